@@ -12,7 +12,7 @@ E2E := lvs-testbed lvs-examples
 # A target that has no std at all.
 BARE ?= x86_64-unknown-none
 NIGHTLY ?= cargo +nightly
-FUZZ_TARGETS := pipeline operations rules sync_decode replies
+FUZZ_TARGETS := pipeline operations rules sync_decode peer_decode replies
 FUZZ_SECONDS ?= 20
 HOLD ?=
 METHODS ?= nat,dr,tun

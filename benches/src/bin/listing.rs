@@ -11,21 +11,16 @@
 
 use std::env;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
+use anyhow::{Context, Result, ensure};
+use lvs_bench::large::{self, notice};
+use lvs_testbed::{Forward, Site, SiteOptions, programs};
 
-/// Port of the services, TCP and UDP.
-const PORT: u16 = 7;
-/// The first client address; each has [`PORTS`] connections.
-const CLIENTS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
-const PORTS: u32 = 60_000;
 /// Listings of each table.
 const ROUNDS: usize = 3;
 /// Time of a measurement without listings.
@@ -34,69 +29,16 @@ const QUIET: Duration = Duration::from_secs(3);
 fn main() -> Result<()> {
     let args: Vec<String> = env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    if large::plays_a_part(&args)? {
+        return Ok(());
+    }
     match args.as_slice() {
-        ["serve"] => serve(),
-        ["fill", target, count] => fill(target.parse()?, count.parse()?),
-        ["trips", target] => trips(target.parse()?),
         [] => measure(&[100_000, 1_000_000]),
         counts => {
             let counts: Result<Vec<u32>, _> = counts.iter().map(|count| count.parse()).collect();
             measure(&counts.context("usage: listing [CONNECTIONS...]")?)
         }
     }
-}
-
-/// The real server: TCP bytes go back, datagrams are swallowed.
-fn serve() -> Result<()> {
-    let socket = UdpSocket::bind(("0.0.0.0", PORT))?;
-    thread::spawn(move || while socket.recv(&mut [0; 64]).is_ok() {});
-    for stream in TcpListener::bind(("0.0.0.0", PORT))?.incoming() {
-        let mut stream = stream?;
-        stream.set_nodelay(true)?;
-        let mut byte = [0];
-        while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
-    }
-    Ok(())
-}
-
-/// The client: one datagram from each of `count` addresses and ports.
-fn fill(target: SocketAddr, count: u32) -> Result<()> {
-    for number in 0..count {
-        let addr = Ipv4Addr::from_bits(CLIENTS.to_bits() + number / PORTS);
-        let port = u16::try_from(1024 + number % PORTS)?;
-        UdpSocket::bind((addr, port))?.send_to(b"x", target)?;
-        // No faster than the director opens connections.
-        if number % 64 == 63 {
-            thread::sleep(Duration::from_micros(200));
-        }
-    }
-    Ok(())
-}
-
-/// The client: round trips until standard input ends; prints how many, and p50, p99 and the longest
-/// in microseconds.
-fn trips(target: SocketAddr) -> Result<()> {
-    let mut stream = TcpStream::connect_timeout(&target, Duration::from_secs(5))?;
-    stream.set_nodelay(true)?;
-    let ended = thread::spawn(|| std::io::stdin().read_to_end(&mut Vec::new()));
-    let mut times = Vec::new();
-    let mut byte = [0];
-    while !ended.is_finished() {
-        let start = Instant::now();
-        stream.write_all(&byte)?;
-        stream.read_exact(&mut byte)?;
-        times.push(start.elapsed().as_micros());
-    }
-    times.sort_unstable();
-    ensure!(!times.is_empty(), "no round trip");
-    println!(
-        "{} {} {} {}",
-        times.len(),
-        times[times.len() / 2],
-        times[times.len() * 99 / 100],
-        times[times.len() - 1]
-    );
-    Ok(())
 }
 
 /// KiB of a process, and at most so far.
@@ -108,29 +50,6 @@ fn memory(pid: u32) -> Result<(u64, u64)> {
         Ok(number.context("no memory in status")?.parse()?)
     };
     Ok((kib("VmRSS:")?, kib("VmHWM:")?))
-}
-
-/// What clients notice while `during` runs.
-fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Result<(T, String)> {
-    let mut child = site
-        .client
-        .command(env::current_exe()?)
-        .args(["trips", &site.service(PORT).to_string()])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let done = during();
-    drop(child.stdin.take());
-    let output = child.wait_with_output()?;
-    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    let words: Vec<&str> = printed.split_ascii_whitespace().collect();
-    let [count, p50, p99, longest] = words[..] else {
-        bail!("unexpected: {printed}")
-    };
-    Ok((
-        done?,
-        format!("{count} round trips, p50 {p50} us, p99 {p99} us, longest {longest} us"),
-    ))
 }
 
 /// A listing: seconds to its first connection and to its end, connections, and the most memory it
@@ -169,20 +88,10 @@ fn measure(counts: &[u32]) -> Result<()> {
         let mut options = SiteOptions::new("listing", Forward::Nat);
         options.servers = 1;
         let mut site = Site::new(options)?;
-        let program = env::current_exe()?;
-        let _server = site.servers[0].spawn(&program, &["serve"])?;
-        wait_until("the server", Duration::from_secs(5), || {
-            site.servers[0].listens("tcp", PORT)
-        })?;
-        site.client.sh("ip route add local 198.18.0.0/15 dev lo")?;
+        let _server = large::prepare(&site)?;
         site.start_engine(&["--max-connections", &(count + 1000).to_string()])?;
-        site.add_service(PORT, "rr")?;
-        site.add_service_weighted("-u", PORT, "rr", &[1])?;
         let engine = site.engine.as_ref().context("no engine")?.pid();
-        let target = site.service(PORT).to_string();
-        site.client
-            .run(&program, &["fill", &target, &count.to_string()])?;
-        println!("{count} datagrams of as many clients");
+        large::open(&site, count)?;
         let ((), quiet) = notice(&site, || {
             thread::sleep(QUIET);
             Ok(())

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use anyhow::Context;
 use clap::{Parser, ValueEnum};
 use lvs_core::mark::parse_rules;
 use lvs_dataplane::control::{Address, Client};
-use lvs_dataplane::engine::{self, Config, Engine};
+use lvs_dataplane::engine::{self, Config, Engine, PeersConfig};
 use lvs_dataplane::in_kernel::InKernel as InKernelPath;
 use lvs_dataplane::log;
 use lvs_dataplane::notify::Notify;
@@ -171,6 +171,24 @@ struct Args {
     #[arg(long, requires = "no_interfaces")]
     virtual_time: bool,
 
+    /// Another director that is told the connections of this one, and tells its own: ADDRESS or
+    /// ADDRESS:PORT; may be given up to eight times. See --sync-key.
+    #[arg(long, value_name = "ADDRESS", value_parser = peer, requires = "sync_key", conflicts_with = "no_interfaces")]
+    sync_peer: Vec<SocketAddr>,
+
+    /// File with the key that directors share: 32 characters or more, which nobody else may read.
+    #[arg(long, value_name = "FILE", requires = "sync_peer")]
+    sync_key: Option<PathBuf>,
+
+    /// Where other directors connect to (TCP). Default: port 8848 of all addresses.
+    #[arg(long, value_name = "ADDRESS", value_parser = peer, requires = "sync_peer")]
+    sync_listen: Option<SocketAddr>,
+
+    /// How many seconds to wait for directors that cannot be reached, before this one is ready
+    /// without them; 0 to wait for none at all.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(0..=3600))]
+    sync_wait: u32,
+
     /// What to do with new connections when the table is full.
     #[arg(long, value_enum, default_value_t = WhenFull::Drop)]
     when_full: WhenFull,
@@ -246,6 +264,19 @@ impl FromStr for Helper {
 fn name_and_value(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
+}
+
+/// Where a director is; port 0 is the usual one.
+fn peer(text: &str) -> Result<SocketAddr, String> {
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|text| text.strip_suffix(']'));
+    if let Ok(ip) = bare.unwrap_or(text).parse::<IpAddr>() {
+        return Ok((ip, 0).into());
+    }
+    text.parse().map_err(|_| {
+        "expected 192.0.2.2, 192.0.2.2:8848, 2001:db8::2 or [2001:db8::2]:8848".to_owned()
+    })
 }
 
 /// The number of a group.
@@ -403,6 +434,12 @@ fn config(args: Args) -> anyhow::Result<Config> {
         sysctls: args.sysctl,
         rules,
         marks,
+        peers: args.sync_key.map(|key_file| PeersConfig {
+            listen: args.sync_listen,
+            peers: args.sync_peer,
+            key_file,
+            wait: Duration::from_secs(args.sync_wait.into()),
+        }),
         profile: match args.profile {
             Profile::Kernel => lvs_core::Profile::Kernel,
             Profile::Modern => lvs_core::Profile::Modern,

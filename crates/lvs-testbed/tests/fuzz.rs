@@ -80,6 +80,11 @@ fn sync_decode() {
 }
 
 #[test]
+fn peer_decode() {
+    run("peer_decode");
+}
+
+#[test]
 fn replies() {
     run("replies");
 }

@@ -468,3 +468,30 @@ fn what_a_killed_engine_leaves_can_be_taken_away() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn a_successor_starts_its_daemons_when_their_interface_comes() -> Result<()> {
+    let Some(mut site) = site("ink-daemon", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    let director = site.director.clone();
+    let make = "ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up";
+    director.sh(make)?;
+    wait_until("the engine to know it", Duration::from_secs(5), || {
+        site.lvsadm("--start-daemon backup --mcast-interface d1")
+            .is_ok()
+    })?;
+    let mut engine = site.engine.take().context("it runs")?;
+    engine.signal(Signal::SIGKILL)?;
+    engine.wait(Duration::from_secs(10))?;
+    director.sh("ip link del d1")?;
+    site.start_engine(&ON)?;
+    let daemons = site.lvsadm("-L --daemon")?;
+    ensure!(daemons.is_empty(), "its interface is gone: {daemons}");
+    director.sh(make)?;
+    wait_until("the daemon to run", Duration::from_secs(10), || {
+        site.lvsadm("-L --daemon")
+            .is_ok_and(|daemons| daemons.contains("mcast=d1"))
+    })?;
+    Ok(())
+}

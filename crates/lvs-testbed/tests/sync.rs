@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -430,5 +431,65 @@ fn persistent_clients_keep_their_server() -> Result<()> {
         let now = ask()?;
         ensure!(now == name, "{now} instead of {name}");
     }
+    Ok(())
+}
+
+#[test]
+fn what_own_users_send_to_the_group_is_not_heard() -> Result<()> {
+    let mut options = SiteOptions::new("ownuser", Forward::Nat);
+    options.servers = 1;
+    let site = common::site(options)?;
+    let director = &site.director;
+    site.lvsadm("--start-daemon backup --mcast-interface eth0")?;
+    director.sh("ip route add 224.0.0.0/4 dev eth0")?;
+    let said = "printf hello > /dev/udp/224.0.0.81/8848";
+    director.run("bash", &["-c", said])?;
+    wait_until("it to be refused", Duration::from_secs(5), || {
+        reason(&site, director, "sync_lost").is_ok_and(|lost| lost == 1)
+    })?;
+    ensure!(reason(&site, director, "sync_malformed")? == 0, "read");
+    site.client.run("bash", &["-c", said])?;
+    wait_until("others to be heard", Duration::from_secs(5), || {
+        reason(&site, director, "sync_malformed").is_ok_and(|malformed| malformed == 1)
+    })?;
+    ensure!(reason(&site, director, "sync_lost")? == 1, "nothing else");
+    Ok(())
+}
+
+/// Where sockets of UDP send from that are neither bound to a group nor to everything.
+fn sources(director: &Host) -> Result<Vec<Ipv4Addr>> {
+    let table = director.sh("cat /proc/net/udp")?;
+    let sockets = table.lines().skip(1).filter_map(|line| {
+        let local = line.split_whitespace().nth(1)?.split_once(':')?.0;
+        let number = u32::from_str_radix(local, 16).ok()?;
+        Some(Ipv4Addr::from(number.swap_bytes()))
+    });
+    Ok(sockets
+        .filter(|addr| !addr.is_unspecified() && !addr.is_multicast())
+        .collect())
+}
+
+#[test]
+fn a_master_sends_from_the_first_address_of_its_interface() -> Result<()> {
+    let mut options = SiteOptions::new("primary", Forward::Nat);
+    options.servers = 1;
+    let site = common::site(options)?;
+    let director = &site.director;
+    director.sh("ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up")?;
+    director.sh("ip addr add 192.0.2.201/24 dev d1; ip addr add 192.0.2.202/24 dev d1")?;
+    wait_until("the engine to know it", Duration::from_secs(5), || {
+        site.lvsadm("--start-daemon master --mcast-interface d1")
+            .is_ok()
+    })?;
+    ensure!(sources(director)? == [Ipv4Addr::new(192, 0, 2, 201)]);
+    // Other addresses, or none.
+    director.sh("ip addr flush dev d1; ip addr add 192.0.2.203/24 dev d1")?;
+    wait_until("the next one", Duration::from_secs(5), || {
+        sources(director).is_ok_and(|all| all == [Ipv4Addr::new(192, 0, 2, 203)])
+    })?;
+    director.sh("ip addr flush dev d1")?;
+    wait_until("none", Duration::from_secs(5), || {
+        sources(director).is_ok_and(|all| all.is_empty())
+    })?;
     Ok(())
 }

@@ -105,6 +105,9 @@ calls! {
         /// Running synchronisation daemons. Answer: items [`SyncDaemon`], then
         /// [`ListEnd`](super::ListEnd).
         "daemon.list" DaemonList {},
+        /// Other directors of this kind, and what they and this one have told each other. Answer:
+        /// [`SyncState`](super::SyncState).
+        "sync.get" SyncGet {},
         /// Counted reasons of drops and of packets left to the host. Answer: items
         /// [`ReasonCount`](super::ReasonCount), then [`ListEnd`](super::ListEnd).
         "drops" Drops {},

@@ -237,6 +237,95 @@ pub struct SyncCounts {
     pub no_room: u64,
 }
 
+/// Answer to [`Call::SyncGet`]: other directors of this kind (`lvs-dataplane --sync-peer`), and
+/// what was counted since the engine started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SyncState {
+    /// It knows the connections of the others, or was told not to wait for them; always, without
+    /// any. Once so, it stays so.
+    pub ready: bool,
+    /// What it waits for until then.
+    pub waits_for: String,
+    /// Where others connect to; absent without any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+    /// The others.
+    pub peers: Vec<PeerInfo>,
+    /// Connections that this director tells now: those whose packets come here.
+    pub told: u64,
+    /// Items (connections and templates, and ends of connections) that were told to others.
+    pub items_sent: u64,
+    /// Bytes of them, and of digests.
+    pub bytes_sent: u64,
+    /// Items that others have told.
+    pub items_received: u64,
+    /// Items that were taken over, or brought up to date.
+    pub taken: u64,
+    /// Connections that have ended because they have at others.
+    pub ended: u64,
+    /// Connections that others told and whose packets came here later.
+    pub kept: u64,
+    /// Items that make no sense.
+    pub nonsense: u64,
+    /// Connections for which the table had no room.
+    pub no_room: u64,
+    /// Requests of others to tell again what they miss.
+    pub repairs: u64,
+    /// How often too much waited for a listener, which was told everything anew.
+    pub told_anew: u64,
+    /// Connections from addresses that are none of a peer's.
+    pub refused_address: u64,
+    /// Connections from a peer's address while two others from there had not proved themselves.
+    pub refused_places: u64,
+    /// Connections whose other end has not proved that it has the key.
+    pub refused_key: u64,
+    /// Connections that ended because a frame was changed, repeated or too long.
+    pub forged: u64,
+    /// Connections that ended because what was in a frame was not understood.
+    pub malformed: u64,
+}
+
+/// Another director.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerInfo {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// `away`, `refused`, `bulk` (it tells everything), `behind` (some of it is missing) or
+    /// `in step`.
+    pub state: String,
+    /// Why it is away, or refused.
+    #[serde(default)]
+    pub trouble: String,
+    /// Connections that it tells.
+    #[serde(default)]
+    pub told: u64,
+    /// Connections here that it has told.
+    #[serde(default)]
+    pub lent: u64,
+    /// How many of those that it tells are missing here, at least.
+    #[serde(default)]
+    pub missing: u64,
+    /// Milliseconds since it was last compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heard_ms: Option<u64>,
+    /// Connections and templates that it told when it last told everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bulk_connections: Option<u64>,
+    /// How many milliseconds that took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bulk_ms: Option<u64>,
+    /// How many seconds ago it was done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bulk_ago: Option<u64>,
+    /// It listens to this director.
+    #[serde(default)]
+    pub listens: bool,
+    /// Milliseconds until it had what it was told last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lag_ms: Option<u64>,
+}
+
 /// Where established connections are forwarded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

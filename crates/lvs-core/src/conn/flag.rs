@@ -23,6 +23,13 @@ pub(crate) const NFCT: u32 = 0x10000;
 
 // Of this crate, not of the kernel:
 
+/// Where the number of the peer begins that has lent it, and how long it is.
+pub(crate) const PEER_SHIFT: u32 = 20;
+pub(crate) const PEER: u32 = 0x0070_0000;
+/// Told by another director, and no packet of it was seen here.
+pub(crate) const LENT: u32 = 0x0080_0000;
+/// Told to other directors.
+pub(crate) const TOLD: u32 = 0x0100_0000;
 /// It controls others, or did.
 pub(crate) const CONTROLS: u32 = 0x0200_0000;
 /// The time until the server's first answer is measured.
@@ -38,4 +45,4 @@ pub(crate) const DYING: u32 = 0x4000_0000;
 /// What passes is looked at before anything else.
 pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;
 /// All of these: they are of no concern to others.
-pub(crate) const OWN: u32 = CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;
+pub(crate) const OWN: u32 = PEER | LENT | TOLD | CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;

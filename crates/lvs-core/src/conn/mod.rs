@@ -13,6 +13,7 @@ mod windows;
 pub(crate) use self::draft::{Draft, Key, NO_SLOT, TEMPLATE_BIT};
 pub(crate) use self::state::{Direction, State, Timeouts, sctp_next, tcp_next};
 pub use self::table::Ahead;
+pub(crate) use self::table::hash::sip13;
 pub(crate) use self::table::sparse::Sparse;
 pub(crate) use self::table::{ConnTable, Entry, tick_of};
 pub(crate) use self::template::Template;

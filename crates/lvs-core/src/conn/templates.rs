@@ -103,6 +103,15 @@ impl Templates {
         self.table.restart(index, now);
     }
 
+    /// Lets the timer run until `at`, or longer.
+    pub(crate) fn restart_until(&mut self, index: u32, at: Instant) {
+        let timeout = self.get(index).timeout.load(Relaxed);
+        let slot = self.table.get(index);
+        slot.set_timeout(timeout);
+        let at = slot.expires().max(at);
+        self.table.restart_until(index, at);
+    }
+
     /// Hides a template from [`find`](Self::find).
     pub(crate) fn invalidate(&mut self, index: u32) {
         let template = self.get(index).clone();

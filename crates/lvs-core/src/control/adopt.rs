@@ -8,7 +8,13 @@ use crate::sync::wire;
 use crate::{Forwarding, Instant};
 
 /// What was kept of a connection beside its slot is gone with the process that kept it.
-const LOST: u32 = flag::CONTROLS | flag::TIMED | flag::TRACKED | flag::HELPED;
+const LOST: u32 = flag::CONTROLS
+    | flag::TIMED
+    | flag::TRACKED
+    | flag::HELPED
+    | flag::TOLD
+    | flag::LENT
+    | flag::PEER;
 
 impl Control {
     /// As [`shard_in`](Self::shard_in), with the connections that another process has left in

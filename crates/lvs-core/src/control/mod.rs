@@ -37,7 +37,7 @@ use self::records::Records;
 pub use self::service::Service;
 pub(crate) use self::service::ServiceKeyOrd;
 use self::sweep::SweepWork;
-pub use self::take_over::TakenOver;
+pub use self::take_over::{Heard, TakenOver};
 use crate::conn::memory::{Layout, Memory};
 use crate::conn::{ConnTable, Templates, Timeouts};
 use crate::filter::Filters;

@@ -3,11 +3,13 @@
 use alloc::sync::Arc;
 use core::net::{Ipv6Addr, SocketAddr};
 use core::sync::atomic::Ordering::Relaxed;
+use core::time::Duration;
 
 use super::Control;
 use crate::conn::{Draft, Key, NO_SLOT, State, Template, flag};
 use crate::persistence_sip;
-use crate::shard::Shard;
+use crate::shard::{RECENT, Shard};
+use crate::sync::bulk::{Item, Kind};
 use crate::sync::wire::{self, Entry};
 use crate::{Forwarding, Instant, Protocol, Server};
 
@@ -25,6 +27,9 @@ const UPDATED: u32 = flag::INACTIVE | flag::OUT_SEQ | flag::IN_SEQ;
 /// Seconds that an entry gets whose message tells none and whose protocol has none.
 const TIMEOUT: u32 = 180;
 
+/// Two packets this close to one another: whose was the last cannot be told.
+const TIE: Duration = RECENT;
+
 /// What has become of connections that came by synchronisation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
@@ -34,6 +39,17 @@ pub struct TakenOver {
     pub nonsense: u64,
     /// The table is full.
     pub no_room: u64,
+}
+
+/// What has become of items that a peer has told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// What was taken over.
+    pub taken: TakenOver,
+    /// Connections that have ended.
+    pub ended: u64,
+    /// Connections whose packets come here, and that stay as they are.
+    pub kept: u64,
 }
 
 enum Refused {
@@ -79,12 +95,110 @@ impl Control {
         taken
     }
 
+    /// Takes over what a peer has told ([`bulk::parse`](crate::sync::bulk::parse)): connections go
+    /// to `shard`, which listens to it ([`Shard::listen_to`]), templates to the control half. A
+    /// connection that a packet has just come to is the peer's. Of others that this director
+    /// tells, those stay its own whose packets came here later than they came to the peer; where
+    /// nobody can tell, they do if `keeps_ties`, which is to be true for one of the two.
+    pub fn hear(
+        &mut self,
+        shard: &mut Shard,
+        peer: usize,
+        keeps_ties: bool,
+        items: impl IntoIterator<Item = Item>,
+        now: Instant,
+    ) -> Heard {
+        let mut heard = Heard::default();
+        if shard.ledger.is_none() || !self.owns(shard) {
+            return heard;
+        }
+        self.sweep(shard);
+        for item in items {
+            let done = match item.kind {
+                Kind::Ended => {
+                    heard.ended += u64::from(hear_end(shard, peer, &item.entry));
+                    continue;
+                }
+                Kind::Lives | Kind::Comes => self.hear_of(shard, peer, keeps_ties, item, now),
+            };
+            match done {
+                Ok(true) => heard.taken.taken += 1,
+                Ok(false) => heard.kept += 1,
+                Err(Refused::Nonsense) => heard.taken.nonsense += 1,
+                Err(Refused::Full) => heard.taken.no_room += 1,
+            }
+        }
+        heard
+    }
+
+    /// A connection or a template of a peer's lives; `false` if it is this director's.
+    fn hear_of(
+        &mut self,
+        shard: &mut Shard,
+        peer: usize,
+        keeps_ties: bool,
+        item: Item,
+        now: Instant,
+    ) -> Result<bool, Refused> {
+        let Item {
+            kind,
+            left,
+            mut entry,
+        } = item;
+        let (template, flags) = self.check_entry(&mut entry)?;
+        if template {
+            self.take_over_template(&entry, flags, Some(left), now)?;
+            return Ok(true);
+        }
+        if flags & flag::NO_CPORT != 0 {
+            return Err(Refused::Nonsense);
+        }
+        let found = shard.find_from_client(&Key {
+            protocol: entry.protocol,
+            client: entry.client,
+            virt: entry.virt,
+        });
+        if let Some(index) = found {
+            let slot = shard.conn(index);
+            if slot.has(flag::TOLD) && kind != Kind::Comes {
+                let theirs = Duration::from_secs(entry.timeout.into()).saturating_sub(left);
+                let ours = slot.idle(now);
+                let keeps = match theirs.abs_diff(ours) <= TIE {
+                    true => keeps_ties,
+                    false => ours < theirs,
+                };
+                if keeps {
+                    return Ok(false);
+                }
+            }
+            if slot.server_addr() == entry.server {
+                // It is the peer's now, which need not be told that it has ended here.
+                shard.strike_quietly(index);
+            }
+        }
+        if let Some(index) = self.take_over_connection(shard, &entry, flags, Some(left), now)? {
+            shard.lend(index, peer);
+        }
+        Ok(true)
+    }
+
     fn take_over_entry(
         &mut self,
         shard: &mut Shard,
         mut entry: Entry,
         now: Instant,
     ) -> Result<(), Refused> {
+        let (template, flags) = self.check_entry(&mut entry)?;
+        if template {
+            self.take_over_template(&entry, flags, None, now)
+        } else {
+            self.take_over_connection(shard, &entry, flags, None, now)
+                .map(drop)
+        }
+    }
+
+    /// Whether an entry makes sense; whether it is a template, and its flags here.
+    fn check_entry(&self, entry: &mut Entry) -> Result<(bool, u32), Refused> {
         let template = entry.flags & flag::TEMPLATE != 0;
         if entry.flags & flag::ONE_PACKET != 0 || (template && entry.flags & flag::NO_CPORT != 0) {
             return Err(Refused::Nonsense);
@@ -110,21 +224,19 @@ impl Control {
             // Only the mark is kept.
             virt.set_ip(Ipv6Addr::from_bits(virt.ip().to_bits() >> 96 << 96));
         }
-        let flags = entry.flags & TAKEN | flag::SYNC;
-        if template {
-            self.take_over_template(&entry, flags, now)
-        } else {
-            self.take_over_connection(shard, &entry, flags, now)
-        }
+        Ok((template, entry.flags & TAKEN | flag::SYNC))
     }
 
+    /// Takes over a connection, whose timer fires when `left` is over or else when its timeout is;
+    /// nothing for news of the end of one that is not there any more.
     fn take_over_connection(
         &mut self,
         shard: &mut Shard,
         entry: &Entry,
         flags: u32,
+        left: Option<Duration>,
         now: Instant,
-    ) -> Result<(), Refused> {
+    ) -> Result<Option<u32>, Refused> {
         let key = Key {
             protocol: entry.protocol,
             client: entry.client,
@@ -137,7 +249,7 @@ impl Control {
         {
             if flags & flag::INACTIVE != 0 {
                 // News of the end of a connection that has been replaced.
-                return Ok(());
+                return Ok(None);
             }
             replaced = found.take();
         }
@@ -193,12 +305,18 @@ impl Control {
         slot.set_state(state);
         slot.set_old_state(state);
         slot.set_timeout(timeout);
-        shard.restart(index, now);
+        match left {
+            Some(left) => {
+                let most = Duration::from_secs(timeout.into());
+                shard.restart_until(index, now + left.min(most));
+            }
+            None => shard.restart(index, now),
+        }
         if let Some(replaced) = replaced {
             shard.end(replaced);
             shard.reap();
         }
-        Ok(())
+        Ok(Some(index))
     }
 
     /// A connection that came without a server for it gets one (`ip_vs_try_bind_dest`).
@@ -227,6 +345,7 @@ impl Control {
         &mut self,
         entry: &Entry,
         flags: u32,
+        left: Option<Duration>,
         now: Instant,
     ) -> Result<(), Refused> {
         let key = Key {
@@ -289,7 +408,13 @@ impl Control {
         template.in_packets.store(threshold, Relaxed);
         template.assured.store(entry.state & 1 != 0, Relaxed);
         template.timeout.store(timeout, Relaxed);
-        self.templates.restart(index, now);
+        match left {
+            Some(left) => {
+                let most = Duration::from_secs(timeout.into());
+                self.templates.restart_until(index, now + left.min(most));
+            }
+            None => self.templates.restart(index, now),
+        }
         Ok(())
     }
 
@@ -311,6 +436,26 @@ impl Control {
             0
         }
     }
+}
+
+/// A connection that a peer has lent has ended there; whether it has here.
+fn hear_end(shard: &mut Shard, peer: usize, entry: &Entry) -> bool {
+    let found = shard.find_from_client(&Key {
+        protocol: entry.protocol,
+        client: entry.client,
+        virt: entry.virt,
+    });
+    let ends = |&index: &u32| {
+        shard.is_lent_by(index, peer)
+            && shard.conn(index).server_addr() == entry.server
+            && !shard.has_controlled(index)
+    };
+    let Some(index) = found.filter(ends) else {
+        return false;
+    };
+    // A template that it leaves behind ends as it would have.
+    let _ = shard.destroy(index);
+    true
 }
 
 /// An entry that came by synchronisation takes the forwarding method from the server that is

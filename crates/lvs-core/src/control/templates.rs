@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::Control;
 use crate::conn::{Key, flag};
 use crate::conn::{scattered, windows};
-use crate::shard::{Connection, Shard};
+use crate::shard::{Connection, Shard, write_template};
 use crate::sync::sync_template;
 use crate::{ConnId, Instant, ServiceFlags};
 
@@ -145,6 +145,27 @@ impl Control {
         let templates = indices.into_iter();
         let piece = templates.map(|index| self.template_entry(index, now));
         (piece.collect(), next)
+    }
+
+    /// Items about persistence templates from slot `from` on that were used `since`, and the slot
+    /// from which to go on, as [`Shard::told_piece`].
+    pub fn told_templates_piece(
+        &self,
+        from: usize,
+        budget: usize,
+        since: Option<Instant>,
+        now: Instant,
+    ) -> (Vec<u8>, Option<usize>) {
+        let (indices, next) = self.templates.table.piece(from, budget);
+        let mut out = Vec::new();
+        for index in indices {
+            let slot = self.templates.table.get(index);
+            if since.is_none_or(|since| slot.last_restart() >= since) {
+                let left = slot.expires().saturating_since(now);
+                write_template(self.templates.get(index), left, &mut out);
+            }
+        }
+        (out, next)
     }
 
     /// Name and data of the persistence engine of a template that

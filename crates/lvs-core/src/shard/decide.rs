@@ -180,6 +180,7 @@ impl Shard {
         if self.table.get(index).has(flag::WATCHED) {
             self.watch_request(index, meta, now);
         }
+        let before = self.table.get(index).state();
         self.count(index, |counters| counters.count_in(meta.len));
         self.transition(index, meta, true);
         let verdict = self.transmit(index, meta, new, now);
@@ -190,6 +191,9 @@ impl Shard {
             self.sync_connection(index, packets, now);
         }
         self.table.restart(index, now);
+        if self.ledger.is_some() {
+            self.enter(index, before, now);
+        }
         verdict
     }
 
@@ -318,6 +322,7 @@ impl Shard {
             }
         }
         self.count(index, |counters| counters.count_out(meta.len));
+        let before = self.table.get(index).state();
         self.transition(index, meta, false);
         if self.table.get(index).has(flag::DYING) {
             // A packet of a connection that is about to end gives it time again.
@@ -325,6 +330,9 @@ impl Shard {
             self.dying.retain(|&dying| dying != index);
         }
         self.table.restart(index, now);
+        if self.ledger.is_some() {
+            self.enter(index, before, now);
+        }
         Verdict::Reply(Reply {
             edit,
             ..self.reply_of(index)

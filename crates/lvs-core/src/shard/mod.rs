@@ -6,6 +6,7 @@ mod expiry;
 mod ftp;
 mod full_nat;
 mod icmp;
+mod ledger;
 mod links;
 mod listing;
 mod local_ports;
@@ -15,6 +16,7 @@ mod settings;
 mod sync;
 mod tcp;
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -29,12 +31,14 @@ use crate::conn::memory::Adoption;
 use crate::conn::{ConnTable, Entry, Key, Sparse, Template};
 use crate::stats::Counters;
 use crate::sync::Queue;
+use crate::sync::bulk::Ledger;
 use crate::sync::wire::Sequences;
 use crate::{IcmpError, Instant, PacketMeta, Protocol, Tuple, Verdict};
 
 pub use self::down::Reset;
 pub(crate) use self::ftp::check_ports;
 pub use self::ftp::{FTP_PORTS_MAX, helper_ports};
+pub(crate) use self::ledger::{RECENT, write_template};
 pub(crate) use self::links::{Links, ServerLink};
 pub use self::listing::Connection;
 pub use self::local_ports::{LocalAddress, worker_of};
@@ -87,6 +91,8 @@ pub struct Shard {
     sessions: BTreeMap<u32, ftp::Session>,
     /// Which connections give way when the table is full.
     hand: Hand,
+    /// What is told to other directors, and what they have told.
+    pub(crate) ledger: Option<Box<Ledger>>,
 }
 
 /// A packet that the shard alone cannot decide on.
@@ -148,6 +154,7 @@ impl Shard {
             down: Down::default(),
             sessions: BTreeMap::new(),
             hand: Hand::default(),
+            ledger: None,
         }
     }
 
@@ -289,6 +296,11 @@ impl Shard {
     /// The timeout of connection `index` begins anew.
     pub(crate) fn restart(&mut self, index: u32, now: Instant) {
         self.table.restart(index, now);
+    }
+
+    /// Connection `index` ends at this time, unless a packet comes.
+    pub(crate) fn restart_until(&mut self, index: u32, at: Instant) {
+        self.table.restart_until(index, at);
     }
 
     /// A connection that came without a server has one.

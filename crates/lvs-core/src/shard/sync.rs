@@ -107,7 +107,7 @@ impl Shard {
         }
     }
 
-    fn entry(&self, slot: conn::Entry<'_>, sequences: Option<Sequences>) -> Entry {
+    pub(super) fn entry(&self, slot: conn::Entry<'_>, sequences: Option<Sequences>) -> Entry {
         Entry {
             protocol: slot.protocol(),
             client: slot.client(),

@@ -7,6 +7,7 @@
 //! backup is started with [`Control::start_backup`](crate::Control::start_backup) and given each
 //! datagram's payload ([`Control::handle_sync`](crate::Control::handle_sync)).
 
+pub mod bulk;
 mod queue;
 pub mod wire;
 

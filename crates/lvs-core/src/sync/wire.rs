@@ -220,7 +220,7 @@ fn parse_v1(message: &[u8], count: u8) -> Entries {
 
 /// One connection of version 1; `Ok(None)` if it alone is to be left out. The error ends the
 /// message.
-fn parse_entry(bytes: &[u8], size: usize) -> Result<Option<Entry>, ()> {
+pub(super) fn parse_entry(bytes: &[u8], size: usize) -> Result<Option<Entry>, ()> {
     let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     let long = |at: usize| u32::from(word(at)) << 16 | u32::from(word(at + 2));
     let v6 = bytes[0] & 1 != 0;

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use lvs_core::mark::{MarkAction, MarkRule};
+use lvs_core::sync::bulk::Item;
 use lvs_core::sync::wire::Entry;
 use lvs_core::{
-    AcceptReason, Ahead, ConnId, Connection, DropReason, Explanation, Forward, IcmpError, Instant,
-    Offer, PacketMeta, Shard, TakenOver, Tuple, Verdict,
+    AcceptReason, Ahead, ConnId, Connection, DropReason, Explanation, Forward, Heard, IcmpError,
+    Instant, Offer, PacketMeta, Shard, TakenOver, Tuple, Verdict,
 };
 
 use super::calls::Question;
@@ -104,6 +105,14 @@ impl Decider {
         self.shared
             .control_for_packet()
             .take_over(&mut self.shard, entries, now)
+    }
+
+    /// Takes over what a peer has told.
+    pub(super) fn hear(&mut self, peer: usize, keeps_ties: bool, items: Vec<Item>) -> Heard {
+        let now = self.shared.now();
+        self.shared
+            .control_for_packet()
+            .hear(&mut self.shard, peer, keeps_ties, items, now)
     }
 
     /// Whether a rule for marks could take packets of a connection, in either direction.

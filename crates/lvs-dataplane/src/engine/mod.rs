@@ -6,6 +6,7 @@ mod decider;
 mod door;
 mod local_clients;
 mod network;
+mod peers;
 mod priority;
 mod remedies;
 mod report;
@@ -31,7 +32,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use lvs_core::api::{Call, Failure, InKernelInfo, LocalPool};
+use lvs_core::api::{Call, Failure, InKernelInfo, LocalPool, SyncDaemon};
 use lvs_core::mark::MarkRule;
 use lvs_core::memory::Memory;
 use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry, Shard, WhenFull};
@@ -42,6 +43,8 @@ use self::capture::Capture;
 use self::decider::Decider;
 pub use self::door::Pauses;
 use self::door::Requests;
+use self::peers::Peers;
+pub use self::peers::{Config as PeersConfig, WAIT as PEERS_WAIT};
 use self::report::Report;
 pub use self::rules::RulesError;
 pub use self::shared::Shared;
@@ -132,6 +135,8 @@ pub struct Config {
     pub compat: Option<Compat>,
     /// The timeouts to begin with.
     pub profile: Profile,
+    /// Other directors that are told connections, and tell theirs.
+    pub peers: Option<PeersConfig>,
     /// The schedulers that services can ask for.
     pub schedulers: Registry,
     /// Sees each packet before the director.
@@ -219,6 +224,9 @@ pub enum StartError {
     /// The path in the kernel.
     #[error("--in-kernel on: {0}")]
     InKernel(#[source] InKernelError),
+    /// Other directors.
+    #[error("{0}")]
+    Peers(String),
     /// A thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
@@ -297,6 +305,14 @@ impl Engine {
             info!("--rules is not read: services are those of the engine before this one");
         } else if let Some((text, name)) = config.rules {
             rules::apply(&engine.shared, &text, &name)?;
+        }
+        if let Some(config) = config.peers.filter(|config| !config.peers.is_empty()) {
+            if matches!(engine.shared.side(), Side::Virtual { .. }) {
+                let text = "other directors are for engines with interfaces: leave out --no-interfaces, or --sync-peer";
+                return Err(StartError::Peers(text.to_owned()));
+            }
+            let peers = Peers::start(&config, &engine.shared).map_err(StartError::Peers)?;
+            engine.shared.use_peers(peers);
         }
         let handle = server.serve(engine.shared()).map_err(StartError::Thread)?;
         engine.server = Some(handle);
@@ -409,15 +425,21 @@ impl Engine {
                 in_kernel.leave_nothing();
             }
         })?;
-        for daemon in daemons {
-            if let Err(failure) = engine.call(Call::DaemonStart(daemon)) {
-                warn!(
-                    "of what the engine before this one had: {}",
-                    failure.message
-                );
-            }
-        }
+        engine.start_daemons(daemons)?;
         Ok(engine)
+    }
+
+    /// Starts the synchronisation daemons of the engine before this one, in time those whose
+    /// interface is down or gone now.
+    fn start_daemons(&mut self, daemons: Vec<SyncDaemon>) -> Result<(), StartError> {
+        let waiting = successor::start_daemons(&self.shared, daemons);
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        self.spawn("lvs-sync-waits".to_owned(), move || {
+            successor::start_daemons_in_time(&shared, waiting);
+        })
     }
 
     /// Starts an engine without interfaces.
@@ -490,6 +512,9 @@ impl Engine {
         // What the packet workers had to say at last is sent.
         if let Some(daemons) = self.shared.daemons() {
             daemons.end();
+        }
+        if let Some(peers) = self.shared.peers() {
+            peers.end();
         }
     }
 }

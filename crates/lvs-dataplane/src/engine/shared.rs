@@ -16,7 +16,9 @@ use lvs_core::{Control, Instant};
 
 use super::Packets;
 use super::capture::Readers;
+use super::decider::Decider;
 use super::door::{Door, Longest, Pauses};
+use super::peers::Peers;
 use super::successor;
 use super::virtual_::Offline;
 use crate::host::keeper::Keeper;
@@ -85,6 +87,8 @@ pub(super) struct HostSide {
     ways: AtomicU64,
     doors: Vec<Door>,
     daemons: Daemons,
+    /// Other directors of this kind.
+    peers: OnceLock<Arc<Peers>>,
     /// Packet workers that have not ended.
     working: AtomicUsize,
     /// The ports of those that have: what depends on them goes first.
@@ -101,6 +105,7 @@ impl HostSide {
                 .map(|_| Door::new())
                 .collect::<Result<_, _>>()?,
             daemons: Daemons::new()?,
+            peers: OnceLock::new(),
             working: AtomicUsize::new(workers),
             ports: Mutex::default(),
         })
@@ -380,6 +385,27 @@ impl Shared {
     /// The synchronisation daemons; an engine without interfaces has none.
     pub(super) fn daemons(&self) -> Option<&Daemons> {
         Some(&self.host()?.daemons)
+    }
+
+    /// From now on, it talks to other directors.
+    pub(super) fn use_peers(&self, peers: Arc<Peers>) {
+        if let Some(host) = self.host() {
+            let _ = host.peers.set(peers);
+        }
+    }
+
+    /// Other directors of this kind.
+    pub(super) fn peers(&self) -> Option<&Arc<Peers>> {
+        self.host()?.peers.get()
+    }
+
+    /// Has the packet worker that has the connections do something, after it has told others what
+    /// has changed.
+    pub(super) fn post_decider(&self, job: impl FnOnce(&mut Decider) + Send + 'static) {
+        // There is one worker.
+        if let Some(door) = self.host().and_then(|host| host.doors.first()) {
+            door.mailbox.post(move |worker| worker.with_decider(job));
+        }
     }
 
     // --- the keeper ------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant as SystemInstant;
+use std::thread;
+use std::time::{Duration, Instant as SystemInstant};
 
 use lvs_core::api::{
-    Call, FilterSpec, Host, LocalPool, ServerSpec, ServiceId, ServiceSpec, SyncDaemon, Sysctl,
-    Timeouts,
+    Call, FailureCode, FilterSpec, Host, LocalPool, ServerSpec, ServiceId, ServiceSpec, SyncDaemon,
+    Sysctl, Timeouts,
 };
 use lvs_core::memory::Adoption;
 use lvs_core::{Control, Instant, Shard, Sysctls};
@@ -154,6 +155,44 @@ pub(super) fn restore(
     Left {
         records: records.collect(),
         daemons: kept.daemons,
+    }
+}
+
+/// Between two attempts to start a daemon whose interface is not there.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// Starts synchronisation daemons that ran, and gives those whose interface is down or gone.
+pub(super) fn start_daemons(shared: &Shared, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
+    let starts = |daemon: &SyncDaemon| {
+        let started = shared.apply(vec![Call::DaemonStart(daemon.clone())], false);
+        let Err(failure) = started else { return false };
+        let waits = matches!(
+            failure.code,
+            FailureCode::NoDevice | FailureCode::Unreachable
+        );
+        // Whoever has started one meanwhile has decided.
+        if !waits && failure.code != FailureCode::Running {
+            warn!(
+                "of what the engine before this one had: {}",
+                failure.message
+            );
+        }
+        waits
+    };
+    daemons.into_iter().filter(starts).collect()
+}
+
+/// As [`start_daemons`], when their interfaces are there.
+pub(super) fn start_daemons_in_time(shared: &Shared, mut waiting: Vec<SyncDaemon>) {
+    for daemon in &waiting {
+        warn!(
+            "a synchronisation daemon of the engine before this one waits for {}",
+            daemon.interface
+        );
+    }
+    while !waiting.is_empty() && !shared.is_stopping() {
+        thread::sleep(AGAIN);
+        waiting = start_daemons(shared, waiting);
     }
 }
 

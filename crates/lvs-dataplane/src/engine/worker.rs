@@ -189,10 +189,12 @@ impl Worker {
             }
             self.timers();
             self.send_sync();
+            self.tell_peers();
             self.door().note_gap(started.elapsed());
             priority.look(started);
         }
         self.send_last_sync();
+        self.tell_peers();
         self.say_farewell();
         shared.keep_ports(self.ports);
     }
@@ -422,6 +424,23 @@ impl Worker {
                 daemons.counts.queue_full.fetch_add(1, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Tells other directors what has changed.
+    fn tell_peers(&mut self) {
+        let shard = &mut self.decider.shard;
+        if shard.has_changes()
+            && let Some(peers) = self.shared.peers()
+        {
+            let (items, lost) = shard.take_changes();
+            peers.hub.tell(&items.into(), lost);
+        }
+    }
+
+    /// Does something with the director, after what has changed before was told.
+    pub(super) fn with_decider(&mut self, job: impl FnOnce(&mut Decider)) {
+        self.tell_peers();
+        job(&mut self.decider);
     }
 
     /// Takes over connections that the backup has received.

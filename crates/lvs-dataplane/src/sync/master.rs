@@ -18,6 +18,8 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// How long one message may wait for room in the socket before it is looked whether the master is
 /// to stop.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a master that is to stop waits for room in its sockets, for all that is left.
+const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Sends until it is told to stop, and then what there is left.
 pub(super) fn run(
@@ -29,7 +31,11 @@ pub(super) fn run(
 ) {
     let mut poller = Poller::new();
     let mut next = Instant::now() + PERIOD;
-    let mut well = true;
+    let mut manner = Manner {
+        stop,
+        well: true,
+        last: None,
+    };
     while !stop.is_asked() {
         poller.clear();
         add_stop(&mut poller, stop);
@@ -39,31 +45,55 @@ pub(super) fn run(
             tracing::error!("the synchronisation master cannot wait: {error}");
             return;
         }
-        send(outbox.take(), &sockets, counts, stop, &mut well);
+        send(outbox.take(), &sockets, counts, &mut manner);
         if Instant::now() >= next {
             next = Instant::now() + PERIOD;
             sockets.keep(counts);
-            send(director.messages(), &sockets, counts, stop, &mut well);
+            send(director.messages(), &sockets, counts, &mut manner);
         }
     }
-    send(outbox.take(), &sockets, counts, stop, &mut well);
-    send(director.messages(), &sockets, counts, stop, &mut well);
+    send(outbox.take(), &sockets, counts, &mut manner);
+    send(director.messages(), &sockets, counts, &mut manner);
+}
+
+/// How messages are sent.
+struct Manner<'a> {
+    stop: &'a Stop,
+    /// The last one was sent.
+    well: bool,
+    /// When a master that is to stop gives up.
+    last: Option<Instant>,
+}
+
+impl Manner<'_> {
+    /// How long to wait for room now.
+    fn patience(&mut self) -> Duration {
+        if !self.stop.is_asked() {
+            return PATIENCE;
+        }
+        let now = Instant::now();
+        let last = *self.last.get_or_insert(now + LAST_PATIENCE);
+        last.saturating_duration_since(now).min(PATIENCE)
+    }
 }
 
 fn send(
     messages: impl IntoIterator<Item = Message>,
     sockets: &Sockets,
     counts: &Counts,
-    stop: &Stop,
-    well: &mut bool,
+    manner: &mut Manner<'_>,
 ) {
     for message in messages {
         let sent = loop {
             match sockets.send(&message) {
                 // The others wait behind it, as many as may.
-                Err(error) if error.kind() == ErrorKind::WouldBlock && !stop.is_asked() => {
-                    if let Some((_, socket)) = sockets.of(&message) {
-                        wait_writable(socket.as_fd(), PATIENCE);
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let patience = manner.patience();
+                    match sockets.of(&message) {
+                        Some((_, socket)) if !patience.is_zero() => {
+                            wait_writable(socket.as_fd(), patience);
+                        }
+                        _ => break Err(error),
                     }
                 }
                 sent => break sent,
@@ -73,19 +103,49 @@ fn send(
             Ok(()) => {
                 count(&counts.sent, 1);
                 count(&counts.sent_bytes, message.bytes.len() as u64);
-                if !*well {
+                if !manner.well {
                     info!("synchronisation messages are sent again");
                 }
-                *well = true;
+                manner.well = true;
             }
             Err(error) => {
                 count(&counts.not_sent, 1);
-                if *well {
+                if manner.well {
                     let interface = &sockets.daemon.interface;
                     warn!("synchronisation messages cannot be sent on {interface}: {error}");
                 }
-                *well = false;
+                manner.well = false;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::sys::EventFd;
+
+    #[test]
+    fn one_that_is_to_stop_waits_a_second_for_everything_that_is_left() {
+        let stop = Stop {
+            asked: AtomicBool::new(false),
+            wake: EventFd::new().expect("a descriptor"),
+        };
+        let mut manner = Manner {
+            stop: &stop,
+            well: true,
+            last: None,
+        };
+        assert_eq!(manner.patience(), PATIENCE);
+        assert_eq!(manner.last, None, "it goes on");
+        stop.ask();
+        assert!(manner.patience() <= PATIENCE);
+        let last = manner.last.expect("it ends");
+        manner.patience();
+        assert_eq!(manner.last, Some(last), "one second for all");
+        manner.last = Some(Instant::now());
+        assert_eq!(manner.patience(), Duration::ZERO);
     }
 }

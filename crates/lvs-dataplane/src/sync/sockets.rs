@@ -1,7 +1,7 @@
 //! The sockets of a daemon, one for each port.
 
 use std::io;
-use std::net::{SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
 use lvs_core::api::{Failure, FailureCode, SyncDaemon, SyncRole};
 use lvs_core::{Error, sync};
@@ -19,6 +19,8 @@ pub(super) struct Sockets {
     sock_size: i32,
     /// The index of the interface that they are bound to.
     index: u32,
+    /// Where a master sends from, to a group of IPv4.
+    source: Option<Ipv4Addr>,
     open: Vec<UdpSocket>,
     /// What they had lost when this was last looked at.
     lost: Vec<u32>,
@@ -48,12 +50,14 @@ impl Sockets {
             ports,
             sock_size,
             index: 0,
+            source: None,
             open: Vec::new(),
             lost: Vec::new(),
             away: false,
         };
         let refused = |error: io::Error| refusal(daemon, &error);
         this.index = sys::if_index(&daemon.interface).map_err(refused)?;
+        this.source = this.primary();
         this.open = this.all(this.index).map_err(refused)?;
         this.lost = vec![0; this.open.len()];
         if daemon.role == SyncRole::Master {
@@ -77,7 +81,7 @@ impl Sockets {
         let socket = match self.daemon.role {
             SyncRole::Master => {
                 let ttl = self.daemon.ttl.unwrap_or(1);
-                sys::multicast_sender(name, index, target.ip(), ttl)?
+                sys::multicast_sender(name, index, target.ip(), ttl, self.source)?
             }
             SyncRole::Backup => sys::multicast_receiver(name, index, target)?,
         };
@@ -88,6 +92,12 @@ impl Sockets {
             };
         }
         Ok(socket)
+    }
+
+    /// The address that a master of a group of IPv4 sends from: the interface's first.
+    fn primary(&self) -> Option<Ipv4Addr> {
+        let sends = self.daemon.role == SyncRole::Master && group(&self.daemon).is_ipv4();
+        sends.then(|| sys::primary_address(&self.daemon.interface).ok()?)?
     }
 
     /// Where the messages of port `number` go.
@@ -133,9 +143,11 @@ impl Sockets {
         }
         let name = &self.daemon.interface;
         let index = sys::if_index(name).unwrap_or(0);
-        if index == self.index && !self.away {
+        let source = self.primary();
+        if index == self.index && source == self.source && !self.away {
             return;
         }
+        self.source = source;
         let role = role(self.daemon.role);
         if index == 0 {
             if !self.away {
@@ -145,9 +157,12 @@ impl Sockets {
             self.open.clear();
             return;
         }
+        let gone = self.away || index != self.index;
         match self.all(index) {
             Ok(open) => {
-                info!("the synchronisation {role} goes on: {name} is there again");
+                if gone {
+                    info!("the synchronisation {role} goes on: {name} is there again");
+                }
                 self.lost = vec![0; open.len()];
                 (self.open, self.index, self.away) = (open, index, false);
             }

@@ -1,6 +1,7 @@
 //! What is set on a network device by ioctl.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::check;
@@ -36,6 +37,30 @@ pub fn set_mac(name: &str, mac: [u8; 6]) -> io::Result<()> {
     // SAFETY: SIOCSIFHWADDR reads an ifreq with a NUL-terminated name and `ifru_hwaddr` set.
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFHWADDR, &raw const request) })?;
     Ok(())
+}
+
+/// The first IPv4 address of an interface; `None` if it has none.
+///
+/// # Errors
+/// If there is no interface of that name.
+pub fn primary_address(name: &str) -> io::Result<Option<Ipv4Addr>> {
+    let mut request = request(name)?;
+    let socket = socket()?;
+    // SAFETY: SIOCGIFADDR reads the name and writes `ifru_addr`.
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFADDR, &raw mut request) };
+    match check(done) {
+        Ok(_) => {}
+        Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    // SAFETY: the kernel has just written this member of the union.
+    let address = unsafe { request.ifr_ifru.ifru_addr };
+    if i32::from(address.sa_family) != libc::AF_INET {
+        return Ok(None);
+    }
+    // A sockaddr_in: two bytes of port, then the address.
+    let [_, _, a, b, c, d, ..] = address.sa_data.map(|byte| byte.to_ne_bytes()[0]);
+    Ok(Some(Ipv4Addr::new(a, b, c, d)))
 }
 
 /// Sets an interface up.

@@ -27,7 +27,7 @@ pub use bpf::{
     Instruction, PerCpuArray, Program, ProgramKind, SharedArray, SharedSet, TcLink, is_root_of_all,
     monotonic, mount_bpf, shared_table,
 };
-pub use device::{set_mac, set_mtu, set_up};
+pub use device::{primary_address, set_mac, set_mtu, set_up};
 pub use multicast::{datagrams_lost, multicast_receiver, multicast_sender};
 pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN};
 pub use peercred::group_id;

@@ -57,7 +57,8 @@ fn number(index: u32) -> io::Result<libc::c_int> {
 }
 
 /// A socket that sends to multicast groups at an interface, with this time to live, and hears
-/// nothing of it itself. What is too long for the interface is fragmented.
+/// nothing of it itself. What is too long for the interface is fragmented. To a group of IPv4 it
+/// sends from `source`.
 ///
 /// # Errors
 /// If there is no such interface, or no right to bind to it.
@@ -66,6 +67,7 @@ pub fn multicast_sender(
     index: u32,
     group: IpAddr,
     ttl: u8,
+    source: Option<Ipv4Addr>,
 ) -> io::Result<UdpSocket> {
     let socket = socket(interface, group)?;
     let fd = socket.as_raw_fd();
@@ -78,6 +80,9 @@ pub fn multicast_sender(
             set(libc::IPPROTO_IP, libc::IP_MULTICAST_TTL, ttl.into())?;
             let dont = libc::IP_PMTUDISC_DONT;
             set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, dont)?;
+            if let Some(source) = source {
+                bind(fd, &sockaddr_in(source, 0))?;
+            }
         }
         IpAddr::V6(_) => {
             let interface = number(index)?;
@@ -106,15 +111,7 @@ pub fn multicast_receiver(interface: &str, index: u32, group: SocketAddr) -> io:
         SocketAddr::V4(group) => {
             let none: libc::c_int = 0;
             set_option(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, &none)?;
-            let address = libc::sockaddr_in {
-                sin_family: libc::sa_family_t::try_from(libc::AF_INET).expect("AF_INET is 2"),
-                sin_port: group.port().to_be(),
-                sin_addr: libc::in_addr {
-                    s_addr: u32::from_ne_bytes(group.ip().octets()),
-                },
-                sin_zero: [0; 8],
-            };
-            bind(fd, &address)?;
+            bind(fd, &sockaddr_in(*group.ip(), group.port()))?;
             let member = mreqn(*group.ip(), index)?;
             set_option(fd, libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP, &member)?;
         }
@@ -136,6 +133,17 @@ pub fn multicast_receiver(interface: &str, index: u32, group: SocketAddr) -> io:
         }
     }
     Ok(socket)
+}
+
+fn sockaddr_in(addr: Ipv4Addr, port: u16) -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::sa_family_t::try_from(libc::AF_INET).expect("AF_INET is 2"),
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr {
+            s_addr: u32::from_ne_bytes(addr.octets()),
+        },
+        sin_zero: [0; 8],
+    }
 }
 
 const fn in6_addr(addr: Ipv6Addr) -> libc::in6_addr {

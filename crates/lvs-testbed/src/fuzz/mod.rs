@@ -7,6 +7,7 @@ mod rules;
 
 use std::sync::Arc;
 
+use lvs_core::sync::bulk;
 use lvs_core::{
     Director, Forwarding, Instant, Options, Server, ServerConfig, Service, ServiceConfig,
     ServiceFlags, ServiceKey, TcpFlags, sync,
@@ -20,11 +21,12 @@ use naive::{Op, Pair};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     ("pipeline", pipeline),
     ("operations", operations),
     ("rules", rules),
     ("sync_decode", sync_decode),
+    ("peer_decode", peer_decode),
     ("replies", replies),
 ];
 
@@ -94,6 +96,72 @@ fn operation(entropy: &mut Entropy<'_>) -> Op {
             Op::Sysctl(entropy.pick(&names), i32::from(number(entropy, 4)))
         }
     }
+}
+
+/// What a peer tells, read and taken over: whatever it is, one of the two has each connection, and
+/// what is not there any more is in no sum.
+pub fn peer_decode(bytes: &[u8]) {
+    const PEER: usize = 7;
+    let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
+    let mut told = rest.to_vec();
+    // Most random lengths are wrong and stop the reader: make those of the first items right.
+    let mut at = 0;
+    while choice & 1 == 0 && at + 44 <= told.len() {
+        let v6 = told[at + 8] & 1 == 1;
+        let len: u16 = if v6 { 72 } else { 36 };
+        told[at] = 1 + told[at] % 3;
+        told[at + 1] = 0;
+        told[at + 2..at + 4].copy_from_slice(&len.to_be_bytes());
+        told[at + 8] = u8::from(v6);
+        if let Some(field) = told.get_mut(at + 10..at + 12) {
+            field.copy_from_slice(&len.to_be_bytes());
+        }
+        at += 8 + usize::from(len);
+    }
+    if choice & 1 == 0 {
+        told.truncate(at);
+    }
+    if let Ok(digest) = bulk::Digest::parse(&told) {
+        assert_eq!(digest, digest.clone());
+    }
+    let Ok(items) = bulk::parse(&told) else {
+        return;
+    };
+    assert_eq!(bulk::count(&told), items.len() as u64);
+    let mut director = Director::new(Options {
+        max_connections: 64,
+        ..Options::default()
+    });
+    let key = ServiceKey::tcp("198.51.100.1:80".parse().expect("an address"));
+    let config = ServiceConfig::new(key.family(), "wlc");
+    let server = "10.0.0.1:80".parse().expect("an address");
+    let control = &mut director.control;
+    control
+        .add_service(key, config, None)
+        .expect("a good service");
+    let config = ServerConfig::new(1, Forwarding::Nat);
+    control
+        .add_server(&key, server, &config, Instant::ZERO)
+        .expect("a good server");
+    let mut shard = control.shard(0).expect("it has one");
+    shard.keep_ledger([1, 2]);
+    shard.listen_to(PEER, [3, 4]);
+    shard.set_heard(true);
+    for second in 0..2 {
+        // Twice: the second time the connections are known; in between, some are ours.
+        let now = Instant::from_secs(second);
+        let ties = choice & 2 != 0;
+        control.hear(&mut shard, PEER, ties, items.iter().cloned(), now);
+        if choice & 4 != 0 {
+            shard.adopt_lent(PEER, None, 0, 64, now);
+        }
+    }
+    let all = shard.told().count() + shard.lent(PEER);
+    assert_eq!(all, shard.len() as u64);
+    let (changes, _) = shard.take_changes();
+    assert!(bulk::parse(&changes).is_ok());
+    while shard.advance(Instant::from_nanos(u64::MAX), usize::MAX) {}
+    assert_eq!(shard.told().count() + shard.lent(PEER), shard.len() as u64);
 }
 
 /// Synchronisation messages, read and taken over by a backup: whatever they say, the connections

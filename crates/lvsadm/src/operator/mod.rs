@@ -15,6 +15,7 @@ mod pcapng;
 mod realserver;
 mod shell;
 mod simple;
+mod sync;
 mod table;
 mod watch;
 mod words;

@@ -2,7 +2,7 @@
 
 use super::{
     Operator, capture, doctor, drain, explain, filter, flag, limit, local, maintenance, mark,
-    realserver, shell, simple, watch,
+    realserver, shell, simple, sync, watch,
 };
 
 /// Dispatch, help, completions and manual page go by it.
@@ -201,6 +201,19 @@ pub(crate) const OPERATORS: &[Operator] = &[
         flags: &[],
         examples: &["add 10.0.0.2"],
         run: local::run,
+    },
+    Operator {
+        name: "sync",
+        arguments: "",
+        summary: "show what other directors and this one tell each other, and whether it is ready",
+        text: "For the directors of lvs-dataplane --sync-peer: which of them is in step, how many of its connections are here and missing, when it last told everything, and how long it takes to have what it is told. This director is ready when it knows what they know. The daemons of --start-daemon are in `lvsadm -L --daemon'.",
+        flags: &[flag(
+            "--wait",
+            "SECONDS",
+            "wait until it is ready; exit status 1 if it is not by then",
+        )],
+        examples: &["--wait 30"],
+        run: sync::run,
     },
     Operator {
         name: "limit",

@@ -189,8 +189,23 @@ pub struct Dataplane {
     pub max_connections: Option<u32>,
     /// `drop`.
     pub when_full: Option<String>,
+    /// Other directors, with which it shares connections.
+    pub peers: Option<Peers>,
     /// Path of the engine.
     pub program: Option<String>,
+}
+
+/// Directors that tell each other their connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peers {
+    /// Where they are.
+    pub addresses: Vec<String>,
+    /// File with the key that they share.
+    pub key_file: String,
+    /// Where they connect to.
+    pub listen: Option<String>,
+    /// How long to wait at first for those that cannot be reached.
+    pub wait: Option<Duration>,
 }
 
 impl Dataplane {
@@ -252,6 +267,18 @@ impl Dataplane {
         }
         if let Some(when_full) = &self.when_full {
             option("--when-full", Some(when_full.clone()));
+        }
+        if let Some(peers) = &self.peers {
+            for peer in &peers.addresses {
+                option("--sync-peer", Some(peer.clone()));
+            }
+            option("--sync-key", Some(peers.key_file.clone()));
+            if let Some(listen) = &peers.listen {
+                option("--sync-listen", Some(listen.clone()));
+            }
+            if let Some(wait) = peers.wait {
+                option("--sync-wait", Some(wait.as_secs().to_string()));
+            }
         }
         all
     }

@@ -143,7 +143,7 @@ pub(super) struct RawDataplane {
 pub(super) struct RawSync {
     /// `master` tells of connections, `backup` takes them over, `both` does both. Default: `both`.
     pub(super) role: Option<Spanned<String>>,
-    /// Interface of the multicast group. Required.
+    /// Interface of the multicast group. Required without `peers`.
     pub(super) interface: Option<Spanned<String>>,
     /// Identity in messages, 0 to 255; a backup with 0 takes all. Default: 0.
     pub(super) syncid: Option<Spanned<Whole>>,
@@ -155,6 +155,15 @@ pub(super) struct RawSync {
     pub(super) ttl: Option<Spanned<Whole>>,
     /// Longest message in bytes. Default: as the kernel's daemons choose it.
     pub(super) maxlen: Option<Spanned<Whole>>,
+    /// Directors of this kind, by address, that are told every connection and tell theirs.
+    /// Default: none.
+    pub(super) peers: Option<Spanned<OneOrMore>>,
+    /// File with the key that they share. Required with `peers`.
+    pub(super) key_file: Option<Spanned<String>>,
+    /// Where they connect to. Default: port 8848 of all addresses.
+    pub(super) listen: Option<Spanned<String>>,
+    /// How long the engine waits at first for those that it cannot reach. Default: 10s.
+    pub(super) wait: Option<Spanned<RawDuration>>,
 }
 
 /// `[[service]]`.

@@ -17,7 +17,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use lvs_core::api::{Call, FilterSpec, LocalPool, ServiceId, ServiceInfo, SyncDaemon, Sysctl};
+use lvs_core::api::{
+    Call, FilterSpec, LocalPool, ServiceId, ServiceInfo, SyncDaemon, SyncRole, Sysctl,
+};
 use lvs_core::{FilterLists, ServerConfig, ServiceConfig, SourceFilter};
 
 use crate::config::{Files, Line, OnCheckFailure, OnDrift, is_generated};
@@ -241,11 +243,13 @@ fn follow_daemons(desired: &Desired, actual: &Actual, changes: &mut Vec<Call>) {
     }
 }
 
-/// Whether a daemon that runs is the one that is wanted. How long messages are that nobody has
-/// chosen a length for depends on the interface.
+/// Whether a daemon that runs is the one that is wanted. How long messages may be that nobody has
+/// chosen a length for depends, for a backup, on the interface: they are never shorter than on
+/// Ethernet.
 fn is_as_wanted(wanted: &SyncDaemon, there: &SyncDaemon) -> bool {
     let mut complete = wanted.completed(1500);
-    if wanted.maxlen.is_none() {
+    if wanted.maxlen.is_none() && wanted.role == SyncRole::Backup && there.maxlen >= complete.maxlen
+    {
         complete.maxlen = there.maxlen;
     }
     complete == *there

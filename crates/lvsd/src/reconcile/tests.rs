@@ -1,7 +1,7 @@
 //! Random engines and wishes, and what no list of changes may do; then case by case.
 
 use lvs_core::Forwarding;
-use lvs_core::api::{ServerSpec, ServiceSpec, SyncRole};
+use lvs_core::api::{ServerSpec, ServiceSpec};
 use proptest::prelude::*;
 
 use super::*;
@@ -538,6 +538,16 @@ fn daemons_are_those_of_the_file() {
         changes(Some(vec![master]), &[backup]),
         [stop(SyncRole::Backup, 5), start]
     );
+    // A length that has left the file.
+    for role in [SyncRole::Master, SyncRole::Backup] {
+        let mut short = daemon(role, 5);
+        short.maxlen = Some(1400);
+        let wanted = daemon(role, 5);
+        assert_eq!(
+            changes(Some(vec![wanted.clone()]), &[short]),
+            [stop(role, 5), Call::DaemonStart(wanted)]
+        );
+    }
     let none = [stop(SyncRole::Master, 5), stop(SyncRole::Backup, 5)];
     assert_eq!(changes(Some(Vec::new()), &both), none);
 }

@@ -33,7 +33,7 @@ mod adopt;
 mod buckets;
 mod equals;
 mod find;
-mod hash;
+pub(crate) mod hash;
 mod index;
 pub(crate) mod memory;
 mod overflow;
@@ -431,6 +431,13 @@ impl ConnTable {
     pub(crate) fn restart(&mut self, handle: u32, now: Instant) {
         let entry = self.slots.entry(handle);
         entry.set_expires(after(now, entry.timeout()));
+        self.wheel.arm(handle, entry);
+    }
+
+    /// Has the timer of an entry fire at this time.
+    pub(crate) fn restart_until(&mut self, handle: u32, at: Instant) {
+        let entry = self.slots.entry(handle);
+        entry.set_expires(at);
         self.wheel.arm(handle, entry);
     }
 

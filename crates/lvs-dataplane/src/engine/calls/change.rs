@@ -22,7 +22,11 @@ impl Shared {
     /// Makes these changes, or none, and waits until the packet path has followed: when the caller
     /// has its answer, the next packet is handled the new way. What is done and not followed
     /// yet is no refusal, but a warning.
-    pub(super) fn apply(&self, changes: Vec<Call>, list: bool) -> Result<Value, Failure> {
+    pub(in crate::engine) fn apply(
+        &self,
+        changes: Vec<Call>,
+        list: bool,
+    ) -> Result<Value, Failure> {
         let refused = |refused: Refused| Failure {
             change: list.then_some(refused.change),
             ..refused.failure
@@ -86,13 +90,15 @@ impl Shared {
     }
 
     /// Opens the sockets of synchronisation daemons that are to be started, before anything is
-    /// locked: that may take a moment, and fail.
+    /// locked: that may take a moment, and fail. Nothing is opened for those that are refused
+    /// anyway, nor for what stands behind a change that is.
     fn prepare_daemons(&self, changes: &[Call]) -> Vec<Attempt> {
         let starts = |call: &Call| matches!(call, Call::DaemonStart(_));
         let Some(daemons) = self.daemons().filter(|_| changes.iter().any(starts)) else {
             return Vec::new();
         };
         let view = self.view();
+        let changes = &changes[..self.possible(changes, &view)];
         let (mut sysctls, mut running, next) = {
             let control = self.control();
             let running: Vec<_> = control.daemons().iter().map(|daemon| daemon.role).collect();
@@ -128,6 +134,18 @@ impl Shared {
             }
         }
         attempts
+    }
+
+    /// How many changes could be made, up to the first that is refused, if every daemon gets its
+    /// sockets.
+    fn possible(&self, changes: &[Call], view: &View) -> usize {
+        let host = Willing(view);
+        let check = || {
+            let mut all = Changes::new(changes)?;
+            while all.check(&self.control(), &host, PIECE)? {}
+            Ok(())
+        };
+        check().map_or_else(|refused: Refused| refused.change, |()| changes.len())
     }
 
     /// Stops and starts synchronisation daemons, as the control half has them.
@@ -186,6 +204,30 @@ impl Host for WithDaemons<'_> {
     }
 }
 
+/// The host, as if every daemon got its sockets.
+struct Willing<'a>(&'a View);
+
+impl Host for Willing<'_> {
+    fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
+        match need {
+            Need::Daemon(_) => Ok(()),
+            need => self.0.permits(need),
+        }
+    }
+
+    fn is_broadcast(&self, addr: IpAddr) -> bool {
+        self.0.is_broadcast(addr)
+    }
+
+    fn mtu(&self, interface: &str) -> Option<u32> {
+        self.0.mtu(interface)
+    }
+
+    fn local_ports(&self, addr: IpAddr) -> LocalAddress {
+        self.0.local_ports(addr)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use lvs_core::api::{ServiceId, ServiceSpec};
@@ -212,6 +254,19 @@ mod tests {
         assert_eq!(done.warnings.len(), 1);
         assert!(done.warnings[0].contains("keeper"), "{done:?}");
         assert_eq!(shared.control().services().count(), 1);
+
+        let start = Call::DaemonStart(SyncDaemon {
+            role: lvs_core::api::SyncRole::Master,
+            interface: "eth0".to_owned(),
+            syncid: 0,
+            maxlen: None,
+            group: None,
+            port: None,
+            ttl: None,
+        });
+        // Nothing is opened for what stands behind a change that is refused.
+        let list = [Call::ServiceFlush {}, add.clone(), add.clone(), start];
+        assert_eq!(shared.possible(&list, &View::default()), 2);
 
         let refusal = shared.apply(vec![add], false).expect_err("there is one");
         assert_eq!(refusal.code, lvs_core::api::FailureCode::Exists);

@@ -44,6 +44,7 @@ impl Handler for Shared {
                 let daemons = self.control().daemons().to_vec();
                 items(&daemons, out)
             }
+            Call::SyncGet {} => to_value(&self.sync_state()),
             Call::Drops {} => items(&self.reasons()?, out),
             Call::Explain {
                 protocol,

@@ -3,7 +3,7 @@
 use lvs_core::FilterLists;
 use lvs_core::api::{
     Failure, FilterItem, Info, InterfaceInfo, LocalAddressInfo, LocalInfo, MarkText, ReasonCount,
-    ServiceId, SyncCounts,
+    ServiceId, SyncCounts, SyncState,
 };
 use serde_json::Value;
 
@@ -56,6 +56,15 @@ impl Shared {
         let mut counts = daemons.map_or_else(SyncCounts::default, |all| all.counts.read());
         counts.queue_full += report.unsynced;
         counts
+    }
+
+    /// What is known of other directors.
+    pub(super) fn sync_state(&self) -> SyncState {
+        let alone = || SyncState {
+            ready: true,
+            ..SyncState::default()
+        };
+        self.peers().map_or_else(alone, |peers| peers.report())
     }
 
     pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, Failure> {

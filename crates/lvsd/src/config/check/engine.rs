@@ -89,6 +89,7 @@ impl Checker<'_> {
             icmp_msgs_burst,
             max_connections,
             when_full,
+            peers: None,
             program: raw.program.as_ref().map(|p| p.get_ref().clone()),
         }
     }

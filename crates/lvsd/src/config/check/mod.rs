@@ -58,12 +58,13 @@ pub(in crate::config) fn check(
         routed: None,
         local: None,
     };
-    let dataplane = checker.dataplane(&raw.dataplane);
+    let mut dataplane = checker.dataplane(&raw.dataplane);
     checker.local = dataplane
         .local
         .as_ref()
         .map(|local| local.addresses.clone());
-    let sync = raw.sync.as_ref().map(|sync| checker.sync(sync));
+    let sync = raw.sync.as_ref().and_then(|sync| checker.sync(sync));
+    dataplane.peers = raw.sync.as_ref().and_then(|sync| checker.peers(sync));
     let sysctls = checker.sysctls(raw);
     let filter = raw.filter.as_ref().map(|filter| checker.filter(filter));
     let marks = checker.marks(raw);
@@ -72,8 +73,8 @@ pub(in crate::config) fn check(
         .any(|(n, v)| n == "expire_quiescent_template" && v != "0");
     let services = checker.services(&raw.service, !reuse_templates);
     let port_marks = port_marks(&services);
-    if let Some(sync) = &raw.sync {
-        checker.families_beside_sync(sync, &services);
+    if let Some(table) = raw.sync.as_ref().filter(|_| sync.is_some()) {
+        checker.families_beside_sync(table, &services);
     }
     checker.sense(raw, &services, &marks);
     let daemon = checker.daemon(&raw.lvsd);

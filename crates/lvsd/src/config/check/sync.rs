@@ -1,23 +1,56 @@
 //! Synchronisation with other directors.
 
-use std::net::IpAddr;
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use lvs_core::api::{SyncDaemon, SyncRole};
+use lvs_core::sync::bulk::PEERS_MAX;
 use lvs_core::{Family, ServiceKey};
 use toml::Spanned;
 
 use super::Checker;
 use super::engine::is_interface;
-use crate::config::Service;
 use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::RawSync;
+use crate::config::{Peers, Service};
 
 /// The longest payload of a datagram that ipvsadm takes.
 const MAXLEN_MAX: i64 = 65_507;
 
+/// The longest time that an engine waits for other directors.
+const WAIT_MAX: Duration = Duration::from_secs(3600);
+
+/// An address with or without a port.
+fn place(text: &str) -> Option<SocketAddr> {
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|text| text.strip_suffix(']'));
+    let ip = bare.unwrap_or(text).parse::<IpAddr>();
+    ip.map_or_else(|_| text.parse().ok(), |ip| Some((ip, 0).into()))
+}
+
 impl Checker<'_> {
-    pub(super) fn sync(&mut self, spanned: &Spanned<RawSync>) -> Vec<SyncDaemon> {
+    /// The daemons that speak IPVS's protocol; `None` if there is nothing about them.
+    pub(super) fn sync(&mut self, spanned: &Spanned<RawSync>) -> Option<Vec<SyncDaemon>> {
         let raw = spanned.get_ref();
+        if raw.peers.is_some() && raw.interface.is_none() {
+            let alone = [
+                ("role", raw.role.as_ref().map(Spanned::span)),
+                ("group", raw.group.as_ref().map(Spanned::span)),
+            ];
+            for (key, span) in alone {
+                if let Some(span) = span {
+                    let title = format!("`{key}` is about multicast, and there is no interface");
+                    self.report(
+                        Diagnostic::error(span, title).help(
+                            "add interface = \"...\", or leave it out: `peers` needs neither",
+                        ),
+                    );
+                }
+            }
+            return None;
+        }
         let role = self.one_of(raw.role.as_ref(), &["master", "backup", "both"]);
         let roles: &[SyncRole] = match role.as_deref() {
             Some("master") => &[SyncRole::Master],
@@ -67,7 +100,79 @@ impl Checker<'_> {
             port: port.and_then(|n| u16::try_from(n).ok()),
             ttl: ttl.and_then(|n| u8::try_from(n).ok()),
         };
-        roles.iter().map(daemon).collect()
+        Some(roles.iter().map(daemon).collect())
+    }
+
+    /// Directors of this kind, as the engine's options name them.
+    pub(super) fn peers(&mut self, spanned: &Spanned<RawSync>) -> Option<Peers> {
+        let raw = spanned.get_ref();
+        let Some(peers) = &raw.peers else {
+            for (key, span) in [
+                ("key_file", raw.key_file.as_ref().map(Spanned::span)),
+                ("listen", raw.listen.as_ref().map(Spanned::span)),
+                ("wait", raw.wait.as_ref().map(Spanned::span)),
+            ] {
+                if let Some(span) = span {
+                    let title = format!("`{key}` says nothing without peers");
+                    self.report(
+                        Diagnostic::error(span, title)
+                            .help("add peers = [\"...\"], or leave it out"),
+                    );
+                }
+            }
+            return None;
+        };
+        let mut seen = HashSet::new();
+        for text in &peers.get_ref().0 {
+            match place(text) {
+                Some(addr) if seen.insert(addr.ip()) => {}
+                Some(addr) => self.report(
+                    Diagnostic::error(peers.span(), format!("{} is named twice", addr.ip()))
+                        .help("name each of the other directors once"),
+                ),
+                None => self.report(
+                    Diagnostic::error(peers.span(), format!("`{text}` is not an address"))
+                        .help("write 192.0.2.2, 192.0.2.2:8848 or [2001:db8::2]:8848"),
+                ),
+            }
+        }
+        if seen.is_empty() || seen.len() > PEERS_MAX {
+            self.report(
+                Diagnostic::error(peers.span(), format!("there are {} peers", seen.len()))
+                    .help(format!("name 1 to {PEERS_MAX} directors")),
+            );
+        }
+        if let Some(listen) = raw
+            .listen
+            .as_ref()
+            .filter(|text| place(text.get_ref()).is_none())
+        {
+            let title = format!("`{}` is not an address", listen.get_ref());
+            self.report(
+                Diagnostic::error(listen.span(), title)
+                    .help("write an address of this host: 192.0.2.1 or 192.0.2.1:8848"),
+            );
+        }
+        if let Some(wait) = raw.wait.as_ref().filter(|wait| wait.get_ref().0 > WAIT_MAX) {
+            self.report(
+                Diagnostic::error(wait.span(), "`wait` is out of range")
+                    .help("give at most \"1h\"; \"0s\" waits for nobody"),
+            );
+        }
+        let Some(key_file) = &raw.key_file else {
+            self.report(
+                Diagnostic::error(spanned.span(), "[sync] has peers and no key_file").help(
+                    "add key_file = \"/etc/lvsd/sync.key\", the same file on all directors: openssl rand -hex 32",
+                ),
+            );
+            return None;
+        };
+        Some(Peers {
+            addresses: peers.get_ref().0.clone(),
+            key_file: key_file.get_ref().clone(),
+            listen: raw.listen.as_ref().map(|text| text.get_ref().clone()),
+            wait: raw.wait.as_ref().map(|wait| wait.get_ref().0),
+        })
     }
 
     /// A message has room for one family only, so that an engine refuses servers of another family

@@ -124,6 +124,56 @@ fn synchronisation_is_asked_for_with_an_interface() {
 }
 
 #[test]
+fn peers_are_options_of_the_engine() {
+    let config = load(
+        "[sync]\npeers = [\"192.0.2.2\", \"[2001:db8::3]:9\"]\nkey_file = \"/key\"\nlisten = \"192.0.2.1\"\nwait = \"1m\"\n",
+    );
+    assert_eq!(config.sync, None, "multicast is another matter");
+    assert_eq!(
+        config.dataplane.arguments().join(" "),
+        "--sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:9 --sync-key /key --sync-listen 192.0.2.1 --sync-wait 60"
+    );
+    let both = load("[sync]\ninterface = \"eth2\"\npeers = \"192.0.2.2\"\nkey_file = \"/key\"\n");
+    assert_eq!(both.sync.map(|daemons| daemons.len()), Some(2));
+    assert!(both.dataplane.peers.is_some());
+    let key = "key_file = \"/key\"\n";
+    for (text, title) in [
+        (
+            "peers = \"192.0.2.2\"\n".to_owned(),
+            "peers and no key_file",
+        ),
+        (
+            format!("peers = \"other\"\n{key}"),
+            "`other` is not an address",
+        ),
+        (format!("peers = []\n{key}"), "there are 0 peers"),
+        (
+            format!("peers = [\"192.0.2.2\", \"192.0.2.2:9\"]\n{key}"),
+            "192.0.2.2 is named twice",
+        ),
+        (
+            format!("peers = \"192.0.2.2\"\nlisten = \"eth0\"\n{key}"),
+            "`eth0` is not an address",
+        ),
+        (
+            format!("peers = \"192.0.2.2\"\nwait = \"2h\"\n{key}"),
+            "`wait` is out of range",
+        ),
+        (
+            format!("peers = \"192.0.2.2\"\nrole = \"master\"\n{key}"),
+            "`role` is about multicast",
+        ),
+        (
+            format!("interface = \"eth2\"\n{key}"),
+            "`key_file` says nothing",
+        ),
+    ] {
+        let said = errors(&format!("[sync]\n{text}"));
+        assert!(said.contains(title), "{title}: {said}");
+    }
+}
+
+#[test]
 fn sysctls_have_the_ranges_of_the_engine() {
     let said = errors("[sysctl]\nest_nice = 20\n");
     assert!(

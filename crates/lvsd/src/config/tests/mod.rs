@@ -9,11 +9,15 @@ mod refused;
 mod reports;
 mod services;
 
-const EXAMPLES: [(&str, &str); 7] = [
+const EXAMPLES: [(&str, &str); 8] = [
     ("nat.toml", include_str!("../../../../../examples/nat.toml")),
     ("dr.toml", include_str!("../../../../../examples/dr.toml")),
     ("tun.toml", include_str!("../../../../../examples/tun.toml")),
     ("gue.toml", include_str!("../../../../../examples/gue.toml")),
+    (
+        "two-directors.toml",
+        include_str!("../../../../../examples/two-directors.toml"),
+    ),
     (
         "web-modern.toml",
         include_str!("../../../../../examples/web-modern.toml"),
@@ -64,6 +68,10 @@ group = "224.0.0.81"
 port = 8848
 ttl = 1
 maxlen = 1400
+peers = ["192.0.2.2", "[2001:db8::3]:8849"]
+key_file = "/etc/lvsd/sync.key"
+listen = "192.0.2.1"
+wait = "30s"
 
 [sysctl]
 conn_reuse_mode = 1
@@ -249,7 +257,8 @@ fn defaults_and_the_full_file() {
     assert_eq!(
         full.dataplane.arguments().join(" "),
         "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --group adm --readers 4 --echo drop \
-         --reverse-path strict --in-kernel auto --real-time off --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop"
+         --reverse-path strict --in-kernel auto --real-time off --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop \
+         --sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:8849 --sync-key /etc/lvsd/sync.key --sync-listen 192.0.2.1 --sync-wait 30"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);
     assert_eq!(full.services[1].name, "mark 7 ipv6");
@@ -265,28 +274,4 @@ fn tunnelled(service: &str, server: &str) -> String {
     format!(
         "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11\"\n{server}\n"
     )
-}
-
-/// Whoever asks a daemon that runs does not read a long file for the name of its socket.
-#[test]
-fn a_file_is_read_for_its_socket_only_where_it_may_name_one() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("lvsd.toml");
-    let named = "[dataplane]\nsocket = \"@other\"\n";
-    for (text, may) in [
-        (tunnelled("", ""), false),
-        (tunnelled("", named), true),
-        (
-            tunnelled("", "[dataplane]\n\"sock\\u0065t\" = \"@other\"\n"),
-            true,
-        ),
-    ] {
-        std::fs::write(&path, &text).unwrap();
-        assert_eq!(Config::may_name_socket(&path), may, "{text}");
-    }
-    std::fs::write(&path, tunnelled("", "")).unwrap();
-    std::fs::create_dir(directory.path().join("conf.d")).unwrap();
-    std::fs::write(directory.path().join("conf.d/engine.toml"), named).unwrap();
-    assert!(Config::may_name_socket(&path));
-    assert!(Config::may_name_socket(&directory.path().join("gone")));
 }

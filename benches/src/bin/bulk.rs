@@ -1,0 +1,90 @@
+//! A director with very many connections tells them to one that has none: how long it takes, and
+//! what clients notice of it.
+//!
+//! ```text
+//! cargo run --release -p lvs-bench --bin bulk [-- CONNECTIONS...]
+//! ```
+//!
+//! Needs root, or user namespaces, and the release build of `lvs-dataplane` and `lvsadm`. 1,000,000
+//! connections if nothing is said, made by as many datagrams through a running director. Round trips
+//! are of one byte each way over TCP, through the same director.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_bench::large::{self, notice};
+use lvs_testbed::{Forward, Site, SiteOptions};
+
+/// Time of a measurement with nothing beside it.
+const QUIET: Duration = Duration::from_secs(3);
+/// Times that everything is told.
+const ROUNDS: usize = 3;
+
+fn main() -> Result<()> {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    if large::plays_a_part(&args)? {
+        return Ok(());
+    }
+    match args.as_slice() {
+        [] => measure(1_000_000),
+        counts => counts
+            .iter()
+            .try_for_each(|count| measure(count.parse().context("usage: bulk [CONNECTIONS...]")?)),
+    }
+}
+
+fn measure(count: u32) -> Result<()> {
+    let mut options = SiteOptions::new("bulk", Forward::Nat);
+    options.servers = 1;
+    options.standby = true;
+    let mut site = Site::new(options)?;
+    let _server = large::prepare(&site)?;
+    let key = site.testbed.dir().join("key");
+    fs::write(&key, "0123456789abcdef0123456789abcdef")?;
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
+    let (key, room) = (key.display().to_string(), (count + 1000).to_string());
+    let first = site.director.clone();
+    let extra = |peer| {
+        [
+            "--max-connections",
+            &room,
+            "--sync-peer",
+            peer,
+            "--sync-key",
+            &key,
+        ]
+    };
+    // One datagram is enough for a connection to be told.
+    let with_sysctl = ["--sysctl", "sync_threshold=1 50"];
+    let arguments = [&extra("192.0.2.2")[..], &with_sysctl].concat();
+    site.engine = Some(site.start_engine_on(&first, &[], &arguments)?);
+    large::open(&site, count)?;
+    let ((), quiet) = notice(&site, || {
+        thread::sleep(QUIET);
+        Ok(())
+    })?;
+    println!("  quiet:       {quiet}");
+    for _ in 0..ROUNDS {
+        let (said, noticed) = notice(&site, || {
+            let _second = site.start_engine_on(site.standby()?, &[], &extra("192.0.2.1"))?;
+            site.lvsadm_on(site.standby()?, "sync --wait 60")?;
+            site.lvsadm_on(site.standby()?, "--json sync")
+        })?;
+        let state: serde_json::Value = serde_json::from_str(&said)?;
+        let peer = &state["peers"][0];
+        let number = |name: &str| peer[name].as_u64().with_context(|| said.clone());
+        let (told, took) = (number("bulk_connections")?, number("bulk_ms")?);
+        ensure!(number("missing")? == 0, "{said}");
+        println!(
+            "  {told} told in {took} ms, {} of them known",
+            number("lent")?
+        );
+        println!("  meanwhile:   {noticed}");
+    }
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! A director with very many connections, and what its clients notice. The programs that measure
+//! play the real server and the clients themselves, with words of their own.
+
+use std::env;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use lvs_testbed::{Proc, Site, wait_until};
+
+/// Port of the services, TCP and UDP.
+pub const PORT: u16 = 7;
+/// The first client address; each has [`PORTS`] connections.
+const CLIENTS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+const PORTS: u32 = 60_000;
+/// Plays a part if the words say so.
+///
+/// # Errors
+///
+/// When that fails.
+pub fn plays_a_part(words: &[&str]) -> Result<bool> {
+    match words {
+        ["serve"] => serve()?,
+        ["fill", target, count] => fill(target.parse()?, count.parse()?)?,
+        ["trips", target] => trips(target.parse()?)?,
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Starts the real server, and gives the client all the addresses that it needs.
+///
+/// # Errors
+///
+/// When that fails.
+pub fn prepare(site: &Site) -> Result<Proc> {
+    let server = site.servers[0].spawn(env::current_exe()?, &["serve"])?;
+    wait_until("the server", Duration::from_secs(5), || {
+        site.servers[0].listens("tcp", PORT)
+    })?;
+    site.client.sh("ip route add local 198.18.0.0/15 dev lo")?;
+    Ok(server)
+}
+
+/// Opens so many connections through the director, and says so.
+///
+/// # Errors
+///
+/// When that fails.
+pub fn open(site: &Site, count: u32) -> Result<()> {
+    site.add_service(PORT, "rr")?;
+    site.add_service_weighted("-u", PORT, "rr", &[1])?;
+    let target = site.service(PORT).to_string();
+    let words = ["fill", &target, &count.to_string()];
+    site.client.run(env::current_exe()?, &words)?;
+    println!("{count} datagrams of as many clients");
+    Ok(())
+}
+
+/// The real server: TCP bytes go back, datagrams are swallowed.
+fn serve() -> Result<()> {
+    let socket = UdpSocket::bind(("0.0.0.0", PORT))?;
+    thread::spawn(move || while socket.recv(&mut [0; 64]).is_ok() {});
+    for stream in TcpListener::bind(("0.0.0.0", PORT))?.incoming() {
+        let mut stream = stream?;
+        stream.set_nodelay(true)?;
+        let mut byte = [0];
+        while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
+    }
+    Ok(())
+}
+
+/// The client: one datagram from each of `count` addresses and ports.
+fn fill(target: SocketAddr, count: u32) -> Result<()> {
+    for number in 0..count {
+        let addr = Ipv4Addr::from_bits(CLIENTS.to_bits() + number / PORTS);
+        let port = u16::try_from(1024 + number % PORTS)?;
+        UdpSocket::bind((addr, port))?.send_to(b"x", target)?;
+        // No faster than the director opens connections.
+        if number % 64 == 63 {
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+    Ok(())
+}
+
+/// The client: round trips until standard input ends; prints how many, and p50, p99 and the longest
+/// in microseconds.
+fn trips(target: SocketAddr) -> Result<()> {
+    let mut stream = TcpStream::connect_timeout(&target, Duration::from_secs(5))?;
+    stream.set_nodelay(true)?;
+    let ended = thread::spawn(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    let mut times = Vec::new();
+    let mut byte = [0];
+    while !ended.is_finished() {
+        let start = Instant::now();
+        stream.write_all(&byte)?;
+        stream.read_exact(&mut byte)?;
+        times.push(start.elapsed().as_micros());
+    }
+    times.sort_unstable();
+    ensure!(!times.is_empty(), "no round trip");
+    println!(
+        "{} {} {} {}",
+        times.len(),
+        times[times.len() / 2],
+        times[times.len() * 99 / 100],
+        times[times.len() - 1]
+    );
+    Ok(())
+}
+
+/// What clients notice while `during` runs: round trips of one byte each way over TCP.
+///
+/// # Errors
+///
+/// When `during` fails, or no answer comes.
+pub fn notice<T>(site: &Site, during: impl FnOnce() -> Result<T>) -> Result<(T, String)> {
+    let mut child = site
+        .client
+        .command(env::current_exe()?)
+        .args(["trips", &site.service(PORT).to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let done = during();
+    drop(child.stdin.take());
+    let output = child.wait_with_output()?;
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let words: Vec<&str> = printed.split_ascii_whitespace().collect();
+    let [count, p50, p99, longest] = words[..] else {
+        bail!("unexpected: {printed}")
+    };
+    Ok((
+        done?,
+        format!("{count} round trips, p50 {p50} us, p99 {p99} us, longest {longest} us"),
+    ))
+}

@@ -1,0 +1,616 @@
+//! Which connections are told to other directors of this kind, and which they have told.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering::Relaxed;
+use core::time::Duration;
+
+use super::Shard;
+use crate::conn::{self, NO_SLOT, State, Template, flag};
+use crate::sync::bulk::{
+    Differences, Digest, Identity, Item, Kind, Ledger, Pass, Ranges, has_place,
+};
+use crate::sync::wire::Entry;
+use crate::{Forwarding, Instant, Protocol};
+
+/// A packet that came so long ago has just come.
+pub(crate) const RECENT: Duration = Duration::from_secs(2);
+
+impl Shard {
+    /// From now on, connections can be told to other directors. `keys` are those of the hash that
+    /// the sums are made with, and are told, too.
+    pub fn keep_ledger(&mut self, keys: [u64; 2]) {
+        if self.ledger.is_none() {
+            self.ledger = Some(Box::new(Ledger::new(keys)));
+        }
+    }
+
+    /// Whether somebody listens to what changes.
+    pub fn set_heard(&mut self, heard: bool) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.heard = heard;
+            if !heard {
+                ledger.take();
+            }
+        }
+    }
+
+    /// Listens to a peer, from below [`PEERS_MAX`](crate::sync::bulk::PEERS_MAX), of which nothing
+    /// is left any more ([`adopt_lent`](Self::adopt_lent)), and whose keys these are.
+    pub fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.listen_to(peer, keys);
+        }
+    }
+
+    /// Whether there is something in [`take_changes`](Self::take_changes).
+    pub fn has_changes(&self) -> bool {
+        self.ledger.as_ref().is_some_and(|ledger| ledger.has_said())
+    }
+
+    /// Items about what has changed, and whether some of them found no room.
+    pub fn take_changes(&mut self) -> (Vec<u8>, bool) {
+        self.ledger
+            .as_mut()
+            .map_or_else(Default::default, |ledger| ledger.take())
+    }
+
+    /// Sums of what is told.
+    pub fn told(&self) -> Digest {
+        let ledger = self.ledger.as_ref();
+        ledger.map_or_else(Digest::default, |ledger| ledger.told().clone())
+    }
+
+    /// Connections that a peer has lent.
+    pub fn lent(&self, peer: usize) -> u64 {
+        let ledger = self.ledger.as_ref();
+        ledger.map_or(0, |ledger| ledger.lent_count(peer))
+    }
+
+    /// How what a peer tells differs from what is here of it.
+    pub fn compare_lent(&self, peer: usize, told: &Digest) -> Differences {
+        let ledger = self.ledger.as_ref();
+        ledger.map_or_else(Differences::default, |ledger| ledger.compare(peer, told))
+    }
+
+    /// Items about connections from slot `from` on, and the slot from which to go on, as
+    /// [`connections_piece`](Self::connections_piece). Connections that others should know and
+    /// nobody tells are told from now on.
+    pub fn told_piece(
+        &mut self,
+        from: usize,
+        budget: usize,
+        pass: &Pass,
+        now: Instant,
+    ) -> (Vec<u8>, Option<usize>) {
+        let (indices, next) = self.table.piece(from, budget);
+        let mut out = Vec::new();
+        for index in indices {
+            let slot = self.table.get(index);
+            if slot.has(flag::LENT | flag::DYING) {
+                continue;
+            }
+            // Who listens since a moment ago has not heard that its packets come here.
+            let kind = if slot.idle(now) < RECENT {
+                Kind::Comes
+            } else {
+                Kind::Lives
+            };
+            if !slot.has(flag::TOLD) {
+                if self.is_worth(slot) {
+                    self.tell(index, kind, now);
+                    self.write(index, kind, now, &mut out);
+                }
+                continue;
+            }
+            let is = match pass {
+                Pass::All => true,
+                Pass::Since(then) => slot.last_restart() >= *then,
+                Pass::Ranges(ranges) => {
+                    let identity = identity(slot);
+                    let ledger = self.ledger.as_ref();
+                    ledger.is_some_and(|ledger| ledger.is_told_in(ranges, &identity))
+                }
+            };
+            if is {
+                self.write(index, kind, now, &mut out);
+            }
+        }
+        (out, next)
+    }
+
+    /// Tells from now on what a peer has lent, or what it has lent in these ranges, as far as that
+    /// is in slots from `from` on; gives the slot from which to go on. For a peer that is gone.
+    pub fn adopt_lent(
+        &mut self,
+        peer: usize,
+        ranges: Option<&Ranges>,
+        from: usize,
+        budget: usize,
+        now: Instant,
+    ) -> Option<usize> {
+        let (indices, next) = self.table.piece(from, budget);
+        for index in indices {
+            let slot = self.table.get(index);
+            if slot.has(flag::LENT) && peer_of(slot) == peer {
+                let identity = identity(slot);
+                let ledger = self.ledger.as_ref();
+                let is = ranges.is_none_or(|ranges| {
+                    ledger.is_some_and(|ledger| ledger.is_lent_in(peer, ranges, &identity))
+                });
+                if is {
+                    self.strike(index);
+                    self.tell(index, Kind::Lives, now);
+                }
+            }
+        }
+        next
+    }
+
+    /// After a packet of connection `index`, which was in state `before`.
+    pub(super) fn enter(&mut self, index: u32, before: State, now: Instant) {
+        let slot = self.table.get(index);
+        if slot.has(flag::TOLD) {
+            if slot.state() != before {
+                self.say(index, Kind::Comes, now);
+            }
+        } else if slot.has(flag::LENT) {
+            // Its packets come here now.
+            self.strike(index);
+            self.tell(index, Kind::Comes, now);
+        } else if self.is_worth(slot) {
+            self.tell(index, Kind::Comes, now);
+        }
+    }
+
+    /// Whether others should know a connection: nothing that a flood opens.
+    fn is_worth(&self, slot: conn::Entry<'_>) -> bool {
+        let settled = match slot.protocol() {
+            // ESTABLISHED, FIN_WAIT and CLOSE_WAIT.
+            Protocol::TCP => matches!(slot.state().0, 1 | 4 | 7),
+            // ESTABLISHED, and the three in which it is shut down.
+            Protocol::SCTP => (8..=11).contains(&slot.state().0),
+            _ => slot.in_packets() >= self.settings.sysctls.sync_threshold.0,
+        };
+        let unfit = flag::NO_CPORT | flag::ONE_PACKET | flag::TEMPLATE | flag::DYING | flag::GONE;
+        // The local port of full NAT belongs to this director.
+        settled
+            && !slot.has(unfit)
+            && slot.method() != Forwarding::FullNat
+            && has_place(slot.client(), slot.virt(), slot.server_addr())
+    }
+
+    /// Tells a connection from now on that nobody tells.
+    fn tell(&mut self, index: u32, kind: Kind, now: Instant) {
+        let slot = self.table.get(index);
+        slot.set(flag::TOLD);
+        let identity = identity(slot);
+        if let Some(ledger) = &mut self.ledger {
+            ledger.tell(&identity, true);
+        }
+        self.say(index, kind, now);
+    }
+
+    /// A connection is neither told nor lent any more; that one which was told has ended is said.
+    pub(crate) fn strike(&mut self, index: u32) {
+        if self.table.get(index).has(flag::TOLD) {
+            self.say(index, Kind::Ended, Instant::ZERO);
+        }
+        self.strike_quietly(index);
+    }
+
+    /// As [`strike`](Self::strike), and nobody is told: it goes on elsewhere.
+    pub(crate) fn strike_quietly(&mut self, index: u32) {
+        let slot = self.table.get(index);
+        let (identity, peer) = (identity(slot), peer_of(slot));
+        let (told, lent) = (slot.has(flag::TOLD), slot.has(flag::LENT));
+        slot.clear(flag::TOLD | flag::LENT | flag::PEER);
+        if let Some(ledger) = &mut self.ledger {
+            if told {
+                ledger.tell(&identity, false);
+            }
+            if lent {
+                ledger.lend(peer, &identity, false);
+            }
+        }
+    }
+
+    /// Connection `index`, which nobody tells, was lent by a peer.
+    pub(crate) fn lend(&mut self, index: u32, peer: usize) {
+        let slot = self.table.get(index);
+        let number = u32::try_from(peer).unwrap_or(0);
+        slot.clear(flag::PEER);
+        slot.set(flag::LENT | number << flag::PEER_SHIFT & flag::PEER);
+        let identity = identity(slot);
+        if let Some(ledger) = &mut self.ledger {
+            ledger.lend(peer, &identity, true);
+        }
+    }
+
+    /// Whether a peer has lent connection `index`.
+    pub(crate) fn is_lent_by(&self, index: u32, peer: usize) -> bool {
+        let slot = self.table.get(index);
+        slot.has(flag::LENT) && peer_of(slot) == peer
+    }
+
+    fn say(&mut self, index: u32, kind: Kind, now: Instant) {
+        if !self.ledger.as_ref().is_some_and(|ledger| ledger.heard) {
+            return;
+        }
+        let mut out = Vec::new();
+        self.write(index, kind, now, &mut out);
+        if kind != Kind::Ended
+            && let Some(Some(template)) = self.templates.get(index)
+        {
+            let left = Duration::from_secs(template.timeout.load(Relaxed).into());
+            write_template(template, left, &mut out);
+        }
+        if let Some(ledger) = &mut self.ledger {
+            ledger.say(|all| all.extend(out));
+        }
+    }
+
+    fn write(&self, index: u32, kind: Kind, now: Instant, out: &mut Vec<u8>) {
+        let slot = self.table.get(index);
+        let item = Item {
+            kind,
+            left: slot.expires().saturating_since(now),
+            entry: self.entry(slot, self.sequences.get(&index).copied()),
+        };
+        item.write(out);
+    }
+}
+
+/// Appends an item about a template, if others could do anything with it.
+pub(crate) fn write_template(template: &Template, left: Duration, out: &mut Vec<u8>) {
+    if template.invalid.load(Relaxed) || template.server.load(Relaxed) == NO_SLOT {
+        return;
+    }
+    let engine = template.engine.as_ref();
+    let entry = Entry {
+        protocol: template.key.protocol,
+        client: template.key.client,
+        virt: template.key.virt,
+        server: template.server_addr,
+        flags: template.flags.load(Relaxed) & !flag::OWN,
+        state: template.assured.load(Relaxed).into(),
+        mark: template.mark,
+        timeout: template.timeout.load(Relaxed),
+        sequences: Some(template.sequences()),
+        engine: engine.map(|(name, _)| name.as_bytes().into()),
+        data: engine.map(|(_, data)| data.to_vec()),
+    };
+    let kind = Kind::Lives;
+    Item { kind, left, entry }.write(out);
+}
+
+fn identity(slot: conn::Entry<'_>) -> Identity {
+    Identity {
+        protocol: slot.protocol(),
+        client: slot.client(),
+        virt: slot.virt(),
+        server: slot.server_addr(),
+    }
+}
+
+fn peer_of(slot: conn::Entry<'_>) -> usize {
+    ((slot.flags() & flag::PEER) >> flag::PEER_SHIFT) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+    use core::net::SocketAddr;
+    use core::time::Duration;
+
+    use crate::sync::bulk::{self, Pass, Ranges};
+    use crate::*;
+
+    /// A director with its shard, which listens to another one as its peer 3.
+    struct Side {
+        control: Control,
+        shard: Shard,
+        keeps_ties: bool,
+    }
+
+    const PEER: usize = 3;
+
+    impl Side {
+        fn new(keys: [u64; 2], keeps_ties: bool) -> Self {
+            let mut control = Control::new(Options::default());
+            let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
+            let config = ServiceConfig::new(Family::V4, "rr");
+            control.add_service(service, config, None).unwrap();
+            let config = ServerConfig::new(1, Forwarding::Route);
+            for addr in ["10.0.0.1:80", "10.0.0.2:80"] {
+                let addr = addr.parse().unwrap();
+                control
+                    .add_server(&service, addr, &config, Instant::ZERO)
+                    .unwrap();
+            }
+            let mut shard = control.shard(0).unwrap();
+            shard.keep_ledger(keys);
+            shard.set_heard(true);
+            Self {
+                control,
+                shard,
+                keeps_ties,
+            }
+        }
+
+        fn packet(&mut self, port: u16, flags: u8, now: Instant) -> Verdict {
+            let meta = PacketMeta {
+                hook: Hook::Local,
+                tuple: Tuple {
+                    protocol: Protocol::TCP,
+                    src: SocketAddr::from(([192, 0, 2, 1], 1000 + port)),
+                    dst: "198.51.100.1:80".parse().unwrap(),
+                },
+                transport: Transport::Tcp(TcpFlags(flags)),
+                segment: Segment::NONE,
+                mark: 0,
+                len: 40,
+            };
+            match self.shard.handle_packet(&meta, now) {
+                Ok(verdict) => verdict,
+                Err(pending) => self.control.admit(&mut self.shard, &meta, pending, now),
+            }
+        }
+
+        fn open(&mut self, port: u16, now: Instant) {
+            let _ = self.packet(port, 0x02, now);
+            let _ = self.packet(port, 0x10, now);
+        }
+
+        fn hear(&mut self, bytes: &[u8], now: Instant) -> Heard {
+            let items = bulk::parse(bytes).expect("as a director says it");
+            let ties = self.keeps_ties;
+            self.control.hear(&mut self.shard, PEER, ties, items, now)
+        }
+
+        /// What has changed here, told to another one.
+        fn tell(&mut self, other: &mut Self, now: Instant) -> Heard {
+            let (bytes, lost) = self.shard.take_changes();
+            assert!(!lost);
+            other.hear(&bytes, now)
+        }
+
+        fn pass(&mut self, pass: &Pass, now: Instant) -> Vec<u8> {
+            let (mut all, mut next) = (Vec::new(), Some(0));
+            while let Some(from) = next {
+                let (bytes, then) = self.shard.told_piece(from, 1000, pass, now);
+                all.extend(bytes);
+                next = then;
+            }
+            all
+        }
+
+        fn adopt(&mut self, ranges: Option<&Ranges>, now: Instant) {
+            let mut next = Some(0);
+            while let Some(from) = next {
+                next = self.shard.adopt_lent(PEER, ranges, from, 1000, now);
+            }
+        }
+
+        fn missing(&self, teller: &Self) -> u64 {
+            self.shard.compare_lent(PEER, &teller.shard.told()).missing
+        }
+    }
+
+    fn sides() -> (Side, Side) {
+        let (mut one, mut two) = (Side::new([1, 2], true), Side::new([3, 4], false));
+        one.shard.listen_to(PEER, [3, 4]);
+        two.shard.listen_to(PEER, [1, 2]);
+        (one, two)
+    }
+
+    fn at(seconds: u64) -> Instant {
+        Instant::ZERO + Duration::from_secs(seconds)
+    }
+
+    fn taken(count: u64) -> Heard {
+        Heard {
+            taken: TakenOver {
+                taken: count,
+                ..TakenOver::default()
+            },
+            ..Heard::default()
+        }
+    }
+
+    #[test]
+    fn what_is_established_is_told_and_half_open_ones_are_not() {
+        let (mut one, mut two) = sides();
+        for port in 1..=100 {
+            let _ = one.packet(port, 0x02, at(1));
+        }
+        assert!(!one.shard.has_changes(), "half-open ones");
+        for port in 1..=50 {
+            let _ = one.packet(port, 0x10, at(2));
+        }
+        assert_eq!(one.tell(&mut two, at(2)), taken(50));
+        assert_eq!((two.shard.len(), two.missing(&one)), (50, 0));
+        assert_eq!((one.shard.told().count(), two.shard.lent(PEER)), (50, 50));
+        // Further packets are no news.
+        let _ = one.packet(1, 0x10, at(3));
+        assert!(!one.shard.has_changes());
+        // The end is: first of what it does, then of itself.
+        let _ = one.packet(1, 0x04, at(3));
+        assert_eq!(one.tell(&mut two, at(3)), taken(1));
+        assert_eq!(two.shard.len(), 50);
+        one.shard.advance(at(30), usize::MAX);
+        let heard = one.tell(&mut two, at(30));
+        assert_eq!((heard.ended, two.shard.len()), (1, 49));
+        assert_eq!(two.missing(&one), 0);
+    }
+
+    #[test]
+    fn a_connection_is_told_by_who_has_its_packets() {
+        let (mut one, mut two) = sides();
+        one.open(7, at(1));
+        let server = |side: &Side| {
+            let all = side.shard.connections_from(0, at(1));
+            all.map(|connection| connection.server).collect::<Vec<_>>()
+        };
+        one.tell(&mut two, at(1));
+        assert_eq!(server(&one), server(&two));
+        // It moves at once, and moves back, whoever keeps ties.
+        for second in [1, 1] {
+            let _ = two.packet(7, 0x10, at(second));
+            assert_eq!(two.tell(&mut one, at(second)), taken(1));
+            let _ = one.packet(7, 0x10, at(second));
+            assert_eq!(one.tell(&mut two, at(second)), taken(1));
+            assert_eq!((one.missing(&two), two.missing(&one)), (0, 0));
+        }
+        let _ = two.packet(7, 0x10, at(10));
+        assert_eq!((two.shard.told().count(), two.shard.lent(PEER)), (1, 0));
+        assert_eq!(two.tell(&mut one, at(10)), taken(1));
+        assert_eq!((one.shard.told().count(), one.shard.lent(PEER)), (0, 1));
+        assert_eq!((one.missing(&two), two.missing(&one)), (0, 0));
+        let _ = one.packet(7, 0x10, at(20));
+        one.tell(&mut two, at(20));
+        assert_eq!((two.shard.told().count(), two.shard.lent(PEER)), (0, 1));
+        assert_eq!((one.shard.len(), two.shard.len()), (1, 1));
+        assert_eq!((one.missing(&two), two.missing(&one)), (0, 0));
+    }
+
+    #[test]
+    fn who_has_the_packets_of_a_moment_ago_tells() {
+        let (mut one, mut two) = sides();
+        // Whoever keeps ties: the second takes what the first had, while nobody listens, and the
+        // first hears of it when everything is told.
+        one.open(7, at(10));
+        one.tell(&mut two, at(10));
+        let _ = one.packet(7, 0x10, at(19));
+        let _ = two.packet(7, 0x10, at(20));
+        two.shard.take_changes();
+        let all = two.pass(&Pass::All, at(21));
+        assert_eq!(one.hear(&all, at(21)), taken(1));
+        assert_eq!((one.shard.told().count(), two.shard.told().count()), (0, 1));
+        assert_eq!(one.missing(&two), 0);
+    }
+
+    #[test]
+    fn who_comes_back_empty_is_told_everything() {
+        let (mut one, mut two) = sides();
+        for port in 1..=200 {
+            one.open(port, at(1));
+        }
+        one.tell(&mut two, at(1));
+        // The first dies; the other tells what it was lent, with or without packets since.
+        for port in 1..=100 {
+            let _ = two.packet(port, 0x10, at(5));
+        }
+        two.adopt(None, at(6));
+        assert_eq!((two.shard.told().count(), two.shard.lent(PEER)), (200, 0));
+        let mut one = Side::new([5, 6], true);
+        one.shard.listen_to(PEER, [3, 4]);
+        two.shard.listen_to(PEER, [5, 6]);
+        two.shard.take_changes();
+        let all = two.pass(&Pass::All, at(7));
+        assert_eq!(bulk::count(&all), 200);
+        assert_eq!(one.hear(&all, at(7)), taken(200));
+        assert_eq!(one.missing(&two), 0);
+        // Those that were told hours ago end when they would have ended there.
+        assert!(one.shard.connections_from(0, at(7)).all(|connection| {
+            connection.expires <= Duration::from_secs(900)
+                && connection.expires >= Duration::from_secs(893)
+        }));
+        let _ = one.packet(7, 0x10, at(8));
+        one.tell(&mut two, at(8));
+        assert_eq!((two.shard.told().count(), two.shard.lent(PEER)), (199, 1));
+    }
+
+    #[test]
+    fn what_was_lost_is_found_and_told_again() {
+        let (mut one, mut two) = sides();
+        for port in 1..=300 {
+            one.open(port, at(1));
+        }
+        let (all, _) = one.shard.take_changes();
+        let mut items = bulk::parse(&all).unwrap();
+        items.remove(17);
+        two.control.hear(&mut two.shard, PEER, false, items, at(1));
+        let differ = two.shard.compare_lent(PEER, &one.shard.told());
+        assert_eq!(
+            (differ.told, differ.missing, differ.ranges.len()),
+            (300, 1, 1)
+        );
+        let ranges = Ranges::new(differ.ranges);
+        two.adopt(Some(&ranges), at(2));
+        let again = one.pass(&Pass::Ranges(ranges), at(2));
+        assert!(bulk::count(&again) < 10);
+        two.hear(&again, at(2));
+        // Who wins where both had it is settled when both have told.
+        two.tell(&mut one, at(2));
+        one.tell(&mut two, at(2));
+        assert_eq!((one.missing(&two), two.missing(&one)), (0, 0));
+        assert_eq!((one.shard.len(), two.shard.len()), (300, 300));
+    }
+
+    #[test]
+    fn a_tie_has_one_winner() {
+        let (mut one, mut two) = sides();
+        one.open(7, at(1));
+        one.tell(&mut two, at(1));
+        // Neither has heard of the other for a while.
+        two.adopt(None, at(2));
+        assert_eq!((one.shard.told().count(), two.shard.told().count()), (1, 1));
+        one.shard.take_changes();
+        two.shard.take_changes();
+        let (first, second) = (one.pass(&Pass::All, at(3)), two.pass(&Pass::All, at(3)));
+        assert_eq!(two.hear(&first, at(3)), taken(1));
+        let kept = one.hear(&second, at(3));
+        assert_eq!((kept.kept, kept.taken.taken), (1, 0));
+        assert_eq!((one.shard.told().count(), two.shard.told().count()), (1, 0));
+        assert_eq!(one.missing(&two), 0);
+    }
+
+    #[test]
+    fn servers_of_another_family_are_not_told() {
+        let (mut one, mut two) = sides();
+        let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
+        for addr in ["10.0.0.1:80", "10.0.0.2:80"] {
+            let addr = addr.parse().unwrap();
+            one.control.delete_server(&service, addr, at(0)).unwrap();
+        }
+        let config = ServerConfig::new(1, Forwarding::Tunnel);
+        let server = "[2001:db8::1]:80".parse().unwrap();
+        one.control
+            .add_server(&service, server, &config, at(0))
+            .unwrap();
+        one.open(7, at(1));
+        assert_eq!(one.shard.len(), 1);
+        assert!(!one.shard.has_changes() && one.pass(&Pass::All, at(2)).is_empty());
+        assert_eq!(one.tell(&mut two, at(2)), Heard::default());
+        assert_eq!(two.missing(&one), 0);
+    }
+
+    #[test]
+    fn only_those_with_packets_are_repeated() {
+        let (mut one, mut two) = sides();
+        for port in 1..=10 {
+            one.open(port, at(1));
+        }
+        one.tell(&mut two, at(1));
+        let _ = one.packet(4, 0x10, at(100));
+        let again = one.pass(&Pass::Since(at(50)), at(110));
+        assert_eq!(bulk::count(&again), 1);
+        two.hear(&again, at(110));
+        two.shard.advance(at(950), usize::MAX);
+        assert_eq!(two.shard.len(), 1, "its time goes on");
+        assert_eq!(two.missing(&one), 9, "these are told again if they live");
+    }
+
+    #[test]
+    fn a_shard_without_a_ledger_hears_nothing() {
+        let (mut one, _) = sides();
+        one.open(7, at(1));
+        let (all, _) = one.shard.take_changes();
+        let mut control = Control::new(Options::default());
+        let mut shard = control.shard(0).unwrap();
+        let items = bulk::parse(&all).unwrap();
+        let heard = control.hear(&mut shard, PEER, true, items, at(1));
+        assert_eq!((heard, shard.len()), (Heard::default(), 0));
+    }
+}

@@ -1,0 +1,502 @@
+//! What two directors of this kind tell each other besides IPVS's messages: every connection, until
+//! when it lives, and that it has ended; and sums over all of them, which show whether one of them
+//! was lost.
+//!
+//! ```text
+//! item     kind 1 | 0 | length 2 | milliseconds left 4 | a connection as in a message of version 1
+//! digest   1024 times: sum 8 | connections 4
+//! ```
+//!
+//! A connection is told by one director, the one that has its packets (its *teller*), and *lent* to
+//! the others. Whoever gets a packet of one that was lent is its teller from then on. Both have the
+//! sums of what one tells and the other has been told; a change adds or takes away the hash of one
+//! connection, so that they are always at hand.
+
+use alloc::boxed::Box;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt;
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+
+use super::wire::{self, Entry};
+use crate::Protocol;
+use crate::conn::sip13;
+
+/// Directors that one listens to, at most.
+pub const PEERS_MAX: usize = 8;
+
+/// Parts of a digest.
+pub const RANGES: usize = 1 << RANGE_BITS;
+const RANGE_BITS: u32 = 10;
+
+/// Length of a digest.
+pub const DIGEST_LEN: usize = RANGES * 12;
+
+/// Bytes of an item before its connection.
+const HEADER: usize = 8;
+
+/// Bytes that may wait to be taken, of what has changed.
+const OUT_MAX: usize = 1 << 20;
+
+/// What is said of a connection or a template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It lives.
+    Lives,
+    /// It has ended.
+    Ended,
+    /// It lives, and a packet of it has just come to who says so.
+    Comes,
+}
+
+/// A connection or a template, and what is said of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Whether it lives.
+    pub kind: Kind,
+    /// Until its timer fires.
+    pub left: Duration,
+    /// The connection.
+    pub entry: Entry,
+}
+
+impl Item {
+    /// Appends it; nothing for what has no place in an item.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let Some(len) = self.entry.len(1).and_then(|len| u16::try_from(len).ok()) else {
+            return;
+        };
+        if !has_place(self.entry.client, self.entry.virt, self.entry.server) {
+            return;
+        }
+        let left = u32::try_from(self.left.as_millis()).unwrap_or(u32::MAX);
+        out.push(match self.kind {
+            Kind::Lives => 1,
+            Kind::Ended => 2,
+            Kind::Comes => 3,
+        });
+        out.push(0);
+        out.extend(len.to_be_bytes());
+        out.extend(left.to_be_bytes());
+        self.entry.write(1, out);
+    }
+}
+
+/// Whether a connection between these has a place in an item: there is room for one family.
+pub(crate) fn has_place(client: SocketAddr, virt: SocketAddr, server: SocketAddr) -> bool {
+    [virt, server]
+        .iter()
+        .all(|addr| addr.is_ipv4() == client.is_ipv4())
+}
+
+/// What was received is not what a director sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+/// Items, one behind the other.
+///
+/// # Errors
+/// If there is anything else among them.
+pub fn parse(mut bytes: &[u8]) -> Result<Vec<Item>, Malformed> {
+    let mut items = Vec::with_capacity(bytes.len() / 44);
+    while !bytes.is_empty() {
+        let (header, rest) = bytes.split_first_chunk::<HEADER>().ok_or(Malformed)?;
+        let [kind, 0, high, low, left @ ..] = *header else {
+            return Err(Malformed);
+        };
+        let kind = match kind {
+            1 => Kind::Lives,
+            2 => Kind::Ended,
+            3 => Kind::Comes,
+            _ => return Err(Malformed),
+        };
+        let len = usize::from(u16::from_be_bytes([high, low]));
+        let (connection, rest) = rest.split_at_checked(len).ok_or(Malformed)?;
+        let told = connection.get(2..4).ok_or(Malformed)?;
+        if told != [high, low] {
+            return Err(Malformed);
+        }
+        let entry = wire::parse_entry(connection, len).map_err(|()| Malformed)?;
+        items.push(Item {
+            kind,
+            left: Duration::from_millis(u32::from_be_bytes(left).into()),
+            entry: entry.ok_or(Malformed)?,
+        });
+        bytes = rest;
+    }
+    Ok(items)
+}
+
+/// How many items there are, if they are such.
+pub fn count(mut bytes: &[u8]) -> u64 {
+    let mut count = 0;
+    while let Some(len) = bytes.get(2..4) {
+        let len = usize::from(u16::from_be_bytes([len[0], len[1]]));
+        bytes = bytes.get(HEADER + len..).unwrap_or_default();
+        count += 1;
+    }
+    count
+}
+
+/// The sum of connections whose hashes begin alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Range {
+    sum: u64,
+    count: u32,
+}
+
+/// Sums of connections, by the beginning of their hashes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Digest(Box<[Range]>);
+
+impl Default for Digest {
+    fn default() -> Self {
+        Self(vec![Range::default(); RANGES].into())
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "digest of {}", self.count())
+    }
+}
+
+impl Digest {
+    fn add(&mut self, hash: u64) {
+        let range = &mut self.0[range_of(hash)];
+        range.sum ^= hash;
+        range.count = range.count.wrapping_add(1);
+    }
+
+    fn take(&mut self, hash: u64) {
+        let range = &mut self.0[range_of(hash)];
+        range.sum ^= hash;
+        range.count = range.count.wrapping_sub(1);
+    }
+
+    /// Connections.
+    pub fn count(&self) -> u64 {
+        self.0.iter().map(|range| u64::from(range.count)).sum()
+    }
+
+    /// Appends it.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        for range in &self.0 {
+            out.extend(range.sum.to_be_bytes());
+            out.extend(range.count.to_be_bytes());
+        }
+    }
+
+    /// Reads what [`write`](Self::write) has written.
+    ///
+    /// # Errors
+    /// If it is not [`DIGEST_LEN`] bytes long.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        if bytes.len() != DIGEST_LEN {
+            return Err(Malformed);
+        }
+        let mut digest = Self::default();
+        for (range, bytes) in digest.0.iter_mut().zip(bytes.chunks_exact(12)) {
+            let (sum, count) = bytes.split_first_chunk().ok_or(Malformed)?;
+            range.sum = u64::from_be_bytes(*sum);
+            range.count = u32::from_be_bytes(count.try_into().map_err(|_| Malformed)?);
+        }
+        Ok(digest)
+    }
+
+    /// What differs from what `teller` tells.
+    fn compare(&self, teller: &Self) -> Differences {
+        let mut all = Differences {
+            told: teller.count(),
+            ..Differences::default()
+        };
+        for (place, (ours, theirs)) in (0..).zip(self.0.iter().zip(&teller.0)) {
+            if ours != theirs {
+                all.ranges.push(place);
+                // Of as many as there, at least one is another.
+                let missing = theirs.count.saturating_sub(ours.count);
+                let other = u32::from(theirs.count == ours.count);
+                all.missing += u64::from(missing.max(other));
+            }
+        }
+        all
+    }
+}
+
+/// How what a director tells differs from what another has of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Differences {
+    /// Connections that it tells.
+    pub told: u64,
+    /// How many of them are missing, at least.
+    pub missing: u64,
+    /// Where.
+    pub ranges: Vec<u16>,
+}
+
+const fn range_of(hash: u64) -> usize {
+    (hash >> (u64::BITS - RANGE_BITS)) as usize
+}
+
+/// Which connections a walk over the table tells of.
+#[derive(Clone, Debug)]
+pub enum Pass {
+    /// All.
+    All,
+    /// Those that had a packet since.
+    Since(crate::Instant),
+    /// Those in these ranges.
+    Ranges(Ranges),
+}
+
+/// A set of ranges.
+#[derive(Clone)]
+pub struct Ranges(Box<[bool; RANGES]>);
+
+impl fmt::Debug for Ranges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = self.0.iter().filter(|&&is| is);
+        write!(f, "{} ranges", all.count())
+    }
+}
+
+impl Ranges {
+    /// Those of these numbers that there are.
+    pub fn new(numbers: impl IntoIterator<Item = u16>) -> Self {
+        let mut all = Box::new([false; RANGES]);
+        for number in numbers {
+            if let Some(range) = all.get_mut(usize::from(number)) {
+                *range = true;
+            }
+        }
+        Self(all)
+    }
+
+    fn has(&self, hash: u64) -> bool {
+        self.0[range_of(hash)]
+    }
+}
+
+/// What a connection is told apart by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Identity {
+    pub(crate) protocol: Protocol,
+    pub(crate) client: SocketAddr,
+    pub(crate) virt: SocketAddr,
+    pub(crate) server: SocketAddr,
+}
+
+impl Identity {
+    fn hash(&self, keys: [u64; 2]) -> u64 {
+        let halves = |addr: SocketAddr| {
+            let addr = match addr.ip() {
+                IpAddr::V4(addr) => addr.to_ipv6_mapped(),
+                IpAddr::V6(addr) => addr,
+            };
+            let [a, b, c, d, e, f, g, h] = addr.segments().map(u64::from);
+            [
+                a << 48 | b << 32 | c << 16 | d,
+                e << 48 | f << 32 | g << 16 | h,
+            ]
+        };
+        let port = |addr: SocketAddr| u64::from(addr.port());
+        let ports = port(self.client) << 32 | port(self.virt) << 16 | port(self.server);
+        let ([a, b], [c, d]) = (halves(self.client), halves(self.virt));
+        let [e, f] = halves(self.server);
+        let first = u64::from(self.protocol.0) << 48 | ports;
+        sip13(keys, [first, a, b, c, d, e, f])
+    }
+}
+
+/// What a shard tells, and what was lent to it.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    keys: [u64; 2],
+    told: Digest,
+    lent: [Option<Lent>; PEERS_MAX],
+    /// Somebody listens.
+    pub(crate) heard: bool,
+    out: Vec<u8>,
+    lost: bool,
+}
+
+/// What a peer has lent.
+#[derive(Debug)]
+struct Lent {
+    keys: [u64; 2],
+    digest: Digest,
+}
+
+impl Ledger {
+    pub(crate) fn new(keys: [u64; 2]) -> Self {
+        Self {
+            keys,
+            told: Digest::default(),
+            lent: [const { None }; PEERS_MAX],
+            heard: false,
+            out: Vec::new(),
+            lost: false,
+        }
+    }
+
+    /// A connection is told from now on, or no more.
+    pub(crate) fn tell(&mut self, identity: &Identity, is: bool) {
+        let hash = identity.hash(self.keys);
+        if is {
+            self.told.add(hash);
+        } else {
+            self.told.take(hash);
+        }
+    }
+
+    /// Whether a connection is in one of these ranges of what is told.
+    pub(crate) fn is_told_in(&self, ranges: &Ranges, identity: &Identity) -> bool {
+        ranges.has(identity.hash(self.keys))
+    }
+
+    /// Whether a connection is in one of these ranges of what a peer has lent.
+    pub(crate) fn is_lent_in(&self, peer: usize, ranges: &Ranges, identity: &Identity) -> bool {
+        let lent = self.lent.get(peer).and_then(Option::as_ref);
+        lent.is_some_and(|lent| ranges.has(identity.hash(lent.keys)))
+    }
+
+    /// A connection is lent by a peer from now on, or no more.
+    pub(crate) fn lend(&mut self, peer: usize, identity: &Identity, is: bool) {
+        if let Some(Some(lent)) = self.lent.get_mut(peer) {
+            let hash = identity.hash(lent.keys);
+            if is {
+                lent.digest.add(hash);
+            } else {
+                lent.digest.take(hash);
+            }
+        }
+    }
+
+    /// A peer that has lent nothing yet hashes with these keys.
+    pub(crate) fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
+        if let Some(lent) = self.lent.get_mut(peer) {
+            let digest = Digest::default();
+            *lent = Some(Lent { keys, digest });
+        }
+    }
+
+    /// Adds to what has changed, unless too much of that waits already.
+    pub(crate) fn say(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        if !self.heard {
+            return;
+        }
+        if self.out.len() < OUT_MAX {
+            write(&mut self.out);
+        } else {
+            self.lost = true;
+        }
+    }
+
+    pub(crate) fn has_said(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// What has changed, and whether some of it is lost.
+    pub(crate) fn take(&mut self) -> (Vec<u8>, bool) {
+        let out = core::mem::take(&mut self.out);
+        (out, core::mem::take(&mut self.lost))
+    }
+
+    pub(crate) const fn told(&self) -> &Digest {
+        &self.told
+    }
+
+    pub(crate) fn lent_count(&self, peer: usize) -> u64 {
+        let lent = self.lent.get(peer).and_then(Option::as_ref);
+        lent.map_or(0, |lent| lent.digest.count())
+    }
+
+    pub(crate) fn compare(&self, peer: usize, teller: &Digest) -> Differences {
+        match self.lent.get(peer) {
+            Some(Some(lent)) => lent.digest.compare(teller),
+            _ => Digest::default().compare(teller),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(port: u16) -> Identity {
+        Identity {
+            protocol: Protocol::TCP,
+            client: ([192, 0, 2, 1], port).into(),
+            virt: ([198, 51, 100, 1], 80).into(),
+            server: ([10, 0, 0, 1], 80).into(),
+        }
+    }
+
+    #[test]
+    fn a_digest_shows_what_is_missing_and_where() {
+        let (mut teller, mut listener) = (Ledger::new([1, 2]), Ledger::new([3, 4]));
+        listener.listen_to(5, [1, 2]);
+        for port in 0..10_000 {
+            teller.tell(&identity(port), true);
+            listener.lend(5, &identity(port), true);
+        }
+        let mut bytes = Vec::new();
+        teller.told().write(&mut bytes);
+        assert_eq!(bytes.len(), DIGEST_LEN);
+        let told = Digest::parse(&bytes).unwrap();
+        assert_eq!((&told, told.count()), (teller.told(), 10_000));
+        let all = listener.compare(5, &told);
+        assert_eq!((all.told, all.missing, all.ranges.len()), (10_000, 0, 0));
+
+        listener.lend(5, &identity(77), false);
+        let all = listener.compare(5, &told);
+        assert_eq!((all.missing, all.ranges.len()), (1, 1));
+        let ranges = Ranges::new(all.ranges);
+        assert!(teller.is_told_in(&ranges, &identity(77)));
+        // As many, and another.
+        let other = (0..).find(|port| {
+            let other = identity(20_000 + port);
+            teller.is_told_in(&ranges, &other)
+        });
+        listener.lend(5, &identity(20_000 + other.unwrap()), true);
+        assert_eq!(listener.compare(5, &told).missing, 1);
+        assert_eq!(Digest::parse(&bytes[1..]), Err(Malformed));
+    }
+
+    #[test]
+    fn what_waits_is_bounded() {
+        let mut ledger = Ledger::new([0, 0]);
+        ledger.say(|out| out.push(1));
+        assert!(!ledger.has_said(), "nobody listens");
+        ledger.heard = true;
+        for _ in 0..(2 * OUT_MAX / 40) {
+            ledger.say(|out| out.extend([0; 40]));
+        }
+        let (out, lost) = ledger.take();
+        assert!(lost && out.len() < OUT_MAX + 40);
+        assert_eq!(ledger.take(), (Vec::new(), false));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn nothing_received_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
+            let mut bytes = bytes;
+            if fix && bytes.len() > 44 {
+                let len = u16::try_from(bytes.len() - 8).unwrap().to_be_bytes();
+                bytes[..4].copy_from_slice(&[1, 0, len[0], len[1]]);
+                bytes[8] &= 1;
+                bytes[10..12].copy_from_slice(&len);
+            }
+            if let Ok(items) = parse(&bytes) {
+                proptest::prop_assert_eq!(count(&bytes), items.len() as u64);
+                let mut again = Vec::new();
+                for item in &items {
+                    item.write(&mut again);
+                }
+                let read = parse(&again);
+                proptest::prop_assert_eq!(read.map(|read| read.len()), Ok(items.len()));
+            }
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! How two directors know that they are talking to each other, and what their messages look like.
+//!
+//! ```text
+//! listener ─ magic 8 | identity 16 | nonce 32 ──────────────────────────────▶ teller
+//!          ◀─ magic 8 | identity 16 | nonce 32 | proof 32 ──────────────────
+//!          ─ proof 32 ──────────────────────────────────────────────────────▶
+//!
+//! frame    length 4 | kind 1 | payload | code 16
+//! ```
+//!
+//! A proof is an HMAC-SHA-256 with the shared key over all that was said, with another label for
+//! each side. Each direction of a connection has a key of its own, derived from the same; the code
+//! of a frame is over its number, too, so that none can be changed, repeated, left out or moved to
+//! another connection. Nothing is encrypted.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+/// What a connection begins with.
+const MAGIC: [u8; 8] = *b"LVSPEER1";
+/// Length of an [`Introduction`].
+pub(super) const INTRODUCTION_LEN: usize = 56;
+/// Length of a proof.
+pub(super) const PROOF_LEN: usize = 32;
+
+/// Bytes of a payload at most.
+pub(super) const PAYLOAD_MAX: usize = 64 << 10;
+const HEADER_LEN: usize = 5;
+const CODE_LEN: usize = 16;
+
+/// Characters that a key has at least, and at most.
+const KEY_MIN: usize = 32;
+const KEY_MAX: usize = 4096;
+
+/// The key that directors share.
+#[derive(Clone)]
+pub(super) struct Key(Vec<u8>);
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key")
+    }
+}
+
+impl Key {
+    /// Reads it from a file that nobody else may read. White space at its ends does not count.
+    pub(super) fn read(path: &Path) -> Result<Self, String> {
+        let name = path.display();
+        let failed = |error: io::Error| format!("cannot read the key {name}: {error}");
+        let mut file = File::open(path).map_err(failed)?;
+        let mode = file.metadata().map_err(failed)?.mode();
+        if mode & 0o007 != 0 {
+            return Err(format!(
+                "everybody may read or write the key {name}: chmod 600 {name}"
+            ));
+        }
+        let mut text = Vec::new();
+        let limit = u64::try_from(KEY_MAX + 1).unwrap_or(u64::MAX);
+        file.by_ref()
+            .take(limit)
+            .read_to_end(&mut text)
+            .map_err(failed)?;
+        let key = text.trim_ascii();
+        if text.len() > KEY_MAX || key.len() < KEY_MIN {
+            return Err(format!(
+                "the key {name} has {} characters, and {KEY_MIN} to {KEY_MAX} are taken: openssl rand -hex 32 > {name}",
+                key.len()
+            ));
+        }
+        Ok(Self(key.to_vec()))
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(text: &[u8]) -> Self {
+        Self(text.to_vec())
+    }
+
+    fn code(&self, label: &str, parts: &[&[u8]]) -> [u8; 32] {
+        let mut mac = new_mac(&self.0);
+        mac.update(label.as_bytes());
+        for part in parts {
+            mac.update(part);
+        }
+        mac.finalize().into_bytes().into()
+    }
+}
+
+fn new_mac(key: &[u8]) -> Hmac<Sha256> {
+    Hmac::new_from_slice(key).expect("HMAC takes keys of any length")
+}
+
+/// What a director says first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Introduction {
+    /// Made anew when an engine starts.
+    pub(super) identity: [u8; 16],
+    /// Made anew for each connection.
+    pub(super) nonce: [u8; 32],
+}
+
+impl Introduction {
+    pub(super) fn to_bytes(self) -> [u8; INTRODUCTION_LEN] {
+        let mut bytes = [0; INTRODUCTION_LEN];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..24].copy_from_slice(&self.identity);
+        bytes[24..].copy_from_slice(&self.nonce);
+        bytes
+    }
+
+    /// `None` if it is not one.
+    pub(super) fn parse(bytes: &[u8; INTRODUCTION_LEN]) -> Option<Self> {
+        let rest = bytes.strip_prefix(&MAGIC)?;
+        let (identity, nonce) = rest.split_first_chunk()?;
+        Some(Self {
+            identity: *identity,
+            nonce: nonce.try_into().ok()?,
+        })
+    }
+}
+
+/// Both introductions, and the key.
+#[derive(Debug)]
+pub(super) struct Handshake {
+    key: Key,
+    listener: [u8; INTRODUCTION_LEN],
+    teller: [u8; INTRODUCTION_LEN],
+}
+
+const TELLER: &str = "lvs peer: I tell";
+const LISTENER: &str = "lvs peer: I listen";
+const TOLD: &str = "lvs peer: what is told";
+const ASKED: &str = "lvs peer: what is asked";
+
+impl Handshake {
+    pub(super) fn new(key: &Key, listener: Introduction, teller: Introduction) -> Self {
+        Self {
+            key: key.clone(),
+            listener: listener.to_bytes(),
+            teller: teller.to_bytes(),
+        }
+    }
+
+    fn code(&self, label: &str) -> [u8; 32] {
+        self.key.code(label, &[&self.listener, &self.teller])
+    }
+
+    pub(super) fn teller_proof(&self) -> [u8; PROOF_LEN] {
+        self.code(TELLER)
+    }
+
+    pub(super) fn listener_proof(&self) -> [u8; PROOF_LEN] {
+        self.code(LISTENER)
+    }
+
+    /// Whether a teller's proof is right, in a time that does not depend on it.
+    pub(super) fn is_teller(&self, proof: &[u8; PROOF_LEN]) -> bool {
+        self.verify(TELLER, proof)
+    }
+
+    /// Whether a listener's is.
+    pub(super) fn is_listener(&self, proof: &[u8; PROOF_LEN]) -> bool {
+        self.verify(LISTENER, proof)
+    }
+
+    fn verify(&self, label: &str, proof: &[u8; PROOF_LEN]) -> bool {
+        let mut mac = new_mac(&self.key.0);
+        mac.update(label.as_bytes());
+        mac.update(&self.listener);
+        mac.update(&self.teller);
+        mac.verify_slice(proof).is_ok()
+    }
+
+    /// What the teller's frames are sealed with.
+    pub(super) fn told(&self) -> Sequence {
+        Sequence::new(self.code(TOLD))
+    }
+
+    /// What the listener's are.
+    pub(super) fn asked(&self) -> Sequence {
+        Sequence::new(self.code(ASKED))
+    }
+}
+
+/// What a frame is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Teller: the keys of its digests, 16 bytes.
+    Keys = 1,
+    /// Teller: items.
+    Items = 2,
+    /// Teller: a serial number of 8 bytes, and the digest after everything before it.
+    Digest = 3,
+    /// Teller: everything was told once.
+    Whole = 4,
+    /// Listener: ranges to be told again, of 2 bytes.
+    Want = 5,
+    /// Listener: the serial number of a digest that it has compared.
+    Seen = 6,
+}
+
+impl Kind {
+    const ALL: [Self; 6] = [
+        Self::Keys,
+        Self::Items,
+        Self::Digest,
+        Self::Whole,
+        Self::Want,
+        Self::Seen,
+    ];
+
+    fn of(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| *kind as u8 == number)
+    }
+}
+
+/// Why nothing more of a connection is read.
+#[derive(Debug)]
+pub(super) enum FrameError {
+    /// It is over.
+    Io(io::Error),
+    /// A frame is longer than any is.
+    TooLong,
+    /// A frame is not from whom it should be, or not where it should be.
+    Forged,
+    /// What is in it is not what a director says.
+    Malformed,
+}
+
+impl fmt::Display for FrameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                f.write_str("it has closed the connection")
+            }
+            Self::Io(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                f.write_str("it says nothing any more")
+            }
+            Self::Io(error) => error.fmt(f),
+            Self::TooLong => f.write_str("it sends what is longer than anything should be"),
+            Self::Forged => f.write_str("something on the way has changed what it sends"),
+            Self::Malformed => {
+                f.write_str("it sends what cannot be understood: is it of another version?")
+            }
+        }
+    }
+}
+
+impl From<io::Error> for FrameError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// The frames of one direction, one after the other.
+#[derive(Clone)]
+pub(super) struct Sequence {
+    mac: Hmac<Sha256>,
+    next: u64,
+}
+
+impl fmt::Debug for Sequence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sequence")
+            .field("next", &self.next)
+            .finish()
+    }
+}
+
+impl Sequence {
+    fn new(key: [u8; 32]) -> Self {
+        Self {
+            mac: new_mac(&key),
+            next: 0,
+        }
+    }
+
+    /// The code of the next frame.
+    fn mac(&mut self, header: &[u8], payload: &[u8]) -> Hmac<Sha256> {
+        let mut mac = self.mac.clone();
+        mac.update(&self.next.to_be_bytes());
+        mac.update(header);
+        mac.update(payload);
+        self.next += 1;
+        mac
+    }
+
+    /// Appends a frame.
+    ///
+    /// # Panics
+    /// If the payload is longer than [`PAYLOAD_MAX`].
+    pub(super) fn seal(&mut self, kind: Kind, payload: &[u8], out: &mut Vec<u8>) {
+        assert!(payload.len() <= PAYLOAD_MAX, "payloads are cut before");
+        let len = u32::try_from(payload.len()).unwrap_or(0).to_be_bytes();
+        let header = [len[0], len[1], len[2], len[3], kind as u8];
+        let code = self.mac(&header, payload).finalize().into_bytes();
+        out.extend(header);
+        out.extend(payload);
+        out.extend(&code[..CODE_LEN]);
+    }
+
+    /// Reads the next frame.
+    pub(super) fn read(&mut self, from: &mut impl Read) -> Result<(Kind, Vec<u8>), FrameError> {
+        let mut header = [0; HEADER_LEN];
+        from.read_exact(&mut header)?;
+        let [a, b, c, d, kind] = header;
+        let len = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
+        if len > PAYLOAD_MAX {
+            return Err(FrameError::TooLong);
+        }
+        let mut payload = vec![0; len + CODE_LEN];
+        from.read_exact(&mut payload)?;
+        let code = payload.split_off(len);
+        self.mac(&header, &payload)
+            .verify_truncated_left(&code)
+            .map_err(|_| FrameError::Forged)?;
+        let kind = Kind::of(kind).ok_or(FrameError::Malformed)?;
+        Ok((kind, payload))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn handshake(key: &[u8], nonce: u8) -> Handshake {
+        let introduction = |identity, nonce| Introduction {
+            identity: [identity; 16],
+            nonce: [nonce; 32],
+        };
+        let key = Key::of(key);
+        Handshake::new(&key, introduction(1, nonce), introduction(2, 8))
+    }
+
+    #[test]
+    fn a_proof_is_of_one_side_one_key_and_one_connection() {
+        let ours = handshake(b"one", 1);
+        assert!(ours.is_teller(&ours.teller_proof()) && ours.is_listener(&ours.listener_proof()));
+        assert!(!ours.is_teller(&ours.listener_proof()), "not sent back");
+        for other in [handshake(b"two", 1), handshake(b"one", 2)] {
+            assert!(!ours.is_teller(&other.teller_proof()));
+            assert!(!ours.is_listener(&other.listener_proof()));
+        }
+        let bytes = Introduction {
+            identity: [3; 16],
+            nonce: [4; 32],
+        };
+        assert_eq!(Introduction::parse(&bytes.to_bytes()), Some(bytes));
+        assert_eq!(Introduction::parse(&[0; INTRODUCTION_LEN]), None);
+    }
+
+    #[test]
+    fn frames_are_read_as_they_were_sealed_and_in_their_order() {
+        let handshake = handshake(b"one", 1);
+        let (mut sealed, mut ends) = (Vec::new(), Vec::new());
+        let mut told = handshake.told();
+        for (kind, payload) in [
+            (Kind::Items, &b"first"[..]),
+            (Kind::Digest, &[7; PAYLOAD_MAX]),
+            (Kind::Whole, b""),
+        ] {
+            told.seal(kind, payload, &mut sealed);
+            ends.push(sealed.len());
+        }
+        let mut from = &sealed[..];
+        let mut read = handshake.told();
+        assert_eq!(
+            read.read(&mut from).unwrap(),
+            (Kind::Items, b"first".to_vec())
+        );
+        assert_eq!(read.read(&mut from).unwrap().1.len(), PAYLOAD_MAX);
+        assert_eq!(read.read(&mut from).unwrap(), (Kind::Whole, Vec::new()));
+        assert!(matches!(read.read(&mut from), Err(FrameError::Io(_))));
+
+        // Again, out of order, of the other direction, changed.
+        let forged = |mut read: Sequence, mut bytes: &[u8]| {
+            matches!(read.read(&mut bytes), Err(FrameError::Forged))
+        };
+        let mut second = handshake.told();
+        second.read(&mut &sealed[..]).unwrap();
+        assert!(forged(second, &sealed));
+        assert!(forged(handshake.told(), &sealed[ends[0]..]));
+        assert!(forged(handshake.asked(), &sealed));
+        for at in 0..ends[0] {
+            let mut changed = sealed[..ends[0]].to_vec();
+            changed[at] ^= 1;
+            changed.resize(PAYLOAD_MAX * 2, 0);
+            let answer = handshake.told().read(&mut &changed[..]);
+            assert!(
+                matches!(answer, Err(FrameError::Forged | FrameError::TooLong)),
+                "byte {at}"
+            );
+        }
+    }
+
+    #[test]
+    fn keys_are_long_and_secret() {
+        let dir = std::env::temp_dir().join(format!("lvs-key-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        let path = dir.join("key");
+        let write = |text: &str, mode: u32| {
+            std::fs::write(&path, text).expect("written");
+            let mode = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(&path, mode).expect("set");
+            Key::read(&path).map(|key| key.0)
+        };
+        let good = "0123456789abcdef0123456789abcdef";
+        assert_eq!(write(&format!(" {good}\n"), 0o640), Ok(good.into()));
+        let said = write(good, 0o644).expect_err("everybody may read it");
+        assert!(said.contains("chmod 600"), "{said}");
+        let said = write("short", 0o600).expect_err("it is short");
+        assert!(said.contains("openssl rand -hex 32"), "{said}");
+        assert!(write(&"x".repeat(5000), 0o600).is_err());
+        std::fs::remove_dir_all(&dir).expect("removed");
+        let said = Key::read(&path).expect_err("it is gone");
+        assert!(said.contains("cannot read the key"), "{said}");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn nothing_received_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let mut from = &bytes[..];
+            proptest::prop_assert!(handshake(b"one", 1).told().read(&mut from).is_err());
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What waits to be told to listeners, each of which takes it at its own pace.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lvs_core::sync::bulk::{DIGEST_LEN, Digest};
+
+/// Bytes that may wait for one listener; then it is told everything anew.
+const WAITING_MAX: usize = 16 << 20;
+/// Ranges that one may want.
+const WANTED_MAX: usize = lvs_core::sync::bulk::RANGES;
+
+/// The listeners.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Hub(Mutex<Vec<Arc<Outgoing>>>);
+
+impl Hub {
+    fn all(&self) -> MutexGuard<'_, Vec<Arc<Outgoing>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another one; `true` if it is the first.
+    pub(super) fn add(&self, outgoing: Arc<Outgoing>) -> bool {
+        let mut all = self.all();
+        all.push(outgoing);
+        all.len() == 1
+    }
+
+    /// One is gone; `true` if it was the last.
+    pub(super) fn remove(&self, outgoing: &Arc<Outgoing>) -> bool {
+        let mut all = self.all();
+        all.retain(|other| !Arc::ptr_eq(other, outgoing));
+        all.is_empty()
+    }
+
+    /// Nothing more comes.
+    pub(super) fn close(&self) {
+        for outgoing in self.all().iter() {
+            outgoing.close();
+        }
+    }
+
+    /// Tells all what has changed; if some of that is lost, everything anew.
+    pub(in crate::engine) fn tell(&self, items: &Arc<[u8]>, lost: bool) {
+        for outgoing in self.all().iter() {
+            outgoing.push(Said::Items(items.clone()));
+            if lost {
+                outgoing.lose();
+            }
+        }
+    }
+}
+
+/// Something to be said.
+#[derive(Clone, Debug)]
+pub(super) enum Said {
+    Items(Arc<[u8]>),
+    Digest(Arc<Digest>),
+    Whole,
+}
+
+impl Said {
+    fn len(&self) -> usize {
+        match self {
+            Self::Items(items) => items.len(),
+            Self::Digest(_) => DIGEST_LEN,
+            Self::Whole => 1,
+        }
+    }
+}
+
+/// What waits for one listener, and what it has asked for.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    said: VecDeque<Said>,
+    bytes: usize,
+    lost: bool,
+    closed: bool,
+    wanted: Vec<u16>,
+}
+
+/// What a session has to do.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    pub(super) said: VecDeque<Said>,
+    /// Something found no room.
+    pub(super) lost: bool,
+    pub(super) closed: bool,
+    pub(super) wanted: Vec<u16>,
+}
+
+impl Outgoing {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn push(&self, said: Said) {
+        let first = {
+            let mut queue = self.queue();
+            let bytes = queue.bytes + said.len();
+            if bytes > WAITING_MAX {
+                queue.lost = true;
+                return;
+            }
+            queue.bytes = bytes;
+            queue.said.push_back(said);
+            queue.said.len() == 1
+        };
+        if first {
+            self.changed.notify_one();
+        }
+    }
+
+    /// What was to be told is lost.
+    fn lose(&self) {
+        self.queue().lost = true;
+        self.changed.notify_one();
+    }
+
+    /// The listener wants these ranges told again.
+    pub(super) fn want(&self, ranges: impl IntoIterator<Item = u16>) {
+        let mut queue = self.queue();
+        for range in ranges {
+            if queue.wanted.len() < WANTED_MAX && !queue.wanted.contains(&range) {
+                queue.wanted.push(range);
+            }
+        }
+        self.changed.notify_one();
+    }
+
+    /// The session is over.
+    pub(super) fn close(&self) {
+        self.queue().closed = true;
+        self.changed.notify_one();
+    }
+
+    /// Bytes that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.queue().bytes
+    }
+
+    /// Takes what there is to do, and waits for it until then.
+    pub(super) fn take(&self, until: Instant) -> Work {
+        let mut queue = self.queue();
+        loop {
+            let idle = queue.said.is_empty() && queue.wanted.is_empty();
+            let left = until.saturating_duration_since(Instant::now());
+            if !idle || queue.lost || queue.closed || left.is_zero() {
+                break;
+            }
+            let waited = self.changed.wait_timeout(queue, left);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        queue.bytes = 0;
+        Work {
+            said: std::mem::take(&mut queue.said),
+            lost: std::mem::take(&mut queue.lost),
+            closed: queue.closed,
+            wanted: std::mem::take(&mut queue.wanted),
+        }
+    }
+
+    /// Waits for more, so that it is sent together.
+    pub(super) fn linger(&self, time: Duration) {
+        let queue = self.queue();
+        if !queue.closed {
+            // A notice means that there is something to do, which is so already.
+            drop(queue);
+            std::thread::sleep(time);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_that_does_not_read_is_told_everything_anew() {
+        let (hub, slow) = (Hub::default(), Arc::new(Outgoing::default()));
+        assert!(hub.add(slow.clone()));
+        let items: Arc<[u8]> = vec![0; 1 << 20].into();
+        for _ in 0..100 {
+            hub.tell(&items, false);
+        }
+        assert_eq!(slow.waiting(), WAITING_MAX);
+        let work = slow.take(Instant::now());
+        assert!(work.lost && work.said.len() == 16);
+        let work = slow.take(Instant::now());
+        assert!(!work.lost && work.said.is_empty());
+        hub.tell(&items, true);
+        assert!(slow.take(Instant::now()).lost);
+        slow.want((0..2000).chain(0..2000));
+        assert_eq!(slow.take(Instant::now()).wanted.len(), WANTED_MAX);
+        assert!(hub.remove(&slow));
+    }
+}

@@ -1,0 +1,304 @@
+//! Listening to a peer: what it tells is taken over, and compared with its sums.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use lvs_core::Heard;
+use lvs_core::sync::bulk::{self, Digest, Item, Ranges};
+use tracing::{info, warn};
+
+use super::frame::{
+    FrameError, Handshake, INTRODUCTION_LEN, Introduction, Kind, PROOF_LEN, Sequence,
+};
+use super::{Peer, Peers, Step, Trouble, random};
+
+/// How long a peer may take to accept a connection, and to prove itself.
+const CONNECT: Duration = Duration::from_secs(2);
+/// How long it may say nothing: it sends a digest every two seconds.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Between two attempts.
+const AGAIN: Duration = Duration::from_millis(500);
+/// As long as it refuses us.
+const AGAIN_REFUSED: Duration = Duration::from_secs(5);
+/// Connections that a packet worker takes over in one go: less than 100 microseconds.
+const PORTION: usize = 64;
+/// Portions that wait for it.
+const PORTIONS_MAX: usize = 2;
+/// Slots that it looks at in one go.
+const PIECE: usize = 8192;
+/// Digests in a row that ask for repairs; after that, one in so many.
+const REPAIRS_IN_A_ROW: u32 = 3;
+const REPAIRS_LATER: u32 = 15;
+
+/// Listens to a peer until the engine ends.
+pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
+    let mut said = String::new();
+    while !peers.is_stopping() {
+        let mut lent = false;
+        let (trouble, text) = match listen(peers, peer, &mut lent) {
+            Ok(()) => break,
+            Err((trouble, text)) => (trouble, text),
+        };
+        if peers.is_stopping() {
+            break;
+        }
+        peer.lost(trouble, &text);
+        if lent {
+            // Until it is back, its connections are ours.
+            adopt(peers, peer, None);
+        }
+        peer.is_free();
+        // Once for each reason.
+        if said != text {
+            match trouble {
+                Trouble::Away => info!("{} tells nothing: {text}", peer.address),
+                Trouble::Refused => warn!("{} tells nothing: {text}", peer.address),
+            }
+        }
+        said = if lent { String::new() } else { text };
+        peers.look_whether_ready();
+        peers.pause(match trouble {
+            Trouble::Away => AGAIN,
+            Trouble::Refused => AGAIN_REFUSED,
+        });
+    }
+}
+
+type Ended = (Trouble, String);
+
+fn away(error: impl std::fmt::Display) -> Ended {
+    (Trouble::Away, error.to_string())
+}
+
+fn refused(text: impl Into<String>) -> Ended {
+    (Trouble::Refused, text.into())
+}
+
+/// Connects and listens; it ends with an error, unless the engine ends.
+fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), Ended> {
+    let mut stream = TcpStream::connect_timeout(&peer.address, CONNECT).map_err(away)?;
+    let (identity, mut told, mut asked) = introduce(peers, &mut stream).inspect_err(|ended| {
+        if ended.0 == Trouble::Refused {
+            peers.count(|counts| &counts.refused_key);
+        }
+    })?;
+    stream.set_read_timeout(Some(SILENCE)).map_err(away)?;
+    stream.set_write_timeout(Some(SILENCE)).map_err(away)?;
+    stream.set_nodelay(true).map_err(away)?;
+    let hangs_up = stream.try_clone().map_err(away)?;
+    peer.linked(identity, hangs_up);
+    *lent = true;
+    let ended = hear(peers, peer, identity, &mut stream, &mut told, &mut asked);
+    match ended {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            match &error {
+                FrameError::Forged | FrameError::TooLong => peers.count(|counts| &counts.forged),
+                FrameError::Malformed => peers.count(|counts| &counts.malformed),
+                FrameError::Io(_) => {}
+            }
+            let trouble = match error {
+                FrameError::Io(_) => Trouble::Away,
+                _ => Trouble::Refused,
+            };
+            Err((trouble, error.to_string()))
+        }
+    }
+}
+
+/// Both sides prove that they have the key.
+fn introduce(
+    peers: &Peers,
+    stream: &mut TcpStream,
+) -> Result<([u8; 16], Sequence, Sequence), Ended> {
+    stream.set_read_timeout(Some(CONNECT)).map_err(away)?;
+    stream.set_write_timeout(Some(CONNECT)).map_err(away)?;
+    let ours = Introduction {
+        identity: peers.identity,
+        nonce: random().map_err(away)?,
+    };
+    stream.write_all(&ours.to_bytes()).map_err(away)?;
+    let mut theirs = [0; INTRODUCTION_LEN];
+    let closed = "it closes the connection: is this director among its peers, under the address that it sees? Its log tells";
+    let read = |stream: &mut TcpStream, bytes: &mut [u8]| match stream.read_exact(bytes) {
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Err(refused(closed)),
+        Err(error) => Err(away(error)),
+        Ok(()) => Ok(()),
+    };
+    read(stream, &mut theirs)?;
+    let theirs = Introduction::parse(&theirs)
+        .ok_or_else(|| refused("what answers there is not a director of this kind"))?;
+    if theirs.identity == peers.identity {
+        return Err(refused("that is this director itself"));
+    }
+    let handshake = Handshake::new(&peers.key, ours, theirs);
+    let mut proof = [0; PROOF_LEN];
+    read(stream, &mut proof)?;
+    if !handshake.is_teller(&proof) {
+        return Err(refused(
+            "it has another key: compare `sha256sum` of the key files",
+        ));
+    }
+    stream
+        .write_all(&handshake.listener_proof())
+        .map_err(away)?;
+    Ok((theirs.identity, handshake.told(), handshake.asked()))
+}
+
+/// Portions on their way to the packet worker.
+struct Portions<'a> {
+    peers: &'a Peers,
+    number: usize,
+    keeps_ties: bool,
+    reply: Sender<Heard>,
+    answers: Receiver<Heard>,
+    under_way: usize,
+}
+
+impl Portions<'_> {
+    /// Gives items to the packet worker, each portion when there is room for it; `false` if the
+    /// worker has ended.
+    fn deliver(&mut self, items: Vec<Item>) -> bool {
+        let mut items = items.into_iter();
+        loop {
+            let portion: Vec<Item> = items.by_ref().take(PORTION).collect();
+            if portion.is_empty() {
+                return true;
+            }
+            if self.under_way >= PORTIONS_MAX && !self.wait() {
+                return false;
+            }
+            let (reply, number, ties) = (self.reply.clone(), self.number, self.keeps_ties);
+            self.under_way += 1;
+            self.peers.on_worker(move |decider| {
+                let _ = reply.send(decider.hear(number, ties, portion));
+            });
+        }
+    }
+
+    /// Waits for one.
+    fn wait(&mut self) -> bool {
+        let Ok(heard) = self.answers.recv_timeout(SILENCE) else {
+            return false;
+        };
+        self.under_way -= 1;
+        self.peers.heard(heard);
+        true
+    }
+}
+
+fn hear(
+    peers: &Arc<Peers>,
+    peer: &Arc<Peer>,
+    identity: [u8; 16],
+    stream: &mut TcpStream,
+    told: &mut Sequence,
+    asked: &mut Sequence,
+) -> Result<(), FrameError> {
+    let (Kind::Keys, keys) = told.read(stream)? else {
+        return Err(FrameError::Malformed);
+    };
+    let keys: [u8; 16] = keys.try_into().map_err(|_| FrameError::Malformed)?;
+    let (first, second) = keys.split_at(8);
+    let word = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .fold(0, |all, &byte| all << 8 | u64::from(byte))
+    };
+    let (keys, number) = ([word(first), word(second)], peer.number);
+    peers.on_worker(move |decider| decider.shard.listen_to(number, keys));
+    peer.step(Step::Bulk);
+    info!("{} tells its connections", peer.address);
+    let (reply, answers) = channel();
+    let mut portions = Portions {
+        peers,
+        number,
+        keeps_ties: peers.identity > identity,
+        reply,
+        answers,
+        under_way: 0,
+    };
+    let (begun, mut received) = (Instant::now(), 0);
+    let mut whole = false;
+    let mut repairs = 0_u32;
+    let gone = || FrameError::Io(std::io::ErrorKind::TimedOut.into());
+    let mut out = Vec::new();
+    while !peers.is_stopping() {
+        let (kind, payload) = told.read(stream)?;
+        match kind {
+            Kind::Items => {
+                let items = bulk::parse(&payload).map_err(|_| FrameError::Malformed)?;
+                received += items.len() as u64;
+                peers.add(|counts| &counts.items_received, items.len() as u64);
+                if !portions.deliver(items) {
+                    return Err(gone());
+                }
+                if !whole {
+                    peer.received(received);
+                }
+            }
+            Kind::Whole => {
+                while portions.under_way > 0 {
+                    if !portions.wait() {
+                        return Err(gone());
+                    }
+                }
+                if !whole {
+                    let took = begun.elapsed();
+                    info!(
+                        connections = received,
+                        "{} has told everything, in {took:.1?}", peer.address
+                    );
+                    peer.has_told_everything(received, took);
+                    whole = true;
+                }
+            }
+            Kind::Digest => {
+                let (serial, digest) = payload.split_at_checked(8).ok_or(FrameError::Malformed)?;
+                let digest = Digest::parse(digest).map_err(|_| FrameError::Malformed)?;
+                let differ = peers
+                    .ask_worker(move |decider, _| decider.shard.compare_lent(number, &digest))
+                    .ok_or_else(gone)?;
+                out.clear();
+                repairs = match differ.ranges.is_empty() {
+                    true => 0,
+                    false => repairs + 1,
+                };
+                let asks = repairs % REPAIRS_LATER;
+                if repairs > 0 && (repairs <= REPAIRS_IN_A_ROW || asks == 0) {
+                    if repairs >= REPAIRS_IN_A_ROW {
+                        // What it does not tell, though it has lent it, is ours.
+                        let ranges = Ranges::new(differ.ranges.iter().copied());
+                        adopt(peers, peer, Some(&ranges));
+                    }
+                    let ranges = differ.ranges.iter();
+                    let ranges: Vec<u8> = ranges.flat_map(|range| range.to_be_bytes()).collect();
+                    asked.seal(Kind::Want, &ranges, &mut out);
+                }
+                asked.seal(Kind::Seen, serial, &mut out);
+                stream.write_all(&out)?;
+                peer.compared(differ.told, differ.missing, repairs >= REPAIRS_IN_A_ROW);
+                peers.look_whether_ready();
+            }
+            _ => return Err(FrameError::Malformed),
+        }
+    }
+    Ok(())
+}
+
+/// Tells from now on what a peer has lent.
+fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
+    let mut next = Some(0);
+    while let Some(from) = next {
+        let (number, ranges) = (peer.number, ranges.cloned());
+        next = peers
+            .ask_worker(move |decider, now| {
+                let shard = &mut decider.shard;
+                shard.adopt_lent(number, ranges.as_ref(), from, PIECE, now)
+            })
+            .flatten();
+    }
+}

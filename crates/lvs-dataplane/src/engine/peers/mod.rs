@@ -1,0 +1,541 @@
+//! Other directors of this kind: each tells the others its connections over TCP, all at first and
+//! then what changes, so that one which comes back with an empty table knows them before it takes
+//! packets. What is told, [`lvs_core::sync::bulk`] says; here are keys, connections and threads.
+//!
+//! ```text
+//! lvs-worker-N ─ what has changed, pieces of a walk, sums ─▶ Outgoing, bounded ─▶ lvs-peer-tells ─▶ peer
+//! peer ─▶ lvs-peer-hears ─ portions, few at a time ─▶ mailbox of lvs-worker-N
+//! ```
+//!
+//! There is a connection for each direction: a director connects to each of its peers, and listens.
+
+mod accept;
+mod frame;
+mod hub;
+mod listener;
+mod teller;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use lvs_core::Heard;
+use lvs_core::api::{PeerInfo, SyncState};
+use lvs_core::sync::PORT;
+use lvs_core::sync::bulk::PEERS_MAX;
+use tracing::info;
+
+use self::frame::Key;
+pub(super) use self::hub::Hub;
+use super::decider::Decider;
+use super::shared::Shared;
+use crate::sys::EventFd;
+
+/// How long a packet worker may take to answer.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long one that ends gives its peers to take its last words.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// How long an engine waits at first for peers that cannot be reached, before it is ready without
+/// them.
+pub const WAIT: Duration = Duration::from_secs(10);
+
+/// The other directors, and how they are talked to.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// Where others connect to; without it, port [`PORT`] of all addresses.
+    pub listen: Option<SocketAddr>,
+    /// Where others are; port 0 is [`PORT`].
+    pub peers: Vec<SocketAddr>,
+    /// The file with the key that all share.
+    pub key_file: PathBuf,
+    /// How long to wait for those that cannot be reached; zero: for none at all.
+    pub wait: Duration,
+}
+
+/// The peers of an engine.
+#[derive(Debug)]
+pub(in crate::engine) struct Peers {
+    shared: Weak<Shared>,
+    key: Key,
+    /// Of this run of the engine.
+    identity: [u8; 16],
+    /// Of the digests.
+    keys: [u64; 2],
+    listen: SocketAddr,
+    wait: Duration,
+    started: Instant,
+    peers: Vec<Arc<Peer>>,
+    pub(in crate::engine) hub: Hub,
+    counts: Counts,
+    ready: AtomicBool,
+    stop: AtomicBool,
+    wake: EventFd,
+    sleeping: (Mutex<()>, Condvar),
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    items_sent: AtomicU64,
+    bytes_sent: AtomicU64,
+    items_received: AtomicU64,
+    taken: AtomicU64,
+    ended: AtomicU64,
+    kept: AtomicU64,
+    nonsense: AtomicU64,
+    no_room: AtomicU64,
+    repairs: AtomicU64,
+    told_anew: AtomicU64,
+    refused_address: AtomicU64,
+    refused_places: AtomicU64,
+    refused_key: AtomicU64,
+    forged: AtomicU64,
+    malformed: AtomicU64,
+}
+
+/// Another director.
+#[derive(Debug)]
+struct Peer {
+    /// Its place among the peers.
+    number: usize,
+    address: SocketAddr,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    step: Step,
+    /// Whom we listen to.
+    identity: Option<[u8; 16]>,
+    stream: Option<TcpStream>,
+    /// It has lent connections that nobody has adopted.
+    lends: bool,
+    trouble: Option<(Trouble, String)>,
+    /// What it has told so far, in bulk.
+    received: u64,
+    bulk: Option<(u64, Duration, Instant)>,
+    /// It was compared with its digest.
+    compared: bool,
+    /// Repairs did not help.
+    given_up: bool,
+    told: u64,
+    missing: u64,
+    heard: Option<Instant>,
+    /// The stream that we tell it by.
+    tells: Option<TcpStream>,
+    greeting: usize,
+    sent: Option<(u64, Instant)>,
+    lag: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Step {
+    /// There is no connection.
+    #[default]
+    Away,
+    /// It tells everything.
+    Bulk,
+    /// It tells what changes.
+    Follows,
+}
+
+/// Why a peer tells nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    /// It cannot be reached, or is gone.
+    Away,
+    /// It is there, and we do not understand each other.
+    Refused,
+}
+
+/// Random bytes.
+fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes))?;
+    Ok(bytes)
+}
+
+impl Peers {
+    /// Begins to talk to other directors.
+    ///
+    /// # Errors
+    /// What is wrong, and what to do about it.
+    pub(super) fn start(config: &Config, shared: &Arc<Shared>) -> Result<Arc<Self>, String> {
+        let mut addresses = Vec::new();
+        for &peer in &config.peers {
+            let mut peer = peer;
+            if peer.port() == 0 {
+                peer.set_port(PORT);
+            }
+            if addresses
+                .iter()
+                .any(|other: &SocketAddr| other.ip() == peer.ip())
+            {
+                return Err(format!("the peer {} is named twice", peer.ip()));
+            }
+            addresses.push(peer);
+        }
+        if addresses.len() > PEERS_MAX {
+            let count = addresses.len();
+            return Err(format!("{count} peers: {PEERS_MAX} at most are taken"));
+        }
+        let key = Key::read(&config.key_file)?;
+        let any = |v6: bool| match v6 {
+            true => IpAddr::from([0_u16; 8]),
+            false => IpAddr::from([0; 4]),
+        };
+        let v6 = addresses.iter().any(SocketAddr::is_ipv6);
+        let mut listen = config.listen.unwrap_or_else(|| (any(v6), PORT).into());
+        if listen.port() == 0 {
+            listen.set_port(PORT);
+        }
+        let socket = TcpListener::bind(listen).map_err(|error| {
+            format!("cannot listen at {listen}: {error}: is it an address of this host, and does nobody else have the port?")
+        })?;
+        let failed = |error: io::Error| format!("cannot talk to other directors: {error}");
+        socket.set_nonblocking(true).map_err(failed)?;
+        let keys: [u8; 16] = random().map_err(failed)?;
+        let (first, second) = keys.split_at(8);
+        let word = |bytes: &[u8]| {
+            bytes
+                .iter()
+                .fold(0, |all, &byte| all << 8 | u64::from(byte))
+        };
+        let peers = addresses.into_iter().enumerate().map(|(number, address)| {
+            Arc::new(Peer {
+                number,
+                address,
+                state: Mutex::default(),
+                changed: Condvar::new(),
+            })
+        });
+        let this = Arc::new(Self {
+            shared: Arc::downgrade(shared),
+            key,
+            identity: random().map_err(failed)?,
+            keys: [word(first), word(second)],
+            listen,
+            wait: config.wait,
+            started: Instant::now(),
+            peers: peers.collect(),
+            hub: Hub::default(),
+            counts: Counts::default(),
+            ready: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            wake: EventFd::new().map_err(failed)?,
+            sleeping: Default::default(),
+            threads: Mutex::default(),
+        });
+        let keys = this.keys;
+        this.on_worker(move |decider| decider.shard.keep_ledger(keys));
+        for peer in &this.peers {
+            let (peers, peer) = (this.clone(), peer.clone());
+            this.spawn("lvs-peer-hears", move || listener::run(&peers, &peer))
+                .map_err(failed)?;
+        }
+        let peers = this.clone();
+        this.spawn("lvs-peers", move || accept::run(&peers, &socket))
+            .map_err(failed)?;
+        Ok(this)
+    }
+
+    fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.retain(|thread| !thread.is_finished());
+        threads.push(thread);
+        Ok(())
+    }
+
+    /// Ends all connections and waits for the threads. Whoever listens is told what waits, as far
+    /// as it takes that at once, and knows that we are gone.
+    pub(super) fn end(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake.notify();
+        self.sleeping.1.notify_all();
+        self.hub.close();
+        let last = Instant::now() + LAST_WORDS;
+        loop {
+            let threads = self.threads.lock();
+            let thread = threads.unwrap_or_else(PoisonError::into_inner).pop();
+            let Some(thread) = thread else { return };
+            // It may have begun a connection meanwhile.
+            while !thread.is_finished() {
+                for peer in &self.peers {
+                    peer.hang_up(Instant::now() >= last);
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            let _ = thread.join();
+        }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Waits, but not when the engine ends.
+    fn pause(&self, time: Duration) {
+        let guard = self.sleeping.0.lock();
+        let guard = guard.unwrap_or_else(PoisonError::into_inner);
+        let until = |_: &mut ()| !self.is_stopping();
+        let _ = self.sleeping.1.wait_timeout_while(guard, time, until);
+    }
+
+    fn now(&self) -> lvs_core::Instant {
+        let shared = self.shared.upgrade();
+        shared.map_or(lvs_core::Instant::ZERO, |shared| shared.now())
+    }
+
+    /// Has the packet worker do something, after it has told what has changed.
+    fn on_worker(&self, job: impl FnOnce(&mut Decider) + Send + 'static) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.post_decider(job);
+        }
+    }
+
+    /// As [`on_worker`](Self::on_worker), and waits for the answer; `None` if there is none.
+    fn ask_worker<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Decider, lvs_core::Instant) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (reply, answer) = mpsc::channel();
+        let now = self.now();
+        self.on_worker(move |decider| drop(reply.send(job(decider, now))));
+        answer.recv_timeout(WORKER_TIMEOUT).ok()
+    }
+
+    fn set_heard(&self, heard: bool) {
+        self.on_worker(move |decider| decider.shard.set_heard(heard));
+    }
+
+    fn templates(
+        &self,
+        from: usize,
+        budget: usize,
+        since: Option<lvs_core::Instant>,
+    ) -> (Vec<u8>, Option<usize>) {
+        let Some(shared) = self.shared.upgrade() else {
+            return (Vec::new(), None);
+        };
+        let now = shared.now();
+        let control = shared.control();
+        control.told_templates_piece(from, budget, since, now)
+    }
+
+    fn add(&self, counter: impl FnOnce(&Counts) -> &AtomicU64, more: u64) {
+        counter(&self.counts).fetch_add(more, Ordering::Relaxed);
+    }
+
+    fn count(&self, counter: impl FnOnce(&Counts) -> &AtomicU64) {
+        self.add(counter, 1);
+    }
+
+    /// What has become of a portion.
+    fn heard(&self, heard: Heard) {
+        self.add(|counts| &counts.taken, heard.taken.taken);
+        self.add(|counts| &counts.nonsense, heard.taken.nonsense);
+        self.add(|counts| &counts.no_room, heard.taken.no_room);
+        self.add(|counts| &counts.ended, heard.ended);
+        self.add(|counts| &counts.kept, heard.kept);
+    }
+
+    /// Whether this director knows what the others know: then it is ready, and stays so.
+    fn look_whether_ready(&self) -> Option<String> {
+        if self.ready.load(Ordering::Acquire) {
+            return None;
+        }
+        let patient = self.started.elapsed() < self.wait;
+        let waits = self.peers.iter().find_map(|peer| {
+            let state = peer.state();
+            let text = match state.step {
+                _ if self.wait.is_zero() => return None,
+                Step::Follows if state.is_in_step() || state.given_up => return None,
+                Step::Follows if !state.compared => "it was not compared yet".to_owned(),
+                Step::Follows => format!("{} of its connections are missing", state.missing),
+                Step::Bulk => format!("it has told {} connections so far", state.received),
+                // Who is there and refuses us is waited for: somebody has to do something.
+                Step::Away => match &state.trouble {
+                    Some((Trouble::Refused, text)) => text.clone(),
+                    Some((Trouble::Away, text)) if patient => text.clone(),
+                    None if patient => "it was not reached yet".to_owned(),
+                    _ => return None,
+                },
+            };
+            Some(format!("{}: {text}", peer.address))
+        });
+        if waits.is_none() && !self.ready.swap(true, Ordering::AcqRel) {
+            info!("ready: what other directors tell is known here");
+        }
+        waits
+    }
+
+    /// How things are.
+    pub(super) fn report(&self) -> SyncState {
+        let waits = self.look_whether_ready();
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counts = &self.counts;
+        let told = self.ask_worker(|decider, _| decider.shard.told().count());
+        SyncState {
+            ready: waits.is_none(),
+            waits_for: waits.unwrap_or_default(),
+            listen: Some(self.listen),
+            told: told.unwrap_or(0),
+            peers: self.peers.iter().map(|peer| self.report_on(peer)).collect(),
+            items_sent: read(&counts.items_sent),
+            bytes_sent: read(&counts.bytes_sent),
+            items_received: read(&counts.items_received),
+            taken: read(&counts.taken),
+            ended: read(&counts.ended),
+            kept: read(&counts.kept),
+            nonsense: read(&counts.nonsense),
+            no_room: read(&counts.no_room),
+            repairs: read(&counts.repairs),
+            told_anew: read(&counts.told_anew),
+            refused_address: read(&counts.refused_address),
+            refused_places: read(&counts.refused_places),
+            refused_key: read(&counts.refused_key),
+            forged: read(&counts.forged),
+            malformed: read(&counts.malformed),
+        }
+    }
+
+    fn report_on(&self, peer: &Peer) -> PeerInfo {
+        let number = peer.number;
+        let lent = self.ask_worker(move |decider, _| decider.shard.lent(number));
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let state = peer.state();
+        let step = match (state.step, &state.trouble) {
+            (Step::Bulk, _) => "bulk",
+            (Step::Follows, _) if state.is_in_step() => "in step",
+            (Step::Follows, _) if state.compared => "behind",
+            (Step::Follows, _) => "bulk",
+            (Step::Away, Some((Trouble::Refused, _))) => "refused",
+            (Step::Away, _) => "away",
+        };
+        let trouble = state.trouble.as_ref().map(|(_, text)| text.clone());
+        PeerInfo {
+            address: peer.address,
+            state: step.to_owned(),
+            trouble: trouble.unwrap_or_default(),
+            told: state.told,
+            lent: lent.unwrap_or(0),
+            missing: state.missing,
+            heard_ms: state.heard.map(|at| millis(at.elapsed())),
+            bulk_connections: state.bulk.map(|(count, ..)| count),
+            bulk_ms: state.bulk.map(|(_, took, _)| millis(took)),
+            bulk_ago: state.bulk.map(|(_, _, at)| at.elapsed().as_secs()),
+            listens: state.tells.is_some(),
+            lag_ms: state.lag.filter(|_| state.tells.is_some()).map(millis),
+        }
+    }
+}
+
+impl State {
+    fn is_in_step(&self) -> bool {
+        self.step == Step::Follows && self.compared && self.missing == 0
+    }
+}
+
+impl Peer {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // --- listening to it -------------------------------------------------------------------------
+
+    fn linked(&self, identity: [u8; 16], stream: TcpStream) {
+        let mut state = self.state();
+        state.identity = Some(identity);
+        state.stream = Some(stream);
+        state.lends = true;
+        state.trouble = None;
+        state.received = 0;
+        state.compared = false;
+        state.given_up = false;
+    }
+
+    fn step(&self, step: Step) {
+        self.state().step = step;
+    }
+
+    fn received(&self, count: u64) {
+        self.state().received = count;
+    }
+
+    fn has_told_everything(&self, count: u64, took: Duration) {
+        let mut state = self.state();
+        state.step = Step::Follows;
+        state.bulk = Some((count, took, Instant::now()));
+    }
+
+    fn compared(&self, told: u64, missing: u64, given_up: bool) {
+        let mut state = self.state();
+        state.compared = true;
+        (state.told, state.missing) = (told, missing);
+        state.given_up = given_up;
+        state.heard = Some(Instant::now());
+    }
+
+    fn lost(&self, trouble: Trouble, text: &str) {
+        let mut state = self.state();
+        state.step = Step::Away;
+        state.stream = None;
+        state.trouble = Some((trouble, text.to_owned()));
+        (state.told, state.missing) = (0, 0);
+    }
+
+    /// Nothing is left of what it has lent.
+    fn is_free(&self) {
+        let mut state = self.state();
+        state.lends = false;
+        state.identity = None;
+        self.changed.notify_all();
+    }
+
+    /// It is there again with another identity: what it had lent before is adopted first.
+    fn settle(&self, identity: [u8; 16], patience: Duration) {
+        let state = self.state();
+        let old = |state: &mut State| {
+            state.lends && state.identity.is_some_and(|other| other != identity)
+        };
+        if let Some(stream) = &state.stream
+            && state.identity.is_some_and(|other| other != identity)
+        {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        drop(self.changed.wait_timeout_while(state, patience, old));
+    }
+
+    /// Listens no more, and tells no more if so.
+    fn hang_up(&self, tells: bool) {
+        let state = self.state();
+        let tells = state.tells.as_ref().filter(|_| tells);
+        for stream in state.stream.iter().chain(tells) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    // --- telling it ------------------------------------------------------------------------------
+
+    fn sent(&self, serial: u64) {
+        self.state().sent = Some((serial, Instant::now()));
+    }
+
+    fn seen(&self, serial: u64) {
+        let mut state = self.state();
+        if let Some((sent, at)) = state.sent
+            && sent == serial
+        {
+            state.lag = Some(at.elapsed());
+        }
+    }
+}

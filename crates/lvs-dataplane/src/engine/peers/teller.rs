@@ -1,0 +1,314 @@
+//! Telling a listener: everything once, then what changes, what had packets, and sums.
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lvs_core::sync::bulk::{Pass, Ranges, count};
+use tracing::{info, warn};
+
+use super::frame::{FrameError, Handshake, Kind, PAYLOAD_MAX, Sequence};
+use super::hub::{Outgoing, Said, Work};
+use super::{Peer, Peers};
+
+/// Slots that a packet worker looks at in one go, as in a listing: 512 connections.
+const PIECE: usize = 8192;
+/// Bytes that wait before the walk over the table goes on.
+const AHEAD: usize = 256 << 10;
+/// Between two digests.
+const DIGEST_PERIOD: Duration = Duration::from_secs(2);
+/// Between two walks that tell of connections which had packets.
+const REFRESH_PERIOD: Duration = Duration::from_secs(30);
+/// How long changes are waited for, to be sent together.
+const LINGER: Duration = Duration::from_millis(5);
+/// How long a listener may take no bytes.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A walk over the table.
+struct Walk {
+    pass: Pass,
+    /// The slot to go on from; `None` when templates are next.
+    from: Option<usize>,
+    templates: Option<usize>,
+    begun: lvs_core::Instant,
+}
+
+impl Walk {
+    fn new(peers: &Peers, pass: Pass) -> Self {
+        let repairs = matches!(pass, Pass::Ranges(_));
+        Self {
+            pass,
+            from: Some(0),
+            templates: (!repairs).then_some(0),
+            begun: peers.now(),
+        }
+    }
+}
+
+/// Tells one listener until it is gone.
+pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &Handshake) {
+    let outgoing = Arc::new(Outgoing::default());
+    let ended = thread::scope(|scope| {
+        let reader = thread::Builder::new().name("lvs-peer-asks".to_owned());
+        let reads = {
+            let outgoing = outgoing.clone();
+            let mut asked = handshake.asked();
+            move || {
+                let ended = read(&mut asked, stream, &outgoing, peer);
+                outgoing.close();
+                ended
+            }
+        };
+        let Ok(reader) = reader.spawn_scoped(scope, reads) else {
+            return None;
+        };
+        if peers.hub.add(outgoing.clone()) {
+            peers.set_heard(true);
+        }
+        let told = tell(peers, peer, stream, handshake.told(), &outgoing);
+        if peers.hub.remove(&outgoing) {
+            peers.set_heard(false);
+        }
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        let asked = reader.join().ok()?;
+        told.err().map(FrameError::Io).or(asked.err())
+    });
+    if peers.is_stopping() {
+        return;
+    }
+    match ended {
+        Some(FrameError::Forged) => {
+            peers.count(|counts| &counts.forged);
+            warn!(
+                "{} is told nothing more: {}",
+                peer.address,
+                FrameError::Forged
+            );
+        }
+        Some(error) => info!("{} listens no more: {error}", peer.address),
+        None => info!("{} listens no more", peer.address),
+    }
+}
+
+/// Reads what a listener asks.
+fn read(
+    asked: &mut Sequence,
+    mut stream: &TcpStream,
+    outgoing: &Outgoing,
+    peer: &Peer,
+) -> Result<(), FrameError> {
+    // It answers each digest.
+    stream.set_read_timeout(Some(PATIENCE + DIGEST_PERIOD))?;
+    loop {
+        match asked.read(&mut stream)? {
+            (Kind::Want, ranges) => {
+                let ranges = ranges.chunks_exact(2);
+                outgoing.want(ranges.map(|range| u16::from_be_bytes([range[0], range[1]])));
+            }
+            (Kind::Seen, serial) => {
+                let serial = serial.try_into().map_err(|_| FrameError::Malformed)?;
+                peer.seen(u64::from_be_bytes(serial));
+            }
+            _ => return Err(FrameError::Malformed),
+        }
+    }
+}
+
+fn tell(
+    peers: &Arc<Peers>,
+    peer: &Arc<Peer>,
+    mut stream: &TcpStream,
+    mut told: Sequence,
+    outgoing: &Arc<Outgoing>,
+) -> std::io::Result<()> {
+    let mut bytes = Vec::new();
+    let keys = peers.keys.map(u64::to_be_bytes).concat();
+    told.seal(Kind::Keys, &keys, &mut bytes);
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(&bytes)?;
+    let mut walk = Some(Walk::new(peers, Pass::All));
+    let mut visited = peers.now();
+    let (mut refresh, mut digest) = (Instant::now() + REFRESH_PERIOD, Instant::now());
+    let mut serial = 0_u64;
+    while !peers.is_stopping() {
+        let mut until = Instant::now();
+        match &mut walk {
+            Some(going) => {
+                if outgoing.waiting() < AHEAD && !step(peers, going, outgoing) {
+                    let done = walk.take();
+                    match done.map(|done| (done.pass, done.begun)) {
+                        Some((Pass::All, begun)) => {
+                            visited = begun;
+                            outgoing.push(Said::Whole);
+                        }
+                        Some((Pass::Since(_), begun)) => visited = begun,
+                        _ => {}
+                    }
+                    digest = Instant::now();
+                }
+            }
+            None if Instant::now() >= refresh => {
+                refresh = Instant::now() + REFRESH_PERIOD;
+                walk = Some(Walk::new(peers, Pass::Since(visited)));
+            }
+            None => until = refresh.min(digest),
+        }
+        // While everything is told, sums say nothing.
+        let whole = matches!(&walk, Some(going) if matches!(going.pass, Pass::All));
+        if !whole && Instant::now() >= digest {
+            digest = Instant::now() + DIGEST_PERIOD;
+            let to = outgoing.clone();
+            peers.on_worker(move |decider| {
+                to.push(Said::Digest(Arc::new(decider.shard.told())));
+            });
+        }
+        let Work {
+            said,
+            lost,
+            closed,
+            wanted,
+        } = outgoing.take(until);
+        if lost {
+            peers.count(|counts| &counts.told_anew);
+            walk = Some(Walk::new(peers, Pass::All));
+        } else if !wanted.is_empty() {
+            peers.count(|counts| &counts.repairs);
+            // A walk that tells of more goes on.
+            if walk.is_none() {
+                walk = Some(Walk::new(peers, Pass::Ranges(Ranges::new(wanted))));
+            }
+        }
+        if said.is_empty() && !closed {
+            continue;
+        }
+        write(peers, peer, stream, &mut told, &mut serial, said)?;
+        if closed {
+            break;
+        }
+        if walk.is_none() {
+            outgoing.linger(LINGER);
+        }
+    }
+    // The last words of an engine that ends.
+    let said = outgoing.take(Instant::now()).said;
+    write(peers, peer, stream, &mut told, &mut serial, said)
+}
+
+/// Writes what was said, as few frames as it takes.
+fn write(
+    peers: &Peers,
+    peer: &Peer,
+    mut stream: &TcpStream,
+    told: &mut Sequence,
+    serial: &mut u64,
+    all: VecDeque<Said>,
+) -> std::io::Result<()> {
+    let mut bytes = Vec::new();
+    let mut items: Vec<u8> = Vec::new();
+    for said in all {
+        if let Said::Items(more) = &said {
+            for more in portions(more) {
+                if items.len() + more.len() > PAYLOAD_MAX {
+                    told.seal(Kind::Items, &items, &mut bytes);
+                    items.clear();
+                }
+                items.extend(more);
+                peers.add(|counts| &counts.items_sent, count(more));
+            }
+            continue;
+        }
+        if !items.is_empty() {
+            told.seal(Kind::Items, &items, &mut bytes);
+            items.clear();
+        }
+        match said {
+            Said::Digest(digest) => {
+                *serial += 1;
+                let mut payload = serial.to_be_bytes().to_vec();
+                digest.write(&mut payload);
+                peer.sent(*serial);
+                told.seal(Kind::Digest, &payload, &mut bytes);
+            }
+            Said::Whole => told.seal(Kind::Whole, &[], &mut bytes),
+            Said::Items(_) => {}
+        }
+    }
+    if !items.is_empty() {
+        told.seal(Kind::Items, &items, &mut bytes);
+    }
+    stream.write_all(&bytes)?;
+    peers.add(|counts| &counts.bytes_sent, bytes.len() as u64);
+    Ok(())
+}
+
+/// Items in pieces that fit a frame.
+fn portions(mut items: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let mut end = 0;
+        while let Some(len) = items.get(end + 2..end + 4) {
+            let len = 8 + usize::from(u16::from_be_bytes([len[0], len[1]]));
+            if end + len > PAYLOAD_MAX / 4 && end > 0 {
+                break;
+            }
+            end += len;
+        }
+        let (portion, rest) = items.split_at_checked(end).filter(|_| end > 0)?;
+        items = rest;
+        Some(portion)
+    })
+}
+
+/// Tells the next piece of a walk; `false` when it is over.
+fn step(peers: &Peers, walk: &mut Walk, outgoing: &Arc<Outgoing>) -> bool {
+    if let Some(from) = walk.from {
+        let (to, pass) = (outgoing.clone(), walk.pass.clone());
+        let next = peers.ask_worker(move |decider, now| {
+            let (items, next) = decider.shard.told_piece(from, PIECE, &pass, now);
+            // What has changed before goes first.
+            if !items.is_empty() {
+                to.push(Said::Items(items.into()));
+            }
+            next
+        });
+        // A worker that does not answer ends.
+        walk.from = next.flatten();
+        return true;
+    }
+    let Some(from) = walk.templates else {
+        return false;
+    };
+    let since = match &walk.pass {
+        Pass::Since(since) => Some(*since),
+        _ => None,
+    };
+    let (items, next) = peers.templates(from, PIECE, since);
+    if !items.is_empty() {
+        outgoing.push(Said::Items(items.into()));
+    }
+    walk.templates = next;
+    next.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_are_cut_where_one_ends() {
+        let item = |len: u16| {
+            let [high, low] = len.to_be_bytes();
+            let mut item = vec![1, 0, high, low, 0, 0, 0, 0];
+            item.resize(8 + usize::from(len), 7);
+            item
+        };
+        let all: Vec<u8> = (0..3000).flat_map(|n| item(36 + n % 100)).collect();
+        let cut: Vec<&[u8]> = portions(&all).collect();
+        assert!(cut.len() > 10 && cut.iter().all(|part| part.len() <= PAYLOAD_MAX / 4));
+        assert_eq!(cut.iter().map(|part| count(part)).sum::<u64>(), 3000);
+        assert_eq!(cut.concat(), all);
+        assert_eq!(portions(&[]).count(), 0);
+    }
+}

@@ -1,0 +1,138 @@
+//! `lvsadm sync`: what directors tell each other.
+
+use std::time::{Duration, Instant};
+
+use lvs_core::api::{Call, PeerInfo, SyncState};
+
+use super::{Outcome, Trouble, Words, connect, duration};
+use crate::program::Invocation;
+use crate::session::json;
+
+/// Between two looks.
+const PERIOD: Duration = Duration::from_millis(100);
+
+pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
+    if let Some(word) = words.free.first() {
+        return Err(Trouble::Usage(format!("{word}: nothing expected here")));
+    }
+    let wait = match words.value("--wait") {
+        Some(text) => duration(text).ok_or_else(|| {
+            Trouble::Usage(format!("--wait {text}: expected seconds, or 10s, 2m"))
+        })?,
+        None => Duration::ZERO,
+    };
+    let waits = words.value("--wait").is_some();
+    let until = Instant::now() + wait;
+    let mut client = connect(run)?;
+    let state = loop {
+        let state: SyncState = client.call(&Call::SyncGet {})?;
+        if state.ready || Instant::now() >= until {
+            break state;
+        }
+        std::thread::sleep(PERIOD);
+    };
+    if run.json {
+        json(run, &state)?;
+        writeln!(run.output)?;
+    } else {
+        run.output.write_all(text(&state).as_bytes())?;
+    }
+    Ok(u8::from(waits && !state.ready))
+}
+
+fn text(state: &SyncState) -> String {
+    if state.peers.is_empty() {
+        return "no other directors: lvs-dataplane --sync-peer names them\n".to_owned();
+    }
+    let mut text = match state.ready {
+        true => "ready".to_owned(),
+        false => format!("not ready: {}", state.waits_for),
+    };
+    text.push_str(&format!(
+        "\n{} connections are told to others\n\n{:<28}{:<9}{:>10}{:>10}{:>10}  {:<30}{}\n",
+        state.told, "peer", "state", "tells", "here", "missing", "last bulk", "listens"
+    ));
+    for peer in &state.peers {
+        text.push_str(&line(peer));
+    }
+    let counts = [
+        ("refused, address of no peer", state.refused_address),
+        ("refused, too many at a time", state.refused_places),
+        ("refused, without the key", state.refused_key),
+        ("forged", state.forged),
+        ("not understood", state.malformed),
+        ("connections that make no sense", state.nonsense),
+        ("connections without room", state.no_room),
+        ("told again what was missing", state.repairs),
+        ("told everything anew", state.told_anew),
+    ];
+    let counts = counts.into_iter().filter(|(_, count)| *count > 0);
+    for (n, (name, count)) in counts.enumerate() {
+        let first = if n == 0 { "\n" } else { "" };
+        text.push_str(&format!("{first}{name}: {count}\n"));
+    }
+    text
+}
+
+fn line(peer: &PeerInfo) -> String {
+    let bulk = match (peer.bulk_connections, peer.bulk_ms, peer.bulk_ago) {
+        (Some(count), Some(took), Some(ago)) => format!("{count} in {took} ms, {ago} s ago"),
+        _ => "-".to_owned(),
+    };
+    let listens = match (peer.listens, peer.lag_ms) {
+        (true, Some(lag)) => format!("{lag} ms behind"),
+        (true, None) => "yes".to_owned(),
+        (false, _) => "no".to_owned(),
+    };
+    let mut line = format!(
+        "{:<28}{:<9}{:>10}{:>10}{:>10}  {bulk:<30}{listens}\n",
+        peer.address, peer.state, peer.told, peer.lent, peer.missing
+    );
+    if !peer.trouble.is_empty() {
+        line.push_str(&format!("    {}\n", peer.trouble));
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        assert!(text(&SyncState::default()).contains("--sync-peer"));
+        let peer = PeerInfo {
+            address: "192.0.2.2:8848".parse().expect("an address"),
+            state: "refused".to_owned(),
+            trouble: "it has another key".to_owned(),
+            told: 0,
+            lent: 0,
+            missing: 0,
+            heard_ms: None,
+            bulk_connections: Some(7),
+            bulk_ms: Some(12),
+            bulk_ago: Some(3),
+            listens: true,
+            lag_ms: Some(4),
+        };
+        let state = SyncState {
+            waits_for: "192.0.2.2:8848: it has another key".to_owned(),
+            peers: vec![peer],
+            told: 5,
+            forged: 2,
+            ..SyncState::default()
+        };
+        let said = text(&state);
+        for part in [
+            "not ready: 192.0.2.2:8848: it has another key\n",
+            "5 connections are told",
+            "7 in 12 ms, 3 s ago",
+            "4 ms behind",
+            "    it has another key\n",
+            "\nforged: 2\n",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        assert!(!said.contains("without room"));
+    }
+}
