@@ -3,6 +3,7 @@
 use std::env;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -22,7 +23,7 @@ use lvs_dataplane::sys::group_id;
 use lvs_dataplane::watchdog::{self, Feeder};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use tracing::Level;
+use tracing::{Level, info};
 use tracing_subscriber::EnvFilter;
 
 /// The engine of a Linux Virtual Server in userspace.
@@ -58,9 +59,14 @@ struct Args {
     #[arg(long)]
     cleanup: bool,
 
-    /// Packet threads; only 1 is supported.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    workers: usize,
+    /// Packet workers: threads that each have a part of the connections (up to 64); auto: one for
+    /// each processor, 8 at most. More than one does not go with --in-kernel.
+    #[arg(long, default_value = "1", value_name = "N|auto")]
+    workers: Workers,
+
+    /// Whether each packet worker runs on a processor of its own. Default: on with several workers.
+    #[arg(long, value_enum, value_name = "on|off")]
+    pin: Option<Pin>,
 
     /// Whether packet threads run in real time (SCHED_FIFO, priority 1) while they take less than
     /// half of a processor: then packets do not wait for other programs.
@@ -215,6 +221,49 @@ enum InKernel {
     On,
 }
 
+/// How many packet workers.
+#[derive(Clone, Copy, Debug)]
+enum Workers {
+    Auto,
+    Some(NonZeroUsize),
+}
+
+impl Workers {
+    /// Without a number, as many as there are processors, but for those of large machines.
+    fn count(self) -> NonZeroUsize {
+        const AUTO_MAX: NonZeroUsize = NonZeroUsize::new(8).expect("it is not 0");
+        match self {
+            Self::Some(workers) => workers,
+            Self::Auto => {
+                let processors = std::thread::available_parallelism();
+                processors.unwrap_or(NonZeroUsize::MIN).min(AUTO_MAX)
+            }
+        }
+    }
+}
+
+impl FromStr for Workers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        let number = text.parse().ok();
+        let number = number.filter(|n: &NonZeroUsize| n.get() <= engine::WORKERS_MAX);
+        let number = number.map(Self::Some);
+        number.ok_or_else(|| format!("give auto, or a number from 1 to {}", engine::WORKERS_MAX))
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Pin {
+    /// Each on its own, where there are as many
+    On,
+    /// Wherever there is room
+    Off,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum RealTime {
     /// No
@@ -331,11 +380,6 @@ fn run(args: Args) -> anyhow::Result<()> {
     if args.cleanup {
         return clean_up();
     }
-    anyhow::ensure!(
-        args.workers == 1,
-        "--workers {}: only one worker is supported; leave it out",
-        args.workers
-    );
     let config = config(args)?;
     // Before the engine's threads exist, so that a signal during the start is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle signals")?;
@@ -364,6 +408,10 @@ fn run(args: Args) -> anyhow::Result<()> {
 
 /// What the engine is to be, by the arguments; reads the files that they name.
 fn config(args: Args) -> anyhow::Result<Config> {
+    let workers = args.workers.count();
+    if let Workers::Auto = args.workers {
+        info!("--workers auto: {workers}");
+    }
     let rules = match &args.rules {
         Some(path) => {
             let name = path.display().to_string();
@@ -393,6 +441,8 @@ fn config(args: Args) -> anyhow::Result<Config> {
             InKernel::On => engine::UseKernel::On,
         },
         in_kernel_after: Some(args.in_kernel_after),
+        workers: Some(workers),
+        pin: args.pin.map(|pin| matches!(pin, Pin::On)),
         real_time: matches!(args.real_time, RealTime::Auto),
         interfaces: args.interface,
         address: args

@@ -199,10 +199,36 @@ pub struct Info {
     pub ftp_ports: Vec<u16>,
     /// Counters of everything, services that are gone included.
     pub total: Stats,
+    /// The packet workers.
+    pub workers: Vec<WorkerInfo>,
     /// The path in the kernel (`lvs-dataplane --in-kernel`).
     pub in_kernel: InKernelInfo,
     /// What the synchronisation daemons have counted.
     pub sync: SyncCounts,
+}
+
+/// A packet worker: a thread with its own part of the connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkerInfo {
+    /// Its number, from 0.
+    pub number: u32,
+    /// The processor that it is pinned to.
+    pub cpu: Option<u32>,
+    /// Connections now.
+    pub connections: u64,
+    /// Connections that its part of the table holds at most.
+    pub capacity: u64,
+    /// Frames that it has received.
+    pub packets: u64,
+    /// Frames that came faster than it read them, and were lost.
+    pub lost: u64,
+    /// Frames that it has received and handed over to the worker that they belong to.
+    pub handed_over: u64,
+    /// Frames that others have handed over to it.
+    pub taken: u64,
+    /// Frames for which such a worker had no room: dropped.
+    pub busy: u64,
 }
 
 /// What synchronisation daemons have counted: all that ran since the engine started.

@@ -6,16 +6,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
+use super::inbox::Inbox;
 use super::shared::Shared;
 use super::worker::Worker;
 use crate::host::keeper::REQUESTS_MAX;
 use crate::mailbox::Mailbox;
 use crate::packet::pipeline::Request;
 
-/// What others share with a packet worker.
+/// What others share with a packet worker. What one of them writes is in no line of the cache that
+/// another one reads for each packet.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(super) struct Door {
     pub(super) mailbox: Mailbox<Worker>,
+    /// What other workers hand over.
+    pub(super) inbox: Inbox,
     /// The generation of the view that the worker has taken.
     pub(super) taken: AtomicU64,
     batch: Longest,
@@ -53,9 +58,11 @@ impl Longest {
 }
 
 impl Door {
-    pub(super) fn new() -> io::Result<Self> {
+    /// That of one of so many workers.
+    pub(super) fn new(workers: usize) -> io::Result<Self> {
         Ok(Self {
             mailbox: Mailbox::new()?,
+            inbox: Inbox::new(workers),
             taken: AtomicU64::new(0),
             batch: Longest::default(),
             gap: Longest::default(),

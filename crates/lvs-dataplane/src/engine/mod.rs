@@ -4,6 +4,7 @@ mod calls;
 mod capture;
 mod decider;
 mod door;
+mod inbox;
 mod local_clients;
 mod network;
 mod peers;
@@ -62,9 +63,11 @@ use crate::io::vlan::WantedInterface;
 use crate::mailbox::Mailbox;
 use crate::packet::common::Common;
 use crate::packet::pipeline::{ReversePath, Settings};
+use crate::packet::steer::Steering;
+use crate::sys;
 
-/// Packet workers of an engine.
-const WORKERS: NonZeroUsize = NonZeroUsize::MIN;
+/// Packet workers at most.
+pub const WORKERS_MAX: usize = 64;
 
 /// A thread that handles packets, as the control server's threads ask it.
 trait Packets {
@@ -88,6 +91,11 @@ pub struct Config {
     /// Packets from the client after which a connection is; `None` for
     /// [16](crate::in_kernel::RIPE).
     pub in_kernel_after: Option<NonZeroU32>,
+    /// Packet workers, [`WORKERS_MAX`] at most; `None` for one.
+    pub workers: Option<NonZeroUsize>,
+    /// Whether each packet worker runs on a processor of its own; `None` for several workers only.
+    /// Where there are fewer processors than workers, none does.
+    pub pin: Option<bool>,
     /// Packet workers run in real time while they take less than half of a processor, where that
     /// is permitted.
     pub real_time: bool,
@@ -233,6 +241,14 @@ pub enum StartError {
     /// Virtual time and real interfaces.
     #[error("--virtual-time is for engines without interfaces: add --no-interfaces")]
     VirtualTime,
+    /// More packet workers than there may be.
+    #[error("--workers {0}: there may be {WORKERS_MAX} packet workers at most")]
+    Workers(NonZeroUsize),
+    /// Several packet workers, and one program that looks at each packet.
+    #[error(
+        "an embedding program that looks at each packet does so from one packet worker, not from {0}"
+    )]
+    Hook(NonZeroUsize),
     /// The random numbers that key the connection table.
     #[error("cannot read random numbers from /dev/urandom: {0}")]
     Random(#[source] std::io::Error),
@@ -269,7 +285,18 @@ impl Engine {
         };
         let server = Server::bind(&address, permissions)?;
         let address = server.address().clone();
-        let (control, options) = new_control(&config)?;
+        let workers = match config.workers {
+            Some(workers) if workers.get() > WORKERS_MAX => {
+                return Err(StartError::Workers(workers));
+            }
+            // Whoever has no packets has none to divide.
+            Some(workers) if !config.no_interfaces => workers,
+            _ => NonZeroUsize::MIN,
+        };
+        if workers.get() > 1 && config.hook.is_some() {
+            return Err(StartError::Hook(workers));
+        }
+        let (control, options) = new_control(&config, workers)?;
         let mut engine = if config.no_interfaces {
             Self::start_virtual(control, options, config.virtual_time)?
         } else {
@@ -278,9 +305,16 @@ impl Engine {
                 interfaces,
                 own_all_vips: config.own_vips,
                 in_kernel: None,
+                steering: (workers.get() > 1)
+                    .then(|| steering(workers, &options, &config.ftp_ports)),
             };
             let wanted = (config.in_kernel, config.in_kernel_after.unwrap_or(RIPE));
-            let threads = (config.hook, config.real_time);
+            let threads = Threads {
+                workers,
+                pin: config.pin.unwrap_or(workers.get() > 1),
+                hook: config.hook,
+                real_time: config.real_time,
+            };
             Self::start_on_host(control, setup, config.settings, threads, wanted)?
         };
         if !config.local_addresses.is_empty() || config.hairpin {
@@ -325,36 +359,41 @@ impl Engine {
         control: Control,
         mut setup: Setup,
         settings: Settings,
-        (mut hook, real_time): (Option<Box<dyn PacketHook>>, bool),
+        threads: Threads,
         (wanted, ripe): (UseKernel, NonZeroU32),
     ) -> Result<Self, StartError> {
-        let hooked = hook.is_some();
-        let (in_kernel, why_not) =
-            match open_in_kernel(&control, setup.backend, &settings, hooked, wanted) {
-                None => (None, InKernelInfo::default()),
-                Some(Ok(opened)) => (Some(opened), InKernelInfo::default()),
-                Some(Err(error)) if wanted == UseKernel::On => {
-                    return Err(StartError::InKernel(error));
-                }
-                Some(Err(error)) => {
-                    info!("all packets are forwarded by the engine itself: {error}");
-                    (None, error.into())
-                }
-            };
+        let Threads {
+            workers: count,
+            pin,
+            mut hook,
+            real_time,
+        } = threads;
+        let against = against_in_kernel(count, hook.is_some(), setup.backend, &settings);
+        let (in_kernel, why_not) = match open_in_kernel(&control, against, wanted) {
+            None => (None, InKernelInfo::default()),
+            Some(Ok(opened)) => (Some(opened), InKernelInfo::default()),
+            Some(Err(error)) if wanted == UseKernel::On => {
+                return Err(StartError::InKernel(error));
+            }
+            Some(Err(error)) => {
+                info!("all packets are forwarded by the engine itself: {error}");
+                (None, error.into())
+            }
+        };
         let (in_kernel, memory) = in_kernel.unzip();
         let successor = in_kernel.as_ref().filter(|kernel| kernel.is_successor());
         let mut adoption = None;
         let mut shards: Vec<Shard> = match memory {
-            // There is one worker, and one table.
+            // There is one worker then, and one table.
             Some(memory) if successor.is_some() => {
                 let (shard, found) = control.shard_found(0, memory).expect("there is a shard");
                 adoption = Some(found);
                 vec![shard]
             }
             Some(memory) => control.shard_in(0, memory).into_iter().collect(),
-            None => (0..WORKERS.get()).map_while(|n| control.shard(n)).collect(),
+            None => (0..count.get()).map_while(|n| control.shard(n)).collect(),
         };
-        let side = HostSide::new(WORKERS.get()).map_err(StartError::Thread)?;
+        let side = HostSide::new(count.get()).map_err(StartError::Thread)?;
         let shared = Arc::new(Shared::new(control, Side::Host(side), false));
         if let Some(daemons) = shared.daemons() {
             let director: Weak<Shared> = Arc::downgrade(&shared);
@@ -374,7 +413,7 @@ impl Engine {
             .unwrap_or_default()
             .saturating_sub(shared.now().saturating_since(Instant::ZERO));
         let common = Common::new(settings).with_midnight(midnight);
-        let common = Arc::new(common.with_workers(WORKERS));
+        let common = Arc::new(common.with_workers(count));
         let (requests, queues): (Vec<_>, Vec<_>) =
             shards.iter().map(|_| Requests::new(shared.clone())).unzip();
         let left = in_kernel
@@ -395,6 +434,7 @@ impl Engine {
             successor::take_over(&shared, &mut shards[0], in_kernel, adoption, &left.records);
             daemons = left.daemons;
         }
+        let cpus = if pin { own_cpus(count) } else { Vec::new() };
         let mut workers = Vec::new();
         for (number, (shard, requests)) in shards.into_iter().zip(requests).enumerate() {
             let mut worker = Worker::new(
@@ -407,6 +447,9 @@ impl Engine {
             );
             if let Some(in_kernel) = &in_kernel {
                 worker.use_in_kernel(in_kernel.clone(), ripe.get());
+            }
+            if let Some(&cpu) = cpus.get(number) {
+                worker.run_on(cpu);
             }
             workers.push(worker);
         }
@@ -526,27 +569,63 @@ impl Drop for Engine {
     }
 }
 
+/// How the threads of packet workers are to run.
+struct Threads {
+    workers: NonZeroUsize,
+    pin: bool,
+    hook: Option<Box<dyn PacketHook>>,
+    real_time: bool,
+}
+
+/// How packets are divided among workers.
+fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Arc<Steering> {
+    // What is known of the one hash is to say nothing of the other.
+    let seed = options.seed.rotate_left(32) ^ 0x6c76_7377_6f72_6b65;
+    Arc::new(Steering::new(workers, seed, !ftp_ports.is_empty()))
+}
+
+/// A processor for each worker; none where there are fewer.
+fn own_cpus(workers: NonZeroUsize) -> Vec<usize> {
+    let cpus = sys::permitted_cpus();
+    if cpus.len() < workers.get() {
+        info!(
+            "packet workers run on any processor: {workers} workers, and {} processors that this process may use",
+            cpus.len()
+        );
+        return Vec::new();
+    }
+    cpus
+}
+
+/// What speaks against the path in the kernel.
+fn against_in_kernel(
+    workers: NonZeroUsize,
+    hooked: bool,
+    backend: Backend,
+    settings: &Settings,
+) -> Option<&'static str> {
+    if hooked {
+        Some("an embedding program looks at each packet")
+    } else if workers.get() > 1 {
+        Some("it reads the connection table of one packet worker: leave out --workers")
+    } else if backend == Backend::Tun {
+        Some("--backend tun has packets routed, not taken from interfaces")
+    } else if settings.reverse_path != ReversePath::Off {
+        Some("--reverse-path judges each packet by where it came in")
+    } else {
+        None
+    }
+}
+
 /// The path in the kernel, and the connection table's memory there, if it is wanted and possible.
 fn open_in_kernel(
     control: &Control,
-    backend: Backend,
-    settings: &Settings,
-    hooked: bool,
+    against: Option<&'static str>,
     wanted: UseKernel,
 ) -> Option<Result<(Arc<InKernel>, Memory), InKernelError>> {
     if wanted == UseKernel::Off {
         return None;
     }
-    let against = match () {
-        () if hooked => Some("an embedding program looks at each packet"),
-        () if backend == Backend::Tun => {
-            Some("--backend tun has packets routed, not taken from interfaces")
-        }
-        () if settings.reverse_path != ReversePath::Off => {
-            Some("--reverse-path judges each packet by where it came in")
-        }
-        () => None,
-    };
     let opened = match against {
         Some(reason) => Err(InKernelError::Setting(reason)),
         None => InKernel::open_or_find(control.layout())
@@ -559,18 +638,18 @@ fn open_in_kernel(
 }
 
 /// The control half as it is at the start.
-fn new_control(config: &Config) -> Result<(Control, Options), StartError> {
+fn new_control(config: &Config, workers: NonZeroUsize) -> Result<(Control, Options), StartError> {
     let mut options = Options {
         seed: random_seed()?,
         profile: config.profile,
         when_full: config.when_full,
         schedulers: config.schedulers.clone(),
-        shards: WORKERS.get(),
+        shards: workers.get(),
         ..Options::default()
     };
-    if let Some(max) = config.max_connections {
-        options.max_connections = max;
-    }
+    // Each worker has its part of the table.
+    let max = config.max_connections.unwrap_or(options.max_connections);
+    options.max_connections = max.div_ceil(workers.get());
     if config.compat == Some(Compat::Linux6_1) {
         options.schedulers.remove("twos");
     }

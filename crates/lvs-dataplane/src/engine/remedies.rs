@@ -119,6 +119,10 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
             "A guest on a virtual link sends aggregates that no TCP makes: find it (lvsadm capture dropped -w FILE), and switch \
              the segmentation offload of its device off (ethtool -K IF tso off gso off)."
         }
+        FrameDrop::WorkerBusy => {
+            "One packet worker gets more than it can do: lvsadm workers shows which. More workers do not help where it is one \
+             client's connections."
+        }
         FrameDrop::ReversePath => {
             "Somebody forges sources, or routes are asymmetric: compare ip route get SOURCE with the interface (lvsadm capture dropped \
              -w FILE); --reverse-path loose asks for less."

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lvs_core::api::{ReasonCount, SyncCounts};
+use lvs_core::api::{ReasonCount, SyncCounts, WorkerInfo};
 use lvs_core::{AcceptReason, DropReason, Evictions};
 
 use super::decider::Decider;
@@ -33,13 +33,28 @@ pub(super) struct Report {
     pub(super) unsynced: u64,
     /// Ports, what serves them, and frames that came there too fast.
     pub(super) ports: Vec<(PortId, &'static str, u64)>,
+    /// Of each worker.
+    pub(super) workers: Vec<WorkerInfo>,
     pub(super) common: Arc<Common>,
 }
 
 impl Report {
     /// What a decider and a pipeline have counted.
     pub(super) fn of(decider: &Decider, pipeline: &Pipeline) -> Self {
+        let counters = &pipeline.counters;
+        let worker = WorkerInfo {
+            number: u32::try_from(decider.shard.number()).unwrap_or(u32::MAX),
+            cpu: None,
+            connections: decider.shard.len() as u64,
+            capacity: decider.shard.capacity() as u64,
+            packets: counters.received,
+            lost: 0,
+            handed_over: counters.handed_over,
+            taken: counters.taken,
+            busy: counters.dropped_for(FrameDrop::WorkerBusy),
+        };
         Self {
+            workers: vec![worker],
             connections: decider.shard.len() as u64,
             capacity: decider.shard.capacity() as u64,
             marked: decider.marked.clone(),
@@ -72,6 +87,8 @@ impl Report {
         self.unsent += other.unsent;
         self.unasked += other.unasked;
         self.unsynced += other.unsynced;
+        self.workers.extend(other.workers);
+        self.workers.sort_unstable_by_key(|worker| worker.number);
         for (port, backend, lost) in other.ports {
             match self.ports.iter_mut().find(|(known, ..)| *known == port) {
                 Some((_, _, all)) => *all += lost,

@@ -102,7 +102,7 @@ impl HostSide {
             published: Published::default(),
             ways: AtomicU64::new(0),
             doors: (0..workers)
-                .map(|_| Door::new())
+                .map(|_| Door::new(workers))
                 .collect::<Result<_, _>>()?,
             daemons: Daemons::new()?,
             peers: OnceLock::new(),
@@ -275,6 +275,11 @@ impl Shared {
     /// If there is no such worker.
     pub(super) fn door(&self, number: usize) -> &Door {
         &self.host().expect("it has packet workers").doors[number]
+    }
+
+    /// The doors of all packet workers.
+    pub(super) fn doors(&self) -> &[Door] {
+        self.host().map_or(&[][..], |host| &host.doors)
     }
 
     /// A packet worker runs until the value that this gives is dropped.
@@ -451,8 +456,25 @@ impl Director for Shared {
     }
 
     fn take_over(&self, entries: Vec<Entry>, ticket: Ticket) {
-        // There is one worker: with several, a connection goes to the one that its packets go to.
-        if let Some(door) = self.host().and_then(|host| host.doors.first()) {
+        let Some(host) = self.host() else {
+            return;
+        };
+        // A connection goes to the worker that its packets go to.
+        let steering = self.view().steering.clone();
+        let home = |entry: &Entry| {
+            let (client, steering) = (entry.client, steering.as_ref());
+            steering.map_or(0, |steering| steering.of_client(client.ip(), client.port()))
+        };
+        let mut shares: Vec<Vec<Entry>> = host.doors.iter().map(|_| Vec::new()).collect();
+        for entry in entries {
+            let home = home(&entry);
+            if let Some(share) = shares.get_mut(home) {
+                share.push(entry);
+            }
+        }
+        let shares = host.doors.iter().zip(shares);
+        for (door, entries) in shares.filter(|(_, share)| !share.is_empty()) {
+            let ticket = ticket.clone();
             door.mailbox
                 .post(move |worker| worker.take_over(entries, ticket));
         }
@@ -515,9 +537,13 @@ impl EngineSide for Shared {
         taken.min().unwrap_or(u64::MAX)
     }
 
-    fn attach(&self, port: PortId, io: Port) {
-        // There is one worker: further ones get ports of their own on the same interfaces.
-        if let Some(door) = self.host().and_then(|host| host.doors.first()) {
+    fn workers(&self) -> usize {
+        self.host().map_or(1, |host| host.doors.len())
+    }
+
+    fn attach(&self, port: PortId, ports: Vec<Port>) {
+        let doors = self.host().map_or(&[][..], |host| &host.doors);
+        for (door, io) in doors.iter().zip(ports) {
             door.mailbox.post(move |worker| worker.attach(port, io));
         }
     }

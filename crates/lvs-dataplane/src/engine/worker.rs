@@ -12,11 +12,12 @@ use std::time::{Duration, Instant as SystemInstant};
 
 use lvs_core::sync::wire::Entry;
 use lvs_core::{ConnId, Instant, Shard};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::capture::{self, Capture, Shown};
 use super::decider::Decider;
 use super::door::{Door, Requests};
+use super::inbox::Parcel;
 use super::local_clients::LocalClients;
 use super::network::TakenView;
 use super::priority::Priority;
@@ -29,13 +30,12 @@ use crate::io::BATCH;
 use crate::io::port::{Batch, Port, Ports};
 use crate::packet::common::Common;
 use crate::packet::drop::FrameDrop;
-#[cfg(feature = "testing")]
 use crate::packet::frame::Frame;
 use crate::packet::net::{Net, PortId};
-use crate::packet::pipeline::{Env, Output, Pipeline, Request};
+use crate::packet::pipeline::{Env, Output, Pipeline, Request, Share};
 use crate::packet::ways::{Way, Ways};
 use crate::sync::Ticket;
-use crate::sys::Poller;
+use crate::sys::{self, Poller};
 
 /// Batches of one port before the others have their turn.
 const BATCHES_PER_TURN: usize = 4;
@@ -78,6 +78,18 @@ pub(crate) struct Worker {
     tally: Tally,
     next_housekeeping: Instant,
     kernel: KernelSide,
+    others: Others,
+}
+
+/// What concerns the other workers.
+#[derive(Default)]
+struct Others {
+    /// The processor that this one runs on, while they run on others.
+    cpu: Option<usize>,
+    /// For each of them, what is to be handed over.
+    outboxes: Vec<Vec<Parcel>>,
+    /// Room for what they hand over.
+    taken: Vec<Parcel>,
 }
 
 /// What a worker counts for the keeper.
@@ -127,7 +139,13 @@ impl Worker {
             tally: Tally::default(),
             next_housekeeping: Instant::ZERO,
             kernel: KernelSide::default(),
+            others: Others::default(),
         }
+    }
+
+    /// Runs on this processor and no other from the start.
+    pub(super) const fn run_on(&mut self, cpu: usize) {
+        self.others.cpu = Some(cpu);
     }
 
     /// Publishes connections from now on, each after so many packets.
@@ -141,6 +159,15 @@ impl Worker {
     pub(super) fn run(mut self, real_time: bool) {
         let shared = self.shared.clone();
         let _ended = shared.worker_runs(self.number);
+        if let Some(cpu) = self.others.cpu
+            && let Err(error) = sys::run_on(cpu)
+        {
+            warn!(
+                "packet worker {} runs on any processor (sched_setaffinity to {cpu}: {error})",
+                self.number
+            );
+            self.others.cpu = None;
+        }
         let mut priority = Priority::new(real_time);
         let mut poller = Poller::new();
         let mut ports = Vec::new();
@@ -187,6 +214,7 @@ impl Worker {
                 self.door().mailbox.wake().take();
                 self.do_jobs();
             }
+            self.take_parcels();
             self.timers();
             self.send_sync();
             self.tell_peers();
@@ -236,6 +264,12 @@ impl Worker {
             self.decider.take_marks(marks);
         }
         self.decider.take_intercept(&view.intercept);
+        if let Some(steering) = &view.steering {
+            self.pipeline.share = Some(Share {
+                number: self.number,
+                steering: steering.clone(),
+            });
+        }
         self.network.take(view);
         if config {
             self.decider.sweep();
@@ -269,11 +303,9 @@ impl Worker {
                 return false;
             }
             let now = self.shared.now();
-            let view = self.network.view();
-            if let Some(known) = view.tables.port(port) {
-                self.decider.interface.clone_from(&known.name);
-                self.decider.ignores = view.ignore_tunneled && known.decapsulates;
-            }
+            let came = count;
+            let count = self.hand_over(port, came);
+            self.comes_from(port);
             if self.captures.is_empty() {
                 let mut done = 0;
                 while done < count {
@@ -294,7 +326,7 @@ impl Worker {
             let took = started.elapsed();
             self.pipeline.gate.spent(count, took, now + took);
             self.door().note_batch(took);
-            if count < BATCH {
+            if came < BATCH {
                 return false;
             }
         }
@@ -393,7 +425,143 @@ impl Worker {
         for (port, frames) in self.output.returned() {
             self.ports.give_back(port, frames);
         }
+        for (home, port, whole) in self.output.elsewhere.drain(..) {
+            let workers = self.shared.doors().len();
+            self.others.outboxes.resize_with(workers, Vec::new);
+            if let Some(outbox) = self.others.outboxes.get_mut(home) {
+                outbox.push(Parcel::Whole(port, Box::new(whole)));
+            }
+        }
         self.output.recycle();
+        self.post_parcels();
+    }
+
+    /// What comes next has come in on this port.
+    fn comes_from(&mut self, port: PortId) {
+        let view = self.network.view();
+        if let Some(known) = view.tables.port(port) {
+            self.decider.interface.clone_from(&known.name);
+            self.decider.ignores = view.ignore_tunneled && known.decapsulates;
+        }
+    }
+
+    // --- several workers -------------------------------------------------------------------------
+
+    /// Hands over what is others' of the batch that has come in; says how much is left of it.
+    fn hand_over(&mut self, port: PortId, count: usize) -> usize {
+        if self.pipeline.share.is_none() {
+            return count;
+        }
+        let env = env(&self.network);
+        let Some(info) = env.net.port(port) else {
+            return count;
+        };
+        self.others
+            .outboxes
+            .resize_with(self.shared.doors().len(), Vec::new);
+        let frames = self.batch.frames();
+        let mut kept = 0;
+        for at in 0..count {
+            let Some(home) = self.pipeline.home_of(&info, &frames[at], &env) else {
+                frames.swap(kept, at);
+                kept += 1;
+                continue;
+            };
+            // A copy: what a backend lends is its own again as soon as may be.
+            let mut copy = Frame::from_bytes(frames[at].bytes());
+            copy.offload = frames[at].offload;
+            self.others.outboxes[home].push(Parcel::Frame(port, copy));
+        }
+        self.batch.truncate(kept);
+        self.post_parcels();
+        kept
+    }
+
+    /// Gives others what is theirs.
+    fn post_parcels(&mut self) {
+        for (door, parcels) in self.shared.doors().iter().zip(&mut self.others.outboxes) {
+            if parcels.is_empty() {
+                continue;
+            }
+            let frames = parcels
+                .iter()
+                .filter(|parcel| matches!(parcel, Parcel::Frame(..)))
+                .count();
+            let all = parcels.len();
+            let (taken, wake) = door.inbox.put(self.number, parcels);
+            if wake {
+                door.mailbox.wake().notify();
+            }
+            self.pipeline.count_handed_over(frames, all - taken);
+        }
+    }
+
+    /// Processes what other workers have handed over.
+    pub(super) fn take_parcels(&mut self) {
+        let mut parcels = std::mem::take(&mut self.others.taken);
+        self.door().inbox.take(&mut parcels);
+        if parcels.is_empty() {
+            self.others.taken = parcels;
+            return;
+        }
+        self.take_view();
+        let mut parcels_left = parcels.drain(..).peekable();
+        let mut frames = Vec::with_capacity(BATCH);
+        while let Some(parcel) = parcels_left.next() {
+            let now = self.shared.now();
+            match parcel {
+                Parcel::Whole(port, whole) => {
+                    self.comes_from(port);
+                    let env = env(&self.network);
+                    let (decide, out) = (&mut self.decider, &mut self.output);
+                    self.pipeline.process_whole(*whole, &env, decide, now, out);
+                    self.flush();
+                }
+                Parcel::Frame(port, frame) => {
+                    frames.push(frame);
+                    while frames.len() < BATCH
+                        && let Some(Parcel::Frame(_, frame)) = parcels_left.next_if(
+                            |next| matches!(next, Parcel::Frame(known, _) if *known == port),
+                        )
+                    {
+                        frames.push(frame);
+                    }
+                    self.process_taken(port, &mut frames, now);
+                    frames.clear();
+                }
+            }
+        }
+        drop(parcels_left);
+        self.others.taken = parcels;
+    }
+
+    fn process_taken(&mut self, port: PortId, frames: &mut Vec<Frame>, now: Instant) {
+        let started = SystemInstant::now();
+        self.decider.epoch = 0;
+        self.comes_from(port);
+        if !self.captures.is_empty() {
+            let count = self.batch.lend(frames.drain(..));
+            self.process_shown(port, now);
+            self.pipeline.count_taken(count);
+            self.batch.clear();
+            return;
+        }
+        let mut done = 0;
+        while done < frames.len() {
+            done += self.pipeline.process_some(
+                port,
+                &mut frames[done..],
+                &env(&self.network),
+                &mut self.decider,
+                now,
+                &mut self.output,
+            );
+            self.flush();
+        }
+        self.pipeline.count_taken(done);
+        let took = started.elapsed();
+        self.pipeline.gate.spent(done, took, now + took);
+        self.door().note_batch(took);
     }
 
     // --- synchronisation -------------------------------------------------------------------------
@@ -638,11 +806,14 @@ impl Packets for Worker {
     fn report(&mut self) -> Report {
         let mut report = Report::of(&self.decider, &self.pipeline);
         report.unsent = self.ports.refused;
+        report.workers[0].cpu = self.others.cpu.and_then(|cpu| u32::try_from(cpu).ok());
         report.unasked = self.requests.refused;
         report.unsynced = self.decider.shard.lost_sync_messages();
         for (port, io) in self.ports.iter_mut() {
             let backend = io.capabilities().name;
-            report.ports.push((port, backend, io.drops()));
+            let drops = io.drops();
+            report.workers[0].lost += drops;
+            report.ports.push((port, backend, drops));
         }
         report
     }
@@ -680,8 +851,10 @@ mod tests {
     use crate::packet::frame::{Arena, Offload};
     use crate::packet::net::PortInfo;
     use crate::packet::pipeline::Settings;
+    use crate::packet::steer::Steering;
     use crate::packet::wire::Mac;
 
+    const WORKERS: usize = 2;
     const PORT: PortId = PortId(1);
     const MAC: Mac = Mac([2; 6]);
     const SERVER_MAC: Mac = Mac([4; 6]);
@@ -701,12 +874,18 @@ mod tests {
         Frame::lent(lent, 64..64 + bytes.len(), Offload::default())
     }
 
-    #[test]
-    fn two_workers_on_one_control() {
-        const WORKERS: usize = 2;
+    /// Two workers of one director with a service, which divide packets like this.
+    struct Bed {
+        shared: Arc<Shared>,
+        workers: Vec<Worker>,
+        queues: Vec<std::sync::mpsc::Receiver<Request>>,
+        key: ServiceKey,
+    }
+
+    fn bed(steering: Option<Arc<Steering>>) -> Bed {
         let mut control = Control::new(Options {
             shards: WORKERS,
-            max_connections: 64,
+            max_connections: 256,
             ..Options::default()
         });
         let key = ServiceKey::tcp(VIRT.into());
@@ -722,7 +901,7 @@ mod tests {
         let workers = NonZeroUsize::new(WORKERS).expect("two");
         let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(workers));
         let mut queues = Vec::new();
-        let mut workers: Vec<Worker> = (0..)
+        let workers: Vec<Worker> = (0..)
             .zip(shards)
             .map(|(number, shard)| {
                 let (requests, queue) = Requests::new(shared.clone());
@@ -760,8 +939,43 @@ mod tests {
             generation: 1,
             tables: Arc::new(tables),
             config: 1,
+            steering,
             ..View::default()
         }));
+        Bed {
+            shared,
+            workers,
+            queues,
+            key,
+        }
+    }
+
+    /// What has left by a worker's port: link-layer destination, destination and its port.
+    fn sent(worker: &mut Worker) -> Vec<(Vec<u8>, Vec<u8>, u16)> {
+        let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
+            panic!("it has its port")
+        };
+        let sent = io.take();
+        let seen = sent.iter().map(|frame| {
+            let bytes = frame.bytes();
+            let port = u16::from_be_bytes([bytes[36], bytes[37]]);
+            (bytes[..6].to_vec(), bytes[30..34].to_vec(), port)
+        });
+        seen.collect()
+    }
+
+    fn to_server() -> (Vec<u8>, Vec<u8>, u16) {
+        (SERVER_MAC.0.to_vec(), SERVER.0.to_vec(), SERVER.1)
+    }
+
+    #[test]
+    fn two_workers_on_one_control() {
+        let Bed {
+            shared,
+            mut workers,
+            queues,
+            key,
+        } = bed(None);
         assert_eq!(shared.taken(), 0);
 
         let arena = Arena::new(2 * WORKERS, 2048).expect("a mapping");
@@ -782,27 +996,96 @@ mod tests {
         assert_eq!(arena.lent(), 0, "lent frames are the backend's again");
         let reports = workers.iter_mut().map(Packets::report);
         let all = reports.reduce(Report::add).expect("two of them");
-        assert_eq!((all.connections, all.capacity), (4, 128));
+        assert_eq!((all.connections, all.capacity), (4, 512));
         let control = shared.control();
         let server = control.service(&key).expect("it is there").servers()[0].clone();
         assert_eq!(server.inactive() + server.active(), 4, "counted together");
         drop(control);
         for worker in &mut workers {
-            let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
-                panic!("it has its port")
-            };
-            let sent: Vec<_> = io
-                .take()
-                .iter()
-                .map(|frame| {
-                    let bytes = frame.bytes();
-                    let port = u16::from_be_bytes([bytes[36], bytes[37]]);
-                    (bytes[..6].to_vec(), bytes[30..34].to_vec(), port)
-                })
-                .collect();
-            let to_server = (SERVER_MAC.0.to_vec(), SERVER.0.to_vec(), SERVER.1);
-            assert_eq!(sent, [to_server.clone(), to_server]);
+            assert_eq!(sent(worker), [to_server(), to_server()]);
         }
         assert!(queues.iter().all(|queue| queue.try_recv().is_err()));
+    }
+    /// Whatever comes to whichever worker is decided on by its own, in order, and once.
+    #[test]
+    fn what_comes_to_another_worker_is_handed_over() {
+        let count = NonZeroUsize::new(WORKERS).expect("two");
+        let steering = Arc::new(Steering::new(count, 7, false));
+        let Bed {
+            shared,
+            mut workers,
+            key,
+            ..
+        } = bed(Some(steering.clone()));
+        let ports = 4000..4040_u16;
+        let arena = Arena::new(ports.len(), 2048).expect("a mapping");
+        let mut io = MemoryIo::new();
+        for (slot, port) in ports.clone().enumerate() {
+            io.input.push_back(syn(&arena, slot, port));
+        }
+        workers[0].attach(PORT, Port::Memory(io));
+        workers[1].attach(PORT, Port::Memory(MemoryIo::new()));
+        workers[0].receive(PORT);
+        assert_eq!(arena.lent(), 0, "what is handed over is a copy");
+        let homes = |home: usize| {
+            let client = std::net::IpAddr::from([192, 0, 2, 7]);
+            let ports = ports.clone();
+            ports
+                .filter(|&port| steering.of_client(client, port) == home)
+                .count()
+        };
+        assert!(homes(0) > 5 && homes(1) > 5);
+        let of = |worker: &mut Worker| worker.report().workers[0];
+        let first = of(&mut workers[0]);
+        assert_eq!(first.connections, homes(0) as u64);
+        assert_eq!(first.handed_over, homes(1) as u64);
+        assert_eq!(of(&mut workers[1]).connections, 0, "it has not looked yet");
+        workers[1].take_parcels();
+        let second = of(&mut workers[1]);
+        let theirs = homes(1) as u64;
+        assert_eq!((second.connections, second.taken), (theirs, theirs));
+        assert_eq!((second.packets, second.handed_over), (0, 0));
+        for (home, worker) in workers.iter_mut().enumerate() {
+            assert_eq!(sent(worker), vec![to_server(); homes(home)]);
+            let counters = &worker.pipeline.counters;
+            let came = counters.received + counters.reassembled + counters.taken;
+            assert_eq!(came, counters.accounted(), "{counters:?}");
+        }
+        let control = shared.control();
+        let server = control.service(&key).expect("it is there").servers()[0].clone();
+        assert_eq!(server.inactive() + server.active(), 40);
+    }
+
+    /// A flood for one worker takes no room from what others have for it, and holds nobody up.
+    #[test]
+    fn a_worker_that_does_not_look_costs_its_own_packets_only() {
+        let count = NonZeroUsize::new(WORKERS).expect("two");
+        let steering = Arc::new(Steering::new(count, 7, false));
+        let Bed { mut workers, .. } = bed(Some(steering.clone()));
+        let client = std::net::IpAddr::from([192, 0, 2, 7]);
+        let of = |home: usize| {
+            let port = (1024..).find(|&port| steering.of_client(client, port) == home);
+            port.expect("half of them are")
+        };
+        let (own, others) = (of(0), of(1));
+        workers[0].attach(PORT, Port::Memory(MemoryIo::new()));
+        let rounds = super::super::inbox::PARCELS_MAX / 32 + 4;
+        for _ in 0..rounds {
+            let arena = Arena::new(33, 2048).expect("a mapping");
+            let Some((_, Port::Memory(io))) = workers[0].ports.iter_mut().next() else {
+                panic!("it has its port")
+            };
+            for slot in 0..32 {
+                io.input.push_back(syn(&arena, slot, others));
+            }
+            io.input.push_back(syn(&arena, 32, own));
+            while workers[0].receive(PORT) {}
+        }
+        let seen = workers[0].report().workers[0];
+        assert_eq!(seen.handed_over, super::super::inbox::PARCELS_MAX as u64);
+        assert_eq!(seen.busy, (rounds * 32) as u64 - seen.handed_over);
+        assert_eq!(sent(&mut workers[0]).len(), rounds, "its own all left");
+        let counters = &workers[0].pipeline.counters;
+        assert_eq!(counters.received, counters.accounted(), "{counters:?}");
     }
 }

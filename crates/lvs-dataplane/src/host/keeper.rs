@@ -8,7 +8,7 @@
 //! However much happens in one round, the packet workers get one [`View`] of what it has led to.
 //! Whoever waits for a change to be followed is answered when that is published.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::{Arc, OnceLock, mpsc};
@@ -28,6 +28,7 @@ use super::vips::Vips;
 use super::{Backend, EngineSide, HostError, NeighbourNews};
 use crate::in_kernel::{Held, InKernel};
 use crate::io::BATCH;
+use crate::io::af_packet::Group;
 use crate::io::port::Port;
 use crate::io::vlan::WantedInterface;
 use crate::mailbox::{Closing, Mailbox};
@@ -36,6 +37,7 @@ use crate::packet::frame::Frame;
 use crate::packet::intercept::{Intercept, LocalClient};
 use crate::packet::net::{PortId, PortInfo};
 use crate::packet::pipeline::Request;
+use crate::packet::steer::{Plan, Steering};
 use crate::packet::wire::Mac;
 use crate::sys::Poller;
 
@@ -60,6 +62,8 @@ pub(crate) struct Setup {
     pub(crate) own_all_vips: bool,
     /// The path in the kernel.
     pub(crate) in_kernel: Option<Arc<InKernel>>,
+    /// How packets are divided among several workers; `None` of one.
+    pub(crate) steering: Option<Arc<Steering>>,
 }
 
 impl Setup {
@@ -78,6 +82,8 @@ pub(crate) struct Keeper {
     pub(super) interception: Interception,
     pub(super) netlink: Netlink,
     pub(super) tables: Tables,
+    /// How several workers share each interface.
+    pub(super) groups: HashMap<PortId, Group>,
     trunks: Trunks,
     /// Room for what trunks relay.
     frames: Vec<Frame>,
@@ -127,8 +133,10 @@ pub(super) struct Next {
     pub(super) pmtu_disc: bool,
     pub(super) ignore_tunneled: bool,
     pub(super) config: u64,
-    /// Ports for the workers, who learn of them by the view.
-    pub(super) attach: Vec<(PortId, Port)>,
+    /// Ports for the workers, one for each, who learn of them by the view.
+    pub(super) attach: Vec<(PortId, Vec<Port>)>,
+    /// Other addresses are virtual ones than before, or stand for clients.
+    pub(super) plan_differs: bool,
     pub(super) detach: Vec<PortId>,
     pub(super) neighbours: Vec<NeighbourNews>,
     answers: Vec<Box<dyn FnOnce(u64) + Send>>,
@@ -171,6 +179,7 @@ impl Keeper {
             interception,
             netlink,
             tables: Tables::new(state),
+            groups: HashMap::new(),
             trunks,
             frames: (0..BATCH).map(|_| Frame::new()).collect(),
             local_nodes,
@@ -193,7 +202,7 @@ impl Keeper {
             aside: None,
             full: (Instant::ZERO, 0),
         };
-        keeper.add_device(device);
+        keeper.add_device(device)?;
         keeper.attach_links(true)?;
         keeper.interception.check_host()?;
         keeper.tell_addresses();
@@ -203,7 +212,7 @@ impl Keeper {
     }
 
     /// The device that leads to the host is a port from the first view on.
-    fn add_device(&mut self, device: Port) {
+    fn add_device(&mut self, device: Port) -> Result<(), HostError> {
         let known = KnownPort {
             ifindex: device.ifindex().unwrap_or(0),
             name: Arc::from(device.name()),
@@ -226,7 +235,49 @@ impl Keeper {
         } else {
             PortId::HOST
         };
-        self.next.attach.push((port, device));
+        // One queue, which the first worker reads: it hands over what is others'.
+        let senders = (1..self.engine.workers()).filter_map(|_| device.sender());
+        let senders = senders.collect::<Result<Vec<Port>, _>>()?;
+        let ports = std::iter::once(device).chain(senders);
+        self.next.attach.push((port, ports.collect()));
+        if self.interception.is_routed() && self.engine.workers() > 1 {
+            info!(
+                "packets come by one queue (--backend tun), which the first packet worker reads; it hands over what is others'"
+            );
+        }
+        Ok(())
+    }
+
+    /// How packets are divided among several workers, as far as the kernel does it.
+    pub(super) fn plan(&self) -> Option<Plan> {
+        let steering = self.setup.steering.as_ref()?;
+        Some(steering.plan(self.tables.vips.iter().copied()))
+    }
+
+    /// Divides packets otherwise, if other addresses are virtual ones than before.
+    fn divide(&mut self) {
+        if !std::mem::take(&mut self.next.plan_differs) {
+            return;
+        }
+        let Some(steering) = &self.setup.steering else {
+            return;
+        };
+        let local: HashSet<IpAddr> = self.local_addresses().collect();
+        if !steering.has_local(&local) {
+            self.setup.steering = Some(Arc::new(steering.with_local(local)));
+            self.next.differs = true;
+        }
+        let Some(plan) = self.plan() else {
+            return;
+        };
+        for (port, group) in &self.groups {
+            if let Err(error) = group.divide(&plan) {
+                warn!(
+                    "packets of {} are divided among packet workers as before, who hand over what is others': {error}",
+                    self.tables.name(*port)
+                );
+            }
+        }
     }
 
     /// The index of the device that leads to the host.
@@ -276,6 +327,7 @@ impl Keeper {
 
     /// Publishes a view if anything differs from the last one.
     pub(crate) fn publish(&mut self) {
+        self.divide();
         let next = &mut self.next;
         if next.differs || next.tables_differ || next.neighbours_differ {
             next.ways += u64::from(next.differs || next.tables_differ);
@@ -294,6 +346,7 @@ impl Keeper {
                 pmtu_disc: next.pmtu_disc,
                 ignore_tunneled: next.ignore_tunneled,
                 config: next.config,
+                steering: self.setup.steering.clone(),
                 ephemeral: OnceLock::new(),
             });
             next.published.push_back(view.clone());
@@ -302,8 +355,8 @@ impl Keeper {
         for port in next.detach.drain(..) {
             self.engine.detach(port);
         }
-        for (port, io) in next.attach.drain(..) {
-            self.engine.attach(port, io);
+        for (port, ports) in next.attach.drain(..) {
+            self.engine.attach(port, ports);
         }
         if !next.neighbours.is_empty() {
             let known = std::mem::take(&mut next.neighbours);

@@ -10,7 +10,7 @@ use super::keeper::Keeper;
 use super::view::KnownPort;
 use super::{HostError, NeighbourNews};
 use crate::io::PacketIo;
-use crate::io::af_packet::AfPacket;
+use crate::io::af_packet::{AfPacket, Group};
 use crate::io::port::Port;
 use crate::io::tun::HostDevice;
 use crate::netlink::{Changes, Link};
@@ -154,14 +154,16 @@ impl Keeper {
                 continue;
             }
             match self.open_link(&link) {
-                Ok(io) => {
+                Ok((ports, group)) => {
                     known.info.gives_back = self.interception.gives_back(link.index);
-                    let backend = io.capabilities().name;
+                    let backend = ports[0].capabilities().name;
                     info!("using {} ({backend}, MTU {})", link.name, link.mtu);
                     self.vips.interface_added(&known);
                     let port = self.tables.free_port();
                     self.tables.set_port(port, known);
-                    self.next.attach.push((port, Port::AfPacket(Box::new(io))));
+                    self.groups.extend(group.map(|group| (port, group)));
+                    let ports = ports.into_iter().map(|io| Port::AfPacket(Box::new(io)));
+                    self.next.attach.push((port, ports.collect()));
                 }
                 Err(error) if starting => return Err(error),
                 Err(error) => warn!("cannot use {}: {error}", link.name),
@@ -248,12 +250,19 @@ impl Keeper {
         }
     }
 
-    fn open_link(&mut self, link: &Link) -> Result<AfPacket, HostError> {
+    /// Opens an interface, for each packet worker.
+    fn open_link(&mut self, link: &Link) -> Result<(Vec<AfPacket>, Option<Group>), HostError> {
         let turn = self.interception.turn_back();
-        let in_kernel = self.setup.in_kernel.as_ref();
-        let io = AfPacket::open_with(link.index, &link.name, turn, in_kernel)?;
+        let opened = match self.plan() {
+            Some(plan) => AfPacket::open_group(link.index, &link.name, turn, &plan)?,
+            None => {
+                let in_kernel = self.setup.in_kernel.as_ref();
+                let io = AfPacket::open_with(link.index, &link.name, turn, in_kernel)?;
+                (vec![io], None)
+            }
+        };
         self.interception.add_interface(&link.name)?;
-        Ok(io)
+        Ok(opened)
     }
 
     /// Lets go of interfaces that are gone, or are another one's now, and follows new names.
@@ -300,6 +309,7 @@ impl Keeper {
         let Some(gone) = self.tables.remove_port(port) else {
             return;
         };
+        self.groups.remove(&port);
         self.next.detach.push(port);
         if let Err(error) = self.interception.remove_interface(&gone.name) {
             debug!("{error}");

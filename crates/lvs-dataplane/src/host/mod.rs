@@ -92,8 +92,11 @@ pub(crate) trait EngineSide: Send + Sync {
     /// The generation that all packet workers have taken.
     fn taken(&self) -> u64;
 
-    /// Gives a port to the packet workers.
-    fn attach(&self, port: PortId, io: Port);
+    /// How many packet workers there are.
+    fn workers(&self) -> usize;
+
+    /// Gives the packet workers a port, or a way to send on it: each its own.
+    fn attach(&self, port: PortId, ports: Vec<Port>);
 
     /// Takes a port from them.
     fn detach(&self, port: PortId);

@@ -168,6 +168,7 @@ impl Keeper {
             .tell_unclaimed(by_hand, |addr| state.is_local(addr) || own.contains(&addr));
         reached.extend(&vips);
         spec.own_vips.clone_from(&own);
+        self.next.plan_differs = true;
         self.changed = None;
         self.updated = self.engine.now();
         let taken = self.interception.update(&spec);
@@ -447,6 +448,7 @@ impl Keeper {
         let state = &self.tables.state;
         self.interception.complain_also_of(&new, state);
         self.next.tables_differ = true;
+        self.next.plan_differs = true;
         for addr in new {
             let own = self.setup.own_all_vips && !self.tables.state.is_local(addr);
             self.tables.add_vip(addr);

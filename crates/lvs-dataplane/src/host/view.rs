@@ -21,6 +21,7 @@ use crate::netlink::{NetState, RouteKind};
 use crate::packet::intercept::Intercept;
 use crate::packet::net::{NextHop, PortId, PortInfo};
 use crate::packet::shared_map::SharedSet;
+use crate::packet::steer::Steering;
 use crate::packet::wire::Mac;
 
 /// The host as the packet path sees it.
@@ -42,6 +43,8 @@ pub(crate) struct View {
     pub(crate) ignore_tunneled: bool,
     /// Grows when a shard has to be swept: the control half has changed.
     pub(crate) config: u64,
+    /// How packets are divided among several workers; `None` of one.
+    pub(crate) steering: Option<Arc<Steering>>,
     /// Ports of the host's own programs, read once if somebody asks.
     pub(crate) ephemeral: OnceLock<(u16, u16)>,
 }

@@ -19,6 +19,7 @@
 //! the destination with the interface's own address.
 
 mod open;
+mod program;
 
 use std::io;
 use std::mem;
@@ -26,7 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use self::open::Back;
-pub use self::open::{OpenError, SLOT};
+pub use self::open::{Group, OpenError, SLOT};
 use super::{BATCH, Capabilities, PacketIo, vnet};
 use crate::in_kernel::Attached;
 use crate::packet::frame::{Frame, MAX_FRAME};

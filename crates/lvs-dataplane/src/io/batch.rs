@@ -39,8 +39,14 @@ impl Batch {
         }
     }
 
-    /// Takes frames of a backend's own.
-    pub(super) fn lend(&mut self, frames: impl IntoIterator<Item = Frame>) -> usize {
+    /// Keeps the first of them.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.lent.truncate(len);
+        self.filled = self.filled.min(len);
+    }
+
+    /// Takes frames of a backend's own, or of another worker's.
+    pub(crate) fn lend(&mut self, frames: impl IntoIterator<Item = Frame>) -> usize {
         self.clear();
         self.lent.extend(frames.into_iter().take(BATCH));
         self.lent.len()

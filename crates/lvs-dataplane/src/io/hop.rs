@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use super::tun::{HostDevice, Tun, TunError, failed, write_setting};
+use super::tun::{HostDevice, HostSender, Tun, TunError, failed, write_setting};
 use super::{Capabilities, PacketIo};
 use crate::netlink::Requests;
 use crate::packet::frame::Frame;
@@ -73,10 +73,15 @@ impl HopDevice {
 
     /// Gives packets back to the host as they came; returns how many were refused.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
-        for frame in &mut *frames {
-            decrement_ttl(frame.bytes_mut());
-        }
-        self.host.send(frames)
+        given_back(&mut self.host, frames)
+    }
+
+    /// A way to send through the device, for another worker.
+    ///
+    /// # Errors
+    /// If there is no descriptor left.
+    pub fn sender(&self) -> Result<HopSender, TunError> {
+        Ok(HopSender(self.host.sender()?))
     }
 
     /// Packets for which there was no room in the device's queues since it was created.
@@ -109,6 +114,45 @@ impl PacketIo for HopDevice {
 
     fn capabilities(&self) -> Capabilities {
         self.host.capabilities()
+    }
+}
+
+/// A way to send through a [`HopDevice`]. What the host sends is received by the device's owner.
+#[derive(Debug)]
+pub struct HopSender(HostSender);
+
+impl HopSender {
+    /// As [`HopDevice::give_back`].
+    pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
+        given_back(&mut self.0, frames)
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        self.0.0.name()
+    }
+
+    /// The device's index.
+    pub fn ifindex(&self) -> u32 {
+        self.0.0.ifindex()
+    }
+}
+
+impl PacketIo for HopSender {
+    fn recv(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
+        self.0.recv(frames)
+    }
+
+    fn send(&mut self, frames: &mut [Frame]) -> usize {
+        sent(&mut self.0, frames)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
     }
 }
 
@@ -150,6 +194,13 @@ fn received(io: &mut impl PacketIo, frames: &mut [Frame]) -> io::Result<usize> {
         increment_ttl(frame.bytes_mut());
     }
     Ok(count)
+}
+
+fn given_back(io: &mut impl PacketIo, frames: &mut [Frame]) -> usize {
+    for frame in &mut *frames {
+        decrement_ttl(frame.bytes_mut());
+    }
+    io.send(frames)
 }
 
 fn sent(io: &mut impl PacketIo, frames: &mut [Frame]) -> usize {

@@ -5,9 +5,9 @@ use std::os::fd::BorrowedFd;
 
 use super::af_packet::AfPacket;
 pub use super::batch::Batch;
-use super::hop::HopDevice;
+use super::hop::{HopDevice, HopSender};
 use super::memory::MemoryIo;
-use super::tun::HostDevice;
+use super::tun::{HostDevice, HostSender, TunError};
 use super::{Capabilities, PacketIo};
 use crate::packet::frame::Frame;
 use crate::packet::net::PortId;
@@ -22,6 +22,10 @@ pub enum Port {
     Host(HostDevice),
     /// The device that the host routes everything through.
     Hop(HopDevice),
+    /// A way to send through the first of these, where another worker receives.
+    HostSender(HostSender),
+    /// The same of the second.
+    HopSender(HopSender),
     /// Memory, for tests and replay.
     Memory(MemoryIo),
 }
@@ -37,6 +41,8 @@ impl Port {
             Self::AfPacket(io) => batch.fill(io.as_mut()),
             Self::Host(io) => batch.fill(io),
             Self::Hop(io) => batch.fill(io),
+            Self::HostSender(io) => batch.fill(io),
+            Self::HopSender(io) => batch.fill(io),
             Self::Memory(io) => Ok(io.lend(batch)),
         }
     }
@@ -47,6 +53,8 @@ impl Port {
             Self::AfPacket(io) => io.send(frames),
             Self::Host(io) => io.send(frames),
             Self::Hop(io) => io.send(frames),
+            Self::HostSender(io) => io.send(frames),
+            Self::HopSender(io) => io.send(frames),
             Self::Memory(io) => io.send(frames),
         }
     }
@@ -58,8 +66,22 @@ impl Port {
         match self {
             Self::AfPacket(io) => io.give_back(frames),
             Self::Hop(io) => io.give_back(frames),
+            Self::HopSender(io) => io.give_back(frames),
             Self::Memory(io) => io.give_back(frames),
             Self::Host(io) => io.send(frames),
+            Self::HostSender(io) => io.send(frames),
+        }
+    }
+
+    /// A way to send on the same device, for another worker; `None` of what is no device.
+    ///
+    /// # Errors
+    /// If there is no descriptor left.
+    pub fn sender(&self) -> Option<Result<Self, TunError>> {
+        match self {
+            Self::Host(io) => Some(io.sender().map(Self::HostSender)),
+            Self::Hop(io) => Some(io.sender().map(Self::HopSender)),
+            _ => None,
         }
     }
 
@@ -69,6 +91,8 @@ impl Port {
             Self::AfPacket(io) => io.fd(),
             Self::Host(io) => io.fd(),
             Self::Hop(io) => io.fd(),
+            Self::HostSender(io) => io.fd(),
+            Self::HopSender(io) => io.fd(),
             Self::Memory(io) => io.fd(),
         }
     }
@@ -77,7 +101,7 @@ impl Port {
     pub fn other_fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::AfPacket(io) => io.other_fd(),
-            Self::Host(_) | Self::Hop(_) | Self::Memory(_) => None,
+            _ => None,
         }
     }
 
@@ -87,6 +111,8 @@ impl Port {
             Self::AfPacket(io) => io.capabilities(),
             Self::Host(io) => io.capabilities(),
             Self::Hop(io) => io.capabilities(),
+            Self::HostSender(io) => io.capabilities(),
+            Self::HopSender(io) => io.capabilities(),
             Self::Memory(io) => io.capabilities(),
         }
     }
@@ -104,7 +130,7 @@ impl Port {
         match self {
             Self::AfPacket(io) => io.drops(),
             Self::Hop(io) => io.drops(),
-            Self::Host(_) | Self::Memory(_) => 0,
+            Self::Host(_) | Self::HostSender(_) | Self::HopSender(_) | Self::Memory(_) => 0,
         }
     }
 
@@ -114,6 +140,8 @@ impl Port {
             Self::AfPacket(io) => Some(io.ifindex()),
             Self::Host(io) => Some(io.ifindex()),
             Self::Hop(io) => Some(io.ifindex()),
+            Self::HostSender(io) => Some(io.0.ifindex()),
+            Self::HopSender(io) => Some(io.ifindex()),
             Self::Memory(_) => None,
         }
     }
@@ -124,6 +152,8 @@ impl Port {
             Self::AfPacket(io) => io.interface(),
             Self::Host(io) => io.name(),
             Self::Hop(io) => io.name(),
+            Self::HostSender(io) => io.0.name(),
+            Self::HopSender(io) => io.name(),
             Self::Memory(_) => "memory",
         }
     }

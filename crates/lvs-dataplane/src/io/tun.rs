@@ -119,6 +119,20 @@ impl Tun {
         })
     }
 
+    /// The same queue, for another thread to send on.
+    ///
+    /// # Errors
+    /// If there is no descriptor left.
+    pub(super) fn another(&self) -> Result<Self, TunError> {
+        let device = self.device.another();
+        Ok(Self {
+            device: device.map_err(failed(&self.name, "copy a descriptor"))?,
+            name: self.name.clone(),
+            ifindex: self.ifindex,
+            counters: DeviceCounters::default(),
+        })
+    }
+
     /// The device's name.
     pub fn name(&self) -> &str {
         &self.name
@@ -244,6 +258,14 @@ impl HostDevice {
         })
     }
 
+    /// A way to send through the device, for another thread.
+    ///
+    /// # Errors
+    /// If there is no descriptor left.
+    pub fn sender(&self) -> Result<HostSender, TunError> {
+        Ok(HostSender(self.tun.another()?))
+    }
+
     /// The backend.
     pub fn tun(&mut self) -> &mut Tun {
         &mut self.tun
@@ -275,6 +297,28 @@ impl PacketIo for HostDevice {
 
     fn capabilities(&self) -> Capabilities {
         self.tun.capabilities()
+    }
+}
+
+/// A way to send through a [`HostDevice`]. What the host sends is received by the device's owner.
+#[derive(Debug)]
+pub struct HostSender(pub(super) Tun);
+
+impl PacketIo for HostSender {
+    fn recv(&mut self, _frames: &mut [Frame]) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn send(&mut self, frames: &mut [Frame]) -> usize {
+        self.0.send(frames)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
     }
 }
 

@@ -66,6 +66,8 @@ reasons! {
         Martian => "martian",
         /// Its source is not routed back to where it came from (`--reverse-path`).
         ReversePath => "reverse_path",
+        /// It belongs to another packet worker, whose queue of what is handed over was full.
+        WorkerBusy => "worker_busy",
         /// An IPv4 option that makes no sense; the sender is told (parameter problem).
         IpOptions => "ip_options",
         /// Its sender chose the way (IPv4 source routing), which hosts do not allow.

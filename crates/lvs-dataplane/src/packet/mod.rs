@@ -19,6 +19,7 @@ pub mod pipeline;
 pub mod rewrite;
 pub mod segment;
 pub mod shared_map;
+pub mod steer;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tunnel_path;

@@ -129,7 +129,7 @@ impl Reader {
                 return;
             }
             let ticket = Ticket {
-                gate: self.gate.clone(),
+                _place: Arc::new(Place(self.gate.clone())),
                 counts: self.counts.clone(),
             };
             director.take_over(portion, ticket);
@@ -160,29 +160,31 @@ impl Gate {
     }
 }
 
-/// A portion's leave to be on its way; dropped, there is room for another.
-#[derive(Debug)]
+/// A portion's leave to be on its way, of which each worker that has a part of it has a copy; when
+/// all are dropped, there is room for another.
+#[derive(Clone, Debug)]
 pub(crate) struct Ticket {
-    gate: Arc<Gate>,
+    _place: Arc<Place>,
     counts: Arc<Counts>,
 }
 
 impl Ticket {
-    /// Tells what has become of the portion.
+    /// Tells what has become of the portion, or of a part of it.
     pub(crate) fn done(self, done: TakenOver) {
         self.counts.took_over(done);
     }
 }
 
-impl Drop for Ticket {
+/// A portion's place inside a gate.
+#[derive(Debug)]
+struct Place(Arc<Gate>);
+
+impl Drop for Place {
     fn drop(&mut self) {
-        let mut inside = self
-            .gate
-            .inside
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let Gate { inside, left } = &*self.0;
+        let mut inside = inside.lock().unwrap_or_else(PoisonError::into_inner);
         *inside = inside.saturating_sub(1);
-        self.gate.left.notify_one();
+        left.notify_one();
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod arena;
 mod bpf;
+pub(crate) mod classic;
 mod device;
 mod multicast;
 mod packet;
@@ -33,7 +34,7 @@ pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN}
 pub use peercred::group_id;
 pub use poll::{EventFd, Poller, wait_writable};
 pub use ring::{PacketRing, RingFrame};
-pub use slice::{run_in_real_time, run_in_slices, thread_time};
+pub use slice::{permitted_cpus, run_in_real_time, run_in_slices, run_on, thread_time};
 pub use table::table_memory;
 pub use tun::{TunDevice, TunOptions};
 pub use turn::{TurnBack, TurnedBack, turned};

@@ -20,38 +20,13 @@ const _: () = assert!(size_of::<libc::tpacket_auxdata>() == AUXDATA_LEN as usize
 // SAFETY: a `repr(C)` struct of integers.
 unsafe impl Plain for libc::tpacket_stats {}
 
-// What programs of the classic packet filter are made of (linux/filter.h).
-const LOAD: u16 = 0x20;
-const LOAD_16: u16 = 0x28;
-const LOAD_8: u16 = 0x30;
-const LOAD_8_AT_X: u16 = 0x50;
-const IF_EQUAL: u16 = 0x15;
-const IF_ANY_BIT: u16 = 0x45;
-const AND: u16 = 0x54;
-const SHIFT_LEFT: u16 = 0x64;
-const TO_X: u16 = 0x07;
-const JUMP: u16 = 0x05;
-const RETURN: u16 = 0x06;
+use super::classic::{
+    AND, IF_ANY_BIT, IF_EQUAL, JUMP, LOAD, LOAD_8, LOAD_8_AT_X, LOAD_16, MARK, PACKET_TYPE,
+    PROTOCOL, RETURN, SHIFT_LEFT, TAG_PRESENT, TO_X, ancillary, network, op,
+};
+
 /// What a filter returns for a frame that is received, all of it.
 const WHOLE: u32 = u32::MAX;
-
-const fn op(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
-    libc::sock_filter { code, jt, jf, k }
-}
-
-/// What the kernel knows of a frame beside its bytes (`SKF_AD_OFF`), by number.
-const fn ancillary(word: u32) -> u32 {
-    (-0x1000_i32).cast_unsigned().wrapping_add(word)
-}
-const PROTOCOL: u32 = 0;
-const PACKET_TYPE: u32 = 4;
-const MARK: u32 = 20;
-const TAG_PRESENT: u32 = 48;
-
-/// A byte of the network header (`SKF_NET_OFF`).
-const fn network(byte: u32) -> u32 {
-    (-0x10_0000_i32).cast_unsigned().wrapping_add(byte)
-}
 
 /// `PACKET_OUTGOING` of linux/if_packet.h: this host sends it.
 const OUTGOING: u32 = 4;
@@ -59,6 +34,12 @@ const OUTGOING: u32 = 4;
 const LOOPBACK: u32 = 5;
 /// `PACKET_FANOUT_FLAG_IGNORE_OUTGOING` of linux/if_packet.h.
 const IGNORE_OUTGOING: u32 = 0x4000;
+
+/// The argument of `PACKET_FANOUT` for a group that goes by a program of the classic packet filter.
+fn fanout(id: u16, flags: u16) -> i32 {
+    let kind = libc::PACKET_FANOUT_CBPF | IGNORE_OUTGOING | u32::from(flags);
+    (u32::from(id) | kind << 16).cast_signed()
+}
 
 /// Hands a program of the classic packet filter to a socket.
 fn set_program(
@@ -242,19 +223,49 @@ impl PacketSocket {
     /// If the kernel cannot do that, or, if it is older than 6.14, while the interface is down.
     /// Then this socket goes on to receive everything, and `other` may receive everything too.
     pub fn share_with(&self, other: &Self) -> io::Result<()> {
-        let fanout = |id: u32, flags: u32| {
-            let kind = libc::PACKET_FANOUT_CBPF | IGNORE_OUTGOING | flags;
-            (id | kind << 16).cast_signed()
-        };
-        self.set_packet_option(
-            libc::PACKET_FANOUT,
-            fanout(0, libc::PACKET_FANOUT_FLAG_UNIQUEID),
-        )?;
+        let group = self.lead_group()?;
+        other.join_group(group)?;
+        self.divide_by(&BEGINS_TCP)
+    }
+
+    /// Becomes the first member of a new group of sockets that are bound to the same interface and
+    /// divide among themselves what comes in there. While no program says how
+    /// ([`Self::divide_by`]), it is all this one's. What this host sends is for none of them.
+    ///
+    /// # Errors
+    /// If the kernel cannot do that, or, if it is older than 6.14, while the interface is down.
+    pub fn lead_group(&self) -> io::Result<u16> {
+        let flag = u16::try_from(libc::PACKET_FANOUT_FLAG_UNIQUEID).unwrap_or(0);
+        self.set_packet_option(libc::PACKET_FANOUT, fanout(0, flag))?;
         let raw = self.fd.as_raw_fd();
         let known = get_option(raw, libc::SOL_PACKET, libc::PACKET_FANOUT, 0_i32)?;
-        let id = known.cast_unsigned() & 0xffff;
-        other.set_packet_option(libc::PACKET_FANOUT, fanout(id, 0))?;
-        self.set_program(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &BEGINS_TCP)
+        Ok(u16::try_from(known.cast_unsigned() & 0xffff).unwrap_or(0))
+    }
+
+    /// Becomes the next member of a group.
+    ///
+    /// # Errors
+    /// As [`Self::lead_group`].
+    pub fn join_group(&self, group: u16) -> io::Result<()> {
+        self.set_packet_option(libc::PACKET_FANOUT, fanout(group, 0))
+    }
+
+    /// Has a group divide what comes in by a program of the classic packet filter that returns the
+    /// number of a member. Any member may say so, and any number of times.
+    ///
+    /// # Errors
+    /// If it is no program, or the socket no member.
+    pub fn divide_by(&self, program: &[libc::sock_filter]) -> io::Result<()> {
+        self.set_program(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, program)
+    }
+
+    /// Another descriptor of the same socket.
+    ///
+    /// # Errors
+    /// If there is none left.
+    pub fn another(&self) -> io::Result<Self> {
+        let fd = self.fd.try_clone()?;
+        Ok(Self { fd })
     }
 
     /// Receives only what a program in the kernel lets pass from now on; to be called before

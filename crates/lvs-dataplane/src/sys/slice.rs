@@ -93,6 +93,25 @@ pub fn thread_time() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), nanoseconds)
 }
 
+/// The processors that the calling thread may run on.
+pub fn permitted_cpus() -> Vec<usize> {
+    let permitted = rustix::thread::sched_getaffinity(None);
+    let permitted = permitted.ok();
+    let all = 0..rustix::thread::CpuSet::MAX_CPU;
+    all.filter(|&cpu| permitted.as_ref().is_some_and(|set| set.is_set(cpu)))
+        .collect()
+}
+
+/// Has the calling thread run on one processor only.
+///
+/// # Errors
+/// If it may not run there.
+pub fn run_on(cpu: usize) -> io::Result<()> {
+    let mut only = rustix::thread::CpuSet::new();
+    only.set(cpu);
+    Ok(rustix::thread::sched_setaffinity(None, &only)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -58,6 +58,15 @@ impl TunDevice {
         Self::attach(name, libc::IFF_MULTI_QUEUE | libc::IFF_TUN)
     }
 
+    /// Another descriptor of the same queue.
+    ///
+    /// # Errors
+    /// If there is none left.
+    pub fn another(&self) -> io::Result<Self> {
+        let file = self.file.try_clone()?;
+        Ok(Self { file })
+    }
+
     fn attach(name: &str, flags: libc::c_int) -> io::Result<Self> {
         let file = OpenOptions::new()
             .read(true)

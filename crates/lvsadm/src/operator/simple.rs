@@ -1,7 +1,7 @@
-//! `lvsadm drops` and `lvsadm sysctl`.
+//! `lvsadm drops`, `lvsadm workers` and `lvsadm sysctl`.
 
 use lvs_core::Sysctls;
-use lvs_core::api::{Call, Done, ReasonCount, Sysctl};
+use lvs_core::api::{Call, Done, Info, ReasonCount, Sysctl};
 use lvs_dataplane::control::Error;
 
 use super::{Outcome, Trouble, Words, connect};
@@ -45,6 +45,45 @@ pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             let arrow = if n == 0 { "->" } else { "  " };
             writeln!(run.output, "              {arrow} {line}")?;
         }
+    }
+    Ok(0)
+}
+
+pub(super) fn workers(run: &mut Invocation<'_>, words: &Words) -> Outcome {
+    words.no_arguments()?;
+    let info: Info = connect(run)?.call(&Call::Info {})?;
+    if run.json {
+        json_list(run, &info.workers)?;
+        return Ok(0);
+    }
+    let heads = [
+        "WORKER",
+        "CPU",
+        "CONNECTIONS",
+        "PACKETS",
+        "LOST",
+        "HANDED OVER",
+        "TAKEN",
+        "NO ROOM",
+    ];
+    let [number, cpu, connections, packets, lost, handed, taken, busy] = heads;
+    writeln!(
+        run.output,
+        "{number:6} {cpu:>4} {connections:>12} {packets:>14} {lost:>10} {handed:>12} {taken:>12} {busy:>10}"
+    )?;
+    for worker in &info.workers {
+        let cpu = worker.cpu.map_or("any".to_owned(), |cpu| cpu.to_string());
+        writeln!(
+            run.output,
+            "{:6} {cpu:>4} {:>12} {:>14} {:>10} {:>12} {:>12} {:>10}",
+            worker.number,
+            worker.connections,
+            worker.packets,
+            worker.lost,
+            worker.handed_over,
+            worker.taken,
+            worker.busy
+        )?;
     }
     Ok(0)
 }

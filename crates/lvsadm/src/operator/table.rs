@@ -150,6 +150,15 @@ pub(crate) const OPERATORS: &[Operator] = &[
         run: simple::drops,
     },
     Operator {
+        name: "workers",
+        arguments: "",
+        summary: "show what each packet worker of the engine has and does",
+        text: "A connection is one worker's. Packets that come to another one are handed over; those for which there is no room then are dropped, and those that come faster than a worker reads them are lost.",
+        flags: &[],
+        examples: &[],
+        run: simple::workers,
+    },
+    Operator {
         name: "sysctl",
         arguments: "[NAME[=VALUE]]",
         summary: "read or write the settings that the kernel has under net.ipv4.vs",

@@ -8,7 +8,9 @@ use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lvs_core::api::{InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo, SyncCounts};
+use lvs_core::api::{
+    InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo, SyncCounts, WorkerInfo,
+};
 use lvs_core::{Counts, Family};
 use lvs_dataplane::control::daemon::{AdminState, ServerStatus, ServiceStatus};
 use prometheus_client::collector::Collector;
@@ -23,6 +25,37 @@ use crate::admin::unix_time;
 use crate::config;
 use crate::door::Look;
 use crate::tally::{self, BOUNDS, CheckCounts, Times};
+
+/// A counter of a packet worker: name, help, and where it is.
+type WorkerCounter = (&'static str, &'static str, fn(&WorkerInfo) -> u64);
+
+const WORKER_COUNTERS: [WorkerCounter; 5] = [
+    (
+        "lvs_worker_packets",
+        "Frames that a packet worker has received",
+        |worker| worker.packets,
+    ),
+    (
+        "lvs_worker_lost_frames",
+        "Frames that came faster than a packet worker read them",
+        |worker| worker.lost,
+    ),
+    (
+        "lvs_worker_handed_over",
+        "Frames that a packet worker has handed over to the one that they belong to",
+        |worker| worker.handed_over,
+    ),
+    (
+        "lvs_worker_taken",
+        "Frames that others have handed over to a packet worker",
+        |worker| worker.taken,
+    ),
+    (
+        "lvs_worker_busy",
+        "Frames that a packet worker could not hand over, because the other one had no room",
+        |worker| worker.busy,
+    ),
+];
 
 /// Labels of something.
 type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
@@ -496,6 +529,7 @@ impl View {
             info.conflicts.len(),
         )?;
         Self::interfaces(out, &info.interfaces)?;
+        Self::workers(out, &info.workers)?;
         Self::reasons(out, &seen.reasons)?;
         if let Some(sync) = &engine.sync {
             synchronisation(out, sync)?;
@@ -526,6 +560,30 @@ impl View {
                 Ok(())
             },
         )
+    }
+
+    fn workers(out: &mut Out<'_>, workers: &[WorkerInfo]) -> fmt::Result {
+        out.gauges(
+            "lvs_worker_connections",
+            "Connections of a packet worker",
+            |out| {
+                for worker in workers {
+                    let number = worker.number.to_string();
+                    out.gauge([("worker", number.as_str())], worker.connections)?;
+                }
+                Ok(())
+            },
+        )?;
+        for (name, help, count) in WORKER_COUNTERS {
+            out.counters(name, help, |out| {
+                for worker in workers {
+                    let number = worker.number.to_string();
+                    out.counter([("worker", number.as_str())], count(worker))?;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
     }
 
     fn reasons(out: &mut Out<'_>, reasons: &[ReasonCount]) -> fmt::Result {

@@ -149,8 +149,8 @@ pub struct Dataplane {
     pub no_interfaces: bool,
     /// Packet backend.
     pub backend: Option<String>,
-    /// Worker threads.
-    pub workers: Option<u16>,
+    /// Packet workers: a number, or `auto`.
+    pub workers: Option<String>,
     /// Control socket.
     pub socket: Option<String>,
     /// Group whose members may change things.
@@ -225,8 +225,8 @@ impl Dataplane {
         if let Some(backend) = &self.backend {
             option("--backend", Some(backend.clone()));
         }
-        if let Some(workers) = self.workers {
-            option("--workers", Some(workers.to_string()));
+        if let Some(workers) = &self.workers {
+            option("--workers", Some(workers.clone()));
         }
         if let Some(profile) = &self.profile {
             option("--profile", Some(profile.clone()));

@@ -84,8 +84,8 @@ pub(super) struct RawDataplane {
     pub(super) no_interfaces: Option<Spanned<bool>>,
     /// `auto`, `af_packet` or `tun`. Default: `auto`.
     pub(super) backend: Option<Spanned<String>>,
-    /// Worker threads: 1.
-    pub(super) workers: Option<Spanned<Whole>>,
+    /// Packet workers: a number, or `auto`. Default: 1.
+    pub(super) workers: Option<Spanned<Scalar>>,
     /// Control socket: `@name` (abstract, one a network namespace) or a path. Default: the usual
     /// one in `/run/lvs`.
     pub(super) socket: Option<Spanned<String>>,

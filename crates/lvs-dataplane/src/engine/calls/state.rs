@@ -37,6 +37,7 @@ impl Shared {
             capacity: report.capacity,
             too_big: report.common.oversize.all(),
             total,
+            workers: report.workers.clone(),
             in_kernel: self.in_kernel_info(),
             sync: self.sync_counts(&report),
             ..Info::default()

@@ -3,10 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
+use super::program::program;
 use super::{AfPacket, Firsts, Inlet, Receiver, SocketCounters};
 use crate::in_kernel::InKernel;
 use crate::io::BATCH;
 use crate::io::tun::HostDevice;
+use crate::packet::steer::Plan;
 use crate::sys::{self, MessageBatch, PacketRing, PacketSocket, TurnBack, TurnedBack};
 
 /// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small
@@ -26,6 +28,9 @@ const FIRST_SLOT: usize = 5 * 64;
 /// Slots for these, at least: what 400,000 SYNs a second bring while the worker does not run for 40
 /// ms. 5 MiB.
 const FIRST_SLOTS: usize = 16_384;
+
+/// Of several workers, each has its share of the slots, but no fewer than one in so many.
+const SHARE_LEAST: usize = 4;
 
 /// Receive buffer for those with data (TCP Fast Open).
 const FIRST_BUFFER: i32 = 1 << 20;
@@ -82,16 +87,17 @@ pub enum OpenError {
 #[derive(Debug)]
 pub(super) struct Back {
     pub(super) socket: PacketSocket,
-    _turned: TurnedBack,
+    /// None of a further worker's: one program turns round what any of them sends.
+    _turned: Option<TurnedBack>,
 }
 
 impl Back {
-    fn open(ifindex: u32, turn: &TurnBack) -> io::Result<Self> {
+    fn open(ifindex: u32, turn: &TurnBack, first: bool) -> io::Result<Self> {
         let socket = PacketSocket::new()?;
         socket.set_packet_option(libc::PACKET_VNET_HDR, 1)?;
         sys::set_send_buffer(&socket, BUFFER)?;
         // Nothing may leave with the mark before the program is there.
-        let turned = turn.attach(ifindex)?;
+        let turned = first.then(|| turn.attach(ifindex)).transpose()?;
         socket.bind_to_send(ifindex, turn.mark())?;
         Ok(Self {
             socket,
@@ -146,6 +152,94 @@ impl AfPacket {
         };
         opening.open()
     }
+
+    /// As [`Self::open_with`], for several packet workers, which divide what comes in by `plan`: a
+    /// backend for each, and how to divide it otherwise later. Where the kernel cannot divide it,
+    /// all of it comes to the first.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_group(
+        ifindex: u32,
+        name: &str,
+        turn: Option<&TurnBack>,
+        plan: &Plan,
+    ) -> Result<(Vec<Self>, Option<Group>), OpenError> {
+        let workers = usize::try_from(plan.workers).unwrap_or(1);
+        let by = By::Ring;
+        let first = Opening {
+            turn,
+            workers,
+            ..Opening::new(ifindex, name, by)
+        };
+        let mut all = vec![first.open()?];
+        let group = all[0].inlet.socket.lead_group();
+        let further = Opening {
+            waits: true,
+            ..first
+        };
+        for _ in 1..workers {
+            all.push(further.open()?);
+        }
+        let grouped = group.and_then(|group| {
+            for io in &all[1..] {
+                io.inlet.socket.join_group(group)?;
+            }
+            // As long as no program says otherwise, everything is the first one's.
+            for io in &all[1..] {
+                let opened = further.filter(&io.inlet.socket);
+                opened.map_err(|error| io::Error::other(error.to_string()))?;
+            }
+            Ok(group)
+        });
+        let group = match grouped {
+            Ok(group) => group,
+            Err(error) => {
+                tracing::warn!(
+                    interface = name,
+                    "everything comes in by the first packet worker, which hands over what is others': the kernel does not divide it \
+                     (PACKET_FANOUT: {error})"
+                );
+                return Ok((all, None));
+            }
+        };
+        let firsts = further.firsts_of_group(&all, group);
+        let has_firsts = firsts.is_some();
+        for (io, firsts) in all.iter_mut().zip(firsts.into_iter().flatten()) {
+            io.firsts = Some(Box::new(firsts));
+        }
+        let socket = all[0].inlet.socket.another();
+        let socket = socket.map_err(further.fail("copy a descriptor"))?;
+        let group = Group {
+            socket,
+            firsts: has_firsts,
+        };
+        let divided = group.divide(plan);
+        divided.map_err(further.fail("divide what comes in among packet workers"))?;
+        Ok((all, Some(group)))
+    }
+}
+
+/// The sockets of several packet workers on one interface.
+///
+/// Their members are in the order in which the sockets were made, as the kernel puts them in that
+/// order when the interface comes up again: one of each worker, then one of each for what begins
+/// TCP connections.
+#[derive(Debug)]
+pub struct Group {
+    /// Of the first of them.
+    socket: PacketSocket,
+    firsts: bool,
+}
+
+impl Group {
+    /// Divides what comes in like this from now on.
+    ///
+    /// # Errors
+    /// What the kernel has against it; then it stays as it was.
+    pub fn divide(&self, plan: &Plan) -> io::Result<()> {
+        self.socket.divide_by(&program(plan, self.firsts))
+    }
 }
 
 /// How frames are received.
@@ -166,6 +260,10 @@ struct Opening<'a> {
     tagged: bool,
     turn: Option<&'a TurnBack>,
     in_kernel: Option<&'a Arc<InKernel>>,
+    /// Workers that share the interface.
+    workers: usize,
+    /// It is to receive nothing yet.
+    waits: bool,
 }
 
 impl<'a> Opening<'a> {
@@ -177,7 +275,14 @@ impl<'a> Opening<'a> {
             tagged: false,
             turn: None,
             in_kernel: None,
+            workers: 1,
+            waits: false,
         }
+    }
+
+    /// Slots of one worker's ring, of so many for all of them.
+    fn share(&self, slots: usize) -> usize {
+        (slots / self.workers).max(slots / SHARE_LEAST)
     }
 
     /// What has become of a step that failed.
@@ -207,9 +312,16 @@ impl<'a> Opening<'a> {
                 "socket buffers are smaller than wished: without CAP_NET_ADMIN, raise net.core.rmem_max and wmem_max"
             );
         }
-        self.filter(&socket)?;
+        if self.waits {
+            let nothing = socket.only_nothing();
+            nothing.map_err(self.fail("filter everything"))?;
+        } else {
+            self.filter(&socket)?;
+        }
         let ring = match self.by {
-            By::Ring | By::RingAndFirsts => PacketRing::new(&socket, SLOTS, SLOT, RESERVE),
+            By::Ring | By::RingAndFirsts => {
+                PacketRing::new(&socket, self.share(SLOTS), SLOT, RESERVE)
+            }
             By::Messages => Err(io::ErrorKind::Unsupported.into()),
         };
         if let (By::Ring | By::RingAndFirsts, Err(error)) = (self.by, &ring) {
@@ -218,7 +330,7 @@ impl<'a> Opening<'a> {
                 "frames are received by system calls, which is slower than a ring in memory (PACKET_RX_RING): {error}"
             );
         }
-        let back = self.turn.and_then(|turn| match Back::open(self.ifindex, turn) {
+        let back = self.turn.and_then(|turn| match Back::open(self.ifindex, turn, !self.waits) {
             Ok(back) => Some(back),
             Err(error) => {
                 tracing::warn!(
@@ -288,42 +400,51 @@ impl<'a> Opening<'a> {
     /// A socket for what begins TCP connections, which `others` does not receive any more. Without
     /// one, it does.
     fn firsts(&self, others: &PacketSocket) -> Option<Box<Firsts>> {
-        let failed = |error: &dyn std::fmt::Display| {
-            tracing::info!(
-                interface = self.name,
-                "SYNs have no queue of their own (PACKET_FANOUT), so that a flood of them takes room from other packets: {error}"
-            );
-        };
-        let socket = match self.socket() {
-            Ok(socket) => socket,
-            Err(error) => {
-                failed(&error);
-                return None;
-            }
-        };
-        let shared = socket
+        let opened = self.first_inlet(|socket| others.share_with(socket));
+        self.told(opened).map(|inlet| Box::new(Firsts::new(inlet)))
+    }
+
+    /// For each of several workers, a socket for what begins TCP connections; or none for any.
+    fn firsts_of_group(&self, workers: &[AfPacket], group: u16) -> Option<Vec<Firsts>> {
+        let opened = workers.iter().map(|_| {
+            let inlet = self.first_inlet(|socket| socket.join_group(group))?;
+            Ok(Firsts::new(inlet))
+        });
+        // Closed, those that there were leave everything to the others.
+        self.told(opened.collect())
+    }
+
+    fn told<T>(&self, opened: Result<T, OpenError>) -> Option<T> {
+        opened
+            .inspect_err(|error| {
+                tracing::info!(
+                    interface = self.name,
+                    "SYNs have no queue of their own (PACKET_FANOUT), so that a flood of them takes room from other packets: {error}"
+                );
+            })
+            .ok()
+    }
+
+    /// A socket for what begins TCP connections, that `join` makes one of several.
+    fn first_inlet(
+        &self,
+        join: impl FnOnce(&PacketSocket) -> io::Result<()>,
+    ) -> Result<Inlet, OpenError> {
+        let socket = self.socket()?;
+        let joined = socket
             .only_nothing()
-            .and_then(|()| PacketRing::new(&socket, FIRST_SLOTS, FIRST_SLOT, RESERVE))
+            .and_then(|()| PacketRing::new(&socket, self.share(FIRST_SLOTS), FIRST_SLOT, RESERVE))
             .and_then(|ring| {
                 // Longer ones, by its queue.
                 sys::set_receive_buffer(&socket, FIRST_BUFFER)?;
                 // It receives nothing until it shares what the other one receives.
                 socket.bind(self.ifindex)?;
-                others.share_with(&socket)?;
+                join(&socket)?;
                 Ok(ring)
             });
-        let ring = match shared {
-            Ok(ring) => ring,
-            Err(error) => {
-                failed(&error);
-                return None;
-            }
-        };
-        if let Err(error) = self.filter(&socket) {
-            // Closed, it leaves everything to the other one again.
-            failed(&error);
-            return None;
-        }
-        Some(Box::new(Firsts::new(Inlet::new(socket, Some(ring)))))
+        let ring = joined.map_err(self.fail("share what comes in"))?;
+        // Refused and closed, it leaves everything to the other one again.
+        self.filter(&socket)?;
+        Ok(Inlet::new(socket, Some(ring)))
     }
 }

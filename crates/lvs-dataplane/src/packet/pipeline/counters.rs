@@ -19,6 +19,8 @@ pub enum Fate {
     Answered,
     /// A fragment that was put aside; its datagram gets a fate of its own.
     Fragment,
+    /// Handed over to the worker that it belongs to.
+    HandedOver,
     /// Discarded.
     Dropped(FrameDrop),
 }
@@ -51,7 +53,7 @@ impl<const N: usize> Count for [u64; N] {
 /// Declares the counters once, so that no sum can miss one.
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident: $kind:ty,)+) => {
-        /// What became of all frames. `received + reassembled` equals the sum of all fates. The
+        /// What became of all frames. `received + reassembled + taken` equals the sum of all fates. The
         /// counters of several workers can be added.
         #[derive(Clone, Debug, PartialEq, Eq)]
         #[non_exhaustive]
@@ -80,6 +82,8 @@ counters! {
     received: u64,
     /// Datagrams put together from fragments.
     reassembled: u64,
+    /// Frames and datagrams that other workers have handed over.
+    taken: u64,
     /// Frames with fate [`Fate::Sent`].
     sent: u64,
     /// Frames with fate [`Fate::Held`].
@@ -94,6 +98,8 @@ counters! {
     answered: u64,
     /// Frames with fate [`Fate::Fragment`].
     fragments: u64,
+    /// Frames with fate [`Fate::HandedOver`].
+    handed_over: u64,
     /// Frames with fate [`Fate::Dropped`], by [`FrameDrop::index`].
     dropped: [u64; FrameDrop::ALL.len()],
     /// Frames of VLANs that have no device here, among those left to the host.
@@ -120,7 +126,7 @@ impl Counters {
         self.dropped[reason.index()]
     }
 
-    /// The sum of all fates; equals `received + reassembled`.
+    /// The sum of all fates; equals `received + reassembled + taken`.
     pub fn accounted(&self) -> u64 {
         self.sent
             + self.held
@@ -128,6 +134,7 @@ impl Counters {
             + self.given_back
             + self.answered
             + self.fragments
+            + self.handed_over
             + self.dropped_total()
     }
 
@@ -139,6 +146,7 @@ impl Counters {
             Fate::GivenBack => self.given_back += 1,
             Fate::Answered => self.answered += 1,
             Fate::Fragment => self.fragments += 1,
+            Fate::HandedOver => self.handed_over += 1,
             Fate::Dropped(reason) => self.dropped[reason.index()] += 1,
         }
     }
@@ -157,9 +165,10 @@ mod tests {
             Fate::GivenBack,
             Fate::Answered,
             Fate::Fragment,
+            Fate::HandedOver,
         ];
         let mut one = Counters {
-            received: 6 + FrameDrop::ALL.len() as u64,
+            received: 7 + FrameDrop::ALL.len() as u64,
             tagged: 1,
             resets_sent: 1,
             copied: 1,

@@ -17,7 +17,7 @@ use crate::packet::wire::ip_options::WantedOptions;
 use crate::packet::wire::{Mac, decrement_ttl, ipv4, tcp};
 
 /// How a packet came in.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     pub(super) port: PortId,
     /// Who sent the frame.

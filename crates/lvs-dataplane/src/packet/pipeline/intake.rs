@@ -206,6 +206,9 @@ impl Pipeline {
         self.counters.reassembled += 1;
         let fate = match parse::ip(whole.frame.bytes(), false) {
             Ok(packet) if packet.fragment.is_some() => Fate::Dropped(FrameDrop::BadFragment),
+            Ok(packet) if self.hand_over(&mut whole.frame, &packet, &whole.history, &job, cx) => {
+                Fate::HandedOver
+            }
             Ok(packet) => {
                 let job = Job {
                     packet,

@@ -23,6 +23,7 @@ mod own;
 mod reply;
 mod reset;
 mod settings;
+mod share;
 mod tunnel;
 mod warm;
 
@@ -33,7 +34,7 @@ use lvs_core::{Ahead, ConnId, Director, IcmpError, Instant, PacketMeta, Tuple, V
 
 use crate::packet::common::Common;
 use crate::packet::drop::FrameDrop;
-use crate::packet::frame::Frame;
+use crate::packet::frame::{Frame, MAX_FRAME};
 use crate::packet::gate::Gate;
 use crate::packet::held::Held;
 use crate::packet::intercept::Intercept;
@@ -48,6 +49,7 @@ pub use self::counters::{Counters, Fate};
 use self::leave::Pieces;
 pub use self::output::{Output, Request};
 pub use self::settings::{ClampMss, Echo, ReversePath, Settings};
+pub use self::share::{Share, Whole};
 
 /// Who decides what becomes of packets: the director.
 pub trait Decide {
@@ -114,6 +116,8 @@ pub struct Pipeline {
     pub held: Held,
     /// Who may open connections while there is a flood.
     pub gate: Gate,
+    /// Which of several workers it belongs to; `None` if all packets are its own.
+    pub share: Option<Share>,
     common: Arc<Common>,
     tunnels: KnownPaths,
     /// The ICMP error that the packet at hand was answered with.
@@ -127,6 +131,7 @@ impl Pipeline {
             counters: Counters::default(),
             held: Held::of_workers(common.workers),
             gate: Gate::default(),
+            share: None,
             tunnels: KnownPaths::default(),
             own_error: None,
             common,
@@ -186,6 +191,7 @@ impl Pipeline {
             done += 1;
             self.counters.received += 1;
             let lent = frame.slot().is_some();
+            let receives = frame.capacity() >= MAX_FRAME;
             let fate = match info {
                 Some(info) => self.intake(port, &info, frame, decide, &mut cx),
                 None => Fate::Dropped(FrameDrop::NoPort),
@@ -194,7 +200,7 @@ impl Pipeline {
             if lent {
                 // Whatever became of it, the backend has its slot back once the output is sent.
                 drop(frame.take());
-            } else if frame.capacity() == 0 {
+            } else if receives && frame.capacity() == 0 {
                 *frame = cx.out.receiver();
             }
             // What the host says itself passes LOCAL_OUT: of a connection that is not translated,

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use super::Whole;
 use crate::packet::frame::{Frame, MAX_FRAME};
 use crate::packet::intercept::LocalClient;
 use crate::packet::mld;
@@ -40,6 +41,8 @@ pub struct Output {
     back: Vec<Vec<Frame>>,
     /// To be applied before the frames are sent.
     pub requests: Vec<Request>,
+    /// Datagrams that other workers are to go on with, and the ports that they came in by.
+    pub elsewhere: Vec<(usize, PortId, Whole)>,
     /// Empty frames that may receive.
     large: Vec<Frame>,
     /// Empty frames of [`SMALL`] bytes at least.
@@ -86,6 +89,7 @@ impl Output {
     /// Forgets what was sent and applied; the buffers are used again.
     pub fn recycle(&mut self) {
         self.requests.clear();
+        self.elsewhere.clear();
         let Self {
             ports,
             back,

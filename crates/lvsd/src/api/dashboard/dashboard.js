@@ -364,17 +364,19 @@
     const data = [time, ...series.map((s) => s.values)];
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;
     const known = charts[id];
-    if (known && known.dark === dark && known.width === width) return known.plot.setData(data);
+    const few = time.length < 4;
+    const same = known && known.dark === dark && known.width === width && known.height === height && known.few === few;
+    if (same) return known.plot.setData(data);
     if (known) known.plot.destroy();
     const axis = { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     const plot = new uPlot({
-      width, height, cursor: { show: false }, legend: { show: false }, padding: [8, 4, 0, 0],
+      width, height, cursor: { show: false }, legend: { show: false }, padding: [8, 28, 0, 0],
       scales: { y: { range: (u, min, max) => [0, Math.max(max, 1) * 1.1] } },
       axes: [{ ...axis, values: (u, all) => all.map((t) => new Date(t * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })), space: 70 },
         { ...axis, values: (u, all) => all.map((v) => (v === Math.round(v) || v >= 10 ? short(v) : "")), size: 46 }],
-      series: [{}, ...series.map((s) => ({ label: s.label, stroke: color(s.color), width: 1.5, fill: s.fill ? `${color(s.color)}22` : undefined, points: { show: time.length < 4 } }))],
+      series: [{}, ...series.map((s) => ({ label: s.label, stroke: color(s.color), width: 1.5, fill: s.fill ? `${color(s.color)}22` : undefined, points: { show: few } }))],
     }, data, place);
-    charts[id] = { plot, dark, width };
+    charts[id] = { plot, dark, width, height, few };
   }
 
   async function showHistory() {
@@ -451,5 +453,6 @@
   });
   document.addEventListener("visibilitychange", () => document.hidden || refresh());
   addEventListener("resize", () => { historyDue = 0; });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { historyDue = 0; });
   unlock().then(run);
 })();

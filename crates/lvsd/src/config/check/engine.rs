@@ -7,6 +7,7 @@ use std::time::Duration;
 use lvs_core::api::LocalPool;
 use lvs_core::mark::{MarkRule, Prefix};
 use lvs_core::{Sysctls, helper_ports};
+use lvs_dataplane::engine::WORKERS_MAX;
 use lvs_dataplane::words::meant;
 use toml::Spanned;
 
@@ -69,7 +70,7 @@ impl Checker<'_> {
             interfaces: list(&raw.interface).unwrap_or_default(),
             no_interfaces: raw.no_interfaces.as_ref().is_some_and(|n| *n.get_ref()),
             backend,
-            workers: raw.workers.is_some().then_some(1),
+            workers: raw.workers.as_ref().map(|n| n.get_ref().0.clone()),
             socket: raw.socket.as_ref().map(|s| s.get_ref().clone()),
             group: raw.group.as_ref().map(|g| g.get_ref().clone()),
             readers: raw.readers.as_ref().map(|g| g.get_ref().clone()),
@@ -235,11 +236,21 @@ impl Checker<'_> {
     }
 
     fn workers(&mut self, raw: &RawDataplane) {
-        if let Some(value) = raw.workers.as_ref().filter(|n| n.get_ref().0 != 1) {
+        let Some(value) = &raw.workers else {
+            return;
+        };
+        let text = value.get_ref().0.as_str();
+        let number = text.parse::<usize>().ok();
+        if text != "auto" && number.is_none_or(|n| n == 0 || n > WORKERS_MAX) {
             let title = format!("number of workers {} is out of range", self.written(value));
+            self.report(Diagnostic::error(value.span(), title).help(format!(
+                "write workers = 1, a number up to {WORKERS_MAX}, or \"auto\""
+            )));
+        } else if text != "1" && raw.in_kernel.as_ref().is_some_and(|k| k.get_ref() == "on") {
+            let title = "the path in the kernel goes with one packet worker".to_owned();
             self.report(
                 Diagnostic::error(value.span(), title)
-                    .help("this version has one worker: write workers = 1, or leave it out"),
+                    .help("leave out workers, or write in_kernel = \"off\""),
             );
         }
     }

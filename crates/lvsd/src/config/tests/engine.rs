@@ -71,9 +71,9 @@ fn what_the_engine_does_not_have_is_refused_with_its_place() {
             "one of: auto, af_packet, tun",
         ),
         (
-            "workers = 2",
+            "workers = 65",
             "test.toml:2:11",
-            "number of workers 2 is out of range",
+            "number of workers 65 is out of range",
             "write workers = 1",
         ),
         (
