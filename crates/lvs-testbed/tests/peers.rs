@@ -288,6 +288,10 @@ fn what_is_wrong_with_the_options_is_said() -> Result<()> {
             "cannot read the key",
         ),
         (
+            format!("--workers 2 --sync-peer {TWO} --sync-key {good}"),
+            "leave out --workers, or --sync-peer",
+        ),
+        (
             format!("--sync-peer two --sync-key {good}"),
             "expected 192.0.2.2",
         ),

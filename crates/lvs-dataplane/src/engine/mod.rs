@@ -293,6 +293,12 @@ impl Engine {
             Some(workers) if !config.no_interfaces => workers,
             _ => NonZeroUsize::MIN,
         };
+        if workers.get() > 1 && config.peers.is_some() {
+            let text = format!(
+                "--workers {workers}: several packet workers do not tell their connections to other directors: leave out --workers, or --sync-peer (--start-daemon does not mind)"
+            );
+            return Err(StartError::Peers(text));
+        }
         if workers.get() > 1 && config.hook.is_some() {
             return Err(StartError::Hook(workers));
         }
