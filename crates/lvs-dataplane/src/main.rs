@@ -182,7 +182,7 @@ struct Args {
     #[arg(long, value_name = "ADDRESS", value_parser = peer, requires = "sync_key", conflicts_with = "no_interfaces")]
     sync_peer: Vec<SocketAddr>,
 
-    /// File with the key that directors share: 32 characters or more, which nobody else may read.
+    /// File with the key that directors share: 32 characters or more; nobody but its owner and group may read it, and its group may not write it.
     #[arg(long, value_name = "FILE", requires = "sync_peer")]
     sync_key: Option<PathBuf>,
 

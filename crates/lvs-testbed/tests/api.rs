@@ -440,8 +440,13 @@ fn the_dashboard_in_a_browser() -> Result<()> {
 
     // A dead server is seen: first on the page, with the reason.
     site.programs.remove(2).kill();
+    let killed = std::time::Instant::now();
     let dead = format!("{}:80", site.real_address(2));
     browser.wait_for("#broken", &dead, long)?;
+    println!(
+        "a server that died is on the page after {:.2?}",
+        killed.elapsed()
+    );
     browser.wait_for("#broken", "refused", long)?;
     browser.wait_for("#verdict", "1 server down", long)?;
     let first = browser
@@ -472,7 +477,8 @@ fn the_dashboard_in_a_browser() -> Result<()> {
     Ok(())
 }
 
-/// What the documentation shows: four minutes of load, and a service that is unfolded.
+/// What the documentation shows: four minutes of load, which are a line in the charts of an hour,
+/// and a service that is unfolded.
 fn pictures(site: &Site, browser: &Browser, place: &std::path::Path) -> Result<()> {
     for round in 0..48_u64 {
         load(site, 40 + 25 * (round % 7))?;

@@ -35,6 +35,9 @@ pub const VERSION: u32 = 1;
 /// nothing else. Every network namespace has its own.
 pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
 
+/// Packet workers at most.
+pub const WORKERS_MAX: usize = 64;
+
 /// A service as the protocol names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "protocol", deny_unknown_fields)]

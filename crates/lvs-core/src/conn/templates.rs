@@ -33,6 +33,12 @@ impl Templates {
         }
     }
 
+    /// How many there may be.
+    #[cfg(test)]
+    pub(crate) const fn capacity(&self) -> usize {
+        self.table.capacity()
+    }
+
     pub(crate) fn get(&self, index: u32) -> &Arc<Template> {
         let record = self.records.get(index);
         record

@@ -223,8 +223,10 @@ impl Control {
     /// A director without services.
     pub fn new(options: Options) -> Self {
         let shards = options.shards.max(1);
+        // All shards share them.
+        let all = options.max_connections.saturating_mul(shards);
         let templates = Templates::new(
-            options.max_connections + options.max_connections / 8 + 128,
+            all.saturating_add(all / 8 + 128),
             options.seed.rotate_left(17),
         );
         let defense = Defense::new(options.seed);
@@ -327,6 +329,21 @@ mod tests {
 
     fn server(n: u32) -> SocketAddr {
         SocketAddr::from(([10, 0, 0, u8::try_from(n).unwrap()], 80))
+    }
+
+    /// Templates belong to all shards: there may be as many as with one shard that has them all.
+    #[test]
+    fn shards_do_not_divide_the_table_of_templates() {
+        let templates = |shards: usize| {
+            let options = Options {
+                max_connections: 4096 / shards,
+                shards,
+                ..Options::default()
+            };
+            Control::new(options).templates.capacity()
+        };
+        assert!(templates(1) >= 4096);
+        assert_eq!(templates(8), templates(1));
     }
 
     /// A shard that follows changes bit by bit has what one has that is made now.

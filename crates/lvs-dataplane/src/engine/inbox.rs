@@ -5,7 +5,7 @@
 //! by one of them still takes what the others have. Nobody waits: what finds its queue full is
 //! dropped and counted where it came in. Frames are in the order in which they came.
 
-use std::mem;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -51,7 +51,7 @@ struct Queue(Mutex<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
-    parcels: Vec<Parcel>,
+    parcels: VecDeque<Parcel>,
     bytes: usize,
 }
 
@@ -83,7 +83,7 @@ impl Inbox {
         for parcel in parcels.drain(..) {
             let bytes = waiting.bytes + parcel.size();
             if waiting.parcels.len() < PARCELS_MAX / others && bytes <= BYTES_MAX / others {
-                waiting.parcels.push(parcel);
+                waiting.parcels.push_back(parcel);
                 waiting.bytes = bytes;
                 taken += 1;
             }
@@ -92,20 +92,27 @@ impl Inbox {
         (taken, taken > 0 && !self.waits.swap(true, Ordering::AcqRel))
     }
 
-    /// Takes out what waits, into `parcels`, which is empty.
-    pub(super) fn take(&self, parcels: &mut Vec<Parcel>) {
+    /// Takes out what waits, into `parcels`, which is empty: about `most`, in equal parts of all
+    /// other workers. True if something is left.
+    pub(super) fn take(&self, parcels: &mut Vec<Parcel>, most: usize) -> bool {
         if !self.waits.load(Ordering::Relaxed) || !self.waits.swap(false, Ordering::AcqRel) {
-            return;
+            return false;
         }
+        let part = (most / self.from.len().saturating_sub(1).max(1)).max(1);
+        let mut more = false;
         for queue in &self.from {
             let mut waiting = queue.lock();
-            waiting.bytes = 0;
-            if parcels.is_empty() {
-                mem::swap(parcels, &mut waiting.parcels);
-            } else {
-                parcels.append(&mut waiting.parcels);
-            }
+            let count = waiting.parcels.len().min(part);
+            let size = |parcel: &Parcel| parcel.size();
+            let bytes: usize = waiting.parcels.iter().take(count).map(size).sum();
+            waiting.bytes -= bytes;
+            parcels.extend(waiting.parcels.drain(..count));
+            more |= !waiting.parcels.is_empty();
         }
+        if more {
+            self.waits.store(true, Ordering::Release);
+        }
+        more
     }
 }
 
@@ -132,7 +139,7 @@ mod tests {
             "another worker's share is its own"
         );
         let mut taken = Vec::new();
-        inbox.take(&mut taken);
+        assert!(!inbox.take(&mut taken, usize::MAX));
         assert_eq!(taken.len(), share + 7);
         assert_eq!(inbox.put(1, &mut parcels(1, 60)), (1, true));
 
@@ -143,5 +150,26 @@ mod tests {
             (long, true),
             "bytes are bounded too"
         );
+    }
+
+    #[test]
+    fn a_worker_takes_what_waits_by_and_by() {
+        let inbox = Inbox::new(3);
+        inbox.put(1, &mut parcels(300, 60));
+        inbox.put(2, &mut parcels(5, 60));
+        let mut rounds = Vec::new();
+        loop {
+            let mut taken = Vec::new();
+            let more = inbox.take(&mut taken, 200);
+            rounds.push(taken.len());
+            if !more {
+                break;
+            }
+        }
+        assert_eq!(rounds, [105, 100, 100], "nobody waits for another's flood");
+        assert_eq!(inbox.put(1, &mut parcels(1, 60)), (1, true), "woken again");
+        inbox.take(&mut Vec::new(), 200);
+        let share = BYTES_MAX / 2 / 65_536;
+        assert_eq!(inbox.put(1, &mut parcels(share + 1, 65_536)).0, share);
     }
 }

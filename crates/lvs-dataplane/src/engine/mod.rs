@@ -33,6 +33,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+pub use lvs_core::api::WORKERS_MAX;
 use lvs_core::api::{Call, Failure, InKernelInfo, LocalPool, SyncDaemon};
 use lvs_core::mark::MarkRule;
 use lvs_core::memory::Memory;
@@ -65,9 +66,6 @@ use crate::packet::common::Common;
 use crate::packet::pipeline::{ReversePath, Settings};
 use crate::packet::steer::Steering;
 use crate::sys;
-
-/// Packet workers at most.
-pub const WORKERS_MAX: usize = 64;
 
 /// A thread that handles packets, as the control server's threads ask it.
 trait Packets {

@@ -209,12 +209,12 @@ impl Worker {
                     more |= self.receive(port) && flood;
                 }
             }
+            more |= self.take_parcels();
             let started = SystemInstant::now();
             if poller.is_ready(wake) {
                 self.door().mailbox.wake().take();
                 self.do_jobs();
             }
-            self.take_parcels();
             self.timers();
             self.send_sync();
             self.tell_peers();
@@ -496,13 +496,17 @@ impl Worker {
         }
     }
 
-    /// Processes what other workers have handed over.
-    pub(super) fn take_parcels(&mut self) {
+    /// Processes what other workers have handed over, as much at a time as one port has its turn;
+    /// true if there may be more.
+    pub(super) fn take_parcels(&mut self) -> bool {
         let mut parcels = std::mem::take(&mut self.others.taken);
-        self.door().inbox.take(&mut parcels);
+        let more = self
+            .door()
+            .inbox
+            .take(&mut parcels, BATCHES_PER_TURN * BATCH);
         if parcels.is_empty() {
             self.others.taken = parcels;
-            return;
+            return more;
         }
         self.take_view();
         let mut parcels_left = parcels.drain(..).peekable();
@@ -533,6 +537,7 @@ impl Worker {
         }
         drop(parcels_left);
         self.others.taken = parcels;
+        more
     }
 
     fn process_taken(&mut self, port: PortId, frames: &mut Vec<Frame>, now: Instant) {

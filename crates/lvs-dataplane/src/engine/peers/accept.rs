@@ -33,7 +33,7 @@ pub(super) fn run(peers: &Arc<Peers>, socket: &TcpListener) {
             error!("other directors cannot be waited for: {error}");
             return;
         }
-        loop {
+        while !peers.is_stopping() {
             let (stream, from) = match socket.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -92,6 +92,12 @@ fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
         Ok(Some(handshake)) => Some(handshake),
         Ok(None) => {
             peers.count(|counts| &counts.refused_key);
+            let mut state = peer.state();
+            if state.complained.is_some_and(|at| at.elapsed() < COMPLAIN) {
+                return None;
+            }
+            state.complained = Some(Instant::now());
+            drop(state);
             warn!(
                 "{} has not proved that it has the key: compare `sha256sum` of the key files",
                 peer.address.ip()
@@ -99,7 +105,7 @@ fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
             None
         }
         Err(_) => {
-            // It has seen our proof, and has gone.
+            // It says nothing, or has gone: it may have seen our proof.
             peers.count(|counts| &counts.refused_key);
             None
         }
@@ -136,7 +142,11 @@ fn try_greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> io::Result<Optio
 }
 
 /// Reads all of it by then.
-fn read_until(mut stream: &TcpStream, mut bytes: &mut [u8], until: Instant) -> io::Result<()> {
+pub(super) fn read_until(
+    mut stream: &TcpStream,
+    mut bytes: &mut [u8],
+    until: Instant,
+) -> io::Result<()> {
     while !bytes.is_empty() {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -156,16 +166,18 @@ fn serve(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &H
     let Ok(tells) = stream.try_clone() else {
         return;
     };
-    let mine = tells.peer_addr().ok();
-    let before = peer.state().tells.replace(tells);
+    let (before, mine) = {
+        let mut state = peer.state();
+        state.telling += 1;
+        (state.tells.replace(tells), state.telling)
+    };
     if let Some(before) = before {
         let _ = before.shutdown(Shutdown::Both);
     }
     info!("{} listens", peer.address);
     teller::run(peers, peer, stream, handshake);
     let mut state = peer.state();
-    let is_mine = |stream: &TcpStream| stream.peer_addr().ok() == mine;
-    if state.tells.as_ref().is_some_and(is_mine) {
+    if state.telling == mine {
         state.tells = None;
     }
 }

@@ -55,9 +55,9 @@ impl Key {
         let failed = |error: io::Error| format!("cannot read the key {name}: {error}");
         let mut file = File::open(path).map_err(failed)?;
         let mode = file.metadata().map_err(failed)?.mode();
-        if mode & 0o007 != 0 {
+        if mode & 0o027 != 0 {
             return Err(format!(
-                "everybody may read or write the key {name}: chmod 600 {name}"
+                "others may read the key {name}, or its group may write it: chmod 600 {name}"
             ));
         }
         let mut text = Vec::new();
@@ -413,6 +413,7 @@ mod tests {
         };
         let good = "0123456789abcdef0123456789abcdef";
         assert_eq!(write(&format!(" {good}\n"), 0o640), Ok(good.into()));
+        write(good, 0o660).expect_err("its group may write it");
         let said = write(good, 0o644).expect_err("everybody may read it");
         assert!(said.contains("chmod 600"), "{said}");
         let said = write("short", 0o600).expect_err("it is short");

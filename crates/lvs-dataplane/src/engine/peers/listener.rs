@@ -1,6 +1,6 @@
 //! Listening to a peer: what it tells is taken over, and compared with its sums.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,6 +10,7 @@ use lvs_core::Heard;
 use lvs_core::sync::bulk::{self, Digest, Item, Ranges};
 use tracing::{info, warn};
 
+use super::accept::read_until;
 use super::frame::{
     FrameError, Handshake, INTRODUCTION_LEN, Introduction, Kind, PROOF_LEN, Sequence,
 };
@@ -114,7 +115,7 @@ fn introduce(
     peers: &Peers,
     stream: &mut TcpStream,
 ) -> Result<([u8; 16], Sequence, Sequence), Ended> {
-    stream.set_read_timeout(Some(CONNECT)).map_err(away)?;
+    let until = Instant::now() + CONNECT;
     stream.set_write_timeout(Some(CONNECT)).map_err(away)?;
     let ours = Introduction {
         identity: peers.identity,
@@ -123,7 +124,7 @@ fn introduce(
     stream.write_all(&ours.to_bytes()).map_err(away)?;
     let mut theirs = [0; INTRODUCTION_LEN];
     let closed = "it closes the connection: is this director among its peers, under the address that it sees? Its log tells";
-    let read = |stream: &mut TcpStream, bytes: &mut [u8]| match stream.read_exact(bytes) {
+    let read = |stream: &mut TcpStream, bytes: &mut [u8]| match read_until(stream, bytes, until) {
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Err(refused(closed)),
         Err(error) => Err(away(error)),
         Ok(()) => Ok(()),

@@ -41,6 +41,8 @@ const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long one that ends gives its peers to take its last words.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long a thread has to find that its connection was ended.
+const SHORT: Duration = Duration::from_millis(100);
 
 /// How long an engine waits at first for peers that cannot be reached, before it is ready without
 /// them.
@@ -129,8 +131,11 @@ struct State {
     told: u64,
     missing: u64,
     heard: Option<Instant>,
-    /// The stream that we tell it by.
+    /// The stream that we tell it by, and how many there have been.
     tells: Option<TcpStream>,
+    telling: u64,
+    /// When the log was last told of somebody there who has not proved to have the key.
+    complained: Option<Instant>,
     greeting: usize,
     sent: Option<(u64, Instant)>,
     lag: Option<Duration>,
@@ -256,7 +261,8 @@ impl Peers {
     }
 
     /// Ends all connections and waits for the threads. Whoever listens is told what waits, as far
-    /// as it takes that at once, and knows that we are gone.
+    /// as it takes that at once, and knows that we are gone. Threads that wait for somebody who has
+    /// not proved to be a director are left to themselves: they find that the engine has ended.
     pub(super) fn end(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake.notify();
@@ -268,13 +274,15 @@ impl Peers {
             let thread = threads.unwrap_or_else(PoisonError::into_inner).pop();
             let Some(thread) = thread else { return };
             // It may have begun a connection meanwhile.
-            while !thread.is_finished() {
+            while !thread.is_finished() && Instant::now() < last + SHORT {
                 for peer in &self.peers {
                     peer.hang_up(Instant::now() >= last);
                 }
                 thread::sleep(Duration::from_millis(5));
             }
-            let _ = thread.join();
+            if thread.is_finished() {
+                let _ = thread.join();
+            }
         }
     }
 

@@ -4,10 +4,9 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::time::Duration;
 
-use lvs_core::api::LocalPool;
+use lvs_core::api::{LocalPool, WORKERS_MAX};
 use lvs_core::mark::{MarkRule, Prefix};
 use lvs_core::{Sysctls, helper_ports};
-use lvs_dataplane::engine::WORKERS_MAX;
 use lvs_dataplane::words::meant;
 use toml::Spanned;
 
@@ -233,6 +232,23 @@ impl Checker<'_> {
                 ),
             );
         }
+    }
+
+    /// Several workers, and other directors that are told: an engine refuses both together.
+    pub(super) fn workers_beside_peers(&mut self, raw: &RawConfig) {
+        let value = raw.dataplane.workers.as_ref();
+        let peers = raw
+            .sync
+            .as_ref()
+            .is_some_and(|raw| raw.get_ref().peers.is_some());
+        let Some(value) = value.filter(|value| peers && value.get_ref().0 != "1") else {
+            return;
+        };
+        let title = "several packet workers do not tell peers of their connections".to_owned();
+        self.report(
+            Diagnostic::error(value.span(), title)
+                .help("leave out workers, or the peers of [sync]"),
+        );
     }
 
     fn workers(&mut self, raw: &RawDataplane) {

@@ -65,6 +65,7 @@ pub(in crate::config) fn check(
         .map(|local| local.addresses.clone());
     let sync = raw.sync.as_ref().and_then(|sync| checker.sync(sync));
     dataplane.peers = raw.sync.as_ref().and_then(|sync| checker.peers(sync));
+    checker.workers_beside_peers(raw);
     let sysctls = checker.sysctls(raw);
     let filter = raw.filter.as_ref().map(|filter| checker.filter(filter));
     let marks = checker.marks(raw);

@@ -162,7 +162,7 @@ impl Checker<'_> {
         let Some(key_file) = &raw.key_file else {
             self.report(
                 Diagnostic::error(spanned.span(), "[sync] has peers and no key_file").help(
-                    "add key_file = \"/etc/lvsd/sync.key\", the same file on all directors: openssl rand -hex 32",
+                    "add key_file = \"/etc/lvs/sync.key\", the same file on all directors: openssl rand -hex 32",
                 ),
             );
             return None;

@@ -136,6 +136,19 @@ fn peers_are_options_of_the_engine() {
     let both = load("[sync]\ninterface = \"eth2\"\npeers = \"192.0.2.2\"\nkey_file = \"/key\"\n");
     assert_eq!(both.sync.map(|daemons| daemons.len()), Some(2));
     assert!(both.dataplane.peers.is_some());
+    let workers = |count: &str| {
+        format!(
+            "[dataplane]\nworkers = {count}\n[sync]\npeers = \"192.0.2.2\"\nkey_file = \"/key\"\n"
+        )
+    };
+    load(&workers("1"));
+    for count in ["2", "\"auto\""] {
+        let said = errors(&workers(count));
+        assert!(
+            said.contains("several packet workers do not tell"),
+            "{said}"
+        );
+    }
     let key = "key_file = \"/key\"\n";
     for (text, title) in [
         (

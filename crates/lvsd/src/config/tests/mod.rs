@@ -275,3 +275,27 @@ fn tunnelled(service: &str, server: &str) -> String {
         "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11\"\n{server}\n"
     )
 }
+
+/// Whoever asks a daemon that runs does not read a long file for the name of its socket.
+#[test]
+fn a_file_is_read_for_its_socket_only_where_it_may_name_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("lvsd.toml");
+    let named = "[dataplane]\nsocket = \"@other\"\n";
+    for (text, may) in [
+        (tunnelled("", ""), false),
+        (tunnelled("", named), true),
+        (
+            tunnelled("", "[dataplane]\n\"sock\\u0065t\" = \"@other\"\n"),
+            true,
+        ),
+    ] {
+        std::fs::write(&path, &text).unwrap();
+        assert_eq!(Config::may_name_socket(&path), may, "{text}");
+    }
+    std::fs::write(&path, tunnelled("", "")).unwrap();
+    std::fs::create_dir(directory.path().join("conf.d")).unwrap();
+    std::fs::write(directory.path().join("conf.d/engine.toml"), named).unwrap();
+    assert!(Config::may_name_socket(&path));
+    assert!(Config::may_name_socket(&directory.path().join("gone")));
+}
