@@ -39,7 +39,9 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
     let mut said = String::new();
     while !peers.is_stopping() {
         let mut lent = false;
-        let (trouble, text) = match listen(peers, peer, &mut lent) {
+        let ended = listen(peers, peer, &mut lent);
+        peer.state().stream = None;
+        let (trouble, text) = match ended {
             Ok(()) => break,
             Err((trouble, text)) => (trouble, text),
         };

@@ -261,20 +261,26 @@ impl Peers {
     }
 
     /// Ends all connections and waits for the threads. Whoever listens is told what waits, as far
-    /// as it takes that at once, and knows that we are gone. Threads that wait for somebody who has
-    /// not proved to be a director are left to themselves: they find that the engine has ended.
+    /// as it takes that at once, and knows that we are gone. Threads that wait for somebody who is
+    /// away, or has not proved to be a director, are left to themselves: they find that the engine
+    /// has ended.
     pub(super) fn end(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake.notify();
         self.sleeping.1.notify_all();
         self.hub.close();
-        let last = Instant::now() + LAST_WORDS;
+        let begun = Instant::now();
+        let last = begun + LAST_WORDS;
+        let until = || match self.peers.iter().any(|peer| peer.talks()) {
+            true => last + SHORT,
+            false => begun + SHORT,
+        };
         loop {
             let threads = self.threads.lock();
             let thread = threads.unwrap_or_else(PoisonError::into_inner).pop();
             let Some(thread) = thread else { return };
             // It may have begun a connection meanwhile.
-            while !thread.is_finished() && Instant::now() < last + SHORT {
+            while !thread.is_finished() && Instant::now() < until() {
                 for peer in &self.peers {
                     peer.hang_up(Instant::now() >= last);
                 }
@@ -521,6 +527,12 @@ impl Peer {
             let _ = stream.shutdown(Shutdown::Both);
         }
         drop(self.changed.wait_timeout_while(state, patience, old));
+    }
+
+    /// There is a connection to it, or from it.
+    fn talks(&self) -> bool {
+        let state = self.state();
+        state.stream.is_some() || state.tells.is_some()
     }
 
     /// Listens no more, and tells no more if so.
