@@ -98,6 +98,9 @@ no-cc: ## the programs, TLS included, without a C compiler
 	@found=$$($(CARGO) tree --locked -p lvsd -p lvsadm -p lvs-dataplane -e normal,build --prefix none | grep -E '^(cc|cmake|bindgen|nasm-rs|pkg-config) ' | sort -u); \
 	if [ -n "$$found" ]; then echo "make no-cc: these compile C: $$found" >&2; exit 1; fi
 	CC=/bin/false CXX=/bin/false CMAKE=/bin/false $(CARGO) build --locked -p lvsd -p lvsadm -p lvs-dataplane
+	@# Each by itself, as `cargo install` builds it: together they have the features of all.
+	$(CARGO) check --locked -p lvsd
+	$(CARGO) check --locked -p lvsadm
 
 no-std: ## lvs-core without std, and for a machine without an operating system
 	$(CARGO) build --locked -p lvs-core --no-default-features
