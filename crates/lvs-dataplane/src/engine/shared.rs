@@ -302,8 +302,10 @@ impl Shared {
     /// Lets go of the ports that were kept.
     pub(super) fn drop_ports(&self) {
         if let Some(host) = self.host() {
-            let kept = host.ports.lock();
-            kept.unwrap_or_else(PoisonError::into_inner).clear();
+            let mut kept = host.ports.lock().unwrap_or_else(PoisonError::into_inner);
+            for ports in kept.drain(..) {
+                ports.close();
+            }
         }
     }
 
