@@ -321,6 +321,7 @@ fn what_everybody_may_ask_is_this_and_no_more() {
         "timeouts.get",
         "sysctl.get",
         "daemon.list",
+        "sync.get",
         "drops",
         "explain",
         "mark.list",
