@@ -20,6 +20,9 @@ use super::pipe::pump;
 const HEADER_LIMIT: Duration = Duration::from_secs(3);
 /// Servers that are tried for one connection.
 const TRIES: usize = 3;
+/// How often the director is asked for a server that has not refused yet, for each of them: clients
+/// that come at the same time take turns, and a scheduler may name the same one again.
+const DRAWS: usize = 8;
 
 /// Takes connections until `gate` is closed.
 pub(super) async fn serve(
@@ -141,8 +144,17 @@ async fn connect(
     options: &Options,
 ) -> Option<(TcpStream, Entry)> {
     let begun = tokio::time::Instant::now();
+    let mut refused = Vec::new();
     for _ in 0..TRIES {
-        let entry = desk.open(service, Protocol::TCP, client, virt, 0)?;
+        let mut entry = desk.open(service, Protocol::TCP, client, virt, 0)?;
+        for _ in 1..DRAWS {
+            if !refused.contains(&entry.server) {
+                break;
+            }
+            // Until it is dropped, the client has its server.
+            drop(entry);
+            entry = desk.open(service, Protocol::TCP, client, virt, 0)?;
+        }
         let left = options.connect_timeout.checked_sub(begun.elapsed())?;
         let connected = tokio::time::timeout(left, connected(entry.server));
         let connected = tokio::select! {
@@ -156,6 +168,7 @@ async fn connect(
             }
             Ok(Err(error)) => {
                 tracing::debug!(server = %entry.server, "cannot connect: {error}");
+                refused.push(entry.server);
             }
             Err(_) => return None,
         }

@@ -185,6 +185,33 @@ async fn connections_are_scheduled_and_another_server_is_tried() {
     assert!(counts.0 >= 4 && counts.1 >= 4, "{counts:?}");
 }
 
+/// Clients that come at the same time take each other's turns.
+#[tokio::test]
+async fn nobody_is_refused_while_a_server_lives() {
+    let (one, alive) = server().await;
+    let bench = Bench::new(Options::default(), &[alive, free()]);
+    let accepts = tokio::spawn(async move {
+        let mut kept = Vec::new();
+        while let Ok((mut stream, _)) = one.accept().await {
+            stream.write_all(b"x").await.unwrap();
+            kept.push(stream);
+        }
+    });
+    let address = bench.address;
+    let clients: Vec<_> = (0..200)
+        .map(|_| {
+            tokio::spawn(async move {
+                let mut client = TcpStream::connect(address).await?;
+                client.read_u8().await
+            })
+        })
+        .collect();
+    for client in clients {
+        assert_eq!(client.await.unwrap().unwrap(), b'x');
+    }
+    accepts.abort();
+}
+
 #[tokio::test]
 async fn without_a_server_clients_are_reset() {
     let bench = Bench::new(Options::default(), &[]);
