@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use lvs_testbed::{Proc, Site, wait_until};
 
 /// Port of the services, TCP and UDP.
@@ -16,19 +16,28 @@ pub const PORT: u16 = 7;
 /// The first client address; each has [`PORTS`] connections.
 const CLIENTS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const PORTS: u32 = 60_000;
-/// Plays a part if the words say so.
+
+/// How many connections the arguments of a program ask for, one number for each measurement, else
+/// these; `None` if they gave it a part to play, which is over.
 ///
 /// # Errors
 ///
-/// When that fails.
-pub fn plays_a_part(words: &[&str]) -> Result<bool> {
-    match words {
+/// When that fails, or an argument is no number.
+pub fn counts(program: &str, unasked: &[u32]) -> Result<Option<Vec<u32>>> {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.as_slice() {
+        [] => return Ok(Some(unasked.to_vec())),
         ["serve"] => serve()?,
         ["fill", target, count] => fill(target.parse()?, count.parse()?)?,
         ["trips", target] => trips(target.parse()?)?,
-        _ => return Ok(false),
+        counts => {
+            let counts: Result<_, _> = counts.iter().map(|count| count.parse()).collect();
+            let usage = || format!("usage: {program} [CONNECTIONS...]");
+            return Ok(Some(counts.with_context(usage)?));
+        }
     }
-    Ok(true)
+    Ok(None)
 }
 
 /// Starts the real server, and gives the client all the addresses that it needs.

@@ -9,7 +9,6 @@
 //! connections if nothing is said, made by as many datagrams through a running director. Round trips
 //! are of one byte each way over TCP, through the same director.
 
-use std::env;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::thread;
@@ -25,17 +24,8 @@ const QUIET: Duration = Duration::from_secs(3);
 const ROUNDS: usize = 3;
 
 fn main() -> Result<()> {
-    let args: Vec<String> = env::args().skip(1).collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    if large::plays_a_part(&args)? {
-        return Ok(());
-    }
-    match args.as_slice() {
-        [] => measure(1_000_000),
-        counts => counts
-            .iter()
-            .try_for_each(|count| measure(count.parse().context("usage: bulk [CONNECTIONS...]")?)),
-    }
+    let counts = large::counts("bulk", &[1_000_000])?;
+    counts.into_iter().flatten().try_for_each(measure)
 }
 
 fn measure(count: u32) -> Result<()> {

@@ -9,7 +9,6 @@
 //! and 1,000,000 connections if nothing is said, made by as many datagrams through a running
 //! director. Round trips are of one byte each way over TCP, through the same director.
 
-use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -27,17 +26,9 @@ const ROUNDS: usize = 3;
 const QUIET: Duration = Duration::from_secs(3);
 
 fn main() -> Result<()> {
-    let args: Vec<String> = env::args().skip(1).collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    if large::plays_a_part(&args)? {
-        return Ok(());
-    }
-    match args.as_slice() {
-        [] => measure(&[100_000, 1_000_000]),
-        counts => {
-            let counts: Result<Vec<u32>, _> = counts.iter().map(|count| count.parse()).collect();
-            measure(&counts.context("usage: listing [CONNECTIONS...]")?)
-        }
+    match large::counts("listing", &[100_000, 1_000_000])? {
+        Some(counts) => measure(&counts),
+        None => Ok(()),
     }
 }
 
