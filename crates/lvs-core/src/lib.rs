@@ -49,6 +49,7 @@ mod persistence_sip;
 mod pool;
 mod prefix;
 pub mod proc;
+mod random;
 pub mod sched;
 mod server;
 mod service;
@@ -75,6 +76,7 @@ pub use packet::{
 };
 pub use pool::Pool;
 pub use prefix::Prefix;
+pub use random::SplitMix64;
 pub use sched::{HashSlot, Registry, Request, Scheduler};
 pub use server::{OpenConnection, Server};
 pub use service::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey};

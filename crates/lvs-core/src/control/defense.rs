@@ -7,6 +7,7 @@
 use core::time::Duration;
 
 use crate::conn::State;
+use crate::random::SplitMix64;
 use crate::{Protocol, Sysctls};
 
 /// Time between two looks at the memory.
@@ -29,7 +30,7 @@ pub(crate) struct Defense {
     pub(crate) drops_entries: bool,
     pub(crate) secure: bool,
     lottery: [u8; 9],
-    random: u64,
+    random: SplitMix64,
     /// Slots that were not visited yet, in parts of a slot.
     visits: u64,
 }
@@ -45,7 +46,7 @@ impl Defense {
             drops_entries: false,
             secure: false,
             lottery: [0; 9],
-            random: seed,
+            random: SplitMix64::new(seed),
             visits: 0,
         }
     }
@@ -121,12 +122,7 @@ impl Defense {
 
     /// A slot of `len`, at random.
     pub(crate) fn draw(&mut self, len: usize) -> u32 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
-        u32::try_from((u128::from(z) * len as u128) >> 64).unwrap_or(0)
+        u32::try_from(self.random.draw_below(len as u64)).unwrap_or(0)
     }
 
     /// Whether a connection is to be dropped (`ip_vs_random_dropentry`). `idle`: time since its

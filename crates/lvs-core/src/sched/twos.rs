@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
+use crate::random::SplitMix64;
 
 /// What there is to know of it.
 pub(super) const ABOUT: About = About {
@@ -22,25 +23,15 @@ pub(super) const ABOUT: About = About {
 /// Draws two servers at random by weight and takes the one with less load for its weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RandomTwos {
-    /// State of SplitMix64. The kernel's numbers cannot be foretold; these follow from the
-    /// director's seed.
-    random: u64,
+    /// The kernel's numbers cannot be foretold; these follow from the director's seed.
+    random: SplitMix64,
 }
 
 impl RandomTwos {
     /// A number from 0 to `last`, both included.
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "the quotient is at most `last`"
-    )]
     fn draw(&mut self, last: u32) -> i64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
-        let scaled = (u128::from(z) * (u128::from(last) + 1)) >> 64;
-        i64::from(scaled as u32)
+        let drawn = self.random.draw_below(u64::from(last) + 1);
+        i64::try_from(drawn).unwrap_or(0)
     }
 }
 
@@ -83,6 +74,6 @@ impl Scheduler for RandomTwos {
     }
 
     fn seed(&mut self, seed: u64) {
-        self.random = seed;
+        self.random = SplitMix64::new(seed);
     }
 }

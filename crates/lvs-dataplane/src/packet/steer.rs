@@ -18,7 +18,7 @@ use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 
-use lvs_core::{Hook, Protocol, Tuple, worker_of};
+use lvs_core::{Hook, Protocol, SplitMix64, Tuple, worker_of};
 
 use crate::packet::intercept::{Intercept, LocalClient};
 use crate::packet::net::Net;
@@ -44,15 +44,8 @@ pub struct Keys {
 impl Keys {
     /// Keys that follow from a random number.
     pub fn new(seed: u64) -> Self {
-        let mut state = seed;
-        // SplitMix64.
-        let mut next = || {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = state;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            u32::try_from((z ^ (z >> 31)) >> 32).unwrap_or(0)
-        };
+        let mut numbers = SplitMix64::new(seed);
+        let mut next = || u32::try_from(numbers.draw() >> 32).unwrap_or(0);
         // Odd factors lose nothing.
         Self {
             words: std::array::from_fn(|_| next() | 1),
