@@ -266,6 +266,22 @@ pub struct SyncCounts {
     pub no_room: u64,
 }
 
+impl SyncCounts {
+    /// What was lost or refused, by the names that [`Call::Drops`] has for the reasons.
+    pub const fn losses(&self) -> [(&'static str, u64); 8] {
+        [
+            ("sync_queue_full", self.queue_full),
+            ("sync_not_sent", self.not_sent),
+            ("sync_lost", self.lost),
+            ("sync_too_long", self.too_long),
+            ("sync_malformed", self.malformed),
+            ("sync_other_id", self.other_id),
+            ("sync_nonsense", self.nonsense),
+            ("sync_no_room", self.no_room),
+        ]
+    }
+}
+
 /// Answer to [`Call::SyncGet`]: other directors of this kind (`lvs-dataplane --sync-peer`), and
 /// what was counted since the engine started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

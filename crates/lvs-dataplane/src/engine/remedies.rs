@@ -240,45 +240,37 @@ pub(super) const KEEPER_BUSY: [&str; 3] = [
     "Somebody scans, or claims addresses, faster than the host is asked: lvsadm capture dropped -w FILE. It is asked again with the next packet.",
 ];
 
-/// What synchronisation has lost or refused.
-pub(super) const SYNC: [[&str; 3]; 8] = [
+/// What synchronisation has lost or refused, in the order of [`SyncCounts::losses`](lvs_core::api::SyncCounts::losses).
+pub(super) const SYNC: [[&str; 2]; 8] = [
     [
-        "sync_queue_full",
         "Messages about connections that were not sent, because as many waited to be sent as may.",
         "The interface of the synchronisation master is too slow, or down: ip -s link. Else raise the sysctls sync_qlen_max and sync_sock_size, or send less (sync_refresh_period).",
     ],
     [
-        "sync_not_sent",
         "Messages about connections that the interface did not take.",
         "Is it up, and has it an address? ip addr show dev NAME, with the NAME that lvsadm -L --daemon tells.",
     ],
     [
-        "sync_lost",
         "Messages about connections that came faster than they were taken over.",
         "Raise the sysctl sync_sock_size, which counts from the next start of the backup, or have the master send less (sync_refresh_period).",
     ],
     [
-        "sync_too_long",
         "Messages about connections that are longer than this backup takes.",
         "Give the backup the --sync-maxlen of its master: lvsadm -L --daemon on both.",
     ],
     [
-        "sync_malformed",
         "Messages about connections that are damaged, or that no IPVS sends.",
         "Who sends to the group? tcpdump -ni NAME udp port 8848. Let only directors do that: docs/synchronisation.md.",
     ],
     [
-        "sync_other_id",
         "Messages about connections of a master with another syncid.",
         "None, if there are two clusters on this network. Else give both the same --syncid.",
     ],
     [
-        "sync_nonsense",
         "Connections in messages that cannot be: of a protocol, a state or a persistence engine that there is none of.",
         "Who sends to the group? tcpdump -ni NAME udp port 8848. Let only directors do that: docs/synchronisation.md.",
     ],
     [
-        "sync_no_room",
         "Connections in messages for which the table had no room.",
         "Start lvs-dataplane with the --max-connections of the other director.",
     ],

@@ -171,18 +171,8 @@ pub(super) fn shares(shares: &Shares) -> impl Iterator<Item = ReasonCount> + use
 
 /// What synchronisation has lost or refused.
 pub(super) fn sync(counts: &SyncCounts) -> impl Iterator<Item = ReasonCount> + use<> {
-    let counts = [
-        counts.queue_full,
-        counts.not_sent,
-        counts.lost,
-        counts.too_long,
-        counts.malformed,
-        counts.other_id,
-        counts.nonsense,
-        counts.no_room,
-    ];
-    let told = remedies::SYNC.into_iter().zip(counts);
-    told.map(|(told, count)| reason("sync", count, told))
+    let told = counts.losses().into_iter().zip(remedies::SYNC);
+    told.map(|((name, count), [help, remedy])| reason("sync", count, [name, help, remedy]))
 }
 
 /// A counted reason, for a listing; `told` is its name, its meaning and its remedy.

@@ -300,26 +300,12 @@ fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Result {
         "lvs_sync_lost",
         "Synchronisation messages and connections that were lost or refused, by the reason",
         |out| {
-            for (reason, count) in lost(counts) {
+            for (reason, count) in counts.losses() {
                 out.counter([("reason", reason)], count)?;
             }
             Ok(())
         },
     )
-}
-
-/// What was lost or refused, as `lvsadm drops` calls it.
-const fn lost(counts: &SyncCounts) -> [(&'static str, u64); 8] {
-    [
-        ("sync_queue_full", counts.queue_full),
-        ("sync_not_sent", counts.not_sent),
-        ("sync_lost", counts.lost),
-        ("sync_too_long", counts.too_long),
-        ("sync_malformed", counts.malformed),
-        ("sync_other_id", counts.other_id),
-        ("sync_nonsense", counts.nonsense),
-        ("sync_no_room", counts.no_room),
-    ]
 }
 
 impl View {
