@@ -1,17 +1,18 @@
 //! Whom an address counts as, where places are shared out.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
+
+use lvs_core::Prefix;
 
 /// Bits of an IPv6 address that its host does not choose.
-const PREFIX: u32 = 64;
+const PREFIX: u8 = 64;
 
 /// The source that `ip` belongs to: itself, or of IPv6 its /64, in which one host has as many
 /// addresses as it likes.
 pub(crate) fn source(ip: IpAddr) -> IpAddr {
-    match ip.to_canonical() {
-        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !(u128::MAX >> PREFIX)).into(),
-        ip => ip,
-    }
+    let ip = ip.to_canonical();
+    let whole = Prefix::new(ip, PREFIX).filter(|_| ip.is_ipv6());
+    whole.map_or(ip, |whole| whole.addr())
 }
 
 #[cfg(test)]
