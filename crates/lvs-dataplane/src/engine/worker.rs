@@ -303,34 +303,39 @@ impl Worker {
                 return false;
             }
             let now = self.shared.now();
-            let came = count;
-            let count = self.hand_over(port, came);
-            self.comes_from(port);
-            if self.captures.is_empty() {
-                let mut done = 0;
-                while done < count {
-                    done += self.pipeline.process_some(
-                        port,
-                        &mut self.batch.frames()[done..],
-                        &env(&self.network),
-                        &mut self.decider,
-                        now,
-                        &mut self.output,
-                    );
-                    self.flush();
-                }
-            } else {
-                self.process_shown(port, now);
-            }
-            self.batch.clear();
-            let took = started.elapsed();
-            self.pipeline.gate.spent(count, took, now + took);
-            self.door().note_batch(took);
-            if came < BATCH {
+            self.hand_over(port, count);
+            self.process_batch(port, now, started);
+            if count < BATCH {
                 return false;
             }
         }
         true
+    }
+
+    /// Processes what has come in on a port, or was handed over by who has received it there.
+    fn process_batch(&mut self, port: PortId, now: Instant, started: SystemInstant) {
+        self.comes_from(port);
+        let count = self.batch.frames().len();
+        if self.captures.is_empty() {
+            let mut done = 0;
+            while done < count {
+                done += self.pipeline.process_some(
+                    port,
+                    &mut self.batch.frames()[done..],
+                    &env(&self.network),
+                    &mut self.decider,
+                    now,
+                    &mut self.output,
+                );
+                self.flush();
+            }
+        } else {
+            self.process_shown(port, now);
+        }
+        self.batch.clear();
+        let took = started.elapsed();
+        self.pipeline.gate.spent(count, took, now + took);
+        self.door().note_batch(took);
     }
 
     /// As [`receive`](Self::receive), of frames that are handed in; those that would leave are
@@ -447,14 +452,15 @@ impl Worker {
 
     // --- several workers -------------------------------------------------------------------------
 
-    /// Hands over what is others' of the batch that has come in; says how much is left of it.
-    fn hand_over(&mut self, port: PortId, count: usize) -> usize {
+    /// Hands over what is others' of the `count` frames that have come in, and leaves the rest in
+    /// the batch.
+    fn hand_over(&mut self, port: PortId, count: usize) {
         if self.pipeline.share.is_none() {
-            return count;
+            return;
         }
         let env = env(&self.network);
         let Some(info) = env.net.port(port) else {
-            return count;
+            return;
         };
         self.others
             .outboxes
@@ -474,7 +480,6 @@ impl Worker {
         }
         self.batch.truncate(kept);
         self.post_parcels();
-        kept
     }
 
     /// Gives others what is theirs.
@@ -543,30 +548,9 @@ impl Worker {
     fn process_taken(&mut self, port: PortId, frames: &mut Vec<Frame>, now: Instant) {
         let started = SystemInstant::now();
         self.decider.epoch = 0;
-        self.comes_from(port);
-        if !self.captures.is_empty() {
-            let count = self.batch.lend(frames.drain(..));
-            self.process_shown(port, now);
-            self.pipeline.count_taken(count);
-            self.batch.clear();
-            return;
-        }
-        let mut done = 0;
-        while done < frames.len() {
-            done += self.pipeline.process_some(
-                port,
-                &mut frames[done..],
-                &env(&self.network),
-                &mut self.decider,
-                now,
-                &mut self.output,
-            );
-            self.flush();
-        }
-        self.pipeline.count_taken(done);
-        let took = started.elapsed();
-        self.pipeline.gate.spent(done, took, now + took);
-        self.door().note_batch(took);
+        let count = self.batch.lend(frames.drain(..));
+        self.process_batch(port, now, started);
+        self.pipeline.count_taken(count);
     }
 
     // --- synchronisation -------------------------------------------------------------------------
