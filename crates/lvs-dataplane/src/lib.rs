@@ -28,6 +28,8 @@ pub mod packet;
 #[path = "sys/peer_groups.rs"]
 mod peer_groups;
 #[cfg(feature = "engine")]
+mod random;
+#[cfg(feature = "engine")]
 mod sync;
 #[cfg(feature = "engine")]
 pub mod sys;

@@ -128,15 +128,36 @@ pub fn parse(mut bytes: &[u8]) -> Result<Vec<Item>, Malformed> {
     Ok(items)
 }
 
+/// Bytes of the first of some items.
+fn first_len(items: &[u8]) -> Option<usize> {
+    let len = items.get(2..4)?;
+    Some(HEADER + usize::from(u16::from_be_bytes([len[0], len[1]])))
+}
+
 /// How many items there are, if they are such.
 pub fn count(mut bytes: &[u8]) -> u64 {
     let mut count = 0;
-    while let Some(len) = bytes.get(2..4) {
-        let len = usize::from(u16::from_be_bytes([len[0], len[1]]));
-        bytes = bytes.get(HEADER + len..).unwrap_or_default();
+    while let Some(len) = first_len(bytes) {
+        bytes = bytes.get(len..).unwrap_or_default();
         count += 1;
     }
     count
+}
+
+/// Items in portions of at most so many bytes, but of one item at least.
+pub fn portions(mut items: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
+    core::iter::from_fn(move || {
+        let mut end = 0;
+        while let Some(len) = items.get(end..).and_then(first_len) {
+            if end + len > most && end > 0 {
+                break;
+            }
+            end += len;
+        }
+        let (portion, rest) = items.split_at_checked(end).filter(|_| end > 0)?;
+        items = rest;
+        Some(portion)
+    })
 }
 
 /// The sum of connections whose hashes begin alike.
@@ -431,6 +452,23 @@ mod tests {
             virt: ([198, 51, 100, 1], 80).into(),
             server: ([10, 0, 0, 1], 80).into(),
         }
+    }
+
+    #[test]
+    fn items_are_cut_where_one_ends() {
+        const MOST: usize = 16 << 10;
+        let item = |len: u16| {
+            let [high, low] = len.to_be_bytes();
+            let mut item = vec![1, 0, high, low, 0, 0, 0, 0];
+            item.resize(8 + usize::from(len), 7);
+            item
+        };
+        let all: Vec<u8> = (0..3000).flat_map(|n| item(36 + n % 100)).collect();
+        let cut: Vec<&[u8]> = portions(&all, MOST).collect();
+        assert!(cut.len() > 10 && cut.iter().all(|part| part.len() <= MOST));
+        assert_eq!(cut.iter().map(|part| count(part)).sum::<u64>(), 3000);
+        assert_eq!(cut.concat(), all);
+        assert_eq!(portions(&[], MOST).count(), 0);
     }
 
     #[test]

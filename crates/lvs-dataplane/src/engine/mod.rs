@@ -65,6 +65,7 @@ use crate::mailbox::Mailbox;
 use crate::packet::common::Common;
 use crate::packet::pipeline::{ReversePath, Settings};
 use crate::packet::steer::Steering;
+use crate::random::random;
 use crate::sys;
 
 /// A thread that handles packets, as the control server's threads ask it.
@@ -674,10 +675,5 @@ fn new_control(config: &Config, workers: NonZeroUsize) -> Result<(Control, Optio
 }
 
 fn random_seed() -> Result<u64, StartError> {
-    use std::io::Read;
-    let mut bytes = [0; 8];
-    std::fs::File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(StartError::Random)?;
-    Ok(u64::from_ne_bytes(bytes))
+    random().map(u64::from_ne_bytes).map_err(StartError::Random)
 }

@@ -1,8 +1,7 @@
 //! How the engine comes to packets, and the host to those that the engine leaves to it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::net::IpAddr;
 
 use lvs_core::api::{Failure, FailureCode, Need};
@@ -17,6 +16,7 @@ use crate::io::port::Port;
 use crate::io::tun::HostDevice;
 use crate::netlink::NetState;
 use crate::packet::intercept::{Intercept, LocalClient};
+use crate::random::random;
 use crate::sys::{PacketSocket, TurnBack};
 
 /// How the engine comes to packets.
@@ -260,7 +260,5 @@ fn open_way_back() -> Option<TurnBack> {
 
 /// A mark that a stranger cannot guess, not 0.
 fn mark() -> io::Result<u32> {
-    let mut bytes = [0; 4];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u32::from_ne_bytes(bytes) | 1)
+    Ok(u32::from_ne_bytes(random()?) | 1)
 }

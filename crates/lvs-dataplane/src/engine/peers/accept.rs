@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
 use super::frame::{Handshake, INTRODUCTION_LEN, Introduction, PROOF_LEN};
-use super::{Peer, Peers, random, teller};
+use super::{Peer, Peers, teller};
+use crate::random::random;
 use crate::sys::Poller;
 
 /// How long a peer may take to prove itself.

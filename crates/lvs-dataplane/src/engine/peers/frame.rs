@@ -219,6 +219,12 @@ impl Kind {
     }
 }
 
+/// The keys of a teller's digests, as they stand in a frame.
+pub(super) fn keys(bytes: [u8; 16]) -> [u64; 2] {
+    let (words, _) = bytes.as_chunks();
+    [words[0], words[1]].map(u64::from_be_bytes)
+}
+
 /// Why nothing more of a connection is read.
 #[derive(Debug)]
 pub(super) enum FrameError {

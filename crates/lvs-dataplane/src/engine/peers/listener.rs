@@ -14,7 +14,8 @@ use super::accept::read_until;
 use super::frame::{
     FrameError, Handshake, INTRODUCTION_LEN, Introduction, Kind, PROOF_LEN, Sequence,
 };
-use super::{Peer, Peers, Step, Trouble, random};
+use super::{Peer, Peers, Step, Trouble, frame};
+use crate::random::random;
 
 /// How long a peer may take to accept a connection, and to prove itself.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -204,14 +205,8 @@ fn hear(
     let (Kind::Keys, keys) = told.read(stream)? else {
         return Err(FrameError::Malformed);
     };
-    let keys: [u8; 16] = keys.try_into().map_err(|_| FrameError::Malformed)?;
-    let (first, second) = keys.split_at(8);
-    let word = |bytes: &[u8]| {
-        bytes
-            .iter()
-            .fold(0, |all, &byte| all << 8 | u64::from(byte))
-    };
-    let (keys, number) = ([word(first), word(second)], peer.number);
+    let keys = keys.try_into().map_err(|_| FrameError::Malformed)?;
+    let (keys, number) = (frame::keys(keys), peer.number);
     peers.on_worker(move |decider| decider.shard.listen_to(number, keys));
     peer.step(Step::Bulk);
     info!("{} tells its connections", peer.address);

@@ -15,8 +15,7 @@ mod hub;
 mod listener;
 mod teller;
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,6 +33,7 @@ use self::frame::Key;
 pub(super) use self::hub::Hub;
 use super::decider::Decider;
 use super::shared::Shared;
+use crate::random::random;
 use crate::sys::EventFd;
 
 /// How long a packet worker may take to answer.
@@ -161,13 +161,6 @@ enum Trouble {
     Refused,
 }
 
-/// Random bytes.
-fn random<const N: usize>() -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes))?;
-    Ok(bytes)
-}
-
 impl Peers {
     /// Begins to talk to other directors.
     ///
@@ -207,13 +200,7 @@ impl Peers {
         })?;
         let failed = |error: io::Error| format!("cannot talk to other directors: {error}");
         socket.set_nonblocking(true).map_err(failed)?;
-        let keys: [u8; 16] = random().map_err(failed)?;
-        let (first, second) = keys.split_at(8);
-        let word = |bytes: &[u8]| {
-            bytes
-                .iter()
-                .fold(0, |all, &byte| all << 8 | u64::from(byte))
-        };
+        let keys = frame::keys(random().map_err(failed)?);
         let peers = addresses.into_iter().enumerate().map(|(number, address)| {
             Arc::new(Peer {
                 number,
@@ -226,7 +213,7 @@ impl Peers {
             shared: Arc::downgrade(shared),
             key,
             identity: random().map_err(failed)?,
-            keys: [word(first), word(second)],
+            keys,
             listen,
             wait: config.wait,
             started: Instant::now(),
@@ -239,7 +226,6 @@ impl Peers {
             sleeping: Default::default(),
             threads: Mutex::default(),
         });
-        let keys = this.keys;
         this.on_worker(move |decider| decider.shard.keep_ledger(keys));
         for peer in &this.peers {
             let (peers, peer) = (this.clone(), peer.clone());

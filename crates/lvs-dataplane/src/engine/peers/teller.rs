@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lvs_core::sync::bulk::{Pass, Ranges, count};
+use lvs_core::sync::bulk::{Pass, Ranges, count, portions};
 use tracing::{info, warn};
 
 use super::frame::{FrameError, Handshake, Kind, PAYLOAD_MAX, Sequence};
@@ -18,6 +18,8 @@ use super::{Peer, Peers};
 const PIECE: usize = 8192;
 /// Bytes that wait before the walk over the table goes on.
 const AHEAD: usize = 256 << 10;
+/// Bytes of items that go into a frame together, so that it gets nearly full.
+const PORTION: usize = PAYLOAD_MAX / 4;
 /// Between two digests.
 const DIGEST_PERIOD: Duration = Duration::from_secs(2);
 /// Between two walks that tell of connections which had packets.
@@ -208,57 +210,41 @@ fn write(
 ) -> std::io::Result<()> {
     let mut bytes = Vec::new();
     let mut items: Vec<u8> = Vec::new();
-    for said in all {
-        if let Said::Items(more) = &said {
-            for more in portions(more) {
-                if items.len() + more.len() > PAYLOAD_MAX {
-                    told.seal(Kind::Items, &items, &mut bytes);
-                    items.clear();
-                }
-                items.extend(more);
-                peers.add(|counts| &counts.items_sent, count(more));
-            }
-            continue;
-        }
+    let seal_items = |told: &mut Sequence, items: &mut Vec<u8>, bytes: &mut Vec<u8>| {
         if !items.is_empty() {
-            told.seal(Kind::Items, &items, &mut bytes);
+            told.seal(Kind::Items, items, bytes);
             items.clear();
         }
+    };
+    for said in all {
         match said {
+            Said::Items(more) => {
+                for more in portions(&more, PORTION) {
+                    if items.len() + more.len() > PAYLOAD_MAX {
+                        seal_items(told, &mut items, &mut bytes);
+                    }
+                    items.extend(more);
+                    peers.add(|counts| &counts.items_sent, count(more));
+                }
+            }
             Said::Digest(digest) => {
+                seal_items(told, &mut items, &mut bytes);
                 *serial += 1;
                 let mut payload = serial.to_be_bytes().to_vec();
                 digest.write(&mut payload);
                 peer.sent(*serial);
                 told.seal(Kind::Digest, &payload, &mut bytes);
             }
-            Said::Whole => told.seal(Kind::Whole, &[], &mut bytes),
-            Said::Items(_) => {}
+            Said::Whole => {
+                seal_items(told, &mut items, &mut bytes);
+                told.seal(Kind::Whole, &[], &mut bytes);
+            }
         }
     }
-    if !items.is_empty() {
-        told.seal(Kind::Items, &items, &mut bytes);
-    }
+    seal_items(told, &mut items, &mut bytes);
     stream.write_all(&bytes)?;
     peers.add(|counts| &counts.bytes_sent, bytes.len() as u64);
     Ok(())
-}
-
-/// Items in pieces that fit a frame.
-fn portions(mut items: &[u8]) -> impl Iterator<Item = &[u8]> {
-    std::iter::from_fn(move || {
-        let mut end = 0;
-        while let Some(len) = items.get(end + 2..end + 4) {
-            let len = 8 + usize::from(u16::from_be_bytes([len[0], len[1]]));
-            if end + len > PAYLOAD_MAX / 4 && end > 0 {
-                break;
-            }
-            end += len;
-        }
-        let (portion, rest) = items.split_at_checked(end).filter(|_| end > 0)?;
-        items = rest;
-        Some(portion)
-    })
 }
 
 /// Tells the next piece of a walk; `false` when it is over.
@@ -290,25 +276,4 @@ fn step(peers: &Peers, walk: &mut Walk, outgoing: &Arc<Outgoing>) -> bool {
     }
     walk.templates = next;
     next.is_some()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn items_are_cut_where_one_ends() {
-        let item = |len: u16| {
-            let [high, low] = len.to_be_bytes();
-            let mut item = vec![1, 0, high, low, 0, 0, 0, 0];
-            item.resize(8 + usize::from(len), 7);
-            item
-        };
-        let all: Vec<u8> = (0..3000).flat_map(|n| item(36 + n % 100)).collect();
-        let cut: Vec<&[u8]> = portions(&all).collect();
-        assert!(cut.len() > 10 && cut.iter().all(|part| part.len() <= PAYLOAD_MAX / 4));
-        assert_eq!(cut.iter().map(|part| count(part)).sum::<u64>(), 3000);
-        assert_eq!(cut.concat(), all);
-        assert_eq!(portions(&[]).count(), 0);
-    }
 }

@@ -1,0 +1,14 @@
+//! Numbers that nobody else knows.
+
+use std::fs::File;
+use std::io::{self, Read};
+
+/// Random bytes, from /dev/urandom.
+///
+/// # Errors
+/// If it is not there, or cannot be opened.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes))?;
+    Ok(bytes)
+}
