@@ -435,7 +435,7 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
                 "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd; --socket @NAME gives it a place that needs no rights"
             );
         }
-        let served = api::start(&api, &events);
+        let served = api::start(&api, &events, &address);
         let options = Options {
             attach: arguments.attach,
             last_good,

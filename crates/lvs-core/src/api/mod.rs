@@ -232,6 +232,8 @@ pub struct WorkerInfo {
     pub taken: u64,
     /// Frames for which such a worker had no room: dropped.
     pub busy: u64,
+    /// What it has forwarded, up to now.
+    pub counts: Counts,
 }
 
 /// What synchronisation daemons have counted: all that ran since the engine started.

@@ -102,6 +102,9 @@ pub struct Api {
     pub node_ipvs: bool,
     /// The directory of a tree like `/proc`.
     pub procfs: Option<PathBuf>,
+    /// It lists connections while there are at most so many; `None` for
+    /// [`Self::PROCFS_CONNECTIONS`].
+    pub procfs_connections: Option<usize>,
     /// Each server has its own metrics while there are at most so many; `None` for
     /// [`Self::SERVER_SERIES`].
     pub server_series: Option<usize>,
@@ -112,6 +115,8 @@ pub struct Api {
 impl Api {
     /// Servers that have metrics of their own, where the file does not say it.
     pub const SERVER_SERIES: usize = 5_000;
+    /// Connections that are listed, where the file does not say it.
+    pub const PROCFS_CONNECTIONS: usize = 100_000;
 }
 
 /// What is done about changes by hand to services of the file.

@@ -67,6 +67,8 @@ pub(super) struct RawApi {
     pub(super) compat: Option<Spanned<OneOrMore>>,
     /// Directory of a tree like `/proc`, with `net/ip_vs`. Default: none.
     pub(super) procfs: Option<Spanned<String>>,
+    /// It has `net/ip_vs_conn` while there are at most so many connections. Default: 100000.
+    pub(super) procfs_connections: Option<Spanned<Whole>>,
     /// Each server has its own metrics while there are at most so many. Default: 5000.
     pub(super) server_series: Option<Spanned<Whole>>,
     /// Whether `listen` serves the dashboard. Default: true.
