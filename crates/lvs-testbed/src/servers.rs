@@ -17,7 +17,8 @@ pub struct NginxOptions {
     pub ports: Vec<u16>,
     /// Whether connections stay open for further requests.
     pub keepalive: bool,
-    /// Bytes a second that one response takes at most; 0 for no limit.
+    /// Bytes a second that one response takes at most; 0 for no limit. A request may ask for
+    /// another one: `/file?rate=100k`.
     pub rate: u64,
 }
 
@@ -89,7 +90,8 @@ http {{
     tcp_nopush on;
     keepalive_timeout {keepalive};
     keepalive_requests 100000;
-    limit_rate {rate};
+    map $arg_rate $rate {{ default $arg_rate; \"\" {rate}; }}
+    limit_rate $rate;
     default_type application/octet-stream;
     client_max_body_size 0;
     {temporary}

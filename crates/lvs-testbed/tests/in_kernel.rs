@@ -165,17 +165,8 @@ fn counters_are_those_of_the_servers() -> Result<()> {
 fn download_in_the_kernel(site: &Site) -> Result<Proc> {
     site.add_service(80, "rr")?;
     site.serve("long", 400 << 20)?;
-    let url = format!("http://{}/long", site.vip);
-    let arguments = [
-        "-sS",
-        "--limit-rate",
-        "20M",
-        "-m",
-        "60",
-        "-o",
-        "/dev/null",
-        &url,
-    ];
+    let url = format!("http://{}/long?rate=20m", site.vip);
+    let arguments = ["-sS", "-m", "60", "-o", "/dev/null", &url];
     let download = site.client.spawn("curl", &arguments)?;
     let flows = || shares(site).is_ok_and(|(requests, _)| requests > 50);
     wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
@@ -347,12 +338,11 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
         return Ok(());
     };
     site.add_service(80, "rr")?;
-    // What the sockets' buffers take is not held back by curl: the rest lasts longer than the
-    // engine is away.
+    // The server holds them back: curl's own limit lets through whatever it can read at one go.
     site.serve("much", 3 << 20)?;
     let dir = site.testbed.dir().join("downloads");
     std::fs::create_dir_all(&dir)?;
-    let url = format!("http://{}/much?[1-{DOWNLOADS}]", site.vip);
+    let url = format!("http://{}/much?rate=100k&[1-{DOWNLOADS}]", site.vip);
     let (many, to) = (DOWNLOADS.to_string(), dir.join("#1").display().to_string());
     let arguments = [
         "-sS",
@@ -361,8 +351,6 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
         "--parallel-immediate",
         "--parallel-max",
         &many,
-        "--limit-rate",
-        "100K",
         "-m",
         "90",
         "-o",

@@ -96,11 +96,8 @@ fn idle(client: &Host, virt: SocketAddr) -> Result<Proc> {
 
 /// A client that downloads much, slowly.
 fn download(client: &Host, virt: SocketAddr) -> Result<Proc> {
-    let url = format!("http://{virt}/large");
-    client.spawn(
-        "curl",
-        &["-sS", "-g", "-o", "/dev/null", "--limit-rate", "50k", &url],
-    )
+    let url = format!("http://{virt}/large?rate=50k");
+    client.spawn("curl", &["-sS", "-g", "-o", "/dev/null", &url])
 }
 
 /// Connections that a server has for clients.

@@ -53,18 +53,8 @@ impl<'a> Download<'a> {
         const SIZE: u64 = 8 << 20;
         site.serve("long", SIZE)?;
         let file = site.testbed.dir().join("downloaded").display().to_string();
-        let url = format!("http://{}/long", site.vip);
-        let arguments = [
-            "-sS",
-            "-f",
-            "-m",
-            "60",
-            "--limit-rate",
-            "4M",
-            "-o",
-            &file,
-            &url,
-        ];
+        let url = format!("http://{}/long?rate=2m", site.vip);
+        let arguments = ["-sS", "-f", "-m", "60", "-o", &file, &url];
         let program = site.client.spawn("curl", &arguments)?;
         let download = Self {
             site,
