@@ -19,7 +19,7 @@ METHODS ?= nat,dr,tun
 
 DENY ?= $(CARGO) deny
 
-.PHONY: bpf bpf-check bpf-check-if-possible package twins help demo test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build setup clean
+.PHONY: bpf bpf-check bpf-check-if-possible package twins help demo test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build report setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -137,6 +137,11 @@ unit: ## all other tests; those of lvs-dataplane need root
 e2e: ## the tests in network namespaces, with the optimised programs
 	$(CARGO) build --locked --release --workspace --bins
 	RUST_BACKTRACE=0 $(CARGO) test --locked --release $(addprefix -p ,$(E2E)) --tests -- --test-threads=$(E2E_THREADS)
+
+report: ## repeat published LVS experiments on this machine, into target/report (needs root; REPORT_OPTIONS=--quick)
+	tools/setup bench
+	$(CARGO) build --locked --release -p lvs-bench -p lvs-dataplane -p lvsadm -p lvsd
+	target/release/lvs-bench report $(REPORT_OPTIONS)
 
 build: ## the programs, optimised
 	$(CARGO) build --release --workspace --bins

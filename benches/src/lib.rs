@@ -7,5 +7,6 @@ pub mod endpoint;
 pub mod large;
 pub mod machine;
 pub mod memory;
+pub mod report;
 pub mod stats;
 pub mod yardsticks;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use lvs_bench::{compare, endpoint};
+use lvs_bench::{compare, endpoint, report};
 
 /// Measures the director beside others, in the same run
 #[derive(Debug, Parser)]
@@ -17,6 +17,8 @@ enum Command {
     /// Forward packets and TCP by ours, by what does nothing, by the kernel and by others, and
     /// print ratios
     Compare(compare::Options),
+    /// Repeat published experiments, and write a report with plots: HTML, JSON, CSV
+    Report(report::Options),
     /// One end of a connection, as `compare` starts it on its hosts
     #[command(hide = true)]
     Endpoint {
@@ -28,6 +30,7 @@ enum Command {
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Compare(options) => options.run(),
+        Command::Report(options) => options.run(),
         Command::Endpoint { end } => end.run(),
     }
 }

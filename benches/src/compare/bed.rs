@@ -23,14 +23,14 @@ use super::contender::{Contender, Method, Place};
 use super::programs as peers;
 use crate::yardsticks::Yardsticks;
 
-pub(super) const CLIENT_MAC: &str = "02:00:00:00:0c:00";
-pub(super) const FRONT_MAC: &str = "02:00:00:00:0d:00";
-pub(super) const BACK_MAC: &str = "02:00:00:00:0d:01";
-pub(super) const SERVER_MAC: &str = "02:00:00:00:05:00";
-pub(super) const VIP: &str = "10.73.0.1";
-pub(super) const VIP6: &str = "fd00:73::1";
-pub(super) const SERVER: &str = "10.72.0.11";
-pub(super) const SERVER6: &str = "fd00:72::11";
+pub(crate) const CLIENT_MAC: &str = "02:00:00:00:0c:00";
+pub(crate) const FRONT_MAC: &str = "02:00:00:00:0d:00";
+pub(crate) const BACK_MAC: &str = "02:00:00:00:0d:01";
+pub(crate) const SERVER_MAC: &str = "02:00:00:00:05:00";
+pub(crate) const VIP: &str = "10.73.0.1";
+pub(crate) const VIP6: &str = "fd00:73::1";
+pub(crate) const SERVER: &str = "10.72.0.11";
+pub(crate) const SERVER6: &str = "fd00:72::11";
 /// Connections that ours may have: those of the largest case, and of others measured with it.
 const CONNECTIONS: u32 = 12_000_000;
 /// The same, where the memory for all of them is taken at once.
@@ -41,25 +41,34 @@ const DIRECTOR: usize = 1;
 
 /// What a bed is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Purpose {
+pub(crate) enum Purpose {
     /// Floods of small packets, which end at the far interface.
     Flood,
     /// TCP between programs.
     Tcp,
+    /// The same, whose programs are started for each measurement; servers of direct routing and
+    /// tunnels answer by a line of their own.
+    Transfer,
     /// Round trips, beside a paced flood.
     Ping,
 }
 
+impl Purpose {
+    fn is_tcp(self) -> bool {
+        matches!(self, Self::Tcp | Self::Transfer)
+    }
+}
+
 /// Three hosts and a contender between.
 #[derive(Debug)]
-pub(super) struct Bed {
-    pub(super) who: Contender,
-    pub(super) place: Place,
-    pub(super) client: Host,
-    pub(super) server: Host,
-    pub(super) director: Host,
+pub(crate) struct Bed {
+    pub(crate) who: Contender,
+    pub(crate) place: Place,
+    pub(crate) client: Host,
+    pub(crate) server: Host,
+    pub(crate) director: Host,
     /// Interfaces: client's, director's to the client, director's to the server, server's.
-    pub(super) devices: [String; 4],
+    pub(crate) devices: [String; 4],
     purpose: Purpose,
     process: Option<Proc>,
     endpoints: Vec<Proc>,
@@ -67,7 +76,7 @@ pub(super) struct Bed {
 }
 
 impl Bed {
-    pub(super) fn new(
+    pub(crate) fn new(
         number: usize,
         who: Contender,
         place: Place,
@@ -105,23 +114,26 @@ impl Bed {
         if purpose == Purpose::Tcp {
             bed.start_servers(yardsticks)?;
         }
+        if purpose == Purpose::Transfer {
+            bed.answer_directly(number)?;
+        }
         if who.spins() {
             bed.pause()?;
         }
         Ok(bed)
     }
 
-    pub(super) fn purpose(&self) -> Purpose {
+    pub(crate) fn purpose(&self) -> Purpose {
         self.purpose
     }
 
     /// The process that forwards.
-    pub(super) fn pid(&self) -> Option<u32> {
+    pub(crate) fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Proc::pid)
     }
 
     /// Whom clients speak to.
-    pub(super) fn target(&self, v6: bool) -> &'static str {
+    pub(crate) fn target(&self, v6: bool) -> &'static str {
         let by_address = matches!(self.who, Contender::Route | Contender::Direct)
             || (self.purpose != Purpose::Flood && self.who.is_null_packet());
         match (by_address, v6) {
@@ -133,12 +145,12 @@ impl Bed {
     }
 
     /// Lets a contender run that polls without end.
-    pub(super) fn resume(&self) -> Result<()> {
+    pub(crate) fn resume(&self) -> Result<()> {
         self.signal_spinner(Signal::SIGCONT)
     }
 
     /// Stops it again.
-    pub(super) fn pause(&self) -> Result<()> {
+    pub(crate) fn pause(&self) -> Result<()> {
         self.signal_spinner(Signal::SIGSTOP)
     }
 
@@ -150,7 +162,7 @@ impl Bed {
     }
 
     /// An error if the contender has ended.
-    pub(super) fn check_alive(&mut self) -> Result<()> {
+    pub(crate) fn check_alive(&mut self) -> Result<()> {
         if let Some(process) = &mut self.process
             && !process.is_running()
         {
@@ -164,7 +176,7 @@ impl Bed {
     }
 
     /// Packets that ours has forwarded in the kernel.
-    pub(super) fn in_kernel(&self) -> Result<u64> {
+    pub(crate) fn in_kernel(&self) -> Result<u64> {
         #[derive(serde::Deserialize)]
         struct Reason {
             reason: String,
@@ -179,7 +191,7 @@ impl Bed {
     }
 
     /// Packets that an interface has received.
-    pub(super) fn received(host: &Host, device: &str) -> Result<u64> {
+    pub(crate) fn received(host: &Host, device: &str) -> Result<u64> {
         let table = fs::read_to_string(format!("/proc/{}/net/dev", host.pid()))?;
         let line = table
             .lines()
@@ -191,7 +203,7 @@ impl Bed {
     }
 
     fn is_threaded(&self) -> bool {
-        self.place == Place::OneCore || self.purpose == Purpose::Tcp
+        self.place == Place::OneCore || self.purpose.is_tcp()
     }
 
     fn lay_cables(&self) -> Result<()> {
@@ -276,7 +288,7 @@ impl Bed {
         match self.purpose {
             Purpose::Flood => script += &drop_all(device),
             Purpose::Ping => script += &drop_udp(device),
-            Purpose::Tcp => script += &format!("ethtool -K {device} gro on\n"),
+            Purpose::Tcp | Purpose::Transfer => script += &format!("ethtool -K {device} gro on\n"),
         }
         script
     }
@@ -429,7 +441,7 @@ impl Bed {
         if method == Method::Nat {
             add("-u", &format!("[{VIP6}]"), 80, &[format!("[{SERVER6}]")])?;
         }
-        if method == Method::Nat || self.purpose == Purpose::Tcp {
+        if method == Method::Nat || self.purpose.is_tcp() {
             let four: Vec<String> = (11..=14).map(|host| format!("10.72.0.{host}")).collect();
             for port in [80, peers::BULK_PORT, peers::PING_PORT] {
                 add("-t", VIP, port, &four)?;
@@ -468,8 +480,11 @@ impl Bed {
     /// Gives the interfaces threads that receive, and each thread a core.
     fn thread_receivers(&self) -> Result<()> {
         let [c, d, e, s] = &self.devices;
-        let mut of_director = vec![(&self.director, d, DIRECTOR), (&self.director, e, DIRECTOR)];
-        if self.purpose == Purpose::Tcp {
+        let mut of_director = Vec::new();
+        if self.who != Contender::Direct {
+            of_director.extend([(&self.director, d, DIRECTOR), (&self.director, e, DIRECTOR)]);
+        }
+        if self.purpose.is_tcp() {
             of_director.extend([(&self.client, c, ENDPOINTS), (&self.server, s, ENDPOINTS)]);
         }
         for (host, device, cpu) in of_director {
@@ -487,6 +502,37 @@ impl Bed {
             )?;
         }
         Ok(())
+    }
+
+    /// Direct routing and tunnels: the server's answers do not pass the director.
+    fn answer_directly(&self, number: usize) -> Result<()> {
+        let (Contender::AfPacket(method) | Contender::InKernel(method)) = self.who else {
+            return Ok(());
+        };
+        if method == Method::Nat {
+            return Ok(());
+        }
+        let (near, far) = (format!("x{number}"), format!("y{number}"));
+        let cable = format!(
+            "link add {near} netns {} numtxqueues 1 numrxqueues 1 type veth \
+             peer name {far} netns {} numtxqueues 1 numrxqueues 1\n",
+            self.client.pid(),
+            self.server.pid()
+        );
+        run_with_input(Command::new("ip").args(["-batch", "-"]), &cable)?;
+        self.client.sh(&format!(
+            "sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.{near}.rp_filter=0\n\
+             ip addr add 10.74.0.2/24 dev {near}\nip link set {near} up\nethtool -K {near} gro on\n"
+        ))?;
+        let mut script = format!(
+            "ip addr add 10.74.0.1/24 dev {far}\nip link set {far} up\n\
+             ip route replace 10.71.0.0/24 via 10.74.0.2 dev {far}\n"
+        );
+        if method == Method::Tunnel {
+            script += "ip link add ipip9 type ipip local any remote any\nip link set ipip9 up\n\
+                       sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.ipip9.rp_filter=0\n";
+        }
+        self.server.sh(&script).map(drop)
     }
 
     fn start_servers(&mut self, yardsticks: &Yardsticks) -> Result<()> {
@@ -507,7 +553,7 @@ impl Bed {
     }
 
     /// Starts the server of round trips and checked downloads.
-    pub(super) fn serve_pings(&mut self) -> Result<()> {
+    pub(crate) fn serve_pings(&mut self) -> Result<()> {
         let program = std::env::current_exe()?.display().to_string();
         let port = peers::PING_PORT.to_string();
         let words = ["-c", "0", &program, "endpoint", "serve", &port];
@@ -517,7 +563,7 @@ impl Bed {
 }
 
 /// Waits for the word `ready`.
-pub(super) fn ready(mut process: Proc) -> Result<Proc> {
+pub(crate) fn ready(mut process: Proc) -> Result<Proc> {
     wait_until("a yardstick", Duration::from_secs(10), || {
         process.log().starts_with("ready") || !process.is_running()
     })?;
@@ -553,13 +599,13 @@ fn drop_udp(device: &str) -> String {
     )
 }
 
-pub(super) fn has_program(name: &str) -> bool {
+pub(crate) fn has_program(name: &str) -> bool {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut directories = path.split(':').chain(["/usr/sbin", "/sbin"]);
     directories.any(|dir| std::path::Path::new(dir).join(name).is_file())
 }
 
 /// Lets what was just started or stopped settle.
-pub(super) fn settle(time: Duration) {
+pub(crate) fn settle(time: Duration) {
     thread::sleep(time);
 }

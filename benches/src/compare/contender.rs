@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// A forwarding method of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-pub(super) enum Method {
+pub(crate) enum Method {
     /// Addresses are translated, both ways.
     Nat,
     /// The frame goes on with another link-layer address.
@@ -15,7 +15,7 @@ pub(super) enum Method {
 
 impl Method {
     /// The option of `lvsadm -a`.
-    pub(super) fn flag(self) -> &'static str {
+    pub(crate) fn flag(self) -> &'static str {
         match self {
             Self::Nat => "-m",
             Self::Dr => "-g",
@@ -26,7 +26,7 @@ impl Method {
 
 /// A director, or what stands in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-pub(super) enum Contender {
+pub(crate) enum Contender {
     /// This project's engine, on packet sockets.
     AfPacket(Method),
     /// The same, with established connections forwarded in the kernel.
@@ -61,7 +61,7 @@ pub(super) enum Contender {
 
 impl Contender {
     /// The name in tables and JSON.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::AfPacket(Method::Nat) => "ours",
             Self::AfPacket(Method::Dr) => "ours-dr",
@@ -86,17 +86,17 @@ impl Contender {
     }
 
     /// It is this project's engine.
-    pub(super) fn is_ours(self) -> bool {
+    pub(crate) fn is_ours(self) -> bool {
         matches!(self, Self::AfPacket(_) | Self::InKernel(_) | Self::Tun)
     }
 
     /// It keeps connections, which have to be opened before established ones are measured.
-    pub(super) fn has_connections(self) -> bool {
+    pub(crate) fn has_connections(self) -> bool {
         self.is_ours() || self == Self::Nftables
     }
 
     /// Its work is a process's, on a core of its own; else it is the kernel's.
-    pub(super) fn is_process(self) -> bool {
+    pub(crate) fn is_process(self) -> bool {
         !matches!(
             self,
             Self::Route | Self::Nftables | Self::Direct | Self::InKernel(_)
@@ -104,7 +104,7 @@ impl Contender {
     }
 
     /// It handles packets beside the host's own stack, which must not forward them as well.
-    pub(super) fn is_null_packet(self) -> bool {
+    pub(crate) fn is_null_packet(self) -> bool {
         matches!(
             self,
             Self::NullV2Send | Self::NullV3Send | Self::NullV3Ring | Self::NullMmsg | Self::Testpmd
@@ -112,12 +112,12 @@ impl Contender {
     }
 
     /// It polls without end, and is stopped while another is measured.
-    pub(super) fn spins(self) -> bool {
+    pub(crate) fn spins(self) -> bool {
         self == Self::Testpmd
     }
 
     /// The host forwards packets.
-    pub(super) fn forwards_by_host(self) -> bool {
+    pub(crate) fn forwards_by_host(self) -> bool {
         matches!(
             self,
             Self::Route | Self::Nftables | Self::Tun | Self::NullTun
@@ -125,7 +125,7 @@ impl Contender {
     }
 
     /// What has to be installed for it.
-    pub(super) fn program(self) -> Option<&'static str> {
+    pub(crate) fn program(self) -> Option<&'static str> {
         match self {
             Self::Testpmd => Some("dpdk-testpmd"),
             Self::Haproxy => Some("haproxy"),
@@ -138,7 +138,7 @@ impl Contender {
 
 /// Where the work is done. The generator, or both ends of TCP, are on CPU 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// As veth has it by itself: the receiving soft interrupt on the sender's CPU 0; a process on
     /// CPU 1 (`split`); what the kernel forwards, on CPU 0 as well (`inline`).
     Usual,
@@ -148,7 +148,7 @@ pub(super) enum Place {
 
 impl Place {
     /// The name in tables and JSON.
-    pub(super) fn name(self, of: Contender) -> &'static str {
+    pub(crate) fn name(self, of: Contender) -> &'static str {
         match self {
             Self::OneCore => "1c",
             Self::Usual if of.is_process() => "split",

@@ -1,10 +1,10 @@
 //! `lvs-bench compare`: ours beside what does nothing, the kernel, and others, in the same run.
 
-mod bed;
-mod contender;
+pub(crate) mod bed;
+pub(crate) mod contender;
 mod flood;
-mod programs;
-mod progress;
+pub(crate) mod programs;
+pub(crate) mod progress;
 mod report;
 mod rows;
 mod run;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::bed::{CLIENT_MAC, SERVER_MAC};
 
 /// Where iperf3 listens.
-pub(super) const BULK_PORT: u16 = 5201;
+pub(crate) const BULK_PORT: u16 = 5201;
 /// Where our own server of round trips listens.
 pub(super) const PING_PORT: u16 = 7;
 

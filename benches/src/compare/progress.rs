@@ -6,7 +6,7 @@ use std::time::Instant;
 
 /// Work is counted in seconds that it was expected to take.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     start: Instant,
     total: f64,
     done: f64,
@@ -14,7 +14,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(total: f64) -> Self {
+    pub(crate) fn new(total: f64) -> Self {
         Self {
             start: Instant::now(),
             total,
@@ -24,12 +24,12 @@ impl Progress {
     }
 
     /// So much is done.
-    pub(super) fn add(&mut self, seconds: f64) {
+    pub(crate) fn add(&mut self, seconds: f64) {
         self.done = (self.done + seconds).min(self.total);
     }
 
     /// What is done now.
-    pub(super) fn show(&self, what: &str) {
+    pub(crate) fn show(&self, what: &str) {
         if !self.terminal {
             return;
         }
@@ -50,7 +50,7 @@ impl Progress {
     }
 
     /// A group begins.
-    pub(super) fn begin(&self, group: &str) {
+    pub(crate) fn begin(&self, group: &str) {
         if self.terminal {
             self.show(group);
         } else {
@@ -59,7 +59,7 @@ impl Progress {
     }
 
     /// Removes the bar.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         if self.terminal {
             let _ = std::io::stderr().write_all(b"\r\x1b[K");
         }

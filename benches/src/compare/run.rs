@@ -173,7 +173,7 @@ impl<'a> Runner<'a> {
                     bed.serve_pings()?;
                     tcp::check(&mut bed)?;
                 }
-                Purpose::Flood => {}
+                Purpose::Flood | Purpose::Transfer => {}
             }
             self.beds.insert(key, bed);
         }

@@ -1,0 +1,241 @@
+//! What a report is made of. It is written as JSON after each run, and read again by `--resume`.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::stats::Spread;
+
+/// The version of the schema; see docs/report.md.
+pub(super) const SCHEMA: u32 = 1;
+
+/// Everything that was measured, and where.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Document {
+    pub(super) schema: u32,
+    /// Whether all that was asked for is in it.
+    pub(super) complete: bool,
+    pub(super) quick: bool,
+    pub(super) rounds: usize,
+    /// Name and value: kernel, processor, versions.
+    pub(super) machine: Vec<(String, String)>,
+    /// Measured in spite of a busy machine.
+    pub(super) busy: bool,
+    pub(super) runs: Vec<Run>,
+    pub(super) missing: Vec<Missing>,
+}
+
+/// One peer, measured once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Run {
+    pub(super) experiment: String,
+    pub(super) peer: String,
+    pub(super) round: usize,
+    pub(super) values: Vec<Value>,
+    pub(super) cpu: CpuSeconds,
+    /// Why it should not be believed.
+    pub(super) disturbed: Option<String>,
+}
+
+/// A point of one run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Value {
+    pub(super) plot: String,
+    pub(super) x: f64,
+    pub(super) y: f64,
+}
+
+/// CPU seconds of a run, by node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct CpuSeconds {
+    /// By the clock.
+    pub(super) elapsed: f64,
+    /// The director's process.
+    pub(super) process: f64,
+    /// Threads that receive on the director's interfaces.
+    pub(super) softirq: f64,
+    /// Other soft interrupts that have a thread.
+    pub(super) other_softirq: f64,
+    /// Clients and servers.
+    pub(super) endpoints: f64,
+}
+
+/// What could not be measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Missing {
+    pub(super) experiment: String,
+    pub(super) peer: String,
+    pub(super) why: String,
+}
+
+/// A line of a plot: x, and y with its spread.
+#[derive(Clone, Debug)]
+pub(super) struct Series {
+    pub(super) peer: String,
+    pub(super) points: Vec<(f64, Spread)>,
+}
+
+impl Document {
+    pub(super) fn load(file: &Path) -> Result<Self> {
+        let text = fs::read_to_string(file).with_context(|| {
+            format!(
+                "cannot read {}; without it there is nothing to resume",
+                file.display()
+            )
+        })?;
+        let document: Self = serde_json::from_str(&text)
+            .with_context(|| format!("{} is no report of this program", file.display()))?;
+        ensure!(
+            document.schema == SCHEMA,
+            "{} has schema {}, and this program writes {SCHEMA}: begin anew, without --resume",
+            file.display(),
+            document.schema
+        );
+        Ok(document)
+    }
+
+    /// Writes JSON and CSV; an interruption leaves the old files whole.
+    pub(super) fn save(&self, directory: &Path) -> Result<()> {
+        write(
+            &directory.join("report.json"),
+            &serde_json::to_string_pretty(self)?,
+        )?;
+        write(&directory.join("report.csv"), &self.csv())
+    }
+
+    pub(super) fn has(&self, experiment: &str, peer: &str, round: usize) -> bool {
+        let mut runs = self.runs.iter();
+        runs.any(|run| run.experiment == experiment && run.peer == peer && run.round == round)
+    }
+
+    pub(super) fn of<'a>(
+        &'a self,
+        experiment: &'a str,
+        peer: &'a str,
+    ) -> impl Iterator<Item = &'a Run> {
+        let runs = self.runs.iter();
+        runs.filter(move |run| run.experiment == experiment && run.peer == peer)
+    }
+
+    /// The medians of the rounds. Rounds that were disturbed count only where there are no others.
+    pub(super) fn series(&self, experiment: &str, plot: &str, peers: &[&str]) -> Vec<Series> {
+        let of_peer = |peer: &&str| {
+            let mut runs: Vec<&Run> = self.of(experiment, peer).collect();
+            if runs.iter().any(|run| run.disturbed.is_none()) {
+                runs.retain(|run| run.disturbed.is_none());
+            }
+            let values = || {
+                runs.iter()
+                    .flat_map(|run| &run.values)
+                    .filter(|value| value.plot == plot)
+            };
+            let mut all: Vec<f64> = values().map(|value| value.x).collect();
+            all.sort_by(f64::total_cmp);
+            all.dedup();
+            let at = |x: f64| {
+                let same = values().filter(|value| value.x.total_cmp(&x).is_eq());
+                Some((x, Spread::of(same.map(|value| value.y))?))
+            };
+            let points: Vec<_> = all.into_iter().filter_map(at).collect();
+            (!points.is_empty()).then(|| Series {
+                peer: (*peer).to_owned(),
+                points,
+            })
+        };
+        peers.iter().filter_map(of_peer).collect()
+    }
+
+    fn csv(&self) -> String {
+        let mut csv = String::from("experiment,peer,round,plot,x,y,disturbed\n");
+        for run in &self.runs {
+            for value in &run.values {
+                let _ = writeln!(
+                    csv,
+                    "{},{},{},{},{},{},{}",
+                    run.experiment,
+                    run.peer,
+                    run.round,
+                    value.plot,
+                    value.x,
+                    value.y,
+                    run.disturbed.is_some()
+                );
+            }
+        }
+        csv
+    }
+}
+
+/// Writes a file whole or not at all.
+pub(super) fn write(file: &Path, text: &str) -> Result<()> {
+    let new = file.with_extension("new");
+    fs::write(&new, text)
+        .and_then(|()| fs::rename(&new, file))
+        .with_context(|| format!("cannot write {}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(round: usize, y: f64, disturbed: Option<&str>) -> Run {
+        Run {
+            experiment: "e".into(),
+            peer: "p".into(),
+            round,
+            values: vec![Value {
+                plot: "rate".into(),
+                x: 2.0,
+                y,
+            }],
+            cpu: CpuSeconds::default(),
+            disturbed: disturbed.map(Into::into),
+        }
+    }
+
+    #[test]
+    fn a_disturbed_round_does_not_count() {
+        let mut document = Document {
+            runs: vec![
+                run(1, 1.0, None),
+                run(2, 3.0, None),
+                run(3, 99.0, Some("busy")),
+            ],
+            ..Document::default()
+        };
+        let series = document.series("e", "rate", &["p", "absent"]);
+        assert_eq!(series.len(), 1);
+        let (x, spread) = series[0].points[0];
+        assert_eq!(
+            (x, spread.median, spread.max, spread.rounds),
+            (2.0, 2.0, 3.0, 2)
+        );
+        document.runs.drain(..2);
+        assert_eq!(
+            document.series("e", "rate", &["p"])[0].points[0].1.rounds,
+            1
+        );
+    }
+
+    #[test]
+    fn what_is_saved_is_loaded() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let document = Document {
+            schema: SCHEMA,
+            runs: vec![run(1, 0.5, None)],
+            ..Document::default()
+        };
+        document.save(directory.path()).expect("saved");
+        let file = directory.path().join("report.json");
+        let loaded = Document::load(&file).expect("loaded");
+        assert_eq!(loaded.runs, document.runs);
+        assert!(loaded.has("e", "p", 1) && !loaded.has("e", "p", 2));
+        let csv = fs::read_to_string(directory.path().join("report.csv")).expect("CSV");
+        assert_eq!(csv.lines().nth(1), Some("e,p,1,rate,2,0.5,false"));
+        fs::write(&file, "{}").expect("written");
+        assert!(Document::load(&file).is_err());
+    }
+}

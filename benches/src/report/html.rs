@@ -1,0 +1,272 @@
+//! The page: one file, no scripts.
+
+use std::fmt::Write as _;
+
+use anyhow::{Result, anyhow};
+use plotters::prelude::*;
+
+use super::data::{Document, Series};
+use super::{Experiment, Plot};
+
+/// Okabe and Ito's colours, which colour-blind readers can tell apart; a peer has the same one
+/// everywhere.
+fn colour(peer: &str) -> RGBColor {
+    match peer {
+        "direct" => RGBColor(0, 0, 0),
+        "routing" => RGBColor(128, 128, 128),
+        "lvs-nat" => RGBColor(0, 114, 178),
+        "lvs-dr" => RGBColor(0, 158, 115),
+        "lvs-tunnel" => RGBColor(240, 228, 66),
+        "lvs-nat-in-kernel" => RGBColor(86, 180, 233),
+        "nftables" => RGBColor(230, 159, 0),
+        "haproxy" => RGBColor(213, 94, 0),
+        _ => RGBColor(204, 121, 167),
+    }
+}
+
+/// A plot with both axes logarithmic; none without data.
+pub(super) fn plot(plot: &Plot, series: &[Series]) -> Result<Option<String>> {
+    let points = || series.iter().flat_map(|series| &series.points);
+    let xs = points().map(|(x, _)| *x);
+    let (left, right) = xs.fold((f64::MAX, 0.0_f64), |(low, high), x| {
+        (low.min(x), high.max(x))
+    });
+    let ys = points().map(|(_, y)| (y.min, y.max));
+    let (low, high) = ys.fold((f64::MAX, 0.0_f64), |(low, high), y| {
+        (low.min(y.0), high.max(y.1))
+    });
+    if series.is_empty() {
+        return Ok(None);
+    }
+    let mut svg = String::new();
+    draw(
+        &mut svg,
+        plot,
+        series,
+        (left, right * 1.1),
+        (low * 0.8, high * 1.25),
+    )
+    .map_err(|error| anyhow!("cannot draw {}: {error}", plot.name))?;
+    // It scales with the page.
+    Ok(Some(svg.replacen(
+        "<svg width=\"860\" height=\"480\"",
+        "<svg role=\"img\"",
+        1,
+    )))
+}
+
+fn draw(
+    svg: &mut String,
+    plot: &Plot,
+    series: &[Series],
+    (left, right): (f64, f64),
+    (low, high): (f64, f64),
+) -> Result<(), Box<dyn std::error::Error>> {
+    let area = SVGBackend::with_string(svg, (860, 480)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&area)
+        .margin(12)
+        .caption(plot.title, ("sans-serif", 20))
+        .x_label_area_size(48)
+        .y_label_area_size(76)
+        .build_cartesian_2d((left..right).log_scale(), (low..high).log_scale())?;
+    chart
+        .configure_mesh()
+        .light_line_style(RGBColor(240, 240, 240))
+        .x_desc(format!("{} ({})", plot.x.name, plot.x.unit))
+        .y_desc(format!("{} ({})", plot.y.name, plot.y.unit))
+        .x_label_formatter(&|value| short(*value))
+        .y_label_formatter(&|value| short(*value))
+        .label_style(("sans-serif", 13))
+        .axis_desc_style(("sans-serif", 15))
+        .draw()?;
+    for one in series {
+        let colour = colour(&one.peer);
+        let style = colour.stroke_width(2);
+        let points = one.points.iter().map(|(x, y)| (*x, y.median));
+        chart
+            .draw_series(LineSeries::new(points, style))?
+            .label(&one.peer)
+            .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], style));
+        let bars = one.points.iter();
+        chart.draw_series(bars.map(|(x, y)| {
+            ErrorBar::new_vertical(*x, y.min, y.median, y.max, colour.filled(), 5)
+        }))?;
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE.mix(0.85))
+        .border_style(RGBColor(160, 160, 160))
+        .label_font(("sans-serif", 13))
+        .draw()?;
+    area.present()?;
+    Ok(())
+}
+
+/// `4096` is `4.1k`.
+fn short(value: f64) -> String {
+    let (scaled, suffix) = match value {
+        value if value >= 1e9 => (value / 1e9, "G"),
+        value if value >= 1e6 => (value / 1e6, "M"),
+        value if value >= 1e3 => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    let text = if scaled >= 10.0 {
+        format!("{scaled:.0}")
+    } else {
+        format!("{scaled:.1}")
+    };
+    text.trim_end_matches(".0").to_owned() + suffix
+}
+
+const STYLE: &str = "
+body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:auto;padding:1rem;color:#111;background:#fff}
+svg{width:100%;height:auto}figure{margin:1rem 0}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.85rem}
+th,td{border-bottom:1px solid #ccc;padding:.2rem .6rem;text-align:right}th:first-child,td:first-child{text-align:left}
+.note{border-left:4px solid #d55e00;padding-left:.8rem}
+@media(max-width:40rem){body{padding:.5rem;font-size:15px}figure{overflow-x:auto}svg{min-width:36rem}}
+@media print{body{max-width:none;font-size:10pt}figure,tr{break-inside:avoid}.wide{overflow:visible}}
+";
+
+/// The whole page.
+pub(super) fn page(document: &Document, experiments: &[&dyn Experiment]) -> Result<String> {
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
+         <title>LVS in userspace: report</title><style>{STYLE}</style></head><body><h1>Published LVS experiments, repeated</h1>\n"
+    );
+    let quick = if document.quick { ", --quick" } else { "" };
+    writeln!(
+        page,
+        "<p>Lines are medians of up to {} rounds{quick}; bars go from the least to the greatest. In a round each peer is measured once.</p>",
+        document.rounds
+    )?;
+    if !document.complete {
+        page += "<p class=\"note\">This run was interrupted; <code>--resume</code> goes on with it.</p>\n";
+    }
+    if document.busy {
+        page += "<p class=\"note\">Measured in spite of a busy machine: do not believe the figures.</p>\n";
+    }
+    for experiment in experiments {
+        section(&mut page, document, *experiment)?;
+    }
+    page += "<h2>Machine</h2><div class=\"wide\"><table><tr><th>what</th><th>value</th></tr>";
+    for (name, value) in &document.machine {
+        write!(
+            page,
+            "<tr><td>{}</td><td>{}</td></tr>",
+            escape(name),
+            escape(value)
+        )?;
+    }
+    page += "</table></div></body></html>\n";
+    Ok(page)
+}
+
+fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) -> Result<()> {
+    let name = experiment.name();
+    let peers: Vec<&str> = experiment.peers().iter().map(|peer| peer.name).collect();
+    writeln!(
+        page,
+        "<h2 id=\"{name}\">{}</h2><p>{}</p>",
+        escape(experiment.title()),
+        escape(experiment.what())
+    )?;
+    page.push_str("<ul>");
+    for sentence in experiment.conclusions(document) {
+        write!(page, "<li>{}</li>", escape(&sentence))?;
+    }
+    page.push_str("</ul>\n");
+    for one in experiment.plots() {
+        let series = document.series(name, one.name, &peers);
+        if let Some(svg) = plot(one, &series)? {
+            writeln!(page, "<figure id=\"{name}-{}\">{svg}</figure>", one.name)?;
+            table(page, one, &series)?;
+        }
+    }
+    page.push_str(
+        "<h3>CPU seconds a second</h3><div class=\"wide\"><table><tr><th>peer</th><th>director, process</th>\
+         <th>director, softirq threads</th><th>other softirq threads</th><th>client and server</th><th>runs</th><th>disturbed</th></tr>",
+    );
+    for peer in &peers {
+        let runs: Vec<_> = document.of(name, peer).collect();
+        let median = |of: fn(&super::data::CpuSeconds) -> f64| {
+            let shares = runs
+                .iter()
+                .map(|run| of(&run.cpu) / run.cpu.elapsed.max(1e-9));
+            crate::stats::Spread::of(shares).map_or(0.0, |spread| spread.median)
+        };
+        if !runs.is_empty() {
+            let disturbed = runs.iter().filter(|run| run.disturbed.is_some()).count();
+            write!(
+                page,
+                "<tr><td>{peer}</td><td>{:.2}</td><td>{:.2}</td><td>{:.2}</td><td>{:.2}</td><td>{}</td><td>{disturbed}</td></tr>",
+                median(|cpu| cpu.process),
+                median(|cpu| cpu.softirq),
+                median(|cpu| cpu.other_softirq),
+                median(|cpu| cpu.endpoints),
+                runs.len()
+            )?;
+        }
+    }
+    page.push_str("</table></div>\n<h3>Not measured</h3><ul>");
+    let missing: Vec<_> = document
+        .missing
+        .iter()
+        .filter(|missing| missing.experiment == name)
+        .collect();
+    for missing in &missing {
+        write!(
+            page,
+            "<li>{}: {}</li>",
+            escape(&missing.peer),
+            escape(&missing.why)
+        )?;
+    }
+    if missing.is_empty() {
+        page.push_str("<li>nothing of what this experiment asks for</li>");
+    }
+    page.push_str("</ul>\n");
+    Ok(())
+}
+
+fn table(page: &mut String, plot: &Plot, series: &[Series]) -> Result<()> {
+    write!(
+        page,
+        "<details><summary>{} as a table, {}</summary><div class=\"wide\"><table><tr><th>{}</th>",
+        plot.title, plot.y.unit, plot.x.unit
+    )?;
+    for one in series {
+        write!(page, "<th>{}</th>", escape(&one.peer))?;
+    }
+    page.push_str("</tr>");
+    let mut xs: Vec<f64> = series
+        .iter()
+        .flat_map(|one| &one.points)
+        .map(|(x, _)| *x)
+        .collect();
+    xs.sort_by(f64::total_cmp);
+    xs.dedup();
+    for x in xs {
+        write!(page, "<tr><td>{x}</td>")?;
+        for one in series {
+            match one.points.iter().find(|(own, _)| own.total_cmp(&x).is_eq()) {
+                Some((_, y)) => {
+                    write!(page, "<td>{:.1} ({:.1}-{:.1})</td>", y.median, y.min, y.max)?
+                }
+                None => page.push_str("<td></td>"),
+            }
+        }
+        page.push_str("</tr>");
+    }
+    page.push_str("</table></div></details>\n");
+    Ok(())
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}

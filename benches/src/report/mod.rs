@@ -1,0 +1,351 @@
+//! `lvs-bench report`: published experiments, repeated; JSON, CSV and one page of HTML.
+
+mod data;
+mod html;
+mod mack;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use self::data::{CpuSeconds, Document, Missing, Run, SCHEMA, Value};
+use crate::compare::bed::{Bed, Purpose};
+use crate::compare::contender::{Contender, Place};
+use crate::compare::progress::Progress;
+use crate::machine;
+use crate::yardsticks::Yardsticks;
+
+/// What to repeat, and how.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Experiments; without any, all
+    names: Vec<String>,
+    /// Fewer rounds and smaller ones
+    #[arg(long)]
+    quick: bool,
+    /// Go on with the run that was interrupted in DIR
+    #[arg(long)]
+    resume: bool,
+    /// Where report.html, report.json and report.csv are written
+    #[arg(long, value_name = "DIR", default_value = "target/report")]
+    out: PathBuf,
+    /// Rounds; each measures every peer once
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
+    rounds: Option<u16>,
+    /// Only these peers
+    #[arg(long, value_name = "PEER", value_delimiter = ',')]
+    peers: Vec<String>,
+    /// Measure on a busy machine too; the figures are worth nothing
+    #[arg(long)]
+    busy: bool,
+}
+
+/// A published experiment.
+trait Experiment {
+    fn name(&self) -> &'static str;
+    fn title(&self) -> &'static str;
+    /// How it is done.
+    fn what(&self) -> &'static str;
+    fn peers(&self) -> &'static [Peer];
+    fn purpose(&self) -> Purpose;
+    fn plots(&self) -> &'static [Plot];
+    /// What one run of a peer takes, about.
+    fn seconds(&self, quick: bool) -> f64;
+    /// An error without the programs that it needs.
+    fn check(&self) -> Result<()>;
+    /// Measures a peer once: values, CPU, and why they should not be believed.
+    fn measure(
+        &self,
+        bed: &mut Bed,
+        quick: bool,
+    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)>;
+    /// Sentences made of what was measured.
+    fn conclusions(&self, document: &Document) -> Vec<String>;
+}
+
+/// All of them, in the order of the page.
+const EXPERIMENTS: [&dyn Experiment; 1] = [&mack::Mack];
+
+/// Who is measured; its name is the same everywhere, as is its colour.
+#[derive(Debug)]
+struct Peer {
+    name: &'static str,
+    who: Contender,
+}
+
+/// A plot of an experiment.
+#[derive(Debug)]
+struct Plot {
+    name: &'static str,
+    title: &'static str,
+    x: Axis,
+    y: Axis,
+}
+
+#[derive(Debug)]
+struct Axis {
+    name: &'static str,
+    unit: &'static str,
+}
+
+const ROUNDS: usize = 5;
+const QUICK_ROUNDS: usize = 3;
+
+impl Options {
+    /// Measures what is missing, and writes the report.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such experiment or peer, when the machine is busy, without the rights to
+    /// make hosts, or when it is interrupted.
+    pub fn run(&self) -> Result<()> {
+        let experiments = self.select()?;
+        ensure!(
+            nix::unistd::geteuid().is_root(),
+            "report needs root: its hosts are network namespaces"
+        );
+        for experiment in &experiments {
+            experiment.check()?;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, stop.clone())?;
+        }
+        fs::create_dir_all(&self.out)
+            .with_context(|| format!("cannot make {}", self.out.display()))?;
+        let mut document = self.begin()?;
+        let mut result = Ok(());
+        for experiment in &experiments {
+            result = self.repeat(*experiment, &mut document, &stop);
+            if result.is_err() {
+                break;
+            }
+        }
+        document.complete = result.is_ok();
+        document.save(&self.out)?;
+        let shown: Vec<&dyn Experiment> = EXPERIMENTS
+            .into_iter()
+            .filter(|experiment| {
+                document
+                    .runs
+                    .iter()
+                    .any(|run| run.experiment == experiment.name())
+            })
+            .collect();
+        let page = self.out.join("report.html");
+        data::write(&page, &html::page(&document, &shown)?)?;
+        eprintln!("{}", page.display());
+        result
+    }
+
+    fn select(&self) -> Result<Vec<&'static dyn Experiment>> {
+        let all = || EXPERIMENTS.into_iter();
+        if let Some(name) = self
+            .names
+            .iter()
+            .find(|name| all().all(|known| known.name() != **name))
+        {
+            let known: Vec<_> = all().map(Experiment::name).collect();
+            bail!(
+                "there is no experiment {name}; there are: {}",
+                known.join(", ")
+            );
+        }
+        let asked: Vec<_> = all()
+            .filter(|known| {
+                self.names.is_empty() || self.names.iter().any(|name| name == known.name())
+            })
+            .collect();
+        for peer in &self.peers {
+            let mut known = asked.iter().flat_map(|experiment| experiment.peers());
+            ensure!(
+                known.any(|known| known.name == *peer),
+                "no experiment that is asked for has a peer {peer}"
+            );
+        }
+        Ok(asked)
+    }
+
+    /// An empty report, or the one to go on with.
+    fn begin(&self) -> Result<Document> {
+        let rounds = if self.quick { QUICK_ROUNDS } else { ROUNDS };
+        let rounds = self.rounds.map_or(rounds, usize::from);
+        if self.resume {
+            let mut document = Document::load(&self.out.join("report.json"))?;
+            ensure!(
+                document.quick == self.quick,
+                "the interrupted run was made {} --quick; go on with it in the same way",
+                if document.quick { "with" } else { "without" }
+            );
+            document.rounds = rounds;
+            document.busy |= self.busy;
+            // Tried again.
+            document.missing.clear();
+            return Ok(document);
+        }
+        Ok(Document {
+            schema: SCHEMA,
+            quick: self.quick,
+            rounds,
+            busy: self.busy,
+            machine: machine_facts(),
+            ..Document::default()
+        })
+    }
+
+    fn repeat(
+        &self,
+        experiment: &dyn Experiment,
+        document: &mut Document,
+        stop: &AtomicBool,
+    ) -> Result<()> {
+        let name = experiment.name();
+        let is_asked =
+            |peer: &&Peer| self.peers.is_empty() || self.peers.iter().any(|name| name == peer.name);
+        let peers: Vec<&Peer> = experiment.peers().iter().filter(is_asked).collect();
+        let rounds = document.rounds;
+        let is_done = |document: &Document, peer: &Peer| {
+            (1..=rounds).all(|round| document.has(name, peer.name, round))
+        };
+        let yardsticks = Yardsticks::build()?;
+        let mut beds = Vec::new();
+        for (number, peer) in peers.iter().enumerate() {
+            if is_done(document, peer) {
+                continue;
+            }
+            interrupted(stop)?;
+            match Bed::new(
+                number,
+                peer.who,
+                Place::Usual,
+                experiment.purpose(),
+                &yardsticks,
+            ) {
+                Ok(bed) => beds.push((*peer, bed)),
+                Err(error) => document.missing.push(Missing {
+                    experiment: name.to_owned(),
+                    peer: peer.name.to_owned(),
+                    why: format!("{error:#}"),
+                }),
+            }
+        }
+        if !self.busy && !beds.is_empty() {
+            machine::wait_until_quiet(Duration::from_secs(60))?;
+        }
+        let one = experiment.seconds(self.quick);
+        let left = |document: &Document, peer: &Peer| {
+            (1..=rounds)
+                .filter(|round| !document.has(name, peer.name, *round))
+                .count()
+        };
+        let count: usize = beds.iter().map(|(peer, _)| left(document, peer)).sum();
+        let mut progress = Progress::new((0..count).map(|_| one).sum());
+        progress.begin(name);
+        for round in 1..=rounds {
+            let mut failed = Vec::new();
+            for (peer, bed) in &mut beds {
+                if document.has(name, peer.name, round) {
+                    continue;
+                }
+                if stop.load(Ordering::Relaxed) {
+                    progress.end();
+                }
+                interrupted(stop)?;
+                progress.show(&format!("{name}/{}: round {round} of {rounds}", peer.name));
+                match experiment.measure(bed, self.quick) {
+                    Ok((values, cpu, disturbed)) => document.runs.push(Run {
+                        experiment: name.to_owned(),
+                        peer: peer.name.to_owned(),
+                        round,
+                        values,
+                        cpu,
+                        disturbed,
+                    }),
+                    // Ctrl-C ends the programs that measure as well.
+                    Err(_) if stop.load(Ordering::Relaxed) => interrupted(stop)?,
+                    Err(error) => {
+                        document.missing.push(Missing {
+                            experiment: name.to_owned(),
+                            peer: peer.name.to_owned(),
+                            why: format!("round {round}: {error:#}"),
+                        });
+                        failed.push(peer.name);
+                    }
+                }
+                document.save(&self.out)?;
+                progress.add(one);
+            }
+            beds.retain(|(peer, _)| !failed.contains(&peer.name));
+        }
+        progress.end();
+        Ok(())
+    }
+}
+
+fn interrupted(stop: &AtomicBool) -> Result<()> {
+    ensure!(
+        !stop.load(Ordering::Relaxed),
+        "interrupted; what was measured is kept, and `--resume` goes on"
+    );
+    Ok(())
+}
+
+/// Kernel, processor, offloads and versions.
+fn machine_facts() -> Vec<(String, String)> {
+    let read = |file: &str| {
+        fs::read_to_string(file)
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    };
+    let mut facts = vec![
+        ("kernel".to_owned(), read("/proc/sys/kernel/osrelease")),
+        ("processor".to_owned(), machine::processor()),
+        (
+            "CPUs".to_owned(),
+            std::thread::available_parallelism()
+                .map_or_else(|_| "unknown".to_owned(), |cpus| cpus.to_string()),
+        ),
+        (
+            "links".to_owned(),
+            "veth, MTU 1500, checksum and segmentation offloads as the kernel sets them, GRO on"
+                .to_owned(),
+        ),
+        (
+            "LVS in userspace".to_owned(),
+            env!("CARGO_PKG_VERSION").to_owned(),
+        ),
+    ];
+    for (program, argument) in [("haproxy", "-v"), ("nginx", "-v"), ("nft", "--version")] {
+        let output = Command::new(program).arg(argument).output();
+        let first = output.ok().and_then(|output| {
+            // nginx tells it on standard error.
+            let text = if output.stdout.is_empty() {
+                output.stderr
+            } else {
+                output.stdout
+            };
+            String::from_utf8_lossy(&text)
+                .lines()
+                .next()
+                .map(str::to_owned)
+        });
+        facts.push((
+            program.to_owned(),
+            first.unwrap_or_else(|| "not installed".to_owned()),
+        ));
+    }
+    let ipvs = if fs::exists("/proc/net/ip_vs").unwrap_or(false) {
+        "there, but no experiment measures it yet"
+    } else {
+        "absent: the kernel has no ip_vs"
+    };
+    facts.push(("kernel IPVS".to_owned(), ipvs.to_owned()));
+    facts
+}

@@ -1,0 +1,127 @@
+//! `lvs-bench report`, end to end: that it measures and draws, not what.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn report(directory: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lvs-bench"));
+    command.args(["report", "mack", "--quick", "--busy", "--out"]);
+    command.arg(directory).args(arguments);
+    command.output().expect("it starts")
+}
+
+fn runs(directory: &Path) -> Vec<(String, u64)> {
+    let text = fs::read_to_string(directory.join("report.json")).expect("a report");
+    let document: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(document["schema"], 1);
+    let runs = document["runs"].as_array().expect("runs");
+    let of = |run: &Value| {
+        assert_eq!(run["experiment"], "mack");
+        assert!(run["cpu"]["elapsed"].as_f64() > Some(0.0), "{run}");
+        for value in run["values"].as_array().expect("values") {
+            let plot = value["plot"].as_str();
+            assert!(
+                plot == Some("latency") || plot == Some("throughput"),
+                "{value}"
+            );
+            assert!(
+                value["x"].as_f64() > Some(0.0) && value["y"].as_f64() > Some(0.0),
+                "{value}"
+            );
+        }
+        (
+            run["peer"].as_str().expect("a peer").to_owned(),
+            run["round"].as_u64().expect("a round"),
+        )
+    };
+    runs.iter().map(of).collect()
+}
+
+#[test]
+fn unknown_names_are_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let output = report(directory.path(), &["no-such"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && error.contains("there is no experiment no-such"),
+        "{error}"
+    );
+    let output = report(directory.path(), &["--peers", "nobody"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && error.contains("nobody"),
+        "{error}"
+    );
+}
+
+/// The rounds that a first run did not come to are measured by `--resume`, and no other.
+#[test]
+fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
+    let has_netpipe = Command::new("NPtcp").arg("-?").output().is_ok();
+    if !nix::unistd::geteuid().is_root() || !has_netpipe {
+        eprintln!("skipped: it needs root and NPtcp (`tools/setup bench`)");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path();
+    let peers = ["--peers", "direct,routing", "--rounds"];
+    let output = report(directory, &[&peers[..], &["1"]].concat());
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert_eq!(runs(directory).len(), 2);
+    // As if it had been interrupted after the first peer.
+    let file = directory.join("report.json");
+    let mut document: Value =
+        serde_json::from_slice(&fs::read(&file).expect("a report")).expect("JSON");
+    document["runs"].as_array_mut().expect("runs").truncate(1);
+    let kept = document["runs"][0].clone();
+    fs::write(&file, document.to_string()).expect("written");
+    let output = report(directory, &[&peers[..], &["2", "--resume"]].concat());
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let all = runs(directory);
+    assert_eq!(all.len(), 4);
+    assert_eq!(all.iter().collect::<HashSet<_>>().len(), 4, "{all:?}");
+    let document: Value =
+        serde_json::from_slice(&fs::read(&file).expect("a report")).expect("JSON");
+    assert_eq!(document["runs"][0], kept);
+    assert_eq!(document["complete"], true);
+
+    let page = fs::read_to_string(directory.join("report.html")).expect("a page");
+    assert!(
+        !page.contains("<script") && !page.contains("src="),
+        "it stands alone"
+    );
+    let plots: Vec<&str> = page.split("<svg").skip(1).collect();
+    assert_eq!(plots.len(), 2);
+    for (plot, unit) in plots.iter().zip(["time (µs)", "throughput (Mbit/s)"]) {
+        let plot = plot.split("</svg>").next().expect("an end");
+        for words in ["message size (bytes)", unit, "direct", "routing"] {
+            assert!(plot.contains(words), "{words}: {plot}");
+        }
+        // A line for each peer, in its own colour, of many points.
+        for colour in ["#000000", "#808080"] {
+            let is_line = |element: &&str| {
+                element.starts_with("polyline")
+                    && element.contains(colour)
+                    && element.matches(',').count() > 20
+            };
+            assert_eq!(plot.split('<').filter(is_line).count(), 1, "{colour}");
+        }
+    }
+    let csv = fs::read_to_string(directory.join("report.csv")).expect("CSV");
+    assert!(
+        csv.starts_with("experiment,peer,round,plot,x,y,disturbed\nmack,direct,1,latency,1,"),
+        "{csv}"
+    );
+}
