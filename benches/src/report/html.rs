@@ -253,7 +253,7 @@ fn table(page: &mut String, plot: &Plot, series: &[Series]) -> Result<()> {
         for one in series {
             match one.points.iter().find(|(own, _)| own.total_cmp(&x).is_eq()) {
                 Some((_, y)) => {
-                    write!(page, "<td>{:.1} ({:.1}-{:.1})</td>", y.median, y.min, y.max)?
+                    write!(page, "<td>{:.1} ({:.1}-{:.1})</td>", y.median, y.min, y.max)?;
                 }
                 None => page.push_str("<td></td>"),
             }
