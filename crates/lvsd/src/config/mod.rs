@@ -81,6 +81,8 @@ pub struct Daemon {
     /// Percentage of all servers that a reload may take away unless it is forced; `None` for
     /// [`Self::MAX_REMOVE`].
     pub max_remove: Option<u8>,
+    /// Whether the daemon gives up what it does not need: `off` or `auto`.
+    pub confine: Option<String>,
     /// What is done about changes by hand.
     pub on_drift: OnDrift,
     /// A program that is told of events, and its arguments; none if it is empty.
@@ -179,6 +181,8 @@ pub struct Dataplane {
     /// `off`, `auto` or `on`.
     pub in_kernel: Option<String>,
     /// `off` or `auto`.
+    pub confine: Option<String>,
+    /// `off` or `auto`.
     pub real_time: Option<String>,
     /// Echo requests that are answered in a second.
     pub echo_limit: Option<u32>,
@@ -256,6 +260,7 @@ impl Dataplane {
             ("--echo", self.echo.clone()),
             ("--reverse-path", self.reverse_path.clone()),
             ("--in-kernel", self.in_kernel.clone()),
+            ("--confine", self.confine.clone()),
             ("--real-time", self.real_time.clone()),
             ("--echo-limit", number(self.echo_limit)),
             ("--clamp-mss", self.clamp_mss.clone()),
