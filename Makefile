@@ -19,7 +19,7 @@ METHODS ?= nat,dr,tun
 
 DENY ?= $(CARGO) deny
 
-.PHONY: bpf bpf-check bpf-check-if-possible package twins help demo test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build setup clean
+.PHONY: bpf bpf-check bpf-check-if-possible package twins help demo demo-cluster test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -28,6 +28,11 @@ demo: ## client, director, four web servers: NAT, direct routing, tunnelling (HO
 	@tools/setup demo
 	@$(CARGO) build --release --quiet --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
 	@target/release/lvs-testbed demo --methods $(METHODS) $(if $(HOLD),--hold)
+
+demo-cluster: ## two directors with keepalived under load: one dies, comes back, is taken out of service (FORWARD=nat|dr|tun)
+	@tools/setup demo-cluster
+	@$(CARGO) build --release --quiet --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
+	@target/release/lvs-testbed cluster --forward $(or $(FORWARD),nat)
 
 test: ## everything: formatting, clippy, docs, unit, property, vector and end-to-end tests
 	@tools/setup

@@ -84,12 +84,85 @@ pub enum Ask {
     },
     /// [`Event`]s from now on, without an end.
     Events {},
+    /// Puts the director itself into maintenance, or takes it out, or neither; [`DirectorStatus`].
+    Maintenance(MaintenanceSpec),
+}
+
+/// A wish for the director itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MaintenanceSpec {
+    /// Whether it is in maintenance; `None` only asks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on: Option<bool>,
+    /// Who wants it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub who: Option<String>,
+    /// For what reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// A maintenance of the director that lasts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Maintenance {
+    /// Since when, in seconds since 1970.
+    pub since: u64,
+    /// Who wanted it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub who: Option<String>,
+    /// For what reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// One director among several.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DirectorStatus {
+    /// It is in maintenance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub maintenance: Option<Maintenance>,
+    /// How it stands with keepalived; `None` without `[vrrp]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vrrp: Option<VrrpStatus>,
+    /// What is worth knowing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// How a director stands with keepalived.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VrrpStatus {
+    /// What keepalived said last: `unknown`, `backup`, `master`, `fault` or `stopped`.
+    pub state: String,
+    /// The engine has the virtual addresses, or is to have them.
+    pub active: bool,
+    /// The engine knows the connections of the other directors.
+    pub ready: bool,
+    /// What it waits for until then.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub waits_for: String,
+    /// What keepalived adds to the priority.
+    pub track: i16,
+    /// Why the track file cannot be written, or keepalived not be heard.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub trouble: Vec<String>,
+    /// Changes of state that keepalived told.
+    pub changes: u64,
+    /// Lines that were not understood, or too long.
+    pub ignored: u64,
 }
 
 impl Ask {
     /// Whether it changes anything.
     pub const fn changes(&self) -> bool {
-        matches!(self, Self::Admin(_) | Self::Reload { .. })
+        match self {
+            Self::Admin(_) | Self::Reload { .. } => true,
+            Self::Maintenance(spec) => spec.on.is_some(),
+            Self::Status {} | Self::Events {} => false,
+        }
     }
 }
 
@@ -276,6 +349,9 @@ pub struct Status {
     /// How far the daemon has confined itself.
     #[serde(default)]
     pub confinement: Confinement,
+    /// The director among others.
+    #[serde(default)]
+    pub director: DirectorStatus,
 }
 
 /// What the daemon relays itself.

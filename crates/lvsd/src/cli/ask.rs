@@ -7,7 +7,8 @@ use std::time::Duration;
 use lvs_core::api::ServiceId;
 use lvs_dataplane::control::Address;
 use lvs_dataplane::control::daemon::{
-    AdminState, Ask, Client, Event, Reloaded, ServerStatus, ServiceStatus, Status,
+    AdminState, Ask, Client, DirectorStatus, Event, MaintenanceSpec, Reloaded, ServerStatus,
+    ServiceStatus, Status,
 };
 
 use crate::admin::unix_time;
@@ -40,6 +41,70 @@ pub(super) fn status(engine: &Address, json: bool) -> Result<(), String> {
         }
         _ => Ok(()),
     }
+}
+
+/// Puts the director into maintenance, or takes it out, and shows how it stands.
+pub(super) fn maintenance(
+    engine: &Address,
+    on: Option<bool>,
+    why: Option<String>,
+    json: bool,
+) -> Result<(), String> {
+    let spec = MaintenanceSpec { on, who: None, why };
+    let status: DirectorStatus = connect(engine)?.ask(&Ask::Maintenance(spec))?;
+    let text = match json {
+        true => serde_json::to_string_pretty(&status).map_err(|error| error.to_string())? + "\n",
+        false => director(&status, unix_time()),
+    };
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(format!("write error: {error}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How a director stands among others.
+fn director(status: &DirectorStatus, now: u64) -> String {
+    let mut text = String::new();
+    match &status.maintenance {
+        Some(wish) => {
+            let ago = lasted(now.saturating_sub(wish.since));
+            let who = wish.who.as_deref().unwrap_or("?");
+            let _ = write!(text, "IN MAINTENANCE for {ago} by {who}");
+            let _ = match &wish.why {
+                Some(why) => writeln!(text, ": {why}"),
+                None => writeln!(text),
+            };
+        }
+        None => text.push_str("not in maintenance\n"),
+    }
+    if let Some(vrrp) = &status.vrrp {
+        let _ = write!(
+            text,
+            "keepalived: {}, {}; track file: {}",
+            vrrp.state,
+            match vrrp.active {
+                true => "active",
+                false => "not active",
+            },
+            vrrp.track
+        );
+        if !vrrp.ready {
+            let _ = write!(text, "; NOT READY, waits for {}", vrrp.waits_for);
+        }
+        if vrrp.ignored > 0 {
+            let _ = write!(text, "; {} lines not understood", vrrp.ignored);
+        }
+        text.push('\n');
+        for trouble in &vrrp.trouble {
+            let _ = writeln!(text, "keepalived: {trouble}");
+        }
+    }
+    for warning in &status.warnings {
+        let _ = writeln!(text, "warning: {warning}");
+    }
+    text
 }
 
 pub(super) fn events(engine: &Address, json: bool) -> Result<(), String> {
@@ -105,6 +170,9 @@ fn tell(status: &Status, now: u64) -> String {
         Some(confinement) => writeln!(text, "; the engine is {confinement}"),
         None => writeln!(text),
     };
+    if status.director != DirectorStatus::default() {
+        text.push_str(&director(&status.director, now));
+    }
     for (title, lines) in [
         ("refused by the engine", &status.refused),
         ("changed by hand", &status.drift),

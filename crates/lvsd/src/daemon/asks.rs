@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use lvs_core::api::{ServiceId, SyncCounts};
 use lvs_dataplane::control::daemon::{
-    AdminDone, AdminEntry, AdminSpec, AdminState, Ask, EngineStatus, ProxyStatus, Reloaded,
-    ServerStatus, ServiceStatus, Status,
+    AdminDone, AdminEntry, AdminSpec, AdminState, Ask, DirectorStatus, EngineStatus,
+    MaintenanceSpec, ProxyStatus, Reloaded, ServerStatus, ServiceStatus, Status,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -50,6 +50,10 @@ impl<P: Prober> Daemon<P> {
                 Ok(done) => answer(&done),
                 Err(why) => Err(why),
             },
+            Ask::Maintenance(spec) => match self.set_maintenance(spec, who) {
+                Ok(status) => answer(&status),
+                Err(why) => Err(why),
+            },
             Ask::Reload { force } => {
                 self.reloads.push(reply);
                 self.reload(force);
@@ -59,6 +63,42 @@ impl<P: Prober> Daemon<P> {
         };
         // Whoever asked may have gone.
         let _ = reply.send(result);
+    }
+
+    /// Takes what keepalived and the engine say.
+    pub(super) fn take_cluster(&mut self) {
+        let before = self.goal.desired.vips.is_empty();
+        if let Some(words) = self.cluster.take() {
+            tracing::warn!(event = "vrrp", "{words}");
+            self.events.tell("vrrp", About::default(), words);
+            self.goal_changed();
+        }
+        // It may have become ready, or have gone.
+        if before == self.cluster.may_own() {
+            self.goal_changed();
+        }
+    }
+
+    fn set_maintenance(
+        &mut self,
+        mut spec: MaintenanceSpec,
+        who: String,
+    ) -> Result<DirectorStatus, String> {
+        let who = spec.who.get_or_insert(who).clone();
+        let why = spec.why.as_ref().map(|why| format!(": {why}"));
+        let on = spec.on;
+        if self.cluster.wish(spec, unix_time())? {
+            let words = match on {
+                Some(true) => format!(
+                    "this director is in maintenance by {who}{}",
+                    why.unwrap_or_default()
+                ),
+                _ => format!("this director may be active again, says {who}"),
+            };
+            tracing::warn!(event = "maintenance", "{words}");
+            self.events.tell("maintenance", About::default(), words);
+        }
+        Ok(self.cluster.status())
     }
 
     /// Tells those who wait that the reload is done, and what came of it.
@@ -215,6 +255,9 @@ impl<P: Prober> Daemon<P> {
             }
             self.decisions.insert(service.id, now);
         }
+        let mut all = self.decisions.values();
+        let quorum = all.all(|decision| decision.quorum);
+        self.cluster.take_quorum(quorum);
         for (id, name, before, now, usable) in news {
             self.tell_decision(id, &name, before, now, usable);
         }
@@ -348,6 +391,7 @@ impl<P: Prober> Daemon<P> {
                 refused: counts.refused,
             }),
             confinement: self.options.confinement.clone(),
+            director: self.cluster.status(),
         }
     }
 

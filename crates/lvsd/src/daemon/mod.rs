@@ -29,6 +29,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::admin::{Admin, unix_time};
+use crate::cluster::{self, Cluster};
 use crate::config::{Config, LoadError, Report, Server, Service, Severity};
 use crate::decide::Decision;
 use crate::door::{Answer, Asked};
@@ -88,6 +89,8 @@ pub struct Options {
     /// Where the health checks run: a thread of their own, so that nothing delays them. Without
     /// one, the loop's.
     pub checks: Option<Handle>,
+    /// What it needs to be one director of several.
+    pub cluster: Option<cluster::Places>,
     /// Beats with each turn of the loop.
     pub turns: Pulse,
     /// How far the process has confined itself.
@@ -108,6 +111,7 @@ impl Options {
             tally: Arc::default(),
             api: None,
             checks: None,
+            cluster: None,
             turns: Pulse::default(),
             confinement: Confinement::default(),
         }
@@ -151,6 +155,8 @@ struct Daemon<P> {
     status: String,
     events: Events,
     admin: Admin,
+    /// The director among others.
+    cluster: Cluster,
     asks: Option<mpsc::Receiver<Asked>>,
     /// Those who wait for a reload to be done.
     reloads: Vec<oneshot::Sender<Answer>>,
@@ -213,6 +219,7 @@ pub async fn run<P: Prober>(
                 Signal::StopAll => break true,
             },
             Some(file) = daemon.files.1.recv() => daemon.take_file(file, &link),
+            () = daemon.cluster.changed() => daemon.take_cluster(),
             // Before what people ask, of whom there may be many.
             Some(report) = daemon.reports.recv() => daemon.take_all(report),
             Some(asked) = asks::next(&mut daemon.asks) => daemon.take_ask(asked),
@@ -263,6 +270,7 @@ impl<P: Prober> Daemon<P> {
         Self {
             events,
             admin: Admin::recall(options.admin.take()),
+            cluster: Cluster::recall(options.cluster.take()),
             asks: options.asks.take(),
             reloads: Vec::new(),
             readied: HashSet::new(),
@@ -300,6 +308,9 @@ impl<P: Prober> Daemon<P> {
     /// proxied.
     fn farewell(&self, all: bool, proxied: usize) {
         self.options.notify.send("STOPPING=1");
+        if all {
+            self.cluster.leave();
+        }
         if let (true, Some(kept)) = (all, &self.options.last_good) {
             last_good::remove(kept);
         }
@@ -415,6 +426,12 @@ impl<P: Prober> Daemon<P> {
                     self.take_all(report);
                     news.store(true, Ordering::Release);
                 }
+                () = self.cluster.changed() => {
+                    self.take_cluster();
+                    if self.changed {
+                        news.store(true, Ordering::Release);
+                    }
+                }
                 Some(asked) = asks::next(&mut self.asks) => {
                     self.take_ask(asked);
                     if self.changed {
@@ -497,6 +514,7 @@ impl<P: Prober> Daemon<P> {
         if let Some(api) = &self.options.api {
             api.send_replace(config.api.clone());
         }
+        self.cluster.set(config.vrrp.as_ref());
         self.config = config;
     }
 
@@ -656,9 +674,14 @@ impl<P: Prober> Daemon<P> {
 
     fn goal(&mut self) -> Goal {
         self.decide();
+        let nothing = BTreeSet::new();
+        let vips = match self.cluster.may_own() {
+            true => &self.vips,
+            false => &nothing,
+        };
         let mut desired = desired(
             &self.config,
-            &self.vips,
+            vips,
             (&self.admin, self.generation == 1),
             |key| self.health(key),
             |key| self.checks.advice(key),

@@ -61,6 +61,16 @@ max_connections = 1000000
 when_full = "drop"
 program = "/usr/sbin/lvs-dataplane"
 
+[vrrp]
+interface = "eth0"
+router_id = 51
+priority = 100
+advert = "1s"
+peers = ["192.0.2.2"]
+address = ["10.0.0.254/24 dev eth1"]
+track_file = "/run/lvs/vrrp.track"
+fifo = "/run/lvs/vrrp.fifo"
+
 [sync]
 role = "both"
 interface = "eth2"
