@@ -131,6 +131,8 @@ fuzz-if-possible:
 unit: ## all other tests; those of lvs-dataplane need root
 	$(CARGO) test --locked --workspace $(addprefix --exclude ,$(E2E))
 	$(CARGO) test --locked -p lvs-testbed --lib
+	@# Once each, so that they are known to run.
+	$(CARGO) test --locked -p lvs-bench --bench core -- 'step|filter|opens'
 
 e2e: ## the tests in network namespaces, with the optimised programs
 	$(CARGO) build --locked --release --workspace --bins

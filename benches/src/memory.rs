@@ -354,18 +354,23 @@ fn send(
         frame.clear();
         let whole = frame.extend(template);
         debug_assert!(whole, "a frame has room for 64 bytes");
-        let bytes = frame.bytes_mut();
-        let (addr_at, port_at) = if replies { (30, 36) } else { (26, 34) };
-        bytes[addr_at..addr_at + 4].copy_from_slice(&addr.octets());
-        bytes[port_at..port_at + 2].copy_from_slice(&port.to_be_bytes());
-        let [a, b, c, d] = addr.octets();
-        let sum = u32::from(u16::from_be_bytes([a, b])) + u32::from(u16::from_be_bytes([c, d]));
-        let ip_sum = u32::from(u16::from_be_bytes([template[24], template[25]]));
-        bytes[24..26].copy_from_slice(&(!fold(ip_sum + sum)).to_be_bytes());
-        let tcp_sum = u32::from(u16::from_be_bytes([template[50], template[51]]));
-        bytes[50..52].copy_from_slice(&(!fold(tcp_sum + sum + u32::from(port))).to_be_bytes());
+        write_client(frame.bytes_mut(), template, (addr, port), replies);
     }
     worker.process(&mut frames[..connections.len()])
+}
+
+/// Makes a copy of the template a packet from a client, or to it.
+fn write_client(bytes: &mut [u8], template: &[u8; 64], client: (Ipv4Addr, u16), reply: bool) {
+    let (addr, port) = client;
+    let (addr_at, port_at) = if reply { (30, 36) } else { (26, 34) };
+    bytes[addr_at..addr_at + 4].copy_from_slice(&addr.octets());
+    bytes[port_at..port_at + 2].copy_from_slice(&port.to_be_bytes());
+    let [a, b, c, d] = addr.octets();
+    let sum = u32::from(u16::from_be_bytes([a, b])) + u32::from(u16::from_be_bytes([c, d]));
+    let ip_sum = u32::from(u16::from_be_bytes([template[24], template[25]]));
+    bytes[24..26].copy_from_slice(&(!fold(ip_sum + sum)).to_be_bytes());
+    let tcp_sum = u32::from(u16::from_be_bytes([template[50], template[51]]));
+    bytes[50..52].copy_from_slice(&(!fold(tcp_sum + sum + u32::from(port))).to_be_bytes());
 }
 
 fn fold(mut sum: u32) -> u16 {
@@ -408,9 +413,11 @@ fn template(other: Ipv4Addr, reply: bool) -> [u8; 64] {
 /// A segment to the service, whole: 64 bytes.
 #[must_use]
 pub fn example() -> Vec<u8> {
-    let mut frame = template(VIP, false).to_vec();
-    frame[26..30].copy_from_slice(&[10, 128, 0, 1]);
-    frame
+    let template = template(VIP, false);
+    let mut frame = template;
+    let client = (Ipv4Addr::new(10, 128, 0, 1), 40_000);
+    write_client(&mut frame, &template, client, false);
+    frame.to_vec()
 }
 
 /// Nanoseconds of a new connection: the mean of 50,000 in a director that has none yet.
@@ -529,7 +536,16 @@ pub fn maglev(servers: u32) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use lvs_dataplane::packet::parse;
+
     use super::*;
+
+    #[test]
+    fn the_example_is_a_packet() {
+        let bytes = example();
+        let packet = parse::ipv4(&bytes[14..], false).expect("a packet");
+        assert_eq!(packet.src, Ipv4Addr::new(10, 128, 0, 1));
+    }
 
     #[test]
     fn what_is_measured_happens() {

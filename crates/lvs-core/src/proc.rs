@@ -174,6 +174,10 @@ pub fn connection(
     entry: &Connection,
     engine: Option<(&str, &[u8])>,
 ) -> fmt::Result {
+    plain(out, &entry.into(), engine)
+}
+
+fn plain(out: &mut impl Write, entry: &Entry<'_>, engine: Option<(&str, &[u8])>) -> fmt::Result {
     tuple(out, entry)?;
     write!(out, " {:<11} {:>7}", entry.state, expires(entry))?;
     if let Some((name, data)) = engine {
@@ -210,29 +214,72 @@ pub fn connections_sync(
 /// # Errors
 /// Those of `out`.
 pub fn connection_sync(out: &mut impl Write, entry: &Connection) -> fmt::Result {
+    with_origin(out, &entry.into())
+}
+
+/// The lines of `/proc/net/ip_vs_conn` and `/proc/net/ip_vs_conn_sync` of what an engine has told
+/// over its control socket.
+///
+/// # Errors
+/// Those of `conn` and `conn_sync`.
+#[cfg(feature = "api")]
+pub fn listed_connection(
+    conn: &mut impl Write,
+    conn_sync: &mut impl Write,
+    info: &crate::api::ConnInfo,
+) -> fmt::Result {
+    let entry = Entry {
+        protocol: Protocol(info.protocol),
+        addrs: [info.client, info.virt, info.server],
+        state: &info.state,
+        expires_ms: info.expires_ms.into(),
+        synced: info.synced,
+    };
+    let engine = info.engine.as_ref();
+    plain(conn, &entry, engine.map(|(name, data)| (&**name, &**data)))?;
+    with_origin(conn_sync, &entry)
+}
+
+/// What is shown of a connection.
+struct Entry<'a> {
+    protocol: Protocol,
+    /// Client, virtual address, server.
+    addrs: [SocketAddr; 3],
+    state: &'a str,
+    expires_ms: u128,
+    synced: bool,
+}
+
+impl From<&Connection> for Entry<'static> {
+    fn from(entry: &Connection) -> Self {
+        Self {
+            protocol: entry.protocol,
+            addrs: [entry.client, entry.virt, entry.server],
+            state: entry.state,
+            expires_ms: entry.expires.as_millis(),
+            synced: entry.synced,
+        }
+    }
+}
+
+fn with_origin(out: &mut impl Write, entry: &Entry<'_>) -> fmt::Result {
     tuple(out, entry)?;
     let origin = if entry.synced { "SYNC" } else { "LOCAL" };
     let expires = expires(entry);
     writeln!(out, " {:<11} {origin:<6} {expires:>7}", entry.state)
 }
 
-fn tuple(out: &mut impl Write, entry: &Connection) -> fmt::Result {
-    let Connection {
-        client,
-        virt,
-        server,
-        ..
-    } = entry;
+fn tuple(out: &mut impl Write, entry: &Entry<'_>) -> fmt::Result {
     write!(out, "{:<3}", Name(entry.protocol))?;
-    for addr in [client, virt, server] {
+    for addr in entry.addrs {
         write!(out, " {} {:04X}", Addr(addr.ip(), false), addr.port())?;
     }
     Ok(())
 }
 
 /// Remaining whole seconds; the kernel counts milliseconds in 32 bits.
-fn expires(entry: &Connection) -> u128 {
-    entry.expires.as_millis() % (1 << 32) / 1000
+const fn expires(entry: &Entry<'_>) -> u128 {
+    entry.expires_ms % (1 << 32) / 1000
 }
 
 /// `/proc/net/ip_vs_stats`: counters and rates of everything, as of the last two-second tick.
@@ -261,10 +308,21 @@ pub fn totals(out: &mut impl Write, stats: &Stats) -> fmt::Result {
 /// # Errors
 /// Those of `out`.
 pub fn stats_percpu(out: &mut impl Write, control: &Control) -> fmt::Result {
-    let stats = control.total_stats();
+    parts(out, control.shard_counts(), &control.total_stats())
+}
+
+/// The same of counters at hand: those of each shard, and of all.
+///
+/// # Errors
+/// Those of `out`.
+pub fn parts(
+    out: &mut impl Write,
+    shards: impl IntoIterator<Item = Counts>,
+    stats: &Stats,
+) -> fmt::Result {
     out.write_str("       Total Incoming Outgoing         Incoming         Outgoing\n")?;
     out.write_str("CPU    Conns  Packets  Packets            Bytes            Bytes\n")?;
-    for (number, live) in control.shard_counts().enumerate() {
+    for (number, live) in shards.into_iter().enumerate() {
         write!(out, "{number:>3X} ")?;
         counts(out, "", &live)?;
     }
@@ -285,6 +343,19 @@ fn counts(out: &mut impl Write, before: &str, counts: &Counts) -> fmt::Result {
         out,
         "{before}{conns:>8X} {in_packets:>8X} {out_packets:>8X} {in_bytes:>16X} {out_bytes:>16X}"
     )
+}
+
+/// `/proc/net/ip_vs_app`: the helper for FTP at these ports. How many connections it has is not
+/// counted, and shown as 0.
+///
+/// # Errors
+/// Those of `out`.
+pub fn helpers(out: &mut impl Write, ftp_ports: &[u16]) -> fmt::Result {
+    out.write_str("prot port    usecnt name\n")?;
+    ftp_ports.iter().try_for_each(|port| {
+        let (protocol, uses, name) = (Name(Protocol::TCP), 0, "ftp");
+        writeln!(out, "{protocol:<3}  {port:<7} {uses:<6} {name:<17}")
+    })
 }
 
 /// A protocol as the kernel names it (`ip_vs_proto_name`).
@@ -392,6 +463,36 @@ TCP C0A80105 C001 0A000001 0050 C0A8010A 1F90 ESTABLISHED     899
 TCP C0A80105 C001 0A000001 0050 C0A8010A 1F90 ESTABLISHED SYNC       899
 IP_51 C0A80105 C001 0A000001 0050 C0A8010A 1F90 NONE              0 sip a@b
 ";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    #[cfg(feature = "api")]
+    fn lines_of_what_an_engine_has_told() {
+        let info = crate::api::ConnInfo {
+            protocol: 6,
+            client: "192.168.1.5:49153".parse().unwrap(),
+            virt: "10.0.0.1:80".parse().unwrap(),
+            server: "192.168.1.10:8080".parse().unwrap(),
+            state: "ESTABLISHED".into(),
+            expires_ms: 899_999,
+            forwarding: Forwarding::Nat,
+            template: false,
+            synced: false,
+            engine: Some(("sip".into(), b"a@b".to_vec())),
+        };
+        let (mut conn, mut sync) = (String::new(), String::new());
+        listed_connection(&mut conn, &mut sync, &info).unwrap();
+        let tuple = "TCP C0A80105 C001 0A000001 0050 C0A8010A 1F90 ESTABLISHED";
+        assert_eq!(conn, alloc::format!("{tuple}     899 sip a@b\n"));
+        assert_eq!(sync, alloc::format!("{tuple} LOCAL      899\n"));
+    }
+
+    #[test]
+    fn lines_of_helpers() {
+        let mut text = String::new();
+        helpers(&mut text, &[21]).unwrap();
+        let expected = "prot port    usecnt name\nTCP  21      0      ftp              \n";
         assert_eq!(text, expected);
     }
 }

@@ -6,6 +6,8 @@
 #[cfg(feature = "programs")]
 #[path = "sys/attached.rs"]
 pub mod attached;
+#[cfg(feature = "confine")]
+pub mod confine;
 pub mod control;
 #[cfg(feature = "engine")]
 pub mod engine;
@@ -32,6 +34,9 @@ pub mod packet;
 mod peer_groups;
 #[cfg(feature = "engine")]
 mod random;
+#[cfg(feature = "confine")]
+#[path = "sys/seccomp.rs"]
+mod seccomp;
 #[cfg(feature = "engine")]
 mod sync;
 #[cfg(feature = "engine")]

@@ -134,6 +134,34 @@ fn programs_of_others_read_it() -> Result<()> {
                     .is_some_and(|l| l.trim().starts_with("3C "))
             })
     })?;
+    // What else the kernel has there is there, as ipvsadm shows it.
+    let read = |name: &str| fs::read_to_string(proc.join(name)).with_context(|| name.to_owned());
+    let lines = |text: String| text.lines().count();
+    wait_until("the connections", Duration::from_secs(20), || {
+        read("net/ip_vs_conn").is_ok_and(|text| lines(text) == 1 + 60)
+    })?;
+    let (conn, sync) = (read("net/ip_vs_conn")?, read("net/ip_vs_conn_sync")?);
+    ensure!(
+        conn.lines().skip(1).all(|l| l.starts_with("TCP "))
+            && conn.contains(" C000020A 0050 ")
+            && sync.matches(" LOCAL ").count() == 60,
+        "{conn}\n{sync}"
+    );
+    ensure!(read("net/ip_vs_app")? == "prot port    usecnt name\n");
+    let parts = read("net/ip_vs_stats_percpu")?;
+    ensure!(
+        parts
+            .lines()
+            .nth(2)
+            .is_some_and(|l| l.starts_with("  0       3C ")),
+        "{parts}"
+    );
+    ensure!(read("sys/net/ipv4/vs/sync_threshold")? == "3\t50\n");
+    site.lvsadm("sysctl drop_entry=1")?;
+    wait_until("the sysctl", Duration::from_secs(10), || {
+        read("sys/net/ipv4/vs/drop_entry").is_ok_and(|text| text == "1\n")
+    })?;
+    site.lvsadm("sysctl drop_entry=0")?;
     let exporter = site.director.spawn(
         "prometheus-node-exporter",
         &[
@@ -209,7 +237,7 @@ fn programs_of_others_read_it() -> Result<()> {
     let status = lvsd.stop(Signal::SIGTERM)?;
     ensure!(status.success(), "{}", lvsd.log());
     ensure!(
-        !proc.join("net/ip_vs").exists(),
+        fs::read_dir(proc.join("net"))?.next().is_none() && !proc.join("sys").exists(),
         "what nobody refreshes is gone"
     );
     load(&site, 30)?;
@@ -360,6 +388,34 @@ fn the_api_says_and_does_what_the_commands_do() -> Result<()> {
         get(&site, 9561, "v1/health").is_ok()
     })?;
     ensure!(get(&site, 9560, "v1/health").is_err());
+    let status = lvsd.stop(Signal::SIGINT)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    Ok(())
+}
+
+/// More connections than `procfs_connections` are not listed, which is said once; fewer are again.
+#[test]
+fn a_long_list_of_connections_is_no_file() -> Result<()> {
+    let site = site("many")?;
+    let path = configure(&site)?;
+    let text = fs::read_to_string(&path)?;
+    let few = text.replace("procfs = ", "procfs_connections = 10\nprocfs = ");
+    fs::write(&path, few)?;
+    let mut lvsd = start(&site)?;
+    let file = |name: &str| site.testbed.dir().join("proc/net").join(name);
+    let long = Duration::from_secs(20);
+    wait_until("an empty list", long, || file("ip_vs_conn").exists())?;
+    load(&site, 30)?;
+    wait_until("no list", long, || !file("ip_vs_conn").exists())?;
+    ensure!(file("ip_vs").exists() && !file("ip_vs_conn_sync").exists());
+    std::thread::sleep(Duration::from_secs(5));
+    let said = lvsd.log().matches("more than 10 connections").count();
+    ensure!(said == 1, "{}", lvsd.log());
+    fs::write(&path, text)?;
+    lvsd.signal(Signal::SIGHUP)?;
+    wait_until("a list", long, || {
+        fs::read_to_string(file("ip_vs_conn")).is_ok_and(|text| text.lines().count() == 31)
+    })?;
     let status = lvsd.stop(Signal::SIGINT)?;
     ensure!(status.success(), "{status}: {}", lvsd.log());
     Ok(())

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use lvs_core::api::Confinement;
 use lvs_dataplane::control::{Address, LockError, steer};
-use lvs_dataplane::log;
+use lvs_dataplane::{confine, log};
 use rustix::process::Signal as Kill;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -400,6 +401,13 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
     if let Some(path) = &last_good {
         last_good::keep(path, text);
     }
+    let confinement = match config.daemon.confine.as_deref() {
+        Some("off") => Confinement::default(),
+        _ => confine::daemon(),
+    };
+    if !confinement.not_by.is_empty() {
+        tracing::warn!("lvsd is {confinement}");
+    }
     health::raise_limits();
     let counts = tally::path(&address);
     let tally = Arc::new(Tally::recall(counts.as_deref()));
@@ -435,7 +443,7 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
                 "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd; --socket @NAME gives it a place that needs no rights"
             );
         }
-        let served = api::start(&api, &events);
+        let served = api::start(&api, &events, &address);
         let options = Options {
             attach: arguments.attach,
             last_good,
@@ -447,6 +455,7 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
             events,
             tally: Arc::clone(&tally),
             api: Some(api.settings()),
+            confinement,
             ..Options::new(arguments.config)
         };
         let result = daemon::run(options, config, Machine::new(&address), network, signals).await;

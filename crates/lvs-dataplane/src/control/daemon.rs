@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use lvs_core::api::{ServiceId, SyncCounts};
+use lvs_core::api::{Confinement, ServiceId, SyncCounts};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
@@ -273,6 +273,9 @@ pub struct Status {
     /// What the daemon relays itself; `None` if nothing is proxied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy: Option<ProxyStatus>,
+    /// How far the daemon has confined itself.
+    #[serde(default)]
+    pub confinement: Confinement,
 }
 
 /// What the daemon relays itself.
@@ -318,6 +321,9 @@ pub struct EngineStatus {
     /// What its synchronisation daemons have counted; `None` if it has had none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sync: Option<SyncCounts>,
+    /// How far it has confined itself; `None` if it has not told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confinement: Option<Confinement>,
 }
 
 /// A service.

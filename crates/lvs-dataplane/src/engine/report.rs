@@ -52,6 +52,8 @@ impl Report {
             handed_over: counters.handed_over,
             taken: counters.taken,
             busy: counters.dropped_for(FrameDrop::WorkerBusy),
+            // The director has them.
+            counts: lvs_core::Counts::default(),
         };
         Self {
             workers: vec![worker],

@@ -27,11 +27,11 @@ pub mod token;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use lvs_dataplane::control::Address;
 use lvs_dataplane::control::daemon::{Ask, Event};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -52,6 +52,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const EVENTS_MAX: usize = 1000;
 /// How often wrong tokens are logged.
 const WRONG_TOKENS: Duration = Duration::from_secs(60);
+/// How long files may take to be taken away.
+const ENDING: Duration = Duration::from_secs(3);
 /// How often an address is tried that cannot be listened at.
 const AGAIN: Duration = Duration::from_secs(5);
 
@@ -212,19 +214,19 @@ impl Served {
 }
 
 /// Does on a thread of its own what the settings say: listens, writes files, remembers.
-pub fn start(api: &Arc<Api>, events: &Events) -> Served {
+pub fn start(api: &Arc<Api>, events: &Events, engine: &Address) -> Served {
     let (stop, stopped) = oneshot::channel();
     let events = events.listen();
     let work = {
-        let api = Arc::clone(api);
+        let (api, engine) = (Arc::clone(api), engine.clone());
         move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
-                .max_blocking_threads(2)
+                .max_blocking_threads(3)
                 .build();
             match runtime {
                 Ok(runtime) => {
-                    runtime.block_on(run(api, events, stopped));
+                    runtime.block_on(run(api, events, engine, stopped));
                     runtime.shutdown_background();
                 }
                 Err(error) => tracing::error!("no metrics and no API: {error}"),
@@ -246,6 +248,7 @@ pub fn start(api: &Arc<Api>, events: &Events) -> Served {
 async fn run(
     api: Arc<Api>,
     events: broadcast::Receiver<Arc<Event>>,
+    engine: Address,
     mut stopped: oneshot::Receiver<()>,
 ) {
     let mut settings = api.settings.subscribe();
@@ -253,12 +256,10 @@ async fn run(
     settings.mark_changed();
     let places = http::Places::default();
     let mut listening: Vec<(SocketAddr, tokio::task::AbortHandle)> = Vec::new();
-    let mut written: Option<PathBuf> = None;
-    let mut refused: Option<String> = None;
+    let (end, ended) = watch::channel(false);
+    let files = tokio::spawn(procfs::keep(Arc::clone(&api), engine, ended));
     tokio::spawn(remember(Arc::clone(&api), events));
     tokio::spawn(sample(Arc::clone(&api)));
-    let mut tick = tokio::time::interval(procfs::EVERY);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             // The sender is gone, whatever it says.
@@ -283,25 +284,11 @@ async fn run(
                     }
                 }
             }
-            _ = tick.tick() => {
-                let wanted = api.config().procfs;
-                if let Some(old) = written.take_if(|old| Some(&*old) != wanted.as_ref()) {
-                    procfs::remove(&old);
-                }
-                if let Some(path) = wanted {
-                    let now = procfs::refresh(&api, &path).await.err();
-                    if let (Some(why), true) = (&now, now != refused) {
-                        tracing::error!("{why}");
-                    }
-                    refused = now;
-                    written = Some(path);
-                }
-            }
         }
     }
-    if let Some(path) = written {
-        procfs::remove(&path);
-    }
+    end.send_replace(true);
+    // An engine that hangs does not keep the daemon from ending.
+    let _ = tokio::time::timeout(ENDING, files).await;
 }
 
 /// Listens, as soon as that can be done.

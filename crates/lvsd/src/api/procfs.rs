@@ -1,88 +1,288 @@
-//! A tree like `/proc/net/ip_vs*`, for node_exporter and scripts that read those files.
+//! A tree like `/proc`, with what the kernel's IPVS has there, for node_exporter and scripts that
+//! read those files.
 
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use lvs_core::api::{Call, ConnInfo, Info, Sysctl};
+use lvs_core::{Sysctls, proc};
+use lvs_dataplane::control::{Address, Client, Error};
 use rustix::fs::OFlags;
+use tokio::sync::watch;
 
 use super::Api;
+use crate::config;
 use crate::door::Look;
 
 /// How often it is written.
-pub const EVERY: Duration = Duration::from_secs(2);
+const EVERY: Duration = Duration::from_secs(2);
+/// Of its time, connections take one part in so many.
+const SHARE: u32 = 20;
+/// For how long an engine may say nothing.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// For how long it may list connections.
+const LISTING: Duration = Duration::from_secs(10);
 
-/// The files, below `net`.
-const FILES: [&str; 2] = ["ip_vs", "ip_vs_stats"];
+/// What the daemon knows, and writes each time.
+const FILES: [&str; 4] = [
+    "net/ip_vs",
+    "net/ip_vs_stats",
+    "net/ip_vs_stats_percpu",
+    "net/ip_vs_app",
+];
+/// What the engine is asked for.
+const CONNECTIONS: [&str; 2] = ["net/ip_vs_conn", "net/ip_vs_conn_sync"];
+/// Where sysctls are.
+const SYSCTLS: &str = "sys/net/ipv4/vs";
 
-/// Writes the files anew, or takes them away while there is no engine that they could tell of.
-///
-/// # Errors
-/// They cannot be written, in words.
-pub(super) async fn refresh(api: &Arc<Api>, path: &Path) -> Result<(), String> {
-    let Ok(look) = api.look().await else {
-        return Ok(());
-    };
-    let path = path.to_owned();
-    // Whoever waits here lets others be served.
-    let written = tokio::task::spawn_blocking(move || {
-        if !look.status.engine.connected {
-            remove(&path);
-            return Ok(());
+/// Keeps the tree that the settings name, until `stopped`, and takes it away in the end.
+pub(super) async fn keep(api: Arc<Api>, engine: Address, mut stopped: watch::Receiver<bool>) {
+    let mut settings = api.settings.subscribe();
+    let mut written: Option<PathBuf> = None;
+    let mut told: Vec<String> = Vec::new();
+    // When connections are written again.
+    let mut due = Instant::now();
+    let mut tick = tokio::time::interval(EVERY);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = stopped.changed() => break,
+            _ = settings.changed() => {}
+            _ = tick.tick() => {}
         }
-        write(&path, &look)
-    });
-    written.await.unwrap_or(Ok(()))
-}
-
-/// Puts each file in the place of the old one as a whole.
-fn write(path: &Path, look: &Look) -> Result<(), String> {
-    let net = path.join("net");
-    let fail = |error: io::Error| {
-        format!(
-            "cannot write the files of `procfs` in [api] to {}: {error}; name a directory that lvsd may write to",
-            net.display()
-        )
-    };
-    // Others are to read it, whatever the service manager's mask is.
-    for made in [path, &net] {
-        // What is there keeps its mode.
-        if !made.exists() {
-            fs::create_dir_all(made).map_err(fail)?;
-            fs::set_permissions(made, fs::Permissions::from_mode(0o755)).map_err(fail)?;
+        let config = settings.borrow_and_update().clone();
+        if let Some(old) = written.take_if(|old| Some(&*old) != config.procfs.as_ref()) {
+            remove(&old);
+        }
+        let Some(path) = config.procfs else { continue };
+        written = Some(path.clone());
+        let Ok(look) = api.look().await else { continue };
+        let round = Round {
+            tree: Tree(path),
+            look,
+            engine: engine.clone(),
+            most: config
+                .procfs_connections
+                .unwrap_or(config::Api::PROCFS_CONNECTIONS),
+            with_connections: due <= Instant::now(),
+            stopped: stopped.clone(),
+        };
+        // Whoever waits here lets others be served.
+        let begun = Instant::now();
+        let with_connections = round.with_connections;
+        let all = tokio::task::spawn_blocking(move || round.write()).await;
+        if with_connections {
+            due = begun + begun.elapsed() * SHARE;
+        }
+        let all = all.unwrap_or_default();
+        for why in all.iter().filter(|why| !told.contains(why)) {
+            tracing::warn!("{why}");
+        }
+        // Of connections, a round without them says nothing.
+        match with_connections {
+            true => told = all,
+            false => told.extend(
+                all.into_iter()
+                    .filter(|why| !told.contains(why))
+                    .collect::<Vec<_>>(),
+            ),
         }
     }
-    let seen = &look.found.seen;
-    let (mut services, mut totals) = (String::new(), String::new());
-    // A string takes everything.
-    let _ = lvs_core::proc::listed(&mut services, &seen.services, seen.table_size);
-    let _ = lvs_core::proc::totals(&mut totals, &seen.info.total);
-    for (name, text) in FILES.iter().zip([services, totals]) {
-        let new = net.join(format!(".{name}.new"));
+    if let Some(path) = written {
+        remove(&path);
+    }
+}
+
+/// What is written at a time.
+struct Round {
+    tree: Tree,
+    look: Arc<Look>,
+    engine: Address,
+    most: usize,
+    with_connections: bool,
+    stopped: watch::Receiver<bool>,
+}
+
+impl Round {
+    /// Writes the files anew, or takes them away while there is no engine that they could tell of.
+    /// What could not be done, in words.
+    fn write(self) -> Vec<String> {
+        if !self.look.status.engine.connected {
+            remove(&self.tree.0);
+            return Vec::new();
+        }
+        let mut why = Vec::new();
+        let mut note = |done: io::Result<()>| {
+            if let Err(error) = done {
+                let path = self.tree.0.display();
+                why.push(format!(
+                    "cannot write the files of `procfs` in [api] to {path}: {error}; name a directory that lvsd may write to"
+                ));
+            }
+            why.is_empty()
+        };
+        // Once one of them cannot be written, the others need not be tried.
+        if !note(self.tree.known(&self.look)) {
+            return why;
+        }
+        match Client::connect_patiently(&self.engine, PATIENCE) {
+            Ok(mut engine) => {
+                let done = self.sysctls(&mut engine);
+                if note(done) && self.with_connections {
+                    match self.connections(&mut engine) {
+                        Ok(()) => {}
+                        Err(Refused::Io(error)) => {
+                            note(Err(error));
+                        }
+                        Err(Refused::TooMany) => why.push(format!(
+                            "there are more than {} connections, so {} have none; `procfs_connections` in [api] allows more",
+                            self.most,
+                            CONNECTIONS.join(" and ")
+                        )),
+                    }
+                }
+            }
+            // The next round sees what has become of it.
+            Err(_) => self.tree.without(&CONNECTIONS),
+        }
+        why
+    }
+
+    fn sysctls(&self, engine: &mut Client) -> io::Result<()> {
+        let all: Result<Vec<Sysctl>, Error> = engine.collect(&Call::SysctlGet { name: None });
+        // An engine that has ended has none; another one's name is not a path.
+        let known = |sysctl: &Sysctl| Sysctls::NAMES.contains(&&*sysctl.name);
+        for sysctl in all.unwrap_or_default().into_iter().filter(known) {
+            // The kernel has tabs between numbers.
+            let text = format!("{}\n", sysctl.value.replace(' ', "\t"));
+            self.tree
+                .put(&format!("{SYSCTLS}/{}", sysctl.name), &text)?;
+        }
+        Ok(())
+    }
+
+    /// Connections and templates, unless there are too many.
+    fn connections(&self, engine: &mut Client) -> Result<(), Refused> {
+        let info: &Info = &self.look.found.seen.info;
+        let (mut conn, mut sync) = (
+            proc::CONN_HEADER.to_owned(),
+            proc::CONN_SYNC_HEADER.to_owned(),
+        );
+        let begun = Instant::now();
+        let mut lines = 0;
+        let too_many = info.connections > self.most as u64;
+        let end = if too_many {
+            Err(Error::Stopped)
+        } else {
+            engine.list_while(&Call::ConnList {}, |info: ConnInfo| {
+                lines += 1;
+                // A string takes everything.
+                let _ = proc::listed_connection(&mut conn, &mut sync, &info);
+                lines <= self.most && begun.elapsed() < LISTING && !*self.stopped.borrow()
+            })
+        };
+        match end {
+            Ok(_) => {
+                for (name, text) in CONNECTIONS.iter().zip([conn, sync]) {
+                    self.tree.put(name, &text).map_err(Refused::Io)?;
+                }
+                Ok(())
+            }
+            Err(_) => {
+                // Half of them would be a wrong answer.
+                self.tree.without(&CONNECTIONS);
+                match too_many || lines > self.most {
+                    true => Err(Refused::TooMany),
+                    false => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+/// Why connections are not written.
+enum Refused {
+    Io(io::Error),
+    TooMany,
+}
+
+/// The directory that is like `/proc`.
+struct Tree(PathBuf);
+
+impl Tree {
+    /// The files of what the daemon knows.
+    fn known(&self, look: &Look) -> io::Result<()> {
+        let seen = &look.found.seen;
+        let mut texts: [String; FILES.len()] = Default::default();
+        let [services, totals, parts, helpers] = &mut texts;
+        // A string takes everything.
+        let _ = proc::listed(services, &seen.services, seen.table_size);
+        let _ = proc::totals(totals, &seen.info.total);
+        let of_workers = seen.info.workers.iter().map(|worker| worker.counts);
+        let _ = proc::parts(parts, of_workers, &seen.info.total);
+        let _ = proc::helpers(helpers, &seen.info.ftp_ports);
+        for (name, text) in FILES.iter().zip(texts) {
+            self.put(name, &text)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a file in the place of the old one as a whole.
+    fn put(&self, name: &str, text: &str) -> io::Result<()> {
+        let file = self.0.join(name);
+        let (Some(directory), Some(base)) = (file.parent(), file.file_name()) else {
+            return Ok(());
+        };
+        self.directory(directory)?;
+        let new = directory.join(format!(".{}.new", base.display()));
         let mut options = fs::OpenOptions::new();
         // What another has put there is not opened: it may be a pipe.
         let _ = fs::remove_file(&new);
-        options.write(true).create_new(true).mode(0o644);
+        options.write(true).create_new(true).mode(0o444);
         options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-        options
-            .open(&new)
-            .and_then(|mut file| {
-                file.set_permissions(fs::Permissions::from_mode(0o644))?;
-                file.write_all(text.as_bytes())
-            })
-            .and_then(|()| fs::rename(&new, net.join(name)))
-            .map_err(fail)?;
+        let mut made = options.open(&new)?;
+        // Others are to read it, whatever the service manager's mask is; nobody sets anything here.
+        made.set_permissions(fs::Permissions::from_mode(0o444))?;
+        made.write_all(text.as_bytes())?;
+        fs::rename(&new, &file)
     }
-    Ok(())
+
+    /// Makes a directory of the tree, and those above it.
+    fn directory(&self, directory: &Path) -> io::Result<()> {
+        // What is there keeps its mode.
+        if directory.exists() {
+            return Ok(());
+        }
+        match directory.parent() {
+            Some(above) if directory != self.0 => self.directory(above)?,
+            Some(above) => fs::create_dir_all(above)?,
+            None => {}
+        }
+        fs::create_dir(directory)?;
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o755))
+    }
+
+    fn without(&self, names: &[&str]) {
+        for name in names {
+            let _ = fs::remove_file(self.0.join(name));
+        }
+    }
 }
 
-/// Takes the files away, and nothing else.
-pub(super) fn remove(path: &Path) {
-    for name in FILES {
-        let _ = fs::remove_file(path.join("net").join(name));
+/// Takes the files away, and directories that are empty then; nothing else.
+fn remove(path: &Path) {
+    let tree = Tree(path.to_owned());
+    tree.without(&FILES);
+    tree.without(&CONNECTIONS);
+    for name in Sysctls::NAMES {
+        tree.without(&[&format!("{SYSCTLS}/{name}")]);
+    }
+    for directory in [SYSCTLS, "sys/net/ipv4", "sys/net", "sys"] {
+        let _ = fs::remove_dir(path.join(directory));
     }
 }
 
@@ -95,19 +295,26 @@ mod tests {
     fn everybody_can_read_the_files_and_they_go_alone() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("proc");
-        write(&path, &look("web")).expect("written");
+        let tree = Tree(path.clone());
+        tree.known(&look("web")).expect("written");
+        tree.put("sys/net/ipv4/vs/drop_entry", "0\n")
+            .expect("written");
         let mode = |name: &str| {
             let meta = fs::metadata(path.join(name)).expect("it is there");
             meta.permissions().mode() & 0o777
         };
         assert_eq!(
-            (mode(""), mode("net"), mode("net/ip_vs")),
-            (0o755, 0o755, 0o644)
+            (mode(""), mode("sys/net"), mode("net"), mode("net/ip_vs")),
+            (0o755, 0o755, 0o755, 0o444)
         );
         let text = fs::read_to_string(path.join("net/ip_vs")).expect("text");
         assert!(text.contains("TCP  C000020A:0050 wlc"), "{text}");
         fs::write(path.join("net/mine"), "").expect("written");
         remove(&path);
-        assert!(!path.join("net/ip_vs").exists() && path.join("net/mine").exists());
+        let left: Vec<_> = ["net/ip_vs", "net/ip_vs_app", "sys", "net/mine"]
+            .into_iter()
+            .filter(|name| path.join(name).exists())
+            .collect();
+        assert_eq!(left, ["net/mine"]);
     }
 }

@@ -100,6 +100,11 @@ fn tell(status: &Status, now: u64) -> String {
     } else {
         let _ = writeln!(text, "configuration: {}", status.config);
     }
+    let _ = write!(text, "lvsd is {}", status.confinement);
+    let _ = match &status.engine.confinement {
+        Some(confinement) => writeln!(text, "; the engine is {confinement}"),
+        None => writeln!(text),
+    };
     for (title, lines) in [
         ("refused by the engine", &status.refused),
         ("changed by hand", &status.drift),
@@ -251,7 +256,8 @@ fn tell_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus
 
 #[cfg(test)]
 mod tests {
-    use lvs_dataplane::control::daemon::ProxyStatus;
+    use lvs_core::api::Confinement;
+    use lvs_dataplane::control::daemon::{EngineStatus, ProxyStatus};
 
     use super::*;
 
@@ -298,11 +304,19 @@ mod tests {
                 evicted: 4,
                 refused: 5,
             }),
+            engine: EngineStatus {
+                confinement: Some(Confinement {
+                    by: vec!["landlock".to_owned()],
+                    not_by: vec!["seccomp (why)".to_owned()],
+                }),
+                ..EngineStatus::default()
+            },
             ..Status::default()
         };
         let text = tell(&status, 1000);
         for words in [
             "lvsd 1 (pid 7), up 59s; NO ENGINE answers",
+            "\nlvsd is not confined; the engine is confined by landlock, not by seccomp (why)\n",
             "\nproxied: 1 of 2 at a time; 3 refused for want of room, 4 evicted, 5 without a server\n",
             "web (tcp 192.0.2.10:80): 0 of 2 servers usable; BELOW ITS QUORUM",
             "10.0.0.1:80              up 1h02m       weight 0     active 7      inactive 0      drain\n",

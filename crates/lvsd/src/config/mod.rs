@@ -81,6 +81,8 @@ pub struct Daemon {
     /// Percentage of all servers that a reload may take away unless it is forced; `None` for
     /// [`Self::MAX_REMOVE`].
     pub max_remove: Option<u8>,
+    /// Whether the daemon gives up what it does not need: `off` or `auto`.
+    pub confine: Option<String>,
     /// What is done about changes by hand.
     pub on_drift: OnDrift,
     /// A program that is told of events, and its arguments; none if it is empty.
@@ -102,6 +104,9 @@ pub struct Api {
     pub node_ipvs: bool,
     /// The directory of a tree like `/proc`.
     pub procfs: Option<PathBuf>,
+    /// It lists connections while there are at most so many; `None` for
+    /// [`Self::PROCFS_CONNECTIONS`].
+    pub procfs_connections: Option<usize>,
     /// Each server has its own metrics while there are at most so many; `None` for
     /// [`Self::SERVER_SERIES`].
     pub server_series: Option<usize>,
@@ -112,6 +117,8 @@ pub struct Api {
 impl Api {
     /// Servers that have metrics of their own, where the file does not say it.
     pub const SERVER_SERIES: usize = 5_000;
+    /// Connections that are listed, where the file does not say it.
+    pub const PROCFS_CONNECTIONS: usize = 100_000;
 }
 
 /// What is done about changes by hand to services of the file.
@@ -173,6 +180,8 @@ pub struct Dataplane {
     pub reverse_path: Option<String>,
     /// `off`, `auto` or `on`.
     pub in_kernel: Option<String>,
+    /// `off` or `auto`.
+    pub confine: Option<String>,
     /// `off` or `auto`.
     pub real_time: Option<String>,
     /// Echo requests that are answered in a second.
@@ -251,6 +260,7 @@ impl Dataplane {
             ("--echo", self.echo.clone()),
             ("--reverse-path", self.reverse_path.clone()),
             ("--in-kernel", self.in_kernel.clone()),
+            ("--confine", self.confine.clone()),
             ("--real-time", self.real_time.clone()),
             ("--echo-limit", number(self.echo_limit)),
             ("--clamp-mss", self.clamp_mss.clone()),

@@ -41,6 +41,9 @@ pub(super) struct RawDaemon {
     /// Treat the services that were added by hand as the daemon's own: change those of the file,
     /// delete the rest. Default: false.
     pub(super) adopt: Option<bool>,
+    /// Whether the daemon gives up what it does not need, by seccomp: `off` or `auto`. Default:
+    /// `auto`.
+    pub(super) confine: Option<Spanned<String>>,
     /// What is logged, as `RUST_LOG` writes it (`info`, `debug`, `lvsd=debug`). Default: `info`.
     pub(super) log: Option<Spanned<String>>,
     /// Percentage of all servers that a reload may take away unless it is forced. Default: 50.
@@ -67,6 +70,8 @@ pub(super) struct RawApi {
     pub(super) compat: Option<Spanned<OneOrMore>>,
     /// Directory of a tree like `/proc`, with `net/ip_vs`. Default: none.
     pub(super) procfs: Option<Spanned<String>>,
+    /// It has `net/ip_vs_conn` while there are at most so many connections. Default: 100000.
+    pub(super) procfs_connections: Option<Spanned<Whole>>,
     /// Each server has its own metrics while there are at most so many. Default: 5000.
     pub(super) server_series: Option<Spanned<Whole>>,
     /// Whether `listen` serves the dashboard. Default: true.
@@ -116,6 +121,9 @@ pub(super) struct RawDataplane {
     /// Whether established connections are forwarded in the kernel: `off`, `auto` or `on`.
     /// Default: `off`.
     pub(super) in_kernel: Option<Spanned<String>>,
+    /// Whether the engine gives up what it does not need, by seccomp and Landlock: `off` or `auto`.
+    /// Default: `auto`.
+    pub(super) confine: Option<Spanned<String>>,
     /// Whether packet threads run in real time: `off` or `auto`. Default: `auto`.
     pub(super) real_time: Option<Spanned<String>>,
     /// Echo requests that are answered in a second; 0 for no limit. Default: the engine's.

@@ -115,7 +115,7 @@ impl<P: Prober> Daemon<P> {
             AdminState::Drain => format!("{target} is drained by {who}{reason}"),
             AdminState::Maintenance => format!("{target} is in maintenance by {who}{reason}"),
         };
-        tracing::warn!("{words}");
+        tracing::warn!(event = "admin", "{words}");
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
@@ -155,7 +155,7 @@ impl<P: Prober> Daemon<P> {
                 entry.spec.target,
                 said(entry)
             );
-            tracing::warn!("{words}");
+            tracing::warn!(event = "admin", "{words}");
             self.events.tell("admin", About::default(), words);
         }
         if let Err(why) = self.admin.keep() {
@@ -230,7 +230,7 @@ impl<P: Prober> Daemon<P> {
         let before = self.decisions.get(&service.id).copied();
         let before = before.unwrap_or_default();
         let words = "the service ends with lvsd (omega)";
-        tracing::warn!(service = %service.name, "{words}");
+        tracing::warn!(event = "quorum_lost", service = %service.name, "{words}");
         let about = About {
             service: Some((&service.name, service.id)),
             server: None,
@@ -253,7 +253,7 @@ impl<P: Prober> Daemon<P> {
     ) {
         let servers = counted(usable, "usable server");
         let mut tell = |event: &str, words: String| {
-            tracing::warn!(service = %name, "{words}");
+            tracing::warn!(event, service = %name, "{words}");
             let about = About {
                 service: Some((name, id)),
                 server: None,
@@ -326,6 +326,9 @@ impl<P: Prober> Daemon<P> {
                 seen_ms: seen.map(|at| u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX)),
                 vips: found.vips.iter().copied().collect(),
                 sync: self.sync_counts(),
+                confinement: Some(&found.seen.info)
+                    .filter(|info| info.pid != 0)
+                    .map(|info| info.confinement.clone()),
             },
             services: self
                 .config
@@ -344,6 +347,7 @@ impl<P: Prober> Daemon<P> {
                 evicted: counts.evicted,
                 refused: counts.refused,
             }),
+            confinement: self.options.confinement.clone(),
         }
     }
 

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use lvs_core::api::ServiceId;
+use lvs_core::api::{Confinement, ServiceId};
 use lvs_dataplane::control::daemon::{AdminState, LoadStatus};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -90,6 +90,8 @@ pub struct Options {
     pub checks: Option<Handle>,
     /// Beats with each turn of the loop.
     pub turns: Pulse,
+    /// How far the process has confined itself.
+    pub confinement: Confinement,
 }
 
 impl Options {
@@ -107,6 +109,7 @@ impl Options {
             api: None,
             checks: None,
             turns: Pulse::default(),
+            confinement: Confinement::default(),
         }
     }
 }
@@ -604,7 +607,7 @@ impl<P: Prober> Daemon<P> {
                     }
                     error => format!("{error}; the old configuration stays"),
                 };
-                tracing::error!("{why}");
+                tracing::error!(event = "reload_refused", "{why}");
                 return Err(why);
             }
         };
@@ -628,7 +631,7 @@ impl<P: Prober> Daemon<P> {
             None
         };
         if let Some(why) = refusal {
-            tracing::error!("{why}");
+            tracing::error!(event = "reload_refused", "{why}");
             return Err(why);
         }
         warnings.print();
@@ -640,7 +643,7 @@ impl<P: Prober> Daemon<P> {
             true => format!("reloaded {path}: nothing has changed"),
             false => format!("reloaded {path}"),
         };
-        tracing::info!("{message}");
+        tracing::info!(event = "reloaded", "{message}");
         if config.dataplane != self.config.dataplane {
             tracing::warn!("[dataplane] has changed; it takes effect when the engine is restarted");
         }

@@ -25,8 +25,14 @@ impl Shared {
     pub(super) fn info(&self) -> Result<Info, Failure> {
         let report = self.report()?;
         self.fold();
+        let mut workers = report.workers.clone();
         let (ftp_ports, total) = {
             let control = self.control();
+            for (number, counts) in control.shard_counts().enumerate() {
+                if let Some(worker) = workers.iter_mut().find(|w| w.number as usize == number) {
+                    worker.counts = counts;
+                }
+            }
             (control.ftp_ports().to_vec(), control.total_stats())
         };
         let mut info = Info {
@@ -37,9 +43,10 @@ impl Shared {
             capacity: report.capacity,
             too_big: report.common.oversize.all(),
             total,
-            workers: report.workers.clone(),
+            workers,
             in_kernel: self.in_kernel_info(),
             sync: self.sync_counts(&report),
+            confinement: self.confinement(),
             ..Info::default()
         };
         if let Side::Host(_) = self.side() {

@@ -33,6 +33,13 @@ impl Checker<'_> {
             token_file,
             node_ipvs: self.compat(raw.compat.as_ref()),
             procfs: self.procfs(raw.procfs.as_ref()),
+            procfs_connections: self
+                .number(
+                    raw.procfs_connections.as_ref(),
+                    "`procfs_connections`",
+                    0..=10_000_000,
+                )
+                .and_then(|most| usize::try_from(most).ok()),
             server_series: self
                 .number(raw.server_series.as_ref(), "`server_series`", 0..=1_000_000)
                 .and_then(|most| usize::try_from(most).ok()),
