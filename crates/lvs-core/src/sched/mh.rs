@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
@@ -128,14 +129,19 @@ impl MaglevHashing {
                 }
             })
             .collect();
+        let mut taken = Taken::none_of(slots);
         let mut free = slots;
         loop {
             for walk in &mut walks {
                 for _ in 0..walk.turns {
                     // A server's own slot of the last turn is taken, too: so each turn moves on.
-                    while self.table[walk.at as usize] != EMPTY {
-                        walk.at = (walk.at + walk.skip) % slots;
+                    while taken.has(walk.at) {
+                        walk.at += walk.skip;
+                        if walk.at >= slots {
+                            walk.at -= slots;
+                        }
                     }
+                    taken.take(walk.at);
                     self.table[walk.at as usize] = walk.index;
                     free -= 1;
                     if free == 0 {
@@ -144,6 +150,23 @@ impl MaglevHashing {
                 }
             }
         }
+    }
+}
+
+/// A bit for each slot: most looks find one that is taken, and these are in the nearest cache.
+struct Taken(Vec<u64>);
+
+impl Taken {
+    fn none_of(slots: u32) -> Self {
+        Self(vec![0; slots.div_ceil(64) as usize])
+    }
+
+    fn has(&self, slot: u32) -> bool {
+        self.0[(slot / 64) as usize] >> (slot % 64) & 1 != 0
+    }
+
+    fn take(&mut self, slot: u32) {
+        self.0[(slot / 64) as usize] |= 1 << (slot % 64);
     }
 }
 
