@@ -131,6 +131,13 @@ pub struct DirectorStatus {
     pub warnings: Vec<String>,
 }
 
+impl DirectorStatus {
+    /// There is nothing to say of it.
+    pub fn is_alone(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// How a director stands with keepalived.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -349,8 +356,8 @@ pub struct Status {
     /// How far the daemon has confined itself.
     #[serde(default)]
     pub confinement: Confinement,
-    /// The director among others.
-    #[serde(default)]
+    /// The director among others, if it is one of several or in maintenance.
+    #[serde(default, skip_serializing_if = "DirectorStatus::is_alone")]
     pub director: DirectorStatus,
 }
 

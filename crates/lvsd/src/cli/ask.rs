@@ -170,7 +170,7 @@ fn tell(status: &Status, now: u64) -> String {
         Some(confinement) => writeln!(text, "; the engine is {confinement}"),
         None => writeln!(text),
     };
-    if status.director != DirectorStatus::default() {
+    if !status.director.is_alone() {
         text.push_str(&director(&status.director, now));
     }
     for (title, lines) in [
