@@ -519,6 +519,12 @@ fn the_dashboard_in_a_browser() -> Result<()> {
     browser.press('\u{e00c}')?;
 
     if let Ok(place) = std::env::var("LVS_PICTURES") {
+        let path = site.testbed.dir().join("lvsd.toml");
+        let text = fs::read_to_string(&path)?
+            .replace(HOSTILE, "shop")
+            .replace("\"marked\"", "\"mail\"");
+        fs::write(&path, text)?;
+        lvsd.signal(Signal::SIGHUP)?;
         pictures(&site, &browser, &PathBuf::from(place))?;
     }
     site.programs
