@@ -3,6 +3,9 @@
 // They wait for whoever reads, and panic where nobody can: `log` does neither.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
+#[cfg(feature = "programs")]
+#[path = "sys/attached.rs"]
+pub mod attached;
 #[cfg(feature = "confine")]
 pub mod confine;
 pub mod control;

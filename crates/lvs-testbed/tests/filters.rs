@@ -313,6 +313,61 @@ print "attached\n";
 sleep 60;
 "#;
 
+/// A program that drops every frame at a side of an interface (tcx), for as long as the process
+/// lives.
+const TCX_DROP: &str = r#"
+my ($interface, $side) = @ARGV;
+my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
+open my $file, '<', "/sys/class/net/$interface/ifindex" or die;
+my $ifindex = <$file> + 0;
+my $type = $side eq 'ingress' ? 46 : 47;
+my ($program, $license) = (pack('CCslCCsl', 0xb7, 0, 0, 2, 0x95, 0, 0, 0), "MIT\0");
+my $at = sub { unpack('Q', pack('P', $_[0])) };
+# SCHED_CLS: return TCX_DROP
+my $load = pack('LLQQLLQLLa16LL', 3, 2, $at->($program), $at->($license), 0, 0, 0, 0, 0, 'somebodys', 0, $type) . "\0" x 72;
+my $fd = syscall($bpf, 5, $load, length $load);
+$fd >= 0 or die "load: $!";
+my $attach = pack('LLLL', $fd, $ifindex, $type, 0) . "\0" x 48;   # BPF_LINK_CREATE
+syscall($bpf, 28, $attach, length $attach) >= 0 or die "attach: $!";
+$| = 1;
+print "attached\n";
+sleep 60;
+"#;
+
+/// BPF programs that are attached by links, which `tc` does not show: what they keep from services,
+/// and that `doctor` names them, and none of the engine's own.
+#[test]
+fn programs_at_interfaces_are_told() -> Result<()> {
+    let site = site("tcx")?;
+    site.add_service(80, "rr")?;
+    ensure!(served(&site)?);
+    let program = lvs_testbed::programs::find("lvsadm")?;
+    let doctor = || {
+        let said = format!("{} --json doctor || true", program.display());
+        site.director.sh(&said)
+    };
+    ensure!(!doctor()?.contains("BPF program"), "{}", doctor()?);
+    for (device, side, passes) in [("eth0", "ingress", true), ("eth1", "egress", false)] {
+        let mut tcx = site
+            .director
+            .spawn("perl", &["-e", TCX_DROP, device, side])?;
+        wait_until("the program", Duration::from_secs(10), || {
+            tcx.log().contains("attached") || tcx.log().contains(':')
+        })?;
+        ensure!(tcx.log().contains("attached"), "{}", tcx.log());
+        ensure!(served(&site)? == passes, "{side}");
+        let said = doctor()?;
+        let found = format!("a BPF program at the {side} of {device} (tcx: somebodys)");
+        ensure!(said.contains(&found), "{said}");
+        tcx.kill();
+        wait_until("the way", Duration::from_secs(10), || {
+            served(&site).unwrap_or(false)
+        })?;
+        ensure!(!doctor()?.contains("BPF program"), "{}", doctor()?);
+    }
+    Ok(())
+}
+
 /// Whether a client is served within a second.
 fn served(site: &Site) -> Result<bool> {
     let fetch = format!(
