@@ -47,6 +47,8 @@ check: lint unit ## what to run before a commit: lint and the quick tests
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@# The fuzz targets are a workspace of their own, with a lock file of its own.
+	cd fuzz && $(CARGO) metadata --locked --format-version 1 >/dev/null
 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
