@@ -52,12 +52,14 @@ check: lint unit ## what to run before a commit: lint and the quick tests
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@# The fuzz targets are a workspace of their own, with a lock file of its own.
+	cd fuzz && $(CARGO) metadata --locked --format-version 1 >/dev/null
 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 
 twins: ## 1,000,000 frames through the packet path with and without the programs of the path in the kernel
-	LVS_TWINS_FRAMES=250000 $(CARGO) test --locked --release -p lvs-testbed --test in_kernel_twins -- --nocapture
+	LVS_TWINS_FRAMES=250000 $(CARGO) test --locked --release -p lvs-testbed --test e2e in_kernel_twins:: -- --nocapture
 
 BPF := crates/lvs-dataplane/bpf
 CLANG ?= clang
@@ -125,7 +127,7 @@ fuzz: ## run each fuzz target for FUZZ_SECONDS; needs a nightly compiler and car
 			-max_total_time=$(FUZZ_SECONDS) -timeout=60 -rss_limit_mb=4096 -print_final_stats=1 -verbosity=0) || exit 1; \
 	done
 
-# Without a nightly compiler the targets run as tests with random bytes (lvs-testbed/tests/fuzz.rs), and that has to do.
+# Without a nightly compiler the targets run as tests with random bytes (lvs-testbed/tests/e2e/fuzz.rs), and that has to do.
 fuzz-if-possible:
 	@if $(NIGHTLY) fuzz --version >/dev/null 2>&1; then \
 		$(MAKE) --no-print-directory fuzz; \
