@@ -9,6 +9,7 @@ mod attack;
 mod beyond;
 mod checks;
 mod checksums;
+mod cluster;
 mod conformance;
 mod deviations;
 mod dns;
