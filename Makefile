@@ -19,7 +19,7 @@ METHODS ?= nat,dr,tun
 
 DENY ?= $(CARGO) deny
 
-.PHONY: bpf bpf-check bpf-check-if-possible package twins help demo test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build report setup clean
+.PHONY: bpf bpf-check bpf-check-if-possible package twins help demo demo-cluster test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build report setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -28,6 +28,11 @@ demo: ## client, director, four web servers: NAT, direct routing, tunnelling (HO
 	@tools/setup demo
 	@$(CARGO) build --release --quiet --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
 	@target/release/lvs-testbed demo --methods $(METHODS) $(if $(HOLD),--hold)
+
+demo-cluster: ## two directors with keepalived under load: one dies, comes back, is taken out of service (FORWARD=nat|dr|tun)
+	@tools/setup demo-cluster
+	@$(CARGO) build --release --quiet --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
+	@target/release/lvs-testbed cluster --forward $(or $(FORWARD),nat)
 
 test: ## everything: formatting, clippy, docs, unit, property, vector and end-to-end tests
 	@tools/setup
@@ -47,12 +52,14 @@ check: lint unit ## what to run before a commit: lint and the quick tests
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@# The fuzz targets are a workspace of their own, with a lock file of its own.
+	cd fuzz && $(CARGO) metadata --locked --format-version 1 >/dev/null
 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 
 twins: ## 1,000,000 frames through the packet path with and without the programs of the path in the kernel
-	LVS_TWINS_FRAMES=250000 $(CARGO) test --locked --release -p lvs-testbed --test in_kernel_twins -- --nocapture
+	LVS_TWINS_FRAMES=250000 $(CARGO) test --locked --release -p lvs-testbed --test e2e in_kernel_twins:: -- --nocapture
 
 BPF := crates/lvs-dataplane/bpf
 CLANG ?= clang
@@ -120,7 +127,7 @@ fuzz: ## run each fuzz target for FUZZ_SECONDS; needs a nightly compiler and car
 			-max_total_time=$(FUZZ_SECONDS) -timeout=60 -rss_limit_mb=4096 -print_final_stats=1 -verbosity=0) || exit 1; \
 	done
 
-# Without a nightly compiler the targets run as tests with random bytes (lvs-testbed/tests/fuzz.rs), and that has to do.
+# Without a nightly compiler the targets run as tests with random bytes (lvs-testbed/tests/e2e/fuzz.rs), and that has to do.
 fuzz-if-possible:
 	@if $(NIGHTLY) fuzz --version >/dev/null 2>&1; then \
 		$(MAKE) --no-print-directory fuzz; \

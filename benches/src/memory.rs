@@ -6,9 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant as Clock};
 
 use anyhow::{Result, ensure};
+use lvs_core::sched::MaglevHashing;
 use lvs_core::{
-    Control, Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
-    ServerConfig, ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+    Control, Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Pool, Protocol,
+    Request, Segment, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey, TcpFlags, Transport,
+    Tuple, Verdict,
 };
 use lvs_dataplane::engine::rig::{Rig, RigWorker};
 use lvs_dataplane::netlink::NetState;
@@ -514,23 +516,24 @@ impl Default for Churn {
 /// If a change is refused.
 #[must_use]
 pub fn maglev(servers: u32) -> f64 {
-    let setup = Setup {
-        scheduler: "mh",
-        servers,
-        ..Setup::default()
-    };
-    let mut director = setup.director();
-    let clients = Clients { bits: 16 };
-    let _ = director.handle_packet(&segment(clients.of(0), vip(), TcpFlags::SYN), Instant::ZERO);
-    let added = SocketAddr::from((Ipv4Addr::new(10, 99, 0, 1), PORT));
+    let scheduler = MaglevHashing::with_table_index(16).expect("a kernel's");
+    let mut pool = Pool::new(Box::new(scheduler));
     let config = ServerConfig::new(1, Forwarding::Nat);
-    let service = ServiceKey::tcp(vip());
-    director
-        .control
-        .add_server(&service, added, &config, Instant::ZERO)
-        .expect("a new server");
+    let server = |n: u32| SocketAddr::from((Ipv4Addr::from_bits(0x0a01_0000 + n), PORT));
+    for n in 0..servers {
+        pool.insert(server(n), &config).expect("a new server");
+    }
+    let request = Request {
+        client: server(servers),
+        virt: vip(),
+        protocol: Protocol::TCP,
+        flags: ServiceFlags::default(),
+        now: Instant::ZERO,
+    };
+    assert!(pool.pick(&request).is_some());
+    pool.insert(server(servers), &config).expect("a new server");
     let start = Clock::now();
-    let _ = director.handle_packet(&segment(clients.of(1), vip(), TcpFlags::SYN), Instant::ZERO);
+    assert!(pool.pick(&request).is_some());
     start.elapsed().as_secs_f64() * 1e3
 }
 

@@ -8,6 +8,7 @@ use core::net::SocketAddr;
 use core::time::Duration;
 
 use crate::sched::{HashSlot, Request, Scheduler};
+use crate::server::Marks;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, Sysctls};
 
 /// Real servers with a scheduler over them: what a program needs that only wants to pick a server.
@@ -35,16 +36,20 @@ pub struct Pool {
     servers: Vec<Arc<Server>>,
     addresses: BTreeMap<SocketAddr, Arc<Server>>,
     scheduler: Box<dyn Scheduler>,
+    /// Of servers that have their records from here.
+    marks: Marks,
 }
 
 impl Pool {
     /// No servers yet.
     pub fn new(mut scheduler: Box<dyn Scheduler>) -> Self {
+        scheduler.follow();
         scheduler.start(&[]);
         Self {
             servers: Vec::new(),
             addresses: BTreeMap::new(),
             scheduler,
+            marks: Marks::default(),
         }
     }
 
@@ -86,7 +91,9 @@ impl Pool {
             .map(|server| server.id().0)
             .max()
             .map_or(0, |id| id + 1);
-        self.add(Arc::new(Server::new(ServerId(next), addr, config)?));
+        let mut server = Server::new(ServerId(next), addr, config)?;
+        server.mark_in(&mut self.marks);
+        self.add(Arc::new(server));
         Ok(())
     }
 
@@ -126,6 +133,8 @@ impl Pool {
 
     /// Changes the scheduler; the new one begins with the present list.
     pub fn reschedule(&mut self, mut scheduler: Box<dyn Scheduler>) {
+        self.servers.iter().for_each(|server| server.unwatch());
+        scheduler.follow();
         scheduler.start(&self.servers);
         self.scheduler = scheduler;
     }

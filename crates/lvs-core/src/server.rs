@@ -1,8 +1,11 @@
 //! The record of one real server in one service: what schedulers look at and what connections
 //! change.
 
+use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::net::SocketAddr;
-use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64};
 
 use crate::conn::flag;
 use crate::{
@@ -46,7 +49,16 @@ pub struct Server {
     latency: Latency,
     /// Attempts to connect in a row without a good answer.
     unanswered: AtomicU32,
+    /// A scheduler wants to know of changes.
+    watched: AtomicBool,
+    /// The bit of `marks` that tells it.
+    mark: u8,
+    marks: Arc<AtomicU64>,
 }
+
+/// Words in which servers mark that they have changed, by their numbers: 64 servers share one.
+#[derive(Debug, Default)]
+pub(crate) struct Marks(Vec<Arc<AtomicU64>>);
 
 impl Server {
     /// A record with `config`, available, without connections.
@@ -75,9 +87,42 @@ impl Server {
             watches: AtomicU32::new(0),
             latency: Latency::default(),
             unanswered: AtomicU32::new(0),
+            watched: AtomicBool::new(false),
+            mark: 0,
+            marks: Arc::default(),
         };
         server.configure(config);
         Ok(server)
+    }
+
+    /// Shares the word of its neighbours by number, so that a scheduler has few words to look at.
+    pub(crate) fn mark_in(&mut self, marks: &mut Marks) {
+        let word = self.id.index() / 64;
+        if marks.0.len() <= word {
+            marks.0.resize_with(word + 1, Arc::default);
+        }
+        self.marks = marks.0[word].clone();
+        self.mark = (self.id.0 % 64) as u8;
+    }
+
+    /// From now on it marks each change of what schedulers go by: in this word, by this bit.
+    pub(crate) fn watch(&self) -> (&Arc<AtomicU64>, u8) {
+        self.watched.store(true, Relaxed);
+        (&self.marks, self.mark)
+    }
+
+    /// Nobody wants to know any more.
+    pub(crate) fn unwatch(&self) {
+        self.watched.store(false, Relaxed);
+    }
+
+    /// What schedulers go by has changed.
+    #[inline]
+    fn changed(&self) {
+        if self.watched.load(Relaxed) {
+            // Who sees the mark sees the change.
+            self.marks.fetch_or(1 << self.mark, Release);
+        }
     }
 
     /// Whether the kernel would take these settings, in its order of checks (`ip_vs_add_dest`,
@@ -122,6 +167,7 @@ impl Server {
             }
         }
         self.set(AVAILABLE);
+        self.changed();
     }
 
     /// `last_weight` is set anew when a record is added, also one from the trash.
@@ -136,6 +182,7 @@ impl Server {
             self.last_weight.store(weight, Relaxed);
         }
         self.tenths.store(tenths, Relaxed);
+        self.changed();
     }
 
     /// Multiplies the last weight of a server without one, as those of the others were: from
@@ -328,7 +375,7 @@ impl Server {
 
     /// Counts a connection until the returned guard is dropped, for programs that pick servers
     /// without packets.
-    pub fn open(self: &alloc::sync::Arc<Self>) -> OpenConnection {
+    pub fn open(self: &Arc<Self>) -> OpenConnection {
         self.bind(true);
         OpenConnection {
             server: self.clone(),
@@ -346,6 +393,7 @@ impl Server {
         if upper != 0 && total == upper {
             self.set(OVERLOADED);
         }
+        self.changed();
     }
 
     /// Counts a connection out (`ip_vs_unbind_dest`) and clears the overload flag below the lower
@@ -358,6 +406,7 @@ impl Server {
         if self.upper.load(Relaxed) != 0 && before == self.effective_lower() {
             self.clear(OVERLOADED);
         }
+        self.changed();
     }
 
     /// A connection went into or out of an active state.
@@ -367,6 +416,7 @@ impl Server {
         } else {
             self.active.fetch_sub(1, Relaxed);
         }
+        self.changed();
     }
 
     /// Whether a connection, a template or a scheduler's cache still refers to the record.
@@ -389,6 +439,7 @@ impl Server {
     #[cfg(test)]
     pub(crate) fn overload_for_test(&self) {
         self.set(OVERLOADED);
+        self.changed();
     }
 
     /// The lower threshold in force: as configured, or three quarters of the upper one, rounded up.
@@ -415,7 +466,7 @@ impl Server {
 #[derive(Debug)]
 #[must_use = "the connection is counted only while this lives"]
 pub struct OpenConnection {
-    server: alloc::sync::Arc<Server>,
+    server: Arc<Server>,
 }
 
 impl OpenConnection {
@@ -434,10 +485,10 @@ impl Drop for OpenConnection {
 /// A server in a scheduler's cache: removed from its service, its record stays in the trash as long
 /// as this lives.
 #[derive(Debug)]
-pub(crate) struct HeldServer(alloc::sync::Arc<Server>);
+pub(crate) struct HeldServer(Arc<Server>);
 
 impl HeldServer {
-    pub(crate) fn new(server: &alloc::sync::Arc<Server>) -> Self {
+    pub(crate) fn new(server: &Arc<Server>) -> Self {
         server.held.fetch_add(1, Relaxed);
         Self(server.clone())
     }
@@ -450,9 +501,9 @@ impl Clone for HeldServer {
 }
 
 impl core::ops::Deref for HeldServer {
-    type Target = alloc::sync::Arc<Server>;
+    type Target = Arc<Server>;
 
-    fn deref(&self) -> &alloc::sync::Arc<Server> {
+    fn deref(&self) -> &Arc<Server> {
         &self.0
     }
 }

@@ -251,7 +251,7 @@ fn every_deviation_has_its_test() {
         named.extend(quoted);
     }
     for (test, path) in &tests {
-        if path.ends_with("tests/deviations.rs") {
+        if path.ends_with("tests/e2e/deviations.rs") {
             assert!(
                 named.contains(&test.as_str()),
                 "ARCHITECTURE.md: the deviation that {test} pins is missing"

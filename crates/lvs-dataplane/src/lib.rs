@@ -3,6 +3,11 @@
 // They wait for whoever reads, and panic where nobody can: `log` does neither.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
+#[cfg(feature = "programs")]
+#[path = "sys/attached.rs"]
+pub mod attached;
+#[cfg(feature = "confine")]
+pub mod confine;
 pub mod control;
 #[cfg(feature = "engine")]
 pub mod engine;
@@ -29,6 +34,9 @@ pub mod packet;
 mod peer_groups;
 #[cfg(feature = "engine")]
 mod random;
+#[cfg(feature = "confine")]
+#[path = "sys/seccomp.rs"]
+mod seccomp;
 #[cfg(feature = "engine")]
 mod sync;
 #[cfg(feature = "engine")]

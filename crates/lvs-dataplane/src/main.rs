@@ -4,14 +4,16 @@ use std::env;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
+use lvs_core::api::Confinement;
 use lvs_core::mark::parse_rules;
+use lvs_dataplane::confine;
 use lvs_dataplane::control::{Address, Client};
 use lvs_dataplane::engine::{self, Config, Engine, PeersConfig};
 use lvs_dataplane::in_kernel::InKernel as InKernelPath;
@@ -19,11 +21,11 @@ use lvs_dataplane::log;
 use lvs_dataplane::notify::Notify;
 use lvs_dataplane::packet::icmp_limit::Limits;
 use lvs_dataplane::packet::pipeline::{ClampMss, Echo, ReversePath, Settings};
-use lvs_dataplane::sys::group_id;
+use lvs_dataplane::sys::{group_id, mount_bpf};
 use lvs_dataplane::watchdog::{self, Feeder};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use tracing::{Level, info};
+use tracing::{Level, info, warn};
 use tracing_subscriber::EnvFilter;
 
 /// The engine of a Linux Virtual Server in userspace.
@@ -53,6 +55,12 @@ struct Args {
     /// Packets from the client after which a connection is forwarded there; for measurements.
     #[arg(long, hide = true, default_value_t = lvs_dataplane::in_kernel::RIPE, value_name = "N")]
     in_kernel_after: std::num::NonZeroU32,
+
+    /// Whether the engine gives up what it does not need: most of the file system, starting
+    /// programs, and system calls that administer the host (Landlock and seccomp, as far as the
+    /// kernel has them).
+    #[arg(long, value_enum, default_value_t = Confine::Auto)]
+    confine: Confine,
 
     /// Take away what an engine that was killed has left in the kernel (its connections end), and
     /// exit.
@@ -265,6 +273,14 @@ enum Pin {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum Confine {
+    /// No
+    Off,
+    /// As far as the kernel can
+    Auto,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum RealTime {
     /// No
     Off,
@@ -342,6 +358,8 @@ fn group(text: &str) -> Result<u32, String> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    // Before any thread exists: Landlock holds for those that come.
+    let confinement = confine(&args);
     let filter = EnvFilter::builder()
         .with_env_var("LVS_LOG")
         .with_default_directive(Level::INFO.into())
@@ -352,13 +370,34 @@ fn main() -> ExitCode {
     let _log = log::start(filter, mark).inspect_err(|error| {
         log::say(Level::ERROR, format_args!("lvs-dataplane: no log: {error}"));
     });
-    match run(args) {
+    if let (false, false) = (confinement.not_by.is_empty(), args.cleanup) {
+        warn!("the engine is {confinement}");
+    }
+    match run(args, confinement) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::say(Level::ERROR, format_args!("lvs-dataplane: {error:#}"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Gives up what the engine will not need.
+fn confine(args: &Args) -> Confinement {
+    if args.cleanup || matches!(args.confine, Confine::Off) {
+        return Confinement::default();
+    }
+    if !matches!(args.in_kernel, InKernel::Off) {
+        // Nobody may mount anything afterwards. What is wrong shows where it is used.
+        let _ = mount_bpf(Path::new("/sys/fs/bpf"));
+    }
+    let socket = args.socket.as_ref().filter(|text| !text.is_empty());
+    let address = socket.map_or_else(Address::default, Address::new);
+    confine::engine(&confine::Places {
+        socket: address.path().map(Path::to_owned),
+        // Files of rules may have names, which are looked up.
+        tcp: args.sync_key.is_some() || args.rules.is_some(),
+    })
 }
 
 /// Takes away what an engine that was killed has left.
@@ -376,7 +415,7 @@ fn clean_up() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn run(args: Args) -> anyhow::Result<()> {
+fn run(args: Args, confinement: Confinement) -> anyhow::Result<()> {
     if args.cleanup {
         return clean_up();
     }
@@ -384,6 +423,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     // Before the engine's threads exist, so that a signal during the start is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle signals")?;
     let engine = Engine::start(config)?;
+    engine.shared().set_confinement(confinement);
     let notify = Notify::from_env();
     notify.send("READY=1");
     let _fed = match (watchdog::interval(), engine.address()) {

@@ -1,7 +1,7 @@
 //! The program with a standard error that takes nothing: it runs on, and it ends when it is told
 //! to.
 //!
-//! What packets do meanwhile is tested with real ones in `lvs-testbed/tests/doors.rs`.
+//! What packets do meanwhile is tested with real ones in `lvs-testbed/tests/e2e/doors.rs`.
 #![cfg(feature = "engine")]
 
 use std::fs::{self, File, OpenOptions};

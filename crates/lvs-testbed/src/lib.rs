@@ -20,6 +20,7 @@
 
 pub mod attack;
 pub mod browser;
+pub mod cluster;
 pub mod conformance;
 pub mod content;
 pub mod decap;

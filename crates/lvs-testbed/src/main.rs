@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use lvs_testbed::{
-    LoadOptions, attack, conformance, decap, demo, differential, hostile, load, ping, transcripts,
-    vlan, waiters,
+    LoadOptions, attack, cluster, conformance, decap, demo, differential, hostile, load, ping,
+    transcripts, vlan, waiters,
 };
 
 #[derive(Parser)]
@@ -19,6 +19,9 @@ enum Command {
     /// Show a director at work: client, director and four web servers; NAT, direct routing and
     /// tunnelling
     Demo(demo::DemoOptions),
+    /// Two directors with keepalived under load, while one dies, comes back or is taken out of
+    /// service; prints a line of JSON for each scenario
+    Cluster(cluster::ClusterOptions),
     /// Ask for files over HTTP, check every byte, print a report as JSON (runs on a client host)
     Load(LoadOptions),
     /// Open connections and print when each ends (runs on a client host)
@@ -73,6 +76,7 @@ enum Command {
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Demo(options) => demo::main(&options),
+        Command::Cluster(options) => cluster::main(&options),
         Command::Load(options) => load::main(options),
         Command::Wait(options) => waiters::main(&options),
         Command::Decap => decap::run(),

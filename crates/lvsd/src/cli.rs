@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use lvs_core::api::Confinement;
 use lvs_dataplane::control::{Address, LockError, steer};
-use lvs_dataplane::log;
+use lvs_dataplane::{confine, log};
 use rustix::process::Signal as Kill;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -20,6 +21,7 @@ use tracing::Level;
 
 use crate::admin::{self, Admin};
 use crate::api::{self, Api};
+use crate::cluster;
 use crate::config::{Config, Facts, LoadError, Report, check_filter};
 use crate::daemon::{self, Options, Signal};
 use crate::door;
@@ -132,6 +134,21 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         rest: Option<PathBuf>,
     },
+    /// Take the whole director out of service, or back: another one takes over that is able to. It
+    /// outlives restarts and reboots.
+    Maintenance {
+        /// on, off, or status, which changes nothing.
+        #[arg(value_enum)]
+        what: Switch,
+        /// For what reason, shown to others.
+        #[arg(long, value_name = "TEXT")]
+        why: Option<String>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print a configuration for keepalived that moves the virtual addresses as [vrrp] says.
+    KeepalivedConfig,
     /// Print the manual page.
     Man {
         /// That of the configuration, lvsd.toml(5).
@@ -150,6 +167,17 @@ enum Command {
     Engine,
 }
 
+/// What becomes of a maintenance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Switch {
+    /// It begins.
+    On,
+    /// It ends.
+    Off,
+    /// It is shown.
+    Status,
+}
+
 /// Does what the command line says.
 pub fn main(arguments: Arguments) -> ExitCode {
     if let Some(file) = &arguments.check_config {
@@ -160,6 +188,19 @@ pub fn main(arguments: Arguments) -> ExitCode {
         Some(Command::Reload { force }) => return reload(&arguments, force),
         Some(Command::Status { json }) => return told(ask::status(&steered(&arguments), json)),
         Some(Command::Events { json }) => return told(ask::events(&steered(&arguments), json)),
+        Some(Command::Maintenance {
+            what,
+            ref why,
+            json,
+        }) => {
+            let on = match what {
+                Switch::On => Some(true),
+                Switch::Off => Some(false),
+                Switch::Status => None,
+            };
+            let engine = steered(&arguments);
+            return told(ask::maintenance(&engine, on, why.clone(), json));
+        }
         Some(Command::Convert {
             ref file,
             from,
@@ -179,6 +220,10 @@ pub fn main(arguments: Arguments) -> ExitCode {
         Some(Command::Engine) => {
             let why = become_engine(&address(&arguments, &config), &config.dataplane);
             return fail(&why);
+        }
+        Some(Command::KeepalivedConfig) => {
+            return cluster::keepalived::text(&config)
+                .map_or_else(|why| fail(&why), |text| print(text.as_bytes()));
         }
         Some(Command::Plan) => return plan(&arguments, &config),
         Some(_) | None => warnings.print(),
@@ -400,6 +445,13 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
     if let Some(path) = &last_good {
         last_good::keep(path, text);
     }
+    let confinement = match config.daemon.confine.as_deref() {
+        Some("off") => Confinement::default(),
+        _ => confine::daemon(),
+    };
+    if !confinement.not_by.is_empty() {
+        tracing::warn!("lvsd is {confinement}");
+    }
     health::raise_limits();
     let counts = tally::path(&address);
     let tally = Arc::new(Tally::recall(counts.as_deref()));
@@ -442,11 +494,19 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
             notify,
             checks: Some(checks),
             turns: pulses.turns,
+            cluster: Some(cluster::Places {
+                engine: address.clone(),
+                maintenance: cluster::maintenance_path(&admin::path(
+                    &arguments.state,
+                    &arguments.config,
+                )),
+            }),
             admin: Some(admin::path(&arguments.state, &arguments.config)),
             asks: Some(asks),
             events,
             tally: Arc::clone(&tally),
             api: Some(api.settings()),
+            confinement,
             ..Options::new(arguments.config)
         };
         let result = daemon::run(options, config, Machine::new(&address), network, signals).await;

@@ -10,6 +10,7 @@
 //! host_addresses  which addresses the host has
 //! admin           what people want of servers, whatever file and checks say
 //! decide          what becomes of a service when servers are missing (pure)
+//! cluster/        one director among several: keepalived, maintenance
 //! door            the daemon's own control socket
 //! api/            metrics, JSON over HTTP, the dashboard
 //! tally           what the daemon has counted itself
@@ -32,6 +33,7 @@
 pub mod admin;
 pub mod api;
 pub mod cli;
+pub mod cluster;
 pub mod config;
 pub mod convert;
 pub mod daemon;

@@ -199,6 +199,7 @@ mod tests {
             ("RawDataplane", "[dataplane]"),
             ("RawMark", "[[mark]]"),
             ("RawSync", "[sync]"),
+            ("RawVrrp", "[vrrp]"),
         ] {
             // The reader itself says which keys it has.
             let Err(report) = crate::config::Config::from_toml(

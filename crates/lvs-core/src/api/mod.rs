@@ -208,6 +208,34 @@ pub struct Info {
     pub in_kernel: InKernelInfo,
     /// What the synchronisation daemons have counted.
     pub sync: SyncCounts,
+    /// How far it has confined itself.
+    pub confinement: Confinement,
+}
+
+/// How far a process has confined itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Confinement {
+    /// By what: `seccomp`, `landlock`.
+    pub by: Vec<String>,
+    /// By what not, and why.
+    pub not_by: Vec<String>,
+}
+
+impl core::fmt::Display for Confinement {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match (self.by.is_empty(), self.not_by.is_empty()) {
+            (true, true) => f.write_str("not confined"),
+            (false, true) => write!(f, "confined by {}", self.by.join(" and ")),
+            (true, false) => write!(f, "not confined by {}", self.not_by.join(", ")),
+            (false, false) => write!(
+                f,
+                "confined by {}, not by {}",
+                self.by.join(" and "),
+                self.not_by.join(", ")
+            ),
+        }
+    }
 }
 
 /// A packet worker: a thread with its own part of the connections.

@@ -8,6 +8,7 @@ use core::ops::{Bound, Range};
 use core::time::Duration;
 
 use super::ServiceKeyOrd;
+use crate::server::Marks;
 use crate::stats::ObjectStats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
@@ -68,6 +69,8 @@ pub(crate) struct Records {
     log: Vec<u32>,
     /// The number of the first change in the log, from the first ever.
     log_start: u64,
+    /// Where servers say that schedulers have to look at them again.
+    marks: Marks,
 }
 
 impl Records {
@@ -154,7 +157,9 @@ impl Records {
                 u32::try_from(self.places.len()).map_err(|_| Error::Unsupported("2^32 servers"))?
             }
         };
-        let server = Arc::new(Server::new(ServerId(place), addr, config)?);
+        let mut server = Server::new(ServerId(place), addr, config)?;
+        server.mark_in(&mut self.marks);
+        let server = Arc::new(server);
         let entry = Registered {
             server: server.clone(),
             service: number,

@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
+use super::least::{ByQuotient, Following, Quotient};
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
@@ -16,7 +17,7 @@ pub(super) const ABOUT: About = About {
     in_kernel: true,
     flags: &[],
     draws_lots: false,
-    make: || Box::new(LeastConnections),
+    make: || Box::new(Following::new(LeastConnections)),
 };
 
 /// The server with the smallest [overhead](Server::overhead), whatever its weight.
@@ -34,5 +35,17 @@ impl Scheduler for LeastConnections {
             // Compared as unsigned numbers, as in the kernel; `min_by_key` keeps the first of
             // equals.
             .min_by_key(|&index| servers[index].overhead().cast_unsigned())
+    }
+}
+
+impl ByQuotient for LeastConnections {
+    fn quotient(server: &Server) -> Quotient {
+        if server.is_overloaded() || server.weight() == 0 {
+            return Quotient::NEVER;
+        }
+        Quotient {
+            load: server.overhead().cast_unsigned().into(),
+            weight: 1,
+        }
     }
 }

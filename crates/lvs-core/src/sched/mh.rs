@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
@@ -11,10 +12,12 @@ use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
 use crate::hash::{KEY1, KEY2, fold, hsiphash};
 use crate::{Server, ServiceFlags};
 
-/// Slots of the table: the largest prime of the kernel's list for `CONFIG_IP_VS_MH_TAB_INDEX=12`.
-const SLOTS: u32 = 4093;
-/// Weights are cut to this many bits: half of the table's index.
-const WEIGHT_BITS: u32 = 6;
+/// The kernel's `CONFIG_IP_VS_MH_TAB_INDEX`, if nobody has said another.
+const INDEX: u8 = 12;
+/// Slots of the tables from index 8 on: the largest primes below its power of two.
+const SLOTS: [u32; 10] = [
+    251, 509, 1021, 2039, 4093, 8191, 16_381, 32_749, 65_521, 131_071,
+];
 const EMPTY: u32 = u32::MAX;
 
 /// What there is to know of it.
@@ -38,8 +41,16 @@ pub(super) const ABOUT: About = About {
 ///
 /// The table follows each server's *last* weight that was not 0: taking a server to 0 moves nobody
 /// else. A server added at weight 0 gets no slots.
-#[derive(Clone, Debug, Default)]
+///
+/// The table has 4,093 slots, as that of most kernels. With fewer than a hundred slots for each
+/// server, these get unequal shares: [`with_table_index`](Self::with_table_index) makes a larger
+/// one.
+#[derive(Clone, Debug)]
 pub struct MaglevHashing {
+    /// Slots of the table.
+    slots: u32,
+    /// Weights are cut to this many bits.
+    weight_bits: u32,
     /// Slots, as indices into the list of servers.
     table: Vec<u32>,
     /// What the table was built from; a change that leaves it alone costs nothing.
@@ -48,7 +59,31 @@ pub struct MaglevHashing {
     stale: bool,
 }
 
+impl Default for MaglevHashing {
+    fn default() -> Self {
+        Self::sized(SLOTS[usize::from(INDEX - 8)], INDEX)
+    }
+}
+
 impl MaglevHashing {
+    /// With the table of a kernel that was built with this `CONFIG_IP_VS_MH_TAB_INDEX`: from 8 (251
+    /// slots) to 17 (131,071); 16 has 65,521. `None` for others. All directors of a service need the
+    /// same.
+    pub fn with_table_index(index: u8) -> Option<Self> {
+        let slots = SLOTS.get(usize::from(index.checked_sub(8)?))?;
+        Some(Self::sized(*slots, index))
+    }
+
+    fn sized(slots: u32, index: u8) -> Self {
+        Self {
+            slots,
+            weight_bits: u32::from(index / 2),
+            table: Vec::new(),
+            built: Vec::new(),
+            stale: false,
+        }
+    }
+
     /// Builds the table if it is out of date: at the first choice after a change, so that a list of
     /// servers that is set up one by one is built from once.
     fn refresh(&mut self, servers: &[Arc<Server>]) {
@@ -67,8 +102,9 @@ impl MaglevHashing {
 
     /// `ip_vs_mh_populate`.
     fn populate(&mut self) {
+        let slots = self.slots;
         self.table.clear();
-        self.table.resize(SLOTS as usize, EMPTY);
+        self.table.resize(slots as usize, EMPTY);
         let weights = || {
             self.built
                 .iter()
@@ -78,7 +114,8 @@ impl MaglevHashing {
         let (Some(divisor), Some(heaviest)) = (weights().reduce(gcd), weights().max()) else {
             return;
         };
-        let shift = (i32::BITS - (heaviest / divisor).leading_zeros()).saturating_sub(WEIGHT_BITS);
+        let shift =
+            (i32::BITS - (heaviest / divisor).leading_zeros()).saturating_sub(self.weight_bits);
         let mut walks: Vec<Walk> = (0..)
             .zip(&self.built)
             .filter(|(_, (_, weight))| *weight > 0)
@@ -86,20 +123,25 @@ impl MaglevHashing {
                 let key = fold(addr.ip()).wrapping_add(u32::from(addr.port()));
                 Walk {
                     index,
-                    at: hsiphash(key, KEY1) % SLOTS,
-                    skip: hsiphash(key, KEY2) % (SLOTS - 1) + 1,
+                    at: hsiphash(key, KEY1) % slots,
+                    skip: hsiphash(key, KEY2) % (slots - 1) + 1,
                     turns: ((weight / divisor) >> shift).max(1),
                 }
             })
             .collect();
-        let mut free = SLOTS;
+        let mut taken = Taken::none_of(slots);
+        let mut free = slots;
         loop {
             for walk in &mut walks {
                 for _ in 0..walk.turns {
                     // A server's own slot of the last turn is taken, too: so each turn moves on.
-                    while self.table[walk.at as usize] != EMPTY {
-                        walk.at = (walk.at + walk.skip) % SLOTS;
+                    while taken.has(walk.at) {
+                        walk.at += walk.skip;
+                        if walk.at >= slots {
+                            walk.at -= slots;
+                        }
                     }
+                    taken.take(walk.at);
                     self.table[walk.at as usize] = walk.index;
                     free -= 1;
                     if free == 0 {
@@ -108,6 +150,23 @@ impl MaglevHashing {
                 }
             }
         }
+    }
+}
+
+/// A bit for each slot: most looks find one that is taken, and these are in the nearest cache.
+struct Taken(Vec<u64>);
+
+impl Taken {
+    fn none_of(slots: u32) -> Self {
+        Self(vec![0; slots.div_ceil(64) as usize])
+    }
+
+    fn has(&self, slot: u32) -> bool {
+        self.0[(slot / 64) as usize] >> (slot % 64) & 1 != 0
+    }
+
+    fn take(&mut self, slot: u32) {
+        self.0[(slot / 64) as usize] |= 1 << (slot % 64);
     }
 }
 
@@ -125,22 +184,23 @@ impl Scheduler for MaglevHashing {
     }
 
     fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize> {
-        if servers.len() <= SLOTS as usize {
+        if servers.len() <= self.slots as usize {
             self.refresh(servers);
         }
         let key = client_key(request);
+        let slots = self.slots;
         let slot = |offset: u32| {
-            let slot = hsiphash(key.wrapping_add(offset), KEY1) % SLOTS;
+            let slot = hsiphash(key.wrapping_add(offset), KEY1) % slots;
             let index = *self.table.get(slot as usize)?;
             (index != EMPTY).then_some(index as usize)
         };
-        probe(servers, request, SLOTS, hsiphash(key, KEY1) % SLOTS, slot)
+        probe(servers, request, slots, hsiphash(key, KEY1) % slots, slot)
     }
 
     fn slot(&self, request: &Request) -> Option<HashSlot> {
         Some(HashSlot {
-            number: hsiphash(client_key(request), KEY1) % SLOTS,
-            of: SLOTS,
+            number: hsiphash(client_key(request), KEY1) % self.slots,
+            of: self.slots,
         })
     }
 
@@ -153,8 +213,8 @@ impl Scheduler for MaglevHashing {
     fn server_added(&mut self, servers: &[Arc<Server>]) {
         // With more servers than slots the kernel refuses to build and goes on with the table that
         // it has.
-        if servers.len() > SLOTS as usize {
-            if servers.len() == SLOTS as usize + 1 {
+        if servers.len() > self.slots as usize {
+            if servers.len() == self.slots as usize + 1 {
                 self.refresh(&servers[1..]);
             }
             for index in self.table.iter_mut().filter(|index| **index != EMPTY) {
@@ -166,7 +226,7 @@ impl Scheduler for MaglevHashing {
     }
 
     fn server_removed(&mut self, servers: &[Arc<Server>], index: usize) {
-        if servers.len() > SLOTS as usize {
+        if servers.len() > self.slots as usize {
             let removed = u32::try_from(index).unwrap_or(EMPTY);
             for index in self.table.iter_mut().filter(|index| **index != EMPTY) {
                 match (*index).cmp(&removed) {
@@ -226,6 +286,26 @@ mod tests {
     }
 
     #[test]
+    fn tables_of_other_kernels_are_larger_or_smaller() {
+        let pool = pool("mh", &[1, 1, 1, 2]);
+        for (index, slots) in (8..).zip(SLOTS) {
+            let mut scheduler = MaglevHashing::with_table_index(index).expect("a kernel's");
+            scheduler.start(pool.servers());
+            scheduler.refresh(pool.servers());
+            assert_eq!(scheduler.table.len(), slots as usize);
+            assert!(slots < 1 << index && slots > (1 << index) * 15 / 16);
+            let heaviest = scheduler.table.iter().filter(|&&slot| slot == 0).count();
+            assert!(
+                heaviest.abs_diff(slots as usize * 2 / 5) <= 2,
+                "{heaviest} of {slots}"
+            );
+        }
+        for index in [0, 7, 18, 255] {
+            assert!(MaglevHashing::with_table_index(index).is_none(), "{index}");
+        }
+    }
+
+    #[test]
     fn weight_0_moves_nobody_else() {
         let mut pool = pool("mh", &[1, 1, 1]);
         let plain = ServiceFlags::default();
@@ -251,6 +331,7 @@ mod tests {
         let config = crate::ServerConfig::new(1, crate::Forwarding::Nat);
         let server = |n: u32| SocketAddr::new(core::net::Ipv4Addr::from_bits(n).into(), 80);
         let request = clients(ServiceFlags::default())[0];
+        const SLOTS: u32 = 4093;
         for n in 1..=SLOTS {
             pool.insert(server(n), &config).unwrap();
         }

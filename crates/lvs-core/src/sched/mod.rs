@@ -10,6 +10,7 @@ mod fo;
 mod lblc;
 mod lblcr;
 mod lc;
+mod least;
 mod mh;
 mod nq;
 mod ovf;
@@ -79,6 +80,11 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = request;
         None
     }
+
+    /// All lists that it will be given are one list, whose servers no other scheduler chooses from,
+    /// and it is told of every change: it may keep what it finds out between two choices. Called
+    /// by [`Pool`](crate::Pool), before [`start`](Self::start).
+    fn follow(&mut self) {}
 
     /// The scheduler takes over a list that may have servers already (`init_service`).
     fn start(&mut self, servers: &[Arc<Server>]) {

@@ -3,7 +3,8 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::wlc::least_by;
+use super::least::{ByQuotient, Following, Quotient};
+use super::wlc::{least_by, of_usable};
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
@@ -17,7 +18,7 @@ pub(super) const ABOUT: About = About {
     in_kernel: true,
     flags: &[],
     draws_lots: false,
-    make: || Box::new(NeverQueue),
+    make: || Box::new(Following::new(NeverQueue)),
 };
 
 /// The first idle server, whatever its weight; if none is idle, the shortest expected delay.
@@ -34,5 +35,15 @@ impl Scheduler for NeverQueue {
             .iter()
             .position(|server| server.is_usable() && server.active() == 0)
             .or_else(|| least_by(servers, |server| i64::from(server.active()) + 1))
+    }
+}
+
+impl ByQuotient for NeverQueue {
+    fn quotient(server: &Server) -> Quotient {
+        match server.active() {
+            // Before all others, whatever its weight.
+            0 => of_usable(server, 0),
+            active => of_usable(server, i64::from(active) + 1),
+        }
     }
 }

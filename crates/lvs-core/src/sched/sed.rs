@@ -3,7 +3,8 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use super::wlc::least_by;
+use super::least::{ByQuotient, Following, Quotient};
+use super::wlc::{least_by, of_usable};
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
@@ -17,7 +18,7 @@ pub(super) const ABOUT: About = About {
     in_kernel: true,
     flags: &[],
     draws_lots: false,
-    make: || Box::new(ShortestExpectedDelay),
+    make: || Box::new(Following::new(ShortestExpectedDelay)),
 };
 
 /// The server with the smallest (active + 1) divided by weight: the delay that the new connection
@@ -32,5 +33,11 @@ impl Scheduler for ShortestExpectedDelay {
 
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
         least_by(servers, |server| i64::from(server.active()) + 1)
+    }
+}
+
+impl ByQuotient for ShortestExpectedDelay {
+    fn quotient(server: &Server) -> Quotient {
+        of_usable(server, i64::from(server.active()) + 1)
     }
 }

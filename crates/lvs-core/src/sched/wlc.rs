@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
+use super::least::{ByQuotient, Following, Quotient};
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
@@ -16,7 +17,7 @@ pub(super) const ABOUT: About = About {
     in_kernel: true,
     flags: &[],
     draws_lots: false,
-    make: || Box::new(WeightedLeastConnections),
+    make: || Box::new(Following::new(WeightedLeastConnections)),
 };
 
 /// The server with the smallest [overhead](Server::overhead) divided by weight.
@@ -31,6 +32,23 @@ impl Scheduler for WeightedLeastConnections {
     fn pick(&mut self, servers: &[Arc<Server>], _: &Request) -> Option<usize> {
         least_by(servers, |server| i64::from(server.overhead()))
     }
+}
+
+impl ByQuotient for WeightedLeastConnections {
+    fn quotient(server: &Server) -> Quotient {
+        of_usable(server, server.overhead().into())
+    }
+}
+
+/// Load divided by weight, if it is usable.
+pub(super) fn of_usable(server: &Server, load: i64) -> Quotient {
+    // A load below 0 is seen of those that are not usable, too.
+    let weight = if server.is_usable() {
+        server.weight().into()
+    } else {
+        0
+    };
+    Quotient { load, weight }
 }
 
 /// The usable server with the smallest `cost` divided by weight; the first of equals.

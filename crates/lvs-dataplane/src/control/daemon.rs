@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use lvs_core::api::{ServiceId, SyncCounts};
+use lvs_core::api::{Confinement, ServiceId, SyncCounts};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
@@ -84,12 +84,92 @@ pub enum Ask {
     },
     /// [`Event`]s from now on, without an end.
     Events {},
+    /// Puts the director itself into maintenance, or takes it out, or neither; [`DirectorStatus`].
+    Maintenance(MaintenanceSpec),
+}
+
+/// A wish for the director itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MaintenanceSpec {
+    /// Whether it is in maintenance; `None` only asks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on: Option<bool>,
+    /// Who wants it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub who: Option<String>,
+    /// For what reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// A maintenance of the director that lasts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Maintenance {
+    /// Since when, in seconds since 1970.
+    pub since: u64,
+    /// Who wanted it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub who: Option<String>,
+    /// For what reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// One director among several.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DirectorStatus {
+    /// It is in maintenance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub maintenance: Option<Maintenance>,
+    /// How it stands with keepalived; `None` without `[vrrp]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vrrp: Option<VrrpStatus>,
+    /// What is worth knowing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+impl DirectorStatus {
+    /// There is nothing to say of it.
+    pub fn is_alone(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// How a director stands with keepalived.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VrrpStatus {
+    /// What keepalived said last: `unknown`, `backup`, `master`, `fault` or `stopped`.
+    pub state: String,
+    /// The engine has the virtual addresses, or is to have them.
+    pub active: bool,
+    /// The engine knows the connections of the other directors.
+    pub ready: bool,
+    /// What it waits for until then.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub waits_for: String,
+    /// What keepalived adds to the priority.
+    pub track: i16,
+    /// Why the track file cannot be written, or keepalived not be heard.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub trouble: Vec<String>,
+    /// Changes of state that keepalived told.
+    pub changes: u64,
+    /// Lines that were not understood, or too long.
+    pub ignored: u64,
 }
 
 impl Ask {
     /// Whether it changes anything.
     pub const fn changes(&self) -> bool {
-        matches!(self, Self::Admin(_) | Self::Reload { .. })
+        match self {
+            Self::Admin(_) | Self::Reload { .. } => true,
+            Self::Maintenance(spec) => spec.on.is_some(),
+            Self::Status {} | Self::Events {} => false,
+        }
     }
 }
 
@@ -273,6 +353,12 @@ pub struct Status {
     /// What the daemon relays itself; `None` if nothing is proxied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy: Option<ProxyStatus>,
+    /// How far the daemon has confined itself.
+    #[serde(default)]
+    pub confinement: Confinement,
+    /// The director among others, if it is one of several or in maintenance.
+    #[serde(default, skip_serializing_if = "DirectorStatus::is_alone")]
+    pub director: DirectorStatus,
 }
 
 /// What the daemon relays itself.
@@ -318,6 +404,9 @@ pub struct EngineStatus {
     /// What its synchronisation daemons have counted; `None` if it has had none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sync: Option<SyncCounts>,
+    /// How far it has confined itself; `None` if it has not told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confinement: Option<Confinement>,
 }
 
 /// A service.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant as SystemInstant};
 
-use lvs_core::api::{Failure, FailureCode, InKernelInfo};
+use lvs_core::api::{Confinement, Failure, FailureCode, InKernelInfo};
 use lvs_core::sync::Message;
 use lvs_core::sync::wire::Entry;
 use lvs_core::{Control, Instant};
@@ -63,6 +63,8 @@ pub struct Shared {
     unkept: AtomicBool,
     /// A packet worker runs, or did.
     has_worked: AtomicBool,
+    /// How far the program has confined itself.
+    confinement: OnceLock<Confinement>,
 }
 
 /// Where packets come from.
@@ -128,6 +130,7 @@ impl Shared {
             not_in_kernel: OnceLock::new(),
             unkept: AtomicBool::new(true),
             has_worked: AtomicBool::new(false),
+            confinement: OnceLock::new(),
         }
     }
 
@@ -280,6 +283,16 @@ impl Shared {
     /// The doors of all packet workers.
     pub(super) fn doors(&self) -> &[Door] {
         self.host().map_or(&[][..], |host| &host.doors)
+    }
+
+    /// Has the engine tell how far its program has confined itself.
+    pub fn set_confinement(&self, confinement: Confinement) {
+        let _ = self.confinement.set(confinement);
+    }
+
+    /// How far that is.
+    pub(super) fn confinement(&self) -> Confinement {
+        self.confinement.get().cloned().unwrap_or_default()
     }
 
     /// A packet worker runs until the value that this gives is dropped.

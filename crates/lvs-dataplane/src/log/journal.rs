@@ -10,6 +10,7 @@ use tracing::Level;
 use tracing::field::{Field, Visit};
 
 use super::form::priority;
+use super::message_ids::message_id;
 
 /// Where the journal listens.
 pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
@@ -20,7 +21,14 @@ const MARK: char = '\x1e';
 const VALUE_MAX: usize = 1024;
 
 /// The fields of events that become fields of the journal.
-const FIELDS: [(&str, &str); 2] = [("service", "LVS_SERVICE"), ("server", "LVS_SERVER")];
+const FIELDS: [(&str, &str); 3] = [
+    ("service", "LVS_SERVICE"),
+    ("server", "LVS_SERVER"),
+    (EVENT, "LVS_EVENT"),
+];
+
+/// The field that says which event it is, which is no part of the text.
+pub(super) const EVENT: &str = "event";
 
 /// The way to the journal.
 #[derive(Debug)]
@@ -52,6 +60,9 @@ impl Journal {
         put(&mut record, "SYSLOG_IDENTIFIER", &self.identifier);
         for (name, value) in fields {
             put(&mut record, name, value);
+            if let ("LVS_EVENT", Some(id)) = (name, message_id(value)) {
+                put(&mut record, "MESSAGE_ID", id);
+            }
         }
         put(&mut record, "MESSAGE", text);
         loop {
@@ -150,6 +161,14 @@ mod tests {
             "PRIORITY=4\nSYSLOG_IDENTIFIER=lvsd\nLVS_SERVICE=webMESSAGE=forged\nLVS_SERVER=10.0.0.2:80\n\
              MESSAGE= WARN server is down\n"
         );
+        let mut fields = Fields::default();
+        fields.add(EVENT, "server_down");
+        assert!(sender.send(Level::WARN, &format!("{}x", fields.front())));
+        let length = journal.recv(&mut buffer).expect("a record");
+        let text = String::from_utf8_lossy(&buffer[..length]);
+        let id = message_id("server_down").expect("it has one");
+        let expected = format!("LVS_EVENT=server_down\nMESSAGE_ID={id}\nMESSAGE=x\n");
+        assert!(text.ends_with(&expected), "{text}");
         assert!(sender.send(Level::INFO, "one\ntwo\x1e\x1e"));
         let length = journal.recv(&mut buffer).expect("a record");
         let text = b"MESSAGE\n\x09\0\0\0\0\0\0\0one\ntwo\x1e\x1e\n";

@@ -8,6 +8,7 @@
 
 mod form;
 mod journal;
+mod message_ids;
 mod queue;
 
 use std::fmt;
@@ -18,12 +19,14 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tracing::field::Field;
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::{MakeWriter, format};
 
 use self::form::Form;
 use self::journal::Journal;
+pub use self::message_ids::MESSAGE_IDS;
 use self::queue::Queue;
 
 /// How long the end of a program waits for its last lines.
@@ -83,10 +86,21 @@ pub fn start(filter: EnvFilter, mark: Option<&'static str>) -> io::Result<Guard>
         .with_env_filter(filter)
         .with_ansi(form.ansi)
         .event_format(form)
+        .fmt_fields(format::debug_fn(plain))
         .with_writer(Lines(queue))
         .try_init()
         .map_err(io::Error::other)?;
     Ok(Guard(()))
+}
+
+/// A field of a line: its text, which comes first, as it is, what else there is by name, and nothing
+/// of what only the journal is told.
+fn plain(out: &mut format::Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    match field.name() {
+        journal::EVENT => Ok(()),
+        "message" => write!(out, "{value:?}"),
+        name => write!(out, " {name}={value:?}"),
+    }
 }
 
 /// Says something to whoever started the program, as it is. It goes the log's way once there is a

@@ -7,7 +7,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::{self, NonNull};
@@ -16,6 +16,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use lvs_core::memory::{Layout, Memory, Region};
+
+use crate::attached::{self, Place, call, descriptor};
 
 /// `bpf_insn` of `linux/bpf.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,38 +105,6 @@ struct TestRun {
     unused: u32,
 }
 
-/// What `BPF_PROG_QUERY` reads and writes.
-#[repr(C)]
-struct QueryPrograms {
-    ifindex: u32,
-    attach_type: u32,
-    query_flags: u32,
-    attach_flags: u32,
-    ids: u64,
-    count: u32,
-    rest: u32,
-    program_flags: u64,
-    link_ids: u64,
-    link_flags: u64,
-    revision: u64,
-}
-
-/// What `BPF_OBJ_GET_INFO_BY_FD` reads.
-#[repr(C)]
-struct GetInfo {
-    fd: u32,
-    length: u32,
-    info: u64,
-}
-
-/// The beginning of `bpf_prog_info`.
-#[derive(Default)]
-#[repr(C)]
-struct ProgramInfo {
-    kind: u32,
-    id: u32,
-}
-
 /// What `BPF_MAP_UPDATE_ELEM` and `BPF_MAP_DELETE_ELEM` read.
 #[repr(C)]
 struct Element {
@@ -161,8 +131,6 @@ const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_PROG_TEST_RUN: libc::c_long = 10;
-const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
-const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_UPDATE: libc::c_long = 29;
 const BPF_MAP_TYPE_HASH: u32 = 1;
@@ -173,9 +141,6 @@ const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-/// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS` (Linux 6.6).
-const BPF_TCX_INGRESS: u32 = 46;
-const BPF_TCX_EGRESS: u32 = 47;
 const BPF_F_BEFORE: u32 = 1 << 3;
 /// In the flags of a trial: the frame comes with a sum over all of it, as some cards make it, and
 /// the kernel looks whether that still holds afterwards (Linux 6.16).
@@ -235,8 +200,8 @@ impl Program {
             ifindex: 0,
             attach_type: match kind {
                 ProgramKind::SocketFilter => 0,
-                ProgramKind::Ingress => BPF_TCX_INGRESS,
-                ProgramKind::Egress => BPF_TCX_EGRESS,
+                ProgramKind::Ingress => Place::Ingress.number(),
+                ProgramKind::Egress => Place::Egress.number(),
             },
         };
         // SAFETY: the instructions and the license live here.
@@ -265,7 +230,7 @@ impl Program {
         let mut request = CreateLink {
             program: number(&self.fd),
             ifindex,
-            attach_type: self.place(),
+            attach_type: self.place().number(),
             flags: BPF_F_BEFORE,
             rest: [0; 6],
         };
@@ -274,10 +239,10 @@ impl Program {
         Ok(TcLink { fd })
     }
 
-    const fn place(&self) -> u32 {
+    const fn place(&self) -> Place {
         match self.kind {
-            ProgramKind::Egress => BPF_TCX_EGRESS,
-            ProgramKind::Ingress | ProgramKind::SocketFilter => BPF_TCX_INGRESS,
+            ProgramKind::Egress => Place::Egress,
+            ProgramKind::Ingress | ProgramKind::SocketFilter => Place::Ingress,
         }
     }
 
@@ -286,15 +251,7 @@ impl Program {
     /// # Errors
     /// None that is known.
     pub fn id(&self) -> io::Result<u32> {
-        let mut info = ProgramInfo::default();
-        let mut request = GetInfo {
-            fd: number(&self.fd),
-            length: u32::try_from(size_of::<ProgramInfo>()).unwrap_or(0),
-            info: ptr::from_mut(&mut info).expose_provenance() as u64,
-        };
-        // SAFETY: `info` lives here, and is as long as `length`.
-        unsafe { call(BPF_OBJ_GET_INFO_BY_FD, &mut request) }?;
-        Ok(info.id)
+        attached::id(&self.fd)
     }
 
     /// Whether the program of number `id` is the first one at that place of an interface: others
@@ -303,29 +260,7 @@ impl Program {
     /// # Errors
     /// If there is no such interface, or the kernel does not say.
     pub fn is_first_at(&self, id: u32, ifindex: u32) -> io::Result<bool> {
-        let mut ids = [0_u32; 64];
-        let mut request = QueryPrograms {
-            ifindex,
-            attach_type: self.place(),
-            query_flags: 0,
-            attach_flags: 0,
-            ids: ids.as_mut_ptr().expose_provenance() as u64,
-            count: u32::try_from(ids.len()).unwrap_or(0),
-            rest: 0,
-            program_flags: 0,
-            link_ids: 0,
-            link_flags: 0,
-            revision: 0,
-        };
-        // SAFETY: `ids` lives here and has room for `count` of them.
-        match unsafe { call(BPF_PROG_QUERY, &mut request) } {
-            // There are more than 64: these are the first.
-            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
-            // There are none.
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(false),
-            done => drop(done?),
-        }
-        Ok(ids[0] == id)
+        Ok(attached::ids(ifindex, self.place())?.first() == Some(&id))
     }
 
     /// What the program says to a frame that comes in on `ifindex`, and what it has made of it. An
@@ -766,28 +701,4 @@ fn pin(fd: &OwnedFd, path: &Path) -> io::Result<()> {
     };
     // SAFETY: the path lives here and ends with a zero.
     unsafe { call(BPF_OBJ_PIN, &mut request) }.map(drop)
-}
-
-/// `bpf(2)` for commands that make a descriptor. The kernel sets close-on-exec.
-///
-/// # Safety
-/// As [`call`]; and the command is one that makes a descriptor.
-unsafe fn descriptor<T>(command: libc::c_long, request: &mut T) -> io::Result<OwnedFd> {
-    // SAFETY: the caller says so.
-    let fd = unsafe { call(command, request) }?;
-    // SAFETY: the descriptor is new, open and owned by nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// `bpf(2)`.
-///
-/// # Safety
-/// `T` is a `repr(C)` struct without padding that begins as `bpf_attr` does for the command. Every
-/// address in it is null, or that of memory that lives until after the call, is as long as the
-/// request says, and, where the kernel writes to it, nobody else looks at.
-unsafe fn call<T>(command: libc::c_long, request: &mut T) -> io::Result<libc::c_int> {
-    let request = ptr::from_mut(request);
-    // SAFETY: pointer and length describe the request; the caller answers for what it points to.
-    let done = unsafe { libc::syscall(libc::SYS_bpf, command, request, size_of::<T>()) };
-    super::check(libc::c_int::try_from(done).unwrap_or(-1))
 }

@@ -348,6 +348,7 @@ pub(super) mod tests {
                         lost: 2,
                         ..SyncCounts::default()
                     }),
+                    confinement: None,
                 },
                 services: vec![ServiceStatus {
                     name: name.to_owned(),

@@ -7,7 +7,8 @@ use std::time::Duration;
 use lvs_core::api::ServiceId;
 use lvs_dataplane::control::Address;
 use lvs_dataplane::control::daemon::{
-    AdminState, Ask, Client, Event, Reloaded, ServerStatus, ServiceStatus, Status,
+    AdminState, Ask, Client, DirectorStatus, Event, MaintenanceSpec, Reloaded, ServerStatus,
+    ServiceStatus, Status,
 };
 
 use crate::admin::unix_time;
@@ -40,6 +41,70 @@ pub(super) fn status(engine: &Address, json: bool) -> Result<(), String> {
         }
         _ => Ok(()),
     }
+}
+
+/// Puts the director into maintenance, or takes it out, and shows how it stands.
+pub(super) fn maintenance(
+    engine: &Address,
+    on: Option<bool>,
+    why: Option<String>,
+    json: bool,
+) -> Result<(), String> {
+    let spec = MaintenanceSpec { on, who: None, why };
+    let status: DirectorStatus = connect(engine)?.ask(&Ask::Maintenance(spec))?;
+    let text = match json {
+        true => serde_json::to_string_pretty(&status).map_err(|error| error.to_string())? + "\n",
+        false => director(&status, unix_time()),
+    };
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(format!("write error: {error}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How a director stands among others.
+fn director(status: &DirectorStatus, now: u64) -> String {
+    let mut text = String::new();
+    match &status.maintenance {
+        Some(wish) => {
+            let ago = lasted(now.saturating_sub(wish.since));
+            let who = wish.who.as_deref().unwrap_or("?");
+            let _ = write!(text, "IN MAINTENANCE for {ago} by {who}");
+            let _ = match &wish.why {
+                Some(why) => writeln!(text, ": {why}"),
+                None => writeln!(text),
+            };
+        }
+        None => text.push_str("not in maintenance\n"),
+    }
+    if let Some(vrrp) = &status.vrrp {
+        let _ = write!(
+            text,
+            "keepalived: {}, {}; track file: {}",
+            vrrp.state,
+            match vrrp.active {
+                true => "active",
+                false => "not active",
+            },
+            vrrp.track
+        );
+        if !vrrp.ready {
+            let _ = write!(text, "; NOT READY, waits for {}", vrrp.waits_for);
+        }
+        if vrrp.ignored > 0 {
+            let _ = write!(text, "; {} lines not understood", vrrp.ignored);
+        }
+        text.push('\n');
+        for trouble in &vrrp.trouble {
+            let _ = writeln!(text, "keepalived: {trouble}");
+        }
+    }
+    for warning in &status.warnings {
+        let _ = writeln!(text, "warning: {warning}");
+    }
+    text
 }
 
 pub(super) fn events(engine: &Address, json: bool) -> Result<(), String> {
@@ -99,6 +164,14 @@ fn tell(status: &Status, now: u64) -> String {
         let _ = writeln!(text, "{} ago: {}", ago, loaded.message);
     } else {
         let _ = writeln!(text, "configuration: {}", status.config);
+    }
+    let _ = write!(text, "lvsd is {}", status.confinement);
+    let _ = match &status.engine.confinement {
+        Some(confinement) => writeln!(text, "; the engine is {confinement}"),
+        None => writeln!(text),
+    };
+    if !status.director.is_alone() {
+        text.push_str(&director(&status.director, now));
     }
     for (title, lines) in [
         ("refused by the engine", &status.refused),
@@ -251,7 +324,8 @@ fn tell_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus
 
 #[cfg(test)]
 mod tests {
-    use lvs_dataplane::control::daemon::ProxyStatus;
+    use lvs_core::api::Confinement;
+    use lvs_dataplane::control::daemon::{EngineStatus, ProxyStatus};
 
     use super::*;
 
@@ -298,11 +372,19 @@ mod tests {
                 evicted: 4,
                 refused: 5,
             }),
+            engine: EngineStatus {
+                confinement: Some(Confinement {
+                    by: vec!["landlock".to_owned()],
+                    not_by: vec!["seccomp (why)".to_owned()],
+                }),
+                ..EngineStatus::default()
+            },
             ..Status::default()
         };
         let text = tell(&status, 1000);
         for words in [
             "lvsd 1 (pid 7), up 59s; NO ENGINE answers",
+            "\nlvsd is not confined; the engine is confined by landlock, not by seccomp (why)\n",
             "\nproxied: 1 of 2 at a time; 3 refused for want of room, 4 evicted, 5 without a server\n",
             "web (tcp 192.0.2.10:80): 0 of 2 servers usable; BELOW ITS QUORUM",
             "10.0.0.1:80              up 1h02m       weight 0     active 7      inactive 0      drain\n",

@@ -31,7 +31,8 @@ mod tests {
         let (page, bash) = (text(man()), text(completions(clap_complete::Shell::Bash)));
         for command in Arguments::command().get_subcommands() {
             let name = command.get_name();
-            assert!(page.contains(name) && bash.contains(name), "{name}");
+            let escaped = name.replace('-', "\\-");
+            assert!(page.contains(&escaped) && bash.contains(name), "{name}");
         }
         assert!(page.contains("check\\-config"), "{page}");
     }

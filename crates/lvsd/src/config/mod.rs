@@ -59,6 +59,8 @@ pub struct Config {
     pub dataplane: Dataplane,
     /// The synchronisation daemons of the engine; `None` leaves those that it has.
     pub sync: Option<Vec<SyncDaemon>>,
+    /// The virtual addresses are the engine's only while keepalived says so.
+    pub vrrp: Option<Vrrp>,
     /// Sysctls to set, name and value.
     pub sysctls: Vec<(String, String)>,
     /// Rules that give packets firewall marks, in the engine's words.
@@ -81,6 +83,8 @@ pub struct Daemon {
     /// Percentage of all servers that a reload may take away unless it is forced; `None` for
     /// [`Self::MAX_REMOVE`].
     pub max_remove: Option<u8>,
+    /// Whether the daemon gives up what it does not need: `off` or `auto`.
+    pub confine: Option<String>,
     /// What is done about changes by hand.
     pub on_drift: OnDrift,
     /// A program that is told of events, and its arguments; none if it is empty.
@@ -179,6 +183,8 @@ pub struct Dataplane {
     /// `off`, `auto` or `on`.
     pub in_kernel: Option<String>,
     /// `off` or `auto`.
+    pub confine: Option<String>,
+    /// `off` or `auto`.
     pub real_time: Option<String>,
     /// Echo requests that are answered in a second.
     pub echo_limit: Option<u32>,
@@ -198,6 +204,49 @@ pub struct Dataplane {
     pub peers: Option<Peers>,
     /// Path of the engine.
     pub program: Option<String>,
+}
+
+/// What keepalived has to know, and where it is spoken with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vrrp {
+    /// Where directors hear each other.
+    pub interface: String,
+    /// Which of them belong together.
+    pub router_id: u8,
+    /// Before this director's state is added.
+    pub priority: u8,
+    /// Between two advertisements.
+    pub advert: Duration,
+    /// The others, if they do not hear each other by multicast.
+    pub peers: Vec<IpAddr>,
+    /// What the host has while it is active.
+    pub addresses: Vec<HostAddress>,
+    /// Where keepalived reads how able this director is.
+    pub track_file: PathBuf,
+    /// Where keepalived writes whether it is active.
+    pub fifo: PathBuf,
+}
+
+impl Vrrp {
+    /// Where the track file is, if the file does not say it.
+    pub const TRACK_FILE: &'static str = "/run/lvs/vrrp.track";
+    /// Where keepalived's messages come, if the file does not say it.
+    pub const FIFO: &'static str = "/run/lvs/vrrp.fifo";
+    /// Time between advertisements, if the file does not say it.
+    pub const ADVERT: Duration = Duration::from_millis(300);
+    /// The priority, if the file does not say it.
+    pub const PRIORITY: u8 = 200;
+}
+
+/// An address of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostAddress {
+    /// The address.
+    pub ip: IpAddr,
+    /// Bits of its network.
+    pub len: u8,
+    /// Where it is; keepalived's own choice is the interface of the advertisements.
+    pub device: Option<String>,
 }
 
 /// Directors that tell each other their connections.
@@ -256,6 +305,7 @@ impl Dataplane {
             ("--echo", self.echo.clone()),
             ("--reverse-path", self.reverse_path.clone()),
             ("--in-kernel", self.in_kernel.clone()),
+            ("--confine", self.confine.clone()),
             ("--real-time", self.real_time.clone()),
             ("--echo-limit", number(self.echo_limit)),
             ("--clamp-mss", self.clamp_mss.clone()),

@@ -24,6 +24,8 @@ pub(super) struct RawConfig {
     pub(super) dataplane: RawDataplane,
     /// Connections are told to other directors, and taken over from them.
     pub(super) sync: Option<Spanned<RawSync>>,
+    /// The virtual addresses move between directors, as keepalived's VRRP says.
+    pub(super) vrrp: Option<Spanned<RawVrrp>>,
     /// Sysctls under the kernel's names (`/proc/sys/net/ipv4/vs/`).
     pub(super) sysctl: BTreeMap<Spanned<String>, Spanned<Scalar>>,
     pub(super) service: Vec<Spanned<RawService>>,
@@ -41,6 +43,9 @@ pub(super) struct RawDaemon {
     /// Treat the services that were added by hand as the daemon's own: change those of the file,
     /// delete the rest. Default: false.
     pub(super) adopt: Option<bool>,
+    /// Whether the daemon gives up what it does not need, by seccomp: `off` or `auto`. Default:
+    /// `auto`.
+    pub(super) confine: Option<Spanned<String>>,
     /// What is logged, as `RUST_LOG` writes it (`info`, `debug`, `lvsd=debug`). Default: `info`.
     pub(super) log: Option<Spanned<String>>,
     /// Percentage of all servers that a reload may take away unless it is forced. Default: 50.
@@ -118,6 +123,9 @@ pub(super) struct RawDataplane {
     /// Whether established connections are forwarded in the kernel: `off`, `auto` or `on`.
     /// Default: `off`.
     pub(super) in_kernel: Option<Spanned<String>>,
+    /// Whether the engine gives up what it does not need, by seccomp and Landlock: `off` or `auto`.
+    /// Default: `auto`.
+    pub(super) confine: Option<Spanned<String>>,
     /// Whether packet threads run in real time: `off` or `auto`. Default: `auto`.
     pub(super) real_time: Option<Spanned<String>>,
     /// Echo requests that are answered in a second; 0 for no limit. Default: the engine's.
@@ -166,6 +174,32 @@ pub(super) struct RawSync {
     pub(super) listen: Option<Spanned<String>>,
     /// How long the engine waits at first for those that it cannot reach. Default: 10s.
     pub(super) wait: Option<Spanned<RawDuration>>,
+}
+
+/// `[vrrp]`: the virtual addresses move between directors, as keepalived says.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawVrrp {
+    /// Interface on which the directors hear each other. Required.
+    pub(super) interface: Option<Spanned<String>>,
+    /// Which directors belong together, 1 to 255. Required.
+    pub(super) router_id: Option<Spanned<Whole>>,
+    /// 1 to 254. The same on all: then nothing moves without need. Default: 200.
+    pub(super) priority: Option<Spanned<Whole>>,
+    /// Time between two advertisements; three that are missed mean a director is gone. Default:
+    /// 300ms.
+    pub(super) advert: Option<Spanned<RawDuration>>,
+    /// Addresses of the other directors, where they do not hear each other by multicast. Default:
+    /// none.
+    pub(super) peers: Option<Spanned<OneOrMore>>,
+    /// Addresses that the host has while it is active, such as the servers' gateway:
+    /// `10.0.0.254/24 dev eth1`. Default: none.
+    #[serde(rename = "address")]
+    pub(super) addresses: Option<Spanned<OneOrMore>>,
+    /// Where keepalived is told how able this director is. Default: /run/lvs/vrrp.track.
+    pub(super) track_file: Option<Spanned<String>>,
+    /// Where keepalived tells whether this director is active. Default: /run/lvs/vrrp.fifo.
+    pub(super) fifo: Option<Spanned<String>>,
 }
 
 /// `[[service]]`.

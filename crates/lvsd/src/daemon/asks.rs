@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use lvs_core::api::{ServiceId, SyncCounts};
 use lvs_dataplane::control::daemon::{
-    AdminDone, AdminEntry, AdminSpec, AdminState, Ask, EngineStatus, ProxyStatus, Reloaded,
-    ServerStatus, ServiceStatus, Status,
+    AdminDone, AdminEntry, AdminSpec, AdminState, Ask, DirectorStatus, EngineStatus,
+    MaintenanceSpec, ProxyStatus, Reloaded, ServerStatus, ServiceStatus, Status,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -50,6 +50,10 @@ impl<P: Prober> Daemon<P> {
                 Ok(done) => answer(&done),
                 Err(why) => Err(why),
             },
+            Ask::Maintenance(spec) => match self.set_maintenance(spec, who) {
+                Ok(status) => answer(&status),
+                Err(why) => Err(why),
+            },
             Ask::Reload { force } => {
                 self.reloads.push(reply);
                 self.reload(force);
@@ -59,6 +63,42 @@ impl<P: Prober> Daemon<P> {
         };
         // Whoever asked may have gone.
         let _ = reply.send(result);
+    }
+
+    /// Takes what keepalived and the engine say.
+    pub(super) fn take_cluster(&mut self) {
+        let before = self.goal.desired.vips.is_empty();
+        if let Some(words) = self.cluster.take() {
+            tracing::warn!(event = "vrrp", "{words}");
+            self.events.tell("vrrp", About::default(), words);
+            self.goal_changed();
+        }
+        // It may have become ready, or have gone.
+        if before == self.cluster.may_own() {
+            self.goal_changed();
+        }
+    }
+
+    fn set_maintenance(
+        &mut self,
+        mut spec: MaintenanceSpec,
+        who: String,
+    ) -> Result<DirectorStatus, String> {
+        let who = spec.who.get_or_insert(who).clone();
+        let why = spec.why.as_ref().map(|why| format!(": {why}"));
+        let on = spec.on;
+        if self.cluster.wish(spec, unix_time())? {
+            let words = match on {
+                Some(true) => format!(
+                    "this director is in maintenance by {who}{}",
+                    why.unwrap_or_default()
+                ),
+                _ => format!("this director may be active again, says {who}"),
+            };
+            tracing::warn!(event = "maintenance", "{words}");
+            self.events.tell("maintenance", About::default(), words);
+        }
+        Ok(self.cluster.status())
     }
 
     /// Tells those who wait that the reload is done, and what came of it.
@@ -115,7 +155,7 @@ impl<P: Prober> Daemon<P> {
             AdminState::Drain => format!("{target} is drained by {who}{reason}"),
             AdminState::Maintenance => format!("{target} is in maintenance by {who}{reason}"),
         };
-        tracing::warn!("{words}");
+        tracing::warn!(event = "admin", "{words}");
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
@@ -155,7 +195,7 @@ impl<P: Prober> Daemon<P> {
                 entry.spec.target,
                 said(entry)
             );
-            tracing::warn!("{words}");
+            tracing::warn!(event = "admin", "{words}");
             self.events.tell("admin", About::default(), words);
         }
         if let Err(why) = self.admin.keep() {
@@ -215,6 +255,9 @@ impl<P: Prober> Daemon<P> {
             }
             self.decisions.insert(service.id, now);
         }
+        let mut all = self.decisions.values();
+        let quorum = all.all(|decision| decision.quorum);
+        self.cluster.take_quorum(quorum);
         for (id, name, before, now, usable) in news {
             self.tell_decision(id, &name, before, now, usable);
         }
@@ -230,7 +273,7 @@ impl<P: Prober> Daemon<P> {
         let before = self.decisions.get(&service.id).copied();
         let before = before.unwrap_or_default();
         let words = "the service ends with lvsd (omega)";
-        tracing::warn!(service = %service.name, "{words}");
+        tracing::warn!(event = "quorum_lost", service = %service.name, "{words}");
         let about = About {
             service: Some((&service.name, service.id)),
             server: None,
@@ -253,7 +296,7 @@ impl<P: Prober> Daemon<P> {
     ) {
         let servers = counted(usable, "usable server");
         let mut tell = |event: &str, words: String| {
-            tracing::warn!(service = %name, "{words}");
+            tracing::warn!(event, service = %name, "{words}");
             let about = About {
                 service: Some((name, id)),
                 server: None,
@@ -326,6 +369,9 @@ impl<P: Prober> Daemon<P> {
                 seen_ms: seen.map(|at| u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX)),
                 vips: found.vips.iter().copied().collect(),
                 sync: self.sync_counts(),
+                confinement: Some(&found.seen.info)
+                    .filter(|info| info.pid != 0)
+                    .map(|info| info.confinement.clone()),
             },
             services: self
                 .config
@@ -344,6 +390,8 @@ impl<P: Prober> Daemon<P> {
                 evicted: counts.evicted,
                 refused: counts.refused,
             }),
+            confinement: self.options.confinement.clone(),
+            director: self.cluster.status(),
         }
     }
 

@@ -102,9 +102,9 @@ fn log_server(service: &Service, change: &Change) {
     if change.up {
         match lasted {
             Some(time) => {
-                tracing::info!(service = %name, %server, "server is up again, after {time:?} down");
+                tracing::info!(event = "server_up", service = %name, %server, "server is up again, after {time:?} down");
             }
-            None => tracing::info!(service = %name, %server, "server is up"),
+            None => tracing::info!(event = "server_up", service = %name, %server, "server is up"),
         }
         return;
     }
@@ -113,7 +113,7 @@ fn log_server(service: &Service, change: &Change) {
         None => "at its first check".to_owned(),
     };
     let (reason, what) = (&change.reason, consequence(service));
-    tracing::warn!(service = %name, %server, "server is down, {before}: {reason}; {what}");
+    tracing::warn!(event = "server_down", service = %name, %server, "server is down, {before}: {reason}; {what}");
 }
 
 /// What becomes of a server of `service` whose check has failed.

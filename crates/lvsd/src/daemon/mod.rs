@@ -22,13 +22,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use lvs_core::api::ServiceId;
+use lvs_core::api::{Confinement, ServiceId};
 use lvs_dataplane::control::daemon::{AdminState, LoadStatus};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::admin::{Admin, unix_time};
+use crate::cluster::{self, Cluster};
 use crate::config::{Config, LoadError, Report, Server, Service, Severity};
 use crate::decide::Decision;
 use crate::door::{Answer, Asked};
@@ -88,8 +89,12 @@ pub struct Options {
     /// Where the health checks run: a thread of their own, so that nothing delays them. Without
     /// one, the loop's.
     pub checks: Option<Handle>,
+    /// What it needs to be one director of several.
+    pub cluster: Option<cluster::Places>,
     /// Beats with each turn of the loop.
     pub turns: Pulse,
+    /// How far the process has confined itself.
+    pub confinement: Confinement,
 }
 
 impl Options {
@@ -106,7 +111,9 @@ impl Options {
             tally: Arc::default(),
             api: None,
             checks: None,
+            cluster: None,
             turns: Pulse::default(),
+            confinement: Confinement::default(),
         }
     }
 }
@@ -148,6 +155,8 @@ struct Daemon<P> {
     status: String,
     events: Events,
     admin: Admin,
+    /// The director among others.
+    cluster: Cluster,
     asks: Option<mpsc::Receiver<Asked>>,
     /// Those who wait for a reload to be done.
     reloads: Vec<oneshot::Sender<Answer>>,
@@ -210,6 +219,7 @@ pub async fn run<P: Prober>(
                 Signal::StopAll => break true,
             },
             Some(file) = daemon.files.1.recv() => daemon.take_file(file, &link),
+            () = daemon.cluster.changed() => daemon.take_cluster(),
             // Before what people ask, of whom there may be many.
             Some(report) = daemon.reports.recv() => daemon.take_all(report),
             Some(asked) = asks::next(&mut daemon.asks) => daemon.take_ask(asked),
@@ -260,6 +270,7 @@ impl<P: Prober> Daemon<P> {
         Self {
             events,
             admin: Admin::recall(options.admin.take()),
+            cluster: Cluster::recall(options.cluster.take()),
             asks: options.asks.take(),
             reloads: Vec::new(),
             readied: HashSet::new(),
@@ -297,6 +308,9 @@ impl<P: Prober> Daemon<P> {
     /// proxied.
     fn farewell(&self, all: bool, proxied: usize) {
         self.options.notify.send("STOPPING=1");
+        if all {
+            self.cluster.leave();
+        }
         if let (true, Some(kept)) = (all, &self.options.last_good) {
             last_good::remove(kept);
         }
@@ -412,6 +426,12 @@ impl<P: Prober> Daemon<P> {
                     self.take_all(report);
                     news.store(true, Ordering::Release);
                 }
+                () = self.cluster.changed() => {
+                    self.take_cluster();
+                    if self.changed {
+                        news.store(true, Ordering::Release);
+                    }
+                }
                 Some(asked) = asks::next(&mut self.asks) => {
                     self.take_ask(asked);
                     if self.changed {
@@ -494,6 +514,7 @@ impl<P: Prober> Daemon<P> {
         if let Some(api) = &self.options.api {
             api.send_replace(config.api.clone());
         }
+        self.cluster.set(config.vrrp.as_ref());
         self.config = config;
     }
 
@@ -604,7 +625,7 @@ impl<P: Prober> Daemon<P> {
                     }
                     error => format!("{error}; the old configuration stays"),
                 };
-                tracing::error!("{why}");
+                tracing::error!(event = "reload_refused", "{why}");
                 return Err(why);
             }
         };
@@ -628,7 +649,7 @@ impl<P: Prober> Daemon<P> {
             None
         };
         if let Some(why) = refusal {
-            tracing::error!("{why}");
+            tracing::error!(event = "reload_refused", "{why}");
             return Err(why);
         }
         warnings.print();
@@ -640,7 +661,7 @@ impl<P: Prober> Daemon<P> {
             true => format!("reloaded {path}: nothing has changed"),
             false => format!("reloaded {path}"),
         };
-        tracing::info!("{message}");
+        tracing::info!(event = "reloaded", "{message}");
         if config.dataplane != self.config.dataplane {
             tracing::warn!("[dataplane] has changed; it takes effect when the engine is restarted");
         }
@@ -653,9 +674,14 @@ impl<P: Prober> Daemon<P> {
 
     fn goal(&mut self) -> Goal {
         self.decide();
+        let nothing = BTreeSet::new();
+        let vips = match self.cluster.may_own() {
+            true => &self.vips,
+            false => &nothing,
+        };
         let mut desired = desired(
             &self.config,
-            &self.vips,
+            vips,
             (&self.admin, self.generation == 1),
             |key| self.health(key),
             |key| self.checks.advice(key),

@@ -430,6 +430,7 @@ impl Link {
     fn lost(&mut self, why: &str, now: Instant) {
         let how = self.host.ended();
         tracing::error!(
+            event = "engine_lost",
             "the engine is lost: {}; the host's own stack sees the VIPs' packets until there is another",
             how.as_deref().unwrap_or(why)
         );
@@ -530,6 +531,7 @@ impl Link {
         }
         let how = if started { "started" } else { "attached to" };
         tracing::info!(
+            event = "engine_found",
             pid = info.pid,
             interfaces,
             connections = info.connections,
@@ -562,7 +564,7 @@ impl Link {
                     || drained.iter().any(|(key, _)| *key == (service, server))
             });
         for deed in deeds {
-            tracing::warn!("{deed}");
+            tracing::warn!(event = "drift", "{deed}");
             self.deeds.push(deed);
         }
         if self.given.withdraw(&mut desired, &actual) || !drained.is_empty() {

@@ -46,6 +46,7 @@ impl Shared {
             workers,
             in_kernel: self.in_kernel_info(),
             sync: self.sync_counts(&report),
+            confinement: self.confinement(),
             ..Info::default()
         };
         if let Side::Host(_) = self.side() {

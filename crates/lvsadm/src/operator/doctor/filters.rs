@@ -2,6 +2,7 @@
 //! them, and those that do.
 
 use lvs_core::api::{Info, ServiceInfo};
+use lvs_dataplane::attached::{self, Place};
 
 use super::Findings;
 use super::host::output;
@@ -20,6 +21,11 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
             let word = side.word();
             let filters = output("tc", &["filter", "show", "dev", name, word]);
             traffic_control(name, side, &filters, findings);
+        }
+        for place in Place::ALL {
+            // Who may not ask, as few but root may, hears nothing of them; the same goes for nft.
+            let names = attached::names(name, place).unwrap_or_default();
+            programs(name, place, &names, findings);
         }
     }
 }
@@ -42,6 +48,9 @@ const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREF
 
 /// How the names of the engine's own tables begin.
 const OWN_TABLE: &str = "lvs-";
+
+/// How the names of the engine's own BPF programs begin.
+const OWN_PROGRAM: &str = "lvs_";
 
 /// A side of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,6 +258,52 @@ fn traffic_control(name: &str, side: Side, filters: &str, findings: &mut Finding
     }
 }
 
+/// BPF programs by their names, which `tc` does not show, at a place of an interface. What they do
+/// with packets only they know.
+fn programs(interface: &str, place: Place, names: &[String], findings: &mut Findings) {
+    let others = names.iter().filter(|name| !name.starts_with(OWN_PROGRAM));
+    let named = |name: &String| match name.as_str() {
+        "" => "one without a name".to_owned(),
+        name => name.to_owned(),
+    };
+    let others: Vec<String> = others.map(named).collect();
+    if others.is_empty() {
+        return;
+    }
+    let (programs, all) = match others.len() {
+        1 => ("a BPF program".to_owned(), others.concat()),
+        count => (format!("{count} BPF programs"), others.join(", ")),
+    };
+    let shown = format!("bpftool net show dev {interface}");
+    match place {
+        Place::Ingress => findings.add(
+            format!(
+                "{programs} at the ingress of {interface} (tcx: {all}) may drop packets, but keeps none of services from the engine"
+            ),
+            format!("the engine has its copy before tcx: {shown}; {FILTER}"),
+        ),
+        Place::Egress | Place::NetkitPrimary => {
+            let kind = if place == Place::Egress { "tcx" } else { "netkit" };
+            findings.add(
+                format!(
+                    "{programs} at the egress of {interface} ({kind}: {all}) may drop what the engine sends, requests and answers of services"
+                ),
+                format!(
+                    "that is right where services are to be filtered; if not, have it let them pass: {shown}"
+                ),
+            );
+        }
+        Place::NetkitPeer => findings.add(
+            format!(
+                "{programs} at the other end of {interface} (netkit: {all}) may drop packets of services before the engine sees them"
+            ),
+            format!(
+                "that is right where services are to be filtered; if not, have it let them pass: {shown}"
+            ),
+        ),
+    }
+}
+
 /// Whether a rule does anything.
 fn acts(line: &str) -> bool {
     let verbs = [
@@ -377,6 +432,38 @@ mod tests {
         for nothing in ["", mirror] {
             assert_eq!(told(Side::Ingress, nothing), "");
         }
+    }
+
+    #[test]
+    fn programs_of_others() {
+        let told = |place, names: &[&str]| {
+            let mut findings = Findings::default();
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            programs("eth0", place, &names, &mut findings);
+            let all = findings.0.into_iter();
+            all.map(|f| f.what).collect::<Vec<_>>().join("; ")
+        };
+        for place in Place::ALL {
+            assert_eq!(told(place, &[]), "");
+            assert_eq!(told(place, &["lvs_back", "lvs_ingress"]), "");
+        }
+        let said = told(Place::Ingress, &["lvs_ingress", "cil_from_netdev"]);
+        assert_eq!(
+            said,
+            "a BPF program at the ingress of eth0 (tcx: cil_from_netdev) may drop packets, but keeps none of services from \
+             the engine"
+        );
+        let said = told(Place::Egress, &["lvs_back", "", "cil_to_netdev"]);
+        assert!(
+            said.starts_with(
+                "2 BPF programs at the egress of eth0 (tcx: one without a name, cil_to_netdev) may drop what the engine sends"
+            ),
+            "{said}"
+        );
+        let said = told(Place::NetkitPrimary, &["x"]);
+        assert!(said.contains("egress of eth0 (netkit: x)"), "{said}");
+        let said = told(Place::NetkitPeer, &["x"]);
+        assert!(said.contains("before the engine sees them"), "{said}");
     }
 
     #[test]

@@ -45,6 +45,9 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     services::look(&services, &info, &seen, &mut findings);
     host::look(&services, &info, &mut findings);
     let Findings(findings) = findings;
+    if !run.json {
+        writeln!(run.output, "the engine is {}", info.confinement)?;
+    }
     print(run, &findings)?;
     Ok(u8::from(!findings.is_empty()))
 }

@@ -64,6 +64,9 @@
     return `${Math.round(n * 10) / 10}`;
   }
 
+  // The time of day, as logs have it.
+  const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
+
   async function call(path, body) {
     const headers = {};
     if (may.token) headers.authorization = `Bearer ${may.token}`;
@@ -345,7 +348,7 @@
     events.length = Math.min(events.length, 200);
     const bad = /down|lost|refused|panic_on|sorry_on|withdrawn|drift/;
     fill($("events"), events.length ? events.map((e) => make("li", [
-      make("time", new Date(e.time_ms).toLocaleTimeString(), "", { datetime: new Date(e.time_ms).toISOString() }),
+      make("time", clock(e.time_ms), "", { datetime: new Date(e.time_ms).toISOString() }),
       make("span", make("span", e.event.replaceAll("_", " "), `word ${bad.test(e.event) ? "bad" : "none"}`)),
       make("span", [e.service, e.server, e.message].filter(Boolean).join(" · ")),
     ])) : [make("li", "Nothing yet.", "soft")]);
@@ -370,9 +373,9 @@
     if (known) known.plot.destroy();
     const axis = { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     const plot = new uPlot({
-      width, height, cursor: { show: false }, legend: { show: false }, padding: [8, 28, 0, 0],
+      width, height, cursor: { show: false }, legend: { show: false }, padding: [8, 12, 0, 0],
       scales: { y: { range: (u, min, max) => [0, Math.max(max, 1) * 1.1] } },
-      axes: [{ ...axis, values: (u, all) => all.map((t) => new Date(t * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })), space: 70 },
+      axes: [{ ...axis, values: (u, all) => all.map((t) => clock(t * 1000).slice(0, 5)), space: 60, size: 24 },
         { ...axis, values: (u, all) => all.map((v) => (v === Math.round(v) || v >= 10 ? short(v) : "")), size: 46 }],
       series: [{}, ...series.map((s) => ({ label: s.label, stroke: color(s.color), width: 1.5, fill: s.fill ? `${color(s.color)}22` : undefined, points: { show: few } }))],
     }, data, place);

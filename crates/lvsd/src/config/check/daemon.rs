@@ -21,6 +21,7 @@ impl Checker<'_> {
             self.report(Diagnostic::error(words.span(), title).help(help));
         }
         Daemon {
+            confine: self.one_of(raw.confine.as_ref(), &["off", "auto"]),
             adopt: raw.adopt.unwrap_or(false),
             max_remove: self
                 .number(raw.max_remove.as_ref(), "`max_remove`", 0..=100)

@@ -30,6 +30,7 @@ impl Checker<'_> {
         let echo = self.one_of(raw.echo.as_ref(), &["answer", "drop"]);
         let reverse_path = self.one_of(raw.reverse_path.as_ref(), &["off", "loose", "strict"]);
         let in_kernel = self.one_of(raw.in_kernel.as_ref(), &["off", "auto", "on"]);
+        let confine = self.one_of(raw.confine.as_ref(), &["off", "auto"]);
         let real_time = self.one_of(raw.real_time.as_ref(), &["off", "auto"]);
         self.helpers(raw);
         self.interfaces(raw);
@@ -81,6 +82,7 @@ impl Checker<'_> {
             echo,
             reverse_path,
             in_kernel,
+            confine,
             real_time,
             echo_limit,
             clamp_mss: raw.clamp_mss.as_ref().map(|size| size.get_ref().0.clone()),

@@ -14,6 +14,7 @@ mod sense;
 mod server;
 mod service;
 mod sync;
+mod vrrp;
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -77,6 +78,7 @@ pub(in crate::config) fn check(
     if let Some(table) = raw.sync.as_ref().filter(|_| sync.is_some()) {
         checker.families_beside_sync(table, &services);
     }
+    let vrrp = raw.vrrp.as_ref().and_then(|vrrp| checker.vrrp(vrrp, raw));
     checker.sense(raw, &services, &marks);
     let daemon = checker.daemon(&raw.lvsd);
     let api = checker.api(&raw.api);
@@ -87,6 +89,7 @@ pub(in crate::config) fn check(
         api,
         dataplane,
         sync,
+        vrrp,
         sysctls,
         filter,
         marks,

@@ -50,6 +50,7 @@ helper = "ftp"
 echo = "drop"
 reverse_path = "strict"
 in_kernel = "auto"
+confine = "off"
 real_time = "off"
 echo_limit = 10
 clamp_mss = "auto"
@@ -59,6 +60,16 @@ icmp_msgs_burst = 1
 max_connections = 1000000
 when_full = "drop"
 program = "/usr/sbin/lvs-dataplane"
+
+[vrrp]
+interface = "eth0"
+router_id = 51
+priority = 100
+advert = "1s"
+peers = ["192.0.2.2"]
+address = ["10.0.0.254/24 dev eth1"]
+track_file = "/run/lvs/vrrp.track"
+fifo = "/run/lvs/vrrp.fifo"
 
 [sync]
 role = "both"
@@ -257,7 +268,7 @@ fn defaults_and_the_full_file() {
     assert_eq!(
         full.dataplane.arguments().join(" "),
         "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --group adm --readers 4 --echo drop \
-         --reverse-path strict --in-kernel auto --real-time off --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop \
+         --reverse-path strict --in-kernel auto --confine off --real-time off --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop \
          --sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:8849 --sync-key /etc/lvsd/sync.key --sync-listen 192.0.2.1 --sync-wait 30"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);

@@ -47,7 +47,11 @@ pub enum ProbeError {
 impl ProbeError {
     /// What an error of a socket says, which was connected or to be connected to `target`.
     fn of_socket(error: &io::Error, target: impl fmt::Display) -> Self {
-        let reason = format!("{target}: {error}");
+        // The number of an error is for those who write programs.
+        let words = error.to_string();
+        let words = words.split(" (os error").next().unwrap_or_default();
+        let (first, rest) = words.split_at(words.chars().next().map_or(0, char::len_utf8));
+        let reason = format!("{target}: {}{rest}", first.to_lowercase());
         match error.kind() {
             ErrorKind::ConnectionRefused
             | ErrorKind::ConnectionReset

@@ -1,0 +1,563 @@
+//! Metrics, the API and the dashboard of lvsd, as the programs of others see them.
+
+use crate::common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use lvs_testbed::browser::Browser;
+use lvs_testbed::listing::rows;
+use lvs_testbed::servers::{NginxOptions, nginx};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+const TOKEN: &str = "test-token-0123456789";
+/// A name that is markup to whoever takes it for that.
+const HOSTILE: &str = "<img src=x onerror=window.hacked=1>\\\"'{{7*7}}</script>&amp;";
+
+fn site(label: &str) -> Result<Site> {
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = 3;
+    Site::new(options)
+}
+
+/// A file for lvsd with the site's servers, a hostile name, and everything about the API.
+fn configure(site: &Site) -> Result<PathBuf> {
+    let dir = site.testbed.dir();
+    let token = dir.join("token");
+    fs::write(&token, TOKEN)?;
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600))?;
+    let mut text = format!(
+        "[api]\nlisten = \"127.0.0.1:9560\"\ntoken_file = \"{}\"\ncompat = \"node_ipvs\"\nprocfs = \"{}\"\n\
+         [dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\
+         [defaults]\nforward = \"nat\"\ncheck = {{ type = \"tcp\", interval = \"200ms\", timeout = \"150ms\" }}\n\
+         [[service]]\nname = \"web\"\naddress = \"{}\"\nscheduler = \"rr\"\n",
+        token.display(),
+        dir.join("proc").display(),
+        site.service(80)
+    );
+    for index in 0..3 {
+        text += &format!(
+            "[[service.server]]\naddress = \"{}:80\"\n",
+            site.real_address(index)
+        );
+    }
+    text += &format!(
+        "[[service]]\nname = '''{HOSTILE}'''\naddress = \"{}\"\n[[service.server]]\naddress = \"{}:80\"\n",
+        site.service(8080),
+        site.real_address(0)
+    );
+    text += "[[service]]\nname = \"marked\"\nfwmark = 7\ncheck = \"none\"\n[[service.server]]\naddress = \"10.9.9.9:80\"\nweight = 5\n\
+             [[mark]]\nmark = 7\nprotocol = \"tcp\"\ndestination = \"192.0.2.77\"\n";
+    let path = dir.join("lvsd.toml");
+    fs::write(&path, text)?;
+    Ok(path)
+}
+
+fn start(site: &Site) -> Result<Proc> {
+    let dir = site.testbed.dir();
+    let (config, state) = (dir.join("lvsd.toml"), dir.join("state"));
+    fs::create_dir_all(&state)?;
+    let words = ["--config".into(), config, "--state".into(), state];
+    let lvsd = site.director.spawn(programs::find("lvsd")?, &words)?;
+    let ready = wait_until("all servers to be up", Duration::from_secs(20), || {
+        let listing = site.lvsadm("-L -n").unwrap_or_default();
+        rows(&listing).iter().filter(|row| row.is_server()).count() == 5
+            && json(site, "v1/overview").is_ok_and(|o| o["usable"] == 5)
+    });
+    ready.with_context(|| lvsd.log())?;
+    Ok(lvsd)
+}
+
+fn get(site: &Site, port: u16, path: &str) -> Result<String> {
+    let url = format!("http://127.0.0.1:{port}/{path}");
+    site.director.run("curl", &["-sSf", "-m", "20", &url])
+}
+
+fn json(site: &Site, path: &str) -> Result<Value> {
+    Ok(serde_json::from_str(&get(site, 9560, path)?)?)
+}
+
+/// Series and their values.
+fn series(text: &str) -> Result<BTreeMap<String, f64>> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let (name, value) = line.rsplit_once(' ').with_context(|| line.to_owned())?;
+            Ok((name.to_owned(), value.parse()?))
+        })
+        .collect()
+}
+
+/// Load on the service `web`, which is over when it returns.
+fn load(site: &Site, requests: u64) -> Result<()> {
+    let mut load = site.load();
+    load.sizes = vec![1000];
+    load.requests = requests;
+    common::ok(site.client.load(&load)?, requests)?;
+    Ok(())
+}
+
+/// `node_exporter` reads the files in the place of the kernel's, `promtool` finds nothing to say,
+/// and a Prometheus scrapes; counters go on where they were when lvsd is started again.
+#[test]
+fn programs_of_others_read_it() -> Result<()> {
+    let site = site("metrics")?;
+    configure(&site)?;
+    let mut lvsd = start(&site)?;
+    load(&site, 60)?;
+    let dir = site.testbed.dir();
+
+    // The text is what promtool wants.
+    let text = get(&site, 9560, "metrics")?;
+    let file = dir.join("metrics.txt");
+    fs::write(&file, &text)?;
+    let lint = site
+        .director
+        .sh(&format!("promtool check metrics <{} 2>&1", file.display()))?;
+    ensure!(lint.trim().is_empty(), "{lint}");
+
+    // Once everything is quiet, node_exporter says the same of the files as lvsd in its words.
+    let proc = dir.join("proc");
+    wait_until("quiet counters", Duration::from_secs(20), || {
+        let text = get(&site, 9560, "metrics").unwrap_or_default();
+        text.contains("node_ipvs_connections_total 60\n")
+            && fs::read_to_string(proc.join("net/ip_vs_stats")).is_ok_and(|stats| {
+                stats
+                    .lines()
+                    .nth(2)
+                    .is_some_and(|l| l.trim().starts_with("3C "))
+            })
+    })?;
+    // What else the kernel has there is there, as ipvsadm shows it.
+    let read = |name: &str| fs::read_to_string(proc.join(name)).with_context(|| name.to_owned());
+    let lines = |text: String| text.lines().count();
+    wait_until("the connections", Duration::from_secs(20), || {
+        read("net/ip_vs_conn").is_ok_and(|text| lines(text) == 1 + 60)
+    })?;
+    let (conn, sync) = (read("net/ip_vs_conn")?, read("net/ip_vs_conn_sync")?);
+    ensure!(
+        conn.lines().skip(1).all(|l| l.starts_with("TCP "))
+            && conn.contains(" C000020A 0050 ")
+            && sync.matches(" LOCAL ").count() == 60,
+        "{conn}\n{sync}"
+    );
+    ensure!(read("net/ip_vs_app")? == "prot port    usecnt name\n");
+    let parts = read("net/ip_vs_stats_percpu")?;
+    ensure!(
+        parts
+            .lines()
+            .nth(2)
+            .is_some_and(|l| l.starts_with("  0       3C ")),
+        "{parts}"
+    );
+    ensure!(read("sys/net/ipv4/vs/sync_threshold")? == "3\t50\n");
+    site.lvsadm("sysctl drop_entry=1")?;
+    wait_until("the sysctl", Duration::from_secs(10), || {
+        read("sys/net/ipv4/vs/drop_entry").is_ok_and(|text| text == "1\n")
+    })?;
+    site.lvsadm("sysctl drop_entry=0")?;
+    let exporter = site.director.spawn(
+        "prometheus-node-exporter",
+        &[
+            "--collector.disable-defaults",
+            "--collector.ipvs",
+            &format!("--path.procfs={}", proc.display()),
+            "--web.listen-address=127.0.0.1:9100",
+        ],
+    )?;
+    site.director.wait_for_port("tcp", 9100)?;
+    let of = |text: &str| -> Result<BTreeMap<String, f64>> {
+        let all = series(text)?.into_iter();
+        Ok(all
+            .filter(|(name, _)| name.starts_with("node_ipvs_"))
+            .collect())
+    };
+    let mut seen = (BTreeMap::new(), BTreeMap::new());
+    wait_until("the same in both", Duration::from_secs(20), || {
+        let (own, theirs) = (get(&site, 9560, "metrics"), get(&site, 9100, "metrics"));
+        seen = (
+            of(&own.unwrap_or_default()).unwrap_or_default(),
+            of(&theirs.unwrap_or_default()).unwrap_or_default(),
+        );
+        seen.0 == seen.1 && seen.0.len() == 5 + 3 * 5
+    })
+    .with_context(|| format!("{seen:#?}\n{}", exporter.log()))?;
+
+    // A Prometheus finds lvsd well.
+    let config = dir.join("prometheus.yml");
+    fs::write(
+        &config,
+        "global: { scrape_interval: 1s }\nscrape_configs:\n- job_name: lvsd\n  static_configs:\n  - targets: ['127.0.0.1:9560']\n",
+    )?;
+    let prometheus = site.director.spawn(
+        "prometheus",
+        &[
+            format!("--config.file={}", config.display()),
+            format!("--storage.tsdb.path={}", dir.join("tsdb").display()),
+            "--web.listen-address=127.0.0.1:9090".to_owned(),
+        ],
+    )?;
+    let ask = |query: &str| -> Result<f64> {
+        let text = site.director.run(
+            "curl",
+            &[
+                "-sSf",
+                "-G",
+                "http://127.0.0.1:9090/api/v1/query",
+                "--data-urlencode",
+                &format!("query={query}"),
+            ],
+        )?;
+        let answer: Value = serde_json::from_str(&text)?;
+        let value = answer
+            .pointer("/data/result/0/value/1")
+            .and_then(Value::as_str);
+        Ok(value.context(text.clone())?.parse()?)
+    };
+    let connections = "lvs_service_connections_total{service=\"web\"}";
+    wait_until(
+        "Prometheus to have scraped it",
+        Duration::from_secs(30),
+        || {
+            ask("up{job=\"lvsd\"}").is_ok_and(|up| up > 0.5)
+                && ask(connections).is_ok_and(|n| (n - 60.0).abs() < 0.5)
+                && ask("count(lvs_server_up == 1)").is_ok_and(|n| (n - 4.0).abs() < 0.5)
+        },
+    )
+    .with_context(|| prometheus.log())?;
+
+    // Nothing goes back when lvsd is started again.
+    let before = series(&get(&site, 9560, "metrics")?)?;
+    let status = lvsd.stop(Signal::SIGTERM)?;
+    ensure!(status.success(), "{}", lvsd.log());
+    ensure!(
+        fs::read_dir(proc.join("net"))?.next().is_none() && !proc.join("sys").exists(),
+        "what nobody refreshes is gone"
+    );
+    load(&site, 30)?;
+    let mut lvsd = start(&site)?;
+    wait_until(
+        "the connections of the meantime",
+        Duration::from_secs(10),
+        || {
+            get(&site, 9560, "metrics")
+                .is_ok_and(|text| text.contains("node_ipvs_connections_total 90\n"))
+        },
+    )?;
+    let after = series(&get(&site, 9560, "metrics")?)?;
+    for (name, value) in &before {
+        let counter = name.split('{').next().unwrap_or_default();
+        if ["_total", "_count", "_sum", "_bucket"]
+            .iter()
+            .any(|end| counter.ends_with(end))
+        {
+            let now = after.get(name).with_context(|| format!("{name} is gone"))?;
+            ensure!(now >= value, "{name}: {value}, then {now}");
+        }
+    }
+    wait_until(
+        "Prometheus to see no reset",
+        Duration::from_secs(10),
+        || ask(connections).is_ok_and(|n| (n - 90.0).abs() < 0.5),
+    )?;
+    for name in [
+        "service_packets",
+        "server_bytes",
+        "drops",
+        "checks",
+        "http_requests",
+    ] {
+        let resets = ask(&format!("sum(resets(lvs_{name}_total[5m]))"))?;
+        ensure!(resets < 0.5, "lvs_{name}_total went back");
+    }
+    let rules = PathBuf::from(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../examples/prometheus-alerts.yml"
+    ));
+    site.director
+        .run("promtool", &["check".into(), "rules".into(), rules])?;
+
+    let status = lvsd.stop(Signal::SIGINT)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    Ok(())
+}
+
+/// Reading needs nothing, changes need the token or the socket, and both do what the commands do.
+#[test]
+fn the_api_says_and_does_what_the_commands_do() -> Result<()> {
+    let site = site("api")?;
+    let path = configure(&site)?;
+    let mut lvsd = start(&site)?;
+    let program = programs::find("lvsd")?;
+
+    // One truth.
+    let calm = |mut status: Value| {
+        for key in ["uptime", "check_lag_ms", "engine"] {
+            status[key] = Value::Null;
+        }
+        for service in status["services"].as_array_mut().into_iter().flatten() {
+            for server in service["servers"].as_array_mut().into_iter().flatten() {
+                server["since"] = Value::Null;
+            }
+        }
+        status
+    };
+    let config = path.display().to_string();
+    let mut both = (Value::Null, Value::Null);
+    wait_until("the same from both", Duration::from_secs(10), || {
+        let cli = site
+            .director
+            .run(&program, &["--config", &config, "status", "--json"]);
+        let cli = cli.map(|text| serde_json::from_str(&text).unwrap_or_default());
+        both = (
+            calm(cli.unwrap_or_default()),
+            calm(json(&site, "v1/status").unwrap_or_default()),
+        );
+        both.0 == both.1 && both.0["services"][0]["name"] == "web"
+    })
+    .with_context(|| format!("{both:#?}"))?;
+
+    // Over the Unix socket without a token, over TCP with it.
+    let server = format!("{}:80", site.real_address(1));
+    let body = |state: &str| {
+        format!(
+            "{{\"target\":{{\"host\":\"{}\"}},\"state\":\"{state}\",\"who\":\"ann\",\"why\":\"disk\"}}",
+            site.real_address(1)
+        )
+    };
+    let admin = || -> Result<String> {
+        let status = json(&site, "v1/services/web")?;
+        let servers = status[0]["status"]["servers"]
+            .as_array()
+            .context("servers")?
+            .clone();
+        let one = servers.iter().find(|s| s["server"] == server.as_str());
+        Ok(one.context("the server")?["admin"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned())
+    };
+    let socket = site.director.sh("ls /run/lvs/*.lvsd")?;
+    let post = |words: &[&str], body: &str| {
+        let mut all = vec![
+            "-sS",
+            "-m",
+            "20",
+            "-w",
+            " %{http_code}",
+            "--data-binary",
+            body,
+        ];
+        all.extend_from_slice(words);
+        site.director.run("curl", &all)
+    };
+    let refused = post(&["http://127.0.0.1:9560/v1/admin"], &body("drain"))?;
+    ensure!(
+        refused.ends_with(" 401") && refused.contains("Bearer") && admin()? == "ready",
+        "{refused}"
+    );
+    let done = post(
+        &["--unix-socket", socket.trim(), "http://lvsd/v1/admin"],
+        &body("drain"),
+    )?;
+    ensure!(done.ends_with(" 200") && admin()? == "drain", "{done}");
+    let header = format!("Authorization: Bearer {TOKEN}");
+    let done = post(
+        &["-H", &header, "http://127.0.0.1:9560/v1/admin"],
+        &body("ready"),
+    )?;
+    ensure!(done.ends_with(" 200") && admin()? == "ready", "{done}");
+    let done = post(&["-H", &header, "http://127.0.0.1:9560/v1/reload"], "")?;
+    ensure!(
+        done.ends_with(" 200") && done.contains("nothing has changed"),
+        "{done}"
+    );
+
+    // A reload that takes the address away closes it, and nothing else.
+    let text = fs::read_to_string(&path)?
+        .replace("listen = \"127.0.0.1:9560\"", "listen = \"127.0.0.1:9561\"");
+    fs::write(&path, text)?;
+    lvsd.signal(Signal::SIGHUP)?;
+    wait_until("the new port", Duration::from_secs(10), || {
+        get(&site, 9561, "v1/health").is_ok()
+    })?;
+    ensure!(get(&site, 9560, "v1/health").is_err());
+    let status = lvsd.stop(Signal::SIGINT)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    Ok(())
+}
+
+/// More connections than `procfs_connections` are not listed, which is said once; fewer are again.
+#[test]
+fn a_long_list_of_connections_is_no_file() -> Result<()> {
+    let site = site("many")?;
+    let path = configure(&site)?;
+    let text = fs::read_to_string(&path)?;
+    let few = text.replace("procfs = ", "procfs_connections = 10\nprocfs = ");
+    fs::write(&path, few)?;
+    let mut lvsd = start(&site)?;
+    let file = |name: &str| site.testbed.dir().join("proc/net").join(name);
+    let long = Duration::from_secs(20);
+    wait_until("an empty list", long, || file("ip_vs_conn").exists())?;
+    load(&site, 30)?;
+    wait_until("no list", long, || !file("ip_vs_conn").exists())?;
+    ensure!(file("ip_vs").exists() && !file("ip_vs_conn_sync").exists());
+    std::thread::sleep(Duration::from_secs(5));
+    let said = lvsd.log().matches("more than 10 connections").count();
+    ensure!(said == 1, "{}", lvsd.log());
+    fs::write(&path, text)?;
+    lvsd.signal(Signal::SIGHUP)?;
+    wait_until("a list", long, || {
+        fs::read_to_string(file("ip_vs_conn")).is_ok_and(|text| text.lines().count() == 31)
+    })?;
+    let status = lvsd.stop(Signal::SIGINT)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    Ok(())
+}
+
+/// What a person sees and does.
+#[test]
+fn the_dashboard_in_a_browser() -> Result<()> {
+    let mut site = site("page")?;
+    configure(&site)?;
+    let mut lvsd = start(&site)?;
+    load(&site, 30)?;
+    let browser = Browser::start(&site.director, site.testbed.dir())?;
+    let long = Duration::from_secs(20);
+    browser.screen(1280, 900, false)?;
+    browser.open("http://127.0.0.1:9560/")?;
+    browser.wait_for("#verdict", "All is well", long)?;
+
+    // A hostile name is words, wherever it stands.
+    let seen =
+        browser.run("return [...document.querySelectorAll('.name')].map((e) => e.textContent)")?;
+    ensure!(
+        seen.as_array()
+            .is_some_and(|all| all.contains(&Value::from(HOSTILE))),
+        "{seen}"
+    );
+    let harmless = browser.run(
+        "return [window.hacked === undefined, document.querySelectorAll('#list img').length]",
+    )?;
+    ensure!(harmless == serde_json::json!([true, 0]), "{harmless}");
+
+    // Nobody can change anything before the token is there.
+    let services = "details[data-name=web]";
+    browser.click(&format!("{services} summary"))?;
+    browser.wait_for(services, "Scheduler rr", long)?;
+    ensure!(browser.run("return document.querySelectorAll('td.do button').length")? == 0);
+    browser.type_into("#token", "wrong-token-0123456789")?;
+    browser.click("#unlock button")?;
+    browser.wait_for("#rights", "not the token", long)?;
+    browser.type_into("#token", TOKEN)?;
+    browser.click("#unlock button")?;
+    browser.wait_for("#rights", "Changes are allowed", long)?;
+
+    // A drain by keyboard does what `lvsadm drain` does.
+    let server = format!("{}:80", site.real_address(1));
+    let button = format!("{services} button[aria-label='Drain {server} of web']");
+    wait_until("the buttons", long, || {
+        browser.text(&button).is_ok_and(|t| t == "Drain")
+    })?;
+    browser.run(&format!(
+        "document.querySelector({}).focus()",
+        Value::from(button.as_str())
+    ))?;
+    browser.press('\u{e007}')?;
+    browser.wait_for("#ask-title", &server, long)?;
+    browser.type_into("#ask-why", "new <b>disk</b>")?;
+    browser.press('\u{e007}')?;
+    browser.wait_for(services, "drain", long)?;
+    let listing = site.lvsadm("-L -n")?;
+    let row = listing
+        .lines()
+        .find(|l| l.contains(&server))
+        .unwrap_or_default();
+    ensure!(row.split_whitespace().nth(3) == Some("0"), "{listing}");
+    let entry = &json(&site, "v1/status")?["admin"][0];
+    ensure!(
+        entry["why"] == "new <b>disk</b>" && entry["state"] == "drain",
+        "{entry}"
+    );
+    browser.wait_for("#events", "new <b>disk</b>", long)?;
+    browser.click(&format!(
+        "{services} button[aria-label='Put back {server} of web']"
+    ))?;
+    browser.click("#ask-go")?;
+    wait_until("the server to be back", long, || {
+        json(&site, "v1/status").is_ok_and(|s| s["admin"] == serde_json::json!([]))
+    })?;
+
+    // A dead server is seen: first on the page, with the reason.
+    site.programs.remove(2).kill();
+    let killed = std::time::Instant::now();
+    let dead = format!("{}:80", site.real_address(2));
+    browser.wait_for("#broken", &dead, long)?;
+    println!(
+        "a server that died is on the page after {:.2?}",
+        killed.elapsed()
+    );
+    browser.wait_for("#broken", "refused", long)?;
+    browser.wait_for("#verdict", "1 server down", long)?;
+    let first = browser
+        .run("return [...document.querySelectorAll('main section')].find((s) => !s.hidden).id")?;
+    ensure!(first == "trouble", "{first}");
+
+    // The keyboard finds its way, and nothing was refused by the policy of the page.
+    browser.run("document.activeElement.blur()")?;
+    browser.press('/')?;
+    ensure!(browser.run("return document.activeElement.id")? == "filter");
+    browser.type_into("#filter", "mark")?;
+    let left = browser.run("return document.querySelectorAll('#list details').length")?;
+    ensure!(left == 1, "{left}");
+    browser.press('\u{e00c}')?;
+
+    if let Ok(place) = std::env::var("LVS_PICTURES") {
+        let path = site.testbed.dir().join("lvsd.toml");
+        let text = fs::read_to_string(&path)?
+            .replace(HOSTILE, "shop")
+            .replace("\"marked\"", "\"mail\"");
+        fs::write(&path, text)?;
+        lvsd.signal(Signal::SIGHUP)?;
+        pictures(&site, &browser, &PathBuf::from(place))?;
+    }
+    site.programs
+        .push(nginx(&site.servers[2], &NginxOptions::default())?);
+    browser.wait_for("#verdict", "All is well", long)?;
+    let status = lvsd.stop(Signal::SIGINT)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    browser.wait_for("#verdict", "does not answer", long)?;
+    if browser.text("#broken")?.contains("undefined") {
+        bail!("{}", browser.text("body")?);
+    }
+    Ok(())
+}
+
+/// What the documentation shows: four minutes of load, which are a line in the charts of an hour,
+/// and a service that is unfolded.
+fn pictures(site: &Site, browser: &Browser, place: &std::path::Path) -> Result<()> {
+    for round in 0..48_u64 {
+        load(site, 40 + 25 * (round % 7))?;
+        std::thread::sleep(Duration::from_secs(5));
+    }
+    browser.run("document.activeElement.blur()")?;
+    for (name, width, height, dark) in [
+        ("dashboard", 1280, 1000, false),
+        ("dashboard-dark", 1280, 1000, true),
+        ("dashboard-phone", 390, 1000, false),
+    ] {
+        browser.screen(width, height, dark)?;
+        browser.run("window.scrollTo(0, 0)")?;
+        // The charts are drawn anew a second after the size has changed.
+        load(site, 100)?;
+        std::thread::sleep(Duration::from_secs(3));
+        browser.picture(&place.join(format!("{name}.png")))?;
+    }
+    browser.screen(1280, 900, false)
+}

@@ -1,0 +1,286 @@
+//! What IPVS in the kernel does not do, or only with help: servers as clients of their own service,
+//! answers of direct routing that come by, addresses in no network.
+
+use crate::common;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{
+    Forward, Host, LoadOptions, Site, SiteOptions, Topology, Vip, programs, servers, wait_until,
+};
+use nix::sys::signal::Signal;
+
+fn ids(site: &Site, from: &Host, times: usize) -> Result<Vec<String>> {
+    let printed = from.sh(&format!(
+        "for i in $(seq {times}); do curl -sS -f -m 5 http://{}/id || echo lost; done",
+        site.vip
+    ))?;
+    let mut names: Vec<String> = printed.lines().map(str::to_owned).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// Every server asks its own service, and gets answers of each of them, itself included. The
+/// servers are on one network with each other, and with the director or not.
+#[test]
+fn servers_are_clients_of_their_own_service() -> Result<()> {
+    for (forward, topology, arguments) in [
+        (
+            Forward::Nat,
+            Topology::OneArm,
+            &["--local-address", "192.0.2.50", "--hairpin"][..],
+        ),
+        (
+            Forward::Nat,
+            Topology::TwoArm,
+            &["--local-address", "10.0.0.1", "--hairpin"],
+        ),
+        (Forward::FullNat, Topology::OneArm, &[]),
+        (Forward::FullNat, Topology::Routed, &[]),
+    ] {
+        let mut options = SiteOptions::new("hairpin", forward);
+        options.topology = topology;
+        options.servers = 2;
+        let mut site = Site::new(options)?;
+        site.start_engine(arguments)?;
+        site.add_service(80, "rr")?;
+        for server in &site.servers {
+            let names = ids(&site, server, 10)?;
+            let expected = [["rs1"; 5], ["rs2"; 5]].concat();
+            ensure!(
+                names == expected,
+                "{forward:?} {topology:?}, {}: {names:?}",
+                server.name()
+            );
+        }
+        // Clients from elsewhere come with their own addresses where the method is NAT.
+        let mut load = site.load();
+        load.requests = 40;
+        common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
+        let seen = site
+            .client
+            .sh(&format!("curl -sS -f -m 5 http://{}/addr", site.vip))?;
+        if forward == Forward::Nat {
+            ensure!(seen.trim() == common::client_address(&site)?, "{seen}");
+        } else {
+            ensure!(seen == "192.0.2.50\n", "{seen}");
+        }
+    }
+    Ok(())
+}
+
+/// Without being asked to, the director translates as the kernel does, and such a client's answer
+/// takes the short way.
+#[test]
+fn hairpin_is_off_at_first() -> Result<()> {
+    let mut options = SiteOptions::new("no-hairpin", Forward::Nat);
+    options.topology = Topology::OneArm;
+    options.servers = 2;
+    let site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    let printed = site.servers[0].sh(&format!(
+        "for i in 1 2; do curl -s -m 1 http://{}/id || echo lost; done | sort",
+        site.vip
+    ))?;
+    ensure!(printed.contains("lost"), "{printed}");
+    Ok(())
+}
+
+/// Direct routing where the director is the servers' gateway: their answers pass it with the VIP as
+/// source, which a host that has the VIP takes for forged.
+#[test]
+fn answers_of_direct_routing_pass_the_director() -> Result<()> {
+    for vip in [Vip::Host, Vip::Engine, Vip::Routed] {
+        for ip_forward in [true, false] {
+            let mut options = SiteOptions::new("martian", Forward::Dr);
+            options.topology = Topology::TwoArm;
+            options.servers = 2;
+            options.vip = vip;
+            options.ip_forward = ip_forward;
+            let site = common::site(options)?;
+            site.add_service(80, "rr")?;
+            let mut load = site.load();
+            load.requests = 40;
+            common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
+            common::upload(&site)?;
+            // They are counted, as what passes the kernel's FORWARD hook is.
+            common::wait_for_snapshot();
+            let listing = site.lvsadm("-L -n --stats --exact")?;
+            let rows = lvs_testbed::listing::rows(&listing);
+            ensure!(rows[0].number(2)? > 100, "{listing}");
+        }
+    }
+    Ok(())
+}
+
+/// The transparent reception of the LVS papers: the VIP is in no network, packets for it are merely
+/// routed here.
+#[test]
+fn a_vip_that_is_routed_to_the_director() -> Result<()> {
+    for forward in [Forward::Nat, Forward::Dr, Forward::Tun, Forward::FullNat] {
+        let mut options = SiteOptions::new("routed-vip", forward);
+        options.servers = 2;
+        options.vip = Vip::Routed;
+        let site = common::site(options)?;
+        site.add_service(80, "rr")?;
+        let mut load = site.load();
+        load.requests = 40;
+        common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
+        let addresses = site.director.sh("ip -o addr")?;
+        ensure!(!addresses.contains(&site.vip.to_string()), "{addresses}");
+    }
+    Ok(())
+}
+
+/// Ports 8000 to 8099, all ports of another protocol, and one port that has a service of its own,
+/// out of one file.
+#[test]
+fn services_of_many_ports() -> Result<()> {
+    for forward in [Forward::Nat, Forward::Dr] {
+        let mut options = SiteOptions::new("ports", forward);
+        options.servers = 2;
+        options.nginx.ports = vec![80, 8000, 8042, 8099];
+        let mut site = Site::new(options)?;
+        site.start_engine(&[])?;
+        let file = site.director.dir().join("ports.toml");
+        let real = |indices: &[usize]| -> String {
+            let server = |&index: &usize| {
+                format!(
+                    "[[service.server]]\naddress = \"{}\"\n",
+                    site.real_address(index)
+                )
+            };
+            indices.iter().map(server).collect()
+        };
+        let (vip, word) = (site.vip, forward.word());
+        let service = |address: &str| {
+            format!(
+                "[[service]]\naddress = \"{vip}:{address}\"\nscheduler = \"rr\"\nforward = \"{word}\"\n"
+            )
+        };
+        let text = [
+            service("80,8000-8099"),
+            real(&[0, 1]),
+            service("8042"),
+            real(&[1]),
+            service("*").replace("scheduler", "protocol = \"udp\"\nscheduler"),
+            real(&[0, 1]),
+        ]
+        .concat();
+        std::fs::write(&file, &text)?;
+        let mut daemon = site.director.spawn(
+            programs::find("lvsd")?,
+            &["--config", &file.display().to_string()],
+        )?;
+        let listed =
+            |site: &Site, text: &str| site.lvsadm("-S -n").is_ok_and(|rules| rules.contains(text));
+        wait_until("lvsd's services", Duration::from_secs(10), || {
+            site.lvsadm("-S -n")
+                .is_ok_and(|rules| rules.matches("-a ").count() == 5)
+        })
+        .with_context(|| daemon.log())?;
+
+        for (port, expected) in [
+            (80, [20, 20]),
+            (8000, [20, 20]),
+            (8099, [20, 20]),
+            (8042, [0, 40]),
+        ] {
+            let mut load = LoadOptions::new(site.service(port));
+            load.requests = 40;
+            common::spread(&common::ok(site.client.load(&load)?, 40)?, &expected)
+                .with_context(|| format!("port {port}"))?;
+        }
+        // Every datagram's port; what the servers have not they refuse themselves, and the client
+        // hears it from the VIP.
+        if forward == Forward::Nat {
+            let _dns = [
+                servers::dnsmasq(&site.servers[0])?,
+                servers::dnsmasq(&site.servers[1])?,
+            ];
+            let answers = site.client.sh(&format!(
+                "for i in 1 2 3 4; do dig +short +tries=1 +time=5 @{vip} id.test txt; done | sort"
+            ))?;
+            ensure!(
+                answers == "\"rs1\"\n\"rs1\"\n\"rs2\"\n\"rs2\"\n",
+                "{answers}"
+            );
+        }
+        // A port that is in no range is the host's.
+        let refused = site
+            .client
+            .sh(&format!("curl -s -m 5 http://{vip}:8100/ || echo $?"))?;
+        ensure!(
+            refused == "7\n",
+            "curl's status for a refused connection: {refused}"
+        );
+
+        // A file without them takes the rules along, and leaves those of others.
+        site.lvsadm("mark add --destination 192.0.2.77 --mark 7")?;
+        std::fs::write(&file, [service("80"), real(&[0])].concat())?;
+        daemon.signal(Signal::SIGHUP)?;
+        wait_until("the reload", Duration::from_secs(10), || {
+            !listed(&site, "-f ")
+        })
+        .with_context(|| daemon.log())?;
+        let marks = site.lvsadm("mark list")?;
+        ensure!(
+            marks.lines().count() == 1 && marks.contains("--mark 7"),
+            "{marks}"
+        );
+        daemon.stop(Signal::SIGTERM)?;
+    }
+    Ok(())
+}
+
+/// Full NAT out of a file, with an engine that lvsd starts itself; then other local addresses by a
+/// reload.
+#[test]
+fn full_nat_out_of_a_file() -> Result<()> {
+    let mut options = SiteOptions::new("fullnat-file", Forward::FullNat);
+    options.servers = 2;
+    let site = Site::new(options)?;
+    let file = site.director.dir().join("fullnat.toml");
+    let text = |local: &str| {
+        format!(
+            "[dataplane]\ninterface = \"eth0\"\nprogram = \"{}\"\nlocal_addresses = [\"{local}\"]\n\
+             [[service]]\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"fullnat\"\n\
+             [[service.server]]\naddress = \"{}\"\n[[service.server]]\naddress = \"{}\"\n",
+            programs::find("lvs-dataplane")
+                .map_or_else(|_| String::new(), |path| path.display().to_string()),
+            site.service(80),
+            site.real_address(0),
+            site.real_address(1),
+        )
+    };
+    std::fs::write(&file, text("192.0.2.60"))?;
+    let mut daemon = site.director.spawn(
+        programs::find("lvsd")?,
+        &["--config", &file.display().to_string()],
+    )?;
+    for local in ["192.0.2.60", "192.0.2.61"] {
+        if local != "192.0.2.60" {
+            std::fs::write(&file, text(local))?;
+            daemon.signal(Signal::SIGHUP)?;
+        }
+        let seen = || {
+            site.client
+                .sh(&format!("curl -sS -f -m 5 http://{}/addr", site.vip))
+        };
+        wait_until(local, Duration::from_secs(10), || {
+            seen().is_ok_and(|seen| seen.trim() == local)
+        })
+        .with_context(|| daemon.log())?;
+        let mut load = site.load();
+        load.requests = 40;
+        common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
+    }
+    let listing = site.lvsadm("local")?;
+    ensure!(
+        listing.starts_with("192.0.2.61 ") && !listing.contains("192.0.2.60 "),
+        "{listing}"
+    );
+    daemon.stop(Signal::SIGTERM)?;
+    Ok(())
+}

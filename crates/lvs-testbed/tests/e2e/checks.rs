@@ -1,0 +1,325 @@
+//! Health checks: each kind against a real server of it, and on the way of a client's packets.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, wait_until};
+use nix::sys::signal::Signal;
+
+/// A daemon with a file, on the director.
+fn start(site: &Site, text: &str) -> Result<Proc> {
+    let path = site.testbed.dir().join("lvsd.toml");
+    let head = "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n";
+    let head = if site.options.topology == lvs_testbed::Topology::TwoArm {
+        head
+    } else {
+        "[dataplane]\ninterface = \"eth0\"\n\n"
+    };
+    fs::write(&path, format!("{head}{text}"))?;
+    let path = path.display().to_string();
+    site.director
+        .spawn(programs::find("lvsd")?, &["--config", &path])
+}
+
+/// What `lvsd status --json` says of a server's health and why, by the service's name.
+fn health(site: &Site, service: &str) -> Vec<(String, String)> {
+    let path = site.testbed.dir().join("lvsd.toml").display().to_string();
+    let Ok(program) = programs::find("lvsd") else {
+        return Vec::new();
+    };
+    let told = site.director.sh(&format!(
+        "{} --config {path} status --json",
+        program.display()
+    ));
+    let Ok(told) = told else {
+        return Vec::new();
+    };
+    let status: serde_json::Value = serde_json::from_str(&told).unwrap_or_default();
+    let services = status["services"].as_array().cloned().unwrap_or_default();
+    let servers = services
+        .iter()
+        .filter(|s| s["name"] == service)
+        .flat_map(|s| s["servers"].as_array().cloned().unwrap_or_default());
+    servers
+        .map(|server| {
+            let text = |key: &str| server[key].as_str().unwrap_or_default().to_owned();
+            (text("health"), text("reason"))
+        })
+        .collect()
+}
+
+fn wait_health(site: &Site, service: &str, wanted: &[&str], lvsd: &Proc) -> Result<()> {
+    let now = || health(site, service);
+    wait_until(
+        &format!("{service} to be {wanted:?}"),
+        Duration::from_secs(15),
+        || {
+            now()
+                .iter()
+                .map(|(health, _)| health.as_str())
+                .eq(wanted.iter().copied())
+        },
+    )
+    .with_context(|| format!("{:?}\nlvsd printed:\n{}", now(), lvsd.log()))
+}
+
+/// Real servers of every kind on one host.
+struct Servers {
+    _running: Vec<Proc>,
+}
+
+fn openssl(host: &Host, dir: &Path, name: &str, subject: &str, more: &str) -> Result<()> {
+    let dir = dir.display();
+    host.sh(&format!(
+        "cd {dir} && openssl req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={subject} 2>/dev/null && \
+         printf 'subjectAltName=DNS:{subject}\\n' > {name}.ext && \
+         openssl x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile {name}.ext -out {name}.pem 2>/dev/null {more}"
+    ))?;
+    Ok(())
+}
+
+fn serve(host: &Host, dir: &Path) -> Result<Servers> {
+    host.sh(&format!(
+        "cd {} && openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=authority 2>/dev/null && \
+         openssl ecparam -name prime256v1 -genkey -noout -out other.key && \
+         openssl req -x509 -new -key other.key -out other.pem -days 2 -subj /CN=stranger 2>/dev/null",
+        dir.display()
+    ))?;
+    openssl(host, dir, "server", "www.example.org", "")?;
+    openssl(host, dir, "client", "director.example.org", "")?;
+    let d = dir.display();
+    fs::write(dir.join("index.html"), "all is well\n")?;
+    fs::write(
+        dir.join("nginx.conf"),
+        format!(
+            "daemon off; pid {d}/nginx.pid; error_log {d}/nginx.err; events {{}} user root;\n\
+             http {{ access_log off; client_body_temp_path {d}/t1; proxy_temp_path {d}/t2; fastcgi_temp_path {d}/t3; uwsgi_temp_path {d}/t4; scgi_temp_path {d}/t5;\n\
+             server {{ listen 8080; root {d}; location /old {{ return 301 /index.html; }} location /gone {{ return 503; }} }}\n\
+             server {{ listen 8443 ssl; server_name www.example.org; root {d};\n\
+             ssl_certificate {d}/server.pem; ssl_certificate_key {d}/server.key; }}\n\
+             server {{ listen 8444 ssl; root {d}; ssl_certificate {d}/server.pem; ssl_certificate_key {d}/server.key;\n\
+             ssl_client_certificate {d}/ca.pem; ssl_verify_client on; }} }}\n"
+        ),
+    )?;
+    fs::write(
+        dir.join("unbound.conf"),
+        format!(
+            "server:\n interface: 0.0.0.0@5300\n access-control: 0.0.0.0/0 allow\n do-daemonize: no\n use-syslog: no\n chroot: \"\"\n \
+             username: \"\"\n directory: \"{d}\"\n pidfile: \"\"\n module-config: \"iterator\"\n \
+             local-zone: \"example.org.\" static\n local-data: \"www.example.org. IN A 192.0.2.77\"\nremote-control:\n control-enable: no\n"
+        ),
+    )?;
+    fs::write(
+        dir.join("exim.conf"),
+        format!(
+            "spool_directory = {d}/spool\nlog_file_path = syslog\npid_file_path = {d}/exim.pid\n\
+             primary_hostname = mx.example.org\nlocal_interfaces = 0.0.0.0\ndaemon_smtp_ports = 2525\n\
+             host_lookup =\nrfc1413_query_timeout = 0s\ntls_advertise_hosts =\nkeep_environment =\nacl_smtp_connect = accept\n"
+        ),
+    )?;
+    let path = |name: &str| dir.join(name).display().to_string();
+    let running = vec![
+        host.spawn("nginx", &["-c", &path("nginx.conf"), "-p", &d.to_string()])?,
+        host.spawn("unbound", &["-d", "-c", &path("unbound.conf")])?,
+        host.spawn("exim4", &["-bdf", "-C", &path("exim.conf")])?,
+        host.spawn(
+            "perl",
+            &[
+                "-MIO::Socket::INET",
+                "-e",
+                "$s = IO::Socket::INET->new(LocalPort => 9707, Listen => 9, ReuseAddr => 1) or die; \
+                 while ($c = $s->accept) { open F, '<', $ARGV[0]; print $c <F>; close $c }",
+                &path("agent"),
+            ],
+        )?,
+    ];
+    for port in [8080, 8443, 8444, 2525, 9707] {
+        host.wait_for_port("tcp", port)?;
+    }
+    host.wait_for_port("udp", 5300)?;
+    Ok(Servers { _running: running })
+}
+
+#[test]
+fn each_kind_against_a_real_server() -> Result<()> {
+    let mut options = SiteOptions::new("kinds", Forward::Nat);
+    options.servers = 1;
+    options.vip = Vip::Engine;
+    let site = Site::new(options)?;
+    let dir = site.testbed.dir().join("real");
+    fs::create_dir_all(&dir)?;
+    fs::write(dir.join("agent"), "up 50%\n")?;
+    fs::write(dir.join("state"), "up\n")?;
+    let host = &site.servers[0];
+    let _servers = serve(host, &dir)?;
+    let d = dir.display();
+    let www = "host = \"www.example.org\"";
+    let own = format!("cert = \"{d}/client.pem\", key = \"{d}/client.key\"");
+    let kinds = [
+        ("tcp", "type = \"tcp\", port = 8080".to_owned(), "up"),
+        ("tcp-closed", "type = \"tcp\", port = 1".to_owned(), "down"),
+        ("http", "type = \"http\", port = 8080, body = \"well\"".to_owned(), "up"),
+        ("http-urls", "type = \"http\", port = 8080, redirects = 1, urls = [{ path = \"/\" }, { path = \"/old\", regex = '^all' }]".to_owned(), "up"),
+        ("http-gone", "type = \"http\", port = 8080, path = \"/gone\"".to_owned(), "down"),
+        ("http-503", "type = \"http\", port = 8080, path = \"/gone\", status = 503".to_owned(), "up"),
+        ("http-tls", "type = \"http\", port = 8443".to_owned(), "down"),
+        ("https", "type = \"https\", port = 8443".to_owned(), "up"),
+        ("https-ca", format!("type = \"https\", port = 8443, {www}, ca = \"{d}/ca.pem\""), "up"),
+        ("https-sni", format!("type = \"https\", port = 8443, sni = \"ftp.example.org\", ca = \"{d}/ca.pem\""), "down"),
+        ("https-stranger", format!("type = \"https\", port = 8443, {www}, ca = \"{d}/other.pem\""), "down"),
+        ("https-client", format!("type = \"https\", port = 8444, {own}, ca = \"{d}/ca.pem\", {www}"), "up"),
+        ("https-nobody", "type = \"https\", port = 8444".to_owned(), "down"),
+        ("dns", "type = \"dns\", port = 5300, name = \"www.example.org\", answer = \"192.0.2.77\"".to_owned(), "up"),
+        ("dns-none", "type = \"dns\", port = 5300, name = \"no.example.org\", record = \"A\"".to_owned(), "down"),
+        ("dns-nx", "type = \"dns\", port = 5300, name = \"no.example.org\", record = \"A\", rcode = \"NXDOMAIN\"".to_owned(), "up"),
+        ("udp", "type = \"udp\", port = 5300, payload_hex = \"414201000001000000000000 03777777 076578616d706c65 036f7267 00 0001 0001\", reply_hex = \"4142 8X XX\"".replace("8X XX", "XX XX"), "up"),
+        ("udp-closed", "type = \"udp\", port = 5301, silence = \"up\"".to_owned(), "down"),
+        ("smtp", "type = \"smtp\", port = 2525".to_owned(), "up"),
+        ("smtp-http", "type = \"smtp\", port = 8080".to_owned(), "down"),
+        ("ping", "type = \"ping\"".to_owned(), "up"),
+        ("exec", "type = \"exec\", command = [\"/usr/bin/perl\", \"-e\", \"exit 3\"], dynamic = true".to_owned(), "up"),
+        ("exec-fails", "type = \"exec\", command = [\"/bin/sh\", \"-c\", \"echo disk full; exit 1\"]".to_owned(), "down"),
+        ("file", format!("type = \"file\", path = \"{d}/state\""), "up"),
+        ("file-none", format!("type = \"file\", path = \"{d}/{{address}}\""), "down"),
+        ("agent", "type = \"agent\", port = 9707".to_owned(), "up"),
+    ];
+    let mut text = String::new();
+    for (n, (name, check, _)) in kinds.iter().enumerate() {
+        write!(
+            text,
+            "[[service]]\nname = \"{name}\"\naddress = \"{}:{}\"\nforward = \"nat\"\n\
+             check = {{ interval = \"500ms\", timeout = \"2s\", {check} }}\n\
+             [[service.server]]\naddress = \"{}:80\"\nweight = 10\n",
+            site.service(80).ip(),
+            7000 + n,
+            site.real_address(0)
+        )?;
+    }
+    let mut lvsd = start(&site, &text)?;
+    for (name, _, wanted) in &kinds {
+        wait_health(&site, name, &[wanted], &lvsd)?;
+    }
+    let why = |name: &str| {
+        health(&site, name)
+            .first()
+            .map(|(_, why)| why.clone())
+            .unwrap_or_default()
+    };
+    for (name, wanted) in [
+        ("http-gone", "503"),
+        ("https-stranger", "certificate"),
+        ("https-nobody", "400"),
+        ("exec-fails", "disk full"),
+        ("udp-closed", "refused"),
+        ("dns-none", "NXDOMAIN"),
+    ] {
+        ensure!(why(name).contains(wanted), "{name}: {}", why(name));
+    }
+    // The agent's half of 10, and the program's 1.
+    let weights = || {
+        let listing = site.lvsadm("-L -n").unwrap_or_default();
+        (
+            listing.contains("Masq    5 "),
+            listing.contains("Masq    1 "),
+        )
+    };
+    wait_until(
+        "the weights that were asked for",
+        Duration::from_secs(5),
+        || weights() == (true, true),
+    )?;
+    fs::write(dir.join("agent"), "drain\n")?;
+    fs::write(dir.join("state"), "down # by hand\n")?;
+    wait_until(
+        "the agent's server to drain",
+        Duration::from_secs(5),
+        || {
+            let listing = site.lvsadm("-L -n").unwrap_or_default();
+            !listing.contains("Masq    5 ")
+        },
+    )?;
+    wait_health(&site, "file", &["down"], &lvsd)?;
+    ensure!(why("file").contains("by hand"), "{}", why("file"));
+    wait_health(&site, "agent", &["up"], &lvsd)?;
+    ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+    Ok(())
+}
+
+/// A check goes where clients' packets go, to exactly the server that it asks about; it sees what a
+/// check of the server's own address does not.
+fn on_a_clients_way(forward: Forward) -> Result<()> {
+    let mut options = SiteOptions::new("via", forward);
+    options.servers = 2;
+    options.vip = Vip::Engine;
+    let site = Site::new(options)?;
+    for path in ["ipv4/conf/all/rp_filter", "ipv4/conf/eth0/rp_filter"] {
+        site.director.sysctl(path, "0")?;
+    }
+    let mut text = String::new();
+    for (name, port, more) in [("own", 80, ""), ("clients", 8080, ", via = \"service\"")] {
+        let port_of_server = if forward == Forward::Nat { 80 } else { port };
+        write!(
+            text,
+            "[[service]]\nname = \"{name}\"\naddress = \"{}:{port}\"\nscheduler = \"rr\"\nforward = \"{}\"\n\
+             check = {{ type = \"http\", path = \"/s/1\", interval = \"300ms\", timeout = \"250ms\", fast_interval = \"100ms\"{more} }}\n",
+            site.service(80).ip(),
+            forward.word()
+        )?;
+        for index in 0..2 {
+            write!(
+                text,
+                "[[service.server]]\naddress = \"{}:{port_of_server}\"\n",
+                site.real_address(index)
+            )?;
+        }
+    }
+    let text = match forward {
+        Forward::Nat => text,
+        // The port cannot change: one service, checked in both ways one after the other.
+        _ => {
+            let (own, clients) = text
+                .split_once("[[service]]\nname = \"clients\"")
+                .context("two")?;
+            let _ = own;
+            format!("[[service]]\nname = \"clients\"{clients}").replace(":8080", ":80")
+        }
+    };
+    let mut lvsd = start(&site, &text)?;
+    wait_health(&site, "clients", &["up", "up"], &lvsd)?;
+    // The second server does not take clients' packets any more; its own address serves.
+    let broken = match forward {
+        Forward::Nat => "ip route replace default via 10.0.0.250",
+        _ => {
+            "iptables -I INPUT -d 203.0.113.10 -j DROP 2>/dev/null; ip addr show dev lo | sed -n 's/.*inet \\([0-9.]*\\/32\\).*/\\1/p' | \
+              while read vip; do ip addr del $vip dev lo; done"
+        }
+    };
+    site.servers[1].sh(broken)?;
+    wait_health(&site, "clients", &["up", "down"], &lvsd)?;
+    if forward == Forward::Nat {
+        wait_health(&site, "own", &["up", "up"], &lvsd)?;
+    } else {
+        let own = format!("curl -s -o /dev/null -m 2 http://{}/", site.real_address(1));
+        site.director.sh(&own).context("its own address serves")?;
+    }
+    ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+    Ok(())
+}
+
+#[test]
+fn on_a_clients_way_by_nat() -> Result<()> {
+    on_a_clients_way(Forward::Nat)
+}
+
+#[test]
+fn on_a_clients_way_by_direct_routing() -> Result<()> {
+    on_a_clients_way(Forward::Dr)
+}
+
+#[test]
+fn on_a_clients_way_by_tunnel() -> Result<()> {
+    on_a_clients_way(Forward::Tun)
+}

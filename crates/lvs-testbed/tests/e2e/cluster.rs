@@ -1,0 +1,34 @@
+//! Two directors with keepalived: the scenarios of `lvs-testbed cluster`, with small numbers.
+
+use anyhow::{Result, ensure};
+use lvs_testbed::Forward;
+use lvs_testbed::cluster::{Scenario, play};
+
+const DOWNLOADS: u64 = 60;
+
+fn nothing_breaks(scenario: Scenario, forward: Forward) -> Result<()> {
+    let outcome = play(scenario, forward, DOWNLOADS)?;
+    println!("{}", serde_json::to_string(&outcome)?);
+    ensure!(outcome.broken == 0, "{outcome:?}");
+    Ok(())
+}
+
+#[test]
+fn a_director_dies_and_comes_back_empty_nat() -> Result<()> {
+    nothing_breaks(Scenario::Returns, Forward::Nat)
+}
+
+#[test]
+fn a_director_dies_and_comes_back_empty_dr() -> Result<()> {
+    nothing_breaks(Scenario::Returns, Forward::Dr)
+}
+
+#[test]
+fn maintenance_moves_everything_there_and_back_nat() -> Result<()> {
+    nothing_breaks(Scenario::Planned, Forward::Nat)
+}
+
+#[test]
+fn maintenance_moves_everything_there_and_back_tun() -> Result<()> {
+    nothing_breaks(Scenario::Planned, Forward::Tun)
+}

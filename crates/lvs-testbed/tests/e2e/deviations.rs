@@ -1,0 +1,54 @@
+//! Where the engine differs from the kernel's IPVS on purpose, as a host sees it: see
+//! ARCHITECTURE.md.
+
+use crate::common;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, SiteOptions, wait_until};
+
+/// Such packets never leave the loopback interface, where no engine sees them.
+#[test]
+fn a_client_on_the_director_meets_the_hosts_own_port_at_a_vip_of_the_host() -> Result<()> {
+    let mut options = SiteOptions::new("own-client", Forward::Nat);
+    options.servers = 1;
+    let site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.requests = 4;
+    common::ok(site.client.load(&load)?, 4)?;
+    let url = format!("http://{}/", site.service(80));
+    let status = site
+        .director
+        .sh(&format!("curl -s -m 5 -o /dev/null {url} || echo $?"))?;
+    ensure!(status.trim() == "7", "refused by the host itself: {status}");
+    let listing = site.lvsadm("-L -n -c")?;
+    ensure!(
+        !listing.contains(&format!("{}:80      {}", site.vip, site.vip)),
+        "{listing}"
+    );
+    Ok(())
+}
+
+#[test]
+fn policy_rules_are_not_followed_and_the_engine_says_so_once() -> Result<()> {
+    let mut options = SiteOptions::new("rules", Forward::Nat);
+    options.servers = 1;
+    let site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    site.director.sh(
+        "ip route add unreachable default table 100; \
+         ip rule add to 10.0.0.0/24 table 100 priority 100; ip rule add from 10.9.0.0/16 table 100 priority 101",
+    )?;
+    let engine = site.engine.as_ref().context("it was started")?;
+    let said = || engine.log().matches("policy rules").count();
+    wait_until("a word about the rules", Duration::from_secs(10), || {
+        said() > 0
+    })?;
+    let mut load = site.load();
+    load.requests = 4;
+    common::ok(site.client.load(&load)?, 4).context("the table main decides")?;
+    ensure!(said() == 1, "{}", engine.log());
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! Names of hosts where the domain name system is dead: nothing waits for it for long, and `-n`
+//! does not ask at all.
+
+use crate::common;
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+use lvs_testbed::{Forward, Site, SiteOptions, programs};
+
+/// A site whose director asks name servers that swallow every question.
+fn deaf(label: &str) -> Result<Site> {
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = 2;
+    let site = common::site(options)?;
+    let dir = site.testbed.dir();
+    fs::write(
+        dir.join("resolv"),
+        "nameserver 198.18.53.53\nnameserver 198.18.53.54\n",
+    )?;
+    fs::write(dir.join("nsswitch"), "hosts: files dns\nservices: files\n")?;
+    site.director.sh(&format!(
+        "ip link add dead0 arp off type veth peer name dead1; ip addr add 198.18.53.1/24 dev dead0; \
+         ip link set dead0 up; ip link set dead1 up; \
+         mount --bind {0}/resolv /etc/resolv.conf; mount --bind {0}/nsswitch /etc/nsswitch.conf",
+        dir.display()
+    ))?;
+    site.director
+        .etc_hosts(&[(site.real_address(0).into(), "first.test")])?;
+    site.director
+        .install(&programs::find("lvsadm")?, &["ipvsadm"])?;
+    Ok(site)
+}
+
+/// Packets to the name servers so far.
+fn questions(site: &Site) -> Result<u64> {
+    let text = site
+        .director
+        .sh("ip -s link show dev dead0 | tail -n 1 | awk '{print $2}'")?;
+    Ok(text.trim().parse()?)
+}
+
+#[test]
+fn dead_name_servers_hold_nothing_up() -> Result<()> {
+    let site = deaf("dns")?;
+    site.add_service(80, "rr")?;
+    for last in 1..=20 {
+        site.lvsadm(&format!("-A -t 203.0.113.{last}:443 -s rr"))?;
+    }
+    let before = questions(&site)?;
+    let numbers = site.director.sh("timeout 60 ipvsadm -Ln")?;
+    ensure!(questions(&site)? == before, "-n asks nobody");
+    // What the files know has its name, the rest is numbers; one look-up of the C library after the
+    // other would take minutes.
+    let named = site.director.sh("timeout 60 ipvsadm -L")?;
+    ensure!(questions(&site)? > before, "without -n somebody is asked");
+    ensure!(named.contains("-> first.test:http "), "{named}");
+    for last in 1..=20 {
+        let line = format!("TCP  203.0.113.{last}:https rr\n");
+        ensure!(named.contains(&line), "{named}");
+    }
+    ensure!(
+        named.lines().count() == numbers.lines().count(),
+        "{named} {numbers}"
+    );
+    let saved = site.director.sh("timeout 60 ipvsadm -S")?;
+    ensure!(saved.contains("-r first.test:http -m"), "{saved}");
+    let listed = site.director.sh("timeout 60 ipvsadm -Lc")?;
+    ensure!(listed.starts_with("IPVS connection entries\n"), "{listed}");
+
+    // A name that only a name server could know is refused in ipvsadm's words.
+    let refused = site
+        .director
+        .sh("timeout 60 ipvsadm -A -t www.example.test:80 2>&1 || echo status $?")?;
+    ensure!(
+        refused == "illegal virtual server address[:port] specified\nstatus 2\n",
+        "{refused}"
+    );
+    // One of the files is asked of nobody.
+    let before = questions(&site)?;
+    site.director
+        .sh("timeout 60 ipvsadm -A -t first.test:8080 -s rr")?;
+    ensure!(questions(&site)? == before);
+    Ok(())
+}

@@ -1,0 +1,218 @@
+//! `lvsadm doctor`: each thing that it looks for, brought about.
+
+use crate::common;
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::site::Vip;
+use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+/// What it finds now: each with its cure.
+fn findings(site: &Site) -> Result<Vec<(String, String)>> {
+    let text = site.director.sh(&format!(
+        "{} doctor --json || [ $? = 1 ]",
+        programs::find("lvsadm")?.display()
+    ))?;
+    let all: Value = serde_json::from_str(&text)?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let all = all.as_array().context("a list")?.iter();
+    Ok(all
+        .map(|finding| (text(&finding["what"]), text(&finding["cure"])))
+        .collect())
+}
+
+/// The cure of the finding that says `what`.
+fn cure(site: &Site, what: &str) -> Result<String> {
+    let all = findings(site)?;
+    let found = all.iter().find(|(found, _)| found.contains(what));
+    Ok(found.with_context(|| format!("{what}: {all:?}"))?.1.clone())
+}
+
+fn site(label: &str, forward: Forward) -> Result<Site> {
+    let mut options = SiteOptions::new(label, forward);
+    options.servers = 2;
+    let site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    Ok(site)
+}
+
+#[test]
+fn settings_and_cards_of_the_host() -> Result<()> {
+    let site = site("docthost", Forward::Nat)?;
+    let all = findings(&site)?;
+    ensure!(all.is_empty(), "{all:?}");
+
+    site.director.sysctl("ipv4/conf/eth0/rp_filter", "1")?;
+    let told = cure(&site, "rp_filter of eth0 is strict")?;
+    ensure!(told.contains("net.ipv4.conf.eth0.rp_filter=2"), "{told}");
+    site.director.sysctl("ipv4/conf/eth0/rp_filter", "0")?;
+
+    // A card that these links are not: what its tools print is made up.
+    let tools = [
+        ("ethtool", "echo large-receive-offload: on"),
+        (
+            "ip",
+            r#"echo '[{"ifname":"eth0","stats64":{"rx":{"missed_errors":12,"fifo_errors":0}}}]'"#,
+        ),
+        (
+            "iptables-legacy-save",
+            r"printf '*filter\n-A INPUT -p tcp -m tcp --dport 80 -j DROP\nCOMMIT\n'",
+        ),
+    ];
+    let dir = site.testbed.dir().join("tools");
+    fs::create_dir_all(&dir)?;
+    for (name, script) in tools {
+        fs::write(dir.join(name), format!("#!/bin/sh\n{script}\n"))?;
+    }
+    let text = site.director.sh(&format!(
+        "chmod 755 {0}/*; PATH={0}:$PATH {1} doctor || [ $? = 1 ]",
+        dir.display(),
+        programs::find("lvsadm")?.display()
+    ))?;
+    let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "in hardware (LRO)",
+        "ethtool -K eth0 lro off",
+        "has lost 12 frames",
+        "ethtool -G eth0 rx",
+        "table filter, chain INPUT, no longer sees packets of TCP",
+    ] {
+        ensure!(flat.contains(part), "{part}: {text}");
+    }
+
+    site.director.sh("ip link set eth1 down")?;
+    let told = cure(&site, "eth1 is down")?;
+    ensure!(told.contains("ip link set eth1 up"), "{told}");
+    Ok(())
+}
+
+/// Filters beside the host's stack: those in front of which the engine has its copy, and those that
+/// its packets meet.
+#[test]
+fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
+    let site = site("doctfilt", Forward::Nat)?;
+    for (side, device, what, advice) in [
+        (
+            "ingress",
+            "eth0",
+            "keeps none of services from the engine",
+            "lvsadm filter add",
+        ),
+        (
+            "egress",
+            "eth1",
+            "may drop what the engine sends",
+            "tc filter show dev eth1 egress",
+        ),
+    ] {
+        site.director.sh(&format!(
+            "tc qdisc add dev {device} clsact; tc filter add dev {device} {side} protocol ip pref 1 bpf da bytecode '1,6 0 0 0'"
+        ))?;
+        let told = cure(&site, what)?;
+        ensure!(told.contains(advice), "{told}");
+        site.director
+            .sh(&format!("tc qdisc del dev {device} clsact"))?;
+    }
+    let chain = |hook: &str, device: &str, rule: &str| {
+        site.director.sh(&format!(
+            "nft 'add table netdev t; flush table netdev t; delete table netdev t; add table netdev t; \
+             add chain netdev t c {{ type filter hook {hook} device {device} priority -500; }}; add rule netdev t c {rule}'"
+        ))
+    };
+    chain("ingress", "eth0", "tcp dport 80 drop")?;
+    let told = cure(&site, "does not keep packets of TCP")?;
+    ensure!(told.contains("lvsadm filter add"), "{told}");
+    chain("egress", "eth0", "tcp sport 80 counter drop")?;
+    let told = cure(&site, "also drops what the engine sends for TCP")?;
+    ensure!(told.contains("nft -a list chain netdev t c"), "{told}");
+    site.director.sh("nft delete table netdev t")?;
+    let all = findings(&site)?;
+    ensure!(all.is_empty(), "{all:?}");
+    Ok(())
+}
+
+#[test]
+fn frames_that_came_too_fast() -> Result<()> {
+    let site = site("doctlost", Forward::Nat)?;
+    let engine = site.engine.as_ref().context("an engine")?;
+    // It reads nothing while the client floods it.
+    engine.signal(Signal::SIGSTOP)?;
+    let flood = site.client.sh(&format!(
+        r#"perl -MSocket -e 'socket(S, PF_INET, SOCK_DGRAM, 17); my $to = sockaddr_in(9, inet_aton("{}"));
+        send(S, "x" x 1400, 0, $to) for 1 .. 60000'"#,
+        site.vip
+    ));
+    engine.signal(Signal::SIGCONT)?;
+    flood?;
+    wait_until("the loss to be told", Duration::from_secs(20), || {
+        cure(&site, "came faster than the engine read them")
+            .is_ok_and(|cure| cure.contains("net.core.rmem_max"))
+    })
+}
+
+#[test]
+fn packets_that_fit_no_tunnel() -> Result<()> {
+    let site = site("docttun", Forward::Tun)?;
+    // Before anything has come: what will be.
+    let told = cure(&site, "full packets of clients do not fit")?;
+    ensure!(told.contains("advmss"), "{told}");
+    let upload = site.serve("up", 100_000)?;
+    // The client is told, and sends less then.
+    for _ in 0..2 {
+        site.client.sh(&format!(
+            "ip route flush cache; curl --fail -sS --max-time 20 -T {} http://{}/up/x",
+            upload.display(),
+            site.service(80)
+        ))?;
+    }
+    let all = findings(&site)?;
+    let (what, cure) = all
+        .iter()
+        .find(|(what, _)| what.contains("did not fit the tunnel to"))
+        .with_context(|| format!("{all:?}"))?;
+    ensure!(
+        what.contains("they had up to 1500 bytes, and 1480 fit"),
+        "{what}"
+    );
+    ensure!(
+        cure.contains("by 20,") && cure.ends_with("advmss 1440"),
+        "{cure}"
+    );
+    Ok(())
+}
+
+#[test]
+fn somebody_else_answers_for_the_virtual_address() -> Result<()> {
+    let mut options = SiteOptions::new("doctarp", Forward::Dr);
+    options.servers = 1;
+    options.vip = Vip::Engine;
+    let mut site = Site::new(options)?;
+    let router = site.router.clone().context("a one-arm site has a router")?;
+    router.sh(&format!("ip addr add {}/32 dev eth1", site.vip))?;
+    site.start_engine(&[])?;
+    // It may be refused for that very reason.
+    let _ = site.add_service(80, "rr");
+    let mac = router.sh("cat /sys/class/net/eth1/address")?;
+    let expected = format!("{} answers ARP for {}", mac.trim(), site.vip);
+    wait_until(&expected, Duration::from_secs(20), || {
+        cure(&site, &expected).is_ok_and(|cure| cure.contains("arp_ignore=1"))
+    })
+}
+
+#[test]
+fn an_address_that_nobody_has() -> Result<()> {
+    let site = site("doctvip", Forward::Nat)?;
+    site.lvsadm("-A -t 203.0.113.77:80 -s rr")?;
+    let told = cure(&site, "nobody here answers ARP for 203.0.113.77")?;
+    ensure!(
+        told.contains("ip addr add 203.0.113.77/32 dev lo"),
+        "{told}"
+    );
+    let told = cure(&site, "TCP 203.0.113.77:80 has no server")?;
+    ensure!(told.contains("lvsadm -a"), "{told}");
+    Ok(())
+}

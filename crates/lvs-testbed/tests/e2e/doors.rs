@@ -1,0 +1,404 @@
+//! Doors that stay closed: to users without rights, to readers that do not read, and to engines
+//! that hang.
+
+use crate::common;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use nix::sys::signal::Signal;
+
+/// A user and a group that nobody has.
+const NOBODY: [&str; 6] = [
+    "setpriv",
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+    "--inh-caps=-all",
+    "--",
+];
+/// Root as containers have it on the host's network.
+const BARE_ROOT: [&str; 4] = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"];
+
+fn site(label: &str) -> Result<Site> {
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = 2;
+    Site::new(options)
+}
+
+/// Runs `lvsadm` by another program; its output, or what it complains of.
+fn lvsadm_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String> {
+    let program = programs::find("lvsadm")?.display().to_string();
+    let mut words = launcher.to_vec();
+    words.push(&program);
+    words.extend(arguments.split_ascii_whitespace());
+    site.director.run(words[0], &words[1..])
+}
+
+fn refused_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String> {
+    match lvsadm_by(site, launcher, arguments) {
+        Ok(said) => anyhow::bail!("{launcher:?} {arguments}: done: {said}"),
+        Err(error) => Ok(format!("{error:#}")),
+    }
+}
+
+/// Something that takes a name which the programs use, as any user can: an engine without
+/// interfaces does.
+fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
+    let program = programs::find("lvs-dataplane")?.display().to_string();
+    let mut words = launcher.to_vec();
+    words.extend([&*program, "--no-interfaces", "--socket", name]);
+    let squatter = site.director.spawn(words[0], &words[1..])?;
+    wait_until("the name to be taken", Duration::from_secs(10), || {
+        squatter.log().contains("ready at")
+    })
+    .with_context(|| squatter.log())?;
+    Ok(squatter)
+}
+
+/// A shell that runs the rest of its words with a standard error of its own.
+fn stderr_to(script: &str) -> [String; 4] {
+    ["sh", "-c", script, "sh"].map(str::to_owned)
+}
+
+fn requests(site: &Site, count: u64) -> Result<()> {
+    let mut load = site.load();
+    load.requests = count;
+    common::ok(site.client.load(&load)?, count).map(drop)
+}
+
+#[test]
+fn a_log_that_nobody_reads_stops_no_packet() -> Result<()> {
+    let mut site = site("log")?;
+    let fifo = site.testbed.dir().join("log").display().to_string();
+    let stuff = format!(
+        "mkfifo {fifo}; exec 3<>{fifo}; dd if=/dev/zero of={fifo} bs=4096 count=64 oflag=nonblock 2>&-; exec \"$@\" 2>{fifo}"
+    );
+    for script in ["exec \"$@\" 2>/dev/full", &stuff] {
+        let launcher = stderr_to(script);
+        let launcher: Vec<&str> = launcher.iter().map(String::as_str).collect();
+        let mut words = vec!["env", "LVS_LOG=trace"];
+        words.extend(launcher);
+        site.start_engine_by(&words, &[])?;
+        site.add_service(80, "rr")?;
+        requests(&site, 40)?;
+        let mut open = site.load();
+        open.keepalive = true;
+        open.pause_ms = 5;
+        let steady = site.client.steady_load(&open)?;
+        for _ in 0..3 {
+            // Each is worth a line.
+            site.director
+                .sh("ip rule add to 198.51.100.1 table 77; ip rule del to 198.51.100.1 table 77; ip addr add 198.51.100.9/32 dev lo; ip addr del 198.51.100.9/32 dev lo")?;
+            requests(&site, 40)?;
+        }
+        let report = steady.finish()?;
+        report.all_ok(report.ok)?;
+        let engine = site.engine.as_mut().context("started above")?;
+        ensure!(engine.is_running(), "it has ended");
+        ensure!(engine.stop(Signal::SIGTERM)?.success());
+    }
+    Ok(())
+}
+
+#[test]
+fn rights_go_by_capabilities_and_groups_and_not_by_the_number_of_a_user() -> Result<()> {
+    let mut site = site("rights")?;
+    site.start_engine(&["--group", "4242"])?;
+    let add = format!("-A -t {} -s rr", site.service(81));
+    let own = "mark add --source 203.0.113.0/24 --destination 192.0.2.10 --drop";
+    let said = refused_by(&site, &BARE_ROOT, own)?;
+    ensure!(said.contains("does not have CAP_NET_ADMIN"), "{said}");
+    let said = refused_by(&site, &["unshare", "-U", "-r", "--"], own)?;
+    ensure!(said.contains("user namespace of its own"), "{said}");
+    let said = refused_by(&site, &NOBODY, own)?;
+    ensure!(said.contains("only root with CAP_NET_ADMIN"), "{said}");
+    // All of them may look.
+    for launcher in [&BARE_ROOT[..], &["unshare", "-U", "-r", "--"], &NOBODY] {
+        let said = refused_by(&site, launcher, &add)?;
+        ensure!(
+            said.contains("Permission denied (you must be root)"),
+            "{said}"
+        );
+        ensure!(lvsadm_by(&site, launcher, "-L -n")?.contains("Scheduler"));
+    }
+    let member = [&NOBODY[..3], &["--groups=4242", "--inh-caps=-all", "--"]].concat();
+    lvsadm_by(&site, &member, &add)?;
+    ensure!(
+        site.lvsadm("-L -n")?
+            .contains(&site.service(81).to_string())
+    );
+
+    site.start_engine(&["--readers", "4242"])?;
+    ensure!(lvsadm_by(&site, &member, "-L -n")?.contains("Scheduler"));
+    refused_by(&site, &member, &add)?;
+    let said = refused_by(&site, &NOBODY, "-L -n")?;
+    ensure!(said.contains("--readers"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn names_that_others_have_taken_keep_nothing_from_starting() -> Result<()> {
+    let site = site("squat")?;
+    for launcher in [&NOBODY[..], &BARE_ROOT] {
+        let mut squatters = vec![
+            squat(&site, launcher, "@lvs-dataplane")?,
+            squat(&site, launcher, "@lvsd")?,
+        ];
+        let said = refused_by(&site, &[], "-L -n")?;
+        ensure!(said.contains("no engine answers"), "{said}");
+        let said = refused_by(&site, &[], "--socket @lvs-dataplane -L -n")?;
+        ensure!(said.contains("it may not be an engine"), "{said}");
+        // They do not answer either: a connection to them must not wait for ever.
+        for squatter in &squatters {
+            squatter.signal(Signal::SIGSTOP)?;
+        }
+        let config = site.testbed.dir().join("lvsd.toml");
+        let text = format!(
+            "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n[[service]]\naddress = \"{}\"\nforward = \"nat\"\nserver = [{{ address = \"{}:80\" }}]\n",
+            site.service(80),
+            site.real_address(0)
+        );
+        fs::write(&config, text)?;
+        let mut lvsd = site.director.spawn(
+            programs::find("lvsd")?,
+            &["--config", &config.display().to_string()],
+        )?;
+        wait_until("lvsd to be ready", Duration::from_secs(20), || {
+            lvsd.log().contains("ready:")
+        })
+        .with_context(|| lvsd.log())?;
+        requests(&site, 20)?;
+        // A second one is told about the first.
+        let mut second = site.director.spawn(
+            programs::find("lvsd")?,
+            &["--config", &config.display().to_string()],
+        )?;
+        ensure!(!second.wait(Duration::from_secs(10))?.success());
+        ensure!(
+            second.log().contains("another lvsd (pid"),
+            "{}",
+            second.log()
+        );
+        ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+        for squatter in &mut squatters {
+            squatter.kill();
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_engine_that_hangs_is_replaced() -> Result<()> {
+    let site = site("hang")?;
+    let config = site.testbed.dir().join("lvsd.toml");
+    let mut text = format!(
+        "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\nhang_limit = \"2s\"\n[[service]]\naddress = \"{}\"\nforward = \"nat\"\nscheduler = \"rr\"\n",
+        site.service(80)
+    );
+    for index in 0..2 {
+        write!(
+            text,
+            "[[service.server]]\naddress = \"{}:80\"\n",
+            site.real_address(index)
+        )?;
+    }
+    fs::write(&config, text)?;
+    let start = || {
+        site.director.spawn(
+            programs::find("lvsd")?,
+            &["--config", &config.display().to_string()],
+        )
+    };
+    let engine = |lvsd: &Proc| {
+        let log = lvsd.log();
+        let last = log
+            .lines()
+            .rev()
+            .find(|line| line.contains("the engine pid="))
+            .map(str::to_owned);
+        last.and_then(|line| {
+            line.split("pid=")
+                .nth(1)?
+                .split(' ')
+                .next()?
+                .parse::<i32>()
+                .ok()
+        })
+        .with_context(|| log)
+    };
+    let mut lvsd = start()?;
+    let replaced = |lvsd: &Proc, hung: i32| {
+        wait_until("another engine", Duration::from_secs(30), || {
+            engine(lvsd).is_ok_and(|pid| pid != hung) && lvsd.log().matches("added ").count() > 0
+        })
+        .with_context(|| lvsd.log())
+    };
+    wait_until("an engine", Duration::from_secs(10), || {
+        lvsd.log().contains("ready:")
+    })
+    .with_context(|| lvsd.log())?;
+    requests(&site, 20)?;
+    let first = engine(&lvsd)?;
+    site.director.sh(&format!("kill -STOP {first}"))?;
+    replaced(&lvsd, first)?;
+    wait_until("traffic", Duration::from_secs(10), || {
+        requests(&site, 20).is_ok()
+    })?;
+
+    // The daemon has crashed: the next one knows the engine for one of lvsd's, and ends it, too.
+    let second = engine(&lvsd)?;
+    lvsd.kill();
+    site.director.sh(&format!("kill -STOP {second}"))?;
+    let mut lvsd = start()?;
+    replaced(&lvsd, second)?;
+    wait_until("traffic", Duration::from_secs(10), || {
+        requests(&site, 20).is_ok()
+    })?;
+
+    // And a hung one does not outlive the daemon.
+    let third = engine(&lvsd)?;
+    site.director.sh(&format!("kill -STOP {third}"))?;
+    let status = lvsd.stop(Signal::SIGINT)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    ensure!(
+        !site
+            .director
+            .sh("ps -eo pid")?
+            .split_whitespace()
+            .any(|pid| pid == third.to_string()),
+        "{}",
+        lvsd.log()
+    );
+    Ok(())
+}
+
+/// A client without rights that sends what costs most to parse, and asks for the longest list again
+/// and again.
+const HOSTILE: &str = r#"
+use IO::Socket::UNIX;
+my ($path, $seconds, $what) = @ARGV;
+$SIG{PIPE} = 'IGNORE';
+my $hello = qq({"id":1,"method":"hello","params":{"version":1}}\n);
+my $end = time + $seconds;
+if ($what eq 'burn') { 1 while time < $end; exit }
+while (time < $end) {
+    my $s = IO::Socket::UNIX->new(Peer => $path) or next;
+    if ($what eq 'parse') {
+        print $s '{"id":1,"method":"service.add","params":[' . ('[],' x 350000) . "[]]}\n";
+        print $s $hello . '{"id":2,"method":"service.add","params":[' . ('[],' x 350000) . "[]]}\n";
+        $s->flush; shutdown $s, 1; 1 while <$s>;
+    } elsif ($what eq 'list') {
+        print $s $hello; $s->flush; <$s>;
+        while (time < $end) {
+            print $s qq({"id":2,"method":"service.list"}\n); $s->flush;
+            my $line; do { $line = <$s> } while (defined $line && $line !~ /"(result|error)"/);
+            last unless defined $line;
+        }
+    } else {
+        print $s 'x'; $s->flush; <$s>;
+    }
+}
+"#;
+
+/// A client that asks again and again over one connection, and tells how long answers took: the
+/// median, the 99th percentile and the longest, in milliseconds.
+const PATIENT: &str = r#"
+use IO::Socket::INET;
+use Time::HiRes 'time';
+my ($address, $seconds) = @ARGV;
+my $s = IO::Socket::INET->new(PeerAddr => $address) or die;
+my $end = time + $seconds;
+my @took;
+while (time < $end) {
+    my $start = time;
+    syswrite $s, "HEAD / HTTP/1.1\r\nHost: x\r\n\r\n";
+    my $answer = '';
+    sysread($s, $answer, 4096, length $answer) or die until $answer =~ /\r\n\r\n/;
+    push @took, 1000 * (time - $start);
+}
+@took = sort { $a <=> $b } @took;
+printf "%.2f %.2f %.2f of %d", $took[@took / 2], $took[@took * 0.99], $took[-1], scalar @took;
+"#;
+
+/// Starts 33 users without rights that do what they can, each a third of them one thing.
+fn hostile_users(site: &Site, socket: &str, seconds: &str, what: [&str; 3]) -> Result<Vec<Proc>> {
+    let script = site.testbed.dir().join("hostile.pl");
+    fs::write(&script, HOSTILE)?;
+    let script = script.display().to_string();
+    let mut users = Vec::new();
+    for what in what.iter().cycle().take(33) {
+        let mut words: Vec<&str> = NOBODY[1..].to_vec();
+        words.extend(["perl", &script, socket, seconds, what]);
+        users.push(site.director.spawn(NOBODY[0], &words)?);
+    }
+    Ok(users)
+}
+
+/// Resident memory of a process, in MiB.
+fn resident(pid: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().split(' ').next()?.parse::<u64>().ok());
+    Ok(kib.context("no VmHWM")? / 1024)
+}
+
+#[test]
+fn local_users_without_rights_take_no_memory_and_hold_up_no_packet() -> Result<()> {
+    let mut site = site("users")?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    let mut rules = String::new();
+    for service in 0..16 {
+        writeln!(rules, "-A -t 198.51.100.{service}:80 -s rr")?;
+        for server in 0..1000 {
+            writeln!(
+                rules,
+                "-a -t 198.51.100.{service}:80 -r 10.0.{}.{}:80 -m",
+                100 + server / 200,
+                1 + server % 200
+            )?;
+        }
+    }
+    site.lvsadm_restore(&rules)?;
+    let engine = site.engine.as_ref().context("started above")?.pid();
+    let socket = site
+        .director
+        .sh("ls /run/lvs/netns-$(stat -Lc %i /proc/self/ns/net).sock")?;
+    let socket = socket.trim();
+    let service = site.service(80).to_string();
+    let round_trips = || site.client.run("perl", &["-e", PATIENT, &service, "3"]);
+    println!("round trips alone: {} ms", round_trips()?);
+    // What the same number of users costs a machine that gives them nothing but time.
+    let mut users = hostile_users(&site, socket, "4", ["burn"; 3])?;
+    println!("beside users of processor time: {} ms", round_trips()?);
+    for user in &mut users {
+        user.wait(Duration::from_secs(30))?;
+    }
+
+    let before = resident(engine)?;
+    let mut users = hostile_users(&site, socket, "9", ["parse", "list", "idle"])?;
+    println!("beside hostile users: {} ms", round_trips()?);
+    let mut load = site.load();
+    load.sizes = vec![1000];
+    load.keepalive = true;
+    load.pause_ms = 2;
+    let steady = site.client.steady_load(&load)?;
+    std::thread::sleep(Duration::from_secs(2));
+    // New connections need the lock that lists are made under.
+    requests(&site, 200)?;
+    // Those who may act still may.
+    site.lvsadm("-L -n --stats -t 198.51.100.1:80")?;
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    let taken = resident(engine)? - before;
+    println!("{taken} MiB more at the most; {report:?}");
+    ensure!(taken <= 64, "{taken} MiB");
+    for user in &mut users {
+        user.wait(Duration::from_secs(30))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,306 @@
+//! Things that end, vanish and come back; and input that nobody should send.
+
+use crate::common;
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, SiteOptions, Vip, programs, wait_until};
+use nix::sys::signal::Signal;
+
+#[test]
+fn an_engine_that_ends_leaves_the_host_as_it_was() -> Result<()> {
+    for vip in [Vip::Host, Vip::Engine] {
+        let mut options = SiteOptions::new("ends", Forward::Nat);
+        options.servers = 2;
+        options.vip = vip;
+        let mut site = lvs_testbed::Site::new(options)?;
+        let before = common::host_state(&site)?;
+        for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+            site.start_engine(&[])?;
+            site.add_service(80, "rr")?;
+            let mut load = site.load();
+            load.requests = 20;
+            common::ok(site.client.load(&load)?, 20)?;
+            ensure!(
+                common::host_state(&site)? != before,
+                "the shield is to be seen while it runs"
+            );
+            let mut engine = site.engine.take().context("started above")?;
+            let status = engine.stop(signal)?;
+            ensure!(
+                signal == Signal::SIGKILL || status.success(),
+                "{status}: {}",
+                engine.log()
+            );
+            let mut after = String::new();
+            let same = wait_until(
+                "the host's rules to be as before",
+                Duration::from_secs(3),
+                || {
+                    after = common::host_state(&site).unwrap_or_default();
+                    after == before
+                },
+            );
+            ensure!(
+                same.is_ok(),
+                "{vip:?}, {signal}: before:\n{before}\nafter:\n{after}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_engine_that_is_killed_and_started_again() -> Result<()> {
+    let mut options = SiteOptions::new("again", Forward::Nat);
+    options.servers = 2;
+    let mut site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    let rules = site.testbed.dir().join("rules");
+    fs::write(&rules, site.lvsadm("-S -n")?)?;
+
+    // One client that asks rarely over one connection: killing and starting take place between two
+    // of its requests.
+    let mut load = site.load();
+    load.keepalive = true;
+    load.concurrency = 1;
+    load.sizes = vec![1000];
+    load.pause_ms = 1500;
+    let old = site.client.steady_load(&load)?;
+    std::thread::sleep(Duration::from_millis(400));
+    site.engine.as_mut().context("started above")?.kill();
+    let path = rules.display().to_string();
+    site.start_engine(&["--rules", &path])?;
+
+    // New connections work at once.
+    let mut load = site.load();
+    load.requests = 94;
+    common::ok(site.client.load(&load)?, 94)?;
+    // The old one belongs to nobody; as after a reboot of an IPVS director, the host resets it, and
+    // the client starts anew.
+    std::thread::sleep(Duration::from_millis(3000));
+    let report = old.finish()?;
+    ensure!(report.failed == 1 && report.ok >= 2, "{report:?}");
+    ensure!(report.errors[0].contains("reset"), "{report:?}");
+    Ok(())
+}
+
+#[test]
+fn an_interface_goes_away_and_comes_back() -> Result<()> {
+    let mut options = SiteOptions::new("away", Forward::Nat);
+    options.servers = 2;
+    let mut site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.requests = 20;
+    load.timeout_ms = 3000;
+    common::ok(site.client.load(&load)?, 20)?;
+
+    let (director, client) = (site.director.clone(), site.client.clone());
+    let come_back = |what: &str| -> Result<()> {
+        wait_until(
+            &format!("traffic after {what}"),
+            Duration::from_secs(15),
+            || client.load(&load).is_ok_and(|report| report.failed == 0),
+        )
+    };
+    director.sh("ip link set eth1 down")?;
+    std::thread::sleep(Duration::from_millis(300));
+    director.sh("ip link set eth1 up")?;
+    come_back("down and up")?;
+
+    director.sh(&format!("ip link set eth1 netns {}", client.pid()))?;
+    std::thread::sleep(Duration::from_millis(300));
+    client.sh(&format!("ip link set eth1 netns {}", director.pid()))?;
+    director.sh("ip addr add 10.0.0.1/24 dev eth1; ip link set eth1 up")?;
+    come_back("gone and back")?;
+    ensure!(
+        site.engine
+            .as_mut()
+            .is_some_and(lvs_testbed::Proc::is_running)
+    );
+    Ok(())
+}
+
+/// Starts an engine that shall refuse to run, and returns what it says.
+fn refused(site: &lvs_testbed::Site, before: &[&str], arguments: &[&str]) -> Result<String> {
+    let engine = programs::find("lvs-dataplane")?.display().to_string();
+    let mut words: Vec<&str> = before.to_vec();
+    words.push(&engine);
+    words.extend_from_slice(arguments);
+    let mut engine = site.director.spawn(words[0], &words[1..])?;
+    let status = engine.wait(Duration::from_secs(10))?;
+    let said = engine.log();
+    println!("{arguments:?}: {status}: {said}");
+    ensure!(!status.success(), "it ended well: {said}");
+    ensure!(!said.contains("panicked"), "{said}");
+    Ok(said)
+}
+
+#[test]
+fn an_engine_that_cannot_run_says_why() -> Result<()> {
+    let mut options = SiteOptions::new("refused", Forward::Nat);
+    options.servers = 1;
+    let mut site = common::site(options)?;
+
+    let said = refused(&site, &[], &["--interface", "eth0"])?;
+    ensure!(
+        said.contains("another engine is running"),
+        "a second instance: {said}"
+    );
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.requests = 20;
+    common::ok(site.client.load(&load)?, 20)?;
+    site.engine = None;
+
+    let said = refused(&site, &[], &["--interface", "nope0"])?;
+    ensure!(said.contains("nope0"), "a missing interface: {said}");
+    let caps = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"];
+    let said = refused(&site, &caps, &["--interface", "eth0"])?;
+    ensure!(
+        said.contains("CAP_NET") || said.contains("root"),
+        "no privileges: {said}"
+    );
+    let said = refused(&site, &[], &["--rules", "/nonexistent"])?;
+    ensure!(said.contains("/nonexistent"), "{said}");
+
+    // A socket file that a killed engine left is no obstacle.
+    let socket = site.testbed.dir().join("engine.sock").display().to_string();
+    for _ in 0..2 {
+        let mut engine = site.director.spawn(
+            programs::find("lvs-dataplane")?,
+            &[
+                "--interface",
+                "eth0",
+                "--interface",
+                "eth1",
+                "--socket",
+                &socket,
+            ],
+        )?;
+        wait_until("lvsadm to be answered", Duration::from_secs(5), || {
+            site.lvsadm(&format!("--socket {socket} -L -n")).is_ok()
+        })
+        .with_context(|| engine.log())?;
+        engine.kill();
+    }
+    Ok(())
+}
+
+#[test]
+fn rules_that_make_no_sense_change_nothing() -> Result<()> {
+    let mut options = SiteOptions::new("rules", Forward::Nat);
+    options.servers = 1;
+    let site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    let before = site.lvsadm("-S -n")?;
+    let (service, server) = (site.service(80), site.real_address(0));
+    for arguments in [
+        format!("-A -t {service} -s rr"),
+        format!("-A -t {} -s nonsense", site.service(81)),
+        format!("-a -t {service} -r {server}:80 -m"),
+        format!("-a -t {} -r {server}:80 -m", site.service(81)),
+        format!("-d -t {service} -r 10.0.0.99:80"),
+        format!("-a -t {service} -r {server}:8080 -m -w -1"),
+        "-A -t 192.0.2.10 -s rr".to_owned(),
+    ] {
+        ensure!(
+            site.lvsadm(&arguments).is_err(),
+            "lvsadm {arguments} succeeded"
+        );
+        ensure!(
+            site.lvsadm("-S -n")? == before,
+            "lvsadm {arguments} changed something"
+        );
+    }
+    Ok(())
+}
+
+/// Frames cut short, with wrong lengths and with every byte changed, from a neighbour; real traffic
+/// goes on beside them.
+#[test]
+fn frames_that_make_no_sense_are_dropped() -> Result<()> {
+    let mut options = SiteOptions::new("frames", Forward::Nat);
+    options.servers = 1;
+    let mut site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.requests = 0;
+    let steady = site.client.steady_load(&load)?;
+    let script = format!(
+        r#"
+        mac=$(ip neigh show {vip} | sed 's/.*lladdr \([0-9a-f:]*\).*/\1/')
+        own=$(cat /sys/class/net/eth0/address)
+        index=$(cat /sys/class/net/eth0/ifindex)
+        perl -MSocket -e '
+        my ($mac, $own, $index) = @ARGV;
+        my @a = map {{ pack("H12", s/://gr) }} $mac, $own;
+        socket(S, 17, SOCK_RAW, 0) or die $!;
+        my $to = pack("SnlSCCa8", 17, 0x0800, $index, 0, 0, 6, $a[0]);
+        my $tcp = pack("nnNNCCnnn", 4000, 80, 1, 0, 0x50, 2, 1000, 0, 0) . ("x" x 20);
+        my $udp = pack("nnnn", 4000, 80, 28, 0) . ("x" x 20);
+        my $icmp = pack("CCnN", 3, 4, 0, 1400) . pack("CCnnnCCna4a4nnN", 0x45, 0, 40, 1, 0, 64, 6, 0, inet_aton("{vip}"), inet_aton("{client}"), 80, 4000, 1);
+        my $count = 0;
+        for my $part ([6, $tcp], [17, $udp], [1, $icmp], [4, $tcp]) {{
+            my $ip = pack("CCnnnCCna4a4", 0x45, 0, 20 + length $part->[1], 7, 0, 64, $part->[0], 0, inet_aton("{client}"), inet_aton("{vip}"));
+            my $sum = 0; $sum += $_ for unpack("n*", $ip); $sum = ($sum & 0xffff) + ($sum >> 16) while $sum >> 16;
+            substr($ip, 10, 2) = pack("n", ~$sum & 0xffff);
+            my $frame = $a[0] . $a[1] . pack("n", 0x0800) . $ip . $part->[1];
+            for my $length (14 .. length $frame) {{ send(S, substr($frame, 0, $length), 0, $to) and $count++; }}
+            for my $at (14 .. length($frame) - 1) {{
+                for my $value (0, 1, 0x0f, 0x40, 0x7f, 0x80, 0xff) {{
+                    my $bad = $frame; substr($bad, $at, 1) = chr $value;
+                    send(S, $bad, 0, $to) and $count++;
+                }}
+            }}
+        }}
+        print $count;' "$mac" "$own" "$index""#,
+        vip = site.vip,
+        client = common::client_address(&site)?,
+    );
+    let sent: u64 = site.client.sh(&script)?.trim().parse()?;
+    ensure!(sent > 1000, "{sent} frames sent");
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    let engine = site.engine.as_mut().context("started above")?;
+    ensure!(
+        engine.is_running() && !engine.log().contains("panicked"),
+        "{}",
+        engine.log()
+    );
+    Ok(())
+}
+
+/// An address that another host answers for is not taken over in silence.
+#[test]
+fn a_vip_that_another_host_has() -> Result<()> {
+    let mut options = SiteOptions::new("conflict", Forward::Dr);
+    options.servers = 1;
+    options.vip = Vip::Engine;
+    let mut site = lvs_testbed::Site::new(options)?;
+    let router = site.router.clone().context("a one-arm site has a router")?;
+    router.sh(&format!("ip addr add {}/32 dev eth1", site.vip))?;
+    site.start_engine(&[])?;
+    let answer = site
+        .add_service(80, "rr")
+        .err()
+        .map(|error| format!("{error:#}"));
+    std::thread::sleep(Duration::from_millis(1500));
+    let mac = router.sh("cat /sys/class/net/eth1/address")?;
+    let said = site
+        .engine
+        .as_ref()
+        .map(lvs_testbed::Proc::log)
+        .unwrap_or_default();
+    let told = answer.unwrap_or_default() + &said;
+    ensure!(
+        told.contains(mac.trim()),
+        "nothing tells of {} at {}: {told}",
+        site.vip,
+        mac.trim()
+    );
+    Ok(())
+}

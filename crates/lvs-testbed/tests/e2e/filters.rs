@@ -1,0 +1,509 @@
+//! Filters: what the host's own rules see of packets that are left to it, and what the director
+//! refuses by itself.
+
+use crate::common;
+
+use std::net::IpAddr;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, Host, Site, SiteOptions, wait_until};
+
+/// Datagrams to a port that nobody has, which the host counts if they reach it.
+const PORT: u16 = 9999;
+
+fn site(label: &str) -> Result<Site> {
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = 1;
+    common::site(options)
+}
+
+/// Datagrams that the host's UDP has seen, of either family.
+fn seen(host: &Host) -> Result<u64> {
+    let six = std::fs::read_to_string(format!("/proc/{}/net/snmp6", host.pid()))?;
+    let six = six
+        .lines()
+        .find_map(|line| line.strip_prefix("Udp6NoPorts"));
+    let six: u64 = six.and_then(|count| count.trim().parse().ok()).unwrap_or(0);
+    Ok(host.counter("Udp", "NoPorts")? + six)
+}
+
+/// Whether the host gets a datagram of so many bytes.
+fn arrives(site: &Site, to: IpAddr, bytes: usize) -> Result<bool> {
+    let before = seen(&site.director)?;
+    site.client.sh(&format!(
+        "bash -c 'head -c {bytes} /dev/zero > /dev/udp/{to}/{PORT}'; sleep 0.15"
+    ))?;
+    Ok(seen(&site.director)? > before)
+}
+
+/// Replaces the host's rules for what comes in.
+fn firewall(site: &Site, rule: &str) -> Result<()> {
+    site.director.sh(
+        "nft 'add table inet fw; flush table inet fw; add chain inet fw input { type filter hook input priority 0; }'",
+    )?;
+    if !rule.is_empty() {
+        site.director
+            .sh(&format!("nft 'add rule inet fw input {rule}'"))?;
+    }
+    Ok(())
+}
+
+/// What passes by the engine's hands on its way to the host meets the host's rules as it came:
+/// fragments large and small, and datagrams whole, on a port of a VIP of the host's.
+#[test]
+fn fragments_to_the_hosts_own_port_meet_its_rules() -> Result<()> {
+    let mut site = site("fragments")?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    site.lvsadm(&format!("-A -t [{}]:80 -s rr", site.vip6))?;
+    let (four, six): (IpAddr, IpAddr) = (site.vip.into(), site.vip6.into());
+    let client = common::client_address(&site)?;
+    let sizes = [(four, 3000), (six, 3000), (four, 100), (six, 100)];
+    let all = |site: &Site, want: bool, rule: &str| -> Result<()> {
+        firewall(site, rule)?;
+        for (to, bytes) in sizes {
+            let there = arrives(site, to, bytes)?;
+            ensure!(there == want, "{rule:?}: {bytes} bytes to {to}: {there}");
+        }
+        Ok(())
+    };
+    all(&site, true, "")?;
+    all(
+        &site,
+        false,
+        &format!("iifname eth0 udp dport {PORT} counter drop"),
+    )?;
+    all(&site, false, "iifname eth0 meta l4proto udp counter drop")?;
+    all(
+        &site,
+        false,
+        "iif eth0 ether saddr != 00:00:00:00:00:00 meta l4proto udp counter drop",
+    )?;
+    // Nothing comes in by another interface, and nothing has a mark of somebody's.
+    all(&site, true, "iifname lvs-host0 counter drop")?;
+    all(&site, true, "meta mark != 0 counter drop")?;
+    firewall(&site, &format!("ip saddr {client} counter drop"))?;
+    ensure!(!arrives(&site, four, 3000)? && arrives(&site, six, 3000)?);
+    firewall(&site, "ip6 saddr fd00::/8 meta l4proto udp counter drop")?;
+    ensure!(arrives(&site, four, 3000)? && !arrives(&site, six, 3000)?);
+    // In pieces of 48 bytes.
+    site.client
+        .sh(&format!("ip route add {four} dev eth0 mtu lock 68"))?;
+    firewall(&site, "")?;
+    ensure!(arrives(&site, four, 2000)?, "small fragments do not arrive");
+    firewall(
+        &site,
+        &format!("iifname eth0 udp dport {PORT} counter drop"),
+    )?;
+    ensure!(
+        !arrives(&site, four, 2000)?,
+        "small fragments pass the host's rules"
+    );
+    // A filter by routes has the right interface, too.
+    site.director.sysctl("ipv4/conf/eth0/rp_filter", "1")?;
+    firewall(&site, "")?;
+    ensure!(
+        arrives(&site, four, 2000)?,
+        "rp_filter drops what is given back"
+    );
+    Ok(())
+}
+
+/// Where BPF is not permitted, what is given back comes in by the engine's device, and the engine
+/// says so.
+#[test]
+fn without_bpf_fragments_come_in_by_the_engines_device() -> Result<()> {
+    let mut site = site("nobpf")?;
+    let launcher = ["setpriv", "--bounding-set=-bpf,-sys_admin", "--"];
+    site.start_engine_by(&launcher, &[])?;
+    site.add_service(80, "rr")?;
+    let engine = site.engine.as_ref().context("started above")?;
+    ensure!(
+        engine.log().contains("come in by lvs-host0"),
+        "{}",
+        engine.log()
+    );
+    let vip: IpAddr = site.vip.into();
+    firewall(&site, "")?;
+    ensure!(arrives(&site, vip, 3000)?);
+    firewall(&site, "iifname eth0 meta l4proto udp counter drop")?;
+    ensure!(arrives(&site, vip, 3000)?, "it comes in by eth0");
+    firewall(
+        &site,
+        "iifname { eth0, lvs-host0 } meta l4proto udp counter drop",
+    )?;
+    ensure!(!arrives(&site, vip, 3000)?);
+    Ok(())
+}
+
+/// Ends all links of BPF programs at the egress of an interface, as `bpftool link detach` does.
+const DETACH: &str = r#"
+my ($interface) = @ARGV;
+my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
+open my $file, '<', "/sys/class/net/$interface/ifindex" or die;
+my $ifindex = <$file> + 0;
+my ($ids, $links) = (pack('L64'), pack('L64'));
+# BPF_PROG_QUERY of BPF_TCX_EGRESS
+my $query = pack('LLLLQLLQQQQ', $ifindex, 47, 0, 0, unpack('Q', pack('P', $ids)), 64, 0, 0, unpack('Q', pack('P', $links)), 0, 0);
+syscall($bpf, 16, $query, length $query) == 0 or die "query: $!";
+my $ended = 0;
+for my $id (grep { $_ } unpack('L64', $links)) {
+    my $by_id = pack('L3', $id, 0, 0);
+    my $fd = syscall($bpf, 30, $by_id, length $by_id);   # BPF_LINK_GET_FD_BY_ID
+    $fd >= 0 or die "link $id: $!";
+    my $detach = pack('L', $fd);
+    syscall($bpf, 34, $detach, length $detach) == 0 or die "detach: $!";   # BPF_LINK_DETACH
+    $ended++;
+}
+print $ended;
+"#;
+
+/// Somebody ends the program that gives frames back: none of them leaves as if its sender were
+/// here, and soon the host gets them another way.
+#[test]
+fn a_way_back_that_somebody_ends_leaks_nothing() -> Result<()> {
+    let mut site = site("detached")?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    let vip: IpAddr = site.vip.into();
+    firewall(&site, "iifname lvs-host0 counter drop")?;
+    ensure!(arrives(&site, vip, 3000)?, "there is no way back at first");
+    firewall(&site, "")?;
+    let sender = site.client.sh("cat /sys/class/net/eth0/address")?;
+    let sender = sender.trim();
+    let there = site.testbed.port_of(sender)?;
+    let ended = site.director.run("perl", &["-e", DETACH, "eth0"])?;
+    ensure!(ended == "1", "{ended:?} programs");
+    // Nothing is there to turn this. The switch has heard nothing of the sender from here.
+    let leaked = seen(&site.director)?;
+    site.client.sh(&format!(
+        "bash -c 'head -c 3000 /dev/zero > /dev/udp/{vip}/{PORT}'; sleep 0.1"
+    ))?;
+    ensure!(seen(&site.director)? == leaked, "it was turned round");
+    ensure!(site.testbed.port_of(sender)? == there);
+    let engine = site.engine.as_ref().context("started above")?;
+    wait_until("the engine to notice", Duration::from_secs(10), || {
+        engine
+            .log()
+            .contains("lvs_back is gone from the egress of eth0")
+    })
+    .with_context(|| engine.log())?;
+    wait_until("the other way", Duration::from_secs(10), || {
+        arrives(&site, vip, 3000).unwrap_or(false)
+    })?;
+    // It is taken up as if nothing had happened, by the device.
+    firewall(&site, "iifname lvs-host0 counter drop")?;
+    ensure!(!arrives(&site, vip, 3000)?);
+    Ok(())
+}
+
+/// `-S` is ipvsadm's to the byte, says what it does not save, and `filter save` and `restore` bring
+/// that back: all, or nothing.
+#[test]
+fn filters_are_saved_and_restored() -> Result<()> {
+    let mut site = site("save")?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    site.lvsadm("-A -f 7 -6 -s rr")?;
+    let dir = site.director.dir().display().to_string();
+    let (program, vip) = (lvs_testbed::programs::find("lvsadm")?, site.vip);
+    let lvsadm = program.display();
+    let saved = |after: &str| {
+        site.director.sh(&format!(
+            "cd {dir}; {lvsadm} -S -n > rules 2> said; cat said; {after}"
+        ))
+    };
+    ensure!(saved("")?.is_empty());
+    site.lvsadm(&format!(
+        "filter add {vip}:80 --deny 203.0.113.0/24,2001:db8:bad::/48 --allow 203.0.113.9"
+    ))?;
+    site.lvsadm("filter add fwmark6:7 --deny ::/0")?;
+    site.lvsadm(&format!("-A -t [{}]:80 -s rr", site.vip6))?;
+    site.lvsadm(&format!(
+        "filter add [{}]:80 --deny 2001:db8::/32",
+        site.vip6
+    ))?;
+    site.lvsadm("filter add all --deny 198.51.100.0/24")?;
+    site.lvsadm("mark add --source 198.18.0.0/15 --drop")?;
+    let said = saved("")?;
+    let plain = site.director.sh(&format!("{lvsadm} -S -n 2>/dev/null"))?;
+    ensure!(
+        said.contains("-S does not save 4 filter(s) by source: `lvsadm filter save` does")
+            && said.contains("1 rule(s) for marks"),
+        "{said}"
+    );
+    ensure!(saved("cat rules")? == format!("{said}{plain}"));
+    // What is ipvsadm keeps to what ipvsadm says.
+    let quiet = format!("ln -sf {lvsadm} {dir}/ipvsadm; {dir}/ipvsadm -S -n 2>&1 >/dev/null");
+    ensure!(site.director.sh(&quiet)?.is_empty());
+
+    let filters = site.lvsadm("filter save")?;
+    for line in [
+        format!("tcp:{vip}:80 allow 203.0.113.9"),
+        format!("tcp:{vip}:80 deny 2001:db8:bad::/48"),
+        "fwmark6:7 deny ::/0".to_owned(),
+        "all deny 198.51.100.0/24".to_owned(),
+    ] {
+        ensure!(filters.contains(&line), "{filters}");
+    }
+    let restore = |text: &str| {
+        site.director.sh(&format!(
+            "{lvsadm} filter restore <<'END'\n{text}# end of filters\nEND\n"
+        ))
+    };
+    let listed = || site.lvsadm("filter list");
+    let before = listed()?;
+    // Another set, and back again.
+    restore("all allow 10.0.0.0/8\n")?;
+    ensure!(listed()?.lines().count() == 2, "{}", listed()?);
+    restore(&filters)?;
+    ensure!(listed()? == before, "{}", listed()?);
+    for (bad, why) in [
+        (
+            "all deny 10.0.0.0/8\nudp:192.0.2.77:53 deny 10.0.0.0/8\n",
+            "line 2: ",
+        ),
+        ("all deny 10.0.0.0/8\nall deny ten\n", "line 2: "),
+        (
+            "all deny 10.0.0.0/8\nall allow 10.0.0.0/8\n",
+            "both allowed and denied",
+        ),
+        (
+            "\nall keep 10.0.0.0/8\n",
+            "line 2: expected SERVICE|all allow|deny PREFIX",
+        ),
+    ] {
+        let refused = restore(bad).err().context("it was taken")?;
+        let refused = format!("{refused:#}");
+        ensure!(
+            refused.contains(why) && refused.contains("nothing was changed"),
+            "{bad}: {refused}"
+        );
+        ensure!(listed()? == before, "{}", listed()?);
+    }
+    // What ended early removes none of them; a file without filters, all.
+    for early in ["", "all deny 10.0.0.0/8\n"] {
+        let refused = site
+            .director
+            .sh(&format!("printf '{early}' | {lvsadm} filter restore"));
+        ensure!(refused.is_err() && listed()? == before, "{}", listed()?);
+    }
+    restore("# none\n")?;
+    ensure!(listed()? == "no filters\n", "{}", listed()?);
+    Ok(())
+}
+
+/// An XDP program that drops every frame at an interface, for as long as the process lives.
+const XDP_DROP: &str = r#"
+my ($interface) = @ARGV;
+my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
+open my $file, '<', "/sys/class/net/$interface/ifindex" or die;
+my $ifindex = <$file> + 0;
+my ($program, $license) = (pack('CCslCCsl', 0xb7, 0, 0, 1, 0x95, 0, 0, 0), "MIT\0");
+my $at = sub { unpack('Q', pack('P', $_[0])) };
+my $load = pack('LLQQ', 6, 2, $at->($program), $at->($license)) . "\0" x 120;   # XDP: return XDP_DROP
+my $fd = syscall($bpf, 5, $load, length $load);
+$fd >= 0 or die "load: $!";
+my $attach = pack('LLLL', $fd, $ifindex, 37, 0) . "\0" x 32;   # BPF_LINK_CREATE of BPF_XDP
+syscall($bpf, 28, $attach, length $attach) >= 0 or die "attach: $!";
+$| = 1;
+print "attached\n";
+sleep 60;
+"#;
+
+/// A program that drops every frame at a side of an interface (tcx), for as long as the process
+/// lives.
+const TCX_DROP: &str = r#"
+my ($interface, $side) = @ARGV;
+my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
+open my $file, '<', "/sys/class/net/$interface/ifindex" or die;
+my $ifindex = <$file> + 0;
+my $type = $side eq 'ingress' ? 46 : 47;
+my ($program, $license) = (pack('CCslCCsl', 0xb7, 0, 0, 2, 0x95, 0, 0, 0), "MIT\0");
+my $at = sub { unpack('Q', pack('P', $_[0])) };
+# SCHED_CLS: return TCX_DROP
+my $load = pack('LLQQLLQLLa16LL', 3, 2, $at->($program), $at->($license), 0, 0, 0, 0, 0, 'somebodys', 0, $type) . "\0" x 72;
+my $fd = syscall($bpf, 5, $load, length $load);
+$fd >= 0 or die "load: $!";
+my $attach = pack('LLLL', $fd, $ifindex, $type, 0) . "\0" x 48;   # BPF_LINK_CREATE
+syscall($bpf, 28, $attach, length $attach) >= 0 or die "attach: $!";
+$| = 1;
+print "attached\n";
+sleep 60;
+"#;
+
+/// BPF programs that are attached by links, which `tc` does not show: what they keep from services,
+/// and that `doctor` names them, and none of the engine's own.
+#[test]
+fn programs_at_interfaces_are_told() -> Result<()> {
+    let site = site("tcx")?;
+    site.add_service(80, "rr")?;
+    ensure!(served(&site)?);
+    let program = lvs_testbed::programs::find("lvsadm")?;
+    let doctor = || {
+        let said = format!("{} --json doctor || true", program.display());
+        site.director.sh(&said)
+    };
+    ensure!(!doctor()?.contains("BPF program"), "{}", doctor()?);
+    for (device, side, passes) in [("eth0", "ingress", true), ("eth1", "egress", false)] {
+        let mut tcx = site
+            .director
+            .spawn("perl", &["-e", TCX_DROP, device, side])?;
+        wait_until("the program", Duration::from_secs(10), || {
+            tcx.log().contains("attached") || tcx.log().contains(':')
+        })?;
+        ensure!(tcx.log().contains("attached"), "{}", tcx.log());
+        ensure!(served(&site)? == passes, "{side}");
+        let said = doctor()?;
+        let found = format!("a BPF program at the {side} of {device} (tcx: somebodys)");
+        ensure!(said.contains(&found), "{said}");
+        tcx.kill();
+        wait_until("the way", Duration::from_secs(10), || {
+            served(&site).unwrap_or(false)
+        })?;
+        ensure!(!doctor()?.contains("BPF program"), "{}", doctor()?);
+    }
+    Ok(())
+}
+
+/// Whether a client is served within a second.
+fn served(site: &Site) -> Result<bool> {
+    let fetch = format!(
+        "curl -s -m 1 -o /dev/null http://{}/ && echo yes || echo no",
+        site.vip
+    );
+    Ok(site.client.sh(&fetch)?.trim() == "yes")
+}
+
+/// The table in docs/security.md: which filters of the host see the traffic of services.
+#[test]
+fn what_the_hosts_filters_see_of_the_services_traffic() -> Result<()> {
+    let site = site("table")?;
+    site.add_service(80, "rr")?;
+    ensure!(served(&site)?);
+    let client = common::client_address(&site)?;
+    let director = |script: &str| site.director.sh(script);
+
+    // nftables at every hook of the stack, and connection tracking: no.
+    for hook in ["prerouting", "input", "forward", "output", "postrouting"] {
+        director(&format!(
+            "nft 'add table inet whole; flush table inet whole; \
+             add chain inet whole c {{ type filter hook {hook} priority -400; }}; \
+             add rule inet whole c tcp dport 80 counter drop; add rule inet whole c tcp sport 80 counter drop'"
+        ))?;
+        ensure!(served(&site)?, "{hook}");
+        let seen = director("nft list table inet whole")?;
+        ensure!(
+            seen.matches("packets 0 bytes 0").count() == 2,
+            "{hook}: {seen}"
+        );
+        director("nft delete table inet whole")?;
+    }
+    // iptables, where it is there.
+    if director("command -v iptables-legacy >/dev/null && iptables-legacy -L -n >/dev/null 2>&1 && echo yes || true")?
+        .contains("yes")
+    {
+        director("for chain in INPUT FORWARD OUTPUT; do iptables-legacy -A $chain -p tcp -j DROP; done")?;
+        ensure!(served(&site)?, "iptables");
+        director("iptables-legacy -F")?;
+    }
+    // The family netdev at ingress: it sees the packet and drops it, and the engine forwards its
+    // copy.
+    for priority in [-500, 0] {
+        director(&format!(
+            "nft 'add table netdev early; add chain netdev early c {{ type filter hook ingress device eth0 priority {priority}; }}; \
+             add rule netdev early c tcp dport 80 counter drop'"
+        ))?;
+        ensure!(served(&site)?, "ingress {priority}");
+        let seen = director("nft list table netdev early")?;
+        // Behind the shield there is nothing left of it.
+        let dropped = !seen.contains("packets 0 bytes 0");
+        ensure!(dropped == (priority < -300), "{priority}: {seen}");
+        director("nft delete table netdev early")?;
+    }
+    // rp_filter and rules for routing: no.
+    director(
+        "sysctl -qw net.ipv4.conf.all.rp_filter=1 net.ipv4.conf.eth0.rp_filter=1 net.ipv4.conf.eth1.rp_filter=1",
+    )?;
+    director(&format!(
+        "ip rule add from {client} blackhole; ip rule add to {client} iif eth1 blackhole"
+    ))?;
+    ensure!(served(&site)?, "rp_filter, ip rule");
+    director(&format!(
+        "ip rule del from {client}; ip rule del to {client} iif eth1"
+    ))?;
+    // The family netdev at egress: yes, requests and answers.
+    for (device, port) in [("eth1", "dport"), ("eth0", "sport")] {
+        director(&format!(
+            "nft 'add table netdev late; add chain netdev late c {{ type filter hook egress device {device} priority 0; }}; \
+             add rule netdev late c tcp {port} 80 counter drop'"
+        ))?;
+        ensure!(!served(&site)?, "egress of {device} is passed by");
+        director("nft delete table netdev late")?;
+        ensure!(served(&site)?);
+    }
+    // Filters of tc, which drop all of IPv4: as those of the family netdev, at either side.
+    let tc = |side: &str| {
+        let device = if side == "ingress" { "eth0" } else { "eth1" };
+        director(&format!(
+            "tc qdisc add dev {device} clsact; \
+             tc filter add dev {device} {side} protocol ip pref 1 bpf da bytecode '1,6 0 0 2'"
+        ))?;
+        let served = served(&site)?;
+        // The host itself gets nothing there.
+        let reached = site
+            .client
+            .sh("ping -n -c 1 -W 1 192.0.2.1 >/dev/null && echo yes || true")?;
+        ensure!(reached.contains("yes") == (side == "egress"), "{side}");
+        director(&format!("tc qdisc del dev {device} clsact"))?;
+        Ok(served)
+    };
+    ensure!(tc("ingress")?, "the engine has its copy already");
+    ensure!(!tc("egress")?, "filters of tc at egress are passed by");
+    // XDP: yes, before the engine.
+    let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth0"])?;
+    wait_until("the program", Duration::from_secs(10), || {
+        xdp.log().contains("attached") || xdp.log().contains(':')
+    })?;
+    ensure!(xdp.log().contains("attached"), "{}", xdp.log());
+    ensure!(!served(&site)?, "XDP is passed by");
+    xdp.kill();
+    wait_until("the way", Duration::from_secs(10), || {
+        served(&site).unwrap_or(false)
+    })?;
+    // The real servers' own filters: yes.
+    site.servers[0].sh("nft 'add table inet fw; add chain inet fw c { type filter hook input priority 0; }; add rule inet fw c tcp dport 80 drop'")?;
+    ensure!(!served(&site)?);
+    Ok(())
+}
+
+/// With the TUN backend the host's firewall sees everything, at FORWARD.
+#[test]
+fn with_the_tun_backend_the_hosts_firewall_decides() -> Result<()> {
+    let mut options = SiteOptions::new("tunfw", Forward::Nat);
+    options.servers = 1;
+    options.vip = lvs_testbed::Vip::Engine;
+    options.ip_forward = true;
+    let mut site = Site::new(options)?;
+    site.start_engine(&["--backend", "tun"])?;
+    site.add_service(80, "rr")?;
+    wait_until("the way", Duration::from_secs(10), || {
+        served(&site).unwrap_or(false)
+    })?;
+    for (way, port) in [
+        ("oifname", "dport"),
+        ("iifname", "dport"),
+        ("iifname", "sport"),
+    ] {
+        site.director.sh(&format!(
+            "nft 'add table inet fw; flush table inet fw; add chain inet fw c {{ type filter hook forward priority 0; }}; \
+             add rule inet fw c {way} lvs-tun0 tcp {port} 80 counter drop'"
+        ))?;
+        ensure!(!served(&site)?, "{way} {port} passes");
+        site.director.sh("nft delete table inet fw")?;
+        ensure!(served(&site)?);
+    }
+    Ok(())
+}

@@ -1,0 +1,322 @@
+//! FTP with real servers and real clients, active and passive: through NAT with the helper, through
+//! direct routing with persistence.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::netns::Proc;
+use lvs_testbed::{Forward, Site, SiteOptions, Vip, content, servers};
+
+/// Long enough for aggregates of segments in both directions.
+const SIZE: u64 = 3 << 20;
+
+/// A site with an FTP server on every real server, and a file to be had from all of them.
+struct Ftp {
+    site: Site,
+    _servers: Vec<Proc>,
+    file: PathBuf,
+    sum: String,
+}
+
+impl Ftp {
+    fn new(options: SiteOptions, engine: &[&str]) -> Result<Self> {
+        Self::told(options, engine, |_| None)
+    }
+
+    /// The same with servers that tell clients another address than their own.
+    fn told(
+        options: SiteOptions,
+        engine: &[&str],
+        address: impl Fn(&Site) -> Option<Ipv4Addr>,
+    ) -> Result<Self> {
+        let mut site = Site::new(options)?;
+        site.start_engine(engine)?;
+        let address = address(&site);
+        let servers = site.servers.iter();
+        let servers = servers.map(|server| servers::vsftpd(server, address));
+        let servers = servers.collect::<Result<_>>()?;
+        let file = site.serve("file", SIZE)?;
+        let sum = sum(&site, &file)?;
+        Ok(Self {
+            site,
+            _servers: servers,
+            file,
+            sum,
+        })
+    }
+
+    /// Adds a service for FTP with all servers.
+    fn serve(&self, virt: SocketAddr, options: &str) -> Result<()> {
+        let site = &self.site;
+        site.lvsadm(&format!("-A -t {virt} {options}"))?;
+        for index in 0..site.servers.len() {
+            let addr: IpAddr = if virt.is_ipv6() {
+                site.real_address6(index).into()
+            } else {
+                site.real_address(index).into()
+            };
+            let flag = site.options.forward.flag();
+            site.lvsadm(&format!(
+                "-a -t {virt} -r {} {flag}",
+                SocketAddr::new(addr, 21)
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// Adds a persistent service for the mark that its ports have.
+    fn serve_mark(&self) -> Result<()> {
+        let site = &self.site;
+        site.lvsadm(&format!(
+            "mark add --destination {} --protocol tcp --ports 20,21,30000-30099 --mark 21",
+            site.vip
+        ))?;
+        site.lvsadm("-A -f 21 -s rr -p 300")?;
+        for index in 0..site.servers.len() {
+            let flag = site.options.forward.flag();
+            site.lvsadm(&format!(
+                "-a -f 21 -r {}:0 {flag}",
+                site.real_address(index)
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// Runs a client that fetches the file twice, as `got-1` and `got-2` in its directory, and
+    /// sends it twice, as `up-1` and `up-2`, over one control connection; compares all four.
+    fn transfer(&self, what: &str, script: impl Fn(&str) -> String) -> Result<()> {
+        let site = &self.site;
+        let dir = site.testbed.dir().join("client");
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir)?;
+        site.client
+            .sh(&script(&dir.display().to_string()))
+            .with_context(|| what.to_owned())?;
+        let uploads: Vec<PathBuf> = (1..=site.servers.len())
+            .map(|number| site.testbed.dir().join(format!("rs{number}-ftp/up")))
+            .filter(|up| up.join("up-1").exists())
+            .collect();
+        ensure!(uploads.len() == 1, "{what}: uploads are in {uploads:?}");
+        for path in [
+            dir.join("got-1"),
+            dir.join("got-2"),
+            uploads[0].join("up-1"),
+            uploads[0].join("up-2"),
+        ] {
+            let found = sum(site, &path).with_context(|| what.to_owned())?;
+            ensure!(found == self.sum, "{what}: {} differs", path.display());
+        }
+        for name in ["up-1", "up-2"] {
+            fs::remove_file(uploads[0].join(name))?;
+        }
+        Ok(())
+    }
+
+    fn curl(&self, what: &str, host: IpAddr, options: &str) -> Result<()> {
+        let host = SocketAddr::new(host, 21);
+        let file = self.file.display();
+        // What follows a URL in one call goes over the same control connection.
+        self.transfer(&format!("curl {what}"), |dir| {
+            format!(
+                "c='curl -sS -g -m 60 {options}'; \
+                 $c -o {dir}/got-1 ftp://{host}/www/file -o {dir}/got-2 ftp://{host}/www/file; \
+                 $c -T {file} ftp://{host}/up/up-1 -T {file} ftp://{host}/up/up-2"
+            )
+        })
+    }
+
+    fn lftp(&self, what: &str, host: IpAddr, options: &str) -> Result<()> {
+        let file = self.file.display();
+        let url = SocketAddr::new(host, 21);
+        self.transfer(&format!("lftp {what}"), |dir| {
+            format!(
+                "cd {dir}; HOME={dir} timeout 60 lftp -c 'set net:timeout 20; set net:max-retries 1; set cmd:fail-exit yes; {options}; \
+                 open ftp://{url}; get www/file -o got-1; get www/file -o got-2; put {file} -o up/up-1; put {file} -o up/up-2'"
+            )
+        })
+    }
+
+    fn tnftp(&self, what: &str, host: IpAddr, commands: &str) -> Result<()> {
+        let file = self.file.display();
+        self.transfer(&format!("tnftp {what}"), |dir| {
+            format!(
+                "cd {dir}; timeout 60 tnftp -n -v {host} <<END\nuser anonymous nobody\nbinary\n{commands}\n\
+                 get www/file got-1\nget www/file got-2\nput {file} up/up-1\nput {file} up/up-2\nquit\nEND\n"
+            )
+        })
+    }
+
+    /// The ports that clients have named for data connections, by the servers' logs.
+    fn ports_named(&self) -> Result<Vec<u16>> {
+        let mut ports = Vec::new();
+        for server in &self.site.servers {
+            let log = server.dir().join(format!("{}-ftp/log", server.name()));
+            let log = fs::read_to_string(&log).with_context(|| format!("{}", log.display()))?;
+            for line in log.lines() {
+                let (_, command) = line.split_once("FTP command: ").unwrap_or_default();
+                if let Some((_, list)) = command.split_once("\"PORT ") {
+                    let bytes = list.trim_end_matches('"').split(',').skip(4);
+                    let bytes = bytes.map(str::parse).collect::<Result<Vec<u8>, _>>()?;
+                    let port = bytes.try_into().ok().context("no port")?;
+                    ports.push(u16::from_be_bytes(port));
+                } else if let Some((_, list)) = command.split_once("\"EPRT ") {
+                    ports.push(list.split('|').nth(3).context("no port")?.parse()?);
+                }
+            }
+        }
+        Ok(ports)
+    }
+
+    /// Each client by each way of making data connections that it knows.
+    fn all_clients(&self) -> Result<()> {
+        let vip = IpAddr::V4(self.site.vip);
+        self.curl("EPSV", vip, "")?;
+        self.curl("PASV", vip, "--disable-epsv")?;
+        self.curl("EPRT", vip, "-P -")?;
+        self.curl("PORT", vip, "-P - --disable-eprt")?;
+        self.lftp("PASV", vip, "set ftp:passive-mode on")?;
+        self.lftp("EPSV", vip, "set ftp:prefer-epsv on")?;
+        self.lftp("PORT", vip, "set ftp:passive-mode off")?;
+        self.tnftp("EPSV", vip, "")?;
+        self.tnftp("PASV", vip, "epsv4")?;
+        self.tnftp("EPRT", vip, "passive")
+    }
+}
+
+fn sum(site: &Site, file: &std::path::Path) -> Result<String> {
+    let printed = site.client.sh(&format!("sha256sum < {}", file.display()))?;
+    Ok(printed.trim().to_owned())
+}
+
+fn options(label: &str, forward: Forward) -> SiteOptions {
+    let mut options = SiteOptions::new(label, forward);
+    options.servers = 2;
+    options
+}
+
+#[test]
+fn nat_with_the_helper() -> Result<()> {
+    let ftp = Ftp::new(options("ftp-nat", Forward::Nat), &["--helper", "ftp"])?;
+    ftp.serve(ftp.site.service(21), "-s rr")?;
+    ftp.all_clients()?;
+
+    // The address that clients are told has one digit more than the servers', so the numbers of
+    // every stream above have been shifted; and data connections were all to the virtual address.
+    let listing = ftp.site.lvsadm("-L -n -c")?;
+    let virt = ftp.site.vip;
+    // Four transfers and no listing of a directory: three passive and two active clients of four
+    // and five commands each.
+    let to_server = |line: &&str| line.contains(&format!("{virt}:300"));
+    ensure!(listing.lines().filter(to_server).count() >= 24, "{listing}");
+    let named = ftp.ports_named()?;
+    ensure!(named.len() == 16, "clients named the ports {named:?}");
+    // One that was named twice has one entry.
+    for port in named {
+        let data = |line: &str| {
+            line.contains(&format!(":{port} ")) && line.contains(&format!("{virt}:20 "))
+        };
+        ensure!(listing.lines().any(data), "no port {port} in\n{listing}");
+    }
+
+    // Many at once, over both servers.
+    let (vip, dir) = (ftp.site.vip, ftp.site.testbed.dir().join("many"));
+    fs::create_dir_all(&dir)?;
+    ftp.site.client.sh(&format!(
+        "pids=; for i in 1 2 3 4 5 6 7 8; do curl -sS -m 60 --disable-epsv -o {dir}/$i ftp://{vip}/www/file & pids=\"$pids $!\"; done; \
+         for p in $pids; do wait $p; done",
+        dir = dir.display()
+    ))?;
+    for number in 1..=8 {
+        let found = sum(&ftp.site, &dir.join(number.to_string()))?;
+        ensure!(found == ftp.sum, "download {number} differs");
+    }
+    let listing = ftp.site.lvsadm("-L -n")?;
+    let shares = lvs_testbed::listing::rows(&listing)
+        .iter()
+        .filter(|row| row.is_server())
+        .map(|row| Ok(row.number(2)? + row.number(3)?))
+        .collect::<Result<Vec<_>>>()?;
+    ensure!(
+        shares.len() == 2 && shares.iter().all(|n| *n > 0),
+        "{listing}"
+    );
+    Ok(())
+}
+
+#[test]
+fn nat_of_an_address_that_the_engine_owns_without_offloads() -> Result<()> {
+    let mut options = options("ftp-own", Forward::Nat);
+    options.vip = Vip::Engine;
+    options.offloads = false;
+    let ftp = Ftp::new(options, &["--helper", "ftp=21,2121"])?;
+    ftp.serve(ftp.site.service(21), "-s rr -p 300")?;
+    ftp.all_clients()
+}
+
+/// The host routes the packets to the engine, those of data connections from port 20 as well.
+#[test]
+fn nat_through_a_tun_device() -> Result<()> {
+    let mut options = options("ftp-hop", Forward::Nat);
+    options.vip = Vip::Engine;
+    options.ip_forward = true;
+    let ftp = Ftp::new(options, &["--helper", "ftp", "--backend", "tun"])?;
+    ftp.serve(ftp.site.service(21), "-s rr")?;
+    ftp.all_clients()
+}
+
+#[test]
+fn nat_of_ipv6() -> Result<()> {
+    let ftp = Ftp::new(options("ftp-six", Forward::Nat), &["--helper", "ftp"])?;
+    let vip = IpAddr::V6(ftp.site.vip6);
+    ftp.serve(SocketAddr::new(vip, 21), "-s rr")?;
+    ftp.curl("EPSV", vip, "")?;
+    ftp.curl("EPRT", vip, "-P -")?;
+    ftp.lftp("EPSV", vip, "set ftp:passive-mode on")?;
+    ftp.lftp("EPRT", vip, "set ftp:passive-mode off")?;
+    ftp.tnftp("EPSV", vip, "")?;
+    ftp.tnftp("EPRT", vip, "passive")
+}
+
+/// What is left where the helper cannot read the commands: servers that know the virtual address,
+/// and a mark for the ports.
+#[test]
+fn nat_with_a_mark_and_no_helper() -> Result<()> {
+    let ftp = Ftp::told(options("ftp-blind", Forward::Nat), &[], |site| {
+        Some(site.vip)
+    })?;
+    ftp.serve_mark()?;
+    let vip = IpAddr::V4(ftp.site.vip);
+    ftp.curl("PASV", vip, "--disable-epsv")?;
+    ftp.curl("EPSV", vip, "")?;
+    ftp.lftp("PASV", vip, "set ftp:passive-mode on")
+}
+
+#[test]
+fn direct_routing_with_persistence() -> Result<()> {
+    let ftp = Ftp::new(options("ftp-dr", Forward::Dr), &[])?;
+    ftp.serve(ftp.site.service(21), "-s rr -p 300")?;
+    ftp.all_clients()
+}
+
+#[test]
+fn direct_routing_with_a_mark() -> Result<()> {
+    let ftp = Ftp::new(options("ftp-mark", Forward::Dr), &[])?;
+    ftp.serve_mark()?;
+    ftp.all_clients()
+}
+
+/// Without persistence, a passive data connection of direct routing is nobody's.
+#[test]
+fn direct_routing_needs_persistence() -> Result<()> {
+    let ftp = Ftp::new(options("ftp-none", Forward::Dr), &[])?;
+    ftp.serve(ftp.site.service(21), "-s rr")?;
+    let failed = ftp.site.client.sh(&format!(
+        "curl -sS -m 5 -o /dev/null ftp://{}/www/file",
+        ftp.site.vip
+    ));
+    ensure!(failed.is_err(), "{failed:?}");
+    content::write_file(&ftp.file, 1)?;
+    Ok(())
+}

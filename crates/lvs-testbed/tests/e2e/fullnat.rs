@@ -1,0 +1,208 @@
+//! Full NAT: the director's local addresses stand for clients, so that the servers' gateway may be
+//! anything.
+
+use crate::common;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use lvs_testbed::listing::{Row, rows};
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Topology, Vip, programs};
+
+fn options(label: &str) -> SiteOptions {
+    let mut options = SiteOptions::new(label, Forward::FullNat);
+    options.servers = 2;
+    options
+}
+
+/// Who the servers think that the client is.
+fn seen_as(site: &Site, virt: SocketAddr) -> Result<String> {
+    let printed = site.client.run(
+        "curl",
+        &[
+            "-sS",
+            "-g",
+            "-f",
+            "-m",
+            "10",
+            &format!("http://{virt}/addr"),
+        ],
+    )?;
+    Ok(printed.trim().to_owned())
+}
+
+fn forty(site: &Site) -> Result<()> {
+    let mut load = site.load();
+    load.requests = 40;
+    common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])
+}
+
+/// The local address is the host's own, with the host's own connections to the same servers beside.
+#[test]
+fn a_local_address_of_the_hosts() -> Result<()> {
+    let mut options = options("fullnat-host");
+    options.forward = Forward::Nat;
+    options.topology = Topology::Routed;
+    let mut site = Site::new(options)?;
+    let before = common::host_state(&site)?;
+    site.start_engine(&["--local-address", "192.0.2.1"])?;
+    site.lvsadm(&format!("-A -t {} -s rr", site.service(80)))?;
+    for index in 0..2 {
+        let server = site.real_address(index);
+        site.lvsadm(&format!(
+            "-a -t {} -r {server}:80 --fullnat",
+            site.service(80)
+        ))?;
+    }
+    let mut load = common::mixed_load(&site);
+    load.pause_ms = 2;
+    let steady = site.client.steady_load(&load)?;
+    let direct = common::direct(&site, &load);
+    let report = common::ok(site.director.load(&direct)?, 40)?;
+    common::spread(&report, &[40, 0])?;
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.ok > 2 && report.servers.len() == 2, "{report:?}");
+    ensure!(seen_as(&site, site.service(80))? == "192.0.2.1");
+    // The host's own programs take other ports.
+    let listing = site.lvsadm("local")?;
+    ensure!(
+        listing.starts_with("192.0.2.1  ports 1024-32767  "),
+        "{listing}"
+    );
+    site.engine = None;
+    ensure!(common::host_state(&site)? == before);
+    Ok(())
+}
+
+/// The local address is in no network's hands but the engine's, the VIP as well; IPv4 and IPv6;
+/// then other addresses take over under traffic.
+#[test]
+fn local_addresses_that_the_engine_answers_for() -> Result<()> {
+    let mut options = options("fullnat-own");
+    options.vip = Vip::Engine;
+    let site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    let virt6 = SocketAddr::from((site.vip6, 80));
+    site.lvsadm(&format!("-A -t {virt6} -s rr"))?;
+    for index in 0..2 {
+        let server = site.real_address6(index);
+        site.lvsadm(&format!("-a -t {virt6} -r [{server}]:80 --fullnat"))?;
+    }
+    ensure!(seen_as(&site, site.service(80))? == "192.0.2.50");
+    ensure!(seen_as(&site, virt6)? == "fd00:192::50");
+    site.lvsadm("-Z")?;
+    forty(&site)?;
+    let mut load = LoadOptions::new(virt6);
+    load.requests = 40;
+    common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
+
+    // The engine answers for it as a host would.
+    site.servers[0].sh("ping -c 1 -W 5 192.0.2.50")?;
+
+    // Connections keep the address that they have, also one that is taken away.
+    let mut open = site.load();
+    open.keepalive = true;
+    open.concurrency = 4;
+    open.pause_ms = 5;
+    let steady = site.client.steady_load(&open)?;
+    lvs_testbed::wait_until("four connections", Duration::from_secs(10), || {
+        site.lvsadm("-L -n").is_ok_and(|text| {
+            let of_four = |row: &Row| row.is_server() && row.number(2).is_ok_and(|n| n == 2);
+            rows(&text).iter().filter(|row| of_four(row)).count() == 2
+        })
+    })?;
+    site.lvsadm("local add 192.0.2.51")?;
+    site.lvsadm("local del 192.0.2.50")?;
+    ensure!(seen_as(&site, site.service(80))? == "192.0.2.51");
+    forty(&site)?;
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.ok > 4 && report.servers.len() == 2, "{report:?}");
+
+    // The last address of a family cannot be taken away while servers need it.
+    let refused = site.director.sh(&format!(
+        "{} local del 192.0.2.51 2>&1 || echo $?",
+        programs::find("lvsadm")?.display()
+    ))?;
+    ensure!(
+        refused.contains("full NAT needs a local address") && refused.ends_with("1\n"),
+        "{refused}"
+    );
+    Ok(())
+}
+
+/// Listings and rules: a name of its own, a round trip, and nothing of it where the program is
+/// called ipvsadm.
+#[test]
+fn listings_and_rules() -> Result<()> {
+    let site = common::site(options("fullnat-rules"))?;
+    site.add_service(80, "rr")?;
+    let listing = site.lvsadm("-L -n")?;
+    ensure!(
+        listing.contains("  -> 10.0.0.12:80                 FullNat 1      0          0"),
+        "{listing}"
+    );
+    let rules = site.lvsadm("-S -n")?;
+    ensure!(
+        rules
+            .lines()
+            .filter(|line| line.contains("--fullnat -w 1"))
+            .count()
+            == 2,
+        "{rules}"
+    );
+    site.lvsadm("-C")?;
+    site.lvsadm_restore(&rules)?;
+    ensure!(site.lvsadm("-S -n")? == rules);
+    forty(&site)?;
+
+    site.director
+        .install(&programs::find("lvsadm")?, &["ipvsadm"])?;
+    let refused = site.director.sh(&format!(
+        "ipvsadm -a -t {} -r 10.0.0.13:80 --fullnat 2>&1 || echo $?",
+        site.service(80)
+    ))?;
+    ensure!(refused == "--fullnat: unknown option\n255\n", "{refused}");
+    ensure!(!site.director.sh("ipvsadm -h")?.contains("fullnat"));
+    Ok(())
+}
+
+/// Path MTU discovery both ways behind narrow hops, and a server that refuses.
+#[test]
+fn icmp_finds_its_way() -> Result<()> {
+    let site = common::site(options("fullnat-icmp"))?;
+    site.add_service(80, "rr")?;
+    let router = site.router.as_ref().expect("a routed site has a router");
+    router.sh(
+        "ip route replace 198.51.100.0/24 dev eth0 mtu lock 1400; ip route replace 10.0.0.0/24 dev eth2 mtu lock 1300",
+    )?;
+    forty(&site)?;
+    common::upload(&site)?;
+    // UDP to a port that nobody has: the client hears of it as from the VIP.
+    site.add_service_weighted("-u", 9, "rr", &[1])?;
+    let printed = site.client.sh(&format!(
+        "perl -MSocket -e 'socket(S, PF_INET, SOCK_DGRAM, 17); connect(S, sockaddr_in(9, inet_aton(\"{}\"))); \
+         send(S, \"x\", 0); $SIG{{ALRM}} = sub {{ print \"silence\"; exit }}; alarm 5; recv(S, my $b, 9, 0); print $!'",
+        site.vip
+    ))?;
+    ensure!(printed == "Connection refused", "{printed}");
+    Ok(())
+}
+
+/// Without a local address there is nothing to stand for clients, and it is said how to give one.
+#[test]
+fn refused_without_a_local_address() -> Result<()> {
+    let mut options = options("fullnat-none");
+    options.forward = Forward::Nat;
+    let site = common::site(options)?;
+    site.lvsadm(&format!("-A -t {}", site.service(80)))?;
+    let told = site.lvsadm(&format!(
+        "-a -t {} -r 10.0.0.11:80 --fullnat",
+        site.service(80)
+    ));
+    let told = format!("{:#}", told.expect_err("it has no local address"));
+    ensure!(told.contains("lvsadm local add"), "{told}");
+    Ok(())
+}

@@ -1,0 +1,209 @@
+//! What the director's own network stack must not do, and must still do, while the engine works
+//! beside it.
+
+use crate::common;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use lvs_testbed::servers::nginx;
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, wait_until};
+
+/// A NAT director that also routes and masquerades, as one in front of private real servers does.
+fn site(label: &str, vip: Vip) -> Result<Site> {
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = 2;
+    options.vip = vip;
+    options.ip_forward = true;
+    let site = Site::new(options)?;
+    site.director
+        .sh("iptables -t nat -A POSTROUTING -o eth0 -j MASQUERADE")?;
+    Ok(site)
+}
+
+/// Runs the five situations, all beside steady traffic through the service.
+fn five_situations(vip: Vip, label: &str) -> Result<()> {
+    let mut site = site(label, vip)?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    let mut load = common::mixed_load(&site);
+    load.pause_ms = 2;
+    let steady = site.client.steady_load(&load)?;
+
+    // A client reaches a real server directly through the director.
+    let direct = common::direct(&site, &load);
+    let report = common::ok(site.client.load(&direct)?, 40)?;
+    common::spread(&report, &[40, 0])?;
+
+    // So does the director itself.
+    let report = common::ok(site.director.load(&direct)?, 40)?;
+    common::spread(&report, &[40, 0])?;
+
+    // Another port of the VIP is the host's where the VIP is; the engine's own VIP has nothing
+    // there, and says so.
+    let _ssh = nginx(&site.director, &common::on_port(22))?;
+    match vip {
+        Vip::Host | Vip::Routed => {
+            let printed = site.client.sh(&format!(
+                "curl --fail --silent --max-time 5 http://{}:22/id",
+                site.vip
+            ))?;
+            ensure!(printed == "director\n", "{printed}");
+        }
+        Vip::Engine => {
+            common::refused(&site, &load, 22)?;
+        }
+    }
+
+    // A segment of no connection is reset.
+    ensure!(
+        common::stray_ack_is_reset(&site, 80)?,
+        "no RST for a stray ACK"
+    );
+
+    // A real server's own download leaves under the director's address.
+    let _outside = nginx(&site.client, &common::on_port(8080))?;
+    let outside = common::client_address(&site)?;
+    let printed = site.servers[0].sh(&format!(
+        "curl --fail --silent --max-time 5 http://{outside}:8080/addr"
+    ))?;
+    ensure!(
+        printed == "192.0.2.1\n",
+        "seen from outside, the server's address is {printed}"
+    );
+    let download = LoadOptions {
+        target: SocketAddr::new(outside.parse()?, 8080),
+        ..load.clone()
+    };
+    site.servers[0].load(&download)?.all_ok(40)?;
+
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.ok > 100 && report.servers.len() == 2, "{report:?}");
+    Ok(())
+}
+
+#[test]
+fn the_five_situations_with_the_vip_on_the_host() -> Result<()> {
+    five_situations(Vip::Host, "host-vip")
+}
+
+#[test]
+fn the_five_situations_with_the_engines_own_vip() -> Result<()> {
+    five_situations(Vip::Engine, "own-vip")
+}
+
+/// Only where the VIP is the engine's own: the host talks to its own address over `lo`, which no
+/// packet socket forwards.
+#[test]
+fn a_client_on_the_director_reaches_the_service() -> Result<()> {
+    let mut site = site("local", Vip::Engine)?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.sizes = vec![1, 20_011, 300_007];
+    load.requests = 20;
+    let report = common::ok(site.director.load(&load)?, 20)?;
+    common::spread(&report, &[10, 10])
+}
+
+/// One arm, servers whose gateway is the director; the engine's own VIP answers ARP and echo.
+#[test]
+fn one_armed_nat_with_the_engines_own_vip() -> Result<()> {
+    let mut options = SiteOptions::new("one-arm-nat", Forward::Nat);
+    options.topology = lvs_testbed::Topology::OneArm;
+    options.servers = 2;
+    options.vip = Vip::Engine;
+    let site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.requests = 94;
+    common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])
+}
+
+/// Without offloads every segment is small and its checksum finished; with them it is neither.
+#[test]
+fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
+    for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {
+        for (offloads, mtu) in [(false, 1500), (true, 1280), (true, 9000)] {
+            let mut options = SiteOptions::new("links", forward);
+            options.servers = 2;
+            options.offloads = offloads;
+            options.mtu = mtu;
+            let site = common::site(options)?;
+            site.add_service(80, "rr")?;
+            let mut load = site.load();
+            load.requests = 94;
+            common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
+            common::upload(&site)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a server sends through the director and the client receives of it: ICMP errors to the
+/// client about a packet that concerns no service, the first of which ends before the ports. They
+/// are told apart by their last word.
+fn errors_in_transit(site: &Site) -> Result<String> {
+    let listen = r#"
+        use Socket;
+        socket(S, PF_INET, SOCK_RAW, 1) or die $!;
+        $| = 1; print "ready\n";
+        $SIG{ALRM} = sub { print "late\n"; exit }; alarm 10;
+        while (recv(S, my $packet, 2000, 0)) {
+            my ($type, $code, $sum, $word) = unpack("CCnN", substr($packet, (ord($packet) & 15) * 4));
+            next unless $type == 3 && $code == 13;
+            print "got $word\n";
+            if ($word == 2) { print "end\n"; exit }
+        }"#;
+    let mut listener = site.client.spawn("perl", &["-e", listen])?;
+    let limit = Duration::from_secs(12);
+    wait_until("the client to listen", limit, || {
+        listener.log().contains("ready")
+    })?;
+    let client = common::client_address(site)?;
+    site.servers[0].sh(&format!(
+        r#"perl -MSocket -e '
+        sub sum {{ my $s = 0; $s += $_ for unpack("n*", $_[0]); $s = ($s & 0xffff) + ($s >> 16) while $s >> 16; ~$s & 0xffff }}
+        my $client = inet_aton("{client}");
+        socket(S, PF_INET, SOCK_RAW, 1) or die $!;
+        my $about = pack("CCnnnCCna4a4", 0x45, 0, 36, 7, 0, 60, 17, 0, $client, inet_aton("203.0.113.200"));
+        substr($about, 10, 2) = pack("n", sum($about));
+        my @quoted = ($about, $about . pack("nnnn", 4000, 53, 16, 0));
+        for my $word (1, 2) {{
+            my $error = pack("CCnN", 3, 13, 0, $word) . $quoted[$word - 1];
+            substr($error, 2, 2) = pack("n", sum($error));
+            send(S, $error, 0, sockaddr_in(0, $client)) or die $!;
+        }}'"#
+    ))?;
+    wait_until("the second error", limit, || {
+        let log = listener.log();
+        log.contains("end") || log.contains("late")
+    })?;
+    listener.wait(limit)?;
+    Ok(listener.log().replace('\n', " "))
+}
+
+/// With `schedule_icmp`, errors without ports go to the director, whoever they are about, and are
+/// dropped: what is intercepted follows the sysctl, in both directions, while the engine runs.
+#[test]
+fn schedule_icmp_is_followed_by_what_is_intercepted() -> Result<()> {
+    let mut site = site("transit-errors", Vip::Host)?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    for (value, expected) in [
+        ("0", "ready got 1 got 2 end "),
+        ("1", "ready got 2 end "),
+        ("0", "ready got 1 got 2 end "),
+        ("1", "ready got 2 end "),
+    ] {
+        site.lvsadm(&format!("sysctl schedule_icmp={value}"))?;
+        let seen = errors_in_transit(&site)?;
+        ensure!(
+            seen == expected,
+            "schedule_icmp={value}: the client has {seen}"
+        );
+    }
+    Ok(())
+}

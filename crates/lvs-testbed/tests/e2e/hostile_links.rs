@@ -1,0 +1,166 @@
+//! A sample of the hostile frames through real backends: packet sockets on veth links, the device
+//! that leads to the host, and the TUN backend. The engine lives, goes on balancing, and knows what
+//! became of every frame.
+
+use crate::common;
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, Host, Site, SiteOptions, Vip, programs};
+use nix::sys::signal::Signal;
+
+/// Frames from each place.
+const FRAMES: usize = 20_000;
+
+/// Sends frames from `host`; how many its interface took.
+fn shoot(site: &Site, host: &Host, interface: &str, more: &[&str], seed: u64) -> Result<usize> {
+    let servers: Vec<String> = (0..site.servers.len())
+        .map(|index| site.real_address(index).to_string())
+        .collect();
+    // Neighbours that nobody has, so that no real host's address is claimed by others.
+    let client = common::client_address(site)?;
+    let network = client.rsplit_once('.').context("IPv4")?.0;
+    let clients: Vec<String> = (200..208).map(|last| format!("{network}.{last}")).collect();
+    let director = site
+        .director
+        .sh("ip -4 -o addr show scope global | sed 's/.*inet \\([0-9.]*\\).*/\\1/'")?;
+    let mut own = director.lines();
+    let (vip, seed, frames) = (site.vip.to_string(), seed.to_string(), FRAMES.to_string());
+    let mut words = vec![
+        "shoot",
+        "--interface",
+        interface,
+        "--vip",
+        &vip,
+        "--seed",
+        &seed,
+    ];
+    words.extend(["--frames", &frames, "--director"]);
+    words.extend([
+        own.next().context("an address")?,
+        own.next().context("another")?,
+    ]);
+    words.extend(clients.iter().flat_map(|client| ["--client", client]));
+    words.extend(servers.iter().flat_map(|server| ["--server", server]));
+    words.extend(more);
+    let printed = host.run(programs::own()?, &words)?;
+    println!("{} {interface}: {printed}", host.name());
+    let taken = printed.split(' ').next().context("a number")?;
+    Ok(taken.parse()?)
+}
+
+/// Services of every kind that the frames are for; the one of TCP port 80 has real servers.
+fn services(site: &Site) -> Result<()> {
+    site.add_service(80, "rr")?;
+    for (flag, port, rest) in [
+        ("-u", 53, "-s wlc"),
+        ("--sctp-service", 3868, "-s sed"),
+        ("-t", 443, "-s wlc -p 60"),
+        ("-u", 5060, "-s sh -p 60 --pe sip"),
+        ("-u", 514, "-s mh -o"),
+        ("-t", 21, "-s lblcr -p 60"),
+        ("-u", 500, "-s dh"),
+    ] {
+        let service = SocketAddr::from((site.vip, port));
+        site.lvsadm(&format!("-A {flag} {service} {rest}"))?;
+        for index in 0..site.servers.len() {
+            let server = SocketAddr::from((site.real_address(index), port));
+            let method = site.options.forward.flag();
+            site.lvsadm(&format!("-a {flag} {service} -r {server} {method}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn balances(site: &Site) -> Result<()> {
+    let mut load = site.load();
+    load.requests = 94;
+    common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])
+}
+
+/// Ends the engine, which then says what became of the frames: each has one fate.
+fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
+    let drops: serde_json::Value = serde_json::from_str(&site.lvsadm("drops --json")?)?;
+    println!("{drops}");
+    let reasons = drops.as_array().context("a list")?.len();
+    ensure!(reasons > 5, "{drops}");
+    let mut engine = site.engine.take().context("it was started")?;
+    ensure!(engine.is_running(), "{}", engine.log());
+    let status = engine.stop(Signal::SIGTERM)?;
+    let log = engine.log();
+    ensure!(
+        status.success() && !log.contains("panicked"),
+        "{status}: {log}"
+    );
+    let line = log
+        .lines()
+        .find(|line| line.contains("what became of the packets"))
+        .with_context(|| log.clone())?;
+    let count = |name: &str| -> Result<u64> {
+        let mut words = line.split(' ').filter_map(|word| word.split_once('='));
+        let (_, value) = words
+            .find(|(key, _)| *key == name)
+            .with_context(|| line.to_owned())?;
+        Ok(value.parse()?)
+    };
+    let fates = [
+        "sent",
+        "held",
+        "left",
+        "given_back",
+        "answered",
+        "fragments",
+        "dropped",
+    ];
+    let sum: u64 = fates.iter().map(|name| count(name)).sum::<Result<u64>>()?;
+    println!("{line}");
+    let received = count("received")?;
+    ensure!(received + count("reassembled")? == sum, "{line}");
+    ensure!(received >= least as u64, "{least} frames at least: {line}");
+    Ok(())
+}
+
+#[test]
+fn packet_sockets_and_the_way_to_the_host() -> Result<()> {
+    let mut options = SiteOptions::new("hostile-veth", Forward::Nat);
+    options.servers = 2;
+    options.vip = Vip::Engine;
+    let mut site = common::site(options)?;
+    services(&site)?;
+    balances(&site)?;
+    let mac = |interface: &str| {
+        site.director
+            .sh(&format!("cat /sys/class/net/{interface}/address"))
+    };
+    let (front, back) = (mac("eth0")?, mac("eth1")?);
+    let mut taken = shoot(&site, &site.client, "eth0", &["--to", &front], 1)?;
+    balances(&site)?;
+    let as_server = ["--to", &back, "--as-server"];
+    taken += shoot(&site, &site.servers[0], "eth0", &as_server, 2)?;
+    balances(&site)?;
+    taken += shoot(&site, &site.director, "lvs-host0", &[], 3)?;
+    balances(&site)?;
+    // The sockets may lose some while the machine is busy; they count those themselves.
+    accounts_for(&mut site, taken / 2)
+}
+
+#[test]
+fn tun_backend() -> Result<()> {
+    let mut options = SiteOptions::new("hostile-tun", Forward::Nat);
+    options.servers = 2;
+    options.vip = Vip::Engine;
+    options.ip_forward = true;
+    let mut site = Site::new(options)?;
+    site.director.sysctl("ipv6/conf/all/forwarding", "1")?;
+    site.start_engine(&["--backend", "tun"])?;
+    services(&site)?;
+    balances(&site)?;
+    let front = site.director.sh("cat /sys/class/net/eth0/address")?;
+    // What the host routes there, and what gets there unseen.
+    shoot(&site, &site.client, "eth0", &["--to", &front], 4)?;
+    balances(&site)?;
+    let taken = shoot(&site, &site.director, "lvs-tun0", &[], 5)?;
+    balances(&site)?;
+    accounts_for(&mut site, taken / 2)
+}

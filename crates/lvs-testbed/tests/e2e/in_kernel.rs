@@ -1,0 +1,485 @@
+//! The path in the kernel, end to end: the same traffic as through the engine alone, and the same
+//! listings.
+//!
+//! Needs BPF in the first user namespace; where that is not permitted, there is nothing to test.
+
+use crate::common;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_dataplane::sys::{self, Instruction, Program, ProgramKind, TcLink};
+use lvs_testbed::listing::{Row, rows};
+use lvs_testbed::{
+    Forward, Host, LoadOptions, Mode, Proc, Site, SiteOptions, programs, wait_until,
+};
+use nix::sched::{CloneFlags, setns};
+use nix::sys::signal::Signal;
+
+const ON: [&str; 2] = ["--in-kernel", "on"];
+
+/// A site whose engine forwards in the kernel; `None` where that is not permitted.
+fn site(label: &str, forward: Forward, servers: usize) -> Result<Option<Site>> {
+    if Mode::detect()? == Mode::Rootless {
+        ensure!(!sys::is_root_of_all(), "root can test it");
+        eprintln!("not tested: the path in the kernel needs root, outside of containers");
+        return Ok(None);
+    }
+    let mut options = SiteOptions::new(label, forward);
+    options.servers = servers;
+    let mut site = Site::new(options)?;
+    site.start_engine(&ON)?;
+    Ok(Some(site))
+}
+
+/// What `lvsadm drops` says was forwarded in the kernel: requests and replies.
+fn shares(site: &Site) -> Result<(u64, u64)> {
+    let all = site.lvsadm("drops --json --all")?;
+    let all: serde_json::Value = serde_json::from_str(&all)?;
+    let count = |reason: &str| {
+        let items = all.as_array().context("a list")?;
+        let item = items.iter().find(|item| item["reason"] == reason);
+        item.and_then(|item| item["count"].as_u64())
+            .with_context(|| format!("{reason} in {all}"))
+    };
+    Ok((count("kernel_requests")?, count("kernel_replies")?))
+}
+
+macro_rules! method {
+    ($name:ident, $forward:ident) => {
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn every_byte_arrives_and_every_listing_is_right() -> Result<()> {
+                let label = format!("ink-{}-http", stringify!($name));
+                let Some(site) = site(&label, Forward::$forward, 4)? else {
+                    return Ok(());
+                };
+                common::requests_and_listings(&site)?;
+                let (requests, _) = shares(&site)?;
+                ensure!(requests > 0, "downloads of 10 MiB are published");
+                site.lvsadm("-C")?;
+                common::schedulers(&site)
+            }
+
+            #[test]
+            fn bulk_both_ways_iperf_and_dns() -> Result<()> {
+                let label = format!("ink-{}-bulk", stringify!($name));
+                let Some(site) = site(&label, Forward::$forward, 2)? else {
+                    return Ok(());
+                };
+                site.add_service(80, "rr")?;
+                common::bulk(&site)?;
+                let (requests, replies) = shares(&site)?;
+                ensure!(requests > 1000, "{requests} requests");
+                let translated = matches!(Forward::$forward, Forward::Nat);
+                ensure!((replies > 1000) == translated, "{replies} replies");
+                common::iperf_and_dns(&site)
+            }
+
+            #[test]
+            fn servers_come_and_go() -> Result<()> {
+                let label = format!("ink-{}-admin", stringify!($name));
+                match site(&label, Forward::$forward, 3)? {
+                    Some(site) => common::administration(&site),
+                    None => Ok(()),
+                }
+            }
+        }
+    };
+}
+
+method!(nat, Nat);
+method!(dr, Dr);
+
+/// Packets and bytes that a server's host has counted: requests to port 80 of the address, replies
+/// from there.
+fn counted(server: &Host) -> Result<[u64; 4]> {
+    let listing = server.sh("nft -j list table inet seen")?;
+    let listing: serde_json::Value = serde_json::from_str(&listing)?;
+    let items = listing["nftables"].as_array().context("a list")?;
+    let counter = |name: &str| {
+        let found = items.iter().find(|item| item["counter"]["name"] == name);
+        let counter = found.map(|item| &item["counter"]);
+        let number = |field: &str| counter.and_then(|counter| counter[field].as_u64());
+        number("packets").zip(number("bytes")).context("a counter")
+    };
+    let (requests, replies) = (counter("requests")?, counter("replies")?);
+    Ok([requests.0, replies.0, requests.1, replies.1])
+}
+
+/// What the servers have seen is what the listing says, whichever way the packets took.
+#[test]
+fn counters_are_those_of_the_servers() -> Result<()> {
+    let Some(site) = site("ink-counters", Forward::Nat, 2)? else {
+        return Ok(());
+    };
+    for server in &site.servers {
+        server.sh("nft -f - <<'END'\n\
+                   table inet seen {\n\
+                   counter requests { }\n\
+                   counter replies { }\n\
+                   chain in { type filter hook prerouting priority -400; tcp dport 80 counter name requests; }\n\
+                   chain out { type filter hook postrouting priority 400; tcp sport 80 counter name replies; }\n\
+                   }\nEND")?;
+    }
+    site.add_service(80, "rr")?;
+    site.serve("some", 40 << 20)?;
+    for _ in 0..4 {
+        let url = format!("http://{}/some", site.vip);
+        site.client
+            .run("curl", &["-sS", "-f", "-m", "60", "-o", "/dev/null", &url])?;
+    }
+    let (requests, replies) = shares(&site)?;
+    ensure!(requests > 100 && replies > 100, "{requests}, {replies}");
+    // The last acknowledgements are on their way, and the snapshot of two seconds.
+    common::wait_for_snapshot();
+    let listing = site.lvsadm("-L -n --stats --exact")?;
+    let rows: Vec<Row> = rows(&listing).into_iter().filter(Row::is_server).collect();
+    let mut sum = [0; 4];
+    for (server, row) in site.servers.iter().zip(&rows) {
+        let seen = counted(server)?;
+        let mut told = [0; 4];
+        for (column, told) in told.iter_mut().enumerate() {
+            *told = row.number(column + 1)?;
+        }
+        ensure!(
+            told == seen,
+            "{seen:?} were seen by {}: {listing}",
+            server.name()
+        );
+        sum.iter_mut()
+            .zip(told)
+            .for_each(|(sum, told)| *sum += told);
+    }
+    ensure!(
+        sum[0] >= requests && sum[1] >= replies,
+        "{sum:?}: {listing}"
+    );
+    Ok(())
+}
+
+/// A download of 20 MB/s through a service, whose packets go through the kernel.
+fn download_in_the_kernel(site: &Site) -> Result<Proc> {
+    site.add_service(80, "rr")?;
+    site.serve("long", 400 << 20)?;
+    let url = format!("http://{}/long?rate=20m", site.vip);
+    let arguments = ["-sS", "-m", "60", "-o", "/dev/null", &url];
+    let download = site.client.spawn("curl", &arguments)?;
+    let flows = || shares(site).is_ok_and(|(requests, _)| requests > 50);
+    wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    Ok(download)
+}
+
+#[test]
+fn a_server_that_is_removed_gets_nothing_more() -> Result<()> {
+    let Some(site) = site("ink-removed", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    let _download = download_in_the_kernel(&site)?;
+    let server = format!("{}:80", site.real_address(0));
+    site.lvsadm(&format!("-d -t {} -r {server}", site.service(80)))?;
+    let before = shares(&site)?;
+    std::thread::sleep(Duration::from_millis(700));
+    let after = shares(&site)?;
+    ensure!(before.0 == after.0, "requests: {before:?}, then {after:?}");
+    // It comes back, and its connection goes on, in the kernel too.
+    site.lvsadm(&format!("-a -t {} -r {server} -m", site.service(80)))?;
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > after.0 + 50);
+    wait_until(
+        "packets in the kernel again",
+        Duration::from_secs(30),
+        flows,
+    )
+}
+
+/// A BPF program that says so much to each frame, as the first one at the ingress of an interface
+/// of the director's.
+fn put_in_front(site: &Site, interface: &str, verdict: i32) -> Result<TcLink> {
+    let path = format!("/sys/class/net/{interface}/ifindex");
+    let ifindex = site.director.sh(&format!("cat {path}"))?.trim().parse()?;
+    let namespace = std::fs::File::open(format!("/proc/{}/ns/net", site.director.pid()))?;
+    let attach = move || -> Result<TcLink> {
+        setns(namespace, CloneFlags::CLONE_NEWNET)?;
+        let instruction = |code, immediate| Instruction {
+            code,
+            registers: 0,
+            offset: 0,
+            immediate,
+        };
+        // r0 = verdict; exit.
+        let code = [instruction(0xb7, verdict), instruction(0x95, 0)];
+        let program = Program::load(ProgramKind::Ingress, "another", &code)?;
+        Ok(program.attach(ifindex)?)
+    };
+    let thread = std::thread::spawn(attach);
+    thread.join().expect("it does not panic")
+}
+
+/// Another program in front of ours may end the chain: the engine goes on without it, and nothing
+/// breaks.
+#[test]
+fn another_program_in_front_is_noticed() -> Result<()> {
+    let Some(site) = site("ink-front", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    let mut download = download_in_the_kernel(&site)?;
+    let doctor = || {
+        site.director.sh(&format!(
+            "{} doctor || [ $? = 1 ]",
+            programs::find("lvsadm")?.display()
+        ))
+    };
+    const FINDING: &str = "not forwarded in the kernel: lvs_ingress is not the first";
+    ensure!(!doctor()?.contains(FINDING));
+    // TCX_PASS: our program is not run.
+    let other = put_in_front(&site, "eth0", 0)?;
+    let told = || doctor().is_ok_and(|text| text.replace("\n  ", " ").contains("is not the first"));
+    wait_until("a finding", Duration::from_secs(10), told)?;
+    let before = shares(&site)?;
+    std::thread::sleep(Duration::from_millis(500));
+    ensure!(shares(&site)? == before, "all goes through the engine");
+    ensure!(download.is_running(), "and the download goes on");
+    drop(other);
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
+    wait_until(
+        "packets in the kernel again",
+        Duration::from_secs(20),
+        flows,
+    )?;
+    ensure!(!doctor()?.replace("\n  ", " ").contains("is not the first"));
+    let status = download.wait(Duration::from_secs(60))?;
+    ensure!(status.success(), "{status}");
+    Ok(())
+}
+
+#[test]
+fn a_capture_sees_everything() -> Result<()> {
+    let Some(site) = site("ink-capture", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    let _download = download_in_the_kernel(&site)?;
+    let file = site.testbed.dir().join("capture.pcapng");
+    site.lvsadm(&format!("capture tcp port 80 -c 300 -w {}", file.display()))?;
+    // A link of 20 MB/s has so many in a moment; beside the kernel there would be next to none.
+    ensure!(std::fs::metadata(&file)?.len() > 100_000, "an empty file");
+    let before = shares(&site)?;
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
+    wait_until(
+        "packets in the kernel again",
+        Duration::from_secs(20),
+        flows,
+    )
+}
+
+/// One that ends in an orderly way leaves nothing behind that forwards; its successor begins anew.
+#[test]
+fn an_engine_that_ends_takes_its_programs_with_it() -> Result<()> {
+    let Some(mut site) = site("ink-kill", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        site.add_service(80, "rr")?;
+        common::bulk(&site)?;
+        ensure!(shares(&site)?.0 > 100, "packets in the kernel");
+        let mut engine = site.engine.take().context("it runs")?;
+        engine.signal(signal)?;
+        engine.wait(Duration::from_secs(10))?;
+        let url = format!("http://{}/s/1", site.vip);
+        let answer = site.client.run("curl", &["-sS", "-m", "1", &url]);
+        ensure!(answer.is_err(), "nobody forwards: {answer:?}");
+        site.start_engine(&ON)?;
+        ensure!(
+            shares(&site)? == (0, 0),
+            "its successor has forwarded nothing yet"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn ipv6() -> Result<()> {
+    for (forward, flag) in [(Forward::Nat, "-m"), (Forward::Dr, "-g")] {
+        let Some(site) = site("ink-v6", forward, 2)? else {
+            return Ok(());
+        };
+        let virt = SocketAddr::from((site.vip6, 80));
+        site.lvsadm(&format!("-A -t {virt} -s rr"))?;
+        for index in 0..site.servers.len() {
+            let server = SocketAddr::from((site.real_address6(index), 80));
+            site.lvsadm(&format!("-a -t {virt} -r {server} {flag}"))?;
+        }
+        let mut load = LoadOptions::new(virt);
+        load.requests = 300;
+        site.client.load(&load)?.all_ok(300)?;
+        // Short connections may end before they are in the kernel: one that lives.
+        site.serve("much", 64 << 20)?;
+        let url = format!("http://{virt}/much");
+        let arguments = ["-sS", "-f", "-g", "-m", "60", "-o", "/dev/null", &url];
+        site.client.run("curl", &arguments)?;
+        let (requests, replies) = shares(&site)?;
+        ensure!(requests > 100, "{forward:?}: {requests} requests");
+        ensure!(
+            (replies > 100) == (forward == Forward::Nat),
+            "{replies} replies"
+        );
+    }
+    Ok(())
+}
+
+/// Downloads that a killed engine must not break: so many at once, each at 100 kB/s, and compared
+/// with what is served.
+const DOWNLOADS: usize = 200;
+
+fn killed(label: &str, forward: Forward) -> Result<()> {
+    let Some(mut site) = site(label, forward, 2)? else {
+        return Ok(());
+    };
+    site.add_service(80, "rr")?;
+    // The server holds them back: curl's own limit lets through whatever it can read at one go.
+    site.serve("much", 3 << 20)?;
+    let dir = site.testbed.dir().join("downloads");
+    std::fs::create_dir_all(&dir)?;
+    let url = format!("http://{}/much?rate=100k&[1-{DOWNLOADS}]", site.vip);
+    let (many, to) = (DOWNLOADS.to_string(), dir.join("#1").display().to_string());
+    let arguments = [
+        "-sS",
+        "-f",
+        "-Z",
+        "--parallel-immediate",
+        "--parallel-max",
+        &many,
+        "-m",
+        "90",
+        "-o",
+        &to,
+        &url,
+    ];
+    let mut downloads = site.client.spawn("curl", &arguments)?;
+    let all = || std::fs::read_dir(&dir).is_ok_and(|files| files.count() == DOWNLOADS);
+    wait_until("all downloads", Duration::from_secs(20), all)?;
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 200);
+    wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    // What is kept of counters is up to a second old.
+    std::thread::sleep(Duration::from_secs(2));
+    let stats = |site: &Site| -> Result<f64> {
+        let listing = site.lvsadm("-L -n --stats --exact")?;
+        let servers = rows(&listing).into_iter().filter(Row::is_server);
+        servers.map(|row| Ok(row.number(1)? as f64)).sum()
+    };
+    let before = stats(&site)?;
+    let mut engine = site.engine.take().context("it runs")?;
+    engine.signal(Signal::SIGKILL)?;
+    engine.wait(Duration::from_secs(10))?;
+    std::thread::sleep(Duration::from_secs(5));
+    ensure!(downloads.is_running(), "{}", downloads.log());
+    site.start_engine(&ON)?;
+    let status = downloads.wait(Duration::from_secs(90))?;
+    ensure!(status.success(), "{status}: {}", downloads.log());
+    let sums = site.client.sh(&format!(
+        "cd {} && sha256sum * | cut -c 1-64 | sort | uniq -c",
+        dir.display()
+    ))?;
+    ensure!(
+        sums.trim().lines().count() == 1 && sums.trim().starts_with(&many),
+        "{sums}"
+    );
+    let log = site.engine.as_ref().context("it runs")?.log();
+    let told = log.lines().find(|line| line.contains("took over"));
+    println!("{}", told.context("it says so")?);
+    // Services are there, counters go on, and new connections come.
+    common::wait_for_snapshot();
+    let after = stats(&site)?;
+    ensure!(after > before, "{before} packets, then {after}");
+    let url = format!("http://{}/much", site.vip);
+    site.client
+        .run("curl", &["-sS", "-f", "-m", "10", "-o", "/dev/null", &url])?;
+    // An orderly end leaves nothing.
+    let mut engine = site.engine.take().context("it runs")?;
+    engine.signal(Signal::SIGTERM)?;
+    engine.wait(Duration::from_secs(10))?;
+    let left = site
+        .director
+        .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
+    ensure!(left.trim().is_empty(), "{left}");
+    Ok(())
+}
+
+#[test]
+fn connections_outlive_a_killed_engine_nat() -> Result<()> {
+    killed("ink-killn", Forward::Nat)
+}
+
+#[test]
+fn connections_outlive_a_killed_engine_dr() -> Result<()> {
+    killed("ink-killd", Forward::Dr)
+}
+
+#[test]
+fn what_a_killed_engine_leaves_can_be_taken_away() -> Result<()> {
+    let Some(mut site) = site("ink-clean", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    let program = programs::find("lvs-dataplane")?.display().to_string();
+    site.add_service(80, "rr")?;
+    let refused = site
+        .director
+        .sh(&format!("{program} --cleanup 2>&1 || true"))?;
+    ensure!(refused.contains("stop it"), "{refused}");
+    // A second engine does not take what the first one has.
+    let second = format!("{program} --in-kernel on --socket @second 2>&1 || true");
+    let refused = site.director.sh(&second)?;
+    ensure!(refused.contains("another engine"), "{refused}");
+    for cleanup in [true, false] {
+        let mut engine = site.engine.take().context("it runs")?;
+        engine.signal(Signal::SIGKILL)?;
+        engine.wait(Duration::from_secs(10))?;
+        let links = site.director.sh("ls /sys/fs/bpf/lvs/*")?;
+        ensure!(links.contains("link-"), "{links}");
+        if cleanup {
+            let told = site.director.sh(&format!("{program} --cleanup"))?;
+            ensure!(told.starts_with("took away"), "{told}");
+            let told = site.director.sh(&format!("{program} --cleanup"))?;
+            ensure!(told.starts_with("no engine"), "{told}");
+            site.start_engine(&ON)?;
+            ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+            site.add_service(80, "rr")?;
+            continue;
+        }
+        // One with another table cannot go on, and says so.
+        site.start_engine(&["--in-kernel", "on", "--max-connections", "5000"])?;
+        let log = site.engine.as_ref().context("it runs")?.log();
+        ensure!(log.contains("it had another --max-connections"), "{log}");
+        ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_successor_starts_its_daemons_when_their_interface_comes() -> Result<()> {
+    let Some(mut site) = site("ink-daemon", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    let director = site.director.clone();
+    let make = "ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up";
+    director.sh(make)?;
+    wait_until("the engine to know it", Duration::from_secs(5), || {
+        site.lvsadm("--start-daemon backup --mcast-interface d1")
+            .is_ok()
+    })?;
+    let mut engine = site.engine.take().context("it runs")?;
+    engine.signal(Signal::SIGKILL)?;
+    engine.wait(Duration::from_secs(10))?;
+    director.sh("ip link del d1")?;
+    site.start_engine(&ON)?;
+    let daemons = site.lvsadm("-L --daemon")?;
+    ensure!(daemons.is_empty(), "its interface is gone: {daemons}");
+    director.sh(make)?;
+    wait_until("the daemon to run", Duration::from_secs(10), || {
+        site.lvsadm("-L --daemon")
+            .is_ok_and(|daemons| daemons.contains("mcast=d1"))
+    })?;
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! IPv6, end to end: the real programs between a real client and real servers, by every forwarding
+//! method; and every kind of tunnel, also of one IP version in the other.
+
+use crate::common;
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, content, programs};
+
+/// A service at an address with all servers; `options` come behind each server.
+fn add(site: &Site, virt: SocketAddr, servers6: bool, options: &str) -> Result<()> {
+    site.lvsadm(&format!("-A -t {virt} -s rr"))?;
+    for index in 0..site.servers.len() {
+        let addr: IpAddr = if servers6 {
+            site.real_address6(index).into()
+        } else {
+            site.real_address(index).into()
+        };
+        let server = SocketAddr::new(addr, virt.port());
+        site.lvsadm(&format!("-a -t {virt} -r {server} {options}"))?;
+    }
+    Ok(())
+}
+
+/// Requests whose answers fill segments of all sizes, shared evenly; then an upload, whose segments
+/// the director forwards.
+fn traffic(site: &Site, virt: SocketAddr, what: &str) -> Result<()> {
+    let mut load = LoadOptions::new(virt);
+    load.requests = 200;
+    let report = site.client.load(&load).with_context(|| what.to_owned())?;
+    report.all_ok(200).with_context(|| what.to_owned())?;
+    let share = 200 / site.servers.len() as u64;
+    common::spread(&report, &vec![share; site.servers.len()]).with_context(|| what.to_owned())?;
+    upload(site, virt).with_context(|| what.to_owned())
+}
+
+/// 8 MiB to one of the servers, which has to have every byte.
+fn upload(site: &Site, virt: SocketAddr) -> Result<()> {
+    const SIZE: u64 = 8 << 20;
+    let file = site.testbed.dir().join("upload");
+    content::write_file(&file, SIZE)?;
+    let name = format!("http://{virt}/up/file");
+    let path = file.display().to_string();
+    let arguments = ["-sS", "-g", "-f", "-m", "20", "-D", "-", "-T", &path, &name];
+    let head = site.client.run("curl", &arguments)?;
+    let server = head
+        .lines()
+        .find_map(|line| line.strip_prefix("X-Server: "))
+        .with_context(|| head.clone())?
+        .trim();
+    let there = site.testbed.dir().join(format!("{server}-up/up/file"));
+    ensure!(
+        std::fs::read(&there)? == std::fs::read(&file)?,
+        "{} differs from what was sent",
+        there.display()
+    );
+    std::fs::remove_file(there)?;
+    Ok(())
+}
+
+fn site(label: &str, forward: Forward, vip: Vip) -> Result<Site> {
+    let mut options = SiteOptions::new(label, forward);
+    options.servers = 2;
+    options.vip = vip;
+    common::site(options)
+}
+
+fn virt6(site: &Site) -> SocketAddr {
+    (site.vip6, 80).into()
+}
+
+#[test]
+fn nat() -> Result<()> {
+    for vip in [Vip::Host, Vip::Engine] {
+        let site = site("v6-nat", Forward::Nat, vip)?;
+        add(&site, virt6(&site), true, "-m")?;
+        traffic(&site, virt6(&site), &format!("VIP: {vip:?}"))?;
+        let listing = site.lvsadm("-L -n -c")?;
+        ensure!(
+            listing.contains(&format!("[{}]:80", site.vip6)),
+            "{listing}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn direct_routing() -> Result<()> {
+    for vip in [Vip::Host, Vip::Engine, Vip::Routed] {
+        let site = site("v6-dr", Forward::Dr, vip)?;
+        add(&site, virt6(&site), true, "-g")?;
+        traffic(&site, virt6(&site), &format!("VIP: {vip:?}"))?;
+    }
+    Ok(())
+}
+
+/// What the tunnels are called on the command line.
+const TUNNELS: [&str; 8] = [
+    "-i",
+    "-i --tun-type gre",
+    "-i --tun-type gre --tun-nocsum",
+    "-i --tun-type gre --tun-csum",
+    "-i --tun-type gue --tun-port 6080",
+    "-i --tun-type gue --tun-port 6080 --tun-nocsum",
+    "-i --tun-type gue --tun-port 6080 --tun-csum",
+    "-i --tun-type gue --tun-port 6080 --tun-remcsum",
+];
+
+/// All kinds of tunnels with inner packets of `inner6` to servers of `outer6`.
+fn tunnels(label: &str, inner6: bool, outer6: bool) -> Result<()> {
+    let site = site(label, Forward::Tun, Vip::Host)?;
+    let virt = if inner6 {
+        virt6(&site)
+    } else {
+        site.service(80)
+    };
+    for options in TUNNELS {
+        add(&site, virt, outer6, options)?;
+        traffic(&site, virt, options)?;
+        site.lvsadm("-C")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn tunnels_of_ipv4_in_ipv4() -> Result<()> {
+    tunnels("t44", false, false)
+}
+
+#[test]
+fn tunnels_of_ipv6_in_ipv6() -> Result<()> {
+    tunnels("t66", true, true)
+}
+
+#[test]
+fn tunnels_of_ipv6_in_ipv4() -> Result<()> {
+    tunnels("t64", true, false)
+}
+
+#[test]
+fn tunnels_of_ipv4_in_ipv6() -> Result<()> {
+    tunnels("t46", false, true)
+}
+
+#[test]
+fn an_address_of_the_engine_answers_as_a_host_does() -> Result<()> {
+    let site = site("v6-own", Forward::Nat, Vip::Engine)?;
+    add(&site, virt6(&site), true, "-m")?;
+    let vip = site.vip6.to_string();
+    // Network cards pass on only the groups that somebody listens to.
+    let groups = site.director.run("ip", &["maddr", "show", "dev", "eth0"])?;
+    ensure!(groups.contains("33:33:ff:00:00:10"), "{groups}");
+    let own = programs::own()?;
+    site.client.run(&own, &["ping", &vip])?;
+    // Long ones come and go in fragments.
+    site.client.run(&own, &["ping", "--size", "5000", &vip])?;
+    let refused = site.client.run(
+        "curl",
+        &["-sS", "-g", "-m", "5", &format!("http://[{vip}]:81/")],
+    );
+    let text = format!("{:#}", refused.err().context("nobody listens there")?);
+    ensure!(
+        text.contains("refused") || text.contains("Couldn't connect"),
+        "{text}"
+    );
+    let neighbours = site.client.run("ip", &["-6", "neigh", "show", &vip])?;
+    ensure!(neighbours.contains("lladdr"), "{neighbours}");
+    Ok(())
+}
+
+#[test]
+fn path_mtu_is_found_behind_a_narrow_hop() -> Result<()> {
+    // The servers' side takes less than the clients' side.
+    for (forward, options) in [(Forward::Nat, "-m"), (Forward::Tun, "-i")] {
+        let site = site("v6-pmtu", forward, Vip::Host)?;
+        let narrow = if forward == Forward::Nat {
+            "eth1"
+        } else {
+            "eth0"
+        };
+        // So that nobody announces a segment size that fits by chance.
+        let (host, device) = if forward == Forward::Nat {
+            (&site.director, narrow)
+        } else {
+            (site.router.as_ref().context("a router")?, "eth2")
+        };
+        host.sh(&format!("ip link set {device} mtu 1400"))?;
+        add(&site, virt6(&site), true, options)?;
+        upload(&site, virt6(&site)).with_context(|| format!("{forward:?}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! Listings of many connections of a running director, while it forwards.
+
+use crate::common;
+
+use std::collections::HashSet;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::listing::connections;
+use lvs_testbed::{Forward, SiteOptions};
+use serde_json::Value;
+
+/// More than ten pieces of the table.
+const CONNECTIONS: usize = 6000;
+
+#[test]
+fn many_connections_are_listed_whole_while_others_come_and_go() -> Result<()> {
+    let mut options = SiteOptions::new("listing", Forward::Nat);
+    options.servers = 2;
+    let site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    site.add_service_weighted("-u", 9, "rr", &[1, 1])?;
+    // Each three times: what is lost on the way comes again, and what has come makes no other
+    // connection.
+    site.client.sh(&format!(
+        r#"perl -MSocket -e '
+        my $to = sockaddr_in(9, inet_aton("{vip}"));
+        for (1 .. 3) {{
+            for my $port (20001 .. {last}) {{
+                socket(S, PF_INET, SOCK_DGRAM, 17) or die $!;
+                bind(S, sockaddr_in($port, INADDR_ANY)) or die "$port: $!";
+                send(S, "x", 0, $to);
+                select(undef, undef, undef, 0.005) if $port % 50 == 0;
+            }}
+        }}'"#,
+        vip = site.vip,
+        last = 20_000 + CONNECTIONS,
+    ))?;
+    let mut load = site.load();
+    load.sizes = vec![1000];
+    load.pause_ms = 2;
+    let steady = site.client.steady_load(&load)?;
+    for _ in 0..3 {
+        let listed = connections(&site.lvsadm("-L -n -c")?)?;
+        let sources: Vec<&str> = listed
+            .iter()
+            .filter(|connection| connection.protocol == "UDP")
+            .map(|connection| connection.source.as_str())
+            .collect();
+        ensure!(sources.len() == CONNECTIONS, "{}", sources.len());
+        ensure!(sources.iter().collect::<HashSet<_>>().len() == CONNECTIONS);
+        let json: Value = serde_json::from_str(&site.lvsadm("--json -L -c")?)?;
+        let udp = json
+            .as_array()
+            .context("a list")?
+            .iter()
+            .filter(|connection| connection["protocol"] == 17);
+        ensure!(udp.count() == CONNECTIONS);
+    }
+    // A reader that goes away after the first lines is no trouble to anybody.
+    let first = site.director.sh(&format!(
+        "{} -Lnc | head -n 3 | wc -l",
+        lvs_testbed::programs::find("lvsadm")?.display()
+    ))?;
+    ensure!(first.trim() == "3", "{first}");
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.ok > 3, "{report:?}");
+    Ok(())
+}

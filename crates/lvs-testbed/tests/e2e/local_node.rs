@@ -1,0 +1,162 @@
+//! The director as a real server of its own services, beside others.
+
+use crate::common;
+
+use anyhow::{Result, ensure};
+use lvs_testbed::servers::{NginxOptions, nginx};
+use lvs_testbed::{Forward, LoadOptions, Proc, Site, SiteOptions, Vip};
+
+fn web_server(site: &Site, port: u16) -> Result<Proc> {
+    let options = NginxOptions {
+        ports: vec![port],
+        ..NginxOptions::default()
+    };
+    nginx(&site.director, &options)
+}
+
+/// How many of the requests each of them has served.
+fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<()> {
+    let report = common::ok(site.client.load(load)?, load.requests)?;
+    let expected = expected
+        .iter()
+        .map(|&(name, count)| (name.to_owned(), count));
+    ensure!(report.servers == expected.collect(), "{:?}", report.servers);
+    Ok(())
+}
+
+fn rules(site: &Site) -> Result<String> {
+    site.director.sh("ip rule; ip -6 rule")
+}
+
+/// NAT to another port of the director, the VIP on the host or the engine's own: its server sees
+/// the clients' addresses, and answers them through the engine.
+#[test]
+fn nat_to_the_director_itself() -> Result<()> {
+    for vip in [Vip::Host, Vip::Engine] {
+        let mut options = SiteOptions::new("local-nat", Forward::Nat);
+        options.servers = 1;
+        options.vip = vip;
+        let mut site = Site::new(options)?;
+        let before = common::host_state(&site)?;
+        site.start_engine(&[])?;
+        let own = web_server(&site, 8080)?;
+        let service = site.service(80);
+        site.add_service(80, "rr")?;
+        // An address of the director on the servers' side, and with the VIP on the host the VIP
+        // itself.
+        let own_address = if vip == Vip::Host {
+            site.vip.to_string()
+        } else {
+            "10.0.0.1".to_owned()
+        };
+        site.lvsadm(&format!("-a -t {service} -r {own_address}:8080 -m"))?;
+        let load = common::mixed_load(&site);
+        served(&site, &load, &[("director", 20), ("rs1", 20)])?;
+        site.lvsadm(&format!(
+            "-e -t {service} -r {}:80 -m -w 0",
+            site.real_address(0)
+        ))?;
+        let seen = site
+            .client
+            .sh(&format!("curl -sS -f -m 5 http://{}/addr", site.vip))?;
+        ensure!(seen == "192.0.2.100\n", "the local server sees {seen}");
+        common::upload(&site)?;
+
+        // Who asks the server itself gets its answer too, though it takes the same way.
+        let direct = site
+            .client
+            .sh(&format!("curl -sS -f -m 5 http://{own_address}:8080/id"))?;
+        ensure!(direct == "director\n");
+
+        // A killed engine leaves a rule into an empty table, which disturbs nobody, and the next
+        // engine takes it away.
+        ensure!(rules(&site)?.contains("sport 8080"), "{}", rules(&site)?);
+        if let Some(engine) = &mut site.engine {
+            engine.kill();
+        }
+        let direct = site.client.sh("curl -sS -f -m 5 http://10.0.0.1:8080/id")?;
+        ensure!(direct == "director\n");
+        site.start_engine(&[])?;
+        ensure!(!rules(&site)?.contains("sport 8080"), "{}", rules(&site)?);
+
+        // A server that goes takes its rule along.
+        site.add_service(80, "rr")?;
+        site.lvsadm(&format!("-a -t {service} -r 10.0.0.1:8080 -m"))?;
+        ensure!(rules(&site)?.contains("10.0.0.1"), "{}", rules(&site)?);
+        site.lvsadm(&format!("-d -t {service} -r 10.0.0.1:8080"))?;
+        ensure!(!rules(&site)?.contains("10.0.0.1"), "{}", rules(&site)?);
+        drop(own);
+        site.engine = None;
+        ensure!(common::host_state(&site)? == before);
+    }
+    Ok(())
+}
+
+/// Direct routing and a tunnel to the director: the packets are its own as they are.
+#[test]
+fn direct_routing_to_the_director_itself() -> Result<()> {
+    for (forward, flag) in [(Forward::Dr, "-g"), (Forward::Tun, "-i")] {
+        let mut options = SiteOptions::new("local-dr", forward);
+        options.servers = 1;
+        let site = common::site(options)?;
+        let _own = web_server(&site, 80)?;
+        site.add_service(80, "rr")?;
+        site.lvsadm(&format!(
+            "-a -t {} -r 192.0.2.1:80 {flag}",
+            site.service(80)
+        ))?;
+        let load = common::mixed_load(&site);
+        served(&site, &load, &[("director", 20), ("rs1", 20)])?;
+    }
+    Ok(())
+}
+
+/// With full NAT the director needs nobody to stand for its clients: it is what they would be
+/// translated to.
+#[test]
+fn full_nat_to_the_director_itself() -> Result<()> {
+    let mut options = SiteOptions::new("local-fullnat", Forward::FullNat);
+    options.servers = 1;
+    let site = common::site(options)?;
+    let _own = web_server(&site, 8080)?;
+    site.add_service(80, "rr")?;
+    site.lvsadm(&format!(
+        "-a -t {} -r 192.0.2.1:8080 --fullnat",
+        site.service(80)
+    ))?;
+    let mut load = site.load();
+    load.requests = 40;
+    served(&site, &load, &[("director", 20), ("rs1", 20)])
+}
+
+/// A director whose host is strict about where packets come from goes on taking those for its other
+/// ports, whatever port its own server has.
+#[test]
+fn a_local_server_on_a_strict_host_leaves_the_other_ports_alone() -> Result<()> {
+    let mut options = SiteOptions::new("local-strict", Forward::Nat);
+    options.servers = 1;
+    options.vip = Vip::Host;
+    let site = Site::new(options)?;
+    site.director.sh(
+        "sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=1 net.ipv4.conf.eth1.rp_filter=1",
+    )?;
+    let mut site = site;
+    site.start_engine(&[])?;
+    let _other = web_server(&site, 8022)?;
+    for port in [8080, u16::MAX] {
+        let _own = web_server(&site, port)?;
+        site.add_service(80, "rr")?;
+        site.lvsadm(&format!("-a -t {} -r 10.0.0.1:{port} -m", site.service(80)))?;
+        let mut load = site.load();
+        load.requests = 20;
+        served(&site, &load, &[("director", 10), ("rs1", 10)])?;
+        for direct in [8022, port] {
+            let seen = site
+                .client
+                .sh(&format!("curl -sS -f -m 5 http://10.0.0.1:{direct}/id"))?;
+            ensure!(seen == "director\n", "{direct}: {seen}");
+        }
+        site.lvsadm("-C")?;
+    }
+    Ok(())
+}

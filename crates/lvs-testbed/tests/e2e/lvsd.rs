@@ -1,0 +1,805 @@
+//! The daemon with a real engine, real servers and real checks.
+
+use crate::common;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::listing::rows;
+use lvs_testbed::servers::{NginxOptions, nginx};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use nix::sys::signal::Signal;
+
+/// Writes a file with the first servers of the site.
+fn configure(site: &Site, servers: usize) -> Result<PathBuf> {
+    let mut text = format!(
+        "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n\
+         [[service]]\nname = \"web\"\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"nat\"\n\
+         check = {{ type = \"tcp\", interval = \"200ms\", timeout = \"150ms\" }}\n",
+        site.service(80)
+    );
+    for index in 0..servers {
+        write!(
+            text,
+            "\n[[service.server]]\naddress = \"{}:80\"\n",
+            site.real_address(index)
+        )?;
+    }
+    let path = site.testbed.dir().join("lvsd.toml");
+    fs::write(&path, text)?;
+    Ok(path)
+}
+
+fn start(site: &Site, arguments: &[&str]) -> Result<Proc> {
+    let path = site.testbed.dir().join("lvsd.toml").display().to_string();
+    let mut words = vec!["--config", path.as_str()];
+    words.extend_from_slice(arguments);
+    site.director.spawn(programs::find("lvsd")?, &words)
+}
+
+/// How many servers are listed with a weight above 0.
+fn usable(site: &Site) -> usize {
+    let listing = site.lvsadm("-L -n").unwrap_or_default();
+    rows(&listing)
+        .iter()
+        .filter(|row| row.is_server() && row.number(1).is_ok_and(|weight| weight > 0))
+        .count()
+}
+
+fn wait_usable(site: &Site, servers: usize, lvsd: &Proc) -> Result<()> {
+    wait_until(
+        &format!("{servers} usable servers"),
+        Duration::from_secs(10),
+        || usable(site) == servers,
+    )
+    .with_context(|| format!("{:?}\nlvsd printed:\n{}", site.lvsadm("-L -n"), lvsd.log()))
+}
+
+fn site(label: &str) -> Result<Site> {
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = 3;
+    Site::new(options)
+}
+
+#[test]
+fn checks_reload_and_stop() -> Result<()> {
+    let mut site = site("lvsd")?;
+    let before = common::host_state(&site)?;
+    let path = configure(&site, 2)?;
+    let checked = site.director.run(
+        programs::find("lvsd")?,
+        &["--check-config".into(), path.clone()],
+    )?;
+    ensure!(checked.contains("valid"), "{checked}");
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 2, &lvsd)?;
+    let mut load = site.load();
+    load.sizes = vec![1000];
+    load.requests = 40;
+    common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
+
+    // A reload adds a server; who is connected notices nothing.
+    let mut open = load.clone();
+    open.keepalive = true;
+    open.pause_ms = 5;
+    let steady = site.client.steady_load(&open)?;
+    configure(&site, 3)?;
+    lvsd.signal(Signal::SIGHUP)?;
+    wait_usable(&site, 3, &lvsd)?;
+    load.requests = 60;
+    common::ok(site.client.load(&load)?, 60)?;
+    // A file with an error changes nothing and does not end the daemon.
+    fs::write(&path, "[[service]]\nnane = \"web\"\n")?;
+    lvsd.signal(Signal::SIGHUP)?;
+    wait_until("the error to be told", Duration::from_secs(5), || {
+        lvsd.log().contains("nane")
+    })?;
+    ensure!(lvsd.is_running() && usable(&site) == 3, "{}", lvsd.log());
+    configure(&site, 3)?;
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+
+    // A server that is gone takes no more connections, and does again when it is back.
+    site.programs.remove(0).kill();
+    wait_usable(&site, 2, &lvsd)?;
+    load.requests = 40;
+    let report = common::ok(site.client.load(&load)?, 40)?;
+    ensure!(!report.servers.contains_key("rs1"), "{report:?}");
+    site.programs
+        .push(nginx(&site.servers[0], &NginxOptions::default())?);
+    wait_usable(&site, 3, &lvsd)?;
+
+    let status = lvsd.stop(Signal::SIGINT)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    wait_until("the host to be as before", Duration::from_secs(5), || {
+        common::host_state(&site).is_ok_and(|after| after == before)
+    })
+}
+
+#[test]
+fn not_one_request_is_lost_while_lvsd_is_killed_and_started_again() -> Result<()> {
+    let site = site("killed")?;
+    configure(&site, 3)?;
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 3, &lvsd)?;
+
+    let mut load = site.load();
+    load.sizes = vec![1, 1448, 20_011];
+    load.pause_ms = 2;
+    let steady = site.client.steady_load(&load)?;
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(500));
+        lvsd.signal(Signal::SIGKILL)?;
+        lvsd.wait(Duration::from_secs(5))?;
+        std::thread::sleep(Duration::from_millis(500));
+        ensure!(usable(&site) == 3, "the engine goes on without lvsd");
+        lvsd = start(&site, &[])?;
+        std::thread::sleep(Duration::from_millis(1000));
+        ensure!(lvsd.is_running(), "{}", lvsd.log());
+    }
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.ok > 1000 && report.servers.len() == 3, "{report:?}");
+
+    // Left behind on purpose, the engine forwards on.
+    let status = lvsd.stop(Signal::SIGINT)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    Ok(())
+}
+
+#[test]
+fn the_engine_is_left_alone_and_started_again_when_it_dies() -> Result<()> {
+    let site = site("leave")?;
+    configure(&site, 3)?;
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 3, &lvsd)?;
+
+    // The engine dies: the daemon starts another and fills it.
+    let engine = site
+        .director
+        .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")?;
+    site.director.sh(&format!("kill -9 {engine}"))?;
+    wait_until("a new engine", Duration::from_secs(15), || {
+        let now = site
+            .director
+            .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")
+            .unwrap_or_default();
+        now != engine && usable(&site) == 3
+    })
+    .with_context(|| lvsd.log())?;
+
+    let status = lvsd.stop(Signal::SIGTERM)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    let mut load = site.load();
+    load.sizes = vec![1000];
+    load.requests = 30;
+    common::spread(&common::ok(site.client.load(&load)?, 30)?, &[10, 10, 10])
+}
+
+/// Tunnels in the words of the file: those of both servers, and what a listing says of them.
+const TUNNELS: [[(&str, &str); 2]; 4] = [
+    [("", "ipip"), ("", "ipip")],
+    [
+        ("tunnel = \"gre\"", "gre:-c"),
+        ("tunnel = { type = \"gue\", port = 6080 }", "gue:6080:-c"),
+    ],
+    [
+        ("tunnel = { type = \"gre\", checksum = \"full\" }", "gre:+c"),
+        (
+            "tunnel = { type = \"gue\", port = 6080, checksum = \"full\" }",
+            "gue:6080:+c",
+        ),
+    ],
+    [
+        (
+            "tunnel = { type = \"gue\", port = 6080, checksum = \"remote\" }",
+            "gue:6080:r+c",
+        ),
+        ("tunnel = \"ipip\"", "ipip"),
+    ],
+];
+
+/// Each kind of tunnel carries requests, and a reload changes it under connections that are open.
+#[test]
+fn tunnels_are_edited_in_place() -> Result<()> {
+    let mut options = SiteOptions::new("lvsd-tun", Forward::Tun);
+    options.servers = 2;
+    let site = Site::new(options)?;
+    let path = site.testbed.dir().join("lvsd.toml");
+    let write = |tunnels: &[(&str, &str); 2]| -> Result<()> {
+        let mut text = format!(
+            "[dataplane]\ninterface = \"eth0\"\n\n\
+             [[service]]\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"tun\"\n\
+             tunnel = {{ type = \"gue\", port = 1 }}\n",
+            site.service(80)
+        );
+        for (index, (words, _)) in tunnels.iter().enumerate() {
+            let address = site.real_address(index);
+            let words = if words.is_empty() {
+                "tunnel = \"ipip\""
+            } else {
+                words
+            };
+            write!(
+                text,
+                "\n[[service.server]]\naddress = \"{address}\"\n{words}\n"
+            )?;
+        }
+        Ok(fs::write(&path, text)?)
+    };
+    write(&TUNNELS[0])?;
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 2, &lvsd)?;
+
+    let mut open = site.load();
+    open.sizes = vec![1000];
+    open.keepalive = true;
+    open.pause_ms = 5;
+    let steady = site.client.steady_load(&open)?;
+    let mut load = site.load();
+    load.requests = 40;
+    for tunnels in &TUNNELS {
+        write(tunnels)?;
+        lvsd.signal(Signal::SIGHUP)?;
+        let listed = || site.lvsadm("-L -n --tun-info").unwrap_or_default();
+        wait_until("the tunnels", Duration::from_secs(10), || {
+            let listing = listed();
+            let all = listing.split_whitespace();
+            tunnels
+                .iter()
+                .all(|(_, word)| all.clone().any(|w| w == *word))
+        })
+        .with_context(|| format!("{tunnels:?}\n{}\n{}", listed(), lvsd.log()))?;
+        let report = common::ok(site.client.load(&load)?, 40)
+            .with_context(|| format!("{tunnels:?}\n{}", listed()))?;
+        ensure!(report.servers.len() == 2, "{tunnels:?}: {report:?}");
+    }
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+
+    // An lvsd that starts again finds nothing to change.
+    lvsd.signal(Signal::SIGKILL)?;
+    lvsd.wait(Duration::from_secs(5))?;
+    let mut lvsd = start(&site, &[])?;
+    wait_until("the new lvsd", Duration::from_secs(5), || {
+        lvsd.log().contains("ready:")
+    })?;
+    ensure!(!lvsd.log().contains("changed server"), "{}", lvsd.log());
+    let status = lvsd.stop(Signal::SIGINT)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    Ok(())
+}
+
+/// The process id of the engine.
+fn engine_pid(site: &Site) -> Result<String> {
+    site.director
+        .sh("ss -Hlxp | sed -n 's/.*netns-[0-9]*.sock .*pid=\\([0-9]*\\).*/\\1/p'")
+}
+
+/// Downloads that last while lvsd is replaced, as an upgrade would; at the end nothing is left.
+#[test]
+fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
+    let site = site("restarts")?;
+    let before = common::host_state(&site)?;
+    configure(&site, 3)?;
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 3, &lvsd)?;
+    let engine = engine_pid(&site)?;
+    let mut load = site.load();
+    load.sizes = vec![1000, 200_000];
+    load.keepalive = true;
+    load.pause_ms = 5;
+    let steady = site.client.steady_load(&load)?;
+    for round in 0..20 {
+        let status = lvsd.stop(Signal::SIGTERM)?;
+        ensure!(status.success(), "round {round}: {status}: {}", lvsd.log());
+        ensure!(usable(&site) == 3, "round {round}");
+        lvsd = start(&site, &[])?;
+        wait_until("lvsd to be ready", Duration::from_secs(10), || {
+            lvsd.log().contains("ready:")
+        })
+        .with_context(|| lvsd.log())?;
+    }
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(engine_pid(&site)? == engine, "another engine");
+
+    let path = site.testbed.dir().join("lvsd.toml").display().to_string();
+    let program = programs::find("lvsd")?;
+    site.director
+        .run(&program, &["stop", "--all", "--config", &path])?;
+    ensure!(
+        lvsd.wait(Duration::from_secs(10))?.success(),
+        "{}",
+        lvsd.log()
+    );
+    wait_until("the host to be as before", Duration::from_secs(5), || {
+        common::host_state(&site).is_ok_and(|after| after == before)
+    })?;
+
+    // Where lvsd has ended before, the engine is found.
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 3, &lvsd)?;
+    site.director.run(&program, &["stop", "--config", &path])?;
+    ensure!(
+        lvsd.wait(Duration::from_secs(10))?.success(),
+        "{}",
+        lvsd.log()
+    );
+    ensure!(usable(&site) == 3, "the engine goes on");
+    site.director
+        .run(&program, &["stop", "--all", "--config", &path])?;
+    wait_until("the host to be as before", Duration::from_secs(5), || {
+        common::host_state(&site).is_ok_and(|after| after == before)
+    })
+}
+
+/// The only server gives way to another one, whose first answer takes half a second.
+#[test]
+fn a_replacing_reload_loses_no_request() -> Result<()> {
+    let site = site("replace")?;
+    let path = configure(&site, 1)?;
+    let text = fs::read_to_string(&path)?.replace("150ms", "2500ms");
+    let second = text.replace(
+        &site.real_address(0).to_string(),
+        &site.real_address(1).to_string(),
+    );
+    fs::write(&path, &text)?;
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 1, &lvsd)?;
+    let steady = site.client.steady_load(&site.load())?;
+    std::thread::sleep(Duration::from_millis(300));
+    site.servers[1].sh(
+        "nft 'add table inet slow; add chain inet slow in { type filter hook input priority 0; }; \
+         add rule inet slow in tcp dport 80 drop'",
+    )?;
+    fs::write(&path, &second)?;
+    lvsd.signal(Signal::SIGHUP)?;
+    std::thread::sleep(Duration::from_millis(500));
+    ensure!(
+        site.lvsadm("-L -n")?
+            .contains(&site.real_address(0).to_string()),
+        "the old server has gone before the new one serves"
+    );
+    site.servers[1].sh("nft delete table inet slow")?;
+    wait_until("the new server alone", Duration::from_secs(20), || {
+        let listing = site.lvsadm("-L -n").unwrap_or_default();
+        listing.contains(&site.real_address(1).to_string())
+            && !listing.contains(&site.real_address(0).to_string())
+    })
+    .with_context(|| format!("{:?}\n{}", site.lvsadm("-L -n"), lvsd.log()))?;
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.servers.len() == 2, "{report:?}");
+    ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+    Ok(())
+}
+
+/// All three programs with a standard error that is full, that nobody reads, and whose reader has
+/// gone, under 500 downloads.
+#[test]
+fn nobody_reads_and_nothing_stops() -> Result<()> {
+    let site = site("unread")?;
+    let path = configure(&site, 3)?.display().to_string();
+    let fifo = site.testbed.dir().join("log").display().to_string();
+    let stuffed = format!(
+        "mkfifo {fifo}; exec 3<>{fifo}; dd if=/dev/zero of={fifo} bs=4096 count=64 oflag=nonblock 2>&-; exec \"$@\" 2>{fifo}"
+    );
+    let closed = format!(
+        "mkfifo {fifo}-closed; exec 3<>{fifo}-closed 4>{fifo}-closed 3>&-; exec \"$@\" 2>&4 4>&-"
+    );
+    let program = programs::find("lvsd")?.display().to_string();
+    for script in ["exec \"$@\" 2>/dev/full", &stuffed, &closed] {
+        let words = [
+            "LVSD_LOG=debug",
+            "LVS_LOG=debug",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            &program,
+            "--config",
+            &path,
+        ];
+        let mut lvsd = site.director.spawn("env", &words)?;
+        wait_usable(&site, 3, &lvsd)?;
+        let mut load = site.load();
+        load.concurrency = 500;
+        load.sizes = vec![200_000];
+        load.pause_ms = 200;
+        load.keepalive = true;
+        let steady = site.client.steady_load(&load)?;
+        for servers in [2, 3, 2, 3] {
+            configure(&site, servers)?;
+            lvsd.signal(Signal::SIGHUP)?;
+            let lvsadm = programs::find("lvsadm")?.display().to_string();
+            let words = ["-c", script, "sh", &lvsadm, "-L", "-n", "--nonsense"];
+            // It fails, and says so by its exit code where it cannot say more.
+            ensure!(site.director.run("sh", &words).is_err());
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        let report = steady.finish()?;
+        report.all_ok(report.ok)?;
+        ensure!(report.ok > 500, "{report:?}");
+        ensure!(lvsd.is_running(), "lvsd has ended");
+        ensure!(lvsd.stop(Signal::SIGINT)?.success());
+        site.director.sh(&format!("rm -f {fifo} {fifo}-closed"))?;
+    }
+    Ok(())
+}
+
+/// A probe of a closed connection leaves nothing behind at either end.
+#[test]
+fn probes_leave_no_time_wait() -> Result<()> {
+    let site = site("probes")?;
+    configure(&site, 3)?;
+    let mut lvsd = start(&site, &[])?;
+    wait_usable(&site, 3, &lvsd)?;
+    std::thread::sleep(Duration::from_secs(2));
+    for host in [&site.director, &site.servers[0]] {
+        let left = host.sh("ss -Htan state time-wait")?;
+        ensure!(left.is_empty(), "{left}");
+    }
+    ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+    Ok(())
+}
+
+fn lvsd(site: &Site, words: &str) -> Result<String> {
+    let path = site.testbed.dir().join("lvsd.toml").display().to_string();
+    let program = programs::find("lvsd")?;
+    site.director.sh(&format!(
+        "{} --config {path} {words} 2>&1",
+        program.display()
+    ))
+}
+
+/// `lvsadm drain` asks lvsd, which keeps the server drained over a reload, a restart and the loss
+/// of the engine, and says so.
+#[test]
+fn a_drain_is_lvsds_and_outlives_it() -> Result<()> {
+    let site = site("admin")?;
+    let path = configure(&site, 3)?;
+    let state = site.testbed.dir().join("state").display().to_string();
+    let mut daemon = start(&site, &["--state", &state])?;
+    wait_usable(&site, 3, &daemon)?;
+    let (service, server) = (site.service(80), format!("{}:80", site.real_address(0)));
+    let mut load = site.load();
+    load.sizes = vec![1000];
+    load.pause_ms = 2;
+    let steady = site.client.steady_load(&load)?;
+    let said = site.lvsadm(&format!(
+        "drain {service} {server} --deadline 20s --active --why disk"
+    ))?;
+    ensure!(said.contains("drained"), "{said}");
+    wait_usable(&site, 2, &daemon)?;
+    let told = lvsd(&site, "status")?;
+    ensure!(
+        told.contains("drain: ") && told.contains(": disk"),
+        "{told}"
+    );
+    ensure!(told.contains("2 of 3 servers usable"), "{told}");
+
+    let text = fs::read_to_string(&path)?;
+    fs::write(&path, format!("{text}weight = 2\n"))?;
+    let told = lvsd(&site, "reload")?;
+    ensure!(told.contains("reloaded"), "{told}");
+    ensure!(usable(&site) == 2, "{:?}", site.lvsadm("-L -n"));
+    fs::write(&path, "[[service]]\nnane = 1\n")?;
+    let told = lvsd(&site, "reload || echo status $?")?;
+    ensure!(told.contains("status 3"), "{told}");
+    fs::write(&path, &text)?;
+
+    ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
+    daemon = start(&site, &["--state", &state])?;
+    wait_until("the daemon", Duration::from_secs(10), || {
+        lvsd(&site, "status").is_ok_and(|told| told.contains("2 of 3 servers usable"))
+    })?;
+    ensure!(usable(&site) == 2, "{:?}", site.lvsadm("-L -n"));
+    // Nobody who may not change things can end it.
+    let denied = site
+        .director
+        .sh(&format!(
+            "setpriv --reuid 65534 --regid 65534 --clear-groups {} undrain {service} {server} 2>&1 || echo status $?",
+            programs::find("lvsadm")?.display()
+        ));
+    if let Ok(denied) = denied {
+        ensure!(denied.contains("status"), "{denied}");
+        ensure!(usable(&site) == 2);
+    }
+    site.lvsadm(&format!("undrain {service} {server}"))?;
+    wait_usable(&site, 3, &daemon)?;
+
+    // In maintenance it leaves the service.
+    let host = site.real_address(0);
+    site.lvsadm(&format!("maintenance all {host} --for 1h"))?;
+    wait_until("the server to be gone", Duration::from_secs(40), || {
+        site.lvsadm("-L -n")
+            .is_ok_and(|text| !text.contains(&server))
+    })?;
+    site.lvsadm(&format!("undrain all {host}"))?;
+    wait_usable(&site, 3, &daemon)?;
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    Ok(())
+}
+
+/// Below the quorum the sorry server answers, and no longer when the quorum is back; a program is
+/// told of both.
+#[test]
+fn a_sorry_server_answers_while_too_few_do() -> Result<()> {
+    let mut site = site("sorry")?;
+    let path = configure(&site, 2)?;
+    let told = site.testbed.dir().join("told").display().to_string();
+    let script = site.testbed.dir().join("notify").display().to_string();
+    fs::write(&script, format!("#!/bin/sh\ncat >> {told}\n"))?;
+    site.director.sh(&format!(
+        "chmod 755 {script}; touch {told}; chmod 666 {told}"
+    ))?;
+    let text = fs::read_to_string(&path)?.replace(
+        "scheduler = \"rr\"\n",
+        &format!(
+            "scheduler = \"rr\"\nquorum = 2\nsorry = \"{}:80\"\n",
+            site.real_address(2)
+        ),
+    );
+    fs::write(
+        &path,
+        format!("[lvsd]\nnotify = \"{script}\"\nnotify_user = \"root\"\n{text}"),
+    )?;
+    let mut daemon = start(
+        &site,
+        &["--state", &site.testbed.dir().display().to_string()],
+    )?;
+    wait_usable(&site, 2, &daemon)?;
+    let mut load = site.load();
+    load.sizes = vec![1000];
+    load.requests = 20;
+    let report = common::ok(site.client.load(&load)?, 20)?;
+    ensure!(!report.servers.contains_key("rs3"), "{report:?}");
+    site.programs.remove(0).kill();
+    wait_until("the sorry server", Duration::from_secs(10), || {
+        lvsd(&site, "status").is_ok_and(|told| told.contains("BELOW ITS QUORUM; the sorry server"))
+    })?;
+    wait_usable(&site, 2, &daemon)?;
+    let report = common::ok(site.client.load(&load)?, 20)?;
+    ensure!(report.servers.contains_key("rs3"), "{report:?}");
+    site.programs
+        .push(nginx(&site.servers[0], &NginxOptions::default())?);
+    wait_until("the quorum", Duration::from_secs(10), || {
+        lvsd(&site, "status")
+            .is_ok_and(|told| told.contains("2 of 2 servers usable") && !told.contains("BELOW"))
+    })?;
+    for event in ["quorum_lost", "sorry_on", "server_down", "quorum_gained"] {
+        let word = format!("\"event\":\"{event}\"");
+        wait_until(event, Duration::from_secs(10), || {
+            fs::read_to_string(&told).is_ok_and(|events| events.contains(&word))
+        })?;
+    }
+    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    Ok(())
+}
+
+/// Whether a host of the clients' network gets an answer to the question who has the VIP.
+fn is_answered_for(site: &Site) -> bool {
+    // What is remembered is no answer.
+    let asked = format!(
+        "ip neigh flush to {0}; ping -n -c 1 -W 2 {0} >/dev/null; ip neigh show {0}",
+        site.vip
+    );
+    let said = site.client.sh(&format!("{{ {asked}; }} 2>&1 || true"));
+    said.is_ok_and(|said| said.contains("lladdr"))
+}
+
+/// Below the quorum nobody on the wire answers for a VIP that is given up; it is announced when it
+/// is taken back, and goes with lvsd where the service is to.
+#[test]
+fn a_vip_that_is_given_up_is_gone_from_the_wire() -> Result<()> {
+    let mut options = SiteOptions::new("giveup", Forward::Nat);
+    options.servers = 2;
+    options.vip = lvs_testbed::Vip::Engine;
+    let mut site = Site::new(options)?;
+    let path = configure(&site, 2)?;
+    let text = fs::read_to_string(&path)?.replace(
+        "scheduler = \"rr\"\n",
+        "scheduler = \"rr\"\nquorum = 2\nbelow_quorum = \"give-up\"\nomega = true\n",
+    );
+    fs::write(&path, text)?;
+    // Whoever takes an address tells all; the client believes it, though it has not asked.
+    site.client
+        .sh("sysctl -qw net.ipv4.conf.all.arp_accept=1 net.ipv4.conf.eth0.arp_accept=1")?;
+    let state = site.testbed.dir().display().to_string();
+    let mut daemon = start(&site, &["--state", &state])?;
+    wait_usable(&site, 2, &daemon)?;
+    let owned = |site: &Site| -> Result<bool> {
+        let status: serde_json::Value = serde_json::from_str(&lvsd(site, "status --json")?)?;
+        let vips = status["engine"]["vips"].as_array().context("no vips")?;
+        Ok(vips.iter().any(|vip| vip == &site.vip.to_string()))
+    };
+    let becomes = |site: &Site, wanted: bool| {
+        wait_until(&format!("owned: {wanted}"), Duration::from_secs(10), || {
+            owned(site).is_ok_and(|owned| owned == wanted)
+        })
+    };
+    becomes(&site, true)?;
+    ensure!(is_answered_for(&site), "{}", daemon.log());
+
+    site.programs.remove(0).kill();
+    becomes(&site, false).with_context(|| daemon.log())?;
+    ensure!(
+        !is_answered_for(&site),
+        "somebody answers for a VIP that was given up"
+    );
+
+    site.client
+        .sh(&format!("ip neigh flush to {}; ip neigh show", site.vip))?;
+    site.programs
+        .push(nginx(&site.servers[0], &NginxOptions::default())?);
+    becomes(&site, true)?;
+    wait_until("the announcement", Duration::from_secs(10), || {
+        let known = site.client.sh(&format!("ip neigh show {}", site.vip));
+        known.is_ok_and(|known| known.contains("lladdr"))
+    })?;
+    let mut load = site.load();
+    load.requests = 20;
+    load.sizes = vec![1000];
+    common::ok(site.client.load(&load)?, 20)?;
+
+    // `omega`: it goes with lvsd, and the engine stays.
+    let engine = engine_pid(&site)?;
+    ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
+    ensure!(!is_answered_for(&site), "{}", daemon.log());
+    ensure!(
+        rows(&site.lvsadm("-L -n")?)
+            .iter()
+            .all(|row| !row.is_server())
+    );
+    ensure!(engine_pid(&site)? == engine);
+    let mut again = start(&site, &["--state", &state])?;
+    wait_usable(&site, 2, &again)?;
+    becomes(&site, true)?;
+    ensure!(again.stop(Signal::SIGINT)?.success(), "{}", again.log());
+    Ok(())
+}
+
+/// As many services and servers as the largest that are known. Run with `--nocapture` for the
+/// times.
+#[test]
+fn a_large_file_is_filled_and_one_change_of_it_is_loaded() -> Result<()> {
+    const SERVICES: usize = 2_277;
+    const SERVERS: usize = 37_205;
+    let site = site("large")?;
+    let path = configure(&site, 0)?;
+    let mut text = fs::read_to_string(&path)?;
+    text = text[..text.find("[[service]]").context("a service")?].to_owned();
+    for n in 0..SERVICES {
+        write!(
+            text,
+            "[[service]]\naddress = \"198.51.{}.{}:{}\"\nforward = \"nat\"\nvip = \"host\"\n",
+            n % 100,
+            n / 100 + 1,
+            80
+        )?;
+        for server in (n..SERVERS).step_by(SERVICES) {
+            writeln!(
+                text,
+                "[[service.server]]\naddress = \"10.{}.{}.{}:80\"\nweight = 2",
+                // Not of a network of the site: 10.0.0.255 is its broadcast address, which an engine
+                // refuses as the kernel does.
+                64 + (server >> 16),
+                server >> 8 & 255,
+                server & 255
+            )?;
+        }
+    }
+    fs::write(&path, &text)?;
+    let begun = std::time::Instant::now();
+    let state = site.testbed.dir().display().to_string();
+    let mut daemon = start(&site, &["--state", &state])?;
+    wait_until("ready", Duration::from_secs(60), || {
+        daemon
+            .log()
+            .contains("ready: 2277 services, 37205 of 37205 servers up")
+    })
+    .with_context(|| daemon.log().chars().take(4000).collect::<String>())?;
+    let filled = begun.elapsed();
+    let changed = text.replacen("weight = 2", "weight = 3", 1);
+    fs::write(&path, &changed)?;
+    let begun = std::time::Instant::now();
+    let told = lvsd(&site, "reload")?;
+    let reloaded = begun.elapsed();
+    ensure!(told.contains("reloaded"), "{told}");
+    println!(
+        "cold fill, from the start of lvsd: {filled:.2?}; reload of one change: {reloaded:.2?}"
+    );
+    let listing = site.lvsadm("-L -n")?;
+    let servers: Vec<_> = rows(&listing)
+        .into_iter()
+        .filter(lvs_testbed::listing::Row::is_server)
+        .collect();
+    let status = || lvsd(&site, "status").map(|told| told.chars().take(2000).collect::<String>());
+    ensure!(
+        servers.len() == SERVERS,
+        "{}: {:?}",
+        servers.len(),
+        status()
+    );
+    let heavy = servers
+        .iter()
+        .filter(|row| row.number(1).is_ok_and(|weight| weight == 3));
+    ensure!(heavy.count() == 1);
+    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    Ok(())
+}
+
+/// A thousand random edits of one service, each loaded, while another is used: not one of its
+/// requests fails, and the end is what a cold start makes of the last file.
+#[test]
+fn a_thousand_reloads_break_nothing() -> Result<()> {
+    let site = site("reloads")?;
+    let path = configure(&site, 3)?;
+    let base = fs::read_to_string(&path)?;
+    let mut daemon = start(
+        &site,
+        &["--state", &site.testbed.dir().display().to_string()],
+    )?;
+    wait_usable(&site, 3, &daemon)?;
+    let mut load = site.load();
+    load.sizes = vec![1000, 20_011];
+    load.concurrency = 20;
+    load.keepalive = true;
+    load.pause_ms = 5;
+    let steady = site.client.steady_load(&load)?;
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = |bound: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % bound
+    };
+    let other = site.service(81);
+    for _ in 0..1000 {
+        let scheduler = ["rr", "wlc", "sh", "mh"][usize::try_from(next(4))?];
+        let mut text = format!(
+            "{base}\n[[service]]\naddress = \"{other}\"\nscheduler = \"{scheduler}\"\nforward = \"nat\"\ndrain = \"0s\"\n"
+        );
+        for host in 0..next(20) {
+            write!(
+                text,
+                "[[service.server]]\naddress = \"10.9.{}.{host}:80\"\n",
+                next(2)
+            )?;
+            if scheduler == "wlc" {
+                writeln!(text, "weight = {}", next(5))?;
+            }
+        }
+        fs::write(&path, text)?;
+        daemon.signal(Signal::SIGHUP)?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let told = lvsd(&site, "reload --force")?;
+    ensure!(told.contains("reloaded"), "{told}\n{}", daemon.log());
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.ok > 1000, "{report:?}");
+    let rules = |site: &Site| -> Result<Vec<String>> {
+        let mut rules: Vec<String> = site.lvsadm("-S -n")?.lines().map(str::to_owned).collect();
+        rules.sort();
+        Ok(rules)
+    };
+    let after = rules(&site)?;
+    ensure!(daemon.stop(Signal::SIGINT)?.success(), "{}", daemon.log());
+    let mut cold = start(
+        &site,
+        &["--state", &site.testbed.dir().display().to_string()],
+    )?;
+    wait_until("the same as a cold start", Duration::from_secs(10), || {
+        rules(&site).is_ok_and(|now| now == after)
+    })
+    .with_context(|| format!("{after:#?}\n{:#?}", rules(&site)))?;
+    ensure!(cold.stop(Signal::SIGINT)?.success(), "{}", cold.log());
+    Ok(())
+}

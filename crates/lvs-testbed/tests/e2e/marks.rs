@@ -1,0 +1,122 @@
+//! Firewall-mark services: the engine gives the marks by its own rules.
+
+use crate::common;
+
+use std::fs;
+
+use anyhow::Result;
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions};
+
+#[test]
+fn a_mark_groups_ports_and_spares_or_drops_others() -> Result<()> {
+    let mut options = SiteOptions::new("marks", Forward::Nat);
+    options.servers = 2;
+    let mut site = Site::new(options)?;
+    let rules = site.director.dir().join("marks");
+    let vip = site.vip;
+    fs::write(
+        &rules,
+        format!(
+            "# the first that fits decides\n\
+             --destination {vip} --protocol tcp --ports 82 --host\n\
+             --destination {vip} --protocol tcp --ports 83 --drop\n\
+             --destination {vip} --protocol tcp --ports 80-84 --mark 7\n"
+        ),
+    )?;
+    site.start_engine(&["--marks", &rules.display().to_string()])?;
+    site.lvsadm("-A -f 7 -s rr")?;
+    for index in 0..2 {
+        site.lvsadm(&format!("-a -f 7 -r {}:80 -m", site.real_address(index)))?;
+    }
+
+    // Both ports of the mark take turns over the same servers.
+    for port in [80, 81] {
+        let mut load = LoadOptions {
+            target: site.service(port),
+            ..site.load()
+        };
+        load.requests = 40;
+        let report = common::ok(site.client.load(&load)?, 40)?;
+        common::spread(&report, &[20, 20])?;
+    }
+    let curl = |port: u16| {
+        site.client.sh(&format!(
+            "status=0; curl -s -m 1 -o /dev/null http://{vip}:{port}/ || status=$?; echo $status"
+        ))
+    };
+    // The same from the command line: the new rule comes first, and counts what it takes.
+    site.lvsadm(&format!(
+        "mark add --destination {vip} --protocol tcp --ports 81 --drop --position 1"
+    ))?;
+    assert_eq!(curl(81)?.trim(), "28", "curl's status for a timeout");
+    let listing = site.lvsadm("mark list")?;
+    let first = listing.lines().next().unwrap_or_default();
+    assert!(
+        first.contains("--ports 81 --drop") && !first.contains(" 0 packets"),
+        "{listing}"
+    );
+    site.lvsadm("mark del 1")?;
+    assert_eq!(curl(81)?.trim(), "0");
+    assert_eq!(site.lvsadm("mark list")?.lines().count(), 3);
+
+    // The host has nothing there and says so; what is dropped is not answered at all.
+    assert_eq!(
+        curl(82)?.trim(),
+        "7",
+        "curl's status for a refused connection"
+    );
+    assert_eq!(curl(83)?.trim(), "28", "curl's status for a timeout");
+    Ok(())
+}
+
+/// A rule by source alone drops what goes to services, of open connections too, and leaves the
+/// host's own ports alone.
+#[test]
+fn a_source_is_dropped_at_every_service_and_at_the_host_it_is_not() -> Result<()> {
+    let mut options = SiteOptions::new("source", Forward::Nat);
+    options.servers = 1;
+    let mut site = Site::new(options)?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    site.add_service(443, "rr")?;
+    let vip = site.vip;
+    let client = common::client_address(&site)?;
+    // A port of the host's that nobody has: what reaches the host is counted there.
+    let reaches_the_host = || {
+        let before = site.director.counter("Udp", "NoPorts")?;
+        let send = format!("bash -c 'echo x > /dev/udp/{vip}/9999'; sleep 0.2");
+        site.client.sh(&send)?;
+        anyhow::Ok(site.director.counter("Udp", "NoPorts")? > before)
+    };
+    let served = || {
+        let fetched = site.client.sh(&format!(
+            "status=0; curl -s -m 1 -o /dev/null http://{vip}/ || status=$?; echo $status"
+        ))?;
+        anyhow::Ok(fetched.trim() == "0")
+    };
+    assert!(served()?);
+    site.lvsadm(&format!("mark add --source {client} --drop"))?;
+    assert!(!served()?, "it is served");
+    assert!(reaches_the_host()?);
+    let listing = site.lvsadm("mark list")?;
+    assert!(
+        listing.contains(&format!("--source {client} --drop")) && !listing.contains(" 0 packets"),
+        "{listing}"
+    );
+    assert!(site.lvsadm("drops")?.contains("mark_rule"));
+    let told = site.lvsadm(&format!("explain tcp {client}:4000 {vip}:80"))?;
+    assert!(told.contains("rule 1"), "{told}");
+    // The host serves those that it is left to.
+    site.lvsadm("mark del 1")?;
+    assert!(served()?);
+    site.lvsadm(&format!("mark add --source {client} --host"))?;
+    let fetched = site.client.sh(&format!(
+        "status=0; curl -s -m 1 -o /dev/null http://{vip}/ || status=$?; echo $status"
+    ))?;
+    assert_eq!(
+        fetched.trim(),
+        "7",
+        "curl's status for a refused connection"
+    );
+    Ok(())
+}

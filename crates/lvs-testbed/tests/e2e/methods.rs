@@ -1,0 +1,46 @@
+//! NAT, direct routing, tunnelling and full NAT, end to end: the same traffic through each, with
+//! the real programs between a real client and real servers.
+
+macro_rules! method {
+    ($name:ident, $forward:ident) => {
+        mod $name {
+            use anyhow::Result;
+            use lvs_testbed::{Forward, SiteOptions};
+
+            use crate::common;
+
+            fn options(what: &str, servers: usize) -> SiteOptions {
+                let label = format!("{}-{what}", stringify!($name));
+                let mut options = SiteOptions::new(&label, Forward::$forward);
+                options.servers = servers;
+                options
+            }
+
+            #[test]
+            fn every_byte_arrives_and_every_listing_is_right() -> Result<()> {
+                let site = common::site(options("http", 4))?;
+                common::requests_and_listings(&site)?;
+                site.lvsadm("-C")?;
+                common::schedulers(&site)
+            }
+
+            #[test]
+            fn bulk_both_ways_iperf_and_dns() -> Result<()> {
+                let site = common::site(options("bulk", 2))?;
+                site.add_service(80, "rr")?;
+                common::bulk(&site)?;
+                common::iperf_and_dns(&site)
+            }
+
+            #[test]
+            fn servers_come_and_go() -> Result<()> {
+                common::administration(&common::site(options("admin", 3))?)
+            }
+        }
+    };
+}
+
+method!(nat, Nat);
+method!(dr, Dr);
+method!(tun, Tun);
+method!(fullnat, FullNat);

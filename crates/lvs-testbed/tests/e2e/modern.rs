@@ -1,0 +1,387 @@
+//! What goes beyond the kernel's IPVS, between real clients and servers: a server that goes down
+//! leaves nobody waiting, and one that comes back starts slowly.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::listing::rows;
+use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, servers, wait_until, waiters};
+use nix::sys::signal::Signal;
+
+/// How long anything may take on a busy machine. The kernel's silence lasts a quarter of an hour.
+const SOON: Duration = Duration::from_secs(20);
+
+/// A daemon over an engine that it has started.
+struct Daemon<'a> {
+    site: &'a Site,
+    virt: SocketAddr,
+    protocol: &'a str,
+    /// Lines of the service.
+    settings: &'a str,
+    program: Option<Proc>,
+}
+
+impl Daemon<'_> {
+    fn configure(&self, servers: &[usize]) -> Result<PathBuf> {
+        let site = self.site;
+        let interfaces = match site.options.forward {
+            Forward::Nat => r#"["eth0", "eth1"]"#,
+            _ => r#"["eth0"]"#,
+        };
+        let mut text = format!(
+            "[dataplane]\ninterface = {interfaces}\n\n[[service]]\naddress = \"{}\"\nprotocol = \"{}\"\n\
+             scheduler = \"rr\"\nforward = \"{}\"\n{}\n",
+            self.virt,
+            self.protocol,
+            site.options.forward.word(),
+            self.settings,
+        );
+        for &index in servers {
+            let addr: IpAddr = if self.virt.is_ipv6() {
+                site.real_address6(index).into()
+            } else {
+                site.real_address(index).into()
+            };
+            let server = SocketAddr::new(addr, self.virt.port());
+            write!(text, "\n[[service.server]]\naddress = \"{server}\"\n")?;
+        }
+        let path = site.testbed.dir().join("lvsd.toml");
+        fs::write(&path, text)?;
+        Ok(path)
+    }
+
+    fn start(&mut self, servers: &[usize]) -> Result<()> {
+        let path = self.configure(servers)?.display().to_string();
+        let director = &self.site.director;
+        self.program = Some(director.spawn(programs::find("lvsd")?, &["--config", &path])?);
+        self.has(servers.len())
+    }
+
+    fn reload(&mut self, servers: &[usize]) -> Result<()> {
+        self.configure(servers)?;
+        self.running()?.signal(Signal::SIGHUP)?;
+        self.has(servers.len())
+    }
+
+    fn running(&self) -> Result<&Proc> {
+        self.program.as_ref().context("it was started")
+    }
+
+    /// Waits for the service to have so many servers.
+    fn has(&self, servers: usize) -> Result<()> {
+        let listed = || self.site.lvsadm("-L -n").unwrap_or_default();
+        let count = || rows(&listed()).iter().filter(|row| row.is_server()).count();
+        wait_until(&format!("{servers} servers"), SOON, || count() == servers)
+            .with_context(|| self.running().map(Proc::log).unwrap_or_default())
+    }
+}
+
+/// A client that connects, asks for half a page, and waits for whatever comes.
+fn idle(client: &Host, virt: SocketAddr) -> Result<Proc> {
+    let script = format!(
+        "exec 3<>/dev/tcp/{}/{}; printf 'GET / HTTP/1.1\\r\\nHost: x\\r\\n' >&3; echo waiting; cat <&3",
+        virt.ip(),
+        virt.port()
+    );
+    let client = client.spawn("bash", &["-c", &script])?;
+    wait_until("a connection", SOON, || client.log().contains("waiting"))?;
+    Ok(client)
+}
+
+/// A client that downloads much, slowly.
+fn download(client: &Host, virt: SocketAddr) -> Result<Proc> {
+    let url = format!("http://{virt}/large?rate=50k");
+    client.spawn("curl", &["-sS", "-g", "-o", "/dev/null", &url])
+}
+
+/// Connections that a server has for clients.
+fn established(server: &Host) -> usize {
+    listed(server, "sport = :80")
+}
+
+/// Connections of a client.
+fn open(client: &Host) -> usize {
+    listed(client, "dport = :80")
+}
+
+fn listed(host: &Host, filter: &str) -> usize {
+    let listed = host
+        .sh(&format!("ss -Htn state established {filter}"))
+        .unwrap_or_default();
+    listed.lines().count()
+}
+
+fn has_ended_by_reset(client: &mut Proc) -> bool {
+    !client.is_running() && client.log().contains("reset by peer")
+}
+
+/// Two servers, of which one is taken out of the file while connections of all kinds are open to
+/// both.
+fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
+    let mut options = SiteOptions::new("down", forward);
+    options.servers = 2;
+    let site = Site::new(options)?;
+    site.serve("large", 16 << 20)?;
+    let virt = if six {
+        SocketAddr::from((site.vip6, 80))
+    } else {
+        site.service(80)
+    };
+    let mut daemon = Daemon {
+        site: &site,
+        virt,
+        protocol: "tcp",
+        settings: "on_server_down = \"reset\"",
+        program: None,
+    };
+    daemon.start(&[0, 1])?;
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        clients.push(idle(&site.client, virt)?);
+    }
+    for _ in 0..2 {
+        clients.push(download(&site.client, virt)?);
+    }
+    for server in &site.servers {
+        wait_until("three connections", SOON, || established(server) == 3)?;
+    }
+    daemon.reload(&[0])?;
+    // Both ends are told: the server, which is alive, and its three clients. A slow download first
+    // reads what had come.
+    let (idle, slow) = clients.split_at_mut(4);
+    let told = wait_until("the resets", SOON, || {
+        let ended = idle
+            .iter_mut()
+            .filter_map(|c| has_ended_by_reset(c).then_some(()));
+        ended.count() == 2 && open(&site.client) == 3 && established(&site.servers[1]) == 0
+    });
+    ensure!(slow.iter_mut().any(Proc::is_running), "one goes on");
+    let logs: Vec<String> = clients.iter().map(Proc::log).collect();
+    let lvsd = daemon.running()?.log();
+    told.with_context(|| format!("{forward:?}, IPv6: {six}: {logs:?}\n{lvsd}"))?;
+    let running = clients[..4]
+        .iter_mut()
+        .filter_map(|c| c.is_running().then_some(()));
+    ensure!(running.count() == 2, "the other server's go on: {logs:?}");
+    ensure!(established(&site.servers[0]) == 3);
+    ensure!(lvsd.contains("6 TCP resets sent"), "{lvsd}");
+    Ok(())
+}
+
+#[test]
+fn both_ends_are_reset_when_a_server_is_taken_out_nat() -> Result<()> {
+    one_is_taken_out(Forward::Nat, false)?;
+    one_is_taken_out(Forward::Nat, true)
+}
+
+#[test]
+fn both_ends_are_reset_when_a_server_is_taken_out_direct_routing() -> Result<()> {
+    one_is_taken_out(Forward::Dr, false)?;
+    one_is_taken_out(Forward::Dr, true)
+}
+
+#[test]
+fn both_ends_are_reset_when_a_server_is_taken_out_tunnel() -> Result<()> {
+    one_is_taken_out(Forward::Tun, false)
+}
+
+#[test]
+fn clients_of_a_server_that_died_are_reset_and_those_of_a_drained_one_are_not() -> Result<()> {
+    let mut options = SiteOptions::new("died", Forward::Nat);
+    options.servers = 2;
+    let site = Site::new(options)?;
+    let virt = site.service(80);
+    let mut daemon = Daemon {
+        site: &site,
+        virt,
+        protocol: "tcp",
+        settings: "on_server_down = \"reset\"\n\
+                   check = { type = \"tcp\", interval = \"300ms\", timeout = \"200ms\", fall = 2 }",
+        program: None,
+    };
+    daemon.start(&[0, 1])?;
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        clients.push(idle(&site.client, virt)?);
+    }
+    // Out of the network from one moment to the next: it cannot say good-bye.
+    site.servers[1].sh("ip link set eth0 down")?;
+    daemon.has(1)?;
+    let told = wait_until("the resets", SOON, || {
+        let ended = clients
+            .iter_mut()
+            .filter_map(|c| has_ended_by_reset(c).then_some(()));
+        ended.count() == 2
+    });
+    told.with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
+    let said = daemon.running()?.log();
+    ensure!(
+        said.contains("it is taken out, and its connections are reset"),
+        "{said}"
+    );
+
+    let server = SocketAddr::from((site.real_address(0), 80));
+    site.lvsadm(&format!("-e -t {virt} -r {server} -m -w 0"))?;
+    std::thread::sleep(Duration::from_millis(500));
+    let running = clients
+        .iter_mut()
+        .filter_map(|c| c.is_running().then_some(()));
+    ensure!(running.count() == 2, "a drained server's clients go on");
+    Ok(())
+}
+
+/// A server that falls silent: all of its clients are reset when that is known. Run with
+/// `--nocapture` for the times.
+#[test]
+fn the_clients_of_a_silent_server_are_reset_when_it_is_known() -> Result<()> {
+    const CLIENTS: usize = 200;
+    let mut options = SiteOptions::new("silent", Forward::Nat);
+    options.servers = 2;
+    let site = Site::new(options)?;
+    let virt = site.service(80);
+    let mut daemon = Daemon {
+        site: &site,
+        virt,
+        protocol: "tcp",
+        settings: "on_server_down = \"reset\"\n\
+                   check = { type = \"tcp\", interval = \"1s\", fast_interval = \"200ms\", timeout = \"200ms\", fall = 2 }",
+        program: None,
+    };
+    daemon.start(&[0, 1])?;
+    let words = [
+        "wait",
+        &virt.to_string(),
+        &format!("--connections={CLIENTS}"),
+    ]
+    .map(str::to_owned);
+    let clients = site.client.spawn(programs::own()?, &words)?;
+    wait_until("the clients", SOON, || clients.log().contains("waiting"))?;
+    let mut events = site.director.spawn(
+        programs::find("lvsd")?,
+        &[
+            "--config",
+            &daemon.configure(&[0, 1])?.display().to_string(),
+            "events",
+            "--json",
+        ],
+    )?;
+    std::thread::sleep(Duration::from_millis(300));
+    site.servers[1].sh("ip link set eth0 down")?;
+    let silent = waiters::now_us() / 1000;
+    let ends = || -> Vec<u128> {
+        let log = clients.log();
+        let reset = log.lines().filter_map(|line| line.strip_suffix(" reset"));
+        reset.filter_map(|us| us.parse().ok()).collect()
+    };
+    wait_until("the resets", SOON, || ends().len() >= CLIENTS / 2)
+        .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
+    let mut ends = ends();
+    ensure!(ends.len() == CLIENTS / 2, "{}", ends.len());
+    ends.sort_unstable();
+    let told = events.log();
+    let down = told.lines().find(|line| line.contains("server_down"));
+    let down = down.and_then(|line| line.split("\"time_ms\":").nth(1)?.split(',').next());
+    let down: u128 = down.context("the event")?.parse()?;
+    let after =
+        |us: u128| i128::try_from(us / 1000).unwrap_or(0) - i128::try_from(down).unwrap_or(0);
+    println!(
+        "silence is known after {} ms; clients are reset {} ms (median), {} ms (p99), {} ms (last) after that",
+        down.saturating_sub(silent),
+        after(ends[ends.len() / 2]),
+        after(ends[ends.len() * 99 / 100]),
+        after(ends[ends.len() - 1]),
+    );
+    events.kill();
+    Ok(())
+}
+
+#[test]
+fn datagrams_of_one_client_go_to_another_server() -> Result<()> {
+    let mut options = SiteOptions::new("moved", Forward::Nat);
+    options.servers = 2;
+    let site = Site::new(options)?;
+    let _names = [
+        servers::dnsmasq(&site.servers[0])?,
+        servers::dnsmasq(&site.servers[1])?,
+    ];
+    let mut daemon = Daemon {
+        site: &site,
+        virt: site.service(53),
+        protocol: "udp",
+        settings: "on_server_down = \"reschedule\"",
+        program: None,
+    };
+    daemon.start(&[0, 1])?;
+    // One client port, so one connection.
+    let ask = || {
+        let query = format!(
+            "dig -b 0.0.0.0#5300 +short +tries=1 +time=5 @{} id.test txt",
+            site.vip
+        );
+        site.client.sh(&query)
+    };
+    let first = ask()?;
+    for _ in 0..3 {
+        ensure!(ask()? == first, "it stays where it is");
+    }
+    let gone = usize::from(first.contains("rs2"));
+    daemon.reload(&[1 - gone])?;
+    let other = ask()?;
+    ensure!(
+        other.contains("rs") && other != first,
+        "{first} then {other}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_server_that_comes_starts_slowly_and_the_listing_says_so() -> Result<()> {
+    let mut options = SiteOptions::new("slow", Forward::Nat);
+    options.servers = 2;
+    let site = Site::new(options)?;
+    let mut daemon = Daemon {
+        site: &site,
+        virt: site.service(80),
+        protocol: "tcp",
+        settings: "slow_start = \"1h\"",
+        program: None,
+    };
+    daemon.start(&[0])?;
+    let listed = || site.lvsadm("--json -L -n");
+    ensure!(listed()?.contains("\"slow_start\":3600"), "{}", listed()?);
+    // The first one is not established yet, so the second has nobody to be spared by.
+    daemon.reload(&[0, 1])?;
+    ensure!(!listed()?.contains("\"slow_start\":10"), "{}", listed()?);
+    // A setting that is new takes those that are there as established.
+    daemon.settings = "";
+    daemon.reload(&[0, 1])?;
+    daemon.settings = "scheduler_flags = []\nslow_start = \"1h\"";
+    daemon.reload(&[0, 1])?;
+    daemon.reload(&[0])?;
+    daemon.reload(&[0, 1])?;
+    let text = listed()?;
+    ensure!(text.contains("\"slow_start\":10"), "{text}");
+    ensure!(
+        text.matches("\"weight\":1,").count() == 2,
+        "the configured weights: {text}"
+    );
+    Ok(())
+}
+
+#[test]
+fn the_modern_profile_shows_in_the_timeouts() -> Result<()> {
+    let mut options = SiteOptions::new("modern", Forward::Nat);
+    options.servers = 1;
+    let mut site = Site::new(options)?;
+    site.start_engine(&["--profile", "modern"])?;
+    let timeouts = site.lvsadm("-L --timeout")?;
+    ensure!(
+        timeouts.trim() == "Timeout (tcp tcpfin udp): 7440 240 300",
+        "{timeouts}"
+    );
+    Ok(())
+}

@@ -1,0 +1,415 @@
+//! Networks as they are: VLANs, interfaces that come, go, change and get other names, servers that
+//! get other link-layer addresses, switches that watch multicast, neighbours that are gone. Real
+//! traffic goes on beside all of it.
+
+use crate::common;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{
+    Forward, Host, Link, LoadOptions, Proc, Site, SiteOptions, Testbed, Topology, Vip, content,
+    programs, servers, vlan, wait_until,
+};
+
+/// How long a change may take until traffic is as before: much more than it does.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) -> Result<Site> {
+    let mut options = SiteOptions::new(label, forward);
+    options.servers = 1;
+    change(&mut options);
+    common::site(options)
+}
+
+/// How often the engine has logged `what`.
+fn logged(site: &Site, what: &str) -> usize {
+    let log = site.engine.as_ref().map(Proc::log).unwrap_or_default();
+    log.lines().filter(|line| line.contains(what)).count()
+}
+
+/// What `lvsadm drops` counts for a reason.
+fn counted(site: &Site, reason: &str) -> Result<u64> {
+    let listing = site.lvsadm("--json drops")?;
+    let all: serde_json::Value = serde_json::from_str(&listing)?;
+    let reasons = all.as_array().context("a list")?;
+    let found = reasons
+        .iter()
+        .filter(|row| row["reason"] == reason)
+        .filter_map(|row| row["count"].as_u64());
+    Ok(found.sum())
+}
+
+/// A download that is under way while something happens, slow enough to last.
+struct Download<'a> {
+    site: &'a Site,
+    program: Proc,
+    size: u64,
+}
+
+impl<'a> Download<'a> {
+    fn start(site: &'a Site) -> Result<Self> {
+        const SIZE: u64 = 8 << 20;
+        site.serve("long", SIZE)?;
+        let file = site.testbed.dir().join("downloaded").display().to_string();
+        let url = format!("http://{}/long?rate=2m", site.vip);
+        let arguments = ["-sS", "-f", "-m", "60", "-o", &file, &url];
+        let program = site.client.spawn("curl", &arguments)?;
+        let download = Self {
+            site,
+            program,
+            size: SIZE,
+        };
+        wait_until("a download to be under way", PATIENCE, || {
+            std::fs::metadata(&file).is_ok_and(|file| file.len() > 0)
+        })?;
+        Ok(download)
+    }
+
+    /// It must have survived whatever happened.
+    fn finish(mut self) -> Result<()> {
+        let status = self.program.wait(Duration::from_secs(70))?;
+        ensure!(status.success(), "{status}: {}", self.program.log());
+        let file = self.site.testbed.dir().join("downloaded");
+        let mut expected = vec![0; usize::try_from(self.size)?];
+        content::fill(0, &mut expected);
+        ensure!(std::fs::read(&file)? == expected, "it differs");
+        std::fs::remove_file(file)?;
+        Ok(())
+    }
+}
+
+/// New connections work again.
+fn new_connections(site: &Site, what: &str) -> Result<()> {
+    let mut load = site.load();
+    load.requests = 20;
+    load.timeout_ms = 4000;
+    wait_until(&format!("traffic after {what}"), PATIENCE, || {
+        site.client
+            .load(&load)
+            .is_ok_and(|report| report.failed == 0)
+    })
+}
+
+#[test]
+fn an_interface_flaps_is_renamed_shrinks_and_is_replaced() -> Result<()> {
+    let site = site("flaps", Forward::Nat, |_| {})?;
+    site.add_service(80, "rr")?;
+    let director = &site.director;
+
+    let download = Download::start(&site)?;
+    director.sh("ip link set eth1 down; sleep 0.2; ip link set eth1 up")?;
+    download.finish().context("down and up")?;
+    ensure!(logged(&site, "eth1 is down") == 1 && logged(&site, "eth1 is up") == 1);
+
+    let download = Download::start(&site)?;
+    director.sh("ip link set eth1 name lan1 || { ip link set eth1 down; ip link set eth1 name lan1; ip link set lan1 up; }")?;
+    download.finish().context("renamed")?;
+    new_connections(&site, "another name")?;
+    ensure!(logged(&site, "eth1 is called lan1 now") == 1);
+    let rules = director.sh("nft list ruleset")?;
+    ensure!(
+        rules.contains("in-lan1") && !rules.contains("in-eth1"),
+        "{rules}"
+    );
+
+    // Servers take less from now on: what clients send has to be told so.
+    let download = Download::start(&site)?;
+    site.servers[0].sh("ip link set eth0 mtu 1300")?;
+    director.sh("ip link set lan1 mtu 1300")?;
+    download.finish().context("a smaller MTU")?;
+    let file = site.serve("up", 2_000_000)?;
+    site.client.sh(&format!(
+        "curl -sS -f -m 30 -T {} http://{}/up/smaller",
+        file.display(),
+        site.vip
+    ))?;
+    director.sh("ip link set lan1 mtu 1500; ip link set lan1 name eth1 || { ip link set lan1 down; ip link set lan1 name eth1; ip link set eth1 up; }")?;
+
+    // Another device of the same name: connections live on, as neither address nor route of anybody
+    // has changed for long.
+    let download = Download::start(&site)?;
+    director.sh("ip link delete eth1")?;
+    site.testbed.plug("back", director, "eth1")?;
+    director.sh("ip addr add 10.0.0.1/24 dev eth1; ip link set eth1 up")?;
+    download.finish().context("replaced")?;
+    new_connections(&site, "another device")?;
+    ensure!(logged(&site, "eth1 is gone") == 1);
+    Ok(())
+}
+
+#[test]
+fn the_way_to_the_clients_changes() -> Result<()> {
+    let site = site("routes", Forward::Nat, |options| {
+        options.topology = Topology::OneArm;
+    })?;
+    site.add_service(80, "rr")?;
+    let router = site.router.as_ref().context("a one-arm site has one")?;
+    router.sh("ip addr add 192.0.2.253/24 dev eth1")?;
+
+    let download = Download::start(&site)?;
+    site.director
+        .sh("ip route replace default via 192.0.2.253")?;
+    download.finish().context("another gateway")?;
+
+    let download = Download::start(&site)?;
+    site.director.sh("ip route delete default; sleep 0.3")?;
+    site.director.sh("ip route add default via 192.0.2.254")?;
+    download.finish().context("no way for a while")?;
+    ensure!(counted(&site, "no_route")? > 0, "packets without a route");
+    Ok(())
+}
+
+#[test]
+fn a_server_gets_another_link_layer_address() -> Result<()> {
+    let site = site("mac", Forward::Nat, |_| {})?;
+    site.add_service(80, "rr")?;
+    let server = &site.servers[0];
+    // It says so itself, or has to be asked.
+    for (notify, mac) in [(1, "02:00:00:00:77:01"), (0, "02:00:00:00:77:02")] {
+        server.sysctl("ipv4/conf/eth0/arp_notify", &notify.to_string())?;
+        let download = Download::start(&site)?;
+        server.sh(&format!("ip link set eth0 address {mac}"))?;
+        download
+            .finish()
+            .with_context(|| format!("announced: {notify}"))?;
+    }
+    // Nobody hears of it: the server is silent, and knows its gateway by heart.
+    new_connections(&site, "two other addresses")?;
+    let gateway = site.director.sh("cat /sys/class/net/eth1/address")?;
+    server.sh(&format!(
+        "ip link set eth0 address 02:00:00:00:77:03\nip neigh replace 10.0.0.1 lladdr {} dev eth0 nud permanent",
+        gateway.trim()
+    ))?;
+    let known = site.director.sh("ip neigh show 10.0.0.11")?;
+    ensure!(known.contains("77:02"), "the director was told: {known}");
+    // The client's own repetitions are what gives it away.
+    let url = format!("http://{}/id", site.vip);
+    let printed = site.client.run("curl", &["-sS", "-f", "-m", "25", &url])?;
+    ensure!(printed == "rs1\n", "{printed}");
+    Ok(())
+}
+
+/// A server that is gone: whoever asks for it is told, as by a router, and does not wait for ever.
+#[test]
+fn clients_are_told_of_a_server_that_is_gone() -> Result<()> {
+    for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {
+        let site = site("gone", forward, |options| {
+            // So that the server is the director's own neighbour.
+            options.topology = if forward == Forward::Nat {
+                Topology::TwoArm
+            } else {
+                Topology::OneArm
+            };
+        })?;
+        site.servers[0].sh("ip link set eth0 down")?;
+        site.add_service(80, "rr")?;
+        let url = format!("http://{}/id", site.vip);
+        let refused = site.client.run("curl", &["-sSv", "-m", "25", &url]);
+        let said = format!("{:#}", refused.err().context("nobody answers")?);
+        ensure!(said.contains("No route to host"), "{forward:?}: {said}");
+        ensure!(counted(&site, "no_neighbour")? > 0, "{forward:?}");
+    }
+    Ok(())
+}
+
+/// A switch that sends frames for a group only where somebody has said that he listens.
+#[test]
+fn a_switch_that_watches_multicast() -> Result<()> {
+    let mut options = SiteOptions::new("mld", Forward::Nat);
+    options.servers = 1;
+    options.vip = Vip::Engine;
+    let mut site = Site::new(options)?;
+    site.testbed.snoop("front")?;
+    site.start_engine(&[])?;
+    let virt = SocketAddr::from((site.vip6, 80));
+    let server = SocketAddr::from((site.real_address6(0), 80));
+    site.lvsadm(&format!("-A -t {virt}"))?;
+    site.lvsadm(&format!("-a -t {virt} -r {server} -m"))?;
+    // With a blank behind it: the client has ff00:100.
+    let group = "ff02::1:ff00:10 ";
+    wait_until("the switch to have heard", PATIENCE, || {
+        site.testbed
+            .groups()
+            .is_ok_and(|groups| groups.contains(group))
+    })?;
+    // Solicitations go to the listeners of the group only, the client's among them.
+    let mut load = LoadOptions::new(virt);
+    load.requests = 20;
+    site.client.load(&load)?.all_ok(20)?;
+    // Forgotten and asked for: the answer to a query brings it back.
+    site.client.sh("ip -6 neigh flush dev eth0")?;
+    site.testbed.snoop("front")?;
+    site.client.load(&load)?.all_ok(20)?;
+    // Said good-bye to.
+    site.lvsadm("-C")?;
+    wait_until("the switch to have forgotten", PATIENCE, || {
+        site.testbed
+            .groups()
+            .is_ok_and(|groups| !groups.contains(group))
+    })
+    .with_context(|| site.testbed.groups().unwrap_or_default())
+    .with_context(|| site.engine.as_ref().map(Proc::log).unwrap_or_default())
+}
+
+/// One trunk for all: clients in VLAN 100, servers in VLAN 200, and a host that is in neither.
+struct TrunkSite {
+    relays: Vec<Proc>,
+    director: Host,
+    client: Host,
+    testbed: Testbed,
+}
+
+fn trunk(label: &str, mtu: u32) -> Result<TrunkSite> {
+    let mut testbed = Testbed::new(label)?;
+    let [client, director, rs1, rs2] = testbed.hosts(["client", "director", "rs1", "rs2"])?;
+    let ports = [&client, &director, &rs1, &rs2];
+    testbed.connect(&[Link::Lan {
+        name: "trunk",
+        ports: ports.iter().map(|&host| (host, "eth0")).collect(),
+        mtu,
+    }])?;
+    let mut relays = Vec::new();
+    for host in ports {
+        host.sh("ip link set eth0 up")?;
+    }
+    for (host, vlan, addresses) in [
+        (&client, 100, ["192.0.2.100/24", "fd00:192::100/64"]),
+        (&rs1, 200, ["10.0.0.11/24", "fd00:10::11/64"]),
+        (&rs2, 200, ["10.0.0.12/24", "fd00:10::12/64"]),
+    ] {
+        relays.push(vlan::start(host, &format!("eth0.{vlan}"))?);
+        for address in addresses {
+            let nodad = if address.contains(':') { "nodad" } else { "" };
+            host.sh(&format!("ip addr add {address} dev eth0.{vlan} {nodad}"))?;
+        }
+        if vlan == 200 {
+            host.sh("ip route add default via 10.0.0.1; ip route add default via fd00:10::1")?;
+        }
+    }
+    let www = testbed.dir().join("www/s");
+    std::fs::create_dir_all(&www)?;
+    for size in content::SIZES {
+        content::write_file(&www.join(size.to_string()), *size)?;
+    }
+    for server in [&rs1, &rs2] {
+        relays.push(servers::nginx(server, &servers::NginxOptions::default())?);
+    }
+    Ok(TrunkSite {
+        relays,
+        director,
+        client,
+        testbed,
+    })
+}
+
+#[test]
+fn services_on_the_vlans_of_a_trunk() -> Result<()> {
+    for mtu in [1500, 9000] {
+        let mut site = trunk("vlan", mtu)?;
+        let engine = site.director.spawn(
+            programs::find("lvs-dataplane")?,
+            &[
+                "--interface",
+                "eth0.100=192.0.2.1/24,fd00:192::1/64",
+                "--interface",
+                "eth0.200=10.0.0.1/24,fd00:10::1/64",
+                "--own-vips",
+            ],
+        )?;
+        let director = site.director.clone();
+        wait_until("the engine", PATIENCE, || director.has_engine())
+            .with_context(|| engine.log())?;
+        site.relays.push(engine);
+        let lvsadm = |arguments: &str| {
+            let words: Vec<&str> = arguments.split_ascii_whitespace().collect();
+            site.director.run(programs::find("lvsadm")?, &words)
+        };
+        for (virt, servers) in [
+            ("192.0.2.10:80", ["10.0.0.11:80", "10.0.0.12:80"]),
+            (
+                "[fd00:192::10]:80",
+                ["[fd00:10::11]:80", "[fd00:10::12]:80"],
+            ),
+        ] {
+            lvsadm(&format!("-A -t {virt} -s rr"))?;
+            for server in servers {
+                lvsadm(&format!("-a -t {virt} -r {server} -m"))?;
+            }
+            let mut load = LoadOptions::new(virt.parse()?);
+            load.requests = 94;
+            let report = site.client.load(&load)?;
+            report.all_ok(94)?;
+            common::spread(&report, &[47, 47])?;
+            let upload = site.testbed.dir().join("www/s/10485760");
+            let url = format!("http://{virt}/up/x");
+            let path = upload.display().to_string();
+            let arguments = ["-sS", "-g", "-f", "-m", "30", "-T", &path, &url];
+            site.client.run("curl", &arguments)?;
+        }
+        // The host is in both VLANs: health checks and ssh are nothing special.
+        let printed = site
+            .director
+            .run("curl", &["-sS", "-f", "-m", "5", "http://10.0.0.11/id"])?;
+        ensure!(printed == "rs1\n", "{printed}");
+
+        // A third VLAN is another network, and so is none: same addresses, nobody there.
+        site.client
+            .sh("ip addr flush dev eth0.100; ip addr add 192.0.2.100/24 dev eth0")?;
+        let own = programs::own()?;
+        ensure!(site.client.run(&own, &["ping", "192.0.2.10"]).is_err());
+        site.client.sh("ip addr flush dev eth0")?;
+        let _third = vlan::start(&site.client, "eth0.300")?;
+        site.client.sh("ip addr add 192.0.2.100/24 dev eth0.300")?;
+        ensure!(site.client.run(&own, &["ping", "192.0.2.10"]).is_err());
+        let listing = lvsadm("--json drops")?;
+        let all: serde_json::Value = serde_json::from_str(&listing)?;
+        let strangers = all
+            .as_array()
+            .context("a list")?
+            .iter()
+            .find(|row| row["reason"] == "vlan")
+            .and_then(|row| row["count"].as_u64());
+        ensure!(strangers > Some(0), "{listing}");
+    }
+    Ok(())
+}
+
+/// What is on the wire has the tags, as another program reads it.
+#[test]
+fn frames_of_a_vlan_carry_its_tag() -> Result<()> {
+    let mut site = trunk("tags", 1500)?;
+    site.relays.push(vlan::start(&site.director, "eth0.100")?);
+    site.director.sh("ip addr add 192.0.2.1/24 dev eth0.100")?;
+    let file = site.testbed.dir().join("tags.pcap").display().to_string();
+    let mut capture = site.client.spawn(
+        "dumpcap",
+        &[
+            "-q",
+            "-i",
+            "eth0",
+            "-a",
+            "duration:20",
+            "-c",
+            "4",
+            "-f",
+            "vlan 100 and (arp or icmp)",
+            "-w",
+            &file,
+        ],
+    )?;
+    wait_until("the capture", PATIENCE, || capture.log().contains("File:"))
+        .with_context(|| capture.log())?;
+    let own = programs::own()?;
+    site.client.run(&own, &["ping", "192.0.2.1"])?;
+    capture.wait(PATIENCE)?;
+    let fields = ["-r", &file, "-T", "fields", "-e", "vlan.id"];
+    let ids = site.client.run("tshark", &fields)?;
+    // ARP and echo, there and back.
+    ensure!(
+        ids.lines().count() == 4 && ids.lines().all(|id| id == "100"),
+        "{ids}"
+    );
+    Ok(())
+}

@@ -1,0 +1,381 @@
+//! The words that only `lvsadm` has, with a real engine, real servers and real readers of what they
+//! write.
+
+use crate::common;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, SiteOptions, programs, wait_until};
+use serde_json::Value;
+
+fn options(label: &str) -> SiteOptions {
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = 2;
+    options
+}
+
+#[test]
+fn drain_waits_for_the_last_connection() -> Result<()> {
+    let site = common::site(options("drain"))?;
+    site.add_service(80, "rr")?;
+    let (service, server) = (site.service(80), format!("{}:80", site.real_address(0)));
+    let mut open = site.load();
+    open.sizes = vec![1000];
+    open.keepalive = true;
+    open.concurrency = 2;
+    open.pause_ms = 20;
+    let steady = site.client.steady_load(&open)?;
+    wait_until("two connections", Duration::from_secs(10), || {
+        site.lvsadm("-L -n -c")
+            .is_ok_and(|text| text.matches("ESTABLISHED").count() == 2)
+    })?;
+    // A connection that goes on is not cut: the deadline passes.
+    let late = site.director.sh(&format!(
+        "{} drain {service} {server} --deadline 1s --undo || echo status $?",
+        programs::find("lvsadm")?.display()
+    ))?;
+    ensure!(
+        late.contains("1 active") && late.contains("its weight is 1 again"),
+        "{late}"
+    );
+    ensure!(late.ends_with("status 1\n"), "{late}");
+
+    // Interrupted, it leaves the server drained.
+    let arguments = ["drain", &service.to_string(), &server];
+    let mut drain = site.director.spawn(programs::find("lvsadm")?, &arguments)?;
+    let drained = || {
+        site.lvsadm("--json -L")
+            .is_ok_and(|text| text.contains("\"weight\":0"))
+    };
+    wait_until("the weight to be 0", Duration::from_secs(10), drained)?;
+    drain.stop(nix::sys::signal::Signal::SIGINT)?;
+    ensure!(drained(), "{}", drain.log());
+    site.lvsadm(&format!("-e -t {service} -r {server} -m"))?;
+
+    let lvsadm = programs::find("lvsadm")?;
+    let arguments = [
+        "drain",
+        &service.to_string(),
+        &server,
+        "--deadline",
+        "20",
+        "--active",
+        "--delete",
+    ];
+    let mut drain = site.director.spawn(lvsadm, &arguments)?;
+    wait_until("the weight to be 0", Duration::from_secs(10), || {
+        site.lvsadm("--json -L")
+            .is_ok_and(|text| text.contains("\"weight\":0"))
+    })?;
+    ensure!(drain.is_running(), "{}", drain.log());
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    let status = drain.wait(Duration::from_secs(20))?;
+    ensure!(
+        status.success() && drain.log().contains("drained and deleted"),
+        "{}",
+        drain.log()
+    );
+    let services: Value = serde_json::from_str(&site.lvsadm("--json -L")?)?;
+    let servers = services[0]["servers"].as_array().context("servers")?;
+    ensure!(servers.len() == 1, "{services}");
+    Ok(())
+}
+
+#[test]
+fn explain_tells_what_then_happens() -> Result<()> {
+    let site = common::site(options("explain"))?;
+    site.add_service(80, "rr")?;
+    let service = site.service(80);
+    let client = common::client_address(&site)?;
+    for _ in 0..4 {
+        let told = site.lvsadm(&format!("explain tcp {client}:1000 {service} --json"))?;
+        let told: Value = serde_json::from_str(&told)?;
+        let server = told["server"].as_str().context("a server")?;
+        let id = site.client.sh(&format!("curl -sS http://{service}/id"))?;
+        let number: usize = id.trim().trim_start_matches("rs").parse()?;
+        ensure!(
+            server == format!("{}:80", site.real_address(number - 1)),
+            "{told} {id}"
+        );
+    }
+    let listed = site.lvsadm("-L -n -c")?;
+    let connection = &lvs_testbed::listing::connections(&listed)?[0];
+    let told = site.lvsadm(&format!("explain tcp {} {service}", connection.source))?;
+    ensure!(told.contains("belongs to a connection"), "{told}");
+    let told = site.lvsadm(&format!("explain udp {client}:1000 {service}"))?;
+    ensure!(told.contains("none: no service takes"), "{told}");
+
+    // A rule gives the packet a mark, and the service of that mark takes it; its scheduler has a
+    // table.
+    let vip = site.vip;
+    let to = format!("--destination {vip} --protocol tcp --ports 8000-8010");
+    site.lvsadm("-A -f 7 -s sh")?;
+    site.lvsadm(&format!("-a -f 7 -r {}:80 -m", site.real_address(1)))?;
+    site.lvsadm(&format!("mark add {to} --interface eth1 --mark 9"))?;
+    site.lvsadm(&format!("mark add {to} --mark 7"))?;
+    let before = site.lvsadm("mark list")?;
+    let question = format!("explain tcp 192.0.2.1:1000 {vip}:8001");
+    let told = site.lvsadm(&question)?;
+    for line in [
+        "mark        7: rule 2 (",
+        "rule 1 if it comes in on eth1",
+        "it has the mark 7",
+        // The upper eight bits of 0xc0000201 * 0x61c88647, as the kernel has it.
+        "slot        50 of 256",
+        &format!("goes to {}:80: sh chooses it", site.real_address(1)),
+    ] {
+        ensure!(told.contains(line), "{line}: {told}");
+    }
+    let told = site.lvsadm(&format!("{question} --interface eth1"))?;
+    ensure!(told.contains("mark        9: rule 1 ("), "{told}");
+    let told = site.lvsadm(&format!("{question} --mark 0"))?;
+    ensure!(
+        !told.contains("mark ") && told.contains("none: no service takes"),
+        "{told}"
+    );
+    ensure!(
+        site.lvsadm("mark list")? == before,
+        "asking counts no packet"
+    );
+    Ok(())
+}
+
+#[test]
+fn captures_are_read_by_tshark() -> Result<()> {
+    let site = common::site(options("capture"))?;
+    site.add_service(80, "rr")?;
+    let file = site.testbed.dir().join("capture.pcapng");
+    let path = file.display().to_string();
+    let arguments = [
+        "capture",
+        "tcp",
+        "port",
+        "80",
+        "-w",
+        path.as_str(),
+        "-c",
+        "8",
+    ];
+    let mut capture = site.director.spawn(programs::find("lvsadm")?, &arguments)?;
+    let service = site.service(80);
+    // The capture begins a moment after the program does.
+    wait_until("eight packets", Duration::from_secs(20), || {
+        let _ = site.client.sh(&format!("curl -sS http://{service}/id"));
+        !capture.is_running()
+    })?;
+    ensure!(capture.log().contains("8 packets"), "{}", capture.log());
+    let read = site.director.sh(&format!(
+        "tshark -r {path} -T fields -e frame.comment -e frame.interface_name -e tcp.port 2>/dev/null"
+    ))?;
+    ensure!(read.lines().count() == 8, "{read}");
+    ensure!(
+        read.lines().any(|line| line.starts_with("forwarded to ")
+            && line.contains("by NAT")
+            && line.contains("eth0")),
+        "{read}"
+    );
+    ensure!(
+        read.lines().any(
+            |line| line.starts_with("answer, sent to the client from") && line.contains("eth1")
+        ),
+        "{read}"
+    );
+    // Whoever goes away is forgotten, and packets go on.
+    let load = site.load();
+    let report = site.client.load(&lvs_testbed::LoadOptions {
+        requests: 20,
+        ..load
+    })?;
+    report.all_ok(20)
+}
+
+#[test]
+fn doctor_finds_what_is_wrong_and_drops_tells_of_it() -> Result<()> {
+    let site = common::site(options("doctor"))?;
+    let lvsadm = programs::find("lvsadm")?.display().to_string();
+    let doctor = |site: &lvs_testbed::Site| {
+        site.director
+            .sh(&format!("{lvsadm} doctor || echo status $?"))
+    };
+    site.add_service(80, "rr")?;
+    let service = site.service(80);
+    site.client.sh(&format!("curl -sS http://{service}/id"))?;
+    // A rule of the host's that used to protect the service.
+    site.director.sh(
+        "nft 'add table ip filter; add chain ip filter input { type filter hook input priority 0; }; add rule ip filter input tcp dport 80 drop'",
+    )?;
+    // A server whose answers do not come back this way, and a service without servers.
+    site.servers[0].sh("ip route del default")?;
+    site.lvsadm(&format!("-A -t {}:81 -s rr", site.vip))?;
+    site.lvsadm(&format!("-d -t {service} -r {}:80", site.real_address(1)))?;
+    site.client.sh(&format!(
+        "for i in 1 2 3 4; do curl -sS --max-time 0.3 http://{service}/id & done; wait; curl -sS http://{}:81/ || true",
+        site.vip
+    ))?;
+    // The connection from before has ended well; it is not there to speak for the server.
+    let found = doctor(&site)?;
+    let found = found.split_whitespace().collect::<Vec<_>>().join(" ");
+    for expected in [
+        "chain input",
+        "has no server",
+        "packets were dropped: no_server: No real",
+        "got no further than the SYN",
+        "is this director its default",
+        "status 1",
+    ] {
+        ensure!(found.contains(expected), "{expected}: {found}");
+    }
+    let drops = site.lvsadm("drops")?;
+    ensure!(drops.contains("no_server"), "{drops}");
+    let drops: Value = serde_json::from_str(&site.lvsadm("drops --all --json")?)?;
+    let all = drops.as_array().context("a list")?;
+    let told = |reason: &Value, text: &str| reason[text].as_str().is_some_and(|t| t.len() > 10);
+    ensure!(
+        all.len() > 20
+            && all
+                .iter()
+                .all(|reason| told(reason, "help") && told(reason, "remedy")),
+        "{drops}"
+    );
+    let value = site.lvsadm("sysctl net.ipv4.vs.conn_reuse_mode=0 conn_reuse_mode")?;
+    ensure!(value == "conn_reuse_mode = 0\n", "{value}");
+    Ok(())
+}
+
+#[test]
+fn watch_shows_rates_and_leaves_the_terminal_as_it_was() -> Result<()> {
+    let site = common::site(options("watch"))?;
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.sizes = vec![1000];
+    load.pause_ms = 5;
+    let steady = site.client.steady_load(&load)?;
+    let plain = site.lvsadm("watch --count 2 --interval 1")?;
+    let last = plain.split("\n\n").nth(1).context("a second table")?;
+    let service = last
+        .lines()
+        .find(|line| line.starts_with("TCP "))
+        .context("the service")?;
+    let rate = service.split_whitespace().nth(5).context("a rate")?;
+    ensure!(rate.trim_end_matches('K').parse::<f64>()? > 1.0, "{plain}");
+    // In a terminal: colours, the other screen and back, q ends it.
+    let lvsadm = programs::find("lvsadm")?.display().to_string();
+    let shown = site.director.sh(&format!(
+        "(sleep 1.5; printf s; sleep 1; printf q) | TERM=xterm timeout 10 script -qec '{lvsadm} watch --interval 0.5' /dev/null"
+    ))?;
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(
+        shown.contains("by rate") && shown.contains("by bytes"),
+        "{shown:?}"
+    );
+    ensure!(shown.contains("\x1b[1mTCP"), "{shown:?}");
+    ensure!(
+        shown.trim_end().ends_with("\x1b[?25h\x1b[?1049l"),
+        "{shown:?}"
+    );
+    // Lines are as wide as the window, which may change.
+    let shown = site.director.sh(&format!(
+        "(sleep 3; printf q) | TERM=xterm NO_COLOR=1 timeout 20 script -qec \
+         'stty cols 50 rows 20; (sleep 1.5; stty cols 60 < /dev/tty) & {lvsadm} watch --interval 0.3' /dev/null"
+    ))?;
+    let widths: Vec<usize> = shown
+        .split("\r\n")
+        .filter(|line| line.starts_with("TCP "))
+        .map(|line| line.find('\x1b').unwrap_or(line.len()))
+        .collect();
+    ensure!(
+        widths.contains(&50) && widths.contains(&60),
+        "{widths:?} {shown:?}"
+    );
+    ensure!(!shown.contains("\x1b[1m"), "{shown:?}");
+    // A terminal that cannot draw gets one table after the other.
+    let dumb = site.director.sh(&format!(
+        "TERM=dumb timeout 10 script -qec '{lvsadm} watch --interval 0.2 --count 2' /dev/null < /dev/null"
+    ))?;
+    ensure!(
+        dumb.matches("by rate").count() == 2 && !dumb.contains('\x1b'),
+        "{dumb:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn rules_are_restored_whole_or_not_at_all() -> Result<()> {
+    let site = common::site(options("atomic"))?;
+    site.add_service(80, "rr")?;
+    let before = site.lvsadm("-S -n")?;
+    let lvsadm = programs::find("lvsadm")?.display().to_string();
+    let restore = |rules: &str| {
+        site.director.sh(&format!(
+            "printf -- '{rules}' | {lvsadm} -R --atomic 2>&1 && echo status 0 || echo status $?"
+        ))
+    };
+    for bad in [
+        "-C\\n-A -t 192.0.2.1:80 -s rr\\n-A -t 192.0.2.1:80 -s rr\\n",
+        "-C\\n-A -t 192.0.2.1:80 -s nosuch\\n",
+        "-C\\n-A -t 192.0.2.1:80 --wrong\\n",
+        "-C\\n-L\\n",
+    ] {
+        let told = restore(bad)?;
+        ensure!(
+            told.contains("line ") && told.contains("nothing was changed"),
+            "{told}"
+        );
+        ensure!(told.ends_with("status 255\n"), "{told}");
+        ensure!(site.lvsadm("-S -n")? == before, "{bad}");
+    }
+    let told = restore(
+        "# comment\\n-C\\n-A -t 192.0.2.1:80 -s rr\\n-a -t 192.0.2.1:80 -r 192.0.2.9:80 -m\\n",
+    )?;
+    ensure!(told == "status 0\n", "{told}");
+    let after = site.lvsadm("-S -n")?;
+    ensure!(
+        after.starts_with("-A -t 192.0.2.1:80 -s rr\n") && after.lines().count() == 2,
+        "{after}"
+    );
+    Ok(())
+}
+
+#[test]
+fn completions_and_manual_page_are_read_by_their_programs() -> Result<()> {
+    let lvsadm = programs::find("lvsadm")?;
+    let print = |words: &[&str]| -> Result<String> {
+        let output = std::process::Command::new(&lvsadm).args(words).output()?;
+        ensure!(output.status.success(), "{words:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("completion");
+    std::fs::write(&file, print(&["completions", "bash"])?)?;
+    let script = format!(
+        ". {}; COMP_WORDS=(lvsadm dr); COMP_CWORD=1; _lvsadm; echo ${{COMPREPLY[@]}}; \
+         COMP_WORDS=(lvsadm drain --d); COMP_CWORD=2; _lvsadm; echo ${{COMPREPLY[@]}}; \
+         COMP_WORDS=(lvsadm -A -t x -s wr); COMP_CWORD=5; _lvsadm; echo ${{COMPREPLY[@]}}",
+        file.display()
+    );
+    let output = std::process::Command::new("bash")
+        .args(["-c", &script])
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        text == "drain drops\n--deadline --delete\nwrr\n",
+        "{text} {output:?}"
+    );
+    let page = print(&["man"])?;
+    std::fs::write(dir.path().join("lvsadm.8"), &page)?;
+    let output = std::process::Command::new("man")
+        .arg("--warnings=w")
+        .arg(dir.path().join("lvsadm.8"))
+        .env("MANWIDTH", "80")
+        .output()
+        .context("starting man (package man-db)")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        output.stderr.is_empty() && text.contains("lvsadm"),
+        "{output:?}"
+    );
+    Ok(())
+}

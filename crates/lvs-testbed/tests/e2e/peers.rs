@@ -1,0 +1,310 @@
+//! Two directors that tell each other their connections over TCP.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use lvs_testbed::netns::run_with_input;
+use lvs_testbed::servers::NginxOptions;
+use lvs_testbed::{Forward, Host, LoadReport, Proc, Site, SiteOptions, programs, wait_until};
+use serde_json::Value;
+
+const KEY: &str = "0123456789abcdef0123456789abcdef";
+/// The two directors.
+const ONE: &str = "192.0.2.1";
+const TWO: &str = "192.0.2.2";
+
+/// A site of two directors, without engines.
+fn site(label: &str, forward: Forward, rate: u64) -> Result<Site> {
+    let mut options = SiteOptions::new(label, forward);
+    options.standby = true;
+    options.nginx = NginxOptions {
+        rate,
+        ..NginxOptions::default()
+    };
+    Site::new(options)
+}
+
+/// A file with a key.
+fn key(site: &Site, name: &str, key: &str) -> Result<String> {
+    let path = site.testbed.dir().join(name);
+    std::fs::write(&path, key)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(path.display().to_string())
+}
+
+/// An engine that talks to one at `peer`.
+fn engine(site: &Site, director: &Host, peer: &str, key: &str) -> Result<Proc> {
+    let extra = ["--sync-peer", peer, "--sync-key", key];
+    site.start_engine_on(director, &[], &extra)
+}
+
+fn copy_services(site: &Site, from: &Host, to: &Host) -> Result<()> {
+    let rules = site.lvsadm_on(from, "-S -n")?;
+    let program = programs::find("lvsadm")?;
+    run_with_input(to.command(program).arg("-R"), &rules).map(drop)
+}
+
+/// What `lvsadm sync --json` says.
+fn state(site: &Site, director: &Host) -> Result<Value> {
+    let text = site.lvsadm_on(director, "--json sync")?;
+    serde_json::from_str(&text).with_context(|| text.clone())
+}
+
+/// A number of the only peer's.
+fn of_peer(site: &Site, director: &Host, name: &str) -> Option<u64> {
+    let state = state(site, director).ok()?;
+    state["peers"][0][name].as_u64()
+}
+
+fn number(site: &Site, director: &Host, name: &str) -> u64 {
+    let state = state(site, director).ok();
+    state.and_then(|state| state[name].as_u64()).unwrap_or(0)
+}
+
+/// Who has the virtual address, and what servers send to, from now on.
+fn hand_over(site: &Site, from: &Host, to: &Host) -> Result<()> {
+    let (vip, vip6) = (site.vip, site.vip6);
+    let addresses = |verb: &str| {
+        let mut script = format!("ip addr {verb} {vip}/32 dev eth0\n");
+        script.push_str(&format!("ip addr {verb} {vip6}/128 dev eth0 || true\n"));
+        if site.options.forward == Forward::Nat {
+            script.push_str(&format!("ip addr {verb} 10.0.0.1/24 dev eth1\n"));
+        }
+        script
+    };
+    from.sh(&addresses("del"))?;
+    to.sh(&addresses("add"))?;
+    let neighbours = site
+        .servers
+        .iter()
+        .chain([&site.client])
+        .chain(&site.router);
+    for host in neighbours {
+        host.sh("ip neigh flush all; ip -6 neigh flush all")?;
+    }
+    Ok(())
+}
+
+fn wait(what: &str, done: impl FnMut() -> bool) -> Result<()> {
+    wait_until(what, Duration::from_secs(15), done)
+}
+
+/// 250 downloads of twelve seconds and more: the director dies amid them, comes back with an empty
+/// table, and takes over when it is ready.
+fn comes_back(label: &str, forward: Forward) -> Result<()> {
+    const DOWNLOADS: u64 = 250;
+    let mut site = site(label, forward, 60_000)?;
+    let (first, second) = (site.director.clone(), site.standby()?.clone());
+    let key = key(&site, "key", KEY)?;
+    let mut one = engine(&site, &first, TWO, &key)?;
+    let two = engine(&site, &second, ONE, &key)?;
+    site.add_service(80, "rr")?;
+    copy_services(&site, &first, &second)?;
+    for director in [&first, &second] {
+        site.lvsadm_on(director, "sync --wait 15")?;
+    }
+    let mut load = site.load();
+    load.requests = DOWNLOADS;
+    load.concurrency = DOWNLOADS;
+    load.sizes = vec![1_000_000];
+    load.timeout_ms = 60_000;
+    load.first_port = 20_000;
+    let client = site.client.clone();
+    let report: Result<LoadReport> = std::thread::scope(|scope| {
+        let downloads = scope.spawn(|| client.load(&load));
+        wait("the other to know all connections", || {
+            of_peer(&site, &second, "lent") == Some(DOWNLOADS)
+        })?;
+        ensure!(of_peer(&site, &first, "lent") == Some(0));
+        site.unplug()?;
+        one.kill();
+        site.fail_over()?;
+        wait("their packets to come to the other", || {
+            number(&site, &second, "told") == DOWNLOADS
+        })?;
+        // It is there again, and has nothing.
+        let vip = site.vip;
+        let mut plug = format!("ip addr del {vip}/32 dev eth0; ip link set eth0 up\n");
+        match forward {
+            Forward::Nat => {
+                plug.push_str("ip addr del 10.0.0.1/24 dev eth1; ip link set eth1 up\n");
+            }
+            _ => plug.push_str("ip route add default via 192.0.2.254\n"),
+        }
+        first.sh(&plug)?;
+        one = engine(&site, &first, TWO, &key)?;
+        copy_services(&site, &second, &first)?;
+        let said = site.lvsadm_on(&first, "sync --wait 15");
+        let said = said.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
+        println!("{said}");
+        ensure!(
+            of_peer(&site, &first, "lent") == Some(DOWNLOADS),
+            "it is ready and knows them all: {said}"
+        );
+        hand_over(&site, &second, &first)?;
+        wait("their packets to come to it", || {
+            number(&site, &first, "told") == DOWNLOADS
+        })?;
+        wait("the other to know that", || {
+            of_peer(&site, &second, "lent") == Some(DOWNLOADS)
+                && of_peer(&site, &second, "missing") == Some(0)
+        })?;
+        downloads
+            .join()
+            .unwrap_or_else(|_| bail!("a thread panicked"))
+    });
+    let report = report.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
+    println!(
+        "{forward:?}: {} downloads in {:.1} s",
+        report.ok, report.seconds
+    );
+    report.all_ok(DOWNLOADS)?;
+    for director in [&first, &second] {
+        for name in ["nonsense", "no_room", "forged", "malformed", "told_anew"] {
+            ensure!(number(&site, director, name) == 0, "{name}");
+        }
+    }
+    drop(two);
+    site.engine = Some(one);
+    Ok(())
+}
+
+#[test]
+fn who_comes_back_empty_takes_over_when_it_is_ready_nat() -> Result<()> {
+    comes_back("back-nat", Forward::Nat)
+}
+
+#[test]
+fn who_comes_back_empty_takes_over_when_it_is_ready_dr() -> Result<()> {
+    comes_back("back-dr", Forward::Dr)
+}
+
+#[test]
+fn without_the_key_nobody_is_told_anything() -> Result<()> {
+    let site = site("peerkey", Forward::Nat, 0)?;
+    let (first, second) = (site.director.clone(), site.standby()?.clone());
+    let (right, wrong) = (
+        key(&site, "right", KEY)?,
+        key(&site, "wrong", &KEY.replace('0', "f"))?,
+    );
+    let mut one = engine(&site, &first, TWO, &right)?;
+    let mut two = engine(&site, &second, ONE, &wrong)?;
+    for (director, log) in [(&first, &mut one), (&second, &mut two)] {
+        wait("the refusal", || {
+            state(&site, director).is_ok_and(|state| {
+                state["peers"][0]["state"] == "refused" && state["refused_key"] != 0
+            })
+        })
+        .with_context(|| log.log())?;
+        let state = state(&site, director)?;
+        ensure!(
+            state["ready"] == false,
+            "somebody has to do something: {state}"
+        );
+        let said = state["waits_for"].as_str().unwrap_or_default();
+        ensure!(said.contains("another key"), "{said}");
+        ensure!(log.log().contains("sha256sum"), "{}", log.log());
+    }
+    // Nobody's address, whatever it says.
+    let script = "exec 3<>/dev/tcp/192.0.2.2/8848 && cat <&3 | wc -c";
+    let said = site.client.run("bash", &["-c", script])?;
+    ensure!(said.trim() == "0", "{said}");
+    wait("it to be counted", || {
+        number(&site, &second, "refused_address") == 1
+    })?;
+    // The peer's address: garbage, and silence.
+    one.kill();
+    let garbage =
+        "exec 3<>/dev/tcp/192.0.2.2/8848 && head -c 5000 /dev/urandom >&3; cat <&3 | wc -c";
+    let before = number(&site, &second, "refused_key");
+    first.run("bash", &["-c", garbage])?;
+    wait("it to be counted", || {
+        number(&site, &second, "refused_key") > before
+    })?;
+    let silent = "for i in 1 2 3 4 5 6; do exec {fd}<>/dev/tcp/192.0.2.2/8848; done; sleep 1";
+    first.run("bash", &["-c", silent])?;
+    wait("places to be refused", || {
+        number(&site, &second, "refused_places") >= 4
+    })?;
+    // The right key is taken at once.
+    two.kill();
+    let _two = engine(&site, &second, ONE, &right)?;
+    let _one = engine(&site, &first, TWO, &right)?;
+    for director in [&first, &second] {
+        site.lvsadm_on(director, "sync --wait 15")?;
+        let state = state(&site, director)?;
+        ensure!(state["peers"][0]["state"] == "in step", "{state}");
+    }
+    Ok(())
+}
+
+#[test]
+fn who_is_alone_is_ready_after_a_while_or_at_once() -> Result<()> {
+    let site = site("peerwait", Forward::Nat, 0)?;
+    let key = key(&site, "key", KEY)?;
+    let first = site.director.clone();
+    let start = |wait: &str| {
+        let extra = ["--sync-peer", TWO, "--sync-key", &key, "--sync-wait", wait];
+        site.start_engine_on(&first, &[], &extra)
+    };
+    let mut engine = start("3600")?;
+    let state = state(&site, &first)?;
+    ensure!(state["ready"] == false, "{state}");
+    let program = programs::find("lvsadm")?.display().to_string();
+    let said = first.sh(&format!("{program} sync --wait 1 || echo status $?"))?;
+    ensure!(
+        said.contains("not ready") && said.contains("status 1"),
+        "{said}"
+    );
+    for wait in ["0", "1"] {
+        engine.kill();
+        engine = start(wait)?;
+        site.lvsadm_on(&first, "sync --wait 15")?;
+    }
+    ensure!(engine.log().contains("ready: "), "{}", engine.log());
+    Ok(())
+}
+
+#[test]
+fn what_is_wrong_with_the_options_is_said() -> Result<()> {
+    let site = site("peeropt", Forward::Nat, 0)?;
+    let good = key(&site, "key", KEY)?;
+    let open = key(&site, "open", KEY)?;
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o644))?;
+    let program = programs::find("lvs-dataplane")?.display().to_string();
+    let absent = Path::new(&good)
+        .with_file_name("absent")
+        .display()
+        .to_string();
+    for (options, said) in [
+        (format!("--sync-peer {TWO}"), "--sync-key"),
+        (format!("--sync-peer {TWO} --sync-key {open}"), "chmod 600"),
+        (
+            format!("--sync-peer {TWO} --sync-key {absent}"),
+            "cannot read the key",
+        ),
+        (
+            format!("--workers 2 --sync-peer {TWO} --sync-key {good}"),
+            "leave out --workers, or --sync-peer",
+        ),
+        (
+            format!("--sync-peer two --sync-key {good}"),
+            "expected 192.0.2.2",
+        ),
+        (
+            format!("--sync-peer {TWO} --sync-peer {TWO}:9 --sync-key {good}"),
+            "named twice",
+        ),
+        (
+            format!("--sync-peer {TWO} --sync-listen 203.0.113.1 --sync-key {good}"),
+            "cannot listen at 203.0.113.1:8848",
+        ),
+    ] {
+        let script = format!("{program} --interface eth0 {options} 2>&1 || true");
+        let answer = site.director.sh(&script)?;
+        ensure!(answer.contains(said), "{options}: {answer}");
+    }
+    Ok(())
+}

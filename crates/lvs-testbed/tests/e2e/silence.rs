@@ -1,0 +1,42 @@
+//! Engines that do not answer: one line that says what to do, and ipvsadm's exit code.
+
+use crate::common;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, SiteOptions, programs};
+use nix::sys::signal::Signal;
+
+#[test]
+fn a_stopped_engine_is_told_and_goes_on() -> Result<()> {
+    let mut options = SiteOptions::new("silence", Forward::Nat);
+    options.servers = 1;
+    let site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    let lvsadm = programs::find("lvsadm")?;
+    site.director.install(&lvsadm, &["ipvsadm"])?;
+    let engine = site.engine.as_ref().context("an engine")?;
+    engine.signal(Signal::SIGSTOP)?;
+    let own = site.director.sh(&format!(
+        "timeout 60 {} -Ln 2>&1 || echo status $?",
+        lvsadm.display()
+    ));
+    let as_ipvsadm = site
+        .director
+        .sh("timeout 60 ipvsadm -Ln 2>&1 || echo status $?");
+    engine.signal(Signal::SIGCONT)?;
+    let (own, as_ipvsadm) = (own?, as_ipvsadm?);
+    let reason = format!("does not answer (pid {})", engine.pid());
+    ensure!(
+        own.contains(&reason) && own.contains("kill -CONT") && own.lines().count() == 2,
+        "{own}"
+    );
+    ensure!(own.ends_with("status 2\n"), "{own}");
+    ensure!(
+        as_ipvsadm.starts_with("Can't initialize ipvs: ") && as_ipvsadm.contains(&reason),
+        "{as_ipvsadm}"
+    );
+    ensure!(as_ipvsadm.ends_with("module?\nstatus 2\n"), "{as_ipvsadm}");
+    let listing = site.lvsadm("-L -n")?;
+    ensure!(listing.contains(&site.vip.to_string()), "{listing}");
+    Ok(())
+}

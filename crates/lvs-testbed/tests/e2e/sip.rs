@@ -1,0 +1,105 @@
+//! SIP with real programs: the messages of a call reach one server, whatever ports they come from.
+
+use crate::common;
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::netns::Proc;
+use lvs_testbed::{Forward, Site, SiteOptions, servers};
+
+const CALLS: usize = 20;
+
+/// A site with two SIP servers behind a service with the persistence engine.
+fn site(label: &str, options: &str) -> Result<(Site, Vec<Proc>)> {
+    let mut wanted = SiteOptions::new(label, Forward::Nat);
+    wanted.servers = 2;
+    let site = common::site(wanted)?;
+    let service = site.service(5060);
+    site.lvsadm(&format!("-A -u {service} -s rr -p 300 --pe sip {options}"))?;
+    let mut programs = Vec::new();
+    for (index, server) in site.servers.iter().enumerate() {
+        programs.push(servers::sipp(server, site.real_address(index))?);
+        site.lvsadm(&format!(
+            "-a -u {service} -r {}:5060 -m",
+            site.real_address(index)
+        ))?;
+    }
+    Ok((site, programs))
+}
+
+/// Makes the calls `1@label` to `20@label` from the client, all of which must be answered and
+/// ended.
+fn call(site: &Site, label: &str, options: &str) -> Result<()> {
+    let log = site.testbed.dir().join("calls");
+    site.client
+        .sh(&format!(
+            "cd {dir}; sipp -sn uac {service} -i {client} {options} -m {CALLS} -r {CALLS} -d 100 -cid_str %u@{label} -nostdin \
+             -timeout 60s -timeout_error -trace_err -error_file {log} >{log}-screen 2>&1 || {{ tail -n 50 {log} {log}-screen; exit 1; }}",
+            dir = site.testbed.dir().display(),
+            service = site.service(5060),
+            client = common::client_address(site)?,
+            log = log.display(),
+        ))
+        .map(drop)
+}
+
+/// The calls that each server has had to do with.
+fn calls(site: &Site) -> Result<Vec<BTreeSet<String>>> {
+    (1..=site.servers.len())
+        .map(|number| {
+            let path = site.testbed.dir().join(format!("rs{number}-sip"));
+            let text =
+                fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+            Ok(text
+                .lines()
+                .filter_map(|line| line.strip_prefix("Call-ID: "))
+                .map(|id| id.trim().to_owned())
+                .collect())
+        })
+        .collect()
+}
+
+/// No call has been with two servers, and all of them have been with one.
+fn check(site: &Site, total: usize) -> Result<()> {
+    let calls = calls(site)?;
+    ensure!(
+        calls[0].is_disjoint(&calls[1]) && calls[0].len() + calls[1].len() == total,
+        "{calls:?}"
+    );
+    // The servers take turns.
+    ensure!(calls[0].len() == calls[1].len(), "{calls:?}");
+    Ok(())
+}
+
+/// Every datagram is scheduled by itself: only the Call-ID keeps a call together.
+#[test]
+fn one_packet_scheduling_by_call() -> Result<()> {
+    let (site, _programs) = site("sip-ops", "-o")?;
+    call(&site, "a", "-p 6001")?;
+    check(&site, CALLS)?;
+    // The same calls from another port.
+    call(&site, "a", "-p 6002")?;
+    check(&site, CALLS)?;
+    // Others from the same port.
+    call(&site, "b", "-p 6002")?;
+    check(&site, 2 * CALLS)?;
+
+    let listing = site.lvsadm("-L -n -c --persistent-conn")?;
+    let templates = listing.lines().filter(|line| line.contains("sip"));
+    ensure!(templates.count() == 2 * CALLS, "{listing}");
+    ensure!(listing.contains("20@b"), "{listing}");
+    Ok(())
+}
+
+/// A connection for each port: those of one call lead to the same server.
+#[test]
+fn connections_by_call() -> Result<()> {
+    let (site, _programs) = site("sip-conn", "")?;
+    // A socket of its own for each call.
+    call(&site, "a", "-t un -max_socket 100")?;
+    check(&site, CALLS)?;
+    call(&site, "a", "-t un -max_socket 100")?;
+    check(&site, CALLS)
+}

@@ -1,0 +1,495 @@
+//! Two directors: connections of one go on at the other.
+
+use crate::common;
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::netns::run_with_input;
+use lvs_testbed::{Forward, Host, LoadReport, Proc, Site, SiteOptions, wait_until};
+use lvs_testbed::{programs, servers::NginxOptions};
+
+/// A site with an engine on each of two directors, the first with daemons of these arguments, the
+/// second with others.
+fn directors(forward: Forward, rate: u64) -> Result<(Site, Proc)> {
+    let mut options = SiteOptions::new("sync", forward);
+    options.standby = true;
+    options.nginx = NginxOptions {
+        rate,
+        ..NginxOptions::default()
+    };
+    let site = common::site(options)?;
+    let standby = site.start_engine_on(site.standby()?, &[], &[])?;
+    Ok((site, standby))
+}
+
+/// Gives the second director the services of the first.
+fn copy_services(site: &Site) -> Result<()> {
+    let rules = site.lvsadm("-S -n")?;
+    let program = programs::find("lvsadm")?;
+    run_with_input(site.standby()?.command(program).arg("-R"), &rules).map(drop)
+}
+
+/// Connections on a director that are not templates, as `lvsadm -L -c -n` lists them.
+fn established(site: &Site, director: &Host) -> Result<usize> {
+    let listing = site.lvsadm_on(director, "-L -c -n")?;
+    Ok(listing.matches(" ESTABLISHED ").count())
+}
+
+fn reason(site: &Site, director: &Host, name: &str) -> Result<u64> {
+    let listing = site.lvsadm_on(director, "--json drops --all")?;
+    let listing: serde_json::Value = serde_json::from_str(&listing)?;
+    let all = listing.as_array().context("a list")?;
+    let found = all.iter().find(|reason| reason["reason"] == name);
+    let count = found.and_then(|reason| reason["count"].as_u64());
+    count.with_context(|| format!("no count of {name} in {listing}"))
+}
+
+/// 200 downloads that take five seconds; the director dies amid them.
+fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str]) -> Result<()> {
+    const DOWNLOADS: u64 = 200;
+    let (mut site, _standby) = directors(forward, 200_000)?;
+    site.add_service(80, "rr")?;
+    copy_services(&site)?;
+    let standby = site.standby()?.clone();
+    for sysctl in sysctls {
+        for director in [&site.director, &standby] {
+            site.lvsadm_on(director, &format!("sysctl {sysctl}"))?;
+        }
+    }
+    site.lvsadm(&format!("--start-daemon master {master}"))?;
+    site.lvsadm_on(&standby, &format!("--start-daemon backup {backup}"))?;
+
+    let mut load = site.load();
+    load.requests = DOWNLOADS;
+    load.concurrency = DOWNLOADS;
+    load.sizes = vec![1_000_000];
+    load.timeout_ms = 30_000;
+    load.first_port = 20_000;
+    let client = site.client.clone();
+    let report: Result<LoadReport> = std::thread::scope(|scope| {
+        let downloads = scope.spawn(|| client.load(&load));
+        let mut known = 0;
+        wait_until(
+            "the backup to know all connections",
+            Duration::from_secs(4),
+            || {
+                known = established(&site, &standby).unwrap_or(0);
+                known == usize::try_from(DOWNLOADS).unwrap_or(0)
+            },
+        )
+        .with_context(|| format!("{known} are known"))?;
+        site.unplug()?;
+        if let Some(engine) = &mut site.engine {
+            engine.kill();
+        }
+        site.fail_over()?;
+        downloads
+            .join()
+            .unwrap_or_else(|_| anyhow::bail!("a thread panicked"))
+    });
+    let report = report?;
+    println!(
+        "{forward:?}: {} downloads in {:.1} s",
+        report.ok, report.seconds
+    );
+    report.all_ok(DOWNLOADS)?;
+    ensure!(
+        report.seconds > 4.0,
+        "they were over before the director died: {report:?}"
+    );
+    for name in [
+        "sync_malformed",
+        "sync_nonsense",
+        "sync_no_room",
+        "sync_lost",
+    ] {
+        ensure!(reason(&site, &standby, name)? == 0, "{name}");
+    }
+    Ok(())
+}
+
+const PLAIN: &str = "--mcast-interface eth0 --syncid 5";
+
+#[test]
+fn downloads_go_on_after_kill_9_nat() -> Result<()> {
+    downloads_go_on(Forward::Nat, PLAIN, PLAIN, &[])
+}
+
+#[test]
+fn downloads_go_on_after_kill_9_dr() -> Result<()> {
+    let group = "--mcast-interface eth0 --mcast-group ff02::81 --mcast-port 9000";
+    downloads_go_on(Forward::Dr, group, group, &["sync_ports=4"])
+}
+
+#[test]
+fn downloads_go_on_after_kill_9_tun() -> Result<()> {
+    downloads_go_on(Forward::Tun, PLAIN, PLAIN, &["sync_version=0"])
+}
+
+/// The same with `lvsd` on both directors and one file for both: each has the daemons of both roles,
+/// and tells what they have counted.
+#[test]
+fn downloads_go_on_between_two_lvsd() -> Result<()> {
+    const DOWNLOADS: u64 = 100;
+    let mut options = SiteOptions::new("sync-lvsd", Forward::Nat);
+    options.standby = true;
+    options.nginx = NginxOptions {
+        rate: 200_000,
+        ..NginxOptions::default()
+    };
+    let site = Site::new(options)?;
+    let standby = site.standby()?.clone();
+    let path = site.testbed.dir().join("lvsd.toml");
+    let mut text = format!(
+        "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n\
+         [sync]\ninterface = \"eth0\"\nsyncid = 5\n\n\
+         [[service]]\nname = \"web\"\naddress = \"{}\"\nforward = \"nat\"\nvip = \"host\"\n",
+        site.service(80)
+    );
+    for index in 0..site.servers.len() {
+        let address = site.real_address(index);
+        text.push_str(&format!(
+            "\n[[service.server]]\naddress = \"{address}:80\"\n"
+        ));
+    }
+    std::fs::write(&path, text)?;
+    let program = programs::find("lvsd")?;
+    let file = path.display().to_string();
+    let lvsd = |director: &Host, words: &str| {
+        director.sh(&format!("{} --config {file} {words}", program.display()))
+    };
+    let mut daemons = Vec::new();
+    for (name, director) in [("one", &site.director), ("two", &standby)] {
+        let state = site.testbed.dir().join(name).display().to_string();
+        let words = ["--config", &file, "--state", &state];
+        let daemon = director.spawn(&program, &words)?;
+        wait_until("both daemons to run", Duration::from_secs(10), || {
+            let running = site.lvsadm_on(director, "-L --daemon");
+            running.is_ok_and(|said| said.contains("master") && said.contains("backup"))
+        })
+        .with_context(|| daemon.log())?;
+        daemons.push(daemon);
+    }
+
+    let mut load = site.load();
+    load.requests = DOWNLOADS;
+    load.concurrency = DOWNLOADS;
+    load.sizes = vec![1_000_000];
+    load.timeout_ms = 30_000;
+    load.first_port = 20_000;
+    let client = site.client.clone();
+    let report: Result<LoadReport> = std::thread::scope(|scope| {
+        let downloads = scope.spawn(|| client.load(&load));
+        wait_until(
+            "the backup to know all connections",
+            Duration::from_secs(4),
+            || established(&site, &standby).is_ok_and(|known| known as u64 == DOWNLOADS),
+        )?;
+        site.unplug()?;
+        daemons[0].kill();
+        site.fail_over()?;
+        downloads
+            .join()
+            .unwrap_or_else(|_| anyhow::bail!("a thread panicked"))
+    });
+    let report = report.with_context(|| daemons[1].log())?;
+    report.all_ok(DOWNLOADS)?;
+    ensure!(
+        report.seconds > 4.0,
+        "they were over before the director died: {report:?}"
+    );
+    wait_until("lvsd to tell of it", Duration::from_secs(10), || {
+        let status = lvsd(&standby, "status --json").unwrap_or_default();
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap_or_default();
+        let taken = status["engine"]["sync"]["taken"].as_u64();
+        taken.is_some_and(|taken| taken >= DOWNLOADS)
+    })?;
+    let told = lvsd(&standby, "status")?;
+    ensure!(told.contains("synchronisation: "), "{told}");
+    lvsd(&site.director, "stop --all")?;
+    lvsd(&standby, "stop --all").map(drop)
+}
+
+/// What a program of ipvsadm's prints on a director, and its exit status.
+fn says(director: &Host, arguments: &str) -> Result<(String, String)> {
+    let program = programs::find("lvsadm")?;
+    let script = format!("{} {arguments} 2>&1 || echo \"=> $?\"", program.display());
+    let said = director.sh(&script)?;
+    Ok(match said.split_once("=> ") {
+        Some((text, status)) => (text.trim().to_owned(), status.trim().to_owned()),
+        None => (said.trim().to_owned(), "0".to_owned()),
+    })
+}
+
+/// Sockets of the usual ports: those of backups, and those that send.
+fn backup_sockets(director: &Host) -> Result<usize> {
+    Ok(director
+        .sh("cat /proc/net/udp")?
+        .matches(" 510000E0:22")
+        .count())
+}
+
+#[test]
+fn daemons_begin_and_end_as_the_kernels() -> Result<()> {
+    let mut options = SiteOptions::new("daemons", Forward::Nat);
+    options.servers = 1;
+    let mut site = common::site(options)?;
+    let director = site.director.clone();
+    site.add_service(80, "rr")?;
+    let rules = site.lvsadm("-S -n")?;
+    director.sh("ip link add d1 type veth peer name d2")?;
+    std::thread::sleep(Duration::from_millis(500));
+    // As Linux 6.12 answers.
+    for (arguments, text, status) in [
+        (
+            "--start-daemon master --mcast-interface nope0",
+            "No such device",
+            "255",
+        ),
+        (
+            "--start-daemon master --mcast-interface d1",
+            "Network is unreachable",
+            "255",
+        ),
+        (
+            "--start-daemon master --mcast-interface d1 --mcast-group ff02::81",
+            "Network is unreachable",
+            "255",
+        ),
+        (
+            "--start-daemon backup --mcast-interface d1 --mcast-group 10.1.1.1",
+            "invalid IPv4 mcast-group `10.1.1.1'",
+            "2",
+        ),
+        ("--stop-daemon master", "No daemon is running", "255"),
+        ("-L --daemon", "", "0"),
+        ("--start-daemon backup --mcast-interface d1", "", "0"),
+        (
+            "--start-daemon backup --mcast-interface eth0",
+            "Daemon has already run",
+            "255",
+        ),
+        // The lines of Debian's /etc/init.d/ipvsadm.
+        (
+            "--start-daemon master --mcast-interface eth0 --syncid 0",
+            "",
+            "0",
+        ),
+        (
+            "-L --daemon",
+            "master sync daemon (mcast=eth0, syncid=0, maxlen=1472, group=224.0.0.81, port=8848, ttl=1)\n\
+             backup sync daemon (mcast=d1, syncid=0, maxlen=1472, group=224.0.0.81, port=8848, ttl=1)",
+            "0",
+        ),
+        ("--stop-daemon master", "", "0"),
+        ("--stop-daemon backup --syncid 77", "", "0"),
+        ("-L --daemon", "", "0"),
+        (
+            "--start-daemon backup --mcast-interface eth0 --mcast-group ff02::81 --mcast-ttl 5 --mcast-port 9000 --syncid 3",
+            "",
+            "0",
+        ),
+        (
+            "-L --daemon",
+            "backup sync daemon (mcast=eth0, syncid=3, maxlen=1452, group=ff02::81, port=9000, ttl=5)",
+            "0",
+        ),
+        ("--stop-daemon backup", "", "0"),
+    ] {
+        let said = says(&director, arguments)?;
+        ensure!(
+            said == (text.to_owned(), status.to_owned()),
+            "{arguments}: {said:?}"
+        );
+    }
+    ensure!(backup_sockets(&director)? == 0, "none is left");
+
+    // As many ports as when the first was started.
+    site.lvsadm("sysctl sync_ports=4")?;
+    site.lvsadm("--start-daemon master --mcast-interface eth0")?;
+    site.lvsadm("sysctl sync_ports=2")?;
+    site.lvsadm("--start-daemon backup --mcast-interface d1")?;
+    ensure!(backup_sockets(&director)? == 4, "one a port");
+    ensure!(site.lvsadm("-S -n")? == rules, "rules are without daemons");
+
+    // An interface that goes and comes back.
+    let joined = || -> Result<bool> {
+        let groups = director.sh("cat /proc/net/igmp")?;
+        let of_d1 = groups.split_once("d1 ").map_or("", |(_, rest)| rest);
+        let of_d1 = of_d1
+            .lines()
+            .skip(1)
+            .take_while(|line| line.starts_with('\t'));
+        Ok(of_d1.into_iter().any(|line| line.contains("510000E0")))
+    };
+    director.sh("ip link set d1 up; ip link set d2 up")?;
+    ensure!(joined()?, "it is a member");
+    director.sh("ip link del d1")?;
+    std::thread::sleep(Duration::from_millis(1500));
+    director.sh("ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up")?;
+    wait_until(
+        "the backup to find its interface",
+        Duration::from_secs(10),
+        || joined().unwrap_or(false),
+    )?;
+    // The end of the engine is theirs.
+    let mut engine = site.engine.take().context("started above")?;
+    engine.stop(nix::sys::signal::Signal::SIGTERM)?;
+    ensure!(backup_sockets(&director)? == 0, "{}", engine.log());
+    Ok(())
+}
+
+/// A datagram to the usual group, from the client.
+fn send(site: &Site, bytes: &[u8]) -> Result<()> {
+    let escaped: String = bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect();
+    let script = format!("printf '{escaped}' | dd bs=65536 status=none > /dev/udp/224.0.0.81/8848");
+    site.client.run("bash", &["-c", &script]).map(drop)
+}
+
+#[test]
+fn what_nobody_should_send_is_counted() -> Result<()> {
+    let mut options = SiteOptions::new("nobody", Forward::Nat);
+    options.servers = 1;
+    let site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    site.lvsadm("--start-daemon backup --mcast-interface eth0 --syncid 5")?;
+    let header = |syncid: u8, len: u8, count: u8| [0, syncid, 0, len, count, 1, 0, 0];
+    // A connection of protocol 99.
+    let mut nonsense = header(5, 44, 1).to_vec();
+    nonsense.extend([0, 99, 0, 36]);
+    nonsense.resize(44, 0);
+    // Two are told, one is there: as many as can be read are taken.
+    let mut damaged = header(5, 44, 2).to_vec();
+    damaged.extend([0, 6, 0, 36, 0, 0, 0, 0, 0, 1, 0x9c, 0x40, 0, 80, 0, 80]);
+    damaged.extend([
+        0, 0, 0, 0, 0, 0, 0, 60, 192, 0, 2, 100, 192, 0, 2, 10, 10, 0, 0, 11,
+    ]);
+    let sent: [(&str, Vec<u8>); 6] = [
+        ("sync_malformed", b"hello".to_vec()),
+        ("sync_malformed", header(5, 9, 0).to_vec()),
+        ("sync_other_id", header(9, 8, 0).to_vec()),
+        ("sync_too_long", vec![0; 1473]),
+        ("sync_nonsense", nonsense),
+        ("sync_malformed", damaged),
+    ];
+    for (name, bytes) in sent {
+        let before = reason(&site, &site.director, name)?;
+        send(&site, &bytes)?;
+        wait_until(name, Duration::from_secs(5), || {
+            reason(&site, &site.director, name).is_ok_and(|now| now == before + 1)
+        })?;
+    }
+    let listing = site.lvsadm("-L -c -n")?;
+    ensure!(
+        listing.matches("192.0.2.100:40000").count() == 1,
+        "the whole part of a damaged message: {listing}"
+    );
+    let mut load = site.load();
+    load.requests = 20;
+    common::ok(site.client.load(&load)?, 20)?;
+    Ok(())
+}
+
+#[test]
+fn persistent_clients_keep_their_server() -> Result<()> {
+    let (mut site, _standby) = directors(Forward::Nat, 0)?;
+    let service = site.service(80);
+    site.lvsadm(&format!("-A -t {service} -s rr -p 300"))?;
+    for index in 0..4 {
+        let server = site.real_address(index);
+        site.lvsadm(&format!("-a -t {service} -r {server} -m"))?;
+    }
+    copy_services(&site)?;
+    let standby = site.standby()?.clone();
+    for director in [&site.director, &standby] {
+        for role in ["master", "backup"] {
+            site.lvsadm_on(
+                director,
+                &format!("--start-daemon {role} --mcast-interface eth0"),
+            )?;
+        }
+    }
+    let url = format!("http://{service}/id");
+    let client = site.client.clone();
+    let ask = || client.run("curl", &["-sS", "-m", "10", &url]);
+    let name = ask()?;
+    let number: usize = name.trim().trim_start_matches("rs").parse()?;
+    wait_until("the template at the backup", Duration::from_secs(8), || {
+        let listing = site.lvsadm_on(&standby, "-L -c -n");
+        listing.is_ok_and(|listing| listing.contains("192.0.2.100:0"))
+    })?;
+    // Nobody else would be sent there.
+    let server = site.real_address(number - 1);
+    site.lvsadm_on(&standby, &format!("-e -t {service} -r {server} -m -w 0"))?;
+    if let Some(engine) = &mut site.engine {
+        engine.kill();
+    }
+    site.fail_over()?;
+    for _ in 0..8 {
+        let now = ask()?;
+        ensure!(now == name, "{now} instead of {name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_own_users_send_to_the_group_is_not_heard() -> Result<()> {
+    let mut options = SiteOptions::new("ownuser", Forward::Nat);
+    options.servers = 1;
+    let site = common::site(options)?;
+    let director = &site.director;
+    site.lvsadm("--start-daemon backup --mcast-interface eth0")?;
+    director.sh("ip route add 224.0.0.0/4 dev eth0")?;
+    let said = "printf hello > /dev/udp/224.0.0.81/8848";
+    director.run("bash", &["-c", said])?;
+    wait_until("it to be refused", Duration::from_secs(5), || {
+        reason(&site, director, "sync_lost").is_ok_and(|lost| lost == 1)
+    })?;
+    ensure!(reason(&site, director, "sync_malformed")? == 0, "read");
+    site.client.run("bash", &["-c", said])?;
+    wait_until("others to be heard", Duration::from_secs(5), || {
+        reason(&site, director, "sync_malformed").is_ok_and(|malformed| malformed == 1)
+    })?;
+    ensure!(reason(&site, director, "sync_lost")? == 1, "nothing else");
+    Ok(())
+}
+
+/// Where sockets of UDP send from that are neither bound to a group nor to everything.
+fn sources(director: &Host) -> Result<Vec<Ipv4Addr>> {
+    let table = director.sh("cat /proc/net/udp")?;
+    let sockets = table.lines().skip(1).filter_map(|line| {
+        let local = line.split_whitespace().nth(1)?.split_once(':')?.0;
+        let number = u32::from_str_radix(local, 16).ok()?;
+        Some(Ipv4Addr::from(number.swap_bytes()))
+    });
+    Ok(sockets
+        .filter(|addr| !addr.is_unspecified() && !addr.is_multicast())
+        .collect())
+}
+
+#[test]
+fn a_master_sends_from_the_first_address_of_its_interface() -> Result<()> {
+    let mut options = SiteOptions::new("primary", Forward::Nat);
+    options.servers = 1;
+    let site = common::site(options)?;
+    let director = &site.director;
+    director.sh("ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up")?;
+    director.sh("ip addr add 192.0.2.201/24 dev d1; ip addr add 192.0.2.202/24 dev d1")?;
+    wait_until("the engine to know it", Duration::from_secs(5), || {
+        site.lvsadm("--start-daemon master --mcast-interface d1")
+            .is_ok()
+    })?;
+    ensure!(sources(director)? == [Ipv4Addr::new(192, 0, 2, 201)]);
+    // Other addresses, or none.
+    director.sh("ip addr flush dev d1; ip addr add 192.0.2.203/24 dev d1")?;
+    wait_until("the next one", Duration::from_secs(5), || {
+        sources(director).is_ok_and(|all| all == [Ipv4Addr::new(192, 0, 2, 203)])
+    })?;
+    director.sh("ip addr flush dev d1")?;
+    wait_until("none", Duration::from_secs(5), || {
+        sources(director).is_ok_and(|all| all.is_empty())
+    })?;
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! TFTP with real servers and clients: a UDP service whose connections last for a whole transfer.
+
+use crate::common;
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::listing::rows;
+use lvs_testbed::netns::Proc;
+use lvs_testbed::{Forward, Site, SiteOptions, servers};
+
+/// A few hundred blocks of 512 bytes, and one that is not full.
+const SIZE: u64 = 300_001;
+
+fn site(label: &str, forward: Forward, single_port: bool) -> Result<(Site, Vec<Proc>)> {
+    let mut options = SiteOptions::new(label, forward);
+    options.servers = 2;
+    let site = common::site(options)?;
+    site.serve("file", SIZE)?;
+    let servers = site.servers.iter();
+    let servers = servers.map(|server| servers::tftp(server, single_port));
+    let servers = servers.collect::<Result<_>>()?;
+    site.add_service_weighted("-u", 69, "rr", &[1, 1])?;
+    Ok((site, servers))
+}
+
+/// Fetches the file with each client twice, so from each server once.
+fn fetch(site: &Site) -> Result<()> {
+    let dir = site.testbed.dir().join("client");
+    fs::create_dir_all(&dir)?;
+    let expected = fs::read(site.testbed.dir().join("www/file"))?;
+    let (vip, to) = (site.vip, dir.join("file"));
+    let to = to.display();
+    let clients = [
+        format!("timeout 30 tftp -m binary {vip} -c get file {to}"),
+        format!("timeout 30 atftp --get --remote-file file --local-file {to} {vip} 69"),
+        format!(
+            "timeout 30 atftp --option 'blksize 1400' --get --remote-file file --local-file {to} {vip} 69"
+        ),
+        format!("curl -sS -m 30 -o {to} tftp://{vip}/file"),
+    ];
+    for client in &clients {
+        for _ in 0..2 {
+            let _ = fs::remove_file(dir.join("file"));
+            site.client.sh(client)?;
+            let found = fs::read(dir.join("file")).with_context(|| client.clone())?;
+            ensure!(found == expected, "{client}: the file differs");
+        }
+    }
+    let listing = site.lvsadm("-L -n")?;
+    let rows: Vec<_> = rows(&listing);
+    let servers = rows.iter().filter(|row| row.is_server());
+    for server in servers {
+        let transfers = server.number(3)?;
+        ensure!(transfers == clients.len() as u64, "InActConn: {listing}");
+    }
+    Ok(())
+}
+
+#[test]
+fn nat() -> Result<()> {
+    let (site, _servers) = site("tftp-nat", Forward::Nat, true)?;
+    fetch(&site)
+}
+
+#[test]
+fn direct_routing() -> Result<()> {
+    let (site, _servers) = site("tftp-dr", Forward::Dr, true)?;
+    fetch(&site)
+}
+
+#[test]
+fn tunnel() -> Result<()> {
+    let (site, _servers) = site("tftp-tun", Forward::Tun, true)?;
+    fetch(&site)
+}
+
+/// A server that answers from a port of its own choice cannot be a real server: nothing says where
+/// its port belongs.
+#[test]
+fn a_server_with_ports_of_its_own_is_not_found() -> Result<()> {
+    let (site, _servers) = site("tftp-ports", Forward::Nat, false)?;
+    let failed = site.client.sh(&format!(
+        "curl -sS -m 5 -o /dev/null tftp://{}/file",
+        site.vip
+    ));
+    ensure!(failed.is_err(), "{failed:?}");
+    Ok(())
+}

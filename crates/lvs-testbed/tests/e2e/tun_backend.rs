@@ -1,0 +1,548 @@
+//! The engine behind a TUN device, with nothing but CAP_NET_ADMIN: the host routes packets to it,
+//! and where they are to go.
+
+use crate::common;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use lvs_testbed::servers::{iperf3, nginx};
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, programs, wait_until};
+use nix::sys::signal::Signal;
+
+/// Leaves a program CAP_NET_ADMIN and no other privilege, packet sockets not included.
+const NET_ADMIN_ONLY: [&str; 3] = [
+    "setpriv",
+    "--bounding-set=-all,+net_admin",
+    "--inh-caps=-all,+net_admin",
+];
+
+fn start(site: &mut Site) -> Result<()> {
+    site.start_engine_by(&NET_ADMIN_ONLY, &["--backend", "tun"])
+}
+
+/// A site whose director forwards, without its engine.
+fn prepared(label: &str, forward: Forward, servers: usize, vip: Vip) -> Result<Site> {
+    let mut options = SiteOptions::new(label, forward);
+    options.servers = servers;
+    options.vip = vip;
+    options.ip_forward = true;
+    let site = Site::new(options)?;
+    site.director.sysctl("ipv6/conf/all/forwarding", "1")?;
+    Ok(site)
+}
+
+fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
+    let mut site = prepared(label, forward, servers, Vip::Engine)?;
+    start(&mut site)?;
+    Ok(site)
+}
+
+/// What is steered on the director.
+fn steered(site: &Site) -> Result<String> {
+    site.director.sh(
+        "for f in -4 -6; do ip $f rule; ip $f route show table 7676; ip $f route show table 7677; ip $f neigh show proxy; \
+         done | grep -e 'proto 76' -e proxy -e lvs-tun0 || true",
+    )
+}
+
+#[test]
+fn nat() -> Result<()> {
+    let site = site("hop-nat", Forward::Nat, 4)?;
+    common::requests_and_listings(&site)
+}
+
+#[test]
+fn nat_bulk_and_datagrams() -> Result<()> {
+    let site = site("hop-bulk", Forward::Nat, 2)?;
+    site.add_service(80, "rr")?;
+    common::bulk(&site)?;
+    common::iperf_and_dns(&site)
+}
+
+#[test]
+fn tunnels() -> Result<()> {
+    let site = site("hop-tun", Forward::Tun, 4)?;
+    common::requests_and_listings(&site)
+}
+
+#[test]
+fn tunnels_bulk_and_datagrams() -> Result<()> {
+    let site = site("hop-tun-bulk", Forward::Tun, 2)?;
+    site.add_service(80, "rr")?;
+    common::bulk(&site)?;
+    common::iperf_and_dns(&site)
+}
+
+#[test]
+fn servers_come_and_go() -> Result<()> {
+    common::administration(&site("hop-admin", Forward::Nat, 3)?)
+}
+
+/// Full NAT answers to addresses that the host routes to the engine as it does virtual ones; a
+/// client on the director itself is one like all others.
+#[test]
+fn full_nat() -> Result<()> {
+    let site = site("hop-fullnat", Forward::FullNat, 2)?;
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.requests = 94;
+    common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
+    common::spread(&common::ok(site.director.load(&load)?, 94)?, &[47, 47])?;
+    common::bulk(&site)?;
+    site.lvsadm("-C")?;
+    traffic6(&site, &["--fullnat"], true)?;
+    let refusal = site.lvsadm("local add 192.0.2.1");
+    let text = format!("{:#}", refusal.err().context("it has to be refused")?);
+    ensure!(text.contains("TUN"), "{text}");
+    Ok(())
+}
+
+/// The director's own web server behind a service, beside another one.
+#[test]
+fn the_director_as_a_real_server() -> Result<()> {
+    let site = site("hop-local", Forward::Nat, 1)?;
+    let _own = nginx(&site.director, &common::on_port(8080))?;
+    site.add_service(80, "rr")?;
+    site.lvsadm(&format!("-a -t {} -r 10.0.0.1:8080 -m", site.service(80)))?;
+    let mut load = site.load();
+    load.requests = 94;
+    let report = common::ok(site.client.load(&load)?, 94)?;
+    let expected = [("director", 47), ("rs1", 47)].map(|(name, n)| (name.to_owned(), n));
+    ensure!(report.servers == expected.into(), "{:?}", report.servers);
+    // Its own clients still get their answers, which pass the engine, too.
+    let direct = LoadOptions {
+        target: ([192, 0, 2, 1], 8080).into(),
+        requests: 20,
+        ..site.load()
+    };
+    common::ok(site.client.load(&direct)?, 20)?;
+    Ok(())
+}
+
+/// The VIP in no network, merely routed to the director: nobody has to answer ARP for it.
+#[test]
+fn a_routed_address() -> Result<()> {
+    let mut site = prepared("hop-routed", Forward::Tun, 2, Vip::Routed)?;
+    start(&mut site)?;
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.requests = 94;
+    common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
+    ensure!(!steered(&site)?.contains("proxy"), "nobody asked for it");
+    Ok(())
+}
+
+/// Requests and an upload to an IPv6 service.
+fn traffic6(site: &Site, options: &[&str], servers6: bool) -> Result<()> {
+    let virt = SocketAddr::from((site.vip6, 80));
+    for option in options {
+        site.lvsadm(&format!("-A -t {virt} -s rr"))?;
+        for index in 0..site.servers.len() {
+            let server: SocketAddr = if servers6 {
+                (site.real_address6(index), 80).into()
+            } else {
+                (site.real_address(index), 80).into()
+            };
+            site.lvsadm(&format!("-a -t {virt} -r {server} {option}"))?;
+        }
+        let mut load = LoadOptions::new(virt);
+        load.requests = 94;
+        let report = site
+            .client
+            .load(&load)
+            .with_context(|| (*option).to_owned())?;
+        common::spread(&common::ok(report, 94)?, &[47, 47])?;
+        let upload = site.serve("upload", 5_000_000)?;
+        site.client
+            .sh(&format!(
+                "curl -g --fail --silent --show-error --max-time 20 -T {} http://{virt}/up/x",
+                upload.display()
+            ))
+            .with_context(|| (*option).to_owned())?;
+        site.lvsadm("-C")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn ipv6() -> Result<()> {
+    let nat = site("hop-nat6", Forward::Nat, 2)?;
+    traffic6(&nat, &["-m"], true)?;
+    let tunnels = site("hop-tun6", Forward::Tun, 2)?;
+    let kinds = [
+        "-i",
+        "-i --tun-type gre",
+        "-i --tun-type gue --tun-port 6080",
+    ];
+    traffic6(&tunnels, &kinds, true)?;
+    traffic6(&tunnels, &kinds[..1], false)
+}
+
+/// Without offloads, and with small packets, everything is cut and finished by somebody else.
+#[test]
+fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
+    for forward in [Forward::Nat, Forward::Tun] {
+        for (offloads, mtu) in [(false, 1500), (true, 1280)] {
+            let mut options = SiteOptions::new("hop-links", forward);
+            options.servers = 2;
+            options.vip = Vip::Engine;
+            options.ip_forward = true;
+            options.offloads = offloads;
+            options.mtu = mtu;
+            let mut site = Site::new(options)?;
+            start(&mut site)?;
+            site.add_service(80, "rr")?;
+            let mut load = site.load();
+            load.requests = 94;
+            common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])?;
+            common::upload(&site)?;
+        }
+    }
+    Ok(())
+}
+
+/// Datagrams that come in fragments have no ports for a policy rule to look at, and a narrow link
+/// behind the director is the director's to complain about.
+#[test]
+fn fragments_and_a_narrow_link() -> Result<()> {
+    let site = site("hop-fragments", Forward::Nat, 1)?;
+    let _iperf = iperf3(&site.servers[0], site.real_address(0))?;
+    site.add_service_weighted("-t", 5201, "rr", &[1])?;
+    site.add_service_weighted("-u", 5201, "rr", &[1])?;
+    for reverse in ["", "-R"] {
+        let report = common::iperf(&site, &format!("-u -b 20M -l 4000 {reverse}"))?;
+        let sum = &report["end"]["sum"];
+        let number = |name: &str| sum[name].as_u64().context(sum.to_string());
+        let (packets, lost) = (number("packets")?, number("lost_packets")?);
+        // A receiver of few buffers may lose some itself; without the rules for fragments none
+        // would arrive.
+        ensure!(packets > 100 && lost * 2 < packets, "{reverse}: {sum}");
+    }
+    site.director.sh("ip link set eth1 mtu 1400")?;
+    site.add_service(80, "rr")?;
+    common::upload(&site)?;
+    Ok(())
+}
+
+#[test]
+fn what_a_hop_cannot_do_is_refused_and_changes_nothing() -> Result<()> {
+    let site = site("hop-refused", Forward::Nat, 1)?;
+    site.add_service(80, "rr")?;
+    let service = site.service(80);
+    let server = SocketAddr::from((site.real_address(0), 80));
+    let other = SocketAddr::from(([10, 0, 0, 77], 80));
+    let (before, rules) = (site.lvsadm("-S -n")?, steered(&site)?);
+    for (arguments, reason) in [
+        (format!("-a -t {service} -r {other} -g"), "direct routing"),
+        (format!("-e -t {service} -r {server} -g"), "direct routing"),
+        ("-A -t 192.0.2.1:80 -s rr".to_owned(), "address of eth0"),
+        (
+            "mark add --destination 192.0.2.77 --interface eth0 --mark 1".to_owned(),
+            "leave --interface out",
+        ),
+    ] {
+        let Err(refusal) = site.lvsadm(&arguments) else {
+            bail!("lvsadm {arguments} has to be refused");
+        };
+        let text = format!("{refusal:#}");
+        ensure!(text.contains(reason) && text.contains("TUN"), "{text}");
+    }
+    ensure!(site.lvsadm("-S -n")? == before && steered(&site)? == rules);
+    ensure!(!site.lvsadm("mark")?.contains("192.0.2.77"));
+    Ok(())
+}
+
+#[test]
+fn rules_and_routes_go_with_services_and_with_the_engine() -> Result<()> {
+    let mut site = prepared("hop-ends", Forward::Nat, 2, Vip::Engine)?;
+    let before = common::host_state(&site)?;
+    let load = |site: &Site| {
+        let mut load = site.load();
+        load.requests = 20;
+        common::ok(site.client.load(&load)?, 20)
+    };
+    start(&mut site)?;
+    let idle = steered(&site)?;
+    ensure!(idle.is_empty(), "{idle}");
+    site.add_service(80, "rr")?;
+    site.lvsadm(&format!("-A -t [{}]:80 -s rr", site.vip6))?;
+    load(&site)?;
+    let running = steered(&site)?;
+    for part in [
+        "192.0.2.10 dev eth0",
+        "fd00:192::10 dev eth0",
+        "from 10.0.0.11 ipproto tcp sport 80 lookup 7677",
+        "iif lvs-tun0 goto",
+    ] {
+        ensure!(running.contains(part), "{part} is missing: {running}");
+    }
+    // A server less, an address less, all less.
+    let server = SocketAddr::from((site.real_address(0), 80));
+    site.lvsadm(&format!("-d -t {} -r {server}", site.service(80)))?;
+    site.lvsadm(&format!("-D -t [{}]:80", site.vip6))?;
+    let fewer = steered(&site)?;
+    ensure!(!fewer.contains("fd00:192::10"), "{fewer}");
+    site.lvsadm("-C")?;
+    // Connections of removed servers still have their answers translated, until they end.
+    ensure!(!steered(&site)?.contains("proxy"));
+
+    // Killed, it leaves rules without routes; the next one clears them and works.
+    site.add_service(80, "rr")?;
+    load(&site)?;
+    site.engine.as_mut().context("started above")?.kill();
+    let left = steered(&site)?;
+    ensure!(
+        left.contains("proxy") && left.contains("sport 80"),
+        "{left}"
+    );
+    ensure!(!left.contains("dev lvs-tun0"), "{left}");
+    start(&mut site)?;
+    ensure!(steered(&site)?.is_empty());
+    let log = site.engine.as_ref().context("started above")?.log();
+    ensure!(log.contains("of an engine that was killed"), "{log}");
+    site.add_service(80, "rr")?;
+    load(&site)?;
+
+    // So does one with packet sockets.
+    site.engine.as_mut().context("started above")?.kill();
+    ensure!(!steered(&site)?.is_empty());
+    site.start_engine(&["--backend", "af_packet"])?;
+    ensure!(steered(&site)?.is_empty());
+    site.add_service(80, "rr")?;
+    load(&site)?;
+
+    // An orderly end leaves nothing at all.
+    start(&mut site)?;
+    site.add_service(80, "rr")?;
+    load(&site)?;
+    let mut engine = site.engine.take().context("started above")?;
+    let status = engine.stop(Signal::SIGTERM)?;
+    ensure!(status.success(), "{status}: {}", engine.log());
+    let after = common::host_state(&site)?;
+    ensure!(after == before, "before:\n{before}\nafter:\n{after}");
+    ensure!(steered(&site)?.is_empty());
+    Ok(())
+}
+
+/// The kernel forgets proxy neighbours of an interface that goes down, and some programs delete
+/// rules that they do not know.
+#[test]
+fn what_others_take_away_is_put_up_again() -> Result<()> {
+    let site = site("hop-flap", Forward::Nat, 1)?;
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.requests = 10;
+    load.timeout_ms = 3000;
+    common::ok(site.client.load(&load)?, 10)?;
+    site.director
+        .sh("ip link set eth0 down; sleep 0.3; ip link set eth0 up")?;
+    site.client.sh("ip neigh flush dev eth0")?;
+    let traffic = || {
+        wait_until("traffic again", Duration::from_secs(15), || {
+            site.client
+                .load(&load)
+                .is_ok_and(|report| report.failed == 0)
+        })
+    };
+    traffic()?;
+    let all = steered(&site)?;
+    site.director.sh(
+        "for p in 60 61 62 63 64 65; do ip rule del pref $p; done; ip route flush table 7676",
+    )?;
+    traffic()?;
+    wait_until("everything again", Duration::from_secs(15), || {
+        steered(&site).is_ok_and(|now| now == all)
+    })
+}
+
+/// The director stays an ordinary host and router beside the engine.
+#[test]
+fn the_host_beside_it() -> Result<()> {
+    let mut site = prepared("hop-host", Forward::Nat, 2, Vip::Engine)?;
+    site.director
+        .sh("iptables -t nat -A POSTROUTING -o eth0 -j MASQUERADE")?;
+    start(&mut site)?;
+    site.add_service(80, "rr")?;
+    let mut load = common::mixed_load(&site);
+    load.pause_ms = 2;
+    let steady = site.client.steady_load(&load)?;
+    // Its own addresses are its own.
+    let _ssh = nginx(&site.director, &common::on_port(22))?;
+    let printed = site
+        .client
+        .sh("curl --fail --silent --max-time 5 http://192.0.2.1:22/id")?;
+    ensure!(printed == "director\n", "{printed}");
+
+    // The virtual address answers as a host does that has nothing else: echo, RST.
+    let vip = site.vip.to_string();
+    site.client.run(programs::own()?, &["ping", &vip])?;
+    site.client
+        .run(programs::own()?, &["ping", "--size", "5000", &vip])?;
+    common::refused(&site, &load, 22)?;
+    ensure!(
+        common::stray_ack_is_reset(&site, 80)?,
+        "no RST for a stray ACK"
+    );
+
+    // A client, and the director itself, reach a real server directly.
+    let direct = common::direct(&site, &load);
+    common::ok(site.client.load(&direct)?, 40)?;
+    common::ok(site.director.load(&direct)?, 40)?;
+
+    // A real server's own traffic leaves under the director's address, pings too.
+    let _outside = nginx(&site.client, &common::on_port(8080))?;
+    let outside = common::client_address(&site)?;
+    let printed = site.servers[0].sh(&format!(
+        "curl --fail --silent --max-time 5 http://{outside}:8080/addr"
+    ))?;
+    ensure!(printed == "192.0.2.1\n", "{printed}");
+    site.servers[0].run(programs::own()?, &["ping", &outside])?;
+
+    // What cannot work says so at once: the host keeps the answers to its own connections.
+    let own = LoadOptions {
+        requests: 1,
+        ..site.load()
+    };
+    let report = site.director.load(&own)?;
+    ensure!(
+        report.errors.len() == 1 && report.errors[0].contains("No route to host"),
+        "{report:?}"
+    );
+
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.ok > 100 && report.servers.len() == 2, "{report:?}");
+    Ok(())
+}
+
+/// However often the host forwards a packet, the director takes one hop from it.
+#[test]
+fn packets_lose_one_hop() -> Result<()> {
+    let site = site("hop-ttl", Forward::Nat, 1)?;
+    site.add_service(80, "rr")?;
+    let listen = |port: &str| {
+        format!(
+            r#"perl -MSocket -e '
+            socket(S, PF_INET, SOCK_RAW, 6) or die $!;
+            $| = 1;
+            print "ready\n";
+            $SIG{{ALRM}} = sub {{ print "silence\n"; exit }};
+            alarm 10;
+            while (recv(S, my $packet, 100, 0)) {{
+                my ($sport, $dport) = unpack("nn", substr($packet, (ord($packet) & 15) * 4));
+                next unless ${port} == 80;
+                printf "ttl %d\n", ord(substr($packet, 8, 1));
+                exit;
+            }}'"#
+        )
+    };
+    let (at_server, at_client) = (listen("dport"), listen("sport"));
+    let mut listeners = vec![
+        site.servers[0].spawn("sh", &["-c", &at_server])?,
+        site.client.spawn("sh", &["-c", &at_client])?,
+    ];
+    wait_until("the listeners", Duration::from_secs(10), || {
+        listeners
+            .iter()
+            .all(|listener| listener.log().contains("ready"))
+    })?;
+    let mut load = site.load();
+    load.requests = 1;
+    common::ok(site.client.load(&load)?, 1)?;
+    for listener in &mut listeners {
+        listener.wait(Duration::from_secs(15))?;
+        ensure!(listener.log().contains("ttl 63"), "{}", listener.log());
+    }
+    Ok(())
+}
+
+#[test]
+fn without_packet_sockets_the_backend_is_chosen_by_itself() -> Result<()> {
+    let mut site = prepared("hop-auto", Forward::Nat, 1, Vip::Engine)?;
+    site.start_engine_by(&NET_ADMIN_ONLY, &[])?;
+    let log = site.engine.as_ref().context("started above")?.log();
+    ensure!(
+        log.contains("packet sockets are not permitted") && log.contains("lvs-tun0"),
+        "{log}"
+    );
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.requests = 10;
+    common::ok(site.client.load(&load)?, 10)?;
+    Ok(())
+}
+
+#[test]
+fn a_host_that_does_not_forward_is_told_so() -> Result<()> {
+    let mut options = SiteOptions::new("hop-deaf", Forward::Nat);
+    options.servers = 1;
+    options.vip = Vip::Engine;
+    let mut site = Site::new(options)?;
+    let before = common::host_state(&site)?;
+    let program = programs::find("lvs-dataplane")?;
+    let mut engine = site.director.spawn(&program, &["--backend", "tun"])?;
+    let status = engine.wait(Duration::from_secs(10))?;
+    let cure = "sysctl -w net.ipv4.ip_forward=1";
+    ensure!(
+        !status.success() && engine.log().contains(cure),
+        "{status}: {}",
+        engine.log()
+    );
+    ensure!(common::host_state(&site)? == before);
+    // One family is enough to start; what is missing for the other is said when it is needed, and
+    // by the doctor.
+    site.director.sysctl("ipv6/conf/all/forwarding", "1")?;
+    start(&mut site)?;
+    site.add_service(80, "rr")?;
+    let log = site.engine.as_ref().context("started above")?.log();
+    ensure!(log.contains(cure), "{log}");
+    Ok(())
+}
+
+/// The daemon checks its file against the backend, starts the engine, checks servers past it, and
+/// owns the address.
+#[test]
+fn under_the_daemon() -> Result<()> {
+    let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Engine)?;
+    let before = common::host_state(&site)?;
+    let file = site.testbed.dir().join("lvsd.toml");
+    let path = file.display().to_string();
+    let write = |forward: &str| {
+        let text = format!(
+            "[dataplane]\nbackend = \"tun\"\n[[service]]\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"{forward}\"\n\
+             check = {{ type = \"tcp\", interval = \"200ms\", timeout = \"150ms\" }}\n\
+             [[service.server]]\naddress = \"{}:80\"\n[[service.server]]\naddress = \"{}:80\"\n",
+            site.service(80),
+            site.real_address(0),
+            site.real_address(1)
+        );
+        std::fs::write(&file, text)
+    };
+    let lvsd = programs::find("lvsd")?;
+    write("dr")?;
+    let refusal = site.director.run(&lvsd, &["--check-config", &path]);
+    let text = format!("{:#}", refusal.err().context("it has to be refused")?);
+    ensure!(
+        text.contains("direct routing needs frames") && text.contains("lvsd.toml:"),
+        "{text}"
+    );
+    write("nat")?;
+    let mut daemon = site.director.spawn(&lvsd, &["--config", &path])?;
+    let load = LoadOptions {
+        requests: 20,
+        ..site.load()
+    };
+    wait_until("requests that succeed", Duration::from_secs(20), || {
+        site.client
+            .load(&load)
+            .is_ok_and(|report| report.failed == 0 && report.servers.len() == 2)
+    })
+    .with_context(|| daemon.log())?;
+    let status = daemon.stop(Signal::SIGINT)?;
+    ensure!(status.success(), "{status}: {}", daemon.log());
+    wait_until("the host as before", Duration::from_secs(5), || {
+        common::host_state(&site).is_ok_and(|now| now == before)
+    })
+}

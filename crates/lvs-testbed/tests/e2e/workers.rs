@@ -1,0 +1,187 @@
+//! Several packet workers: the same traffic as through one, and each connection is one worker's.
+
+use crate::common;
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, Vip, servers};
+use serde_json::Value;
+
+const WORKERS: [&str; 2] = ["--workers", "4"];
+
+fn site(options: SiteOptions) -> Result<Site> {
+    let mut site = Site::new(options)?;
+    site.start_engine(&WORKERS)?;
+    Ok(site)
+}
+
+fn options(label: &str, forward: Forward) -> SiteOptions {
+    SiteOptions::new(&format!("workers-{label}"), forward)
+}
+
+/// What each worker says, and that every one of them has its part of the packets.
+fn workers(site: &Site) -> Result<Vec<Value>> {
+    let listed: Vec<Value> = serde_json::from_str(&site.lvsadm("workers --json")?)?;
+    ensure!(listed.len() == 4, "{listed:?}");
+    let numbers: Vec<u64> = listed.iter().filter_map(|w| w["number"].as_u64()).collect();
+    ensure!(numbers == [0, 1, 2, 3], "{listed:?}");
+    Ok(listed)
+}
+
+fn sum(workers: &[Value], name: &str) -> u64 {
+    workers
+        .iter()
+        .filter_map(|worker| worker[name].as_u64())
+        .sum()
+}
+
+/// Each has a share of at least one in `least` packets, and almost none comes to another one.
+fn shared(site: &Site, least: u64) -> Result<()> {
+    let workers = workers(site)?;
+    let all = sum(&workers, "packets");
+    for worker in &workers {
+        let packets = worker["packets"].as_u64().context("packets")?;
+        ensure!(packets * least >= all, "{workers:?}");
+    }
+    ensure!(sum(&workers, "handed_over") * 20 <= all, "{workers:?}");
+    ensure!(sum(&workers, "busy") == 0, "{workers:?}");
+    Ok(())
+}
+
+#[test]
+fn nat() -> Result<()> {
+    let site = site(options("nat", Forward::Nat))?;
+    // A connection that two workers served would be listed twice.
+    common::requests_and_listings(&site)?;
+    shared(&site, 20)?;
+    let workers = workers(&site)?;
+    ensure!(sum(&workers, "connections") == 2000, "{workers:?}");
+    ensure!(sum(&workers, "capacity") >= 1 << 20, "{workers:?}");
+    let names = site
+        .director
+        .sh("cat /proc/[0-9]*/task/*/comm | grep ^lvs-worker- | sort -u")?;
+    for number in 0..4 {
+        ensure!(names.contains(&format!("lvs-worker-{number}")), "{names}");
+    }
+    site.lvsadm("-C")?;
+    common::schedulers(&site)
+}
+
+#[test]
+fn bulk_and_datagrams() -> Result<()> {
+    let mut options = options("bulk", Forward::Nat);
+    options.servers = 2;
+    let site = site(options)?;
+    site.add_service(80, "rr")?;
+    common::bulk(&site)?;
+    common::iperf_and_dns(&site)
+}
+
+#[test]
+fn direct_routing() -> Result<()> {
+    let site = site(options("dr", Forward::Dr))?;
+    common::requests_and_listings(&site)?;
+    shared(&site, 20)
+}
+
+#[test]
+fn tunnels() -> Result<()> {
+    let site = site(options("tun", Forward::Tun))?;
+    common::requests_and_listings(&site)?;
+    shared(&site, 20)
+}
+
+#[test]
+fn full_nat() -> Result<()> {
+    let site = site(options("fullnat", Forward::FullNat))?;
+    common::requests_and_listings(&site)?;
+    shared(&site, 20)
+}
+
+#[test]
+fn ipv6() -> Result<()> {
+    let mut options = options("v6", Forward::Nat);
+    options.servers = 2;
+    let site = site(options)?;
+    let virt = SocketAddr::from((site.vip6, 80));
+    site.lvsadm(&format!("-A -t {virt} -s rr"))?;
+    for index in 0..2 {
+        let server = SocketAddr::from((site.real_address6(index), 80));
+        site.lvsadm(&format!("-a -t {virt} -r {server} -m"))?;
+    }
+    let mut load = LoadOptions::new(virt);
+    load.requests = 400;
+    common::spread(&common::ok(site.client.load(&load)?, 400)?, &[200, 200])?;
+    shared(&site, 20)
+}
+
+/// Active and passive, with the helper: data connections are where their control connections are.
+#[test]
+fn ftp() -> Result<()> {
+    let mut site = Site::new(options("ftp", Forward::Nat))?;
+    site.start_engine(&["--workers", "4", "--helper", "ftp"])?;
+    let _servers = site
+        .servers
+        .iter()
+        .map(|server| servers::vsftpd(server, None))
+        .collect::<Result<Vec<_>>>()?;
+    site.serve("file", 1 << 20)?;
+    let virt = site.service(21);
+    site.lvsadm(&format!("-A -t {virt} -s rr"))?;
+    for index in 0..site.servers.len() {
+        let server = SocketAddr::from((site.real_address(index), 21));
+        site.lvsadm(&format!("-a -t {virt} -r {server} -m"))?;
+    }
+    for options in ["", "--disable-epsv", "-P -", "-P - --disable-eprt"] {
+        for _ in 0..3 {
+            let size = site.client.sh(&format!(
+                "curl -sS -g -m 60 {options} ftp://{virt}/www/file | wc -c"
+            ))?;
+            ensure!(size.trim() == "1048576", "{options}: {size}");
+        }
+    }
+    Ok(())
+}
+
+/// Servers and services come and go while connections go on; then the director's own host is a
+/// client, whose packets come by one queue.
+#[test]
+fn changes_while_traffic_runs() -> Result<()> {
+    let mut options = options("changes", Forward::Nat);
+    options.servers = 3;
+    options.vip = Vip::Engine;
+    let site = site(options)?;
+    common::administration(&site)?;
+    site.add_service(80, "rr")?;
+    let mut load = common::mixed_load(&site);
+    load.pause_ms = 2;
+    let steady = site.client.steady_load(&load)?;
+    for port in 8000..8040 {
+        site.add_service(port, "rr")?;
+    }
+    let own = site.load();
+    let report = site.director.load(&LoadOptions {
+        requests: 60,
+        ..own
+    })?;
+    report.all_ok(60)?;
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.servers.len() == 3, "{report:?}");
+    let workers = workers(&site)?;
+    ensure!(sum(&workers, "handed_over") > 0, "{workers:?}");
+    ensure!(
+        sum(&workers, "handed_over") >= sum(&workers, "taken"),
+        "{workers:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_path_in_the_kernel_is_for_one_worker() -> Result<()> {
+    let mut site = Site::new(options("kernel", Forward::Nat))?;
+    let refused = site.start_engine(&["--workers", "2", "--in-kernel", "on"]);
+    ensure!(refused.is_err(), "it starts");
+    Ok(())
+}

@@ -1,0 +1,313 @@
+//! What keepalived says, on its `vrrp_notify_fifo`: lines like `INSTANCE "lvs" MASTER 200`.
+//!
+//! What is written while no lvsd runs stays in the pipe as long as keepalived has it open.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+use tokio::net::unix::pipe::Receiver;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::INSTANCE;
+
+/// The longest line that is taken.
+const LINE_MAX: usize = 512;
+/// How often it is seen whether the FIFO is still the one with that name, and tried again to open
+/// one.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What keepalived says of the instance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum State {
+    #[default]
+    Unknown,
+    Backup,
+    Master,
+    Fault,
+    Stopped,
+}
+
+impl State {
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Backup => "backup",
+            Self::Master => "master",
+            Self::Fault => "fault",
+            Self::Stopped => "stopped",
+        }
+    }
+
+    pub(super) fn of_word(word: &str) -> Self {
+        let all = [Self::Backup, Self::Master, Self::Fault, Self::Stopped];
+        let found = all.into_iter().find(|state| state.word() == word);
+        found.unwrap_or_default()
+    }
+}
+
+/// What has been heard.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Heard {
+    /// The last state, if keepalived has said one.
+    pub(super) state: Option<State>,
+    /// States that it has said.
+    pub(super) changes: u64,
+    /// Lines that were not understood, or too long.
+    pub(super) ignored: u64,
+    /// Why nothing is heard.
+    pub(super) trouble: Option<String>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Said {
+    State(State),
+    /// Of somebody else, or nothing that matters.
+    Other,
+    Nonsense,
+}
+
+fn parse(line: &[u8]) -> Said {
+    let Ok(line) = std::str::from_utf8(line) else {
+        return Said::Nonsense;
+    };
+    let mut words = line.split_ascii_whitespace();
+    match (words.next(), words.next(), words.next()) {
+        (Some("INSTANCE"), Some(name), Some(state)) if name.trim_matches('"') == INSTANCE => {
+            match state {
+                "MASTER" => Said::State(State::Master),
+                "BACKUP" => Said::State(State::Backup),
+                "FAULT" => Said::State(State::Fault),
+                "STOP" | "DELETED" => Said::State(State::Stopped),
+                // Priorities, and who else was heard.
+                _ => Said::Other,
+            }
+        }
+        (Some("INSTANCE" | "GROUP"), Some(_), Some(_)) => Said::Other,
+        _ => Said::Nonsense,
+    }
+}
+
+/// Bytes become lines of a bounded length.
+#[derive(Debug, Default)]
+struct Lines {
+    line: Vec<u8>,
+    /// The rest of a line that is too long.
+    skips: bool,
+}
+
+impl Lines {
+    fn feed(&mut self, bytes: &[u8], heard: &mut Heard) {
+        for &byte in bytes {
+            if byte != b'\n' {
+                self.skips |= self.line.len() == LINE_MAX;
+                if !self.skips {
+                    self.line.push(byte);
+                }
+                continue;
+            }
+            let said = match std::mem::take(&mut self.skips) {
+                true => Said::Nonsense,
+                false => parse(&self.line),
+            };
+            self.line.clear();
+            match said {
+                Said::State(state) => {
+                    heard.state = Some(state);
+                    heard.changes += 1;
+                }
+                Said::Other => {}
+                Said::Nonsense => heard.ignored += 1,
+            }
+        }
+    }
+}
+
+/// Listens until the task is aborted.
+pub(super) fn listen(path: PathBuf) -> (watch::Receiver<Heard>, JoinHandle<()>) {
+    let (sender, receiver) = watch::channel(Heard::default());
+    (receiver, tokio::spawn(hear(path, sender)))
+}
+
+async fn hear(path: PathBuf, sender: watch::Sender<Heard>) {
+    loop {
+        match open(&path) {
+            Ok((receiver, number)) => {
+                set_trouble(&sender, None);
+                read(&path, &receiver, number, &sender).await;
+            }
+            Err(why) => {
+                set_trouble(&sender, Some(why));
+                tokio::time::sleep(LOOK).await;
+            }
+        }
+    }
+}
+
+fn set_trouble(sender: &watch::Sender<Heard>, trouble: Option<String>) {
+    sender.send_if_modified(|heard| {
+        let new = heard.trouble != trouble;
+        if let (true, Some(why)) = (new, &trouble) {
+            tracing::error!("{why}");
+        }
+        heard.trouble = trouble;
+        new
+    });
+}
+
+/// Reads until another FIFO has its name.
+async fn read(path: &Path, receiver: &Receiver, number: (u64, u64), sender: &watch::Sender<Heard>) {
+    let mut lines = Lines::default();
+    let mut bytes = [0; 4096];
+    loop {
+        if tokio::time::timeout(LOOK, receiver.readable())
+            .await
+            .is_err()
+        {
+            let there = std::fs::symlink_metadata(path);
+            if there.map_or(true, |there| (there.dev(), there.ino()) != number) {
+                return;
+            }
+            continue;
+        }
+        match receiver.try_read(&mut bytes) {
+            Ok(length) => sender.send_if_modified(|heard| {
+                let before = heard.clone();
+                lines.feed(&bytes[..length], heard);
+                *heard != before
+            }),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(_) => return,
+        };
+        // Whoever floods it does not keep others waiting.
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Opens the FIFO, and makes it if it is not there. Who else could write to it could move the
+/// addresses.
+fn open(path: &Path) -> Result<(Receiver, (u64, u64)), String> {
+    let shown = path.display();
+    let failed = |error: io::Error| {
+        format!("cannot listen to keepalived at {shown}: {error}; this director will not be active")
+    };
+    if let Some(directory) = path.parent() {
+        let _ = std::fs::create_dir_all(directory);
+    }
+    match mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(error) => return Err(failed(error.into())),
+    }
+    let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY).bits();
+    let flags = i32::try_from(flags).unwrap_or_default();
+    let mut options = File::options();
+    // With a writer of its own it never ends.
+    options.read(true).write(true).custom_flags(flags);
+    let file = options.open(path).map_err(failed)?;
+    let is = file.metadata().map_err(failed)?;
+    let own = rustix::process::geteuid().as_raw();
+    if !is.file_type().is_fifo() {
+        return Err(format!(
+            "{shown} is no FIFO; remove it, or name another one (`fifo` in [vrrp])"
+        ));
+    }
+    if is.mode() & 0o022 != 0 || (is.uid() != own && is.uid() != 0) {
+        return Err(format!(
+            "others than root may write to {shown} (mode {:o}, uid {}), and so say who has the addresses; remove it and restart keepalived",
+            is.mode() & 0o777,
+            is.uid()
+        ));
+    }
+    let number = (is.dev(), is.ino());
+    let receiver = Receiver::from_file_unchecked(file).map_err(failed)?;
+    Ok((receiver, number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_instance_count() {
+        for (line, said) in [
+            ("INSTANCE \"lvs\" MASTER 200", Said::State(State::Master)),
+            ("INSTANCE \"lvs\" BACKUP 200", Said::State(State::Backup)),
+            ("INSTANCE \"lvs\" FAULT 0", Said::State(State::Fault)),
+            ("INSTANCE \"lvs\" STOP 200", Said::State(State::Stopped)),
+            ("INSTANCE \"lvs\" MASTER_PRIORITY 200", Said::Other),
+            ("INSTANCE \"other\" MASTER 200", Said::Other),
+            ("GROUP \"lvs\" MASTER 0", Said::Other),
+            ("MASTER", Said::Nonsense),
+            ("", Said::Nonsense),
+        ] {
+            assert_eq!(parse(line.as_bytes()), said, "{line}");
+        }
+        assert_eq!(parse(b"INSTANCE \xff x"), Said::Nonsense);
+        for state in [State::Backup, State::Master, State::Fault, State::Stopped] {
+            assert_eq!(State::of_word(state.word()), state);
+        }
+    }
+
+    #[test]
+    fn whatever_comes_is_bounded_and_counted() {
+        let (mut lines, mut heard) = (Lines::default(), Heard::default());
+        for _ in 0..1000 {
+            lines.feed(&[b'x'; 4096], &mut heard);
+            assert!(lines.line.len() <= LINE_MAX);
+        }
+        lines.feed(b"\nINSTANCE \"lvs\" MAS", &mut heard);
+        assert_eq!((heard.ignored, heard.changes), (1, 0));
+        lines.feed(b"TER 200\n", &mut heard);
+        assert_eq!(heard.state, Some(State::Master));
+        assert_eq!((heard.ignored, heard.changes), (1, 1));
+    }
+
+    #[tokio::test]
+    async fn a_fifo_that_others_write_to_or_that_is_none_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("run/fifo");
+        open(&path).expect("it is made");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o622)).unwrap();
+        assert!(open(&path).unwrap_err().contains("others than root"));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "").unwrap();
+        assert!(open(&path).unwrap_err().contains("no FIFO"));
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(directory.path().join("x"), &path).unwrap();
+        assert!(open(&path).is_err());
+    }
+
+    #[tokio::test]
+    async fn another_fifo_under_the_same_name_is_heard() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("fifo");
+        let (mut heard, task) = listen(path.clone());
+        let say = |text: &str| {
+            let (path, text) = (path.clone(), text.to_owned());
+            tokio::task::spawn_blocking(move || std::fs::write(path, text).unwrap())
+        };
+        while !path.exists() {
+            tokio::task::yield_now().await;
+        }
+        say("INSTANCE \"lvs\" MASTER 200\n").await.unwrap();
+        heard
+            .wait_for(|heard| heard.state == Some(State::Master))
+            .await
+            .unwrap();
+        std::fs::remove_file(&path).unwrap();
+        while !path.exists() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        say("INSTANCE \"lvs\" BACKUP 200\n").await.unwrap();
+        heard
+            .wait_for(|heard| heard.state == Some(State::Backup))
+            .await
+            .unwrap();
+        task.abort();
+    }
+}

@@ -1,0 +1,84 @@
+//! That a director is in maintenance, kept in the state directory: a reboot does not end it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use lvs_dataplane::control::daemon::{Maintenance, WORDS_MAX};
+
+/// Where it is kept for the daemon whose wishes for servers are at `admin`.
+pub fn path(admin: &Path) -> PathBuf {
+    let name = admin.to_string_lossy();
+    let name = name.strip_suffix(".admin.json").unwrap_or(&name);
+    PathBuf::from(format!("{name}.maintenance.json"))
+}
+
+/// What is kept. One that cannot be read counts: a director that somebody took out of service must
+/// not serve because of a broken file.
+pub(super) fn recall(path: &Path) -> Option<Maintenance> {
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        Err(error) => return Some(unread(path, &error.to_string())),
+    };
+    Some(serde_json::from_slice(&text).unwrap_or_else(|error| unread(path, &error.to_string())))
+}
+
+fn unread(path: &Path, error: &str) -> Maintenance {
+    let path = path.display();
+    tracing::error!(
+        "cannot read {path}: {error}; the director counts as in maintenance until `lvsd maintenance off`"
+    );
+    Maintenance {
+        why: Some("what was kept of it cannot be read".to_owned()),
+        ..Maintenance::default()
+    }
+}
+
+/// Whether its words can be shown.
+pub(super) fn check(wish: Option<&Maintenance>) -> Result<(), String> {
+    let words = wish.into_iter().flat_map(|wish| [&wish.who, &wish.why]);
+    for text in words.flatten() {
+        if text.chars().count() > WORDS_MAX || text.contains(char::is_control) {
+            return Err(format!(
+                "give the reason in one line of at most {WORDS_MAX} characters"
+            ));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn keep(path: &Path, wish: Option<&Maintenance>) -> Result<(), String> {
+    let result = match wish {
+        Some(wish) => serde_json::to_string(wish)
+            .map_err(io::Error::from)
+            .and_then(|text| super::replace(path, &text, 0o600)),
+        None => match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        },
+    };
+    result.map_err(|error| {
+        format!(
+            "nothing was changed, because it cannot be kept in {}: {error}; let lvsd write there, or name another directory with --state",
+            path.display()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_file_keeps_the_director_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = path(&directory.path().join("x.admin.json"));
+        assert!(path.ends_with("x.maintenance.json"));
+        assert!(recall(&path).is_none());
+        std::fs::write(&path, "{").unwrap();
+        assert!(recall(&path).is_some());
+        keep(&path, None).unwrap();
+        keep(&path, None).unwrap();
+        assert!(recall(&path).is_none());
+    }
+}

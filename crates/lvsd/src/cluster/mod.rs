@@ -1,0 +1,377 @@
+//! One director among several: who has the virtual addresses, and who is taken out of service.
+//!
+//! ```text
+//!  engine: ready? ──┐                        ┌──▶ track file ──▶ keepalived ──▶ VRRP
+//!  quorum ──────────┼──▶ [`track::Standing`] ┘                       │
+//!  maintenance ─────┘                                                │
+//!  the engine has the virtual addresses ◀── [`fifo`] ◀── notify FIFO ┘
+//! ```
+//!
+//! Nothing here waits: what keepalived says and how the engine stands come by channels that hold
+//! the latest value only.
+
+mod fifo;
+pub mod keepalived;
+mod maintenance;
+mod readiness;
+mod track;
+
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use lvs_dataplane::control::Address;
+use lvs_dataplane::control::daemon::{DirectorStatus, Maintenance, MaintenanceSpec, VrrpStatus};
+use tokio::sync::watch;
+
+use crate::config::Vrrp;
+use fifo::{Heard, State};
+pub use maintenance::path as maintenance_path;
+use readiness::Readiness;
+use track::Standing;
+
+/// The name of the instance in keepalived's configuration, and in what it says.
+pub const INSTANCE: &str = "lvs";
+
+/// What a daemon needs to be one of several.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// The engine.
+    pub engine: Address,
+    /// Where is kept that the director is in maintenance.
+    pub maintenance: PathBuf,
+}
+
+/// The director among others.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    places: Option<Places>,
+    maintenance: Option<Maintenance>,
+    quorum: bool,
+    running: Option<Running>,
+}
+
+/// What there is with `[vrrp]`.
+#[derive(Debug)]
+struct Running {
+    settings: Vrrp,
+    heard: watch::Receiver<Heard>,
+    readiness: watch::Receiver<Option<Readiness>>,
+    listener: tokio::task::JoinHandle<()>,
+    /// What keepalived said last, also to a daemon before this one.
+    state: State,
+    written: Option<i16>,
+    /// Why the track file was not written.
+    trouble: Option<String>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.listener.abort();
+    }
+}
+
+impl Cluster {
+    /// Takes up what people said of the director before.
+    pub(crate) fn recall(places: Option<Places>) -> Self {
+        let kept = places.as_ref().map(|places| places.maintenance.as_path());
+        Self {
+            maintenance: kept.and_then(maintenance::recall),
+            places,
+            quorum: true,
+            running: None,
+        }
+    }
+
+    /// Follows a file.
+    pub(crate) fn set(&mut self, vrrp: Option<&Vrrp>) {
+        if self.running.as_ref().map(|running| &running.settings) == vrrp {
+            return;
+        }
+        if let Some(before) = self.running.take()
+            && vrrp.is_none_or(|vrrp| vrrp.track_file != before.settings.track_file)
+        {
+            before.put(track::UNFIT);
+        }
+        self.running = match (vrrp, &self.places) {
+            (Some(vrrp), Some(places)) => Some(Running::start(vrrp, places)),
+            _ => None,
+        };
+        self.follow();
+    }
+
+    /// Something was heard; never without `[vrrp]`.
+    pub(crate) async fn changed(&mut self) {
+        let Some(running) = &mut self.running else {
+            return std::future::pending().await;
+        };
+        let gone = tokio::select! {
+            heard = running.heard.changed() => heard.is_err(),
+            ready = running.readiness.changed() => ready.is_err(),
+        };
+        if gone {
+            // A daemon that ends.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Takes what was heard: in words, if keepalived says something new.
+    pub(crate) fn take(&mut self) -> Option<String> {
+        let running = self.running.as_mut()?;
+        let now = running.heard.borrow_and_update().state;
+        running.readiness.mark_unchanged();
+        let news = now.filter(|now| *now != running.state).map(|now| {
+            running.state = now;
+            running.keep();
+            match now {
+                State::Master => "keepalived: this director is active",
+                State::Backup => "keepalived: this director stands by",
+                State::Fault => "keepalived: this director cannot be active",
+                State::Stopped | State::Unknown => {
+                    "keepalived has stopped: this director is not active"
+                }
+            }
+        });
+        self.follow();
+        news.map(ToOwned::to_owned)
+    }
+
+    /// Whether the engine may have virtual addresses.
+    pub(crate) fn may_own(&self) -> bool {
+        self.running.as_ref().is_none_or(Running::may_own)
+    }
+
+    /// Takes whether all services have their quorum.
+    pub(crate) fn take_quorum(&mut self, quorum: bool) {
+        self.quorum = quorum;
+        self.follow();
+    }
+
+    /// Keeps a wish. What is known already keeps its time.
+    ///
+    /// # Errors
+    /// It cannot be kept: then it does not hold either.
+    pub(crate) fn wish(&mut self, spec: MaintenanceSpec, now: u64) -> Result<bool, String> {
+        let Some(on) = spec.on else { return Ok(false) };
+        let before = self.maintenance.clone();
+        self.maintenance = match (on, &before) {
+            (false, _) => None,
+            (true, Some(before)) if spec.why.is_none() => Some(before.clone()),
+            (true, before) => Some(Maintenance {
+                since: before.as_ref().map_or(now, |before| before.since),
+                who: spec.who,
+                why: spec.why,
+            }),
+        };
+        maintenance::check(self.maintenance.as_ref())
+            .and_then(|()| match &self.places {
+                Some(places) => maintenance::keep(&places.maintenance, self.maintenance.as_ref()),
+                None => Ok(()),
+            })
+            .inspect_err(|_| self.maintenance.clone_from(&before))?;
+        self.follow();
+        Ok(before.is_some() != on)
+    }
+
+    /// The engine ends with the daemon.
+    pub(crate) fn leave(&self) {
+        if let Some(running) = &self.running {
+            running.put(track::UNFIT);
+        }
+    }
+
+    /// Writes the track file, if another number belongs into it.
+    fn follow(&mut self) {
+        let (quorum, maintenance) = (self.quorum, self.maintenance.is_some());
+        let Some(running) = &mut self.running else {
+            return;
+        };
+        let Some(readiness) = running.readiness.borrow().clone() else {
+            // Nobody has looked yet: whatever a daemon before this one has found holds.
+            return;
+        };
+        let value = Standing {
+            ready: readiness.ready,
+            quorum,
+            maintenance,
+        }
+        .value();
+        if running.written == Some(value) {
+            return;
+        }
+        running.written = Some(value);
+        let before = running.trouble.take();
+        running.trouble = running.put(value);
+        if let Some(trouble) = &running.trouble
+            && before.is_none()
+        {
+            tracing::error!("{trouble}");
+        }
+        if running.trouble.is_some() {
+            running.written = None;
+        }
+    }
+
+    /// For people.
+    pub(crate) fn status(&self) -> DirectorStatus {
+        let vrrp = self.running.as_ref().map(|running| {
+            let heard = running.heard.borrow();
+            let readiness = running.readiness.borrow().clone().unwrap_or_default();
+            VrrpStatus {
+                state: running.state.word().to_owned(),
+                active: running.may_own(),
+                ready: readiness.ready,
+                waits_for: readiness.waits_for,
+                track: running.written.unwrap_or(track::UNFIT),
+                trouble: heard
+                    .trouble
+                    .iter()
+                    .chain(&running.trouble)
+                    .cloned()
+                    .collect(),
+                changes: heard.changes,
+                ignored: heard.ignored,
+            }
+        });
+        let mut warnings = Vec::new();
+        if self.maintenance.is_some() && vrrp.is_none() {
+            warnings.push(
+                "nothing follows the maintenance: the file has no [vrrp], whoever moves the addresses has to ask `lvsd maintenance status`"
+                    .to_owned(),
+            );
+        }
+        DirectorStatus {
+            maintenance: self.maintenance.clone(),
+            vrrp,
+            warnings,
+        }
+    }
+}
+
+impl Running {
+    fn start(settings: &Vrrp, places: &Places) -> Self {
+        let (heard, listener) = fifo::listen(settings.fifo.clone());
+        let state = std::fs::read_to_string(state_path(&settings.fifo));
+        Self {
+            settings: settings.clone(),
+            heard,
+            readiness: readiness::watch(places.engine.clone()),
+            listener,
+            state: state.map_or(State::Unknown, |word| State::of_word(word.trim())),
+            written: None,
+            trouble: None,
+        }
+    }
+
+    /// Where nobody has looked at the engine yet, one that is active stays so.
+    fn may_own(&self) -> bool {
+        let readiness = self.readiness.borrow();
+        self.state == State::Master && readiness.as_ref().is_none_or(|engine| engine.ready)
+    }
+
+    /// Keeps what keepalived said for a daemon after this one: it does not say it again.
+    fn keep(&self) {
+        let path = state_path(&self.settings.fifo);
+        if let Err(error) = replace(&path, self.state.word(), 0o600) {
+            tracing::warn!(
+                "cannot keep what keepalived said in {}: {error}; an lvsd that is started again gives the addresses up until keepalived says more",
+                path.display()
+            );
+        }
+    }
+
+    /// Writes a number into the track file; why not, if it cannot.
+    fn put(&self, value: i16) -> Option<String> {
+        let path = &self.settings.track_file;
+        let error = replace(path, &format!("{value}\n"), 0o644).err()?;
+        Some(format!(
+            "cannot write the track file {}: {error}; keepalived goes on with the last number",
+            path.display()
+        ))
+    }
+}
+
+fn state_path(fifo: &Path) -> PathBuf {
+    let mut name = fifo.as_os_str().to_owned();
+    name.push(".state");
+    name.into()
+}
+
+/// Puts a file in the place of another one, whole.
+fn replace(path: &Path, text: &str, mode: u32) -> io::Result<()> {
+    if let Some(directory) = path.parent() {
+        // What cannot be made shows itself when it is written to.
+        let _ = std::fs::create_dir_all(directory);
+    }
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let new = PathBuf::from(name);
+    // Nobody's link is followed, nor what a daemon that has died left behind.
+    let _ = std::fs::remove_file(&new);
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true).mode(mode);
+    options.open(&new)?.write_all(text.as_bytes())?;
+    std::fs::rename(&new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(on: bool) -> MaintenanceSpec {
+        MaintenanceSpec {
+            on: Some(on),
+            ..MaintenanceSpec::default()
+        }
+    }
+
+    #[test]
+    fn maintenance_outlives_the_daemon_and_what_cannot_be_kept_does_not_hold() {
+        let directory = tempfile::tempdir().unwrap();
+        let places = Places {
+            engine: Address::new("@nobody"),
+            maintenance: directory.path().join("x.maintenance.json"),
+        };
+        let mut cluster = Cluster::recall(Some(places.clone()));
+        assert!(cluster.wish(spec(true), 7).unwrap());
+        assert!(!cluster.wish(spec(true), 9).unwrap(), "it is in it already");
+        let again = Cluster::recall(Some(places.clone()));
+        assert_eq!(again.status().maintenance.unwrap().since, 7);
+        assert_eq!(again.status().warnings.len(), 1, "nothing follows it");
+        assert!(cluster.wish(spec(false), 9).unwrap());
+        assert!(
+            Cluster::recall(Some(places.clone()))
+                .status()
+                .maintenance
+                .is_none()
+        );
+        let why = Some("x\ny".to_owned());
+        assert!(
+            cluster
+                .wish(MaintenanceSpec { why, ..spec(true) }, 9)
+                .is_err()
+        );
+        std::fs::create_dir(&places.maintenance).unwrap();
+        assert!(cluster.wish(spec(true), 9).is_err());
+        assert!(cluster.status().maintenance.is_none());
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lvs/track");
+        for text in ["-254\n", "0\n"] {
+            replace(&path, text, 0o644).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        let elsewhere = directory.path().join("elsewhere");
+        std::os::unix::fs::symlink(&elsewhere, path.with_extension("new")).unwrap();
+        replace(&path, "1\n", 0o644).unwrap();
+        assert!(!elsewhere.exists());
+    }
+
+    #[test]
+    fn without_vrrp_addresses_are_the_engines() {
+        assert!(Cluster::recall(None).may_own());
+    }
+}

@@ -1,0 +1,74 @@
+//! Whether the engine knows the connections of other directors, asked ten times a second: when it
+//! is gone, keepalived is to know at once.
+
+use std::time::Duration;
+
+use lvs_core::api::{Call, SyncState};
+use lvs_dataplane::control::{Address, Client};
+use tokio::sync::watch;
+
+/// Between two questions.
+const PERIOD: Duration = Duration::from_millis(100);
+/// An engine that says nothing for so long forwards nothing either.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How the engine stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Readiness {
+    pub(super) ready: bool,
+    pub(super) waits_for: String,
+}
+
+/// The engine at `address`, as long as somebody wants to know; `None` until it was looked at.
+pub(super) fn watch(address: Address) -> watch::Receiver<Option<Readiness>> {
+    let (sender, receiver) = watch::channel(None);
+    let thread = std::thread::Builder::new().name("lvsd-ready".to_owned());
+    let failed = sender.clone();
+    let started = thread.spawn(move || {
+        let mut client = None;
+        while !sender.is_closed() {
+            let found = Some(ask(&address, &mut client));
+            sender.send_if_modified(|known| {
+                let new = *known != found;
+                known.clone_from(&found);
+                new
+            });
+            std::thread::sleep(PERIOD);
+        }
+    });
+    if let Err(error) = started {
+        tracing::error!("cannot start a thread: {error}; this director will not be active");
+        let waits_for = format!("a thread of lvsd ({error})");
+        failed.send_replace(Some(Readiness {
+            ready: false,
+            waits_for,
+        }));
+    }
+    receiver
+}
+
+fn ask(address: &Address, client: &mut Option<Client>) -> Readiness {
+    let unready = |why: String| Readiness {
+        ready: false,
+        waits_for: why,
+    };
+    if client.is_none() {
+        match Client::connect_patiently(address, PATIENCE) {
+            Ok(new) => *client = Some(new),
+            Err(_) => return unready("the engine".to_owned()),
+        }
+    }
+    let answer = client
+        .as_mut()
+        .map(|client| client.call::<SyncState>(&Call::SyncGet {}));
+    match answer {
+        Some(Ok(state)) => Readiness {
+            ready: state.ready,
+            waits_for: state.waits_for,
+        },
+        _ => {
+            *client = None;
+            unready("the engine".to_owned())
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Active and standby, with keepalived.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use toml::Spanned;
+
+use super::Checker;
+use super::engine::is_interface;
+use crate::config::diagnostic::Diagnostic;
+use crate::config::raw::{OneOrMore, RawConfig, RawVrrp};
+use crate::config::{HostAddress, Vrrp};
+
+/// VRRP counts centiseconds, in twelve bits.
+const ADVERT: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_millis(40_950);
+/// Addresses in a message of VRRP.
+const ADDRESSES_MAX: usize = 20;
+/// The other directors.
+const PEERS_MAX: usize = 8;
+
+/// `10.0.0.254/24 dev eth1`, without prefix length or device if need be.
+fn host_address(text: &str) -> Option<HostAddress> {
+    let mut words = text.split_ascii_whitespace();
+    let address = words.next()?;
+    let (ip, len) = match address.split_once('/') {
+        Some((ip, len)) => (ip, Some(len.parse::<u8>().ok()?)),
+        None => (address, None),
+    };
+    let ip: IpAddr = ip.parse().ok()?;
+    let whole = if ip.is_ipv4() { 32 } else { 128 };
+    let len = len.unwrap_or(whole);
+    let device = match (words.next(), words.next()) {
+        (None, _) => None,
+        (Some("dev"), Some(name)) if is_interface(name) => Some(name.to_owned()),
+        _ => return None,
+    };
+    (len <= whole && words.next().is_none()).then_some(HostAddress { ip, len, device })
+}
+
+/// Whether keepalived reads it as one word.
+fn is_word(name: &str) -> bool {
+    !name.contains(|c: char| c.is_whitespace() || c.is_control() || "\"'{}#!\\$@~".contains(c))
+}
+
+impl Checker<'_> {
+    pub(super) fn vrrp(&mut self, spanned: &Spanned<RawVrrp>, all: &RawConfig) -> Option<Vrrp> {
+        let raw = spanned.get_ref();
+        let interface = raw.interface.as_ref().map(|name| {
+            if !is_interface(name.get_ref()) || !is_word(name.get_ref()) {
+                let title = format!("`{}` is not the name of an interface", name.get_ref());
+                self.report(
+                    Diagnostic::error(name.span(), title)
+                        .help("`ip link` lists them; an address is not one"),
+                );
+            }
+            name.get_ref().clone()
+        });
+        if interface.is_none() {
+            self.report(
+                Diagnostic::error(spanned.span(), "[vrrp] has no interface").help(
+                    "add interface = \"...\": the one on which the directors hear each other",
+                ),
+            );
+        }
+        if raw.router_id.is_none() {
+            self.report(
+                Diagnostic::error(spanned.span(), "[vrrp] has no router_id").help(
+                    "add router_id = 51, or another number to 255: the same on all directors that belong together, \
+                     and of nobody else on that network",
+                ),
+            );
+        }
+        let router_id = self.number(raw.router_id.as_ref(), "`router_id`", 1..=255);
+        let priority = self.number(raw.priority.as_ref(), "`priority`", 1..=254);
+        if let Some(time) = &raw.advert
+            && !ADVERT.contains(&time.get_ref().0)
+        {
+            self.report(
+                Diagnostic::error(time.span(), "`advert` is out of range")
+                    .help("give \"10ms\" to \"40s\""),
+            );
+        }
+        if all.dataplane.own_vips == Some(true) {
+            self.report(
+                Diagnostic::error(spanned.span(), "[vrrp] moves virtual addresses, and `own_vips` keeps them here")
+                    .help("remove own_vips from [dataplane]: services have the engine own their addresses by themselves"),
+            );
+        }
+        if all.sync.is_none() {
+            self.report(
+                Diagnostic::warning(
+                    spanned.span(),
+                    "the directors share no connections: all break when the addresses move",
+                )
+                .help("add [sync] with peers and key_file"),
+            );
+        }
+        let peers = self.vrrp_peers(raw.peers.as_ref());
+        let addresses = self.vrrp_addresses(raw.addresses.as_ref());
+        let track_file = self.vrrp_path(raw.track_file.as_ref(), "track_file", Vrrp::TRACK_FILE);
+        let fifo = self.vrrp_path(raw.fifo.as_ref(), "fifo", Vrrp::FIFO);
+        if track_file == fifo {
+            self.report(
+                Diagnostic::error(spanned.span(), "`track_file` and `fifo` are the same file")
+                    .help("give each a path of its own, or leave both out"),
+            );
+        }
+        Some(Vrrp {
+            interface: interface?,
+            router_id: u8::try_from(router_id?).ok()?,
+            priority: priority
+                .and_then(|n| u8::try_from(n).ok())
+                .unwrap_or(Vrrp::PRIORITY),
+            advert: raw
+                .advert
+                .as_ref()
+                .map_or(Vrrp::ADVERT, |time| time.get_ref().0),
+            peers,
+            addresses,
+            track_file,
+            fifo,
+        })
+    }
+
+    fn vrrp_path(
+        &mut self,
+        written: Option<&Spanned<String>>,
+        key: &str,
+        default: &str,
+    ) -> PathBuf {
+        if let Some(path) = written
+            && !(path.get_ref().starts_with('/') && is_word(path.get_ref()))
+        {
+            let title = format!("`{key}` is not a path that keepalived takes");
+            self.report(
+                Diagnostic::error(path.span(), title)
+                    .help(format!("begin it with `/`, without blanks: {default}")),
+            );
+        }
+        written.map_or(default, |path| path.get_ref()).into()
+    }
+
+    fn vrrp_peers(&mut self, written: Option<&Spanned<OneOrMore>>) -> Vec<IpAddr> {
+        let Some(written) = written else {
+            return Vec::new();
+        };
+        let mut seen = HashSet::new();
+        let mut peers: Vec<IpAddr> = Vec::new();
+        for text in &written.get_ref().0 {
+            match text.parse::<IpAddr>() {
+                Ok(ip) if seen.insert(ip) => peers.push(ip),
+                Ok(ip) => self.report(
+                    Diagnostic::error(written.span(), format!("{ip} is named twice"))
+                        .help("name each of the other directors once"),
+                ),
+                Err(_) => self.report(
+                    Diagnostic::error(written.span(), format!("`{text}` is not an address"))
+                        .help("write 192.0.2.2 or 2001:db8::2; VRRP has no ports"),
+                ),
+            }
+        }
+        let mixed = peers.iter().any(IpAddr::is_ipv4) && peers.iter().any(IpAddr::is_ipv6);
+        if peers.len() > PEERS_MAX || mixed {
+            self.report(
+                Diagnostic::error(written.span(), "these `peers` are no group of directors")
+                    .help(format!("name at most {PEERS_MAX}, of one family")),
+            );
+        }
+        peers
+    }
+
+    fn vrrp_addresses(&mut self, written: Option<&Spanned<OneOrMore>>) -> Vec<HostAddress> {
+        let Some(written) = written else {
+            return Vec::new();
+        };
+        let mut all: Vec<HostAddress> = Vec::new();
+        for text in &written.get_ref().0 {
+            match host_address(text) {
+                Some(address) if all.iter().any(|other| other.ip == address.ip) => {
+                    self.report(
+                        Diagnostic::error(written.span(), format!("{} is named twice", address.ip))
+                            .help("name each address once"),
+                    );
+                }
+                Some(address) => all.push(address),
+                None => self.report(
+                    Diagnostic::error(
+                        written.span(),
+                        format!("`{text}` is not an address of a host"),
+                    )
+                    .help("write \"10.0.0.254/24 dev eth1\""),
+                ),
+            }
+        }
+        if all.len() > ADDRESSES_MAX {
+            self.report(
+                Diagnostic::error(written.span(), format!("there are {} addresses", all.len()))
+                    .help(format!(
+                        "name at most {ADDRESSES_MAX}; the services' own need not stand here"
+                    )),
+            );
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{Config, Vrrp};
+
+    const SERVICE: &str = "[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\n\
+                           [[service.server]]\naddress = \"10.0.0.11:80\"\n";
+
+    #[test]
+    fn what_is_left_out_has_a_value() {
+        let text = format!(
+            "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\naddress = \"10.0.0.254/24 dev eth1\"\n{SERVICE}"
+        );
+        let (config, report) = Config::from_toml("x", &text).expect("valid");
+        let vrrp = config.vrrp.expect("it is there");
+        assert_eq!(vrrp.track_file.to_str(), Some(Vrrp::TRACK_FILE));
+        assert_eq!((vrrp.priority, vrrp.advert), (200, Vrrp::ADVERT));
+        assert_eq!(vrrp.addresses[0].device.as_deref(), Some("eth1"));
+        assert!(report.to_string().contains("share no connections"));
+    }
+
+    #[test]
+    fn what_keepalived_would_refuse_or_misread_is_found() {
+        for (keys, words) in [
+            ("router_id = 1", "has no interface"),
+            ("interface = \"eth0\"", "has no router_id"),
+            ("interface = \"eth0\"\nrouter_id = 256", "out of range"),
+            (
+                "interface = \"eth0 }\"\nrouter_id = 1",
+                "not the name of an interface",
+            ),
+            (
+                "interface = \"a{b\"\nrouter_id = 1",
+                "not the name of an interface",
+            ),
+            (
+                "interface = \"eth0\"\nrouter_id = 1\nadvert = \"1ms\"",
+                "`advert` is out of range",
+            ),
+            (
+                "interface = \"eth0\"\nrouter_id = 1\npriority = 255",
+                "out of range",
+            ),
+            (
+                "interface = \"eth0\"\nrouter_id = 1\nfifo = \"x\"",
+                "not a path",
+            ),
+            (
+                "interface = \"eth0\"\nrouter_id = 1\nfifo = \"/x\\n}\"",
+                "not a path",
+            ),
+            (
+                "interface = \"eth0\"\nrouter_id = 1\nfifo = \"/x\"\ntrack_file = \"/x\"",
+                "the same file",
+            ),
+            (
+                "interface = \"eth0\"\nrouter_id = 1\naddress = \"10.0.0.1/33\"",
+                "not an address of a host",
+            ),
+            (
+                "interface = \"eth0\"\nrouter_id = 1\naddress = \"10.0.0.1 dev a b\"",
+                "not an address of a host",
+            ),
+            (
+                "interface = \"eth0\"\nrouter_id = 1\npeers = [\"10.0.0.1\", \"fd00::1\"]",
+                "no group",
+            ),
+            (
+                "interface = \"eth0\"\nrouter_id = 1\npeers = [\"10.0.0.1\", \"10.0.0.1\"]",
+                "named twice",
+            ),
+            (
+                "interface = \"eth0\"\nrouter_id = 1\n[dataplane]\nown_vips = true",
+                "keeps them here",
+            ),
+        ] {
+            let text = format!("[vrrp]\n{keys}\n{SERVICE}");
+            let report = Config::from_toml("x", &text).expect_err(keys).to_string();
+            assert!(report.contains(words), "{keys}: {report}");
+        }
+    }
+}
