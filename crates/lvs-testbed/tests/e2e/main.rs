@@ -1,7 +1,6 @@
 //! The programs in network namespaces, with real servers and clients. One program of all these
 //! tests: that many would be linked one after another, and run so too.
 
-#[path = "../common/mod.rs"]
 mod common;
 
 mod api;

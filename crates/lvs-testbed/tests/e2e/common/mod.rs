@@ -1,7 +1,5 @@
 //! What the forwarding methods have in common: the same traffic must pass through each of them.
 
-#![allow(dead_code, reason = "each test program uses some of it")]
-
 use std::net::SocketAddr;
 use std::time::Duration;
 
