@@ -2,15 +2,15 @@
 //! so that it outlives a reload, a restart and a reboot.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use lvs_core::api::ServiceId;
 use lvs_dataplane::control::daemon::{AdminEntry, AdminSpec, AdminState, Target, WORDS_MAX};
+
+use crate::replace::replace_for_good;
 
 /// Wishes at a time.
 const ENTRIES_MAX: usize = 65_536;
@@ -218,17 +218,8 @@ impl Admin {
             if let Some(directory) = path.parent() {
                 std::fs::create_dir_all(directory)?;
             }
-            let new = path.with_extension("json.new");
-            let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(true).mode(0o600);
-            let mut file = options.open(&new)?;
             let entries: Vec<&AdminEntry> = self.entries().collect();
-            file.write_all(&serde_json::to_vec(&entries)?)?;
-            file.sync_all()?;
-            std::fs::rename(&new, path)?;
-            // The new name, too, is to outlive a power cut.
-            let directory = path.parent().filter(|path| !path.as_os_str().is_empty());
-            std::fs::File::open(directory.unwrap_or_else(|| Path::new(".")))?.sync_all()
+            replace_for_good(path, &serde_json::to_vec(&entries)?, 0o600)
         };
         write().map_err(|error| {
             format!(

@@ -3,14 +3,12 @@
 //!
 //! It lives as long as the engine that it was made for. After a reboot a broken file is refused.
 
-use std::fs::OpenOptions;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use lvs_dataplane::control::{Address, Client};
 
 use crate::config::{Config, Report};
+use crate::replace::replace;
 
 /// Where it is for the engine at `address`; nowhere for one that has no path.
 pub fn path(address: &Address) -> Option<PathBuf> {
@@ -21,14 +19,7 @@ pub fn path(address: &Address) -> Option<PathBuf> {
 
 /// Keeps the text of a file that was good.
 pub fn keep(path: &Path, text: &str) {
-    let write = || -> io::Result<()> {
-        let new = path.with_extension("toml.new");
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        options.open(&new)?.write_all(text.as_bytes())?;
-        std::fs::rename(&new, path)
-    };
-    if let Err(error) = write() {
+    if let Err(error) = replace(path, text.as_bytes(), 0o600) {
         tracing::debug!(
             "cannot keep the configuration in {}: {error}",
             path.display()

@@ -47,6 +47,7 @@ pub mod last_good;
 pub mod notify_command;
 pub mod proxy;
 pub mod reconcile;
+mod replace;
 pub mod schema;
 mod source;
 pub mod tally;

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use lvs_dataplane::control::daemon::{Maintenance, WORDS_MAX};
 
+use crate::replace::replace_for_good;
+
 /// Where it is kept for the daemon whose wishes for servers are at `admin`.
 pub fn path(admin: &Path) -> PathBuf {
     let name = admin.to_string_lossy();
@@ -49,9 +51,12 @@ pub(super) fn check(wish: Option<&Maintenance>) -> Result<(), String> {
 
 pub(super) fn keep(path: &Path, wish: Option<&Maintenance>) -> Result<(), String> {
     let result = match wish {
-        Some(wish) => serde_json::to_string(wish)
-            .map_err(io::Error::from)
-            .and_then(|text| super::replace(path, &text, 0o600)),
+        Some(wish) => {
+            super::make_directory_of(path);
+            serde_json::to_vec(wish)
+                .map_err(io::Error::from)
+                .and_then(|text| replace_for_good(path, &text, 0o600))
+        }
         None => match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),

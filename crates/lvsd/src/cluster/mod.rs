@@ -16,8 +16,6 @@ mod maintenance;
 mod readiness;
 mod track;
 
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use lvs_dataplane::control::Address;
@@ -25,6 +23,7 @@ use lvs_dataplane::control::daemon::{DirectorStatus, Maintenance, MaintenanceSpe
 use tokio::sync::watch;
 
 use crate::config::Vrrp;
+use crate::replace::replace;
 use fifo::{Heard, State};
 pub use maintenance::path as maintenance_path;
 use readiness::Readiness;
@@ -272,7 +271,8 @@ impl Running {
     /// Keeps what keepalived said for a daemon after this one: it does not say it again.
     fn keep(&self) {
         let path = state_path(&self.settings.fifo);
-        if let Err(error) = replace(&path, self.state.word(), 0o600) {
+        make_directory_of(&path);
+        if let Err(error) = replace(&path, self.state.word().as_bytes(), 0o600) {
             tracing::warn!(
                 "cannot keep what keepalived said in {}: {error}; an lvsd that is started again gives the addresses up until keepalived says more",
                 path.display()
@@ -283,7 +283,8 @@ impl Running {
     /// Writes a number into the track file; why not, if it cannot.
     fn put(&self, value: i16) -> Option<String> {
         let path = &self.settings.track_file;
-        let error = replace(path, &format!("{value}\n"), 0o644).err()?;
+        make_directory_of(path);
+        let error = replace(path, format!("{value}\n").as_bytes(), 0o644).err()?;
         Some(format!(
             "cannot write the track file {}: {error}; keepalived goes on with the last number",
             path.display()
@@ -297,21 +298,12 @@ fn state_path(fifo: &Path) -> PathBuf {
     name.into()
 }
 
-/// Puts a file in the place of another one, whole.
-fn replace(path: &Path, text: &str, mode: u32) -> io::Result<()> {
+/// The directory of a file is made, if it can be. What cannot be made shows itself when the file is
+/// written.
+fn make_directory_of(path: &Path) {
     if let Some(directory) = path.parent() {
-        // What cannot be made shows itself when it is written to.
         let _ = std::fs::create_dir_all(directory);
     }
-    let mut name = path.as_os_str().to_owned();
-    name.push(".new");
-    let new = PathBuf::from(name);
-    // Nobody's link is followed, nor what a daemon that has died left behind.
-    let _ = std::fs::remove_file(&new);
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create_new(true).mode(mode);
-    options.open(&new)?.write_all(text.as_bytes())?;
-    std::fs::rename(&new, path)
 }
 
 #[cfg(test)]
@@ -357,17 +349,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_as_a_whole() {
+    fn the_directory_of_a_file_is_made() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lvs/track");
-        for text in ["-254\n", "0\n"] {
-            replace(&path, text, 0o644).unwrap();
-            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
-        }
-        let elsewhere = directory.path().join("elsewhere");
-        std::os::unix::fs::symlink(&elsewhere, path.with_extension("new")).unwrap();
-        replace(&path, "1\n", 0o644).unwrap();
-        assert!(!elsewhere.exists());
+        make_directory_of(&path);
+        replace(&path, b"0\n", 0o644).unwrap();
+        let path = directory.path().join("kept/x.maintenance.json");
+        maintenance::keep(&path, Some(&Maintenance::default())).unwrap();
+        assert!(maintenance::recall(&path).is_some());
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::engine::control::EngineControl;
 use crate::engine::socket;
 use crate::engine::{ConnectError, Given, Host};
 use crate::host_addresses::Addresses;
+use crate::replace::replace;
 
 /// Tells an engine of ours from others: it stands in the environment of those that a daemon has
 /// started.
@@ -170,9 +171,7 @@ impl Host for Machine {
     fn remember(&mut self, given: &Given) {
         let Some(path) = self.memory() else { return };
         let text = serde_json::to_vec(given).unwrap_or_default();
-        let new = path.with_extension("json.new");
-        let kept = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
-        if let Err(error) = kept {
+        if let Err(error) = replace(&path, &text, 0o666) {
             tracing::warn!(
                 "cannot keep in {} what was set in the engine: {error}; what leaves the file while no lvsd runs will stay set",
                 path.display()

@@ -1,0 +1,62 @@
+//! Files that are replaced as a whole: who reads one finds what was there, or what is there now.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Puts `contents` in the place of a file, with these permissions.
+///
+/// # Errors
+/// It cannot be written. The old file is there then.
+pub(crate) fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
+    let (new, _) = write(path, contents, mode)?;
+    std::fs::rename(&new, path)
+}
+
+/// As [`replace`], and it outlives a power cut.
+///
+/// # Errors
+/// As [`replace`]; or it is in place, but may not be after a power cut.
+pub(crate) fn replace_for_good(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
+    let (new, file) = write(path, contents, mode)?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)?;
+    // The new name, too.
+    let directory = path.parent().filter(|path| !path.as_os_str().is_empty());
+    File::open(directory.unwrap_or_else(|| Path::new(".")))?.sync_all()
+}
+
+/// Writes the new file beside the old one.
+fn write(path: &Path, contents: &[u8], mode: u32) -> io::Result<(PathBuf, File)> {
+    let mut name = OsString::from(path);
+    name.push(".new");
+    let new = PathBuf::from(name);
+    // Nobody's link is followed, nor what a process that has died left behind.
+    let _ = std::fs::remove_file(&new);
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(mode);
+    let mut file = options.open(&new)?;
+    file.write_all(contents)?;
+    Ok((new, file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("track");
+        for text in ["-254\n", "0\n"] {
+            replace(&path, text.as_bytes(), 0o644).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        let elsewhere = directory.path().join("elsewhere");
+        std::os::unix::fs::symlink(&elsewhere, path.with_extension("new")).unwrap();
+        replace_for_good(&path, b"1\n", 0o644).unwrap();
+        assert!(!elsewhere.exists());
+    }
+}
