@@ -61,7 +61,7 @@ pub struct MaglevHashing {
 
 impl Default for MaglevHashing {
     fn default() -> Self {
-        Self::sized(SLOTS[usize::from(INDEX - 8)], INDEX)
+        Self::sized(INDEX)
     }
 }
 
@@ -70,13 +70,12 @@ impl MaglevHashing {
     /// slots) to 17 (131,071); 16 has 65,521. `None` for others. All directors of a service need the
     /// same.
     pub fn with_table_index(index: u8) -> Option<Self> {
-        let slots = SLOTS.get(usize::from(index.checked_sub(8)?))?;
-        Some(Self::sized(*slots, index))
+        (8..=17).contains(&index).then(|| Self::sized(index))
     }
 
-    fn sized(slots: u32, index: u8) -> Self {
+    fn sized(index: u8) -> Self {
         Self {
-            slots,
+            slots: SLOTS[usize::from(index - 8)],
             weight_bits: u32::from(index / 2),
             table: Vec::new(),
             built: Vec::new(),
