@@ -31,6 +31,7 @@ use crate::health::{self, Network, Pins};
 use crate::last_good;
 use crate::notify::Notify;
 use crate::schema;
+use crate::sources::{self, Gathered};
 use crate::tally::{self, Tally};
 use crate::watchdog::{self, Pulses};
 use crate::words::counted;
@@ -78,7 +79,8 @@ pub struct Arguments {
     #[arg(long)]
     attach: bool,
 
-    /// Directory for what must outlive a reboot: which servers people have taken out of service.
+    /// Directory for what must outlive a reboot: which servers people have taken out of service,
+    /// and what DNS said last.
     #[arg(long, global = true, value_name = "DIR", env = "STATE_DIRECTORY", default_value = DEFAULT_STATE)]
     state: PathBuf,
 
@@ -181,7 +183,8 @@ enum Switch {
 /// Does what the command line says.
 pub fn main(arguments: Arguments) -> ExitCode {
     if let Some(file) = &arguments.check_config {
-        return check(file.as_ref().unwrap_or(&arguments.config));
+        let file = file.as_ref().unwrap_or(&arguments.config);
+        return check(file, &Gathered::recall(&arguments.state, file));
     }
     match arguments.command {
         Some(Command::Stop { all }) => return stop(&arguments, all),
@@ -275,7 +278,8 @@ fn fail(why: &str) -> ExitCode {
 /// The configuration. Where it cannot be used, and the engine runs on after a daemon that has
 /// ended, the daemon takes the one that it had last.
 fn load(arguments: &Arguments) -> Result<(Config, Report), ExitCode> {
-    let error = match Config::load(&arguments.config) {
+    let gathered = gathered(arguments);
+    let error = match Config::load_with(&arguments.config, None, &gathered) {
         Ok(loaded) => return Ok(loaded),
         Err(error) => error,
     };
@@ -287,7 +291,8 @@ fn load(arguments: &Arguments) -> Result<(Config, Report), ExitCode> {
         Some(Command::Engine) => (last_good::kept(&address), "the last engine has crashed"),
         Some(_) => return Err(code),
     };
-    let kept = kept.ok_or(code)?;
+    let (kept, report) = kept.ok_or(code)?;
+    let kept = kept.with(&gathered).unwrap_or((kept, report));
     log::say(
         Level::ERROR,
         format_args!(
@@ -304,6 +309,11 @@ fn address(arguments: &Arguments, config: &Config) -> Address {
     named
         .or_else(|| config.dataplane.socket.clone())
         .map_or_else(Address::default, Address::new)
+}
+
+/// What DNS said last.
+fn gathered(arguments: &Arguments) -> Gathered {
+    Gathered::recall(&arguments.state, &arguments.config)
 }
 
 /// Ends the daemon that runs and, with `all`, the engine.
@@ -386,8 +396,8 @@ fn stop_engine(address: &Address) -> Result<(), String> {
     result
 }
 
-fn check(file: &std::path::Path) -> ExitCode {
-    match Config::load_on(file, Some(&Facts::read())) {
+fn check(file: &std::path::Path, gathered: &Gathered) -> ExitCode {
+    match Config::load_with(file, Some(&Facts::read()), gathered) {
         Ok((config, warnings)) => {
             warnings.print();
             let servers = config.services.iter().map(|s| s.servers.len()).sum();
@@ -501,6 +511,7 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
                     &arguments.config,
                 )),
             }),
+            sources: Some(sources::path(&arguments.state, &arguments.config)),
             admin: Some(admin::path(&arguments.state, &arguments.config)),
             asks: Some(asks),
             events,

@@ -20,6 +20,7 @@
 //! watchdog        feeding systemd's, while all of the daemon goes on
 //! notify          what systemd is told
 //! proxy           services that the daemon serves itself
+//! sources/        servers that DNS names, and what was last known of them
 //! source          whom an address counts as, where places are shared out
 //! schema          the keys of the file, for editors and for reading
 //! ```
@@ -50,6 +51,7 @@ pub mod reconcile;
 mod replace;
 pub mod schema;
 mod source;
+pub mod sources;
 pub mod tally;
 pub mod watchdog;
 mod words;

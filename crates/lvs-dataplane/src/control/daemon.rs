@@ -359,6 +359,39 @@ pub struct Status {
     /// The director among others, if it is one of several or in maintenance.
     #[serde(default, skip_serializing_if = "DirectorStatus::is_alone")]
     pub director: DirectorStatus,
+    /// Where servers and services come from besides the file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<SourceStatus>,
+    /// What sources say and is not in force, in words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<String>,
+}
+
+/// Where servers or services come from besides the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SourceStatus {
+    /// `dns` or `etcd`.
+    pub kind: String,
+    /// The name in DNS; the prefix in etcd.
+    pub name: String,
+    /// When it last answered, in seconds since 1970; `None` if it has not since the daemon began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answered: Option<u64>,
+    /// It has answered once, now or to a daemon before this one: that holds.
+    pub known: bool,
+    /// Servers that it names; keys, of etcd.
+    pub items: usize,
+    /// How often it has answered.
+    pub answers: u64,
+    /// How often it has not.
+    pub failures: u64,
+    /// Why it does not answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// The revision that is in force, of etcd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision: Option<u64>,
 }
 
 /// What the daemon relays itself.

@@ -39,6 +39,7 @@ pub fn pipeline(bytes: &[u8]) {
 /// What a real server says to a health check, to every parser of it.
 pub fn replies(bytes: &[u8]) {
     lvsd::health::probe::fuzz::reply(bytes);
+    lvsd::sources::fuzz_dns(bytes);
 }
 
 /// Operations on a director and on a naive model of it, which must agree after each of them.

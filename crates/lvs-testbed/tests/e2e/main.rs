@@ -11,6 +11,7 @@ mod checksums;
 mod cluster;
 mod conformance;
 mod deviations;
+mod discovery;
 mod dns;
 mod doctor;
 mod doors;

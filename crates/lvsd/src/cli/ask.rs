@@ -8,7 +8,7 @@ use lvs_core::api::ServiceId;
 use lvs_dataplane::control::Address;
 use lvs_dataplane::control::daemon::{
     AdminState, Ask, Client, DirectorStatus, Event, MaintenanceSpec, Reloaded, ServerStatus,
-    ServiceStatus, Status,
+    ServiceStatus, SourceStatus, Status,
 };
 
 use crate::admin::unix_time;
@@ -173,7 +173,11 @@ fn tell(status: &Status, now: u64) -> String {
     if !status.director.is_alone() {
         text.push_str(&director(&status.director, now));
     }
+    for source in &status.sources {
+        tell_source(&mut text, source, now);
+    }
     for (title, lines) in [
+        ("left out", &status.left_out),
         ("refused by the engine", &status.refused),
         ("changed by hand", &status.drift),
     ] {
@@ -225,6 +229,25 @@ fn tell(status: &Status, now: u64) -> String {
         tell_service(&mut text, service);
     }
     text
+}
+
+fn tell_source(text: &mut String, source: &SourceStatus, now: u64) {
+    let _ = write!(text, "{} {}: ", source.kind, source.name);
+    let _ = match (source.known, source.answered) {
+        (false, _) => write!(text, "NOT KNOWN YET"),
+        (true, Some(at)) => {
+            let servers = counted(source.items, "server");
+            write!(text, "{servers}, {} ago", lasted(now.saturating_sub(at)))
+        }
+        (true, None) => {
+            let servers = counted(source.items, "server");
+            write!(text, "{servers}, kept from before lvsd began")
+        }
+    };
+    let _ = match &source.trouble {
+        Some(why) => writeln!(text, "; DOES NOT ANSWER: {why}"),
+        None => writeln!(text),
+    };
 }
 
 fn engine(status: &Status) -> String {

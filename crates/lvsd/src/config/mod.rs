@@ -26,6 +26,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use lvs_core::api::{LocalPool, ServiceId, SyncDaemon};
@@ -43,6 +44,7 @@ use shape::{shape, unknown_key};
 
 use crate::health::Probe;
 use crate::proxy;
+use crate::sources::Gathered;
 
 /// A file that has been checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,6 +63,8 @@ pub struct Config {
     pub sync: Option<Vec<SyncDaemon>>,
     /// The virtual addresses are the engine's only while keepalived says so.
     pub vrrp: Option<Vrrp>,
+    /// How names of servers are looked up.
+    pub lookups: Lookups,
     /// Sysctls to set, name and value.
     pub sysctls: Vec<(String, String)>,
     /// Rules that give packets firewall marks, in the engine's words.
@@ -71,6 +75,55 @@ pub struct Config {
     pub port_marks: Vec<String>,
     /// The services, in the order of the file.
     pub services: Vec<Service>,
+    /// Servers that sources name and that cannot serve, in words.
+    pub left_out: Vec<String>,
+    /// What it was made of, apart from what sources say.
+    pub base: Base,
+}
+
+/// The text of the files. Two configurations are the same whatever text they are from.
+#[derive(Clone, Debug, Default)]
+pub struct Base(Option<Arc<(String, Files)>>);
+
+impl PartialEq for Base {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Base {}
+
+/// `[dns]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lookups {
+    /// Name servers; empty for those of `/etc/resolv.conf`.
+    pub name_servers: Vec<SocketAddr>,
+    /// How long one may say nothing.
+    pub timeout: Duration,
+    /// Shortest time between two look-ups of a name.
+    pub min: Duration,
+    /// Longest time between two look-ups of a name.
+    pub max: Duration,
+}
+
+impl Default for Lookups {
+    fn default() -> Self {
+        Self {
+            name_servers: Vec::new(),
+            timeout: Duration::from_secs(2),
+            min: Duration::from_secs(5),
+            max: Duration::from_secs(300),
+        }
+    }
+}
+
+/// `servers` of a service: where further servers come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct From {
+    /// A name in DNS, in lower case and without a dot at its end.
+    pub dns: Option<String>,
+    /// Some source has never said anything: servers that are there may be among those it names.
+    pub incomplete: bool,
 }
 
 /// `[lvsd]`.
@@ -409,7 +462,9 @@ pub struct Service {
     pub min_share: u8,
     /// Who serves below the quorum.
     pub sorry: Option<Server>,
-    /// Real servers, in the order of the file.
+    /// Where further servers come from.
+    pub from: From,
+    /// Real servers, in the order of the file; behind them those that sources name.
     pub servers: Vec<Server>,
 }
 
@@ -527,6 +582,18 @@ impl Config {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn load_on(path: &Path, facts: Option<&Facts>) -> Result<(Self, Report), LoadError> {
+        Self::load_with(path, facts, &Gathered::default())
+    }
+
+    /// The same with what sources have said.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_with(
+        path: &Path,
+        facts: Option<&Facts>,
+        gathered: &Gathered,
+    ) -> Result<(Self, Report), LoadError> {
         let whole = files::read(path)?;
         let name = path.display().to_string();
         if !whole.findings.is_empty() {
@@ -537,8 +604,20 @@ impl Config {
                 findings: whole.findings,
             })));
         }
-        Self::read(&name, &whole.text, whole.files, facts)
+        Self::read(&name, &whole.text, whole.files, facts, gathered)
             .map_err(|report| LoadError::Refused(Box::new(report)))
+    }
+
+    /// The same files with what sources say now. The files are not read again.
+    ///
+    /// # Errors
+    /// What is wrong with them by now, such as a certificate that is gone.
+    pub fn with(&self, gathered: &Gathered) -> Result<(Self, Report), Report> {
+        let (text, files) = match &self.base.0 {
+            Some(base) => (base.0.as_str(), base.1.clone()),
+            None => ("", Files::default()),
+        };
+        Self::read(&self.path, text, files, None, gathered)
     }
 
     /// Whether the files at `path` may name the engine's socket; false is certain, and known
@@ -554,7 +633,8 @@ impl Config {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn from_toml(path: &str, text: &str) -> Result<(Self, Report), Report> {
-        Self::read(path, text, Files::from(path), None)
+        let nothing = Gathered::default();
+        Self::read(path, text, Files::from(path), None, &nothing)
     }
 
     fn read(
@@ -562,6 +642,7 @@ impl Config {
         text: &str,
         files: Files,
         facts: Option<&Facts>,
+        gathered: &Gathered,
     ) -> Result<(Self, Report), Report> {
         let (raw, mut findings) = shape(text);
         let mut config = None;
@@ -570,7 +651,8 @@ impl Config {
             config = Some(Self {
                 path: path.to_owned(),
                 files: files.clone(),
-                ..check::check(&raw, text, facts, complete, &mut findings)
+                base: Base(Some(Arc::new((text.to_owned(), files.clone())))),
+                ..check::check(&raw, text, facts, gathered, complete, &mut findings)
             });
             if complete && raw.service.is_empty() {
                 findings.push(

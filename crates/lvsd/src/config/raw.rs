@@ -26,6 +26,8 @@ pub(super) struct RawConfig {
     pub(super) sync: Option<Spanned<RawSync>>,
     /// The virtual addresses move between directors, as keepalived's VRRP says.
     pub(super) vrrp: Option<Spanned<RawVrrp>>,
+    /// How names of servers are looked up.
+    pub(super) dns: Option<Spanned<RawDns>>,
     /// Sysctls under the kernel's names (`/proc/sys/net/ipv4/vs/`).
     pub(super) sysctl: BTreeMap<Spanned<String>, Spanned<Scalar>>,
     pub(super) service: Vec<Spanned<RawService>>,
@@ -202,6 +204,34 @@ pub(super) struct RawVrrp {
     pub(super) fifo: Option<Spanned<String>>,
 }
 
+/// `[dns]`: how names of servers are looked up.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawDns {
+    /// Name servers, by address: `192.0.2.53`, `192.0.2.53:5353`, or an array. Default: those of
+    /// /etc/resolv.conf.
+    pub(super) name_servers: Option<Spanned<OneOrMore>>,
+    /// Time after which a name server counts as silent, and the next one is asked. Default: 2s.
+    pub(super) timeout: Option<Spanned<RawDuration>>,
+    /// Shortest time between two look-ups of a name, whatever its TTL. Default: 5s.
+    pub(super) min_ttl: Option<Spanned<RawDuration>>,
+    /// Longest time between two look-ups of a name, whatever its TTL. Default: 5m.
+    pub(super) max_ttl: Option<Spanned<RawDuration>>,
+}
+
+/// `servers = { ... }`: where further servers of a service come from.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawServers {
+    /// Name in DNS: of SRV records if it begins with an underscore (`_http._tcp.example.org`), else
+    /// of A and AAAA records.
+    pub(super) dns: Option<Spanned<String>>,
+    /// Port of servers that come without one. Default: the service's.
+    pub(super) port: Option<Spanned<Whole>>,
+    /// Weight of servers that come without one. Default: 1.
+    pub(super) weight: Option<Spanned<Whole>>,
+}
+
 /// `[[service]]`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -271,6 +301,8 @@ pub(super) struct RawService {
     pub(super) limits: Option<RawLimits>,
     /// Whose new connections it takes. Default: everybody's.
     pub(super) filter: Option<Spanned<RawFilter>>,
+    /// Where further servers come from: `{ dns = "_http._tcp.example.org" }`. Default: nowhere.
+    pub(super) servers: Option<Spanned<RawServers>>,
     pub(super) server: Vec<Spanned<RawServer>>,
 }
 

@@ -392,6 +392,14 @@ impl<P: Prober> Daemon<P> {
             }),
             confinement: self.options.confinement.clone(),
             director: self.cluster.status(),
+            sources: self.sources.status(),
+            left_out: self
+                .config
+                .left_out
+                .iter()
+                .chain(&self.held_back)
+                .cloned()
+                .collect(),
         }
     }
 

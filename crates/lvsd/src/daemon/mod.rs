@@ -41,6 +41,7 @@ use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::proxy;
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
+use crate::sources::{Gathered, Sources};
 use crate::tally::Tally;
 use crate::watchdog::Pulse;
 use crate::words::counted;
@@ -91,6 +92,8 @@ pub struct Options {
     pub checks: Option<Handle>,
     /// What it needs to be one director of several.
     pub cluster: Option<cluster::Places>,
+    /// Where is kept what DNS said.
+    pub sources: Option<PathBuf>,
     /// Beats with each turn of the loop.
     pub turns: Pulse,
     /// How far the process has confined itself.
@@ -112,6 +115,7 @@ impl Options {
             api: None,
             checks: None,
             cluster: None,
+            sources: None,
             turns: Pulse::default(),
             confinement: Confinement::default(),
         }
@@ -157,6 +161,10 @@ struct Daemon<P> {
     admin: Admin,
     /// The director among others.
     cluster: Cluster,
+    /// Where servers come from besides the file.
+    sources: Sources,
+    /// What they said and was refused as a whole, and why.
+    held_back: Option<String>,
     asks: Option<mpsc::Receiver<Asked>>,
     /// Those who wait for a reload to be done.
     reloads: Vec<oneshot::Sender<Answer>>,
@@ -220,6 +228,7 @@ pub async fn run<P: Prober>(
             },
             Some(file) = daemon.files.1.recv() => daemon.take_file(file, &link),
             () = daemon.cluster.changed() => daemon.take_cluster(),
+            () = daemon.sources.changed() => daemon.take_sources(&link),
             // Before what people ask, of whom there may be many.
             Some(report) = daemon.reports.recv() => daemon.take_all(report),
             Some(asked) = asks::next(&mut daemon.asks) => daemon.take_ask(asked),
@@ -271,6 +280,8 @@ impl<P: Prober> Daemon<P> {
             events,
             admin: Admin::recall(options.admin.take()),
             cluster: Cluster::recall(options.cluster.take()),
+            sources: Sources::recall(options.sources.take()),
+            held_back: None,
             asks: options.asks.take(),
             reloads: Vec::new(),
             readied: HashSet::new(),
@@ -515,6 +526,7 @@ impl<P: Prober> Daemon<P> {
             api.send_replace(config.api.clone());
         }
         self.cluster.set(config.vrrp.as_ref());
+        self.sources.set(&config);
         self.config = config;
     }
 
@@ -582,9 +594,10 @@ impl<P: Prober> Daemon<P> {
         self.reading = Some(Reading::Once);
         let path = self.options.path.clone();
         let sender = self.files.0.clone();
+        let gathered = self.sources.gathered();
         tokio::task::spawn_blocking(move || {
             // Nobody takes it when the daemon is ending.
-            let _ = sender.blocking_send(Config::load(&path));
+            let _ = sender.blocking_send(Config::load_with(&path, None, &gathered));
         });
     }
 
@@ -629,25 +642,7 @@ impl<P: Prober> Daemon<P> {
                 return Err(why);
             }
         };
-        let refusal = if config.services.is_empty() && !self.config.services.is_empty() {
-            // As likely half of a write as a wish, and an outage.
-            Some(format!(
-                "{path} has no [[service]]: nothing was changed; to take all services down, stop lvsd"
-            ))
-        } else if !self.forced
-            && !config
-                .daemon
-                .may_shrink(self.config.servers(), config.servers())
-        {
-            Some(format!(
-                "{path} has {} of {} servers left, which is less than `max_remove` allows: nothing was changed; \
-                 if that is meant, use `lvsd reload --force`",
-                config.servers(),
-                self.config.servers()
-            ))
-        } else {
-            None
-        };
+        let refusal = self.refusal(&config, &path);
         if let Some(why) = refusal {
             tracing::error!(event = "reload_refused", "{why}");
             return Err(why);
@@ -669,7 +664,75 @@ impl<P: Prober> Daemon<P> {
             tracing::warn!("`log` has changed; it takes effect when lvsd is restarted");
         }
         self.load(config, link);
+        self.held_back = None;
         Ok(message)
+    }
+
+    /// Takes what sources say by now, as a reload of the same files.
+    fn take_sources(&mut self, link: &Links) {
+        // A file that is being read may be older than this.
+        if self.reading.is_some() {
+            self.reading = Some(Reading::Again);
+            return;
+        }
+        let gathered: Gathered = self.sources.gathered();
+        let refusal = match self.config.with(&gathered) {
+            Ok((config, _)) if config == self.config => {
+                self.held_back = None;
+                return;
+            }
+            Ok((config, _)) => match self.refusal(&config, "what sources say") {
+                None => {
+                    let (before, after) = (self.config.servers(), config.servers());
+                    let message = format!(
+                        "what sources say has changed: {} (there were {before})",
+                        counted(after, "server")
+                    );
+                    tracing::info!(event = "sources", "{message}");
+                    self.events.tell("sources", About::default(), message);
+                    for line in config
+                        .left_out
+                        .iter()
+                        .filter(|line| !self.config.left_out.contains(line))
+                    {
+                        tracing::warn!(event = "left_out", "left out: {line}");
+                    }
+                    self.load(config, link);
+                    self.held_back = None;
+                    self.goal_changed();
+                    return;
+                }
+                Some(why) => why,
+            },
+            Err(report) => format!(
+                "what sources say is not taken, because the file is no longer valid: {}",
+                summary(&report)
+            ),
+        };
+        if self.held_back.as_ref() != Some(&refusal) {
+            tracing::error!(event = "sources_refused", "{refusal}");
+            self.events
+                .tell("sources_refused", About::default(), refusal.clone());
+        }
+        self.held_back = Some(refusal);
+    }
+
+    /// Why a configuration is not taken, if it takes too much away.
+    fn refusal(&self, config: &Config, what: &str) -> Option<String> {
+        if config.services.is_empty() && !self.config.services.is_empty() {
+            // As likely half of a write as a wish, and an outage.
+            return Some(format!(
+                "{what} has no [[service]]: nothing was changed; to take all services down, stop lvsd"
+            ));
+        }
+        let (before, after) = (self.config.servers(), config.servers());
+        let allowed = self.forced || config.daemon.may_shrink(before, after);
+        (!allowed).then(|| {
+            format!(
+                "{what} has {after} of {before} servers left, which is less than `max_remove` allows: nothing was changed; \
+                 if that is meant, use `lvsd reload --force`"
+            )
+        })
     }
 
     fn goal(&mut self) -> Goal {
@@ -764,6 +827,7 @@ fn desired(
             on_check_failure: service.on_check_failure,
             drain: service.drain,
             servers,
+            incomplete: service.from.incomplete,
         });
     }
     Desired {

@@ -215,6 +215,7 @@ mod tests {
         let desired = Desired {
             file: "lvsd.toml".into(),
             services: vec![DesiredService {
+                incomplete: false,
                 filter: lvs_core::SourceFilter::default(),
                 id: id(1),
                 name: "web".to_owned(),

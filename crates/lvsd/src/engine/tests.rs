@@ -54,7 +54,7 @@ prop_compose! {
     ) -> Desired {
         Desired {
             file: Files::default(),
-            services: services.into_iter().map(|(n, (rr, remove, servers))| DesiredService {
+            services: services.into_iter().map(|(n, (rr, remove, servers))| DesiredService { incomplete: false,
                 id: id(n),
                 name: format!("s{n}"),
                 line: Line(0),

@@ -88,6 +88,8 @@ pub struct DesiredService {
     pub drain: Duration,
     /// Its servers.
     pub servers: Vec<DesiredServer>,
+    /// There may be more: those that the engine has stay until that is known.
+    pub incomplete: bool,
 }
 
 /// A server as it should be.

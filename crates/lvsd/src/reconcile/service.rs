@@ -73,7 +73,8 @@ impl<'a> OneService<'a> {
         let told = service.servers.iter().filter(|server| server.leaves);
         let told: HashSet<SocketAddr> = told.map(|server| server.address).collect();
         for server in servers.iter().filter(|s| !wanted.contains(&s.server)) {
-            if expected && !arrived && !told.contains(&server.server) {
+            let awaited = service.incomplete || (expected && !arrived);
+            if awaited && !told.contains(&server.server) {
                 self.plan.held.push((service.id, server.server));
             } else {
                 self.unwanted(server);

@@ -52,7 +52,7 @@ prop_compose! {
             sync: None,
             filter: None,
             file: Files::default(),
-            services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService {
+            services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService { incomplete: false,
                 filter: SourceFilter::default(),
                 id: id(n),
                 name: String::new(),
@@ -148,6 +148,7 @@ fn local_addresses_come_before_servers_and_go_after_them() {
     let desired = Desired {
         local: Some(pool(&[2, 3], false)),
         services: vec![DesiredService {
+            incomplete: false,
             filter: SourceFilter::default(),
             id: id(1),
             name: String::new(),
@@ -294,6 +295,7 @@ fn order_is_kind_to_connections() {
     let engine = engine(&[vips(9), service(1), service(9), server(1)]);
     let desired = Desired {
         services: vec![DesiredService {
+            incomplete: false,
             filter: SourceFilter::default(),
             id: id(1),
             name: String::new(),
@@ -361,6 +363,7 @@ fn another_tunnel_is_an_edit() {
         for wanted in tunnels {
             let desired = Desired {
                 services: vec![DesiredService {
+                    incomplete: false,
                     filter: SourceFilter::default(),
                     id: id(1),
                     name: String::new(),
@@ -401,6 +404,7 @@ fn replaced(
     let config = ServiceConfig::new(lvs_core::Family::V4, "rr");
     let desired = Desired {
         services: vec![DesiredService {
+            incomplete: false,
             id: id(1),
             name: String::new(),
             filter: SourceFilter::default(),

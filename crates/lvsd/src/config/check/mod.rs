@@ -7,6 +7,7 @@ mod decisions;
 mod engine;
 mod filter;
 mod forward;
+mod found;
 mod health;
 mod proxy;
 mod scheduling;
@@ -31,7 +32,8 @@ use lvs_dataplane::words::meant;
 use crate::config::diagnostic::Diagnostic;
 use crate::config::facts::Facts;
 use crate::config::raw::{RawConfig, Whole};
-use crate::config::{Config, Files, Line, Service};
+use crate::config::{Base, Config, Files, Line, Service};
+use crate::sources::Gathered;
 
 /// The longest slow start: a day.
 const SLOW_START_MAX: u64 = 86_400;
@@ -45,12 +47,14 @@ pub(in crate::config) fn check(
     raw: &RawConfig,
     text: &str,
     facts: Option<&Facts>,
+    gathered: &Gathered,
     complete: bool,
     findings: &mut Vec<Diagnostic>,
 ) -> Config {
     let mut checker = Checker {
         text,
         facts,
+        gathered,
         line_ends: text.match_indices('\n').map(|(at, _)| at).collect(),
         complete,
         findings,
@@ -58,6 +62,7 @@ pub(in crate::config) fn check(
         once: HashSet::new(),
         routed: None,
         local: None,
+        left_out: Vec::new(),
     };
     let mut dataplane = checker.dataplane(&raw.dataplane);
     checker.local = dataplane
@@ -73,13 +78,16 @@ pub(in crate::config) fn check(
     let reuse_templates = sysctls
         .iter()
         .any(|(n, v)| n == "expire_quiescent_template" && v != "0");
-    let services = checker.services(&raw.service, !reuse_templates);
+    let mut services = checker.services(&raw.service, !reuse_templates);
+    checker.found_loops(&mut services);
+    checker.few_names(raw);
     let port_marks = port_marks(&services);
     if let Some(table) = raw.sync.as_ref().filter(|_| sync.is_some()) {
         checker.families_beside_sync(table, &services);
     }
     let vrrp = raw.vrrp.as_ref().and_then(|vrrp| checker.vrrp(vrrp, raw));
     checker.sense(raw, &services, &marks);
+    let lookups = checker.lookups(raw.dns.as_ref());
     let daemon = checker.daemon(&raw.lvsd);
     let api = checker.api(&raw.api);
     Config {
@@ -90,11 +98,14 @@ pub(in crate::config) fn check(
         dataplane,
         sync,
         vrrp,
+        lookups,
         sysctls,
         filter,
         marks,
         port_marks,
         services,
+        left_out: checker.left_out,
+        base: Base::default(),
     }
 }
 
@@ -128,6 +139,8 @@ struct Checker<'a> {
     text: &'a str,
     /// What there is on this host, where that matters.
     facts: Option<&'a Facts>,
+    /// What sources say.
+    gathered: &'a Gathered,
     line_ends: Vec<usize>,
     complete: bool,
     findings: &'a mut Vec<Diagnostic>,
@@ -139,6 +152,8 @@ struct Checker<'a> {
     routed: Option<Range<usize>>,
     /// Addresses for full NAT, where the file names them.
     local: Option<Vec<IpAddr>>,
+    /// Servers that sources name and that cannot serve, in words.
+    left_out: Vec<String>,
 }
 
 impl Checker<'_> {

@@ -65,7 +65,7 @@ impl Checker<'_> {
             let beside = vips.get(&server.address.ip()).into_iter().flatten();
             // The service itself has been asked already.
             let mut others = beside.filter(|service| service.id != server.service);
-            let Some(other) = others.find(|other| is_it(&server, other)) else {
+            let Some(other) = others.find(|other| is_it(server.address, other)) else {
                 continue;
             };
             let title = format!(
@@ -168,8 +168,8 @@ impl Checker<'_> {
 }
 
 /// Whether packets to the server are packets of the service.
-fn is_it(server: &ServerPlace, other: &Service) -> bool {
-    let port = server.address.port();
+pub(super) fn is_it(server: SocketAddr, other: &Service) -> bool {
+    let port = server.port();
     let its_port = match (&other.ports, endpoint(&other.id)) {
         (Some(many), _) => many.has(port),
         (None, Some((_, addr))) => addr.port() == port || addr.port() == 0 || port == 0,

@@ -404,6 +404,7 @@ mod tests {
     use std::net::IpAddr;
 
     use crate::config::{Config, Facts, Files};
+    use crate::sources::Gathered;
 
     #[test]
     fn a_broadcast_address_of_this_host_is_no_server() {
@@ -413,7 +414,14 @@ mod tests {
                 "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n\
                  [[service.server]]\naddress = \"{server}:80\"\n"
             );
-            Config::read("lvsd.toml", &text, Files::from("lvsd.toml"), facts).map(|_| ())
+            Config::read(
+                "lvsd.toml",
+                &text,
+                Files::from("lvsd.toml"),
+                facts,
+                &Gathered::default(),
+            )
+            .map(|_| ())
         };
         check("10.0.0.0", Some(&facts)).expect("the kernel takes it");
         check("10.0.0.255", None).expect("on another host it may be right");

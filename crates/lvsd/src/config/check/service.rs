@@ -173,8 +173,9 @@ impl Checker<'_> {
                 .as_ref()
                 .and_then(|check| self.check_plan(check, id.as_ref())),
         };
-        let servers = self.servers(raw, id, &defaults);
+        let mut servers = self.servers(raw, id, &defaults);
         self.used_tunnel(raw, &defaults, &servers);
+        let from = self.found_servers(raw, id, &defaults, &mut servers);
         let mut checks = servers.iter().filter_map(|server| server.check.as_ref());
         config.extras.count_unanswered = checks.any(|check| check.passive.is_some());
         let quorum = self.quorum(raw);
@@ -192,7 +193,7 @@ impl Checker<'_> {
             );
         }
         let sorry = self.sorry(raw, id, &defaults, &servers);
-        if raw.server.is_empty() && self.complete {
+        if raw.server.is_empty() && raw.servers.is_none() && self.complete {
             let span = self.first_line(span);
             self.report(
                 Diagnostic::warning(
@@ -226,6 +227,7 @@ impl Checker<'_> {
             omega: raw.omega.as_ref().is_some_and(|omega| *omega.get_ref()),
             min_share,
             sorry,
+            from,
             servers,
         })
     }

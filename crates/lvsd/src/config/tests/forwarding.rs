@@ -395,6 +395,12 @@ fn a_proxied_service_is_not_its_own_server() {
     let facts = Facts::with_address(own);
     let files = Files::from("test.toml");
     let text = text("0.0.0.0:8080", "192.0.2.77:8080", "");
-    let read = Config::read("test.toml", &text, files, Some(&facts));
+    let read = Config::read(
+        "test.toml",
+        &text,
+        files,
+        Some(&facts),
+        &Gathered::default(),
+    );
     assert!(read.is_err_and(|report| report.to_string().contains("which listens there")));
 }

@@ -8,6 +8,7 @@ mod forwarding;
 mod refused;
 mod reports;
 mod services;
+mod sources;
 
 const EXAMPLES: [(&str, &str); 8] = [
     ("nat.toml", include_str!("../../../../../examples/nat.toml")),

@@ -348,7 +348,15 @@ fn what_cannot_be_meant_is_warned_about() {
 #[test]
 fn what_only_the_host_can_have_is_looked_for() {
     let facts = Facts::with("root:x:0:\nlvs:x:999:\n", &["eth0"]);
-    let read = |text: &str| Config::read("test.toml", text, Files::from("test.toml"), Some(&facts));
+    let read = |text: &str| {
+        Config::read(
+            "test.toml",
+            text,
+            Files::from("test.toml"),
+            Some(&facts),
+            &Gathered::default(),
+        )
+    };
     for good in [
         "[dataplane]\ninterface = [\"eth0\", \"eth0.100\"]\ngroup = \"lvs\"\n",
         "[dataplane]\nreaders = \"12345\"\n",

@@ -1,0 +1,86 @@
+//! Servers by DNS: each name is looked up as often as its TTL says, and the last answer holds until
+//! there is another one.
+
+mod message;
+mod resolver;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use super::{Shared, retry};
+use crate::config::Lookups;
+
+/// Names that are looked up.
+pub(crate) const NAMES_MAX: usize = 1024;
+
+/// A name as it is asked for, in lower case and without a dot at its end.
+pub(crate) fn name_of(text: &str) -> Option<String> {
+    let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
+    let label = |label: &str| {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_".contains(&b);
+        label.bytes().all(plain) && (1..=63).contains(&label.len())
+    };
+    (name.len() <= 253 && name.split('.').all(label)).then_some(name)
+}
+
+/// Whether a name has SRV records, as its first label says.
+pub(crate) fn is_srv(name: &str) -> bool {
+    name.starts_with('_')
+}
+
+/// Follows a name until it is aborted.
+pub(super) fn follow(name: String, lookups: Lookups, shared: Arc<Shared>) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        let mut failures = 0;
+        loop {
+            let found = resolver::look_up(&name, &lookups).await;
+            let pause = match &found {
+                Ok((_, ttl)) => {
+                    failures = 0;
+                    Duration::from_secs((*ttl).into()).clamp(lookups.min, lookups.max)
+                }
+                Err(_) => {
+                    failures += 1;
+                    retry(failures, lookups.min)
+                }
+            };
+            shared.take_dns(&name, found.map(|(records, _)| records));
+            tokio::time::sleep(pause).await;
+        }
+    })
+}
+
+/// Whatever comes, for fuzzing: it is read, or refused.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    let id = bytes
+        .get(..2)
+        .map_or(0, |id| u16::from_be_bytes([id[0], id[1]]));
+    for kind in [message::Kind::A, message::Kind::Aaaa, message::Kind::Srv] {
+        for name in ["a", "_a._tcp.b", "www.example.org"] {
+            let _ = message::read(bytes, id, name, kind);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for (text, name) in [
+            ("_http._tcp.Example.org.", "_http._tcp.example.org"),
+            ("a", "a"),
+        ] {
+            assert_eq!(name_of(text).as_deref(), Some(name));
+        }
+        let long = ["a"; 128].join(".");
+        for text in ["", ".", "a..b", "a b", "ä", &"a".repeat(64), &long] {
+            assert_eq!(name_of(text), None, "{text}");
+        }
+        assert!(is_srv("_http._tcp.example.org") && !is_srv("www.example.org"));
+    }
+}

@@ -1,0 +1,429 @@
+//! Asking name servers: UDP first, each from a port of the kernel's choice, TCP where the answer
+//! does not fit; one after the other, twice.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::time::timeout;
+
+use super::message::{self, Answer, Came, DATAGRAM_MAX, Data, Kind};
+use crate::config::Lookups;
+use crate::sources::Record;
+
+/// Where the host's own name servers are.
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// Name servers of that file that are asked, as the C library does.
+const NAME_SERVERS_MAX: usize = 3;
+/// How often each is asked.
+const ROUNDS: usize = 2;
+/// Datagrams of others that are passed over.
+const STRANGE_MAX: usize = 64;
+/// Hosts that a name of services leads to.
+const TARGETS_MAX: usize = 256;
+/// Servers that a name stands for.
+pub(crate) const RECORDS_MAX: usize = 1024;
+
+/// Looks a name up: its servers in an order that stays, and for how many seconds they hold.
+///
+/// # Errors
+/// Nobody knows, in words. A name without any record is such a case: a zone that was emptied by
+/// mistake must not empty a service.
+pub(super) async fn look_up(name: &str, lookups: &Lookups) -> Result<(Vec<Record>, u32), String> {
+    let servers = match lookups.name_servers.is_empty() {
+        false => lookups.name_servers.clone(),
+        true => system(),
+    };
+    let asker = Asker {
+        servers,
+        limit: lookups.timeout,
+    };
+    let (mut records, ttl) = match super::is_srv(name) {
+        true => asker.services(name).await?,
+        false => asker.hosts(name, None, None).await?,
+    };
+    if records.is_empty() {
+        return Err("the name has no records".to_owned());
+    }
+    records.sort_unstable();
+    records.dedup_by_key(|record| (record.ip, record.port));
+    if records.len() > RECORDS_MAX {
+        return Err(format!(
+            "the name has {} servers, more than {RECORDS_MAX}",
+            records.len()
+        ));
+    }
+    Ok((records, ttl))
+}
+
+struct Asker {
+    servers: Vec<SocketAddr>,
+    limit: Duration,
+}
+
+impl Asker {
+    /// The servers of a name of services: those of the lowest priority that has any.
+    async fn services(&self, name: &str) -> Result<(Vec<Record>, u32), String> {
+        let answer = self.ask(name, Kind::Srv).await?;
+        let mut ttl = answer.ttl;
+        let mut services: Vec<(u16, u16, u16, String)> = Vec::new();
+        for record in answer.records {
+            if let Data::Service {
+                priority,
+                weight,
+                port,
+                target,
+            } = record
+                && !target.is_empty()
+                && port != 0
+            {
+                services.push((priority, weight, port, target));
+            }
+        }
+        let first = services.iter().map(|service| service.0).min();
+        services.retain(|service| Some(service.0) == first);
+        if services.len() > TARGETS_MAX {
+            return Err(format!(
+                "the name leads to {} hosts, more than {TARGETS_MAX}",
+                services.len()
+            ));
+        }
+        let mut records = Vec::new();
+        for (_, weight, port, target) in services {
+            // Without all of them the answer would take servers away that are there.
+            let (hosts, holds) = self
+                .hosts(&target, Some(port), Some(weight.max(1)))
+                .await
+                .map_err(|why| format!("{target}: {why}"))?;
+            ttl = ttl.min(holds);
+            records.extend(hosts);
+        }
+        Ok((records, ttl))
+    }
+
+    /// The addresses of a host.
+    async fn hosts(
+        &self,
+        name: &str,
+        port: Option<u16>,
+        weight: Option<u16>,
+    ) -> Result<(Vec<Record>, u32), String> {
+        let mut records = Vec::new();
+        let mut ttl = u32::MAX;
+        for kind in [Kind::A, Kind::Aaaa] {
+            let answer = self.ask(name, kind).await?;
+            // Of a family that it has none of nothing holds.
+            if !answer.records.is_empty() {
+                ttl = ttl.min(answer.ttl);
+            }
+            for record in answer.records {
+                if let Data::Address(ip) = record {
+                    records.push(Record { ip, port, weight });
+                }
+            }
+        }
+        Ok((records, ttl))
+    }
+
+    async fn ask(&self, name: &str, kind: Kind) -> Result<Answer, String> {
+        let mut why =
+            "there is no name server; name one in [dns], or in /etc/resolv.conf".to_owned();
+        for _ in 0..ROUNDS {
+            for server in &self.servers {
+                match self.ask_one(*server, name, kind).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) => why = format!("{server}: {error}"),
+                }
+            }
+        }
+        Err(why)
+    }
+
+    async fn ask_one(&self, server: SocketAddr, name: &str, kind: Kind) -> Result<Answer, String> {
+        let silent = |_| format!("no answer within {:?}", self.limit);
+        match timeout(self.limit, datagram(server, name, kind))
+            .await
+            .map_err(silent)??
+        {
+            Came::Answer(answer) => return Ok(answer),
+            Came::Refused(why) => return Err(format!("answers {why}")),
+            Came::Cut | Came::Strange => {}
+        }
+        match timeout(self.limit, stream(server, name, kind))
+            .await
+            .map_err(silent)??
+        {
+            Came::Answer(answer) => Ok(answer),
+            Came::Refused(why) => Err(format!("answers {why} over TCP")),
+            Came::Cut | Came::Strange => Err("answers something else over TCP".to_owned()),
+        }
+    }
+}
+
+/// An identification that nobody guesses.
+fn fresh_id() -> Result<u16, String> {
+    let mut bytes = [0; 2];
+    match getrandom(&mut bytes, GetRandomFlags::empty()) {
+        Ok(2) => Ok(u16::from_ne_bytes(bytes)),
+        Ok(_) => Err("no random numbers".to_owned()),
+        Err(error) => Err(format!("no random numbers: {error}")),
+    }
+}
+
+async fn datagram(server: SocketAddr, name: &str, kind: Kind) -> Result<Came, String> {
+    let words = |error: std::io::Error| error.to_string();
+    let id = fresh_id()?;
+    let question = message::question(id, name, kind)?;
+    let any: IpAddr = match server {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).await.map_err(words)?;
+    // Datagrams of others do not come in.
+    socket.connect(server).await.map_err(words)?;
+    socket.send(&question).await.map_err(words)?;
+    let mut bytes = vec![0; usize::from(DATAGRAM_MAX)];
+    for _ in 0..STRANGE_MAX {
+        let n = socket.recv(&mut bytes).await.map_err(words)?;
+        match message::read(&bytes[..n], id, name, kind) {
+            Came::Strange => {}
+            came => return Ok(came),
+        }
+    }
+    Err("answers other questions only".to_owned())
+}
+
+async fn stream(server: SocketAddr, name: &str, kind: Kind) -> Result<Came, String> {
+    let words = |error: std::io::Error| format!("TCP: {error}");
+    let id = fresh_id()?;
+    let question = message::question(id, name, kind)?;
+    let length = u16::try_from(question.len()).map_err(|error| error.to_string())?;
+    let mut stream = TcpStream::connect(server).await.map_err(words)?;
+    let whole = [&length.to_be_bytes()[..], &question].concat();
+    stream.write_all(&whole).await.map_err(words)?;
+    let length = stream.read_u16().await.map_err(words)?;
+    let mut bytes = vec![0; usize::from(length)];
+    stream.read_exact(&mut bytes).await.map_err(words)?;
+    Ok(message::read(&bytes, id, name, kind))
+}
+
+/// The host's name servers.
+fn system() -> Vec<SocketAddr> {
+    let text = std::fs::read(RESOLV_CONF).unwrap_or_default();
+    let mut all = name_servers(&String::from_utf8_lossy(&text));
+    if all.is_empty() {
+        all.push((Ipv4Addr::LOCALHOST, 53).into());
+    }
+    all
+}
+
+fn name_servers(text: &str) -> Vec<SocketAddr> {
+    let words = text.lines().filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        let first = words.next().filter(|word| *word == "nameserver");
+        first.and_then(|_| words.next()?.parse::<IpAddr>().ok())
+    });
+    words
+        .take(NAME_SERVERS_MAX)
+        .map(|ip| SocketAddr::new(ip, 53))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use simple_dns::rdata::{A, RData, SRV};
+    use simple_dns::{CLASS, Name, Packet, PacketFlag, QTYPE, ResourceRecord, TYPE};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn the_hosts_name_servers() {
+        let text = "# x\nsearch example.org\nnameserver 192.0.2.1\n nameserver\t2001:db8::1 # y\nnameserver nonsense\n";
+        let all: Vec<String> = name_servers(text).iter().map(ToString::to_string).collect();
+        assert_eq!(all, ["192.0.2.1:53", "[2001:db8::1]:53"]);
+    }
+
+    fn lookups(servers: &[SocketAddr]) -> Lookups {
+        Lookups {
+            name_servers: servers.to_vec(),
+            timeout: Duration::from_millis(300),
+            ..Lookups::default()
+        }
+    }
+
+    /// What a name server answers: SRV leads to `a` and `b`, which have an address each.
+    fn answer(question: &[u8], cut: bool) -> Vec<u8> {
+        let asked = Packet::parse(question).unwrap();
+        let first = asked.questions[0].clone();
+        let name = first.qname.to_string();
+        let record = |data| ResourceRecord::new(first.qname.clone(), CLASS::IN, 60, data);
+        let mut reply = asked.clone().into_reply();
+        *reply.opt_mut() = None;
+        if cut {
+            reply.set_flags(PacketFlag::TRUNCATION);
+            return reply.build_bytes_vec().unwrap();
+        }
+        match first.qtype {
+            QTYPE::TYPE(TYPE::SRV) => {
+                for (priority, weight, port, target) in [
+                    (1, 5, 81, "a.example.org"),
+                    (1, 0, 82, "b.example.org"),
+                    (2, 9, 83, "c.example.org"),
+                ] {
+                    reply.answers.push(record(RData::SRV(SRV {
+                        priority,
+                        weight,
+                        port,
+                        target: Name::new(target).unwrap(),
+                    })));
+                }
+            }
+            QTYPE::TYPE(TYPE::A) => {
+                let last = name.bytes().next().unwrap_or(0);
+                let address = u32::from_be_bytes([10, 0, 0, last]);
+                reply.answers.push(record(RData::A(A { address })));
+            }
+            _ => {}
+        }
+        reply.build_bytes_vec().unwrap()
+    }
+
+    /// A name server that says over UDP, of each question, that its answer does not fit.
+    async fn name_server(cut: bool) -> SocketAddr {
+        let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let at = udp.local_addr().unwrap();
+        let tcp = TcpListener::bind(at).await.unwrap();
+        tokio::spawn(async move {
+            let mut bytes = [0; 2048];
+            while let Ok((n, from)) = udp.recv_from(&mut bytes).await {
+                // Somebody who guesses comes first.
+                let mut forged = answer(&bytes[..n], false);
+                forged[0] ^= 1;
+                let _ = udp.send_to(&forged, from).await;
+                let _ = udp.send_to(&answer(&bytes[..n], cut), from).await;
+            }
+        });
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = tcp.accept().await {
+                let length = stream.read_u16().await.unwrap();
+                let mut bytes = vec![0; usize::from(length)];
+                stream.read_exact(&mut bytes).await.unwrap();
+                let reply = answer(&bytes, false);
+                let length = u16::try_from(reply.len()).unwrap();
+                stream.write_all(&length.to_be_bytes()).await.unwrap();
+                stream.write_all(&reply).await.unwrap();
+            }
+        });
+        at
+    }
+
+    #[tokio::test]
+    async fn services_lead_to_hosts_over_udp_and_tcp() {
+        let wanted = [(b'a', 81, 5), (b'b', 82, 1)].map(|(last, port, weight)| Record {
+            ip: [10, 0, 0, last].into(),
+            port: Some(port),
+            weight: Some(weight),
+        });
+        for cut in [false, true] {
+            let server = name_server(cut).await;
+            let found = look_up("_http._tcp.example.org", &lookups(&[server])).await;
+            assert_eq!(found, Ok((wanted.to_vec(), 60)), "cut: {cut}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_server_that_is_silent_is_passed_over() {
+        let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let servers = [silent.local_addr().unwrap(), name_server(false).await];
+        let (found, _) = look_up("www.example.org", &lookups(&servers))
+            .await
+            .unwrap();
+        assert_eq!(found.len(), 1);
+        let alone = look_up("www.example.org", &lookups(&servers[..1])).await;
+        assert!(alone.unwrap_err().contains("no answer within"));
+        let none = look_up(
+            "_x.example.org",
+            &lookups(&["127.0.0.1:1".parse().unwrap()]),
+        )
+        .await;
+        assert!(none.is_err());
+    }
+
+    /// A name server that says over TCP whatever it is given, with the id of the question.
+    async fn says(records: Vec<RData<'static>>) -> SocketAddr {
+        let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let at = udp.local_addr().unwrap();
+        let tcp = TcpListener::bind(at).await.unwrap();
+        tokio::spawn(async move {
+            let mut bytes = [0; 2048];
+            while let Ok((n, from)) = udp.recv_from(&mut bytes).await {
+                let _ = udp.send_to(&answer(&bytes[..n], true), from).await;
+            }
+        });
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = tcp.accept().await {
+                let length = stream.read_u16().await.unwrap();
+                let mut bytes = vec![0; usize::from(length)];
+                stream.read_exact(&mut bytes).await.unwrap();
+                let asked = Packet::parse(&bytes).unwrap();
+                let name = asked.questions[0].qname.clone();
+                let mut reply = asked.into_reply();
+                *reply.opt_mut() = None;
+                for data in &records {
+                    let record = ResourceRecord::new(name.clone(), CLASS::IN, 60, data.clone());
+                    reply.answers.push(record);
+                }
+                let reply = reply.build_bytes_vec_compressed().unwrap();
+                let length = u16::try_from(reply.len()).unwrap();
+                stream.write_all(&length.to_be_bytes()).await.unwrap();
+                stream.write_all(&reply).await.unwrap();
+            }
+        });
+        at
+    }
+
+    #[tokio::test]
+    async fn what_is_too_much_or_nothing_is_refused_as_a_whole() {
+        let hosts = |n: u32| {
+            (0..n).map(|n| {
+                RData::A(A {
+                    address: 0x0a00_0001 + n,
+                })
+            })
+        };
+        let services = |n: u16| {
+            (0..n).map(|port| {
+                RData::SRV(SRV {
+                    priority: 0,
+                    weight: 0,
+                    port: port + 1,
+                    target: Name::new("a.example.org").unwrap(),
+                })
+            })
+        };
+        for (name, records, words) in [
+            (
+                "a.example.org",
+                hosts(1025).collect(),
+                "1025 servers, more than 1024",
+            ),
+            (
+                "_a.example.org",
+                services(257).collect(),
+                "257 hosts, more than 256",
+            ),
+            ("a.example.org", Vec::new(), "no records"),
+            ("_a.example.org", Vec::new(), "no records"),
+        ] {
+            let server = says(records).await;
+            let why = look_up(name, &lookups(&[server])).await.expect_err(words);
+            assert!(why.contains(words), "{why}");
+        }
+        let server = says(hosts(1024).collect()).await;
+        let all = look_up("a.example.org", &lookups(&[server])).await;
+        assert_eq!(all.map(|(all, _)| all.len()), Ok(1024));
+    }
+}

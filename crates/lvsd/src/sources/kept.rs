@@ -1,0 +1,82 @@
+//! What sources have said, in the state directory.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Gathered, Shared};
+use crate::admin;
+use crate::replace::replace_for_good;
+
+/// The longest file that is read.
+const FILE_MAX: u64 = 64 << 20;
+/// Time between two writes.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Where it is, for the daemon with the file at `config`.
+pub(super) fn path(directory: &Path, config: &Path) -> PathBuf {
+    let admin = admin::path(directory, config);
+    let name = admin.to_string_lossy();
+    PathBuf::from(format!(
+        "{}.sources.json",
+        name.trim_end_matches(".admin.json")
+    ))
+}
+
+/// What is there; nothing if it is not there, or cannot be read, which is said.
+pub(super) fn read(path: &Path) -> Gathered {
+    let text = std::fs::metadata(path).and_then(|file| match file.len() {
+        0..=FILE_MAX => std::fs::read(path),
+        _ => Err(io::Error::other("it is longer than 64 MiB")),
+    });
+    let text = match text {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Gathered::default(),
+        Err(error) => {
+            tracing::error!(
+                "cannot read {}: {error}; what DNS and etcd said last is not known until they answer",
+                path.display()
+            );
+            return Gathered::default();
+        }
+    };
+    serde_json::from_slice(&text).unwrap_or_else(|error| {
+        tracing::error!(
+            "{} is broken ({error}); what DNS and etcd said last is not known until they answer",
+            path.display()
+        );
+        Gathered::default()
+    })
+}
+
+pub(super) fn write(path: &Path, gathered: &Gathered) -> io::Result<()> {
+    if let Some(directory) = path.parent() {
+        // What cannot be made shows itself below.
+        let _ = std::fs::create_dir_all(directory);
+    }
+    let text = serde_json::to_vec(gathered).map_err(io::Error::other)?;
+    replace_for_good(path, &text, 0o600)
+}
+
+/// Keeps what changes, as long as it is not aborted.
+pub(super) async fn keep(path: Option<PathBuf>, shared: Arc<Shared>) {
+    let Some(path) = path else { return };
+    let mut complained = false;
+    loop {
+        shared.keep.notified().await;
+        let gathered = shared.lock().gathered.clone();
+        match write(&path, &gathered) {
+            Ok(()) => complained = false,
+            Err(error) if !complained => {
+                complained = true;
+                tracing::error!(
+                    "cannot keep what DNS and etcd say in {}: {error}; an lvsd that is started while they are gone would not know it; --state names another directory",
+                    path.display()
+                );
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}

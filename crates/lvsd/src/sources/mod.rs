@@ -1,0 +1,338 @@
+//! Where desired state comes from besides the file: DNS.
+//!
+//! ```text
+//! name servers ◀──▶ dns/ ──┐
+//!                          ├──▶ Shared ──▶ [`Gathered`] ──▶ the daemon merges it with the file
+//! state directory ─────────┘       └─────▶ state directory
+//! ```
+//!
+//! Sources live on a thread of their own and never wait for the daemon, nor it for them: it takes
+//! the latest of what they have said. What a source has said holds until it says something else,
+//! also in the next daemon: it is kept in the state directory.
+
+pub(crate) mod dns;
+mod kept;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lvs_dataplane::control::daemon::SourceStatus;
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+use crate::admin::unix_time;
+use crate::config::{Config, Lookups};
+#[doc(hidden)]
+pub use dns::fuzz as fuzz_dns;
+
+/// The longest pause between two attempts at a source that fails.
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// What sources say.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Gathered {
+    /// The servers of each name in DNS that was ever answered.
+    pub dns: BTreeMap<String, Vec<Record>>,
+}
+
+/// A server that a source names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Record {
+    /// Its address.
+    pub ip: IpAddr,
+    /// Its port, where the source says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// Its weight, where the source says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u16>,
+}
+
+impl Gathered {
+    /// What was kept by the daemon with the file at `config` in the state directory. What cannot be
+    /// read counts as nothing.
+    pub fn recall(directory: &Path, config: &Path) -> Self {
+        kept::read(&kept::path(directory, config))
+    }
+}
+
+/// A pause after so many failures in a row: longer each time, and not the same for all.
+fn retry(failures: u32, least: Duration) -> Duration {
+    let doubled = least.saturating_mul(1 << failures.saturating_sub(1).min(5));
+    let whole = doubled.min(RETRY_MAX.max(least));
+    whole / 2 + whole.mul_f64(random() / 2.0)
+}
+
+/// At least 0, and less than 1.
+fn random() -> f64 {
+    use std::hash::{BuildHasher, RandomState};
+    let number = RandomState::new().hash_one(0);
+    f64::from(u32::try_from(number >> 32).unwrap_or(0)) / 4_294_967_296.0
+}
+
+/// What a source has come to.
+#[derive(Clone, Debug, Default)]
+struct Standing {
+    /// When it last answered, in seconds since 1970; nothing if that was a daemon before this one.
+    answered: Option<u64>,
+    /// Why it does not, since it last did.
+    trouble: Option<String>,
+    answers: u64,
+    failures: u64,
+}
+
+impl Standing {
+    fn take<T>(&mut self, what: &str, result: &Result<T, String>) {
+        match result {
+            Ok(_) => {
+                self.answered = Some(unix_time());
+                self.answers += 1;
+                if self.trouble.take().is_some() {
+                    tracing::info!(event = "source_back", "{what} answers again");
+                }
+            }
+            Err(why) => {
+                self.failures += 1;
+                if self.trouble.as_ref() != Some(why) {
+                    tracing::warn!(
+                        event = "source_lost",
+                        "{what}: {why}; what it said last holds"
+                    );
+                }
+                self.trouble = Some(why.clone());
+            }
+        }
+    }
+}
+
+/// What sources and the daemon share.
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// The daemon is to look.
+    news: Notify,
+    /// It is to be kept.
+    keep: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    gathered: Gathered,
+    dns: BTreeMap<String, Standing>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_dns(&self, name: &str, found: Result<Vec<Record>, String>) {
+        let mut state = self.lock();
+        let Some(standing) = state.dns.get_mut(name) else {
+            // It is no longer asked for.
+            return;
+        };
+        standing.take(&format!("DNS, {name}"), &found);
+        if let Ok(records) = found
+            && state.gathered.dns.get(name) != Some(&records)
+        {
+            state.gathered.dns.insert(name.to_owned(), records);
+            self.keep.notify_one();
+            self.news.notify_one();
+        }
+    }
+}
+
+/// All sources of a configuration.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    shared: Arc<Shared>,
+    /// Where it is kept.
+    path: Option<PathBuf>,
+    /// Their thread, from the first one on.
+    runtime: Option<Handle>,
+    keeper: Option<JoinHandle<()>>,
+    lookups: Lookups,
+    names: HashMap<String, JoinHandle<()>>,
+}
+
+impl Drop for Sources {
+    fn drop(&mut self) {
+        let tasks = self.names.values().chain(&self.keeper);
+        tasks.for_each(JoinHandle::abort);
+    }
+}
+
+impl Sources {
+    /// None yet. What was kept in the file at `path` holds until there is something else.
+    pub(crate) fn recall(path: Option<PathBuf>) -> Self {
+        let shared = Arc::new(Shared::default());
+        if let Some(path) = &path {
+            shared.lock().gathered = kept::read(path);
+        }
+        Self {
+            shared,
+            path,
+            runtime: None,
+            keeper: None,
+            lookups: Lookups::default(),
+            names: HashMap::new(),
+        }
+    }
+
+    /// Follows the sources of `config`, and no others.
+    pub(crate) fn set(&mut self, config: &Config) {
+        let from = config.services.iter().map(|service| &service.from);
+        let names: BTreeSet<&String> = from.filter_map(|from| from.dns.as_ref()).collect();
+        if names.is_empty() && self.runtime.is_none() {
+            return;
+        }
+        let Some(runtime) = self.runtime() else {
+            return;
+        };
+        let _inside = runtime.enter();
+        if self.lookups != config.lookups {
+            self.lookups = config.lookups.clone();
+            self.names.drain().for_each(|(_, task)| task.abort());
+        }
+        self.names.retain(|name, task| {
+            let stays = names.contains(name);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        let mut state = self.shared.lock();
+        state.dns.retain(|name, _| names.contains(name));
+        let before = state.gathered.dns.len();
+        state.gathered.dns.retain(|name, _| names.contains(name));
+        if state.gathered.dns.len() != before {
+            self.shared.keep.notify_one();
+        }
+        for name in names.into_iter().take(dns::NAMES_MAX) {
+            state.dns.entry(name.clone()).or_default();
+            self.names.entry(name.clone()).or_insert_with(|| {
+                dns::follow(name.clone(), self.lookups.clone(), Arc::clone(&self.shared))
+            });
+        }
+    }
+
+    /// The thread, which is started if there is none.
+    fn runtime(&mut self) -> Option<Handle> {
+        if self.runtime.is_none() {
+            let started = start();
+            match started {
+                Ok(runtime) => {
+                    let keeper = kept::keep(self.path.clone(), Arc::clone(&self.shared));
+                    self.keeper = Some(runtime.spawn(keeper));
+                    self.runtime = Some(runtime);
+                }
+                Err(why) => tracing::error!("no servers by DNS: {why}"),
+            }
+        }
+        self.runtime.clone()
+    }
+
+    /// There is something new.
+    pub(crate) async fn changed(&self) {
+        self.shared.news.notified().await;
+    }
+
+    /// What they say.
+    pub(crate) fn gathered(&self) -> Gathered {
+        self.shared.lock().gathered.clone()
+    }
+
+    /// How they are.
+    pub(crate) fn status(&self) -> Vec<SourceStatus> {
+        let state = self.shared.lock();
+        let status = state.dns.iter().map(|(name, standing)| SourceStatus {
+            kind: "dns".to_owned(),
+            name: name.clone(),
+            answered: standing.answered,
+            known: state.gathered.dns.contains_key(name),
+            items: state.gathered.dns.get(name).map_or(0, Vec::len),
+            answers: standing.answers,
+            failures: standing.failures,
+            trouble: standing.trouble.clone(),
+            ..SourceStatus::default()
+        });
+        status.collect()
+    }
+}
+
+/// A thread with an event loop.
+fn start() -> Result<Handle, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("cannot start an event loop: {error}"))?;
+    let handle = runtime.handle().clone();
+    std::thread::Builder::new()
+        .name("lvsd-sources".to_owned())
+        .spawn(move || runtime.block_on(std::future::pending::<()>()))
+        .map_err(|error| format!("cannot start a thread: {error}"))?;
+    Ok(handle)
+}
+
+/// Where it is kept what the sources of the daemon with the file at `config` say.
+pub(crate) fn path(directory: &Path, config: &Path) -> PathBuf {
+    kept::path(directory, config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_and_differ() {
+        let second = Duration::from_secs(1);
+        for (failures, longest) in [(1, 1), (2, 2), (3, 4), (6, 30), (1000, 30)] {
+            for _ in 0..50 {
+                let pause = retry(failures, second);
+                let longest = second * longest;
+                assert!(
+                    pause >= longest / 2 && pause <= longest,
+                    "{failures}: {pause:?}"
+                );
+            }
+        }
+        assert_ne!(retry(9, second), retry(9, second));
+    }
+
+    #[test]
+    fn the_last_answer_holds_and_is_kept() {
+        let record = |n: u8| Record {
+            ip: [10, 0, 0, n].into(),
+            port: None,
+            weight: Some(n.into()),
+        };
+        let shared = Shared::default();
+        shared
+            .lock()
+            .dns
+            .insert("a".to_owned(), Standing::default());
+        shared.take_dns("a", Ok(vec![record(1)]));
+        shared.take_dns("a", Err("SERVFAIL".to_owned()));
+        shared.take_dns("nobody asks", Ok(vec![record(2)]));
+        let state = shared.lock();
+        assert_eq!(
+            state.gathered.dns,
+            [("a".to_owned(), vec![record(1)])].into()
+        );
+        assert_eq!(state.dns["a"].trouble.as_deref(), Some("SERVFAIL"));
+        assert_eq!((state.dns["a"].answers, state.dns["a"].failures), (1, 1));
+        let directory = tempfile::tempdir().unwrap();
+        let path = path(directory.path(), Path::new("/etc/lvsd/lvsd.toml"));
+        kept::write(&path, &state.gathered).unwrap();
+        assert_eq!(kept::read(&path), state.gathered);
+        let again = Sources::recall(Some(path));
+        assert_eq!(again.gathered(), state.gathered);
+    }
+}
