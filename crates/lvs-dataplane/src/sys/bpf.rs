@@ -147,6 +147,8 @@ const BPF_F_BEFORE: u32 = 1 << 3;
 const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
 /// Bytes of what the verifier may say.
 const LOG: usize = 1 << 20;
+/// How often a program is loaded that signals interrupt.
+const ATTEMPTS: usize = 5;
 
 /// Where a program goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,7 +207,7 @@ impl Program {
             },
         };
         // SAFETY: the instructions and the license live here.
-        let error = match unsafe { descriptor(BPF_PROG_LOAD, &mut request) } {
+        let error = match unsafe { load_in_peace(&mut request) } {
             Ok(fd) => return Ok(Self { fd, kind }),
             Err(error) => error,
         };
@@ -215,7 +217,7 @@ impl Program {
         request.log = log.as_mut_ptr().expose_provenance() as u64;
         // For what the verifier says. SAFETY: as before; the log is as long as `log_size`, and this
         // function's.
-        let again = unsafe { descriptor(BPF_PROG_LOAD, &mut request) };
+        let again = unsafe { load_in_peace(&mut request) };
         again
             .map(|fd| Self { fd, kind })
             .map_err(|_| with_log(error, &log))
@@ -657,6 +659,26 @@ fn short_name(name: &str) -> [u8; 16] {
 }
 
 /// An error with what the verifier said last.
+/// `BPF_PROG_LOAD`. The verifier stops with `EAGAIN` when a signal waits for this thread, and has to
+/// be asked again when it has been delivered.
+///
+/// # Safety
+/// As [`call`].
+unsafe fn load_in_peace(request: &mut LoadProgram) -> io::Result<OwnedFd> {
+    let mut attempt = 1;
+    loop {
+        // SAFETY: the caller says so.
+        match unsafe { descriptor(BPF_PROG_LOAD, request) } {
+            Err(error) if interrupted(&error) && attempt < ATTEMPTS => attempt += 1,
+            done => return done,
+        }
+    }
+}
+
+fn interrupted(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
+}
+
 fn with_log(error: io::Error, log: &[u8]) -> io::Error {
     const LINES: usize = 12;
     let end = log.iter().position(|&byte| byte == 0).unwrap_or(0);
@@ -701,4 +723,52 @@ fn pin(fd: &OwnedFd, path: &Path) -> io::Result<()> {
     };
     // SAFETY: the path lives here and ends with a zero.
     unsafe { call(BPF_OBJ_PIN, &mut request) }.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// As long as the kernel takes them at all, so that checking it takes a while.
+    fn long_program() -> Vec<Instruction> {
+        let zero = Instruction {
+            code: 0xb7,
+            registers: 0,
+            offset: 0,
+            immediate: 0,
+        };
+        let exit = Instruction { code: 0x95, ..zero };
+        let mut code = vec![zero; 900_000];
+        code.push(exit);
+        code
+    }
+
+    #[test]
+    fn a_signal_stops_no_program() -> io::Result<()> {
+        signal_hook::flag::register(libc::SIGURG, Arc::new(AtomicBool::new(false)))?;
+        // SAFETY: it takes nothing and gives a number.
+        let thread = unsafe { libc::gettid() };
+        let process = std::process::id().cast_signed();
+        let pester = thread::spawn(move || {
+            for _ in 0..ATTEMPTS - 1 {
+                thread::sleep(Duration::from_millis(5));
+                // SAFETY: it takes numbers; a thread that has ended is no error worth telling.
+                unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGURG) };
+            }
+        });
+        let loaded = Program::load(ProgramKind::SocketFilter, "long", &long_program());
+        pester.join().expect("it ends");
+        match loaded {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_root_of_all() => {
+                eprintln!("not tested: {error}");
+            }
+            loaded => drop(loaded?),
+        }
+        Ok(())
+    }
 }

@@ -9,7 +9,7 @@ use lvs_testbed::hostile::{Method, twins};
 /// Without BPF there is nothing to compare; root of the first user namespace has no excuse.
 fn not_tested(error: &InKernelError) {
     let excused = matches!(error, InKernelError::Permission(_)) && !is_root_of_all();
-    assert!(excused, "{error}");
+    assert!(excused, "{error:?}");
     eprintln!("not tested: {error}");
 }
 
