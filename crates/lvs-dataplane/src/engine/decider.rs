@@ -232,6 +232,10 @@ impl Decide for Decider {
         self.shard.warm(ahead)
     }
 
+    fn knows(&self, tuple: &Tuple) -> bool {
+        self.shard.knows(tuple)
+    }
+
     fn packets_of(&self, conn: ConnId) -> u32 {
         self.shard.packets_of(conn)
     }

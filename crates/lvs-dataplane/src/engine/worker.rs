@@ -1071,6 +1071,55 @@ mod tests {
         assert_eq!(server.inactive() + server.active(), 40);
     }
 
+    /// A SYN with FIN or ACK opens a connection, as in the kernel, so it is one.
+    #[test]
+    fn whatever_opens_a_connection_is_a_syn_in_a_flood() {
+        const ALONE: u8 = 0;
+        const FIN: u8 = 1;
+        const ACK: u8 = 2;
+        let Bed { mut workers, .. } = bed(None);
+        let worker = &mut workers[0];
+        worker.attach(PORT, Port::Memory(MemoryIo::new()));
+        let segment = |source: [u8; 4], port: u16, flags: u8| {
+            let mut tcp = etherparse::TcpHeader::new(port, VIRT.1, 1, 1000);
+            (tcp.syn, tcp.fin, tcp.ack) = (true, flags & FIN != 0, flags & ACK != 0);
+            let builder = etherparse::PacketBuilder::ethernet2([6; 6], MAC.0)
+                .ipv4(source, VIRT.0, 64)
+                .tcp_header(tcp);
+            let mut bytes = Vec::with_capacity(builder.size(0));
+            builder.write(&mut bytes, &[]).expect("memory has room");
+            Frame::from_bytes(&bytes)
+        };
+        let receive = |worker: &mut Worker, frames: Vec<Frame>| {
+            let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
+                panic!("it has its port")
+            };
+            io.input.extend(frames);
+            while worker.receive(PORT) {}
+        };
+        let client = [192, 0, 2, 7];
+        receive(worker, vec![segment(client, 4000, ALONE)]);
+        assert_eq!(sent(worker).len(), 1);
+        for (nth, flags) in [ALONE, FIN, ACK].into_iter().enumerate() {
+            worker.pipeline.gate.is_flooded(worker.shared.now());
+            let source = |n: u16| {
+                [
+                    198,
+                    18,
+                    u8::try_from(nth).expect("small"),
+                    n.to_be_bytes()[1],
+                ]
+            };
+            let flood = (0..200).map(|n| segment(source(n), 5000 + n, flags));
+            receive(worker, flood.collect());
+            let passed = sent(worker).len();
+            assert!(passed < 100, "SYN and {flags}: {passed}");
+            // What belongs to a connection opens none.
+            receive(worker, vec![segment(client, 4000, ACK)]);
+            assert_eq!(sent(worker).len(), 1, "SYN and {flags}");
+        }
+    }
+
     /// What is handed over while others' is processed is not left for the next timer.
     #[test]
     fn what_is_handed_over_meanwhile_wakes_again() {
