@@ -266,6 +266,8 @@ pub struct WorkerInfo {
     pub taken: u64,
     /// Frames for which such a worker had no room: dropped.
     pub busy: u64,
+    /// How often it took more than half of a processor and left real time.
+    pub demoted: u64,
     /// What it has forwarded, up to now.
     pub counts: Counts,
 }

@@ -25,7 +25,7 @@ const RIPE_MAX: usize = 4096;
 pub(super) struct Decider {
     shared: Arc<Shared>,
     pub(super) shard: Shard,
-    hook: Option<Box<dyn PacketHook>>,
+    pub(super) hook: Option<Box<dyn PacketHook>>,
     marks: Arc<[MarkRule]>,
     /// Packets that each of them has taken.
     pub(super) marked: Vec<u64>,
@@ -230,6 +230,10 @@ impl Decide for Decider {
 
     fn warm(&self, ahead: &Ahead) -> u64 {
         self.shard.warm(ahead)
+    }
+
+    fn knows(&self, tuple: &Tuple) -> bool {
+        self.shard.knows(tuple)
     }
 
     fn packets_of(&self, conn: ConnId) -> u32 {

@@ -29,7 +29,7 @@ use crate::tally::{self, BOUNDS, CheckCounts, Times};
 /// A counter of a packet worker: name, help, and where it is.
 type WorkerCounter = (&'static str, &'static str, fn(&WorkerInfo) -> u64);
 
-const WORKER_COUNTERS: [WorkerCounter; 5] = [
+const WORKER_COUNTERS: [WorkerCounter; 6] = [
     (
         "lvs_worker_packets",
         "Frames that a packet worker has received",
@@ -54,6 +54,11 @@ const WORKER_COUNTERS: [WorkerCounter; 5] = [
         "lvs_worker_busy",
         "Frames that a packet worker could not hand over, because the other one had no room",
         |worker| worker.busy,
+    ),
+    (
+        "lvs_worker_demoted",
+        "Times that a packet worker took more than half of a processor and left real time",
+        |worker| worker.demoted,
     ),
 ];
 
