@@ -3,10 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Barrier, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use lvs_core::{
-    Control, Counts, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
-    ServerConfig, ServiceConfig, ServiceKey, Shard, TcpFlags, Transport, Tuple, Verdict,
+    Control, Counts, DropReason, Extras, Family, Forwarding, Hook, Instant, Limits, Options,
+    PacketMeta, Protocol, Segment, ServerConfig, ServiceConfig, ServiceKey, Shard, TcpFlags,
+    Transport, Tuple, Verdict,
 };
 
 const WORKERS: usize = 4;
@@ -151,5 +153,112 @@ fn counters_and_counts_are_exact_across_workers() {
     control.advance(end);
     for server in control.service(&key).unwrap().servers() {
         assert_eq!((server.total(), server.active()), (0, 0));
+    }
+}
+
+/// What each worker is refused, and how many connections it opens, where each asks for one of each
+/// of so many clients at the same moment.
+fn rush(
+    control: &Mutex<Control>,
+    shards: &mut [Shard],
+    clients: impl Fn(u16, u16) -> SocketAddr + Sync,
+    now: Instant,
+) -> (usize, Vec<DropReason>) {
+    const EACH: u16 = 1000;
+    let start = Barrier::new(shards.len());
+    let workers = thread::scope(|scope| {
+        let threads: Vec<_> = (0..)
+            .zip(shards)
+            .map(|(worker, shard)| {
+                let (start, clients) = (&start, &clients);
+                scope.spawn(move || {
+                    start.wait();
+                    let (mut opened, mut refused) = (0, Vec::new());
+                    for n in 0..EACH {
+                        let syn = segment(clients(worker, n), vip(), TcpFlags::SYN, REQUEST);
+                        match decide(control, shard, &syn, now) {
+                            Verdict::Forward(_) => opened += 1,
+                            Verdict::Drop(reason) => refused.push(reason),
+                            other => panic!("worker {worker}: {other:?}"),
+                        }
+                    }
+                    assert_eq!(opened + refused.len(), EACH.into());
+                    (opened, refused)
+                })
+            })
+            .collect();
+        let done = threads.into_iter().map(|thread| thread.join().unwrap());
+        done.collect::<Vec<_>>()
+    });
+    let (opened, mut refused): (Vec<usize>, Vec<_>) = workers.into_iter().unzip();
+    let mut refused: Vec<_> = refused.drain(..).flatten().collect();
+    refused.dedup();
+    (opened.into_iter().sum(), refused)
+}
+
+/// The limits of a service are the service's, however many workers open its connections.
+#[test]
+fn workers_do_not_pass_the_limits_of_a_service_together() {
+    let of_many = |worker: u16, n: u16| {
+        let [[_, c], [a, b]] = [worker, n].map(u16::to_be_bytes);
+        SocketAddr::from(([10, 1 + c, a, b], 9))
+    };
+    let of_one = |worker, n| SocketAddr::from(([10, 9, 9, 9], 1024 + 2000 * worker + n));
+    let none = Limits::default();
+    let connections = Limits {
+        connections: 150,
+        ..none
+    };
+    let rate = Limits { rate: 200, ..none };
+    let source_rate = Limits {
+        source_rate: 50,
+        ..none
+    };
+    // How many are opened at once, half a second later, and once all have ended.
+    for (limits, spread, reason, expected) in [
+        (connections, true, DropReason::ServiceFull, [150, 0, 150]),
+        (rate, true, DropReason::ServiceRate, [200, 100, 200]),
+        (source_rate, false, DropReason::SourceRate, [50, 25, 50]),
+    ] {
+        let mut control = Control::new(Options {
+            max_connections: 1 << 14,
+            shards: 2,
+            ..Options::default()
+        });
+        let begin = Instant::from_secs(1);
+        control.advance(begin);
+        let key = ServiceKey::tcp(vip());
+        let config = ServiceConfig {
+            extras: Extras {
+                limits,
+                ..Extras::default()
+            },
+            ..ServiceConfig::new(Family::V4, "rr")
+        };
+        control.add_service(key, config, None).unwrap();
+        let server = ServerConfig::new(1, Forwarding::Nat);
+        let addr = SocketAddr::from(([10, 0, 0, 1], 8080));
+        control.add_server(&key, addr, &server, begin).unwrap();
+        let mut shards: Vec<Shard> = (0..2).map(|n| control.shard(n).unwrap()).collect();
+        let control = Mutex::new(control);
+        // Clients that nobody has seen yet.
+        let moments = [
+            begin,
+            begin + Duration::from_millis(500),
+            Instant::from_secs(100),
+        ];
+        for (round, (now, expected)) in (0_u16..).zip(moments.into_iter().zip(expected)) {
+            for shard in &mut shards {
+                shard.advance(now, usize::MAX);
+            }
+            control.lock().unwrap().advance(now);
+            let clients = |worker, n| match spread {
+                true => of_many(worker, 1000 * round + n),
+                false => of_one(worker, 5000 * round + n),
+            };
+            let (opened, refused) = rush(&control, &mut shards, clients, now);
+            assert_eq!(opened, expected, "{limits:?}, round {round}");
+            assert_eq!(refused, [reason], "{limits:?}, round {round}");
+        }
     }
 }

@@ -503,13 +503,14 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
             last_good,
             notify,
             checks: Some(checks),
-            turns: pulses.turns,
+            turns: pulses.turns.clone(),
             cluster: Some(cluster::Places {
                 engine: address.clone(),
                 maintenance: cluster::maintenance_path(&admin::path(
                     &arguments.state,
                     &arguments.config,
                 )),
+                turns: pulses.turns,
             }),
             sources: Some(sources::path(&arguments.state, &arguments.config)),
             admin: Some(admin::path(&arguments.state, &arguments.config)),

@@ -201,6 +201,7 @@ mod tests {
             ("RawSync", "[sync]"),
             ("RawVrrp", "[vrrp]"),
             ("RawDns", "[dns]"),
+            ("RawAnnounce", "[announce]"),
         ] {
             // The reader itself says which keys it has.
             let Err(report) = crate::config::Config::from_toml(

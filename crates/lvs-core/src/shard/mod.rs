@@ -212,6 +212,18 @@ impl Shard {
         self.table.warm(ahead)
     }
 
+    /// Whether there is a connection that a packet between these two belongs to, whichever of them
+    /// sends it.
+    pub fn knows(&self, tuple: &Tuple) -> bool {
+        let Tuple { protocol, src, dst } = *tuple;
+        let request = Key {
+            protocol,
+            client: src,
+            virt: dst,
+        };
+        self.find_reply(protocol, src, dst).is_some() || self.table.find_in(&request).is_some()
+    }
+
     /// Ends connections whose time has come, looking at no more than `budget` of them. `true` if
     /// there may be more.
     pub fn advance(&mut self, now: Instant, budget: usize) -> bool {

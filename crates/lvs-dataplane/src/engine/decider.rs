@@ -25,7 +25,7 @@ const RIPE_MAX: usize = 4096;
 pub(super) struct Decider {
     shared: Arc<Shared>,
     pub(super) shard: Shard,
-    hook: Option<Box<dyn PacketHook>>,
+    pub(super) hook: Option<Box<dyn PacketHook>>,
     marks: Arc<[MarkRule]>,
     /// Packets that each of them has taken.
     pub(super) marked: Vec<u64>,
@@ -232,6 +232,10 @@ impl Decide for Decider {
         self.shard.warm(ahead)
     }
 
+    fn knows(&self, tuple: &Tuple) -> bool {
+        self.shard.knows(tuple)
+    }
+
     fn packets_of(&self, conn: ConnId) -> u32 {
         self.shard.packets_of(conn)
     }
@@ -271,6 +275,13 @@ impl Decide for Decider {
                     .admit(&mut self.shard, meta, pending, now)
             }
         };
+        if verdict == Verdict::Drop(DropReason::Unbound) {
+            // An engine that has just started may be told of connections before it is told of
+            // services.
+            self.shared
+                .control_for_packet()
+                .bind_unbound(&mut self.shard, &meta.tuple);
+        }
         self.count(meta.tuple, verdict)
     }
 

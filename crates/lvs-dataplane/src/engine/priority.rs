@@ -4,8 +4,10 @@
 //! kernel. So a worker runs in real time, where that is permitted, but only while it takes less
 //! than half of a processor: one that is flooded is no reason for anything else on the host to
 //! stand still. Then, and where real time is not permitted, it has a larger share than others, in
-//! shorter slices.
+//! shorter slices. It is looked at between any two batches and jobs, so that the length of a round,
+//! which goes with the number of interfaces and with what waits, is no reason either.
 
+use std::io;
 use std::time::{Duration, Instant as SystemInstant};
 
 use tracing::debug;
@@ -26,26 +28,62 @@ const MOST: u32 = 2;
 const CALM: u32 = 4;
 
 /// The priority of the thread that made it.
-#[derive(Debug)]
 pub(super) struct Priority {
+    thread: Box<dyn Thread>,
     /// Whether it may run in real time.
     permitted: bool,
     real_time: bool,
     /// When that was last decided, and what the thread had computed until then.
     since: SystemInstant,
     computed: Duration,
+    /// How often it took too much and left real time.
+    demoted: u64,
+}
+
+/// A thread whose priority is set.
+pub(super) trait Thread: Send {
+    /// How long it has had a processor.
+    fn computed(&self) -> Duration;
+
+    /// Has it run in real time, or before others.
+    fn run(&mut self, real_time: bool) -> io::Result<()>;
+}
+
+/// The thread that calls.
+struct Calling;
+
+impl Thread for Calling {
+    fn computed(&self) -> Duration {
+        thread_time()
+    }
+
+    fn run(&mut self, real_time: bool) -> io::Result<()> {
+        if real_time {
+            return run_in_real_time();
+        }
+        run_before_others();
+        Ok(())
+    }
 }
 
 impl Priority {
     /// That of the calling thread, from now on; `real_time` if it is wanted.
     pub(super) fn new(real_time: bool) -> Self {
+        Self::of(Box::new(Calling), real_time, SystemInstant::now())
+    }
+
+    /// That of a thread from then on.
+    pub(super) fn of(mut thread: Box<dyn Thread>, real_time: bool, now: SystemInstant) -> Self {
+        // Refused, it runs like any other.
+        let _ = thread.run(false);
         let mut priority = Self {
             permitted: real_time,
             real_time: false,
-            since: SystemInstant::now(),
-            computed: thread_time(),
+            since: now,
+            computed: thread.computed(),
+            demoted: 0,
+            thread,
         };
-        run_before_others();
         priority.set(real_time);
         priority
     }
@@ -56,24 +94,30 @@ impl Priority {
         if !self.permitted || passed < PERIOD {
             return;
         }
-        let computed = thread_time();
+        let computed = self.thread.computed();
         let took = computed.saturating_sub(self.computed);
         (self.since, self.computed) = (now, computed);
-        self.set(goes_on(self.real_time, took, passed));
+        let goes_on = goes_on(self.real_time, took, passed);
+        self.demoted += u64::from(self.real_time && !goes_on);
+        self.set(goes_on);
+    }
+
+    /// How often it has left real time.
+    pub(super) const fn demoted(&self) -> u64 {
+        self.demoted
     }
 
     fn set(&mut self, real_time: bool) {
         if real_time == self.real_time {
             return;
         }
-        if !real_time {
-            run_before_others();
-        } else if let Err(error) = run_in_real_time() {
-            debug!("packet workers do not run in real time (sched_setattr: {error})");
-            self.permitted = false;
-            return;
+        match self.thread.run(real_time) {
+            Err(error) if real_time => {
+                debug!("packet workers do not run in real time (sched_setattr: {error})");
+                self.permitted = false;
+            }
+            _ => self.real_time = real_time,
         }
-        self.real_time = real_time;
     }
 }
 
@@ -93,9 +137,73 @@ fn run_before_others() {
     }
 }
 
+/// A thread that computes when a test says so.
+#[cfg(test)]
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pretended {
+    computed: std::sync::Arc<std::sync::atomic::AtomicU64>,
+    real_time: std::sync::Arc<std::sync::atomic::AtomicBool>,
+}
+
+#[cfg(test)]
+impl Pretended {
+    pub(super) fn compute(&self, time: Duration) {
+        let time = u64::try_from(time.as_nanos()).expect("not so long");
+        self.computed
+            .fetch_add(time, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    pub(super) fn is_real_time(&self) -> bool {
+        self.real_time.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+impl Thread for Pretended {
+    fn computed(&self) -> Duration {
+        Duration::from_nanos(self.computed.load(std::sync::atomic::Ordering::Relaxed))
+    }
+
+    fn run(&mut self, real_time: bool) -> io::Result<()> {
+        self.real_time
+            .store(real_time, std::sync::atomic::Ordering::Relaxed);
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// However the flood and the looks fall together.
+    #[test]
+    fn whoever_only_computes_leaves_real_time_after_a_period_and_a_half() {
+        const STEP: Duration = Duration::from_millis(1);
+        for calm in 0..200_u32 {
+            let thread = Pretended::default();
+            let mut now = SystemInstant::now();
+            let mut priority = Priority::of(Box::new(thread.clone()), true, now);
+            for _ in 0..calm {
+                now += STEP;
+                priority.look(now);
+            }
+            assert!(thread.is_real_time());
+            let flood = now;
+            while thread.is_real_time() {
+                thread.compute(STEP);
+                now += STEP;
+                priority.look(now);
+                assert!(now - flood <= PERIOD + PERIOD / MOST, "{calm}");
+            }
+            assert_eq!(priority.demoted(), 1);
+            for _ in 0..200 {
+                now += STEP;
+                priority.look(now);
+            }
+            assert!(thread.is_real_time());
+            assert_eq!(priority.demoted(), 1);
+        }
+    }
 
     #[test]
     fn the_unit_permits_the_priority_of_packet_workers() {

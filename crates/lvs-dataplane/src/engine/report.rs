@@ -52,6 +52,7 @@ impl Report {
             handed_over: counters.handed_over,
             taken: counters.taken,
             busy: counters.dropped_for(FrameDrop::WorkerBusy),
+            demoted: 0,
             // The director has them.
             counts: lvs_core::Counts::default(),
         };

@@ -79,6 +79,8 @@ pub(crate) struct Worker {
     next_housekeeping: Instant,
     kernel: KernelSide,
     others: Others,
+    /// That of its thread, once it has one.
+    priority: Option<Priority>,
 }
 
 /// What concerns the other workers.
@@ -140,6 +142,7 @@ impl Worker {
             next_housekeeping: Instant::ZERO,
             kernel: KernelSide::default(),
             others: Others::default(),
+            priority: None,
         }
     }
 
@@ -168,7 +171,7 @@ impl Worker {
             );
             self.others.cpu = None;
         }
-        let mut priority = Priority::new(real_time);
+        self.priority = Some(Priority::new(real_time));
         let mut poller = Poller::new();
         let mut ports = Vec::new();
         let mut more = false;
@@ -209,17 +212,7 @@ impl Worker {
                     more |= self.receive(port) && flood;
                 }
             }
-            more |= self.take_parcels();
-            let started = SystemInstant::now();
-            if poller.is_ready(wake) {
-                self.door().mailbox.wake().take();
-                self.do_jobs();
-            }
-            self.timers();
-            self.send_sync();
-            self.tell_peers();
-            self.door().note_gap(started.elapsed());
-            priority.look(started);
+            more |= self.do_for_others(poller.is_ready(wake));
         }
         self.send_last_sync();
         self.tell_peers();
@@ -231,11 +224,40 @@ impl Worker {
         self.shared.door(self.number)
     }
 
+    /// Processes what other workers have handed over, does what others have posted if it was woken,
+    /// and what is due; true if there may be more packets.
+    fn do_for_others(&mut self, woken: bool) -> bool {
+        if woken {
+            // First: whatever comes while the rest is done wakes again.
+            self.door().mailbox.wake().take();
+        }
+        let more = self.take_parcels();
+        let started = SystemInstant::now();
+        if woken {
+            self.do_jobs();
+        }
+        self.timers();
+        self.send_sync();
+        self.tell_peers();
+        let took = started.elapsed();
+        self.door().note_gap(took);
+        self.look_at_priority(started + took);
+        more
+    }
+
     /// Takes the latest view, and does what others have posted.
     pub(super) fn do_jobs(&mut self) {
         self.take_view();
         for job in self.door().mailbox.take() {
             job(self);
+            self.look_at_priority(SystemInstant::now());
+        }
+    }
+
+    /// Gives up real time, if that is due, or has it again.
+    fn look_at_priority(&mut self, now: SystemInstant) {
+        if let Some(priority) = &mut self.priority {
+            priority.look(now);
         }
     }
 
@@ -336,6 +358,7 @@ impl Worker {
         let took = started.elapsed();
         self.pipeline.gate.spent(count, took, now + took);
         self.door().note_batch(took);
+        self.look_at_priority(started + took);
     }
 
     /// As [`receive`](Self::receive), of frames that are handed in; those that would leave are
@@ -525,6 +548,7 @@ impl Worker {
                     let (decide, out) = (&mut self.decider, &mut self.output);
                     self.pipeline.process_whole(*whole, &env, decide, now, out);
                     self.flush();
+                    self.look_at_priority(SystemInstant::now());
                 }
                 Parcel::Frame(port, frame) => {
                     frames.push(frame);
@@ -795,6 +819,8 @@ impl Packets for Worker {
     fn report(&mut self) -> Report {
         let mut report = Report::of(&self.decider, &self.pipeline);
         report.unsent = self.ports.refused;
+        let demoted = self.priority.as_ref().map_or(0, Priority::demoted);
+        report.workers[0].demoted = demoted;
         report.workers[0].cpu = self.others.cpu.and_then(|cpu| u32::try_from(cpu).ok());
         report.unasked = self.requests.refused;
         report.unsynced = self.decider.shard.lost_sync_messages();
@@ -1043,6 +1069,151 @@ mod tests {
         let control = shared.control();
         let server = control.service(&key).expect("it is there").servers()[0].clone();
         assert_eq!(server.inactive() + server.active(), 40);
+    }
+
+    /// A SYN with FIN or ACK opens a connection, as in the kernel, so it is one.
+    #[test]
+    fn whatever_opens_a_connection_is_a_syn_in_a_flood() {
+        const ALONE: u8 = 0;
+        const FIN: u8 = 1;
+        const ACK: u8 = 2;
+        let Bed { mut workers, .. } = bed(None);
+        let worker = &mut workers[0];
+        worker.attach(PORT, Port::Memory(MemoryIo::new()));
+        let segment = |source: [u8; 4], port: u16, flags: u8| {
+            let mut tcp = etherparse::TcpHeader::new(port, VIRT.1, 1, 1000);
+            (tcp.syn, tcp.fin, tcp.ack) = (true, flags & FIN != 0, flags & ACK != 0);
+            let builder = etherparse::PacketBuilder::ethernet2([6; 6], MAC.0)
+                .ipv4(source, VIRT.0, 64)
+                .tcp_header(tcp);
+            let mut bytes = Vec::with_capacity(builder.size(0));
+            builder.write(&mut bytes, &[]).expect("memory has room");
+            Frame::from_bytes(&bytes)
+        };
+        let receive = |worker: &mut Worker, frames: Vec<Frame>| {
+            let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
+                panic!("it has its port")
+            };
+            io.input.extend(frames);
+            while worker.receive(PORT) {}
+        };
+        let client = [192, 0, 2, 7];
+        receive(worker, vec![segment(client, 4000, ALONE)]);
+        assert_eq!(sent(worker).len(), 1);
+        for (nth, flags) in [ALONE, FIN, ACK].into_iter().enumerate() {
+            worker.pipeline.gate.is_flooded(worker.shared.now());
+            let source = |n: u16| {
+                [
+                    198,
+                    18,
+                    u8::try_from(nth).expect("small"),
+                    n.to_be_bytes()[1],
+                ]
+            };
+            let flood = (0..200).map(|n| segment(source(n), 5000 + n, flags));
+            receive(worker, flood.collect());
+            let passed = sent(worker).len();
+            assert!(passed < 100, "SYN and {flags}: {passed}");
+            // What belongs to a connection opens none.
+            receive(worker, vec![segment(client, 4000, ACK)]);
+            assert_eq!(sent(worker).len(), 1, "SYN and {flags}");
+        }
+    }
+
+    /// What is handed over while others' is processed is not left for the next timer.
+    #[test]
+    fn what_is_handed_over_meanwhile_wakes_again() {
+        struct Late(Arc<Shared>, Option<Frame>);
+        impl PacketHook for Late {
+            fn packet(&mut self, _: &lvs_core::PacketMeta<'_>) -> super::super::HookAction {
+                if let Some(frame) = self.1.take() {
+                    let mut late = vec![Parcel::Frame(PORT, frame)];
+                    let (taken, wake) = self.0.door(0).inbox.put(1, &mut late);
+                    assert_eq!(taken, 1);
+                    if wake {
+                        self.0.door(0).mailbox.wake().notify();
+                    }
+                }
+                super::super::HookAction::Continue
+            }
+        }
+        let Bed {
+            shared,
+            mut workers,
+            ..
+        } = bed(None);
+        let arena = Arena::new(2, 2048).expect("a mapping");
+        let late = Frame::from_bytes(syn(&arena, 1, 4001).bytes());
+        let worker = &mut workers[0];
+        worker.decider.hook = Some(Box::new(Late(shared.clone(), Some(late))));
+        worker.attach(PORT, Port::Memory(MemoryIo::new()));
+        let first = Frame::from_bytes(syn(&arena, 0, 4000).bytes());
+        let (_, wake) = shared
+            .door(0)
+            .inbox
+            .put(1, &mut vec![Parcel::Frame(PORT, first)]);
+        assert!(wake);
+        shared.door(0).mailbox.wake().notify();
+        let more = worker.do_for_others(true);
+        assert_eq!(sent(worker).len(), 1);
+        let woken = shared.door(0).mailbox.wake().take();
+        assert!(more || woken, "it sleeps with packets in its inbox");
+        worker.do_for_others(true);
+        assert_eq!(sent(worker).len(), 1);
+    }
+
+    /// A round is as long as all that waits takes; real time ends within it.
+    #[test]
+    fn a_long_round_leaves_real_time_between_any_two_pieces() {
+        use super::super::priority::Pretended;
+
+        let Bed { mut workers, .. } = bed(None);
+        let [worker, ..] = &mut *workers else {
+            panic!("there are two")
+        };
+        let mut io = MemoryIo::new();
+        let arena = Arena::new(3 * BATCH, 2048).expect("a mapping");
+        for slot in 0..3 * BATCH {
+            io.input.push_back(syn(&arena, slot, 4000));
+        }
+        worker.attach(PORT, Port::Memory(io));
+        let busy = |worker: &mut Worker| {
+            let thread = Pretended::default();
+            let hour = Duration::from_secs(3600);
+            let past = SystemInstant::now() - hour;
+            worker.priority = Some(Priority::of(Box::new(thread.clone()), true, past));
+            assert!(thread.is_real_time());
+            thread.compute(hour);
+            thread
+        };
+
+        let thread = busy(worker);
+        worker.receive(PORT);
+        assert!(!thread.is_real_time(), "batches of a port");
+
+        let thread = busy(worker);
+        let frame = Frame::from_bytes(syn(&arena, 0, 4000).bytes());
+        let mut parcels = vec![Parcel::Frame(PORT, frame)];
+        worker.door().inbox.put(1, &mut parcels);
+        worker.take_parcels();
+        assert!(!thread.is_real_time(), "what is handed over");
+
+        let thread = busy(worker);
+        let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+        for _ in 0..2 {
+            let (seen, thread) = (seen.clone(), thread.clone());
+            worker.door().mailbox.post(move |_| {
+                let mut seen = seen.lock().expect("one thread");
+                seen.push(thread.is_real_time());
+            });
+        }
+        worker.do_jobs();
+        assert_eq!(*seen.lock().expect("one thread"), [true, false], "jobs");
+
+        let thread = busy(worker);
+        worker.do_for_others(false);
+        assert!(!thread.is_real_time(), "timers");
+        assert_eq!(worker.report().workers[0].demoted, 1);
     }
 
     /// A flood for one worker takes no room from what others have for it, and holds nobody up.

@@ -261,6 +261,17 @@ impl Gate {
         self.until.is_some()
     }
 
+    /// SYNs cost all the time that there is, for an hour.
+    #[cfg(test)]
+    pub(crate) fn is_flooded(&mut self, now: Instant) {
+        self.until = Some(now + Duration::from_secs(3600));
+        self.cost = 1_000_000_000;
+        self.epoch = now;
+        for kind in &mut self.kinds {
+            kind.share_out(self.cost);
+        }
+    }
+
     /// A client has had a connection.
     pub(super) fn meets(&mut self, client: IpAddr, now: Instant) {
         self.known.age(now);

@@ -88,8 +88,8 @@ const BEGINS_TCP: [libc::sock_filter; 20] = [
     op(LOAD_8, 0, 0, network(6)),
     op(IF_EQUAL, 0, 4, 6),
     op(LOAD_8, 0, 0, network(40 + 13)),
-    // Of FIN, SYN, RST and ACK, SYN alone.
-    op(AND, 0, 0, 0x17),
+    // Of SYN, RST and ACK, SYN alone.
+    op(AND, 0, 0, 0x16),
     op(IF_EQUAL, 0, 1, 0x02),
     op(RETURN, 0, 0, 1),
     op(RETURN, 0, 0, 0),

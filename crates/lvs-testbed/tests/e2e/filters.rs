@@ -303,7 +303,8 @@ open my $file, '<', "/sys/class/net/$interface/ifindex" or die;
 my $ifindex = <$file> + 0;
 my ($program, $license) = (pack('CCslCCsl', 0xb7, 0, 0, 1, 0x95, 0, 0, 0), "MIT\0");
 my $at = sub { unpack('Q', pack('P', $_[0])) };
-my $load = pack('LLQQ', 6, 2, $at->($program), $at->($license)) . "\0" x 120;   # XDP: return XDP_DROP
+# XDP: return XDP_DROP
+my $load = pack('LLQQLLQLLa16', 6, 2, $at->($program), $at->($license), 0, 0, 0, 0, 0, 'early') . "\0" x 80;
 my $fd = syscall($bpf, 5, $load, length $load);
 $fd >= 0 or die "load: $!";
 my $attach = pack('LLLL', $fd, $ifindex, 37, 0) . "\0" x 32;   # BPF_LINK_CREATE of BPF_XDP
@@ -315,7 +316,7 @@ sleep 60;
 
 /// A program that drops every frame at a side of an interface (tcx), for as long as the process
 /// lives.
-const TCX_DROP: &str = r#"
+pub(crate) const TCX_DROP: &str = r#"
 my ($interface, $side) = @ARGV;
 my $bpf = `uname -m` =~ /aarch64/ ? 280 : 321;
 open my $file, '<', "/sys/class/net/$interface/ifindex" or die;
@@ -365,6 +366,21 @@ fn programs_at_interfaces_are_told() -> Result<()> {
         })?;
         ensure!(!doctor()?.contains("BPF program"), "{}", doctor()?);
     }
+    let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth1"])?;
+    wait_until("the program", Duration::from_secs(10), || {
+        xdp.log().contains("attached") || xdp.log().contains(':')
+    })?;
+    ensure!(xdp.log().contains("attached"), "{}", xdp.log());
+    ensure!(!served(&site)?, "XDP");
+    let said = doctor()?;
+    let found =
+        "a BPF program at the driver of eth1 (XDP: early) may drop or redirect packets of services";
+    ensure!(said.contains(found), "{said}");
+    xdp.kill();
+    wait_until("the way", Duration::from_secs(10), || {
+        served(&site).unwrap_or(false)
+    })?;
+    ensure!(!doctor()?.contains("BPF program"), "{}", doctor()?);
     Ok(())
 }
 

@@ -376,6 +376,45 @@ fn services_on_the_vlans_of_a_trunk() -> Result<()> {
     Ok(())
 }
 
+/// A program that stands at the trunk is told, though the engine says that it uses the VLANs only.
+#[test]
+fn programs_at_a_trunk_are_told() -> Result<()> {
+    let mut site = trunk("below", 1500)?;
+    let interfaces = ["eth0.100=192.0.2.1/24", "eth0.200=10.0.0.1/24"];
+    let arguments = interfaces.map(|interface| ["--interface", interface]);
+    let arguments = [arguments.as_flattened(), &["--own-vips"]].concat();
+    let engine = programs::find("lvs-dataplane")?;
+    site.relays.push(site.director.spawn(engine, &arguments)?);
+    let director = site.director.clone();
+    wait_until("the engine", PATIENCE, || director.has_engine())?;
+    let program = programs::find("lvsadm")?.display().to_string();
+    site.director.sh(&format!(
+        "{program} -A -t 192.0.2.10:80 && {program} -a -t 192.0.2.10:80 -r 10.0.0.11:80 -m"
+    ))?;
+    let served = || {
+        let fetch = "curl -s -m 1 -o /dev/null http://192.0.2.10/s/1 && echo yes || echo no";
+        Ok::<_, anyhow::Error>(site.client.sh(fetch)?.trim() == "yes")
+    };
+    let doctor = || {
+        let said = format!("{program} --json doctor || true");
+        site.director.sh(&said)
+    };
+    ensure!(served()?);
+    ensure!(!doctor()?.contains("BPF program"), "{}", doctor()?);
+    let drop = super::filters::TCX_DROP;
+    let mut tcx = site
+        .director
+        .spawn("perl", &["-e", drop, "eth0", "egress"])?;
+    wait_until("the program", PATIENCE, || tcx.log().contains("attached"))
+        .with_context(|| tcx.log())?;
+    ensure!(!served()?);
+    let said = doctor()?;
+    let found = "a BPF program at the egress of eth0 (tcx: somebodys) may drop what the engine";
+    ensure!(said.contains(found), "{said}");
+    tcx.kill();
+    wait_until("the way", PATIENCE, || served().unwrap_or(false))
+}
+
 /// What is on the wire has the tags, as another program reads it.
 #[test]
 fn frames_of_a_vlan_carry_its_tag() -> Result<()> {

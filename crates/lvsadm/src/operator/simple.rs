@@ -65,24 +65,36 @@ pub(super) fn workers(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         "HANDED OVER",
         "TAKEN",
         "NO ROOM",
+        "DEMOTED",
     ];
-    let [number, cpu, connections, packets, lost, handed, taken, busy] = heads;
+    let [
+        number,
+        cpu,
+        connections,
+        packets,
+        lost,
+        handed,
+        taken,
+        busy,
+        demoted,
+    ] = heads;
     writeln!(
         run.output,
-        "{number:6} {cpu:>4} {connections:>12} {packets:>14} {lost:>10} {handed:>12} {taken:>12} {busy:>10}"
+        "{number:6} {cpu:>4} {connections:>12} {packets:>14} {lost:>10} {handed:>12} {taken:>12} {busy:>10} {demoted:>8}"
     )?;
     for worker in &info.workers {
         let cpu = worker.cpu.map_or("any".to_owned(), |cpu| cpu.to_string());
         writeln!(
             run.output,
-            "{:6} {cpu:>4} {:>12} {:>14} {:>10} {:>12} {:>12} {:>10}",
+            "{:6} {cpu:>4} {:>12} {:>14} {:>10} {:>12} {:>12} {:>10} {:>8}",
             worker.number,
             worker.connections,
             worker.packets,
             worker.lost,
             worker.handed_over,
             worker.taken,
-            worker.busy
+            worker.busy,
+            worker.demoted
         )?;
     }
     Ok(0)

@@ -29,7 +29,7 @@ use crate::tally::{self, BOUNDS, CheckCounts, Times};
 /// A counter of a packet worker: name, help, and where it is.
 type WorkerCounter = (&'static str, &'static str, fn(&WorkerInfo) -> u64);
 
-const WORKER_COUNTERS: [WorkerCounter; 5] = [
+const WORKER_COUNTERS: [WorkerCounter; 6] = [
     (
         "lvs_worker_packets",
         "Frames that a packet worker has received",
@@ -54,6 +54,11 @@ const WORKER_COUNTERS: [WorkerCounter; 5] = [
         "lvs_worker_busy",
         "Frames that a packet worker could not hand over, because the other one had no room",
         |worker| worker.busy,
+    ),
+    (
+        "lvs_worker_demoted",
+        "Times that a packet worker took more than half of a processor and left real time",
+        |worker| worker.demoted,
     ),
 ];
 
@@ -509,6 +514,19 @@ impl View {
             "Virtual addresses that the engine owns",
             info.own_vips.len(),
         )?;
+        if !info.announced.is_empty() {
+            out.gauges(
+                "lvs_announced",
+                "What routers are told of a virtual address: 2 announced, 1 to prefer another director, 0 nothing",
+                |out| {
+                    for vip in &info.announced {
+                        let address = vip.address.to_string();
+                        out.gauge([("address", address.as_str())], vip.standing as u32)?;
+                    }
+                    Ok(())
+                },
+            )?;
+        }
         out.gauge(
             "lvs_vip_conflicts",
             "Virtual addresses for which another host answers, too",

@@ -89,8 +89,8 @@ impl Assembler {
             self.add(LOAD_8, network(protocol_at));
             self.test(IF_EQUAL, 6, 0, 5);
             self.add(load.1, at.wrapping_add(13));
-            // Of FIN, SYN, RST and ACK, SYN alone.
-            self.add(AND, 0x17);
+            // Of SYN, RST and ACK, SYN alone.
+            self.add(AND, 0x16);
             self.test(IF_EQUAL, 2, 0, 2);
             self.add(LOAD_K, plan.workers);
             self.add(STORE, QUEUE);
@@ -336,7 +336,12 @@ mod tests {
             l4[2..4].copy_from_slice(&dst.1.to_be_bytes());
         }
         if let Shape::Tcp { syn } = shape {
-            (l4[12], l4[13]) = (0x50, if syn { 0x02 } else { 0x10 });
+            // With FIN it begins one too; with ACK it is an answer, with RST nothing.
+            let flags = match syn {
+                true => [0x02, 0x03, 0xc2, 0x42],
+                false => [0x10, 0x12, 0x06, 0x11],
+            };
+            (l4[12], l4[13]) = (0x50, flags[usize::from(src.1 % 4)]);
         }
         let len = u16::try_from(l4.len()).expect("short");
         match (src.0, dst.0) {

@@ -62,15 +62,15 @@ impl Job<'_> {
     }
 }
 
-/// The sequence number of what begins a TCP connection.
-fn number_of_syn(meta: &PacketMeta<'_>) -> Option<u32> {
+/// The sequence number of what begins a TCP connection. Whatever has SYN and no RST opens one, as
+/// in the kernel; with ACK, it is also what answers a SYN, which does not.
+fn number_of_syn(meta: &PacketMeta<'_>, decide: &impl Decide) -> Option<u32> {
     let Transport::Tcp(flags) = meta.transport else {
         return None;
     };
     let begins = flags.has(TcpFlags::SYN)
-        && !flags.has(TcpFlags::ACK)
         && !flags.has(TcpFlags::RST)
-        && !flags.has(TcpFlags::FIN);
+        && !(flags.has(TcpFlags::ACK) && decide.knows(&meta.tuple));
     begins.then(|| {
         let number = meta.segment.bytes.get(tcp::field::SEQUENCE);
         number
@@ -144,8 +144,8 @@ impl Pipeline {
             None => {
                 let mut meta = job.packet.meta(frame.bytes(), job.hook, 0);
                 meta.segment.trusted = frame.offload.is_checked();
-                if let Some(number) = number_of_syn(&meta)
-                    && job.hook == Hook::Local
+                if job.hook == Hook::Local
+                    && let Some(number) = number_of_syn(&meta, decide)
                     && !self
                         .gate
                         .passes(meta.tuple.src, meta.tuple.dst, number, cx.now)

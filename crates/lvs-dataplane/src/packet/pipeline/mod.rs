@@ -59,6 +59,11 @@ pub trait Decide {
     /// Decides on an ICMP error about a packet.
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict;
 
+    /// Whether there is a connection that a datagram belongs to.
+    fn knows(&self, _tuple: &Tuple) -> bool {
+        false
+    }
+
     /// How many packets of a client's a connection has had.
     fn packets_of(&self, _conn: ConnId) -> u32 {
         0

@@ -5,6 +5,7 @@ use lvs_core::api::{Info, ServiceInfo};
 use lvs_dataplane::attached::{self, Place};
 
 use super::Findings;
+use super::devices::{self, Device};
 use super::host::output;
 use super::services::virt;
 use crate::operator::service_text;
@@ -15,17 +16,29 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
     }
     let ports = info.interfaces.iter();
     let ports: Vec<&str> = ports.map(|interface| &*interface.name).collect();
-    rules(services, &ports, &ruleset(), findings);
-    for name in ports {
+    let devices = devices::all(&ports, &output("ip", &["-j", "-d", "link", "show"]));
+    rules(services, &devices, &ruleset(), findings);
+    for (at, device) in devices.iter().enumerate() {
+        let name = &*device.name;
+        // What stands at one device is told once, though several others may lie above it.
+        let again = devices[..at].iter().any(|other| other.name == name);
+        if !again {
+            express_data_path(device, findings);
+        }
         for side in [Side::Ingress, Side::Egress] {
-            let word = side.word();
-            let filters = output("tc", &["filter", "show", "dev", name, word]);
-            traffic_control(name, side, &filters, findings);
+            if side == Side::Egress && again {
+                continue;
+            }
+            let filters = output("tc", &["filter", "show", "dev", name, side.word()]);
+            traffic_control(device, side, &filters, findings);
         }
         for place in Place::ALL {
+            if place != Place::Ingress && again {
+                continue;
+            }
             // Who may not ask, as few but root may, hears nothing of them; the same goes for nft.
             let names = attached::names(name, place).unwrap_or_default();
-            programs(name, place, &names, findings);
+            programs(device, place, &names, findings);
         }
     }
 }
@@ -45,6 +58,10 @@ fn ruleset() -> String {
 const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREFIX` (SERVICE all: every service), ports and addresses with \
                       `lvsadm mark add --destination VIP --drop`; or filter on the servers, in front of the director, or in an XDP \
                       program (see docs/security.md)";
+
+/// What may stop packets of services, and may be meant to.
+const MEANT: &str =
+    "that is right where services are to be filtered; if not, have it let them pass";
 
 /// How the names of the engine's own tables begin.
 const OWN_TABLE: &str = "lvs-";
@@ -93,18 +110,29 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Whether it sees nothing of these interfaces.
-    fn is_elsewhere(&self, ports: &[&str]) -> bool {
+    /// Whether it stands at this device.
+    fn is_at(&self, device: &Device) -> bool {
         self.at.is_some_and(|(_, devices)| {
             let mut devices = devices.split(|c: char| c.is_whitespace() || "\",{}=".contains(c));
-            !devices.any(|device| ports.contains(&device))
+            devices.any(|name| name == device.name)
         })
+    }
+
+    /// Whether it sees nothing of these devices.
+    fn is_elsewhere(&self, devices: &[Device]) -> bool {
+        self.at.is_some() && !devices.iter().any(|device| self.is_at(device))
+    }
+
+    /// The interface whose packets pass it before the engine has them, if there is one.
+    fn before<'d>(&self, devices: &'d [Device]) -> Option<&'d str> {
+        let mut here = devices.iter().filter(|device| self.is_at(device));
+        here.find_map(|device| device.above.as_deref())
     }
 }
 
 /// Firewall rules that name a service, or drop by source alone: those that do not see packets of
 /// services, and those that stand where the engine's packets leave.
-fn rules(services: &[ServiceInfo], ports: &[&str], ruleset: &str, findings: &mut Findings) {
+fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: &mut Findings) {
     let mut chain = Chain::default();
     let mut by_source = Vec::new();
     for line in ruleset.lines() {
@@ -123,17 +151,31 @@ fn rules(services: &[ServiceInfo], ports: &[&str], ruleset: &str, findings: &mut
         chain.stands(line);
         // The engine's own, and those of other interfaces.
         let own = |word: &str| word.starts_with(OWN_TABLE);
-        if chain.table.split(' ').any(own) || chain.is_elsewhere(ports) {
+        if chain.table.split(' ').any(own) || chain.is_elsewhere(devices) {
             continue;
         }
         let service = services.iter().find(|service| names(line, service));
         match chain.at {
             Some((Side::Egress, devices)) => at_egress(&chain, devices, line, services, findings),
-            Some((Side::Ingress, devices)) if drops(line) => {
-                if let Some(service) = service {
+            Some((Side::Ingress, at)) if drops(line) => {
+                if let Some(above) = chain.before(devices) {
+                    // Who drops by source there drops what is meant.
+                    if let Some(service) = service {
+                        findings.add(
+                            format!(
+                                "a rule of table {}, chain {} at the ingress of {at}, drops packets of {} that come for {above}, \
+                                 before the engine sees them: {line}",
+                                chain.table,
+                                chain.name,
+                                service_text(service.service)
+                            ),
+                            format!("{MEANT}: nft -a list chain {} {}", chain.table, chain.name),
+                        );
+                    }
+                } else if let Some(service) = service {
                     findings.add(
                         format!(
-                            "a rule of table {}, chain {} at the ingress of {devices}, does not keep packets of {} from the \
+                            "a rule of table {}, chain {} at the ingress of {at}, does not keep packets of {} from the \
                              engine: {line}",
                             chain.table,
                             chain.name,
@@ -231,7 +273,7 @@ fn at_egress(
 }
 
 /// Filters of tc that may drop, from what `tc filter show` says of one side of an interface.
-fn traffic_control(name: &str, side: Side, filters: &str, findings: &mut Findings) {
+fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Findings) {
     // A filter has a line of its own, and its actions others; a program decides by itself.
     let has = |words: &[&str]| words.iter().any(|word| filters.contains(word));
     if !has(&["direct-action", "action drop", "action shot", "police "]) {
@@ -244,43 +286,83 @@ fn traffic_control(name: &str, side: Side, filters: &str, findings: &mut Finding
         0 | 1 => "a filter".to_owned(),
         count => format!("{count} filters"),
     };
+    let name = &device.name;
+    let shown = format!("tc filter show dev {name} {}", side.word());
     match side {
-        Side::Ingress => findings.add(
-            format!("{filters} of tc at the ingress of {name} may drop packets, but keeps none of services from the engine"),
-            format!("the engine has its copy before tc; {FILTER}"),
+        Side::Ingress => at_ingress(
+            format!("{filters} of tc at the ingress of {name}"),
+            device,
+            "tc",
+            &shown,
+            findings,
         ),
         Side::Egress => findings.add(
             format!("{filters} of tc at the egress of {name} may drop what the engine sends, requests and answers of services"),
-            format!(
-                "that is right where services are to be filtered; if not, have it let them pass: tc filter show dev {name} egress"
-            ),
+            format!("{MEANT}: {shown}"),
         ),
+    }
+}
+
+/// What may drop packets at the ingress of a device: before the engine where a packet socket is
+/// above, behind it where it is there.
+fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: &mut Findings) {
+    match &device.above {
+        Some(above) => findings.add(
+            format!("{what} may drop packets that come for {above} before the engine sees them"),
+            format!("{MEANT}: {shown}"),
+        ),
+        None => findings.add(
+            format!("{what} may drop packets, but keeps none of services from the engine"),
+            format!("the engine has its copy before {kind}: {shown}; {FILTER}"),
+        ),
+    }
+}
+
+/// BPF programs as they are told: how many, and their names.
+fn told(names: &[&String]) -> Option<(String, String)> {
+    let named = |name: &&String| match name.as_str() {
+        "" => "one without a name".to_owned(),
+        name => name.to_owned(),
+    };
+    let names: Vec<String> = names.iter().map(named).collect();
+    match names.len() {
+        0 => None,
+        1 => Some(("a BPF program".to_owned(), names.concat())),
+        count => Some((format!("{count} BPF programs"), names.join(", "))),
+    }
+}
+
+/// XDP programs, which see a frame before anybody else and may keep it.
+fn express_data_path(device: &Device, findings: &mut Findings) {
+    let names: Vec<&String> = device.xdp.iter().collect();
+    let name = &device.name;
+    if let Some((programs, all)) = told(&names) {
+        findings.add(
+            format!(
+                "{programs} at the driver of {name} (XDP: {all}) may drop or redirect packets of services before the engine sees them"
+            ),
+            format!("{MEANT}: ip -d link show dev {name}"),
+        );
     }
 }
 
 /// BPF programs by their names, which `tc` does not show, at a place of an interface. What they do
 /// with packets only they know.
-fn programs(interface: &str, place: Place, names: &[String], findings: &mut Findings) {
+fn programs(device: &Device, place: Place, names: &[String], findings: &mut Findings) {
     let others = names.iter().filter(|name| !name.starts_with(OWN_PROGRAM));
-    let named = |name: &String| match name.as_str() {
-        "" => "one without a name".to_owned(),
-        name => name.to_owned(),
-    };
-    let others: Vec<String> = others.map(named).collect();
-    if others.is_empty() {
+    let others: Vec<&String> = others.collect();
+    let Some((programs, all)) = told(&others) else {
         return;
-    }
-    let (programs, all) = match others.len() {
-        1 => ("a BPF program".to_owned(), others.concat()),
-        count => (format!("{count} BPF programs"), others.join(", ")),
     };
+    let interface = &device.name;
     let shown = format!("bpftool net show dev {interface}");
     match place {
-        Place::Ingress => findings.add(
-            format!(
-                "{programs} at the ingress of {interface} (tcx: {all}) may drop packets, but keeps none of services from the engine"
-            ),
-            format!("the engine has its copy before tcx: {shown}; {FILTER}"),
+        Place::Ingress => at_ingress(
+            format!("{programs} at the ingress of {interface} (tcx: {all})"),
+            device,
+            "tcx",
+            &shown,
+            findings,
         ),
         Place::Egress | Place::NetkitPrimary => {
             let kind = if place == Place::Egress { "tcx" } else { "netkit" };
@@ -288,18 +370,14 @@ fn programs(interface: &str, place: Place, names: &[String], findings: &mut Find
                 format!(
                     "{programs} at the egress of {interface} ({kind}: {all}) may drop what the engine sends, requests and answers of services"
                 ),
-                format!(
-                    "that is right where services are to be filtered; if not, have it let them pass: {shown}"
-                ),
+                format!("{MEANT}: {shown}"),
             );
         }
         Place::NetkitPeer => findings.add(
             format!(
                 "{programs} at the other end of {interface} (netkit: {all}) may drop packets of services before the engine sees them"
             ),
-            format!(
-                "that is right where services are to be filtered; if not, have it let them pass: {shown}"
-            ),
+            format!("{MEANT}: {shown}"),
         ),
     }
 }
@@ -346,15 +424,25 @@ mod tests {
     use super::super::tests::services;
     use super::*;
 
-    /// What is found in these rules, on a director with two interfaces and one service.
+    fn device(name: &str, above: Option<&str>) -> Device {
+        Device {
+            name: name.to_owned(),
+            above: above.map(str::to_owned),
+            xdp: Vec::new(),
+        }
+    }
+
+    /// What is found in these rules, on a director with three interfaces, one a VLAN of a device
+    /// that it does not use, and one service.
     fn found(ruleset: &str) -> Vec<String> {
+        let devices = [
+            device("eth0", None),
+            device("eth1", None),
+            device("eth2.5", None),
+            device("eth2", Some("eth2.5")),
+        ];
         let mut findings = Findings::default();
-        rules(
-            &services("nat", 1),
-            &["eth0", "eth1"],
-            ruleset,
-            &mut findings,
-        );
+        rules(&services("nat", 1), &devices, ruleset, &mut findings);
         findings.0.into_iter().map(|finding| finding.what).collect()
     }
 
@@ -377,6 +465,15 @@ mod tests {
             // It sees them; that is all it wants.
             assert!(found(&chain(&at, "tcp dport 80 counter")).is_empty());
         }
+        // What comes for a VLAN passes those of its trunk first.
+        let below = "ingress device \"eth2\" priority -500";
+        let told = found(&chain(below, "tcp dport 80 drop"));
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(
+            told[0].contains("that come for eth2.5, before the engine sees them"),
+            "{told:?}"
+        );
+        assert!(found(&chain(below, "ip saddr 203.0.113.0/24 drop")).is_empty());
         let elsewhere = "ingress device \"eth9\" priority -500";
         assert!(found(&chain(elsewhere, "tcp dport 80 drop")).is_empty());
     }
@@ -408,12 +505,13 @@ mod tests {
 
     #[test]
     fn filters_of_tc() {
-        let told = |side, text: &str| {
+        let said_of = |device, side, text: &str| {
             let mut findings = Findings::default();
-            traffic_control("eth0", side, text, &mut findings);
+            traffic_control(&device, side, text, &mut findings);
             let all = findings.0.into_iter();
             all.map(|f| f.what).collect::<Vec<_>>().join("; ")
         };
+        let told = |side, text: &str| said_of(device("eth0", None), side, text);
         let program = "filter protocol ip pref 1 bpf chain 0 \n\
             filter protocol ip pref 1 bpf chain 0 handle 0x1 direct-action not_in_hw bytecode '1,6 0 0 2'\n";
         let flower = "filter protocol ip pref 2 flower chain 0 \nfilter protocol ip pref 2 flower chain 0 handle 0x1 \n  \
@@ -428,6 +526,15 @@ mod tests {
             said.starts_with("2 filters of tc at the egress of eth0"),
             "{said}"
         );
+        let said = said_of(
+            device("eth0", Some("eth0.100")),
+            Side::Ingress,
+            &format!("{program}{flower}"),
+        );
+        assert_eq!(
+            said,
+            "2 filters of tc at the ingress of eth0 may drop packets that come for eth0.100 before the engine sees them"
+        );
         let mirror = "filter protocol all pref 1 matchall chain 0 handle 0x1 \n\taction order 1: mirred (Egress Mirror to device br0) pipe\n";
         for nothing in ["", mirror] {
             assert_eq!(told(Side::Ingress, nothing), "");
@@ -439,7 +546,7 @@ mod tests {
         let told = |place, names: &[&str]| {
             let mut findings = Findings::default();
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-            programs("eth0", place, &names, &mut findings);
+            programs(&device("eth0", None), place, &names, &mut findings);
             let all = findings.0.into_iter();
             all.map(|f| f.what).collect::<Vec<_>>().join("; ")
         };
@@ -464,6 +571,28 @@ mod tests {
         assert!(said.contains("egress of eth0 (netkit: x)"), "{said}");
         let said = told(Place::NetkitPeer, &["x"]);
         assert!(said.contains("before the engine sees them"), "{said}");
+    }
+
+    #[test]
+    fn programs_before_packet_sockets() {
+        let told = |names: &[&str]| {
+            let mut findings = Findings::default();
+            let names = names.iter().map(|&name| name.to_owned());
+            let eth0 = Device {
+                xdp: names.collect(),
+                ..device("eth0", None)
+            };
+            express_data_path(&eth0, &mut findings);
+            let all = findings.0.into_iter();
+            all.map(|f| f.what).collect::<Vec<_>>().join("; ")
+        };
+        assert_eq!(told(&[]), "");
+        assert_eq!(
+            told(&["number 12"]),
+            "a BPF program at the driver of eth0 (XDP: number 12) may drop or redirect packets of services before the engine \
+             sees them"
+        );
+        assert!(told(&["a", ""]).starts_with("2 BPF programs at the driver of eth0 (XDP: a, one"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `lvsadm doctor`: what is wrong with this host and the real servers, and the remedy.
 
+mod devices;
 mod engine;
 mod filters;
 mod host;

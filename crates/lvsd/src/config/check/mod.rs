@@ -1,6 +1,7 @@
 //! What a file means, and whether that makes sense: addresses, names, ranges, and what fits
 //! together.
 
+mod announce;
 mod api;
 mod daemon;
 mod decisions;
@@ -86,6 +87,7 @@ pub(in crate::config) fn check(
         checker.families_beside_sync(table, &services);
     }
     let vrrp = raw.vrrp.as_ref().and_then(|vrrp| checker.vrrp(vrrp, raw));
+    let announce = checker.announce(raw, &services);
     checker.sense(raw, &services, &marks);
     let lookups = checker.lookups(raw.dns.as_ref());
     let daemon = checker.daemon(&raw.lvsd);
@@ -99,6 +101,7 @@ pub(in crate::config) fn check(
         sync,
         vrrp,
         lookups,
+        announce,
         sysctls,
         filter,
         marks,

@@ -10,7 +10,7 @@ mod reports;
 mod services;
 mod sources;
 
-const EXAMPLES: [(&str, &str); 8] = [
+const EXAMPLES: [(&str, &str); 9] = [
     ("nat.toml", include_str!("../../../../../examples/nat.toml")),
     ("dr.toml", include_str!("../../../../../examples/dr.toml")),
     ("tun.toml", include_str!("../../../../../examples/tun.toml")),
@@ -22,6 +22,10 @@ const EXAMPLES: [(&str, &str); 8] = [
     (
         "web-modern.toml",
         include_str!("../../../../../examples/web-modern.toml"),
+    ),
+    (
+        "many-directors/lvsd.toml",
+        include_str!("../../../../../examples/many-directors/lvsd.toml"),
     ),
     ("full.toml", FULL),
     (
@@ -71,6 +75,10 @@ peers = ["192.0.2.2"]
 address = ["10.0.0.254/24 dev eth1"]
 track_file = "/run/lvs/vrrp.track"
 fifo = "/run/lvs/vrrp.fifo"
+
+[announce]
+drain = "10s"
+hold = "5m"
 
 [sync]
 role = "both"
@@ -152,6 +160,14 @@ persistence = { timeout = "1h", engine = "sip" }
 
 [[service.server]]
 address = "10.0.0.1:5060"
+
+[[service]]
+address = "192.0.2.3:80"
+forward = "tun"
+vip = "announce"
+
+[[service.server]]
+address = "10.0.0.3:80"
 "#;
 
 fn load(text: &str) -> Config {

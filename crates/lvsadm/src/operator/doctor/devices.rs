@@ -1,0 +1,159 @@
+//! The devices that packets of services pass between the network and the engine's packet sockets:
+//! those that the engine uses, and what lies below them.
+//!
+//! ```text
+//!  network ─▶ XDP ─▶ eth0 ─▶ packet socket ─▶ tc, netdev chains ─▶ the host
+//!  network ─▶ XDP ─▶ eth0 ─────────────────▶ tc, netdev chains ─▶ eth0.100 ─▶ packet socket     (VLAN of the kernel's)
+//!  network ─▶ XDP ─▶ eth0 ─▶ packet socket ─────────────────────▶ eth0.100 ─▶ packet socket     (of the engine's own)
+//! ```
+
+use serde_json::Value;
+
+/// A device where something may keep packets from the engine, or stop what it sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Device {
+    pub(super) name: String,
+    /// The one above it with the packet socket, if what comes in passes this one whole before.
+    pub(super) above: Option<String>,
+    /// XDP programs, by their names where they have one and the kernel tells it.
+    pub(super) xdp: Vec<String>,
+}
+
+/// The devices of an engine with these ports, each port before what is below it; `links` is what
+/// `ip -j -d link show` says.
+pub(super) fn all(ports: &[&str], links: &str) -> Vec<Device> {
+    let links: Value = serde_json::from_str(links).unwrap_or_default();
+    let links = links.as_array().map_or(&[][..], Vec::as_slice);
+    let mut devices: Vec<Device> = Vec::new();
+    for port in ports {
+        let mut next = vec![((*port).to_owned(), None)];
+        while let Some((name, above)) = next.pop() {
+            let known = |device: &Device| device.name == name && device.above == above;
+            if devices.iter().any(known) {
+                continue;
+            }
+            let link = links.iter().find(|link| link["ifname"] == *name);
+            let below = link.map(|link| below(link, links)).unwrap_or_default();
+            for lower in below {
+                next.push(match lower {
+                    Below::Own(trunk) => (trunk, None),
+                    Below::Kernels(lower) => (lower, Some((*port).to_owned())),
+                });
+            }
+            devices.push(Device {
+                xdp: link.map(programs).unwrap_or_default(),
+                name,
+                above,
+            });
+        }
+    }
+    devices
+}
+
+/// A device below another.
+enum Below {
+    /// The kernel passes on to the upper one what came in here.
+    Kernels(String),
+    /// The engine does, which has a packet socket here.
+    Own(String),
+}
+
+fn below(link: &Value, links: &[Value]) -> Vec<Below> {
+    let name = |link: &Value| link["ifname"].as_str().unwrap_or_default().to_owned();
+    match link["linkinfo"]["info_kind"].as_str().unwrap_or_default() {
+        "vlan" | "macvlan" | "ipvlan" => {
+            let lower = link["link"].as_str().map(str::to_owned);
+            lower.into_iter().map(Below::Kernels).collect()
+        }
+        "bond" | "team" => {
+            let ports = links.iter().filter(|port| port["master"] == link["ifname"]);
+            ports.map(|port| Below::Kernels(name(port))).collect()
+        }
+        // The engine makes such a device for a VLAN that the kernel has none for.
+        "tun" => {
+            let own = name(link);
+            let trunk = own.rsplit_once('.').filter(|(trunk, vlan)| {
+                let is_there = |link: &Value| link["ifname"] == *trunk;
+                vlan.parse::<u16>().is_ok() && links.iter().any(is_there)
+            });
+            let trunk = trunk.map(|(trunk, _)| trunk.to_owned());
+            trunk.into_iter().map(Below::Own).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The XDP programs of a device.
+fn programs(link: &Value) -> Vec<String> {
+    // A driver's own, one for all drivers and one in the card may stand there together.
+    let attached = link["xdp"]["attached"].as_array();
+    let attached = attached.map_or(&[][..], Vec::as_slice);
+    let one = std::slice::from_ref(&link["xdp"]);
+    let all = if attached.is_empty() { one } else { attached };
+    let programs = all.iter().map(|place| &place["prog"]);
+    let names = programs
+        .filter(|program| !program.is_null())
+        .map(|program| {
+            let name = program["name"].as_str().unwrap_or_default();
+            match program["id"].as_u64() {
+                Some(id) if name.is_empty() => format!("number {id}"),
+                _ => name.to_owned(),
+            }
+        });
+    names.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINKS: &str = r#"[{},
+        {"ifname": "eth0", "link": "peer", "linkinfo": {"info_kind": "veth"},
+         "xdp": {"mode": 1, "prog": {"id": 7, "name": "filter"}, "attached": [{"mode": 1, "prog": {"id": 7, "name": "filter"}}]}},
+        {"ifname": "peer", "link": "eth0", "linkinfo": {"info_kind": "veth"}},
+        {"ifname": "eth0.100", "linkinfo": {"info_kind": "tun", "info_data": {"type": "tap"}}},
+        {"ifname": "eth0.200", "link": "eth0", "linkinfo": {"info_kind": "vlan"}},
+        {"ifname": "bond0", "linkinfo": {"info_kind": "bond"}},
+        {"ifname": "bond0.3", "link": "bond0", "linkinfo": {"info_kind": "vlan"}},
+        {"ifname": "eth1", "master": "bond0", "xdp": {"mode": 2, "prog": {"id": 8}}},
+        {"ifname": "eth2", "master": "bond0",
+         "xdp": {"mode": 4, "attached": [{"mode": 1, "prog": {"id": 3, "name": "a"}}, {"mode": 2, "prog": {"id": 4, "name": "b"}}]}},
+        {"ifname": "vnet.7", "linkinfo": {"info_kind": "tun"}}]"#;
+
+    fn told(ports: &[&str]) -> Vec<String> {
+        let all = all(ports, LINKS).into_iter();
+        all.map(|Device { name, above, xdp }| {
+            let above = above.unwrap_or_else(|| "-".to_owned());
+            format!("{name} {above} {}", xdp.join("+"))
+        })
+        .collect()
+    }
+
+    #[test]
+    fn what_lies_below_the_interfaces_in_use_is_looked_at() {
+        // The other end of a pair is not below it.
+        assert_eq!(told(&["eth0"]), ["eth0 - filter"]);
+        assert_eq!(told(&["eth0.200"]), ["eth0.200 - ", "eth0 eth0.200 filter"]);
+        assert_eq!(
+            told(&["bond0.3"]),
+            [
+                "bond0.3 - ",
+                "bond0 bond0.3 ",
+                "eth2 bond0.3 a+b",
+                "eth1 bond0.3 number 8"
+            ]
+        );
+        assert_eq!(told(&["vnet.7"]), ["vnet.7 - "]);
+        assert_eq!(told(&["gone"]), ["gone - "]);
+        assert_eq!(all(&["eth0"], "").len(), 1);
+    }
+
+    #[test]
+    fn a_trunk_that_the_engine_cuts_is_the_engines() {
+        assert_eq!(told(&["eth0.100"]), ["eth0.100 - ", "eth0 - filter"]);
+        assert_eq!(
+            told(&["eth0", "eth0.100"]),
+            ["eth0 - filter", "eth0.100 - "]
+        );
+    }
+}
