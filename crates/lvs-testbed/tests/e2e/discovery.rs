@@ -130,6 +130,7 @@ fn servers_follow_a_zone_under_load_and_no_download_breaks() -> Result<()> {
             "--no-hosts",
             &hosts,
             "--local-ttl=1",
+            "--local=/test/",
             "--port=5301",
             "--user=root",
         ],
@@ -145,7 +146,7 @@ fn servers_follow_a_zone_under_load_and_no_download_breaks() -> Result<()> {
     ensure!(plan.contains("othing"), "{plan}");
 
     let mut load = site.load();
-    load.sizes = vec![1, 20_011, 3_000_000];
+    load.sizes = vec![1, 20_011, 2_097_152];
     load.pause_ms = 2;
     let steady = site.client.steady_load(&load)?;
     for servers in [&[0usize, 1, 2][..], &[2, 3], &[1, 3], &[0, 1, 2, 3]] {
