@@ -1,5 +1,5 @@
 //! `lvs-testbed cluster`: two directors with keepalived, under load, while one of them dies, comes
-//! back or is taken out of service.
+//! back or is taken out of service. Scenarios with many directors are in [`ecmp`].
 
 use std::fmt::Write as _;
 use std::fs;
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::netns::{Host, Proc, wait_until};
 use crate::servers::NginxOptions;
-use crate::{Forward, LoadReport, Site, SiteOptions, Vip, programs};
+use crate::{Forward, LoadReport, Site, SiteOptions, Vip, ecmp, programs};
 
 /// What is done.
 #[derive(Clone, Debug, clap::Args)]
@@ -126,7 +126,10 @@ const LIMIT: Duration = Duration::from_secs(20);
 pub fn main(options: &ClusterOptions) -> Result<()> {
     if options.list {
         for (name, _, about) in Scenario::ALL {
-            println!("{name:<10} {about}");
+            println!("{name:<14} {about}");
+        }
+        for (name, _, about) in ecmp::Scenario::ALL {
+            println!("{name:<14} {about}");
         }
         return Ok(());
     }
@@ -136,7 +139,14 @@ pub fn main(options: &ClusterOptions) -> Result<()> {
         "tun" => Forward::Tun,
         other => bail!("{other:?} is none of nat, dr, tun"),
     };
+    let many = ecmp::Scenario::ALL.iter();
+    let many = many.filter(|(name, ..)| match &options.scenario {
+        Some(wanted) => wanted == name,
+        None => forward != Forward::Nat,
+    });
+    let many: Vec<ecmp::Scenario> = many.map(|(_, scenario, _)| *scenario).collect();
     let all: Vec<Scenario> = match &options.scenario {
+        Some(_) if !many.is_empty() => Vec::new(),
         Some(name) => vec![Scenario::named(name)?],
         None => Scenario::ALL
             .iter()
@@ -145,6 +155,10 @@ pub fn main(options: &ClusterOptions) -> Result<()> {
     };
     for scenario in all {
         let outcome = play(scenario, forward, options.downloads)?;
+        println!("{}", serde_json::to_string(&outcome)?);
+    }
+    for scenario in many {
+        let outcome = ecmp::play(scenario, forward, options.downloads)?;
         println!("{}", serde_json::to_string(&outcome)?);
     }
     Ok(())

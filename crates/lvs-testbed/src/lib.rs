@@ -26,6 +26,7 @@ pub mod content;
 pub mod decap;
 pub mod demo;
 pub mod differential;
+pub mod ecmp;
 pub mod fuzz;
 pub mod hostile;
 pub mod listing;

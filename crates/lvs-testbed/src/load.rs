@@ -105,6 +105,10 @@ pub struct LoadReport {
     pub bytes: u64,
     /// How long it took.
     pub seconds: f64,
+    /// The longest time in which a good request got nothing of a body that had begun, in
+    /// milliseconds.
+    #[serde(default)]
+    pub stall_ms: u64,
     /// Good requests by the server that answered.
     pub servers: BTreeMap<String, u64>,
     /// What went wrong, up to twenty of them, each with its time in seconds.
@@ -242,6 +246,7 @@ impl LoadReport {
         self.ok += other.ok;
         self.failed += other.failed;
         self.bytes += other.bytes;
+        self.stall_ms = self.stall_ms.max(other.stall_ms);
         for (server, count) in other.servers {
             *self.servers.entry(server).or_default() += count;
         }
@@ -284,7 +289,9 @@ fn client(
             &expected[..size],
             &mut buffer,
         ) {
-            Ok(server) => {
+            Ok((server, stall)) => {
+                let stall = u64::try_from(stall.as_millis()).unwrap_or(u64::MAX);
+                report.stall_ms = report.stall_ms.max(stall);
                 report.ok += 1;
                 report.bytes += size as u64;
                 *report.servers.entry(server).or_default() += 1;
@@ -321,7 +328,7 @@ impl std::error::Error for WrongByte {}
 /// Asks for one file over a connection of its own, and checks every byte.
 pub(crate) fn fetch(options: &LoadOptions, expected: &[u8]) -> Result<String> {
     let mut buffer = vec![0; 64 << 10];
-    request(options, 0, &mut None, expected, &mut buffer)
+    request(options, 0, &mut None, expected, &mut buffer).map(|(server, _)| server)
 }
 
 fn connect(options: &LoadOptions, port: u16, timeout: Duration) -> Result<TcpStream> {
@@ -352,7 +359,7 @@ fn request(
     connection: &mut Option<BufReader<TcpStream>>,
     expected: &[u8],
     buffer: &mut [u8],
-) -> Result<String> {
+) -> Result<(String, Duration)> {
     let timeout = Duration::from_millis(options.timeout_ms.max(1));
     let mut stream = match connection.take() {
         Some(stream) => stream,
@@ -405,6 +412,7 @@ fn request(
     }
     ensure!(length == Some(expected.len()), "content length {length:?}");
     let mut done = 0;
+    let (mut stall, mut since) = (Duration::ZERO, Instant::now());
     while done < expected.len() {
         let want = buffer.len().min(expected.len() - done);
         let read = stream
@@ -420,6 +428,8 @@ fn request(
             bail!(WrongByte(done + at));
         }
         done += read;
+        stall = stall.max(since.elapsed());
+        since = Instant::now();
     }
     if options.keepalive {
         *connection = Some(stream);
@@ -429,5 +439,5 @@ fn request(
         let extra = stream.read(buffer).context("read the end")?;
         ensure!(extra == 0, "{extra} bytes after the end");
     }
-    Ok(server)
+    Ok((server, stall))
 }

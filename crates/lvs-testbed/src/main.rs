@@ -19,8 +19,8 @@ enum Command {
     /// Show a director at work: client, director and four web servers; NAT, direct routing and
     /// tunnelling
     Demo(demo::DemoOptions),
-    /// Two directors with keepalived under load, while one dies, comes back or is taken out of
-    /// service; prints a line of JSON for each scenario
+    /// Two directors with keepalived, or three behind a router with BIRD, under load, while one
+    /// dies, comes back or is taken out of service; prints a line of JSON for each scenario
     Cluster(cluster::ClusterOptions),
     /// Ask for files over HTTP, check every byte, print a report as JSON (runs on a client host)
     Load(LoadOptions),

@@ -493,13 +493,14 @@ fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
             last_good,
             notify,
             checks: Some(checks),
-            turns: pulses.turns,
+            turns: pulses.turns.clone(),
             cluster: Some(cluster::Places {
                 engine: address.clone(),
                 maintenance: cluster::maintenance_path(&admin::path(
                     &arguments.state,
                     &arguments.config,
                 )),
+                turns: pulses.turns,
             }),
             admin: Some(admin::path(&arguments.state, &arguments.config)),
             asks: Some(asks),

@@ -200,6 +200,7 @@ mod tests {
             ("RawMark", "[[mark]]"),
             ("RawSync", "[sync]"),
             ("RawVrrp", "[vrrp]"),
+            ("RawAnnounce", "[announce]"),
         ] {
             // The reader itself says which keys it has.
             let Err(report) = crate::config::Config::from_toml(

@@ -15,7 +15,7 @@ pub use lvs_dataplane::notify::watchdog_interval as interval;
 use crate::notify::Notify;
 
 /// A turn of the event loop may hold a request to the engine, of a long list of changes.
-const TURN_LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const TURN_LIMIT: Duration = Duration::from_secs(120);
 
 /// Something that shows that it goes on.
 #[derive(Clone, Debug)]

@@ -7,8 +7,8 @@ use core::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    CaptureFilter, FilterSpec, LocalPool, ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole,
-    Sysctl, Timeouts,
+    AnnounceSpec, CaptureFilter, FilterSpec, LocalPool, ServerSpec, ServiceId, ServiceSpec,
+    SyncDaemon, SyncRole, Sysctl, Timeouts,
 };
 
 /// A call with the number that its answers carry.
@@ -168,6 +168,11 @@ calls! {
             /// [`CHANGES_MAX`](super::CHANGES_MAX).
             changes: Vec<Self>,
         },
+        /// Which virtual addresses are announced by routes on the engine's device, for routing
+        /// daemons to pass on. The engine takes packets for all of them, and answers ARP for none.
+        /// Replaces what was said before, and has to be said again and again. Answer:
+        /// [`Announcements`](super::Announcements).
+        "vips.announce" VipsAnnounce(AnnounceSpec),
         /// Stop the engine. Answer: `{}`, then the engine ends.
         "stop" Stop {},
     }

@@ -194,6 +194,12 @@ pub struct Info {
     pub interfaces: Vec<InterfaceInfo>,
     /// Virtual addresses that the engine owns.
     pub own_vips: Vec<core::net::IpAddr>,
+    /// Virtual addresses that are announced by routes ([`Call::VipsAnnounce`]), or are to be.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub announced: Vec<AnnouncedVip>,
+    /// Seconds since somebody said which these are to be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub announced_ago: Option<u64>,
     /// Virtual addresses for which another host answers, too.
     pub conflicts: Vec<Conflict>,
     /// Requests that were too long for the way to their server.
@@ -361,6 +367,90 @@ pub struct SyncState {
     pub forged: u64,
     /// Connections that ended because what was in a frame was not understood.
     pub malformed: u64,
+}
+
+/// What routers are told of a virtual address. The greater, the rather it is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Standing {
+    /// Nothing: there is no route.
+    #[default]
+    Withdrawn,
+    /// To prefer another director: a route with the protocol [`Standing::LEAVING`].
+    Leaving,
+    /// A route with the protocol [`Standing::ANNOUNCED`].
+    Announced,
+}
+
+impl Standing {
+    /// The protocol (`proto` of `ip route`) of routes to addresses that are announced. None of
+    /// those that the kernel, BIRD, FRR, systemd or keepalived give to routes of their own.
+    pub const ANNOUNCED: u8 = 77;
+    /// The protocol of routes to addresses for which another director is to be preferred.
+    pub const LEAVING: u8 = 78;
+
+    /// In a word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Withdrawn => "withdrawn",
+            Self::Leaving => "leaving",
+            Self::Announced => "announced",
+        }
+    }
+
+    /// The protocol of its route, if it has one.
+    pub const fn protocol(self) -> Option<u8> {
+        match self {
+            Self::Withdrawn => None,
+            Self::Leaving => Some(Self::LEAVING),
+            Self::Announced => Some(Self::ANNOUNCED),
+        }
+    }
+}
+
+/// Parameters of [`Call::VipsAnnounce`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AnnounceSpec {
+    /// All addresses that are to be announced by routes, whether they are now or not; at most
+    /// [`ANNOUNCED_MAX`].
+    pub addresses: Vec<AnnounceVip>,
+    /// For how many seconds this holds if nobody says it again. Before that, when it was not said
+    /// for ten seconds, another director is to be preferred.
+    pub hold: u32,
+}
+
+/// Addresses that an engine announces by routes, at most.
+pub const ANNOUNCED_MAX: usize = 4096;
+
+/// One of [`AnnounceSpec::addresses`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AnnounceVip {
+    /// The address.
+    pub address: core::net::IpAddr,
+    /// What routers are to be told; as before, if it is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standing: Option<Standing>,
+}
+
+/// Answer to [`Call::VipsAnnounce`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Announcements {
+    /// The routes that there are.
+    pub announced: Vec<AnnouncedVip>,
+}
+
+/// What routers are told of a virtual address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnnouncedVip {
+    /// The address.
+    pub address: core::net::IpAddr,
+    /// The route that there is.
+    pub standing: Standing,
+    /// Why that is not what was asked for.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub trouble: String,
 }
 
 /// Another director.

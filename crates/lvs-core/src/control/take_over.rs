@@ -11,7 +11,7 @@ use crate::persistence_sip;
 use crate::shard::{RECENT, Shard};
 use crate::sync::bulk::{Item, Kind};
 use crate::sync::wire::{self, Entry};
-use crate::{Forwarding, Instant, Protocol, Server};
+use crate::{Forwarding, Instant, Protocol, Server, Tuple};
 
 /// Flags that a message may set on a new entry (`IP_VS_CONN_F_BACKUP_MASK`).
 const TAKEN: u32 = flag::METHOD
@@ -317,6 +317,25 @@ impl Control {
             shard.reap();
         }
         Ok(Some(index))
+    }
+
+    /// A packet has met a connection of another director's whose server was not known here when it
+    /// was told of: if it is now, the next one finds its way.
+    pub fn bind_unbound(&mut self, shard: &mut Shard, tuple: &Tuple) {
+        if !self.owns(shard) {
+            return;
+        }
+        self.sweep(shard);
+        let found = shard.find_from_client(&Key {
+            protocol: tuple.protocol,
+            client: tuple.src,
+            virt: tuple.dst,
+        });
+        if let Some(index) = found
+            && shard.conn(index).server() == NO_SLOT
+        {
+            self.bind_late(shard, index);
+        }
     }
 
     /// A connection that came without a server for it gets one (`ip_vs_try_bind_dest`).

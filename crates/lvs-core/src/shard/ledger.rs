@@ -317,17 +317,27 @@ mod tests {
 
     impl Side {
         fn new(keys: [u64; 2], keeps_ties: bool) -> Self {
+            let mut side = Self::without_servers(keys, keeps_ties);
+            side.add_servers(Forwarding::Route);
+            side
+        }
+
+        fn add_servers(&mut self, method: Forwarding) {
+            let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
+            let config = ServerConfig::new(1, method);
+            for addr in ["10.0.0.1:80", "10.0.0.2:80"] {
+                let addr = addr.parse().unwrap();
+                self.control
+                    .add_server(&service, addr, &config, Instant::ZERO)
+                    .unwrap();
+            }
+        }
+
+        fn without_servers(keys: [u64; 2], keeps_ties: bool) -> Self {
             let mut control = Control::new(Options::default());
             let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
             let config = ServiceConfig::new(Family::V4, "rr");
             control.add_service(service, config, None).unwrap();
-            let config = ServerConfig::new(1, Forwarding::Route);
-            for addr in ["10.0.0.1:80", "10.0.0.2:80"] {
-                let addr = addr.parse().unwrap();
-                control
-                    .add_server(&service, addr, &config, Instant::ZERO)
-                    .unwrap();
-            }
             let mut shard = control.shard(0).unwrap();
             shard.keep_ledger(keys);
             shard.set_heard(true);
@@ -338,14 +348,18 @@ mod tests {
             }
         }
 
+        fn tuple(port: u16) -> Tuple {
+            Tuple {
+                protocol: Protocol::TCP,
+                src: SocketAddr::from(([192, 0, 2, 1], 1000 + port)),
+                dst: "198.51.100.1:80".parse().unwrap(),
+            }
+        }
+
         fn packet(&mut self, port: u16, flags: u8, now: Instant) -> Verdict {
             let meta = PacketMeta {
                 hook: Hook::Local,
-                tuple: Tuple {
-                    protocol: Protocol::TCP,
-                    src: SocketAddr::from(([192, 0, 2, 1], 1000 + port)),
-                    dst: "198.51.100.1:80".parse().unwrap(),
-                },
+                tuple: Self::tuple(port),
                 transport: Transport::Tcp(TcpFlags(flags)),
                 segment: Segment::NONE,
                 mark: 0,
@@ -519,6 +533,25 @@ mod tests {
         let _ = one.packet(7, 0x10, at(8));
         one.tell(&mut two, at(8));
         assert_eq!((two.shard.told().count(), two.shard.lent(PEER)), (199, 1));
+    }
+
+    #[test]
+    fn a_tunnel_that_was_told_before_its_server_is_known_finds_it() {
+        let mut one = Side::without_servers([1, 2], true);
+        one.add_servers(Forwarding::Tunnel);
+        let mut two = Side::without_servers([3, 4], false);
+        two.shard.listen_to(PEER, [1, 2]);
+        one.open(7, at(1));
+        assert_eq!(one.tell(&mut two, at(1)), taken(1));
+        let unbound = Verdict::Drop(DropReason::Unbound);
+        assert_eq!(two.packet(7, 0x10, at(2)), unbound);
+        two.control.bind_unbound(&mut two.shard, &Side::tuple(7));
+        assert_eq!(two.packet(7, 0x10, at(2)), unbound, "there is none yet");
+        two.add_servers(Forwarding::Tunnel);
+        two.control.bind_unbound(&mut two.shard, &Side::tuple(7));
+        assert!(matches!(two.packet(7, 0x10, at(3)), Verdict::Forward(_)));
+        // What is not there is no trouble.
+        two.control.bind_unbound(&mut two.shard, &Side::tuple(8));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use lvs_core::api::{Confinement, ServiceId, SyncCounts};
+use lvs_core::api::{AnnouncedVip, Confinement, ServiceId, SyncCounts};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
@@ -126,6 +126,9 @@ pub struct DirectorStatus {
     /// How it stands with keepalived; `None` without `[vrrp]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vrrp: Option<VrrpStatus>,
+    /// Virtual addresses that are announced by routes; `None` without any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub announce: Option<AnnounceStatus>,
     /// What is worth knowing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
@@ -160,6 +163,22 @@ pub struct VrrpStatus {
     pub changes: u64,
     /// Lines that were not understood, or too long.
     pub ignored: u64,
+}
+
+/// How a director stands with the routing daemon beside it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AnnounceStatus {
+    /// The engine knows the connections of the other directors.
+    pub ready: bool,
+    /// What it waits for until then.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub waits_for: String,
+    /// The addresses, and the routes that there are.
+    pub addresses: Vec<AnnouncedVip>,
+    /// Why the engine does not say.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub trouble: String,
 }
 
 impl Ask {

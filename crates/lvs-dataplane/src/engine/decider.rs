@@ -275,6 +275,13 @@ impl Decide for Decider {
                     .admit(&mut self.shard, meta, pending, now)
             }
         };
+        if verdict == Verdict::Drop(DropReason::Unbound) {
+            // An engine that has just started may be told of connections before it is told of
+            // services.
+            self.shared
+                .control_for_packet()
+                .bind_unbound(&mut self.shard, &meta.tuple);
+        }
         self.count(meta.tuple, verdict)
     }
 

@@ -206,6 +206,10 @@ impl Net for TakenView {
         self.way(addr).is.get() & OWN != 0
     }
 
+    fn answers_arp(&self, _: PortId, addr: IpAddr) -> bool {
+        self.is_own_vip(addr) && !self.view.tables.quiet.contains(&addr)
+    }
+
     fn route(&self, dst: IpAddr) -> Option<NextHop> {
         self.way(dst).hop.get()
     }

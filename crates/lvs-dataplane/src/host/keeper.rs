@@ -19,6 +19,7 @@ use lvs_core::mark::MarkRule;
 use lvs_core::{Family, Instant};
 use tracing::{error, info, warn};
 
+use super::announce::Announced;
 use super::interception::Interception;
 use super::local_nodes::LocalNodes;
 use super::neighbours::Neighbours;
@@ -90,6 +91,8 @@ pub(crate) struct Keeper {
     /// Where packets come as copies; a host that routes them knows the way.
     pub(super) local_nodes: Option<LocalNodes>,
     pub(super) vips: Vips,
+    /// Virtual addresses that are announced by routes.
+    pub(super) announced: Announced,
     pub(super) neighbours: Neighbours,
     /// From each packet worker.
     requests: Vec<mpsc::Receiver<Request>>,
@@ -184,6 +187,7 @@ impl Keeper {
             frames: (0..BATCH).map(|_| Frame::new()).collect(),
             local_nodes,
             vips,
+            announced: Announced::default(),
             neighbours: Neighbours::default(),
             requests,
             intercept: Arc::default(),
@@ -322,6 +326,7 @@ impl Keeper {
             self.timers();
             self.publish();
         }
+        self.withdraw_all();
         self.set_own(&HashSet::new());
     }
 
@@ -486,6 +491,7 @@ impl Keeper {
         let next = now + HOUSEKEEPING;
         self.next_housekeeping = self.advance_control(now).map_or(next, |at| at.min(next));
         self.show_local_clients();
+        self.follow_announced();
         self.check_way_back();
         self.check_programs();
         self.engine.keep();

@@ -1,6 +1,7 @@
 //! Everything that concerns the host, done by one thread of its own: the keeper.
 
-pub(crate) mod interception;
+mod announce;
+mod interception;
 pub(crate) mod keeper;
 mod links;
 mod listener;

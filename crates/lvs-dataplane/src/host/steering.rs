@@ -334,7 +334,7 @@ impl Steering {
         }
         let proxies = spec
             .own_vips
-            .iter()
+            .difference(&spec.quiet_vips)
             .flat_map(|&addr| {
                 let interfaces = self.interfaces.keys();
                 interfaces.map(move |&ifindex| Proxy { ifindex, addr })

@@ -168,6 +168,11 @@ impl Keeper {
             .tell_unclaimed(by_hand, |addr| state.is_local(addr) || own.contains(&addr));
         reached.extend(&vips);
         spec.own_vips.clone_from(&own);
+        spec.quiet_vips = self
+            .announced
+            .addresses()
+            .filter(|addr| own.contains(addr))
+            .collect();
         self.next.plan_differs = true;
         self.changed = None;
         self.updated = self.engine.now();
@@ -178,17 +183,24 @@ impl Keeper {
             spec.services.clone_from(&before.services);
             spec.nat_servers.clone_from(&before.nat_servers);
             spec.own_vips.clone_from(&before.own_vips);
+            spec.quiet_vips.clone_from(&before.quiet_vips);
             spec.local_addresses.clone_from(&before.local_addresses);
             spec.every_icmp = before.every_icmp;
             self.changed = Some(self.updated);
         }
         self.intercept = Arc::new(spec);
         self.set_reached(reached, &vips, &own);
-        self.set_own(&own);
+        self.set_quiet();
+        self.set_own(
+            &own.into_iter()
+                .filter(|&addr| !self.announced.has(addr))
+                .collect(),
+        );
         if let Some(nodes) = &mut self.local_nodes {
             let device = self.tables.ifindex(PortId::HOST).unwrap_or(0);
             nodes.follow(&self.intercept.local_nodes, device);
         }
+        vips.retain(|&addr| !self.announced.has(addr));
         self.vips.set_services(&vips);
         self.vips.announce(&self.tables);
         self.neighbours
@@ -323,6 +335,7 @@ impl Keeper {
             .iter()
             .chain(all.into_iter().flatten())
             .copied()
+            .chain(self.announced.addresses())
             .chain(self.local_addresses())
             .filter(|&addr| !self.tables.state.is_local(addr))
             .collect()
@@ -345,6 +358,15 @@ impl Keeper {
             tables.own = answered;
             tables.follow_vips();
             tables.follow_own();
+            self.next.tables_differ = true;
+        }
+    }
+
+    /// Tells the packet path which addresses nobody asks for on a link.
+    fn set_quiet(&mut self) {
+        let quiet = self.announced.addresses().collect();
+        if self.tables.quiet != quiet {
+            self.tables.quiet = quiet;
             self.next.tables_differ = true;
         }
     }
@@ -450,7 +472,8 @@ impl Keeper {
         self.next.tables_differ = true;
         self.next.plan_differs = true;
         for addr in new {
-            let own = self.setup.own_all_vips && !self.tables.state.is_local(addr);
+            let quiet = self.announced.has(addr);
+            let own = self.setup.own_all_vips && !quiet && !self.tables.state.is_local(addr);
             self.tables.add_vip(addr);
             if own || routed {
                 self.tables.own.insert(addr);
@@ -467,6 +490,9 @@ impl Keeper {
                 self.vips.tell_also_unclaimed(addr, |addr| {
                     tables.state.is_local(addr) || tables.own.contains(&addr)
                 });
+            }
+            if quiet {
+                continue;
             }
             self.vips.add_service(addr);
             self.vips.announce_one(addr, &self.tables);

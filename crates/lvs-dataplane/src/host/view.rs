@@ -114,6 +114,8 @@ pub(crate) struct Tables {
     virtual_addresses: LastBytes,
     /// Those that the engine answers for.
     pub(crate) own: SharedSet<IpAddr>,
+    /// Of these, those that are announced by routes: nobody asks for their link-layer address.
+    pub(crate) quiet: SharedSet<IpAddr>,
     /// Of the host.
     own_addresses: LastBytes,
     /// Of the engine.

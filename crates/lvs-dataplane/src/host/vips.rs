@@ -322,6 +322,10 @@ impl Vips {
         if !tables.state.is_local(addr) && !tables.own.contains(&addr) {
             return;
         }
+        // Others announce it, too.
+        if tables.quiet.contains(&addr) {
+            return;
+        }
         let ours = tables.state.links().any(|link| link.mac == Some(mac.0));
         let said = self.conflicts.get(&addr);
         if ours || said.is_some_and(|&(_, said)| now < said + COMPLAINT_PERIOD) {

@@ -280,7 +280,7 @@ impl Netlink {
     /// If the kernel refuses; it does when there is such a route already.
     pub fn add_host_route(&mut self, ip: IpAddr, ifindex: u32) -> Result<(), NetlinkError> {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
-        self.host_route(libc::RTM_NEWROUTE, flags, ip, ifindex)
+        self.host_route(libc::RTM_NEWROUTE, flags, ip, ifindex, libc::RTPROT_STATIC)
             .map_err(|source| NetlinkError::Os {
                 what: format!("add a route to {ip} over interface {ifindex}"),
                 source,
@@ -292,7 +292,8 @@ impl Netlink {
     /// # Errors
     /// If the kernel refuses.
     pub fn delete_host_route(&mut self, ip: IpAddr, ifindex: u32) -> Result<(), NetlinkError> {
-        match self.host_route(libc::RTM_DELROUTE, 0, ip, ifindex) {
+        // Of whatever protocol.
+        match self.host_route(libc::RTM_DELROUTE, 0, ip, ifindex, 0) {
             Err(err) if err.raw_os_error() == Some(libc::ESRCH) => Ok(()),
             result => result.map_err(|source| NetlinkError::Os {
                 what: format!("delete the route to {ip} over interface {ifindex}"),
@@ -301,7 +302,37 @@ impl Netlink {
         }
     }
 
-    fn host_route(&mut self, kind: u16, flags: i32, ip: IpAddr, ifindex: u32) -> io::Result<()> {
+    /// As [`Self::add_host_route`], with a protocol by which routing daemons know it. `replaces`:
+    /// instead of one that is there, in one step.
+    ///
+    /// # Errors
+    /// If the kernel refuses; also if there is such a route, and none is to be replaced.
+    pub fn announce_route(
+        &mut self,
+        ip: IpAddr,
+        ifindex: u32,
+        protocol: u8,
+        replaces: bool,
+    ) -> Result<(), NetlinkError> {
+        let flags = match replaces {
+            true => libc::NLM_F_CREATE | libc::NLM_F_REPLACE,
+            false => libc::NLM_F_CREATE | libc::NLM_F_EXCL,
+        };
+        self.host_route(libc::RTM_NEWROUTE, flags, ip, ifindex, protocol)
+            .map_err(|source| NetlinkError::Os {
+                what: format!("announce {ip} by a route over interface {ifindex}"),
+                source,
+            })
+    }
+
+    fn host_route(
+        &mut self,
+        kind: u16,
+        flags: i32,
+        ip: IpAddr,
+        ifindex: u32,
+        protocol: u8,
+    ) -> io::Result<()> {
         let scope = match ip {
             IpAddr::V4(_) => libc::RT_SCOPE_LINK,
             IpAddr::V6(_) => libc::RT_SCOPE_UNIVERSE,
@@ -312,7 +343,7 @@ impl Netlink {
             0,
             0,
             libc::RT_TABLE_MAIN,
-            libc::RTPROT_STATIC,
+            protocol,
             scope,
             libc::RTN_UNICAST,
             0,

@@ -27,6 +27,9 @@ pub struct TunDevice {
 /// ECN. `TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN` of `linux/if_tun.h`.
 const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08;
 
+/// From which number on a device's descriptor is taken, below the usual limit of 1,024.
+const LAST: i32 = 1000;
+
 impl TunDevice {
     /// Creates the device `name`, which lives as long as the descriptor.
     ///
@@ -82,7 +85,13 @@ impl TunDevice {
         check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
         // SAFETY: TUNSETOFFLOAD takes its argument by value.
         check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, OFFLOADS) })?;
-        Ok(Self { file })
+        // Of a process that is killed, the kernel lets go of the descriptor with the highest number
+        // first, and takes 100 ms for those of a few packet sockets. Routes over this device are
+        // to be gone at once.
+        let last = rustix::io::fcntl_dupfd_cloexec(&file, LAST);
+        Ok(Self {
+            file: last.map_or(file, File::from),
+        })
     }
 
     /// Reads one packet: its virtio header and itself. Returns the length without the header.

@@ -56,6 +56,10 @@ impl Site {
             commands.push(format!("addr add {vip6}/128 dev eth0 nodad"));
             commands.push(format!("addr add {vip}/32 dev eth0"));
         }
+        if options.others > 0 {
+            script.push_str("ip link set eth1 up\n");
+            commands.push("addr add 10.9.0.1/24 dev eth1".to_owned());
+        }
         write!(script, "{}", batch(&commands))?;
         script.push_str("echo 0 > /proc/sys/net/ipv4/conf/all/send_redirects\n");
         script
@@ -82,6 +86,15 @@ impl Site {
             .replace("192.0.2.1/", "192.0.2.2/")
             .replace("10.0.0.1/", "10.0.0.2/")
             .replace("::1/64", "::2/64"))
+    }
+
+    /// As the director's, with addresses of its own.
+    pub(super) fn other_script(&self, number: usize) -> Result<String> {
+        let script = self.director_script()?;
+        Ok(script
+            .replace("192.0.2.1/", &format!("192.0.2.{number}/"))
+            .replace("10.9.0.1/", &format!("10.9.0.{number}/"))
+            .replace("::1/64", &format!("::{number}/64")))
     }
 
     pub(super) fn router_script(&self) -> Result<String> {
@@ -158,8 +171,7 @@ pub(super) fn six(addr: &str) -> String {
 pub(super) fn links<'a>(
     options: &SiteOptions,
     client: &'a Host,
-    director: &'a Host,
-    standby: Option<&'a Host>,
+    directors: &[&'a Host],
     router: Option<&'a Host>,
     servers: &'a [Host],
 ) -> Vec<Link<'a>> {
@@ -168,24 +180,20 @@ pub(super) fn links<'a>(
         ports.extend(servers.iter().map(|server| (server, "eth0")));
         ports
     };
-    let both = |device: &'static str| {
-        let directors = [Some(director), standby].into_iter().flatten();
-        directors.map(move |director| (director, device))
-    };
-    let and_both = |mut ports: Vec<(&'a Host, &'static str)>, device| {
-        ports.extend(both(device));
+    let and_all = |mut ports: Vec<(&'a Host, &'static str)>, device: &'static str| {
+        ports.extend(directors.iter().map(|&director| (director, device)));
         ports
     };
-    match (options.topology, router) {
+    let mut links = match (options.topology, router) {
         (Topology::TwoArm, _) | (_, None) => vec![
             Link::Lan {
                 name: "front",
-                ports: and_both(vec![(client, "eth0")], "eth0"),
+                ports: and_all(vec![(client, "eth0")], "eth0"),
                 mtu,
             },
             Link::Lan {
                 name: "back",
-                ports: with(and_both(vec![], "eth1")),
+                ports: with(and_all(vec![], "eth1")),
                 mtu,
             },
         ],
@@ -197,7 +205,7 @@ pub(super) fn links<'a>(
             },
             Link::Lan {
                 name: "lan",
-                ports: with(and_both(vec![(router, "eth1")], "eth0")),
+                ports: with(and_all(vec![(router, "eth1")], "eth0")),
                 mtu,
             },
         ],
@@ -207,16 +215,16 @@ pub(super) fn links<'a>(
                 b: (router, "eth0"),
                 mtu,
             },
-            if standby.is_some() {
+            if directors.len() > 1 {
                 Link::Lan {
                     name: "front",
-                    ports: and_both(vec![(router, "eth1")], "eth0"),
+                    ports: and_all(vec![(router, "eth1")], "eth0"),
                     mtu,
                 }
             } else {
                 Link::Cable {
                     a: (router, "eth1"),
-                    b: (director, "eth0"),
+                    b: (directors[0], "eth0"),
                     mtu,
                 }
             },
@@ -226,7 +234,15 @@ pub(super) fn links<'a>(
                 mtu,
             },
         ],
+    };
+    if options.others > 0 {
+        links.push(Link::Lan {
+            name: "sync",
+            ports: and_all(vec![], "eth1"),
+            mtu,
+        });
     }
+    links
 }
 
 fn interfaces(names: &[&str], options: &SiteOptions) -> String {

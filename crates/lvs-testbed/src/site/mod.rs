@@ -88,6 +88,8 @@ pub enum Vip {
     Engine,
     /// In no network: the router has a route to it through the director.
     Routed,
+    /// In no network: directors tell the router of it.
+    Announced,
 }
 
 /// What a [`Site`] shall be.
@@ -113,6 +115,9 @@ pub struct SiteOptions {
     pub nginx: NginxOptions,
     /// A second director stands by, on the same networks as the first.
     pub standby: bool,
+    /// So many directors beside the first are on its networks, and with it on a further one, for
+    /// synchronisation, where their `eth1` is.
+    pub others: usize,
 }
 
 impl SiteOptions {
@@ -134,6 +139,7 @@ impl SiteOptions {
             ip_forward: false,
             nginx: NginxOptions::default(),
             standby: false,
+            others: 0,
         }
     }
 }
@@ -153,6 +159,8 @@ pub struct Site {
     pub director: Host,
     /// The second director, where there is one.
     pub standby: Option<Host>,
+    /// Further directors ([`SiteOptions::others`]).
+    pub others: Vec<Host>,
     /// The real servers.
     pub servers: Vec<Host>,
     /// The virtual address.
@@ -179,29 +187,30 @@ impl Site {
         if options.standby {
             names.push("standby".to_owned());
         }
+        names.extend((2..).take(options.others).map(|n| format!("director{n}")));
         names.extend((1..=options.servers).map(|number| format!("rs{number}")));
         let mut hosts = testbed.hosts_named(&names)?.into_iter();
         let mut host = || hosts.next().context("as many hosts as names");
         let (client, director) = (host()?, host()?);
         let router = if with_router { Some(host()?) } else { None };
         let standby = if options.standby { Some(host()?) } else { None };
+        let others: Vec<Host> = hosts.by_ref().take(options.others).collect();
         let servers: Vec<Host> = hosts.collect();
 
-        testbed.connect(&links(
-            &options,
-            &client,
-            &director,
-            standby.as_ref(),
-            router.as_ref(),
-            &servers,
-        ))?;
+        let directors: Vec<&Host> = [&director]
+            .into_iter()
+            .chain(&standby)
+            .chain(&others)
+            .collect();
+        let router_of = router.as_ref();
+        testbed.connect(&links(&options, &client, &directors, router_of, &servers))?;
         let vip = match options.vip {
             Vip::Host | Vip::Engine => Ipv4Addr::new(192, 0, 2, 10),
-            Vip::Routed => Ipv4Addr::new(203, 0, 113, 10),
+            Vip::Routed | Vip::Announced => Ipv4Addr::new(203, 0, 113, 10),
         };
         let vip6 = Ipv6Addr::new(
             0xfd00,
-            if options.vip == Vip::Routed {
+            if matches!(options.vip, Vip::Routed | Vip::Announced) {
                 0x203
             } else {
                 0x192
@@ -220,6 +229,7 @@ impl Site {
             router,
             director,
             standby,
+            others,
             servers,
             vip,
             vip6,
@@ -238,6 +248,9 @@ impl Site {
         ];
         if let Some(standby) = &self.standby {
             scripts.push((standby, self.standby_script()?));
+        }
+        for (number, other) in (2..).zip(&self.others) {
+            scripts.push((other, self.other_script(number)?));
         }
         if let Some(router) = &self.router {
             scripts.push((router, self.router_script()?));

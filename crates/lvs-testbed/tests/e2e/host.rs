@@ -44,7 +44,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
     // there, and says so.
     let _ssh = nginx(&site.director, &common::on_port(22))?;
     match vip {
-        Vip::Host | Vip::Routed => {
+        Vip::Host | Vip::Routed | Vip::Announced => {
             let printed = site.client.sh(&format!(
                 "curl --fail --silent --max-time 5 http://{}:22/id",
                 site.vip

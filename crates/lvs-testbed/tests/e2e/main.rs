@@ -30,6 +30,7 @@ mod ldirectord;
 mod listing;
 mod local_node;
 mod lvsd;
+mod many_directors;
 mod marks;
 mod methods;
 mod model;

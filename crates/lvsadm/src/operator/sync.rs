@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lvs_core::api::{Call, PeerInfo, SyncState};
+use lvs_core::api::{Call, Info, PeerInfo, Standing, SyncState};
 
 use super::{Outcome, Trouble, Words, connect, duration};
 use crate::program::Invocation;
@@ -35,7 +35,9 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         json(run, &state)?;
         writeln!(run.output)?;
     } else {
-        run.output.write_all(text(&state).as_bytes())?;
+        let info: Info = client.call(&Call::Info {})?;
+        let said = text(&state) + &announced(&info);
+        run.output.write_all(said.as_bytes())?;
     }
     Ok(u8::from(waits && !state.ready))
 }
@@ -74,6 +76,31 @@ fn text(state: &SyncState) -> String {
     text
 }
 
+/// Which virtual addresses are announced by routes.
+fn announced(info: &Info) -> String {
+    if info.announced.is_empty() {
+        return String::new();
+    }
+    let mut text = format!("\n{:<40}{}\n", "virtual address", "routers are told");
+    for vip in &info.announced {
+        let standing = match vip.standing {
+            Standing::Announced => "announced",
+            Standing::Leaving => "leaving: other directors are to be preferred",
+            Standing::Withdrawn => "withdrawn",
+        };
+        text.push_str(&format!("{:<40}{standing}\n", vip.address));
+        if !vip.trouble.is_empty() {
+            text.push_str(&format!("    {}\n", vip.trouble));
+        }
+    }
+    if let Some(ago) = info.announced_ago.filter(|ago| *ago > 3) {
+        text.push_str(&format!(
+            "nobody has said for {ago} s which are to be announced: is lvsd gone?\n"
+        ));
+    }
+    text
+}
+
 fn line(peer: &PeerInfo) -> String {
     let bulk = match (peer.bulk_connections, peer.bulk_ms, peer.bulk_ago) {
         (Some(count), Some(took), Some(ago)) => format!("{count} in {took} ms, {ago} s ago"),
@@ -96,7 +123,41 @@ fn line(peer: &PeerInfo) -> String {
 
 #[cfg(test)]
 mod tests {
+    use lvs_core::api::AnnouncedVip;
+
     use super::*;
+
+    #[test]
+    fn what_is_announced_is_shown() {
+        assert!(announced(&Info::default()).is_empty());
+        let vip = |address: &str, standing, trouble: &str| AnnouncedVip {
+            address: address.parse().expect("an address"),
+            standing,
+            trouble: trouble.to_owned(),
+        };
+        let info = Info {
+            announced: vec![
+                vip("192.0.2.10", Standing::Announced, ""),
+                vip("2001:db8::10", Standing::Leaving, ""),
+                vip(
+                    "192.0.2.11",
+                    Standing::Withdrawn,
+                    "the host has one already",
+                ),
+            ],
+            announced_ago: Some(12),
+            ..Info::default()
+        };
+        let said = announced(&info);
+        for part in [
+            "192.0.2.10                              announced\n",
+            "2001:db8::10                            leaving: other",
+            "192.0.2.11                              withdrawn\n    the host has one already\n",
+            "nobody has said for 12 s",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+    }
 
     #[test]
     fn what_is_wrong_is_said() {

@@ -514,6 +514,19 @@ impl View {
             "Virtual addresses that the engine owns",
             info.own_vips.len(),
         )?;
+        if !info.announced.is_empty() {
+            out.gauges(
+                "lvs_announced",
+                "What routers are told of a virtual address: 2 announced, 1 to prefer another director, 0 nothing",
+                |out| {
+                    for vip in &info.announced {
+                        let address = vip.address.to_string();
+                        out.gauge([("address", address.as_str())], vip.standing as u32)?;
+                    }
+                    Ok(())
+                },
+            )?;
+        }
         out.gauge(
             "lvs_vip_conflicts",
             "Virtual addresses for which another host answers, too",

@@ -101,6 +101,25 @@ fn director(status: &DirectorStatus, now: u64) -> String {
             let _ = writeln!(text, "keepalived: {trouble}");
         }
     }
+    if let Some(announce) = &status.announce {
+        if !announce.ready {
+            let _ = writeln!(
+                text,
+                "announces nothing: NOT READY, waits for {}",
+                announce.waits_for
+            );
+        }
+        if !announce.trouble.is_empty() {
+            let _ = writeln!(text, "what is announced is not known: {}", announce.trouble);
+        }
+        for vip in &announce.addresses {
+            let _ = write!(text, "{}: {}", vip.address, vip.standing.name());
+            let _ = match vip.trouble.as_str() {
+                "" => writeln!(text),
+                trouble => writeln!(text, "; {trouble}"),
+            };
+        }
+    }
     for warning in &status.warnings {
         let _ = writeln!(text, "warning: {warning}");
     }

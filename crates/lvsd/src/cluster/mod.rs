@@ -5,25 +5,36 @@
 //!  quorum ──────────┼──▶ [`track::Standing`] ┘                       │
 //!  maintenance ─────┘                                                │
 //!  the engine has the virtual addresses ◀── [`fifo`] ◀── notify FIFO ┘
+//!
+//!  the same, for each address ──▶ [`announce`] ──▶ routes of the engine ──▶ BIRD, FRR, ExaBGP
 //! ```
 //!
 //! Nothing here waits: what keepalived says and how the engine stands come by channels that hold
 //! the latest value only.
 
+mod announce;
 mod fifo;
 pub mod keepalived;
 mod maintenance;
 mod readiness;
 mod track;
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use lvs_core::api::{self, AnnouncedVip};
 use lvs_dataplane::control::Address;
-use lvs_dataplane::control::daemon::{DirectorStatus, Maintenance, MaintenanceSpec, VrrpStatus};
+use lvs_dataplane::control::daemon::{
+    AnnounceStatus, DirectorStatus, Maintenance, MaintenanceSpec, VrrpStatus,
+};
 use tokio::sync::watch;
 
-use crate::config::Vrrp;
+use crate::config::{Announce, Vrrp};
 use crate::replace::replace;
+use crate::watchdog::Pulse;
+pub(crate) use announce::{Ability, standing};
+use announce::{Announcer, Wish};
 use fifo::{Heard, State};
 pub use maintenance::path as maintenance_path;
 use readiness::Readiness;
@@ -39,6 +50,8 @@ pub struct Places {
     pub engine: Address,
     /// Where is kept that the director is in maintenance.
     pub maintenance: PathBuf,
+    /// Beats as long as the daemon's loop goes on.
+    pub turns: Pulse,
 }
 
 /// The director among others.
@@ -48,6 +61,11 @@ pub(crate) struct Cluster {
     maintenance: Option<Maintenance>,
     quorum: bool,
     running: Option<Running>,
+    /// Addresses that are announced by routes.
+    announces: Wish,
+    announcer: Option<Announcer>,
+    /// What of that was told.
+    told: Vec<AnnouncedVip>,
 }
 
 /// What there is with `[vrrp]`.
@@ -79,6 +97,9 @@ impl Cluster {
             places,
             quorum: true,
             running: None,
+            announces: Wish::default(),
+            announcer: None,
+            told: Vec::new(),
         }
     }
 
@@ -99,14 +120,83 @@ impl Cluster {
         self.follow();
     }
 
-    /// Something was heard; never without `[vrrp]`.
+    /// Takes what is to be told of addresses that are announced by routes; `None`: what was told
+    /// before.
+    pub(crate) fn announce(
+        &mut self,
+        addresses: BTreeMap<IpAddr, Option<api::Standing>>,
+        settings: Announce,
+    ) {
+        self.announces.addresses = addresses;
+        self.announces.settings = settings;
+        self.follow_announces();
+    }
+
+    fn follow_announces(&mut self) {
+        self.announces.maintenance = self.maintenance.as_ref().map(|wish| wish.since);
+        match (&self.announcer, &self.places) {
+            // Also when there are none any more: the engine is told that, too.
+            (Some(announcer), _) => announcer.wish(self.announces.clone()),
+            (None, Some(places)) if !self.announces.addresses.is_empty() => {
+                let wish = self.announces.clone();
+                let turns = places.turns.clone();
+                self.announcer = Some(Announcer::start(places.engine.clone(), turns, wish));
+            }
+            _ => {}
+        }
+    }
+
+    /// What is new of addresses that are announced by routes, in words.
+    fn take_announced(&mut self) -> Vec<String> {
+        let Some(announcer) = &mut self.announcer else {
+            return Vec::new();
+        };
+        let announced = announcer.announced.borrow_and_update().clone();
+        if announced.trouble.is_some() {
+            // The event that the engine is lost says enough.
+            return Vec::new();
+        }
+        let before = std::mem::replace(&mut self.told, announced.vips);
+        let mut news = Vec::new();
+        for vip in &self.told {
+            let was = before.iter().find(|was| was.address == vip.address);
+            if was.map_or(api::Standing::Withdrawn, |was| was.standing) != vip.standing {
+                news.push(match vip.standing {
+                    api::Standing::Announced => format!("{} is announced", vip.address),
+                    api::Standing::Leaving => format!(
+                        "{} is announced as one that other directors are to be preferred for",
+                        vip.address
+                    ),
+                    api::Standing::Withdrawn => format!("{} is withdrawn", vip.address),
+                });
+            }
+            if !vip.trouble.is_empty() && was.is_none_or(|was| was.trouble != vip.trouble) {
+                news.push(format!("{}: {}", vip.address, vip.trouble));
+            }
+        }
+        news
+    }
+
+    /// Something was heard; never without `[vrrp]` and addresses that are announced.
     pub(crate) async fn changed(&mut self) {
-        let Some(running) = &mut self.running else {
-            return std::future::pending().await;
+        let announced = async {
+            match &mut self.announcer {
+                Some(announcer) => announcer.announced.changed().await.is_err(),
+                None => std::future::pending().await,
+            }
+        };
+        let vrrp = async {
+            match &mut self.running {
+                Some(running) => tokio::select! {
+                    heard = running.heard.changed() => heard.is_err(),
+                    ready = running.readiness.changed() => ready.is_err(),
+                },
+                None => std::future::pending().await,
+            }
         };
         let gone = tokio::select! {
-            heard = running.heard.changed() => heard.is_err(),
-            ready = running.readiness.changed() => ready.is_err(),
+            gone = announced => gone,
+            gone = vrrp => gone,
         };
         if gone {
             // A daemon that ends.
@@ -114,8 +204,15 @@ impl Cluster {
         }
     }
 
-    /// Takes what was heard: in words, if keepalived says something new.
-    pub(crate) fn take(&mut self) -> Option<String> {
+    /// Takes what was heard: events, in words.
+    pub(crate) fn take(&mut self) -> Vec<(&'static str, String)> {
+        let vrrp = self.take_vrrp().map(|words| ("vrrp", words));
+        let announced = self.take_announced().into_iter();
+        let announced = announced.map(|words| ("announce", words));
+        vrrp.into_iter().chain(announced).collect()
+    }
+
+    fn take_vrrp(&mut self) -> Option<String> {
         let running = self.running.as_mut()?;
         let now = running.heard.borrow_and_update().state;
         running.readiness.mark_unchanged();
@@ -169,6 +266,7 @@ impl Cluster {
             })
             .inspect_err(|_| self.maintenance.clone_from(&before))?;
         self.follow();
+        self.follow_announces();
         Ok(before.is_some() != on)
     }
 
@@ -232,16 +330,27 @@ impl Cluster {
                 ignored: heard.ignored,
             }
         });
+        let announce = self.announcer.as_ref().map(|announcer| {
+            let announced = announcer.announced.borrow();
+            let readiness = announced.readiness.clone().unwrap_or_default();
+            AnnounceStatus {
+                ready: readiness.ready,
+                waits_for: readiness.waits_for,
+                addresses: announced.vips.clone(),
+                trouble: announced.trouble.clone().unwrap_or_default(),
+            }
+        });
         let mut warnings = Vec::new();
-        if self.maintenance.is_some() && vrrp.is_none() {
+        if self.maintenance.is_some() && vrrp.is_none() && announce.is_none() {
             warnings.push(
-                "nothing follows the maintenance: the file has no [vrrp], whoever moves the addresses has to ask `lvsd maintenance status`"
+                "nothing follows the maintenance: the file has neither [vrrp] nor services with vip = \"announce\", whoever moves the addresses has to ask `lvsd maintenance status`"
                     .to_owned(),
             );
         }
         DirectorStatus {
             maintenance: self.maintenance.clone(),
             vrrp,
+            announce,
             warnings,
         }
     }
@@ -323,6 +432,7 @@ mod tests {
         let places = Places {
             engine: Address::new("@nobody"),
             maintenance: directory.path().join("x.maintenance.json"),
+            turns: Pulse::default(),
         };
         let mut cluster = Cluster::recall(Some(places.clone()));
         assert!(cluster.wish(spec(true), 7).unwrap());

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 /// Between two questions.
 const PERIOD: Duration = Duration::from_millis(100);
 /// An engine that says nothing for so long forwards nothing either.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How the engine stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,7 +47,8 @@ pub(super) fn watch(address: Address) -> watch::Receiver<Option<Readiness>> {
     receiver
 }
 
-fn ask(address: &Address, client: &mut Option<Client>) -> Readiness {
+/// Asks an engine once.
+pub(super) fn ask(address: &Address, client: &mut Option<Client>) -> Readiness {
     let unready = |why: String| Readiness {
         ready: false,
         waits_for: why,

@@ -61,6 +61,8 @@ pub struct Config {
     pub sync: Option<Vec<SyncDaemon>>,
     /// The virtual addresses are the engine's only while keepalived says so.
     pub vrrp: Option<Vrrp>,
+    /// How addresses are announced by routes.
+    pub announce: Announce,
     /// Sysctls to set, name and value.
     pub sysctls: Vec<(String, String)>,
     /// Rules that give packets firewall marks, in the engine's words.
@@ -238,6 +240,24 @@ impl Vrrp {
     pub const PRIORITY: u8 = 200;
 }
 
+/// How addresses are announced by routes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Announce {
+    /// How long other directors are preferred before an address is withdrawn, in maintenance.
+    pub drain: Duration,
+    /// How long an engine that nobody tells anything goes on announcing.
+    pub hold: Duration,
+}
+
+impl Default for Announce {
+    fn default() -> Self {
+        Self {
+            drain: Duration::from_secs(5),
+            hold: Duration::from_secs(600),
+        }
+    }
+}
+
 /// An address of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAddress {
@@ -349,6 +369,9 @@ pub enum VipMode {
     Own,
     /// The host's, or routed here; the engine does not answer for it.
     Host,
+    /// The engine's, and of other directors at the same time: routers are told of it, and nobody
+    /// is told a link-layer address.
+    Announce,
 }
 
 /// What a failed check does to a server.
@@ -618,7 +641,8 @@ impl Config {
         let said_host = |ip| {
             self.services
                 .iter()
-                .any(|s| s.vip == VipMode::Host && s.virtual_ip() == Some(ip))
+                .filter(|s| matches!(s.vip, VipMode::Host | VipMode::Announce))
+                .any(|s| s.virtual_ip() == Some(ip))
         };
         let mut all: Vec<IpAddr> = self
             .services
@@ -627,7 +651,7 @@ impl Config {
             .filter_map(|s| Some((s.vip, s.virtual_ip()?)))
             .filter(|(mode, ip)| match mode {
                 VipMode::Own => true,
-                VipMode::Host => false,
+                VipMode::Host | VipMode::Announce => false,
                 VipMode::Auto => !on_host(*ip) && !said_host(*ip),
             })
             .map(|(_, ip)| ip)

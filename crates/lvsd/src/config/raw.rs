@@ -26,6 +26,8 @@ pub(super) struct RawConfig {
     pub(super) sync: Option<Spanned<RawSync>>,
     /// The virtual addresses move between directors, as keepalived's VRRP says.
     pub(super) vrrp: Option<Spanned<RawVrrp>>,
+    /// How addresses of services with `vip = "announce"` are announced by routes.
+    pub(super) announce: Option<Spanned<RawAnnounce>>,
     /// Sysctls under the kernel's names (`/proc/sys/net/ipv4/vs/`).
     pub(super) sysctl: BTreeMap<Spanned<String>, Spanned<Scalar>>,
     pub(super) service: Vec<Spanned<RawService>>,
@@ -202,6 +204,19 @@ pub(super) struct RawVrrp {
     pub(super) fifo: Option<Spanned<String>>,
 }
 
+/// `[announce]`: virtual addresses that several directors have at the same time, and that routing
+/// daemons beside them pass on to routers.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawAnnounce {
+    /// How long other directors are preferred before the addresses are withdrawn, when this one is
+    /// put into maintenance. Default: 5s.
+    pub(super) drain: Option<Spanned<RawDuration>>,
+    /// How long the engine goes on announcing when lvsd is gone; after ten seconds, other directors
+    /// are preferred. Default: 10m.
+    pub(super) hold: Option<Spanned<RawDuration>>,
+}
+
 /// `[[service]]`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -234,7 +249,7 @@ pub(super) struct RawService {
     pub(super) forward: Option<Spanned<String>>,
     /// How it is proxied. Default: plainly.
     pub(super) proxy: Option<Spanned<RawProxy>>,
-    /// Whose address the VIP is: `own`, `host` or `auto`. Default: `auto`.
+    /// Whose address the VIP is: `own`, `host`, `announce` or `auto`. Default: `auto`.
     pub(super) vip: Option<Spanned<String>>,
     /// Health check of every server: a table, or `"none"`. Default: none.
     pub(super) check: Option<Spanned<RawCheck>>,

@@ -1,7 +1,7 @@
 //! What people ask over the control socket, and what they are told.
 
-use std::collections::{HashMap, HashSet};
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use lvs_core::api::{ServiceId, SyncCounts};
@@ -14,7 +14,8 @@ use tokio::time::Instant;
 
 use super::Daemon;
 use crate::admin::unix_time;
-use crate::config::{BelowQuorum, Service};
+use crate::cluster::{self, Ability};
+use crate::config::{BelowQuorum, Service, VipMode};
 use crate::decide::{self, Decision, ServerView};
 use crate::door::{Asked, Look, answer};
 use crate::engine::{Found, Seen};
@@ -68,9 +69,9 @@ impl<P: Prober> Daemon<P> {
     /// Takes what keepalived and the engine say.
     pub(super) fn take_cluster(&mut self) {
         let before = self.goal.desired.vips.is_empty();
-        if let Some(words) = self.cluster.take() {
-            tracing::warn!(event = "vrrp", "{words}");
-            self.events.tell("vrrp", About::default(), words);
+        for (event, words) in self.cluster.take() {
+            tracing::warn!(event, "{words}");
+            self.events.tell(event, About::default(), words);
             self.goal_changed();
         }
         // It may have become ready, or have gone.
@@ -258,9 +259,36 @@ impl<P: Prober> Daemon<P> {
         let mut all = self.decisions.values();
         let quorum = all.all(|decision| decision.quorum);
         self.cluster.take_quorum(quorum);
+        self.announce();
         for (id, name, before, now, usable) in news {
             self.tell_decision(id, &name, before, now, usable);
         }
+    }
+
+    /// Says what routers are to be told of addresses that are announced.
+    fn announce(&mut self) {
+        let mut abilities: BTreeMap<IpAddr, Vec<Ability>> = BTreeMap::new();
+        for service in &self.config.services {
+            let Some(ip) = service.virtual_ip() else {
+                continue;
+            };
+            if service.vip != VipMode::Announce {
+                continue;
+            }
+            let settled = self.is_settled(service) || self.begins_down(service);
+            let decision = self.decisions.get(&service.id);
+            let ability = match decision.copied().unwrap_or_default() {
+                _ if !settled && !self.waits_for_its_vip(service) => Ability::Unknown,
+                decision if decision.quorum => Ability::Quorum,
+                decision if decision.sorry => Ability::Sorry,
+                _ => Ability::None,
+            };
+            abilities.entry(ip).or_default().push(ability);
+        }
+        let addresses = abilities.into_iter();
+        let addresses = addresses.map(|(ip, services)| (ip, cluster::standing(&services)));
+        self.cluster
+            .announce(addresses.collect(), self.config.announce);
     }
 
     /// Nothing is known of it, and that is as good as down.

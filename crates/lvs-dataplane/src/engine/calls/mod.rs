@@ -45,6 +45,7 @@ impl Handler for Shared {
                 items(&daemons, out)
             }
             Call::SyncGet {} => to_value(&self.sync_state()),
+            Call::VipsAnnounce(spec) => to_value(&self.announce(spec)?),
             Call::Drops {} => items(&self.reasons()?, out),
             Call::Explain {
                 protocol,

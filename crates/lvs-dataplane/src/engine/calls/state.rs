@@ -2,8 +2,9 @@
 
 use lvs_core::FilterLists;
 use lvs_core::api::{
-    Failure, FilterItem, Info, InterfaceInfo, LocalAddressInfo, LocalInfo, MarkText, ReasonCount,
-    ServiceId, SyncCounts, SyncState,
+    ANNOUNCED_MAX, AnnounceSpec, Announcements, Failure, FailureCode, FilterItem, Info,
+    InterfaceInfo, LocalAddressInfo, LocalInfo, MarkText, ReasonCount, ServiceId, SyncCounts,
+    SyncState,
 };
 use serde_json::Value;
 
@@ -51,8 +52,16 @@ impl Shared {
         };
         if let Side::Host(_) = self.side() {
             info.interfaces = interfaces(&self.view(), &report);
-            (info.own_vips, info.conflicts) = self.ask_keeper(|keeper, reply| {
-                let _ = reply.send((keeper.answered_vips(), keeper.conflicts()));
+            (
+                info.own_vips,
+                info.conflicts,
+                (info.announced, info.announced_ago),
+            ) = self.ask_keeper(|keeper, reply| {
+                let _ = reply.send((
+                    keeper.answered_vips(),
+                    keeper.conflicts(),
+                    keeper.announcements(),
+                ));
             })?;
         }
         Ok(info)
@@ -73,6 +82,25 @@ impl Shared {
             ..SyncState::default()
         };
         self.peers().map_or_else(alone, |peers| peers.report())
+    }
+
+    /// Takes which addresses are to be announced by routes.
+    pub(super) fn announce(&self, spec: AnnounceSpec) -> Result<Announcements, Failure> {
+        let count = spec.addresses.len();
+        if count > ANNOUNCED_MAX {
+            return Err(Failure::new(
+                FailureCode::Invalid,
+                format!("{count} addresses to announce: {ANNOUNCED_MAX} at most are taken"),
+            ));
+        }
+        let Side::Host(_) = self.side() else {
+            return Ok(Announcements::default());
+        };
+        let announced = self.ask_keeper(move |keeper, reply| {
+            keeper.announce(&spec);
+            let _ = reply.send(keeper.announcements().0);
+        })?;
+        Ok(Announcements { announced })
     }
 
     pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, Failure> {

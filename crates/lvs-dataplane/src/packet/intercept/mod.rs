@@ -132,6 +132,8 @@ pub struct Intercept {
     pub services: Endpoints,
     /// Virtual addresses that the engine answers for itself: everything to them is intercepted.
     pub own_vips: HashSet<IpAddr>,
+    /// Of these, those for which nobody is to be told a link-layer address: routers know the way.
+    pub quiet_vips: HashSet<IpAddr>,
     /// Real servers whose answers the director translates: what they send from these ports, except
     /// to the host itself. Their fragments are intercepted with them, and ICMP errors about
     /// packets to them, whoever sends those: so is every fragment of ICMP that passes through,

@@ -1,6 +1,7 @@
 //! What a file means, and whether that makes sense: addresses, names, ranges, and what fits
 //! together.
 
+mod announce;
 mod api;
 mod daemon;
 mod decisions;
@@ -79,6 +80,7 @@ pub(in crate::config) fn check(
         checker.families_beside_sync(table, &services);
     }
     let vrrp = raw.vrrp.as_ref().and_then(|vrrp| checker.vrrp(vrrp, raw));
+    let announce = checker.announce(raw, &services);
     checker.sense(raw, &services, &marks);
     let daemon = checker.daemon(&raw.lvsd);
     let api = checker.api(&raw.api);
@@ -90,6 +92,7 @@ pub(in crate::config) fn check(
         dataplane,
         sync,
         vrrp,
+        announce,
         sysctls,
         filter,
         marks,

@@ -176,5 +176,5 @@ fn is_it(server: &ServerPlace, other: &Service) -> bool {
         (None, None) => false,
     };
     // No real server has an address that the engine owns.
-    other.vip == VipMode::Own || its_port
+    matches!(other.vip, VipMode::Own | VipMode::Announce) || its_port
 }

@@ -98,9 +98,14 @@ impl Checker<'_> {
         }
         match taken.owners.get(&address) {
             Some((other, first)) if *other != service.vip => {
-                let title = format!(
-                    "{address} is the engine's own for one service and the host's for another"
-                );
+                let title = match (other, service.vip) {
+                    (VipMode::Announce, _) | (_, VipMode::Announce) => {
+                        format!("{address} is announced for one service and not for another")
+                    }
+                    _ => format!(
+                        "{address} is the engine's own for one service and the host's for another"
+                    ),
+                };
                 self.report(
                     Diagnostic::error(mode.span(), title)
                         .context(first.clone(), "here it is otherwise")
@@ -236,6 +241,7 @@ impl Checker<'_> {
             ("auto", VipMode::Auto),
             ("own", VipMode::Own),
             ("host", VipMode::Host),
+            ("announce", VipMode::Announce),
         ];
         let vip = self.word(raw.vip.as_ref(), &words).unwrap_or_default();
         let Some(place) = &raw.vip else {

@@ -9,7 +9,7 @@ mod refused;
 mod reports;
 mod services;
 
-const EXAMPLES: [(&str, &str); 8] = [
+const EXAMPLES: [(&str, &str); 9] = [
     ("nat.toml", include_str!("../../../../../examples/nat.toml")),
     ("dr.toml", include_str!("../../../../../examples/dr.toml")),
     ("tun.toml", include_str!("../../../../../examples/tun.toml")),
@@ -21,6 +21,10 @@ const EXAMPLES: [(&str, &str); 8] = [
     (
         "web-modern.toml",
         include_str!("../../../../../examples/web-modern.toml"),
+    ),
+    (
+        "many-directors/lvsd.toml",
+        include_str!("../../../../../examples/many-directors/lvsd.toml"),
     ),
     ("full.toml", FULL),
     (
@@ -70,6 +74,10 @@ peers = ["192.0.2.2"]
 address = ["10.0.0.254/24 dev eth1"]
 track_file = "/run/lvs/vrrp.track"
 fifo = "/run/lvs/vrrp.fifo"
+
+[announce]
+drain = "10s"
+hold = "5m"
 
 [sync]
 role = "both"
@@ -151,6 +159,14 @@ persistence = { timeout = "1h", engine = "sip" }
 
 [[service.server]]
 address = "10.0.0.1:5060"
+
+[[service]]
+address = "192.0.2.3:80"
+forward = "tun"
+vip = "announce"
+
+[[service.server]]
+address = "10.0.0.3:80"
 "#;
 
 fn load(text: &str) -> Config {

@@ -1,0 +1,540 @@
+//! `lvs-testbed cluster` with many directors: three that are all active behind a router with BIRD,
+//! under load, while one of them is taken out of service, dies, or does not hear the others.
+//!
+//! Their files are those of `examples/many-directors`, at the places that these name.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::netns::{Host, Proc, wait_until};
+use crate::servers::NginxOptions;
+use crate::{Forward, LoadReport, Site, SiteOptions, Vip, programs};
+
+const LVSD: &str = include_str!("../../../examples/many-directors/lvsd.toml");
+const BIRD: &str = include_str!("../../../examples/many-directors/bird.conf");
+const ROUTER: &str = include_str!("../../../examples/many-directors/router.conf");
+
+/// How many directors there are.
+const DIRECTORS: usize = 3;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scenario {
+    /// Maintenance of one director, and its end.
+    Members,
+    /// The same without `[sync]`.
+    Alone,
+    /// The engine of one director is killed; lvsd starts another one.
+    Engine,
+    /// The directors do not hear each other for a time; then one is taken out of service.
+    Partition,
+    /// The engine of one director is stopped for three seconds.
+    Stopped,
+    /// Of what directors tell each other, 5 of 100 packets are lost; one is taken out of service.
+    Loss,
+}
+
+impl Scenario {
+    /// All of them, with what they are.
+    pub const ALL: [(&'static str, Self, &'static str); 6] = [
+        (
+            "members",
+            Self::Members,
+            "three directors behind ECMP: a server is drained, one director goes into maintenance, and comes back",
+        ),
+        (
+            "members-alone",
+            Self::Alone,
+            "the same without [sync]: what the scheduler alone cannot know",
+        ),
+        (
+            "engine",
+            Self::Engine,
+            "three directors behind ECMP: kill -9 of the engine of one, which lvsd starts again",
+        ),
+        (
+            "partition",
+            Self::Partition,
+            "three directors behind ECMP: the synchronisation network fails for three seconds, then as members",
+        ),
+        (
+            "stopped",
+            Self::Stopped,
+            "three directors behind ECMP: SIGSTOP of the engine of one for three seconds",
+        ),
+        (
+            "loss",
+            Self::Loss,
+            "as members, while 5 of 100 packets of the synchronisation network are lost",
+        ),
+    ];
+
+    fn name(self) -> &'static str {
+        let found = Self::ALL.iter().find(|(_, scenario, _)| *scenario == self);
+        found.map_or("?", |(name, ..)| name)
+    }
+}
+
+/// What came of a scenario: one line of JSON.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Its name.
+    pub scenario: String,
+    /// The forwarding method.
+    pub forward: String,
+    /// Downloads, byte for byte.
+    pub downloads: u64,
+    /// Those that failed.
+    pub broken: u64,
+    /// Segments that servers had to send again.
+    pub retransmissions: u64,
+    /// The longest time in which a download got nothing, in milliseconds.
+    pub stall_ms: u64,
+    /// Packets that the directors dropped, by reason.
+    pub lost: BTreeMap<String, u64>,
+    /// Resets that servers answered packets of connections with that they do not have.
+    pub misdirected: u64,
+    /// How long it took until the router no longer used the director, in milliseconds.
+    pub withdrawn_ms: Vec<u64>,
+    /// The first things that went wrong.
+    pub errors: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Director {
+    host: Host,
+    /// `192.0.2.N`.
+    number: usize,
+    programs: Vec<Proc>,
+}
+
+/// Three directors with BIRD behind a router with BIRD.
+#[derive(Debug)]
+pub struct Lab {
+    site: Site,
+    directors: Vec<Director>,
+    bird: Option<Proc>,
+    monitor: Option<Proc>,
+}
+
+/// Plays a scenario with so many downloads, of at least 16 seconds each.
+///
+/// # Errors
+/// The laboratory cannot be set up, or a director does not do what it should.
+pub fn play(scenario: Scenario, forward: Forward, downloads: u64) -> Result<Outcome> {
+    ensure!(
+        matches!(forward, Forward::Dr | Forward::Tun),
+        "several directors are active at once with dr and tun; with {} answers would have to come back through the director \
+         that has the connection",
+        forward.word()
+    );
+    let mut lab = Lab::new(scenario.name(), forward, scenario != Scenario::Alone)?;
+    let mut load = lab.site.load();
+    load.requests = downloads;
+    load.concurrency = downloads;
+    load.sizes = vec![1_000_000];
+    load.timeout_ms = 60_000;
+    load.first_port = 20_000;
+    let client = lab.site.client.clone();
+    let before = [lab.servers("RetransSegs")?, lab.servers("OutRsts")?];
+    let (report, withdrawn): (Result<LoadReport>, _) = std::thread::scope(|scope| {
+        let running = scope.spawn(|| client.load(&load));
+        let changes = lab.change(scenario, downloads);
+        let report = running
+            .join()
+            .unwrap_or_else(|_| bail!("a thread panicked"));
+        (report, changes)
+    });
+    let said = lab.logs();
+    let withdrawn_ms = withdrawn.with_context(|| format!("{report:?}\n{said}"))?;
+    let report = report.with_context(|| said)?;
+    Ok(Outcome {
+        scenario: scenario.name().to_owned(),
+        forward: forward.word().to_owned(),
+        downloads,
+        broken: report.failed,
+        retransmissions: lab.servers("RetransSegs")?.saturating_sub(before[0]),
+        stall_ms: report.stall_ms,
+        lost: lab.lost(),
+        misdirected: lab.servers("OutRsts")?.saturating_sub(before[1]),
+        withdrawn_ms,
+        errors: report.errors,
+    })
+}
+
+impl Lab {
+    /// Everything runs, and the router uses all directors.
+    ///
+    /// # Errors
+    /// Something does not.
+    pub fn new(label: &str, forward: Forward, sync: bool) -> Result<Self> {
+        let mut options = SiteOptions::new(&format!("ecmp-{label}"), forward);
+        options.others = DIRECTORS - 1;
+        options.servers = 3;
+        options.vip = Vip::Announced;
+        options.nginx = NginxOptions {
+            rate: 60_000,
+            ..NginxOptions::default()
+        };
+        let site = Site::new(options)?;
+        let hosts = [site.director.clone()].into_iter();
+        let hosts = hosts.chain(site.others.iter().cloned());
+        let directors = (1..).zip(hosts).map(|(number, host)| Director {
+            host,
+            number,
+            programs: Vec::new(),
+        });
+        let mut lab = Self {
+            directors: directors.collect(),
+            site,
+            bird: None,
+            monitor: None,
+        };
+        let router = lab.router()?.clone();
+        own_files(&router)?;
+        router.sysctl("ipv4/fib_multipath_hash_policy", "1")?;
+        put(&router, "/etc/bird/bird.conf", ROUTER)?;
+        lab.bird = Some(router.spawn("bird", &["-f"])?);
+        for director in &mut lab.directors {
+            director.configure(forward, sync)?;
+            director.start()?;
+        }
+        lab.wait_used(&[1, 2, 3])?;
+        let words = ["TZ=UTC", "ip", "-o", "-ts", "monitor", "route"];
+        lab.monitor = Some(router.spawn("env", &words)?);
+        Ok(lab)
+    }
+
+    fn router(&self) -> Result<&Host> {
+        self.site.router.as_ref().context("there is a router")
+    }
+
+    /// Waits until the router uses these directors and no other.
+    fn wait_used(&self, numbers: &[usize]) -> Result<()> {
+        let vip = self.site.vip.to_string();
+        let router = self.router()?;
+        let used = || {
+            let routes = router.run("ip", &["route", "show", &vip]);
+            routes.is_ok_and(|routes| {
+                (1..=DIRECTORS).all(|n| uses(&routes, n) == numbers.contains(&n))
+            })
+        };
+        wait_until("the router to use the right directors", LIMIT, used).with_context(|| {
+            let routes = router.run("ip", &["route"]);
+            format!("{numbers:?}: {routes:?}\n{}", self.logs())
+        })
+    }
+
+    /// A counter of all servers.
+    fn servers(&self, name: &str) -> Result<u64> {
+        let servers = self.site.servers.iter();
+        servers.map(|host| host.counter("Tcp", name)).sum()
+    }
+
+    /// What the directors have dropped.
+    fn lost(&self) -> BTreeMap<String, u64> {
+        let mut lost = BTreeMap::new();
+        for director in &self.directors {
+            let said = self.site.lvsadm_on(&director.host, "--json drops");
+            let said = said.ok().and_then(|said| serde_json::from_str(&said).ok());
+            let Some(Value::Array(reasons)) = said else {
+                continue;
+            };
+            for drop in reasons.iter().filter(|reason| reason["action"] == "drop") {
+                let reason = drop["reason"].as_str().unwrap_or("?").to_owned();
+                let count = drop["count"].as_u64().unwrap_or(0);
+                if count > 0 {
+                    *lost.entry(reason).or_default() += count;
+                }
+            }
+        }
+        lost
+    }
+
+    /// What happens; how long the router took to follow, in milliseconds.
+    fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
+        match scenario {
+            Scenario::Alone => std::thread::sleep(Duration::from_secs(2)),
+            _ => self.wait_told(downloads)?,
+        }
+        Ok(match scenario {
+            Scenario::Members | Scenario::Alone => {
+                self.drain()?;
+                vec![self.there_and_back()?]
+            }
+            Scenario::Engine => {
+                let taken = self.kill_engine(3)?;
+                self.wait_used(&[1, 2, 3])?;
+                vec![taken]
+            }
+            Scenario::Partition => {
+                self.directors[2].host.sh("ip link set eth1 down")?;
+                std::thread::sleep(Duration::from_secs(3));
+                self.directors[2].host.sh("ip link set eth1 up")?;
+                self.wait_in_step()?;
+                vec![self.there_and_back()?]
+            }
+            Scenario::Stopped => {
+                let engine = self.directors[2].engine()?;
+                kill(engine, Signal::SIGSTOP)?;
+                std::thread::sleep(Duration::from_secs(3));
+                kill(engine, Signal::SIGCONT)?;
+                Vec::new()
+            }
+            Scenario::Loss => {
+                for director in &self.directors {
+                    director.host.sh(
+                        "nft add table inet loss\n\
+                         nft 'add chain inet loss input { type filter hook input priority -10; }'\n\
+                         nft add rule inet loss input iifname eth1 numgen random mod 100 '<' 5 drop",
+                    )?;
+                }
+                self.drain()?;
+                vec![self.there_and_back()?]
+            }
+        })
+    }
+
+    /// Waits until every director knows all connections.
+    fn wait_told(&self, downloads: u64) -> Result<()> {
+        let knows = |director: &Director| {
+            let said = self.site.lvsadm_on(&director.host, "--json sync").ok()?;
+            let said: Value = serde_json::from_str(&said).ok()?;
+            let peers = said["peers"].as_array()?.iter();
+            let lent: u64 = peers.filter_map(|peer| peer["lent"].as_u64()).sum();
+            Some(said["told"].as_u64()? + lent)
+        };
+        let all = || self.directors.iter().all(|d| knows(d) == Some(downloads));
+        wait_until("all directors to know all connections", LIMIT, all).with_context(|| {
+            let known: Vec<_> = self.directors.iter().map(knows).collect();
+            format!("they know {known:?}\n{}", self.logs())
+        })
+    }
+
+    fn wait_in_step(&self) -> Result<()> {
+        let in_step = |director: &Director| {
+            let said = self.site.lvsadm_on(&director.host, "--json sync").ok()?;
+            let said: Value = serde_json::from_str(&said).ok()?;
+            let mut peers = said["peers"].as_array()?.iter();
+            peers.all(|peer| peer["state"] == "in step").then_some(())
+        };
+        let all = || self.directors.iter().all(|d| in_step(d).is_some());
+        wait_until("all directors to be in step", LIMIT, all).with_context(|| self.logs())
+    }
+
+    /// A server gets no new connections any more, on every director: those that it has are what
+    /// the scheduler would choose otherwise.
+    fn drain(&self) -> Result<()> {
+        let server = self.site.real_address(2);
+        for director in &self.directors {
+            // By hand, which counts as a drain.
+            let words = format!(
+                "-e -t {} -r {server}:80 {} -w 0",
+                self.site.service(80),
+                self.site.options.forward.flag()
+            );
+            self.site.lvsadm_on(&director.host, &words)?;
+        }
+        Ok(())
+    }
+
+    /// Maintenance of the third director, until it is withdrawn, and its end.
+    fn there_and_back(&mut self) -> Result<u64> {
+        let taken = self.timed(3, |director| {
+            director.lvsd(&["maintenance", "on"]).map(drop)
+        })?;
+        self.directors[2].wait_standing("withdrawn")?;
+        std::thread::sleep(Duration::from_secs(1));
+        self.directors[2].lvsd(&["maintenance", "off"])?;
+        self.wait_used(&[1, 2, 3])?;
+        Ok(taken)
+    }
+
+    fn kill_engine(&mut self, number: usize) -> Result<u64> {
+        let engine = self.directors[number - 1].engine()?;
+        self.timed(number, |_| {
+            kill(engine, Signal::SIGKILL).context("kill the engine")
+        })
+    }
+
+    /// Does something, and says how many milliseconds later the router no longer used a director.
+    fn timed(
+        &mut self,
+        number: usize,
+        deed: impl FnOnce(&mut Director) -> Result<()>,
+    ) -> Result<u64> {
+        let begun = time_of_day()?;
+        deed(&mut self.directors[number - 1])?;
+        let vip = self.site.vip.to_string();
+        let mut found = None;
+        let monitor = self.monitor.as_ref().context("it runs")?;
+        wait_until("the router to follow", LIMIT, || {
+            let log = monitor.log();
+            let lines = log.lines().filter(|line| line.contains(&vip));
+            let mut later = lines.filter_map(|line| Some((stamp(line)?, line)));
+            found = later
+                .find(|(at, line)| *at >= begun && !uses(line, number))
+                .map(|(at, _)| at);
+            found.is_some()
+        })
+        .with_context(|| format!("{}\n{}", monitor.log(), self.logs()))?;
+        Ok(found.unwrap_or(begun).saturating_sub(begun).div_ceil(1000))
+    }
+
+    fn logs(&self) -> String {
+        let mut text = String::new();
+        for director in &self.directors {
+            for program in &director.programs {
+                let _ = writeln!(text, "--- director {}:\n{}", director.number, program.log());
+            }
+        }
+        text
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for director in &mut self.directors {
+            for program in &mut director.programs {
+                let _ = program.stop(Signal::SIGINT);
+            }
+        }
+    }
+}
+
+impl Director {
+    /// The example, with this director's addresses and forwarding method.
+    fn configure(&self, forward: Forward, sync: bool) -> Result<()> {
+        let number = self.number;
+        own_files(&self.host)?;
+        let bird = BIRD.replace("192.0.2.1;", &format!("192.0.2.{number};"));
+        let bird = bird.replace("192.0.2.1 as", &format!("192.0.2.{number} as"));
+        put(&self.host, "/etc/bird/bird.conf", &bird)?;
+        let peers = (1..=DIRECTORS).filter(|peer| *peer != number);
+        let peers: Vec<String> = peers.map(|peer| format!("\"10.9.0.{peer}\"")).collect();
+        let mut lvsd = LVSD
+            .replace(
+                "[\"10.9.0.2\", \"10.9.0.3\"]",
+                &format!("[{}]", peers.join(", ")),
+            )
+            .replace("10.9.0.1:", &format!("10.9.0.{number}:"));
+        if forward == Forward::Tun {
+            lvsd = lvsd.replace("\"dr\"", "\"tun\"");
+            for server in 11..=13 {
+                lvsd = lvsd.replace(
+                    &format!("\"192.0.2.{server}:"),
+                    &format!("\"10.0.0.{server}:"),
+                );
+            }
+        }
+        if !sync {
+            let begin = lvsd.find("[sync]").context("a table")?;
+            let end = lvsd.find("[announce]").context("a table")?;
+            lvsd.replace_range(begin..end, "");
+        }
+        put(&self.host, "/etc/lvsd/lvsd.toml", &lvsd)?;
+        put(
+            &self.host,
+            "/etc/lvs/sync.key",
+            "0123456789abcdef0123456789abcdef",
+        )?;
+        self.host.sh("chmod 600 /etc/lvs/sync.key").map(drop)
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let state = self.host.dir().join(format!("state{}", self.number));
+        fs::create_dir_all(&state)?;
+        let state = state.display().to_string();
+        let lvsd = programs::find("lvsd")?;
+        self.programs = vec![
+            self.host.spawn(lvsd, &["--state", &state])?,
+            self.host.spawn("bird", &["-f"])?,
+        ];
+        Ok(())
+    }
+
+    fn lvsd(&self, words: &[&str]) -> Result<String> {
+        self.host.run(programs::find("lvsd")?, words)
+    }
+
+    fn engine(&self) -> Result<Pid> {
+        let said: Value = serde_json::from_str(&self.lvsd(&["status", "--json"])?)?;
+        let pid = said["engine"]["pid"].as_i64().context("its engine")?;
+        Ok(Pid::from_raw(i32::try_from(pid)?))
+    }
+
+    fn wait_standing(&self, standing: &str) -> Result<()> {
+        let stands = || {
+            let said = self.lvsd(&["maintenance", "status", "--json"]).ok()?;
+            let said: Value = serde_json::from_str(&said).ok()?;
+            let mut all = said["announce"]["addresses"].as_array()?.iter();
+            all.all(|vip| vip["standing"] == standing).then_some(())
+        };
+        wait_until(standing, LIMIT, || stands().is_some())
+    }
+}
+
+/// A host has files of its own in `/etc` and `/run`; what it shared with others it still sees.
+fn own_files(host: &Host) -> Result<()> {
+    let files = host.dir().join(format!("{}-etc", host.name()));
+    fs::create_dir_all(&files)?;
+    let files = files.display();
+    host.sh(&format!(
+        "mount --bind /etc {files}\nmount -t tmpfs tmpfs /etc\nmount -t tmpfs tmpfs /run\nln -s {files}/* /etc/\n\
+         rm -f /etc/bird /etc/lvs /etc/lvsd\nmkdir -p /etc/bird /etc/lvs /etc/lvsd /run/bird"
+    ))
+    .map(drop)
+}
+
+/// Writes a file on a host.
+fn put(host: &Host, path: &str, text: &str) -> Result<()> {
+    let mut words = host.command("tee");
+    words.arg(path);
+    crate::netns::run_with_input(&mut words, text).map(drop)
+}
+
+/// Whether a route leads over a director.
+fn uses(route: &str, number: usize) -> bool {
+    let via = format!("via 192.0.2.{number} ");
+    !route.contains("Deleted") && route.contains(&via)
+}
+
+/// Microseconds since midnight, as `ip -ts` has them.
+fn time_of_day() -> Result<u64> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    Ok(u64::try_from(now.as_micros())? % 86_400_000_000)
+}
+
+/// The same of one of its lines: `[2026-01-02T03:04:05.678901] ...`.
+fn stamp(line: &str) -> Option<u64> {
+    let time = line.strip_prefix('[')?.split_once('T')?.1;
+    let time = time.split_once(']')?.0;
+    let (time, micros) = time.split_once('.')?;
+    let mut parts = time.split(':').map(str::parse::<u64>);
+    let mut next = || parts.next()?.ok();
+    let (hours, minutes, seconds) = (next()?, next()?, next()?);
+    Some((hours * 3600 + minutes * 60 + seconds) * 1_000_000 + micros.parse::<u64>().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_routes_are_read() {
+        let line = "[2026-11-23T01:02:03.000004] 203.0.113.10 proto bird metric 32 \\\tnexthop via 192.0.2.1 dev eth1 weight 1";
+        assert_eq!(stamp(line), Some(3_723_000_004));
+        assert!(uses(line, 1) && !uses(line, 2));
+        assert!(!uses("[x] Deleted 203.0.113.10 via 192.0.2.1 dev eth1", 1));
+        assert_eq!(stamp("203.0.113.10"), None);
+    }
+}

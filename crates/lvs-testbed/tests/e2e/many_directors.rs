@@ -1,0 +1,217 @@
+//! Directors that are all active behind a router with BIRD: the scenarios of `lvs-testbed cluster`
+//! with small numbers, and what becomes of routes. Their files are the examples', as printed but
+//! for each director's own addresses.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use lvs_testbed::ecmp::{Scenario, play};
+use lvs_testbed::{Forward, Site, SiteOptions, Vip, wait_until};
+
+use crate::common;
+
+const DOWNLOADS: u64 = 60;
+
+fn nothing_breaks(scenario: Scenario, forward: Forward) -> Result<()> {
+    let outcome = play(scenario, forward, DOWNLOADS)?;
+    println!("{}", serde_json::to_string(&outcome)?);
+    ensure!(outcome.broken == 0, "{outcome:?}");
+    Ok(())
+}
+
+#[test]
+fn one_of_three_is_taken_out_of_service_and_comes_back_dr() -> Result<()> {
+    nothing_breaks(Scenario::Members, Forward::Dr)
+}
+
+#[test]
+fn one_of_three_is_taken_out_of_service_and_comes_back_tun() -> Result<()> {
+    nothing_breaks(Scenario::Members, Forward::Tun)
+}
+
+#[test]
+fn an_engine_dies_and_comes_back_tun() -> Result<()> {
+    nothing_breaks(Scenario::Engine, Forward::Tun)
+}
+
+#[test]
+fn directors_that_did_not_hear_each_other_are_in_step_again_dr() -> Result<()> {
+    nothing_breaks(Scenario::Partition, Forward::Dr)
+}
+
+/// One call to the engine whose control socket is at a path; its answer. `@9@x@` is nine times x.
+const CALL: &str = r#"
+use IO::Socket::UNIX;
+my ($path, $method, $params) = @ARGV;
+$params =~ s/@(\d+)@(.*?)@/join(',', ($2) x $1)/e;
+my $s = IO::Socket::UNIX->new(Peer => $path) or die "$path: $!";
+print $s qq({"id":1,"method":"hello","params":{"version":1}}\n);
+print $s qq({"id":2,"method":"$method","params":$params}\n);
+$s->flush;
+<$s>; print scalar <$s>;
+"#;
+
+const SOCKET: &str = "/run/lvs-announce-test.sock";
+
+fn announce(site: &Site, addresses: &str, hold: u32) -> Result<String> {
+    let params = format!(r#"{{"addresses":[{addresses}],"hold":{hold}}}"#);
+    let words = ["-e", CALL, SOCKET, "vips.announce", &params];
+    site.director.run("perl", &words)
+}
+
+fn routes(site: &Site) -> Result<String> {
+    site.director
+        .sh("ip route show dev lvs-host0 2>/dev/null || true; ip -6 route show dev lvs-host0 2>/dev/null || true")
+}
+
+fn has_route(site: &Site, words: &str) -> bool {
+    routes(site).is_ok_and(|routes| routes.contains(words))
+}
+
+fn site(label: &str) -> Result<Site> {
+    let mut options = SiteOptions::new(label, Forward::Dr);
+    options.vip = Vip::Routed;
+    let mut site = Site::new(options)?;
+    site.director.sh("mount -t tmpfs tmpfs /run")?;
+    let program = lvs_testbed::programs::find("lvs-dataplane")?;
+    let words = ["--interface", "eth0", "--socket", SOCKET];
+    site.engine = Some(site.director.spawn(program, &words)?);
+    wait_until("the engine", Duration::from_secs(10), || {
+        site.director.sh(&format!("[ -S {SOCKET} ]")).is_ok()
+    })?;
+    for words in [
+        "-A -t 203.0.113.10:80 -s mh".to_owned(),
+        format!("-a -t 203.0.113.10:80 -r {}:80 -g", site.real_address(0)),
+    ] {
+        site.lvsadm(&format!("--socket {SOCKET} {words}"))?;
+    }
+    Ok(site)
+}
+
+#[test]
+fn routes_follow_what_is_said_and_go_with_the_engine() -> Result<()> {
+    const VIP: &str = "203.0.113.10";
+    let mut site = site("announce-routes")?;
+    let both = |standing: &str| {
+        format!(
+            r#"{{"address":"{VIP}","standing":"{standing}"}},{{"address":"fd00:203::10","standing":"{standing}"}}"#
+        )
+    };
+    announce(&site, &both("announced"), 600)?;
+    ensure!(
+        has_route(&site, "203.0.113.10 proto 77"),
+        "{}",
+        routes(&site)?
+    );
+    ensure!(
+        has_route(&site, "fd00:203::10 proto 77"),
+        "{}",
+        routes(&site)?
+    );
+    // It is on no interface, and still served, echo requests too.
+    let load = site.load();
+    let load = lvs_testbed::LoadOptions {
+        requests: 20,
+        ..load
+    };
+    common::ok(site.client.load(&load)?, 20)?;
+    site.client.sh(&format!("ping -c 1 -W 2 {VIP}"))?;
+    // Of a host on the link, nobody asks for it.
+    let asked = site.servers[1].sh(&format!(
+        "ip addr del {VIP}/32 dev lo; ip route add {VIP}/32 dev eth0; ping -c 1 -W 1 {VIP}; ip neigh show {VIP}"
+    ));
+    ensure!(asked.is_err(), "it answers ARP: {asked:?}");
+    announce(&site, &both("leaving"), 600)?;
+    ensure!(
+        has_route(&site, "203.0.113.10 proto 78"),
+        "{}",
+        routes(&site)?
+    );
+    ensure!(
+        has_route(&site, "fd00:203::10 proto 78"),
+        "{}",
+        routes(&site)?
+    );
+    // As it was, where nothing else is said.
+    announce(&site, &format!(r#"{{"address":"{VIP}"}}"#), 600)?;
+    ensure!(
+        has_route(&site, "203.0.113.10 proto 78"),
+        "{}",
+        routes(&site)?
+    );
+    ensure!(!has_route(&site, "fd00:203::10"), "{}", routes(&site)?);
+    announce(&site, &both("withdrawn"), 600)?;
+    ensure!(!has_route(&site, "proto 7"), "{}", routes(&site)?);
+    // What comes all the same is served.
+    common::ok(site.client.load(&load)?, 20)?;
+    // Somebody deletes it.
+    announce(&site, &both("announced"), 600)?;
+    std::thread::sleep(Duration::from_millis(1200));
+    site.director.sh(&format!("ip route del {VIP}/32"))?;
+    wait_until("the route to come back", Duration::from_secs(10), || {
+        has_route(&site, "203.0.113.10 proto 77")
+    })?;
+    // Nobody says any more what is wanted.
+    announce(&site, &both("announced"), 13)?;
+    wait_until("others to be preferred", Duration::from_secs(20), || {
+        has_route(&site, "203.0.113.10 proto 78")
+    })?;
+    let said = site.lvsadm(&format!("--socket {SOCKET} sync"))?;
+    ensure!(
+        said.contains("other directors are to be preferred"),
+        "{said}"
+    );
+    ensure!(said.contains("is lvsd gone?"), "{said}");
+    wait_until("the end of it", Duration::from_secs(20), || {
+        !has_route(&site, "proto 7")
+    })?;
+    announce(&site, &both("announced"), 600)?;
+    ensure!(
+        has_route(&site, "203.0.113.10 proto 77"),
+        "{}",
+        routes(&site)?
+    );
+    site.engine
+        .take()
+        .into_iter()
+        .for_each(|mut engine| engine.kill());
+    wait_until("the routes to go", Duration::from_secs(10), || {
+        site.director
+            .sh("ip route; ip -6 route")
+            .is_ok_and(|routes| !routes.contains("lvs-host0"))
+    })
+}
+
+#[test]
+fn bad_lists_of_addresses_are_refused() -> Result<()> {
+    let site = site("announce-bad")?;
+    let one = r#"{"address":"203.0.113.10","standing":"announced"}"#;
+    announce(&site, one, 600)?;
+    let answer = announce(&site, &format!("@4097@{one}@"), 600)?;
+    ensure!(answer.contains("4096 at most"), "{answer}");
+    for bad in [
+        r#"{"address":"203.0.113.10","standing":"loud"}"#,
+        r#"{"address":"here"}"#,
+        r#"{"standing":"announced"}"#,
+    ] {
+        let answer = announce(&site, bad, 600)?;
+        ensure!(answer.contains("\"error\""), "{bad}: {answer}");
+    }
+    ensure!(
+        has_route(&site, "203.0.113.10 proto 77"),
+        "{}",
+        routes(&site)?
+    );
+    // The host has such a route of its own.
+    site.director.sh("ip route add blackhole 198.18.0.1/32")?;
+    let other = r#"{"address":"198.18.0.1","standing":"announced"}"#;
+    let answer = announce(&site, &format!("{one},{other}"), 600)?;
+    ensure!(answer.contains("the host has one already"), "{answer}");
+    ensure!(answer.contains("withdrawn"), "{answer}");
+    ensure!(
+        has_route(&site, "203.0.113.10 proto 77"),
+        "{}",
+        routes(&site)?
+    );
+    Ok(())
+}

@@ -1,0 +1,258 @@
+//! Virtual addresses that are announced by routes: what this director is able to is told to the
+//! engine, again and again, by a thread that does nothing else. A routing daemon passes it on.
+//!
+//! The thread asks ten times a second whether the engine is ready. It says nothing more when the
+//! daemon's loop has stopped: what nobody looks after is not to be announced for ever, and the
+//! engine sees to that.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lvs_core::api::{AnnounceSpec, AnnounceVip, AnnouncedVip, Announcements, Call, Standing};
+use lvs_dataplane::control::{Address, Client};
+use tokio::sync::watch;
+
+use super::readiness::{self, Readiness};
+use crate::admin::unix_time;
+use crate::config::Announce;
+use crate::watchdog::{Pulse, TURN_LIMIT};
+
+/// Between two questions whether the engine is ready.
+const PERIOD: Duration = Duration::from_millis(100);
+/// Between two times that the engine is told what it knows already.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What a director is able to at an address, by one of its services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ability {
+    /// Nobody knows yet.
+    Unknown,
+    /// The service has its quorum.
+    Quorum,
+    /// It has not, and somebody says sorry.
+    Sorry,
+    /// It has not.
+    None,
+}
+
+/// What routers are to be told of an address with these services; `None`: what they were told
+/// before. One of several services that has too few servers takes nothing from the others.
+pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
+    let all = |ability| services.iter().all(|one| *one == ability);
+    if services.contains(&Ability::Unknown) {
+        None
+    } else if all(Ability::Quorum) {
+        Some(Standing::Announced)
+    } else if all(Ability::None) {
+        Some(Standing::Withdrawn)
+    } else {
+        Some(Standing::Leaving)
+    }
+}
+
+/// What is wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wish {
+    pub(super) addresses: BTreeMap<IpAddr, Option<Standing>>,
+    /// Since when the director is in maintenance, in seconds since 1970.
+    pub(super) maintenance: Option<u64>,
+    pub(super) settings: Announce,
+}
+
+impl Wish {
+    /// What the engine is told at a time.
+    fn at(&self, now: u64, ready: bool) -> AnnounceSpec {
+        let limit = match self.maintenance {
+            _ if !ready => Standing::Withdrawn,
+            Some(since) if now < since.saturating_add(self.settings.drain.as_secs()) => {
+                Standing::Leaving
+            }
+            Some(_) => Standing::Withdrawn,
+            None => Standing::Announced,
+        };
+        let vip = |(&address, &standing): (&IpAddr, &Option<Standing>)| AnnounceVip {
+            address,
+            standing: match (standing, limit) {
+                (Some(standing), _) => Some(standing.min(limit)),
+                (None, Standing::Withdrawn) => Some(limit),
+                (None, _) => None,
+            },
+        };
+        AnnounceSpec {
+            addresses: self.addresses.iter().map(vip).collect(),
+            hold: u32::try_from(self.settings.hold.as_secs()).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Announced {
+    /// `None` until somebody has looked.
+    pub(super) readiness: Option<Readiness>,
+    pub(super) vips: Vec<AnnouncedVip>,
+    /// Why the engine does not say.
+    pub(super) trouble: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct Door {
+    /// `None`: the thread is to end.
+    wish: Mutex<Option<Wish>>,
+    changed: Condvar,
+}
+
+impl Door {
+    fn wish(&self) -> MutexGuard<'_, Option<Wish>> {
+        self.wish.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The thread that tells the engine.
+#[derive(Debug)]
+pub(super) struct Announcer {
+    door: Arc<Door>,
+    pub(super) announced: watch::Receiver<Announced>,
+}
+
+impl Drop for Announcer {
+    fn drop(&mut self) {
+        *self.door.wish() = None;
+        self.door.changed.notify_all();
+    }
+}
+
+impl Announcer {
+    /// Begins to tell the engine at `address`, as long as the loop goes on.
+    pub(super) fn start(address: Address, turns: Pulse, wish: Wish) -> Self {
+        let (sender, announced) = watch::channel(Announced::default());
+        let door = Arc::new(Door::default());
+        *door.wish() = Some(wish);
+        let thread = std::thread::Builder::new().name("lvsd-announce".to_owned());
+        let failed = sender.clone();
+        let its_door = door.clone();
+        if let Err(error) = thread.spawn(move || tell(&address, &turns, &its_door, &sender)) {
+            let trouble = format!("cannot start a thread: {error}; nothing is announced");
+            tracing::error!("{trouble}");
+            failed.send_modify(|announced| announced.trouble = Some(trouble));
+        }
+        Self { door, announced }
+    }
+
+    pub(super) fn wish(&self, wish: Wish) {
+        let mut known = self.door.wish();
+        if known.as_ref() != Some(&wish) {
+            *known = Some(wish);
+            self.door.changed.notify_all();
+        }
+    }
+}
+
+fn tell(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<Announced>) {
+    let (mut asks, mut tells): (Option<Client>, Option<Client>) = (None, None);
+    let mut told: Option<(AnnounceSpec, Instant)> = None;
+    let mut wish = door.wish().clone();
+    let mut found = Announced::default();
+    while let Some(wanted) = wish {
+        let readiness = readiness::ask(address, &mut asks);
+        let spec = wanted.at(unix_time(), readiness.ready);
+        // An engine that is there again knows nothing.
+        let lost = found.readiness.as_ref() != Some(&readiness);
+        let again = told
+            .as_ref()
+            .is_none_or(|(before, at)| lost || *before != spec || at.elapsed() >= AGAIN);
+        if again && turns.age() < TURN_LIMIT && asks.is_some() {
+            match say(address, &mut tells, &spec) {
+                Ok(vips) => (found.vips, found.trouble) = (vips, None),
+                Err(why) => (found.vips, found.trouble) = (Vec::new(), Some(why)),
+            }
+            told = found.trouble.is_none().then(|| (spec, Instant::now()));
+        } else if asks.is_none() {
+            found.vips.clear();
+            found.trouble = Some("the engine does not answer".to_owned());
+            (tells, told) = (None, None);
+        }
+        found.readiness = Some(readiness);
+        sender.send_if_modified(|known| {
+            let new = *known != found;
+            known.clone_from(&found);
+            new
+        });
+        let known = door.wish();
+        let same = |known: &mut Option<Wish>| known.as_ref() == Some(&wanted);
+        let waited = door.changed.wait_timeout_while(known, PERIOD, same);
+        wish = waited.unwrap_or_else(PoisonError::into_inner).0.clone();
+    }
+}
+
+fn say(
+    address: &Address,
+    client: &mut Option<Client>,
+    spec: &AnnounceSpec,
+) -> Result<Vec<AnnouncedVip>, String> {
+    if client.is_none() {
+        let new = Client::connect_patiently(address, readiness::PATIENCE);
+        *client = Some(new.map_err(|error| error.to_string())?);
+    }
+    let Some(connection) = client else {
+        return Ok(Vec::new());
+    };
+    let answer = connection.call::<Announcements>(&Call::VipsAnnounce(spec.clone()));
+    match answer {
+        Ok(answer) => Ok(answer.announced),
+        Err(error) => {
+            *client = None;
+            Err(error.to_string())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_stands_as_its_services_do() {
+        use Ability::{None as Nobody, Quorum, Sorry, Unknown};
+        for (services, expected) in [
+            (vec![Quorum], Some(Standing::Announced)),
+            (vec![Quorum, Quorum], Some(Standing::Announced)),
+            (vec![Nobody], Some(Standing::Withdrawn)),
+            (vec![Nobody, Nobody], Some(Standing::Withdrawn)),
+            (vec![Quorum, Nobody], Some(Standing::Leaving)),
+            (vec![Sorry], Some(Standing::Leaving)),
+            (vec![Sorry, Nobody], Some(Standing::Leaving)),
+            (vec![Quorum, Unknown], None),
+        ] {
+            assert_eq!(standing(&services), expected, "{services:?}");
+        }
+    }
+
+    #[test]
+    fn who_is_drained_is_less_preferred_and_then_withdrawn() {
+        let address: IpAddr = "192.0.2.10".parse().unwrap();
+        let other: IpAddr = "192.0.2.11".parse().unwrap();
+        let mut wish = Wish {
+            addresses: [(address, Some(Standing::Announced)), (other, None)].into(),
+            maintenance: None,
+            settings: Announce {
+                drain: Duration::from_secs(5),
+                hold: Duration::from_secs(600),
+            },
+        };
+        let at = |wish: &Wish, now, ready| -> Vec<Option<Standing>> {
+            let spec = wish.at(now, ready);
+            assert_eq!(spec.hold, 600);
+            spec.addresses.iter().map(|vip| vip.standing).collect()
+        };
+        assert_eq!(at(&wish, 100, true), [Some(Standing::Announced), None]);
+        assert_eq!(at(&wish, 100, false), [Some(Standing::Withdrawn); 2]);
+        wish.maintenance = Some(100);
+        assert_eq!(at(&wish, 104, true), [Some(Standing::Leaving), None]);
+        assert_eq!(at(&wish, 105, true), [Some(Standing::Withdrawn); 2]);
+        wish.settings.drain = Duration::ZERO;
+        assert_eq!(at(&wish, 100, true), [Some(Standing::Withdrawn); 2]);
+    }
+}

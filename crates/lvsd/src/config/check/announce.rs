@@ -1,0 +1,171 @@
+//! Virtual addresses that are announced by routes.
+
+use std::time::Duration;
+
+use toml::Spanned;
+
+use super::Checker;
+use crate::config::diagnostic::Diagnostic;
+use crate::config::raw::{RawConfig, RawDuration};
+use crate::config::{Announce, Service, VipMode};
+
+/// How long other directors may be preferred before an address is withdrawn.
+const DRAIN_MAX: Duration = Duration::from_secs(3600);
+/// How long addresses may be announced that nobody looks after.
+const HOLD: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(15)..=Duration::from_secs(7 * 24 * 3600);
+
+impl Checker<'_> {
+    pub(super) fn announce(&mut self, raw: &RawConfig, services: &[Service]) -> Announce {
+        let announced = |service: &&Service| service.vip == VipMode::Announce;
+        let any = services.iter().any(|service| announced(&service));
+        let mut settings = Announce::default();
+        if let Some(table) = &raw.announce {
+            if !any && self.complete {
+                self.report(
+                    Diagnostic::warning(table.span(), "no address is announced")
+                        .help("set vip = \"announce\" for services, or remove [announce]"),
+                );
+            }
+            let table = table.get_ref();
+            if let Some(drain) = self.announce_time(
+                table.drain.as_ref(),
+                "`drain`",
+                Duration::ZERO..=DRAIN_MAX,
+                "give \"0s\" to \"1h\": how long other directors are preferred before an address is withdrawn",
+            ) {
+                settings.drain = drain;
+            }
+            if let Some(hold) = self.announce_time(
+                table.hold.as_ref(),
+                "`hold`",
+                HOLD,
+                "give \"15s\" to \"7d\": how long an engine that lvsd says nothing to goes on announcing",
+            ) {
+                settings.hold = hold;
+            }
+        }
+        if !any {
+            return settings;
+        }
+        for (service, place) in services.iter().zip(&raw.service) {
+            let Some(vip) = &place.get_ref().vip else {
+                continue;
+            };
+            let nat = service
+                .servers
+                .iter()
+                .any(|server| server.config.forwarding == lvs_core::Forwarding::Nat);
+            if service.vip == VipMode::Announce && nat {
+                self.report(
+                    Diagnostic::warning(
+                        vip.span(),
+                        "with NAT, answers have to come back through the director that has the connection",
+                    )
+                    .help("use \"dr\", \"tun\" or \"fullnat\" where several directors announce the address at once"),
+                );
+                break;
+            }
+        }
+        if raw
+            .sync
+            .as_ref()
+            .is_none_or(|sync| sync.get_ref().peers.is_none())
+            && let Some(vip) = raw.service.iter().find_map(|service| {
+                let vip = service.get_ref().vip.as_ref()?;
+                (vip.get_ref() == "announce").then_some(vip)
+            })
+        {
+            self.report(
+                Diagnostic::warning(
+                    vip.span(),
+                    "the directors share no connections: some break whenever routers share packets out anew",
+                )
+                .help("add [sync] with peers and key_file"),
+            );
+        }
+        settings
+    }
+
+    fn announce_time(
+        &mut self,
+        value: Option<&Spanned<RawDuration>>,
+        name: &str,
+        range: std::ops::RangeInclusive<Duration>,
+        help: &str,
+    ) -> Option<Duration> {
+        let value = value?;
+        let time = value.get_ref().0;
+        if range.contains(&time) && time.subsec_nanos() == 0 {
+            return Some(time);
+        }
+        let title = match range.contains(&time) {
+            true => format!("{name} is in whole seconds"),
+            false => format!("{name} is out of range"),
+        };
+        self.report(Diagnostic::error(value.span(), title).help(help));
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::config::{Config, VipMode};
+
+    const SERVICE: &str = "[[service]]\naddress = \"192.0.2.10:80\"\nvip = \"announce\"\nforward = \"dr\"\n\
+                           [[service.server]]\naddress = \"192.0.2.11:80\"\n";
+    const SYNC: &str = "[sync]\npeers = [\"192.0.2.2\"]\nkey_file = \"/etc/lvs/sync.key\"\n";
+
+    #[test]
+    fn addresses_are_announced_and_nobodys_on_a_link() {
+        let (config, report) = Config::from_toml("x", &format!("{SYNC}{SERVICE}")).unwrap();
+        assert_eq!(config.services[0].vip, VipMode::Announce);
+        assert!(config.own_vips(|_| false).is_empty());
+        assert_eq!(config.announce.drain, Duration::from_secs(5));
+        assert_eq!(config.announce.hold, Duration::from_secs(600));
+        assert!(report.findings.is_empty(), "{report}");
+        let text = format!("[announce]\ndrain = \"0s\"\nhold = \"1h\"\n{SYNC}{SERVICE}");
+        let (config, _) = Config::from_toml("x", &text).unwrap();
+        assert_eq!(config.announce.drain, Duration::ZERO);
+        assert_eq!(config.announce.hold, Duration::from_secs(3600));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_said() {
+        for (text, words) in [
+            (SERVICE.to_owned(), "share no connections"),
+            (
+                format!("{SYNC}{}", SERVICE.replace("\"dr\"", "\"nat\"")),
+                "come back through the director",
+            ),
+            (
+                format!(
+                    "[announce]\n{}",
+                    SERVICE.replace("vip = \"announce\"\n", "")
+                ),
+                "no address is announced",
+            ),
+        ] {
+            let (_, report) = Config::from_toml("x", &text).unwrap();
+            let report = report.to_string();
+            assert!(report.contains(words), "{text}: {report}");
+        }
+        for (keys, words) in [
+            ("drain = \"2h\"", "out of range"),
+            ("hold = \"1s\"", "out of range"),
+            ("hold = \"20500ms\"", "whole seconds"),
+        ] {
+            let text = format!("[announce]\n{keys}\n{SYNC}{SERVICE}");
+            let report = Config::from_toml("x", &text).expect_err(keys).to_string();
+            assert!(report.contains(words), "{keys}: {report}");
+        }
+        let two = format!(
+            "{SYNC}{SERVICE}{}",
+            SERVICE.replace(":80", ":443").replace("announce", "own")
+        );
+        let report = Config::from_toml("x", &two).unwrap_err().to_string();
+        assert!(report.contains("the same `vip`"), "{report}");
+    }
+}
