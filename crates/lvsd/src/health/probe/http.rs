@@ -382,7 +382,9 @@ pub(super) fn follow(
     }
     let host = uri.authority().ok_or_else(wrong)?.to_string();
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
-    Ok((host, path.to_owned()))
+    // A query may stand behind the host at once.
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    Ok((host, format!("{slash}{path}")))
 }
 
 /// Asks for one page.
@@ -647,6 +649,7 @@ mod tests {
         assert_eq!(at("?b"), to("a", "/x/?b"));
         assert_eq!(at("//b/c"), to("b", "/c"));
         assert_eq!(at("http://b"), to("b", "/"));
+        assert_eq!(at("http://b?c=/"), to("b", "/?c=/"));
         for wrong in ["", "https://b/", "http://", "/\u{7f}", "http:// /", "///"] {
             assert!(at(wrong).is_err(), "{wrong}");
         }
