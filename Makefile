@@ -5,10 +5,8 @@ export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/cargo/bin:/usr/sbin:/sbin
 export CARGO_TERM_COLOR ?= auto
 
 CARGO ?= cargo
-# End-to-end tests of one file share the machine with each other only as far as two cores allow.
-E2E_THREADS ?= 2
-# What the tests with the real programs in namespaces are in. Some of lvs-dataplane's need root as well.
-E2E := lvs-testbed lvs-examples
+# End-to-end tests that run at a time: most of them wait for a clock more than for a processor.
+E2E_THREADS ?= 3
 # A target that has no std at all.
 BARE ?= x86_64-unknown-none
 NIGHTLY ?= cargo +nightly
@@ -19,7 +17,7 @@ METHODS ?= nat,dr,tun
 
 DENY ?= $(CARGO) deny
 
-.PHONY: bpf bpf-check bpf-check-if-possible package twins help demo demo-cluster test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build report setup clean
+.PHONY: bpf bpf-check bpf-check-if-possible deny-if-possible package twins help demo demo-cluster test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build report setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -38,7 +36,7 @@ test: ## everything: formatting, clippy, docs, unit, property, vector and end-to
 	@tools/setup
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory docs
-	@$(MAKE) --no-print-directory deny
+	@$(MAKE) --no-print-directory deny-if-possible
 	@$(MAKE) --no-print-directory no-cc
 	@$(MAKE) --no-print-directory bpf-check-if-possible
 	@$(MAKE) --no-print-directory no-std
@@ -100,14 +98,21 @@ deny: ## licences, duplicates, sources and known holes of what the programs are 
 		echo "make deny: the database of advisories cannot be fetched here: known holes were NOT looked for" >&2; \
 	fi
 
+deny-if-possible:
+	@if $(DENY) --version >/dev/null 2>&1; then \
+		$(MAKE) --no-print-directory deny; \
+	else \
+		echo "make test: no cargo-deny: licences and sources were not looked at (make deny installs it)"; \
+	fi
+
 # What compiles C asks for a compiler by these names; rustc's own linker driver is not among them.
 no-cc: ## the programs, TLS included, without a C compiler
 	@found=$$($(CARGO) tree --locked -p lvsd -p lvsadm -p lvs-dataplane -e normal,build --prefix none | grep -E '^(cc|cmake|bindgen|nasm-rs|pkg-config) ' | sort -u); \
 	if [ -n "$$found" ]; then echo "make no-cc: these compile C: $$found" >&2; exit 1; fi
-	CC=/bin/false CXX=/bin/false CMAKE=/bin/false $(CARGO) build --locked -p lvsd -p lvsadm -p lvs-dataplane
 	@# Each by itself, as `cargo install` builds it: together they have the features of all.
-	$(CARGO) check --locked -p lvsd
-	$(CARGO) check --locked -p lvsadm
+	@for package in lvsd lvsadm lvs-dataplane; do \
+		(set -x; CC=/bin/false CXX=/bin/false CMAKE=/bin/false $(CARGO) check --locked -p $$package) || exit 1; \
+	done
 
 no-std: ## lvs-core without std, and for a machine without an operating system
 	$(CARGO) build --locked -p lvs-core --no-default-features
@@ -135,15 +140,17 @@ fuzz-if-possible:
 		echo "make test: no nightly compiler with cargo-fuzz: the fuzz targets ran as tests only"; \
 	fi
 
+# All of the workspace each time, because what is left out takes its features along, and what others share is then built again.
 unit: ## all other tests; those of lvs-dataplane need root
-	$(CARGO) test --locked --workspace $(addprefix --exclude ,$(E2E))
-	$(CARGO) test --locked -p lvs-testbed --lib
+	$(CARGO) test --locked --workspace
 	@# Once each, so that they are known to run.
-	$(CARGO) test --locked -p lvs-bench --bench core -- 'step|filter|opens'
+	$(CARGO) test --locked --workspace --bench core -- 'step|filter|opens'
 
+# The programs are those that are installed, optimised; what tries them out need not be.
 e2e: ## the tests in network namespaces, with the optimised programs
-	$(CARGO) build --locked --release --workspace --bins
-	RUST_BACKTRACE=0 $(CARGO) test --locked --release $(addprefix -p ,$(E2E)) --tests -- --test-threads=$(E2E_THREADS)
+	$(CARGO) build --locked --release --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
+	LVS_BIN_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/release" RUST_BACKTRACE=0 \
+		$(CARGO) test --locked --workspace --test e2e -- --test-threads=$(E2E_THREADS)
 
 report: ## repeat published LVS experiments on this machine, into target/report (needs root; REPORT_OPTIONS=--quick)
 	tools/setup bench

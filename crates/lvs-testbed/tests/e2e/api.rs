@@ -148,14 +148,16 @@ fn programs_of_others_read_it() -> Result<()> {
         "{conn}\n{sync}"
     );
     ensure!(read("net/ip_vs_app")? == "prot port    usecnt name\n");
-    let parts = read("net/ip_vs_stats_percpu")?;
-    ensure!(
-        parts
-            .lines()
-            .nth(2)
-            .is_some_and(|l| l.starts_with("  0       3C ")),
-        "{parts}"
-    );
+    wait_until(
+        "the counters of the worker",
+        Duration::from_secs(20),
+        || {
+            read("net/ip_vs_stats_percpu").is_ok_and(|parts| {
+                let worker = parts.lines().nth(2);
+                worker.is_some_and(|l| l.starts_with("  0       3C "))
+            })
+        },
+    )?;
     ensure!(read("sys/net/ipv4/vs/sync_threshold")? == "3\t50\n");
     site.lvsadm("sysctl drop_entry=1")?;
     wait_until("the sysctl", Duration::from_secs(10), || {

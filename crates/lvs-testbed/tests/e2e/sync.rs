@@ -355,6 +355,11 @@ fn what_nobody_should_send_is_counted() -> Result<()> {
     let site = common::site(options)?;
     site.add_service(80, "rr")?;
     site.lvsadm("--start-daemon backup --mcast-interface eth0 --syncid 5")?;
+    // 224.0.0.81
+    wait_until("the group is joined", Duration::from_secs(5), || {
+        let groups = site.director.sh("cat /proc/net/igmp");
+        groups.is_ok_and(|groups| groups.contains("510000E0"))
+    })?;
     let header = |syncid: u8, len: u8, count: u8| [0, syncid, 0, len, count, 1, 0, 0];
     // A connection of protocol 99.
     let mut nonsense = header(5, 44, 1).to_vec();

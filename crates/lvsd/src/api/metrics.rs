@@ -127,8 +127,9 @@ impl<'a> Service<'a> {
         ]
     }
 
-    fn live(&self) -> Counts {
-        self.engine.map(|info| info.stats.live).unwrap_or_default()
+    /// Not 0 while the engine has not said: that would be a reset to who reads counters.
+    fn live(&self) -> Option<Counts> {
+        self.engine.map(|info| info.stats.live)
     }
 
     fn servers(&self) -> Vec<Server<'a>> {
@@ -909,7 +910,9 @@ fn services_out(out: &mut Out<'_>, services: &[Service<'_>]) -> fmt::Result {
             "Packets of a service",
             "Bytes of a service",
         ],
-        services.iter().map(|s| (s.labels(), s.live())),
+        services
+            .iter()
+            .filter_map(|s| Some((s.labels(), s.live()?))),
     )
 }
 
@@ -977,6 +980,20 @@ mod tests {
         }
         assert!(text.ends_with("# EOF\n"));
         assert!(!text.contains("node_ipvs"));
+    }
+
+    #[test]
+    fn a_service_that_the_engine_has_not_named_yet_counts_from_nothing() {
+        let mut look = look("web");
+        let found = Arc::make_mut(&mut look.found);
+        Arc::make_mut(&mut found.seen).services.clear();
+        let text = open_metrics(
+            Arc::new(look),
+            tally::Counts::default(),
+            config::Api::default(),
+        );
+        assert!(text.contains("lvs_service_usable_servers{"));
+        assert!(!text.contains("lvs_service_packets_total{"), "{text}");
     }
 
     #[test]
