@@ -8,6 +8,8 @@ use lvs_core::sync::bulk::{DIGEST_LEN, Digest};
 
 /// Bytes that may wait for one listener; then it is told everything anew.
 const WAITING_MAX: usize = 16 << 20;
+/// Bytes of it that are taken in one go, but for the last of what is said.
+const PORTION: usize = 256 << 10;
 /// Ranges that one may want.
 const WANTED_MAX: usize = lvs_core::sync::bulk::RANGES;
 
@@ -146,7 +148,8 @@ impl Outgoing {
         self.queue().bytes
     }
 
-    /// Takes what there is to do, and waits for it until then.
+    /// Takes what there is to do, at most a portion of what is to be said, and waits for it until
+    /// then.
     pub(super) fn take(&self, until: Instant) -> Work {
         let mut queue = self.queue();
         loop {
@@ -158,9 +161,17 @@ impl Outgoing {
             let waited = self.changed.wait_timeout(queue, left);
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        queue.bytes = 0;
+        let mut said = VecDeque::new();
+        let mut bytes = 0;
+        while bytes < PORTION
+            && let Some(next) = queue.said.pop_front()
+        {
+            bytes += next.len();
+            said.push_back(next);
+        }
+        queue.bytes -= bytes;
         Work {
-            said: std::mem::take(&mut queue.said),
+            said,
             lost: std::mem::take(&mut queue.lost),
             closed: queue.closed,
             wanted: std::mem::take(&mut queue.wanted),
@@ -192,13 +203,40 @@ mod tests {
         }
         assert_eq!(slow.waiting(), WAITING_MAX);
         let work = slow.take(Instant::now());
-        assert!(work.lost && work.said.len() == 16);
-        let work = slow.take(Instant::now());
-        assert!(!work.lost && work.said.is_empty());
+        assert!(work.lost && work.said.len() == 1);
+        assert_eq!(slow.waiting(), WAITING_MAX - items.len());
+        for _ in 1..16 {
+            let work = slow.take(Instant::now());
+            assert!(!work.lost && work.said.len() == 1);
+        }
+        assert!(slow.take(Instant::now()).said.is_empty());
+        assert_eq!(slow.waiting(), 0);
         hub.tell(&items, true);
         assert!(slow.take(Instant::now()).lost);
         slow.want((0..2000).chain(0..2000));
         assert_eq!(slow.take(Instant::now()).wanted.len(), WANTED_MAX);
         assert!(hub.remove(&slow));
+    }
+
+    #[test]
+    fn what_waits_is_taken_in_portions_and_in_order() {
+        let outgoing = Outgoing::default();
+        for n in 0..100_u8 {
+            outgoing.push(Said::Items(vec![n; 50 << 10].into()));
+        }
+        outgoing.push(Said::Whole);
+        let mut next = 0;
+        while outgoing.waiting() > 0 {
+            let work = outgoing.take(Instant::now());
+            assert!(work.said.iter().map(Said::len).sum::<usize>() < PORTION + (50 << 10));
+            for said in work.said {
+                match said {
+                    Said::Items(items) => assert_eq!(items[0], next),
+                    Said::Whole | Said::Digest(_) => assert_eq!(next, 100),
+                }
+                next += 1;
+            }
+        }
+        assert_eq!(next, 101);
     }
 }

@@ -1,7 +1,7 @@
 //! Telling a listener: everything once, then what changes, what had packets, and sums.
 
 use std::collections::VecDeque;
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::thread;
@@ -26,7 +26,7 @@ const DIGEST_PERIOD: Duration = Duration::from_secs(2);
 const REFRESH_PERIOD: Duration = Duration::from_secs(30);
 /// How long changes are waited for, to be sent together.
 const LINGER: Duration = Duration::from_millis(5);
-/// How long a listener may take no bytes.
+/// How long a listener may take for a portion of what waits, some 256 KiB.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A walk over the table.
@@ -122,15 +122,14 @@ fn read(
 fn tell(
     peers: &Arc<Peers>,
     peer: &Arc<Peer>,
-    mut stream: &TcpStream,
+    stream: &TcpStream,
     mut told: Sequence,
     outgoing: &Arc<Outgoing>,
-) -> std::io::Result<()> {
+) -> io::Result<()> {
     let mut bytes = Vec::new();
     let keys = peers.keys.map(u64::to_be_bytes).concat();
     told.seal(Kind::Keys, &keys, &mut bytes);
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.write_all(&bytes)?;
+    write_within(stream, &bytes, PATIENCE)?;
     let mut walk = Some(Walk::new(peers, Pass::All));
     let mut visited = peers.now();
     let (mut refresh, mut digest) = (Instant::now() + REFRESH_PERIOD, Instant::now());
@@ -190,24 +189,29 @@ fn tell(
         if closed {
             break;
         }
-        if walk.is_none() {
+        if walk.is_none() && outgoing.waiting() == 0 {
             outgoing.linger(LINGER);
         }
     }
     // The last words of an engine that ends.
-    let said = outgoing.take(Instant::now()).said;
-    write(peers, peer, stream, &mut told, &mut serial, said)
+    loop {
+        let said = outgoing.take(Instant::now()).said;
+        if said.is_empty() {
+            return Ok(());
+        }
+        write(peers, peer, stream, &mut told, &mut serial, said)?;
+    }
 }
 
 /// Writes what was said, as few frames as it takes.
 fn write(
     peers: &Peers,
     peer: &Peer,
-    mut stream: &TcpStream,
+    stream: &TcpStream,
     told: &mut Sequence,
     serial: &mut u64,
     all: VecDeque<Said>,
-) -> std::io::Result<()> {
+) -> io::Result<()> {
     let mut bytes = Vec::new();
     let mut items: Vec<u8> = Vec::new();
     let seal_items = |told: &mut Sequence, items: &mut Vec<u8>, bytes: &mut Vec<u8>| {
@@ -242,8 +246,27 @@ fn write(
         }
     }
     seal_items(told, &mut items, &mut bytes);
-    stream.write_all(&bytes)?;
+    write_within(stream, &bytes, PATIENCE)?;
     peers.add(|counts| &counts.bytes_sent, bytes.len() as u64);
+    Ok(())
+}
+
+/// Writes all, unless that takes longer: who takes a byte now and then is as good as who takes none.
+fn write_within(mut stream: &TcpStream, mut bytes: &[u8], patience: Duration) -> io::Result<()> {
+    let end = Instant::now() + patience;
+    while !bytes.is_empty() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_write_timeout(Some(left))?;
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
     Ok(())
 }
 
@@ -276,4 +299,32 @@ fn step(peers: &Peers, walk: &mut Walk, outgoing: &Arc<Outgoing>) -> bool {
     }
     walk.templates = next;
     next.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_listener_that_takes_a_byte_now_and_then_is_given_up() -> io::Result<()> {
+        let listener = TcpListener::bind(("127.0.0.1", 0))?;
+        let stream = TcpStream::connect(listener.local_addr()?)?;
+        let (mut slow, _) = listener.accept()?;
+        thread::spawn(move || {
+            let mut byte = [0];
+            while slow.read(&mut byte).is_ok_and(|read| read == 1) {
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        // More than all buffers hold.
+        let bytes = vec![0; 64 << 20];
+        let given_up = write_within(&stream, &bytes, Duration::from_millis(200));
+        let kind = given_up.expect_err("it takes too long").kind();
+        let known = [io::ErrorKind::TimedOut, io::ErrorKind::WouldBlock];
+        assert!(known.contains(&kind), "{kind:?}");
+        Ok(())
+    }
 }
