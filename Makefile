@@ -150,7 +150,7 @@ unit: ## all other tests; those of lvs-dataplane need root
 e2e: ## the tests in network namespaces, with the optimised programs
 	$(CARGO) build --locked --release --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
 	LVS_BIN_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/release" RUST_BACKTRACE=0 \
-		$(CARGO) test --locked --workspace --test e2e -- --test-threads=$(E2E_THREADS)
+		$(CARGO) test --locked --workspace --test e2e --test embed_dataplane -- --test-threads=$(E2E_THREADS)
 
 report: ## repeat published LVS experiments on this machine, into target/report (needs root; REPORT_OPTIONS=--quick)
 	tools/setup bench
