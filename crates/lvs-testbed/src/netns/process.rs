@@ -10,6 +10,9 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
+/// How long a program may take to end that was told to: three times what `lvsd` gives its engine.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+
 /// A program that runs on a host. Dropping it kills it and everything in its process group.
 #[derive(Debug)]
 pub struct Proc {
@@ -89,10 +92,10 @@ impl Proc {
     ///
     /// # Errors
     ///
-    /// When it is gone already or does not end within ten seconds.
+    /// When it is gone already or does not end within 30 seconds.
     pub fn stop(&mut self, signal: Signal) -> Result<ExitStatus> {
         self.signal(signal)?;
-        self.wait(Duration::from_secs(10))
+        self.wait(STOP_LIMIT)
     }
 
     /// Ends it without mercy, as `kill -9` would.
