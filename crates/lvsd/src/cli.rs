@@ -2,6 +2,7 @@
 
 mod ask;
 mod convert;
+mod register;
 mod shell;
 
 use std::io::Write;
@@ -80,7 +81,8 @@ pub struct Arguments {
     attach: bool,
 
     /// Directory for what must outlive a reboot: which servers people have taken out of service,
-    /// and what DNS said last.
+    /// and what DNS and etcd said
+    /// last.
     #[arg(long, global = true, value_name = "DIR", env = "STATE_DIRECTORY", default_value = DEFAULT_STATE)]
     state: PathBuf,
 
@@ -149,6 +151,9 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Register a server in etcd, in a pool from which services take theirs, while this runs; at its
+    /// end, it is withdrawn. Of the configuration, only [cluster] matters.
+    Register(register::Register),
     /// Print a configuration for keepalived that moves the virtual addresses as [vrrp] says.
     KeepalivedConfig,
     /// Print the manual page.
@@ -204,6 +209,13 @@ pub fn main(arguments: Arguments) -> ExitCode {
             let engine = steered(&arguments);
             return told(ask::maintenance(&engine, on, why.clone(), json));
         }
+        Some(Command::Register(ref register)) => {
+            let _log = match start_log(None) {
+                Ok(guard) => guard,
+                Err(why) => return fail(&why),
+            };
+            return told(register::run(&arguments.config, register));
+        }
         Some(Command::Convert {
             ref file,
             from,
@@ -238,7 +250,7 @@ pub fn main(arguments: Arguments) -> ExitCode {
             return ExitCode::from(EXIT_CONFIG);
         }
     };
-    match run(arguments, config, &warnings.text) {
+    match run(arguments, config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             tracing::error!("{why}");
@@ -311,7 +323,7 @@ fn address(arguments: &Arguments, config: &Config) -> Address {
         .map_or_else(Address::default, Address::new)
 }
 
-/// What DNS said last.
+/// What DNS and etcd said last.
 fn gathered(arguments: &Arguments) -> Gathered {
     Gathered::recall(&arguments.state, &arguments.config)
 }
@@ -448,12 +460,12 @@ fn start_log(from_file: Option<&str>) -> Result<log::Guard, String> {
     log::start(filter, None).map_err(|error| format!("cannot start the log: {error}"))
 }
 
-fn run(arguments: Arguments, config: Config, text: &str) -> Result<(), String> {
+fn run(arguments: Arguments, config: Config) -> Result<(), String> {
     let address = address(&arguments, &config);
     let _lock = lock(&address)?;
     let last_good = last_good::path(&address);
     if let Some(path) = &last_good {
-        last_good::keep(path, text);
+        last_good::keep(path, config.text());
     }
     let confinement = match config.daemon.confine.as_deref() {
         Some("off") => Confinement::default(),

@@ -201,6 +201,7 @@ mod tests {
             ("RawSync", "[sync]"),
             ("RawVrrp", "[vrrp]"),
             ("RawDns", "[dns]"),
+            ("RawCluster", "[cluster]"),
             ("RawAnnounce", "[announce]"),
         ] {
             // The reader itself says which keys it has.

@@ -384,6 +384,38 @@ pub struct Status {
     /// What sources say and is not in force, in words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
+    /// The directors that etcd knows, this one among them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub directors: Vec<DirectorSeen>,
+}
+
+/// A director, as it tells of itself in etcd.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DirectorSeen {
+    /// Its name.
+    pub name: String,
+    /// It is this one.
+    pub own: bool,
+    /// The version of its `lvsd`.
+    pub version: String,
+    /// The revision of the last change in etcd that it has taken.
+    pub revision: u64,
+    /// The same number on all that have taken the same.
+    pub digest: String,
+    /// Services that it has, from its file and from etcd.
+    pub services: usize,
+    /// Servers of those.
+    pub servers: usize,
+    /// It is ready.
+    pub ready: bool,
+    /// It is in maintenance.
+    pub maintenance: bool,
+    /// Something that sources say is not in force there.
+    pub left_out: bool,
+    /// Servers that it finds down, if it shares that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub down: Option<usize>,
 }
 
 /// Where servers or services come from besides the file.

@@ -15,6 +15,7 @@ mod discovery;
 mod dns;
 mod doctor;
 mod doors;
+mod etcd;
 mod evaluation;
 mod failure;
 mod filters;

@@ -12,7 +12,7 @@ use lvs_core::api::{
     InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo, SyncCounts, WorkerInfo,
 };
 use lvs_core::{Counts, Family};
-use lvs_dataplane::control::daemon::{AdminState, ServerStatus, ServiceStatus};
+use lvs_dataplane::control::daemon::{AdminState, ServerStatus, ServiceStatus, Status};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, MetricEncoder,
@@ -239,6 +239,7 @@ impl Collector for View {
         self.daemon(&mut out)?;
         self.checks(&mut out)?;
         self.engine(&mut out)?;
+        sources_out(&mut out, &self.look.status)?;
         let engine = self.look.services();
         let engine: HashMap<ServiceId, &ServiceInfo> =
             engine.map(|info| (info.service, info)).collect();
@@ -264,6 +265,86 @@ impl Collector for View {
         }
         Ok(())
     }
+}
+
+/// Where servers and services come from besides the file, and the directors that share it.
+fn sources_out(out: &mut Out<'_>, status: &Status) -> fmt::Result {
+    if status.sources.is_empty() {
+        return Ok(());
+    }
+    let all = || {
+        let sources = status.sources.iter();
+        sources.map(|source| {
+            (
+                [("kind", source.kind.as_str()), ("name", &source.name)],
+                source,
+            )
+        })
+    };
+    out.gauges(
+        "lvs_source_up",
+        "A name in DNS, or etcd, has answered when it was last asked",
+        |out| {
+            all().try_for_each(|(labels, source)| {
+                let up = source.trouble.is_none() && source.answered.is_some();
+                out.gauge(labels, u32::from(up))
+            })
+        },
+    )?;
+    out.gauges(
+        "lvs_source_age_seconds",
+        "How old the last answer of a source is; absent if none has come since lvsd began",
+        |out| {
+            let now = unix_time();
+            all().try_for_each(|(labels, source)| match source.answered {
+                Some(at) => out.gauge(labels, now.saturating_sub(at)),
+                None => Ok(()),
+            })
+        },
+    )?;
+    out.gauges(
+        "lvs_source_items",
+        "Servers that a name in DNS has, or keys of services and servers in etcd",
+        |out| all().try_for_each(|(labels, source)| out.gauge(labels, source.items as u64)),
+    )?;
+    out.counters(
+        "lvs_source_answers",
+        "Times that a source has answered, or told a change",
+        |out| all().try_for_each(|(labels, source)| out.counter(labels, source.answers)),
+    )?;
+    out.counters(
+        "lvs_source_failures",
+        "Times that a source has not answered, or nothing that could be used",
+        |out| all().try_for_each(|(labels, source)| out.counter(labels, source.failures)),
+    )?;
+    out.gauge(
+        "lvs_left_out",
+        "Lines of `lvsd status` about what sources say and is not in force",
+        status.left_out.len() as u64,
+    )?;
+    if status.directors.is_empty() {
+        return Ok(());
+    }
+    out.gauges(
+        "lvs_director_revision",
+        "The revision of the last change in etcd that a director has taken",
+        |out| {
+            status.directors.iter().try_for_each(|director| {
+                out.gauge([("director", director.name.as_str())], director.revision)
+            })
+        },
+    )?;
+    let own = status.directors.iter().find(|director| director.own);
+    out.gauges(
+        "lvs_director_differs",
+        "A director runs something else of etcd than this one",
+        |out| {
+            status.directors.iter().try_for_each(|director| {
+                let differs = own.is_some_and(|own| own.digest != director.digest);
+                out.gauge([("director", director.name.as_str())], u32::from(differs))
+            })
+        },
+    )
 }
 
 /// Protocol and address of a service as labels.
@@ -947,7 +1028,7 @@ fn traffic<'a, const N: usize>(
 
 #[cfg(test)]
 mod tests {
-    use lvs_dataplane::control::daemon::ProxyStatus;
+    use lvs_dataplane::control::daemon::{DirectorSeen, ProxyStatus, SourceStatus};
 
     use super::*;
     use crate::api::overview::tests::look;
@@ -1024,6 +1105,48 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }
+    }
+
+    #[test]
+    fn sources_and_directors_have_their_age_and_failures() {
+        let mut look = look("web");
+        let source = |kind: &str, answered| SourceStatus {
+            kind: kind.to_owned(),
+            name: "x".to_owned(),
+            answered,
+            failures: 7,
+            ..SourceStatus::default()
+        };
+        let director = |name: &str, own| DirectorSeen {
+            name: name.to_owned(),
+            own,
+            revision: 12,
+            digest: name.to_owned(),
+            ..DirectorSeen::default()
+        };
+        look.status.sources = vec![source("dns", None), source("etcd", Some(unix_time()))];
+        look.status.directors = vec![director("d1", true), director("d2", false)];
+        let text = open_metrics(
+            Arc::new(look),
+            tally::Counts::default(),
+            config::Api::default(),
+        );
+        for line in [
+            "lvs_source_up{kind=\"dns\",name=\"x\"} 0\n",
+            "lvs_source_up{kind=\"etcd\",name=\"x\"} 1\n",
+            "lvs_source_age_seconds{kind=\"etcd\",name=\"x\"} ",
+            "lvs_source_failures_total{kind=\"dns\",name=\"x\"} 7\n",
+            "lvs_left_out 0\n",
+            "lvs_director_revision{director=\"d2\"} 12\n",
+            "lvs_director_differs{director=\"d1\"} 0\n",
+            "lvs_director_differs{director=\"d2\"} 1\n",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        assert!(
+            !text.contains("lvs_source_age_seconds{kind=\"dns\""),
+            "{text}"
+        );
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::time::Duration;
 use lvs_core::api::ServiceId;
 use lvs_dataplane::control::Address;
 use lvs_dataplane::control::daemon::{
-    AdminState, Ask, Client, DirectorStatus, Event, MaintenanceSpec, Reloaded, ServerStatus,
-    ServiceStatus, SourceStatus, Status,
+    AdminState, Ask, Client, DirectorSeen, DirectorStatus, Event, MaintenanceSpec, Reloaded,
+    ServerStatus, ServiceStatus, SourceStatus, Status,
 };
 
 use crate::admin::unix_time;
@@ -195,6 +195,9 @@ fn tell(status: &Status, now: u64) -> String {
     for source in &status.sources {
         tell_source(&mut text, source, now);
     }
+    for director in &status.directors {
+        tell_director(&mut text, director, &status.directors);
+    }
     for (title, lines) in [
         ("left out", &status.left_out),
         ("refused by the engine", &status.refused),
@@ -254,19 +257,55 @@ fn tell_source(text: &mut String, source: &SourceStatus, now: u64) {
     let _ = write!(text, "{} {}: ", source.kind, source.name);
     let _ = match (source.known, source.answered) {
         (false, _) => write!(text, "NOT KNOWN YET"),
-        (true, Some(at)) => {
-            let servers = counted(source.items, "server");
-            write!(text, "{servers}, {} ago", lasted(now.saturating_sub(at)))
-        }
-        (true, None) => {
-            let servers = counted(source.items, "server");
-            write!(text, "{servers}, kept from before lvsd began")
+        (true, at) => {
+            let items = match source.revision {
+                // Services and servers, of which each is a key.
+                Some(revision) => {
+                    format!("{}, revision {revision}", counted(source.items, "key"))
+                }
+                None => counted(source.items, "server"),
+            };
+            match at {
+                Some(at) => write!(text, "{items}, {} ago", lasted(now.saturating_sub(at))),
+                None => write!(text, "{items}, kept from before lvsd began"),
+            }
         }
     };
     let _ = match &source.trouble {
         Some(why) => writeln!(text, "; DOES NOT ANSWER: {why}"),
         None => writeln!(text),
     };
+}
+
+/// A director, and how it differs from this one.
+fn tell_director(text: &mut String, director: &DirectorSeen, all: &[DirectorSeen]) {
+    let _ = write!(
+        text,
+        "director {}: revision {}, {} with {}",
+        director.name,
+        director.revision,
+        counted(director.services, "service"),
+        counted(director.servers, "server")
+    );
+    if let Some(down) = director.down {
+        let _ = write!(text, ", finds {down} down");
+    }
+    let own = all.iter().find(|one| one.own);
+    for (is, words) in [
+        (director.own, "this one"),
+        (!director.ready, "NOT READY"),
+        (director.maintenance, "in maintenance"),
+        (director.left_out, "has left something out"),
+        (
+            own.is_some_and(|own| own.digest != director.digest),
+            "RUNS SOMETHING ELSE",
+        ),
+    ] {
+        if is {
+            let _ = write!(text, "; {words}");
+        }
+    }
+    text.push('\n');
 }
 
 fn engine(status: &Status) -> String {

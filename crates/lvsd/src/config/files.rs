@@ -41,6 +41,17 @@ impl Files {
         }
     }
 
+    /// How many there are.
+    pub(super) const fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Which of them a byte of the whole text is in, from 0.
+    pub(super) fn number(&self, at: usize) -> usize {
+        let after = self.0.partition_point(|part| part.start <= at);
+        after.saturating_sub(1)
+    }
+
     /// The file that a byte of the whole text of `length` is in: its path, and its bytes there.
     pub(super) fn part(&self, at: usize, length: usize) -> Option<(&str, Range<usize>)> {
         let n = self
@@ -50,6 +61,29 @@ impl Files {
         let part = self.0.get(n)?;
         let end = self.0.get(n + 1).map_or(length, |next| next.start);
         Some((&part.path, part.start..end))
+    }
+}
+
+/// Text behind text.
+pub(super) struct Joined {
+    pub(super) text: String,
+    pub(super) files: Files,
+}
+
+impl Joined {
+    /// Puts a part behind what is there; its first byte comes back.
+    pub(super) fn push(&mut self, path: String, part: &str) -> usize {
+        if !self.text.ends_with('\n') && !self.text.is_empty() {
+            self.text.push('\n');
+        }
+        let start = self.text.len();
+        self.files.0.push(Part {
+            path,
+            start,
+            lines: self.text.bytes().filter(|b| *b == b'\n').count(),
+        });
+        self.text.push_str(part);
+        start
     }
 }
 
@@ -63,35 +97,26 @@ pub(super) struct Whole {
 
 /// Reads the configuration at `path`.
 pub(super) fn read(path: &Path) -> Result<Whole, LoadError> {
-    let mut text = read_one(path)?;
-    let mut whole = Whole {
+    let mut joined = Joined {
+        text: read_one(path)?,
         files: Files::from(path.display().to_string().as_str()),
-        text: String::new(),
-        findings: Vec::new(),
     };
+    let mut findings = Vec::new();
     let parts = beside(path)?;
     if !parts.is_empty() {
-        whole.findings = shape::main_file(&text);
+        findings = shape::main_file(&joined.text);
     }
     for path in parts {
-        if !text.ends_with('\n') && !text.is_empty() {
-            text.push('\n');
-        }
-        let start = text.len();
-        whole.files.0.push(Part {
-            path: path.display().to_string(),
-            start,
-            lines: text.bytes().filter(|b| *b == b'\n').count(),
-        });
         let part = read_one(&path)?;
-        let findings = shape::part(&part);
-        whole
-            .findings
-            .extend(findings.into_iter().map(|finding| finding.shifted(start)));
-        text.push_str(&part);
+        let own = shape::part(&part);
+        let start = joined.push(path.display().to_string(), &part);
+        findings.extend(own.into_iter().map(|finding| finding.shifted(start)));
     }
-    whole.text = text;
-    Ok(whole)
+    Ok(Whole {
+        files: joined.files,
+        text: joined.text,
+        findings,
+    })
 }
 
 /// The files of `conf.d` beside the main one. Only where there is no such directory there are none:

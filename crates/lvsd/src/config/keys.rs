@@ -229,7 +229,7 @@ impl Keys<'_> {
     }
 }
 
-fn read_file(path: &str) -> io::Result<Vec<u8>> {
+pub(super) fn read_file(path: &str) -> io::Result<Vec<u8>> {
     use std::os::unix::fs::OpenOptionsExt;
     // Whoever names a pipe is not waited for.
     let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);

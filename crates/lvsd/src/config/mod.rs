@@ -14,6 +14,7 @@ mod diagnostic;
 mod facts;
 mod files;
 mod keys;
+mod merge;
 mod ports;
 mod raw;
 mod shape;
@@ -45,6 +46,7 @@ use shape::{shape, unknown_key};
 use crate::health::Probe;
 use crate::proxy;
 use crate::sources::Gathered;
+use crate::sources::etcd::Access;
 
 /// A file that has been checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,6 +67,8 @@ pub struct Config {
     pub vrrp: Option<Vrrp>,
     /// How names of servers are looked up.
     pub lookups: Lookups,
+    /// What is shared with other directors by etcd.
+    pub cluster: Option<Cluster>,
     /// How addresses are announced by routes.
     pub announce: Announce,
     /// Sysctls to set, name and value.
@@ -79,8 +83,36 @@ pub struct Config {
     pub services: Vec<Service>,
     /// Servers that sources name and that cannot serve, in words.
     pub left_out: Vec<String>,
+    /// Services of etcd that are among the services: their names there, and their texts.
+    pub in_force: Vec<(String, Arc<str>)>,
+    /// What of etcd it has.
+    pub revision: Revision,
     /// What it was made of, apart from what sources say.
     pub base: Base,
+}
+
+/// `[cluster]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// The members of etcd, and how they are met.
+    pub access: Access,
+    /// What all keys begin with.
+    pub prefix: String,
+    /// The name of this director.
+    pub director: String,
+    /// After this a director that says nothing is gone.
+    pub lease: Duration,
+    /// So many directors have to find a server down; 0 if each decides by itself.
+    pub agree: usize,
+}
+
+impl Cluster {
+    /// What keys begin with, if the file does not say it.
+    pub const PREFIX: &'static str = "/lvs/";
+    /// How long a director may say nothing, if the file does not say it.
+    pub const LEASE: Duration = Duration::from_secs(10);
+    /// How long a request may take, if the file does not say it.
+    pub const TIMEOUT: Duration = Duration::from_secs(3);
 }
 
 /// The text of the files. Two configurations are the same whatever text they are from.
@@ -94,6 +126,24 @@ impl PartialEq for Base {
 }
 
 impl Eq for Base {}
+
+/// The last change in etcd, and a digest of all that it says. Two configurations are the same
+/// whatever they have seen of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Revision {
+    /// The revision of the last change.
+    pub number: i64,
+    /// The same of everything that says the same.
+    pub digest: u32,
+}
+
+impl PartialEq for Revision {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Revision {}
 
 /// `[dns]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,6 +174,8 @@ impl Default for Lookups {
 pub struct From {
     /// A name in DNS, in lower case and without a dot at its end.
     pub dns: Option<String>,
+    /// A pool of servers that have registered themselves in etcd.
+    pub etcd: Option<String>,
     /// Some source has never said anything: servers that are there may be among those it names.
     pub incomplete: bool,
 }
@@ -627,7 +679,7 @@ impl Config {
                 findings: whole.findings,
             })));
         }
-        Self::read(&name, &whole.text, whole.files, facts, gathered)
+        merge::read(&name, &whole.text, &whole.files, facts, gathered)
             .map_err(|report| LoadError::Refused(Box::new(report)))
     }
 
@@ -640,7 +692,12 @@ impl Config {
             Some(base) => (base.0.as_str(), base.1.clone()),
             None => ("", Files::default()),
         };
-        Self::read(&self.path, text, files, None, gathered)
+        merge::read(&self.path, text, &files, None, gathered)
+    }
+
+    /// The text of its files, without what sources say.
+    pub fn text(&self) -> &str {
+        self.base.0.as_ref().map_or("", |base| base.0.as_str())
     }
 
     /// Whether the files at `path` may name the engine's socket; false is certain, and known

@@ -28,6 +28,8 @@ pub(super) struct RawConfig {
     pub(super) vrrp: Option<Spanned<RawVrrp>>,
     /// How names of servers are looked up.
     pub(super) dns: Option<Spanned<RawDns>>,
+    /// What directors share by etcd.
+    pub(super) cluster: Option<Spanned<RawCluster>>,
     /// How addresses of services with `vip = "announce"` are announced by routes.
     pub(super) announce: Option<Spanned<RawAnnounce>>,
     /// Sysctls under the kernel's names (`/proc/sys/net/ipv4/vs/`).
@@ -221,6 +223,37 @@ pub(super) struct RawDns {
     pub(super) max_ttl: Option<Spanned<RawDuration>>,
 }
 
+/// `[cluster]`: what directors share by etcd.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawCluster {
+    /// Members of etcd: `https://10.0.0.5:2379`, or an array. Required.
+    pub(super) etcd: Option<Spanned<OneOrMore>>,
+    /// What all keys begin with. Default: `/lvs/`.
+    pub(super) prefix: Option<Spanned<String>>,
+    /// File with the certificates of the authorities that sign the members'. Required with `https`.
+    pub(super) ca: Option<Spanned<String>>,
+    /// File with the certificate that lvsd shows. Default: none.
+    pub(super) cert: Option<Spanned<String>>,
+    /// File with the private key of that certificate. Required with `cert`.
+    pub(super) key: Option<Spanned<String>>,
+    /// User of etcd. Default: none.
+    pub(super) user: Option<Spanned<String>>,
+    /// File with the password of that user. Required with `user`.
+    pub(super) password_file: Option<Spanned<String>>,
+    /// Name of this director among the others. Default: that of the host.
+    pub(super) director: Option<Spanned<String>>,
+    /// Time after which a director that says nothing is taken for gone, in whole seconds. Default:
+    /// 10s.
+    pub(super) lease: Option<Spanned<RawDuration>>,
+    /// Time after which a member that does not answer counts as gone, and the next one is asked.
+    /// Default: 3s.
+    pub(super) timeout: Option<Spanned<RawDuration>>,
+    /// Directors that have to find a server down before it is taken out; of fewer that live, all of
+    /// them. Default: 0, each director decides by itself.
+    pub(super) agree: Option<Spanned<Whole>>,
+}
+
 /// `servers = { ... }`: where further servers of a service come from.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -228,6 +261,8 @@ pub(super) struct RawServers {
     /// Name in DNS: of SRV records if it begins with an underscore (`_http._tcp.example.org`), else
     /// of A and AAAA records.
     pub(super) dns: Option<Spanned<String>>,
+    /// Pool of servers that have registered themselves in etcd.
+    pub(super) etcd: Option<Spanned<String>>,
     /// Port of servers that come without one. Default: the service's.
     pub(super) port: Option<Spanned<Whole>>,
     /// Weight of servers that come without one. Default: 1.
@@ -316,7 +351,8 @@ pub(super) struct RawService {
     pub(super) limits: Option<RawLimits>,
     /// Whose new connections it takes. Default: everybody's.
     pub(super) filter: Option<Spanned<RawFilter>>,
-    /// Where further servers come from: `{ dns = "_http._tcp.example.org" }`. Default: nowhere.
+    /// Where further servers come from: `{ dns = "_http._tcp.example.org" }`, `{ etcd = "web" }`.
+    /// Default: nowhere.
     pub(super) servers: Option<Spanned<RawServers>>,
     pub(super) server: Vec<Spanned<RawServer>>,
 }

@@ -71,6 +71,47 @@ pub(super) fn part(text: &str) -> Vec<Diagnostic> {
     reader.findings
 }
 
+/// What is wrong with a service of etcd by itself, in words: a file of `conf.d` with nothing but
+/// one service. What would run programs here is not for others to say.
+///
+/// # Errors
+/// That.
+pub(super) fn remote(text: &str) -> Result<(), String> {
+    if let Some(finding) = part(text).into_iter().next() {
+        let line = 1 + text[..finding.primary.0.start.min(text.len())]
+            .matches('\n')
+            .count();
+        return Err(format!("line {line}: {}", finding.title));
+    }
+    let (tree, _) = DeTable::parse_recoverable(text);
+    let table = tree.into_inner();
+    let services = match table.get(&key("service")).map(Spanned::get_ref) {
+        Some(DeValue::Array(services)) => services.len(),
+        _ => 0,
+    };
+    if services != 1 || table.len() != 1 {
+        return Err("it is not one [[service]] and nothing else".to_owned());
+    }
+    match table.values().any(|value| runs_programs(value.get_ref())) {
+        true => Err(
+            "checks with type = \"exec\" run programs here: they stand in files only".to_owned(),
+        ),
+        false => Ok(()),
+    }
+}
+
+/// Whether some table in it is a check that runs a program.
+fn runs_programs(value: &DeValue<'_>) -> bool {
+    match value {
+        DeValue::Table(table) => table.iter().any(|(key, value)| {
+            let exec = matches!(value.get_ref(), DeValue::String(word) if word.as_ref() == "exec");
+            (key.get_ref() == "type" && exec) || runs_programs(value.get_ref())
+        }),
+        DeValue::Array(items) => items.iter().any(|item| runs_programs(item.get_ref())),
+        _ => false,
+    }
+}
+
 struct Reader<'a> {
     text: &'a str,
     findings: Vec<Diagnostic>,

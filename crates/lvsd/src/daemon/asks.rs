@@ -427,7 +427,9 @@ impl<P: Prober> Daemon<P> {
                 .iter()
                 .chain(&self.held_back)
                 .cloned()
+                .chain(self.sources.left_out())
                 .collect(),
+            directors: self.directors(),
         }
     }
 
@@ -458,19 +460,36 @@ impl<P: Prober> Daemon<P> {
                     AdminState::Ready if found.drained.contains(&key) => AdminState::Drain,
                     state => state,
                 };
-                let health = match known.as_ref().map(|known| known.up) {
+                let mut health = match known.as_ref().map(|known| known.up) {
                     None => "unchecked",
                     Some(None) => "unknown",
                     Some(Some(true)) => "up",
                     Some(Some(false)) => "down",
                 };
+                let mut reason = known
+                    .as_ref()
+                    .map(|known| known.reason.clone())
+                    .unwrap_or_default();
+                let own = self.checks.health(&key);
+                if let Some(count) = self.votes.count(&key, own)
+                    && count.down > 0
+                {
+                    health = match count.health() {
+                        Health::Down => "down",
+                        _ => "up",
+                    };
+                    if !reason.is_empty() {
+                        reason.push_str("; ");
+                    }
+                    reason.push_str(&count.words());
+                }
                 ServerStatus {
                     server: server.address,
                     configured: Some(server.config.weight),
                     admin,
                     health: health.to_owned(),
                     since: known.as_ref().map(|known| known.lasted.as_secs()),
-                    reason: known.map(|known| known.reason).unwrap_or_default(),
+                    reason,
                     weight: seen.map(|seen| seen.weight),
                     active: seen.map_or(0, |seen| seen.active),
                     inactive: seen.map_or(0, |seen| seen.inactive),

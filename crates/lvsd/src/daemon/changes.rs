@@ -59,8 +59,11 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
+    /// What its checks say of a server; where directors have to agree, what they agree upon.
     pub(super) fn health(&self, key: &Key) -> Health {
-        self.checks.health(key)
+        let own = self.checks.health(key);
+        let count = self.votes.count(key, own);
+        count.map_or(own, super::gathering::Count::health)
     }
 
     /// One line about everything.

@@ -10,6 +10,7 @@
 
 mod asks;
 mod changes;
+mod gathering;
 #[cfg(test)]
 pub(crate) mod tests;
 mod waiting;
@@ -45,6 +46,7 @@ use crate::sources::{Gathered, Sources};
 use crate::tally::Tally;
 use crate::watchdog::Pulse;
 use crate::words::counted;
+use gathering::{Merged, Votes};
 use waiting::Signals;
 
 /// Services whose first checks take longer do not hold back that the daemon is ready.
@@ -165,6 +167,13 @@ struct Daemon<P> {
     sources: Sources,
     /// What they said and was refused as a whole, and why.
     held_back: Option<String>,
+    /// What they say is being put together with the files, away from the loop.
+    merging: Option<Reading>,
+    merged: (mpsc::Sender<Merged>, mpsc::Receiver<Merged>),
+    /// What was last put together with them.
+    gathered: Gathered,
+    /// What other directors find of servers.
+    votes: Votes,
     asks: Option<mpsc::Receiver<Asked>>,
     /// Those who wait for a reload to be done.
     reloads: Vec<oneshot::Sender<Answer>>,
@@ -228,7 +237,8 @@ pub async fn run<P: Prober>(
             },
             Some(file) = daemon.files.1.recv() => daemon.take_file(file, &link),
             () = daemon.cluster.changed() => daemon.take_cluster(),
-            () = daemon.sources.changed() => daemon.take_sources(&link),
+            () = daemon.sources.changed() => daemon.take_sources(),
+            Some(merged) = daemon.merged.1.recv() => daemon.take_merged(merged, &link),
             // Before what people ask, of whom there may be many.
             Some(report) = daemon.reports.recv() => daemon.take_all(report),
             Some(asked) = asks::next(&mut daemon.asks) => daemon.take_ask(asked),
@@ -282,6 +292,10 @@ impl<P: Prober> Daemon<P> {
             cluster: Cluster::recall(options.cluster.take()),
             sources: Sources::recall(options.sources.take()),
             held_back: None,
+            merging: None,
+            merged: mpsc::channel(1),
+            gathered: Gathered::default(),
+            votes: Votes::default(),
             asks: options.asks.take(),
             reloads: Vec::new(),
             readied: HashSet::new(),
@@ -478,6 +492,7 @@ impl<P: Prober> Daemon<P> {
         }
         self.take_contact(link.contact());
         self.proxy = link.proxied();
+        self.tell_directors();
         Ok(Some(link))
     }
 
@@ -528,6 +543,7 @@ impl<P: Prober> Daemon<P> {
         self.cluster.set(config.vrrp.as_ref());
         self.sources.set(&config);
         self.config = config;
+        self.take_votes();
     }
 
     /// Sees which services have had their first checks; true if that changes what the engine may
@@ -650,7 +666,7 @@ impl<P: Prober> Daemon<P> {
         warnings.print();
         self.load_warnings = warnings.lines(false);
         if let Some(kept) = &self.options.last_good {
-            last_good::keep(kept, &warnings.text);
+            last_good::keep(kept, config.text());
         }
         let message = match config == self.config {
             true => format!("reloaded {path}: nothing has changed"),
@@ -666,55 +682,6 @@ impl<P: Prober> Daemon<P> {
         self.load(config, link);
         self.held_back = None;
         Ok(message)
-    }
-
-    /// Takes what sources say by now, as a reload of the same files.
-    fn take_sources(&mut self, link: &Links) {
-        // A file that is being read may be older than this.
-        if self.reading.is_some() {
-            self.reading = Some(Reading::Again);
-            return;
-        }
-        let gathered: Gathered = self.sources.gathered();
-        let refusal = match self.config.with(&gathered) {
-            Ok((config, _)) if config == self.config => {
-                self.held_back = None;
-                return;
-            }
-            Ok((config, _)) => match self.refusal(&config, "what sources say") {
-                None => {
-                    let (before, after) = (self.config.servers(), config.servers());
-                    let message = format!(
-                        "what sources say has changed: {} (there were {before})",
-                        counted(after, "server")
-                    );
-                    tracing::info!(event = "sources", "{message}");
-                    self.events.tell("sources", About::default(), message);
-                    for line in config
-                        .left_out
-                        .iter()
-                        .filter(|line| !self.config.left_out.contains(line))
-                    {
-                        tracing::warn!(event = "left_out", "left out: {line}");
-                    }
-                    self.load(config, link);
-                    self.held_back = None;
-                    self.goal_changed();
-                    return;
-                }
-                Some(why) => why,
-            },
-            Err(report) => format!(
-                "what sources say is not taken, because the file is no longer valid: {}",
-                summary(&report)
-            ),
-        };
-        if self.held_back.as_ref() != Some(&refusal) {
-            tracing::error!(event = "sources_refused", "{refusal}");
-            self.events
-                .tell("sources_refused", About::default(), refusal.clone());
-        }
-        self.held_back = Some(refusal);
     }
 
     /// Why a configuration is not taken, if it takes too much away.

@@ -1,8 +1,8 @@
-//! Where desired state comes from besides the file: DNS.
+//! Where desired state comes from besides the file: DNS and etcd.
 //!
 //! ```text
 //! name servers ◀──▶ dns/ ──┐
-//!                          ├──▶ Shared ──▶ [`Gathered`] ──▶ the daemon merges it with the file
+//! etcd ◀─────────▶ etcd/ ──┼──▶ Shared ──▶ [`Gathered`] ──▶ the daemon merges it with the file
 //! state directory ─────────┘       └─────▶ state directory
 //! ```
 //!
@@ -11,6 +11,7 @@
 //! also in the next daemon: it is kept in the state directory.
 
 pub(crate) mod dns;
+pub mod etcd;
 mod kept;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -26,7 +27,9 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::admin::unix_time;
-use crate::config::{Config, Lookups};
+use crate::config::{Cluster, Config, Lookups};
+use etcd::{Director, Etcd, Told};
+
 #[doc(hidden)]
 pub use dns::fuzz as fuzz_dns;
 
@@ -39,6 +42,9 @@ const RETRY_MAX: Duration = Duration::from_secs(30);
 pub struct Gathered {
     /// The servers of each name in DNS that was ever answered.
     pub dns: BTreeMap<String, Vec<Record>>,
+    /// Services and servers in etcd, if it has ever answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etcd: Option<Etcd>,
 }
 
 /// A server that a source names.
@@ -63,7 +69,7 @@ impl Gathered {
 }
 
 /// A pause after so many failures in a row: longer each time, and not the same for all.
-fn retry(failures: u32, least: Duration) -> Duration {
+pub(crate) fn retry(failures: u32, least: Duration) -> Duration {
     let doubled = least.saturating_mul(1 << failures.saturating_sub(1).min(5));
     let whole = doubled.min(RETRY_MAX.max(least));
     whole / 2 + whole.mul_f64(random() / 2.0)
@@ -119,12 +125,17 @@ struct Shared {
     news: Notify,
     /// It is to be kept.
     keep: Notify,
+    /// The daemon has something to tell other directors.
+    tell: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     gathered: Gathered,
     dns: BTreeMap<String, Standing>,
+    etcd: Standing,
+    view: etcd::View,
+    told: Option<Told>,
 }
 
 impl Shared {
@@ -147,6 +158,89 @@ impl Shared {
             self.news.notify_one();
         }
     }
+
+    /// What etcd has said under that prefix.
+    fn etcd(&self, prefix: &str) -> Etcd {
+        let state = self.lock();
+        let known = state.gathered.etcd.clone();
+        known
+            .filter(|etcd| etcd.prefix == prefix)
+            .unwrap_or_else(|| Etcd {
+                prefix: prefix.to_owned(),
+                ..Etcd::default()
+            })
+    }
+
+    fn take_etcd(&self, model: &etcd::Model) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let prefix = &model.etcd.prefix;
+        state.etcd.take(&format!("etcd, {prefix}"), &Ok(()));
+        let before = state.gathered.etcd.take().unwrap_or_default();
+        let (etcd, emptied) = model.hold(&before);
+        let refused = model.refused.iter();
+        let refused = refused.map(|(key, why)| format!("etcd key {prefix}{key}: {why}"));
+        let emptied = emptied.iter().map(|pool| {
+            format!("{prefix}servers/{pool}/ is empty: the servers that it had last stay")
+        });
+        let mut left_out: Vec<String> = refused.chain(emptied).collect();
+        left_out.sort_unstable();
+        for line in left_out
+            .iter()
+            .filter(|line| !state.view.left_out.contains(line))
+        {
+            tracing::warn!(event = "left_out", "left out: {line}");
+        }
+        let news = before != etcd
+            || state.view.directors != model.directors
+            || state.view.verdicts != model.verdicts;
+        if before != etcd {
+            self.keep.notify_one();
+        }
+        state.gathered.etcd = Some(etcd);
+        state.view = etcd::View {
+            left_out,
+            directors: model.directors.clone(),
+            verdicts: model.verdicts.clone(),
+            untold: state.view.untold.take(),
+        };
+        if news {
+            self.news.notify_one();
+        }
+    }
+
+    fn hear_etcd(&self) {
+        self.lock().etcd.answered = Some(unix_time());
+    }
+
+    fn fail_etcd(&self, prefix: &str, why: String) {
+        let result: Result<(), String> = Err(why);
+        self.lock().etcd.take(&format!("etcd, {prefix}"), &result);
+    }
+
+    /// Nobody knows whether they live.
+    fn forget_directors(&self) {
+        let mut state = self.lock();
+        if !state.view.directors.is_empty() || !state.view.verdicts.is_empty() {
+            state.view.directors.clear();
+            state.view.verdicts.clear();
+            self.news.notify_one();
+        }
+    }
+
+    fn untold(&self, why: Option<String>) {
+        let mut state = self.lock();
+        if let Some(why) = &why
+            && state.view.untold.as_ref() != Some(why)
+        {
+            tracing::warn!(event = "untold", "{why}");
+        }
+        state.view.untold = why;
+    }
+
+    fn told(&self) -> Option<Told> {
+        self.lock().told.clone()
+    }
 }
 
 /// All sources of a configuration.
@@ -160,11 +254,13 @@ pub(crate) struct Sources {
     keeper: Option<JoinHandle<()>>,
     lookups: Lookups,
     names: HashMap<String, JoinHandle<()>>,
+    etcd: Option<(Cluster, JoinHandle<()>)>,
 }
 
 impl Drop for Sources {
     fn drop(&mut self) {
-        let tasks = self.names.values().chain(&self.keeper);
+        let etcd = self.etcd.iter().map(|(_, task)| task);
+        let tasks = self.names.values().chain(&self.keeper).chain(etcd);
         tasks.for_each(JoinHandle::abort);
     }
 }
@@ -183,6 +279,7 @@ impl Sources {
             keeper: None,
             lookups: Lookups::default(),
             names: HashMap::new(),
+            etcd: None,
         }
     }
 
@@ -190,13 +287,14 @@ impl Sources {
     pub(crate) fn set(&mut self, config: &Config) {
         let from = config.services.iter().map(|service| &service.from);
         let names: BTreeSet<&String> = from.filter_map(|from| from.dns.as_ref()).collect();
-        if names.is_empty() && self.runtime.is_none() {
+        if names.is_empty() && config.cluster.is_none() && self.runtime.is_none() {
             return;
         }
         let Some(runtime) = self.runtime() else {
             return;
         };
         let _inside = runtime.enter();
+        self.set_etcd(config);
         if self.lookups != config.lookups {
             self.lookups = config.lookups.clone();
             self.names.drain().for_each(|(_, task)| task.abort());
@@ -223,6 +321,57 @@ impl Sources {
         }
     }
 
+    /// Follows the etcd of `config`, and notes what it has that is right.
+    fn set_etcd(&mut self, config: &Config) {
+        let stays = match (&self.etcd, &config.cluster) {
+            (Some((now, _)), Some(cluster)) => now == cluster,
+            (None, None) => true,
+            _ => false,
+        };
+        if !stays && let Some((_, task)) = self.etcd.take() {
+            task.abort();
+        }
+        let mut state = self.shared.lock();
+        let state = &mut *state;
+        let prefix = config.cluster.as_ref().map(|cluster| &cluster.prefix);
+        if !stays {
+            state.etcd = Standing::default();
+            state.view = etcd::View::default();
+            if let Some(etcd) = &state.gathered.etcd
+                && Some(&etcd.prefix) != prefix
+            {
+                state.gathered.etcd = None;
+                self.shared.keep.notify_one();
+            }
+        }
+        if let Some(etcd) = &mut state.gathered.etcd {
+            for (name, text) in &config.in_force {
+                if let Some(known) = etcd.services.get_mut(name)
+                    && known.good.as_deref() != Some(text)
+                {
+                    known.good = Some(text.to_string());
+                    self.shared.keep.notify_one();
+                }
+            }
+        }
+        if let (Some(cluster), None) = (&config.cluster, &self.etcd) {
+            let task = etcd::follow(cluster.clone(), Arc::clone(&self.shared));
+            self.etcd = Some((cluster.clone(), task));
+        }
+    }
+
+    /// Tells other directors about this one.
+    pub(crate) fn tell(&self, told: Told) {
+        if self.etcd.is_none() {
+            return;
+        }
+        let mut state = self.shared.lock();
+        if state.told.as_ref() != Some(&told) {
+            state.told = Some(told);
+            self.shared.tell.notify_one();
+        }
+    }
+
     /// The thread, which is started if there is none.
     fn runtime(&mut self) -> Option<Handle> {
         if self.runtime.is_none() {
@@ -233,7 +382,7 @@ impl Sources {
                     self.keeper = Some(runtime.spawn(keeper));
                     self.runtime = Some(runtime);
                 }
-                Err(why) => tracing::error!("no servers by DNS: {why}"),
+                Err(why) => tracing::error!("no servers by DNS, nothing by etcd: {why}"),
             }
         }
         self.runtime.clone()
@@ -263,7 +412,54 @@ impl Sources {
             trouble: standing.trouble.clone(),
             ..SourceStatus::default()
         });
-        status.collect()
+        let mut all: Vec<SourceStatus> = status.collect();
+        if let Some((cluster, _)) = &self.etcd {
+            let (standing, known) = (&state.etcd, &state.gathered.etcd);
+            let revision = known.as_ref().map(|etcd| etcd.revision);
+            all.push(SourceStatus {
+                kind: "etcd".to_owned(),
+                name: cluster.prefix.clone(),
+                answered: standing.answered,
+                known: known.is_some(),
+                items: known.as_ref().map_or(0, |etcd| {
+                    let servers = etcd.pools.values().map(BTreeMap::len);
+                    etcd.services.len() + servers.sum::<usize>()
+                }),
+                answers: standing.answers,
+                failures: standing.failures,
+                trouble: standing.trouble.clone(),
+                revision: revision.and_then(|revision| u64::try_from(revision).ok()),
+            });
+        }
+        all
+    }
+
+    /// The directors that etcd knows, and how many servers they find down.
+    pub(crate) fn directors(&self) -> Vec<(String, Director, Option<usize>)> {
+        let state = self.shared.lock();
+        let all = state.view.directors.iter();
+        all.map(|(name, director)| {
+            let verdict = state.view.verdicts.get(name);
+            let down = verdict.map(|verdict| verdict.down.len());
+            (name.clone(), director.clone(), down)
+        })
+        .collect()
+    }
+
+    /// What directors other than `own` find down.
+    pub(crate) fn verdicts(&self, own: &str) -> Vec<BTreeSet<String>> {
+        let state = self.shared.lock();
+        let live = state.view.verdicts.iter().filter(|(name, _)| {
+            name.as_str() != own && state.view.directors.contains_key(name.as_str())
+        });
+        live.map(|(_, verdict)| verdict.down.clone()).collect()
+    }
+
+    /// Keys of etcd that are not understood, and what else is wrong with it.
+    pub(crate) fn left_out(&self) -> Vec<String> {
+        let state = self.shared.lock();
+        let lines = state.view.left_out.iter().chain(&state.view.untold);
+        lines.cloned().collect()
     }
 }
 

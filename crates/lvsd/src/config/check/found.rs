@@ -140,10 +140,16 @@ impl Checker<'_> {
             return from;
         }
         let gathered = self.gathered;
-        let records = from.dns.as_ref().and_then(|name| gathered.dns.get(name));
+        let by_dns = from.dns.as_ref().and_then(|name| gathered.dns.get(name));
+        let by_etcd = from.etcd.as_ref().and_then(|pool| {
+            let etcd = gathered.etcd.as_ref()?;
+            Some(etcd.pools.get(pool)?.values().copied().collect())
+        });
+        let records: Option<Vec<Record>> = by_dns.cloned().or(by_etcd);
         let mut there: HashSet<SocketAddr> = servers.iter().map(|one| one.address).collect();
         let usual = own_port.and_then(|port| u16::try_from(port).ok());
         let usual = usual.unwrap_or_else(|| port(&id));
+        let records = records.as_deref();
         for record in records.into_iter().flatten() {
             let address = SocketAddr::new(record.ip, record.port.unwrap_or(usual));
             // Of two families, each service takes its own.
@@ -154,19 +160,30 @@ impl Checker<'_> {
             }
         }
         From {
-            incomplete: from.dns.is_some() && records.is_none(),
+            incomplete: (from.dns.is_some() || from.etcd.is_some()) && records.is_none(),
             ..from
         }
     }
 
     fn from(&mut self, spanned: &Spanned<RawServers>) -> From {
         let raw = spanned.get_ref();
-        let Some(text) = &raw.dns else {
-            self.report(
-                Diagnostic::error(spanned.span(), "`servers` does not say where they come from")
-                    .help("write servers = { dns = \"_http._tcp.example.org\" }; servers with addresses are [[service.server]] tables"),
-            );
-            return From::default();
+        let text = match (&raw.dns, &raw.etcd) {
+            (Some(text), None) => text,
+            (None, Some(pool)) => return self.pool(pool),
+            (Some(_), Some(pool)) => {
+                self.report(
+                    Diagnostic::error(pool.span(), "`servers` come from DNS and from etcd")
+                        .help("remove one of the two"),
+                );
+                return From::default();
+            }
+            (None, None) => {
+                self.report(
+                    Diagnostic::error(spanned.span(), "`servers` does not say where they come from")
+                        .help("write servers = { dns = \"_http._tcp.example.org\" } or { etcd = \"web\" }; servers with addresses are [[service.server]] tables"),
+                );
+                return From::default();
+            }
         };
         let name = name_of(text.get_ref());
         if name.is_none() {
@@ -177,7 +194,7 @@ impl Checker<'_> {
         }
         From {
             dns: name,
-            incomplete: false,
+            ..From::default()
         }
     }
 

@@ -3,6 +3,7 @@
 
 mod announce;
 mod api;
+mod cluster;
 mod daemon;
 mod decisions;
 mod engine;
@@ -33,7 +34,7 @@ use lvs_dataplane::words::meant;
 use crate::config::diagnostic::Diagnostic;
 use crate::config::facts::Facts;
 use crate::config::raw::{RawConfig, Whole};
-use crate::config::{Base, Config, Files, Line, Service};
+use crate::config::{Base, Config, Files, Line, Revision, Service};
 use crate::sources::Gathered;
 
 /// The longest slow start: a day.
@@ -90,6 +91,9 @@ pub(in crate::config) fn check(
     let announce = checker.announce(raw, &services);
     checker.sense(raw, &services, &marks);
     let lookups = checker.lookups(raw.dns.as_ref());
+    let cluster = raw.cluster.as_ref();
+    let cluster = cluster.and_then(|cluster| checker.cluster(cluster));
+    checker.pools_without_etcd(raw);
     let daemon = checker.daemon(&raw.lvsd);
     let api = checker.api(&raw.api);
     Config {
@@ -101,6 +105,7 @@ pub(in crate::config) fn check(
         sync,
         vrrp,
         lookups,
+        cluster,
         announce,
         sysctls,
         filter,
@@ -108,6 +113,8 @@ pub(in crate::config) fn check(
         port_marks,
         services,
         left_out: checker.left_out,
+        in_force: Vec::new(),
+        revision: Revision::default(),
         base: Base::default(),
     }
 }

@@ -32,6 +32,8 @@ use std::time::Duration;
 use lvs_core::Protocol;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 
+pub(crate) use tls::Tls;
+
 use super::{Advice, Pins};
 use crate::config::{Check, Keys, Via};
 

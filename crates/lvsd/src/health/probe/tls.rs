@@ -21,7 +21,7 @@ use crate::config::{Diagnostic, Keys};
 
 /// How a server is met.
 #[derive(Clone)]
-pub(super) struct Tls {
+pub(crate) struct Tls {
     /// What it was made of: two with the same do the same.
     made_of: Arc<MadeOf>,
     config: Arc<ClientConfig>,
@@ -155,6 +155,40 @@ impl Tls {
         }
     }
 
+    /// How a server is met that `ca` has to have signed, and that may want to know who we are.
+    ///
+    /// # Errors
+    /// The key where it is wrong, why, and what to do.
+    pub(crate) fn authenticated(
+        ca: Vec<u8>,
+        cert: Option<Vec<u8>>,
+        key: Option<Vec<u8>>,
+    ) -> Result<Self, Wrong> {
+        let made_of = MadeOf {
+            ca: Some(ca),
+            cert,
+            key: key.map(Secret),
+            sni: None,
+        };
+        let config = Arc::new(config(&made_of)?);
+        let made_of = Arc::new(made_of);
+        Ok(Self { made_of, config })
+    }
+
+    /// Talks TLS with the server of that name or address.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub(crate) async fn meet_as<S>(&self, stream: S, name: &str) -> Result<TlsStream<S>, String>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let name = ServerName::try_from(name.to_owned()).map_err(|error| error.to_string())?;
+        let connector = TlsConnector::from(Arc::clone(&self.config));
+        let met = connector.connect(name, stream).await;
+        met.map_err(|error| error.to_string())
+    }
+
     /// What a check without any key of its own does.
     pub(super) fn plain() -> Option<Self> {
         let made_of = MadeOf {
@@ -191,7 +225,7 @@ impl Tls {
 }
 
 /// Where it is wrong, why, and what to do.
-type Wrong = (&'static str, String, String);
+pub(crate) type Wrong = (&'static str, String, String);
 
 fn config(of: &MadeOf) -> Result<ClientConfig, Wrong> {
     let provider =

@@ -1,0 +1,478 @@
+//! Services and servers in etcd, by real members of it.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::listing::rows;
+use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, wait_until};
+use nix::sys::signal::Signal;
+
+/// What a member, and who talks with it, may take to get over a loss.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+fn site(label: &str) -> Result<Site> {
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = 4;
+    Site::new(options)
+}
+
+fn path(site: &Site, name: &str) -> String {
+    site.testbed.dir().join(name).display().to_string()
+}
+
+/// Starts `lvsd`, which calls itself `name` and has a file of that name.
+fn start(site: &Site, host: &Host, name: &str) -> Result<Proc> {
+    host.spawn(
+        programs::find("lvsd")?,
+        &[
+            "--config",
+            &path(site, &format!("{name}.toml")),
+            "--state",
+            &path(site, &format!("{name}.state")),
+        ],
+    )
+}
+
+fn ask(site: &Site, host: &Host, name: &str, command: &str) -> Result<String> {
+    let lvsd = programs::find("lvsd")?;
+    host.sh(&format!(
+        "{} --config {} --state {} {command} 2>&1 || true",
+        lvsd.display(),
+        path(site, &format!("{name}.toml")),
+        path(site, &format!("{name}.state"))
+    ))
+}
+
+fn status(site: &Site) -> Result<String> {
+    ask(site, &site.director, "d1", "status")
+}
+
+fn wait_status(site: &Site, what: &str, right: impl Fn(&str) -> bool) -> Result<()> {
+    wait_until(what, PATIENCE, || {
+        status(site).is_ok_and(|status| right(&status))
+    })
+    .with_context(|| status(site).unwrap_or_default())
+}
+
+/// The last numbers of the servers that get connections.
+fn usable(site: &Site) -> Vec<usize> {
+    let listing = site.lvsadm("-L -n").unwrap_or_default();
+    let rows = rows(&listing);
+    let weighted = rows
+        .iter()
+        .filter(|row| row.is_server() && row.number(1).is_ok_and(|w| w > 0));
+    let has = |n: &usize| {
+        let address = format!("{}:80", site.real_address(*n));
+        weighted.clone().any(|row| row.address == address)
+    };
+    (0..4).filter(has).collect()
+}
+
+fn wait_usable(site: &Site, servers: &[usize], lvsd: &Proc) -> Result<()> {
+    wait_until(&format!("the servers {servers:?}"), PATIENCE, || {
+        usable(site) == servers
+    })
+    .with_context(|| {
+        format!(
+            "{:?}\n{}\nlvsd printed:\n{}",
+            site.lvsadm("-L -n"),
+            status(site).unwrap_or_default(),
+            lvsd.log()
+        )
+    })
+}
+
+/// Starts the member on server `n` of so many.
+fn member(site: &Site, n: usize, of: usize, more: &[&str]) -> Result<Proc> {
+    let scheme = match more.is_empty() {
+        true => "http",
+        false => "https",
+    };
+    let address = site.real_address(n);
+    let all = (0..of).map(|n| format!("e{n}=http://{}:2380", site.real_address(n)));
+    let all = all.collect::<Vec<_>>().join(",");
+    let (name, data) = (format!("e{n}"), path(site, &format!("e{n}")));
+    let (client, peer) = (
+        format!("{scheme}://{address}:2379"),
+        format!("http://{address}:2380"),
+    );
+    let mut arguments = vec![
+        "--name",
+        &name,
+        "--data-dir",
+        &data,
+        "--listen-client-urls",
+        &client,
+        "--advertise-client-urls",
+        &client,
+        "--listen-peer-urls",
+        &peer,
+        "--initial-advertise-peer-urls",
+        &peer,
+        "--initial-cluster",
+        &all,
+        "--initial-cluster-state",
+        "new",
+        "--logger",
+        "zap",
+        "--log-level",
+        "error",
+    ];
+    arguments.extend(more);
+    site.servers[n].spawn("etcd", &arguments)
+}
+
+/// `etcdctl` at server `n`.
+fn ctl(site: &Site, n: usize, command: &str) -> Result<String> {
+    let address = site.real_address(n);
+    site.servers[n].sh(&format!(
+        "ETCDCTL_API=3 etcdctl --endpoints=http://{address}:2379 --command-timeout=10s {command}"
+    ))
+}
+
+fn wait_healthy(site: &Site, n: usize) -> Result<()> {
+    wait_until("a leader", PATIENCE, || {
+        ctl(site, n, "endpoint health >/dev/null 2>&1").is_ok()
+    })
+}
+
+/// Writes what is in `text` under a key.
+fn put(site: &Site, n: usize, key: &str, text: &str) -> Result<()> {
+    fs::write(site.testbed.dir().join("value"), text)?;
+    ctl(site, n, &format!("put {key} <{}", path(site, "value")))?;
+    Ok(())
+}
+
+/// The file of the director `name`, which knows so many members.
+fn file(site: &Site, name: &str, members: usize, dataplane: &str, more: &str) -> Result<()> {
+    let all = (0..members).map(|n| format!("\"http://{}:2379\"", site.real_address(n)));
+    let all = all.collect::<Vec<_>>().join(", ");
+    let text = format!(
+        "[dataplane]\n{dataplane}\n\n[cluster]\netcd = [{all}]\ndirector = \"{name}\"\nlease = \"3s\"\ntimeout = \"1s\"\n{more}\n\
+         [defaults]\nforward = \"nat\"\nscheduler = \"rr\"\ndrain = \"30s\"\n"
+    );
+    Ok(fs::write(path(site, &format!("{name}.toml")), text)?)
+}
+
+const INTERFACES: &str = "interface = [\"eth0\", \"eth1\"]";
+
+fn service(site: &Site, more: &str) -> String {
+    format!(
+        "[[service]]\nname = \"web\"\naddress = \"{}\"\nservers = {{ etcd = \"web\" }}\n{more}",
+        site.service(80)
+    )
+}
+
+/// Server `n` registers itself by `lvsd register`.
+fn register(site: &Site, n: usize) -> Result<Proc> {
+    let address = format!("{}:80", site.real_address(n));
+    site.servers[n].spawn(
+        programs::find("lvsd")?,
+        &[
+            "--config",
+            &path(site, "d1.toml"),
+            "register",
+            "--pool",
+            "web",
+            "--address",
+            &address,
+            "--lease",
+            "3",
+        ],
+    )
+}
+
+#[test]
+fn services_and_servers_follow_etcd_and_go_on_without_it() -> Result<()> {
+    let site = site("etcd")?;
+    let mut members = Vec::new();
+    for n in 0..3 {
+        members.push(member(&site, n, 3, &[])?);
+    }
+    wait_healthy(&site, 1)?;
+    put(&site, 1, "/lvs/services/web", &service(&site, ""))?;
+    file(&site, "d1", 3, INTERFACES, "")?;
+    let mut lvsd = start(&site, &site.director, "d1")?;
+    wait_status(&site, "etcd to be known", |status| {
+        status.contains("etcd /lvs/: 1 key, revision")
+    })?;
+    let mut registered = vec![register(&site, 0)?, register(&site, 1)?];
+    // As somebody without lvsd does it.
+    let granted = ctl(&site, 1, "lease grant 600")?;
+    let lease = granted.split_whitespace().nth(1).context("a lease")?;
+    let plain = format!("{{\"address\":\"{}\",\"weight\":2}}", site.real_address(2));
+    ctl(
+        &site,
+        1,
+        &format!("put --lease={lease} /lvs/servers/web/third '{plain}'"),
+    )?;
+    wait_usable(&site, &[0, 1, 2], &lvsd)?;
+    wait_status(&site, "the director to be seen", |status| {
+        status.contains("director d1: revision")
+            && status.contains("1 service with 3 servers; this one")
+    })?;
+    let plan = ask(&site, &site.director, "d1", "plan")?;
+    ensure!(plan.contains("othing"), "{plan}");
+    let checked = ask(&site, &site.director, "d1", "--check-config")?;
+    ensure!(checked.contains("1 service with 3 servers"), "{checked}");
+
+    let mut load = site.load();
+    load.sizes = vec![1, 20_011, 2_097_152];
+    load.pause_ms = 2;
+    let steady = site.client.steady_load(&load)?;
+    registered.push(register(&site, 3)?);
+    wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
+    // One says goodbye, another one just dies.
+    registered[0].signal(Signal::SIGTERM)?;
+    wait_usable(&site, &[1, 2, 3], &lvsd)?;
+    registered[1].signal(Signal::SIGKILL)?;
+    wait_usable(&site, &[2, 3], &lvsd)?;
+
+    // What is wrong is left out alone, and what it was stays.
+    for garbage in ["garbage", "[[service]]\naddress = \"nonsense\"\n"] {
+        put(&site, 1, "/lvs/services/web", garbage)?;
+        wait_status(&site, "garbage to be told", |status| {
+            status.contains("left out: etcd key /lvs/services/web")
+                && status.contains("what it was before stays")
+        })?;
+        ensure!(usable(&site) == [2, 3]);
+    }
+    put(
+        &site,
+        1,
+        "/lvs/services/web",
+        &service(&site, "quorum = 2\n"),
+    )?;
+    wait_status(&site, "it to be right again", |status| {
+        !status.contains("left out")
+    })?;
+
+    // A member that is cut off from the others, and then all that are left of them.
+    let cut = "nft 'add table inet cut; add chain inet cut in { type filter hook input priority 0; }; \
+               add chain inet cut out { type filter hook output priority 0; }; add rule inet cut in tcp dport 2380 drop; \
+               add rule inet cut in tcp sport 2380 drop; add rule inet cut out tcp dport 2380 drop; add rule inet cut out tcp sport 2380 drop'";
+    site.servers[0].sh(cut)?;
+    wait_healthy(&site, 1)?;
+    let mut back = register(&site, 1)?;
+    wait_usable(&site, &[1, 2, 3], &lvsd)?;
+    site.servers[0].sh("nft delete table inet cut")?;
+    for member in &mut members {
+        member.kill();
+    }
+    wait_status(&site, "the loss to be told", |status| {
+        status.contains("DOES NOT ANSWER")
+    })?;
+    // Also in the next daemon.
+    lvsd.signal(Signal::SIGKILL)?;
+    lvsd.wait(Duration::from_secs(5))?;
+    let mut lvsd = start(&site, &site.director, "d1")?;
+    wait_status(&site, "what was kept", |status| {
+        status.contains("kept from before") && status.contains("DOES NOT ANSWER")
+    })?;
+    wait_usable(&site, &[1, 2, 3], &lvsd)?;
+    for (n, member) in members.iter_mut().enumerate() {
+        *member = self::member(&site, n, 3, &[])?;
+    }
+    wait_status(&site, "etcd to be back", |status| {
+        status.contains("etcd /lvs/: ")
+            && !status.contains("DOES NOT ANSWER")
+            && !status.contains("kept from before")
+    })?;
+    let mut first = register(&site, 0)?;
+    wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.ok > 100, "{report:?}");
+    for one in [&mut first, &mut back, &mut registered[2]] {
+        let over = one.stop(Signal::SIGTERM)?;
+        ensure!(over.success(), "{}", one.log());
+    }
+    // Nobody is left but the one without lvsd; when he goes as well, he stays.
+    wait_usable(&site, &[2], &lvsd)?;
+    ctl(&site, 1, &format!("lease revoke {lease}"))?;
+    wait_status(&site, "the empty pool to be told", |status| {
+        status.contains("/lvs/servers/web/ is empty")
+    })?;
+    ensure!(usable(&site) == [2]);
+    let status = lvsd.stop(Signal::SIGINT)?;
+    ensure!(status.success(), "{status}: {}", lvsd.log());
+    Ok(())
+}
+
+#[test]
+fn members_are_met_by_tls_and_by_password() -> Result<()> {
+    let site = site("etcdtls")?;
+    let dir = site.testbed.dir().display().to_string();
+    let address = site.real_address(0);
+    site.director.sh(&format!(
+        "cd {dir}
+        printf 'keyUsage=critical,keyCertSign\\nbasicConstraints=critical,CA:TRUE\\n' >ca.ext
+        printf 'subjectAltName=IP:{address}\\nextendedKeyUsage=serverAuth,clientAuth\\n' >server.ext
+        printf 'extendedKeyUsage=clientAuth\\n' | tee client.ext >named.ext
+        for ca in ca other; do
+            openssl ecparam -name prime256v1 -genkey -noout -out $ca.key
+            openssl req -x509 -new -key $ca.key -subj /CN=$ca -days 30 -out $ca.pem -addext keyUsage=critical,keyCertSign
+        done
+        for who in server client named; do
+            openssl ecparam -name prime256v1 -genkey -noout -out $who.ec
+            openssl pkcs8 -topk8 -nocrypt -in $who.ec -out $who.key
+            subject=/CN=$who
+            [ $who != client ] || subject=/O=$who
+            openssl req -new -key $who.key -subj $subject -out $who.csr
+            openssl x509 -req -in $who.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 30 -extfile $who.ext -out $who.pem
+        done
+        printf 's3cret\\n' >password; printf 'wrong\\n' >wrong"
+    ))?;
+    let (ca, cert, key) = (
+        format!("{dir}/ca.pem"),
+        format!("{dir}/server.pem"),
+        format!("{dir}/server.key"),
+    );
+    let _member = member(
+        &site,
+        0,
+        1,
+        &[
+            "--cert-file",
+            &cert,
+            "--key-file",
+            &key,
+            "--client-cert-auth",
+            "--trusted-ca-file",
+            &ca,
+        ],
+    )?;
+    let tls = |command: &str| {
+        site.servers[0].sh(&format!(
+            "ETCDCTL_API=3 etcdctl --endpoints=https://{address}:2379 --cacert={ca} --cert={dir}/client.pem --key={dir}/client.key {command}"
+        ))
+    };
+    wait_until("the member", PATIENCE, || {
+        tls("endpoint health >/dev/null 2>&1").is_ok()
+    })?;
+    fs::write(path(&site, "value"), service(&site, ""))?;
+    tls(&format!("put /lvs/services/web <{dir}/value"))?;
+    let server = format!("{{\"address\":\"{}\"}}", site.real_address(1));
+    tls(&format!("put /lvs/servers/web/a '{server}'"))?;
+    for command in [
+        "user add root --new-user-password=rootpw",
+        "user grant-role root root",
+        "user add lvs --new-user-password=s3cret",
+        "role add reader",
+        "role grant-permission reader --prefix=true read /lvs/",
+        "role add writer",
+        "role grant-permission writer --prefix=true readwrite /lvs/",
+        "user grant-role lvs reader",
+        "auth enable",
+    ] {
+        tls(command)?;
+    }
+    let file = |ca: &str, client: &str, password: &str| {
+        let text = format!(
+            "[dataplane]\n{INTERFACES}\n[cluster]\netcd = \"https://{address}:2379\"\nca = \"{dir}/{ca}.pem\"\n{client}\n\
+             user = \"lvs\"\npassword_file = \"{dir}/{password}\"\ndirector = \"d1\"\nlease = \"3s\"\n\
+             [defaults]\nforward = \"nat\"\n"
+        );
+        fs::write(path(&site, "d1.toml"), text)
+    };
+    let shown = format!("cert = \"{dir}/client.pem\"\nkey = \"{dir}/client.key\"");
+    file("ca", &shown, "wrong")?;
+    let lvsd = start(&site, &site.director, "d1")?;
+    wait_status(&site, "a wrong password", |status| {
+        status.contains("NOT KNOWN YET") && status.contains("invalid user ID or password")
+    })
+    .with_context(|| lvsd.log())?;
+    for (ca, client, password, words) in [
+        ("other", shown.as_str(), "password", "TLS"),
+        ("ca", "", "password", "DOES NOT ANSWER"),
+        // With users, the gateway takes no certificates with a common name.
+        (
+            "ca",
+            &shown.replace("client", "named"),
+            "password",
+            "CommonName",
+        ),
+    ] {
+        file(ca, client, password)?;
+        ask(&site, &site.director, "d1", "reload")?;
+        wait_status(&site, words, |status| {
+            status.contains("NOT KNOWN YET") && status.contains(words)
+        })
+        .with_context(|| lvsd.log())?;
+    }
+    file("ca", &shown, "password")?;
+    ask(&site, &site.director, "d1", "reload")?;
+    wait_usable(&site, &[1], &lvsd)?;
+    // It may read, and not write: others do not see it, and that is all.
+    wait_status(&site, "what is not permitted", |status| {
+        status.contains("other directors do not see this one (d1)")
+            && status.contains("permission denied")
+    })?;
+    let tls = |command: &str| tls(&format!("--user=root:rootpw {command}"));
+    tls("user grant-role lvs writer")?;
+    // It is tried again when the file is read with another lease.
+    let text = fs::read_to_string(path(&site, "d1.toml"))?;
+    fs::write(path(&site, "d1.toml"), text.replace("\"3s\"", "\"4s\""))?;
+    ask(&site, &site.director, "d1", "reload")?;
+    wait_status(&site, "the director", |status| {
+        status.contains("director d1: revision")
+    })?;
+    let server = format!("{{\"address\":\"{}\"}}", site.real_address(2));
+    tls(&format!("put /lvs/servers/web/b '{server}'"))?;
+    wait_usable(&site, &[1, 2], &lvsd)?;
+    ensure!(!lvsd.log().contains("s3cret"), "{}", lvsd.log());
+    Ok(())
+}
+
+#[test]
+fn directors_see_each_other_and_agree_upon_servers() -> Result<()> {
+    let site = site("etcdtwo")?;
+    let _member = member(&site, 0, 1, &[])?;
+    wait_healthy(&site, 0)?;
+    let check = "check = { type = \"tcp\", interval = \"500ms\", timeout = \"400ms\", fall = 2, rise = 1 }\n";
+    put(&site, 0, "/lvs/services/web", &service(&site, check))?;
+    for n in 1..3 {
+        let server = format!("{{\"address\":\"{}\"}}", site.real_address(n));
+        put(&site, 0, &format!("/lvs/servers/web/{n}"), &server)?;
+    }
+    file(&site, "d1", 1, INTERFACES, "agree = 2")?;
+    file(&site, "d2", 1, "no_interfaces = true", "agree = 2")?;
+    let lvsd = start(&site, &site.director, "d1")?;
+    let other = &site.servers[3];
+    let second = start(&site, other, "d2")?;
+    wait_usable(&site, &[1, 2], &lvsd)?;
+    wait_status(&site, "both directors", |status| {
+        status.contains("director d2: revision")
+            && status.contains("finds 0 down; this one")
+            && !status.contains("RUNS SOMETHING ELSE")
+            && !status.contains("NOT READY")
+    })?;
+    // One of them reaches none of the servers any more; packets of clients go another way.
+    site.director.sh(
+        "nft 'add table inet cut; add chain inet cut out { type filter hook output priority 0; }; add rule inet cut out tcp dport 80 drop'",
+    )?;
+    wait_status(&site, "the disagreement", |status| {
+        status
+            .matches("1 of 2 directors find it down, 2 have to")
+            .count()
+            == 2
+    })?;
+    ensure!(usable(&site) == [1, 2], "{}", status(&site)?);
+    let mut load = site.load();
+    load.requests = 20;
+    site.client.load(&load)?.all_ok(20)?;
+    // A server that nobody reaches is down.
+    site.servers[1].sh(
+        "nft 'add table inet cut; add chain inet cut in { type filter hook input priority 0; }; add rule inet cut in tcp dport 80 drop'",
+    )?;
+    wait_usable(&site, &[2], &lvsd)?;
+    let told = ask(&site, other, "d2", "status")?;
+    ensure!(told.contains("2 of 2 directors find it down"), "{told}");
+    // Who is alone decides by himself.
+    second.signal(Signal::SIGKILL)?;
+    wait_usable(&site, &[], &lvsd)?;
+    site.director.sh("nft delete table inet cut")?;
+    wait_usable(&site, &[2], &lvsd)?;
+    Ok(())
+}

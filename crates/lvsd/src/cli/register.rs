@@ -1,0 +1,159 @@
+//! `lvsd register`: a server has itself taken into a pool while this runs.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::config::{Cluster, Config};
+use crate::sources::etcd::{Client, Registration};
+use crate::sources::retry;
+
+/// How long a lease may last.
+const LEASE: std::ops::RangeInclusive<u64> = 2..=3600;
+
+/// A server registers itself.
+#[derive(Debug, Args)]
+pub(super) struct Register {
+    /// Pool, as services name it: servers = { etcd = "POOL" }.
+    #[arg(long)]
+    pool: String,
+    /// Address and port at which this server serves; without port, that of the service.
+    #[arg(long, value_name = "IP[:PORT]")]
+    address: String,
+    /// Weight. Default: the service's.
+    #[arg(long)]
+    weight: Option<u16>,
+    /// Name of this server in the pool. Default: the address.
+    #[arg(long)]
+    id: Option<String>,
+    /// Seconds after which it is taken for gone when this says nothing.
+    #[arg(long, value_name = "SECONDS", default_value = "10")]
+    lease: u64,
+}
+
+/// Registers a server until a signal says that it is over, as `[cluster]` in the file says.
+pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
+    let (config, _) = Config::load(file).map_err(|error| error.to_string())?;
+    let cluster = config.cluster.ok_or_else(|| {
+        format!(
+            "{} has no [cluster]; a file with nothing but that is enough here",
+            file.display()
+        )
+    })?;
+    if !LEASE.contains(&register.lease) {
+        return Err("--lease takes 2 to 3600 seconds".to_owned());
+    }
+    let registration = Registration {
+        address: register.address.clone(),
+        weight: register.weight,
+    };
+    registration
+        .record()
+        .map_err(|why| format!("--address: {why}"))?;
+    let id = register.id.as_ref().unwrap_or(&register.address);
+    for (option, name) in [("--pool", &register.pool), ("--id", id)] {
+        let strange = |c: char| c.is_control() || c.is_whitespace() || c == '/';
+        if name.is_empty() || name.len() > 128 || name.contains(strange) {
+            return Err(format!(
+                "{option} takes 1 to 128 characters without blanks and slashes"
+            ));
+        }
+    }
+    let key = format!("{}servers/{}/{id}", cluster.prefix, register.pool);
+    let value = serde_json::to_string(&registration).map_err(|error| error.to_string())?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("cannot start an event loop: {error}"))?;
+    let result = runtime.block_on(keep(&cluster, &key, &value, register.lease));
+    runtime.shutdown_background();
+    result
+}
+
+async fn keep(cluster: &Cluster, key: &str, value: &str, lease: u64) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("cannot listen for signals: {error}");
+    let mut term = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
+    let access = Arc::new(cluster.access.clone());
+    let lease = Duration::from_secs(lease);
+    let members = access.endpoints.len().max(1);
+    let (mut next, mut failures) = (0, 0);
+    let mut held = None;
+    loop {
+        let Some(endpoint) = access.endpoints.get(next % members) else {
+            return Err("no member of etcd is named".to_owned());
+        };
+        let mut client = Client::new(Arc::clone(&access), endpoint.clone());
+        let over = tokio::select! {
+            error = stay(&mut client, &mut held, key, value, lease) => Err(error),
+            _ = term.recv() => Ok(()),
+            _ = int.recv() => Ok(()),
+        };
+        match over {
+            Ok(()) => {
+                if let Some(id) = held {
+                    client.revoke(id).await.map_err(|error| {
+                        format!("{key} stays for {lease:?}: {endpoint} {error}")
+                    })?;
+                }
+                tracing::info!("{key} is withdrawn");
+                return Ok(());
+            }
+            Err(why) => {
+                tracing::warn!("{key}: {endpoint} {why}");
+                next += 1;
+                failures = (failures + 1).min(1000);
+                let pause = retry(failures, Duration::from_millis(500));
+                tokio::select! {
+                    () = sleep(pause.min(lease / 3)) => {}
+                    _ = term.recv() => return Ok(()),
+                    _ = int.recv() => return Ok(()),
+                }
+            }
+        }
+    }
+}
+
+/// Keeps a key at a member until that fails; why it does.
+async fn stay(
+    client: &mut Client,
+    held: &mut Option<i64>,
+    key: &str,
+    value: &str,
+    lease: Duration,
+) -> String {
+    loop {
+        let kept = match *held {
+            Some(id) => client.keep(id).await,
+            None => Ok(false),
+        };
+        let written = match kept {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                *held = None;
+                match client.grant(lease).await {
+                    Ok(id) => {
+                        *held = Some(id);
+                        let put = client.put(key, value, id).await;
+                        if put.is_ok() {
+                            tracing::info!("{key} is {value}");
+                        } else {
+                            *held = None;
+                        }
+                        put
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = written {
+            return error.to_string();
+        }
+        sleep_until(Instant::now() + lease / 3).await;
+    }
+}

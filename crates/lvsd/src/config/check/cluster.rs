@@ -1,0 +1,273 @@
+//! What directors share by etcd: `[cluster]`, and pools of servers that register themselves.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use toml::Spanned;
+
+use super::Checker;
+use crate::config::diagnostic::Diagnostic;
+use crate::config::keys::read_file;
+use crate::config::raw::{RawCluster, RawConfig, RawDuration};
+use crate::config::{Cluster, From};
+use crate::health::probe::Tls;
+use crate::sources::etcd::{Access, Endpoint, Password};
+
+/// Members that are asked.
+const MEMBERS_MAX: usize = 16;
+/// Directors that may have to agree.
+const AGREE_MAX: i64 = 64;
+/// Bytes of a prefix or a name.
+const NAME_MAX: usize = 128;
+const LEASE: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
+const TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(30);
+
+/// Whether it can be a part of a key between slashes.
+fn is_name(name: &str) -> bool {
+    let right = |c: char| !c.is_control() && !c.is_whitespace() && c != '/';
+    (1..=NAME_MAX).contains(&name.len()) && name.chars().all(right)
+}
+
+impl Checker<'_> {
+    pub(super) fn cluster(&mut self, spanned: &Spanned<RawCluster>) -> Option<Cluster> {
+        let raw = spanned.get_ref();
+        let access = self.access(spanned);
+        let prefix = self.prefix(raw.prefix.as_ref());
+        let lease = self.etcd_time(raw.lease.as_ref(), "lease", &LEASE, Cluster::LEASE);
+        let timeout = self.etcd_time(raw.timeout.as_ref(), "timeout", &TIMEOUT, Cluster::TIMEOUT);
+        let agree = self.number(raw.agree.as_ref(), "`agree`", 0..=AGREE_MAX);
+        if lease.subsec_nanos() > 0
+            && let Some(place) = &raw.lease
+        {
+            self.report(
+                Diagnostic::error(place.span(), "`lease` is no number of whole seconds")
+                    .help("write \"10s\": etcd counts seconds"),
+            );
+        }
+        let director = match &raw.director {
+            Some(name) => {
+                if !is_name(name.get_ref()) {
+                    let title = format!("{:?} is not the name of a director", name.get_ref());
+                    self.report(Diagnostic::error(name.span(), title).help(
+                        "write 1 to 128 characters without blanks and slashes, another name on each director",
+                    ));
+                }
+                name.get_ref().clone()
+            }
+            None => {
+                let uname = rustix::system::uname();
+                let name = uname.nodename().to_string_lossy().into_owned();
+                if !is_name(&name) {
+                    self.report(
+                        Diagnostic::error(spanned.span(), "the host has no name for this director")
+                            .help("add director = \"...\", another name on each director"),
+                    );
+                }
+                name
+            }
+        };
+        let mut access = access?;
+        access.timeout = timeout;
+        Some(Cluster {
+            access,
+            prefix,
+            director,
+            lease,
+            agree: agree.and_then(|n| usize::try_from(n).ok()).unwrap_or(0),
+        })
+    }
+
+    fn prefix(&mut self, written: Option<&Spanned<String>>) -> String {
+        let Some(written) = written else {
+            return Cluster::PREFIX.to_owned();
+        };
+        let prefix = written.get_ref();
+        let right = |c: char| !c.is_control() && !c.is_whitespace();
+        if prefix.len() > NAME_MAX || !prefix.ends_with('/') || !prefix.chars().all(right) {
+            self.report(
+                Diagnostic::error(written.span(), format!("{prefix:?} is not a prefix"))
+                    .help("end it with a slash, without blanks: prefix = \"/lvs/\""),
+            );
+        }
+        prefix.clone()
+    }
+
+    fn etcd_time(
+        &mut self,
+        value: Option<&Spanned<RawDuration>>,
+        key: &str,
+        range: &RangeInclusive<Duration>,
+        usual: Duration,
+    ) -> Duration {
+        let Some(value) = value else { return usual };
+        let time = value.get_ref().0;
+        if !range.contains(&time) {
+            let (first, last) = (range.start(), range.end());
+            self.report(
+                Diagnostic::error(value.span(), format!("`{key}` is out of range"))
+                    .help(format!("give \"{first:?}\" to \"{last:?}\"")),
+            );
+        }
+        time
+    }
+
+    /// The members, and how they are met.
+    fn access(&mut self, spanned: &Spanned<RawCluster>) -> Option<Access> {
+        let raw = spanned.get_ref();
+        let Some(members) = &raw.etcd else {
+            self.missing(
+                &spanned.span(),
+                "`etcd`",
+                "add etcd = [\"https://10.0.0.5:2379\", ...]: the members of etcd",
+            );
+            return None;
+        };
+        let mut endpoints = Vec::new();
+        for text in &members.get_ref().0 {
+            match Endpoint::parse(text) {
+                Some(endpoint) => endpoints.push(endpoint),
+                None => self.report(
+                    Diagnostic::error(members.span(), format!("{text:?} is not a member of etcd"))
+                        .help("write https:// or http://, its address or name, and its port: \"https://10.0.0.5:2379\""),
+                ),
+            }
+        }
+        if !(1..=MEMBERS_MAX).contains(&members.get_ref().0.len()) {
+            let title = format!("there are {} members", members.get_ref().0.len());
+            self.report(
+                Diagnostic::error(members.span(), title).help(format!("name 1 to {MEMBERS_MAX}")),
+            );
+        }
+        let tls = endpoints.iter().any(|one| one.secure);
+        let tls = tls.then(|| self.etcd_tls(spanned)).flatten();
+        let login = self.login(raw);
+        if let (Some(user), Some(_)) = (&raw.user, endpoints.iter().find(|one| !one.secure)) {
+            self.report(
+                Diagnostic::warning(
+                    user.span(),
+                    "the password goes over the network in the clear",
+                )
+                .help("let the members talk TLS: https://"),
+            );
+        }
+        Some(Access {
+            endpoints,
+            tls,
+            login,
+            timeout: Cluster::TIMEOUT,
+        })
+    }
+
+    fn etcd_file(&mut self, path: Option<&Spanned<String>>) -> Option<Vec<u8>> {
+        let path = path?;
+        match read_file(path.get_ref()) {
+            Ok(bytes) => Some(bytes),
+            Err(error) => {
+                let title = format!("cannot read {:?}: {error}", path.get_ref());
+                self.report(
+                    Diagnostic::error(path.span(), title).help("name a file that lvsd can read"),
+                );
+                None
+            }
+        }
+    }
+
+    fn etcd_tls(&mut self, spanned: &Spanned<RawCluster>) -> Option<Tls> {
+        let raw = spanned.get_ref();
+        if raw.ca.is_none() {
+            self.missing(
+                &spanned.span(),
+                "`ca`",
+                "name the file with the certificate of the authority that has signed the members' certificates",
+            );
+        }
+        let cert = self.etcd_file(raw.cert.as_ref());
+        let key = self.etcd_file(raw.key.as_ref());
+        let ca = self.etcd_file(raw.ca.as_ref())?;
+        let unread = raw.cert.is_some() != cert.is_some() || raw.key.is_some() != key.is_some();
+        if unread {
+            return None;
+        }
+        match Tls::authenticated(ca, cert, key) {
+            Ok(tls) => Some(tls),
+            Err((key, why, help)) => {
+                let place = match key {
+                    "ca" => raw.ca.as_ref(),
+                    "cert" => raw.cert.as_ref(),
+                    "key" => raw.key.as_ref(),
+                    _ => None,
+                };
+                let span = place.map_or_else(|| spanned.span(), Spanned::span);
+                self.report(Diagnostic::error(span, why).help(help));
+                None
+            }
+        }
+    }
+
+    fn login(&mut self, raw: &RawCluster) -> Option<(String, Password)> {
+        let (user, file) = match (&raw.user, &raw.password_file) {
+            (Some(user), Some(file)) => (user, file),
+            (None, None) => return None,
+            (Some(user), None) => {
+                self.report(
+                    Diagnostic::error(user.span(), "a user without a password")
+                        .help("add password_file = \"...\", a file that only lvsd's user can read"),
+                );
+                return None;
+            }
+            (None, Some(file)) => {
+                self.report(
+                    Diagnostic::error(file.span(), "a password without a user")
+                        .help("add user = \"...\""),
+                );
+                return None;
+            }
+        };
+        self.printable(user, "the user");
+        let password = self.etcd_file(Some(file))?;
+        match String::from_utf8(password) {
+            Ok(text) if !text.trim_end_matches(['\r', '\n']).is_empty() => {
+                let password = text.trim_end_matches(['\r', '\n']).to_owned();
+                Some((user.get_ref().clone(), Password(password)))
+            }
+            _ => {
+                self.report(
+                    Diagnostic::error(file.span(), "there is no password in this file")
+                        .help("write it as the only line, in UTF-8"),
+                );
+                None
+            }
+        }
+    }
+
+    /// Servers of a pool.
+    pub(super) fn pool(&mut self, pool: &Spanned<String>) -> From {
+        let name = pool.get_ref();
+        if !is_name(name) {
+            self.report(
+                Diagnostic::error(pool.span(), format!("{name:?} is not the name of a pool"))
+                    .help("write what stands behind servers/ in the keys, without blanks and slashes: { etcd = \"web\" }"),
+            );
+            return From::default();
+        }
+        From {
+            etcd: Some(name.clone()),
+            ..From::default()
+        }
+    }
+
+    /// Nobody asks for the servers of a pool where no etcd is named.
+    pub(super) fn pools_without_etcd(&mut self, raw: &RawConfig) {
+        if raw.cluster.is_some() {
+            return;
+        }
+        for service in &raw.service {
+            let servers = service.get_ref().servers.as_ref();
+            if let Some(pool) = servers.and_then(|servers| servers.get_ref().etcd.as_ref()) {
+                self.report(Diagnostic::error(pool.span(), "no etcd is named").help(
+                    "add [cluster] with etcd = [\"https://10.0.0.5:2379\"] to the main file",
+                ));
+            }
+        }
+    }
+}

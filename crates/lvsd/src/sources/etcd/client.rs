@@ -1,0 +1,660 @@
+//! A member of etcd over HTTP: one request after the other on a connection that is kept, and what
+//! is watched on another.
+
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes as Body, Incoming};
+use hyper::client::conn::http1;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
+use hyper::{Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::message::{
+    self, Bytes, Create, Done, Grant, Granted, Lease, Login, Number, Put, Range, Ranged, Streamed,
+    Token, Watch, Watched, Wrong,
+};
+use crate::health::probe::Tls;
+
+/// Bytes of an answer, and of a line of what is watched. A key of etcd has 1.5 MiB at most, which
+/// is 2 MiB in base64.
+const ANSWER_MAX: usize = 8 << 20;
+/// Bytes of an answer's head.
+const HEAD_MAX: usize = 16 << 10;
+/// Characters of why something is refused.
+const REFUSAL_MAX: usize = 300;
+
+/// gRPC's number for who may not do it.
+const PERMISSION_DENIED: u32 = 7;
+/// The same for whom etcd does not know.
+const UNAUTHENTICATED: u32 = 16;
+
+/// Where a member is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// It talks TLS.
+    pub secure: bool,
+    /// Its address or name.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+}
+
+impl Endpoint {
+    /// `https://10.0.0.5:2379`
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let uri: hyper::Uri = text.parse().ok()?;
+        let secure = match uri.scheme_str()? {
+            "https" => true,
+            "http" => false,
+            _ => return None,
+        };
+        let authority = uri.authority()?;
+        let bare = !authority.as_str().contains('@')
+            && uri.path_and_query().is_none_or(|rest| rest == "/");
+        let host = authority.host().trim_matches(['[', ']']).to_owned();
+        let port = authority.port_u16();
+        let named = authority.as_str().len() > authority.host().len();
+        (bare && !host.is_empty() && port != Some(0) && (port.is_some() || !named)).then(|| Self {
+            secure,
+            host,
+            port: port.unwrap_or(2379),
+        })
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.secure { "https" } else { "http" };
+        match self.host.contains(':') {
+            true => write!(f, "{scheme}://[{}]:{}", self.host, self.port),
+            false => write!(f, "{scheme}://{}:{}", self.host, self.port),
+        }
+    }
+}
+
+/// A password, which nobody is shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Password(pub(crate) String);
+
+impl fmt::Debug for Password {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a password")
+    }
+}
+
+/// How members are met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Where they are.
+    pub endpoints: Vec<Endpoint>,
+    /// What they and we show of ourselves.
+    pub(crate) tls: Option<Tls>,
+    /// Who we are.
+    pub login: Option<(String, Password)>,
+    /// How long a request may take.
+    pub timeout: Duration,
+}
+
+/// Why a request has no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Error {
+    /// Nobody answers, or nothing that can be understood; in words.
+    Failed(String),
+    /// The answer is longer than is read.
+    TooLong,
+    /// It is refused: the number of gRPC, and why.
+    Refused(u32, String),
+}
+
+impl Error {
+    fn refused(wrong: Wrong) -> Self {
+        let plain = wrong.message.chars().filter(|c| !c.is_control());
+        Self::Refused(wrong.code, plain.take(REFUSAL_MAX).collect())
+    }
+
+    /// We may not do it, whatever we try.
+    pub(super) const fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Refused(PERMISSION_DENIED, _))
+    }
+
+    /// A token has run out.
+    fn is_unknown(&self) -> bool {
+        match self {
+            Self::Refused(code, why) => {
+                *code == UNAUTHENTICATED || why.contains("invalid auth token")
+            }
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(why) => f.write_str(why),
+            Self::TooLong => write!(f, "answers with more than {} MiB", ANSWER_MAX >> 20),
+            Self::Refused(_, why) => write!(f, "refuses it: {why}"),
+        }
+    }
+}
+
+/// A connection, which ends with this.
+struct Connection {
+    sender: http1::SendRequest<Full<Body>>,
+    driver: JoinHandle<()>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+/// One member.
+pub(crate) struct Client {
+    access: Arc<Access>,
+    endpoint: Endpoint,
+    connection: Option<Connection>,
+    token: Option<String>,
+}
+
+impl Client {
+    pub(crate) fn new(access: Arc<Access>, endpoint: Endpoint) -> Self {
+        Self {
+            access,
+            endpoint,
+            connection: None,
+            token: None,
+        }
+    }
+
+    /// Sends a request, and reads its answer.
+    async fn call<T: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        request: &impl Serialize,
+    ) -> Result<T, Error> {
+        let first = self.attempt(path, request).await;
+        match first {
+            // It has run out, or the member was started again.
+            Err(error) if error.is_unknown() && self.access.login.is_some() => {
+                self.token = None;
+                self.attempt(path, request).await
+            }
+            other => other,
+        }
+    }
+
+    async fn attempt<T: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        request: &impl Serialize,
+    ) -> Result<T, Error> {
+        let limit = self.access.timeout;
+        let answer = timeout(limit, async {
+            self.log_in().await?;
+            let body = self.post(path, request).await?;
+            collect(body).await
+        });
+        let answer = answer.await.unwrap_or_else(|_| {
+            let why = format!("does not answer within {limit:?}");
+            Err(Error::Failed(why))
+        });
+        if answer.is_err() {
+            // Whatever is still to come on it, it is no answer to the next.
+            self.connection = None;
+        }
+        message::read(&answer?).map_err(Error::Failed)
+    }
+
+    /// Says who we are, unless the member knows.
+    async fn log_in(&mut self) -> Result<(), Error> {
+        let Some((name, password)) = self.access.login.clone() else {
+            return Ok(());
+        };
+        if self.token.is_some() {
+            return Ok(());
+        }
+        let login = Login {
+            name: &name,
+            password: &password.0,
+        };
+        let body = self.post("/v3/auth/authenticate", &login).await?;
+        let token: Token = message::read(&collect(body).await?).map_err(Error::Failed)?;
+        self.token = Some(token.token);
+        Ok(())
+    }
+
+    /// Sends a request; what comes back is the answer's body.
+    async fn post(&mut self, path: &str, request: &impl Serialize) -> Result<Incoming, Error> {
+        let ready = match &mut self.connection {
+            Some(connection) => connection.sender.ready().await.is_ok(),
+            None => false,
+        };
+        if !ready {
+            self.connection = Some(self.connect().await?);
+        }
+        let body = serde_json::to_vec(request).map_err(|error| failed(&error))?;
+        let mut head = Request::post(path)
+            .header(
+                HOST,
+                format!("{}:{}", self.endpoint.host, self.endpoint.port),
+            )
+            .header(USER_AGENT, concat!("lvsd/", env!("CARGO_PKG_VERSION")))
+            .header(CONTENT_TYPE, "application/json");
+        if let Some(token) = &self.token {
+            head = head.header(AUTHORIZATION, token);
+        }
+        let request = head
+            .body(Full::new(Body::from(body)))
+            .map_err(|error| failed(&error))?;
+        let Some(connection) = &mut self.connection else {
+            return Err(Error::Failed("is not connected".to_owned()));
+        };
+        let answer = connection.sender.send_request(request).await;
+        let answer = answer.map_err(|error| in_words(&error))?;
+        let status = answer.status();
+        if status == StatusCode::OK {
+            return Ok(answer.into_body());
+        }
+        let text = collect(answer.into_body()).await?;
+        Err(match message::wrong(&text) {
+            Some(wrong) if !wrong.message.is_empty() => Error::refused(wrong),
+            // The gateway's own words.
+            _ => {
+                let words = String::from_utf8_lossy(&text);
+                let words = words.trim().chars().filter(|c| !c.is_control());
+                let words: String = words.take(REFUSAL_MAX).collect();
+                Error::Failed(format!("answers {status}: {words}"))
+            }
+        })
+    }
+
+    async fn connect(&self) -> Result<Connection, Error> {
+        let Endpoint { host, port, secure } = &self.endpoint;
+        let stream = TcpStream::connect((host.as_str(), *port)).await;
+        let stream = stream.map_err(|error| {
+            let words = error.to_string();
+            let words = words.split(" (os error").next().unwrap_or_default();
+            Error::Failed(words.to_lowercase())
+        })?;
+        // Small requests, each of which is waited for.
+        let _ = stream.set_nodelay(true);
+        match (&self.access.tls, secure) {
+            (Some(tls), true) => {
+                let met = tls.meet_as(stream, host).await;
+                shake(met.map_err(|why| Error::Failed(format!("TLS: {why}")))?).await
+            }
+            (None, true) => Err(Error::Failed("TLS without an authority".to_owned())),
+            (_, false) => shake(stream).await,
+        }
+    }
+
+    /// Keys in their order, from `range.key` on, as many as fit into an answer: fewer are asked
+    /// for where they are long.
+    pub(super) async fn range(&mut self, mut range: Range) -> Result<Ranged, Error> {
+        loop {
+            match self.call::<Ranged>("/v3/kv/range", &range).await {
+                Err(Error::TooLong) if range.limit.0 > 1 => range.limit.0 /= 2,
+                // Whatever that is, it does not say that there are no keys.
+                Ok(ranged) if ranged.header.revision.0 < 1 => {
+                    let why = "answers without a revision".to_owned();
+                    return Err(Error::Failed(why));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Writes a key, which goes with its lease.
+    pub(crate) async fn put(&mut self, key: &str, value: &str, lease: i64) -> Result<(), Error> {
+        let put = Put {
+            key: Bytes(key.into()),
+            value: Bytes(value.into()),
+            lease: Number(lease),
+        };
+        self.call("/v3/kv/put", &put).await.map(|Done {}| ())
+    }
+
+    /// A lease for so long.
+    pub(crate) async fn grant(&mut self, ttl: Duration) -> Result<i64, Error> {
+        let seconds = i64::try_from(ttl.as_secs().max(1)).unwrap_or(i64::MAX);
+        let ttl = Number(seconds);
+        let granted: Granted = self.call("/v3/lease/grant", &Grant { ttl }).await?;
+        match (granted.error.as_str(), granted.id.0) {
+            ("", id @ 1..) => Ok(id),
+            (why, _) => Err(Error::Failed(format!("grants no lease: {why}"))),
+        }
+    }
+
+    /// Keeps a lease; false if it is no more.
+    pub(crate) async fn keep(&mut self, id: i64) -> Result<bool, Error> {
+        let id = Number(id);
+        let kept: Streamed<Granted> = self.call("/v3/lease/keepalive", &Lease { id }).await?;
+        match (kept.result, kept.error) {
+            (_, Some(wrong)) => Err(Error::refused(wrong)),
+            (Some(kept), None) => Ok(kept.ttl.0 > 0),
+            (None, None) => Err(Error::Failed("says nothing about a lease".to_owned())),
+        }
+    }
+
+    /// Ends a lease, and what was written under it.
+    pub(crate) async fn revoke(&mut self, id: i64) -> Result<(), Error> {
+        let id = Number(id);
+        let revoked = self.call("/v3/lease/revoke", &Lease { id }).await;
+        revoked.map(|Done {}| ())
+    }
+
+    /// What happens to the keys that begin with `prefix`, from a revision on, over a connection of
+    /// its own.
+    pub(super) async fn watch(&self, prefix: &str, from: i64) -> Result<Watching, Error> {
+        let mut own = Self::new(Arc::clone(&self.access), self.endpoint.clone());
+        own.token.clone_from(&self.token);
+        let watch = Watch {
+            create_request: Create {
+                key: Bytes(prefix.into()),
+                range_end: Bytes(message::end_of(prefix.as_bytes())),
+                start_revision: Number(from),
+                fragment: true,
+            },
+        };
+        let limit = self.access.timeout;
+        let body = timeout(limit, own.post("/v3/watch", &watch)).await;
+        let late = || Err(Error::Failed(format!("watches nothing within {limit:?}")));
+        let body = body.unwrap_or_else(|_| late())?;
+        Ok(Watching {
+            body,
+            text: Vec::new(),
+            seen: 0,
+            _connection: own.connection.take(),
+        })
+    }
+}
+
+/// What is watched.
+pub(super) struct Watching {
+    body: Incoming,
+    text: Vec<u8>,
+    /// No end of a line is in so many bytes of it.
+    seen: usize,
+    _connection: Option<Connection>,
+}
+
+impl Watching {
+    /// The next that has happened. Nothing is lost if it is dropped before.
+    pub(super) async fn next(&mut self) -> Result<Watched, Error> {
+        loop {
+            let end = self.text[self.seen..].iter().position(|b| *b == b'\n');
+            if let Some(end) = end {
+                let rest = self.text.split_off(self.seen + end + 1);
+                let line = std::mem::replace(&mut self.text, rest);
+                self.seen = 0;
+                let streamed: Streamed<Watched> = message::read(&line).map_err(Error::Failed)?;
+                return match (streamed.result, streamed.error) {
+                    (_, Some(wrong)) => Err(Error::refused(wrong)),
+                    (Some(watched), None) => Ok(watched),
+                    (None, None) => Err(Error::Failed("watches nothing".to_owned())),
+                };
+            }
+            self.seen = self.text.len();
+            let frame = self.body.frame().await;
+            let frame = frame.ok_or_else(|| Error::Failed("has ended the watch".to_owned()))?;
+            let frame = frame.map_err(|error| in_words(&error))?;
+            if let Some(data) = frame.data_ref() {
+                if self.text.len() + data.len() > ANSWER_MAX {
+                    return Err(Error::TooLong);
+                }
+                self.text.extend_from_slice(data);
+            }
+        }
+    }
+}
+
+async fn shake<S>(stream: S) -> Result<Connection, Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = http1::Builder::new()
+        .max_buf_size(HEAD_MAX)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| in_words(&error))?;
+    let driver = tokio::spawn(async move {
+        // Whoever waits for an answer is told.
+        let _ = connection.await;
+    });
+    Ok(Connection { sender, driver })
+}
+
+async fn collect(body: Incoming) -> Result<Vec<u8>, Error> {
+    let mut body = pin!(body);
+    let mut all = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| in_words(&error))?;
+        if let Some(data) = frame.data_ref() {
+            if all.len() + data.len() > ANSWER_MAX {
+                return Err(Error::TooLong);
+            }
+            all.extend_from_slice(data);
+        }
+    }
+    Ok(all)
+}
+
+fn failed(error: &impl fmt::Display) -> Error {
+    Error::Failed(error.to_string())
+}
+
+/// An error of HTTP, with its cause.
+fn in_words(error: &hyper::Error) -> Error {
+    let cause = std::error::Error::source(error);
+    let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
+    Error::Failed(format!("{error}{cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+    use crate::health::probe::hostile::{endless_reply, replying, serving};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    fn client(member: SocketAddr, login: bool) -> Client {
+        let endpoint = Endpoint::parse(&format!("http://{member}")).expect("a member");
+        let login = login.then(|| ("lvs".to_owned(), Password("s3cret".to_owned())));
+        let access = Access {
+            endpoints: vec![endpoint.clone()],
+            tls: None,
+            login,
+            timeout: Duration::from_millis(700),
+        };
+        Client::new(Arc::new(access), endpoint)
+    }
+
+    fn answer(status: &str, body: &str) -> String {
+        format!(
+            "HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    }
+
+    /// The path, the headers in lower case and the body of a request, one after the other.
+    async fn request(stream: &mut TcpStream) -> Option<String> {
+        let mut text = Vec::new();
+        loop {
+            let mut more = [0; 4096];
+            match stream.read(&mut more).await {
+                Ok(n @ 1..) => text.extend_from_slice(&more[..n]),
+                _ => return None,
+            }
+            let all = String::from_utf8_lossy(&text).into_owned();
+            let Some((head, body)) = all.split_once("\r\n\r\n") else {
+                continue;
+            };
+            let head = head.to_lowercase();
+            let length = head
+                .lines()
+                .find_map(|line| line.strip_prefix("content-length: "));
+            let length = length.map_or(0, |length| length.parse::<usize>().unwrap());
+            if body.len() >= length {
+                return Some(format!("{head}\n{body}"));
+            }
+        }
+    }
+
+    #[test]
+    fn members() {
+        for (text, shown) in [
+            ("https://10.0.0.5:2379", "https://10.0.0.5:2379"),
+            ("http://[2001:db8::5]:1/", "http://[2001:db8::5]:1"),
+            ("https://etcd.example.org", "https://etcd.example.org:2379"),
+        ] {
+            assert_eq!(Endpoint::parse(text).expect(text).to_string(), shown);
+        }
+        for wrong in [
+            "",
+            "e",
+            "e:1",
+            "ftp://e",
+            "http://",
+            "http://e:0",
+            "http://e:99999",
+            "http://e/x",
+            "http://a:b@e",
+        ] {
+            assert_eq!(Endpoint::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_that_has_run_out_is_replaced() {
+        let given = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let member = serving(move |mut stream| {
+            let given = Arc::clone(&given);
+            async move {
+                while let Some(request) = request(&mut stream).await {
+                    let said = if request.contains("/v3/auth/authenticate") {
+                        assert!(request.contains("\"password\":\"s3cret\""), "{request}");
+                        let n = given.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        answer("200 OK", &format!("{{\"token\":\"t{n}\"}}"))
+                    } else if request.contains("authorization: t1") {
+                        answer("200 OK", "{\"ID\":\"77\",\"TTL\":\"5\"}")
+                    } else {
+                        let why = "{\"error\":\"etcdserver: invalid auth token\",\"code\":16}";
+                        answer("401 Unauthorized", why)
+                    };
+                    if stream.write_all(said.as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        })
+        .await;
+        let mut client = client(member, true);
+        assert_eq!(client.grant(Duration::from_secs(5)).await, Ok(77));
+        assert_eq!(client.token.as_deref(), Some("t1"));
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_is_no_more_is_told_from_one_that_is() {
+        for (body, kept) in [
+            ("{\"result\":{\"ID\":\"7\",\"TTL\":\"5\"}}", Ok(true)),
+            ("{\"result\":{\"ID\":\"7\"}}", Ok(false)),
+            (
+                "{\"error\":{\"grpc_code\":7,\"message\":\"no\"}}",
+                Err(Error::Refused(7, "no".to_owned())),
+            ),
+        ] {
+            let text: &'static str = answer("200 OK", body).leak();
+            let member = replying(text.as_bytes()).await;
+            assert_eq!(client(member, false).keep(7).await, kept, "{body}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_watched_comes_line_by_line() {
+        let body = "{\"result\":{\"created\":true,\"header\":{\"revision\":\"4\"}}}\n\
+                    {\"result\":{\"header\":{\"revision\":\"5\"},\"events\":[{\"kv\":{\"key\":\"L2E=\",\"mod_revision\":\"5\"}}]}}\n\
+                    {\"result\":{\"canceled\":true,\"compact_revision\":\"9\"}}\nrest";
+        let text: &'static str = answer("200 OK", body).leak();
+        let member = replying(text.as_bytes()).await;
+        let mut watching = client(member, false).watch("/", 4).await.unwrap();
+        assert_eq!(watching.next().await.unwrap().events.len(), 0);
+        let second = watching.next().await.unwrap();
+        assert_eq!(
+            (second.events.len(), second.header.revision),
+            (1, Number(5))
+        );
+        let third = watching.next().await.unwrap();
+        assert!(third.canceled && third.compact_revision == Number(9));
+        assert!(watching.next().await.is_err(), "the end is no line");
+    }
+
+    #[tokio::test]
+    async fn endless_late_and_strange_answers() {
+        let ask = async |member| {
+            let range = Range {
+                limit: Number(1),
+                ..Range::default()
+            };
+            client(member, false).range(range).await.map(|_| ())
+        };
+        let endless = endless_reply(b"HTTP/1.1 200 OK\r\n\r\n", &[b'x'; 65536]).await;
+        assert_eq!(ask(endless).await, Err(Error::TooLong));
+        let head = endless_reply(b"HTTP/1.1 200 OK\r\n", b"X: yyyyyyyyyyyyyyyyyyyyyyyy\r\n").await;
+        assert!(matches!(ask(head).await, Err(Error::Failed(_))));
+        let silent = serving(|stream| async move {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            drop(stream);
+        })
+        .await;
+        let late = ask(silent).await;
+        assert!(
+            matches!(&late, Err(Error::Failed(why)) if why.contains("does not answer within")),
+            "{late:?}"
+        );
+        for said in [
+            "",
+            "garbage\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+            "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
+            "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+            "HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnone",
+            "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+        ] {
+            let member = replying(said.as_bytes()).await;
+            let came = ask(member).await;
+            assert!(matches!(came, Err(Error::Failed(_))), "{said}: {came:?}");
+        }
+        // A line without an end.
+        let endless = endless_reply(b"HTTP/1.1 200 OK\r\n\r\n", &[b'x'; 65536]).await;
+        let mut watching = client(endless, false).watch("/", 1).await.unwrap();
+        assert_eq!(watching.next().await.unwrap_err(), Error::TooLong);
+    }
+
+    #[tokio::test]
+    async fn refusals_are_short_and_plain() {
+        let long = format!(
+            "{{\"message\":\"\\u001b[31m{}\",\"code\":3}}",
+            "é".repeat(5000)
+        );
+        let text: &'static str = answer("400 Bad Request", &long).leak();
+        let member = replying(text.as_bytes()).await;
+        let refused = client(member, false).keep(1).await.unwrap_err().to_string();
+        assert!(
+            refused.len() < 700 && !refused.contains('\u{1b}'),
+            "{refused}"
+        );
+    }
+}

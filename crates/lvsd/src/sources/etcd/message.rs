@@ -1,0 +1,405 @@
+//! What is said to etcd's JSON gateway and what it answers: bytes in base64, numbers of 64 bits as
+//! strings.
+
+use std::fmt;
+
+use serde::de::{self, DeserializeOwned, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// Bytes of a key or a value.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(super) struct Bytes(pub(super) Vec<u8>);
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", String::from_utf8_lossy(&self.0))
+    }
+}
+
+fn encode(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let whole = group
+            .iter()
+            .chain([0, 0].iter())
+            .take(3)
+            .fold(0_u32, |whole, byte| whole << 8 | u32::from(*byte));
+        for n in 0..4 {
+            let digit = usize::try_from(whole >> (18 - 6 * n) & 63).unwrap_or(0);
+            text.push(match n <= group.len() {
+                true => char::from(DIGITS[digit]),
+                false => '=',
+            });
+        }
+    }
+    text
+}
+
+fn decode(text: &str) -> Option<Vec<u8>> {
+    let digits = text.trim_end_matches('=');
+    let filled = text.len() - digits.len();
+    if !text.len().is_multiple_of(4) || filled > 2 {
+        return None;
+    }
+    let mut bytes = Vec::with_capacity(digits.len() / 4 * 3 + 2);
+    let (mut held, mut bits) = (0_u32, 0);
+    for digit in digits.bytes() {
+        let value = match digit {
+            b'A'..=b'Z' => digit - b'A',
+            b'a'..=b'z' => digit - b'a' + 26,
+            b'0'..=b'9' => digit - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        held = held << 6 | u32::from(value);
+        bits += 6;
+        if bits >= 8 {
+            bits -= 8;
+            bytes.push(u8::try_from(held >> bits & 0xff).unwrap_or(0));
+            held &= (1 << bits) - 1;
+        }
+    }
+    Some(bytes)
+}
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl Visitor<'_> for V {
+            type Value = Bytes;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("base64")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
+                let bytes = decode(text);
+                bytes.map(Bytes).ok_or_else(|| E::custom("not base64"))
+            }
+        }
+        deserializer.deserialize_str(V)
+    }
+}
+
+/// A number, as a string or as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Number(pub(super) i64);
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0.to_string())
+    }
+}
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl Visitor<'_> for V {
+            type Value = Number;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Number, E> {
+                // What identifies a cluster or a member uses all bits.
+                let signed = text.parse::<i64>().ok();
+                let number = signed.or_else(|| text.parse::<u64>().ok().map(u64::cast_signed));
+                number
+                    .map(Number)
+                    .ok_or_else(|| E::custom("not a number of 64 bits"))
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Number, E> {
+                Ok(Number(number))
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Number, E> {
+                Ok(Number(number.cast_signed()))
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
+/// The head of every answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct Header {
+    pub(super) cluster_id: Number,
+    pub(super) revision: Number,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct KeyValue {
+    pub(super) key: Bytes,
+    pub(super) value: Bytes,
+    pub(super) mod_revision: Number,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Login<'a> {
+    pub(super) name: &'a str,
+    pub(super) password: &'a str,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Token {
+    pub(super) token: String,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Range {
+    pub(super) key: Bytes,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) range_end: Option<Bytes>,
+    pub(super) limit: Number,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) revision: Option<Number>,
+    pub(super) keys_only: bool,
+    /// The one that was changed last comes first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) sort_order: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) sort_target: Option<&'static str>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Ranged {
+    pub(super) header: Header,
+    pub(super) kvs: Vec<KeyValue>,
+    pub(super) more: bool,
+    pub(super) count: Number,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Put {
+    pub(super) key: Bytes,
+    pub(super) value: Bytes,
+    pub(super) lease: Number,
+}
+
+/// An answer of which nothing matters but that it came.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Done {}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Grant {
+    #[serde(rename = "TTL")]
+    pub(super) ttl: Number,
+}
+
+/// A lease by its number: to keep it, or to end it.
+#[derive(Debug, Serialize)]
+pub(super) struct Lease {
+    #[serde(rename = "ID")]
+    pub(super) id: Number,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Granted {
+    #[serde(rename = "ID")]
+    pub(super) id: Number,
+    #[serde(rename = "TTL")]
+    pub(super) ttl: Number,
+    pub(super) error: String,
+}
+
+/// The gateway puts what is streamed into an object.
+#[derive(Debug, Deserialize)]
+pub(super) struct Streamed<T> {
+    pub(super) result: Option<T>,
+    pub(super) error: Option<Wrong>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Watch {
+    pub(super) create_request: Create,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Create {
+    pub(super) key: Bytes,
+    pub(super) range_end: Bytes,
+    pub(super) start_revision: Number,
+    /// What does not fit into one message comes in several.
+    pub(super) fragment: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Watched {
+    pub(super) header: Header,
+    pub(super) canceled: bool,
+    pub(super) cancel_reason: String,
+    pub(super) compact_revision: Number,
+    pub(super) events: Vec<Event>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct Event {
+    /// `DELETE`, or nothing.
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    pub(super) kv: KeyValue,
+}
+
+/// Why etcd refuses something. Over streams it is in an object of its own, with other names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct Wrong {
+    #[serde(alias = "grpc_code")]
+    pub(super) code: u32,
+    #[serde(alias = "error")]
+    pub(super) message: String,
+}
+
+/// Reads an answer.
+///
+/// # Errors
+/// It is none, in words.
+pub(super) fn read<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(text).map_err(|error| format!("answers what is no answer ({error})"))
+}
+
+/// Why something is refused.
+pub(super) fn wrong(text: &[u8]) -> Option<Wrong> {
+    // `error` and `message` are the same text; both are there.
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Both {
+        error: String,
+        message: String,
+        code: u32,
+    }
+    let both: Both = serde_json::from_slice(text).ok()?;
+    let message = if both.message.is_empty() {
+        both.error
+    } else {
+        both.message
+    };
+    Some(Wrong {
+        code: both.code,
+        message,
+    })
+}
+
+/// Behind the last key that begins with `prefix`, which has a byte that can be counted up.
+pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return end;
+        }
+    }
+    // All that there is.
+    vec![0]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn base64() {
+        for (bytes, text) in [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foobar", "Zm9vYmFy"),
+            ("\u{ffff}?>", "77+/Pz4="),
+        ] {
+            assert_eq!(encode(bytes.as_bytes()), text);
+            assert_eq!(decode(text).as_deref(), Some(bytes.as_bytes()), "{text}");
+        }
+        for wrong in ["Zg", "Z===", "====", "Zm9*", "Zg==Zg==", "Zm9v\n"] {
+            assert_eq!(decode(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn answers_are_read_as_the_gateway_writes_them() {
+        let ranged: Ranged = read(
+            br#"{"header":{"cluster_id":"14841639068965178418","member_id":"1","revision":"7","raft_term":"2"},
+                "kvs":[{"key":"L2E=","create_revision":"2","mod_revision":"5","version":"1","value":"eA=="}],"count":"1"}"#,
+        )
+        .unwrap();
+        assert_eq!(ranged.header.revision, Number(7));
+        assert_eq!(ranged.kvs[0].key.0, b"/a");
+        assert_eq!(
+            (ranged.kvs[0].mod_revision, ranged.more),
+            (Number(5), false)
+        );
+        let watched: Streamed<Watched> = read(
+            br#"{"result":{"header":{"revision":"9"},"canceled":true,"compact_revision":"8"}}"#,
+        )
+        .unwrap();
+        let watched = watched.result.unwrap();
+        assert!(watched.canceled && watched.compact_revision == Number(8));
+        // A lease that is no more has no time left, which is then left out.
+        let kept: Streamed<Granted> =
+            read(br#"{"result":{"header":{"revision":"9"},"ID":"7587"}}"#).unwrap();
+        assert_eq!(kept.result.unwrap().ttl, Number(0));
+        let refused = wrong(
+            br#"{"error":"etcdserver: invalid auth token","message":"etcdserver: invalid auth token","code":16}"#,
+        );
+        assert_eq!(refused.unwrap().code, 16);
+        let refused: Streamed<Watched> = read(
+            br#"{"error":{"grpc_code":7,"http_code":403,"message":"etcdserver: permission denied","http_status":"Forbidden"}}"#,
+        )
+        .unwrap();
+        assert_eq!(refused.error.unwrap().code, 7);
+        let put = Put {
+            key: Bytes(b"/a".to_vec()),
+            value: Bytes(b"x".to_vec()),
+            lease: Number(3),
+        };
+        assert_eq!(
+            serde_json::to_string(&put).unwrap(),
+            r#"{"key":"L2E=","value":"eA==","lease":"3"}"#
+        );
+    }
+
+    #[test]
+    fn prefixes_end() {
+        assert_eq!(end_of(b"/lvs/"), b"/lvs0");
+        assert_eq!(end_of(b"a\xff"), b"b");
+        assert_eq!(end_of(b"\xff"), [0]);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_written_is_read(bytes: Vec<u8>) {
+            prop_assert_eq!(decode(&encode(&bytes)), Some(bytes));
+        }
+
+        #[test]
+        fn damaged_answers_are_refused_or_read(at in 0_usize..150, byte: u8) {
+            let mut text = br#"{"result":{"header":{"revision":"9"},"events":[{"type":"DELETE","kv":{"key":"L2E=","mod_revision":"9"}},{"kv":{"key":"L2I=","value":"eA=="}}]}}"#.to_vec();
+            let at = at % text.len();
+            text[at] = byte;
+            let _ = read::<Streamed<Watched>>(&text);
+            let _ = read::<Ranged>(&text);
+            let _ = wrong(&text);
+        }
+    }
+}
