@@ -99,11 +99,7 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), E
     match ended {
         Ok(()) => Ok(()),
         Err(error) => {
-            match &error {
-                FrameError::Forged | FrameError::TooLong => peers.count(|counts| &counts.forged),
-                FrameError::Malformed => peers.count(|counts| &counts.malformed),
-                FrameError::Io(_) => {}
-            }
+            peers.count_ended(&error);
             let trouble = match error {
                 FrameError::Io(_) => Trouble::Away,
                 _ => Trouble::Refused,
