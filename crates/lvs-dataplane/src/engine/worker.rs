@@ -440,11 +440,16 @@ impl Worker {
     /// Asks for what the packet path has asked for, and sends what it has made.
     fn flush(&mut self) {
         if !self.output.requests.is_empty() {
-            for request in &self.output.requests {
-                if let Request::InterceptLocalClient(client) = request {
-                    self.clients.add(*client);
-                }
-            }
+            let (clients, mut refused) = (&mut self.clients, 0);
+            self.output.requests.retain(|request| {
+                let fits = match request {
+                    Request::InterceptLocalClient(client) => clients.add(*client),
+                    _ => true,
+                };
+                refused += u64::from(!fits);
+                fits
+            });
+            self.requests.refused += refused;
             self.requests.send(self.output.requests.drain(..));
         }
         for (port, frames) in self.output.queues() {
@@ -1015,6 +1020,9 @@ mod tests {
         let reports = workers.iter_mut().map(Packets::report);
         let all = reports.reduce(Report::add).expect("two of them");
         assert_eq!((all.connections, all.capacity), (4, 512));
+        let templates = all.decisions(3);
+        let templates = templates.filter(|of| of.reason == "evicted_template");
+        assert_eq!(templates.map(|of| of.count).collect::<Vec<_>>(), [3]);
         let control = shared.control();
         let server = control.service(&key).expect("it is there").servers()[0].clone();
         assert_eq!(server.inactive() + server.active(), 4, "counted together");
