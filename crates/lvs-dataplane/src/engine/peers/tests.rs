@@ -6,6 +6,7 @@ use super::frame::{
     Handshake, INTRODUCTION_LEN, Introduction, Kind, PAYLOAD_MAX, PROOF_LEN, Sequence,
 };
 use super::*;
+use crate::engine::shared::{HostSide, Side};
 
 const KEY: &[u8] = b"0123456789abcdef0123456789abcdef";
 const ITEMS: usize = 1 << 20;
@@ -19,6 +20,11 @@ fn introduction(identity: u8) -> Introduction {
 
 /// An engine whose packet worker is gone, with one peer.
 fn peers(address: SocketAddr) -> Arc<Peers> {
+    peers_of(Weak::new(), address)
+}
+
+/// An engine with one peer.
+pub(super) fn peers_of(shared: Weak<Shared>, address: SocketAddr) -> Arc<Peers> {
     let peer = Peer {
         number: 0,
         address,
@@ -26,7 +32,7 @@ fn peers(address: SocketAddr) -> Arc<Peers> {
         changed: Condvar::new(),
     };
     Arc::new(Peers {
-        shared: Weak::new(),
+        shared,
         key: Key::of(KEY),
         identity: [1; 16],
         keys: [1, 2],
@@ -194,5 +200,23 @@ fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
         peers.end();
         hears.join().expect("it ends");
         assert_eq!(counted(&peers), expected);
+    }
+}
+
+#[test]
+fn no_more_peers_are_taken_than_an_engine_can_tell() {
+    let side = Side::Host(HostSide::new(1).expect("descriptors"));
+    let control = lvs_core::Control::new(lvs_core::Options::default());
+    let shared = Arc::new(Shared::new(control, side, false));
+    for (count, words) in [(8, "cannot read the key"), (9, "9 peers: 8 at most")] {
+        let config = Config {
+            peers: (1..=count)
+                .map(|n| SocketAddr::from(([192, 0, 2, n], 0)))
+                .collect(),
+            key_file: "/nowhere".into(),
+            ..Config::default()
+        };
+        let said = Peers::start(&config, &shared).expect_err("there is no key");
+        assert!(said.contains(words), "{said}");
     }
 }
