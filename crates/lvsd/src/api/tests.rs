@@ -498,3 +498,34 @@ async fn connections_without_a_place_are_told_and_counted() {
     );
     accepting.abort();
 }
+
+/// The last thousand, whatever they are about; whoever is more than 4,096 behind misses some.
+#[tokio::test]
+async fn the_last_events_are_kept_and_no_more() {
+    let (api, _deeds) = api("web");
+    let mut events = Events::default();
+    let mut slow = events.listen();
+    let keeps = tokio::spawn(remember(Arc::clone(&api), events.listen()));
+    for n in 0..EVENTS_MAX + 500 {
+        events.tell("drift", Default::default(), n.to_string());
+        if n % 100 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    while api.past().back().map(|event| event.seq) != Some(1500) {
+        tokio::task::yield_now().await;
+    }
+    let kept: Vec<u64> = api.past().iter().map(|event| event.seq).collect();
+    assert_eq!(kept, (501..=1500).collect::<Vec<u64>>());
+    for n in 0..5000 {
+        events.tell("drift", Default::default(), n.to_string());
+    }
+    let missed = slow.recv().await;
+    assert!(
+        matches!(missed, Err(broadcast::error::RecvError::Lagged(2404))),
+        "{missed:?}"
+    );
+    drop(events);
+    keeps.await.expect("it ends with them");
+    assert_eq!(api.past().len(), EVENTS_MAX);
+}
