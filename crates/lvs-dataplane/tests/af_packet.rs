@@ -407,6 +407,48 @@ const ACK: u8 = 16;
 const FIN: u8 = 1;
 
 #[test]
+fn interfaces_that_share_a_batch_make_no_buffers_for_one_another() {
+    const MARK: [u8; 8] = *b"the same";
+    let (left, middle, right) = hosts();
+    left.ip("link set wl mtu 9000");
+    middle.sh("ip link set wa mtu 9000; ip link set wb mtu 9000");
+    right.ip("link set wr mtu 9000");
+    let (mut short, mut long) = middle.run(|| (open("wa"), open("wb")));
+    let mut near = left.run(|| open_without_ring("wl"));
+    let mut far = right.run(|| open_without_ring("wr"));
+    let mut batch: Vec<_> = (0..2 * BATCH).map(|_| Frame::new()).collect();
+    let mut unmarked = 0;
+    for round in 0..40 {
+        for (sender, receiver, len) in [(&mut near, &mut short, 60), (&mut far, &mut long, 5000)] {
+            // Different numbers, so that each place of the batch is one's and then the other's.
+            let count = 1 + pattern(round * len) as usize % (BATCH - 1);
+            let mut some: Vec<_> = (0..count).map(|_| numbered(7, len)).collect();
+            assert_eq!(sender.send(&mut some), 0);
+            let end = Instant::now() + Duration::from_secs(10);
+            let mut came = 0;
+            while came < count {
+                assert!(Instant::now() < end, "{came} of {count} came");
+                let received = receiver.recv(&mut batch).unwrap();
+                came += batch[..received].iter().filter(|f| f.len() == len).count();
+                // As the packet path does with what is lent.
+                for frame in batch.iter_mut().filter(|frame| frame.slot().is_some()) {
+                    drop(frame.take());
+                }
+                for frame in batch.iter_mut().filter(|frame| frame.capacity() > 60_000) {
+                    let buffer = frame.receive_buffer();
+                    let mark = buffer.len() - MARK.len();
+                    if round >= 10 && buffer[mark..] != MARK {
+                        unmarked += 1;
+                    }
+                    buffer[mark..].copy_from_slice(&MARK);
+                }
+            }
+        }
+    }
+    assert_eq!(unmarked, 0, "buffers were made though there were enough");
+}
+
+#[test]
 fn a_flood_of_syns_takes_no_room_from_other_packets() {
     let (left, middle, _right) = hosts();
     let mut receiver = middle.run(|| open_two_queues("wa"));
