@@ -362,6 +362,51 @@ fn a_full_ring_counts_what_it_loses_and_leaves_lent_frames_alone() {
     assert_eq!(receiver.drops(), lost);
 }
 
+/// What is longer than a slot of the ring waits in the socket's buffer.
+#[test]
+fn long_frames_wait_as_far_as_the_socket_has_room_and_the_others_are_counted() {
+    let (left, middle, _right) = hosts();
+    left.ip("link set wl mtu 9000");
+    middle.ip("link set wa mtu 9000");
+    let mut receiver = middle.run(|| open("wa"));
+    let mut sender = left.run(|| open_without_ring("wl"));
+    // Fewer than the ring has slots.
+    const ALL: u64 = 7000;
+    const LEN: u64 = 9000;
+    for number in 0..7000 {
+        assert_eq!(sender.send(&mut [numbered(number, 9000)]), 0);
+    }
+    let mut batch = frames();
+    let mut came = 0;
+    let end = Instant::now() + Duration::from_secs(10);
+    while came + receiver.drops() < ALL {
+        assert!(Instant::now() < end, "{came} came");
+        let count = receiver.recv(&mut batch).unwrap();
+        for (_, whole) in batch[..count].iter().filter_map(number_of) {
+            assert!(whole);
+            came += 1;
+        }
+    }
+    let lost = receiver.drops();
+    assert_eq!(came + lost, ALL);
+    // The kernel counts what it has allocated for a frame, and doubles what is asked for.
+    let bytes = came * LEN;
+    assert!((8 << 20..=32 << 20).contains(&bytes), "{came} came");
+    for number in 0..20 {
+        assert_eq!(sender.send(&mut [numbered(number, 9000)]), 0);
+    }
+    let mut next = 0;
+    while next < 20 {
+        assert!(Instant::now() < end, "{next} came");
+        let count = receiver.recv(&mut batch).unwrap();
+        for found in batch[..count].iter().filter_map(number_of) {
+            assert_eq!(found, (next, true));
+            next += 1;
+        }
+    }
+    assert_eq!(receiver.drops(), lost);
+}
+
 /// A numbered TCP segment with these flags, and so much data.
 fn segment(number: u32, v6: bool, flags: u8, data: usize) -> Frame {
     let mut bytes = vec![0x33, 0x33, 0x0a, 0, 0, 1, 2, 0, 0, 0, 0, 9];
