@@ -22,6 +22,8 @@ const HEADER: &str = include_str!("../yardsticks/yardstick.h");
 #[derive(Debug)]
 pub struct Yardsticks {
     dir: tempfile::TempDir,
+    /// Where another build of the programs is, if one is compared with.
+    pub(crate) other: Option<PathBuf>,
 }
 
 impl Yardsticks {
@@ -60,7 +62,7 @@ impl Yardsticks {
                 String::from_utf8_lossy(&output.stderr)
             );
         }
-        Ok(Self { dir })
+        Ok(Self { dir, other: None })
     }
 
     /// Where one of them is.

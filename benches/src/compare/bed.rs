@@ -9,6 +9,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -328,6 +329,7 @@ impl Bed {
             self.who,
             Contender::AfPacket(_)
                 | Contender::InKernel(_)
+                | Contender::Other
                 | Contender::Proxy
                 | Contender::Haproxy
                 | Contender::Nginx
@@ -346,11 +348,15 @@ impl Bed {
         match self.who {
             Contender::Direct | Contender::Route => Ok(()),
             Contender::Nftables => peers::nftables(&self.director),
-            Contender::AfPacket(method) => self.start_engine("af_packet", method),
+            Contender::AfPacket(method) => self.start_engine("af_packet", method, None),
             // Its table is allocated at once; a few packets of each connection of a million are
             // enough to open.
-            Contender::InKernel(method) => self.start_engine("af_packet", method),
-            Contender::Tun => self.start_engine("tun", Method::Nat),
+            Contender::InKernel(method) => self.start_engine("af_packet", method, None),
+            Contender::Other => {
+                let dir = yardsticks.other.as_deref().context("no --other")?;
+                self.start_engine("af_packet", Method::Nat, Some(dir))
+            }
+            Contender::Tun => self.start_engine("tun", Method::Nat, None),
             Contender::NullV2Send => self.start_null(yardsticks, "v2", "mmsg"),
             Contender::NullV3Send => self.start_null(yardsticks, "v3", "mmsg"),
             Contender::NullV3Ring => self.start_null(yardsticks, "v3", "ring"),
@@ -375,9 +381,12 @@ impl Bed {
         }
     }
 
-    fn start_engine(&mut self, backend: &str, method: Method) -> Result<()> {
+    /// The programs are those of `dir`, or the ones beside this one.
+    fn start_engine(&mut self, backend: &str, method: Method, dir: Option<&Path>) -> Result<()> {
+        let program =
+            |name: &str| dir.map_or_else(|| programs::find(name), |dir| Ok(dir.join(name)));
         let [_, d, e, _] = &self.devices;
-        let engine = programs::find("lvs-dataplane")?.display().to_string();
+        let engine = program("lvs-dataplane")?.display().to_string();
         let in_kernel = matches!(self.who, Contender::InKernel(_));
         let connections = if in_kernel { IN_KERNEL } else { CONNECTIONS };
         let (cpu, connections) = (DIRECTOR.to_string(), connections.to_string());
@@ -413,7 +422,7 @@ impl Bed {
             process.log()
         );
         let rules = self.rules(method)?;
-        let lvsadm = programs::find("lvsadm")?;
+        let lvsadm = program("lvsadm")?;
         run_with_input(self.director.command(&lvsadm).arg("-R"), &rules)?;
         // No connection ends while it is measured.
         let timeouts = ["--set", "7200", "120", "7200"];
@@ -602,7 +611,7 @@ fn drop_udp(device: &str) -> String {
 pub(crate) fn has_program(name: &str) -> bool {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut directories = path.split(':').chain(["/usr/sbin", "/sbin"]);
-    directories.any(|dir| std::path::Path::new(dir).join(name).is_file())
+    directories.any(|dir| Path::new(dir).join(name).is_file())
 }
 
 /// Lets what was just started or stopped settle.

@@ -31,6 +31,8 @@ pub(crate) enum Contender {
     AfPacket(Method),
     /// The same, with established connections forwarded in the kernel.
     InKernel(Method),
+    /// Another build of this project's engine, on packet sockets, NAT.
+    Other,
     /// This project's engine, on a TUN device, NAT.
     Tun,
     /// This project's daemon, which relays itself (`forward = "proxy"`).
@@ -69,6 +71,7 @@ impl Contender {
             Self::InKernel(Method::Nat) => "ours-in-kernel",
             Self::InKernel(Method::Dr) => "ours-in-kernel-dr",
             Self::InKernel(Method::Tunnel) => "ours-in-kernel-tunnel",
+            Self::Other => "other",
             Self::Tun => "ours-tun",
             Self::Proxy => "ours-proxy",
             Self::NullV2Send => "null-v2-sendmmsg",
@@ -87,7 +90,10 @@ impl Contender {
 
     /// It is this project's engine.
     pub(crate) fn is_ours(self) -> bool {
-        matches!(self, Self::AfPacket(_) | Self::InKernel(_) | Self::Tun)
+        matches!(
+            self,
+            Self::AfPacket(_) | Self::InKernel(_) | Self::Other | Self::Tun
+        )
     }
 
     /// It keeps connections, which have to be opened before established ones are measured.

@@ -13,6 +13,7 @@ mod table;
 mod tcp;
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -46,6 +47,9 @@ pub struct Options {
     /// Length of one measurement, in milliseconds
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(20..=5000))]
     window: Option<u64>,
+    /// Measure against another build of the engine, in this directory, with its `lvsadm`
+    #[arg(long, value_name = "DIR")]
+    other: Option<PathBuf>,
     /// List the rows, with their bounds
     #[arg(long)]
     list: bool,
@@ -74,7 +78,7 @@ const QUICK: [&str; 10] = [
 
 /// What is off by default is measured when it is named.
 fn is_only_by_name(row: &Row) -> bool {
-    ["in-kernel", "proxy"]
+    ["in-kernel", "proxy", "other"]
         .iter()
         .any(|name| row.name.starts_with(name))
 }
@@ -95,6 +99,19 @@ impl Options {
             nix::unistd::geteuid().is_root(),
             "compare needs root: its generator makes packets inside of the kernel, and its hosts are network namespaces"
         );
+        if groups.iter().any(|group| group.name == "other") {
+            let dir = self.other.as_deref();
+            let dir =
+                dir.context("rows that begin with `other` need another build: --other DIR")?;
+            for name in ["lvs-dataplane", "lvsadm"] {
+                let program = dir.join(name);
+                ensure!(
+                    program.is_file(),
+                    "--other: there is no {}",
+                    program.display()
+                );
+            }
+        }
         let (rounds, window) = if self.quick { QUICKLY } else { USUALLY };
         let manner = Manner {
             rounds: self.rounds.map_or(rounds, usize::from),
@@ -109,7 +126,8 @@ impl Options {
     }
 
     fn measure(&self, groups: &[Group], manner: &Manner) -> Result<()> {
-        let yardsticks = Yardsticks::build()?;
+        let mut yardsticks = Yardsticks::build()?;
+        yardsticks.other.clone_from(&self.other);
         if !manner.busy {
             machine::wait_until_quiet(Duration::from_secs(30))?;
         }
@@ -163,6 +181,7 @@ impl Options {
     /// The rows that are asked for, and what they need.
     fn select(&self, groups: Vec<Group>) -> Result<Vec<Group>> {
         let names: Vec<&str> = match (self.names.is_empty(), self.quick && !self.list) {
+            (true, _) if self.other.is_some() => vec!["other"],
             (true, true) => QUICK.to_vec(),
             (true, false) => {
                 let all = self.list;

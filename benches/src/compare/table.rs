@@ -90,6 +90,7 @@ pub(super) fn all() -> Vec<Group> {
         in_kernel_most(),
         in_kernel_tcp(),
         in_kernel_latency(),
+        other(),
     ]
 }
 
@@ -254,6 +255,43 @@ fn in_kernel_latency() -> Group {
             Against::Added(routing, cable),
             Bound::AtMost(1.15),
         );
+    }
+    group
+}
+
+/// Against another build, which has to be named.
+fn other() -> Group {
+    let mut group = Group::new("other");
+    for (name, what, work) in [
+        (
+            "other-nat-1k",
+            "NAT, 64 bytes, 1,000 flows",
+            (|who| Work::Flood(who, Place::Usual, forward(1000, SHARED_CLIENTS)))
+                as fn(Contender) -> Work,
+        ),
+        (
+            "other-nat-100k-1c",
+            "NAT, 100,000 flows, receive work and engine on one core",
+            |who| Work::Flood(who, Place::OneCore, forward(100_000, SHARED_CLIENTS)),
+        ),
+        ("other-bulk", "one TCP stream, NAT", |who| {
+            Work::Tcp(who, Tcp::Bulk)
+        }),
+        (
+            "other-http",
+            "requests over connections that stay, NAT",
+            |who| Work::Tcp(who, Tcp::Requests),
+        ),
+        (
+            "other-connections",
+            "connections with one request each, NAT",
+            |who| Work::Tcp(who, Tcp::Connections),
+        ),
+    ] {
+        let [ours, others] = [NAT, Contender::Other]
+            .map(|who| group.job(&format!("{name}/{}", who.name()), work(who)));
+        let what = format!("{what}, against the other build");
+        group.row(name, &what, &ours, Against::One(others), Bound::Shown);
     }
     group
 }

@@ -307,12 +307,15 @@ mod tests {
             deny: [prefix].into(),
         };
         assert!(SourceFilter::new(both).unwrap_err().contains("both"));
-        let many = (0..=0x1_0000_u32).map(|n| Prefix::new(IpAddr::V4(n.into()), 32).unwrap());
-        let many = FilterLists {
-            deny: many.collect(),
-            ..FilterLists::default()
+        let prefixes = |n: u32| (0..n).map(|n| Prefix::new(IpAddr::V4(n.into()), 32).unwrap());
+        let lists = |denied: u32| FilterLists {
+            allow: [prefix].into(),
+            deny: prefixes(denied).collect(),
         };
-        assert!(SourceFilter::new(many).unwrap_err().contains("at most"));
+        let most = SourceFilter::new(lists(0xffff)).unwrap();
+        assert_eq!(most.counts(), (1, 0xffff));
+        let said = SourceFilter::new(lists(0x1_0000)).unwrap_err();
+        assert!(said.contains("at most 65536"), "{said}");
         assert_eq!(filter("", ""), SourceFilter::default());
         assert_eq!(
             filter("10.0.0.1 10.0.0.2", ""),

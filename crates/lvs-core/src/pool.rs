@@ -139,6 +139,20 @@ impl Pool {
         self.scheduler = scheduler;
     }
 
+    /// Puts the servers into an order, those that it does not name behind the others; `false` if
+    /// they are in it. Else the scheduler, a new one of the same kind, begins with that list.
+    pub(crate) fn arrange(&mut self, order: &[SocketAddr], scheduler: Box<dyn Scheduler>) -> bool {
+        let places: BTreeMap<SocketAddr, usize> = order.iter().copied().zip(0..).collect();
+        let place =
+            |server: &Arc<Server>| places.get(&server.addr()).copied().unwrap_or(usize::MAX);
+        if self.servers.is_sorted_by_key(place) {
+            return false;
+        }
+        self.servers.sort_by_key(place);
+        self.reschedule(scheduler);
+        true
+    }
+
     /// Lets the scheduler do what it does once a [`Scheduler::period`].
     pub fn tick(&mut self, now: Instant) {
         self.scheduler.tick(now);

@@ -196,6 +196,8 @@ fn what_moves_data_never_gives_way() {
     bed.pass(Duration::from_secs(2));
     let opened = (0..256).filter(|&n| bed.connect(source(0x0100_0000 + n)));
     assert_eq!(opened.count(), 56);
+    let evicted = bed.director.shard.evictions();
+    assert_eq!((evicted.idle, evicted.half_open), (56, 0), "{evicted:?}");
     for n in 0..200 {
         assert!(bed.opens(source(n), ACK).is_some());
     }
@@ -204,8 +206,13 @@ fn what_moves_data_never_gives_way() {
 #[test]
 fn a_full_table_refuses_unless_it_is_told_to_evict() {
     let mut bed = Bed::tcp(16, WhenFull::Drop, Forwarding::Nat, Extras::default());
-    let opened = (0..100).filter(|&n| bed.opens(source(n), SYN).is_some());
-    assert_eq!(opened.count(), 16);
+    for n in 0..16 {
+        assert!(bed.opens(source(n), SYN).is_some());
+    }
+    for n in 16..100 {
+        let full = Verdict::Drop(DropReason::TableFull);
+        assert_eq!(bed.send(source(n), SYN), full);
+    }
     assert_eq!(
         bed.director.shard.evictions(),
         lvs_core::Evictions::default()
@@ -220,6 +227,7 @@ fn a_connection_that_is_replaced_may_be_the_one_that_gives_way() {
     bed.reply(server, client, TcpFlags::RST);
     // CLOSE: the next SYN takes its place, and its slot.
     assert!(bed.opens(client, SYN).is_some());
+    assert_eq!(bed.director.shard.evictions().ended, 1);
     assert_eq!(bed.director.shard.len(), 1);
     assert!(bed.opens(client, ACK).is_some());
 }
@@ -275,15 +283,24 @@ fn full_nat_out_of_ports_takes_another_server() {
     );
     let none = Verdict::Drop(DropReason::NoLocalPort);
     assert_eq!(bed.send(one(1021), SYN), none);
+    // Of many servers, eight others are tried.
+    for n in 3..=20 {
+        let config = ServerConfig::new(1, Forwarding::FullNat);
+        let added = bed
+            .director
+            .control
+            .add_server(&key, server(n), &config, bed.now);
+        added.unwrap();
+    }
+    let opened = (2001..2301).filter(|&n| bed.opens(one(n), SYN).is_some());
+    let opened = opened.count();
+    assert!((70..=90).contains(&opened), "{opened}");
+    assert_eq!(bed.send(one(3000), SYN), none);
 }
 
 #[test]
 fn templates_of_a_flooded_persistent_service_are_bounded() {
-    let mut config = ServiceConfig::new(Family::V4, "rr");
-    config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
-    config.timeout = 300;
-    let key = ServiceKey::tcp(addr(VIP));
-    let mut bed = Bed::new(512, WhenFull::Evict, key, config, Forwarding::Nat);
+    let mut bed = persistent(512, WhenFull::Evict);
     let client = source(0x0100_0000);
     assert!(bed.connect(client));
     for n in 0..5000 {
@@ -294,4 +311,56 @@ fn templates_of_a_flooded_persistent_service_are_bounded() {
     assert!(templates.count() <= 512 + 64 + 128);
     assert!(bed.director.control.evicted_templates() > 4000);
     assert!(bed.opens(client, ACK).is_some());
+}
+
+fn persistent(slots: usize, when_full: WhenFull) -> Bed {
+    let mut config = ServiceConfig::new(Family::V4, "rr");
+    config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
+    config.timeout = 300;
+    let key = ServiceKey::tcp(addr(VIP));
+    Bed::new(slots, when_full, key, config, Forwarding::Nat)
+}
+
+/// As many connections, an eighth and 128 more: of clients whose connections have ended.
+#[test]
+fn as_many_templates_as_there_may_be_refuse_the_next_one() {
+    let mut bed = persistent(512, WhenFull::Drop);
+    for n in 0..512 {
+        assert!(bed.opens(source(n), SYN).is_some(), "{n}");
+    }
+    // A SYN without an answer lives a minute, its template five.
+    bed.pass(Duration::from_secs(61));
+    assert_eq!(bed.director.shard.len(), 0);
+    for n in 512..704 {
+        assert!(bed.opens(source(n), SYN).is_some(), "{n}");
+    }
+    let full = Verdict::Drop(DropReason::TableFull);
+    assert_eq!(bed.send(source(704), SYN), full);
+    assert!(bed.opens(source(1), SYN).is_some(), "it has its template");
+    assert_eq!(bed.director.control.evicted_templates(), 0);
+}
+
+/// Of a flood of templates that end together, 4,096 do in one call; the others are due at once.
+#[test]
+fn templates_that_end_together_end_in_portions() {
+    const ALL: usize = 10_000;
+    let mut bed = persistent(1 << 14, WhenFull::Drop);
+    for n in 0..ALL {
+        let source = source(u32::try_from(n).unwrap());
+        assert!(bed.opens(source, SYN).is_some());
+    }
+    bed.pass(Duration::from_secs(61));
+    // As a worker of several does it: a clock of its own for the half that is shared.
+    let at = bed.now + Duration::from_secs(600);
+    let left = |bed: &Bed| bed.director.control.templates_from(0, at).count();
+    assert_eq!(left(&bed), ALL);
+    let mut lefts = vec![ALL];
+    while *lefts.last().unwrap() > 0 {
+        bed.director.control.advance(at);
+        lefts.push(left(&bed));
+        assert!(lefts.len() < 10, "{lefts:?}");
+    }
+    let ended = lefts.windows(2).map(|of| of[0] - of[1]);
+    assert!(ended.clone().all(|ended| ended <= 4096), "{lefts:?}");
+    assert!(lefts.len() > 3, "{lefts:?}");
 }

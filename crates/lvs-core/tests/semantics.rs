@@ -371,6 +371,38 @@ fn one_packet_connections_are_counted_and_gone() {
 }
 
 #[test]
+fn an_order_counts_and_connections_stay() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let server = |n: u8| SocketAddr::from(([10, 0, 0, n], 80));
+    let now = Instant::ZERO;
+    let mut director = director(key, rr(), Forwarding::Nat, 4);
+    let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), now);
+    let before = entries(&director, now);
+    let order = |director: &Director| -> Vec<u8> {
+        let service = director.control.service(&key).expect("it is there");
+        let last = |server: &std::sync::Arc<lvs_core::Server>| server.addr().to_string();
+        let texts = service.servers().iter().map(last);
+        texts.map(|text| text.as_bytes()[7] - b'0').collect()
+    };
+    assert_eq!(order(&director), [4, 3, 2, 1]);
+    let control = &mut director.control;
+    // One is not there, one is named twice, two are not named.
+    let wanted = [server(2), server(9), server(3), server(2)];
+    control.arrange_servers(&key, &wanted).expect("a service");
+    assert_eq!(order(&director), [3, 2, 4, 1]);
+    assert_eq!(entries(&director, now).len(), before.len());
+    let nobody = ServiceKey::tcp(addr("198.51.100.9:80"));
+    let refused = director.control.arrange_servers(&nobody, &[]);
+    assert_eq!(refused, Err(Error::NoService));
+    // The scheduler begins with the first of them.
+    let verdict = director.handle_packet(&tcp("192.0.2.8:1", VIP, TcpFlags::SYN), now);
+    let Verdict::Forward(forward) = verdict else {
+        panic!("{verdict:?}");
+    };
+    assert_eq!(forward.target, server(3));
+}
+
+#[test]
 fn drop_packet_spares_connections_that_exist() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 1);
     director.control.set_sysctl("am_droprate", "3").unwrap();

@@ -362,6 +362,51 @@ fn a_full_ring_counts_what_it_loses_and_leaves_lent_frames_alone() {
     assert_eq!(receiver.drops(), lost);
 }
 
+/// What is longer than a slot of the ring waits in the socket's buffer.
+#[test]
+fn long_frames_wait_as_far_as_the_socket_has_room_and_the_others_are_counted() {
+    let (left, middle, _right) = hosts();
+    left.ip("link set wl mtu 9000");
+    middle.ip("link set wa mtu 9000");
+    let mut receiver = middle.run(|| open("wa"));
+    let mut sender = left.run(|| open_without_ring("wl"));
+    // Fewer than the ring has slots.
+    const ALL: u64 = 7000;
+    const LEN: u64 = 9000;
+    for number in 0..7000 {
+        assert_eq!(sender.send(&mut [numbered(number, 9000)]), 0);
+    }
+    let mut batch = frames();
+    let mut came = 0;
+    let end = Instant::now() + Duration::from_secs(10);
+    while came + receiver.drops() < ALL {
+        assert!(Instant::now() < end, "{came} came");
+        let count = receiver.recv(&mut batch).unwrap();
+        for (_, whole) in batch[..count].iter().filter_map(number_of) {
+            assert!(whole);
+            came += 1;
+        }
+    }
+    let lost = receiver.drops();
+    assert_eq!(came + lost, ALL);
+    // The kernel counts what it has allocated for a frame, and doubles what is asked for.
+    let bytes = came * LEN;
+    assert!((8 << 20..=32 << 20).contains(&bytes), "{came} came");
+    for number in 0..20 {
+        assert_eq!(sender.send(&mut [numbered(number, 9000)]), 0);
+    }
+    let mut next = 0;
+    while next < 20 {
+        assert!(Instant::now() < end, "{next} came");
+        let count = receiver.recv(&mut batch).unwrap();
+        for found in batch[..count].iter().filter_map(number_of) {
+            assert_eq!(found, (next, true));
+            next += 1;
+        }
+    }
+    assert_eq!(receiver.drops(), lost);
+}
+
 /// A numbered TCP segment with these flags, and so much data.
 fn segment(number: u32, v6: bool, flags: u8, data: usize) -> Frame {
     let mut bytes = vec![0x33, 0x33, 0x0a, 0, 0, 1, 2, 0, 0, 0, 0, 9];
@@ -405,6 +450,48 @@ fn number_of_segment(frame: &Frame) -> Option<(u32, u8)> {
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 const FIN: u8 = 1;
+
+#[test]
+fn interfaces_that_share_a_batch_make_no_buffers_for_one_another() {
+    const MARK: [u8; 8] = *b"the same";
+    let (left, middle, right) = hosts();
+    left.ip("link set wl mtu 9000");
+    middle.sh("ip link set wa mtu 9000; ip link set wb mtu 9000");
+    right.ip("link set wr mtu 9000");
+    let (mut short, mut long) = middle.run(|| (open("wa"), open("wb")));
+    let mut near = left.run(|| open_without_ring("wl"));
+    let mut far = right.run(|| open_without_ring("wr"));
+    let mut batch: Vec<_> = (0..2 * BATCH).map(|_| Frame::new()).collect();
+    let mut unmarked = 0;
+    for round in 0..40 {
+        for (sender, receiver, len) in [(&mut near, &mut short, 60), (&mut far, &mut long, 5000)] {
+            // Different numbers, so that each place of the batch is one's and then the other's.
+            let count = 1 + pattern(round * len) as usize % (BATCH - 1);
+            let mut some: Vec<_> = (0..count).map(|_| numbered(7, len)).collect();
+            assert_eq!(sender.send(&mut some), 0);
+            let end = Instant::now() + Duration::from_secs(10);
+            let mut came = 0;
+            while came < count {
+                assert!(Instant::now() < end, "{came} of {count} came");
+                let received = receiver.recv(&mut batch).unwrap();
+                came += batch[..received].iter().filter(|f| f.len() == len).count();
+                // As the packet path does with what is lent.
+                for frame in batch.iter_mut().filter(|frame| frame.slot().is_some()) {
+                    drop(frame.take());
+                }
+                for frame in batch.iter_mut().filter(|frame| frame.capacity() > 60_000) {
+                    let buffer = frame.receive_buffer();
+                    let mark = buffer.len() - MARK.len();
+                    if round >= 10 && buffer[mark..] != MARK {
+                        unmarked += 1;
+                    }
+                    buffer[mark..].copy_from_slice(&MARK);
+                }
+            }
+        }
+    }
+    assert_eq!(unmarked, 0, "buffers were made though there were enough");
+}
 
 #[test]
 fn a_flood_of_syns_takes_no_room_from_other_packets() {

@@ -337,6 +337,30 @@ mod tests {
     }
 
     #[test]
+    fn no_more_wishes_hold_than_may() {
+        let mut admin = Admin::default();
+        let wish = |n: usize| {
+            let port = u16::try_from(n % 60_000).unwrap();
+            let mut wish = spec(None, Some(port), AdminState::Drain);
+            wish.target.host = [10, 0, 0, u8::try_from(n / 60_000).unwrap()].into();
+            wish
+        };
+        for n in 0..ENTRIES_MAX {
+            admin.set(wish(n), 1).unwrap();
+        }
+        let refused = admin.set(wish(ENTRIES_MAX), 1).unwrap_err();
+        assert!(refused.contains("65536"), "{refused}");
+        assert_eq!(admin.entries().count(), ENTRIES_MAX);
+        admin.set(wish(7), 2).expect("it is there already");
+        let mut ready = wish(7);
+        ready.state = AdminState::Ready;
+        admin.set(ready, 3).unwrap();
+        admin
+            .set(wish(ENTRIES_MAX), 4)
+            .expect("there is room again");
+    }
+
+    #[test]
     fn an_unknown_entry_does_not_take_the_others_with_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");

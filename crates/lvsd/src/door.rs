@@ -457,8 +457,8 @@ mod tests {
             })
             .collect();
         assert!(Place::take(&places, Some(99)).is_none());
-        let root = Place::take(&places, None);
-        assert!(root.is_some());
+        let root: Vec<Place> = std::iter::from_fn(|| Place::take(&places, None)).collect();
+        assert_eq!(root.len(), CONNECTIONS_MAX - READERS_MAX);
         drop((one, others, root));
         assert!(places.lock().expect("not poisoned").by_user.is_empty());
     }

@@ -208,6 +208,16 @@ calls! {
             /// Address and port of the server.
             server: SocketAddr,
         },
+        /// Put the servers of a service into an order: the first one stands where the one that was
+        /// added last does, and is looked at first. Those that are not named come behind, in the
+        /// order that they have; those that are not there are passed over. The scheduler begins
+        /// anew if that changes anything. Answer: [`Done`](super::Done).
+        "server.arrange" ServerArrange {
+            /// The service.
+            service: ServiceId,
+            /// Addresses and ports of servers.
+            servers: Vec<SocketAddr>,
+        },
         /// Set the timeouts that `ipvsadm --set` sets; 0 leaves one unchanged. Answer:
         /// [`Done`](super::Done).
         "timeouts.set" TimeoutsSet(Timeouts),

@@ -17,10 +17,30 @@ pub(crate) fn scattered(
     most: usize,
 ) -> impl Iterator<Item = Range<usize>> {
     let windows = windows(slots);
-    // The golden section keeps them apart.
-    let step = (windows * 618 / 1000).max(1);
-    (0..most.min(windows)).map(move |n| {
-        let from = (here + n * step) % windows * WINDOW;
+    let count = most.min(windows);
+    (0..count).map(move |n| {
+        // In equal distances, so that none is looked at twice.
+        let from = (here + n * windows / count) % windows * WINDOW;
         from..from + WINDOW
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_slots_are_looked_at_than_the_windows_have() {
+        for slots in [0, 1, 31, 32, 33, 127, 129, 1000, 1 << 20] {
+            for here in [0, 1, windows(slots) / 2, windows(slots) - 1] {
+                let mut seen: std::vec::Vec<_> = scattered(here, slots, 4).collect();
+                let all: usize = seen.iter().map(Range::len).sum();
+                assert!(all <= 128, "{slots} from {here}");
+                seen.sort_by_key(|window| window.start);
+                let apart = seen.windows(2).all(|of| of[0].end <= of[1].start);
+                assert!(apart, "{slots} from {here}: {seen:?}");
+                assert_eq!(seen.len(), windows(slots).min(4));
+            }
+        }
+    }
 }

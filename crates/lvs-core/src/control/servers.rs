@@ -92,6 +92,28 @@ impl Control {
         Ok(())
     }
 
+    /// Puts the servers of a service into an order: the first of `order` stands where the one that
+    /// was added last does. Those that it does not name come behind, in the order that they have;
+    /// those that are not there are passed over. If that changes anything the scheduler begins
+    /// anew. The kernel has no such operation: there, a server that was removed and comes back
+    /// stands in front.
+    ///
+    /// # Errors
+    /// [`Error::NoService`], [`Error::UnknownScheduler`].
+    pub fn arrange_servers(&mut self, key: &ServiceKey, order: &[SocketAddr]) -> Result<(), Error> {
+        let service = self.service(key).ok_or(Error::NoService)?;
+        let scheduler = self.scheduler(&service.config.scheduler)?;
+        let next_tick = self.first_tick(&*scheduler);
+        let (number, service) = self.service_mut(key)?;
+        if !service.pool.arrange(order, scheduler) {
+            return Ok(());
+        }
+        service.next_tick = next_tick;
+        self.plan_service(number);
+        self.changed();
+        Ok(())
+    }
+
     /// Counters and rates of a real server.
     pub fn server_stats(&self, id: ServerId) -> Option<Stats> {
         Some(self.records.get(id.index())?.stats.stats())

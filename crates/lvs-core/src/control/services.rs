@@ -211,7 +211,7 @@ impl Control {
     }
 
     /// When a scheduler that is made now is to be called first.
-    fn first_tick(&self, scheduler: &dyn Scheduler) -> Option<Instant> {
+    pub(super) fn first_tick(&self, scheduler: &dyn Scheduler) -> Option<Instant> {
         Some(self.clock? + scheduler.period()?)
     }
 

@@ -1,6 +1,7 @@
 //! What `lblc` and `lblcr` have in common: a cache from destination addresses to servers, and how
 //! it ages.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
@@ -26,15 +27,16 @@ const IDLE: Duration = Duration::from_secs(6 * 60);
 
 #[derive(Clone, Debug)]
 pub(super) struct Entry<T> {
-    addr: IpAddr,
     pub(super) value: T,
     pub(super) last_use: Instant,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Cache<T> {
-    /// Each bucket has its newest entry last.
-    buckets: Vec<Vec<Entry<T>>>,
+    /// The kernel's buckets, by which idle entries are looked for. Its hash has no key, so that
+    /// clients who choose their destinations may fill one of them: none is searched from end to
+    /// end for a packet.
+    buckets: Vec<BTreeMap<IpAddr, Entry<T>>>,
     len: usize,
     /// Looks since the last full check.
     counter: u32,
@@ -45,7 +47,7 @@ pub(super) struct Cache<T> {
 impl<T> Default for Cache<T> {
     fn default() -> Self {
         Self {
-            buckets: (0..BUCKETS).map(|_| Vec::new()).collect(),
+            buckets: (0..BUCKETS).map(|_| BTreeMap::new()).collect(),
             len: 0,
             counter: 1,
             rover: 0,
@@ -55,16 +57,12 @@ impl<T> Default for Cache<T> {
 
 impl<T> Cache<T> {
     pub(super) fn get_mut(&mut self, addr: IpAddr) -> Option<&mut Entry<T>> {
-        let bucket = &mut self.buckets[bucket(addr)];
-        bucket.iter_mut().rev().find(|entry| entry.addr == addr)
+        self.buckets[bucket(addr)].get_mut(&addr)
     }
 
     pub(super) fn remove(&mut self, addr: IpAddr) {
-        let bucket = &mut self.buckets[bucket(addr)];
-        if let Some(at) = bucket.iter().rposition(|entry| entry.addr == addr) {
-            bucket.remove(at);
-            self.len -= 1;
-        }
+        let removed = self.buckets[bucket(addr)].remove(&addr);
+        self.len -= usize::from(removed.is_some());
     }
 
     /// Keeps a new entry, unless there are too many.
@@ -72,12 +70,12 @@ impl<T> Cache<T> {
         if self.len >= HARD_MAX {
             return;
         }
-        self.buckets[bucket(addr)].push(Entry {
-            addr,
+        let entry = Entry {
             value,
             last_use: now,
-        });
-        self.len += 1;
+        };
+        let replaced = self.buckets[bucket(addr)].insert(addr, entry);
+        self.len += usize::from(replaced.is_none());
     }
 
     /// A look at the cache, once a [`CHECK_PERIOD`] (`ip_vs_lblc_check_expire`).
@@ -105,7 +103,7 @@ impl<T> Cache<T> {
     fn drop_idle(&mut self, bucket: usize, now: Instant, idle: Duration) -> usize {
         let bucket = &mut self.buckets[bucket];
         let before = bucket.len();
-        bucket.retain(|entry| now.saturating_since(entry.last_use) < idle);
+        bucket.retain(|_, entry| now.saturating_since(entry.last_use) < idle);
         let dropped = before - bucket.len();
         self.len -= dropped;
         dropped
@@ -144,6 +142,24 @@ mod tests {
         cache.check(Instant::from_secs(360), Duration::from_secs(86_400));
         let dropped = HARD_MAX - cache.len;
         assert!((MAX / 2..MAX / 2 + 100).contains(&dropped), "{dropped}");
+    }
+
+    #[test]
+    fn destinations_chosen_for_one_bucket_are_found_and_forgotten() {
+        let mut cache = Cache::default();
+        let chosen = (0..).map(addr).filter(|addr| bucket(*addr) == 7);
+        let chosen: Vec<_> = chosen.take(2000).collect();
+        for (n, addr) in chosen.iter().enumerate() {
+            cache.insert(*addr, n, Instant::ZERO);
+        }
+        for (n, addr) in chosen.iter().enumerate() {
+            assert_eq!(cache.get_mut(*addr).map(|entry| entry.value), Some(n));
+        }
+        cache.remove(chosen[3]);
+        assert!(cache.get_mut(chosen[3]).is_none());
+        assert_eq!((cache.len, cache.buckets[7].len()), (1999, 1999));
+        assert_eq!(cache.drop_idle(7, Instant::from_secs(360), IDLE), 1999);
+        assert_eq!(cache.len, 0);
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub(super) const ABOUT: About = About {
     in_kernel: false,
     flags: &[],
     draws_lots: false,
+    goes_by_order: false,
     make: || Box::<PeakEwma>::default(),
 };
 

@@ -20,6 +20,7 @@ pub(super) const ABOUT: About = About {
     in_kernel: true,
     flags: &[],
     draws_lots: false,
+    goes_by_order: false,
     make: || Box::<LocalityLeastConnections>::default(),
 };
 

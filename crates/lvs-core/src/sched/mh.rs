@@ -33,6 +33,7 @@ pub(super) const ABOUT: About = About {
         ("mh-port", ServiceFlags::SCHED2),
     ],
     draws_lots: false,
+    goes_by_order: true,
     make: || Box::<MaglevHashing>::default(),
 };
 

@@ -185,6 +185,9 @@ pub struct About {
     pub flags: &'static [(&'static str, u32)],
     /// It chooses by random numbers, so that a preview is one of several outcomes.
     pub draws_lots: bool,
+    /// What it chooses depends on the order of the servers for as long as they stay: directors
+    /// that are to choose alike need one order.
+    pub goes_by_order: bool,
     /// Makes one for a service.
     pub make: fn() -> Box<dyn Scheduler>,
 }
@@ -334,6 +337,7 @@ impl NoScheduler {
         in_kernel: true,
         flags: &[],
         draws_lots: false,
+        goes_by_order: false,
         make: || Box::new(Self),
     };
 }

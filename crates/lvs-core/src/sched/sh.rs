@@ -25,6 +25,7 @@ pub(super) const ABOUT: About = About {
         ("sh-port", ServiceFlags::SCHED2),
     ],
     draws_lots: false,
+    goes_by_order: true,
     make: || Box::<SourceHashing>::default(),
 };
 

@@ -17,6 +17,7 @@ pub(super) const ABOUT: About = About {
     in_kernel: true,
     flags: &[],
     draws_lots: true,
+    goes_by_order: false,
     make: || Box::<RandomTwos>::default(),
 };
 

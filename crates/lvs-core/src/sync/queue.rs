@@ -288,3 +288,48 @@ pub(crate) fn sync_template(
     };
     queue.push(&entry, master, sysctls, now);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_messages_wait_for_each_port_as_may_and_the_others_are_lost() {
+        let master = Master {
+            // Each connection fills one.
+            count_max: 1,
+            ports: 2,
+            ..Master::new(0, None, false)
+        };
+        let sysctls = Sysctls {
+            sync_qlen_max: 4,
+            ..Sysctls::default()
+        };
+        let mut queue = Queue::default();
+        let mut each = [0_u64; 2];
+        for n in 0..100 {
+            let entry = Entry {
+                protocol: Protocol::TCP,
+                client: ([192, 0, 2, 1], n).into(),
+                virt: ([198, 51, 100, 1], 80).into(),
+                server: ([10, 0, 0, 1], 80).into(),
+                flags: 0,
+                state: 1,
+                mark: 0,
+                timeout: 60,
+                sequences: None,
+                engine: None,
+                data: None,
+            };
+            each[usize::from(spread(&entry) & 1)] += 1;
+            queue.push(&entry, master, &sysctls, Instant::ZERO);
+        }
+        assert!(each.iter().all(|&count| count > 5), "{each:?}");
+        // The last one of each is being filled.
+        assert_eq!(queue.lost(), 100 - 2 * (4 + 1));
+        let later = Instant::ZERO + SEND_AFTER;
+        let taken = core::iter::from_fn(|| queue.take(later, &sysctls));
+        assert_eq!(taken.count(), 8);
+        assert_eq!((queue.lost(), queue.next_message()), (92, None));
+    }
+}

@@ -162,5 +162,19 @@ mod tests {
             waits
         });
         assert!(waits);
+        // Of all users together, four.
+        let users: Vec<_> = (2..7).filter_map(|uid| places.take(Some(uid))).collect();
+        let mut lists: Vec<_> = users[..LISTS_MAX].iter().map(Place::list).collect();
+        assert!(lists.iter().all(Option::is_some));
+        assert!(writer.list().is_some());
+        let waits = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| users[LISTS_MAX].list().is_some());
+            std::thread::sleep(Duration::from_millis(20));
+            let waits = !waiting.is_finished();
+            lists.pop();
+            assert!(waiting.join().expect("no panic"), "its turn comes");
+            waits
+        });
+        assert!(waits);
     }
 }

@@ -277,6 +277,21 @@ mod tests {
         assert!(greedy.show(None, &packet));
         let next = packets.recv().expect("there is room again");
         assert_eq!(next.lost, 1000 - waiting.len() as u64);
+        // As many short ones as may.
+        let short = Shown {
+            frame: &[0; 60],
+            ..packet
+        };
+        for _ in 0..QUEUE + 5 {
+            assert!(greedy.show(None, &short));
+        }
+        assert_eq!(
+            packets.try_iter().inspect(|one| reader.took(one)).count(),
+            QUEUE
+        );
+        let lost = next.lost + 5;
+        assert!(greedy.show(None, &short));
+        assert_eq!(packets.recv().expect("there is room again").lost, lost);
         // Nothing has matched one of them, and the other's channel still has its end.
         drop(reader);
         let readers = Readers::default();

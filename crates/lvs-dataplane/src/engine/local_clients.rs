@@ -11,6 +11,9 @@ use crate::packet::intercept::LocalClient;
 
 /// How many are looked at in one go.
 const PIECE: usize = 4096;
+/// How many there may be: users of the host open and end connections faster than it is looked which
+/// of them have ended.
+const CLIENTS_MAX: usize = 1 << 16;
 
 /// Those that one worker has asked to be hidden.
 #[derive(Debug, Default)]
@@ -20,11 +23,15 @@ pub(super) struct LocalClients {
 }
 
 impl LocalClients {
-    /// One has been asked for.
-    pub(super) fn add(&mut self, client: LocalClient) {
+    /// One is asked for; `false` if there are as many as may be.
+    pub(super) fn add(&mut self, client: LocalClient) -> bool {
+        if self.known.len() >= CLIENTS_MAX && !self.known.contains(&client) {
+            return false;
+        }
         if self.known.insert(client) {
             self.order.push_back(client);
         }
+        true
     }
 
     /// Takes out those whose connections `shard` has no longer, looking at a bounded number.
@@ -42,5 +49,46 @@ impl LocalClients {
             }
         }
         ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, SocketAddr};
+
+    use lvs_core::{Control, Options, Protocol};
+
+    use super::*;
+
+    fn client(n: usize) -> LocalClient {
+        let [.., net, high, low] = n.to_be_bytes();
+        LocalClient {
+            protocol: Protocol::TCP,
+            server: SocketAddr::from(([10, 0, 0, net], 80)),
+            local: SocketAddr::new(
+                IpAddr::from([192, 0, 2, 1]),
+                u16::from_be_bytes([high, low]),
+            ),
+        }
+    }
+
+    #[test]
+    fn no_more_are_hidden_than_may_be_and_ended_ones_make_room() {
+        let mut clients = LocalClients::default();
+        for n in 0..CLIENTS_MAX {
+            assert!(clients.add(client(n)));
+        }
+        assert!(!clients.add(client(CLIENTS_MAX)));
+        assert!(clients.add(client(7)), "it is hidden already");
+        assert_eq!(
+            (clients.known.len(), clients.order.len()),
+            (CLIENTS_MAX, CLIENTS_MAX)
+        );
+        let control = Control::new(Options::default());
+        let shard = control.shard(0).expect("the first");
+        assert_eq!(clients.take_ended(&shard).len(), PIECE);
+        assert!(clients.add(client(CLIENTS_MAX)));
+        while !clients.take_ended(&shard).is_empty() {}
+        assert!(clients.known.is_empty() && clients.order.is_empty());
     }
 }

@@ -229,6 +229,11 @@ pub(super) const EVICTED_IDLE: [&str; 3] = [
     "A connection that gave way to a new one when the table was full, because it had been idle for a minute.",
     EVICTED,
 ];
+pub(super) const EVICTED_TEMPLATE: [&str; 3] = [
+    "evicted_template",
+    "A persistence template without a connection that gave way to a new one when there were as many as may be: its clients may get another server.",
+    EVICTED,
+];
 pub(super) const NO_NEIGHBOUR: [&str; 3] = [
     "no_neighbour",
     "Its next hop did not answer ARP or neighbour discovery, or too many packets waited for it.",

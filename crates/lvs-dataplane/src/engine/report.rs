@@ -101,8 +101,8 @@ impl Report {
         self
     }
 
-    /// The director's own reasons.
-    pub(super) fn decisions(&self) -> impl Iterator<Item = ReasonCount> + '_ {
+    /// The director's own reasons; `templates` gave way to others.
+    pub(super) fn decisions(&self, templates: u64) -> impl Iterator<Item = ReasonCount> + '_ {
         let drops = DropReason::ALL.iter().zip(self.drops).map(|(drop, count)| {
             let told = [drop.name(), drop.describe(), remedies::of_drop(*drop)];
             reason("drop", count, told)
@@ -117,14 +117,15 @@ impl Report {
             (self.evicted.ended, remedies::EVICTED_ENDED),
             (self.evicted.unused, remedies::EVICTED_UNUSED),
             (self.evicted.idle, remedies::EVICTED_IDLE),
+            (templates, remedies::EVICTED_TEMPLATE),
         ];
         let evicted = evicted.map(|(count, told)| reason("drop", count, told));
         drops.chain(evicted).chain(accepts)
     }
 
-    /// All reasons. `trunks`: frames that VLAN trunks refused, and those of VLANs that there are
-    /// none of here.
-    pub(super) fn reasons(&self, trunks: (u64, u64)) -> Vec<ReasonCount> {
+    /// All reasons. `templates`: as for [`decisions`](Self::decisions); `trunks`: frames that VLAN
+    /// trunks refused, and those of VLANs that there are none of here.
+    pub(super) fn reasons(&self, templates: u64, trunks: (u64, u64)) -> Vec<ReasonCount> {
         let frames = FrameDrop::ALL
             .iter()
             // What these two stand for is counted by the director's own reasons.
@@ -133,7 +134,7 @@ impl Report {
                 let told = [drop.name(), drop.describe(), remedies::of_frame(drop)];
                 reason("drop", self.frames.dropped_for(drop), told)
             });
-        let mut all: Vec<ReasonCount> = frames.chain(self.decisions()).collect();
+        let mut all: Vec<ReasonCount> = frames.chain(self.decisions(templates)).collect();
         let missed = self.ports.iter().map(|(.., lost)| lost).sum();
         all.extend([
             reason("drop", self.unsent + trunks.0, remedies::NOT_SENT),

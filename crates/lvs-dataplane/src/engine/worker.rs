@@ -440,11 +440,16 @@ impl Worker {
     /// Asks for what the packet path has asked for, and sends what it has made.
     fn flush(&mut self) {
         if !self.output.requests.is_empty() {
-            for request in &self.output.requests {
-                if let Request::InterceptLocalClient(client) = request {
-                    self.clients.add(*client);
-                }
-            }
+            let (clients, mut refused) = (&mut self.clients, 0);
+            self.output.requests.retain(|request| {
+                let fits = match request {
+                    Request::InterceptLocalClient(client) => clients.add(*client),
+                    _ => true,
+                };
+                refused += u64::from(!fits);
+                fits
+            });
+            self.requests.refused += refused;
             self.requests.send(self.output.requests.drain(..));
         }
         for (port, frames) in self.output.queues() {
@@ -864,6 +869,7 @@ mod tests {
     use crate::io::memory::MemoryIo;
     use crate::netlink::NetState;
     use crate::packet::frame::{Arena, Offload};
+    use crate::packet::intercept::Intercept;
     use crate::packet::net::PortInfo;
     use crate::packet::pipeline::Settings;
     use crate::packet::steer::Steering;
@@ -950,9 +956,11 @@ mod tests {
         };
         tables.set_port(PORT, port);
         tables.add_vip(VIRT.0.into());
+        let intercept = Intercept::of(&shared.control(), &Intercept::default());
         shared.publish(Arc::new(View {
             generation: 1,
             tables: Arc::new(tables),
+            intercept: Arc::new(intercept),
             config: 1,
             steering,
             ..View::default()
@@ -1012,6 +1020,9 @@ mod tests {
         let reports = workers.iter_mut().map(Packets::report);
         let all = reports.reduce(Report::add).expect("two of them");
         assert_eq!((all.connections, all.capacity), (4, 512));
+        let templates = all.decisions(3);
+        let templates = templates.filter(|of| of.reason == "evicted_template");
+        assert_eq!(templates.map(|of| of.count).collect::<Vec<_>>(), [3]);
         let control = shared.control();
         let server = control.service(&key).expect("it is there").servers()[0].clone();
         assert_eq!(server.inactive() + server.active(), 4, "counted together");
@@ -1098,8 +1109,10 @@ mod tests {
             while worker.receive(PORT) {}
         };
         let client = [192, 0, 2, 7];
+        let refused =
+            |worker: &Worker| worker.pipeline.counters.dropped[FrameDrop::SynFlood.index()];
         receive(worker, vec![segment(client, 4000, ALONE)]);
-        assert_eq!(sent(worker).len(), 1);
+        assert_eq!((sent(worker).len(), refused(worker)), (1, 0));
         for (nth, flags) in [ALONE, FIN, ACK].into_iter().enumerate() {
             worker.pipeline.gate.is_flooded(worker.shared.now());
             let source = |n: u16| {
@@ -1111,12 +1124,16 @@ mod tests {
                 ]
             };
             let flood = (0..200).map(|n| segment(source(n), 5000 + n, flags));
+            let before = refused(worker);
             receive(worker, flood.collect());
             let passed = sent(worker).len();
             assert!(passed < 100, "SYN and {flags}: {passed}");
+            let counted = refused(worker);
+            assert_eq!(counted - before, 200 - passed as u64, "SYN and {flags}");
             // What belongs to a connection opens none.
             receive(worker, vec![segment(client, 4000, ACK)]);
             assert_eq!(sent(worker).len(), 1, "SYN and {flags}");
+            assert_eq!(refused(worker), counted, "SYN and {flags}");
         }
     }
 

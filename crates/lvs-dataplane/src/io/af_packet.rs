@@ -329,6 +329,53 @@ impl Firsts {
     }
 }
 
+/// The caller's frames behind those that are received into. Buffers and vacant frames change places
+/// with them, so that interfaces which share a batch, one with the ring's frames and one with those
+/// of the queue, do not make a buffer for each frame that the other has thrown away.
+struct Rest<'a> {
+    frames: &'a mut [Frame],
+    /// From here on no frame is vacant.
+    vacant: usize,
+    /// From here on no frame is a buffer.
+    full: usize,
+}
+
+impl<'a> Rest<'a> {
+    fn new(frames: &'a mut [Frame]) -> Self {
+        let end = frames.len();
+        Self {
+            frames,
+            vacant: end,
+            full: end,
+        }
+    }
+
+    /// Puts a buffer here for a vacant frame; `false` if there is none.
+    fn swap_for_vacant(&mut self, frame: &mut Frame) -> bool {
+        Self::swap(self.frames, &mut self.vacant, frame, |frame| {
+            frame.capacity() == 0
+        })
+    }
+
+    /// Puts a vacant frame here for a buffer; `false` if there is none.
+    fn swap_for_full(&mut self, frame: &mut Frame) -> bool {
+        Self::swap(self.frames, &mut self.full, frame, |frame| {
+            frame.capacity() >= MAX_FRAME
+        })
+    }
+
+    fn swap(
+        frames: &mut [Frame],
+        end: &mut usize,
+        frame: &mut Frame,
+        fits: impl Fn(&Frame) -> bool,
+    ) -> bool {
+        let found = frames[..*end].iter().rposition(fits);
+        *end = found.unwrap_or(0);
+        found.map(|at| mem::swap(&mut frames[at], frame)).is_some()
+    }
+}
+
 /// What was taken from a ring at once.
 struct Taken {
     /// How many frames.
@@ -345,8 +392,8 @@ struct Taken {
 #[derive(Debug)]
 struct Receiver {
     messages: MessageBatch,
-    /// Buffers of the caller's that the ring's have taken the place of: what comes by the queue
-    /// needs them.
+    /// Buffers of the caller's that the ring's have taken the place of, where the caller had no
+    /// other place for them: what comes by the queue needs them.
     spare: Vec<Frame>,
     /// Frames that came in cut, being longer than a buffer; they are not handed over.
     cut: u64,
@@ -391,10 +438,14 @@ impl Receiver {
     /// Receives from a ring, and from the queue what the ring says is there.
     fn take_from_ring(&mut self, inlet: &mut Inlet, frames: &mut [Frame]) -> Taken {
         let limit = frames.len().min(BATCH);
+        let (frames, rest) = frames.split_at_mut(limit);
+        let mut rest = Rest::new(rest);
         // Nobody would give them back if few came from now on, and a round later the ring would
         // stand still at their slots.
-        for frame in frames.iter_mut().filter(|frame| frame.slot().is_some()) {
-            drop(frame.take());
+        for frame in frames.iter_mut().chain(&mut *rest.frames) {
+            if frame.slot().is_some() {
+                drop(frame.take());
+            }
         }
         // Which of the frames are in the queue.
         let mut queued = [false; BATCH];
@@ -419,7 +470,7 @@ impl Receiver {
                     inlet.lost += 1;
                     continue;
                 }
-                if frame.capacity() < MAX_FRAME {
+                if frame.capacity() < MAX_FRAME && !rest.swap_for_full(frame) {
                     *frame = self.spare.pop().unwrap_or_default();
                 }
                 queued[taken.count] = true;
@@ -430,8 +481,9 @@ impl Receiver {
                 self.cut += 1;
                 continue;
             };
+            let keep = frame.capacity() >= MAX_FRAME && !rest.swap_for_vacant(frame);
             let buffer = mem::replace(frame, lent);
-            if buffer.capacity() >= MAX_FRAME && self.spare.len() < BATCH {
+            if keep && self.spare.len() < BATCH {
                 self.spare.push(buffer);
             }
             taken.count += 1;

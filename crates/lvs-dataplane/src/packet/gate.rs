@@ -47,7 +47,7 @@ const KNOWN_BITS: usize = 1 << 23;
 /// A SYN is remembered for once to twice this: clients send theirs again after one, three and seven
 /// seconds.
 const SEEN_FOR: Duration = Duration::from_secs(4);
-/// Bits for these: of a flood of 200,000 a second, one in 500 is taken for one that comes again.
+/// Bits for these: of a flood of 200,000 a second, one in 300 is taken for one that comes again.
 const SEEN_BITS: usize = 1 << 24;
 
 /// Time to be spent: so much of each second, and what was saved.
@@ -538,5 +538,22 @@ mod tests {
         assert!(!memory.contains(7) && memory.contains(8));
         memory.age(at(99));
         assert!(!memory.contains(8));
+    }
+
+    /// Of others, one in 16 is taken for one of a million that are known; one in 300 for one of a
+    /// flood of 200,000 a second.
+    #[test]
+    fn with_more_than_are_told_apart_some_are_taken_for_known() {
+        let gate = Gate::default();
+        let hash = |n: u64| gate.hasher.hash_one(n);
+        for (mut memory, count, part) in [(gate.known, 1_000_000, 16), (gate.seen, 800_000, 300)] {
+            let size = memory.generations.each_ref().map(|bits| bits.len());
+            (0..count).for_each(|n| memory.insert(hash(n)));
+            assert!((0..1000).all(|n| memory.contains(hash(n))));
+            let others = (count..count + 100_000).filter(|&n| memory.contains(hash(n)));
+            let others = others.count();
+            assert!((1..100_000 / part).contains(&others), "{others}");
+            assert_eq!(memory.generations.each_ref().map(|bits| bits.len()), size);
+        }
     }
 }

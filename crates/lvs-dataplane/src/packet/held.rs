@@ -257,7 +257,43 @@ mod tests {
         let asked = (10_000..40_000).filter(|&n| held.hold(port, hop(n), frame(), now));
         assert_eq!(asked.count(), TOTAL - 1);
         assert_eq!((held.len(), held.take(port, hop(9000)).count()), (TOTAL, 0));
-        held.expire(now + TIMEOUT);
+        // All but those that were asked for again have waited in vain by then, and all are counted.
+        let lost = held.dropped;
+        assert_eq!(lost, 3 + 30_000);
+        let later = now + TIMEOUT;
+        held.expire(Instant::from_nanos(later.as_nanos() - 1));
+        assert_eq!((held.len(), held.dropped), (TOTAL, lost));
+        held.expire(later);
         assert!(held.is_empty() && held.queues.is_empty());
+        assert_eq!(held.dropped, lost + 4096);
+    }
+
+    #[test]
+    fn what_waits_for_one_neighbour_and_in_bytes_is_bounded() {
+        let (port, now) = (PortId(1), Instant::from_secs(1));
+        let hop = |n: u8| IpAddr::from([10, 0, 0, n]);
+        let mut held = Held::default();
+        for n in 0..150 {
+            held.hold(port, hop(1), Frame::from_bytes(&[n; 60]), now);
+        }
+        assert_eq!((held.len(), held.dropped), (PER_NEIGHBOUR, 49));
+        let first = held.take(port, hop(1)).next().expect("they wait");
+        assert_eq!(first.bytes()[0], 49, "the oldest give way");
+
+        let mut held = Held::default();
+        let long = Frame::from_bytes(&[0; 65_536]);
+        for n in 0..4 {
+            for _ in 0..64 {
+                held.hold(port, hop(n), Frame::from_bytes(long.bytes()), now);
+            }
+        }
+        assert_eq!((held.bytes, held.dropped), (BYTES, 0));
+        assert!(
+            held.hold(port, hop(9), Frame::from_bytes(&[0]), now),
+            "asked"
+        );
+        assert_eq!((held.bytes, held.len(), held.dropped), (BYTES, 256, 1));
+        assert_eq!(held.give_up(port, hop(0)).len(), 64);
+        assert_eq!(held.dropped, 65);
     }
 }

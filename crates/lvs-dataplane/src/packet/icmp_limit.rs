@@ -248,6 +248,16 @@ mod tests {
             })
             .count();
         assert!(sent <= 50, "{sent}");
+        assert_eq!(limit.suppressed(), 200 - sent as u64);
+        // And a thousand in each second that follows, be there ten times as many.
+        let tries = (1..=10_000_u32).filter(|&n| {
+            let at = now + Duration::from_micros(100) * n;
+            let receiver = IpAddr::from((0x0a00_0000 + n * 7919).to_be_bytes());
+            limit.allow(ErrorKind::TtlExceeded, receiver, at)
+        });
+        let tries = tries.count();
+        assert!((900..=1000).contains(&tries), "{tries}");
+        assert_eq!(limit.suppressed(), 10_200 - (sent + tries) as u64);
     }
 
     /// The order of CVE-2024-47678: whoever is over its own limit must not use up what belongs to

@@ -52,7 +52,13 @@ pub(super) fn run(
             send(director.messages(), &sockets, counts, &mut manner);
         }
     }
-    send(outbox.take(), &sockets, counts, &mut manner);
+    loop {
+        let last = outbox.take();
+        if last.is_empty() {
+            break;
+        }
+        send(last, &sockets, counts, &mut manner);
+    }
     send(director.messages(), &sockets, counts, &mut manner);
 }
 

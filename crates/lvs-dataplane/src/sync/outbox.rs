@@ -10,6 +10,9 @@ use crate::sys::EventFd;
 
 /// Bytes of messages that may wait, however many `sync_qlen_max` says.
 const BYTES_MAX: usize = 64 << 20;
+/// Bytes of them that are taken in one go, but for the last one: what is taken waits, too, for an
+/// interface that takes no more.
+const PORTION: usize = 256 << 10;
 
 /// Messages that wait to be sent. Nobody waits for room in it.
 #[derive(Debug)]
@@ -54,10 +57,25 @@ impl Outbox {
         true
     }
 
-    /// Takes out everything.
-    pub(super) fn take(&self) -> VecDeque<Message> {
+    /// Takes out a portion of what waits, in order; nothing only if nothing waits.
+    pub(super) fn take(&self) -> Vec<Message> {
         self.wake.take();
-        std::mem::take(&mut *self.queued()).messages
+        let (mut portion, mut bytes) = (Vec::new(), 0);
+        let more = {
+            let mut queued = self.queued();
+            while bytes < PORTION
+                && let Some(message) = queued.messages.pop_front()
+            {
+                bytes += message.bytes.len();
+                portion.push(message);
+            }
+            queued.bytes -= bytes;
+            !queued.messages.is_empty()
+        };
+        if more {
+            self.wake.notify();
+        }
+        portion
     }
 
     pub(super) const fn wake(&self) -> &EventFd {
@@ -78,9 +96,16 @@ mod tests {
         };
         let pushed = (0..10).filter(|_| outbox.push(message(8), 4)).count();
         assert_eq!((pushed, outbox.take().len()), (4, 4));
-        let pushed = (0..100).filter(|_| outbox.push(message(1 << 20), 1000));
-        assert_eq!(pushed.count(), 64);
-        assert_eq!(outbox.take().len(), 64);
+        let push = || (0..2000).filter(|_| outbox.push(message(64 << 10), 5000));
+        assert_eq!(push().count(), 1024);
+        // What is on its way is a portion: whoever sends it may wait for the interface.
+        let taken = outbox.take().len();
+        assert_eq!(taken, PORTION / (64 << 10));
+        assert_eq!(push().count(), taken);
+        assert!(outbox.wake().take(), "there is more");
+        let portions = std::iter::from_fn(|| Some(outbox.take().len()).filter(|&count| count > 0));
+        assert_eq!(portions.sum::<usize>(), 1024);
+        assert!(!outbox.wake().take(), "nothing is left");
         assert!(outbox.push(message(1), 1), "there is room again");
         assert!(outbox.wake().take());
     }

@@ -173,6 +173,27 @@ mod tests {
     use crate::api::overview::tests::look;
 
     #[test]
+    fn of_more_services_than_may_have_a_history_the_first_have_one() {
+        let mut look = look("web");
+        let one = look.status.services[0].clone();
+        look.status.services = (0..SERVICES_MAX + 10)
+            .map(|n| {
+                let mut service = one.clone();
+                service.name = format!("{n}");
+                service
+            })
+            .collect();
+        let mut history = History::default();
+        for time in 0..3 {
+            assert!(history.take(&look, time));
+        }
+        assert_eq!(history.services.len(), SERVICES_MAX);
+        let last = (SERVICES_MAX - 1).to_string();
+        assert!(history.told(Some(&last)).is_some());
+        assert!(history.told(Some(&SERVICES_MAX.to_string())).is_none());
+    }
+
+    #[test]
     fn an_hour_is_kept_and_gone_services_are_not() {
         let mut history = History::default();
         for n in 0..300 {

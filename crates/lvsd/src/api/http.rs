@@ -23,7 +23,7 @@ use crate::source::source;
 /// Connections over TCP at a time.
 const CONNECTIONS_MAX: usize = 128;
 /// Connections at a time from one source: an IPv4 address, or an IPv6 /64.
-const SOURCE_MAX: usize = 32;
+pub(super) const SOURCE_MAX: usize = 32;
 /// Bytes of a request's line and headers.
 const HEAD_MAX: usize = 16 << 10;
 /// Headers of a request.

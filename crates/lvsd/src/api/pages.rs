@@ -13,7 +13,7 @@ use crate::door::Look;
 const HELD_MAX: usize = 3;
 
 /// Bytes of answers of one's own that slow readers may hold, all together.
-const OWN_MAX: usize = 32 << 20;
+pub(super) const OWN_MAX: usize = 32 << 20;
 
 /// Answers that each reader has of its own.
 #[derive(Clone, Debug, Default)]

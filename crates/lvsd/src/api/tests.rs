@@ -435,3 +435,97 @@ async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     assert!(text.contains("as 99 requests before it"), "{text}");
     assert_eq!(text.matches("wrong token").count(), 2);
 }
+
+/// What is counted, as a scraper sees it.
+async fn metrics(api: &Arc<Api>) -> String {
+    let (code, text) = get(api, "/metrics").await;
+    assert_eq!(code, 200);
+    text
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_that_slow_readers_leave_no_room_for_are_refused_and_counted() {
+    let (api, _deeds) = api("web");
+    let held = api.own.hold(vec![0; pages::OWN_MAX]).expect("it is empty");
+    for path in ["/v1/events", "/v1/services/web"] {
+        let (code, body) = get(&api, path).await;
+        assert!(
+            code == 503 && body.contains("slow readers"),
+            "{path}: {code} {body}"
+        );
+    }
+    // What all share is told, and that it was refused.
+    assert_eq!(get(&api, "/v1/overview").await.0, 200);
+    let text = metrics(&api).await;
+    assert!(
+        text.contains("lvs_http_requests_total{code=\"503\"} 2\n"),
+        "{text}"
+    );
+    drop(held);
+    assert_eq!(get(&api, "/v1/events").await.0, 200);
+}
+
+#[tokio::test]
+async fn connections_without_a_place_are_told_and_counted() {
+    let (api, _deeds) = api("web");
+    let listener = http::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+    let address = listener.local_addr().expect("it has one");
+    let places = http::Places::default();
+    let accepting = {
+        let (api, places) = (Arc::clone(&api), places.clone());
+        tokio::spawn(async move { http::accept(listener, &api, &places).await })
+    };
+    // In this order they are accepted, each before the next one is.
+    let mut held = Vec::new();
+    for _ in 0..http::SOURCE_MAX {
+        let stream = tokio::net::TcpStream::connect(address).await;
+        held.push(stream.expect("it listens"));
+    }
+    let mut refused = String::new();
+    let mut last = tokio::net::TcpStream::connect(address)
+        .await
+        .expect("it listens");
+    last.read_to_string(&mut refused).await.expect("text");
+    assert!(
+        refused.starts_with("HTTP/1.1 503 ") && refused.contains("close some"),
+        "{refused}"
+    );
+    assert_eq!(api.tally.get().http_no_place, 1);
+    let text = metrics(&api).await;
+    assert!(
+        text.contains("lvs_http_refused_connections_total 1\n"),
+        "{text}"
+    );
+    accepting.abort();
+}
+
+/// The last thousand, whatever they are about; whoever is more than 4,096 behind misses some.
+#[tokio::test]
+async fn the_last_events_are_kept_and_no_more() {
+    let (api, _deeds) = api("web");
+    let mut events = Events::default();
+    let mut slow = events.listen();
+    let keeps = tokio::spawn(remember(Arc::clone(&api), events.listen()));
+    for n in 0..EVENTS_MAX + 500 {
+        events.tell("drift", Default::default(), n.to_string());
+        if n % 100 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    while api.past().back().map(|event| event.seq) != Some(1500) {
+        tokio::task::yield_now().await;
+    }
+    let kept: Vec<u64> = api.past().iter().map(|event| event.seq).collect();
+    assert_eq!(kept, (501..=1500).collect::<Vec<u64>>());
+    for n in 0..5000 {
+        events.tell("drift", Default::default(), n.to_string());
+    }
+    let missed = slow.recv().await;
+    assert!(
+        matches!(missed, Err(broadcast::error::RecvError::Lagged(2404))),
+        "{missed:?}"
+    );
+    drop(events);
+    keeps.await.expect("it ends with them");
+    assert_eq!(api.past().len(), EVENTS_MAX);
+}

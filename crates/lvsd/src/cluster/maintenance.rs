@@ -75,6 +75,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_reason_is_one_line_of_a_bounded_length() {
+        let said = |why: String| {
+            check(Some(&Maintenance {
+                why: Some(why),
+                ..Maintenance::default()
+            }))
+        };
+        assert_eq!(said("ä".repeat(200)), Ok(()));
+        let refused = said("ä".repeat(201)).unwrap_err();
+        assert!(refused.contains("at most 200"), "{refused}");
+        said("x\ny".to_owned()).unwrap_err();
+    }
+
+    #[test]
     fn a_broken_file_keeps_the_director_out() {
         let directory = tempfile::tempdir().unwrap();
         let path = path(&directory.path().join("x.admin.json"));

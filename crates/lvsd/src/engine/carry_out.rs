@@ -155,7 +155,9 @@ const fn subject(change: &Call) -> Option<ServiceId> {
     match change {
         Call::ServiceAdd(spec) | Call::ServiceEdit(spec) => Some(spec.service),
         Call::ServerAdd(spec) | Call::ServerEdit(spec) => Some(spec.service),
-        Call::ServiceDelete { service } | Call::ServerDelete { service, .. } => Some(*service),
+        Call::ServiceDelete { service }
+        | Call::ServerDelete { service, .. }
+        | Call::ServerArrange { service, .. } => Some(*service),
         _ => None,
     }
 }

@@ -135,6 +135,11 @@ impl<'a> Names<'a> {
                 verb("delete", "deleted"),
                 self.service(service, "")
             ),
+            Call::ServerArrange { service, .. } => format!(
+                "{} the servers of {} in the order of the file, which its scheduler goes by",
+                verb("put", "put"),
+                self.service(service, "")
+            ),
             // The daemon does not make others.
             other => format!("{} {other:?}", verb("make", "made")),
         }

@@ -44,6 +44,27 @@ impl Engine {
         }
     }
 
+    /// Which servers so many clients would get.
+    pub(crate) fn choices(&self, id: ServiceId, clients: u16) -> Vec<Option<SocketAddr>> {
+        let shard = self.0.shard(0).expect("the only one");
+        let ServiceId::Tcp { address } = id else {
+            panic!("a service of TCP")
+        };
+        let choice = |n: u16| {
+            let tuple = lvs_core::Tuple {
+                protocol: lvs_core::Protocol::TCP,
+                src: (
+                    std::net::Ipv4Addr::from_bits(0xc000_0200 + 7 * u32::from(n)),
+                    40_000 + n,
+                )
+                    .into(),
+                dst: address,
+            };
+            self.0.explain(&shard, tuple, 0, Instant::ZERO).server
+        };
+        (0..clients).map(choice).collect()
+    }
+
     /// What it holds.
     pub(crate) fn held(&self) -> Held {
         let control = &self.0;

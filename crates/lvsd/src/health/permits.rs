@@ -54,8 +54,7 @@ impl Permits {
     pub(super) fn new() -> Self {
         let limit = getrlimit(Resource::Nofile).current;
         let files = limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
-        let most = files.saturating_sub(RESERVED + files / OTHERS_PART);
-        Self::with(most.clamp(LEAST, MOST))
+        Self::with(of_files(files))
     }
 
     /// Descriptors that probes have at most.
@@ -104,6 +103,12 @@ impl Permits {
     }
 }
 
+/// Descriptors that probes may have, of so many.
+fn of_files(files: usize) -> usize {
+    let most = files.saturating_sub(RESERVED + files / OTHERS_PART);
+    most.clamp(LEAST, MOST)
+}
+
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
         let mut targets = self.permits.targets();
@@ -140,6 +145,20 @@ mod tests {
 
     fn host(n: u8) -> IpAddr {
         [10, 0, 0, n].into()
+    }
+
+    #[test]
+    fn probes_have_three_quarters_of_all_descriptors_but_for_a_few() {
+        for (files, most) in [
+            (100, LEAST),
+            (1024, 640),
+            (16_384, 12_160),
+            (22_016, 16_384),
+            (1 << 20, 16_384),
+            (usize::MAX, 16_384),
+        ] {
+            assert_eq!(of_files(files), most, "{files}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -220,6 +220,33 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_longest_header_is_taken_and_a_longer_one_is_nonsense() {
+        let binary = |length: usize| {
+            let said = u16::try_from(length).unwrap().to_be_bytes();
+            let head = [&SIGNATURE[..], &[0x21, 0x11], &said, &[10, 0, 0, 1]].concat();
+            let mut bytes = head;
+            bytes.resize(16 + length, 0);
+            bytes
+        };
+        let longest = binary(REST_MAX);
+        assert_eq!(longest.len(), 2064);
+        let source = Some(address("10.0.0.1:0"));
+        assert_eq!(read(&longest), Read::Header(LENGTH_MAX, source));
+        assert_eq!(read(&longest[..LENGTH_MAX - 1]), Read::Partial);
+        let longer = binary(REST_MAX + 1);
+        assert_eq!(read(&longer), Read::Nonsense);
+        // It is not waited for.
+        assert_eq!(read(&longer[..16]), Read::Nonsense);
+        let line = |length: usize| {
+            let words = format!("PROXY UNKNOWN {}", "x".repeat(length - 16));
+            [words.as_bytes(), b"\r\n"].concat()
+        };
+        assert_eq!(read(&line(LINE_MAX)), Read::Header(LINE_MAX, None));
+        assert_eq!(read(&line(LINE_MAX)[..LINE_MAX - 1]), Read::Partial);
+        assert_eq!(read(&line(LINE_MAX + 1)), Read::Nonsense);
+    }
+
     proptest! {
         #[test]
         fn anything_may_come(

@@ -192,3 +192,25 @@ async fn spliced(from: &TcpStream, to: &TcpStream, pipe: Pipe) -> io::Result<Chu
     pipe.keep();
     Ok(Chunk::Moved(bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_no_more_pipes_than_may_be() {
+        // As if others had all of them, but for one.
+        PIPES.fetch_add(PIPES_MAX - 1, Ordering::Relaxed);
+        let before = PIPES.load(Ordering::Relaxed);
+        let taken: Vec<Pipe> = std::iter::from_fn(Pipe::take).collect();
+        assert!(taken.len() <= 1);
+        assert!(Pipe::take().is_none());
+        assert!(before + taken.len() >= PIPES_MAX);
+        drop(taken);
+        PIPES.fetch_sub(PIPES_MAX - 1, Ordering::Relaxed);
+        let one = Pipe::take().expect("there is room again");
+        one.keep();
+        assert!(KEPT.with_borrow(|kept| kept.len() == 1));
+        KEPT.with_borrow_mut(Vec::clear);
+    }
+}

@@ -221,6 +221,56 @@ async fn without_a_server_clients_are_reset() {
     }
 }
 
+/// TCP takes all places but a sixteenth.
+#[tokio::test]
+async fn whoever_finds_all_places_taken_is_reset_and_counted() {
+    const MOST: usize = 32;
+    let (listener, address) = server().await;
+    tokio::spawn(async move {
+        // Each ends with its client.
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move { stream.read_to_end(&mut Vec::new()).await });
+        }
+    });
+    let mut bench = Bench::new(Options::default(), &[address]);
+    bench.proxy.0.serve_at_most(MOST);
+    let mut held = Vec::new();
+    for _ in 0..MOST - MOST / 16 {
+        held.push(bench.client().await);
+    }
+    bench.until_active(u32::try_from(held.len()).unwrap()).await;
+    assert_eq!(bench.proxy.0.counts().full, 0);
+    // The reset may come before the client has seen that it was accepted.
+    if let Ok(mut one) = TcpStream::connect(bench.address).await {
+        assert!(one.read(&mut [0]).await.is_err());
+    }
+    let counts = bench.proxy.0.counts();
+    assert_eq!((counts.full, counts.connections), (1, held.len()));
+    held.pop();
+    bench.until_active(u32::try_from(held.len()).unwrap()).await;
+    while bench.proxy.0.counts().connections > held.len() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    held.push(bench.client().await);
+    bench.until_active(u32::try_from(held.len()).unwrap()).await;
+    assert_eq!(bench.proxy.0.counts().full, 1);
+}
+
+#[tokio::test]
+async fn who_does_not_say_for_whom_it_is_is_given_up() {
+    let (_listener, address) = server().await;
+    let options = Options {
+        accept: true,
+        ..Options::default()
+    };
+    let bench = Bench::new(options, &[address]);
+    let mut silent = bench.client().await;
+    silent.write_all(b"PROXY TCP4 192.0").await.unwrap();
+    let mut nothing = [0];
+    let given_up = tokio::time::timeout(Duration::from_secs(30), silent.read(&mut nothing));
+    assert!(given_up.await.expect("not in half a minute").is_err());
+}
+
 #[tokio::test]
 async fn servers_are_told_about_the_client() {
     for version in [Version::V1, Version::V2] {

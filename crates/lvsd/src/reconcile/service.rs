@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
 use lvs_core::api::{Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec};
+use lvs_core::sched::About;
 use lvs_core::{Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
 
 use super::{DesiredServer, DesiredService, Health, Plan};
@@ -42,6 +43,7 @@ impl<'a> OneService<'a> {
 
     pub(super) fn run(&mut self, there: Option<&ServiceInfo>) {
         let service = self.desired;
+        let before = (self.urgent.len(), self.plan.changes.len());
         let spec = || ServiceSpec {
             service: service.id,
             config: service.config.clone(),
@@ -79,6 +81,46 @@ impl<'a> OneService<'a> {
             } else {
                 self.unwanted(server);
             }
+        }
+        self.arrange(servers, before);
+    }
+
+    /// Has the servers stand in the order of the file, where the scheduler goes by it: a server
+    /// stands where it was added, and each director adds when its own checks succeed. `before`:
+    /// how many changes concern others.
+    fn arrange(&mut self, there: &[ServerInfo], before: (usize, usize)) {
+        let about = About::of(&self.desired.config.scheduler);
+        if !about.is_some_and(|about| about.goes_by_order) {
+            return;
+        }
+        let (mut added, mut deleted) = (Vec::new(), HashSet::new());
+        let changes = self.urgent[before.0..].iter();
+        for change in changes.chain(&self.plan.changes[before.1..]) {
+            match change {
+                Call::ServerAdd(spec) => added.push(spec.server),
+                Call::ServerDelete { server, .. } => drop(deleted.insert(*server)),
+                _ => {}
+            }
+        }
+        let there = there.iter().map(|server| server.server);
+        let stay = there.filter(|address| !deleted.contains(address));
+        let mut after: Vec<SocketAddr> = added.into_iter().rev().chain(stay).collect();
+        // What was added last comes first.
+        let stays = self
+            .desired
+            .servers
+            .iter()
+            .rev()
+            .filter(|server| !server.leaves);
+        let places: HashMap<SocketAddr, usize> =
+            stays.map(|server| server.address).zip(0..).collect();
+        let place = |address: &SocketAddr| places.get(address).copied().unwrap_or(usize::MAX);
+        if !after.is_sorted_by_key(place) {
+            after.sort_by_key(place);
+            self.plan.changes.push(Call::ServerArrange {
+                service: self.desired.id,
+                servers: after,
+            });
         }
     }
 

@@ -26,8 +26,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn service_config()(rr in any::<bool>(), timeout in 0..2u32, slow_start in 0..2u32) -> ServiceConfig {
-        let mut config = ServiceConfig::new(lvs_core::Family::V4, if rr { "rr" } else { "wlc" });
+    fn service_config()(scheduler in 0..3usize, timeout in 0..2u32, slow_start in 0..2u32) -> ServiceConfig {
+        let mut config = ServiceConfig::new(lvs_core::Family::V4, ["rr", "wlc", "mh"][scheduler]);
         config.timeout = timeout;
         config.extras.slow_start = slow_start;
         config
@@ -212,6 +212,14 @@ proptest! {
                     }
                 }
             }
+            // Those of the file in its order, what was added last in front; others behind them.
+            if service.config.scheduler == "mh" {
+                let place = |at: &lvs_core::api::ServerInfo| {
+                    let found = service.servers.iter().rev().position(|s| s.address == at.server);
+                    found.unwrap_or(usize::MAX)
+                };
+                prop_assert!(there.servers.is_sorted_by_key(place), "{:?}", there.servers);
+            }
             for there in &there.servers {
                 let held = plan.held.contains(&(service.id, there.server));
                 prop_assert!(held || service.servers.iter().any(|s| s.address == there.server));
@@ -328,6 +336,66 @@ fn order_is_kind_to_connections() {
             vips(1),
         ]
     );
+}
+
+/// Two directors whose checks fail and succeed in different orders.
+#[test]
+fn directors_choose_alike_whatever_they_have_seen() {
+    let wish = |states: [Health; 4], scheduler: &str, order: [u8; 4]| {
+        let servers = order.into_iter().map(|n| DesiredServer {
+            address: address(n),
+            line: Line(0),
+            config: ServerConfig::new(i32::from(n), Forwarding::Nat),
+            health: states[usize::from(n) - 1],
+            stays: false,
+            leaves: false,
+        });
+        Desired {
+            services: vec![DesiredService {
+                incomplete: false,
+                filter: SourceFilter::default(),
+                id: id(1),
+                name: String::new(),
+                line: Line(0),
+                config: ServiceConfig::new(lvs_core::Family::V4, scheduler),
+                on_check_failure: OnCheckFailure::Remove,
+                drain: Duration::ZERO,
+                servers: servers.collect(),
+            }],
+            ..Desired::default()
+        }
+    };
+    let follow = |engine: &mut Engine, desired: &Desired| {
+        let plan = diff(desired, &actual(engine));
+        engine
+            .apply(&plan.changes)
+            .expect("a list that can be made");
+        assert_eq!(diff(desired, &actual(engine)).changes, vec![]);
+    };
+    const ALL: [u8; 4] = [1, 2, 3, 4];
+    for about in lvs_core::sched::BUILT_IN.iter().filter(|a| a.goes_by_order) {
+        let choices = |turns: &[usize], orders: &[[u8; 4]]| {
+            let mut engine = Engine::default();
+            let mut states = [Health::Unknown; 4];
+            for &turn in turns {
+                states[turn] = match states[turn] {
+                    Health::Up => Health::Down,
+                    Health::Down | Health::Unknown => Health::Up,
+                };
+                follow(&mut engine, &wish(states, about.name, ALL));
+            }
+            assert_eq!(states, [Health::Up; 4]);
+            for order in orders {
+                follow(&mut engine, &wish(states, about.name, *order));
+            }
+            engine.choices(id(1), 1000)
+        };
+        let first = choices(&[0, 1, 2, 3], &[]);
+        let second = choices(&[3, 0, 2, 1, 0, 2, 2, 0], &[]);
+        assert_eq!(first, second, "{}", about.name);
+        let moved = choices(&[0, 1, 2, 3], &[[4, 1, 3, 2], ALL]);
+        assert_eq!(first, moved, "{}", about.name);
+    }
 }
 
 #[test]

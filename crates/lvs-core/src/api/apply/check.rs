@@ -68,6 +68,11 @@ pub(super) fn check_call<'a>(
             check::delete_server(view, &key, *server)?;
             Step::DeleteServer(key, *server)
         }
+        Call::ServerArrange { service, servers } => {
+            let key = (*service).into();
+            check::service(view, &key)?;
+            Step::ArrangeServers(key, servers)
+        }
         Call::TimeoutsSet(timeouts) => {
             check::timeouts([timeouts.tcp, timeouts.tcp_fin, timeouts.udp])?;
             Step::SetTimeouts(*timeouts)

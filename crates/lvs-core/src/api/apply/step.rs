@@ -24,6 +24,7 @@ pub(super) enum Step<'a> {
     AddServer(&'a ServerSpec),
     EditServer(&'a ServerSpec),
     DeleteServer(ServiceKey, SocketAddr),
+    ArrangeServers(ServiceKey, &'a [SocketAddr]),
     SetTimeouts(Timeouts),
     SetSysctl(&'a Sysctl),
     StartMaster(sync::Master, SyncDaemon),
@@ -68,6 +69,7 @@ impl Control {
                 self.edit_server(&spec.service.into(), spec.server, &spec.config)?;
             }
             Step::DeleteServer(key, addr) => self.delete_server(&key, addr, now)?,
+            Step::ArrangeServers(key, order) => self.arrange_servers(&key, order)?,
             Step::SetTimeouts(Timeouts { tcp, tcp_fin, udp }) => {
                 self.set_timeouts(tcp, tcp_fin, udp)?;
             }
@@ -126,6 +128,7 @@ impl Step<'_> {
             Self::SetMarks(rules) => plan.noted().marks = rules.len(),
             Self::SetLocal(pool, _) => plan.set_local(|family| serves(pool, family)),
             Self::Zero(_)
+            | Self::ArrangeServers(..)
             | Self::SetTimeouts(_)
             | Self::SetSysctl(_)
             | Self::SetFilter(..)
@@ -155,7 +158,7 @@ impl Step<'_> {
                 applied.services.insert(key.into());
             }
             Self::Flush => applied.flushed = true,
-            Self::Zero(_) | Self::SetFilter(..) => {}
+            Self::Zero(_) | Self::ArrangeServers(..) | Self::SetFilter(..) => {}
             Self::SetTimeouts(_)
             | Self::SetSysctl(_)
             | Self::StartMaster(..)

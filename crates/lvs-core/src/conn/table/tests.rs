@@ -267,6 +267,32 @@ fn full_buckets_overflow_and_the_overflow_is_bounded() {
         table.remove(handle);
     }
     assert!(is_clear(&table));
+
+    // So is what has equals, or no port of its client's; it takes nobody's place in the buckets.
+    let layout = Layout {
+        narrow_buckets: 64,
+        ..layout
+    };
+    for (flags, expected) in [(0, 11), (flag::NO_CPORT, 10)] {
+        let mut table = ConnTable::with_memory(1000, Memory::heap(layout));
+        let mut same = draft(7, 1);
+        same.flags |= flags;
+        let taken = (0..100).filter(|_| table.insert(&same, Instant::ZERO).is_some());
+        assert_eq!(taken.count(), expected);
+        for n in 100..300 {
+            assert!(table.insert(&draft(n, 1), Instant::ZERO).is_some(), "{n}");
+        }
+    }
+
+    for (connections, slots) in [
+        (100, 100),
+        (1 << 18, 1 << 18),
+        (1 << 20, 1 << 18),
+        (1 << 22, 1 << 18),
+        (1 << 24, 1 << 20),
+    ] {
+        assert_eq!(Layout::new(connections, 1).overflow_slots, slots);
+    }
 }
 
 #[test]

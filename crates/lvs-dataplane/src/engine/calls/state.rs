@@ -105,13 +105,14 @@ impl Shared {
 
     pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, Failure> {
         let report = self.report()?;
+        let templates = self.control().evicted_templates();
         match self.side() {
-            Side::Virtual { .. } => Ok(report.decisions().collect()),
+            Side::Virtual { .. } => Ok(report.decisions(templates).collect()),
             Side::Host(_) => {
                 let trunks = self.ask_keeper(|keeper, reply| {
                     let _ = reply.send(keeper.trunk_counts());
                 })?;
-                let mut reasons = report.reasons(trunks);
+                let mut reasons = report.reasons(templates, trunks);
                 reasons.extend(sync(&self.sync_counts(&report)));
                 if let Some(in_kernel) = self.in_kernel() {
                     reasons.extend(shares(&in_kernel.shares()));

@@ -99,11 +99,7 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), E
     match ended {
         Ok(()) => Ok(()),
         Err(error) => {
-            match &error {
-                FrameError::Forged | FrameError::TooLong => peers.count(|counts| &counts.forged),
-                FrameError::Malformed => peers.count(|counts| &counts.malformed),
-                FrameError::Io(_) => {}
-            }
+            peers.count_ended(&error);
             let trouble = match error {
                 FrameError::Io(_) => Trouble::Away,
                 _ => Trouble::Refused,
@@ -298,5 +294,101 @@ fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
                 shard.adopt_lent(number, ranges.as_ref(), from, PIECE, now)
             })
             .flatten();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+    use std::thread;
+
+    use lvs_core::sync::bulk::Kind as Told;
+    use lvs_core::sync::wire::Entry;
+    use lvs_core::{Control, Options, Protocol};
+
+    use super::super::tests::peers_of;
+    use super::*;
+    use crate::engine::door::Requests;
+    use crate::engine::shared::{HostSide, Shared, Side};
+    use crate::engine::worker::Worker;
+    use crate::packet::common::Common;
+    use crate::packet::pipeline::Settings;
+
+    fn item(port: u16) -> Item {
+        let entry = Entry {
+            protocol: Protocol::TCP,
+            client: ([192, 0, 2, 1], port).into(),
+            virt: ([198, 51, 100, 1], 80).into(),
+            server: ([10, 0, 0, 1], 80).into(),
+            flags: 0,
+            state: 1,
+            mark: 0,
+            timeout: 60,
+            sequences: None,
+            engine: None,
+            data: None,
+        };
+        Item {
+            kind: Told::Lives,
+            left: Duration::from_secs(60),
+            entry,
+        }
+    }
+
+    /// However much a peer tells, a worker that is busy has two portions of it to do afterwards.
+    #[test]
+    fn what_a_peer_tells_waits_for_the_packet_worker_in_two_portions() {
+        const ALL: u16 = 1000;
+        let control = Control::new(Options::default());
+        let shard = control.shard(0).expect("the first");
+        let side = Side::Host(HostSide::new(1).expect("descriptors"));
+        let shared = Arc::new(Shared::new(control, side, false));
+        let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(NonZeroUsize::MIN));
+        let (requests, _queue) = Requests::new(shared.clone());
+        let mut worker = Worker::new(shared.clone(), 0, shard, common, requests, None);
+        worker.with_decider(|decider| {
+            decider.shard.keep_ledger([3, 4]);
+            decider.shard.listen_to(0, [1, 2]);
+        });
+        let peers = peers_of(Arc::downgrade(&shared), ([192, 0, 2, 2], 1).into());
+        let (reply, answers) = channel();
+        let mut portions = Portions {
+            peers: &peers,
+            number: 0,
+            keeps_ties: true,
+            reply,
+            answers,
+            under_way: 0,
+        };
+        thread::scope(|scope| {
+            let all = (0..ALL).map(item).collect();
+            let delivery = scope.spawn(move || portions.deliver(all));
+            let mut rounds = 0;
+            while !delivery.is_finished() {
+                let jobs = shared.doors()[0].mailbox.take();
+                assert!(jobs.len() <= PORTIONS_MAX, "{} wait", jobs.len());
+                rounds += usize::from(!jobs.is_empty());
+                for job in jobs {
+                    let before = connections(&mut worker);
+                    job(&mut worker);
+                    assert!(connections(&mut worker) - before <= PORTION);
+                }
+                thread::yield_now();
+            }
+            assert!(delivery.join().expect("no panic"), "it has delivered all");
+            assert!(rounds >= usize::from(ALL) / PORTION / PORTIONS_MAX);
+        });
+        shared.doors()[0]
+            .mailbox
+            .take()
+            .into_iter()
+            .for_each(|job| job(&mut worker));
+        assert_eq!(connections(&mut worker), usize::from(ALL));
+    }
+
+    fn connections(worker: &mut Worker) -> usize {
+        let mut count = 0;
+        worker.with_decider(|decider| count = decider.shard.len());
+        count
     }
 }

@@ -14,6 +14,8 @@ mod frame;
 mod hub;
 mod listener;
 mod teller;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -29,7 +31,7 @@ use lvs_core::sync::PORT;
 use lvs_core::sync::bulk::PEERS_MAX;
 use tracing::info;
 
-use self::frame::Key;
+use self::frame::{FrameError, Key};
 pub(super) use self::hub::Hub;
 use super::decider::Decider;
 use super::shared::Shared;
@@ -337,6 +339,15 @@ impl Peers {
 
     fn count(&self, counter: impl FnOnce(&Counts) -> &AtomicU64) {
         self.add(counter, 1);
+    }
+
+    /// A connection has ended over what somebody sent.
+    fn count_ended(&self, error: &FrameError) {
+        match error {
+            FrameError::Forged | FrameError::TooLong => self.count(|counts| &counts.forged),
+            FrameError::Malformed => self.count(|counts| &counts.malformed),
+            FrameError::Io(_) => {}
+        }
     }
 
     /// What has become of a portion.

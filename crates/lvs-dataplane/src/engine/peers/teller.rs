@@ -82,15 +82,11 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
         return;
     }
     match ended {
-        Some(FrameError::Forged) => {
-            peers.count(|counts| &counts.forged);
-            warn!(
-                "{} is told nothing more: {}",
-                peer.address,
-                FrameError::Forged
-            );
+        Some(error @ FrameError::Io(_)) => info!("{} listens no more: {error}", peer.address),
+        Some(error) => {
+            peers.count_ended(&error);
+            warn!("{} is told nothing more: {error}", peer.address);
         }
-        Some(error) => info!("{} listens no more: {error}", peer.address),
         None => info!("{} listens no more", peer.address),
     }
 }

@@ -277,8 +277,34 @@ mod tests {
             "{taken} and {refused}"
         );
         let later = Instant::ZERO + TIMEOUT;
+        r.expire(Instant::from_nanos(later.as_nanos() - 1));
+        assert_eq!((r.waiting() as u64, r.expired()), (taken, 0));
         r.expire(later);
         assert_eq!((r.memory(), r.waiting()), (0, 0));
         assert_eq!(r.expired(), taken);
+    }
+
+    #[test]
+    fn a_datagram_in_more_pieces_than_it_may_have_is_given_up() {
+        const PIECES: usize = 1024;
+        let pieces = |count: usize| cut(&datagram(8 * count - 8), 28);
+        let all = pieces(PIECES);
+        assert_eq!(all.len(), PIECES);
+        let r = Reassembler::default();
+        for (n, piece) in (1..).zip(&all) {
+            let got = push(&r, piece, Instant::ZERO).expect("there is room");
+            assert_eq!(got.is_some(), n == PIECES);
+        }
+        assert_eq!((r.memory(), r.expired()), (0, 0));
+
+        let all = pieces(PIECES + 1);
+        for piece in &all[..PIECES] {
+            let got = push(&r, piece, Instant::ZERO).expect("there is room");
+            assert!(got.is_none());
+        }
+        assert_eq!(r.waiting(), PIECES);
+        let last = push(&r, &all[PIECES], Instant::ZERO);
+        assert!(matches!(last, Err(FrameDrop::BadFragment)));
+        assert_eq!((r.memory(), r.waiting(), r.expired()), (0, 0, 1024));
     }
 }

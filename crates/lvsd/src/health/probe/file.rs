@@ -242,6 +242,13 @@ mod tests {
         let good = |_: &Path| Ok(b"up".to_vec());
         let elsewhere = READS.read(Path::new("/run/x"), Duration::from_secs(30), good);
         assert_eq!(elsewhere.await.unwrap(), b"up");
+        // Of all directories together, 64.
+        let others: Vec<Reading> = (0..200)
+            .filter_map(|n| READS.begin(Path::new(&format!("/nfs{}/{n}", n / DIRECTORY_MAX))))
+            .collect();
+        assert_eq!(others.len(), READS_MAX - DIRECTORY_MAX);
+        assert_eq!(READS.all().len(), 64);
+        drop(others);
         // When it is back, so are they.
         drop(release);
         let back = READS.read(Path::new("/nfs/same"), Duration::from_secs(30), good);

@@ -233,6 +233,9 @@ fn name_servers(text: &str) -> Vec<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use simple_dns::rdata::{A, RData, SRV};
     use simple_dns::{CLASS, Name, Packet, PacketFlag, QTYPE, ResourceRecord, TYPE};
     use tokio::net::TcpListener;
@@ -318,6 +321,34 @@ mod tests {
             }
         });
         at
+    }
+
+    #[tokio::test]
+    async fn datagrams_of_others_are_passed_over_up_to_a_number() {
+        for (strange, answered) in [(STRANGE_MAX - 1, true), (STRANGE_MAX, false)] {
+            let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+            let at = udp.local_addr().unwrap();
+            let asked = Arc::new(AtomicUsize::new(0));
+            let count = Arc::clone(&asked);
+            tokio::spawn(async move {
+                let mut bytes = [0; 2048];
+                while let Ok((n, from)) = udp.recv_from(&mut bytes).await {
+                    count.fetch_add(1, Ordering::Relaxed);
+                    let mut forged = answer(&bytes[..n], false);
+                    forged[0] ^= 1;
+                    for _ in 0..strange {
+                        let _ = udp.send_to(&forged, from).await;
+                    }
+                    let _ = udp.send_to(&answer(&bytes[..n], false), from).await;
+                }
+            });
+            let found = look_up("a", &lookups(&[at])).await;
+            assert_eq!(found.is_ok(), answered, "{strange}: {found:?}");
+            if let Err(why) = found {
+                assert!(why.contains("other questions only"), "{why}");
+                assert_eq!(asked.load(Ordering::Relaxed), ROUNDS);
+            }
+        }
     }
 
     #[tokio::test]

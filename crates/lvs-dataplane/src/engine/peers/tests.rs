@@ -1,0 +1,222 @@
+//! Peers that say what they should not, or do not listen, over connections of this host.
+
+use std::io::{Read, Write};
+
+use super::frame::{
+    Handshake, INTRODUCTION_LEN, Introduction, Kind, PAYLOAD_MAX, PROOF_LEN, Sequence,
+};
+use super::*;
+use crate::engine::shared::{HostSide, Side};
+
+const KEY: &[u8] = b"0123456789abcdef0123456789abcdef";
+const ITEMS: usize = 1 << 20;
+
+fn introduction(identity: u8) -> Introduction {
+    Introduction {
+        identity: [identity; 16],
+        nonce: [identity; 32],
+    }
+}
+
+/// An engine whose packet worker is gone, with one peer.
+fn peers(address: SocketAddr) -> Arc<Peers> {
+    peers_of(Weak::new(), address)
+}
+
+/// An engine with one peer.
+pub(super) fn peers_of(shared: Weak<Shared>, address: SocketAddr) -> Arc<Peers> {
+    let peer = Peer {
+        number: 0,
+        address,
+        state: Mutex::default(),
+        changed: Condvar::new(),
+    };
+    Arc::new(Peers {
+        shared,
+        key: Key::of(KEY),
+        identity: [1; 16],
+        keys: [1, 2],
+        listen: address,
+        wait: Duration::ZERO,
+        started: Instant::now(),
+        peers: vec![Arc::new(peer)],
+        hub: Hub::default(),
+        counts: Counts::default(),
+        ready: AtomicBool::new(false),
+        stop: AtomicBool::new(false),
+        wake: EventFd::new().expect("a descriptor"),
+        sleeping: Default::default(),
+        threads: Mutex::default(),
+    })
+}
+
+/// What is counted of frames that nobody should send.
+fn counted(peers: &Peers) -> (u64, u64) {
+    let report = peers.report();
+    (report.forged, report.malformed)
+}
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let address = listener.local_addr().expect("it has one");
+    (listener, address)
+}
+
+/// One that listens, with its end of the connection.
+struct Listens {
+    peers: Arc<Peers>,
+    stream: TcpStream,
+    told: Sequence,
+    asked: Sequence,
+    teller: JoinHandle<()>,
+}
+
+fn listens() -> Listens {
+    let (listener, address) = listener();
+    let stream = TcpStream::connect(address).expect("it listens");
+    let (theirs, _) = listener.accept().expect("it has connected");
+    let peers = peers(address);
+    let handshake = Handshake::new(&Key::of(KEY), introduction(2), introduction(1));
+    let (told, asked) = (handshake.told(), handshake.asked());
+    let all = peers.clone();
+    let teller = thread::spawn(move || teller::run(&all, &all.peers[0], &theirs, &handshake));
+    Listens {
+        peers,
+        stream,
+        told,
+        asked,
+        teller,
+    }
+}
+
+impl Listens {
+    /// Reads until everything was told; how many bytes of items.
+    fn read_whole(&mut self) -> usize {
+        let mut bytes = 0;
+        loop {
+            match self.told.read(&mut self.stream).expect("a frame") {
+                (Kind::Whole, _) => return bytes,
+                (Kind::Items, items) => bytes += items.len(),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn whoever_does_not_read_is_told_everything_anew_once() {
+    let mut it = listens();
+    assert_eq!(it.read_whole(), 0);
+    assert_eq!(it.peers.report().told_anew, 0);
+    // More than sockets hold and may wait; it is the same memory all the time.
+    let items: Arc<[u8]> = vec![0; ITEMS].into();
+    for _ in 0..256 {
+        it.peers.hub.tell(&items, false);
+    }
+    let read = it.read_whole();
+    assert!(read < 256 * ITEMS, "{read}");
+    let report = it.peers.report();
+    assert_eq!(report.told_anew, 1);
+    drop(it.stream);
+    it.teller.join().expect("it ends");
+    assert_eq!(counted(&it.peers), (0, 0));
+}
+
+fn sealed(by: &mut Sequence, kind: Kind, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    by.seal(kind, payload, &mut bytes);
+    bytes
+}
+
+/// As somebody on the way has changed it.
+fn changed(mut frame: Vec<u8>) -> Vec<u8> {
+    frame[5] ^= 1;
+    frame
+}
+
+#[test]
+fn what_a_listener_should_not_send_ends_its_connection_and_is_counted() {
+    type Make = fn(&mut Sequence) -> Vec<u8>;
+    let cases: [(Make, (u64, u64)); 4] = [
+        // As long as a frame may be.
+        (|asked| sealed(asked, Kind::Want, &[0; PAYLOAD_MAX]), (0, 0)),
+        (|_| too_long(), (1, 0)),
+        (|asked| changed(sealed(asked, Kind::Want, &[0; 2])), (1, 0)),
+        (|asked| sealed(asked, Kind::Seen, &[0; 7]), (0, 1)),
+    ];
+    for (make, expected) in cases {
+        let mut it = listens();
+        let bytes = make(&mut it.asked);
+        it.stream.write_all(&bytes).expect("it fits");
+        if expected == (0, 0) {
+            // Nothing ends, until we do.
+            it.stream.shutdown(Shutdown::Write).expect("it is open");
+        }
+        let mut rest = Vec::new();
+        let _ = it.stream.read_to_end(&mut rest);
+        it.teller.join().expect("it ends");
+        assert_eq!(counted(&it.peers), expected);
+    }
+}
+
+/// The beginning of a frame of one byte more than any has.
+fn too_long() -> Vec<u8> {
+    let len = u32::try_from(PAYLOAD_MAX + 1).expect("it fits");
+    let mut bytes = len.to_be_bytes().to_vec();
+    bytes.push(Kind::Keys as u8);
+    bytes
+}
+
+#[test]
+fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
+    type Make = fn(&mut Sequence) -> Vec<u8>;
+    let cases: [(Make, (u64, u64)); 3] = [
+        (|_| too_long(), (1, 0)),
+        (|told| changed(sealed(told, Kind::Keys, &[0; 16])), (1, 0)),
+        (|told| sealed(told, Kind::Keys, &[0; PAYLOAD_MAX]), (0, 1)),
+    ];
+    for (make, expected) in cases {
+        let (socket, address) = listener();
+        let peers = peers(address);
+        let all = peers.clone();
+        let hears = thread::spawn(move || listener::run(&all, &all.peers[0]));
+        let (mut stream, _) = socket.accept().expect("it connects");
+        let mut theirs = [0; INTRODUCTION_LEN];
+        stream.read_exact(&mut theirs).expect("it is introduced");
+        let theirs = Introduction::parse(&theirs).expect("an introduction");
+        let handshake = Handshake::new(&Key::of(KEY), theirs, introduction(2));
+        let mut bytes = introduction(2).to_bytes().to_vec();
+        bytes.extend(handshake.teller_proof());
+        stream.write_all(&bytes).expect("it fits");
+        let mut proof = [0; PROOF_LEN];
+        stream.read_exact(&mut proof).expect("a proof");
+        assert!(handshake.is_listener(&proof));
+        let bytes = make(&mut handshake.told());
+        stream.write_all(&bytes).expect("it fits");
+        // It has hung up.
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        drop(socket);
+        peers.end();
+        hears.join().expect("it ends");
+        assert_eq!(counted(&peers), expected);
+    }
+}
+
+#[test]
+fn no_more_peers_are_taken_than_an_engine_can_tell() {
+    let side = Side::Host(HostSide::new(1).expect("descriptors"));
+    let control = lvs_core::Control::new(lvs_core::Options::default());
+    let shared = Arc::new(Shared::new(control, side, false));
+    for (count, words) in [(8, "cannot read the key"), (9, "9 peers: 8 at most")] {
+        let config = Config {
+            peers: (1..=count)
+                .map(|n| SocketAddr::from(([192, 0, 2, n], 0)))
+                .collect(),
+            key_file: "/nowhere".into(),
+            ..Config::default()
+        };
+        let said = Peers::start(&config, &shared).expect_err("there is no key");
+        assert!(said.contains(words), "{said}");
+    }
+}
