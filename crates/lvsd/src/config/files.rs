@@ -1,12 +1,15 @@
 //! A configuration in several files: the main one, and `conf.d/*.toml` beside it, in the order of
 //! their names, as one text.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::diagnostic::Diagnostic;
 use super::{LoadError, shape};
+
+/// Bytes of one file at most: 40,000 servers take a twentieth of it.
+const FILE_MAX: u64 = 64 << 20;
 
 /// Where the files of a configuration begin in its text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -150,9 +153,21 @@ fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     Ok(all)
 }
 
+/// The content of a file, which may be a pipe, but not one without end.
+pub(in crate::config) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path)?;
+    file.take(FILE_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > FILE_MAX {
+        let text = format!("it is longer than {} MiB", FILE_MAX >> 20);
+        return Err(io::Error::new(ErrorKind::FileTooLarge, text));
+    }
+    Ok(bytes)
+}
+
 fn read_one(path: &Path) -> Result<String, LoadError> {
     let name = || path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|source| LoadError::Read {
+    let bytes = read_bounded(path).map_err(|source| LoadError::Read {
         path: name(),
         source,
     })?;
@@ -271,5 +286,16 @@ mod tests {
             std::os::unix::fs::symlink(target, &parts).unwrap();
             assert!(refused().contains("conf.d"));
         }
+    }
+
+    #[test]
+    fn a_file_without_end_is_not_read_to_its_end() {
+        let error = super::read_bounded("/dev/zero".as_ref()).unwrap_err();
+        assert_eq!(error.to_string(), "it is longer than 64 MiB");
+        let error = Config::load("/dev/zero".as_ref()).unwrap_err().to_string();
+        assert!(
+            error.contains("/dev/zero") && error.contains("conf.d"),
+            "{error}"
+        );
     }
 }

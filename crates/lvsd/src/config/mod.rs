@@ -847,6 +847,9 @@ fn cure(error: &std::io::Error) -> &'static str {
         {
             "raise the limit of open files (LimitNOFILE= in lvsd's unit, `ulimit -n` in a shell)"
         }
+        ErrorKind::FileTooLarge => {
+            "is it the right file? Share a configuration of that size out over files in conf.d"
+        }
         ErrorKind::NotADirectory => "make it a directory, or take it away",
         _ => "see that the disk is well and the file can be read with `cat`",
     }

@@ -1,12 +1,14 @@
 //! Whose new connections are taken.
 
 use std::ops::Range;
+use std::path::Path;
 
 use lvs_core::{FilterLists, Prefix, SourceFilter, parse_prefixes};
 use toml::Spanned;
 
 use super::Checker;
 use crate::config::diagnostic::Diagnostic;
+use crate::config::files::read_bounded;
 use crate::config::raw::{OneOrMore, RawFilter};
 
 impl Checker<'_> {
@@ -48,7 +50,8 @@ fn each(value: Option<&Spanned<OneOrMore>>) -> impl Iterator<Item = (&str, Range
 }
 
 fn read(path: &str) -> Result<Vec<Prefix>, String> {
-    let text =
-        std::fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?;
+    let failed = |error: &dyn std::fmt::Display| format!("cannot read {path}: {error}");
+    let bytes = read_bounded(Path::new(path)).map_err(|error| failed(&error))?;
+    let text = String::from_utf8(bytes).map_err(|error| failed(&error))?;
     parse_prefixes(&text).map_err(|(line, reason)| format!("{path}, line {line}: {reason}"))
 }
