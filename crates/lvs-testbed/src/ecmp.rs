@@ -41,11 +41,14 @@ pub enum Scenario {
     Stopped,
     /// Of what directors tell each other, 5 of 100 packets are lost; one is taken out of service.
     Loss,
+    /// etcd, which names one of the servers, is lost to one director, then to all; then one is taken
+    /// out of service.
+    Etcd,
 }
 
 impl Scenario {
     /// All of them, with what they are.
-    pub const ALL: [(&'static str, Self, &'static str); 6] = [
+    pub const ALL: [(&'static str, Self, &'static str); 7] = [
         (
             "members",
             Self::Members,
@@ -75,6 +78,11 @@ impl Scenario {
             "loss",
             Self::Loss,
             "as members, while 5 of 100 packets of the synchronisation network are lost",
+        ),
+        (
+            "etcd",
+            Self::Etcd,
+            "three directors behind ECMP: etcd, which names a server, is lost to one director, then to all; then as members",
         ),
     ];
 
@@ -123,6 +131,7 @@ pub struct Lab {
     site: Site,
     directors: Vec<Director>,
     bird: Option<Proc>,
+    etcd: Option<Proc>,
     monitor: Option<Proc>,
 }
 
@@ -137,7 +146,7 @@ pub fn play(scenario: Scenario, forward: Forward, downloads: u64) -> Result<Outc
          that has the connection",
         forward.word()
     );
-    let mut lab = Lab::new(scenario.name(), forward, scenario != Scenario::Alone)?;
+    let mut lab = Lab::new(scenario, forward)?;
     let mut load = lab.site.load();
     load.requests = downloads;
     load.concurrency = downloads;
@@ -176,8 +185,8 @@ impl Lab {
     ///
     /// # Errors
     /// Something does not.
-    pub fn new(label: &str, forward: Forward, sync: bool) -> Result<Self> {
-        let mut options = SiteOptions::new(&format!("ecmp-{label}"), forward);
+    pub fn new(scenario: Scenario, forward: Forward) -> Result<Self> {
+        let mut options = SiteOptions::new(&format!("ecmp-{}", scenario.name()), forward);
         options.others = DIRECTORS - 1;
         options.servers = 3;
         options.vip = Vip::Announced;
@@ -197,6 +206,7 @@ impl Lab {
             directors: directors.collect(),
             site,
             bird: None,
+            etcd: None,
             monitor: None,
         };
         let router = lab.router()?.clone();
@@ -204,14 +214,76 @@ impl Lab {
         router.sysctl("ipv4/fib_multipath_hash_policy", "1")?;
         put(&router, "/etc/bird/bird.conf", ROUTER)?;
         lab.bird = Some(router.spawn("bird", &["-f"])?);
+        let etcd = match scenario {
+            Scenario::Etcd => Some(lab.start_etcd()?),
+            _ => None,
+        };
         for director in &mut lab.directors {
-            director.configure(forward, sync)?;
+            director.configure(forward, scenario != Scenario::Alone, etcd.as_deref())?;
             director.start()?;
         }
         lab.wait_used(&[1, 2, 3])?;
         let words = ["TZ=UTC", "ip", "-o", "-ts", "monitor", "route"];
         lab.monitor = Some(router.spawn("env", &words)?);
         Ok(lab)
+    }
+
+    /// A member of etcd beside the first server, which names the third one; where it is.
+    fn start_etcd(&mut self) -> Result<String> {
+        let host = &self.site.servers[0];
+        let url = format!("http://{}:2379", self.site.real_address(0));
+        let data = host.dir().join("etcd").display().to_string();
+        self.etcd = Some(host.spawn(
+            "etcd",
+            &[
+                "--data-dir",
+                &data,
+                "--listen-client-urls",
+                "http://0.0.0.0:2379",
+                "--advertise-client-urls",
+                &url,
+                "--logger",
+                "zap",
+                "--log-level",
+                "error",
+            ],
+        )?);
+        let server = self.site.real_address(2);
+        let write = format!(
+            "ETCDCTL_API=3 etcdctl --endpoints={url} put /lvs/servers/web/third '{{\"address\":\"{server}\"}}'"
+        );
+        wait_until("etcd", LIMIT, || host.sh(&write).is_ok())?;
+        Ok(url)
+    }
+
+    /// Waits until these directors are told by etcd, and the others are not.
+    fn wait_etcd(&self, told: &[usize]) -> Result<()> {
+        let is_told = |director: &Director| {
+            let said: Value =
+                serde_json::from_str(&director.lvsd(&["status", "--json"]).ok()?).ok()?;
+            let source = said["sources"].as_array()?.first()?.clone();
+            let known = source["answered"].is_u64() && source["trouble"].is_null();
+            let servers = said["services"][0]["servers"].as_array()?.len();
+            // What it has said holds.
+            (servers == 3).then_some(known)
+        };
+        let all = || {
+            let mut all = self.directors.iter();
+            all.all(|d| is_told(d) == Some(told.contains(&d.number)))
+        };
+        wait_until("etcd to be known, or lost", LIMIT, all)
+            .with_context(|| format!("{told:?}\n{}", self.logs()))
+    }
+
+    /// Keeps etcd from some directors.
+    fn lose_etcd(&self, numbers: &[usize]) -> Result<()> {
+        let directors = self.directors.iter();
+        for director in directors.filter(|director| numbers.contains(&director.number)) {
+            director.host.sh("nft add table inet etcd\n\
+                 nft 'add chain inet etcd output { type filter hook output priority 0; }'\n\
+                 nft add rule inet etcd output tcp dport 2379 drop")?;
+        }
+        Ok(())
     }
 
     fn router(&self) -> Result<&Host> {
@@ -289,6 +361,18 @@ impl Lab {
                 std::thread::sleep(Duration::from_secs(3));
                 kill(engine, Signal::SIGCONT)?;
                 Vec::new()
+            }
+            Scenario::Etcd => {
+                self.wait_etcd(&[1, 2, 3])?;
+                self.lose_etcd(&[3])?;
+                self.wait_etcd(&[1, 2])?;
+                self.lose_etcd(&[1, 2])?;
+                self.wait_etcd(&[])?;
+                let taken = self.there_and_back()?;
+                for director in &self.directors {
+                    director.host.sh("nft delete table inet etcd")?;
+                }
+                vec![taken]
             }
             Scenario::Loss => {
                 for director in &self.directors {
@@ -413,7 +497,7 @@ impl Drop for Lab {
 
 impl Director {
     /// The example, with this director's addresses and forwarding method.
-    fn configure(&self, forward: Forward, sync: bool) -> Result<()> {
+    fn configure(&self, forward: Forward, sync: bool, etcd: Option<&str>) -> Result<()> {
         let number = self.number;
         own_files(&self.host)?;
         let bird = BIRD.replace("192.0.2.1;", &format!("192.0.2.{number};"));
@@ -435,6 +519,14 @@ impl Director {
                     &format!("\"10.0.0.{server}:"),
                 );
             }
+        }
+        if let Some(etcd) = etcd {
+            let begin = lvsd.rfind("[[service.server]]").context("a server")?;
+            let end = lvsd.find("[sysctl]").context("a table")?;
+            lvsd.replace_range(begin..end, "");
+            lvsd = lvsd
+                .replace("\n[announce]", &format!("\n[cluster]\netcd = \"{etcd}\"\ndirector = \"director-{number}\"\nlease = \"3s\"\ntimeout = \"1s\"\n\n[announce]"))
+                .replace("name      = \"web\"\n", "name      = \"web\"\nservers   = { etcd = \"web\" }\n");
         }
         if !sync {
             let begin = lvsd.find("[sync]").context("a table")?;

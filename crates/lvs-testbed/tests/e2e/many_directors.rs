@@ -39,6 +39,11 @@ fn directors_that_did_not_hear_each_other_are_in_step_again_dr() -> Result<()> {
     nothing_breaks(Scenario::Partition, Forward::Dr)
 }
 
+#[test]
+fn nothing_breaks_while_etcd_is_gone_dr() -> Result<()> {
+    nothing_breaks(Scenario::Etcd, Forward::Dr)
+}
+
 /// One call to the engine whose control socket is at a path; its answer. `@9@x@` is nine times x.
 const CALL: &str = r#"
 use IO::Socket::UNIX;
