@@ -461,6 +461,16 @@ fn start_log(from_file: Option<&str>) -> Result<log::Guard, String> {
 }
 
 fn run(arguments: Arguments, config: Config) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| format!("cannot start the event loop: {e}"))?;
+    // Before the lock says who we are: `lvsd reload` sends a signal to its holder, which would end
+    // one that does not listen yet.
+    let signals = {
+        let _runtime = runtime.enter();
+        signals().map_err(|e| format!("cannot listen for signals: {e}"))?
+    };
     let address = address(&arguments, &config);
     let _lock = lock(&address)?;
     let last_good = last_good::path(&address);
@@ -477,10 +487,6 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
     health::raise_limits();
     let counts = tally::path(&address);
     let tally = Arc::new(Tally::recall(counts.as_deref()));
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| format!("cannot start the event loop: {e}"))?;
     let pulses = Pulses::default();
     let checks = checks_thread(&pulses)?;
     let notify = Notify::from_env();
@@ -490,7 +496,6 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
     }
     let result = runtime.block_on(async {
         tokio::spawn(pulses.event_loop.clone().keep(BEAT));
-        let signals = signals().map_err(|e| format!("cannot listen for signals: {e}"))?;
         let pins = Pins::start(address.clone()).map_err(|error| {
             tracing::warn!("no checks by way of services: cannot start a thread: {error}");
         });

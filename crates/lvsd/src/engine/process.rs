@@ -50,7 +50,17 @@ impl Machine {
 /// # Errors
 /// There is another one, in words.
 pub fn lock(address: &Address) -> Result<Steering, String> {
-    steer(address).map_err(|error| match error {
+    // Whoever asks whether a daemon runs (`lvsd reload`) is the only one for a moment.
+    let mut tries = 0..10;
+    let steering = loop {
+        match steer(address) {
+            Err(LockError::Held(_)) if tries.next().is_some() => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            done => break done,
+        }
+    };
+    steering.map_err(|error| match error {
         LockError::Held(pid) => {
             let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
             format!(
