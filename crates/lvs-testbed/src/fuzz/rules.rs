@@ -12,6 +12,7 @@ use lvs_core::ipvsadm::{self, Numeric};
 use lvs_core::mark;
 use lvs_dataplane::control::Address;
 use lvs_dataplane::engine::{Config, Engine};
+use lvsd::convert::{Kind, convert};
 
 /// The engine that takes the calls: without interfaces, so that it needs no privileges.
 static ENGINE: LazyLock<(Engine, SocketAddr)> = LazyLock::new(|| {
@@ -35,11 +36,17 @@ static ENGINE: LazyLock<(Engine, SocketAddr)> = LazyLock::new(|| {
     (engine.expect("an engine without interfaces"), address)
 });
 
+/// From this first byte on, other programs' files are converted.
+const CONVERSION: u8 = 250;
+
 /// The first byte says what the rest is: rules in the form of `ipvsadm-save`, rules for marks, a
-/// configuration of `lvsd`, or lines on the control socket. None of it may panic, and the engine
-/// must answer afterwards.
+/// configuration of `lvsd`, lines on the control socket, or a file of another program's that is
+/// converted. None of it may panic, and the engine must answer afterwards.
 pub fn rules(bytes: &[u8]) {
     let (&kind, text) = bytes.split_first().unwrap_or((&0, &[]));
+    if kind >= CONVERSION {
+        return conversion(kind, &String::from_utf8_lossy(text));
+    }
     match kind % 4 {
         0 => commands(text),
         1 => marks(&String::from_utf8_lossy(text)),
@@ -114,6 +121,23 @@ fn configuration(text: &str) {
             let _ = config.own_vips(|_| false);
         }
         Err(report) => assert!(!report.to_string().is_empty()),
+    }
+}
+
+/// What comes of another program's file is TOML, with as many services as `lvsd` can read.
+fn conversion(kind: u8, text: &str) {
+    let kind = match kind % 3 {
+        0 => Kind::Keepalived,
+        1 => Kind::Ldirectord,
+        _ => Kind::LvsConf,
+    };
+    match convert(kind, "some.conf", text, &|_| Vec::new()) {
+        Ok(done) => {
+            let parsed: Result<toml::Table, _> = toml::from_str(&done.toml);
+            assert!(parsed.is_ok(), "{}", done.toml);
+            configuration(&done.toml);
+        }
+        Err(why) => assert!(!why.is_empty()),
     }
 }
 
