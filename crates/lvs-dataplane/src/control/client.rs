@@ -14,7 +14,7 @@ use super::Address;
 use super::address::impostor;
 
 /// The longest line of an answer: a service with very many servers is one line.
-const LINE_MAX: u64 = 1 << 30;
+const LINE_MAX: u64 = 256 << 20;
 
 /// How long an engine may say nothing before it counts as stopped. It gives up on its own packet
 /// worker before that.

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lvs_core::api::{Access, Call, Failure, FailureCode, Hello, VERSION};
 use serde::{Deserialize, Serialize};
@@ -22,13 +22,13 @@ const REQUEST_MAX: u64 = 16 << 10;
 /// The longest of a client that may change things: a list of
 /// [`CHANGES_MAX`](lvs_core::api::CHANGES_MAX) changes.
 const LIST_MAX: u64 = 32 << 20;
-/// How long a client may take to make room for more of an answer.
+/// How long a client may take to read [`BUFFER`] bytes of an answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a client may take to greet.
+/// How long a client may take to greet, whatever it says before.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a client that may only look may say nothing.
+/// How long a client that may only look may take until it has sent its next request.
 const READER_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a client that may change things may say nothing.
+/// The same of a client that may change things.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Bytes of an answer that are gathered before they are written.
 const BUFFER: usize = 64 << 10;
@@ -46,6 +46,64 @@ struct RawRequest<'a> {
     params: Option<&'a RawValue>,
 }
 
+/// A stream whose reads end at a moment, and whose writes take only so long: who sends or takes a
+/// byte now and then is as good as who does nothing.
+struct Within<'a> {
+    stream: &'a UnixStream,
+    /// Nothing is read after it.
+    until: Instant,
+    /// How long a write may take.
+    patience: Duration,
+}
+
+impl<'a> Within<'a> {
+    fn new(stream: &'a UnixStream, time: Duration) -> Self {
+        Self {
+            stream,
+            until: Instant::now() + time,
+            patience: WRITE_TIMEOUT,
+        }
+    }
+}
+
+/// What is left until then; an error if nothing is.
+fn left(until: Instant) -> io::Result<Option<Duration>> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    Ok(Some(left))
+}
+
+impl Read for Within<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(left(self.until)?)?;
+        self.stream.read(buf)
+    }
+}
+
+impl Write for Within<'_> {
+    /// Writes all of it.
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let until = Instant::now() + self.patience;
+        let mut rest = buf;
+        while !rest.is_empty() {
+            self.stream.set_write_timeout(left(until)?)?;
+            match self.stream.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => rest = &rest[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(buf.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Answers a client until it goes; `denied` is why it may not change things.
 pub(super) fn serve_connection(
     stream: &UnixStream,
@@ -57,11 +115,9 @@ pub(super) fn serve_connection(
         // Of this thread alone. Without, it goes on.
         let _ = rustix::process::setpriority_process(None, READER_NICE);
     }
-    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
     // A client that has been forgotten gives its place back: the read ends with an error.
-    stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
-    let mut reader = BufReader::new(stream);
-    let mut writer = BufWriter::with_capacity(BUFFER, stream);
+    let mut reader = BufReader::new(Within::new(stream, HELLO_TIMEOUT));
+    let mut writer = BufWriter::with_capacity(BUFFER, Within::new(stream, WRITE_TIMEOUT));
     let mut session = Session {
         engine,
         place,
@@ -106,7 +162,9 @@ pub(super) fn serve_connection(
             Err(failure) => write_error(&mut writer, id, &failure)?,
         }
         writer.flush()?;
-        stream.set_read_timeout(Some(session.idle()))?;
+        if let Some(idle) = session.idle() {
+            reader.get_mut().until = Instant::now() + idle;
+        }
     }
 }
 
@@ -128,12 +186,13 @@ impl Session<'_> {
         }
     }
 
-    /// How long the client may say nothing.
-    const fn idle(&self) -> Duration {
+    /// How long the client may take until its next request is there; none before it has greeted,
+    /// for which its time runs.
+    const fn idle(&self) -> Option<Duration> {
         match (self.greeted, self.denied) {
-            (false, _) => HELLO_TIMEOUT,
-            (true, Some(_)) => READER_TIMEOUT,
-            (true, None) => IDLE_TIMEOUT,
+            (false, _) => None,
+            (true, Some(_)) => Some(READER_TIMEOUT),
+            (true, None) => Some(IDLE_TIMEOUT),
         }
     }
 
@@ -226,4 +285,58 @@ pub(super) fn write_line(
 ) -> io::Result<()> {
     serde_json::to_writer(&mut out, line)?;
     out.write_all(b"\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(200);
+
+    #[test]
+    fn a_byte_now_and_then_does_not_keep_a_place() {
+        let (client, server) = UnixStream::pair().expect("sockets");
+        let dripping = thread::spawn(move || {
+            while (&client).write_all(b" ").is_ok() {
+                thread::sleep(SHORT / 20);
+            }
+        });
+        let mut reader = BufReader::new(Within::new(&server, SHORT));
+        let error = reader.read_until(b'\n', &mut Vec::new()).unwrap_err();
+        assert!(
+            matches!(
+                error.kind(),
+                io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
+            ),
+            "{error}"
+        );
+        drop(server);
+        dripping.join().expect("no panic");
+    }
+
+    #[test]
+    fn who_takes_a_byte_now_and_then_is_given_up() {
+        let (client, server) = UnixStream::pair().expect("sockets");
+        let taking = thread::spawn(move || {
+            while (&client).read(&mut [0]).is_ok_and(|count| count > 0) {
+                thread::sleep(SHORT / 20);
+            }
+        });
+        let mut writer = Within::new(&server, SHORT);
+        writer.patience = SHORT;
+        let error = writer.write_all(&[0; 4 << 20]).unwrap_err();
+        assert!(
+            matches!(
+                error.kind(),
+                io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
+            ),
+            "{error}"
+        );
+        server.shutdown(std::net::Shutdown::Both).expect("a socket");
+        drop(server);
+        // What lies in the socket is taken byte by byte.
+        drop(taking);
+    }
 }

@@ -24,7 +24,7 @@ use super::address::impostor;
 use super::peer::{self, Own};
 
 /// The longest line of an answer: a file with very many servers is one line.
-const LINE_MAX: u64 = 1 << 30;
+const LINE_MAX: u64 = 256 << 20;
 /// How long the daemon may say nothing: it waits for an engine as long as that at most.
 const SILENCE: Duration = Duration::from_secs(30);
 /// Characters of a reason, and of who gives it.
