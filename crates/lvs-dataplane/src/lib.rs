@@ -10,6 +10,8 @@ pub mod attached;
 pub mod confine;
 pub mod control;
 #[cfg(feature = "engine")]
+mod deadline;
+#[cfg(feature = "engine")]
 pub mod engine;
 #[cfg(feature = "engine")]
 pub mod host;

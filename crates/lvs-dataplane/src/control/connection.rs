@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 use super::admission::Place;
 use super::peer::Refusal;
 use super::server::{Handler, Sink};
+use crate::deadline;
 
 /// The longest first request.
 const HELLO_MAX: u64 = 4 << 10;
@@ -46,8 +47,7 @@ struct RawRequest<'a> {
     params: Option<&'a RawValue>,
 }
 
-/// A stream whose reads end at a moment, and whose writes take only so long: who sends or takes a
-/// byte now and then is as good as who does nothing.
+/// A stream whose reads end at a moment, and whose writes take only so long.
 struct Within<'a> {
     stream: &'a UnixStream,
     /// Nothing is read after it.
@@ -66,36 +66,16 @@ impl<'a> Within<'a> {
     }
 }
 
-/// What is left until then; an error if nothing is.
-fn left(until: Instant) -> io::Result<Option<Duration>> {
-    let left = until.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(io::ErrorKind::TimedOut.into());
-    }
-    Ok(Some(left))
-}
-
 impl Read for Within<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(left(self.until)?)?;
-        self.stream.read(buf)
+        deadline::read_until(self.stream, buf, self.until)
     }
 }
 
 impl Write for Within<'_> {
     /// Writes all of it.
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        let until = Instant::now() + self.patience;
-        let mut rest = buf;
-        while !rest.is_empty() {
-            self.stream.set_write_timeout(left(until)?)?;
-            match self.stream.write(rest) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => rest = &rest[written..],
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
+        deadline::write_within(self.stream, buf, self.patience)?;
         Ok(buf.len())
     }
 

@@ -1,6 +1,6 @@
 //! Directors that connect, to listen.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use tracing::{error, info, warn};
 
 use super::frame::{Handshake, INTRODUCTION_LEN, Introduction, PROOF_LEN};
 use super::{Peer, Peers, teller};
+use crate::deadline;
 use crate::random::random;
 use crate::sys::Poller;
 
@@ -144,17 +145,12 @@ fn try_greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> io::Result<Optio
 
 /// Reads all of it by then.
 pub(super) fn read_until(
-    mut stream: &TcpStream,
+    stream: &TcpStream,
     mut bytes: &mut [u8],
     until: Instant,
 ) -> io::Result<()> {
     while !bytes.is_empty() {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(bytes)? {
+        match deadline::read_until(stream, bytes, until)? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             count => bytes = &mut bytes[count..],
         }

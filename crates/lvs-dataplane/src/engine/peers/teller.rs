@@ -1,7 +1,7 @@
 //! Telling a listener: everything once, then what changes, what had packets, and sums.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
+use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::thread;
@@ -13,6 +13,7 @@ use tracing::{info, warn};
 use super::frame::{FrameError, Handshake, Kind, PAYLOAD_MAX, Sequence};
 use super::hub::{Outgoing, Said, Work};
 use super::{Peer, Peers};
+use crate::deadline::write_within;
 
 /// Slots that a packet worker looks at in one go, as in a listing: 512 connections.
 const PIECE: usize = 8192;
@@ -244,25 +245,6 @@ fn write(
     seal_items(told, &mut items, &mut bytes);
     write_within(stream, &bytes, PATIENCE)?;
     peers.add(|counts| &counts.bytes_sent, bytes.len() as u64);
-    Ok(())
-}
-
-/// Writes all, unless that takes longer: who takes a byte now and then is as good as who takes none.
-fn write_within(mut stream: &TcpStream, mut bytes: &[u8], patience: Duration) -> io::Result<()> {
-    let end = Instant::now() + patience;
-    while !bytes.is_empty() {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_write_timeout(Some(left))?;
-        match stream.write(bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => bytes = &bytes[written..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
     Ok(())
 }
 
