@@ -12,9 +12,6 @@ use crate::config::{Cluster, Config};
 use crate::sources::etcd::{Client, Registration};
 use crate::sources::retry;
 
-/// How long a lease may last.
-const LEASE: std::ops::RangeInclusive<u64> = 2..=3600;
-
 /// A server registers itself.
 #[derive(Debug, Args)]
 pub(super) struct Register {
@@ -44,7 +41,8 @@ pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
             file.display()
         )
     })?;
-    if !LEASE.contains(&register.lease) {
+    let lease = Duration::from_secs(register.lease);
+    if !Cluster::LEASES.contains(&lease) {
         return Err("--lease takes 2 to 3600 seconds".to_owned());
     }
     let registration = Registration {
@@ -56,8 +54,7 @@ pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
         .map_err(|why| format!("--address: {why}"))?;
     let id = register.id.as_ref().unwrap_or(&register.address);
     for (option, name) in [("--pool", &register.pool), ("--id", id)] {
-        let strange = |c: char| c.is_control() || c.is_whitespace() || c == '/';
-        if name.is_empty() || name.len() > 128 || name.contains(strange) {
+        if !Cluster::is_name(name) {
             return Err(format!(
                 "{option} takes 1 to 128 characters without blanks and slashes"
             ));
@@ -69,17 +66,16 @@ pub(super) fn run(file: &Path, register: &Register) -> Result<(), String> {
         .enable_all()
         .build()
         .map_err(|error| format!("cannot start an event loop: {error}"))?;
-    let result = runtime.block_on(keep(&cluster, &key, &value, register.lease));
+    let result = runtime.block_on(keep(&cluster, &key, &value, lease));
     runtime.shutdown_background();
     result
 }
 
-async fn keep(cluster: &Cluster, key: &str, value: &str, lease: u64) -> Result<(), String> {
+async fn keep(cluster: &Cluster, key: &str, value: &str, lease: Duration) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("cannot listen for signals: {error}");
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
     let access = Arc::new(cluster.access.clone());
-    let lease = Duration::from_secs(lease);
     let members = access.endpoints.len().max(1);
     let (mut next, mut failures) = (0, 0);
     let mut held = None;

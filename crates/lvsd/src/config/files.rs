@@ -1,6 +1,7 @@
 //! A configuration in several files: the main one, and `conf.d/*.toml` beside it, in the order of
 //! their names, as one text.
 
+use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -155,11 +156,15 @@ fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
 
 /// The content of a file, which may be a pipe, but not one without end.
 pub(in crate::config) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    read_at_most(File::open(path)?, FILE_MAX)
+}
+
+/// The content of a file that has `max` bytes at most.
+pub(in crate::config) fn read_at_most(file: File, max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let file = std::fs::File::open(path)?;
-    file.take(FILE_MAX + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > FILE_MAX {
-        let text = format!("it is longer than {} MiB", FILE_MAX >> 20);
+    file.take(max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max {
+        let text = format!("it is longer than {} MiB", max >> 20);
         return Err(io::Error::new(ErrorKind::FileTooLarge, text));
     }
     Ok(bytes)

@@ -1,13 +1,14 @@
 //! Reading the keys of a table that belong to one kind of something, such as a kind of health
 //! check.
 
-use std::io::{self, Read};
+use std::io;
 use std::ops::{Range, RangeInclusive};
 
 use lvs_core::api::ServiceId;
 use lvs_dataplane::words::meant;
 use toml::Spanned;
 
+use super::files::read_at_most;
 use super::value::Value;
 use super::{Diagnostic, unknown_key};
 
@@ -235,10 +236,5 @@ pub(super) fn read_file(path: &str) -> io::Result<Vec<u8>> {
     let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
     let mut options = std::fs::OpenOptions::new();
     let file = options.read(true).custom_flags(nonblocking).open(path)?;
-    let mut bytes = Vec::new();
-    file.take(FILE_MAX + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > FILE_MAX {
-        true => Err(io::Error::other("it is longer than 1 MiB")),
-        false => Ok(bytes),
-    }
+    read_at_most(file, FILE_MAX)
 }

@@ -26,6 +26,7 @@ mod value;
 use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,6 +114,16 @@ impl Cluster {
     pub const LEASE: Duration = Duration::from_secs(10);
     /// How long a request may take, if the file does not say it.
     pub const TIMEOUT: Duration = Duration::from_secs(3);
+    /// How long a lease may last.
+    pub const LEASES: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
+    /// Bytes of a prefix or a name.
+    const NAME_MAX: usize = 128;
+
+    /// Whether it can be a part of a key between slashes.
+    pub fn is_name(name: &str) -> bool {
+        let right = |c: char| !c.is_control() && !c.is_whitespace() && c != '/';
+        (1..=Self::NAME_MAX).contains(&name.len()) && name.chars().all(right)
+    }
 }
 
 /// The text of the files. Two configurations are the same whatever text they are from.

@@ -17,23 +17,19 @@ use crate::sources::etcd::{Access, Endpoint, Password};
 const MEMBERS_MAX: usize = 16;
 /// Directors that may have to agree.
 const AGREE_MAX: i64 = 64;
-/// Bytes of a prefix or a name.
-const NAME_MAX: usize = 128;
-const LEASE: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
 const TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(30);
-
-/// Whether it can be a part of a key between slashes.
-fn is_name(name: &str) -> bool {
-    let right = |c: char| !c.is_control() && !c.is_whitespace() && c != '/';
-    (1..=NAME_MAX).contains(&name.len()) && name.chars().all(right)
-}
 
 impl Checker<'_> {
     pub(super) fn cluster(&mut self, spanned: &Spanned<RawCluster>) -> Option<Cluster> {
         let raw = spanned.get_ref();
         let access = self.access(spanned);
         let prefix = self.prefix(raw.prefix.as_ref());
-        let lease = self.etcd_time(raw.lease.as_ref(), "lease", &LEASE, Cluster::LEASE);
+        let lease = self.etcd_time(
+            raw.lease.as_ref(),
+            "lease",
+            &Cluster::LEASES,
+            Cluster::LEASE,
+        );
         let timeout = self.etcd_time(raw.timeout.as_ref(), "timeout", &TIMEOUT, Cluster::TIMEOUT);
         let agree = self.number(raw.agree.as_ref(), "`agree`", 0..=AGREE_MAX);
         if lease.subsec_nanos() > 0
@@ -46,7 +42,7 @@ impl Checker<'_> {
         }
         let director = match &raw.director {
             Some(name) => {
-                if !is_name(name.get_ref()) {
+                if !Cluster::is_name(name.get_ref()) {
                     let title = format!("{:?} is not the name of a director", name.get_ref());
                     self.report(Diagnostic::error(name.span(), title).help(
                         "write 1 to 128 characters without blanks and slashes, another name on each director",
@@ -57,7 +53,7 @@ impl Checker<'_> {
             None => {
                 let uname = rustix::system::uname();
                 let name = uname.nodename().to_string_lossy().into_owned();
-                if !is_name(&name) {
+                if !Cluster::is_name(&name) {
                     self.report(
                         Diagnostic::error(spanned.span(), "the host has no name for this director")
                             .help("add director = \"...\", another name on each director"),
@@ -83,7 +79,8 @@ impl Checker<'_> {
         };
         let prefix = written.get_ref();
         let right = |c: char| !c.is_control() && !c.is_whitespace();
-        if prefix.len() > NAME_MAX || !prefix.ends_with('/') || !prefix.chars().all(right) {
+        if prefix.len() > Cluster::NAME_MAX || !prefix.ends_with('/') || !prefix.chars().all(right)
+        {
             self.report(
                 Diagnostic::error(written.span(), format!("{prefix:?} is not a prefix"))
                     .help("end it with a slash, without blanks: prefix = \"/lvs/\""),
@@ -243,7 +240,7 @@ impl Checker<'_> {
     /// Servers of a pool.
     pub(super) fn pool(&mut self, pool: &Spanned<String>) -> From {
         let name = pool.get_ref();
-        if !is_name(name) {
+        if !Cluster::is_name(name) {
             self.report(
                 Diagnostic::error(pool.span(), format!("{name:?} is not the name of a pool"))
                     .help("write what stands behind servers/ in the keys, without blanks and slashes: { etcd = \"web\" }"),

@@ -70,15 +70,20 @@ impl Endpoint {
             port: port.unwrap_or(2379),
         })
     }
+
+    /// `10.0.0.5:2379`, `[2001:db8::5]:2379`
+    fn authority(&self) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]:{}", self.host, self.port),
+            false => format!("{}:{}", self.host, self.port),
+        }
+    }
 }
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.secure { "https" } else { "http" };
-        match self.host.contains(':') {
-            true => write!(f, "{scheme}://[{}]:{}", self.host, self.port),
-            false => write!(f, "{scheme}://{}:{}", self.host, self.port),
-        }
+        write!(f, "{scheme}://{}", self.authority())
     }
 }
 
@@ -118,8 +123,7 @@ pub(crate) enum Error {
 
 impl Error {
     fn refused(wrong: Wrong) -> Self {
-        let plain = wrong.message.chars().filter(|c| !c.is_control());
-        Self::Refused(wrong.code, plain.take(REFUSAL_MAX).collect())
+        Self::Refused(wrong.code, plain(&wrong.message))
     }
 
     /// We may not do it, whatever we try.
@@ -146,6 +150,12 @@ impl fmt::Display for Error {
             Self::Refused(_, why) => write!(f, "refuses it: {why}"),
         }
     }
+}
+
+/// A stranger's words as they may be shown.
+fn plain(words: &str) -> String {
+    let plain = words.chars().filter(|c| !c.is_control());
+    plain.take(REFUSAL_MAX).collect()
 }
 
 /// A connection, which ends with this.
@@ -246,10 +256,7 @@ impl Client {
         }
         let body = serde_json::to_vec(request).map_err(|error| failed(&error))?;
         let mut head = Request::post(path)
-            .header(
-                HOST,
-                format!("{}:{}", self.endpoint.host, self.endpoint.port),
-            )
+            .header(HOST, self.endpoint.authority())
             .header(USER_AGENT, concat!("lvsd/", env!("CARGO_PKG_VERSION")))
             .header(CONTENT_TYPE, "application/json");
         if let Some(token) = &self.token {
@@ -272,9 +279,7 @@ impl Client {
             Some(wrong) if !wrong.message.is_empty() => Error::refused(wrong),
             // The gateway's own words.
             _ => {
-                let words = String::from_utf8_lossy(&text);
-                let words = words.trim().chars().filter(|c| !c.is_control());
-                let words: String = words.take(REFUSAL_MAX).collect();
+                let words = plain(String::from_utf8_lossy(&text).trim());
                 Error::Failed(format!("answers {status}: {words}"))
             }
         })
