@@ -193,9 +193,9 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::atomic::AtomicBool;
 
-    use lvs_core::Protocol;
     use lvs_core::sync::Message;
 
+    use super::super::entry;
     use super::*;
     use crate::sys::EventFd;
 
@@ -213,22 +213,6 @@ mod tests {
         fn take_over(&self, entries: Vec<Entry>, ticket: Ticket) {
             let mut portions = self.portions.lock().expect("nobody panics");
             portions.push((entries.len(), ticket));
-        }
-    }
-
-    fn entry(port: u16) -> Entry {
-        Entry {
-            protocol: Protocol::TCP,
-            client: ([192, 0, 2, 1], port).into(),
-            virt: ([198, 51, 100, 1], 80).into(),
-            server: ([10, 0, 0, 1], 80).into(),
-            flags: 0,
-            state: 1,
-            mark: 0,
-            timeout: 60,
-            sequences: None,
-            engine: None,
-            data: None,
         }
     }
 

@@ -227,6 +227,24 @@ fn group(daemon: &SyncDaemon) -> IpAddr {
     daemon.group.unwrap_or_else(|| lvs_core::sync::GROUP.into())
 }
 
+/// A connection from such a port, for tests.
+#[cfg(test)]
+pub(crate) fn entry(port: u16) -> Entry {
+    Entry {
+        protocol: lvs_core::Protocol::TCP,
+        client: ([192, 0, 2, 1], port).into(),
+        virt: ([198, 51, 100, 1], 80).into(),
+        server: ([10, 0, 0, 1], 80).into(),
+        flags: 0,
+        state: 1,
+        mark: 0,
+        timeout: 60,
+        sequences: None,
+        engine: None,
+        data: None,
+    }
+}
+
 /// What a thread of a daemon waits for.
 fn add_stop(poller: &mut crate::sys::Poller, stop: &Stop) {
     poller.add(stop.wake.as_fd());

@@ -8,6 +8,8 @@ use lvs_testbed::listing::rows;
 use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, wait_until};
 use nix::sys::signal::Signal;
 
+use crate::common::usable;
+
 fn site(label: &str) -> Result<Site> {
     let mut options = SiteOptions::new(label, Forward::Nat);
     options.servers = 4;
@@ -34,20 +36,6 @@ fn ask(site: &Site, command: &str) -> Result<String> {
         config.display(),
         state.display()
     ))
-}
-
-/// The last numbers of the servers that get connections.
-fn usable(site: &Site) -> Vec<usize> {
-    let listing = site.lvsadm("-L -n").unwrap_or_default();
-    let rows = rows(&listing);
-    let weighted = rows
-        .iter()
-        .filter(|row| row.is_server() && row.number(1).is_ok_and(|w| w > 0));
-    let has = |n: &usize| {
-        let address = format!("{}:80", site.real_address(*n));
-        weighted.clone().any(|row| row.address == address)
-    };
-    (0..4).filter(has).collect()
 }
 
 fn wait_usable(site: &Site, servers: &[usize], lvsd: &Proc) -> Result<()> {

@@ -4,9 +4,10 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::listing::rows;
 use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, wait_until};
 use nix::sys::signal::Signal;
+
+use crate::common::usable;
 
 /// What a member, and who talks with it, may take to get over a loss.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -53,20 +54,6 @@ fn wait_status(site: &Site, what: &str, right: impl Fn(&str) -> bool) -> Result<
         status(site).is_ok_and(|status| right(&status))
     })
     .with_context(|| status(site).unwrap_or_default())
-}
-
-/// The last numbers of the servers that get connections.
-fn usable(site: &Site) -> Vec<usize> {
-    let listing = site.lvsadm("-L -n").unwrap_or_default();
-    let rows = rows(&listing);
-    let weighted = rows
-        .iter()
-        .filter(|row| row.is_server() && row.number(1).is_ok_and(|w| w > 0));
-    let has = |n: &usize| {
-        let address = format!("{}:80", site.real_address(*n));
-        weighted.clone().any(|row| row.address == address)
-    };
-    (0..4).filter(has).collect()
 }
 
 fn wait_usable(site: &Site, servers: &[usize], lvsd: &Proc) -> Result<()> {

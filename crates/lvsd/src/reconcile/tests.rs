@@ -17,6 +17,21 @@ fn address(n: u8) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, n], 80))
 }
 
+/// A service with that scheduler and no servers.
+fn service(scheduler: &str) -> DesiredService {
+    DesiredService {
+        incomplete: false,
+        filter: SourceFilter::default(),
+        id: id(1),
+        name: String::new(),
+        line: Line(0),
+        config: ServiceConfig::new(lvs_core::Family::V4, scheduler),
+        on_check_failure: OnCheckFailure::Remove,
+        drain: Duration::ZERO,
+        servers: vec![],
+    }
+}
+
 prop_compose! {
     fn server_config()(weight in 0..4, upper in 0..3u32, dr in any::<bool>()) -> ServerConfig {
         let mut config = ServerConfig::new(weight, if dr { Forwarding::Route } else { Forwarding::Nat });
@@ -147,17 +162,7 @@ fn local_addresses_come_before_servers_and_go_after_them() {
     };
     let desired = Desired {
         local: Some(pool(&[2, 3], false)),
-        services: vec![DesiredService {
-            incomplete: false,
-            filter: SourceFilter::default(),
-            id: id(1),
-            name: String::new(),
-            line: Line(0),
-            config: ServiceConfig::new(lvs_core::Family::V4, "rr"),
-            on_check_failure: OnCheckFailure::Remove,
-            drain: Duration::ZERO,
-            servers: vec![],
-        }],
+        services: vec![service("rr")],
         ..Desired::default()
     };
     let actual = Actual {
@@ -352,15 +357,8 @@ fn directors_choose_alike_whatever_they_have_seen() {
         });
         Desired {
             services: vec![DesiredService {
-                incomplete: false,
-                filter: SourceFilter::default(),
-                id: id(1),
-                name: String::new(),
-                line: Line(0),
-                config: ServiceConfig::new(lvs_core::Family::V4, scheduler),
-                on_check_failure: OnCheckFailure::Remove,
-                drain: Duration::ZERO,
                 servers: servers.collect(),
+                ..service(scheduler)
             }],
             ..Desired::default()
         }

@@ -303,8 +303,7 @@ mod tests {
     use std::thread;
 
     use lvs_core::sync::bulk::Kind as Told;
-    use lvs_core::sync::wire::Entry;
-    use lvs_core::{Control, Options, Protocol};
+    use lvs_core::{Control, Options};
 
     use super::super::tests::peers_of;
     use super::*;
@@ -313,25 +312,13 @@ mod tests {
     use crate::engine::worker::Worker;
     use crate::packet::common::Common;
     use crate::packet::pipeline::Settings;
+    use crate::sync::entry;
 
     fn item(port: u16) -> Item {
-        let entry = Entry {
-            protocol: Protocol::TCP,
-            client: ([192, 0, 2, 1], port).into(),
-            virt: ([198, 51, 100, 1], 80).into(),
-            server: ([10, 0, 0, 1], 80).into(),
-            flags: 0,
-            state: 1,
-            mark: 0,
-            timeout: 60,
-            sequences: None,
-            engine: None,
-            data: None,
-        };
         Item {
             kind: Told::Lives,
             left: Duration::from_secs(60),
-            entry,
+            entry: entry(port),
         }
     }
 

@@ -15,6 +15,20 @@ pub(crate) fn site(options: SiteOptions) -> Result<Site> {
     Ok(site)
 }
 
+/// The last numbers of the servers that get connections.
+pub(crate) fn usable(site: &Site) -> Vec<usize> {
+    let listing = site.lvsadm("-L -n").unwrap_or_default();
+    let rows = rows(&listing);
+    let weighted = rows
+        .iter()
+        .filter(|row| row.is_server() && row.number(1).is_ok_and(|w| w > 0));
+    let has = |n: &usize| {
+        let address = format!("{}:80", site.real_address(*n));
+        weighted.clone().any(|row| row.address == address)
+    };
+    (0..4).filter(has).collect()
+}
+
 /// Waits for the counters' next two-second snapshot.
 pub(crate) fn wait_for_snapshot() {
     std::thread::sleep(Duration::from_millis(2500));
