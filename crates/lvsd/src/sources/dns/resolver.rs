@@ -294,11 +294,23 @@ mod tests {
         reply.build_bytes_vec().unwrap()
     }
 
+    /// A port for UDP and TCP. One that is free for UDP may be that of somebody's connection, so
+    /// that another is asked for.
+    async fn one_port() -> (UdpSocket, TcpListener) {
+        for _ in 0..100 {
+            let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+            match TcpListener::bind(udp.local_addr().unwrap()).await {
+                Ok(tcp) => return (udp, tcp),
+                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse),
+            }
+        }
+        panic!("no port is free for UDP and TCP");
+    }
+
     /// A name server that says over UDP, of each question, that its answer does not fit.
     async fn name_server(cut: bool) -> SocketAddr {
-        let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let (udp, tcp) = one_port().await;
         let at = udp.local_addr().unwrap();
-        let tcp = TcpListener::bind(at).await.unwrap();
         tokio::spawn(async move {
             let mut bytes = [0; 2048];
             while let Ok((n, from)) = udp.recv_from(&mut bytes).await {
@@ -385,9 +397,8 @@ mod tests {
 
     /// A name server that says over TCP whatever it is given, with the id of the question.
     async fn says(records: Vec<RData<'static>>) -> SocketAddr {
-        let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let (udp, tcp) = one_port().await;
         let at = udp.local_addr().unwrap();
-        let tcp = TcpListener::bind(at).await.unwrap();
         tokio::spawn(async move {
             let mut bytes = [0; 2048];
             while let Ok((n, from)) = udp.recv_from(&mut bytes).await {
