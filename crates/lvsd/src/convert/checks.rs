@@ -58,6 +58,16 @@ pub(super) fn is_known(name: &str) -> bool {
     KNOWN.iter().any(|(known, ..)| *known == name)
 }
 
+/// How much a check tells of a server: that it is there, that it listens, that it serves.
+pub(super) fn depth(check: &Check) -> u8 {
+    match check.get("type").map(String::as_str) {
+        None => 0,
+        Some("\"ping\"") => 1,
+        Some("\"tcp\"") => 2,
+        Some(_) => 3,
+    }
+}
+
 /// No check.
 pub(super) fn none() -> Check {
     Check::from([("none", String::new())])
@@ -73,10 +83,17 @@ fn is_valid(check: &Check) -> bool {
     Config::from_toml("check", &text).is_ok()
 }
 
-/// A check of keepalived's, of a server with this port.
+/// What a check says under one of these names, or else the first of the blocks around it that does.
+fn setting<'a>(item: &'a Item, around: &[&'a Item], names: &[&str]) -> Option<&'a Item> {
+    let said = |block: &&'a Item| names.iter().find_map(|name| block.find(name));
+    said(&item).or_else(|| around.iter().find_map(said))
+}
+
+/// A check of keepalived's, of a server with this port. `around` are the blocks whose settings are
+/// its defaults, the innermost first.
 pub(super) fn keepalived(
     item: &Item,
-    delay: f64,
+    around: &[&Item],
     server_port: u16,
     lost: &mut Vec<String>,
 ) -> Check {
@@ -107,9 +124,9 @@ pub(super) fn keepalived(
             }
         }
     }
-    rhythm(item, delay, &mut check);
+    rhythm(item, around, &mut check, lost);
     match *kind {
-        "http" | "https" => pages(item, &mut check, lost),
+        "http" | "https" => pages(item, around, &mut check, lost),
         "smtp" => {
             let helo = item.find("helo_name").map(|item| item.word(1));
             if let Some(helo) = helo.filter(|helo| !helo.is_empty()) {
@@ -141,7 +158,14 @@ pub(super) fn keepalived(
 /// What a check becomes that `lvsd` would refuse.
 fn instead(name: &str, kind: &str, mut check: Check, lost: &mut Vec<String>) -> Check {
     let stream = matches!(kind, "http" | "https" | "smtp" | "tcp");
-    let common = ["port", "interval", "timeout", "rise", "fall"];
+    let common = [
+        "port",
+        "interval",
+        "fast_interval",
+        "timeout",
+        "rise",
+        "fall",
+    ];
     check.retain(|key, _| common.contains(key));
     check.insert("type", quote("tcp"));
     if stream && is_valid(&check) {
@@ -153,32 +177,56 @@ fn instead(name: &str, kind: &str, mut check: Check, lost: &mut Vec<String>) -> 
 }
 
 /// How often, and for how long.
-fn rhythm(item: &Item, delay: f64, check: &mut Check) {
-    let interval = item.number("delay_loop").unwrap_or(delay);
+fn rhythm(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String>) {
+    let number = |names: &[&str]| {
+        setting(item, around, names)?
+            .word(1)
+            .parse::<f64>()
+            .ok()
+            .filter(|n| n.is_finite())
+    };
+    let interval = number(&["delay_loop"]).unwrap_or(60.0);
     let interval = interval.clamp(0.01, 86_400.0);
-    let timeout = match item.number("misc_timeout") {
-        Some(timeout) => timeout,
+    let program = item.name() == "MISC_CHECK";
+    let timeout = match program {
         // keepalived gives a program as long as the interval.
-        None if item.name() == "MISC_CHECK" => interval,
-        None => item.number("connect_timeout").unwrap_or(5.0),
+        true => item.number("misc_timeout").filter(|n| n.is_finite()),
+        false => number(&["connect_timeout"]),
     };
-    let timeout = timeout.clamp(0.01, 600.0);
-    let retry = item.number("retry").or_else(|| item.number("nb_get_retry"));
-    let retry = match retry {
-        Some(retry) => retry,
-        None if item.name() == "MISC_CHECK" => 0.0,
-        None => 1.0,
-    };
+    if let Some(timeout) = timeout.filter(|timeout| *timeout > interval) {
+        lost.push(too_long(item.name(), timeout, interval));
+    }
+    let default = if program { interval } else { 5.0 };
+    let timeout = timeout.unwrap_or(default).clamp(0.01, 600.0);
+    let retry = number(&["retry", "nb_get_retry"]).unwrap_or(match item.name() {
+        "MISC_CHECK" => 0.0,
+        "DNS_CHECK" => 3.0,
+        _ => 1.0,
+    });
+    let fall = (retry + 1.0).clamp(1.0, 1000.0);
     check.insert("interval", duration(interval));
     check.insert("timeout", duration(timeout.min(interval)));
     check.insert("rise", "1".to_owned());
-    check.insert("fall", format!("{:.0}", (retry + 1.0).clamp(1.0, 1000.0)));
+    check.insert("fall", format!("{fall:.0}"));
+    // It is waited only before another attempt.
+    if let Some(pause) = number(&["delay_before_retry"]).filter(|_| fall > 1.0) {
+        check.insert("fast_interval", duration(pause.clamp(0.01, interval)));
+    }
+}
+
+/// What to say of a timeout that is cut: the next check does not begin before it.
+pub(super) fn too_long(what: &str, timeout: f64, interval: f64) -> String {
+    format!(
+        "{what}: a timeout of {timeout} s, longer than the {interval} s from check to check: \
+         after those it has failed"
+    )
 }
 
 /// Pages of a web server.
-fn pages(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
+fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String>) {
     let name = item.name();
-    let mut host = item.find("virtualhost").map(|item| item.word(1).to_owned());
+    let host = setting(item, around, &["virtualhost"]);
+    let mut host = host.map(|item| item.word(1).to_owned());
     let mut pages = Vec::new();
     for url in item.items().iter().filter(|item| item.name() == "url") {
         let mut page = Check::new();

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{
-    ADDRESSES_MAX, INCLUDES_MAX, LENGTH_MAX, Server, Service, checks, endpoint, port, quote,
+    ADDRESSES_MAX, INCLUDES_MAX, LENGTH_MAX, Server, Service, bare, checks, endpoint, port, quote,
     scheduler,
 };
 
@@ -494,26 +494,50 @@ fn group(
     (addresses, marks)
 }
 
-/// `192.0.2.1`, `192.0.2.1-10`, `2001:db8::1-a`: the first address, and how many there are.
+/// `192.0.2.1`, `192.0.2.1-10`, `192.0.2.1-192.0.3.9`, `192.0.2.8/29`, and the same in IPv6
+/// (`2001:db8::1-a`): the first address, and how many there are.
 fn range(text: &str) -> Option<(IpAddr, usize)> {
+    if let Some((first, length)) = text.split_once('/') {
+        let (first, length): (IpAddr, u32) = (first.parse().ok()?, length.parse().ok()?);
+        let (number, bits) = match first {
+            IpAddr::V4(ip) => (u32::from(ip).into(), 32_u32),
+            IpAddr::V6(ip) => (u128::from(ip), 128),
+        };
+        let count = 1_u128.checked_shl(bits.checked_sub(length)?)?;
+        // keepalived passes over an address within the network, too.
+        return (number & (count - 1) == 0).then_some((first, amount(count)));
+    }
     let Some((first, last)) = text.split_once('-') else {
-        return Some((text.split('/').next()?.parse().ok()?, 1));
+        return Some((text.parse().ok()?, 1));
     };
     let first: IpAddr = first.parse().ok()?;
-    let (start, end) = match first {
-        IpAddr::V4(ip) => (u16::from(ip.octets()[3]), last.parse::<u8>().ok()?.into()),
-        IpAddr::V6(ip) => (ip.segments()[7], u16::from_str_radix(last, 16).ok()?),
+    let more = match (first, last.parse::<IpAddr>().ok()) {
+        (IpAddr::V4(first), Some(IpAddr::V4(last))) => {
+            u32::from(last).checked_sub(first.into())?.into()
+        }
+        (IpAddr::V6(first), Some(IpAddr::V6(last))) => {
+            u128::from(last).checked_sub(first.into())?
+        }
+        (_, Some(_)) => return None,
+        (IpAddr::V4(ip), None) => last.parse::<u8>().ok()?.checked_sub(ip.octets()[3])?.into(),
+        (IpAddr::V6(ip), None) => u16::from_str_radix(last, 16)
+            .ok()?
+            .checked_sub(ip.segments()[7])?
+            .into(),
     };
-    let more = end.checked_sub(start)?;
-    Some((first, usize::from(more) + 1))
+    Some((first, amount(more.checked_add(1)?)))
 }
 
-/// So many addresses from `first` on.
+/// A number of addresses; what is no number here is more than there is room for, too.
+fn amount(count: u128) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
+}
+
+/// So many addresses from `first` on, which there is room for.
 fn following(first: IpAddr, count: usize) -> impl Iterator<Item = IpAddr> {
-    // Not more than there are in the last part of an address.
-    let count = u16::try_from(count - 1).unwrap_or(u16::MAX);
-    (0..=count).map(move |n| match first {
-        IpAddr::V4(ip) => Ipv4Addr::from(u32::from(ip).wrapping_add(n.into())).into(),
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    (0..count).map(move |n| match first {
+        IpAddr::V4(ip) => Ipv4Addr::from(u32::from(ip).wrapping_add(n)).into(),
         IpAddr::V6(ip) => Ipv6Addr::from(u128::from(ip).wrapping_add(n.into())).into(),
     })
 }
@@ -560,6 +584,11 @@ fn virtual_server(
         ..Service::default()
     };
     settings(item, &mut service);
+    if item.find("protocol").is_none() && !addresses.is_empty() {
+        service.lose(
+            "no `protocol`: it is UDP, as with keepalived; write protocol = \"tcp\" if that is meant",
+        );
+    }
     let mut services = Vec::new();
     // One list of addresses, in which all have the protocol and the family of the servers.
     if !addresses.is_empty() {
@@ -567,21 +596,20 @@ fn virtual_server(
         if addresses.iter().any(|(ip, _)| vrrp.contains(ip)) {
             one.string("vip", "host");
         }
-        if addresses.iter().any(|(_, port)| *port == 0) && !one.keys.contains_key("persistence") {
-            one.addresses = addresses
-                .iter()
-                .map(|(ip, port)| match (ip, port) {
-                    (IpAddr::V4(ip), 0) => format!("{ip}:*"),
-                    (IpAddr::V6(ip), 0) => format!("[{ip}]:*"),
-                    (ip, port) => endpoint(*ip, *port),
-                })
-                .collect();
-        } else {
-            one.addresses = addresses
-                .iter()
-                .map(|(ip, port)| endpoint(*ip, *port))
-                .collect();
+        if item.find("protocol").is_none() {
+            one.string("protocol", "udp");
         }
+        // All ports: keepalived makes such a service persistent.
+        let persistence = one.keys.get("persistence");
+        if addresses.iter().any(|(_, port)| *port == 0)
+            && !persistence.is_some_and(|keys| keys.contains("timeout"))
+        {
+            add_persistence(&mut one, format!("timeout = {}", duration_whole(360)));
+        }
+        one.addresses = addresses
+            .iter()
+            .map(|(ip, port)| endpoint(*ip, *port))
+            .collect();
         services.push(one);
     }
     let six = service
@@ -593,6 +621,10 @@ fn virtual_server(
         one.fwmark = Some((mark, six));
         for key in ["protocol", "vip"] {
             one.keys.remove(key);
+        }
+        // With a mark keepalived leaves the port as it is, whatever the server's.
+        for server in &mut one.servers {
+            server.take_port();
         }
         services.push(one);
     }
@@ -610,15 +642,17 @@ fn method(word: &str) -> Option<&'static str> {
 
 fn settings(item: &Item, service: &mut Service) {
     service.string("forward", "nat");
-    let delay = item.number("delay_loop").unwrap_or(60.0);
-    let inhibit = item.find("inhibit_on_failure").is_some();
+    let outer = item;
+    let inhibit = item.find("inhibit_on_failure").is_some_and(is_on);
     let mut flags: Vec<&str> = Vec::new();
     let (mut quorum, mut hysteresis) = (None, 0);
+    let mut sorry = None;
     for item in item.items() {
         let value = item.word(1);
         match item.name() {
-            "delay_loop" | "inhibit_on_failure" | "retry" | "delay_before_retry"
-            | "connect_timeout" => {}
+            // Of the checks, and what becomes of servers.
+            "delay_loop" | "inhibit_on_failure" | "retry" | "nb_get_retry"
+            | "delay_before_retry" | "connect_timeout" | "virtualhost" => {}
             "lb_algo" | "lvs_sched" => match scheduler(value) {
                 Ok(name) => service.string("scheduler", name),
                 Err(why) => service.lose(why),
@@ -628,7 +662,7 @@ fn settings(item: &Item, service: &mut Service) {
                     service.string("forward", method);
                     lose_tunnel(item, service);
                 }
-                None => service.lose(item.text()),
+                None => service.lose(format!("{}: NAT is used, as by keepalived", item.text())),
             },
             "protocol" => match value {
                 "TCP" | "tcp" => {}
@@ -662,11 +696,11 @@ fn settings(item: &Item, service: &mut Service) {
             "quorum" => quorum = value.parse::<u32>().ok().filter(|n| *n > 0),
             "hysteresis" => hysteresis = value.parse().unwrap_or(0),
             "sorry_server" => match (value.parse::<IpAddr>(), port(item.word(2))) {
-                (Ok(ip), Some(port)) => service.string("sorry", &endpoint(ip, port)),
+                (Ok(ip), Some(port)) => sorry = Some((ip, port)),
                 _ => service.lose(item.text()),
             },
             "real_server" => {
-                let server = real_server(item, delay, inhibit);
+                let server = real_server(item, outer, inhibit);
                 match server {
                     Ok(server) => service.servers.push(server),
                     Err(why) => service.lose(why),
@@ -674,6 +708,7 @@ fn settings(item: &Item, service: &mut Service) {
             }
             // Checks decide from the start here, and nothing waits.
             "warmup" => {}
+            "alpha" | "omega" if !is_on(item) => {}
             "alpha" => {
                 service.keys.insert("alpha", "true".to_owned());
             }
@@ -686,6 +721,17 @@ fn settings(item: &Item, service: &mut Service) {
             )),
             "" => {}
             _ => service.lose(item.text()),
+        }
+    }
+    if let Some((ip, port)) = sorry {
+        // Only NAT changes ports.
+        match service
+            .keys
+            .get("forward")
+            .is_some_and(|word| word == "\"nat\"")
+        {
+            true => service.string("sorry", &endpoint(ip, port)),
+            false => service.string("sorry", &bare(ip)),
         }
     }
     if let Some(quorum) = quorum {
@@ -773,7 +819,12 @@ fn merge(before: Option<String>, key: String) -> String {
     }
 }
 
-fn real_server(item: &Item, delay: f64, inhibit: bool) -> Result<Server, String> {
+/// Whether a statement that may say `no` says something else, or nothing.
+fn is_on(item: &Item) -> bool {
+    !matches!(item.word(1), "no" | "off" | "false")
+}
+
+fn real_server(item: &Item, outer: &Item, inhibit: bool) -> Result<Server, String> {
     let bad = || {
         format!(
             "real_server {}: not an address and a port",
@@ -787,14 +838,12 @@ fn real_server(item: &Item, delay: f64, inhibit: bool) -> Result<Server, String>
     };
     let mut server = Server {
         address: match port {
-            0 => match ip {
-                IpAddr::V4(ip) => ip.to_string(),
-                IpAddr::V6(ip) => format!("[{ip}]"),
-            },
+            0 => bare(ip),
             port => endpoint(ip, port),
         },
         ..Server::default()
     };
+    let own = item;
     if inhibit {
         server.keys.insert("inhibit", String::new());
     }
@@ -808,8 +857,11 @@ fn real_server(item: &Item, delay: f64, inhibit: bool) -> Result<Server, String>
                 }
                 _ => server.lost.push(item.text()),
             },
-            "inhibit_on_failure" => {
+            "inhibit_on_failure" if is_on(item) => {
                 server.keys.insert("inhibit", String::new());
+            }
+            "inhibit_on_failure" => {
+                server.keys.remove("inhibit");
             }
             "uthreshold" | "lthreshold" => match number() {
                 Some(number) => {
@@ -829,14 +881,17 @@ fn real_server(item: &Item, delay: f64, inhibit: bool) -> Result<Server, String>
                 None => server.lost.push(item.text()),
             },
             name if checks::is_known(name) => {
-                server.check = checks::keepalived(item, delay, port, &mut server.lost);
+                let check = checks::keepalived(item, &[own, outer], port, &mut server.lost);
+                add_check(&mut server, check);
             }
-            "delay_loop" | "retry" | "delay_before_retry" | "connect_timeout" | "alpha"
-            | "warmup" => {}
+            "delay_loop" | "retry" | "nb_get_retry" | "delay_before_retry" | "connect_timeout"
+            | "virtualhost" | "warmup" => {}
+            "alpha" if !is_on(item) || outer.find("alpha").is_some_and(is_on) => {}
             name if name.ends_with("_CHECK") => {
-                server
-                    .lost
-                    .push(format!("{name}: the server is not checked"));
+                server.lost.push(match server.check.is_empty() {
+                    true => format!("{name}: the server is not checked"),
+                    false => format!("{name}: the server is checked without it"),
+                });
                 if server.check.is_empty() {
                     server.check = checks::none();
                 }
@@ -846,4 +901,19 @@ fn real_server(item: &Item, delay: f64, inhibit: bool) -> Result<Server, String>
         }
     }
     Ok(server)
+}
+
+/// keepalived wants all checks of a server to succeed; here it has one, the one that tells most.
+fn add_check(server: &mut Server, check: checks::Check) {
+    let other = if server.check.is_empty() || checks::depth(&check) > checks::depth(&server.check) {
+        std::mem::replace(&mut server.check, check)
+    } else {
+        check
+    };
+    if let Some(kind) = other.get("type") {
+        server.lost.push(format!(
+            "a second check, {}: a server has one check here",
+            kind.trim_matches('"')
+        ));
+    }
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::checks::{Check, Negotiation};
-use super::{ADDRESSES_MAX, Server, Service, duration, endpoint, port, quote, scheduler};
+use super::{ADDRESSES_MAX, Server, Service, bare, duration, endpoint, port, quote, scheduler};
 
 /// What services inherit.
 #[derive(Clone, Debug)]
@@ -230,10 +230,7 @@ impl Building {
         for ip in ips {
             let mut server = Server {
                 address: match number {
-                    Some(0) | None => match ip {
-                        IpAddr::V4(ip) => ip.to_string(),
-                        IpAddr::V6(ip) => format!("[{ip}]"),
-                    },
+                    Some(0) | None => bare(ip),
                     Some(port) => endpoint(ip, port),
                 },
                 ..Server::default()
@@ -258,6 +255,13 @@ impl Building {
             return None;
         }
         self.service.keys.remove("netmask");
+        // Its default, which is not lvsd's.
+        if !self.service.keys.contains_key("scheduler") {
+            self.service.string("scheduler", "wrr");
+        }
+        if self.protocol.is_none() && self.port == 53 {
+            self.protocol = Some("udp".to_owned());
+        }
         if let Some((_, six)) = &mut self.service.fwmark {
             *six = self.six;
         }
@@ -281,7 +285,16 @@ impl Building {
 
     fn checks(&mut self) {
         let interval = self.defaults.interval.clamp(0.01, 86_400.0);
-        let timeout = self.defaults.timeout.unwrap_or(5.0).clamp(0.01, 600.0);
+        if let Some(timeout) = self.defaults.timeout.filter(|timeout| *timeout > interval) {
+            self.service
+                .lose(super::checks::too_long("checktimeout", timeout, interval));
+        }
+        // Unless it says something else, a negotiation has 30 seconds.
+        let default = match self.check.as_str() {
+            "connect" | "ping" | "external" => 5.0,
+            _ => 30.0,
+        };
+        let timeout = self.defaults.timeout.unwrap_or(default).clamp(0.01, 600.0);
         let mut check = Check::new();
         if let Some(port) = self.check_port {
             check.insert("port", port.to_string());
@@ -314,7 +327,13 @@ impl Building {
             return;
         }
         let check = match kind {
-            "off" | "on" => return,
+            "on" => return,
+            "off" => {
+                self.service.lose(
+                    "checktype=off: ldirectord uses none of the servers; here they are used, without a check",
+                );
+                return;
+            }
             "connect" => with_type(check, "tcp"),
             "ping" => {
                 check.remove("port");

@@ -8,11 +8,14 @@ mod keepalived;
 mod ldirectord;
 mod lvs_conf;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use lvs_core::sched::BUILT_IN;
+
+use crate::config::Config;
 
 /// What came of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,22 +86,52 @@ pub fn convert(
         Kind::LvsConf => lvs_conf::read(text),
     };
     without_twins(&mut services, &mut lost);
+    for service in &mut services {
+        service.keep_ports();
+        service.without_twins();
+    }
     without_loops(&mut services);
+    without_refused(name, &mut services, &mut lost);
+    if services.is_empty() {
+        return Err(nothing(name, &lost));
+    }
+    let toml = written(name, &services, &lost);
+    for service in &services {
+        lost.extend(service.all_lost());
+    }
+    Ok(Converted { toml, lost, rest })
+}
+
+/// The file for `lvsd`.
+fn written(name: &str, services: &[Service], lost: &[String]) -> String {
     let mut toml = format!(
         "# From {}, by `lvsd convert`. Check it with `lvsd --check-config`.\n",
         printable(name)
     );
-    for line in &lost {
+    for line in lost {
         let _ = writeln!(toml, "# NOT CONVERTED: {}", printable(line));
     }
-    for service in &services {
+    for service in services {
         service.write(&mut toml);
-        lost.extend(service.all_lost());
     }
-    if services.is_empty() {
-        return Err(format!("there is no virtual server in {name}"));
+    toml
+}
+
+/// Why nothing came of a file, of which this was lost.
+fn nothing(name: &str, lost: &[String]) -> String {
+    /// What is told of it.
+    const TOLD: usize = 3;
+    let none = format!("there is no virtual server in {name}");
+    let told: Vec<String> = lost.iter().take(TOLD).map(|what| printable(what)).collect();
+    match lost.len() {
+        0 => none,
+        1..=TOLD => format!("{none} that can be converted: {}", told.join("; ")),
+        all => format!(
+            "{none} that can be converted: {}; and {} more",
+            told.join("; "),
+            all - TOLD
+        ),
     }
-    Ok(Converted { toml, lost, rest })
 }
 
 /// Leaves each address and mark to the first service that has it.
@@ -134,20 +167,63 @@ fn without_twins(services: &mut Vec<Service>, lost: &mut Vec<String>) {
 
 /// Takes out servers that are virtual servers: their packets would go round.
 fn without_loops(services: &mut [Service]) {
-    let all: HashSet<String> = services
-        .iter()
-        .flat_map(|service| service.addresses.clone())
-        .collect();
+    let mut all: HashMap<IpAddr, HashSet<u16>> = HashMap::new();
+    for at in services.iter().flat_map(Service::endpoints) {
+        all.entry(at.ip()).or_default().insert(at.port());
+    }
     for service in services {
+        let ports: HashSet<u16> = service.endpoints().map(|at| at.port()).collect();
         let lost = &mut service.lost;
         service.servers.retain(|server| {
-            let is_one = all.contains(&server.address);
+            let (ip, own) = server.place();
+            let Some(theirs) = ip.and_then(|ip| all.get(&ip)) else {
+                return true;
+            };
+            // 0 stands for every port.
+            let is_theirs = |port: u16| port == 0 || theirs.contains(&0) || theirs.contains(&port);
+            let is_one = match own {
+                Some(port) => is_theirs(port),
+                None => ports.is_empty() || ports.iter().any(|port| is_theirs(*port)),
+            };
             if is_one {
                 lost.push(format!("server {}: it is a virtual server", server.address));
             }
             !is_one
         });
     }
+}
+
+/// Services that are tried one after the other when `lvsd` refuses a file: each costs a look at all
+/// before it.
+const TRIED_MAX: usize = 256;
+
+/// A last resort: leaves out what is refused for a reason that nobody has thought of here.
+fn without_refused(name: &str, services: &mut Vec<Service>, lost: &mut Vec<String>) {
+    if refused(&written(name, services, &[])).is_none() {
+        return;
+    }
+    let together = services.len() <= TRIED_MAX;
+    let mut before = String::new();
+    services.retain(|service| {
+        let end = before.len();
+        service.write(&mut before);
+        let why = refused(&before);
+        if why.is_some() || !together {
+            before.truncate(end);
+        }
+        if let Some(why) = &why {
+            lost.push(format!("{}: lvsd refuses it: {why}", service.name()));
+        }
+        why.is_none()
+    });
+}
+
+/// What `lvsd` has against a file, in a line.
+fn refused(toml: &str) -> Option<String> {
+    let report = Config::from_toml("", toml).err()?.to_string();
+    let mut lines = report.lines();
+    let error = lines.find_map(|line| line.strip_prefix("error: "));
+    Some(error.unwrap_or(&report).to_owned())
 }
 
 /// A service.
@@ -181,9 +257,49 @@ impl Service {
         self.lost.push(what.into());
     }
 
+    fn name(&self) -> String {
+        let address = self.addresses.first().cloned();
+        address.unwrap_or_else(|| format!("mark {}", self.fwmark.unwrap_or_default().0))
+    }
+
+    /// Takes from servers the ports that only NAT could translate to: the other methods hand on
+    /// packets as they are, and all three programs put the service's port in the place.
+    fn keep_ports(&mut self) {
+        let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
+        for server in &mut self.servers {
+            let own = server.keys.get("forward").or(self.keys.get("forward"));
+            let port = server.endpoint().map(|at| at.port());
+            if own.is_some_and(|word| word != "\"nat\"")
+                && let Some(port) = port
+                && ports.iter().any(|other| *other != port)
+            {
+                server.take_port();
+            }
+        }
+    }
+
+    /// Leaves of servers with one address the first.
+    fn without_twins(&mut self) {
+        let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
+        let only = ports.iter().next().copied().filter(|_| ports.len() == 1);
+        let mut seen = HashSet::new();
+        let lost = &mut self.lost;
+        self.servers.retain(|server| {
+            let (ip, own) = server.place();
+            let first = seen.insert((ip, own.or(only)));
+            if !first {
+                lost.push(format!("server {}: it is there already", server.address));
+            }
+            first
+        });
+    }
+
+    fn endpoints(&self) -> impl Iterator<Item = SocketAddr> {
+        self.addresses.iter().filter_map(|text| text.parse().ok())
+    }
+
     fn all_lost(&self) -> Vec<String> {
-        let name = self.addresses.first().cloned();
-        let name = name.unwrap_or_else(|| format!("mark {}", self.fwmark.unwrap_or_default().0));
+        let name = self.name();
         let own = self.lost.iter().map(|lost| format!("{name}: {lost}"));
         let of_servers = self.servers.iter().flat_map(|server| {
             let name = &name;
@@ -233,6 +349,34 @@ impl Service {
             if !server.check.is_empty() {
                 let _ = writeln!(text, "check = {}", table(&server.check));
             }
+        }
+    }
+}
+
+impl Server {
+    /// Address and port, if it has one.
+    fn endpoint(&self) -> Option<SocketAddr> {
+        self.address.parse().ok()
+    }
+
+    /// Its address, and its port if it has one.
+    fn place(&self) -> (Option<IpAddr>, Option<u16>) {
+        match self.endpoint() {
+            Some(at) => (Some(at.ip()), Some(at.port())),
+            None => (self.address.trim_matches(['[', ']']).parse().ok(), None),
+        }
+    }
+
+    /// Takes its port, which its own check goes on to ask.
+    fn take_port(&mut self) {
+        let Some(at) = self.endpoint() else {
+            return;
+        };
+        self.address = bare(at.ip());
+        let kind = self.check.get("type").map(String::as_str);
+        if kind.is_some_and(|kind| kind != "\"ping\"" && kind != "\"exec\"") {
+            let port = || at.port().to_string();
+            self.check.entry("port").or_insert_with(port);
         }
     }
 }
@@ -335,16 +479,24 @@ fn port(word: &str) -> Option<u16> {
 }
 
 /// An address and a port in TOML's words.
-fn endpoint(ip: std::net::IpAddr, port: u16) -> String {
-    std::net::SocketAddr::new(ip, port).to_string()
+fn endpoint(ip: IpAddr, port: u16) -> String {
+    SocketAddr::new(ip, port).to_string()
+}
+
+/// An address without a port.
+fn bare(ip: IpAddr) -> String {
+    match ip {
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => format!("[{ip}]"),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use lvs_core::api::ServiceId;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::config::Config;
 
     fn none(_: &str) -> Vec<(String, String)> {
         Vec::new()
@@ -427,7 +579,7 @@ virtual_server fwmark 7
         let (done, config) = converted(
             Kind::Keepalived,
             "$VS=192.0.2.1 80\n$CHECK=TCP_CHECK { connect_timeout 3 }\n$SERVER=10.0.0.1 8080\n\
-             virtual_server $VS {\n delay_loop 5\n real_server $SERVER { weight 2 $CHECK }\n}\n",
+             virtual_server $VS {\n delay_loop 5\n real_server $SERVER { weight 2 $CHECK }\n protocol TCP\n}\n",
         );
         assert_eq!(done.lost, [""; 0]);
         let service = &config.services[0];
@@ -600,8 +752,9 @@ virtual_server fwmark 7
             .zip(all)
             .map(|(n, (check, ..))| server(n, check))
             .collect();
-        let text =
-            format!("virtual_server 192.0.2.1 80 {{\n delay_loop 10\n lb_kind NAT\n{servers}}}\n");
+        let text = format!(
+            "virtual_server 192.0.2.1 80 {{\n delay_loop 10\n lb_kind NAT\n protocol TCP\n{servers}}}\n"
+        );
         let (done, config) = converted(Kind::Keepalived, &text);
         let expected: Vec<&str> = all.iter().map(|(_, told, _)| *told).collect();
         assert_eq!(checks(&config), expected, "{}", done.toml);
@@ -660,8 +813,8 @@ virtual_server fwmark 7
         let (done, config) = converted(Kind::Ldirectord, &text);
         let expected: Vec<&str> = all.iter().map(|(_, told)| *told).collect();
         assert_eq!(checks(&config), expected, "{}", done.toml);
-        // The third attempt, mysql, and perl.
-        assert_eq!(done.lost.len(), 3, "{:?}", done.lost);
+        // The third attempt, mysql, perl, and servers that ldirectord would never use.
+        assert_eq!(done.lost.len(), 4, "{:?}", done.lost);
         for words in [
             "command = [\"/bin/check\", \"192.0.2.7\", \"80\", \"{address}\", \"{port}\"]",
             "path = \"/a?b\", regex = \"ok$\"",
@@ -714,13 +867,247 @@ virtual_server fwmark 7
 
     #[test]
     fn twins_and_loops_are_left_out() {
-        let text = "virtual_server 192.0.2.1 80 { real_server 192.0.2.1 80 { weight 1 }\nreal_server 10.0.0.1 80 { weight 1 }\n}\n";
+        let text = "virtual_server 192.0.2.1 80 { protocol TCP\n real_server 192.0.2.1 80 { weight 1 }\nreal_server 10.0.0.1 80 { weight 1 }\n}\n";
         let (done, config) = converted(Kind::Keepalived, &text.repeat(2));
         assert_eq!(
             (config.services.len(), config.services[0].servers.len()),
             (1, 1)
         );
         assert_eq!(done.lost.len(), 2, "{:?}", done.lost);
+    }
+
+    /// `keepalived -t` of keepalived 2.2.7 says the same of each.
+    #[test]
+    fn what_keepalived_takes_for_granted() {
+        let servers = |config: &Config| -> Vec<String> {
+            let all = config.services.iter().flat_map(|one| &one.servers);
+            all.map(|server| server.address.to_string()).collect()
+        };
+        // Without a protocol it is UDP, but for marks.
+        let (done, config) = converted(
+            Kind::Keepalived,
+            "virtual_server 192.0.2.1 53 {\n lb_kind DR\n real_server 10.0.0.1 53 {\n DNS_CHECK {\n}\n }\n}\n",
+        );
+        assert!(matches!(config.services[0].id, ServiceId::Udp { .. }));
+        assert!(done.lost[0].contains("no `protocol`"), "{:?}", done.lost);
+        let check = config.services[0].servers[0].check.as_ref().unwrap();
+        assert_eq!(check.fall, 4, "a name server is asked again three times");
+        // Only NAT changes ports; a check goes on to ask the one that was written.
+        let (_, config) = converted(
+            Kind::Keepalived,
+            "virtual_server 192.0.2.1 21 {\n lb_kind DR\n protocol TCP\n sorry_server 10.0.0.9 8080\n \
+             real_server 10.0.0.1 80 {\n TCP_CHECK {\n }\n }\n \
+             real_server 10.0.0.2 80 {\n lvs_method NAT\n TCP_CHECK {\n }\n }\n}\n",
+        );
+        assert_eq!(servers(&config), ["10.0.0.1:21", "10.0.0.2:80"]);
+        assert_eq!(checks(&config), ["tcp 10.0.0.1:80", "tcp 10.0.0.2:80"]);
+        // With a mark the port stays, also through NAT.
+        let (_, config) = converted(
+            Kind::Keepalived,
+            "virtual_server fwmark 3 {\n lb_kind NAT\n real_server 10.0.0.1 80 {\n TCP_CHECK {\n }\n }\n}\n",
+        );
+        assert_eq!(servers(&config), ["10.0.0.1:0"]);
+        assert_eq!(checks(&config), ["tcp 10.0.0.1:80"]);
+        // All ports are persistent.
+        let (done, config) = converted(
+            Kind::Keepalived,
+            "virtual_server 192.0.2.1 {\n lb_kind DR\n protocol TCP\n real_server 10.0.0.1 {\n }\n}\n",
+        );
+        assert_eq!(config.services[0].config.timeout, 360, "{}", done.toml);
+        // Which servers it has twice.
+        let (done, config) = converted(
+            Kind::Keepalived,
+            "virtual_server 192.0.2.1 80 {\n lb_kind DR\n protocol TCP\n real_server 10.0.0.1 80 {\n weight 5\n }\n \
+             real_server 10.0.0.1 {\n weight 2\n }\n}\n",
+        );
+        assert_eq!(config.services[0].servers.len(), 1);
+        assert_eq!(config.services[0].servers[0].config.weight, 5);
+        assert_eq!(
+            done.lost,
+            ["192.0.2.1:80: server 10.0.0.1: it is there already"]
+        );
+    }
+
+    #[test]
+    fn settings_of_outer_blocks_are_the_defaults_of_checks() {
+        let (done, config) = converted(
+            Kind::Keepalived,
+            "virtual_server 192.0.2.1 80 {\n delay_loop 20\n protocol TCP\n retry 3\n connect_timeout 9\n \
+             delay_before_retry 2\n virtualhost outer.example\n \
+             real_server 10.0.0.1 80 {\n HTTP_GET {\n url {\n path /\n }\n }\n }\n \
+             real_server 10.0.0.2 80 {\n connect_timeout 4\n delay_loop 10\n virtualhost inner.example\n \
+             HTTP_GET {\n url {\n path /\n }\n nb_get_retry 0\n }\n }\n}\n",
+        );
+        assert_eq!(done.lost, [""; 0]);
+        let rhythm = |n: usize| {
+            let check = config.services[0].servers[n].check.as_ref().unwrap();
+            (
+                check.interval.as_secs(),
+                check.timeout.as_secs(),
+                check.fall,
+                check.fast_interval.as_secs(),
+            )
+        };
+        assert_eq!(rhythm(0), (20, 9, 4, 2));
+        assert_eq!(rhythm(1), (10, 4, 1, 2));
+        for host in ["outer.example", "inner.example"] {
+            assert_eq!(done.toml.matches(host).count(), 1, "{}", done.toml);
+        }
+    }
+
+    #[test]
+    fn of_several_checks_the_one_that_tells_most_is_left() {
+        let (done, config) = converted(
+            Kind::Keepalived,
+            "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n PING_CHECK {\n }\n \
+             HTTP_GET {\n url {\n path /\n }\n }\n TCP_CHECK {\n }\n BFD_CHECK {\n }\n }\n}\n",
+        );
+        assert_eq!(checks(&config), ["http http://10.0.0.1:80"]);
+        let expected = [
+            "a second check, ping: a server has one check here",
+            "a second check, tcp: a server has one check here",
+            "BFD_CHECK: the server is checked without it",
+        ];
+        let expected = expected.map(|what| format!("192.0.2.1:80, 10.0.0.1:80: {what}"));
+        assert_eq!(done.lost, expected);
+    }
+
+    #[test]
+    fn timeouts_that_are_cut_are_told() {
+        let (done, _) = converted(
+            Kind::Ldirectord,
+            "checktimeout=3\ncheckinterval=1\nvirtual=192.0.2.1:80\n real=10.0.0.1:80 gate\n",
+        );
+        assert!(done.lost[0].contains("timeout of 3 s"), "{:?}", done.lost);
+        let (done, _) = converted(
+            Kind::Keepalived,
+            "virtual_server 192.0.2.1 80 {\n protocol TCP\n delay_loop 2\n real_server 10.0.0.1 80 {\n \
+             TCP_CHECK {\n connect_timeout 3\n }\n }\n}\n",
+        );
+        assert!(done.lost[0].contains("timeout of 3 s"), "{:?}", done.lost);
+    }
+
+    #[test]
+    fn groups_have_ranges_and_networks() {
+        let (done, config) = converted(
+            Kind::Keepalived,
+            "virtual_server_group g {\n 192.0.2.8/30 80\n 192.0.3.254-192.0.4.1 80\n 192.0.5.1-2 80\n \
+             192.0.6.1/32 80\n 192.0.7.1/24 80\n 192.0.8.2-192.0.8.1 80\n}\n\
+             virtual_server group g {\n protocol TCP\n real_server 10.0.0.1 80 {\n }\n}\n",
+        );
+        let all: Vec<String> = config
+            .services
+            .iter()
+            .map(|service| service.address().unwrap().ip().to_string())
+            .collect();
+        assert_eq!(
+            all,
+            [
+                "192.0.2.8",
+                "192.0.2.9",
+                "192.0.2.10",
+                "192.0.2.11",
+                "192.0.3.254",
+                "192.0.3.255",
+                "192.0.4.0",
+                "192.0.4.1",
+                "192.0.5.1",
+                "192.0.5.2",
+                "192.0.6.1"
+            ]
+        );
+        assert_eq!(done.lost.len(), 2, "{:?}", done.lost);
+        // No more than there is room for.
+        let wide = "virtual_server_group g {\n ::/1 80\n 10.0.0.0/8 80\n 2001:db8::-2001:db8:ffff:: 80\n 192.0.2.1 80\n}\n\
+                    virtual_server group g {\n protocol TCP\n real_server 10.0.0.1 80 {\n }\n}\n";
+        let (done, config) = converted(Kind::Keepalived, wide);
+        assert_eq!(config.services.len(), 1);
+        assert_eq!(done.lost.len(), 3, "{:?}", done.lost);
+    }
+
+    #[test]
+    fn what_ldirectord_takes_for_granted() {
+        let (done, config) = converted(
+            Kind::Ldirectord,
+            "virtual=192.0.2.1:53\n real=10.0.0.1:5353 gate\n real=10.0.0.1:53 gate\n real=10.0.0.2:5353 masq\n \
+             request=\"www.example.org\"\nvirtual=192.0.2.1:80\n real=10.0.0.1:80 gate\n checktype=off\n",
+        );
+        let service = &config.services[0];
+        assert!(matches!(service.id, ServiceId::Udp { .. }));
+        assert_eq!(service.config.scheduler, "wrr");
+        let all: Vec<String> = service
+            .servers
+            .iter()
+            .map(|server| server.address.to_string())
+            .collect();
+        assert_eq!(all, ["10.0.0.1:53", "10.0.0.2:5353"]);
+        // As long as from check to check: its own 30 seconds are longer.
+        assert_eq!(
+            service.servers[0].check.as_ref().unwrap().timeout.as_secs(),
+            10
+        );
+        assert_eq!(done.lost.len(), 2, "{:?}", done.lost);
+        assert!(
+            done.lost[1].contains("ldirectord uses none"),
+            "{:?}",
+            done.lost
+        );
+    }
+
+    /// A server of a mark has no port, so that it is whatever listens at its address.
+    #[test]
+    fn loops_by_way_of_a_mark_are_left_out() {
+        let (done, config) = converted(
+            Kind::Keepalived,
+            "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n }\n}\n\
+             virtual_server fwmark 1 {\n real_server 192.0.2.1 8080 {\n }\n real_server 10.0.0.1 8080 {\n }\n}\n",
+        );
+        assert_eq!(config.services[1].servers.len(), 1);
+        assert_eq!(
+            done.lost,
+            ["mark 1: server 192.0.2.1: it is a virtual server"]
+        );
+    }
+
+    #[test]
+    fn what_leaves_nothing_says_why() {
+        let refused = |text: &str| convert(Kind::Keepalived, "x", text, &none).unwrap_err();
+        assert_eq!(
+            refused("vrrp_instance a {\n}\n"),
+            "there is no virtual server in x"
+        );
+        assert_eq!(
+            refused("virtual_server x.x.x.44 443 {\n}\n"),
+            "there is no virtual server in x that can be converted: \
+             virtual_server x.x.x.44 443: x.x.x.44 is not an address"
+        );
+        let many = refused(&"virtual_server www.example.org 443 {\n}\n".repeat(5));
+        assert!(many.ends_with("; and 2 more"), "{many}");
+    }
+
+    #[test]
+    fn what_lvsd_refuses_for_another_reason_is_left_out_and_told() {
+        let (done, config) = converted(
+            Kind::Keepalived,
+            "virtual_server 192.0.2.1 80 {\n protocol TCP\n persistence_timeout 5\n persistence_granularity 255.0.255.0\n \
+             real_server 10.0.0.1 80 {\n }\n}\n\
+             virtual_server 192.0.2.2 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n }\n}\n",
+        );
+        assert_eq!(config.services.len(), 1);
+        assert!(
+            done.lost[0].starts_with("192.0.2.1:80: lvsd refuses it: "),
+            "{:?}",
+            done.lost
+        );
+        assert!(done.toml.contains("# NOT CONVERTED: 192.0.2.1:80: lvsd"));
+        // Each by itself would be taken.
+        let twice = |n: u8| {
+            format!(
+                "virtual=192.0.2.{n}:80\n name=\"web\"\n real=10.0.0.1:80 gate\n checktype=on\n"
+            )
+        };
+        let (done, config) = converted(Kind::Ldirectord, &(twice(1) + &twice(2)));
+        assert_eq!(config.services.len(), 1, "{:?}", done.lost);
     }
 
     #[test]
@@ -754,6 +1141,14 @@ virtual_server fwmark 7
                     Just("\nSERVICE=t 80 rr 10.0.0.1\n".to_owned()),
                     Just("\nVIP=eth0:1 192.0.2.1\n".to_owned()),
                     Just("quorum 5\n".to_owned()),
+                    Just("lb_kind DR\nreal_server 10.0.0.1 81 {\n}\n".to_owned()),
+                    Just("persistence_timeout 5\npersistence_granularity 24\n".to_owned()),
+                    Just("sorry_server 10.0.0.1 80\n".to_owned()),
+                    Just("virtual_server fwmark 1 {\n".to_owned()),
+                    Just("real_server 2001:db8::1 80 {\n".to_owned()),
+                    Just("\n\treal=10.0.0.1:81 gate 70000\n\treal=10.0.0.1 ipip\n".to_owned()),
+                    Just("\n\tfallback=192.0.2.1:80 gate\n\tpersistent=1\n\tnetmask=24\n".to_owned()),
+                    Just("\nvirtual=1\n".to_owned()),
                 ],
                 0..40,
             ),
@@ -763,6 +1158,8 @@ virtual_server fwmark 7
                 if let Ok(done) = convert(kind, "x", &text, &none) {
                     let parsed: Result<toml::Table, _> = toml::from_str(&done.toml);
                     prop_assert!(parsed.is_ok(), "{}", done.toml);
+                    let read = Config::from_toml("x", &done.toml);
+                    prop_assert!(read.is_ok(), "{}\n{}", done.toml, read.unwrap_err());
                 }
             }
         }
