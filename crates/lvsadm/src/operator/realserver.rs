@@ -68,8 +68,12 @@ fn addresses(text: &mut String, vips: &[IpAddr], device: &str, undo: bool) {
     }
 }
 
-/// Nobody but the director may answer ARP for the VIPs.
-fn arp(text: &mut String, undo: bool) {
+/// Nobody but the director may answer ARP for the VIPs. IPv6 has no such thing: an address on `lo`
+/// is in no neighbour table.
+fn arp(text: &mut String, vips: &[IpAddr], undo: bool) {
+    if !vips.iter().any(IpAddr::is_ipv4) {
+        return;
+    }
     let (ignore, announce) = if undo { (0, 0) } else { (1, 2) };
     let _ = writeln!(
         text,
@@ -81,11 +85,11 @@ fn dr(vips: &[IpAddr], undo: bool) -> String {
     let mut text =
         String::from("# Direct routing: the server has the VIPs, and does not tell anybody.\n");
     if !undo {
-        arp(&mut text, undo);
+        arp(&mut text, vips, undo);
     }
     addresses(&mut text, vips, "lo", undo);
     if undo {
-        arp(&mut text, undo);
+        arp(&mut text, vips, undo);
     }
     text
 }
@@ -122,13 +126,20 @@ fn tun(vips: &[IpAddr], tunnel: &str, port: u16, undo: bool) -> Result<String, T
             "ip link del lvs-gre\n".into(),
         ),
         "gue" => {
-            let listen = format!("modprobe fou\nip fou add port {port} gue\n");
-            let end = format!("ip fou del port {port}\n");
-            add(
-                "tunl0",
-                format!("{listen}modprobe ipip\nip link set tunl0 up\n"),
-                format!("ip link set tunl0 down\n{end}"),
-            );
+            for (family, module, device, tunnel) in [
+                ("", "fou", "tunl0", "ipip"),
+                ("-6 ", "fou6", "ip6tnl0", "ip6_tunnel"),
+            ] {
+                if if family.is_empty() { v4 } else { v6 } {
+                    add(
+                        device,
+                        format!(
+                            "modprobe {module}\nip {family}fou add port {port} gue\nmodprobe {tunnel}\nip link set {device} up\n"
+                        ),
+                        format!("ip link set {device} down\nip {family}fou del port {port}\n"),
+                    );
+                }
+            }
         }
         other => {
             return Err(Trouble::Usage(format!(
@@ -142,22 +153,18 @@ fn tun(vips: &[IpAddr], tunnel: &str, port: u16, undo: bool) -> Result<String, T
         for (_, _, unmake) in devices.iter().rev() {
             text.push_str(unmake);
         }
-        arp(&mut text, true);
+        arp(&mut text, vips, true);
         return Ok(text);
     }
     for (_, make, _) in &devices {
         text.push_str(make);
     }
-    arp(&mut text, false);
-    for (device, ..) in &devices {
-        // What comes out of the tunnel comes from clients, which are elsewhere.
-        let _ = writeln!(
-            text,
-            "sysctl -w net.ipv4.conf.{}.rp_filter=0",
-            device.replace('.', "/")
-        );
-    }
-    if !devices.is_empty() {
+    arp(&mut text, vips, false);
+    if v4 {
+        for (device, ..) in &devices {
+            // What comes out of the tunnel comes from clients, which are elsewhere.
+            let _ = writeln!(text, "sysctl -w net.ipv4.conf.{device}.rp_filter=0");
+        }
         let _ = writeln!(
             text,
             "sysctl -w net.ipv4.conf.all.rp_filter=0   # the larger of both counts for {first}"
@@ -165,6 +172,9 @@ fn tun(vips: &[IpAddr], tunnel: &str, port: u16, undo: bool) -> Result<String, T
     }
     addresses(&mut text, vips, "lo", false);
     text.push_str("# The path to the server must carry packets that are larger by the tunnel's header, or its MTU be lower.\n");
+    if tunnel != "gre" {
+        text.push_str("# Reached at an address of the other family: IPv6 in IPv4 ends at sit0 (modprobe sit), IPv4 in IPv6 at ip6tnl0 (modprobe ip6_tunnel).\n");
+    }
     Ok(text)
 }
 
@@ -210,6 +220,14 @@ mod tests {
             text.contains("-6 address add 2001:db8::10/128 dev lo nodad"),
             "{text}"
         );
+        // ARP is IPv4's.
+        for undo in [false, true] {
+            let text = dr(&vips(&["2001:db8::10"]), undo);
+            assert!(
+                text.contains("/128 dev lo") && !text.contains("sysctl"),
+                "{text}"
+            );
+        }
         let text = dr(&vips(&["192.0.2.10"]), true);
         let (arp, address) = (
             text.find("arp_ignore=0"),
@@ -227,6 +245,13 @@ mod tests {
         ] {
             let text = tun(&vips(&["192.0.2.10"]), tunnel, 6080, false).expect("a tunnel");
             assert!(text.contains(words), "{text}");
+        }
+        for (tunnel, words) in [
+            ("ipip", "ip link set ip6tnl0 up"),
+            ("gue", "ip -6 fou add port 6080 gue"),
+        ] {
+            let text = tun(&vips(&["2001:db8::10"]), tunnel, 6080, false).expect("a tunnel");
+            assert!(text.contains(words) && !text.contains("net.ipv4"), "{text}");
         }
         assert!(tun(&vips(&["192.0.2.10"]), "vxlan", 1, false).is_err());
         assert!(nat(None, false).is_err() && nat(Some("x"), false).is_err());

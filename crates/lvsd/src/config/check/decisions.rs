@@ -4,6 +4,7 @@ use lvs_core::api::ServiceId;
 use toml::Spanned;
 
 use super::Checker;
+use super::sense::ServerPlace;
 use super::server::ServerDefaults;
 use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::{RawQuorum, RawServer, RawService, RawSorry};
@@ -131,6 +132,11 @@ impl Checker<'_> {
             );
             return None;
         }
+        self.servers.push(ServerPlace {
+            service: id,
+            address: checked.address,
+            place,
+        });
         // Nobody asks it: there is no other to take its place.
         checked.check = None;
         Some(checked)

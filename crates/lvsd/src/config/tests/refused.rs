@@ -291,6 +291,10 @@ fn what_the_start_or_the_engine_would_refuse_is_refused() {
             "6:11 the server 192.0.2.9:8080 is the service tcp 192.0.2.9:80",
         ),
         (
+            server("10.0.0.1:80", "").replacen("nat\"\n", "nat\"\nsorry = \"192.0.2.9:80\"\n", 1),
+            "4:9 the server 192.0.2.9:80 is the service tcp 192.0.2.9:80",
+        ),
+        (
             server("0.0.0.7:80", ""),
             "6:11 0.0.0.7 cannot be the address of a server",
         ),
