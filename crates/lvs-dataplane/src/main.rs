@@ -376,10 +376,21 @@ fn main() -> ExitCode {
     match run(args, confinement) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log::say(Level::ERROR, format_args!("lvs-dataplane: {error:#}"));
+            log::say(Level::ERROR, format_args!("lvs-dataplane: {}", told(&error)));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes, but for those that it has said itself.
+fn told(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// Gives up what the engine will not need.

@@ -410,12 +410,19 @@ pub(crate) fn read_setting(path: &Path) -> io::Result<u32> {
     })
 }
 
+/// What makes `/proc/sys` writable in a container.
+const WRITABLE: &str = "run the container with `--security-opt unmask=/proc/sys` (podman), or `--security-opt systempaths=unconfined` (docker)";
+
 /// Writes a setting. It is written even if it has that value already: what is set expressly no
 /// longer follows `default` (devinet_copy_dflt_conf()). In a container `/proc/sys` may be read-only
 /// and right already.
 pub(crate) fn write_setting(path: &Path, value: u32) -> io::Result<()> {
     match fs::write(path, value.to_string()) {
         Err(_) if read_setting(path).is_ok_and(|now| now == value) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+            let why = format!("{} = {value}: {error}: {WRITABLE}", path.display());
+            Err(io::Error::new(error.kind(), why))
+        }
         result => result.map_err(|err| {
             io::Error::new(err.kind(), format!("{} = {value}: {err}", path.display()))
         }),
