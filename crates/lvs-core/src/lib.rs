@@ -62,7 +62,9 @@ mod tunnel;
 mod verdict;
 
 pub(crate) use conn::State;
-pub use control::{Candidate, Control, Explanation, Heard, Options, Service, TakenOver};
+pub use control::{
+    Candidate, Control, Explanation, Heard, Options, Service, TablesWalk, TakenOver,
+};
 pub use director::Director;
 /// The memory that a connection table lies in.
 pub mod memory {

@@ -173,6 +173,11 @@ impl Pool {
         self.scheduler.needs_replies()
     }
 
+    /// Whether the scheduler goes by the last weights of servers without one.
+    pub(crate) fn goes_by_last_weight(&self) -> bool {
+        self.scheduler.goes_by_last_weight()
+    }
+
     /// Whether weights are numbers of connections to the scheduler.
     pub(crate) fn weight_is_capacity(&self) -> bool {
         self.scheduler.weight_is_capacity()

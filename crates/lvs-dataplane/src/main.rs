@@ -203,6 +203,11 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 10, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(0..=3600))]
     sync_wait: u32,
 
+    /// How many seconds the services and servers of another director may differ from those of this
+    /// one, before that is an alarm.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    sync_alarm: u32,
+
     /// What to do with new connections when the table is full.
     #[arg(long, value_enum, default_value_t = WhenFull::Drop)]
     when_full: WhenFull,
@@ -543,6 +548,7 @@ fn config(args: Args) -> anyhow::Result<Config> {
             peers: args.sync_peer,
             key_file,
             wait: Duration::from_secs(args.sync_wait.into()),
+            alarm: Duration::from_secs(args.sync_alarm.into()),
         }),
         profile: match args.profile {
             Profile::Kernel => lvs_core::Profile::Kernel,

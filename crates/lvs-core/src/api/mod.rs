@@ -200,6 +200,9 @@ pub struct Info {
     /// Seconds since somebody said which these are to be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announced_ago: Option<u64>,
+    /// How other directors' services and servers compare with those of this one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<TablesInfo>,
     /// Virtual addresses for which another host answers, too.
     pub conflicts: Vec<Conflict>,
     /// Requests that were too long for the way to their server.
@@ -367,6 +370,67 @@ pub struct SyncState {
     pub forged: u64,
     /// Connections that ended because what was in a frame was not understood.
     pub malformed: u64,
+    /// How the others' services and servers compare with those of this director.
+    pub tables: Vec<TablesInfo>,
+    /// Services that are not compared, because there are more than may be.
+    pub tables_beyond: u64,
+}
+
+/// How another director's services and servers compare with those of this one: whether both choose
+/// the same server for a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TablesInfo {
+    /// The other director.
+    pub peer: SocketAddr,
+    /// How they compare.
+    pub state: TablesState,
+    /// Services whose tables differ.
+    #[serde(default)]
+    pub differ: u64,
+    /// For how many seconds one of them has differed.
+    #[serde(default)]
+    pub seconds: u64,
+}
+
+/// How the tables of two directors compare.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TablesState {
+    /// It has told nothing of them: it is away, or has not told all of them yet.
+    #[default]
+    Unknown,
+    /// It does not tell them: it runs an older version.
+    Older,
+    /// They are alike.
+    Alike,
+    /// They differ, as they do for a moment after each change.
+    Differ,
+    /// They have differed for too long (`lvs-dataplane --sync-alarm`).
+    Alarm,
+}
+
+impl TablesState {
+    /// In a word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Older => "older",
+            Self::Alike => "alike",
+            Self::Differ => "differ",
+            Self::Alarm => "alarm",
+        }
+    }
+}
+
+/// A service whose table differs from another director's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TableDifference {
+    /// The service.
+    pub service: ServiceId,
+    /// For how many seconds it has differed.
+    pub seconds: u64,
+    /// What differs, in words; empty until that is known.
+    pub what: Vec<String>,
 }
 
 /// What routers are told of a virtual address. The greater, the rather it is used.
@@ -491,6 +555,9 @@ pub struct PeerInfo {
     /// Milliseconds until it had what it was told last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lag_ms: Option<u64>,
+    /// The first services whose tables differ from those here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<TableDifference>,
 }
 
 /// Where established connections are forwarded.

@@ -23,6 +23,7 @@ mod settings;
 mod slow_start;
 mod sweep;
 mod sync;
+mod tables;
 mod take_over;
 mod templates;
 
@@ -37,6 +38,7 @@ use self::records::Records;
 pub use self::service::Service;
 pub(crate) use self::service::ServiceKeyOrd;
 use self::sweep::SweepWork;
+pub use self::tables::TablesWalk;
 pub use self::take_over::{Heard, TakenOver};
 use crate::conn::memory::{Layout, Memory};
 use crate::conn::{ConnTable, Templates, Timeouts};

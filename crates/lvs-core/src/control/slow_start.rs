@@ -52,6 +52,11 @@ impl Default for SlowStart {
 }
 
 impl SlowStart {
+    /// What the weights are multiplied by now.
+    pub(crate) const fn factor(&self) -> i32 {
+        self.factor
+    }
+
     /// Takes those that are there as long established: they have begun before a slow start was
     /// asked for.
     pub(crate) fn take_as_established(&mut self, servers: &[Arc<Server>]) {

@@ -204,6 +204,10 @@ impl Scheduler for MaglevHashing {
         })
     }
 
+    fn goes_by_last_weight(&self) -> bool {
+        true
+    }
+
     fn start(&mut self, servers: &[Arc<Server>]) {
         self.table.clear();
         self.built.clear();

@@ -133,6 +133,12 @@ pub trait Scheduler: fmt::Debug + Send {
         false
     }
 
+    /// Whether it goes by [`Server::last_weight`], so that directors that are to choose alike need
+    /// the same of a server without a weight, too.
+    fn goes_by_last_weight(&self) -> bool {
+        false
+    }
+
     /// Whether a weight is a number of connections to it, and not a share among the servers: a slow
     /// start then does not multiply the weights of the others.
     fn weight_is_capacity(&self) -> bool {

@@ -308,3 +308,137 @@ fn what_is_wrong_with_the_options_is_said() -> Result<()> {
     }
     Ok(())
 }
+
+/// How the tables of the only peer compare: `alike`, `differ`, `alarm`.
+fn tables(site: &Site, director: &Host) -> String {
+    let state = state(site, director).ok();
+    let word = state.and_then(|state| state["tables"][0]["state"].as_str().map(str::to_owned));
+    word.unwrap_or_default()
+}
+
+fn wait_for_tables(site: &Site, word: &str) -> Result<()> {
+    let directors = [&site.director, site.standby()?];
+    let all = |word: &str| {
+        directors
+            .iter()
+            .all(|director| tables(site, director) == word)
+    };
+    wait(&format!("tables to be {word}"), || all(word)).with_context(|| {
+        let said = directors.map(|director| site.lvsadm_on(director, "sync"));
+        said.into_iter().flatten().collect::<String>()
+    })
+}
+
+/// Two directors choose alike, or it shows in which service they do not, and for how long.
+#[test]
+fn what_differs_between_directors_is_shown_and_a_lasting_difference_is_an_alarm() -> Result<()> {
+    let site = site("tables", Forward::Nat, 0)?;
+    let (first, second) = (site.director.clone(), site.standby()?.clone());
+    let key = key(&site, "key", KEY)?;
+    let start = |director: &Host, peer: &str| {
+        let extra = ["--sync-peer", peer, "--sync-key", &key, "--sync-alarm", "5"];
+        site.start_engine_on(director, &[], &extra)
+    };
+    let one = start(&first, TWO)?;
+    let two = start(&second, ONE)?;
+    // With nothing at all, too.
+    wait_for_tables(&site, "alike")?;
+    site.add_service(80, "mh")?;
+    site.add_service(81, "wlc")?;
+    copy_services(&site, &first, &second)?;
+    wait_for_tables(&site, "alike")?;
+    let (vip, server) = (site.vip, |n: usize| format!("{}:80", site.real_address(n)));
+    // Servers that fail and come back in opposite orders: those of mh are arranged as they were,
+    // as lvsd does.
+    let flap = |director: &Host, order: [usize; 2]| -> Result<()> {
+        for n in order {
+            let server = server(n);
+            site.lvsadm_on(director, &format!("-e -t {vip}:80 -r {server} -m -w 0"))?;
+            site.lvsadm_on(director, &format!("-e -t {vip}:80 -r {server} -m -w 1"))?;
+        }
+        Ok(())
+    };
+    flap(&first, [0, 1])?;
+    flap(&second, [1, 0])?;
+    wait_for_tables(&site, "alike")?;
+    ensure!(!one.log().contains("has not chosen"), "{}", one.log());
+
+    // A weight that is changed on one by hand.
+    let edit = |weight: u8| {
+        let server = server(1);
+        site.lvsadm_on(
+            &second,
+            &format!("-e -t {vip}:80 -r {server} -m -w {weight}"),
+        )
+    };
+    edit(7)?;
+    let line = format!("{}: weight: 1 here, 7 there", server(1));
+    wait("the difference to be shown", || {
+        let said = site.lvsadm_on(&first, "sync");
+        said.is_ok_and(|said| said.contains(&line) && said.contains(&format!("TCP {vip}:80")))
+    })?;
+    wait_for_tables(&site, "alarm")?;
+    ensure!(
+        one.log()
+            .contains("has not chosen as this director does for 5 s"),
+        "{}",
+        one.log()
+    );
+    ensure!(one.log().contains(&line), "{}", one.log());
+    let said = first.sh(&format!(
+        "{} doctor || true",
+        programs::find("lvsadm")?.display()
+    ))?;
+    ensure!(said.contains("lvsadm sync"), "{said}");
+    edit(1)?;
+    wait_for_tables(&site, "alike")?;
+    for log in [one.log(), two.log()] {
+        ensure!(log.matches("has not chosen").count() == 1, "{log}");
+        ensure!(log.matches("director does again").count() == 1, "{log}");
+    }
+
+    // A server that has no weight, and had another one before, has other slots of mh.
+    edit(7)?;
+    edit(0)?;
+    let server = server(1);
+    site.lvsadm_on(&first, &format!("-e -t {vip}:80 -r {server} -m -w 0"))?;
+    let line = format!("{server}: weight before it was 0: 1 here, 7 there");
+    wait("the difference to be shown", || {
+        let said = site.lvsadm_on(&first, "sync");
+        said.is_ok_and(|said| said.contains(&line))
+    })?;
+    edit(1)?;
+    edit(0)?;
+    wait_for_tables(&site, "alike")?;
+
+    // Servers that were added in another order: mh goes by it.
+    let again = |director: &Host, order: [usize; 2]| -> Result<()> {
+        for n in order {
+            site.lvsadm_on(
+                director,
+                &format!("-d -t {vip}:80 -r {}:80", site.real_address(n)),
+            )?;
+        }
+        for n in order {
+            let server = format!("{}:80", site.real_address(n));
+            site.lvsadm_on(director, &format!("-a -t {vip}:80 -r {server} -m -w 1"))?;
+        }
+        Ok(())
+    };
+    again(&first, [0, 1])?;
+    again(&second, [1, 0])?;
+    wait("the difference to be shown", || {
+        let said = site.lvsadm_on(&second, "sync");
+        said.is_ok_and(|said| said.contains("order of the servers: number 1 is"))
+    })?;
+    again(&second, [0, 1])?;
+    wait_for_tables(&site, "alike")?;
+
+    // A service of one only.
+    site.lvsadm_on(&second, &format!("-D -t {vip}:81"))?;
+    wait("the difference to be shown", || {
+        let said = site.lvsadm_on(&first, "sync");
+        said.is_ok_and(|said| said.contains("the service is here only"))
+    })?;
+    Ok(())
+}

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use lvs_core::api::{Call, Info, PeerInfo, Standing, SyncState};
+use lvs_core::ServiceKey;
+use lvs_core::api::{Call, Info, PeerInfo, Standing, SyncState, TablesInfo, TablesState};
 
 use super::{Outcome, Trouble, Words, connect, duration};
 use crate::program::Invocation;
@@ -57,6 +58,7 @@ fn text(state: &SyncState) -> String {
     for peer in &state.peers {
         text.push_str(&line(peer));
     }
+    text.push_str(&tables(state));
     let counts = [
         ("refused, address of no peer", state.refused_address),
         ("refused, too many at a time", state.refused_places),
@@ -67,6 +69,10 @@ fn text(state: &SyncState) -> String {
         ("connections without room", state.no_room),
         ("told again what was missing", state.repairs),
         ("told everything anew", state.told_anew),
+        (
+            "services that are too many to be compared",
+            state.tables_beyond,
+        ),
     ];
     let counts = counts.into_iter().filter(|(_, count)| *count > 0);
     for (n, (name, count)) in counts.enumerate() {
@@ -74,6 +80,45 @@ fn text(state: &SyncState) -> String {
         text.push_str(&format!("{first}{name}: {count}\n"));
     }
     text
+}
+
+/// Whether every director chooses alike.
+fn tables(state: &SyncState) -> String {
+    let mut text = String::new();
+    for (n, info) in state.tables.iter().enumerate() {
+        if n == 0 {
+            text.push_str(&format!("\n{:<28}services and servers there\n", "peer"));
+        }
+        text.push_str(&format!("{:<28}{}\n", info.peer, comparison(info)));
+        let peer = state.peers.iter().find(|peer| peer.address == info.peer);
+        let shown = peer.map_or(&[][..], |peer| &peer.tables);
+        for one in shown {
+            let (service, seconds) = (ServiceKey::from(one.service), one.seconds);
+            text.push_str(&format!("    {service}, for {seconds} s\n"));
+            for what in &one.what {
+                text.push_str(&format!("        {what}\n"));
+            }
+        }
+        let more = info.differ.saturating_sub(shown.len() as u64);
+        if more > 0 {
+            text.push_str(&format!("    and {more} more services\n"));
+        }
+    }
+    text
+}
+
+fn comparison(info: &TablesInfo) -> String {
+    let services = match info.differ {
+        1 => "1 service differs".to_owned(),
+        n => format!("{n} services differ"),
+    };
+    match info.state {
+        TablesState::Unknown => "not known".to_owned(),
+        TablesState::Older => "not compared: it runs an older version".to_owned(),
+        TablesState::Alike => "alike".to_owned(),
+        TablesState::Differ => format!("{services}, for {} s", info.seconds),
+        TablesState::Alarm => format!("ALARM: {services}, for {} s", info.seconds),
+    }
 }
 
 /// Which virtual addresses are announced by routes.
@@ -175,6 +220,7 @@ mod tests {
             bulk_ago: Some(3),
             listens: true,
             lag_ms: Some(4),
+            tables: Vec::new(),
         };
         let state = SyncState {
             waits_for: "192.0.2.2:8848: it has another key".to_owned(),
@@ -195,5 +241,40 @@ mod tests {
             assert!(said.contains(part), "{part}: {said}");
         }
         assert!(!said.contains("without room"));
+    }
+
+    #[test]
+    fn what_differs_is_shown() {
+        let peer = |last: u8| format!("192.0.2.{last}:8848");
+        let text = format!(
+            r#"{{"tables": [
+                {{"peer": "{}", "state": "alarm", "differ": 3, "seconds": 45}},
+                {{"peer": "{}", "state": "alike"}},
+                {{"peer": "{}", "state": "older"}},
+                {{"peer": "{}", "state": "unknown"}},
+                {{"peer": "{}", "state": "differ", "differ": 1, "seconds": 2}}],
+              "peers": [{{"address": "{}", "state": "in step", "tables": [
+                {{"service": {{"protocol": "tcp", "address": "203.0.113.10:80"}}, "seconds": 45,
+                  "what": ["10.0.0.2:80: weight: 5 here, 1 there"]}}]}}],
+              "tables_beyond": 7}}"#,
+            peer(2),
+            peer(3),
+            peer(4),
+            peer(5),
+            peer(6),
+            peer(2)
+        );
+        let state: SyncState = serde_json::from_str(&text).expect("a state");
+        let said = super::text(&state);
+        for part in [
+            "192.0.2.2:8848              ALARM: 3 services differ, for 45 s\n    TCP 203.0.113.10:80, for 45 s\n        10.0.0.2:80: weight: 5 here, 1 there\n    and 2 more services\n",
+            "192.0.2.3:8848              alike\n",
+            "192.0.2.4:8848              not compared: it runs an older version\n",
+            "192.0.2.5:8848              not known\n",
+            "192.0.2.6:8848              1 service differs, for 2 s\n",
+            "services that are too many to be compared: 7\n",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
     }
 }

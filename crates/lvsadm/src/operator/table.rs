@@ -215,7 +215,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "sync",
         arguments: "",
         summary: "show what other directors and this one tell each other, and whether it is ready",
-        text: "For the directors of lvs-dataplane --sync-peer: which of them is in step, how many of its connections are here and missing, when it last told everything, and how long it takes to have what it is told. This director is ready when it knows what they know. The daemons of --start-daemon are in `lvsadm -L --daemon'.",
+        text: "For the directors of lvs-dataplane --sync-peer: which of them is in step, how many of its connections are here and missing, when it last told everything, and how long it takes to have what it is told; and whether its services and servers are those of this director, so that both choose alike. This director is ready when it knows what they know. The daemons of --start-daemon are in `lvsadm -L --daemon'.",
         flags: &[flag(
             "--wait",
             "SECONDS",

@@ -9,7 +9,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use lvs_core::api::{
-    InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo, SyncCounts, WorkerInfo,
+    InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo, SyncCounts, TablesInfo,
+    TablesState, WorkerInfo,
 };
 use lvs_core::{Counts, Family};
 use lvs_dataplane::control::daemon::{AdminState, ServerStatus, ServiceStatus, Status};
@@ -395,6 +396,36 @@ fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Result {
     )
 }
 
+/// Whether other directors choose as this one does.
+fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
+    let each = |out: &mut Values<'_>, value: fn(&TablesInfo) -> u64| {
+        all.iter().try_for_each(|one| {
+            let peer = one.peer.ip().to_string();
+            out.gauge([("peer", peer.as_str())], value(one))
+        })
+    };
+    out.gauges(
+        "lvs_peer_tables_compared",
+        "Whether another director tells its services and servers, and they are compared with those here",
+        |out| {
+            each(out, |one| {
+                let unknown = matches!(one.state, TablesState::Unknown | TablesState::Older);
+                u64::from(!unknown)
+            })
+        },
+    )?;
+    out.gauges(
+        "lvs_peer_tables_differ",
+        "Services that another director has otherwise than this one, or that one of them has not",
+        |out| each(out, |one| one.differ),
+    )?;
+    out.gauges(
+        "lvs_peer_tables_alarm",
+        "Whether they have differed for too long: both choose different servers for a client",
+        |out| each(out, |one| u64::from(one.state == TablesState::Alarm)),
+    )
+}
+
 impl View {
     fn daemon(&self, out: &mut Out<'_>) -> fmt::Result {
         let status = &self.look.status;
@@ -608,6 +639,9 @@ impl View {
                     Ok(())
                 },
             )?;
+        }
+        if !info.tables.is_empty() {
+            tables(out, &info.tables)?;
         }
         out.gauge(
             "lvs_vip_conflicts",

@@ -348,6 +348,7 @@ pub(super) mod tests {
                         lost: 2,
                         ..SyncCounts::default()
                     }),
+                    tables: Vec::new(),
                     confinement: None,
                 },
                 services: vec![ServiceStatus {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::time::Duration;
 
-use lvs_core::api::ServiceId;
+use lvs_core::api::{ServiceId, TablesInfo, TablesState};
 use lvs_dataplane::control::Address;
 use lvs_dataplane::control::daemon::{
     AdminState, Ask, Client, DirectorSeen, DirectorStatus, Event, MaintenanceSpec, Reloaded,
@@ -236,6 +236,9 @@ fn tell(status: &Status, now: u64) -> String {
             sync.sent, sync.received, sync.taken
         );
     }
+    for tables in &status.engine.tables {
+        tell_tables(&mut text, tables);
+    }
     if status.check_lag_ms >= 1000 {
         let lag = Duration::from_millis(status.check_lag_ms);
         let _ = writeln!(text, "checks start up to {lag:.1?} late");
@@ -275,6 +278,25 @@ fn tell_source(text: &mut String, source: &SourceStatus, now: u64) {
         Some(why) => writeln!(text, "; DOES NOT ANSWER: {why}"),
         None => writeln!(text),
     };
+}
+
+/// Whether another director chooses as this one does.
+fn tell_tables(text: &mut String, tables: &TablesInfo) {
+    let services = || {
+        let services = counted(
+            usize::try_from(tables.differ).unwrap_or(usize::MAX),
+            "service",
+        );
+        format!("{services} not as here, for {}", lasted(tables.seconds))
+    };
+    let said = match tables.state {
+        TablesState::Unknown => "services and servers not known".to_owned(),
+        TablesState::Older => "an older version, services and servers not compared".to_owned(),
+        TablesState::Alike => "the same services and servers as here".to_owned(),
+        TablesState::Differ => services(),
+        TablesState::Alarm => format!("ALARM: {}; lvsadm sync shows them", services()),
+    };
+    let _ = writeln!(text, "peer {}: {said}", tables.peer.ip());
 }
 
 /// A director, and how it differs from this one.

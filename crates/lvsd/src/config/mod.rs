@@ -396,6 +396,8 @@ pub struct Peers {
     pub listen: Option<String>,
     /// How long to wait at first for those that cannot be reached.
     pub wait: Option<Duration>,
+    /// How long their services and servers may differ.
+    pub alarm: Option<Duration>,
 }
 
 impl Dataplane {
@@ -469,6 +471,9 @@ impl Dataplane {
             }
             if let Some(wait) = peers.wait {
                 option("--sync-wait", Some(wait.as_secs().to_string()));
+            }
+            if let Some(alarm) = peers.alarm {
+                option("--sync-alarm", Some(alarm.as_secs().to_string()));
             }
         }
         all

@@ -180,6 +180,9 @@ pub(super) struct RawSync {
     pub(super) listen: Option<Spanned<String>>,
     /// How long the engine waits at first for those that it cannot reach. Default: 10s.
     pub(super) wait: Option<Spanned<RawDuration>>,
+    /// How long their services and servers may differ from the engine's before that is an alarm.
+    /// Default: 30s.
+    pub(super) alarm: Option<Spanned<RawDuration>>,
 }
 
 /// `[vrrp]`: the virtual addresses move between directors, as keepalived says.

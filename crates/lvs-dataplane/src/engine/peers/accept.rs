@@ -124,10 +124,7 @@ fn try_greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> io::Result<Optio
     let Some(theirs) = Introduction::parse(&theirs) else {
         return Ok(None);
     };
-    let ours = Introduction {
-        identity: peers.identity,
-        nonce: random()?,
-    };
+    let ours = Introduction::new(peers.identity, random()?);
     let handshake = Handshake::new(&peers.key, theirs, ours);
     let mut answer = ours.to_bytes().to_vec();
     answer.extend(handshake.teller_proof());

@@ -5,8 +5,13 @@
 //!          ◀─ magic 8 | identity 16 | nonce 32 | proof 32 ──────────────────
 //!          ─ proof 32 ──────────────────────────────────────────────────────▶
 //!
+//! nonce    random 24 | marker 6 | what it understands 2
 //! frame    length 4 | kind 1 | payload | code 16
 //! ```
+//!
+//! Frames of kinds that a director does not know end a connection, so that it is only sent those
+//! that it says it understands. One that is older says nothing: all of its nonce is random, and has
+//! the marker once in 2^48 connections, which then end and begin anew.
 //!
 //! A proof is an HMAC-SHA-256 with the shared key over all that was said, with another label for
 //! each side. Each direction of a connection has a key of its own, derived from the same; the code
@@ -95,6 +100,11 @@ fn new_mac(key: &[u8]) -> Hmac<Sha256> {
     Hmac::new_from_slice(key).expect("HMAC takes keys of any length")
 }
 
+/// In a nonce: what follows says what the director understands.
+const MARKER: [u8; 6] = *b"\xf1lvsp\xf1";
+/// Understands tables: [`Kind::Tables`], [`Kind::Ask`] and [`Kind::Table`].
+const TABLES: u16 = 1;
+
 /// What a director says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Introduction {
@@ -105,6 +115,21 @@ pub(super) struct Introduction {
 }
 
 impl Introduction {
+    /// This director's, with random bytes.
+    pub(super) fn new(identity: [u8; 16], random: [u8; 24]) -> Self {
+        let mut nonce = [0; 32];
+        nonce[..24].copy_from_slice(&random);
+        nonce[24..30].copy_from_slice(&MARKER);
+        nonce[30..].copy_from_slice(&TABLES.to_be_bytes());
+        Self { identity, nonce }
+    }
+
+    /// Whether it understands tables.
+    pub(super) fn compares_tables(&self) -> bool {
+        let [.., high, low] = self.nonce;
+        self.nonce[24..30] == MARKER && u16::from_be_bytes([high, low]) & TABLES != 0
+    }
+
     pub(super) fn to_bytes(self) -> [u8; INTRODUCTION_LEN] {
         let mut bytes = [0; INTRODUCTION_LEN];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -130,6 +155,8 @@ pub(super) struct Handshake {
     key: Key,
     listener: [u8; INTRODUCTION_LEN],
     teller: [u8; INTRODUCTION_LEN],
+    /// Both understand tables.
+    tables: bool,
 }
 
 const TELLER: &str = "lvs peer: I tell";
@@ -143,7 +170,13 @@ impl Handshake {
             key: key.clone(),
             listener: listener.to_bytes(),
             teller: teller.to_bytes(),
+            tables: listener.compares_tables() && teller.compares_tables(),
         }
+    }
+
+    /// Whether tables are compared over this connection.
+    pub(super) fn compares_tables(&self) -> bool {
+        self.tables
     }
 
     fn code(&self, label: &str) -> [u8; 32] {
@@ -202,16 +235,25 @@ pub(super) enum Kind {
     Want = 5,
     /// Listener: the serial number of a digest that it has compared.
     Seen = 6,
+    /// Teller: digests of its services' tables, those that have changed.
+    Tables = 7,
+    /// Listener: services whose tables it wants to see.
+    Ask = 8,
+    /// Teller: a service's table.
+    Table = 9,
 }
 
 impl Kind {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 9] = [
         Self::Keys,
         Self::Items,
         Self::Digest,
         Self::Whole,
         Self::Want,
         Self::Seen,
+        Self::Tables,
+        Self::Ask,
+        Self::Table,
     ];
 
     fn of(number: u8) -> Option<Self> {
@@ -360,6 +402,26 @@ mod tests {
         };
         assert_eq!(Introduction::parse(&bytes.to_bytes()), Some(bytes));
         assert_eq!(Introduction::parse(&[0; INTRODUCTION_LEN]), None);
+    }
+
+    #[test]
+    fn what_a_director_understands_is_in_its_nonce() {
+        let new = Introduction::new([3; 16], [4; 24]);
+        let old = Introduction {
+            identity: [5; 16],
+            nonce: [6; 32],
+        };
+        assert!(new.compares_tables() && !old.compares_tables());
+        assert_eq!(Introduction::parse(&new.to_bytes()), Some(new));
+        let both =
+            |listener, teller| Handshake::new(&Key::of(b"one"), listener, teller).compares_tables();
+        assert!(both(new, new) && !both(new, old) && !both(old, new));
+        // The proofs cover it: who takes it away on the way is found out.
+        let mut without = new;
+        without.nonce[31] = 0;
+        assert!(!without.compares_tables());
+        let [told, heard] = [new, without].map(|it| Handshake::new(&Key::of(b"one"), new, it));
+        assert!(!heard.is_teller(&told.teller_proof()));
     }
 
     #[test]

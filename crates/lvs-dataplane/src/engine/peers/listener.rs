@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 
 use lvs_core::Heard;
 use lvs_core::sync::bulk::{self, Digest, Item, Ranges};
+use lvs_core::sync::tables::{self, Table};
 use tracing::{info, warn};
 
 use super::accept::read_until;
 use super::frame::{
     FrameError, Handshake, INTRODUCTION_LEN, Introduction, Kind, PROOF_LEN, Sequence,
 };
+use super::tables::Said;
 use super::{Peer, Peers, Step, Trouble, frame};
 use crate::random::random;
 
@@ -84,7 +86,7 @@ fn refused(text: impl Into<String>) -> Ended {
 /// Connects and listens; it ends with an error, unless the engine ends.
 fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), Ended> {
     let mut stream = TcpStream::connect_timeout(&peer.address, CONNECT).map_err(away)?;
-    let (identity, mut told, mut asked) = introduce(peers, &mut stream).inspect_err(|ended| {
+    let (identity, handshake) = introduce(peers, &mut stream).inspect_err(|ended| {
         if ended.0 == Trouble::Refused {
             peers.count(|counts| &counts.refused_key);
         }
@@ -94,8 +96,10 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), E
     stream.set_nodelay(true).map_err(away)?;
     let hangs_up = stream.try_clone().map_err(away)?;
     peer.linked(identity, hangs_up);
+    peer.tables().begin(identity, handshake.compares_tables());
     *lent = true;
-    let ended = hear(peers, peer, identity, &mut stream, &mut told, &mut asked);
+    let ended = hear(peers, peer, identity, &mut stream, &handshake);
+    peer.tables().end();
     match ended {
         Ok(()) => Ok(()),
         Err(error) => {
@@ -110,16 +114,10 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), E
 }
 
 /// Both sides prove that they have the key.
-fn introduce(
-    peers: &Peers,
-    stream: &mut TcpStream,
-) -> Result<([u8; 16], Sequence, Sequence), Ended> {
+fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handshake), Ended> {
     let until = Instant::now() + CONNECT;
     stream.set_write_timeout(Some(CONNECT)).map_err(away)?;
-    let ours = Introduction {
-        identity: peers.identity,
-        nonce: random().map_err(away)?,
-    };
+    let ours = Introduction::new(peers.identity, random().map_err(away)?);
     stream.write_all(&ours.to_bytes()).map_err(away)?;
     let mut theirs = [0; INTRODUCTION_LEN];
     let closed = "it closes the connection: is this director among its peers, under the address that it sees? Its log tells";
@@ -145,7 +143,7 @@ fn introduce(
     stream
         .write_all(&handshake.listener_proof())
         .map_err(away)?;
-    Ok((theirs.identity, handshake.told(), handshake.asked()))
+    Ok((theirs.identity, handshake))
 }
 
 /// Portions on their way to the packet worker.
@@ -195,9 +193,9 @@ fn hear(
     peer: &Arc<Peer>,
     identity: [u8; 16],
     stream: &mut TcpStream,
-    told: &mut Sequence,
-    asked: &mut Sequence,
+    handshake: &Handshake,
 ) -> Result<(), FrameError> {
+    let (mut told, mut asked) = (handshake.told(), handshake.asked());
     let (Kind::Keys, keys) = told.read(stream)? else {
         return Err(FrameError::Malformed);
     };
@@ -273,14 +271,44 @@ fn hear(
                     asked.seal(Kind::Want, &ranges, &mut out);
                 }
                 asked.seal(Kind::Seen, serial, &mut out);
+                if handshake.compares_tables() {
+                    compare_tables(peers, peer, &mut asked, &mut out);
+                }
                 stream.write_all(&out)?;
                 peer.compared(differ.told, differ.missing, repairs >= REPAIRS_IN_A_ROW);
                 peers.look_whether_ready();
+            }
+            Kind::Tables if handshake.compares_tables() => {
+                let heard = peer.tables().hear(&payload);
+                if heard.map_err(|_| FrameError::Malformed)? {
+                    out.clear();
+                    compare_tables(peers, peer, &mut asked, &mut out);
+                    stream.write_all(&out)?;
+                }
+            }
+            Kind::Table if handshake.compares_tables() => {
+                let theirs = Table::parse(&payload).map_err(|_| FrameError::Malformed)?;
+                let ours = peers.table(&theirs.key);
+                peer.tables().see(&theirs, ours.as_ref());
             }
             _ => return Err(FrameError::Malformed),
         }
     }
     Ok(())
+}
+
+/// Compares a peer's tables with this director's, and asks for some of those that differ.
+fn compare_tables(peers: &Peers, peer: &Peer, asked: &mut Sequence, out: &mut Vec<u8>) {
+    let ours = peers.tables();
+    let (ask, said) = peer.tables().compare(&ours, peers.alarm, Instant::now());
+    match said {
+        Some(Said::Differ(text)) => warn!("{} {text}", peer.address),
+        Some(Said::Alike(text)) => info!("{} {text}", peer.address),
+        None => {}
+    }
+    if !ask.is_empty() {
+        asked.seal(Kind::Ask, &tables::ask(&ask), out);
+    }
 }
 
 /// Tells from now on what a peer has lent.

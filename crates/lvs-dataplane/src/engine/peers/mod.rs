@@ -13,6 +13,7 @@ mod accept;
 mod frame;
 mod hub;
 mod listener;
+mod tables;
 mod teller;
 #[cfg(test)]
 mod tests;
@@ -26,9 +27,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use lvs_core::Heard;
-use lvs_core::api::{PeerInfo, SyncState};
+use lvs_core::api::{PeerInfo, SyncState, TablesInfo};
 use lvs_core::sync::PORT;
 use lvs_core::sync::bulk::PEERS_MAX;
+use lvs_core::sync::tables::{Table, TableKey, Tables};
 use tracing::info;
 
 use self::frame::{FrameError, Key};
@@ -49,6 +51,8 @@ const SHORT: Duration = Duration::from_millis(100);
 /// How long an engine waits at first for peers that cannot be reached, before it is ready without
 /// them.
 pub const WAIT: Duration = Duration::from_secs(10);
+/// How long the tables of two directors may differ, unless somebody says otherwise.
+pub const ALARM: Duration = Duration::from_secs(30);
 
 /// The other directors, and how they are talked to.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +65,8 @@ pub struct Config {
     pub key_file: PathBuf,
     /// How long to wait for those that cannot be reached; zero: for none at all.
     pub wait: Duration,
+    /// How long the tables of one may differ from this one's before that is an alarm.
+    pub alarm: Duration,
 }
 
 /// The peers of an engine.
@@ -74,6 +80,9 @@ pub(in crate::engine) struct Peers {
     keys: [u64; 2],
     listen: SocketAddr,
     wait: Duration,
+    /// How long tables may differ.
+    alarm: Duration,
+    tables: Mutex<tables::Own>,
     started: Instant,
     peers: Vec<Arc<Peer>>,
     pub(in crate::engine) hub: Hub,
@@ -111,6 +120,7 @@ struct Peer {
     number: usize,
     address: SocketAddr,
     state: Mutex<State>,
+    tables: Mutex<tables::Comparison>,
     changed: Condvar,
 }
 
@@ -208,6 +218,7 @@ impl Peers {
                 number,
                 address,
                 state: Mutex::default(),
+                tables: Mutex::default(),
                 changed: Condvar::new(),
             })
         });
@@ -218,6 +229,8 @@ impl Peers {
             keys,
             listen,
             wait: config.wait,
+            alarm: config.alarm,
+            tables: Mutex::default(),
             started: Instant::now(),
             peers: peers.collect(),
             hub: Hub::default(),
@@ -333,6 +346,26 @@ impl Peers {
         control.told_templates_piece(from, budget, since, now)
     }
 
+    /// The digests of this director's tables.
+    fn tables(&self) -> Arc<Tables> {
+        let mut own = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = self.shared.upgrade() {
+            own.follow(&shared);
+        }
+        own.tables()
+    }
+
+    /// A service's table, and whether the order of its servers matters.
+    fn table(&self, key: &TableKey) -> Option<(Table, bool)> {
+        tables::read(&*self.shared.upgrade()?, key)
+    }
+
+    /// How the tables of the others compare with this one's.
+    pub(super) fn tables_info(&self) -> Vec<TablesInfo> {
+        let peers = self.peers.iter();
+        peers.map(|peer| peer.tables_info()).collect()
+    }
+
     fn add(&self, counter: impl FnOnce(&Counts) -> &AtomicU64, more: u64) {
         counter(&self.counts).fetch_add(more, Ordering::Relaxed);
     }
@@ -416,6 +449,12 @@ impl Peers {
             refused_key: read(&counts.refused_key),
             forged: read(&counts.forged),
             malformed: read(&counts.malformed),
+            tables: self.tables_info(),
+            tables_beyond: self
+                .tables
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .beyond(),
         }
     }
 
@@ -446,6 +485,7 @@ impl Peers {
             bulk_ago: state.bulk.map(|(_, _, at)| at.elapsed().as_secs()),
             listens: state.tells.is_some(),
             lag_ms: state.lag.filter(|_| state.tells.is_some()).map(millis),
+            tables: peer.tables().differences(Instant::now()),
         }
     }
 }
@@ -459,6 +499,14 @@ impl State {
 impl Peer {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tables(&self) -> MutexGuard<'_, tables::Comparison> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tables_info(&self) -> TablesInfo {
+        self.tables().info(self.address, Instant::now())
     }
 
     // --- listening to it -------------------------------------------------------------------------

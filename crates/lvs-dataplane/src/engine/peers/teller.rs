@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lvs_core::sync::bulk::{Pass, Ranges, count, portions};
+use lvs_core::sync::tables::{self, Tables};
 use tracing::{info, warn};
 
 use super::frame::{FrameError, Handshake, Kind, PAYLOAD_MAX, Sequence};
@@ -71,7 +72,7 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
         if peers.hub.add(outgoing.clone()) {
             peers.set_heard(true);
         }
-        let told = tell(peers, peer, stream, handshake.told(), &outgoing);
+        let told = tell(peers, peer, stream, handshake, &outgoing);
         if peers.hub.remove(&outgoing) {
             peers.set_heard(false);
         }
@@ -111,8 +112,58 @@ fn read(
                 let serial = serial.try_into().map_err(|_| FrameError::Malformed)?;
                 peer.seen(u64::from_be_bytes(serial));
             }
+            (Kind::Ask, keys) => {
+                outgoing.ask(tables::asked(&keys).map_err(|_| FrameError::Malformed)?);
+            }
             _ => return Err(FrameError::Malformed),
         }
+    }
+}
+
+/// What a listener knows of the services' tables.
+struct ToldTables {
+    known: Option<Arc<Tables>>,
+    /// When it is told what has changed.
+    due: Instant,
+}
+
+impl ToldTables {
+    /// Tells which tables have changed, and those that it asks for, when it is time.
+    fn tell(
+        &mut self,
+        peers: &Peers,
+        stream: &TcpStream,
+        told: &mut Sequence,
+        outgoing: &Outgoing,
+    ) -> io::Result<()> {
+        if Instant::now() < self.due {
+            return Ok(());
+        }
+        self.due = Instant::now() + DIGEST_PERIOD;
+        let now = peers.tables();
+        let mut write = |kind, payload: &[u8]| {
+            let mut bytes = Vec::new();
+            told.seal(kind, payload, &mut bytes);
+            peers.add(|counts| &counts.bytes_sent, bytes.len() as u64);
+            write_within(stream, &bytes, PATIENCE)
+        };
+        let portions = match &self.known {
+            Some(known) if Arc::ptr_eq(&now, known) => Vec::new(),
+            Some(known) => now.told_since(known, PAYLOAD_MAX),
+            // That there are none is to be known, too.
+            None if now.is_empty() => vec![vec![0]],
+            None => now.told_since(&Tables::default(), PAYLOAD_MAX),
+        };
+        for portion in portions {
+            write(Kind::Tables, &portion)?;
+        }
+        self.known = Some(now);
+        for key in outgoing.asked() {
+            if let Some((table, _)) = peers.table(&key) {
+                write(Kind::Table, &table.to_bytes())?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -120,9 +171,10 @@ fn tell(
     peers: &Arc<Peers>,
     peer: &Arc<Peer>,
     stream: &TcpStream,
-    mut told: Sequence,
+    handshake: &Handshake,
     outgoing: &Arc<Outgoing>,
 ) -> io::Result<()> {
+    let mut told = handshake.told();
     let mut bytes = Vec::new();
     let keys = peers.keys.map(u64::to_be_bytes).concat();
     told.seal(Kind::Keys, &keys, &mut bytes);
@@ -131,7 +183,14 @@ fn tell(
     let mut visited = peers.now();
     let (mut refresh, mut digest) = (Instant::now() + REFRESH_PERIOD, Instant::now());
     let mut serial = 0_u64;
+    let mut tables = handshake.compares_tables().then(|| ToldTables {
+        known: None,
+        due: Instant::now(),
+    });
     while !peers.is_stopping() {
+        if let Some(tables) = &mut tables {
+            tables.tell(peers, stream, &mut told, outgoing)?;
+        }
         let mut until = Instant::now();
         match &mut walk {
             Some(going) => {

@@ -29,6 +29,7 @@ pub(super) fn peers_of(shared: Weak<Shared>, address: SocketAddr) -> Arc<Peers> 
         number: 0,
         address,
         state: Mutex::default(),
+        tables: Mutex::default(),
         changed: Condvar::new(),
     };
     Arc::new(Peers {
@@ -38,6 +39,8 @@ pub(super) fn peers_of(shared: Weak<Shared>, address: SocketAddr) -> Arc<Peers> 
         keys: [1, 2],
         listen: address,
         wait: Duration::ZERO,
+        alarm: ALARM,
+        tables: Mutex::default(),
         started: Instant::now(),
         peers: vec![Arc::new(peer)],
         hub: Hub::default(),
@@ -71,12 +74,18 @@ struct Listens {
     teller: JoinHandle<()>,
 }
 
+/// One of an older version.
 fn listens() -> Listens {
+    listens_as(introduction(2))
+}
+
+fn listens_as(introduced: Introduction) -> Listens {
     let (listener, address) = listener();
     let stream = TcpStream::connect(address).expect("it listens");
     let (theirs, _) = listener.accept().expect("it has connected");
     let peers = peers(address);
-    let handshake = Handshake::new(&Key::of(KEY), introduction(2), introduction(1));
+    let ours = Introduction::new([1; 16], [1; 24]);
+    let handshake = Handshake::new(&Key::of(KEY), introduced, ours);
     let (told, asked) = (handshake.told(), handshake.asked());
     let all = peers.clone();
     let teller = thread::spawn(move || teller::run(&all, &all.peers[0], &theirs, &handshake));
@@ -137,12 +146,15 @@ fn changed(mut frame: Vec<u8>) -> Vec<u8> {
 #[test]
 fn what_a_listener_should_not_send_ends_its_connection_and_is_counted() {
     type Make = fn(&mut Sequence) -> Vec<u8>;
-    let cases: [(Make, (u64, u64)); 4] = [
+    let cases: [(Make, (u64, u64)); 6] = [
         // As long as a frame may be.
         (|asked| sealed(asked, Kind::Want, &[0; PAYLOAD_MAX]), (0, 0)),
         (|_| too_long(), (1, 0)),
         (|asked| changed(sealed(asked, Kind::Want, &[0; 2])), (1, 0)),
         (|asked| sealed(asked, Kind::Seen, &[0; 7]), (0, 1)),
+        // Tables of nothing, and of too many.
+        (|asked| sealed(asked, Kind::Ask, &[]), (0, 1)),
+        (|asked| sealed(asked, Kind::Ask, &[0; PAYLOAD_MAX]), (0, 1)),
     ];
     for (make, expected) in cases {
         let mut it = listens();
@@ -169,11 +181,30 @@ fn too_long() -> Vec<u8> {
 
 #[test]
 fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
-    type Make = fn(&mut Sequence) -> Vec<u8>;
-    let cases: [(Make, (u64, u64)); 3] = [
-        (|_| too_long(), (1, 0)),
-        (|told| changed(sealed(told, Kind::Keys, &[0; 16])), (1, 0)),
-        (|told| sealed(told, Kind::Keys, &[0; PAYLOAD_MAX]), (0, 1)),
+    type Make<'a> = &'a dyn Fn(&mut Sequence) -> Vec<u8>;
+    let keys = |told: &mut Sequence| sealed(told, Kind::Keys, &[0; 16]);
+    let (whole, broken) = (tables_payload(), [&tables_payload()[..], &[0]].concat());
+    let cases: [(Make<'_>, (u64, u64)); 7] = [
+        // A table that nobody has asked for is none of ours.
+        (
+            &|told| [keys(told), sealed(told, Kind::Table, &table_payload())].concat(),
+            (0, 0),
+        ),
+        (
+            &|told| [keys(told), sealed(told, Kind::Tables, &whole)].concat(),
+            (0, 0),
+        ),
+        (
+            &|told| [keys(told), sealed(told, Kind::Tables, &broken)].concat(),
+            (0, 1),
+        ),
+        (
+            &|told| [keys(told), sealed(told, Kind::Table, &[7; 30])].concat(),
+            (0, 1),
+        ),
+        (&|_| too_long(), (1, 0)),
+        (&|told| changed(sealed(told, Kind::Keys, &[0; 16])), (1, 0)),
+        (&|told| sealed(told, Kind::Keys, &[0; PAYLOAD_MAX]), (0, 1)),
     ];
     for (make, expected) in cases {
         let (socket, address) = listener();
@@ -184,8 +215,9 @@ fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
         let mut theirs = [0; INTRODUCTION_LEN];
         stream.read_exact(&mut theirs).expect("it is introduced");
         let theirs = Introduction::parse(&theirs).expect("an introduction");
-        let handshake = Handshake::new(&Key::of(KEY), theirs, introduction(2));
-        let mut bytes = introduction(2).to_bytes().to_vec();
+        let ours = Introduction::new([2; 16], [2; 24]);
+        let handshake = Handshake::new(&Key::of(KEY), theirs, ours);
+        let mut bytes = ours.to_bytes().to_vec();
         bytes.extend(handshake.teller_proof());
         stream.write_all(&bytes).expect("it fits");
         let mut proof = [0; PROOF_LEN];
@@ -193,6 +225,10 @@ fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
         assert!(handshake.is_listener(&proof));
         let bytes = make(&mut handshake.told());
         stream.write_all(&bytes).expect("it fits");
+        if expected == (0, 0) {
+            // Nothing ends, until we do.
+            stream.shutdown(Shutdown::Write).expect("it is open");
+        }
         // It has hung up.
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
@@ -200,6 +236,49 @@ fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
         peers.end();
         hears.join().expect("it ends");
         assert_eq!(counted(&peers), expected);
+    }
+}
+
+/// A service, its table and its digest.
+fn service() -> (lvs_core::Control, TableKey) {
+    use lvs_core::{Control, Family, Options, ServiceConfig, ServiceKey};
+    let mut control = Control::new(Options::default());
+    let key = ServiceKey::tcp(([198, 51, 100, 1], 80).into());
+    let config = ServiceConfig::new(Family::V4, "mh");
+    control.add_service(key, config, None).expect("a good one");
+    (control, TableKey::from(&key))
+}
+
+fn tables_payload() -> Vec<u8> {
+    let (control, mut all) = (service().0, Vec::new());
+    control.tables_piece(lvs_core::TablesWalk::default(), 256, &mut all);
+    let told = Tables::new(all)
+        .0
+        .told_since(&Tables::default(), PAYLOAD_MAX);
+    told.concat()
+}
+
+fn table_payload() -> Vec<u8> {
+    let (control, key) = service();
+    let table = control.table_piece(&key.service(), 0, 256);
+    table.expect("there is one").0.to_bytes()
+}
+
+/// A director of an older version ends a connection over which it is told what it does not know.
+#[test]
+fn who_does_not_say_that_it_understands_tables_is_told_none() {
+    for (introduced, understands) in [
+        (introduction(2), false),
+        (Introduction::new([2; 16], [2; 24]), true),
+    ] {
+        let mut it = listens_as(introduced);
+        let mut kinds = Vec::new();
+        while !kinds.contains(&Kind::Whole) {
+            kinds.push(it.told.read(&mut it.stream).expect("a frame").0);
+        }
+        assert_eq!(kinds.contains(&Kind::Tables), understands, "{kinds:?}");
+        drop(it.stream);
+        it.teller.join().expect("it ends");
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the engine says about itself: its interfaces, its connection table, its counters.
 
-use lvs_core::api::{Info, ReasonCount};
+use lvs_core::api::{Info, ReasonCount, TablesState};
 
 use super::Findings;
 
@@ -43,6 +43,21 @@ fn state(info: &Info, findings: &mut Findings) {
             ),
             in_kernel.remedy.clone(),
         );
+    }
+    for tables in &info.tables {
+        if tables.state == TablesState::Alarm {
+            findings.add(
+                format!(
+                    "the director {} has other services or servers than this one ({} differ, for {} s): the two choose different \
+                     servers for a client",
+                    tables.peer.ip(),
+                    tables.differ,
+                    tables.seconds
+                ),
+                "lvsadm sync shows what differs; give both the same configuration file and reload lvsd, or undo what was \
+                 changed by hand",
+            );
+        }
     }
     for conflict in &info.conflicts {
         findings.add(
@@ -94,6 +109,25 @@ mod tests {
         let finding = found(false).expect("one");
         assert!(finding.what.ends_with(": another is first"), "{finding:?}");
         assert_eq!(finding.cure, "have it go");
+    }
+
+    #[test]
+    fn a_director_with_other_tables() {
+        let found = |state: &str| {
+            let text = format!(
+                r#"{{"tables": [{{"peer": "192.0.2.2:8848", "state": "{state}", "differ": 2, "seconds": 40}}]}}"#
+            );
+            let info: Info = serde_json::from_str(&text).expect("info");
+            let mut findings = Findings::default();
+            super::state(&info, &mut findings);
+            let mut found = findings.0.into_iter();
+            found.find(|finding| finding.what.contains("192.0.2.2"))
+        };
+        // It differs for a moment after each change.
+        assert!(found("differ").is_none() && found("alike").is_none());
+        let finding = found("alarm").expect("one");
+        assert!(finding.what.contains("2 differ, for 40 s"), "{finding:?}");
+        assert!(finding.cure.starts_with("lvsadm sync"), "{finding:?}");
     }
 
     #[test]

@@ -21,6 +21,10 @@ const MAXLEN_MAX: i64 = 65_507;
 /// The longest time that an engine waits for other directors.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
 
+/// How long their services and servers may differ.
+const ALARM: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(86_400);
+
 /// An address with or without a port.
 fn place(text: &str) -> Option<SocketAddr> {
     let bare = text
@@ -111,6 +115,7 @@ impl Checker<'_> {
                 ("key_file", raw.key_file.as_ref().map(Spanned::span)),
                 ("listen", raw.listen.as_ref().map(Spanned::span)),
                 ("wait", raw.wait.as_ref().map(Spanned::span)),
+                ("alarm", raw.alarm.as_ref().map(Spanned::span)),
             ] {
                 if let Some(span) = span {
                     let title = format!("`{key}` says nothing without peers");
@@ -159,6 +164,16 @@ impl Checker<'_> {
                     .help("give at most \"1h\"; \"0s\" waits for nobody"),
             );
         }
+        if let Some(alarm) = raw
+            .alarm
+            .as_ref()
+            .filter(|alarm| !ALARM.contains(&alarm.get_ref().0))
+        {
+            self.report(
+                Diagnostic::error(alarm.span(), "`alarm` is out of range")
+                    .help("give \"1s\" to \"1d\""),
+            );
+        }
         let Some(key_file) = &raw.key_file else {
             self.report(
                 Diagnostic::error(spanned.span(), "[sync] has peers and no key_file").help(
@@ -172,6 +187,7 @@ impl Checker<'_> {
             key_file: key_file.get_ref().clone(),
             listen: raw.listen.as_ref().map(|text| text.get_ref().clone()),
             wait: raw.wait.as_ref().map(|wait| wait.get_ref().0),
+            alarm: raw.alarm.as_ref().map(|alarm| alarm.get_ref().0),
         })
     }
 

@@ -126,12 +126,12 @@ fn synchronisation_is_asked_for_with_an_interface() {
 #[test]
 fn peers_are_options_of_the_engine() {
     let config = load(
-        "[sync]\npeers = [\"192.0.2.2\", \"[2001:db8::3]:9\"]\nkey_file = \"/key\"\nlisten = \"192.0.2.1\"\nwait = \"1m\"\n",
+        "[sync]\npeers = [\"192.0.2.2\", \"[2001:db8::3]:9\"]\nkey_file = \"/key\"\nlisten = \"192.0.2.1\"\nwait = \"1m\"\nalarm = \"2m\"\n",
     );
     assert_eq!(config.sync, None, "multicast is another matter");
     assert_eq!(
         config.dataplane.arguments().join(" "),
-        "--sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:9 --sync-key /key --sync-listen 192.0.2.1 --sync-wait 60"
+        "--sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:9 --sync-key /key --sync-listen 192.0.2.1 --sync-wait 60 --sync-alarm 120"
     );
     let both = load("[sync]\ninterface = \"eth2\"\npeers = \"192.0.2.2\"\nkey_file = \"/key\"\n");
     assert_eq!(both.sync.map(|daemons| daemons.len()), Some(2));
@@ -171,6 +171,10 @@ fn peers_are_options_of_the_engine() {
         (
             format!("peers = \"192.0.2.2\"\nwait = \"2h\"\n{key}"),
             "`wait` is out of range",
+        ),
+        (
+            format!("peers = \"192.0.2.2\"\nalarm = \"0s\"\n{key}"),
+            "`alarm` is out of range",
         ),
         (
             format!("peers = \"192.0.2.2\"\nrole = \"master\"\n{key}"),

@@ -92,6 +92,7 @@ peers = ["192.0.2.2", "[2001:db8::3]:8849"]
 key_file = "/etc/lvsd/sync.key"
 listen = "192.0.2.1"
 wait = "30s"
+alarm = "1m"
 
 [sysctl]
 conn_reuse_mode = 1
@@ -286,7 +287,7 @@ fn defaults_and_the_full_file() {
         full.dataplane.arguments().join(" "),
         "--interface eth0 --interface eth1 --backend af_packet --workers 1 --profile kernel --helper ftp --group adm --readers 4 --echo drop \
          --reverse-path strict --in-kernel auto --confine off --real-time off --echo-limit 10 --clamp-mss auto --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1 --max-connections 1000000 --when-full drop \
-         --sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:8849 --sync-key /etc/lvsd/sync.key --sync-listen 192.0.2.1 --sync-wait 30"
+         --sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:8849 --sync-key /etc/lvsd/sync.key --sync-listen 192.0.2.1 --sync-wait 30 --sync-alarm 60"
     );
     assert_eq!(full.services[0].config.flags.0, 0x1 | 0x8 | 0x10);
     assert_eq!(full.services[1].name, "mark 7 ipv6");
