@@ -145,33 +145,32 @@ pub struct Lab {
 /// # Errors
 /// The laboratory cannot be set up, or a director does not do what it should.
 pub fn play(scenario: Scenario, forward: Forward, downloads: u64) -> Result<Outcome> {
-    let mut lab = Lab::new(scenario, forward)?;
-    lab.play(scenario, downloads, 1_000_000)
+    let mut lab = Lab::new(scenario, forward, 60_000)?;
+    lab.play(scenario, downloads)
 }
 
-/// Plays scenarios in one laboratory, one after the other, with so many downloads of so many bytes
-/// each (60,000 a second).
+/// Plays scenarios in one laboratory, one after the other, with so many downloads of ten seconds
+/// each.
 ///
 /// # Errors
 /// The laboratory cannot be set up, or a director does not do what it should.
 pub fn play_in_turn(
-    scenarios: &[(Scenario, u64)],
+    scenarios: &[Scenario],
     forward: Forward,
     downloads: u64,
 ) -> Result<Vec<Outcome>> {
-    let (first, _) = scenarios.first().context("no scenario is named")?;
-    let mut lab = Lab::new(*first, forward)?;
+    let first = scenarios.first().context("no scenario is named")?;
+    let mut lab = Lab::new(*first, forward, 100_000)?;
     let all = scenarios.iter();
-    all.map(|(scenario, bytes)| lab.play(*scenario, downloads, *bytes))
-        .collect()
+    all.map(|scenario| lab.play(*scenario, downloads)).collect()
 }
 
 impl Lab {
-    fn play(&mut self, scenario: Scenario, downloads: u64, bytes: u64) -> Result<Outcome> {
+    fn play(&mut self, scenario: Scenario, downloads: u64) -> Result<Outcome> {
         let mut load = self.site.load();
         load.requests = downloads;
         load.concurrency = downloads;
-        load.sizes = vec![bytes];
+        load.sizes = vec![1_000_000];
         load.timeout_ms = 60_000;
         load.first_port = 20_000 + self.ports;
         self.ports += u16::try_from(downloads).context("too many downloads")?;
@@ -203,11 +202,12 @@ impl Lab {
         })
     }
 
-    /// Everything runs, and the router uses all directors.
+    /// Everything runs, and the router uses all directors; servers send so many bytes a second for
+    /// each download.
     ///
     /// # Errors
     /// Something does not.
-    pub fn new(scenario: Scenario, forward: Forward) -> Result<Self> {
+    pub fn new(scenario: Scenario, forward: Forward, rate: u64) -> Result<Self> {
         ensure!(
             matches!(forward, Forward::Dr | Forward::Tun),
             "several directors are active at once with dr and tun; with {} answers would have to come back through the director \
@@ -219,7 +219,7 @@ impl Lab {
         options.servers = 3;
         options.vip = Vip::Announced;
         options.nginx = NginxOptions {
-            rate: 60_000,
+            rate,
             ..NginxOptions::default()
         };
         let site = Site::new(options)?;
@@ -661,19 +661,19 @@ fn peers_said(sync: &str, words: &str) -> String {
 }
 
 /// A host has files of its own in `/etc` and `/run`; what it shared with others it still sees.
-fn own_files(host: &Host) -> Result<()> {
+pub(crate) fn own_files(host: &Host) -> Result<()> {
     let files = host.dir().join(format!("{}-etc", host.name()));
     fs::create_dir_all(&files)?;
     let files = files.display();
     host.sh(&format!(
         "mount --bind /etc {files}\nmount -t tmpfs tmpfs /etc\nmount -t tmpfs tmpfs /run\nln -s {files}/* /etc/\n\
-         rm -f /etc/bird /etc/lvs /etc/lvsd\nmkdir -p /etc/bird /etc/lvs /etc/lvsd /run/bird"
+         rm -f /etc/bird /etc/keepalived /etc/lvs /etc/lvsd\nmkdir -p /etc/bird /etc/keepalived /etc/lvs /etc/lvsd /run/bird"
     ))
     .map(drop)
 }
 
 /// Writes a file on a host.
-fn put(host: &Host, path: &str, text: &str) -> Result<()> {
+pub(crate) fn put(host: &Host, path: &str, text: &str) -> Result<()> {
     let mut words = host.command("tee");
     words.arg(path);
     crate::netns::run_with_input(&mut words, text).map(drop)
