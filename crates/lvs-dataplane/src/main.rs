@@ -376,7 +376,10 @@ fn main() -> ExitCode {
     match run(args, confinement) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log::say(Level::ERROR, format_args!("lvs-dataplane: {}", told(&error)));
+            log::say(
+                Level::ERROR,
+                format_args!("lvs-dataplane: {}", told(&error)),
+            );
             ExitCode::FAILURE
         }
     }
