@@ -27,10 +27,10 @@ demo: ## client, director, four web servers: NAT, direct routing, tunnelling (HO
 	@$(CARGO) build --release --quiet --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
 	@target/release/lvs-testbed demo --methods $(METHODS) $(if $(HOLD),--hold)
 
-demo-cluster: ## two directors with keepalived under load: one dies, comes back, is taken out of service (FORWARD=nat|dr|tun)
+demo-cluster: ## two directors with keepalived under load: one dies, comes back, is taken out of service (FORWARD=nat|dr|tun, DIRECTOR=haproxy)
 	@tools/setup demo-cluster
 	@$(CARGO) build --release --quiet --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
-	@target/release/lvs-testbed cluster --forward $(or $(FORWARD),nat)
+	@target/release/lvs-testbed cluster --live --director $(or $(DIRECTOR),lvs) --forward $(or $(FORWARD),nat)
 
 test: ## everything: formatting, clippy, docs, unit, property, vector and end-to-end tests
 	@tools/setup

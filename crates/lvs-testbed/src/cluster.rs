@@ -1,11 +1,15 @@
 //! `lvs-testbed cluster`: two directors with keepalived, under load, while one of them dies, comes
 //! back or is taken out of service. Scenarios with many directors are in [`ecmp`].
+//!
+//! With NAT, their file is `examples/two-directors.toml`, at the place that it is for. For
+//! comparison, HAProxy may stand in the place of the director.
 
 use std::fmt::Write as _;
 use std::fs;
+use std::io::{IsTerminal, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -15,7 +19,9 @@ use serde_json::Value;
 
 use crate::netns::{Host, Proc, wait_until};
 use crate::servers::NginxOptions;
-use crate::{Forward, LoadReport, Site, SiteOptions, Vip, ecmp, programs};
+use crate::{Forward, LoadOptions, LoadReport, Site, SiteOptions, Vip, ecmp, programs};
+
+const LVSD: &str = include_str!("../../../examples/two-directors.toml");
 
 /// What is done.
 #[derive(Clone, Debug, clap::Args)]
@@ -29,8 +35,34 @@ pub struct ClusterOptions {
     /// Downloads under way
     #[arg(long, default_value_t = 500)]
     pub downloads: u64,
+    /// What stands between clients and servers: lvs, or haproxy for comparison (kill, returns and
+    /// planned, as a proxy of TCP)
+    #[arg(long, default_value = "lvs")]
+    pub director: Balancer,
+    /// Show downloads that are under way, done and broken meanwhile
+    #[arg(long)]
+    pub live: bool,
     /// The scenario; all of them if none is named
     pub scenario: Option<String>,
+}
+
+/// What stands between clients and servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Balancer {
+    /// `lvsd` and its engine.
+    Lvs,
+    /// HAProxy, as a proxy of TCP.
+    #[value(name = "haproxy")]
+    HaProxy,
+}
+
+impl Balancer {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Lvs => "lvs",
+            Self::HaProxy => "haproxy",
+        }
+    }
 }
 
 /// A scenario.
@@ -86,7 +118,9 @@ impl Scenario {
 pub struct Outcome {
     /// Its name.
     pub scenario: String,
-    /// The forwarding method.
+    /// What stood between clients and servers: `lvs` or `haproxy`.
+    pub director: String,
+    /// The forwarding method: `proxy` with HAProxy.
     pub forward: String,
     /// Downloads, byte for byte.
     pub downloads: u64,
@@ -94,6 +128,8 @@ pub struct Outcome {
     pub broken: u64,
     /// Segments that servers had to send again.
     pub retransmissions: u64,
+    /// The longest time in which a download that came to its end got nothing, in milliseconds.
+    pub stall_ms: u64,
     /// For how long the virtual address answered nothing at each change, in milliseconds: from the
     /// last echo reply to the next one, of a hundred a second.
     pub outages_ms: Vec<u64>,
@@ -106,7 +142,7 @@ pub struct Outcome {
 struct Director {
     host: Host,
     files: PathBuf,
-    lvsd: Option<Proc>,
+    balancer: Option<Proc>,
     keepalived: Option<Proc>,
 }
 
@@ -115,9 +151,12 @@ struct Director {
 pub struct Lab {
     site: Site,
     directors: [Director; 2],
+    kind: Balancer,
+    live: bool,
 }
 
 const LIMIT: Duration = Duration::from_secs(20);
+const KEEPALIVED: &str = "/etc/keepalived/keepalived.conf";
 
 /// The program of the subcommand.
 ///
@@ -144,6 +183,8 @@ pub fn main(options: &ClusterOptions) -> Result<()> {
         Some(wanted) => wanted == name,
         None => forward != Forward::Nat,
     });
+    let lvs = options.director == Balancer::Lvs;
+    let many = many.filter(|_| lvs);
     let many: Vec<ecmp::Scenario> = many.map(|(_, scenario, _)| *scenario).collect();
     let all: Vec<Scenario> = match &options.scenario {
         Some(_) if !many.is_empty() => Vec::new(),
@@ -154,7 +195,7 @@ pub fn main(options: &ClusterOptions) -> Result<()> {
             .collect(),
     };
     for scenario in all {
-        let outcome = play(scenario, forward, options.downloads)?;
+        let outcome = play_with(scenario, forward, options)?;
         println!("{}", serde_json::to_string(&outcome)?);
     }
     for scenario in many {
@@ -169,7 +210,32 @@ pub fn main(options: &ClusterOptions) -> Result<()> {
 /// # Errors
 /// The laboratory cannot be set up, or a director does not do what it should.
 pub fn play(scenario: Scenario, forward: Forward, downloads: u64) -> Result<Outcome> {
-    let mut lab = Lab::new(scenario.name(), forward)?;
+    let options = ClusterOptions {
+        list: false,
+        forward: forward.word().to_owned(),
+        downloads,
+        director: Balancer::Lvs,
+        live: false,
+        scenario: None,
+    };
+    play_with(scenario, forward, &options)
+}
+
+/// The same, with whatever stands between clients and servers.
+///
+/// # Errors
+/// The laboratory cannot be set up, or a director does not do what it should.
+pub fn play_with(
+    scenario: Scenario,
+    forward: Forward,
+    options: &ClusterOptions,
+) -> Result<Outcome> {
+    ensure!(
+        options.director == Balancer::Lvs || forward == Forward::Nat,
+        "HAProxy knows no forwarding methods: leave --forward out"
+    );
+    let downloads = options.downloads;
+    let mut lab = Lab::new(scenario.name(), forward, options)?;
     lab.start(0)?;
     lab.wait_active(0)?;
     lab.start(1)?;
@@ -178,7 +244,7 @@ pub fn play(scenario: Scenario, forward: Forward, downloads: u64) -> Result<Outc
     load.requests = downloads;
     load.concurrency = downloads;
     load.sizes = vec![1_000_000];
-    load.timeout_ms = 60_000;
+    load.timeout_ms = 15_000;
     load.first_port = 20_000;
     let client = lab.site.client.clone();
     let sent_again = |lab: &Lab| -> Result<u64> {
@@ -187,7 +253,10 @@ pub fn play(scenario: Scenario, forward: Forward, downloads: u64) -> Result<Outc
     };
     let before = sent_again(&lab)?;
     let (report, outages): (Result<LoadReport>, _) = std::thread::scope(|scope| {
-        let running = scope.spawn(|| client.load(&load));
+        let running = scope.spawn(|| match options.live {
+            true => shown(&client, &load),
+            false => client.load(&load),
+        });
         let changes = lab.change(scenario, downloads);
         let report = running
             .join()
@@ -199,17 +268,67 @@ pub fn play(scenario: Scenario, forward: Forward, downloads: u64) -> Result<Outc
     let report = report.with_context(|| said)?;
     Ok(Outcome {
         scenario: scenario.name().to_owned(),
-        forward: forward.word().to_owned(),
+        director: options.director.word().to_owned(),
+        forward: match options.director {
+            Balancer::Lvs => forward.word().to_owned(),
+            Balancer::HaProxy => "proxy".to_owned(),
+        },
         downloads,
         broken: report.failed,
         retransmissions: sent_again(&lab)?.saturating_sub(before),
+        stall_ms: report.stall_ms,
         outages_ms,
         errors: report.errors,
     })
 }
 
+/// Downloads, while people look on.
+fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
+    let load = LoadOptions {
+        progress_ms: 100,
+        ..load.clone()
+    };
+    let mut running = client.spawn(programs::own()?, &load.arguments())?;
+    let (begun, terminal) = (Instant::now(), std::io::stderr().is_terminal());
+    let mut seen = (begun, 0_u64);
+    while running.is_running() {
+        std::thread::sleep(Duration::from_millis(if terminal { 100 } else { 1000 }));
+        let log = running.log();
+        let last = log.lines().rev().find_map(|line| {
+            let said: Value = serde_json::from_str(line).ok()?;
+            said["under_way"].is_u64().then_some(said)
+        });
+        let Some(said) = last else { continue };
+        let bytes = said["bytes"].as_u64().unwrap_or(0);
+        let took = seen.0.elapsed().as_millis().max(1);
+        let rate = u128::from(bytes.saturating_sub(seen.1)) / took / 1000;
+        if seen.0.elapsed() >= Duration::from_secs(1) || !terminal {
+            seen = (Instant::now(), bytes);
+        }
+        let count = |name: &str| said[name].as_u64().unwrap_or(0);
+        let mut errors = std::io::stderr().lock();
+        let _ = write!(
+            errors,
+            "{}{:6.1} s  under way {:>5}   done {:>5}   BROKEN {:>5}   {rate:>4} MB/s{}",
+            if terminal { "\r" } else { "" },
+            begun.elapsed().as_secs_f64(),
+            count("under_way"),
+            count("ok"),
+            count("failed"),
+            if terminal { "  " } else { "\n" },
+        );
+        let _ = errors.flush();
+    }
+    let _ = writeln!(std::io::stderr());
+    let status = running.wait(LIMIT)?;
+    let log = running.log();
+    ensure!(status.success(), "the load client: {status}: {log}");
+    serde_json::from_str(log.lines().last().unwrap_or_default())
+        .with_context(|| format!("not a report: {log}"))
+}
+
 impl Lab {
-    fn new(label: &str, forward: Forward) -> Result<Self> {
+    fn new(label: &str, forward: Forward, cluster: &ClusterOptions) -> Result<Self> {
         let mut options = SiteOptions::new(&format!("cluster-{label}"), forward);
         options.standby = true;
         options.vip = Vip::Engine;
@@ -222,10 +341,14 @@ impl Lab {
         fs::write(&key, "0123456789abcdef0123456789abcdef")?;
         fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
         let hosts = [site.director.clone(), site.standby()?.clone()];
-        if forward == Forward::Nat {
+        for host in &hosts {
+            ecmp::own_files(host)?;
+        }
+        if forward == Forward::Nat && cluster.director == Balancer::Lvs {
             // What the servers send to is keepalived's to move.
-            let script = "ip addr del 10.0.0.1/24 dev eth1; ip addr add 10.0.0.3/24 dev eth1";
-            hosts[0].sh(script)?;
+            for server in &site.servers {
+                server.sh("ip route replace default via 10.0.0.254")?;
+            }
         }
         let mut made = Vec::new();
         for (index, host) in hosts.into_iter().enumerate() {
@@ -234,13 +357,18 @@ impl Lab {
             made.push(Director {
                 host,
                 files,
-                lvsd: None,
+                balancer: None,
                 keepalived: None,
             });
         }
         let directors = made.try_into();
         let directors = directors.map_err(|_| anyhow::anyhow!("there are two"))?;
-        let lab = Self { site, directors };
+        let lab = Self {
+            site,
+            directors,
+            kind: cluster.director,
+            live: cluster.live,
+        };
         for index in 0..2 {
             lab.configure(index)?;
         }
@@ -248,28 +376,28 @@ impl Lab {
     }
 
     fn configure(&self, index: usize) -> Result<()> {
+        if self.kind == Balancer::HaProxy {
+            return self.configure_haproxy(index);
+        }
         let director = &self.directors[index];
-        let (forward, two_arms) = (
-            self.site.options.forward,
-            self.site.options.forward == Forward::Nat,
-        );
+        let forward = self.site.options.forward;
         let peer = ["192.0.2.2", "192.0.2.1"][index];
+        if forward == Forward::Nat {
+            let key = "0123456789abcdef0123456789abcdef";
+            ecmp::put(&director.host, "/etc/lvs/sync.key", key)?;
+            director.host.sh("chmod 600 /etc/lvs/sync.key")?;
+            let text = LVSD.replace("\"192.0.2.2\"", &format!("\"{peer}\""));
+            ecmp::put(&director.host, "/etc/lvsd/lvsd.toml", &text)?;
+            self.lvsd(index, &["--check-config"])?;
+            let made = self.lvsd(index, &["keepalived-config"])?;
+            return ecmp::put(&director.host, KEEPALIVED, &made);
+        }
         let files = director.files.display();
         let mut text = format!(
-            "[dataplane]\ninterface = {}\n\n[sync]\npeers = [\"{peer}\"]\nkey_file = \"{}\"\n\n\
-             [vrrp]\ninterface = \"eth0\"\nrouter_id = 51\n{}track_file = \"{files}/track\"\nfifo = \"{files}/fifo\"\n\n\
+            "[dataplane]\ninterface = \"eth0\"\n\n[sync]\npeers = [\"{peer}\"]\nkey_file = \"{}\"\n\n\
+             [vrrp]\ninterface = \"eth0\"\nrouter_id = 51\ntrack_file = \"{files}/track\"\nfifo = \"{files}/fifo\"\n\n\
              [[service]]\nname = \"web\"\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"{}\"\n",
-            if two_arms {
-                "[\"eth0\", \"eth1\"]"
-            } else {
-                "\"eth0\""
-            },
             self.site.testbed.dir().join("sync.key").display(),
-            if two_arms {
-                "address = \"10.0.0.1/24 dev eth1\"\n"
-            } else {
-                ""
-            },
             self.site.service(80),
             forward.word(),
         );
@@ -277,31 +405,81 @@ impl Lab {
             let address = self.site.real_address(server);
             write!(text, "\n[[service.server]]\naddress = \"{address}:80\"\n")?;
         }
-        fs::write(director.files.join("lvsd.toml"), text)?;
+        ecmp::put(&director.host, "/etc/lvsd/lvsd.toml", &text)?;
         let made = self.lvsd(index, &["keepalived-config"])?;
-        fs::write(director.files.join("keepalived.conf"), made)?;
-        Ok(())
+        ecmp::put(&director.host, KEEPALIVED, &made)
+    }
+
+    /// A proxy for the same servers, and VRRP with the same numbers.
+    fn configure_haproxy(&self, index: usize) -> Result<()> {
+        let director = &self.directors[index];
+        let (files, vip) = (director.files.display(), self.site.vip);
+        let mut text = format!(
+            "global\n    maxconn 4000\ndefaults\n    mode tcp\n    timeout connect 5s\n    timeout client 60s\n    \
+             timeout server 60s\nfrontend web\n    bind {vip}:80 transparent\n    default_backend servers\n\
+             backend servers\n    balance roundrobin\n"
+        );
+        for server in 0..self.site.servers.len() {
+            let address = self.site.real_address(server);
+            writeln!(text, "    server rs{server} {address}:80 check inter 5s")?;
+        }
+        fs::write(director.files.join("haproxy.cfg"), text)?;
+        fs::write(director.files.join("track"), "0\n")?;
+        let text = format!(
+            "global_defs {{\n    vrrp_version 3\n}}\ntrack_file lvs {{\n    file {files}/track\n    weight 1\n}}\n\
+             vrrp_instance lvs {{\n    state BACKUP\n    interface eth0\n    virtual_router_id 51\n    priority 200\n    \
+             advert_int 0.30\n    track_file {{\n        lvs\n    }}\n    virtual_ipaddress {{\n        {vip}/32\n    }}\n}}\n"
+        );
+        ecmp::put(&director.host, KEEPALIVED, &text)
     }
 
     /// Runs `lvsd` with a command on a director.
     fn lvsd(&self, index: usize, words: &[&str]) -> Result<String> {
-        let director = &self.directors[index];
-        let config = director.files.join("lvsd.toml").display().to_string();
-        let mut all = vec!["--config", &config];
-        all.extend_from_slice(words);
-        director.host.run(programs::find("lvsd")?, &all)
+        self.directors[index]
+            .host
+            .run(programs::find("lvsd")?, words)
     }
 
     fn start(&mut self, index: usize) -> Result<()> {
         let director = &mut self.directors[index];
         let file = |name: &str| director.files.join(name).display().to_string();
-        let (config, state) = (file("lvsd.toml"), file("state"));
-        let words = ["--config", &config, "--state", &state];
-        director.lvsd = Some(director.host.spawn(programs::find("lvsd")?, &words)?);
-        let (conf, pid, vrrp) = (file("keepalived.conf"), file("pid"), file("vrrp.pid"));
-        let words = ["-n", "-l", "-D", "-P", "-f", &conf, "-p", &pid, "-r", &vrrp];
+        director.balancer = Some(match self.kind {
+            Balancer::Lvs => {
+                let lvsd = programs::find("lvsd")?;
+                director.host.spawn(lvsd, &["--state", &file("state")])?
+            }
+            Balancer::HaProxy => {
+                let config = file("haproxy.cfg");
+                let proxy = director.host.spawn("haproxy", &["-db", "-f", &config])?;
+                let listens = director.host.wait_for_port("tcp", 80);
+                listens.with_context(|| proxy.log())?;
+                proxy
+            }
+        });
+        let (pid, vrrp) = (file("pid"), file("vrrp.pid"));
+        let words = ["-n", "-l", "-D", "-P", "-p", &pid, "-r", &vrrp];
         director.keepalived = Some(director.host.spawn("keepalived", &words)?);
         Ok(())
+    }
+
+    fn is_active(&self, index: usize) -> bool {
+        match self.kind {
+            Balancer::Lvs => self
+                .status(index)
+                .is_some_and(|status| status["vrrp"]["active"] == true),
+            Balancer::HaProxy => {
+                let words = ["-o", "addr", "show", "dev", "eth0"];
+                let said = self.directors[index].host.run("ip", &words);
+                said.is_ok_and(|said| said.contains(&format!(" {}/", self.site.vip)))
+            }
+        }
+    }
+
+    /// For who looks on.
+    fn tell(&self, words: &str) {
+        if self.live {
+            eprintln!("\n--- {words}");
+        }
     }
 
     fn status(&self, index: usize) -> Option<Value> {
@@ -312,14 +490,18 @@ impl Lab {
     }
 
     fn wait_active(&self, index: usize) -> Result<()> {
-        let active = |status: Value| status["vrrp"]["active"] == true;
-        wait_until("a director to be active", LIMIT, || {
-            self.status(index).is_some_and(active)
-        })
-        .with_context(|| self.logs())
+        wait_until("a director to be active", LIMIT, || self.is_active(index))
+            .with_context(|| self.logs())?;
+        self.tell(&format!("director {} is active", index + 1));
+        Ok(())
     }
 
     fn wait_track(&self, index: usize, value: i64) -> Result<()> {
+        if self.kind == Balancer::HaProxy {
+            // Long enough to have heard the other one.
+            std::thread::sleep(Duration::from_secs(2));
+            return Ok(());
+        }
         let done = |status: Value| status["vrrp"]["track"] == value;
         wait_until("the track file to follow", LIMIT, || {
             self.status(index).is_some_and(done)
@@ -338,10 +520,16 @@ impl Lab {
 
     /// What happens, and for how long the virtual address was gone at each change.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
-        wait_until("the other to know all connections", LIMIT, || {
-            self.lent(1) == Some(downloads)
-        })
-        .with_context(|| format!("it knows {:?}", self.lent(1)))?;
+        match self.kind {
+            Balancer::Lvs => wait_until("the other to know all connections", LIMIT, || {
+                self.lent(1) == Some(downloads)
+            })
+            .with_context(|| format!("it knows {:?}", self.lent(1)))?,
+            Balancer::HaProxy => wait_until("all connections", LIMIT, || {
+                let open = self.site.client.counter("Tcp", "CurrEstab");
+                open.is_ok_and(|open| open == downloads)
+            })?,
+        }
         let mut outages = Vec::new();
         match scenario {
             Scenario::Kill => outages.push(self.outage(|lab| lab.kill(0), 1)?),
@@ -350,8 +538,7 @@ impl Lab {
                 self.come_back(0)?;
                 self.wait_track(0, 0)?;
                 ensure!(
-                    self.status(1)
-                        .is_some_and(|status| status["vrrp"]["active"] == true),
+                    self.is_active(1),
                     "who comes back takes nothing over without need"
                 );
                 outages.push(self.outage(|lab| lab.maintenance(1, "on"), 0)?);
@@ -367,6 +554,11 @@ impl Lab {
     }
 
     fn maintenance(&mut self, index: usize, what: &str) -> Result<()> {
+        self.tell(&format!("director {}: maintenance {what}", index + 1));
+        if self.kind == Balancer::HaProxy {
+            let value = if what == "on" { "-100\n" } else { "0\n" };
+            return Ok(fs::write(self.directors[index].files.join("track"), value)?);
+        }
         self.lvsd(index, &["maintenance", what, "--why", "a test"])
             .map(drop)
     }
@@ -391,9 +583,17 @@ impl Lab {
 
     /// As when its power goes.
     fn kill(&mut self, index: usize) -> Result<()> {
-        let engine = self.lvsd(index, &["status", "--json"])?;
-        let engine: Value = serde_json::from_str(&engine)?;
-        let engine = engine["engine"]["pid"].as_i64().context("its engine")?;
+        self.tell(&format!(
+            "director {}: kill -9 of everything, links down",
+            index + 1
+        ));
+        let engine = match self.kind {
+            Balancer::Lvs => {
+                let said: Value = serde_json::from_str(&self.lvsd(index, &["status", "--json"])?)?;
+                Some(said["engine"]["pid"].as_i64().context("its engine")?)
+            }
+            Balancer::HaProxy => None,
+        };
         let director = &mut self.directors[index];
         director
             .host
@@ -401,34 +601,51 @@ impl Lab {
         // The parent's end would have the child leave in an orderly way.
         let child = fs::read_to_string(director.files.join("vrrp.pid"))?;
         kill(Pid::from_raw(child.trim().parse()?), Signal::SIGKILL).context("kill keepalived")?;
-        for program in [&mut director.keepalived, &mut director.lvsd] {
+        for program in [&mut director.keepalived, &mut director.balancer] {
             if let Some(mut program) = program.take() {
                 program.kill();
             }
         }
-        kill(Pid::from_raw(i32::try_from(engine)?), Signal::SIGKILL).context("kill the engine")
+        match engine {
+            Some(engine) => kill(Pid::from_raw(i32::try_from(engine)?), Signal::SIGKILL)
+                .context("kill the engine"),
+            None => Ok(()),
+        }
     }
 
     /// The host is there again, with what it has when it has just started.
     fn come_back(&mut self, index: usize) -> Result<()> {
+        self.tell(&format!(
+            "director {}: comes back with an empty table",
+            index + 1
+        ));
         let two_arms = self.site.options.forward == Forward::Nat;
-        let director = &self.directors[index];
+        let (director, vip) = (&self.directors[index], self.site.vip);
         for name in ["track", "fifo", "fifo.state", "pid", "vrrp.pid"] {
             let _ = fs::remove_file(director.files.join(name));
         }
-        director.host.sh(match two_arms {
-            true => {
-                "ip addr del 10.0.0.1/24 dev eth1 || true; ip link set eth0 up; ip link set eth1 up"
-            }
-            false => "ip link set eth0 up; ip route add default via 192.0.2.254",
+        director.host.sh("rm -rf /run/lvs")?;
+        director.host.sh(&match two_arms {
+            // What keepalived gave the host does not outlive a host either.
+            true => format!(
+                "ip addr del 10.0.0.254/24 dev eth1 || true; ip addr del {vip}/32 dev eth0 || true\n\
+                 ip link set eth0 up; ip link set eth1 up"
+            ),
+            false => "ip link set eth0 up; ip route add default via 192.0.2.254".to_owned(),
         })?;
+        if self.kind == Balancer::HaProxy {
+            fs::write(director.files.join("track"), "0\n")?;
+        }
         self.start(index)
     }
 
     fn logs(&self) -> String {
         let mut text = String::new();
         for (index, director) in self.directors.iter().enumerate() {
-            for program in [&director.lvsd, &director.keepalived].into_iter().flatten() {
+            for program in [&director.balancer, &director.keepalived]
+                .into_iter()
+                .flatten()
+            {
                 let _ = writeln!(text, "--- director {index}:\n{}", program.log());
             }
         }
@@ -442,8 +659,8 @@ impl Drop for Lab {
             if let Some(mut keepalived) = director.keepalived.take() {
                 keepalived.kill();
             }
-            if let Some(mut lvsd) = director.lvsd.take() {
-                let _ = lvsd.stop(Signal::SIGINT);
+            if let Some(mut balancer) = director.balancer.take() {
+                let _ = balancer.stop(Signal::SIGINT);
             }
         }
     }

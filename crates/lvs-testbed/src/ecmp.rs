@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -67,7 +67,7 @@ impl Scenario {
         (
             "partition",
             Self::Partition,
-            "three directors behind ECMP: the synchronisation network fails for three seconds, then as members",
+            "three directors behind ECMP: the synchronisation network fails until lvsadm sync says so, then as members",
         ),
         (
             "stopped",
@@ -113,6 +113,8 @@ pub struct Outcome {
     pub misdirected: u64,
     /// How long it took until the router no longer used the director, in milliseconds.
     pub withdrawn_ms: Vec<u64>,
+    /// What `lvsadm sync` and `lvsd status` said meanwhile of what was wrong.
+    pub said: Vec<String>,
     /// The first things that went wrong.
     pub errors: Vec<String>,
 }
@@ -133,6 +135,9 @@ pub struct Lab {
     bird: Option<Proc>,
     etcd: Option<Proc>,
     monitor: Option<Proc>,
+    said: Vec<String>,
+    /// Downloads so far, each of which has had a local port.
+    ports: u16,
 }
 
 /// Plays a scenario with so many downloads, of at least 16 seconds each.
@@ -140,58 +145,81 @@ pub struct Lab {
 /// # Errors
 /// The laboratory cannot be set up, or a director does not do what it should.
 pub fn play(scenario: Scenario, forward: Forward, downloads: u64) -> Result<Outcome> {
-    ensure!(
-        matches!(forward, Forward::Dr | Forward::Tun),
-        "several directors are active at once with dr and tun; with {} answers would have to come back through the director \
-         that has the connection",
-        forward.word()
-    );
-    let mut lab = Lab::new(scenario, forward)?;
-    let mut load = lab.site.load();
-    load.requests = downloads;
-    load.concurrency = downloads;
-    load.sizes = vec![1_000_000];
-    load.timeout_ms = 60_000;
-    load.first_port = 20_000;
-    let client = lab.site.client.clone();
-    let before = [lab.servers("RetransSegs")?, lab.servers("OutRsts")?];
-    let (report, withdrawn): (Result<LoadReport>, _) = std::thread::scope(|scope| {
-        let running = scope.spawn(|| client.load(&load));
-        let changes = lab.change(scenario, downloads);
-        let report = running
-            .join()
-            .unwrap_or_else(|_| bail!("a thread panicked"));
-        (report, changes)
-    });
-    let said = lab.logs();
-    let withdrawn_ms = withdrawn.with_context(|| format!("{report:?}\n{said}"))?;
-    let report = report.with_context(|| said)?;
-    Ok(Outcome {
-        scenario: scenario.name().to_owned(),
-        forward: forward.word().to_owned(),
-        downloads,
-        broken: report.failed,
-        retransmissions: lab.servers("RetransSegs")?.saturating_sub(before[0]),
-        stall_ms: report.stall_ms,
-        lost: lab.lost(),
-        misdirected: lab.servers("OutRsts")?.saturating_sub(before[1]),
-        withdrawn_ms,
-        errors: report.errors,
-    })
+    let mut lab = Lab::new(scenario, forward, 60_000)?;
+    lab.play(scenario, downloads)
+}
+
+/// Plays scenarios in one laboratory, one after the other, with so many downloads of ten seconds
+/// each.
+///
+/// # Errors
+/// The laboratory cannot be set up, or a director does not do what it should.
+pub fn play_in_turn(
+    scenarios: &[Scenario],
+    forward: Forward,
+    downloads: u64,
+) -> Result<Vec<Outcome>> {
+    let first = scenarios.first().context("no scenario is named")?;
+    let mut lab = Lab::new(*first, forward, 100_000)?;
+    let all = scenarios.iter();
+    all.map(|scenario| lab.play(*scenario, downloads)).collect()
 }
 
 impl Lab {
-    /// Everything runs, and the router uses all directors.
+    fn play(&mut self, scenario: Scenario, downloads: u64) -> Result<Outcome> {
+        let mut load = self.site.load();
+        load.requests = downloads;
+        load.concurrency = downloads;
+        load.sizes = vec![1_000_000];
+        load.timeout_ms = 60_000;
+        load.first_port = 20_000 + self.ports;
+        self.ports += u16::try_from(downloads).context("too many downloads")?;
+        let client = self.site.client.clone();
+        let before = [self.servers("RetransSegs")?, self.servers("OutRsts")?];
+        let (report, withdrawn): (Result<LoadReport>, _) = std::thread::scope(|scope| {
+            let running = scope.spawn(|| client.load(&load));
+            let changes = self.change(scenario, downloads);
+            let report = running
+                .join()
+                .unwrap_or_else(|_| bail!("a thread panicked"));
+            (report, changes)
+        });
+        let said = self.logs();
+        let withdrawn_ms = withdrawn.with_context(|| format!("{report:?}\n{said}"))?;
+        let report = report.with_context(|| said)?;
+        Ok(Outcome {
+            scenario: scenario.name().to_owned(),
+            forward: self.site.options.forward.word().to_owned(),
+            downloads,
+            broken: report.failed,
+            retransmissions: self.servers("RetransSegs")?.saturating_sub(before[0]),
+            stall_ms: report.stall_ms,
+            lost: self.lost(),
+            misdirected: self.servers("OutRsts")?.saturating_sub(before[1]),
+            withdrawn_ms,
+            said: std::mem::take(&mut self.said),
+            errors: report.errors,
+        })
+    }
+
+    /// Everything runs, and the router uses all directors; servers send so many bytes a second for
+    /// each download.
     ///
     /// # Errors
     /// Something does not.
-    pub fn new(scenario: Scenario, forward: Forward) -> Result<Self> {
+    pub fn new(scenario: Scenario, forward: Forward, rate: u64) -> Result<Self> {
+        ensure!(
+            matches!(forward, Forward::Dr | Forward::Tun),
+            "several directors are active at once with dr and tun; with {} answers would have to come back through the director \
+             that has the connection",
+            forward.word()
+        );
         let mut options = SiteOptions::new(&format!("ecmp-{}", scenario.name()), forward);
         options.others = DIRECTORS - 1;
         options.servers = 3;
         options.vip = Vip::Announced;
         options.nginx = NginxOptions {
-            rate: 60_000,
+            rate,
             ..NginxOptions::default()
         };
         let site = Site::new(options)?;
@@ -208,6 +236,8 @@ impl Lab {
             bird: None,
             etcd: None,
             monitor: None,
+            said: Vec::new(),
+            ports: 0,
         };
         let router = lab.router()?.clone();
         own_files(&router)?;
@@ -306,6 +336,17 @@ impl Lab {
         })
     }
 
+    /// Packets of the synchronisation network that the testbed has dropped.
+    fn lost_on_the_way(&self) -> u64 {
+        let directors = self.directors.iter();
+        let lost = directors.filter_map(|director| {
+            let said = director.host.sh("nft list table inet loss").ok()?;
+            let count = said.split_once("counter packets ")?.1;
+            count.split(' ').next()?.parse::<u64>().ok()
+        });
+        lost.sum()
+    }
+
     /// A counter of all servers.
     fn servers(&self, name: &str) -> Result<u64> {
         let servers = self.site.servers.iter();
@@ -350,16 +391,21 @@ impl Lab {
             }
             Scenario::Partition => {
                 self.directors[2].host.sh("ip link set eth1 down")?;
-                std::thread::sleep(Duration::from_secs(3));
+                self.wait_said(1, "10.9.0.3:8848", "not heard for")?;
+                self.wait_said(3, "10.9.0.1:8848", "not heard for")?;
                 self.directors[2].host.sh("ip link set eth1 up")?;
                 self.wait_in_step()?;
                 vec![self.there_and_back()?]
             }
             Scenario::Stopped => {
                 let engine = self.directors[2].engine()?;
+                let begun = Instant::now();
                 kill(engine, Signal::SIGSTOP)?;
-                std::thread::sleep(Duration::from_secs(3));
+                let said = self.wait_stopped_said();
+                std::thread::sleep(Duration::from_secs(3).saturating_sub(begun.elapsed()));
                 kill(engine, Signal::SIGCONT)?;
+                self.said.push(said?);
+                self.wait_in_step()?;
                 Vec::new()
             }
             Scenario::Etcd => {
@@ -379,23 +425,33 @@ impl Lab {
                     director.host.sh(
                         "nft add table inet loss\n\
                          nft 'add chain inet loss input { type filter hook input priority -10; }'\n\
-                         nft add rule inet loss input iifname eth1 numgen random mod 100 '<' 5 drop",
+                         nft add rule inet loss input iifname eth1 numgen random mod 100 '<' 5 counter drop",
                     )?;
                 }
                 self.drain()?;
-                vec![self.there_and_back()?]
+                let taken = self.there_and_back()?;
+                wait_until("packets to be lost", LIMIT, || self.lost_on_the_way() > 0)?;
+                for director in &self.directors {
+                    director.host.sh("nft delete table inet loss")?;
+                }
+                // Nothing that is told is missing for good: it is TCP.
+                self.wait_in_step()?;
+                for director in &self.directors {
+                    let said = self.site.lvsadm_on(&director.host, "sync")?;
+                    self.said.push(peers_said(&said, "in step"));
+                }
+                vec![taken]
             }
         })
     }
 
     /// Waits until every director knows all connections.
     fn wait_told(&self, downloads: u64) -> Result<()> {
+        // Those of a scenario before this one have been closed.
         let knows = |director: &Director| {
-            let said = self.site.lvsadm_on(&director.host, "--json sync").ok()?;
-            let said: Value = serde_json::from_str(&said).ok()?;
-            let peers = said["peers"].as_array()?.iter();
-            let lent: u64 = peers.filter_map(|peer| peer["lent"].as_u64()).sum();
-            Some(said["told"].as_u64()? + lent)
+            let said = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
+            let open = said.lines().filter(|line| line.contains("ESTABLISHED"));
+            u64::try_from(open.count()).ok()
         };
         let all = || self.directors.iter().all(|d| knows(d) == Some(downloads));
         wait_until("all directors to know all connections", LIMIT, all).with_context(|| {
@@ -413,6 +469,33 @@ impl Lab {
         };
         let all = || self.directors.iter().all(|d| in_step(d).is_some());
         wait_until("all directors to be in step", LIMIT, all).with_context(|| self.logs())
+    }
+
+    /// Waits until `lvsadm sync` on a director says so of another one.
+    fn wait_said(&mut self, number: usize, peer: &str, words: &str) -> Result<()> {
+        let director = &self.directors[number - 1];
+        let mut said = String::new();
+        wait_until("lvsadm sync to say it", LIMIT, || {
+            let sync = self.site.lvsadm_on(&director.host, "sync");
+            said = sync.map(|sync| peers_said(&sync, peer)).unwrap_or_default();
+            said.contains(words)
+        })
+        .with_context(|| format!("{number} says of {peer}: {said}"))?;
+        self.said.push(format!("director {number}: {said}"));
+        Ok(())
+    }
+
+    /// Waits until `lvsd` says that the third director's engine does not answer.
+    fn wait_stopped_said(&self) -> Result<String> {
+        let mut said = String::new();
+        wait_until("lvsd to say that the engine is silent", LIMIT, || {
+            said = self.directors[2]
+                .lvsd(&["maintenance", "status"])
+                .unwrap_or_else(|error| format!("{error:#}"));
+            said.contains("NOT READY")
+        })
+        .with_context(|| said.clone())?;
+        Ok(said)
     }
 
     /// A server gets no new connections any more, on every director: those that it has are what
@@ -575,20 +658,33 @@ impl Director {
     }
 }
 
+/// A line of `lvsadm sync` with these words, and what stands below it.
+fn peers_said(sync: &str, words: &str) -> String {
+    let lines = sync.lines().skip_while(|line| !line.contains(words));
+    let mut kept: Vec<&str> = Vec::new();
+    for line in lines {
+        if !kept.is_empty() && !line.starts_with("    ") {
+            break;
+        }
+        kept.push(line.trim());
+    }
+    kept.join("; ")
+}
+
 /// A host has files of its own in `/etc` and `/run`; what it shared with others it still sees.
-fn own_files(host: &Host) -> Result<()> {
+pub(crate) fn own_files(host: &Host) -> Result<()> {
     let files = host.dir().join(format!("{}-etc", host.name()));
     fs::create_dir_all(&files)?;
     let files = files.display();
     host.sh(&format!(
         "mount --bind /etc {files}\nmount -t tmpfs tmpfs /etc\nmount -t tmpfs tmpfs /run\nln -s {files}/* /etc/\n\
-         rm -f /etc/bird /etc/lvs /etc/lvsd\nmkdir -p /etc/bird /etc/lvs /etc/lvsd /run/bird"
+         rm -f /etc/bird /etc/keepalived /etc/lvs /etc/lvsd\nmkdir -p /etc/bird /etc/keepalived /etc/lvs /etc/lvsd /run/bird"
     ))
     .map(drop)
 }
 
 /// Writes a file on a host.
-fn put(host: &Host, path: &str, text: &str) -> Result<()> {
+pub(crate) fn put(host: &Host, path: &str, text: &str) -> Result<()> {
     let mut words = host.command("tee");
     words.arg(path);
     crate::netns::run_with_input(&mut words, text).map(drop)

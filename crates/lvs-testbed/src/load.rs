@@ -46,6 +46,9 @@ pub struct LoadOptions {
     /// choice
     #[arg(long, default_value_t = 0)]
     pub first_port: u16,
+    /// Print how far they are, as a line of JSON, so often, in milliseconds
+    #[arg(long, default_value_t = 0)]
+    pub progress_ms: u64,
     /// Stop when the input ends
     #[arg(long)]
     pub until_eof: bool,
@@ -65,11 +68,12 @@ impl LoadOptions {
             pause_ms: 0,
             timeout_ms: 20_000,
             first_port: 0,
+            progress_ms: 0,
             until_eof: false,
         }
     }
 
-    fn arguments(&self) -> Vec<String> {
+    pub(crate) fn arguments(&self) -> Vec<String> {
         let mut arguments = vec!["load".to_owned(), self.target.to_string()];
         let mut option = |name: &str, value: u64| arguments.push(format!("--{name}={value}"));
         option("requests", self.requests);
@@ -77,6 +81,7 @@ impl LoadOptions {
         option("pause-ms", self.pause_ms);
         option("timeout-ms", self.timeout_ms);
         option("first-port", self.first_port.into());
+        option("progress-ms", self.progress_ms);
         if let Some(limit) = self.for_ms {
             option("for", limit);
         }
@@ -226,10 +231,21 @@ pub fn run(mut options: LoadOptions) -> LoadReport {
     let start = Instant::now();
     let next = AtomicU64::new(0);
     let report = Mutex::new(LoadReport::default());
+    let progress = Progress::default();
+    let clients = AtomicU64::new(options.concurrency.max(1));
     std::thread::scope(|scope| {
+        if options.progress_ms > 0 {
+            scope.spawn(|| {
+                while clients.load(Ordering::Relaxed) > 0 {
+                    progress.print();
+                    std::thread::sleep(Duration::from_millis(options.progress_ms));
+                }
+            });
+        }
         for _ in 0..options.concurrency.max(1) {
             scope.spawn(|| {
-                let own = client(&options, &expected, &next, &stop, start);
+                let own = client(&options, &expected, (&next, &progress), &stop, start);
+                clients.fetch_sub(1, Ordering::Relaxed);
                 if let Ok(mut report) = report.lock() {
                     report.add(own);
                 }
@@ -258,7 +274,7 @@ impl LoadReport {
 fn client(
     options: &LoadOptions,
     expected: &[u8],
-    next: &AtomicU64,
+    (next, progress): (&AtomicU64, &Progress),
     stop: &AtomicBool,
     start: Instant,
 ) -> LoadReport {
@@ -282,13 +298,19 @@ fn client(
             0 => 0,
             first => first.wrapping_add(u16::try_from(index % 0x1_0000).unwrap_or(0)),
         };
-        match request(
+        Progress::count(&progress.begun, 1);
+        let answer = request(
             options,
             port,
             &mut connection,
             &expected[..size],
-            &mut buffer,
-        ) {
+            (&mut buffer, progress),
+        );
+        match &answer {
+            Ok(_) => Progress::count(&progress.ok, 1),
+            Err(_) => Progress::count(&progress.failed, 1),
+        }
+        match answer {
             Ok((server, stall)) => {
                 let stall = u64::try_from(stall.as_millis()).unwrap_or(u64::MAX);
                 report.stall_ms = report.stall_ms.max(stall);
@@ -313,6 +335,29 @@ fn client(
     }
 }
 
+/// How far the requests are.
+#[derive(Debug, Default)]
+struct Progress {
+    begun: AtomicU64,
+    ok: AtomicU64,
+    failed: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Progress {
+    fn count(counter: &AtomicU64, more: u64) {
+        counter.fetch_add(more, Ordering::Relaxed);
+    }
+
+    fn print(&self) {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (ok, failed) = (read(&self.ok), read(&self.failed));
+        let under_way = read(&self.begun).saturating_sub(ok + failed);
+        let bytes = read(&self.bytes);
+        println!(r#"{{"under_way":{under_way},"ok":{ok},"failed":{failed},"bytes":{bytes}}}"#);
+    }
+}
+
 /// An answer has another byte than it should have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WrongByte(usize);
@@ -328,7 +373,8 @@ impl std::error::Error for WrongByte {}
 /// Asks for one file over a connection of its own, and checks every byte.
 pub(crate) fn fetch(options: &LoadOptions, expected: &[u8]) -> Result<String> {
     let mut buffer = vec![0; 64 << 10];
-    request(options, 0, &mut None, expected, &mut buffer).map(|(server, _)| server)
+    let buffer = (&mut buffer[..], &Progress::default());
+    request(options, 0, &mut None, expected, buffer).map(|(server, _)| server)
 }
 
 fn connect(options: &LoadOptions, port: u16, timeout: Duration) -> Result<TcpStream> {
@@ -358,7 +404,7 @@ fn request(
     port: u16,
     connection: &mut Option<BufReader<TcpStream>>,
     expected: &[u8],
-    buffer: &mut [u8],
+    (buffer, progress): (&mut [u8], &Progress),
 ) -> Result<(String, Duration)> {
     let timeout = Duration::from_millis(options.timeout_ms.max(1));
     let mut stream = match connection.take() {
@@ -428,6 +474,7 @@ fn request(
             bail!(WrongByte(done + at));
         }
         done += read;
+        Progress::count(&progress.bytes, read as u64);
         stall = stall.max(since.elapsed());
         since = Instant::now();
     }

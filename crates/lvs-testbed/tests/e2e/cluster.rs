@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use lvs_testbed::Forward;
-use lvs_testbed::cluster::{Scenario, play};
+use lvs_testbed::cluster::{Balancer, ClusterOptions, Scenario, play, play_with};
 
 const DOWNLOADS: u64 = 60;
 
@@ -26,6 +26,24 @@ fn a_director_dies_and_comes_back_empty_dr() -> Result<()> {
 #[test]
 fn maintenance_moves_everything_there_and_back_nat() -> Result<()> {
     nothing_breaks(Scenario::Planned, Forward::Nat)
+}
+
+/// HAProxy in the director's place: what it carries ends with it, and the laboratory says so.
+#[test]
+fn a_proxy_that_dies_takes_its_connections_along() -> Result<()> {
+    let options = ClusterOptions {
+        list: false,
+        forward: "nat".to_owned(),
+        downloads: DOWNLOADS,
+        director: Balancer::HaProxy,
+        live: false,
+        scenario: None,
+    };
+    let outcome = play_with(Scenario::Kill, Forward::Nat, &options)?;
+    println!("{}", serde_json::to_string(&outcome)?);
+    ensure!(outcome.broken == DOWNLOADS, "{outcome:?}");
+    ensure!(outcome.director == "haproxy" && outcome.forward == "proxy");
+    Ok(())
 }
 
 #[test]

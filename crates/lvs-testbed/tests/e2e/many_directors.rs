@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use lvs_testbed::ecmp::{Scenario, play};
+use lvs_testbed::ecmp::{Scenario, play, play_in_turn};
 use lvs_testbed::{Forward, Site, SiteOptions, Vip, wait_until};
 
 use crate::common;
@@ -37,6 +37,28 @@ fn an_engine_dies_and_comes_back_tun() -> Result<()> {
 #[test]
 fn directors_that_did_not_hear_each_other_are_in_step_again_dr() -> Result<()> {
     nothing_breaks(Scenario::Partition, Forward::Dr)
+}
+
+#[test]
+fn nothing_breaks_while_an_engine_is_stopped_or_datagrams_are_lost_tun() -> Result<()> {
+    let scenarios = [Scenario::Stopped, Scenario::Loss];
+    let outcomes = play_in_turn(&scenarios, Forward::Tun, 30)?;
+    for outcome in &outcomes {
+        println!("{}", serde_json::to_string(outcome)?);
+        ensure!(outcome.broken == 0, "{outcome:?}");
+    }
+    let said = outcomes[0].said.join("\n");
+    ensure!(said.contains("NOT READY, waits for"), "{said}");
+    ensure!(outcomes[1].said.len() == 3, "{outcomes:?}");
+    Ok(())
+}
+
+#[test]
+fn without_synchronisation_connections_of_a_drained_server_wait_dr() -> Result<()> {
+    let outcomes = play_in_turn(&[Scenario::Alone], Forward::Dr, 30)?;
+    println!("{}", serde_json::to_string(&outcomes)?);
+    ensure!(outcomes[0].broken == 0, "{outcomes:?}");
+    Ok(())
 }
 
 #[test]

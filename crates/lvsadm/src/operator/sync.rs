@@ -11,6 +11,8 @@ use crate::session::json;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(100);
+/// Milliseconds after which it is said that a peer is silent, which compares every two seconds.
+const UNHEARD: u64 = 4_000;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     if let Some(word) = words.free.first() {
@@ -162,6 +164,8 @@ fn line(peer: &PeerInfo) -> String {
     );
     if !peer.trouble.is_empty() {
         line.push_str(&format!("    {}\n", peer.trouble));
+    } else if let Some(ago) = peer.heard_ms.filter(|ago| *ago >= UNHEARD) {
+        line.push_str(&format!("    not heard for {} s\n", ago / 1000));
     }
     line
 }
@@ -214,7 +218,7 @@ mod tests {
             told: 0,
             lent: 0,
             missing: 0,
-            heard_ms: None,
+            heard_ms: Some(5_100),
             bulk_connections: Some(7),
             bulk_ms: Some(12),
             bulk_ago: Some(3),
@@ -222,6 +226,18 @@ mod tests {
             lag_ms: Some(4),
             tables: Vec::new(),
         };
+        let silent = PeerInfo {
+            state: "in step".to_owned(),
+            trouble: String::new(),
+            ..peer.clone()
+        };
+        assert!(line(&silent).ends_with("\n    not heard for 5 s\n"));
+        assert!(!line(&peer).contains("not heard"), "the reason says more");
+        let compared = PeerInfo {
+            heard_ms: Some(3_999),
+            ..silent
+        };
+        assert_eq!(line(&compared).lines().count(), 1);
         let state = SyncState {
             waits_for: "192.0.2.2:8848: it has another key".to_owned(),
             peers: vec![peer],
