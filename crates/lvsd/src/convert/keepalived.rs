@@ -298,8 +298,10 @@ fn words(line: &str) -> Vec<Token> {
         }
         (*any, *quotes) = (false, false);
     };
-    for c in line.chars() {
+    let mut all = line.chars().peekable();
+    while let Some(c) = all.next() {
         match c {
+            '\\' if quoted && matches!(all.peek(), Some('"' | '\\')) => word.extend(all.next()),
             '"' => {
                 quoted = !quoted;
                 (any, quotes) = (true, true);

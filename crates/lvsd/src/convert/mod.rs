@@ -929,6 +929,17 @@ virtual_server fwmark 7
     }
 
     #[test]
+    fn quotes_within_quotes_are_the_commands() {
+        let (done, _) = converted(
+            Kind::Keepalived,
+            "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n MISC_CHECK {\n \
+             misc_path \"/bin/x \\\"a b\\\" c\\d\"\n }\n }\n}\n",
+        );
+        let command = "command = [\"/bin/x\", \"a b\", ";
+        assert!(done.toml.contains(command), "{}", done.toml);
+    }
+
+    #[test]
     fn settings_of_outer_blocks_are_the_defaults_of_checks() {
         let (done, config) = converted(
             Kind::Keepalived,
