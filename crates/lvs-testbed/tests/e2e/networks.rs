@@ -154,11 +154,12 @@ fn the_way_to_the_clients_changes() -> Result<()> {
     download.finish().context("another gateway")?;
 
     let download = Download::start(&site)?;
-    site.director.sh("ip route delete default; sleep 0.3")?;
+    site.director.sh("ip route delete default")?;
+    wait_until("packets without a route", PATIENCE, || {
+        counted(&site, "no_route").is_ok_and(|count| count > 0)
+    })?;
     site.director.sh("ip route add default via 192.0.2.254")?;
-    download.finish().context("no way for a while")?;
-    ensure!(counted(&site, "no_route")? > 0, "packets without a route");
-    Ok(())
+    download.finish().context("no way for a while")
 }
 
 #[test]
