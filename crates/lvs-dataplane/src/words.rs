@@ -1,4 +1,6 @@
-//! Words that people mistype.
+//! Words that people mistype, and times as they write them.
+
+use std::time::Duration;
 
 /// The one of `known` that `word` was probably meant to be: at most a third of its letters, and at
 /// least one, may be wrong, missing, too many or swapped.
@@ -12,6 +14,46 @@ pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option
         .map(|(_, one)| one)
 }
 
+/// Reads a duration: whole numbers, each with one of `ms`, `s`, `m`, `h`, `d`; at most a year.
+///
+/// # Errors
+/// In words, with examples.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let bad = || {
+        format!(
+            "`{text}` is not a duration; write a whole number and its unit: \"500ms\", \"5s\", \"2m\", \"1h\""
+        )
+    };
+    let mut rest = text.trim();
+    let mut total = 0u64;
+    if rest.is_empty() {
+        return Err(bad());
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
+        let number: u64 = rest[..digits].parse().map_err(|_| bad())?;
+        rest = &rest[digits..];
+        let letters = rest
+            .find(|c: char| !c.is_ascii_alphabetic())
+            .unwrap_or(rest.len());
+        let unit_ms = match &rest[..letters] {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return Err(bad()),
+        };
+        rest = &rest[letters..];
+        total = number
+            .checked_mul(unit_ms)
+            .and_then(|ms| ms.checked_add(total))
+            .filter(|ms| *ms <= 365 * 86_400_000)
+            .ok_or_else(|| format!("`{text}` is longer than a year"))?;
+    }
+    Ok(Duration::from_millis(total))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -23,5 +65,36 @@ mod tests {
         assert_eq!(meant("wieght", keys), Some("weight"));
         assert_eq!(meant("lower", keys), None);
         assert_eq!(meant("x", keys), None);
+    }
+
+    #[test]
+    fn durations() {
+        for (text, ms) in [
+            ("500ms", 500),
+            ("5s", 5_000),
+            ("2m30s", 150_000),
+            ("1h", 3_600_000),
+            ("0s", 0),
+        ] {
+            assert_eq!(
+                parse_duration(text),
+                Ok(Duration::from_millis(ms)),
+                "{text}"
+            );
+        }
+        for text in [
+            "",
+            "5",
+            "s",
+            "5 s",
+            "-1s",
+            "1.5s",
+            "5x",
+            "99999999999999999999s",
+            "400d",
+            "18446744073709551615h",
+        ] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
     }
 }

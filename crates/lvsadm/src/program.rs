@@ -238,11 +238,19 @@ impl Invocation<'_> {
                 self.output.write_all(own::help().as_bytes())?;
                 return Ok(0);
             }
-            [word, about, ..] if word == b"help" => {
+            [word, about] if word == b"help" => {
                 return match operator::help_on(about) {
                     Ok(text) => self.output.write_all(text.as_bytes()).map(|()| 0),
                     Err(text) => self.errors.write_all(text.as_bytes()).map(|()| 2),
                 };
+            }
+            [word, _, more, ..] if word == b"help" => {
+                let more = String::from_utf8_lossy(more);
+                writeln!(
+                    self.errors,
+                    "lvsadm help: {more:?}: one command or scheduler at a time"
+                )?;
+                return Ok(2);
             }
             [word, ..] => {
                 if let Some(text) = operator::unknown(word) {

@@ -45,6 +45,23 @@ pub fn path(directory: &Path, config: &Path) -> PathBuf {
     directory.join(format!("{name}.admin.json"))
 }
 
+/// Whether who and why are short enough, and text.
+///
+/// # Errors
+/// They are not, in words.
+pub fn check_words(spec: &AdminSpec) -> Result<(), String> {
+    for (what, words) in [("who", &spec.who), ("why", &spec.why)] {
+        if let Some(words) = words
+            && (words.chars().count() > WORDS_MAX || words.chars().any(char::is_control))
+        {
+            return Err(format!(
+                "`{what}` is longer than {WORDS_MAX} characters, or has control characters in it"
+            ));
+        }
+    }
+    Ok(())
+}
+
 impl Admin {
     /// Those that are kept at `path`. A file that is broken is put aside, and said to be; one that
     /// cannot be read stays until there is something to write.
@@ -151,27 +168,29 @@ impl Admin {
         self.entries.values()
     }
 
-    /// Takes a wish.
+    /// Takes a wish. That servers be ready ends all wishes for them, and for some of them.
     ///
     /// # Errors
     /// It makes no sense, in words; nothing has changed.
     pub fn set(&mut self, spec: AdminSpec, now: u64) -> Result<(), String> {
-        for (what, words) in [("who", &spec.who), ("why", &spec.why)] {
-            if let Some(words) = words
-                && (words.chars().count() > WORDS_MAX || words.chars().any(char::is_control))
-            {
-                return Err(format!(
-                    "`{what}` is longer than {WORDS_MAX} characters, or has control characters in it"
-                ));
-            }
-        }
+        check_words(&spec)?;
         if let Some(until) = spec.until
             && until <= now
         {
             return Err("the time until which this is to hold has passed".to_owned());
         }
         if spec.state == AdminState::Ready {
-            self.remove(&spec.target);
+            let narrower: Vec<Target> = self
+                .by_host
+                .get(&spec.target.host)
+                .into_iter()
+                .flatten()
+                .filter(|target| spec.target.covers(target))
+                .copied()
+                .collect();
+            for target in narrower {
+                self.remove(&target);
+            }
             return Ok(());
         }
         if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&spec.target) {
@@ -306,6 +325,12 @@ mod tests {
         assert_eq!(admin.state(service(1), server), AdminState::Drain);
         let entry = admin.of(service(1), server).unwrap();
         assert_eq!((entry.since, entry.spec.who.as_deref()), (6, Some("ann")));
+
+        admin
+            .set(spec(Some(1), Some(80), AdminState::Maintenance), 8)
+            .unwrap();
+        admin.set(spec(None, None, AdminState::Ready), 9).unwrap();
+        assert_eq!(admin.entries().count(), 0, "all services' ends each one's");
 
         std::fs::write(&path, "{").unwrap();
         assert_eq!(Admin::look(path.clone()).entries().count(), 0);

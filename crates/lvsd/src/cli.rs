@@ -5,14 +5,16 @@ mod convert;
 mod register;
 mod shell;
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 use lvs_core::api::Confinement;
+use lvs_dataplane::control::daemon::Status;
 use lvs_dataplane::control::{Address, LockError, steer};
 use lvs_dataplane::{confine, log};
 use rustix::process::Signal as Kill;
@@ -63,9 +65,9 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Debug, Parser)]
 #[command(name = "lvsd", version)]
 pub struct Arguments {
-    /// The configuration.
-    #[arg(long, global = true, value_name = "FILE", default_value = DEFAULT_CONFIG)]
-    config: PathBuf,
+    /// The configuration. Default: /etc/lvsd/lvsd.toml; of `plan`, that of the daemon that runs.
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
 
     /// Check the configuration (FILE, or that of --config), say what is wrong, and change nothing.
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
@@ -94,6 +96,12 @@ pub struct Arguments {
     command: Option<Command>,
 }
 
+impl Arguments {
+    fn config(&self) -> &Path {
+        self.config.as_deref().unwrap_or(Path::new(DEFAULT_CONFIG))
+    }
+}
+
 /// What to do instead of running the daemon.
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -110,7 +118,8 @@ enum Command {
         #[arg(long)]
         force: bool,
     },
-    /// Say what a reload of the configuration would change, and change nothing.
+    /// Say what a reload of the configuration would change, and change nothing. The exit code is 1
+    /// if the daemon would refuse it.
     Plan,
     /// Show services and servers: what the file, people and health checks say of each, and what the
     /// engine does with it.
@@ -185,10 +194,30 @@ enum Switch {
     Status,
 }
 
+/// Says what is wrong with a command line, or prints the help that it asks for.
+pub fn refused(error: &clap::Error) -> ExitCode {
+    let printed = written(error.print().and_then(|()| std::io::stdout().flush()));
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
+        && Path::new(word).is_file()
+    {
+        let _ = writeln!(
+            std::io::stderr(),
+            "  tip: a configuration is named with `--config {word}`"
+        );
+    }
+    match u8::try_from(error.exit_code()) {
+        Ok(0) => printed,
+        Ok(code) => ExitCode::from(code),
+        Err(_) => ExitCode::from(EXIT_FAILURE),
+    }
+}
+
 /// Does what the command line says.
-pub fn main(arguments: Arguments) -> ExitCode {
+pub fn main(mut arguments: Arguments) -> ExitCode {
     if let Some(file) = &arguments.check_config {
-        let file = file.as_ref().unwrap_or(&arguments.config);
+        let file = file
+            .as_ref()
+            .map_or_else(|| arguments.config(), PathBuf::as_path);
         return check(file, &Gathered::recall(&arguments.state, file));
     }
     match arguments.command {
@@ -214,7 +243,7 @@ pub fn main(arguments: Arguments) -> ExitCode {
                 Ok(guard) => guard,
                 Err(why) => return fail(&why),
             };
-            return told(register::run(&arguments.config, register));
+            return told(register::run(arguments.config(), register));
         }
         Some(Command::Convert {
             ref file,
@@ -226,6 +255,13 @@ pub fn main(arguments: Arguments) -> ExitCode {
         Some(Command::Schema) => return print(format!("{:#}\n", schema::json()).as_bytes()),
         Some(Command::Completions { shell }) => return print(&shell::completions(shell)),
         _ => {}
+    }
+    let running = match arguments.command {
+        Some(Command::Plan) => ask::running(&steered(&arguments)),
+        _ => None,
+    };
+    if let (None, Some(daemon)) = (&arguments.config, &running) {
+        arguments.config = Some(PathBuf::from(&daemon.config));
     }
     let (config, warnings) = match load(&arguments) {
         Ok(loaded) => loaded,
@@ -240,7 +276,7 @@ pub fn main(arguments: Arguments) -> ExitCode {
             return cluster::keepalived::text(&config)
                 .map_or_else(|why| fail(&why), |text| print(text.as_bytes()));
         }
-        Some(Command::Plan) => return plan(&arguments, &config),
+        Some(Command::Plan) => return plan(&arguments, &config, running.as_ref()),
         Some(_) | None => warnings.print(),
     }
     let _log = match start_log(config.daemon.log.as_deref()) {
@@ -266,9 +302,9 @@ fn steered(arguments: &Arguments) -> Address {
         .socket
         .as_ref()
         .is_some_and(|name| !name.is_empty());
-    let config = match named || !Config::may_name_socket(&arguments.config) {
+    let config = match named || !Config::may_name_socket(arguments.config()) {
         true => Config::default(),
-        false => Config::load(&arguments.config).map_or_else(|_| Config::default(), |(c, _)| c),
+        false => Config::load(arguments.config()).map_or_else(|_| Config::default(), |(c, _)| c),
     };
     address(arguments, &config)
 }
@@ -278,8 +314,18 @@ fn told(result: Result<(), String>) -> ExitCode {
 }
 
 fn print(text: &[u8]) -> ExitCode {
-    let _ = std::io::stdout().write_all(text);
-    ExitCode::SUCCESS
+    let mut output = std::io::stdout();
+    written(output.write_all(text).and_then(|()| output.flush()))
+}
+
+/// A reader who has seen enough is no failure; a full disk is one.
+fn written(result: std::io::Result<()>) -> ExitCode {
+    match result {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            fail(&format!("write error: {error}"))
+        }
+        _ => ExitCode::SUCCESS,
+    }
 }
 
 fn fail(why: &str) -> ExitCode {
@@ -291,7 +337,7 @@ fn fail(why: &str) -> ExitCode {
 /// ended, the daemon takes the one that it had last.
 fn load(arguments: &Arguments) -> Result<(Config, Report), ExitCode> {
     let gathered = gathered(arguments);
-    let error = match Config::load_with(&arguments.config, None, &gathered) {
+    let error = match Config::load_with(arguments.config(), None, &gathered) {
         Ok(loaded) => return Ok(loaded),
         Err(error) => error,
     };
@@ -309,7 +355,7 @@ fn load(arguments: &Arguments) -> Result<(Config, Report), ExitCode> {
         Level::ERROR,
         format_args!(
             "lvsd: {why}, so lvsd goes on with the last good configuration; mend {} and run `lvsd reload`",
-            arguments.config.display()
+            arguments.config().display()
         ),
     );
     Ok(kept)
@@ -325,7 +371,7 @@ fn address(arguments: &Arguments, config: &Config) -> Address {
 
 /// What DNS and etcd said last.
 fn gathered(arguments: &Arguments) -> Gathered {
-    Gathered::recall(&arguments.state, &arguments.config)
+    Gathered::recall(&arguments.state, arguments.config())
 }
 
 /// Ends the daemon that runs and, with `all`, the engine.
@@ -342,7 +388,10 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
             last_good::forget(&address);
             stop_engine(&address)
         }
-        Ok(_only) => Ok(()),
+        Ok(_only) => {
+            log::say(Level::INFO, format_args!("lvsd: none runs"));
+            Ok(())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -361,13 +410,13 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
             return print(format!("{}\n", done.message).as_bytes());
         }
         // One without a socket, or none.
-        Ok(None) => match Config::load(&arguments.config) {
+        Ok(None) => match Config::load(arguments.config()) {
             Ok((_, warnings)) => warnings.print(),
             Err(error) => return refuse(&error),
         },
         // It has told its log what is wrong with its file.
         Err(why) => {
-            return match Config::load(&arguments.config) {
+            return match Config::load(arguments.config()) {
                 Err(error) => refuse(&error),
                 Ok(_) => fail(&why),
             };
@@ -383,16 +432,24 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
     result.map_or_else(|why| fail(&why), |()| ExitCode::SUCCESS)
 }
 
-/// Says what a reload would change.
-fn plan(arguments: &Arguments, config: &Config) -> ExitCode {
+/// Says what a reload would change, and whether the daemon that runs would refuse it.
+fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>) -> ExitCode {
     let address = address(arguments, config);
-    let admin = Admin::look(admin::path(&arguments.state, &arguments.config));
-    match daemon::plan(Machine::new(&address), config, &admin) {
-        Ok(text) => {
-            let _ = std::io::stdout().write_all(text.as_bytes());
-            ExitCode::SUCCESS
-        }
-        Err(why) => fail(&why),
+    let admin = Admin::look(admin::path(&arguments.state, arguments.config()));
+    let printed = match daemon::plan(Machine::new(&address), config, &admin) {
+        Ok(text) => print(text.as_bytes()),
+        Err(why) => return fail(&why),
+    };
+    let refused = running.and_then(|status| {
+        let servers = status.services.iter().map(|service| service.servers.len());
+        daemon::too_much_away(status.services.len(), servers.sum(), config)
+    });
+    match refused {
+        Some((why, remedy)) => fail(&format!(
+            "a reload would be refused: {} has {why}; {remedy}",
+            arguments.config().display()
+        )),
+        None => printed,
     }
 }
 
@@ -408,7 +465,7 @@ fn stop_engine(address: &Address) -> Result<(), String> {
     result
 }
 
-fn check(file: &std::path::Path, gathered: &Gathered) -> ExitCode {
+fn check(file: &Path, gathered: &Gathered) -> ExitCode {
     match Config::load_with(file, Some(&Facts::read()), gathered) {
         Ok((config, warnings)) => {
             warnings.print();
@@ -525,18 +582,18 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
                 engine: address.clone(),
                 maintenance: cluster::maintenance_path(&admin::path(
                     &arguments.state,
-                    &arguments.config,
+                    arguments.config(),
                 )),
                 turns: pulses.turns,
             }),
-            sources: Some(sources::path(&arguments.state, &arguments.config)),
-            admin: Some(admin::path(&arguments.state, &arguments.config)),
+            sources: Some(sources::path(&arguments.state, arguments.config())),
+            admin: Some(admin::path(&arguments.state, arguments.config())),
             asks: Some(asks),
             events,
             tally: Arc::clone(&tally),
             api: Some(api.settings()),
             confinement,
-            ..Options::new(arguments.config)
+            ..Options::new(arguments.config().to_owned())
         };
         let result = daemon::run(options, config, Machine::new(&address), network, signals).await;
         served.end();

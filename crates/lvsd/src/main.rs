@@ -6,5 +6,8 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    lvsd::cli::main(lvsd::cli::Arguments::parse())
+    match lvsd::cli::Arguments::try_parse() {
+        Ok(arguments) => lvsd::cli::main(arguments),
+        Err(error) => lvsd::cli::refused(&error),
+    }
 }

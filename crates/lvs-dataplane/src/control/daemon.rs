@@ -278,6 +278,13 @@ impl Target {
             && self.host == server.ip()
             && self.port.is_none_or(|port| port == server.port())
     }
+
+    /// Whether all servers of `other` are among them.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.host == other.host
+            && (self.service.is_none() || self.service == other.service)
+            && (self.port.is_none() || self.port == other.port)
+    }
 }
 
 impl fmt::Display for Target {

@@ -103,7 +103,7 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
     site.add_service(80, "rr")?;
     copy_services(&site, &first, &second)?;
     for director in [&first, &second] {
-        site.lvsadm_on(director, "sync --wait 15")?;
+        site.lvsadm_on(director, "sync --wait 15s")?;
     }
     let mut load = site.load();
     load.requests = DOWNLOADS;
@@ -136,7 +136,7 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
         first.sh(&plug)?;
         one = engine(&site, &first, TWO, &key)?;
         copy_services(&site, &second, &first)?;
-        let said = site.lvsadm_on(&first, "sync --wait 15");
+        let said = site.lvsadm_on(&first, "sync --wait 15s");
         let said = said.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
         println!("{said}");
         ensure!(
@@ -233,7 +233,7 @@ fn without_the_key_nobody_is_told_anything() -> Result<()> {
     let _two = engine(&site, &second, ONE, &right)?;
     let _one = engine(&site, &first, TWO, &right)?;
     for director in [&first, &second] {
-        site.lvsadm_on(director, "sync --wait 15")?;
+        site.lvsadm_on(director, "sync --wait 15s")?;
         let state = state(&site, director)?;
         ensure!(state["peers"][0]["state"] == "in step", "{state}");
     }
@@ -253,7 +253,7 @@ fn who_is_alone_is_ready_after_a_while_or_at_once() -> Result<()> {
     let state = state(&site, &first)?;
     ensure!(state["ready"] == false, "{state}");
     let program = programs::find("lvsadm")?.display().to_string();
-    let said = first.sh(&format!("{program} sync --wait 1 || echo status $?"))?;
+    let said = first.sh(&format!("{program} sync --wait 1s || echo status $?"))?;
     ensure!(
         said.contains("not ready") && said.contains("status 1"),
         "{said}"
@@ -261,7 +261,7 @@ fn who_is_alone_is_ready_after_a_while_or_at_once() -> Result<()> {
     for wait in ["0", "1"] {
         engine.kill();
         engine = start(wait)?;
-        site.lvsadm_on(&first, "sync --wait 15")?;
+        site.lvsadm_on(&first, "sync --wait 15s")?;
     }
     ensure!(engine.log().contains("ready: "), "{}", engine.log());
     Ok(())

@@ -27,16 +27,12 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let [service, server] = words.free.as_slice() else {
         return Err(Trouble::Usage("expected a service and a server".into()));
     };
-    let deadline = words
-        .value("--deadline")
-        .map(|text| {
-            duration(text).ok_or_else(|| {
-                Trouble::Usage(format!(
-                    "--deadline {text}: expected a time such as 90s, 10m or 1h30m"
-                ))
-            })
-        })
-        .transpose()?;
+    if service == "all" {
+        return Err(Trouble::Usage(format!(
+            "drain waits for one service; `lvsadm maintenance all {server}' takes a server out of all"
+        )));
+    }
+    let deadline = duration(words, "--deadline")?;
     let (service, server) = service_and_server(run, service, server)?;
     let mut target = Target {
         client: connect(run)?,

@@ -1,7 +1,7 @@
 //! `lvsadm maintenance` and `lvsadm undrain`: what people want of a server, kept by `lvsd`.
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lvs_core::ServerConfig;
 use lvs_core::api::{Call, ServerSpec, ServiceId, ServiceInfo};
@@ -111,16 +111,12 @@ pub(super) fn spec(target: Target, state: AdminState, words: &Words) -> Result<A
             "--why: at most {WORDS_MAX} characters"
         )));
     }
-    let until = match words.value("--for") {
+    let until = match duration(words, "--for")? {
         None => None,
-        Some(text) => {
-            let time = duration(text)
-                .filter(|time| time.as_secs() > 0)
-                .ok_or_else(|| {
-                    Trouble::Usage(format!(
-                        "--for {text}: expected a time such as 90s, 10m, 2h or 1d"
-                    ))
-                })?;
+        Some(Duration::ZERO) => {
+            return Err(Trouble::Usage("--for: that is over at once".to_owned()));
+        }
+        Some(time) => {
             let now = SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .unwrap_or_default();

@@ -27,7 +27,7 @@ use lvs_core::api::{Call, Done, ServiceId};
 use lvs_core::ipvsadm::{self, Command};
 use lvs_core::{Family, Protocol, ServiceKey};
 use lvs_dataplane::control::{Client, Error};
-use lvs_dataplane::words::meant;
+use lvs_dataplane::words::{meant, parse_duration};
 
 pub(crate) use self::table::OPERATORS;
 pub(crate) use self::words::Words;
@@ -297,34 +297,10 @@ fn protocol(name: &str) -> Option<Protocol> {
     })
 }
 
-/// `90` (seconds), or as in lvsd's file: `90s`, `10m`, `1h30m`, `2d`.
-fn duration(text: &str) -> Option<Duration> {
-    if let Ok(seconds) = text.parse() {
-        return text
-            .bytes()
-            .all(|b| b.is_ascii_digit())
-            .then_some(Duration::from_secs(seconds));
-    }
-    let mut rest = text;
-    let mut total = 0u64;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
-        let number: u64 = rest[..digits].parse().ok()?;
-        rest = &rest[digits..];
-        let letters = rest.find(|c: char| !c.is_ascii_alphabetic());
-        let (unit, more) = rest.split_at(letters.unwrap_or(rest.len()));
-        let milliseconds = match unit {
-            "ms" => 1,
-            "s" => 1000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
-            _ => return None,
-        };
-        total = number.checked_mul(milliseconds)?.checked_add(total)?;
-        rest = more;
-    }
-    (!text.is_empty()).then_some(Duration::from_millis(total))
+/// The time of the option `name`, as in lvsd's file; nothing if it is not there.
+fn duration(words: &Words, name: &str) -> Result<Option<Duration>, Trouble> {
+    let time = words.value(name).map(parse_duration).transpose();
+    time.map_err(|why| Trouble::Usage(format!("{name}: {why}")))
 }
 
 /// What to say of a first word that is no command; nothing if it may be one of ipvsadm's.
@@ -350,6 +326,14 @@ pub(crate) fn help_on(word: &[u8]) -> Result<String, String> {
         return Ok(operator.help());
     }
     let word = String::from_utf8_lossy(word).into_owned();
+    if word == "help" {
+        return Ok(crate::own::help());
+    }
+    if word.starts_with('-') {
+        return Ok(format!(
+            "{word}: an option of ipvsadm; `lvsadm --help' and ipvsadm(8) tell of all of them\n"
+        ));
+    }
     let about = lvs_core::sched::BUILT_IN
         .iter()
         .find(|about| about.name == word);
@@ -371,28 +355,6 @@ pub(crate) fn help_on(word: &[u8]) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations() {
-        assert_eq!(duration("90"), Some(Duration::from_secs(90)));
-        assert_eq!(duration("10m"), Some(Duration::from_secs(600)));
-        assert_eq!(duration("1h"), Some(Duration::from_secs(3600)));
-        assert_eq!(duration("1h30m"), Some(Duration::from_secs(5400)));
-        assert_eq!(duration("1d"), Some(Duration::from_secs(86_400)));
-        assert_eq!(duration("500ms"), Some(Duration::from_millis(500)));
-        for bad in [
-            "",
-            "m",
-            "1w",
-            "1h30",
-            "-1",
-            "+1",
-            "99999999999999999999h",
-            "1 m",
-        ] {
-            assert_eq!(duration(bad), None, "{bad}");
-        }
-    }
 
     #[test]
     fn words_are_taken_apart() {
@@ -421,6 +383,7 @@ mod tests {
         let said = |word: &str| unknown(word.as_bytes()).unwrap_or_default();
         assert!(said("wach").contains("did you mean `lvsadm watch'?"));
         assert!(said("Drain").contains("`lvsadm drain'"));
+        assert!(help_on(b"help").is_ok() && help_on(b"-A").is_ok());
         assert!(said("xyzzy").contains("`lvsadm help' lists"));
         assert!(said("-L").is_empty() && said("").is_empty());
         assert!(

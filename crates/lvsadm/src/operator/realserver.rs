@@ -9,9 +9,14 @@ use crate::program::Invocation;
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let mut vips: Vec<IpAddr> = Vec::new();
     for word in &words.free {
-        let vip = word.parse().map_err(|_| {
+        let vip: IpAddr = word.parse().map_err(|_| {
             Trouble::Usage(format!("{word}: expected a virtual address without a port"))
         })?;
+        if !may_be_virtual(vip) {
+            return Err(Trouble::Usage(format!(
+                "{vip}: no host can have this as a virtual address"
+            )));
+        }
         if !vips.contains(&vip) {
             vips.push(vip);
         }
@@ -42,6 +47,13 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     };
     run.output.write_all(text.as_bytes())?;
     Ok(0)
+}
+
+/// Whether clients on a network can ask for it.
+fn may_be_virtual(ip: IpAddr) -> bool {
+    let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
+    !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || broadcast || link_local)
 }
 
 /// The VIPs on `device`, or off it.
@@ -209,6 +221,25 @@ mod tests {
         all.iter()
             .map(|vip| vip.parse().expect("an address"))
             .collect()
+    }
+
+    #[test]
+    fn some_addresses_are_nobodys() {
+        for bad in [
+            "0.0.0.0",
+            "127.0.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "ff02::1",
+            "fe80::1",
+        ] {
+            assert!(!may_be_virtual(bad.parse().expect("an address")), "{bad}");
+        }
+        for good in ["192.0.2.10", "10.0.0.1", "2001:db8::1", "fd00::1"] {
+            assert!(may_be_virtual(good.parse().expect("an address")), "{good}");
+        }
     }
 
     #[test]

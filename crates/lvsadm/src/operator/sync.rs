@@ -18,12 +18,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     if let Some(word) = words.free.first() {
         return Err(Trouble::Usage(format!("{word}: nothing expected here")));
     }
-    let wait = match words.value("--wait") {
-        Some(text) => duration(text).ok_or_else(|| {
-            Trouble::Usage(format!("--wait {text}: expected seconds, or 10s, 2m"))
-        })?,
-        None => Duration::ZERO,
-    };
+    let wait = duration(words, "--wait")?.unwrap_or_default();
     let waits = words.value("--wait").is_some();
     let until = Instant::now() + wait;
     let mut client = connect(run)?;

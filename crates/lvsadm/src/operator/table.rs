@@ -218,10 +218,10 @@ pub(crate) const OPERATORS: &[Operator] = &[
         text: "For the directors of lvs-dataplane --sync-peer: which of them is in step, how many of its connections are here and missing, when it last told everything, and how long it takes to have what it is told; and whether its services and servers are those of this director, so that both choose alike. This director is ready when it knows what they know. The daemons of --start-daemon are in `lvsadm -L --daemon'.",
         flags: &[flag(
             "--wait",
-            "SECONDS",
+            "TIME",
             "wait until it is ready; exit status 1 if it is not by then",
         )],
-        examples: &["--wait 30"],
+        examples: &["--wait 30s"],
         run: sync::run,
     },
     Operator {

@@ -398,17 +398,34 @@ async fn read(body: Incoming) -> Result<Bytes, Refusal> {
 }
 
 async fn change(api: &Arc<Api>, path: &str, body: &[u8], who: String) -> Result<Reply, Refusal> {
-    let ask = match path {
-        "/v1/admin" => serde_json::from_slice::<AdminSpec>(body).map(Ask::Admin),
-        _ if body.is_empty() => Ok(Ask::Reload { force: false }),
-        _ => serde_json::from_slice::<Reload>(body).map(|Reload { force }| Ask::Reload { force }),
-    };
-    let ask = ask.map_err(|error| {
+    let bad = |error: String| {
         Refusal::new(
             StatusCode::BAD_REQUEST,
             format!("the body is not what {path} takes: {error}; /v1/openapi.json has examples"),
         )
-    })?;
+    };
+    // serde would take an array for an object's fields in their order.
+    if body
+        .trim_ascii_start()
+        .first()
+        .is_some_and(|first| *first != b'{')
+    {
+        return Err(bad("expected an object".to_owned()));
+    }
+    let ask = match path {
+        "/v1/admin" => {
+            let spec: AdminSpec =
+                serde_json::from_slice(body).map_err(|error| bad(error.to_string()))?;
+            crate::admin::check_words(&spec).map_err(bad)?;
+            Ask::Admin(spec)
+        }
+        _ if body.is_empty() => Ask::Reload { force: false },
+        _ => {
+            let Reload { force } =
+                serde_json::from_slice(body).map_err(|error| bad(error.to_string()))?;
+            Ask::Reload { force }
+        }
+    };
     match api.change(ask, who).await {
         Ok(result) => {
             let mut text = result.get().to_owned();

@@ -285,6 +285,18 @@ async fn strangers_change_nothing_and_are_told_what_to_do() {
     assert!(body.contains("\"may_change\":false"), "{body}");
     assert!(deeds.try_recv().is_err());
 
+    for wrong in [
+        r#"{"target":{"host":"10.0.0.1"},"state":"drain","why":"a\u001bb"}"#,
+        r#"[{"host":"10.0.0.1"},"drain"]"#,
+        "[]",
+        "",
+    ] {
+        let (code, body) = post(&api, "/v1/admin", Some("0123456789abcdef"), wrong).await;
+        assert_eq!(code, 400, "{wrong}: {body}");
+    }
+    let (code, body) = post(&api, "/v1/reload", Some("0123456789abcdef"), "[true]").await;
+    assert_eq!(code, 400, "{body}");
+
     // Over the Unix socket the user decides.
     let local = |denied: Option<&str>| Peer::Local {
         who: "uid 0".to_owned(),

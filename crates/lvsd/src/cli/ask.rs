@@ -29,6 +29,15 @@ pub(super) fn reload(engine: &Address, force: bool) -> Result<Option<Reloaded>, 
     client.ask(&Ask::Reload { force }).map(Some)
 }
 
+/// How the daemon that runs is, if one runs and tells.
+pub(super) fn running(engine: &Address) -> Option<Status> {
+    Client::connect(engine)
+        .ok()
+        .flatten()?
+        .ask(&Ask::Status {})
+        .ok()
+}
+
 pub(super) fn status(engine: &Address, json: bool) -> Result<(), String> {
     let status: Status = connect(engine)?.ask(&Ask::Status {})?;
     let text = match json {

@@ -9,7 +9,7 @@ use lvs_dataplane::log;
 use tracing::Level;
 
 use super::{fail, print};
-use crate::convert::{Kind, LENGTH_MAX, convert, kind};
+use crate::convert::{Kind, LENGTH_MAX, convert, kind, printable};
 use crate::words::counted;
 
 /// What could not be converted is in the result as comments.
@@ -47,7 +47,7 @@ pub(super) fn run(file: &Path, from: Option<From>, rest: Option<&Path>) -> ExitC
     let include = |pattern: &str| included(&directory, pattern, &unread);
     let converted = match convert(kind, &name, &text, &include) {
         Ok(converted) => converted,
-        Err(why) => return fail(&format!("{name}: {why}")),
+        Err(why) => return fail(&printable(&format!("{name}: {why}"))),
     };
     if let Some(why) = unread.take() {
         return fail(&why);
@@ -62,7 +62,7 @@ pub(super) fn run(file: &Path, from: Option<From>, rest: Option<&Path>) -> ExitC
         None if !converted.rest.is_empty() => {
             toml.push_str("\n# What keepalived keeps (--rest FILE writes it to a file):\n#\n");
             for line in converted.rest.lines() {
-                toml.push_str(&format!("# {line}\n"));
+                toml.push_str(&format!("# {}\n", printable(line)));
             }
         }
         None => {}
@@ -74,7 +74,10 @@ pub(super) fn run(file: &Path, from: Option<From>, rest: Option<&Path>) -> ExitC
         return ExitCode::SUCCESS;
     }
     for lost in &converted.lost {
-        log::say(Level::WARN, format_args!("not converted: {lost}"));
+        log::say(
+            Level::WARN,
+            format_args!("not converted: {}", printable(lost)),
+        );
     }
     let lost = counted(converted.lost.len(), "thing");
     log::say(

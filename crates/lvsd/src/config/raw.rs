@@ -659,43 +659,6 @@ pub(super) struct Scalar(pub(super) String);
 #[derive(Clone, Debug)]
 pub(super) struct OneOrMore(pub(super) Vec<String>);
 
-/// Reads a duration: whole numbers, each with one of `ms`, `s`, `m`, `h`, `d`.
-pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let bad = || {
-        format!(
-            "`{text}` is not a duration; write a whole number and its unit: \"500ms\", \"5s\", \"2m\", \"1h\""
-        )
-    };
-    let mut rest = text.trim();
-    let mut total = 0u64;
-    if rest.is_empty() {
-        return Err(bad());
-    }
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
-        let number: u64 = rest[..digits].parse().map_err(|_| bad())?;
-        rest = &rest[digits..];
-        let letters = rest
-            .find(|c: char| !c.is_ascii_alphabetic())
-            .unwrap_or(rest.len());
-        let unit_ms = match &rest[..letters] {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
-            _ => return Err(bad()),
-        };
-        rest = &rest[letters..];
-        total = number
-            .checked_mul(unit_ms)
-            .and_then(|ms| ms.checked_add(total))
-            .filter(|ms| *ms <= 365 * 86_400_000)
-            .ok_or_else(|| format!("`{text}` is longer than a year"))?;
-    }
-    Ok(Duration::from_millis(total))
-}
-
 /// What a value may look like in the file; whatever a type does not take is refused with
 /// `EXPECTED`.
 trait Shape<'de>: Sized {
@@ -797,7 +760,9 @@ impl Shape<'_> for RawDuration {
     const EXPECTED: &'static str = "a duration as a string, such as \"5s\"";
 
     fn string<E: de::Error>(text: &str) -> Result<Self, E> {
-        parse_duration(text).map(Self).map_err(E::custom)
+        lvs_dataplane::words::parse_duration(text)
+            .map(Self)
+            .map_err(E::custom)
     }
 
     fn whole<E: de::Error>(v: i128) -> Result<Self, E> {
@@ -915,41 +880,5 @@ impl<'de> Shape<'de> for RawCheck {
             }
         }
         Ok(Self::Table(Box::new(table)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations() {
-        for (text, ms) in [
-            ("500ms", 500),
-            ("5s", 5_000),
-            ("2m30s", 150_000),
-            ("1h", 3_600_000),
-            ("0s", 0),
-        ] {
-            assert_eq!(
-                parse_duration(text),
-                Ok(Duration::from_millis(ms)),
-                "{text}"
-            );
-        }
-        for text in [
-            "",
-            "5",
-            "s",
-            "5 s",
-            "-1s",
-            "1.5s",
-            "5x",
-            "99999999999999999999s",
-            "400d",
-            "18446744073709551615h",
-        ] {
-            assert!(parse_duration(text).is_err(), "{text}");
-        }
     }
 }

@@ -380,6 +380,11 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
         let number = written.trim_matches(['"', '\'']);
         return if expected == "a whole number" && number.parse::<i64>().is_ok() {
             finding.help(format!("write it without quotes: {number}"))
+        } else if let Some(percent) = number.strip_suffix('%')
+            && expected == "a whole number"
+            && percent.parse::<i64>().is_ok()
+        {
+            finding.help(format!("write the number by itself: {percent}"))
         } else if expected.starts_with("a string") {
             finding.help(format!("write it in quotes: \"{}\"", one_line(written)))
         } else if expected.starts_with("an array of tables") && found == "map" {

@@ -53,6 +53,7 @@ impl Item {
 type Read = (Vec<Service>, Vec<String>, String);
 
 pub(super) fn read(
+    name: &str,
     text: &str,
     include: &dyn Fn(&str) -> Vec<(String, String)>,
 ) -> Result<Read, String> {
@@ -60,6 +61,7 @@ pub(super) fn read(
     let mut reader = Reader {
         include,
         included: 0,
+        open: vec![name.to_owned()],
         macros: HashMap::new(),
         written: 0,
         lost: &mut lost,
@@ -101,6 +103,8 @@ pub(super) fn read(
 struct Reader<'a> {
     include: &'a dyn Fn(&str) -> Vec<(String, String)>,
     included: usize,
+    /// The files that are being read, each included by the one before it.
+    open: Vec<String>,
     macros: HashMap<String, String>,
     /// Bytes that macros have made.
     written: u64,
@@ -135,10 +139,17 @@ impl Reader<'_> {
                 if files.is_empty() || depth >= DEPTH_MAX {
                     self.lost.push(format!("include {pattern}: no such file"));
                 }
-                for (_, text) in files {
+                for (name, text) in files {
+                    if self.open.contains(&name) {
+                        self.lost
+                            .push(format!("include {pattern}: {name} includes itself"));
+                        continue;
+                    }
                     self.included += 1;
                     if self.included <= INCLUDES_MAX && depth < DEPTH_MAX {
+                        self.open.push(name);
                         self.tokens(&text, depth + 1, out)?;
+                        self.open.pop();
                     }
                 }
                 continue;

@@ -81,7 +81,7 @@ pub fn convert(
     include: &dyn Fn(&str) -> Vec<(String, String)>,
 ) -> Result<Converted, String> {
     let (mut services, mut lost, rest) = match kind {
-        Kind::Keepalived => keepalived::read(text, include)?,
+        Kind::Keepalived => keepalived::read(name, text, include)?,
         Kind::Ldirectord => ldirectord::read(text),
         Kind::LvsConf => lvs_conf::read(text),
     };
@@ -413,10 +413,13 @@ fn quote(text: &str) -> String {
     quoted
 }
 
-/// For a comment: one line.
-fn printable(text: &str) -> String {
+/// For a comment or a terminal: one line without control characters, tabs excepted.
+pub(crate) fn printable(text: &str) -> String {
     text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
+        .map(|c| match c.is_control() && c != '\t' {
+            true => ' ',
+            false => c,
+        })
         .collect()
 }
 

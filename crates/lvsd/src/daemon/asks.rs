@@ -134,8 +134,7 @@ impl<P: Prober> Daemon<P> {
         self.admin.set(spec, unix_time())?;
         let mut warnings: Vec<String> = self.admin.keep().err().into_iter().collect();
         if state == AdminState::Ready {
-            self.readied.extend(servers.iter().copied());
-            // A wish for more than this, or for less, may still be there.
+            // A wish for more than this may still be there.
             let others: HashSet<String> = servers
                 .iter()
                 .filter_map(|(service, server)| self.admin.of(*service, *server))
@@ -149,6 +148,8 @@ impl<P: Prober> Daemon<P> {
                 })
                 .collect();
             warnings.extend(others);
+            servers.retain(|(service, server)| self.admin.of(*service, *server).is_none());
+            self.readied.extend(servers.iter().copied());
         }
         let reason = why.map(|why| format!(": {why}")).unwrap_or_default();
         let words = match state {
@@ -387,7 +388,10 @@ impl<P: Prober> Daemon<P> {
         Status {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            config: self.options.path.display().to_string(),
+            config: std::path::absolute(&self.options.path)
+                .unwrap_or_else(|_| self.options.path.clone())
+                .display()
+                .to_string(),
             uptime: self.started.elapsed().as_secs(),
             loaded: self.load_status.clone(),
             engine: EngineStatus {

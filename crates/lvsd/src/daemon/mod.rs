@@ -686,20 +686,10 @@ impl<P: Prober> Daemon<P> {
 
     /// Why a configuration is not taken, if it takes too much away.
     fn refusal(&self, config: &Config, what: &str) -> Option<String> {
-        if config.services.is_empty() && !self.config.services.is_empty() {
-            // As likely half of a write as a wish, and an outage.
-            return Some(format!(
-                "{what} has no [[service]]: nothing was changed; to take all services down, stop lvsd"
-            ));
-        }
-        let (before, after) = (self.config.servers(), config.servers());
-        let allowed = self.forced || config.daemon.may_shrink(before, after);
-        (!allowed).then(|| {
-            format!(
-                "{what} has {after} of {before} servers left, which is less than `max_remove` allows: nothing was changed; \
-                 if that is meant, use `lvsd reload --force`"
-            )
-        })
+        let (services, servers) = (self.config.services.len(), self.config.servers());
+        let (why, remedy) = too_much_away(services, servers, config)?;
+        let forced = self.forced && !config.services.is_empty();
+        (!forced).then(|| format!("{what} has {why}: nothing was changed; {remedy}"))
     }
 
     fn goal(&mut self) -> Goal {
@@ -812,6 +802,29 @@ fn desired(
         on_drift: config.daemon.on_drift,
         generation: 0,
     }
+}
+
+/// What is left of so many services and servers if `config` takes more away than a reload may, in
+/// words, and what to do if that is meant.
+pub fn too_much_away(
+    services: usize,
+    servers: usize,
+    config: &Config,
+) -> Option<(String, &'static str)> {
+    if config.services.is_empty() && services > 0 {
+        // As likely half of a write as a wish, and an outage.
+        return Some((
+            "no [[service]]".to_owned(),
+            "to take all services down, stop lvsd",
+        ));
+    }
+    let left = config.servers();
+    (!config.daemon.may_shrink(servers, left)).then(|| {
+        (
+            format!("{left} of {servers} servers left, which is less than `max_remove` allows"),
+            "if that is meant, use `lvsd reload --force`",
+        )
+    })
 }
 
 /// What a reload of `config` would change in the engine, in words. Nobody has checked new servers:

@@ -61,8 +61,9 @@ impl Checker<'_> {
                 Diagnostic::warning(
                     quorum.span(),
                     format!(
-                        "the quorum is {}, and the service has {servers} servers",
-                        read.up
+                        "the quorum is {}, and the service has {}",
+                        read.up,
+                        crate::words::counted(servers, "server")
                     ),
                 )
                 .label("it is never reached")

@@ -252,7 +252,7 @@ fn decisions_are_checked() {
         ("quorum = { down = 2 }", "`up` of the quorum is missing"),
         (
             "quorum = 5",
-            "the quorum is 5, and the service has 1 servers",
+            "the quorum is 5, and the service has 1 server",
         ),
         (
             "sorry = \"10.0.0.1\"",
