@@ -3,17 +3,16 @@
 //! Labels are bounded by the file: names and addresses of services, their servers, and words of
 //! lvsd's and the engine's own.
 
+mod directors;
+
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lvs_core::api::{
-    InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo, SyncCounts, TablesInfo,
-    TablesState, WorkerInfo,
-};
+use lvs_core::api::{InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo, WorkerInfo};
 use lvs_core::{Counts, Family};
-use lvs_dataplane::control::daemon::{AdminState, ServerStatus, ServiceStatus, Status};
+use lvs_dataplane::control::daemon::{AdminState, ServerStatus, ServiceStatus};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, MetricEncoder,
@@ -240,7 +239,8 @@ impl Collector for View {
         self.daemon(&mut out)?;
         self.checks(&mut out)?;
         self.engine(&mut out)?;
-        sources_out(&mut out, &self.look.status)?;
+        directors::sources(&mut out, &self.look.status)?;
+        directors::alone_or_not(&mut out, &self.look.status.director)?;
         let engine = self.look.services();
         let engine: HashMap<ServiceId, &ServiceInfo> =
             engine.map(|info| (info.service, info)).collect();
@@ -268,86 +268,6 @@ impl Collector for View {
     }
 }
 
-/// Where servers and services come from besides the file, and the directors that share it.
-fn sources_out(out: &mut Out<'_>, status: &Status) -> fmt::Result {
-    if status.sources.is_empty() {
-        return Ok(());
-    }
-    let all = || {
-        let sources = status.sources.iter();
-        sources.map(|source| {
-            (
-                [("kind", source.kind.as_str()), ("name", &source.name)],
-                source,
-            )
-        })
-    };
-    out.gauges(
-        "lvs_source_up",
-        "A name in DNS, or etcd, has answered when it was last asked",
-        |out| {
-            all().try_for_each(|(labels, source)| {
-                let up = source.trouble.is_none() && source.answered.is_some();
-                out.gauge(labels, u32::from(up))
-            })
-        },
-    )?;
-    out.gauges(
-        "lvs_source_age_seconds",
-        "How old the last answer of a source is; absent if none has come since lvsd began",
-        |out| {
-            let now = unix_time();
-            all().try_for_each(|(labels, source)| match source.answered {
-                Some(at) => out.gauge(labels, now.saturating_sub(at)),
-                None => Ok(()),
-            })
-        },
-    )?;
-    out.gauges(
-        "lvs_source_items",
-        "Servers that a name in DNS has, or keys of services and servers in etcd",
-        |out| all().try_for_each(|(labels, source)| out.gauge(labels, source.items as u64)),
-    )?;
-    out.counters(
-        "lvs_source_answers",
-        "Times that a source has answered, or told a change",
-        |out| all().try_for_each(|(labels, source)| out.counter(labels, source.answers)),
-    )?;
-    out.counters(
-        "lvs_source_failures",
-        "Times that a source has not answered, or nothing that could be used",
-        |out| all().try_for_each(|(labels, source)| out.counter(labels, source.failures)),
-    )?;
-    out.gauge(
-        "lvs_left_out",
-        "Lines of `lvsd status` about what sources say and is not in force",
-        status.left_out.len() as u64,
-    )?;
-    if status.directors.is_empty() {
-        return Ok(());
-    }
-    out.gauges(
-        "lvs_director_revision",
-        "The revision of the last change in etcd that a director has taken",
-        |out| {
-            status.directors.iter().try_for_each(|director| {
-                out.gauge([("director", director.name.as_str())], director.revision)
-            })
-        },
-    )?;
-    let own = status.directors.iter().find(|director| director.own);
-    out.gauges(
-        "lvs_director_differs",
-        "A director runs something else of etcd than this one",
-        |out| {
-            status.directors.iter().try_for_each(|director| {
-                let differs = own.is_some_and(|own| own.digest != director.digest);
-                out.gauge([("director", director.name.as_str())], u32::from(differs))
-            })
-        },
-    )
-}
-
 /// Protocol and address of a service as labels.
 fn place(id: &ServiceId) -> (&'static str, String) {
     match id {
@@ -359,71 +279,6 @@ fn place(id: &ServiceId) -> (&'static str, String) {
             Family::V6 => ("fwmark6", mark.to_string()),
         },
     }
-}
-
-/// What synchronisation daemons have counted.
-fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Result {
-    out.counters(
-        "lvs_sync_messages",
-        "Synchronisation messages that were sent and received",
-        |out| {
-            out.counter([("direction", "sent")], counts.sent)?;
-            out.counter([("direction", "received")], counts.received)
-        },
-    )?;
-    out.counters(
-        "lvs_sync_bytes",
-        "Bytes of synchronisation messages",
-        |out| {
-            out.counter([("direction", "sent")], counts.sent_bytes)?;
-            out.counter([("direction", "received")], counts.received_bytes)
-        },
-    )?;
-    out.counter(
-        "lvs_sync_taken",
-        "Connections of other directors that were taken over or brought up to date",
-        counts.taken,
-    )?;
-    out.counters(
-        "lvs_sync_lost",
-        "Synchronisation messages and connections that were lost or refused, by the reason",
-        |out| {
-            for (reason, count) in counts.losses() {
-                out.counter([("reason", reason)], count)?;
-            }
-            Ok(())
-        },
-    )
-}
-
-/// Whether other directors choose as this one does.
-fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
-    let each = |out: &mut Values<'_>, value: fn(&TablesInfo) -> u64| {
-        all.iter().try_for_each(|one| {
-            let peer = one.peer.ip().to_string();
-            out.gauge([("peer", peer.as_str())], value(one))
-        })
-    };
-    out.gauges(
-        "lvs_peer_tables_compared",
-        "Whether another director tells its services and servers, and they are compared with those here",
-        |out| {
-            each(out, |one| {
-                let unknown = matches!(one.state, TablesState::Unknown | TablesState::Older);
-                u64::from(!unknown)
-            })
-        },
-    )?;
-    out.gauges(
-        "lvs_peer_tables_differ",
-        "Services that another director has otherwise than this one, or that one of them has not",
-        |out| each(out, |one| one.differ),
-    )?;
-    out.gauges(
-        "lvs_peer_tables_alarm",
-        "Whether they have differed for too long: both choose different servers for a client",
-        |out| each(out, |one| u64::from(one.state == TablesState::Alarm)),
-    )
 }
 
 impl View {
@@ -627,22 +482,7 @@ impl View {
             "Virtual addresses that the engine owns",
             info.own_vips.len(),
         )?;
-        if !info.announced.is_empty() {
-            out.gauges(
-                "lvs_announced",
-                "What routers are told of a virtual address: 2 announced, 1 to prefer another director, 0 nothing",
-                |out| {
-                    for vip in &info.announced {
-                        let address = vip.address.to_string();
-                        out.gauge([("address", address.as_str())], vip.standing as u32)?;
-                    }
-                    Ok(())
-                },
-            )?;
-        }
-        if !info.tables.is_empty() {
-            tables(out, &info.tables)?;
-        }
+        directors::engine(out, info)?;
         out.gauge(
             "lvs_vip_conflicts",
             "Virtual addresses for which another host answers, too",
@@ -652,7 +492,7 @@ impl View {
         Self::workers(out, &info.workers)?;
         Self::reasons(out, &seen.reasons)?;
         if let Some(sync) = &engine.sync {
-            synchronisation(out, sync)?;
+            directors::synchronisation(out, sync)?;
         }
         Self::totals(out, &info.total.live)
     }
@@ -1062,7 +902,7 @@ fn traffic<'a, const N: usize>(
 
 #[cfg(test)]
 mod tests {
-    use lvs_dataplane::control::daemon::{DirectorSeen, ProxyStatus, SourceStatus};
+    use lvs_dataplane::control::daemon::ProxyStatus;
 
     use super::*;
     use crate::api::overview::tests::look;
@@ -1139,48 +979,6 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }
-    }
-
-    #[test]
-    fn sources_and_directors_have_their_age_and_failures() {
-        let mut look = look("web");
-        let source = |kind: &str, answered| SourceStatus {
-            kind: kind.to_owned(),
-            name: "x".to_owned(),
-            answered,
-            failures: 7,
-            ..SourceStatus::default()
-        };
-        let director = |name: &str, own| DirectorSeen {
-            name: name.to_owned(),
-            own,
-            revision: 12,
-            digest: name.to_owned(),
-            ..DirectorSeen::default()
-        };
-        look.status.sources = vec![source("dns", None), source("etcd", Some(unix_time()))];
-        look.status.directors = vec![director("d1", true), director("d2", false)];
-        let text = open_metrics(
-            Arc::new(look),
-            tally::Counts::default(),
-            config::Api::default(),
-        );
-        for line in [
-            "lvs_source_up{kind=\"dns\",name=\"x\"} 0\n",
-            "lvs_source_up{kind=\"etcd\",name=\"x\"} 1\n",
-            "lvs_source_age_seconds{kind=\"etcd\",name=\"x\"} ",
-            "lvs_source_failures_total{kind=\"dns\",name=\"x\"} 7\n",
-            "lvs_left_out 0\n",
-            "lvs_director_revision{director=\"d2\"} 12\n",
-            "lvs_director_differs{director=\"d1\"} 0\n",
-            "lvs_director_differs{director=\"d2\"} 1\n",
-        ] {
-            assert!(text.contains(line), "{line}: {text}");
-        }
-        assert!(
-            !text.contains("lvs_source_age_seconds{kind=\"dns\""),
-            "{text}"
-        );
     }
 
     #[test]

@@ -33,6 +33,14 @@ pub(super) enum State {
 }
 
 impl State {
+    pub(super) const ALL: [Self; 5] = [
+        Self::Unknown,
+        Self::Backup,
+        Self::Master,
+        Self::Fault,
+        Self::Stopped,
+    ];
+
     pub(super) const fn word(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -44,8 +52,7 @@ impl State {
     }
 
     pub(super) fn of_word(word: &str) -> Self {
-        let all = [Self::Backup, Self::Master, Self::Fault, Self::Stopped];
-        let found = all.into_iter().find(|state| state.word() == word);
+        let found = Self::ALL.into_iter().find(|state| state.word() == word);
         found.unwrap_or_default()
     }
 }

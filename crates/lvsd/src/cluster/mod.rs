@@ -68,6 +68,11 @@ pub(crate) struct Cluster {
     told: Vec<AnnouncedVip>,
 }
 
+/// The states that keepalived may be in, as [`VrrpStatus::state`] has them.
+pub(crate) fn vrrp_states() -> impl Iterator<Item = &'static str> {
+    State::ALL.into_iter().map(State::word)
+}
+
 /// What there is with `[vrrp]`.
 #[derive(Debug)]
 struct Running {

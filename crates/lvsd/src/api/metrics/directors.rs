@@ -1,0 +1,321 @@
+//! The director among others: synchronisation, VRRP, announced addresses, DNS and etcd.
+
+use std::fmt;
+
+use lvs_core::api::{Info, SyncCounts, TablesInfo, TablesState};
+use lvs_dataplane::control::daemon::{DirectorStatus, Status, VrrpStatus};
+
+use super::{Out, Values};
+use crate::admin::unix_time;
+use crate::cluster::vrrp_states;
+
+/// Whether it is in maintenance, and how it stands with keepalived.
+pub(super) fn alone_or_not(out: &mut Out<'_>, director: &DirectorStatus) -> fmt::Result {
+    out.gauge(
+        "lvs_maintenance",
+        "Whether the whole director is out of service by `lvsd maintenance`",
+        u32::from(director.maintenance.is_some()),
+    )?;
+    match &director.vrrp {
+        Some(vrrp) => self::vrrp(out, vrrp),
+        None => Ok(()),
+    }
+}
+
+fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
+    out.gauges(
+        "lvs_vrrp_state",
+        "1 for what keepalived has said last of the director",
+        |out| {
+            vrrp_states()
+                .try_for_each(|state| out.gauge([("state", state)], u32::from(state == vrrp.state)))
+        },
+    )?;
+    out.gauge(
+        "lvs_vrrp_active",
+        "Whether the engine has the virtual addresses, or is to have them",
+        u32::from(vrrp.active),
+    )?;
+    out.gauge(
+        "lvs_vrrp_ready",
+        "Whether the engine knows the connections of the other directors",
+        u32::from(vrrp.ready),
+    )?;
+    out.gauge(
+        "lvs_vrrp_track",
+        "What the track file has keepalived add to the priority",
+        i64::from(vrrp.track),
+    )?;
+    out.counter(
+        "lvs_vrrp_transitions",
+        "Changes of state that keepalived has told",
+        vrrp.changes,
+    )?;
+    out.counter(
+        "lvs_vrrp_ignored_lines",
+        "Lines in the pipe of keepalived that were not understood, or too long",
+        vrrp.ignored,
+    )?;
+    out.gauge(
+        "lvs_vrrp_troubles",
+        "Reasons why the track file cannot be written, or keepalived not be heard",
+        vrrp.trouble.len(),
+    )
+}
+
+/// What the engine tells routers, and hears of other directors.
+pub(super) fn engine(out: &mut Out<'_>, info: &Info) -> fmt::Result {
+    if !info.announced.is_empty() {
+        out.gauges(
+            "lvs_announced",
+            "What routers are told of a virtual address: 2 announced, 1 to prefer another director, 0 nothing",
+            |out| {
+                for vip in &info.announced {
+                    let address = vip.address.to_string();
+                    out.gauge([("address", address.as_str())], vip.standing as u32)?;
+                }
+                Ok(())
+            },
+        )?;
+    }
+    match info.tables.as_slice() {
+        [] => Ok(()),
+        tables => self::tables(out, tables),
+    }
+}
+
+/// What synchronisation daemons have counted.
+pub(super) fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Result {
+    out.counters(
+        "lvs_sync_messages",
+        "Synchronisation messages that were sent and received",
+        |out| {
+            out.counter([("direction", "sent")], counts.sent)?;
+            out.counter([("direction", "received")], counts.received)
+        },
+    )?;
+    out.counters(
+        "lvs_sync_bytes",
+        "Bytes of synchronisation messages",
+        |out| {
+            out.counter([("direction", "sent")], counts.sent_bytes)?;
+            out.counter([("direction", "received")], counts.received_bytes)
+        },
+    )?;
+    out.counter(
+        "lvs_sync_taken",
+        "Connections of other directors that were taken over or brought up to date",
+        counts.taken,
+    )?;
+    out.counters(
+        "lvs_sync_lost",
+        "Synchronisation messages and connections that were lost or refused, by the reason",
+        |out| {
+            for (reason, count) in counts.losses() {
+                out.counter([("reason", reason)], count)?;
+            }
+            Ok(())
+        },
+    )
+}
+
+/// Whether other directors choose as this one does.
+fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
+    let each = |out: &mut Values<'_>, value: fn(&TablesInfo) -> u64| {
+        all.iter().try_for_each(|one| {
+            let peer = one.peer.ip().to_string();
+            out.gauge([("peer", peer.as_str())], value(one))
+        })
+    };
+    out.gauges(
+        "lvs_peer_tables_compared",
+        "Whether another director tells its services and servers, and they are compared with those here",
+        |out| {
+            each(out, |one| {
+                let unknown = matches!(one.state, TablesState::Unknown | TablesState::Older);
+                u64::from(!unknown)
+            })
+        },
+    )?;
+    out.gauges(
+        "lvs_peer_tables_differ",
+        "Services that another director has otherwise than this one, or that one of them has not",
+        |out| each(out, |one| one.differ),
+    )?;
+    out.gauges(
+        "lvs_peer_tables_alarm",
+        "Whether they have differed for too long: both choose different servers for a client",
+        |out| each(out, |one| u64::from(one.state == TablesState::Alarm)),
+    )
+}
+
+/// Where servers and services come from besides the file, and the directors that share it.
+pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
+    if status.sources.is_empty() {
+        return Ok(());
+    }
+    let all = || {
+        let sources = status.sources.iter();
+        sources.map(|source| {
+            (
+                [("kind", source.kind.as_str()), ("name", &source.name)],
+                source,
+            )
+        })
+    };
+    out.gauges(
+        "lvs_source_up",
+        "A name in DNS, or etcd, has answered when it was last asked",
+        |out| {
+            all().try_for_each(|(labels, source)| {
+                let up = source.trouble.is_none() && source.answered.is_some();
+                out.gauge(labels, u32::from(up))
+            })
+        },
+    )?;
+    out.gauges(
+        "lvs_source_age_seconds",
+        "How old the last answer of a source is; absent if none has come since lvsd began",
+        |out| {
+            let now = unix_time();
+            all().try_for_each(|(labels, source)| match source.answered {
+                Some(at) => out.gauge(labels, now.saturating_sub(at)),
+                None => Ok(()),
+            })
+        },
+    )?;
+    out.gauges(
+        "lvs_source_items",
+        "Servers that a name in DNS has, or keys of services and servers in etcd",
+        |out| all().try_for_each(|(labels, source)| out.gauge(labels, source.items as u64)),
+    )?;
+    out.counters(
+        "lvs_source_answers",
+        "Times that a source has answered, or told a change",
+        |out| all().try_for_each(|(labels, source)| out.counter(labels, source.answers)),
+    )?;
+    out.counters(
+        "lvs_source_failures",
+        "Times that a source has not answered, or nothing that could be used",
+        |out| all().try_for_each(|(labels, source)| out.counter(labels, source.failures)),
+    )?;
+    out.gauge(
+        "lvs_left_out",
+        "Lines of `lvsd status` about what sources say and is not in force",
+        status.left_out.len() as u64,
+    )?;
+    if status.directors.is_empty() {
+        return Ok(());
+    }
+    out.gauges(
+        "lvs_director_revision",
+        "The revision of the last change in etcd that a director has taken",
+        |out| {
+            status.directors.iter().try_for_each(|director| {
+                out.gauge([("director", director.name.as_str())], director.revision)
+            })
+        },
+    )?;
+    let own = status.directors.iter().find(|director| director.own);
+    out.gauges(
+        "lvs_director_differs",
+        "A director runs something else of etcd than this one",
+        |out| {
+            status.directors.iter().try_for_each(|director| {
+                let differs = own.is_some_and(|own| own.digest != director.digest);
+                out.gauge([("director", director.name.as_str())], u32::from(differs))
+            })
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use lvs_dataplane::control::daemon::{DirectorSeen, Maintenance, SourceStatus};
+
+    use super::super::*;
+    use super::*;
+    use crate::api::overview::tests::look;
+
+    #[test]
+    fn keepalived_and_maintenance() {
+        let text = |look| {
+            open_metrics(
+                Arc::new(look),
+                tally::Counts::default(),
+                config::Api::default(),
+            )
+        };
+        let mut look = look("web");
+        let alone = text(look.clone());
+        assert!(alone.contains("lvs_maintenance 0\n") && !alone.contains("lvs_vrrp"));
+        look.status.director.maintenance = Some(Maintenance::default());
+        look.status.director.vrrp = Some(VrrpStatus {
+            state: "backup".to_owned(),
+            ready: true,
+            track: -20,
+            changes: 3,
+            ignored: 2,
+            trouble: vec!["cannot write it".to_owned()],
+            ..VrrpStatus::default()
+        });
+        let text = text(look);
+        for line in [
+            "lvs_maintenance 1\n",
+            "lvs_vrrp_state{state=\"backup\"} 1\n",
+            "lvs_vrrp_state{state=\"master\"} 0\n",
+            "lvs_vrrp_active 0\n",
+            "lvs_vrrp_ready 1\n",
+            "lvs_vrrp_track -20\n",
+            "lvs_vrrp_transitions_total 3\n",
+            "lvs_vrrp_ignored_lines_total 2\n",
+            "lvs_vrrp_troubles 1\n",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn sources_and_directors_have_their_age_and_failures() {
+        let mut look = look("web");
+        let source = |kind: &str, answered| SourceStatus {
+            kind: kind.to_owned(),
+            name: "x".to_owned(),
+            answered,
+            failures: 7,
+            ..SourceStatus::default()
+        };
+        let director = |name: &str, own| DirectorSeen {
+            name: name.to_owned(),
+            own,
+            revision: 12,
+            digest: name.to_owned(),
+            ..DirectorSeen::default()
+        };
+        look.status.sources = vec![source("dns", None), source("etcd", Some(unix_time()))];
+        look.status.directors = vec![director("d1", true), director("d2", false)];
+        let text = open_metrics(
+            Arc::new(look),
+            tally::Counts::default(),
+            config::Api::default(),
+        );
+        for line in [
+            "lvs_source_up{kind=\"dns\",name=\"x\"} 0\n",
+            "lvs_source_up{kind=\"etcd\",name=\"x\"} 1\n",
+            "lvs_source_age_seconds{kind=\"etcd\",name=\"x\"} ",
+            "lvs_source_failures_total{kind=\"dns\",name=\"x\"} 7\n",
+            "lvs_left_out 0\n",
+            "lvs_director_revision{director=\"d2\"} 12\n",
+            "lvs_director_differs{director=\"d1\"} 0\n",
+            "lvs_director_differs{director=\"d2\"} 1\n",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        assert!(
+            !text.contains("lvs_source_age_seconds{kind=\"dns\""),
+            "{text}"
+        );
+    }
+}
