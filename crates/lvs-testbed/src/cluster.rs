@@ -74,11 +74,13 @@ pub enum Scenario {
     Returns,
     /// Maintenance of one director, then of the other.
     Planned,
+    /// The active director finds its servers down, and nobody else does.
+    Quorum,
 }
 
 impl Scenario {
     /// All of them, with what they are.
-    pub const ALL: [(&'static str, Self, &'static str); 3] = [
+    pub const ALL: [(&'static str, Self, &'static str); 4] = [
         (
             "kill",
             Self::Kill,
@@ -93,6 +95,11 @@ impl Scenario {
             "planned",
             Self::Planned,
             "lvsd maintenance on the active director, and then on the other one",
+        ),
+        (
+            "quorum",
+            Self::Quorum,
+            "the active director's checks find all servers down, the other one's do not",
         ),
     ];
 
@@ -192,6 +199,7 @@ pub fn main(options: &ClusterOptions) -> Result<()> {
         None => Scenario::ALL
             .iter()
             .map(|(_, scenario, _)| *scenario)
+            .filter(|scenario| lvs || *scenario != Scenario::Quorum)
             .collect(),
     };
     for scenario in all {
@@ -395,8 +403,9 @@ impl Lab {
         let files = director.files.display();
         let mut text = format!(
             "[dataplane]\ninterface = \"eth0\"\n\n[sync]\npeers = [\"{peer}\"]\nkey_file = \"{}\"\n\n\
-             [vrrp]\ninterface = \"eth0\"\nrouter_id = 51\ntrack_file = \"{files}/track\"\nfifo = \"{files}/fifo\"\n\n\
-             [[service]]\nname = \"web\"\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"{}\"\n",
+             [vrrp]\ninterface = \"eth0\"\nrouter_id = 51\npeers = [\"{peer}\"]\ntrack_file = \"{files}/track\"\nfifo = \"{files}/fifo\"\n\n\
+             [[service]]\nname = \"web\"\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"{}\"\n\
+             check = {{ type = \"tcp\", interval = \"1s\", timeout = \"500ms\" }}\n",
             self.site.testbed.dir().join("sync.key").display(),
             self.site.service(80),
             forward.word(),
@@ -549,8 +558,36 @@ impl Lab {
                 self.wait_track(0, 0)?;
                 outages.push(self.outage(|lab| lab.maintenance(1, "on"), 0)?);
             }
+            Scenario::Quorum => {
+                outages.push(self.outage(|lab| lab.blind(0), 1)?);
+                self.directors[0].host.sh("nft delete table inet blind")?;
+                self.wait_track(0, 0)?;
+                ensure!(
+                    self.is_active(1),
+                    "who sees servers again takes nothing over without need"
+                );
+            }
         }
         Ok(outages)
+    }
+
+    /// What a director sends to servers itself is lost; what it forwards is not.
+    fn blind(&mut self, index: usize) -> Result<()> {
+        self.tell(&format!("director {}: finds its servers down", index + 1));
+        ensure!(
+            self.kind == Balancer::Lvs,
+            "quorum is a scenario of lvsd alone: leave --director out"
+        );
+        let servers = 0..self.site.servers.len();
+        let servers: Vec<String> = servers
+            .map(|server| self.site.real_address(server).to_string())
+            .collect();
+        self.directors[index].host.sh(&format!(
+            "nft -f - <<'END'\ntable inet blind {{\n chain output {{\n  type filter hook output priority 0\n  \
+             ip daddr {{ {} }} drop\n }}\n}}\nEND",
+            servers.join(", ")
+        ))?;
+        Ok(())
     }
 
     fn maintenance(&mut self, index: usize, what: &str) -> Result<()> {

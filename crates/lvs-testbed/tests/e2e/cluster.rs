@@ -28,6 +28,12 @@ fn maintenance_moves_everything_there_and_back_nat() -> Result<()> {
     nothing_breaks(Scenario::Planned, Forward::Nat)
 }
 
+#[test]
+fn a_director_that_finds_its_servers_down_gives_way() -> Result<()> {
+    nothing_breaks(Scenario::Quorum, Forward::Nat)?;
+    nothing_breaks(Scenario::Quorum, Forward::Dr)
+}
+
 /// HAProxy in the director's place: what it carries ends with it, and the laboratory says so.
 #[test]
 fn a_proxy_that_dies_takes_its_connections_along() -> Result<()> {
