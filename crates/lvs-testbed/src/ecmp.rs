@@ -20,6 +20,9 @@ use crate::{Forward, LoadReport, Site, SiteOptions, Vip, programs};
 
 const LVSD: &str = include_str!("../../../examples/many-directors/lvsd.toml");
 const BIRD: &str = include_str!("../../../examples/many-directors/bird.conf");
+const FRR: &str = include_str!("../../../examples/many-directors/frr.conf");
+const EXABGP: &str = include_str!("../../../examples/many-directors/exabgp.conf");
+const ANNOUNCE: &str = include_str!("../../../examples/many-directors/announce-lvs");
 const ROUTER: &str = include_str!("../../../examples/many-directors/router.conf");
 
 /// How many directors there are.
@@ -44,11 +47,30 @@ pub enum Scenario {
     /// etcd, which names one of the servers, is lost to one director, then to all; then one is taken
     /// out of service.
     Etcd,
+    /// One director has BIRD, one FRR and one ExaBGP; the latter two are taken out of service.
+    Daemons,
+}
+
+/// What passes routes on to the router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Routing {
+    Bird,
+    Frr,
+    ExaBgp,
 }
 
 impl Scenario {
+    /// What the director of this number has.
+    const fn routing(self, number: usize) -> Routing {
+        match (self, number) {
+            (Self::Daemons, 2) => Routing::Frr,
+            (Self::Daemons, 3) => Routing::ExaBgp,
+            _ => Routing::Bird,
+        }
+    }
+
     /// All of them, with what they are.
-    pub const ALL: [(&'static str, Self, &'static str); 7] = [
+    pub const ALL: [(&'static str, Self, &'static str); 8] = [
         (
             "members",
             Self::Members,
@@ -83,6 +105,11 @@ impl Scenario {
             "etcd",
             Self::Etcd,
             "three directors behind ECMP: etcd, which names a server, is lost to one director, then to all; then as members",
+        ),
+        (
+            "daemons",
+            Self::Daemons,
+            "three directors behind ECMP, with BIRD, FRR and ExaBGP: maintenance of the latter two, kill -9 of their engines",
         ),
     ];
 
@@ -124,6 +151,7 @@ struct Director {
     host: Host,
     /// `192.0.2.N`.
     number: usize,
+    routing: Routing,
     programs: Vec<Proc>,
 }
 
@@ -228,6 +256,7 @@ impl Lab {
         let directors = (1..).zip(hosts).map(|(number, host)| Director {
             host,
             number,
+            routing: scenario.routing(number),
             programs: Vec::new(),
         });
         let mut lab = Self {
@@ -382,7 +411,17 @@ impl Lab {
         Ok(match scenario {
             Scenario::Members | Scenario::Alone => {
                 self.drain()?;
-                vec![self.there_and_back()?]
+                vec![self.there_and_back(3)?]
+            }
+            Scenario::Daemons => {
+                let mut taken = Vec::new();
+                for number in [2, 3] {
+                    taken.push(self.there_and_back(number)?);
+                    taken.push(self.kill_engine(number)?);
+                    self.wait_used(&[1, 2, 3])?;
+                    self.wait_in_step()?;
+                }
+                taken
             }
             Scenario::Engine => {
                 let taken = self.kill_engine(3)?;
@@ -395,7 +434,7 @@ impl Lab {
                 self.wait_said(3, "10.9.0.1:8848", "not heard for")?;
                 self.directors[2].host.sh("ip link set eth1 up")?;
                 self.wait_in_step()?;
-                vec![self.there_and_back()?]
+                vec![self.there_and_back(3)?]
             }
             Scenario::Stopped => {
                 let engine = self.directors[2].engine()?;
@@ -414,7 +453,7 @@ impl Lab {
                 self.wait_etcd(&[1, 2])?;
                 self.lose_etcd(&[1, 2])?;
                 self.wait_etcd(&[])?;
-                let taken = self.there_and_back()?;
+                let taken = self.there_and_back(3)?;
                 for director in &self.directors {
                     director.host.sh("nft delete table inet etcd")?;
                 }
@@ -429,7 +468,7 @@ impl Lab {
                     )?;
                 }
                 self.drain()?;
-                let taken = self.there_and_back()?;
+                let taken = self.there_and_back(3)?;
                 wait_until("packets to be lost", LIMIT, || self.lost_on_the_way() > 0)?;
                 for director in &self.directors {
                     director.host.sh("nft delete table inet loss")?;
@@ -514,14 +553,15 @@ impl Lab {
         Ok(())
     }
 
-    /// Maintenance of the third director, until it is withdrawn, and its end.
-    fn there_and_back(&mut self) -> Result<u64> {
-        let taken = self.timed(3, |director| {
+    /// Maintenance of a director, until it is withdrawn, and its end.
+    fn there_and_back(&mut self, number: usize) -> Result<u64> {
+        let taken = self.timed(number, |director| {
             director.lvsd(&["maintenance", "on"]).map(drop)
         })?;
-        self.directors[2].wait_standing("withdrawn")?;
+        let director = &self.directors[number - 1];
+        director.wait_standing("withdrawn")?;
         std::thread::sleep(Duration::from_secs(1));
-        self.directors[2].lvsd(&["maintenance", "off"])?;
+        director.lvsd(&["maintenance", "off"])?;
         self.wait_used(&[1, 2, 3])?;
         Ok(taken)
     }
@@ -558,13 +598,7 @@ impl Lab {
     }
 
     fn logs(&self) -> String {
-        let mut text = String::new();
-        for director in &self.directors {
-            for program in &director.programs {
-                let _ = writeln!(text, "--- director {}:\n{}", director.number, program.log());
-            }
-        }
-        text
+        self.directors.iter().map(Director::logs).collect()
     }
 }
 
@@ -583,9 +617,7 @@ impl Director {
     fn configure(&self, forward: Forward, sync: bool, etcd: Option<&str>) -> Result<()> {
         let number = self.number;
         own_files(&self.host)?;
-        let bird = BIRD.replace("192.0.2.1;", &format!("192.0.2.{number};"));
-        let bird = bird.replace("192.0.2.1 as", &format!("192.0.2.{number} as"));
-        put(&self.host, "/etc/bird/bird.conf", &bird)?;
+        self.configure_routing()?;
         let peers = (1..=DIRECTORS).filter(|peer| *peer != number);
         let peers: Vec<String> = peers.map(|peer| format!("\"10.9.0.{peer}\"")).collect();
         let mut lvsd = LVSD
@@ -625,16 +657,84 @@ impl Director {
         self.host.sh("chmod 600 /etc/lvs/sync.key").map(drop)
     }
 
+    /// The examples with this director's address.
+    fn configure_routing(&self) -> Result<()> {
+        let number = self.number;
+        let own = |text: &str| {
+            text.replace("192.0.2.1;", &format!("192.0.2.{number};"))
+                .replace("192.0.2.1 as", &format!("192.0.2.{number} as"))
+                .replace(
+                    "router-id 192.0.2.1\n",
+                    &format!("router-id 192.0.2.{number}\n"),
+                )
+        };
+        match self.routing {
+            Routing::Bird => put(&self.host, "/etc/bird/bird.conf", &own(BIRD)),
+            Routing::Frr => {
+                put(&self.host, "/etc/frr/frr.conf", &own(FRR))?;
+                // The daemons are told by vtysh.
+                self.host
+                    .sh("chown -R frr:frr /etc/frr; install -d -o frr -g frrvty -m 755 /run/frr")
+                    .map(drop)
+            }
+            Routing::ExaBgp => {
+                put(&self.host, "/etc/exabgp/exabgp.conf", &own(EXABGP))?;
+                // Its place in the example is the host's own.
+                let script = "/etc/exabgp/announce-lvs";
+                put(&self.host, script, ANNOUNCE)?;
+                self.host.sh(&format!(
+                    "chmod 755 {script}; sed -i s,/usr/local/bin/announce-lvs,{script}, /etc/exabgp/exabgp.conf"
+                ))
+                .map(drop)
+            }
+        }
+    }
+
+    fn start_routing(&mut self) -> Result<()> {
+        match self.routing {
+            Routing::Bird => self.programs.push(self.host.spawn("bird", &["-f"])?),
+            Routing::Frr => {
+                for daemon in ["zebra", "bgpd"] {
+                    let program = format!("/usr/lib/frr/{daemon}");
+                    self.programs.push(
+                        self.host
+                            .spawn(&program, &["-A", "127.0.0.1", "--log", "stdout"])?,
+                    );
+                    let socket = format!("[ -S /run/frr/{daemon}.vty ]");
+                    wait_until(daemon, LIMIT, || self.host.sh(&socket).is_ok())
+                        .with_context(|| self.logs())?;
+                }
+                self.host.sh("vtysh -b")?;
+            }
+            Routing::ExaBgp => self.programs.push(self.host.spawn(
+                "env",
+                &[
+                    "exabgp.api.cli=false",
+                    "exabgp.daemon.drop=false",
+                    "exabgp.log.all=true",
+                    "exabgp",
+                    "/etc/exabgp/exabgp.conf",
+                ],
+            )?),
+        }
+        Ok(())
+    }
+
+    fn logs(&self) -> String {
+        let mut text = String::new();
+        for program in &self.programs {
+            let _ = writeln!(text, "--- director {}:\n{}", self.number, program.log());
+        }
+        text
+    }
+
     fn start(&mut self) -> Result<()> {
         let state = self.host.dir().join(format!("state{}", self.number));
         fs::create_dir_all(&state)?;
         let state = state.display().to_string();
         let lvsd = programs::find("lvsd")?;
-        self.programs = vec![
-            self.host.spawn(lvsd, &["--state", &state])?,
-            self.host.spawn("bird", &["-f"])?,
-        ];
-        Ok(())
+        self.programs = vec![self.host.spawn(lvsd, &["--state", &state])?];
+        self.start_routing()
     }
 
     fn lvsd(&self, words: &[&str]) -> Result<String> {
@@ -678,7 +778,7 @@ pub(crate) fn own_files(host: &Host) -> Result<()> {
     let files = files.display();
     host.sh(&format!(
         "mount --bind /etc {files}\nmount -t tmpfs tmpfs /etc\nmount -t tmpfs tmpfs /run\nln -s {files}/* /etc/\n\
-         rm -f /etc/bird /etc/keepalived /etc/lvs /etc/lvsd\nmkdir -p /etc/bird /etc/keepalived /etc/lvs /etc/lvsd /run/bird"
+         rm -f /etc/bird /etc/frr /etc/exabgp /etc/keepalived /etc/lvs /etc/lvsd\nmkdir -p /etc/bird /etc/frr /etc/exabgp /etc/keepalived /etc/lvs /etc/lvsd /run/bird"
     ))
     .map(drop)
 }

@@ -66,6 +66,11 @@ fn nothing_breaks_while_etcd_is_gone_dr() -> Result<()> {
     nothing_breaks(Scenario::Etcd, Forward::Dr)
 }
 
+#[test]
+fn routing_daemons_of_others_follow() -> Result<()> {
+    nothing_breaks(Scenario::Daemons, Forward::Dr)
+}
+
 /// One call to the engine whose control socket is at a path; its answer. `@9@x@` is nine times x.
 const CALL: &str = r#"
 use IO::Socket::UNIX;
