@@ -68,7 +68,7 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
         &service.to_string(),
         &server,
         "--deadline",
-        "20",
+        "20s",
         "--active",
         "--delete",
     ];

@@ -1,0 +1,178 @@
+//! What it costs a director to tell another one of 10,000 new connections a second.
+//!
+//! ```text
+//! cargo run --release -p lvs-bench --bin steady [-- ROUNDS]
+//! ```
+//!
+//! Needs root, or user namespaces, a C compiler, and the release build of `lvs-dataplane` and
+//! `lvsadm`. Two directors by NAT on one network; a generator sends datagrams of 1,000 clients to one
+//! of them as fast as it can, another one 14,000 a second of which each is a new connection, so that at least some 10,000 come through. What the
+//! director forwards is compared, round by round, with and without synchronisation of every new
+//! connection, the other director running in both.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_bench::stats::Spread;
+use lvs_bench::yardsticks::Yardsticks;
+use lvs_testbed::{Forward, Proc, Site, SiteOptions};
+
+/// The service.
+const PORT: u16 = 7;
+/// New connections a second that are to come through.
+const NEW: u64 = 10_000;
+/// Those that are sent: a director at its limit loses packets of both kinds.
+const SENT: u64 = 14_000;
+/// How long packets are counted, after a second in which connections open.
+const WINDOW: Duration = Duration::from_secs(4);
+/// How long a generator sends.
+const SECONDS: &str = "7";
+
+fn main() -> Result<()> {
+    let rounds = match std::env::args().nth(1) {
+        None => 5,
+        Some(text) => text.parse().context("usage: steady [ROUNDS]")?,
+    };
+    let yardsticks = Yardsticks::build()?;
+    let mut options = SiteOptions::new("steady", Forward::Nat);
+    options.servers = 1;
+    options.standby = true;
+    let mut site = Site::new(options)?;
+    site.servers[0].sh("nft add table ip sink\n\
+         nft 'add chain ip sink in { type filter hook prerouting priority -300; }'\n\
+         nft add rule ip sink in udp dport 7 drop")?;
+    let key = site.testbed.dir().join("key");
+    fs::write(&key, "0123456789abcdef0123456789abcdef")?;
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
+    let key = key.display().to_string();
+    let (mut with, mut without, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..rounds {
+        // Whoever is second meets a machine that the first has warmed.
+        let order = if round % 2 == 0 {
+            [false, true]
+        } else {
+            [true, false]
+        };
+        let mut rates = [0.0; 2];
+        for told in order {
+            rates[usize::from(told)] = measure(&mut site, &yardsticks, &key, told)?;
+        }
+        println!(
+            "round {}: {:.0} packets/s without, {:.0} with, {:.3}",
+            round + 1,
+            rates[0],
+            rates[1],
+            rates[1] / rates[0]
+        );
+        without.push(rates[0]);
+        with.push(rates[1]);
+        ratios.push(rates[1] / rates[0]);
+    }
+    let spread = |values: &[f64]| Spread::of(values.iter().copied()).context("no rounds");
+    let (with, without, ratio) = (spread(&with)?, spread(&without)?, spread(&ratios)?);
+    println!(
+        "packets/s without {:.0}, with {:.0}; ratio {:.3} ({:.3} to {:.3}, {rounds} rounds)",
+        without.median, with.median, ratio.median, ratio.min, ratio.max
+    );
+    Ok(())
+}
+
+/// Packets a second that the director takes; `told` if another one is told of connections.
+fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, told: bool) -> Result<f64> {
+    let synchronised = |peer: &'static str| match told {
+        true => vec![
+            "--sync-peer",
+            peer,
+            "--sync-key",
+            key,
+            // Each of them, at its first packet.
+            "--sysctl",
+            "sync_threshold=1 50",
+        ],
+        false => Vec::new(),
+    };
+    let (first, second) = (site.director.clone(), site.standby()?.clone());
+    site.engine = Some(site.start_engine_on(&first, &[], &synchronised("192.0.2.2"))?);
+    let other = site.start_engine_on(&second, &[], &synchronised("192.0.2.1"))?;
+    site.add_service_weighted("-u", PORT, "rr", &[1])?;
+    if told {
+        site.lvsadm_on(&second, "sync --wait 10s")?;
+    }
+    let rate = SENT.to_string();
+    let flood = generator(
+        site,
+        yardsticks,
+        &["-a", "10.128.0.0", "-f", "1000", "-b", "10"],
+    )?;
+    let new = generator(
+        site,
+        yardsticks,
+        &["-a", "10.160.0.0", "-f", "1000000", "-b", "20", "-r", &rate],
+    )?;
+    thread::sleep(Duration::from_secs(1));
+    let before = counted(site)?;
+    thread::sleep(WINDOW);
+    let after = counted(site)?;
+    let opened = after.connections - before.connections;
+    let expected = NEW * WINDOW.as_secs();
+    ensure!(
+        opened * 10 >= expected * 9,
+        "{opened} connections were opened instead of {expected}: the director is too slow for the bench"
+    );
+    for mut program in [flood, new] {
+        program.wait(Duration::from_secs(10))?;
+    }
+    if told {
+        let said = site.lvsadm_on(&first, "--json sync")?;
+        let said: serde_json::Value = serde_json::from_str(&said)?;
+        let known = said["peers"][0]["missing"].as_u64();
+        ensure!(
+            known.is_some_and(|missing| missing * 10 < expected),
+            "{said}"
+        );
+    }
+    drop(other);
+    site.engine = None;
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    Ok((after.packets - before.packets) as f64 / WINDOW.as_secs_f64())
+}
+
+fn generator(site: &Site, yardsticks: &Yardsticks, more: &[&str]) -> Result<Proc> {
+    let mac = |host: &lvs_testbed::Host| -> Result<String> {
+        Ok(host
+            .sh("cat /sys/class/net/eth0/address")?
+            .trim()
+            .to_owned())
+    };
+    let (to, from) = (mac(&site.director)?, mac(&site.client)?);
+    let (vip, port) = (site.vip.to_string(), PORT.to_string());
+    let mut words = vec![
+        "-m", "send", "-i", "eth0", "-d", &to, "-e", &from, "-v", &vip, "-p", &port, "-t", SECONDS,
+        "-c", "0",
+    ];
+    words.extend(more);
+    site.client.spawn(yardsticks.path("gen"), &words)
+}
+
+/// What the service has counted.
+struct Counted {
+    connections: u64,
+    packets: u64,
+}
+
+fn counted(site: &Site) -> Result<Counted> {
+    let listing = site.lvsadm("-L -n --stats --exact")?;
+    let line = listing
+        .lines()
+        .find(|line| line.starts_with("UDP"))
+        .with_context(|| listing.clone())?;
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let number = |n: usize| -> Result<u64> { Ok(words.get(n).context("a column")?.parse()?) };
+    Ok(Counted {
+        connections: number(2)?,
+        packets: number(3)?,
+    })
+}
