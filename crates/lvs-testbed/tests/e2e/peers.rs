@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use lvs_testbed::netns::run_with_input;
 use lvs_testbed::servers::NginxOptions;
-use lvs_testbed::{Forward, Host, LoadReport, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Host, LoadReport, Proc, Site, SiteOptions, Vip, programs, wait_until};
 use serde_json::Value;
 
 const KEY: &str = "0123456789abcdef0123456789abcdef";
@@ -441,4 +441,109 @@ fn what_differs_between_directors_is_shown_and_a_lasting_difference_is_an_alarm(
         said.is_ok_and(|said| said.contains("the service is here only"))
     })?;
     Ok(())
+}
+
+/// Datagrams to the service from a port of the client: so many of such a length.
+const SEND: &str = r#"
+use IO::Socket::INET;
+my ($vip, $from, $count, $length) = @ARGV;
+my $s = IO::Socket::INET->new(Proto => 'udp', LocalPort => $from, PeerAddr => $vip, PeerPort => 9) or die "$!";
+for (1 .. $count) { $s->send('x' x $length); select undef, undef, undef, 0.02; }
+"#;
+
+/// A client that no longer has the port of an answer: the ICMP error quotes the answer's header.
+const UNREACHABLE: &str = r#"
+use Socket;
+my ($vip, $client, $port) = @ARGV;
+sub sum { my $s = 0; $s += $_ for unpack 'n*', $_[0]; $s = ($s & 0xffff) + ($s >> 16) for 1 .. 2; ~$s & 0xffff }
+my $quoted = pack('CCnnnCCn', 0x45, 0, 128, 7, 0, 63, 17, 0) . inet_aton($vip) . inet_aton($client) . pack('nnnn', 9, $port, 108, 0);
+my $icmp = pack('CCnN', 3, 3, 0, 0) . $quoted;
+substr($icmp, 2, 2) = pack 'n', sum($icmp);
+socket(my $s, PF_INET, SOCK_RAW, 1) or die "$!";
+send($s, $icmp, 0, pack_sockaddr_in(0, inet_aton($vip))) or die "$!";
+"#;
+
+/// Counts at a server: whole datagrams of that length from a port, and ICMP errors.
+const COUNT: &str = "nft -f - <<'END'
+table ip seen {
+    counter whole { }
+    counter error { }
+    chain input {
+        type filter hook input priority 0
+        udp sport 5002 udp length 3008 counter name whole
+        icmp type destination-unreachable counter name error
+        udp dport 9 drop
+    }
+}
+END";
+
+fn seen(host: &Host, counter: &str) -> Result<u64> {
+    let said = host.sh(&format!("nft list counter ip seen {counter}"))?;
+    let count = said.split_once("packets ").context("a counter")?.1;
+    let count = count.split(' ').next().unwrap_or_default();
+    Ok(count.parse()?)
+}
+
+/// A router that shares packets out by ports has none to look at in fragments and ICMP errors: they
+/// reach a director that their connection's packets did not.
+#[test]
+fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Result<()> {
+    let mut options = SiteOptions::new("elsewhere", Forward::Dr);
+    options.standby = true;
+    options.vip = Vip::Routed;
+    options.servers = 2;
+    let site = Site::new(options)?;
+    let (first, second) = (site.director.clone(), site.standby()?.clone());
+    let key = key(&site, "key", KEY)?;
+    let _one = engine(&site, &first, TWO, &key)?;
+    let _two = engine(&site, &second, ONE, &key)?;
+    site.add_service_weighted("-u", 9, "rr", &[1, 1])?;
+    copy_services(&site, &first, &second)?;
+    for director in [&first, &second] {
+        site.lvsadm_on(director, "sync --wait 15s")?;
+    }
+    for server in &site.servers {
+        server.sh(COUNT)?;
+    }
+    let vip = site.vip.to_string();
+    for port in ["5001", "5002"] {
+        let words = ["-e", SEND, &vip, port, "3", "100"];
+        site.client.run("perl", &words)?;
+    }
+    wait("the other to know both connections", || {
+        of_peer(&site, &second, "lent") == Some(2)
+    })?;
+    // A connection that the other director does not know would be the first of its turn.
+    let listing = site.lvsadm_on(&first, "-L -c -n")?;
+    let of_port = |port: &str| listing.lines().find(|line| line.contains(port));
+    let has = |port: &str, server: usize| {
+        let address = site.real_address(server).to_string();
+        of_port(port).is_some_and(|line| line.contains(&address))
+    };
+    let whole = match (has(":5001", 0), has(":5002", 0)) {
+        (true, false) => [0, 2],
+        (false, true) => [2, 0],
+        _ => bail!("they are not in turn: {listing}"),
+    };
+    let router = site.router.as_ref().context("there is a router")?;
+    router.sh(&format!("ip route replace {vip}/32 via {TWO}"))?;
+    let words = ["-e", SEND, &vip, "5002", "2", "3000"];
+    site.client.run("perl", &words)?;
+    let client = "198.51.100.100";
+    for port in ["5001", "5002"] {
+        let words = ["-e", UNREACHABLE, &vip, client, port];
+        site.client.run("perl", &words)?;
+    }
+    let all = |counter| -> Result<Vec<u64>> {
+        let servers = site.servers.iter();
+        servers.map(|server| seen(server, counter)).collect()
+    };
+    let came = || {
+        all("whole").is_ok_and(|came| came == whole)
+            && all("error").is_ok_and(|error| error == [1, 1])
+    };
+    wait("datagrams and errors at their servers", came).with_context(|| {
+        let drops = site.lvsadm_on(&second, "drops");
+        format!("{:?} {:?} {drops:?}", all("whole"), all("error"))
+    })
 }
