@@ -49,6 +49,10 @@ pub enum Scenario {
     Etcd,
     /// One director has BIRD, one FRR and one ExaBGP; the latter two are taken out of service.
     Daemons,
+    /// BIRD is killed on one director, and started again.
+    Bird,
+    /// One director is cut off at once, as when its power goes.
+    Power,
 }
 
 /// What passes routes on to the router.
@@ -70,7 +74,7 @@ impl Scenario {
     }
 
     /// All of them, with what they are.
-    pub const ALL: [(&'static str, Self, &'static str); 8] = [
+    pub const ALL: [(&'static str, Self, &'static str); 10] = [
         (
             "members",
             Self::Members,
@@ -110,6 +114,16 @@ impl Scenario {
             "daemons",
             Self::Daemons,
             "three directors behind ECMP, with BIRD, FRR and ExaBGP: maintenance of the latter two, kill -9 of their engines",
+        ),
+        (
+            "bird",
+            Self::Bird,
+            "three directors behind ECMP: kill -9 of BIRD on one, which is started again",
+        ),
+        (
+            "power",
+            Self::Power,
+            "three directors behind ECMP: kill -9 of everything on one, and its links go down",
         ),
     ];
 
@@ -422,6 +436,28 @@ impl Lab {
                     self.wait_in_step()?;
                 }
                 taken
+            }
+            Scenario::Bird => {
+                let taken = self.timed(3, |director| {
+                    director.programs.pop().context("BIRD")?.kill();
+                    Ok(())
+                })?;
+                self.directors[2].start_routing()?;
+                self.wait_used(&[1, 2, 3])?;
+                vec![taken]
+            }
+            Scenario::Power => {
+                let engine = self.directors[2].engine()?;
+                let taken = self.timed(3, |director| {
+                    director
+                        .host
+                        .sh("ip link set eth0 down; ip link set eth1 down")?;
+                    for mut program in director.programs.drain(..) {
+                        program.kill();
+                    }
+                    kill(engine, Signal::SIGKILL).context("kill the engine")
+                })?;
+                vec![taken]
             }
             Scenario::Engine => {
                 let taken = self.kill_engine(3)?;

@@ -71,6 +71,17 @@ fn routing_daemons_of_others_follow() -> Result<()> {
     nothing_breaks(Scenario::Daemons, Forward::Dr)
 }
 
+#[test]
+fn nothing_breaks_when_bird_is_killed_or_the_power_goes_tun() -> Result<()> {
+    let outcomes = play_in_turn(&[Scenario::Bird, Scenario::Power], Forward::Tun, 60)?;
+    println!("{}", serde_json::to_string(&outcomes)?);
+    ensure!(
+        outcomes.iter().all(|outcome| outcome.broken == 0),
+        "{outcomes:?}"
+    );
+    Ok(())
+}
+
 /// One call to the engine whose control socket is at a path; its answer. `@9@x@` is nine times x.
 const CALL: &str = r#"
 use IO::Socket::UNIX;
