@@ -463,3 +463,67 @@ fn directors_see_each_other_and_agree_upon_servers() -> Result<()> {
     wait_usable(&site, &[2], &lvsd)?;
     Ok(())
 }
+
+#[test]
+fn leases_that_are_lost_names_that_are_taken_and_other_clusters_are_noticed() -> Result<()> {
+    let site = site("etcdodd")?;
+    let mut first = member(&site, 0, 1, &[])?;
+    wait_healthy(&site, 0)?;
+    let web = service(&site, "");
+    put(&site, 0, "/lvs/services/web", &web)?;
+    let server = format!("{{\"address\":\"{}\"}}", site.real_address(1));
+    put(&site, 0, "/lvs/servers/web/1", &server)?;
+    file(&site, "d1", 1, INTERFACES, "")?;
+    let lvsd = start(&site, &site.director, "d1")?;
+    wait_usable(&site, &[1], &lvsd)?;
+    let registered = || ctl(&site, 0, "get --keys-only /lvs/directors/d1").unwrap_or_default();
+    wait_until("the director in etcd", PATIENCE, || {
+        registered().contains("directors/d1")
+    })?;
+
+    // etcd takes it for gone.
+    let leases = ctl(&site, 0, "lease list")?;
+    for lease in leases.lines().filter(|line| !line.contains("found")) {
+        ctl(&site, 0, &format!("lease revoke {lease}"))?;
+    }
+    wait_until("it to be there again", PATIENCE, || {
+        lvsd.log().contains("registers itself again") && registered().contains("directors/d1")
+    })
+    .with_context(|| lvsd.log())?;
+
+    // A file that was copied whole.
+    let text = fs::read_to_string(path(&site, "d1.toml"))?;
+    fs::write(
+        path(&site, "twin.toml"),
+        text.replace(INTERFACES, "no_interfaces = true"),
+    )?;
+    let other = &site.servers[3];
+    let mut twin = start(&site, other, "twin")?;
+    let words = "another director is called d1, too";
+    wait_status(&site, "both to notice", |status| status.contains(words))?;
+    wait_until("the other to notice", PATIENCE, || {
+        ask(&site, other, "twin", "status").is_ok_and(|status| status.contains(words))
+    })
+    .with_context(|| twin.log())?;
+    twin.kill();
+    wait_status(&site, "the other to be gone", |status| {
+        !status.contains(words)
+    })?;
+
+    // Somebody sets up etcd anew, and forgets what was in it.
+    first.kill();
+    fs::remove_dir_all(site.testbed.dir().join("e0"))?;
+    let _second = member(&site, 0, 1, &[])?;
+    wait_healthy(&site, 0)?;
+    wait_status(&site, "disbelief", |status| {
+        status.contains("is another cluster than before")
+    })?;
+    ensure!(usable(&site) == [1], "{}", status(&site)?);
+    put(&site, 0, "/lvs/services/web", &web)?;
+    put(&site, 0, "/lvs/servers/web/1", &server)?;
+    wait_status(&site, "belief", |status| {
+        !status.contains("is another cluster than before")
+    })?;
+    ensure!(usable(&site) == [1], "{}", status(&site)?);
+    Ok(())
+}

@@ -33,6 +33,8 @@ const HEAD_MAX: usize = 16 << 10;
 /// Characters of why something is refused.
 const REFUSAL_MAX: usize = 300;
 
+/// gRPC's number for what is not there, such as a lease.
+const NOT_FOUND: u32 = 5;
 /// gRPC's number for who may not do it.
 const PERMISSION_DENIED: u32 = 7;
 /// The same for whom etcd does not know.
@@ -129,6 +131,11 @@ impl Error {
     /// We may not do it, whatever we try.
     pub(super) const fn is_forbidden(&self) -> bool {
         matches!(self, Self::Refused(PERMISSION_DENIED, _))
+    }
+
+    /// The lease that is named is no more.
+    pub(super) const fn is_gone(&self) -> bool {
+        matches!(self, Self::Refused(NOT_FOUND, _))
     }
 
     /// A token has run out.

@@ -428,6 +428,7 @@ mod tests {
             key: Bytes(key.into()),
             value: Bytes(value.into()),
             mod_revision: Number(revision),
+            lease: Number::default(),
         }
     }
 

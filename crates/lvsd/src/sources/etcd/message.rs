@@ -145,6 +145,8 @@ pub(super) struct KeyValue {
     pub(super) key: Bytes,
     pub(super) value: Bytes,
     pub(super) mod_revision: Number,
+    /// With which it goes; 0 for none.
+    pub(super) lease: Number,
 }
 
 #[derive(Debug, Serialize)]

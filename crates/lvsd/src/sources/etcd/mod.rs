@@ -86,6 +86,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
                 lease: None,
                 written: Told::default(),
                 keep_at: Instant::now(),
+                twin: false,
             };
             let Err(error) = session.run().await;
             heard = session.heard;
@@ -136,6 +137,8 @@ struct Session<'a> {
     written: Told,
     /// When the lease is to be kept, or asked for.
     keep_at: Instant,
+    /// Somebody else has written what this director tells of itself.
+    twin: bool,
 }
 
 impl Session<'_> {
@@ -231,6 +234,9 @@ impl Session<'_> {
                     missing = false;
                     self.seen = self.seen.max(watched.header.revision.0);
                     for event in &watched.events {
+                        if self.of_twin(event) {
+                            tell_at.get_or_insert(Instant::now() + GATHER);
+                        }
                         let concerns = self.model.take(event).map_err(Error::Failed)?;
                         if concerns.config || concerns.directors {
                             hand_over_at.get_or_insert(Instant::now() + GATHER);
@@ -295,16 +301,11 @@ impl Session<'_> {
     async fn keep(&mut self) -> Result<(), Error> {
         self.keep_at = Instant::now() + self.settings.lease / 3;
         if let Some(id) = self.lease {
-            if self.client.keep(id).await? {
-                return Ok(());
+            if !self.client.keep(id).await? {
+                self.lose_lease();
             }
-            tracing::warn!(
-                event = "lease_lost",
-                "etcd took this director for gone; it registers itself again"
-            );
+            return Ok(());
         }
-        self.lease = None;
-        self.written = Told::default();
         match self.client.grant(self.settings.lease).await {
             Ok(id) => self.lease = Some(id),
             Err(error) if error.is_forbidden() => {
@@ -314,6 +315,44 @@ impl Session<'_> {
             Err(error) => return Err(error),
         }
         self.tell().await
+    }
+
+    /// etcd knows nothing of the lease any more, nor of what was written under it.
+    fn lose_lease(&mut self) {
+        tracing::warn!(
+            event = "lease_lost",
+            "etcd took this director for gone; it registers itself again"
+        );
+        self.lease = None;
+        self.written = Told::default();
+        self.keep_at = Instant::now() + GATHER;
+    }
+
+    /// Looks whether an event is about what this director tells of itself, and not by itself; then
+    /// it is to tell that again, once, so that the other one notices too.
+    fn of_twin(&mut self, event: &message::Event) -> bool {
+        let (prefix, name) = (&self.settings.prefix, &self.settings.director);
+        let own = format!("{prefix}directors/{name}");
+        let (Some(lease), true) = (self.lease, event.kv.key.0 == own.as_bytes()) else {
+            return false;
+        };
+        let (before, gone) = (self.twin, event.kind == "DELETE");
+        self.twin = match gone {
+            true => false,
+            false if event.kv.lease.0 == lease => before,
+            false => true,
+        };
+        if self.twin && !before {
+            let why = format!(
+                "another director is called {name}, too: directors count it and this one as one; give each a name of its own (`director` in [cluster])"
+            );
+            self.shared.untold(Some(why));
+        }
+        let again = gone || self.twin && !before;
+        if again {
+            self.written = Told::default();
+        }
+        again
     }
 
     /// Other directors are not told of this one.
@@ -351,6 +390,10 @@ impl Session<'_> {
             let value = value.map_err(|error| Error::Failed(error.to_string()))?;
             match self.client.put(&key, &value, lease).await {
                 Ok(()) => {}
+                Err(error) if error.is_gone() => {
+                    self.lose_lease();
+                    return Ok(());
+                }
                 Err(error) if error.is_forbidden() => {
                     self.untold(&error);
                     return Ok(());
@@ -358,7 +401,9 @@ impl Session<'_> {
                 Err(error) => return Err(error),
             }
         }
-        self.shared.untold(None);
+        if !self.twin {
+            self.shared.untold(None);
+        }
         self.written = told;
         Ok(())
     }
