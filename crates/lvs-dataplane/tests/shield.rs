@@ -407,7 +407,11 @@ fn an_update_sends_the_difference_and_all_or_nothing() {
             lines.read_line(&mut line).unwrap();
             (lines, line)
         });
+        // First it reads all tables, and begins anew whenever one has changed meanwhile.
+        let mut pause = Duration::from_millis(10);
         while !ready.is_finished() {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_secs(2));
             sh("nft 'add element ip x y { 1 }; delete element ip x y { 1 }'");
         }
         let (lines, _) = ready.join().unwrap();
@@ -421,7 +425,7 @@ fn an_update_sends_the_difference_and_all_or_nothing() {
     let mut ours = Vec::new();
     loop {
         let mut line = String::new();
-        lines.read_line(&mut line).unwrap();
+        assert!(lines.read_line(&mut line).unwrap() > 0, "it has ended");
         if line.contains("y { 2 }") {
             break;
         }
