@@ -5,9 +5,9 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 
 use super::data::{CpuSeconds, Document, Value};
+use super::web::{self, PEERS};
 use super::{Axis, Experiment, Peer, Plot};
 use crate::compare::bed::{Bed, Purpose, has_program};
-use crate::compare::contender::{Contender, Method};
 use crate::compare::programs::BULK_PORT;
 use crate::machine::Snapshot;
 
@@ -17,45 +17,6 @@ pub(super) struct Mack;
 
 const LATENCY: &str = "latency";
 const THROUGHPUT: &str = "throughput";
-
-const PEERS: [Peer; 9] = [
-    Peer {
-        name: "direct",
-        who: Contender::Direct,
-    },
-    Peer {
-        name: "routing",
-        who: Contender::Route,
-    },
-    Peer {
-        name: "lvs-nat",
-        who: Contender::AfPacket(Method::Nat),
-    },
-    Peer {
-        name: "lvs-dr",
-        who: Contender::AfPacket(Method::Dr),
-    },
-    Peer {
-        name: "lvs-tunnel",
-        who: Contender::AfPacket(Method::Tunnel),
-    },
-    Peer {
-        name: "lvs-nat-in-kernel",
-        who: Contender::InKernel(Method::Nat),
-    },
-    Peer {
-        name: "nftables",
-        who: Contender::Nftables,
-    },
-    Peer {
-        name: "haproxy",
-        who: Contender::Haproxy,
-    },
-    Peer {
-        name: "nginx",
-        who: Contender::Nginx,
-    },
-];
 
 impl Experiment for Mack {
     fn name(&self) -> &'static str {
@@ -143,18 +104,9 @@ impl Experiment for Mack {
         let client = [&limited("60")[..], &["-h", target, "-o", file]].concat();
         let first = Snapshot::take();
         bed.client.run("timeout", &client)?;
-        let devices = [bed.devices[1].as_str(), &bed.devices[2]];
-        let used = Snapshot::take().since(&first, bed.pid(), &devices);
-        bed.check_alive()?;
-        let cpu = CpuSeconds {
-            elapsed: used.seconds,
-            process: used.process,
-            softirq: used.softirq,
-            other_softirq: used.other_softirq,
-            endpoints: used.endpoints,
-        };
+        let (cpu, disturbed) = web::used_since(bed, &first)?;
         let values = parse(&fs::read_to_string(file)?)?;
-        Ok((values, cpu, used.disturbed()))
+        Ok((values, cpu, disturbed))
     }
 
     fn conclusions(&self, document: &Document) -> Vec<String> {

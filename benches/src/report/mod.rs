@@ -1,8 +1,11 @@
 //! `lvs-bench report`: published experiments, repeated; JSON, CSV and one page of HTML.
 
 mod data;
+mod haddad;
 mod html;
 mod mack;
+mod orourke;
+mod web;
 
 use std::fs;
 use std::path::PathBuf;
@@ -70,7 +73,7 @@ trait Experiment {
 }
 
 /// All of them, in the order of the page.
-const EXPERIMENTS: [&dyn Experiment; 1] = [&mack::Mack];
+const EXPERIMENTS: [&dyn Experiment; 3] = [&orourke::Orourke, &mack::Mack, &haddad::Haddad];
 
 /// Who is measured; its name is the same everywhere, as is its colour.
 #[derive(Debug)]

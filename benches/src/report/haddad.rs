@@ -1,0 +1,205 @@
+//! Haddad and Pourzandi, "Linux on Carrier Grade Web Servers", 2001: requests and connections a
+//! second by the number of clients, and what a single client waits.
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+
+use super::data::{CpuSeconds, Document, Value};
+use super::web::{self, PEERS};
+use super::{Axis, Experiment, Peer, Plot};
+use crate::compare::bed::{Bed, Purpose, has_program};
+use crate::machine::Snapshot;
+
+/// As fast as clients can ask.
+#[derive(Debug)]
+pub(super) struct Haddad;
+
+const REQUESTS: &str = "requests";
+const CONNECTIONS: &str = "connections";
+const WAIT: &str = "wait";
+
+impl Experiment for Haddad {
+    fn name(&self) -> &'static str {
+        "haddad"
+    }
+
+    fn title(&self) -> &'static str {
+        "Requests and connections a second by clients (Haddad and Pourzandi, 2001)"
+    }
+
+    fn what(&self) -> &'static str {
+        "wrk asks for a page of 628 bytes as fast as it gets it, over so many connections at once that stay (requests), or that \
+         end after each reply (connections). The first point is a single client, whose mean wait the last plot has. Clients \
+         and servers are on CPU 0, and limit what can be reached; a director that is a process is on CPU 1."
+    }
+
+    fn peers(&self) -> &'static [Peer] {
+        &PEERS
+    }
+
+    fn purpose(&self) -> Purpose {
+        Purpose::Transfer
+    }
+
+    fn plots(&self) -> &'static [Plot] {
+        const CLIENTS: Axis = Axis {
+            name: "clients at once",
+            unit: "count",
+        };
+        &[
+            Plot {
+                name: REQUESTS,
+                title: "Requests over connections that stay",
+                x: CLIENTS,
+                y: Axis {
+                    name: "requests",
+                    unit: "1/s",
+                },
+            },
+            Plot {
+                name: CONNECTIONS,
+                title: "Connections, one request each",
+                x: CLIENTS,
+                y: Axis {
+                    name: "connections",
+                    unit: "1/s",
+                },
+            },
+            Plot {
+                name: WAIT,
+                title: "Mean wait for a reply over a connection that stays",
+                x: CLIENTS,
+                y: Axis {
+                    name: "wait",
+                    unit: "µs",
+                },
+            },
+        ]
+    }
+
+    fn seconds(&self, quick: bool) -> f64 {
+        if quick { 5.0 } else { 13.0 }
+    }
+
+    fn check(&self) -> Result<()> {
+        for program in ["wrk", "nginx"] {
+            ensure!(
+                has_program(program),
+                "{program} is not installed (`tools/setup bench` installs it)"
+            );
+        }
+        Ok(())
+    }
+
+    fn measure(
+        &self,
+        bed: &mut Bed,
+        quick: bool,
+    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+        let directory = tempfile::tempdir()?;
+        let mut server = web::serve(bed, directory.path(), None)?;
+        let (clients, seconds): (&[u32], &str) = if quick {
+            (&[1, 64], "-d1s")
+        } else {
+            (&[1, 8, 64], "-d2s")
+        };
+        let url = format!("http://{}/page", bed.target(false));
+        let first = Snapshot::take();
+        let mut values = Vec::new();
+        for count in clients {
+            let connections = format!("-c{count}");
+            let words = [
+                "20",
+                "taskset",
+                "-c",
+                "0",
+                "wrk",
+                "-t1",
+                &connections,
+                seconds,
+                &url,
+            ];
+            let stay = parse(&bed.client.run("timeout", &words)?)?;
+            let words = [&words[..], &["-H", "Connection: close"]].concat();
+            let end = parse(&bed.client.run("timeout", &words)?)?;
+            for (plot, y) in [(REQUESTS, stay.0), (WAIT, stay.1), (CONNECTIONS, end.0)] {
+                values.push(Value {
+                    plot: plot.into(),
+                    x: f64::from(*count),
+                    y,
+                });
+            }
+        }
+        let (cpu, disturbed) = web::used_since(bed, &first)?;
+        server.stop(Signal::SIGTERM)?;
+        Ok((values, cpu, disturbed))
+    }
+
+    fn conclusions(&self, document: &Document) -> Vec<String> {
+        let peers: Vec<&str> = PEERS.iter().map(|peer| peer.name).collect();
+        let mut said = Vec::new();
+        for (plot, what) in [(REQUESTS, "requests/s"), (CONNECTIONS, "connections/s")] {
+            let mut last: Vec<_> = document
+                .series(self.name(), plot, &peers)
+                .into_iter()
+                .filter_map(|series| Some((series.points.last().copied()?, series.peer)))
+                .collect();
+            last.sort_by(|a, b| b.0.1.median.total_cmp(&a.0.1.median));
+            for ((clients, rate), peer) in last {
+                said.push(format!(
+                    "{peer}: {:.0} {what} ({:.0}-{:.0}, {} rounds) for {clients:.0} clients.",
+                    rate.median, rate.min, rate.max, rate.rounds
+                ));
+            }
+        }
+        for series in document.series(self.name(), WAIT, &peers) {
+            if let Some((clients, wait)) = series.points.first() {
+                said.push(format!(
+                    "{}: {clients:.0} client waits {:.0} µs for a reply ({:.0}-{:.0}, {} rounds).",
+                    series.peer, wait.median, wait.min, wait.max, wait.rounds
+                ));
+            }
+        }
+        said
+    }
+}
+
+/// Requests a second, and the mean wait in microseconds.
+fn parse(printed: &str) -> Result<(f64, f64)> {
+    let line = |start: &str| {
+        printed
+            .lines()
+            .find_map(|line| line.trim().strip_prefix(start))
+    };
+    let errors = line("Socket errors:").or_else(|| line("Non-2xx"));
+    ensure!(errors.is_none(), "wrk had errors:\n{printed}");
+    let rate = line("Requests/sec:").and_then(|rate| rate.trim().parse().ok());
+    let wait = line("Latency").and_then(|rest| rest.split_ascii_whitespace().next());
+    let wait = wait.and_then(|wait| {
+        let unit = wait.find(|c: char| c.is_ascii_alphabetic())?;
+        let number: f64 = wait[..unit].parse().ok()?;
+        let in_us = match &wait[unit..] {
+            "us" => 1.0,
+            "ms" => 1e3,
+            "s" => 1e6,
+            _ => return None,
+        };
+        Some(number * in_us)
+    });
+    rate.zip(wait)
+        .with_context(|| format!("wrk reports no rate, or no wait:\n{printed}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_wrk() {
+        let printed = "  Thread Stats   Avg      Stdev     Max   +/- Stdev\n    Latency     1.25ms    1.00us  12.00us   90.00%\n    Req/Sec    50.00k     1.00k   52.00k    70.00%\nRequests/sec:  51234.50\n";
+        let (rate, wait) = parse(printed).expect("figures");
+        assert!((rate - 51234.5).abs() < 1e-9 && (wait - 1250.0).abs() < 1e-9);
+        let wrong = format!("{printed}  Socket errors: connect 1, read 0\n");
+        assert!(parse(&wrong).is_err() && parse("").is_err());
+    }
+}
