@@ -154,7 +154,7 @@ e2e: ## the tests in network namespaces, with the optimised programs
 
 report: ## repeat published LVS experiments on this machine, into target/report (needs root; REPORT_OPTIONS=--quick)
 	tools/setup bench
-	$(CARGO) build --locked --release -p lvs-bench -p lvs-dataplane -p lvsadm -p lvsd
+	$(CARGO) build --locked --release -p lvs-bench -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
 	target/release/lvs-bench report $(REPORT_OPTIONS)
 
 build: ## the programs, optimised

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use lvs_testbed::netns::run_with_input;
-use lvs_testbed::programs;
 use lvs_testbed::{Host, Proc, Testbed, wait_until};
+use lvs_testbed::{decap, programs};
 use nix::sys::signal::Signal;
 
 use super::contender::{Contender, Method, Place};
@@ -514,7 +514,7 @@ impl Bed {
     }
 
     /// Direct routing and tunnels: the server's answers do not pass the director.
-    fn answer_directly(&self, number: usize) -> Result<()> {
+    fn answer_directly(&mut self, number: usize) -> Result<()> {
         let (Contender::AfPacket(method) | Contender::InKernel(method)) = self.who else {
             return Ok(());
         };
@@ -538,8 +538,15 @@ impl Bed {
              ip route replace 10.71.0.0/24 via 10.74.0.2 dev {far}\n"
         );
         if method == Method::Tunnel {
-            script += "ip link add ipip9 type ipip local any remote any\nip link set ipip9 up\n\
-                       sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.ipip9.rp_filter=0\n";
+            let kernels = "ip link add ipip9 type ipip local any remote any 2>/dev/null";
+            match self.server.sh(kernels) {
+                Ok(_) => {
+                    script += "ip link set ipip9 up\n\
+                               sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.ipip9.rp_filter=0\n";
+                }
+                // A process unpacks, where the kernel cannot.
+                Err(_) => self.endpoints.push(decap::start(&self.server)?),
+            }
         }
         self.server.sh(&script).map(drop)
     }

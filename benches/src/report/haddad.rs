@@ -78,7 +78,7 @@ impl Experiment for Haddad {
     }
 
     fn seconds(&self, quick: bool) -> f64 {
-        if quick { 5.0 } else { 13.0 }
+        if quick { 4.5 } else { 12.5 }
     }
 
     fn check(&self) -> Result<()> {

@@ -325,7 +325,13 @@ fn machine_facts() -> Vec<(String, String)> {
             env!("CARGO_PKG_VERSION").to_owned(),
         ),
     ];
-    for (program, argument) in [("haproxy", "-v"), ("nginx", "-v"), ("nft", "--version")] {
+    for (program, argument) in [
+        ("haproxy", "-v"),
+        ("nginx", "-v"),
+        ("nft", "--version"),
+        ("httperf", "--version"),
+        ("wrk", "-v"),
+    ] {
         let output = Command::new(program).arg(argument).output();
         let first = output.ok().and_then(|output| {
             // nginx tells it on standard error.

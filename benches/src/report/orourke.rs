@@ -9,7 +9,7 @@ use super::data::{CpuSeconds, Document, Value};
 use super::web::{self, PEERS};
 use super::{Axis, Experiment, Peer, Plot};
 use crate::compare::bed::{Bed, Purpose, VIP, has_program};
-use crate::compare::contender::Contender;
+use crate::compare::contender::{Contender, Method};
 use crate::machine::Snapshot;
 
 /// Reply rate over offered rate.
@@ -23,7 +23,7 @@ const SCALING: &str = "scaling";
 
 /// Requests a second that one server answers.
 const CAPACITY: u32 = 500;
-/// Servers, as the directors have them; direct and routing have one.
+/// Servers, as the directors have them.
 const SERVERS: [u32; 3] = [1, 2, 4];
 /// An axis that is logarithmic has no zero.
 const LEAST_PERCENT: f64 = 0.01;
@@ -40,7 +40,8 @@ impl Experiment for Orourke {
     fn what(&self) -> &'static str {
         "httperf asks for a page of 628 bytes, one request a connection, at rates that grow, and gives up after a second. Each \
          of four servers answers 500 requests a second, holds back a tenth of that, and refuses what is beyond with 503, which \
-         counts as an error; direct and routing have one server. The client and the servers are on CPU 0, a director that is a \
+         counts as an error. Directly, by routing, direct routing and tunnels, one server stands for the four, and answers as much. The \
+         response time is that of all replies, refusals too. The client and the servers are on CPU 0, a director that is a \
          process on CPU 1. The last plot has the replies at an offered rate of 1.3 times what the servers can do together, \
          by their number."
     }
@@ -80,7 +81,7 @@ impl Experiment for Orourke {
             },
             Plot {
                 name: RESPONSE,
-                title: "Mean time to the first byte of a reply",
+                title: "Mean time to the first byte of a reply, refusals too",
                 x: OFFERED,
                 y: Axis {
                     name: "response time",
@@ -100,7 +101,7 @@ impl Experiment for Orourke {
     }
 
     fn seconds(&self, quick: bool) -> f64 {
-        if quick { 6.0 } else { 24.0 }
+        if quick { 4.0 } else { 24.0 }
     }
 
     fn check(&self) -> Result<()> {
@@ -119,9 +120,9 @@ impl Experiment for Orourke {
         quick: bool,
     ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
         let directory = tempfile::tempdir()?;
-        let mut server = web::serve(bed, directory.path(), Some(CAPACITY))?;
+        let mut server = web::serve(bed, directory.path(), Some(CAPACITY * stands_for(bed.who)))?;
         let (rates, seconds): (&[u32], u32) = if quick {
-            (&[500, 1500, 2500], 1)
+            (&[1500, 2500], 1)
         } else {
             (&[250, 500, 1000, 1500, 2000, 2500, 3000], 2)
         };
@@ -143,8 +144,8 @@ impl Experiment for Orourke {
             }
         }
         let servers: &[u32] = match bed.who {
-            who if who.is_ours() => &SERVERS,
-            Contender::Direct | Contender::Route => &[1],
+            who if who.is_ours() && stands_for(who) == 1 && quick => &[1, 4],
+            who if who.is_ours() && stands_for(who) == 1 => &SERVERS,
             _ => &[4],
         };
         for count in servers {
@@ -168,19 +169,20 @@ impl Experiment for Orourke {
         let errors = document.series(self.name(), ERRORS, &peers);
         for series in document.series(self.name(), REPLIES, &peers) {
             let of_peer = errors.iter().find(|errors| errors.peer == series.peer);
-            // The highest rate that it carried with next to no error.
-            let good = series.points.iter().rev().find(|(rate, _)| {
+            // Up to the first rate with errors.
+            let good = series.points.iter().take_while(|(rate, _)| {
                 let at = of_peer.and_then(|errors| errors.points.iter().find(|(x, _)| x == rate));
-                at.is_some_and(|(_, errors)| errors.median <= LEAST_PERCENT)
+                at.is_some_and(|(_, errors)| errors.max <= LEAST_PERCENT)
             });
+            let good = good.last();
             let best = series.points.iter().map(|(_, replies)| *replies);
             let best = best.max_by(|a, b| a.median.total_cmp(&b.median));
-            let (Some(best), rounds) = (best, series.points.len()) else {
+            let Some(best) = best else {
                 continue;
             };
             let good = match good {
                 Some((rate, _)) => format!("without errors up to {rate:.0} requests/s"),
-                None => format!("errors at each of {rounds} rates"),
+                None => "errors at the lowest rate already".to_owned(),
             };
             said.push(format!(
                 "{}: {good}; {:.0} replies/s at most ({:.0}-{:.0}, {} rounds).",
@@ -194,16 +196,29 @@ impl Experiment for Orourke {
                 continue;
             };
             if least < most {
+                let (grown, asked) = (all.median / one.median, most / least);
+                let limited = match grown > 0.9 * asked {
+                    true => "the servers are what limits them",
+                    false => "something else than the servers limits them",
+                };
                 said.push(format!(
-                    "{}: {most:.0} servers answer {:.2} times as much as {least:.0} ({:.0} and {:.0} replies/s): the director is not what limits them.",
-                    series.peer,
-                    all.median / one.median,
-                    all.median,
-                    one.median
+                    "{}: {most:.0} servers answer {grown:.2} times as much as {least:.0} ({:.0} and {:.0} replies/s): {limited}.",
+                    series.peer, all.median, one.median
                 ));
             }
         }
         said
+    }
+}
+
+/// Without translation all four servers have one address, by which the host tells them apart; and
+/// who asks for one of them reaches no other.
+fn stands_for(who: Contender) -> u32 {
+    match who {
+        Contender::AfPacket(Method::Dr | Method::Tunnel) | Contender::Direct | Contender::Route => {
+            4
+        }
+        _ => 1,
     }
 }
 
