@@ -125,3 +125,58 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
         "{csv}"
     );
 }
+
+/// Every plot of every experiment has axes with units, a legend and data.
+#[test]
+fn web_experiments_are_drawn() {
+    let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    if !nix::unistd::geteuid().is_root() || !["httperf", "wrk", "nginx"].into_iter().all(has) {
+        eprintln!("skipped: it needs root, httperf, wrk and nginx (`tools/setup bench`)");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path();
+    let output = Command::new(env!("CARGO_BIN_EXE_lvs-bench"))
+        .args(["report", "orourke", "haddad", "--quick", "--busy"])
+        .args(["--peers", "direct,routing", "--rounds", "1", "--out"])
+        .arg(directory)
+        .output()
+        .expect("it starts");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = fs::read_to_string(directory.join("report.json")).expect("a report");
+    let document: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(document["missing"], Value::Array(Vec::new()), "{text}");
+    assert_eq!(document["runs"].as_array().map(Vec::len), Some(4));
+    let page = fs::read_to_string(directory.join("report.html")).expect("a page");
+    for (plot, units) in [
+        ("orourke-replies", ["(requests/s)", "(replies/s)"]),
+        ("orourke-errors", ["(requests/s)", "(% of requests)"]),
+        ("orourke-response", ["(requests/s)", "(ms)"]),
+        ("orourke-scaling", ["(count)", "(replies/s)"]),
+        ("haddad-requests", ["(count)", "(1/s)"]),
+        ("haddad-connections", ["(count)", "(1/s)"]),
+        ("haddad-wait", ["(count)", "(µs)"]),
+    ] {
+        let begin = page.find(&format!("<figure id=\"{plot}\">"));
+        let svg = &page[begin.unwrap_or_else(|| panic!("no {plot}"))..];
+        let svg = svg.split("</figure>").next().expect("an end");
+        for words in units.into_iter().chain(["direct", "routing"]) {
+            assert!(svg.contains(words), "{plot}: {words}");
+        }
+        for colour in ["#000000", "#808080"] {
+            assert!(svg.contains(colour), "{plot}: nothing in {colour}");
+        }
+    }
+    for words in [
+        "direct: ",
+        "replies/s at most",
+        "requests/s",
+        "client waits",
+    ] {
+        assert!(page.contains(words), "{words}");
+    }
+}

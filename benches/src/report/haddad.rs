@@ -45,6 +45,7 @@ impl Experiment for Haddad {
         const CLIENTS: Axis = Axis {
             name: "clients at once",
             unit: "count",
+            log: true,
         };
         &[
             Plot {
@@ -54,6 +55,7 @@ impl Experiment for Haddad {
                 y: Axis {
                     name: "requests",
                     unit: "1/s",
+                    log: false,
                 },
             },
             Plot {
@@ -63,6 +65,7 @@ impl Experiment for Haddad {
                 y: Axis {
                     name: "connections",
                     unit: "1/s",
+                    log: false,
                 },
             },
             Plot {
@@ -72,6 +75,7 @@ impl Experiment for Haddad {
                 y: Axis {
                     name: "wait",
                     unit: "µs",
+                    log: true,
                 },
             },
         ]

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use anyhow::{Result, anyhow};
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 use super::data::{Document, Series};
@@ -24,7 +25,7 @@ fn colour(peer: &str) -> RGBColor {
     }
 }
 
-/// A plot with both axes logarithmic; none without data.
+/// A plot; none without data.
 pub(super) fn plot(plot: &Plot, series: &[Series]) -> Result<Option<String>> {
     let points = || series.iter().flat_map(|series| &series.points);
     let xs = points().map(|(x, _)| *x);
@@ -39,13 +40,15 @@ pub(super) fn plot(plot: &Plot, series: &[Series]) -> Result<Option<String>> {
         return Ok(None);
     }
     let mut svg = String::new();
-    draw(
-        &mut svg,
-        plot,
-        series,
-        (left, right * 1.1),
-        (low * 0.8, high * 1.25),
-    )
+    let (x, y) = ((left, right * 1.1), (low * 0.8, high * 1.25));
+    let (linear_x, linear_y) = (0.0..x.1, 0.0..y.1);
+    let (log_x, log_y) = ((x.0..x.1).log_scale(), (y.0..y.1).log_scale());
+    match (plot.x.log, plot.y.log) {
+        (true, true) => draw(&mut svg, plot, series, log_x, log_y),
+        (true, false) => draw(&mut svg, plot, series, log_x, linear_y),
+        (false, true) => draw(&mut svg, plot, series, linear_x, log_y),
+        (false, false) => draw(&mut svg, plot, series, linear_x, linear_y),
+    }
     .map_err(|error| anyhow!("cannot draw {}: {error}", plot.name))?;
     // It scales with the page.
     Ok(Some(svg.replacen(
@@ -55,13 +58,19 @@ pub(super) fn plot(plot: &Plot, series: &[Series]) -> Result<Option<String>> {
     )))
 }
 
-fn draw(
+fn draw<X, Y>(
     svg: &mut String,
     plot: &Plot,
     series: &[Series],
-    (left, right): (f64, f64),
-    (low, high): (f64, f64),
-) -> Result<(), Box<dyn std::error::Error>> {
+    x: X,
+    y: Y,
+) -> Result<(), Box<dyn std::error::Error>>
+where
+    X: AsRangedCoord<Value = f64>,
+    Y: AsRangedCoord<Value = f64>,
+    X::CoordDescType: ValueFormatter<f64>,
+    Y::CoordDescType: ValueFormatter<f64>,
+{
     let area = SVGBackend::with_string(svg, (860, 480)).into_drawing_area();
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&area)
@@ -69,7 +78,7 @@ fn draw(
         .caption(plot.title, ("sans-serif", 20))
         .x_label_area_size(48)
         .y_label_area_size(76)
-        .build_cartesian_2d((left..right).log_scale(), (low..high).log_scale())?;
+        .build_cartesian_2d(x, y)?;
     chart
         .configure_mesh()
         .light_line_style(RGBColor(240, 240, 240))
@@ -106,6 +115,13 @@ fn draw(
 
 /// `4096` is `4.1k`.
 fn short(value: f64) -> String {
+    if (0.0..1.0).contains(&value) {
+        // No more digits than it has.
+        return format!("{:.3}", value)
+            .trim_end_matches('0')
+            .trim_end_matches('.')
+            .to_owned();
+    }
     let (scaled, suffix) = match value {
         value if value >= 1e9 => (value / 1e9, "G"),
         value if value >= 1e6 => (value / 1e6, "M"),

@@ -45,6 +45,7 @@ impl Experiment for Mack {
         const SIZE: Axis = Axis {
             name: "message size",
             unit: "bytes",
+            log: true,
         };
         &[
             Plot {
@@ -54,6 +55,7 @@ impl Experiment for Mack {
                 y: Axis {
                     name: "time",
                     unit: "µs",
+                    log: true,
                 },
             },
             Plot {
@@ -63,6 +65,7 @@ impl Experiment for Mack {
                 y: Axis {
                     name: "throughput",
                     unit: "Mbit/s",
+                    log: true,
                 },
             },
         ]

@@ -95,6 +95,8 @@ struct Plot {
 struct Axis {
     name: &'static str,
     unit: &'static str,
+    /// Logarithmic: for what covers several powers of ten, and is above 0. Else it begins at 0.
+    log: bool,
 }
 
 const ROUNDS: usize = 5;

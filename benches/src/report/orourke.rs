@@ -58,10 +58,12 @@ impl Experiment for Orourke {
         const OFFERED: Axis = Axis {
             name: "offered rate",
             unit: "requests/s",
+            log: false,
         };
         const REPLY_RATE: Axis = Axis {
             name: "reply rate",
             unit: "replies/s",
+            log: false,
         };
         &[
             Plot {
@@ -77,6 +79,7 @@ impl Experiment for Orourke {
                 y: Axis {
                     name: "errors",
                     unit: "% of requests",
+                    log: true,
                 },
             },
             Plot {
@@ -86,6 +89,7 @@ impl Experiment for Orourke {
                 y: Axis {
                     name: "response time",
                     unit: "ms",
+                    log: true,
                 },
             },
             Plot {
@@ -94,6 +98,7 @@ impl Experiment for Orourke {
                 x: Axis {
                     name: "servers",
                     unit: "count",
+                    log: false,
                 },
                 y: REPLY_RATE,
             },
