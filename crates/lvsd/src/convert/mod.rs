@@ -273,6 +273,11 @@ impl Service {
                 && let Some(port) = port
                 && ports.iter().any(|other| *other != port)
             {
+                // The service's check would ask the service's port.
+                let asks = asks_a_port(&self.check) && !self.check.contains_key("port");
+                if server.check.is_empty() && asks {
+                    server.check.clone_from(&self.check);
+                }
                 server.take_port();
             }
         }
@@ -373,12 +378,17 @@ impl Server {
             return;
         };
         self.address = bare(at.ip());
-        let kind = self.check.get("type").map(String::as_str);
-        if kind.is_some_and(|kind| kind != "\"ping\"" && kind != "\"exec\"") {
+        if asks_a_port(&self.check) {
             let port = || at.port().to_string();
             self.check.entry("port").or_insert_with(port);
         }
     }
+}
+
+/// Whether it is a check that asks a port.
+fn asks_a_port(check: &BTreeMap<&'static str, String>) -> bool {
+    let kind = check.get("type").map(String::as_str);
+    kind.is_some_and(|kind| kind != "\"ping\"" && kind != "\"exec\"")
 }
 
 fn table(keys: &BTreeMap<&'static str, String>) -> String {
@@ -553,6 +563,19 @@ virtual_server fwmark 7
     real_server 10.0.0.11 0 { weight 1 }
 }
 "#;
+
+    /// ldirectord checks the port that it does not forward to.
+    #[test]
+    fn a_port_that_direct_routing_ignores_is_still_checked() {
+        let text = "virtual=192.0.2.1:80\n\treal=10.0.0.2:8080 gate\n\treal=10.0.0.3:80 gate\n\tservice=http\n";
+        let done = convert(Kind::Ldirectord, "x", text, &|_| Vec::new()).unwrap();
+        let (config, _) = Config::from_toml("x", &done.toml).unwrap();
+        let servers = &config.services[0].servers;
+        assert_eq!(servers[0].address.to_string(), "10.0.0.2:80");
+        let (first, second) = done.toml.split_once("10.0.0.3").unwrap();
+        assert!(first.contains("port = 8080") && !second.contains("port"));
+        assert_eq!(done.toml.matches("port = 8080").count(), 1);
+    }
 
     #[test]
     fn macros_stand_for_their_values_whatever_the_order() {
