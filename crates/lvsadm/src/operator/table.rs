@@ -54,7 +54,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
             flag(
                 "--deadline",
                 "TIME",
-                "give up after 90, 90s, 10m or 1h, with exit status 1",
+                "give up after 90s, 10m or 1h30m, with exit status 1",
             ),
             flag(
                 "--active",
