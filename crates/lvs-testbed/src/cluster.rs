@@ -410,6 +410,10 @@ impl Lab {
             self.site.service(80),
             forward.word(),
         );
+        if forward == Forward::Tun {
+            // keepalived gives it to the host.
+            text.push_str("vip = \"host\"\n");
+        }
         for server in 0..self.site.servers.len() {
             let address = self.site.real_address(server);
             write!(text, "\n[[service.server]]\naddress = \"{address}:80\"\n")?;
