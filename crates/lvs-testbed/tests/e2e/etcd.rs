@@ -527,3 +527,51 @@ fn leases_that_are_lost_names_that_are_taken_and_other_clusters_are_noticed() ->
     ensure!(usable(&site) == [1], "{}", status(&site)?);
     Ok(())
 }
+
+/// What is watched comes no more, and everything else does.
+#[test]
+fn a_watch_that_is_stuck_is_left() -> Result<()> {
+    let site = site("etcdstuck")?;
+    let _member = member(&site, 0, 1, &[])?;
+    wait_healthy(&site, 0)?;
+    put(&site, 0, "/lvs/services/web", &service(&site, ""))?;
+    let server = |n: usize| format!("{{\"address\":\"{}\"}}", site.real_address(n));
+    put(&site, 0, "/lvs/servers/web/1", &server(1))?;
+    file(&site, "d1", 1, INTERFACES, "")?;
+    let lvsd = start(&site, &site.director, "d1")?;
+    wait_usable(&site, &[1], &lvsd)?;
+    // Of the two connections, that of the watch has sent one request and no more.
+    let sent = |line: &str| -> Option<u64> {
+        let rest = line.split_once("bytes_sent:")?.1;
+        rest.split(' ').next()?.parse().ok()
+    };
+    let mut port = None;
+    wait_until("both connections", PATIENCE, || {
+        let said = site
+            .director
+            .sh("ss -HOtni state established dport = :2379");
+        let said = said.unwrap_or_default();
+        let all: Vec<&str> = said.lines().filter(|line| sent(line).is_some()).collect();
+        let least = all.iter().min_by_key(|line| sent(line));
+        let most = all.iter().filter_map(|line| sent(line)).max();
+        let apart = least.and_then(|line| sent(line)) < most.map(|most| most / 2);
+        let local = least.and_then(|line| {
+            let mut words = line.split_ascii_whitespace();
+            words.nth(2)?.rsplit_once(':')?.1.parse::<u16>().ok()
+        });
+        port = local.filter(|_| all.len() == 2 && apart);
+        port.is_some()
+    })?;
+    let port = port.context("found")?;
+    site.director.sh(&format!(
+        "nft 'add table inet stuck; add chain inet stuck in {{ type filter hook input priority 0; }}; add rule inet stuck in tcp dport {port} drop'"
+    ))?;
+    put(&site, 0, "/lvs/servers/web/2", &server(2))?;
+    wait_usable(&site, &[1, 2], &lvsd)?;
+    ensure!(
+        lvsd.log().contains("has stopped telling what changes"),
+        "{}",
+        lvsd.log()
+    );
+    Ok(())
+}
