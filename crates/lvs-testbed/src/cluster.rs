@@ -418,9 +418,31 @@ impl Lab {
             let address = self.site.real_address(server);
             write!(text, "\n[[service.server]]\naddress = \"{address}:80\"\n")?;
         }
+        if forward == Forward::Dr {
+            let vip = self.site.vip6;
+            write!(
+                text,
+                "\n[[service]]\nname = \"web6\"\naddress = \"[{vip}]:80\"\nscheduler = \"rr\"\nforward = \"dr\"\n"
+            )?;
+            for server in 0..self.site.servers.len() {
+                let address = self.site.real_address6(server);
+                write!(text, "\n[[service.server]]\naddress = \"[{address}]:80\"\n")?;
+            }
+        }
         ecmp::put(&director.host, "/etc/lvsd/lvsd.toml", &text)?;
         let made = self.lvsd(index, &["keepalived-config"])?;
         ecmp::put(&director.host, KEEPALIVED, &made)
+    }
+
+    /// The IPv6 address moves with the other one.
+    fn ask_by_ipv6(&self) -> Result<()> {
+        if self.kind != Balancer::Lvs || self.site.options.forward != Forward::Dr {
+            return Ok(());
+        }
+        let url = format!("http://[{}]/id", self.site.vip6);
+        let words = ["-sS", "-g", "-f", "-m", "10", &url];
+        let said = self.site.client.run("curl", &words);
+        said.map(drop).with_context(|| self.logs())
     }
 
     /// A proxy for the same servers, and VRRP with the same numbers.
@@ -616,6 +638,7 @@ impl Lab {
         std::thread::sleep(Duration::from_millis(300));
         deed(self)?;
         self.wait_active(then_active)?;
+        self.ask_by_ipv6()?;
         // Longer than the neighbours' announcements take, and whoever takes it back.
         std::thread::sleep(Duration::from_millis(1500));
         let _ = ping.stop(Signal::SIGINT);
@@ -672,7 +695,12 @@ impl Lab {
                 "ip addr del 10.0.0.254/24 dev eth1 || true; ip addr del {vip}/32 dev eth0 || true\n\
                  ip link set eth0 up; ip link set eth1 up"
             ),
-            false => "ip link set eth0 up; ip route add default via 192.0.2.254".to_owned(),
+            // With the link, IPv6 addresses go.
+            false => format!(
+                "ip link set eth0 up; ip route add default via 192.0.2.254\n\
+                 ip addr add fd00:192::{}/64 dev eth0 nodad; ip -6 route add default via fd00:192::254",
+                index + 1
+            ),
         })?;
         if self.kind == Balancer::HaProxy {
             fs::write(director.files.join("track"), "0\n")?;
