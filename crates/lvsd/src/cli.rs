@@ -196,7 +196,9 @@ enum Switch {
 
 /// Says what is wrong with a command line, or prints the help that it asks for.
 pub fn refused(error: &clap::Error) -> ExitCode {
-    let printed = written(error.print().and_then(|()| std::io::stdout().flush()));
+    let printed = told(written(
+        error.print().and_then(|()| std::io::stdout().flush()),
+    ));
     if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
         && Path::new(word).is_file()
     {
@@ -314,17 +316,19 @@ fn told(result: Result<(), String>) -> ExitCode {
 }
 
 fn print(text: &[u8]) -> ExitCode {
+    told(write(text))
+}
+
+fn write(text: &[u8]) -> Result<(), String> {
     let mut output = std::io::stdout();
     written(output.write_all(text).and_then(|()| output.flush()))
 }
 
 /// A reader who has seen enough is no failure; a full disk is one.
-fn written(result: std::io::Result<()>) -> ExitCode {
+fn written(result: std::io::Result<()>) -> Result<(), String> {
     match result {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            fail(&format!("write error: {error}"))
-        }
-        _ => ExitCode::SUCCESS,
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("write error: {error}")),
+        _ => Ok(()),
     }
 }
 
@@ -442,7 +446,7 @@ fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>) -> Exi
     };
     let refused = running.and_then(|status| {
         let servers = status.services.iter().map(|service| service.servers.len());
-        daemon::too_much_away(status.services.len(), servers.sum(), config)
+        daemon::too_much_away(status.services.len(), servers.sum(), config, false)
     });
     match refused {
         Some((why, remedy)) => fail(&format!(

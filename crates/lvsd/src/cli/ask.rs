@@ -44,12 +44,7 @@ pub(super) fn status(engine: &Address, json: bool) -> Result<(), String> {
         true => serde_json::to_string_pretty(&status).map_err(|error| error.to_string())? + "\n",
         false => tell(&status, unix_time()),
     };
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(format!("write error: {error}"))
-        }
-        _ => Ok(()),
-    }
+    super::write(text.as_bytes())
 }
 
 /// Puts the director into maintenance, or takes it out, and shows how it stands.
@@ -65,12 +60,7 @@ pub(super) fn maintenance(
         true => serde_json::to_string_pretty(&status).map_err(|error| error.to_string())? + "\n",
         false => director(&status, unix_time()),
     };
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(format!("write error: {error}"))
-        }
-        _ => Ok(()),
-    }
+    super::write(text.as_bytes())
 }
 
 /// How a director stands among others.

@@ -687,9 +687,8 @@ impl<P: Prober> Daemon<P> {
     /// Why a configuration is not taken, if it takes too much away.
     fn refusal(&self, config: &Config, what: &str) -> Option<String> {
         let (services, servers) = (self.config.services.len(), self.config.servers());
-        let (why, remedy) = too_much_away(services, servers, config)?;
-        let forced = self.forced && !config.services.is_empty();
-        (!forced).then(|| format!("{what} has {why}: nothing was changed; {remedy}"))
+        let (why, remedy) = too_much_away(services, servers, config, self.forced)?;
+        Some(format!("{what} has {why}: nothing was changed; {remedy}"))
     }
 
     fn goal(&mut self) -> Goal {
@@ -805,11 +804,12 @@ fn desired(
 }
 
 /// What is left of so many services and servers if `config` takes more away than a reload may, in
-/// words, and what to do if that is meant.
+/// words, and what to do if that is meant. `forced`: as many servers may go as people want.
 pub fn too_much_away(
     services: usize,
     servers: usize,
     config: &Config,
+    forced: bool,
 ) -> Option<(String, &'static str)> {
     if config.services.is_empty() && services > 0 {
         // As likely half of a write as a wish, and an outage.
@@ -819,7 +819,8 @@ pub fn too_much_away(
         ));
     }
     let left = config.servers();
-    (!config.daemon.may_shrink(servers, left)).then(|| {
+    let allowed = forced || config.daemon.may_shrink(servers, left);
+    (!allowed).then(|| {
         (
             format!("{left} of {servers} servers left, which is less than `max_remove` allows"),
             "if that is meant, use `lvsd reload --force`",

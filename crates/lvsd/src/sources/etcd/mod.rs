@@ -337,22 +337,17 @@ impl Session<'_> {
             return false;
         };
         let (before, gone) = (self.twin, event.kind == "DELETE");
-        self.twin = match gone {
-            true => false,
-            false if event.kv.lease.0 == lease => before,
-            false => true,
-        };
-        if self.twin && !before {
-            let why = format!(
+        self.twin = !gone && (before || event.kv.lease.0 != lease);
+        let noticed = self.twin && !before;
+        if noticed {
+            self.shared.untold(Some(format!(
                 "another director is called {name}, too: directors count it and this one as one; give each a name of its own (`director` in [cluster])"
-            );
-            self.shared.untold(Some(why));
+            )));
         }
-        let again = gone || self.twin && !before;
-        if again {
+        if gone || noticed {
             self.written = Told::default();
         }
-        again
+        gone || noticed
     }
 
     /// Other directors are not told of this one.
