@@ -8,8 +8,13 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn report(directory: &Path, arguments: &[&str]) -> Output {
+    let arguments = [&["mack"], arguments].concat();
+    report_of(directory, &arguments)
+}
+
+fn report_of(directory: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lvs-bench"));
-    command.args(["report", "mack", "--quick", "--busy", "--out"]);
+    command.args(["report", "--quick", "--busy", "--out"]);
     command.arg(directory).args(arguments);
     command.output().expect("it starts")
 }
@@ -136,12 +141,8 @@ fn web_experiments_are_drawn() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();
-    let output = Command::new(env!("CARGO_BIN_EXE_lvs-bench"))
-        .args(["report", "orourke", "haddad", "--quick", "--busy"])
-        .args(["--peers", "direct,routing", "--rounds", "1", "--out"])
-        .arg(directory)
-        .output()
-        .expect("it starts");
+    let experiments = ["orourke", "haddad", "--peers", "direct,routing", "--rounds"];
+    let output = report_of(directory, &[&experiments[..], &["1"]].concat());
     assert!(
         output.status.success(),
         "{}",

@@ -10,7 +10,7 @@ mod rows;
 mod run;
 mod sample;
 mod table;
-mod tcp;
+pub(crate) mod tcp;
 
 use std::fs;
 use std::path::PathBuf;

@@ -89,7 +89,8 @@ impl Tcp {
     }
 }
 
-fn requests(printed: &str) -> Result<f64> {
+/// What wrk says of requests a second.
+pub(crate) fn requests(printed: &str) -> Result<f64> {
     let line = |start: &str| {
         printed
             .lines()

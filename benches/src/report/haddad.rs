@@ -1,13 +1,13 @@
 //! Haddad and Pourzandi, "Linux on Carrier Grade Web Servers", 2001: requests and connections a
 //! second by the number of clients, and what a single client waits.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 
 use super::data::{CpuSeconds, Document, Value};
-use super::web::{self, PEERS};
-use super::{Axis, Experiment, Peer, Plot};
-use crate::compare::bed::{Bed, Purpose, has_program};
+use super::{Axis, Experiment, Plot, peers, web};
+use crate::compare::bed::Bed;
+use crate::compare::tcp::requests;
 use crate::machine::Snapshot;
 
 /// As fast as clients can ask.
@@ -31,14 +31,6 @@ impl Experiment for Haddad {
         "wrk asks for a page of 628 bytes as fast as it gets it, over so many connections at once that stay (requests), or that \
          end after each reply (connections). The first point is a single client, whose mean wait the last plot has. Clients \
          and servers are on CPU 0, and limit what can be reached; a director that is a process is on CPU 1."
-    }
-
-    fn peers(&self) -> &'static [Peer] {
-        &PEERS
-    }
-
-    fn purpose(&self) -> Purpose {
-        Purpose::Transfer
     }
 
     fn plots(&self) -> &'static [Plot] {
@@ -85,14 +77,8 @@ impl Experiment for Haddad {
         if quick { 4.5 } else { 12.5 }
     }
 
-    fn check(&self) -> Result<()> {
-        for program in ["wrk", "nginx"] {
-            ensure!(
-                has_program(program),
-                "{program} is not installed (`tools/setup bench` installs it)"
-            );
-        }
-        Ok(())
+    fn programs(&self) -> &'static [&'static str] {
+        &["wrk", "nginx"]
     }
 
     fn measure(
@@ -134,13 +120,13 @@ impl Experiment for Haddad {
                 });
             }
         }
-        let (cpu, disturbed) = web::used_since(bed, &first)?;
+        let (cpu, disturbed) = peers::used_since(bed, &first)?;
         server.stop(Signal::SIGTERM)?;
         Ok((values, cpu, disturbed))
     }
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
-        let peers: Vec<&str> = PEERS.iter().map(|peer| peer.name).collect();
+        let peers = peers::names();
         let mut said = Vec::new();
         for (plot, what) in [(REQUESTS, "requests/s"), (CONNECTIONS, "connections/s")] {
             let mut last: Vec<_> = document
@@ -170,15 +156,10 @@ impl Experiment for Haddad {
 
 /// Requests a second, and the mean wait in microseconds.
 fn parse(printed: &str) -> Result<(f64, f64)> {
-    let line = |start: &str| {
-        printed
-            .lines()
-            .find_map(|line| line.trim().strip_prefix(start))
-    };
-    let errors = line("Socket errors:").or_else(|| line("Non-2xx"));
-    ensure!(errors.is_none(), "wrk had errors:\n{printed}");
-    let rate = line("Requests/sec:").and_then(|rate| rate.trim().parse().ok());
-    let wait = line("Latency").and_then(|rest| rest.split_ascii_whitespace().next());
+    let rate = requests(printed)?;
+    let mut lines = printed.lines();
+    let wait = lines.find_map(|line| line.trim().strip_prefix("Latency"));
+    let wait = wait.and_then(|rest| rest.split_ascii_whitespace().next());
     let wait = wait.and_then(|wait| {
         let unit = wait.find(|c: char| c.is_ascii_alphabetic())?;
         let number: f64 = wait[..unit].parse().ok()?;
@@ -190,8 +171,8 @@ fn parse(printed: &str) -> Result<(f64, f64)> {
         };
         Some(number * in_us)
     });
-    rate.zip(wait)
-        .with_context(|| format!("wrk reports no rate, or no wait:\n{printed}"))
+    let wait = wait.with_context(|| format!("wrk reports no wait:\n{printed}"))?;
+    Ok((rate, wait))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 use super::data::{Document, Series};
-use super::{Experiment, Plot};
+use super::{Experiment, Plot, peers};
 
 /// Okabe and Ito's colours, which colour-blind readers can tell apart; a peer has the same one
 /// everywhere.
@@ -182,7 +182,7 @@ pub(super) fn page(document: &Document, experiments: &[&dyn Experiment]) -> Resu
 
 fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) -> Result<()> {
     let name = experiment.name();
-    let peers: Vec<&str> = experiment.peers().iter().map(|peer| peer.name).collect();
+    let peers = peers::names();
     writeln!(
         page,
         "<h2 id=\"{name}\">{}</h2><p>{}</p>",

@@ -5,9 +5,8 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 
 use super::data::{CpuSeconds, Document, Value};
-use super::web::{self, PEERS};
-use super::{Axis, Experiment, Peer, Plot};
-use crate::compare::bed::{Bed, Purpose, has_program};
+use super::{Axis, Experiment, Plot, peers};
+use crate::compare::bed::Bed;
 use crate::compare::programs::BULK_PORT;
 use crate::machine::Snapshot;
 
@@ -31,14 +30,6 @@ impl Experiment for Mack {
         "NPtcp sends a message and waits for it to come back, for sizes of 1 byte to 8 MiB (1 MiB with --quick), over one TCP \
          connection. Both ends are on CPU 0; a director that is a process has CPU 1. With direct routing and tunnels the server \
          answers by a line of its own to the client."
-    }
-
-    fn peers(&self) -> &'static [Peer] {
-        &PEERS
-    }
-
-    fn purpose(&self) -> Purpose {
-        Purpose::Transfer
     }
 
     fn plots(&self) -> &'static [Plot] {
@@ -75,12 +66,8 @@ impl Experiment for Mack {
         if quick { 2.0 } else { 12.0 }
     }
 
-    fn check(&self) -> Result<()> {
-        ensure!(
-            has_program("NPtcp"),
-            "NPtcp is not installed (`tools/setup bench` installs it)"
-        );
-        Ok(())
+    fn programs(&self) -> &'static [&'static str] {
+        &["NPtcp"]
     }
 
     fn measure(
@@ -107,13 +94,13 @@ impl Experiment for Mack {
         let client = [&limited("60")[..], &["-h", target, "-o", file]].concat();
         let first = Snapshot::take();
         bed.client.run("timeout", &client)?;
-        let (cpu, disturbed) = web::used_since(bed, &first)?;
+        let (cpu, disturbed) = peers::used_since(bed, &first)?;
         let values = parse(&fs::read_to_string(file)?)?;
         Ok((values, cpu, disturbed))
     }
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
-        let peers: Vec<&str> = PEERS.iter().map(|peer| peer.name).collect();
+        let peers = peers::names();
         let mut said = Vec::new();
         let latency = document.series(self.name(), LATENCY, &peers);
         let direct = latency

@@ -5,6 +5,7 @@ mod haddad;
 mod html;
 mod mack;
 mod orourke;
+mod peers;
 mod web;
 
 use std::fs;
@@ -18,8 +19,9 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use self::data::{CpuSeconds, Document, Missing, Run, SCHEMA, Value};
-use crate::compare::bed::{Bed, Purpose};
-use crate::compare::contender::{Contender, Place};
+use self::peers::{PEERS, Peer};
+use crate::compare::bed::{Bed, Purpose, has_program};
+use crate::compare::contender::Place;
 use crate::compare::progress::Progress;
 use crate::machine;
 use crate::yardsticks::Yardsticks;
@@ -55,13 +57,11 @@ trait Experiment {
     fn title(&self) -> &'static str;
     /// How it is done.
     fn what(&self) -> &'static str;
-    fn peers(&self) -> &'static [Peer];
-    fn purpose(&self) -> Purpose;
+    /// The programs that it needs besides ours.
+    fn programs(&self) -> &'static [&'static str];
     fn plots(&self) -> &'static [Plot];
     /// What one run of a peer takes, about.
     fn seconds(&self, quick: bool) -> f64;
-    /// An error without the programs that it needs.
-    fn check(&self) -> Result<()>;
     /// Measures a peer once: values, CPU, and why they should not be believed.
     fn measure(
         &self,
@@ -74,13 +74,6 @@ trait Experiment {
 
 /// All of them, in the order of the page.
 const EXPERIMENTS: [&dyn Experiment; 3] = [&orourke::Orourke, &mack::Mack, &haddad::Haddad];
-
-/// Who is measured; its name is the same everywhere, as is its colour.
-#[derive(Debug)]
-struct Peer {
-    name: &'static str,
-    who: Contender,
-}
 
 /// A plot of an experiment.
 #[derive(Debug)]
@@ -116,7 +109,12 @@ impl Options {
             "report needs root: its hosts are network namespaces"
         );
         for experiment in &experiments {
-            experiment.check()?;
+            for program in experiment.programs() {
+                ensure!(
+                    has_program(program),
+                    "{program} is not installed (`tools/setup bench` installs it)"
+                );
+            }
         }
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -168,10 +166,10 @@ impl Options {
             })
             .collect();
         for peer in &self.peers {
-            let mut known = asked.iter().flat_map(|experiment| experiment.peers());
             ensure!(
-                known.any(|known| known.name == *peer),
-                "no experiment that is asked for has a peer {peer}"
+                peers::names().contains(&peer.as_str()),
+                "no experiment has a peer {peer}; there are: {}",
+                peers::names().join(", ")
             );
         }
         Ok(asked)
@@ -213,7 +211,7 @@ impl Options {
         let name = experiment.name();
         let is_asked =
             |peer: &&Peer| self.peers.is_empty() || self.peers.iter().any(|name| name == peer.name);
-        let peers: Vec<&Peer> = experiment.peers().iter().filter(is_asked).collect();
+        let peers: Vec<&Peer> = PEERS.iter().filter(is_asked).collect();
         let rounds = document.rounds;
         let is_done = |document: &Document, peer: &Peer| {
             (1..=rounds).all(|round| document.has(name, peer.name, round))
@@ -229,7 +227,7 @@ impl Options {
                 number,
                 peer.who,
                 Place::Usual,
-                experiment.purpose(),
+                Purpose::Transfer,
                 &yardsticks,
             ) {
                 Ok(bed) => beds.push((*peer, bed)),

@@ -6,9 +6,8 @@ use lvs_testbed::programs;
 use nix::sys::signal::Signal;
 
 use super::data::{CpuSeconds, Document, Value};
-use super::web::{self, PEERS};
-use super::{Axis, Experiment, Peer, Plot};
-use crate::compare::bed::{Bed, Purpose, VIP, has_program};
+use super::{Axis, Experiment, Plot, peers, web};
+use crate::compare::bed::{Bed, VIP};
 use crate::compare::contender::{Contender, Method};
 use crate::machine::Snapshot;
 
@@ -44,14 +43,6 @@ impl Experiment for Orourke {
          response time is that of all replies, refusals too. The client and the servers are on CPU 0, a director that is a \
          process on CPU 1. The last plot has the replies at an offered rate of 1.3 times what the servers can do together, \
          by their number."
-    }
-
-    fn peers(&self) -> &'static [Peer] {
-        &PEERS
-    }
-
-    fn purpose(&self) -> Purpose {
-        Purpose::Transfer
     }
 
     fn plots(&self) -> &'static [Plot] {
@@ -109,14 +100,8 @@ impl Experiment for Orourke {
         if quick { 4.0 } else { 24.0 }
     }
 
-    fn check(&self) -> Result<()> {
-        for program in ["httperf", "nginx"] {
-            ensure!(
-                has_program(program),
-                "{program} is not installed (`tools/setup bench` installs it)"
-            );
-        }
-        Ok(())
+    fn programs(&self) -> &'static [&'static str] {
+        &["httperf", "nginx"]
     }
 
     fn measure(
@@ -163,13 +148,13 @@ impl Experiment for Orourke {
                 y: offered?.rate,
             });
         }
-        let (cpu, disturbed) = web::used_since(bed, &first)?;
+        let (cpu, disturbed) = peers::used_since(bed, &first)?;
         server.stop(Signal::SIGTERM)?;
         Ok((values, cpu, disturbed))
     }
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
-        let peers: Vec<&str> = PEERS.iter().map(|peer| peer.name).collect();
+        let peers = peers::names();
         let mut said = Vec::new();
         let errors = document.series(self.name(), ERRORS, &peers);
         for series in document.series(self.name(), REPLIES, &peers) {

@@ -1,0 +1,74 @@
+//! Who is measured, by every experiment alike, and what it used.
+
+use anyhow::Result;
+
+use super::data::CpuSeconds;
+use crate::compare::bed::Bed;
+use crate::compare::contender::{Contender, Method};
+use crate::machine::{Snapshot, Used};
+
+/// Who is measured; its name is the same everywhere, as is its colour.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) name: &'static str,
+    pub(super) who: Contender,
+}
+
+pub(super) const PEERS: [Peer; 9] = [
+    Peer {
+        name: "direct",
+        who: Contender::Direct,
+    },
+    Peer {
+        name: "routing",
+        who: Contender::Route,
+    },
+    Peer {
+        name: "lvs-nat",
+        who: Contender::AfPacket(Method::Nat),
+    },
+    Peer {
+        name: "lvs-dr",
+        who: Contender::AfPacket(Method::Dr),
+    },
+    Peer {
+        name: "lvs-tunnel",
+        who: Contender::AfPacket(Method::Tunnel),
+    },
+    Peer {
+        name: "lvs-nat-in-kernel",
+        who: Contender::InKernel(Method::Nat),
+    },
+    Peer {
+        name: "nftables",
+        who: Contender::Nftables,
+    },
+    Peer {
+        name: "haproxy",
+        who: Contender::Haproxy,
+    },
+    Peer {
+        name: "nginx",
+        who: Contender::Nginx,
+    },
+];
+
+/// Their names, in their order.
+pub(super) fn names() -> Vec<&'static str> {
+    PEERS.iter().map(|peer| peer.name).collect()
+}
+
+/// What the nodes used since `first`, and why it should not be believed.
+pub(super) fn used_since(bed: &mut Bed, first: &Snapshot) -> Result<(CpuSeconds, Option<String>)> {
+    let devices = [bed.devices[1].as_str(), &bed.devices[2]];
+    let used: Used = Snapshot::take().since(first, bed.pid(), &devices);
+    bed.check_alive()?;
+    let cpu = CpuSeconds {
+        elapsed: used.seconds,
+        process: used.process,
+        softirq: used.softirq,
+        other_softirq: used.other_softirq,
+        endpoints: used.endpoints,
+    };
+    Ok((cpu, used.disturbed()))
+}
