@@ -2,7 +2,7 @@
 //! stand ready and are measured in turn.
 //!
 //! ```text
-//! client cN ──── dN director eN ──── sN server
+//! client c… ──── d… director e… ──── s… server
 //!  10.71.0.2    10.71.0.1   10.72.0.1   10.72.0.11-14
 //!  10.128.0.0/9, the flows' clients     10.73.0.1, the virtual service
 //! ```
@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -23,6 +24,9 @@ use nix::sys::signal::Signal;
 use super::contender::{Contender, Method, Place};
 use super::programs as peers;
 use crate::yardsticks::Yardsticks;
+
+/// How many beds this process has made.
+static BEDS: AtomicUsize = AtomicUsize::new(0);
 
 pub(crate) const CLIENT_MAC: &str = "02:00:00:00:0c:00";
 pub(crate) const FRONT_MAC: &str = "02:00:00:00:0d:00";
@@ -78,7 +82,6 @@ pub(crate) struct Bed {
 
 impl Bed {
     pub(crate) fn new(
-        number: usize,
         who: Contender,
         place: Place,
         purpose: Purpose,
@@ -92,7 +95,11 @@ impl Bed {
         }
         let mut testbed = Testbed::new("bench")?;
         let [client, director, server] = testbed.hosts(["client", "director", "server"])?;
-        let devices = ["c", "d", "e", "s"].map(|letter| format!("{letter}{number}"));
+        let number = BEDS.fetch_add(1, Ordering::Relaxed);
+        // A receiving thread is found by its interface's name, and namespaces of other beds, of
+        // other processes too, may still be about: 15 characters are there.
+        let name = format!("{}-{number}", std::process::id());
+        let devices = ["c", "d", "e", "s"].map(|letter| format!("{letter}{name}"));
         let mut bed = Self {
             who,
             place,
@@ -116,7 +123,7 @@ impl Bed {
             bed.start_servers(yardsticks)?;
         }
         if purpose == Purpose::Transfer {
-            bed.answer_directly(number)?;
+            bed.answer_directly(&name)?;
         }
         if who.spins() {
             bed.pause()?;
@@ -514,14 +521,14 @@ impl Bed {
     }
 
     /// Direct routing and tunnels: the server's answers do not pass the director.
-    fn answer_directly(&mut self, number: usize) -> Result<()> {
+    fn answer_directly(&mut self, name: &str) -> Result<()> {
         let (Contender::AfPacket(method) | Contender::InKernel(method)) = self.who else {
             return Ok(());
         };
         if method == Method::Nat {
             return Ok(());
         }
-        let (near, far) = (format!("x{number}"), format!("y{number}"));
+        let (near, far) = (format!("x{name}"), format!("y{name}"));
         let cable = format!(
             "link add {near} netns {} numtxqueues 1 numrxqueues 1 type veth \
              peer name {far} netns {} numtxqueues 1 numrxqueues 1\n",

@@ -55,7 +55,6 @@ type Key = (Contender, Place, Purpose);
 pub(super) struct Runner<'a> {
     yardsticks: &'a Yardsticks,
     manner: &'a Manner,
-    number: usize,
     beds: HashMap<Key, Bed>,
     prepared: HashSet<(Key, Flood)>,
     /// Packets a second beside round trips.
@@ -81,7 +80,6 @@ impl<'a> Runner<'a> {
         Self {
             yardsticks,
             manner,
-            number: 0,
             beds: HashMap::new(),
             prepared: HashSet::new(),
             half: None,
@@ -165,8 +163,7 @@ impl<'a> Runner<'a> {
     fn bed(&mut self, key: Key) -> Result<&mut Bed> {
         if !self.beds.contains_key(&key) {
             let (who, place, purpose) = key;
-            let mut bed = Bed::new(self.number, who, place, purpose, self.yardsticks)?;
-            self.number += 1;
+            let mut bed = Bed::new(who, place, purpose, self.yardsticks)?;
             match purpose {
                 Purpose::Tcp => tcp::check(&mut bed)?,
                 Purpose::Ping => {

@@ -218,18 +218,12 @@ impl Options {
         };
         let yardsticks = Yardsticks::build()?;
         let mut beds = Vec::new();
-        for (number, peer) in peers.iter().enumerate() {
+        for peer in &peers {
             if is_done(document, peer) {
                 continue;
             }
             interrupted(stop)?;
-            match Bed::new(
-                number,
-                peer.who,
-                Place::Usual,
-                Purpose::Transfer,
-                &yardsticks,
-            ) {
+            match Bed::new(peer.who, Place::Usual, Purpose::Transfer, &yardsticks) {
                 Ok(bed) => beds.push((*peer, bed)),
                 Err(error) => document.missing.push(Missing {
                     experiment: name.to_owned(),
