@@ -30,11 +30,12 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // The maps are made by the engine, which finds their names here.
-extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_counts, lvs_shares, lvs_told, lvs_services;
+extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_tunnels, lvs_counts, lvs_shares, lvs_told, lvs_services;
 
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static u64 (*ktime)(void) = (void *)5;
 static u32 (*processor)(void) = (void *)8;
+static long (*store_bytes)(struct __sk_buff *, u32 offset, const void *from, u32 len, u64 flags) = (void *)9;
 static long (*l4_csum_replace)(struct __sk_buff *, u32 offset, u64 from, u64 to, u64 flags) = (void *)11;
 static long (*redirect)(u32 ifindex, u64 flags) = (void *)23;
 static long (*load_bytes)(const struct __sk_buff *, u32 offset, void *to, u32 len) = (void *)26;
@@ -42,6 +43,7 @@ static long (*csum_diff)(u32 *from, u32 from_size, u32 *to, u32 to_size, u32 see
 static long (*change_tail)(struct __sk_buff *, u32 len, u64 flags) = (void *)38;
 static long (*pull_data)(struct __sk_buff *, u32 len) = (void *)39;
 static long (*csum_update)(struct __sk_buff *, u32 csum) = (void *)40;
+static long (*adjust_room)(struct __sk_buff *, int len, u32 mode, u64 flags) = (void *)50;
 
 #define NEXT (-1)
 #define SHOT 2
@@ -124,8 +126,12 @@ struct told {
 	u32 hop;
 	u32 valid;
 	u32 len;
+	u32 shape;     // of the headers that go in front
+	u32 record;    // of the server, if there are any
 	u8 proto, v6;
+	u32 outer[TUNNEL_OUTER_WORDS * 2];
 };
+_Static_assert(sizeof(struct told) == TOLD_BYTES, "layout.h");
 
 // In `valid`: no frame was looked at; this one the engine has; this one is lvs_ingress's.
 #define TOLD_NOTHING 0
@@ -343,10 +349,10 @@ INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32
 	u64 way = (v6 ? READ(slot[WIDE_ENDS]) : READ(slot[NARROW_VIRT])) >> 48;
 	u32 method = way & WAY_METHOD;
 	if (flags & FLAGS_UP) return SHARE_UNFIT;
-	if (v6 && !(way & WAY_SERVER_V6)) return SHARE_UNFIT;
+	if (v6 && !(way & WAY_SERVER_V6) && method != METHOD_TUNNEL) return SHARE_UNFIT;
 	if (method == METHOD_NAT) {
 		if (flags & FLAG_NO_OUTPUT) return SHARE_UNFIT;
-	} else if (method != METHOD_ROUTE || t->reply) {
+	} else if ((method != METHOD_ROUTE && method != METHOD_TUNNEL) || t->reply) {
 		return SHARE_UNFIT;
 	}
 	if (p->proto == TCP) {
@@ -355,7 +361,25 @@ INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32
 		return SHARE_UNFIT;
 	}
 	u32 hop;
-	if (t->reply) {
+	t->shape = 0;
+	if (method == METHOD_TUNNEL) {
+		u32 record = READ(hot[HOT_SERVER]) >> 32;
+		u64 *tunnel = map_lookup(&lvs_tunnels, &record);
+		if (!tunnel) return SHARE_UNPUBLISHED;
+		t->record = record;
+		u64 known = READ(tunnel[TUNNEL_WAY]);
+		if ((known >> 16 & 0xffff) != epoch) return SHARE_UNPUBLISHED;
+		hop = known & 0xffff;
+		IN_ORDER();
+		t->shape = READ(tunnel[TUNNEL_SHAPE]);
+		for (int i = 0; i < TUNNEL_OUTER_WORDS; i++) {
+			u64 word = READ(tunnel[TUNNEL_OUTER + i]);
+			t->outer[i * 2] = word;
+			t->outer[i * 2 + 1] = word >> 32;
+		}
+		IN_ORDER();
+		if (READ(tunnel[TUNNEL_WAY]) != known) return SHARE_UNPUBLISHED;
+	} else if (t->reply) {
 		hop = (v6 ? READ(slot[WIDE_ENDS]) >> 32 : READ(slot[NARROW_SERVER]) >> 48) & 0xffff;
 	} else {
 		u32 record = READ(hot[HOT_SERVER]) >> 32;
@@ -524,6 +548,77 @@ INLINE int forward_v6(struct __sk_buff *skb, const u64 *slot, const struct told 
 	return 0;
 }
 
+// The source port of GUE for the packet's flow (packet/rewrite/tunnel.rs).
+INLINE u32 mixed(u32 hash, u32 word)
+{
+	hash = (hash ^ word) * 0x9e3779b1U;
+	return hash ^ hash >> 15;
+}
+
+INLINE u16 source_port(const struct told *t, const int v6)
+{
+	const int words = v6 ? 10 : 5;
+	u32 ports = t->head[words];
+	u32 hash = t->proto ^ ((u32)swap(ports) << 16 | swap(ports >> 16));
+#pragma clang loop unroll(full)
+	for (int i = v6 ? 2 : 3; i < words; i++) hash = mixed(hash, __builtin_bswap32(t->head[i]));
+	return 32768 + ((u64)hash * (60999 - 32768) >> 32);
+}
+
+// Puts outer headers in front of a packet whose own are done with.
+INLINE int encapsulate(struct __sk_buff *skb, struct told *t, const int v6)
+{
+	u32 *o = t->outer, shape = t->shape, len = shape & TUNNEL_LEN, between = len - (shape & TUNNEL_V6 ? 40 : 20), class, ttl, df = 0;
+	u8 *data = (void *)(long)skb->data;
+	if (data + ETH + 20 > (u8 *)(long)skb->data_end) return -1;
+	if (v6) {
+		class = (data[ETH] << 4 & 0xf0) | data[ETH + 1] >> 4;
+		ttl = data[ETH + 7];
+	} else {
+		class = data[ETH + 1];
+		ttl = data[ETH + 8];
+		df = shape & TUNNEL_DF && data[ETH + 6] & 0x40;
+	}
+	// What was marked as congested is not to be so twice (RFC 3168 section 9.1.1).
+	if ((class & 3) == 3) class &= ~1U;
+	u32 inner = t->len + between;
+	u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
+	if (shape & TUNNEL_GUE) flags |= BPF_F_ADJ_ROOM_ENCAP_L4_UDP;
+	if (shape & TUNNEL_GRE) flags |= BPF_F_ADJ_ROOM_ENCAP_L4_GRE;
+	if (shape & TUNNEL_V6) {
+		flags |= BPF_F_ADJ_ROOM_ENCAP_L3_IPV6;
+		o[0] = 0x60 | class >> 4 | (class & 0xf) << 12;
+		o[1] = (o[1] & 0x00ff0000) | swap(inner) | ttl << 24;
+		if (shape & TUNNEL_GUE) {
+			o[10] = (o[10] & 0xffff0000) | swap(source_port(t, v6));
+			o[11] = swap(inner);
+		}
+	} else {
+		flags |= BPF_F_ADJ_ROOM_ENCAP_L3_IPV4;
+		u32 id = 0;
+		if (!df) {
+			u32 record = t->record, count = skb->gso_segs;
+			u64 *tunnel = map_lookup(&lvs_tunnels, &record);
+			if (tunnel) id = __sync_fetch_and_add(&tunnel[TUNNEL_IDS], count ? count : 1);
+		}
+		o[0] = 0x45 | class << 8 | (u32)swap(inner + 20) << 16;
+		o[1] = swap(id) | (df ? 0x0040 << 16 : 0);
+		o[2] = ttl | (o[2] & 0xff00);
+		o[2] |= (u32)(u16)~fold((u64)o[0] + o[1] + o[2] + o[3] + o[4]) << 16;
+		if (shape & TUNNEL_GUE) {
+			o[5] = (o[5] & 0xffff0000) | swap(source_port(t, v6));
+			o[6] = swap(inner);
+		}
+	}
+	if (len < 20 || len > TUNNEL_OUTER_WORDS * 8) return -1;
+	if (adjust_room(skb, len, BPF_ADJ_ROOM_MAC, flags) || store_bytes(skb, ETH, o, len, 0)) return -1;
+	// A sum that the card has made is one of these as well now. That of an IPv4 header is nothing, and so is what there is
+	// behind the headers.
+	if (shape & (TUNNEL_V6 | TUNNEL_GUE | TUNNEL_GRE)) csum_update(skb, csum_diff(0, 0, o, sizeof t->outer, 0));
+	u16 type = shape & TUNNEL_V6 ? swap(IPV6) : swap(IPV4);
+	return store_bytes(skb, 12, &type, 2, 0);
+}
+
 // Whether the frame is the one that `t` is about; its headers are where they can be written then.
 INLINE int is_told(struct __sk_buff *skb, const struct told *t, const int v6)
 {
@@ -537,7 +632,7 @@ INLINE int is_told(struct __sk_buff *skb, const struct told *t, const int v6)
 }
 
 // Does what `t` says.
-INLINE int forward(struct __sk_buff *skb, const u64 *conf, const struct told *t, const int v6, u64 now)
+INLINE int forward(struct __sk_buff *skb, const u64 *conf, struct told *t, const int v6, u64 now)
 {
 	u64 *slot = slot_of(t->handle, v6);
 	u64 *out = map_lookup(&lvs_hops, &t->hop);
@@ -550,6 +645,7 @@ INLINE int forward(struct __sk_buff *skb, const u64 *conf, const struct told *t,
 	account(conf, v6 ? slot + WIDE_HOT : slot, t, t->len, now);
 	u8 *macs = (u8 *)(out + HOP_MACS);
 	if (v6 ? forward_v6(skb, slot, t, t->proto, macs) : forward_v4(skb, slot, t, t->proto, macs)) goto lost;
+	if (t->shape && encapsulate(skb, t, v6)) goto lost;
 	share(t->reply ? SHARE_REPLIES : SHARE_REQUESTS);
 	return redirect(ifindex, 0);
 lost:

@@ -39,6 +39,7 @@
 #define WAY_CLIENT_V6 8
 #define WAY_SERVER_V6 16
 #define METHOD_NAT 0
+#define METHOD_TUNNEL 2
 #define METHOD_ROUTE 3
 #define METHOD_FULL_NAT 5
 
@@ -90,6 +91,29 @@
 // ---- servers, by record: lvs_servers ----
 
 // One word: hop | epoch << 16.
+
+// ---- ways through tunnels, by record of the server: lvs_tunnels ----
+
+#define TUNNEL_WORDS 16
+// Hop | epoch << 16 | number of the version of what follows << 32. Whoever has read that reads this one again.
+#define TUNNEL_WAY 0
+// Length of the outer headers, in bytes, and what they are.
+#define TUNNEL_SHAPE 1
+#define TUNNEL_LEN 0xff
+#define TUNNEL_V6 0x100
+#define TUNNEL_GRE 0x200
+#define TUNNEL_GUE 0x400
+// The outer header forbids fragmentation where the inner one does.
+#define TUNNEL_DF 0x800
+// The outer headers, but for what depends on the packet.
+#define TUNNEL_OUTER 2
+#define TUNNEL_OUTER_WORDS 7
+// Identifications that were given; in a cache line of their own.
+#define TUNNEL_IDS 15
+
+// ---- what lvs_filter leaves for lvs_ingress: lvs_told ----
+
+#define TOLD_BYTES 168
 
 // ---- virtual services, for when there is no engine: lvs_services ----
 

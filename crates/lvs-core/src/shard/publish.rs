@@ -4,7 +4,7 @@ use core::net::SocketAddr;
 
 use super::Shard;
 use crate::conn::{Entry, NO_SLOT, State, flag};
-use crate::{ConnId, Forwarding, Protocol};
+use crate::{ConnId, Forwarding, Protocol, Tunnel};
 
 /// With these, a packet may change more of its connection than counters and the deadline, or be
 /// changed itself.
@@ -35,7 +35,7 @@ fn is_plain(entry: Entry<'_>) -> bool {
     entry.flags() & INVOLVED == 0
         && match entry.method() {
             Forwarding::Nat => !entry.has(flag::NO_OUTPUT),
-            Forwarding::Route => true,
+            Forwarding::Route | Forwarding::Tunnel => true,
             _ => false,
         }
 }
@@ -53,6 +53,8 @@ pub struct Offer {
     pub server: SocketAddr,
     /// Forwarding method.
     pub method: Forwarding,
+    /// The encapsulation, if that is a tunnel.
+    pub tunnel: Tunnel,
     /// The number of the server's record.
     pub record: u32,
 }
@@ -123,6 +125,7 @@ impl Shard {
             virt,
             server: entry.server_addr(),
             method,
+            tunnel: link.server.tunnel(),
             record: entry.server(),
         })
     }
@@ -246,8 +249,12 @@ mod tests {
         assert_eq!(ripe(Protocol::UDP, nat, 0), often);
         assert_eq!(ripe(Protocol::UDP, route, 0), often);
         assert_eq!(ripe(Protocol::TCP, route, TcpFlags::SYN), often);
-        let tunnel = ripe(Protocol::TCP, Forwarding::Tunnel, TcpFlags::SYN);
-        assert!(tunnel.is_empty(), "{tunnel:?}");
+        assert_eq!(
+            ripe(Protocol::TCP, Forwarding::Tunnel, TcpFlags::SYN),
+            often
+        );
+        let local = ripe(Protocol::TCP, Forwarding::Local, TcpFlags::SYN);
+        assert!(local.is_empty(), "{local:?}");
         // Of a connection that is being closed.
         let mut director = director(Protocol::TCP, route);
         for n in 1..=16 {

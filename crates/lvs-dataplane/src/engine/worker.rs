@@ -114,6 +114,8 @@ struct KernelSide {
     shown: Option<Held>,
     /// Where withdrawing all connections goes on.
     withdrawn: Option<usize>,
+    /// How often something was learned of ways through tunnels, so far.
+    lessons: u64,
 }
 
 impl Worker {
@@ -439,6 +441,7 @@ impl Worker {
 
     /// Asks for what the packet path has asked for, and sends what it has made.
     fn flush(&mut self) {
+        self.heed_lessons();
         if !self.output.requests.is_empty() {
             let (clients, mut refused) = (&mut self.clients, 0);
             self.output.requests.retain(|request| {
@@ -675,14 +678,27 @@ impl Worker {
         self.decider.ripe.clear();
     }
 
+    /// What a router has said of a way through a tunnel holds for packets in the kernel, too.
+    fn heed_lessons(&mut self) {
+        if let Some(kernel) = &self.kernel.path {
+            let lessons = self.pipeline.common().tunnels().lessons();
+            if lessons != self.kernel.lessons {
+                self.kernel.lessons = lessons;
+                kernel.changed();
+            }
+        }
+    }
+
     /// Publishes a connection, if nothing but counting is to be done about its packets.
     fn publish(&mut self, conn: ConnId, epoch: u16, kernel: &InKernel, now: Instant) -> Option<()> {
         let offer = self.decider.shard.offer(conn)?;
         if self.decider.may_be_marked(&offer) {
             return None;
         }
-        let ways = Ways::of(&offer, &self.network)?;
-        let tables = &self.network.view().tables;
+        let view = self.network.view();
+        let tunnels = self.pipeline.common().tunnels();
+        let ways = Ways::of(&offer, &self.network, tunnels, view.pmtu_disc, now)?;
+        let tables = &view.tables;
         let hop = |way: Way| {
             let out = WayOut {
                 ifindex: tables.port(way.port)?.ifindex,
@@ -697,7 +713,11 @@ impl Worker {
             Some(way) => Some(hop(way)?),
             None => None,
         };
-        if !kernel.set_server(offer.record, to_server, epoch) {
+        let is_set = match &ways.outer {
+            Some(outer) => kernel.set_tunnel(offer.record, to_server, epoch, outer),
+            None => kernel.set_server(offer.record, to_server, epoch),
+        };
+        if !is_set {
             return None;
         }
         let published = self.decider.shard.publish(conn, epoch, to_client);

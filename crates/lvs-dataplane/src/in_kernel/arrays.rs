@@ -5,7 +5,9 @@ use std::sync::Arc;
 use lvs_core::memory::Layout;
 
 use super::error::{InKernelError, step};
-use super::layout::{ABOUT_WORDS, COUNT_WORDS, HOP_WORDS, KEPT_WORDS, SHARE_WORDS, conf};
+use super::layout::{
+    ABOUT_WORDS, COUNT_WORDS, HOP_WORDS, KEPT_WORDS, SHARE_WORDS, TUNNEL_WORDS, conf,
+};
 use super::pins::Pins;
 use super::{HOPS, SERVERS};
 use crate::sys::SharedArray;
@@ -37,6 +39,7 @@ pub(super) struct Arrays {
     pub(super) overflow: Arc<SharedArray>,
     pub(super) hops: Arc<SharedArray>,
     pub(super) servers: Arc<SharedArray>,
+    pub(super) tunnels: Arc<SharedArray>,
     pub(super) counts: Arc<SharedArray>,
     pub(super) shares: Arc<SharedArray>,
 }
@@ -70,13 +73,14 @@ impl Arrays {
             overflow: array("lvs_overflow", Layout::WIDE_WORDS, layout.overflow_slots)?,
             hops: array("lvs_hops", HOP_WORDS, HOPS.into())?,
             servers: array("lvs_servers", 1, SERVERS)?,
+            tunnels: array("lvs_tunnels", TUNNEL_WORDS, SERVERS)?,
             counts: array("lvs_counts", COUNT_WORDS, SERVERS * processors)?,
             shares: array("lvs_shares", SHARE_WORDS, processors)?,
         })
     }
 
     /// Names and arrays.
-    pub(super) fn all(&self) -> [(&'static str, &SharedArray); 13] {
+    pub(super) fn all(&self) -> [(&'static str, &SharedArray); 14] {
         [
             ("lvs_about", &self.about),
             ("lvs_kept", &self.kept),
@@ -89,6 +93,7 @@ impl Arrays {
             ("lvs_wide_tags", &self.wide_tags),
             ("lvs_hops", &self.hops),
             ("lvs_servers", &self.servers),
+            ("lvs_tunnels", &self.tunnels),
             ("lvs_counts", &self.counts),
             ("lvs_shares", &self.shares),
         ]

@@ -27,17 +27,31 @@ pub(super) const SERVICE_WORDS: usize = 3;
 
 /// Words of a way out.
 pub(super) const HOP_WORDS: usize = 4;
+/// Words of the way through a tunnel to a server.
+pub(super) const TUNNEL_WORDS: usize = 16;
 /// Words of a server's counters, on one processor: packets and bytes of requests, then of replies.
 pub(super) const COUNT_WORDS: usize = 4;
 /// Words of what became of frames, on one processor.
 pub(super) const SHARE_WORDS: usize = 8;
 /// Bytes of a decision that the filter leaves for the ingress.
-pub(super) const TOLD_BYTES: u32 = 104;
+pub(super) const TOLD_BYTES: u32 = 168;
 
 /// Words of a way out: interface and MTU, link-layer addresses.
 pub(super) mod hop {
     pub(crate) const LINK: usize = 0;
     pub(crate) const MACS: usize = 1;
+}
+
+/// Words of the way through a tunnel, and the bits of its shape.
+pub(super) mod tunnel {
+    pub(crate) const WAY: usize = 0;
+    pub(crate) const SHAPE: usize = 1;
+    pub(crate) const OUTER_WORDS: usize = 7;
+
+    pub(crate) const V6: u64 = 0x100;
+    pub(crate) const GRE: u64 = 0x200;
+    pub(crate) const GUE: u64 = 0x400;
+    pub(crate) const DF: u64 = 0x800;
 }
 
 /// Words of a server's counters.
@@ -116,6 +130,13 @@ mod tests {
             ("HOP_LINK", hop::LINK),
             ("HOP_MACS", hop::MACS),
             ("COUNT_WORDS", COUNT_WORDS),
+            ("TOLD_BYTES", TOLD_BYTES as usize),
+            ("TUNNEL_WORDS", TUNNEL_WORDS),
+            ("TUNNEL_WAY", tunnel::WAY),
+            ("TUNNEL_SHAPE", tunnel::SHAPE),
+            ("TUNNEL_OUTER", tunnel::SHAPE + 1),
+            ("TUNNEL_OUTER_WORDS", tunnel::OUTER_WORDS),
+            ("TUNNEL_IDS", TUNNEL_WORDS - 1),
             ("COUNT_IN_PACKETS", count::IN_PACKETS),
             ("COUNT_IN_BYTES", count::IN_BYTES),
             ("COUNT_OUT_PACKETS", count::OUT_PACKETS),
@@ -130,9 +151,17 @@ mod tests {
             ("SHARE_WAITING", share::WAITING),
             ("SHARE_LOST", share::LOST),
         ];
+        let shapes = [
+            ("TUNNEL_LEN", 0xff),
+            ("TUNNEL_V6", tunnel::V6),
+            ("TUNNEL_GRE", tunnel::GRE),
+            ("TUNNEL_GUE", tunnel::GUE),
+            ("TUNNEL_DF", tunnel::DF),
+        ];
         let ours = ours.map(|(name, number)| (name, number as u64));
+        let ours = ours.into_iter().chain(shapes);
         let mut found = defined();
-        for (name, number) in ours.into_iter().chain(Layout::NUMBERS.iter().copied()) {
+        for (name, number) in ours.chain(Layout::NUMBERS.iter().copied()) {
             assert_eq!(found.remove(name), Some(number), "{name}");
         }
         assert!(found.is_empty(), "nobody here knows {found:?}");

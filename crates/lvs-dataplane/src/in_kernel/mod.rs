@@ -31,13 +31,13 @@ use std::fs::File;
 use std::num::NonZeroU32;
 use std::ops::DerefMut;
 use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lvs_core::api::InKernelInfo;
 use lvs_core::memory::{Layout, Memory};
-use lvs_core::{Control, Counts, Instant};
+use lvs_core::{Control, Counts, Instant, Tunnel};
 
 use self::arrays::Arrays;
 pub use self::attach::Attached;
@@ -45,9 +45,13 @@ use self::epochs::Epochs;
 pub use self::epochs::Held;
 pub use self::error::InKernelError;
 use self::error::step;
-use self::layout::{COUNT_WORDS, HOP_WORDS, SERVICE_WORDS, SHARE_WORDS, conf, count, hop, share};
+use self::layout::{
+    COUNT_WORDS, HOP_WORDS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS, conf, count, hop, share,
+    tunnel,
+};
 pub(crate) use self::outlive::Record;
 use self::pins::Pins;
+use crate::packet::rewrite::tunnel::Template;
 use crate::packet::wire::Mac;
 use crate::sys::{self, Program, SharedSet};
 
@@ -116,6 +120,8 @@ pub struct InKernel {
     layout: Layout,
     epochs: Mutex<Epochs>,
     hops: Mutex<Hops>,
+    /// Held by whoever writes ways through tunnels.
+    tunnels: Mutex<()>,
     /// What was counted for each record when that was last taken over.
     taken: Mutex<Vec<[u64; COUNT_WORDS]>>,
     /// Records beyond this have nothing counted.
@@ -258,6 +264,50 @@ impl InKernel {
         };
         self.records.fetch_max(record + 1, Relaxed);
         word.store(u64::from(hop) | u64::from(epoch) << 16, Release);
+        true
+    }
+
+    /// The way through a tunnel to a server, in this epoch; `false` if its number is too large.
+    pub fn set_tunnel(&self, record: u32, hop: u16, epoch: u16, outer: &Template) -> bool {
+        let at = record as usize * TUNNEL_WORDS;
+        let Some(words) = self.arrays.tunnels.words().get(at..at + TUNNEL_WORDS) else {
+            return false;
+        };
+        self.records.fetch_max(record + 1, Relaxed);
+        let mut shape = outer.bytes().len() as u64;
+        for (bit, set) in [
+            (tunnel::V6, outer.is_v6()),
+            (tunnel::GRE, matches!(outer.tunnel(), Tunnel::Gre { .. })),
+            (tunnel::GUE, matches!(outer.tunnel(), Tunnel::Gue { .. })),
+            (tunnel::DF, outer.keeps_df()),
+        ] {
+            shape |= if set { bit } else { 0 };
+        }
+        let mut new = [0; 1 + tunnel::OUTER_WORDS];
+        new[0] = shape;
+        for (word, bytes) in new[1..].iter_mut().zip(outer.bytes().chunks(8)) {
+            let mut eight = [0; 8];
+            eight[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_ne_bytes(eight);
+        }
+        let _one = lock(&self.tunnels);
+        let (way, rest) = (&words[tunnel::WAY], &words[tunnel::SHAPE..]);
+        let mut version = way.load(Relaxed) >> 32;
+        if rest
+            .iter()
+            .zip(new)
+            .any(|(word, new)| word.load(Relaxed) != new)
+        {
+            // No packet has this hop: whoever reads meanwhile, or has begun before, sees that.
+            version = version.wrapping_add(1) & 0xffff_ffff;
+            way.store(version << 32, Relaxed);
+            fence(Release);
+            for (word, new) in rest.iter().zip(new) {
+                word.store(new, Relaxed);
+            }
+        }
+        let word = u64::from(hop) | u64::from(epoch) << 16 | version << 32;
+        way.store(word, Release);
         true
     }
 

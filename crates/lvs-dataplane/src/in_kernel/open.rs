@@ -193,6 +193,7 @@ impl InKernel {
                 used_up: false,
             }),
             hops: Mutex::default(),
+            tunnels: Mutex::default(),
             taken: Mutex::new(vec![[0; COUNT_WORDS]; SERVERS as usize]),
             records: AtomicU32::new(0),
             services,

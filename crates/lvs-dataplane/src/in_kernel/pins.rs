@@ -120,7 +120,7 @@ impl Pins {
 
 /// What all words of a description mean depends on this: it changes with any map's shape or
 /// meaning.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// "LVSKERNL".
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 

@@ -65,6 +65,11 @@ impl Common {
         self
     }
 
+    /// What was learned of the ways through tunnels.
+    pub const fn tunnels(&self) -> &TunnelPaths {
+        &self.tunnels
+    }
+
     /// `midnight`: how long after midnight, UTC, the clock of the packets'
     /// [`Instant`](lvs_core::Instant)s was at 0. For time stamps in IPv4 options.
     #[must_use]

@@ -116,7 +116,11 @@ fn millis(now: Instant) -> u64 {
 /// Servers that packets were tunnelled to, and what was learned of the ways: of all workers of a
 /// director.
 #[derive(Debug, Default)]
-pub struct TunnelPaths(Mutex<HashMap<(IpAddr, Kind), Arc<Path>>>);
+pub struct TunnelPaths {
+    paths: Mutex<HashMap<(IpAddr, Kind), Arc<Path>>>,
+    /// How often something was learned.
+    lessons: AtomicU64,
+}
 
 /// The same as one worker sees it: no lock is taken for a server that it knows. What another worker
 /// learns counts at once. `None`: there was no room to remember the server.
@@ -159,7 +163,7 @@ pub struct Complaint<'a> {
 impl TunnelPaths {
     /// The way to a server that a packet is tunnelled to; `None` if there are too many.
     fn path(&self, key: (IpAddr, Kind)) -> Option<Arc<Path>> {
-        let mut paths = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
         if paths.len() >= SERVERS_MAX && !paths.contains_key(&key) {
             return None;
         }
@@ -168,8 +172,26 @@ impl TunnelPaths {
 
     /// The way to a server, if packets were tunnelled to it.
     fn known(&self, key: (IpAddr, Kind)) -> Option<Arc<Path>> {
-        let paths = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
         paths.get(&key).cloned()
+    }
+
+    /// The MTU of the way to `server`, which the route says is `route`, for whoever sends packets
+    /// there in the packet path's place.
+    pub fn known_mtu(&self, server: IpAddr, tunnel: Tunnel, route: usize, now: Instant) -> usize {
+        self.known((server, tunnel.into()))
+            .map_or(route, |path| path.mtu(route, now))
+    }
+
+    /// How often something was learned of a way: as long as that stays as it is, no way has become
+    /// narrower.
+    pub fn lessons(&self) -> u64 {
+        self.lessons.load(Ordering::Acquire)
+    }
+
+    fn learn(&self, path: &Path, new: usize, route: usize, used: bool, now: Instant) {
+        path.learn(new, route, used, now);
+        self.lessons.fetch_add(1, Ordering::Release);
     }
 
     /// Reads `message`, an ICMP error with a right checksum that is addressed to the director.
@@ -196,7 +218,7 @@ impl TunnelPaths {
         if let Some(tunnel) = host_tunnel(protocol, payload).filter(|_| too_long) {
             // The host learns this whatever is inside.
             if let (Some(path), Some(route)) = (self.known((server, tunnel)), mtu(server)) {
-                path.learn(reported(message), route, path.is_used(), now);
+                self.learn(&path, reported(message), route, path.is_used(), now);
             }
         }
         let (tunnel, between) = read_tunnel(protocol, payload)?;
@@ -213,7 +235,7 @@ impl TunnelPaths {
         if too_long {
             let route = mtu(server)?;
             let known = path.is_used();
-            path.learn(reported(message), route, known, now);
+            self.learn(&path, reported(message), route, known, now);
             if be16(original, ipv4::field::FLAGS) & ipv4::DF == 0 {
                 return None;
             }
@@ -257,7 +279,7 @@ impl TunnelPaths {
         };
         if let (Some(path), Some(route)) = (self.known((server, kind)), mtu(server)) {
             let reported = usize::try_from(be32(message, icmp::field::REST)).unwrap_or(usize::MAX);
-            path.learn(reported.max(ipv6::MTU_MIN), route, true, now);
+            self.learn(&path, reported.max(ipv6::MTU_MIN), route, true, now);
         }
     }
 }

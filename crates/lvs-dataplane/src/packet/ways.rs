@@ -2,10 +2,12 @@
 //! change them: what the packet path would do with each, told beforehand for whoever forwards them
 //! in its place.
 
-use lvs_core::{Forwarding, Offer};
+use lvs_core::{Forwarding, Instant, Offer};
 
 use super::net::{Net, NextHop, PortId};
 use super::pipeline::is_martian;
+use super::rewrite::tunnel::{self, Template};
+use super::tunnel_path::TunnelPaths;
 use super::wire::Mac;
 
 /// Where packets leave.
@@ -26,6 +28,9 @@ pub struct Way {
 pub struct Ways {
     /// To the server.
     pub server: Way,
+    /// The headers that go in front of requests, whose longest is then what the way takes without
+    /// them.
+    pub outer: Option<Template>,
     /// To the client; `None` where replies do not come by here.
     pub client: Option<Way>,
 }
@@ -34,11 +39,21 @@ impl Ways {
     /// Those of a connection; `None` if the packet path would do anything else with its packets
     /// than send them there: they are this host's own, cannot be believed, have no route, or
     /// their neighbour is not known.
-    pub fn of<N: Net>(offer: &Offer, net: &N) -> Option<Self> {
+    ///
+    /// `pmtu_disc`: the sysctl of this name.
+    pub fn of<N: Net>(
+        offer: &Offer,
+        net: &N,
+        tunnels: &TunnelPaths,
+        pmtu_disc: bool,
+        now: Instant,
+    ) -> Option<Self> {
         let (client, virt, server) = (offer.client.ip(), offer.virt.ip(), offer.server.ip());
         let is_ours = |addr| net.is_local(addr) || net.is_own_vip(addr);
         let arrives = is_ours(virt) || net.is_vip(virt);
-        let alike = client.is_ipv6() == server.is_ipv6();
+        let tunnelled = offer.method == Forwarding::Tunnel;
+        // Connections of IPv4 that leave in tunnels of IPv6 are looked up elsewhere.
+        let alike = client.is_ipv6() == server.is_ipv6() || tunnelled && client.is_ipv6();
         if !arrives
             || !alike
             || is_martian(client, virt, true, net)
@@ -58,7 +73,17 @@ impl Ways {
                 from: port.mac,
             })
         };
-        let to_server = way(net.route(server)?)?;
+        let hop = net.route(server)?;
+        let mut to_server = way(hop)?;
+        let mut outer = None;
+        if tunnelled {
+            let tunnel = offer.tunnel;
+            let mtu = tunnels.known_mtu(server, tunnel, hop.mtu as usize, now);
+            let inside = tunnel::inner_mtu(tunnel, server, hop.mtu as usize, mtu)?;
+            to_server.mtu = u32::try_from(inside).ok()?;
+            let template = Template::new(hop.source?, server, tunnel, client.is_ipv6(), pmtu_disc)?;
+            outer = Some(template);
+        }
         let to_client = match offer.method {
             Forwarding::Nat if is_martian(server, client, false, net) => return None,
             Forwarding::Nat => Some(way(net.route(client)?)?),
@@ -66,6 +91,7 @@ impl Ways {
         };
         Some(Self {
             server: to_server,
+            outer,
             client: to_client,
         })
     }

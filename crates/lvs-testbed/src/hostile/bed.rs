@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use lvs_core::{Control, Director, Forwarding, Instant, Options, Tunnel};
+use lvs_core::{Control, Director, Forwarding, Instant, Options, Tunnel, TunnelChecksum};
 use lvs_dataplane::in_kernel::InKernelError;
 use lvs_dataplane::packet::drop::FrameDrop;
 use lvs_dataplane::packet::fragment;
@@ -509,7 +509,8 @@ impl Bed {
             if self.director.next_wakeup().is_some_and(|at| at <= now) {
                 self.director.advance(now);
             }
-            if let Some(sent) = programs.pass(port, frame, &self.director.control, now) {
+            let tunnels = self.pipeline.common().tunnels();
+            if let Some(sent) = programs.pass(port, frame, &self.director.control, tunnels, now) {
                 self.now = now;
                 self.last = Some(sent.clone());
                 self.left
@@ -539,7 +540,8 @@ impl Bed {
             self.pipeline
                 .process(port, slots, &env, &mut decide, self.now, &mut self.output);
             if let Some(conn) = decide.forwarded {
-                programs.publish(conn, &mut self.director, &self.net, self.now);
+                let tunnels = self.pipeline.common().tunnels();
+                programs.publish(conn, &mut self.director, &self.net, tunnels, self.now);
             }
         } else {
             let decide = &mut self.director;
@@ -733,7 +735,10 @@ impl Bed {
             }
             (Tunnel::Gre { .. }, 47) => l4.get(4..),
             (Tunnel::Gue { .. }, 17) => {
-                if !matches!(health, Health::Right | Health::Absent) {
+                // Over IPv6 only tunnels may do without (RFC 6935).
+                let bare = self.scene.method.tunnel.checksum() == TunnelChecksum::None;
+                let absent = bare && l4.get(6..8) == Some(&[0, 0]);
+                if !absent && !matches!(health, Health::Right | Health::Absent) {
                     return Err("a wrong checksum of GUE".into());
                 }
                 l4.get(12..)

@@ -9,6 +9,7 @@ use lvs_dataplane::packet::frame::{Frame, Offload};
 use lvs_dataplane::packet::net::PortId;
 use lvs_dataplane::packet::pipeline::Decide;
 use lvs_dataplane::packet::testing::Table;
+use lvs_dataplane::packet::tunnel_path::TunnelPaths;
 use lvs_dataplane::packet::ways::{Way, Ways};
 
 use super::generator::MACS;
@@ -37,8 +38,8 @@ fn is_padded(frame: &[u8]) -> bool {
 /// The programs, and what they need.
 pub(super) struct Programs {
     kernel: InKernel,
-    /// Of the director, when it was last seen.
-    generation: u32,
+    /// The director's generation, and what was learned of tunnels, when that was last seen.
+    known: (u32, u64),
     turns: u64,
     /// Packets that they have forwarded.
     pub(super) forwarded: u64,
@@ -54,7 +55,7 @@ impl Programs {
     pub(super) fn new(layout: Layout) -> Result<Self, InKernelError> {
         Ok(Self {
             kernel: InKernel::open_in_virtual_time(layout)?,
-            generation: 0,
+            known: (0, 0),
             turns: 0,
             forwarded: 0,
         })
@@ -82,6 +83,7 @@ impl Programs {
         port: PortId,
         frame: &Frame,
         control: &Control,
+        tunnels: &TunnelPaths,
         now: Instant,
     ) -> Option<(PortId, Frame)> {
         // What is unfinished cannot be said here.
@@ -89,8 +91,9 @@ impl Programs {
         if frame.offload != Offload::default() || !(14..LONGEST).contains(&bytes.len()) {
             return None;
         }
-        if control.generation() != self.generation {
-            self.generation = control.generation();
+        let known = (control.generation(), tunnels.lessons());
+        if known != self.known {
+            self.known = known;
             self.kernel.changed();
         }
         let mut bytes = bytes.to_vec();
@@ -136,6 +139,7 @@ impl Programs {
         conn: ConnId,
         director: &mut Director,
         net: &Table,
+        tunnels: &TunnelPaths,
         now: Instant,
     ) -> Option<()> {
         let epoch = self.kernel.epoch();
@@ -143,7 +147,13 @@ impl Programs {
             return None;
         }
         let offer = director.shard.offer(conn)?;
-        let ways = Ways::of(&offer, net)?;
+        let ways = Ways::of(
+            &offer,
+            net,
+            tunnels,
+            director.control.sysctls().pmtu_disc,
+            now,
+        )?;
         let hop = |way: Way| {
             let out = WayOut {
                 ifindex: LOOPBACK,
@@ -158,7 +168,11 @@ impl Programs {
             Some(way) => Some(hop(way)?),
             None => None,
         };
-        if self.kernel.set_server(offer.record, server, epoch) {
+        let is_set = match &ways.outer {
+            Some(outer) => self.kernel.set_tunnel(offer.record, server, epoch, outer),
+            None => self.kernel.set_server(offer.record, server, epoch),
+        };
+        if is_set {
             director.shard.publish(conn, epoch, client);
         }
         Some(())

@@ -23,10 +23,11 @@ pub struct Method {
 }
 
 const FULL: TunnelChecksum = TunnelChecksum::Full;
+const NONE: TunnelChecksum = TunnelChecksum::None;
 
 impl Method {
     /// Every method that there is.
-    pub const ALL: [Self; 14] = {
+    pub const ALL: [Self; 18] = {
         use Family::{V4, V6};
         use Forwarding::{Nat, Route};
         let gre = Tunnel::Gre { checksum: FULL };
@@ -34,9 +35,10 @@ impl Method {
             port: 6080,
             checksum: FULL,
         };
-        let bare = Tunnel::Gue {
+        let bare_gre = Tunnel::Gre { checksum: NONE };
+        let bare_gue = Tunnel::Gue {
             port: 6080,
-            checksum: TunnelChecksum::None,
+            checksum: NONE,
         };
         [
             Self::new("nat4", Nat, Tunnel::Ipip, V4, V4),
@@ -52,7 +54,11 @@ impl Method {
             Self::new("gue-4in4", Forwarding::Tunnel, gue, V4, V4),
             Self::new("gue-6in6", Forwarding::Tunnel, gue, V6, V6),
             Self::new("gue-4in6", Forwarding::Tunnel, gue, V4, V6),
-            Self::new("gue-6in4", Forwarding::Tunnel, bare, V6, V4),
+            Self::new("gue-6in4", Forwarding::Tunnel, bare_gue, V6, V4),
+            Self::new("gre-bare-4in4", Forwarding::Tunnel, bare_gre, V4, V4),
+            Self::new("gre-bare-6in6", Forwarding::Tunnel, bare_gre, V6, V6),
+            Self::new("gue-bare-4in4", Forwarding::Tunnel, bare_gue, V4, V4),
+            Self::new("gue-bare-6in6", Forwarding::Tunnel, bare_gue, V6, V6),
         ]
     };
 
@@ -74,7 +80,7 @@ impl Method {
 
     /// The method with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
-        static ALL: [Method; 14] = Method::ALL;
+        static ALL: [Method; 18] = Method::ALL;
         ALL.iter().find(|method| method.name == name)
     }
 }

@@ -93,6 +93,7 @@ macro_rules! method {
 
 method!(nat, Nat);
 method!(dr, Dr);
+method!(tun, Tun);
 
 /// Packets and bytes that a server's host has counted: requests to port 80 of the address, replies
 /// from there.
@@ -415,6 +416,11 @@ fn connections_outlive_a_killed_engine_nat() -> Result<()> {
 #[test]
 fn connections_outlive_a_killed_engine_dr() -> Result<()> {
     killed("ink-killd", Forward::Dr)
+}
+
+#[test]
+fn connections_outlive_a_killed_engine_tunnel() -> Result<()> {
+    killed("ink-killt", Forward::Tun)
 }
 
 #[test]

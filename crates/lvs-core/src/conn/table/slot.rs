@@ -116,6 +116,7 @@ impl Layout {
         ("WAY_CLIENT_V6", way::CLIENT_IS_V6),
         ("WAY_SERVER_V6", way::SERVER_IS_V6),
         ("METHOD_NAT", Forwarding::Nat as u64),
+        ("METHOD_TUNNEL", Forwarding::Tunnel as u64),
         ("METHOD_ROUTE", Forwarding::Route as u64),
         ("METHOD_FULL_NAT", Forwarding::FullNat as u64),
         ("FLAGS_UP", crate::shard::INVOLVED as u64),

@@ -14,7 +14,7 @@ use crate::packet::parse::{self, Icmp, Packet};
 use crate::packet::rewrite::tunnel::{self, Outer};
 use crate::packet::segment::{Cut, finish_checksum};
 use crate::packet::wire::icmp as wire_icmp;
-use crate::packet::wire::{ETHERNET_LEN, ip_dst, ip_src, ipv6};
+use crate::packet::wire::{ETHERNET_LEN, ip_dst, ip_src};
 
 impl Pipeline {
     /// Client to server, encapsulated.
@@ -30,32 +30,20 @@ impl Pipeline {
         let Some(src) = hop.source else {
             return Fate::Dropped(FrameDrop::NoSource);
         };
-        let overhead = tunnel::overhead(forward.tunnel, target);
-        // The least that a link of the outer version has to take.
-        let least = if target.is_ipv6() { ipv6::MTU_MIN } else { 68 };
-        let learned = self.tunnels.mtu(
-            &self.common.tunnels,
-            target,
-            forward.tunnel,
-            hop.mtu as usize,
-            cx.now,
-        );
-        // A router's word does not close a tunnel: a path that leaves the packet inside less than
-        // that is not believed.
-        let path = if learned < least + overhead {
-            hop.mtu as usize
-        } else {
-            learned
+        let route = hop.mtu as usize;
+        let tunnel = forward.tunnel;
+        let learned = self
+            .tunnels
+            .mtu(&self.common.tunnels, target, tunnel, route, cx.now);
+        let Some(mtu) = tunnel::inner_mtu(tunnel, target, route, learned) else {
+            return Fate::Dropped(FrameDrop::MtuTooSmall);
         };
-        let mtu = path.saturating_sub(overhead);
         // What the inner packet does not forbid is cut to what was learned.
+        let path = mtu + tunnel::overhead(tunnel, target);
         let hop = &NextHop {
             mtu: u32::try_from(path).unwrap_or(hop.mtu),
             ..*hop
         };
-        if mtu < least {
-            return Fate::Dropped(FrameDrop::MtuTooSmall);
-        }
         if (cx.env.pmtu_disc || job.packet.is_ipv6())
             && let Some(fate) = self.too_big(frame, job, mtu, Some((target, true)), cx)
         {
@@ -73,8 +61,8 @@ impl Pipeline {
         let outer = Outer {
             src,
             dst: target,
-            tunnel: forward.tunnel,
-            source_port: match forward.tunnel {
+            tunnel,
+            source_port: match tunnel {
                 Tunnel::Gue { .. } => tunnel::source_port(&job.packet),
                 _ => 0,
             },

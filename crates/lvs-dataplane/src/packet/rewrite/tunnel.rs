@@ -68,6 +68,79 @@ pub struct Outer {
     pub df: bool,
 }
 
+/// The longest outer headers: IPv6, UDP, GUE.
+const TEMPLATE_LEN: usize = ipv6::HEADER_LEN + UDP_LEN + GUE_LEN;
+
+/// Outer headers of all packets to a server. Whoever uses them fills in what depends on the packet:
+/// lengths, class, hops, identification, checksum, and the source port of GUE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Template {
+    bytes: [u8; TEMPLATE_LEN],
+    len: usize,
+    tunnel: Tunnel,
+    v6: bool,
+    df: bool,
+}
+
+impl Template {
+    /// For packets of IPv6 or of IPv4 inside; `keeps_df` if "don't fragment" is theirs to say
+    /// (`pmtu_disc`). `None` if the outer headers have a checksum over the packet, or the addresses
+    /// are not of one version of IP.
+    pub fn new(
+        src: IpAddr,
+        dst: IpAddr,
+        tunnel: Tunnel,
+        v6_inside: bool,
+        keeps_df: bool,
+    ) -> Option<Self> {
+        if tunnel.checksum() != TunnelChecksum::None {
+            return None;
+        }
+        let mut inner = [0; ipv6::HEADER_LEN];
+        inner[0] = if v6_inside { 0x60 } else { 0x45 };
+        let mut frame = Frame::from_bytes(&inner);
+        let outer = Outer {
+            src,
+            dst,
+            tunnel,
+            source_port: 0,
+            id: 0,
+            df: false,
+        };
+        encapsulate(&mut frame, &outer).ok()?;
+        let len = overhead(tunnel, dst);
+        let mut bytes = [0; TEMPLATE_LEN];
+        bytes[..len].copy_from_slice(&frame.bytes()[..len]);
+        Some(Self {
+            bytes,
+            len,
+            tunnel,
+            v6: dst.is_ipv6(),
+            df: keeps_df && !dst.is_ipv6() && !v6_inside,
+        })
+    }
+
+    /// The headers.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// What comes between the two IP headers.
+    pub const fn tunnel(&self) -> Tunnel {
+        self.tunnel
+    }
+
+    /// Whether the outer IP header is one of IPv6.
+    pub const fn is_v6(&self) -> bool {
+        self.v6
+    }
+
+    /// Whether the outer header forbids fragmentation where the inner one does.
+    pub const fn keeps_df(&self) -> bool {
+        self.df
+    }
+}
+
 /// Whether a packet of this protocol may be one that the director has encapsulated.
 pub const fn is_outer(protocol: Protocol) -> bool {
     matches!(protocol.0, IPV4 | IPV6 | GRE | UDP)
@@ -80,6 +153,23 @@ pub fn overhead(tunnel: Tunnel, server: IpAddr) -> usize {
             IpAddr::V4(_) => ipv4::HEADER_LEN,
             IpAddr::V6(_) => ipv6::HEADER_LEN,
         }
+}
+
+/// The longest packet that fits into a tunnel on a way whose route says `route`, and of which
+/// `learned` was learned; `None` if a link of the outer version has to take more than that.
+///
+/// A router's word does not close a tunnel: a path that leaves the packet inside less than that is
+/// not believed.
+pub fn inner_mtu(tunnel: Tunnel, server: IpAddr, route: usize, learned: usize) -> Option<usize> {
+    let least = if server.is_ipv6() { ipv6::MTU_MIN } else { 68 };
+    let overhead = overhead(tunnel, server);
+    let path = if learned < least + overhead {
+        route
+    } else {
+        learned
+    };
+    let mtu = path.saturating_sub(overhead);
+    (mtu >= least).then_some(mtu)
 }
 
 /// The source port for the flow of a packet (`udp_flow_src_port`): the same for all its packets.
