@@ -61,19 +61,12 @@ impl Signals {
     }
 }
 
-/// Stops the engine and waits until it is gone.
+/// Stops the engine and waits until it is gone. One of ours that was asked and does not end is
+/// killed.
 pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     let engine = link.engine();
     tracing::info!("stopping; waiting up to {STOP_LIMIT:?} for {engine}");
-    match tokio::time::timeout(STOP_LIMIT, ask_and_wait(link)).await {
-        Ok(done) => done,
-        Err(_) => Err(format!(
-            "{engine} still runs after {STOP_LIMIT:?}; {UNSTICK}"
-        )),
-    }
-}
-
-async fn ask_and_wait(link: Box<Links>) -> Result<(), String> {
+    let limit = Instant::now() + STOP_LIMIT;
     let (mut link, stopped) = blocking(link, Links::stop).await?;
     match stopped {
         Stopped::Asked => {}
@@ -87,8 +80,17 @@ async fn ask_and_wait(link: Box<Links>) -> Result<(), String> {
         if !running {
             return Ok(());
         }
+        if Instant::now() >= limit {
+            break;
+        }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    let (_, ended) = blocking(link, |link, _| link.end()).await?;
+    ended.map_err(|error| {
+        format!("{engine} still runs after {STOP_LIMIT:?} ({error}); {UNSTICK}")
+    })?;
+    tracing::warn!("{engine} was told to stop and still ran after {STOP_LIMIT:?}; it was killed");
+    Ok(())
 }
 
 /// Does something that blocks, away from the loop.

@@ -152,6 +152,8 @@ struct State {
     hung: bool,
     /// Says nothing, until it is ended.
     silent: bool,
+    /// Says that it stops, and goes on.
+    stays: bool,
     /// Process ids of engines that were ended.
     ended: Vec<u32>,
     changes: Vec<Call>,
@@ -260,6 +262,10 @@ impl World {
 
     pub(crate) fn fall_silent(&self) {
         self.state().silent = true;
+    }
+
+    pub(crate) fn stay(&self) {
+        self.state().stays = true;
     }
 
     pub(crate) fn ended(&self) -> Vec<u32> {
@@ -469,6 +475,10 @@ impl EngineControl for FakeControl {
     fn set_patience(&mut self, _: Duration) {}
 
     fn stop(&mut self) -> Result<(), ControlError> {
-        self.with(|state| state.engine = None)
+        self.with(|state| {
+            if !state.stays {
+                state.engine = None;
+            }
+        })
     }
 }

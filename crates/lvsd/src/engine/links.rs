@@ -178,6 +178,11 @@ impl Links {
     pub fn still_running(&mut self) -> bool {
         self.engine.still_running()
     }
+
+    /// Ends the engine that we started, as [`Link::end`].
+    pub fn end(&mut self) -> Result<(), String> {
+        self.engine.end()
+    }
 }
 
 /// What was found in both.

@@ -868,6 +868,17 @@ impl Link {
         self.ours && self.host.ended().is_none() && !self.absent()
     }
 
+    /// Kills the engine, one that an `lvsd` has started.
+    ///
+    /// # Errors
+    /// It is somebody else's, or does not end; in words.
+    pub fn end(&mut self) -> Result<(), String> {
+        match self.pid {
+            Some(pid) if self.ours => self.host.end(pid),
+            _ => Err("its process is not known, or is none of lvsd's".to_owned()),
+        }
+    }
+
     /// The engine in words, with its process id where that is known.
     pub fn engine(&self) -> String {
         match self.pid {

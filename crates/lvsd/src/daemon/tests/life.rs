@@ -66,6 +66,21 @@ async fn what_a_stop_waits_for_is_said_at_once() {
     }
 }
 
+#[tokio::test]
+async fn an_engine_that_says_it_stops_and_does_not_is_killed() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let daemon = Running::start(World::default(), Dead::default(), FILE);
+    log.says("ready: 1 service, 2 of 2 servers up").await;
+    daemon.world.stay();
+    tokio::time::pause();
+    let world = daemon.end(Signal::StopAll).await;
+    assert!(!world.running());
+    assert_eq!(world.ended(), [1]);
+    log.says("was told to stop and still ran after 10s; it was killed")
+        .await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn killed_and_restarted_it_disturbs_nothing() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
