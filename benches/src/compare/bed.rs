@@ -193,8 +193,9 @@ impl Bed {
         let lvsadm = programs::find("lvsadm")?;
         let text = self.director.run(lvsadm, &["drops", "--json", "--all"])?;
         let all: Vec<Reason> = serde_json::from_str(&text)?;
-        let ours =
-            |reason: &&Reason| ["kernel_requests", "kernel_replies"].contains(&&*reason.reason);
+        let ours = |reason: &&Reason| {
+            ["kernel_requests", "kernel_replies", "kernel_xdp"].contains(&&*reason.reason)
+        };
         Ok(all.iter().filter(ours).map(|reason| reason.count).sum())
     }
 
@@ -336,6 +337,7 @@ impl Bed {
             self.who,
             Contender::AfPacket(_)
                 | Contender::InKernel(_)
+                | Contender::Xdp
                 | Contender::Other
                 | Contender::Proxy
                 | Contender::Haproxy
@@ -359,6 +361,7 @@ impl Bed {
             // Its table is allocated at once; a few packets of each connection of a million are
             // enough to open.
             Contender::InKernel(method) => self.start_engine("af_packet", method, None),
+            Contender::Xdp => self.start_engine("af_packet", Method::Nat, None),
             Contender::Other => {
                 let dir = yardsticks.other.as_deref().context("no --other")?;
                 self.start_engine("af_packet", Method::Nat, Some(dir))
@@ -394,7 +397,7 @@ impl Bed {
             |name: &str| dir.map_or_else(|| programs::find(name), |dir| Ok(dir.join(name)));
         let [_, d, e, _] = &self.devices;
         let engine = program("lvs-dataplane")?.display().to_string();
-        let in_kernel = matches!(self.who, Contender::InKernel(_));
+        let in_kernel = self.who.is_in_kernel();
         let connections = if in_kernel { IN_KERNEL } else { CONNECTIONS };
         let (cpu, connections) = (DIRECTOR.to_string(), connections.to_string());
         let mut words = vec!["-c", &cpu, &engine, "--backend", backend];
@@ -408,6 +411,14 @@ impl Bed {
         ]);
         if in_kernel {
             words.extend(["--in-kernel", "on"]);
+            if self.who == Contender::Xdp {
+                words.extend(["--xdp", d, "--xdp", e]);
+                // What is sent so is received by NAPI only.
+                for (host, device) in [(&self.client, 0), (&self.server, 3)] {
+                    let device = &self.devices[device];
+                    host.sh(&format!("ethtool -K {device} gro on"))?;
+                }
+            }
             // Millions of connections are opened with as few packets as possible; those of TCP are
             // as they always are.
             if self.purpose == Purpose::Flood {

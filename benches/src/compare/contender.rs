@@ -31,6 +31,8 @@ pub(crate) enum Contender {
     AfPacket(Method),
     /// The same, with established connections forwarded in the kernel.
     InKernel(Method),
+    /// The same, NAT, before there is a socket buffer.
+    Xdp,
     /// Another build of this project's engine, on packet sockets, NAT.
     Other,
     /// This project's engine, on a TUN device, NAT.
@@ -71,6 +73,7 @@ impl Contender {
             Self::InKernel(Method::Nat) => "ours-in-kernel",
             Self::InKernel(Method::Dr) => "ours-in-kernel-dr",
             Self::InKernel(Method::Tunnel) => "ours-in-kernel-tunnel",
+            Self::Xdp => "ours-xdp",
             Self::Other => "other",
             Self::Tun => "ours-tun",
             Self::Proxy => "ours-proxy",
@@ -92,8 +95,13 @@ impl Contender {
     pub(crate) fn is_ours(self) -> bool {
         matches!(
             self,
-            Self::AfPacket(_) | Self::InKernel(_) | Self::Other | Self::Tun
+            Self::AfPacket(_) | Self::InKernel(_) | Self::Xdp | Self::Other | Self::Tun
         )
+    }
+
+    /// It is this project's engine, and forwards in the kernel.
+    pub(crate) fn is_in_kernel(self) -> bool {
+        matches!(self, Self::InKernel(_) | Self::Xdp)
     }
 
     /// It keeps connections, which have to be opened before established ones are measured.
@@ -105,7 +113,7 @@ impl Contender {
     pub(crate) fn is_process(self) -> bool {
         !matches!(
             self,
-            Self::Route | Self::Nftables | Self::Direct | Self::InKernel(_)
+            Self::Route | Self::Nftables | Self::Direct | Self::InKernel(_) | Self::Xdp
         )
     }
 

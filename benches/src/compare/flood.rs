@@ -106,7 +106,7 @@ impl Flood {
         if bed.who.has_connections() {
             forward.open(bed, yardsticks)?;
         }
-        if matches!(bed.who, Contender::InKernel(_)) {
+        if bed.who.is_in_kernel() {
             // Those that waited to be published while others came.
             forward.open(bed, yardsticks)?;
         }
@@ -164,6 +164,7 @@ impl Flood {
             bed.who,
             Contender::AfPacket(Method::Nat)
                 | Contender::InKernel(Method::Nat)
+                | Contender::Xdp
                 | Contender::Tun
                 | Contender::Nftables
                 | Contender::NullTun
@@ -227,7 +228,7 @@ impl Flood {
         let mut generator = self.generator(bed, yardsticks, 10, &[])?;
         bed::settle(Duration::from_millis(250));
         let (host, device) = self.sink(bed);
-        let in_kernel = matches!(bed.who, Contender::InKernel(_));
+        let in_kernel = bed.who.is_in_kernel();
         let forwarded = if in_kernel { bed.in_kernel()? } else { 0 };
         let first = Snapshot::take();
         let before = Bed::received(host, device)?;

@@ -98,7 +98,7 @@ const IN_KERNEL: Contender = Contender::InKernel(Method::Nat);
 
 impl Group {
     /// NAT in the kernel against routing, nftables and the engine itself.
-    fn nat_in_kernel(&mut self, flows: u32, text: &str, short: &str, bounds: [f64; 2]) {
+    fn nat_in_kernel(&mut self, flows: u32, text: &str, short: &str, bounds: [f64; 3]) {
         let bits = if flows > 100_000 {
             OWN_CLIENTS
         } else {
@@ -106,7 +106,7 @@ impl Group {
         };
         let flood = forward(flows, bits);
         let ours = self.flood(IN_KERNEL, Place::Usual, "nat", flood);
-        let [routing, nft] = bounds.map(Bound::AtLeast);
+        let [routing, nft, xdp] = bounds.map(Bound::AtLeast);
         for (suffix, against, who, bound) in [
             ("", "routing", Contender::Route, routing),
             ("-nft", "nftables DNAT", Contender::Nftables, nft),
@@ -121,19 +121,28 @@ impl Group {
                 bound,
             );
         }
+        let ours = self.flood(Contender::Xdp, Place::Usual, "nat", flood);
+        let routing = self.flood(Contender::Route, Place::Usual, "nat", flood);
+        self.row(
+            &format!("in-kernel-nat-{short}-xdp"),
+            &format!("NAT by XDP, 64 bytes, {text} flows, against routing"),
+            &ours,
+            Against::One(routing),
+            xdp,
+        );
     }
 }
 
 fn in_kernel_few() -> Group {
     let mut group = Group::new("in-kernel-1k");
-    group.nat_in_kernel(1000, "1,000", "1k", [1.05, 1.6]);
+    group.nat_in_kernel(1000, "1,000", "1k", [1.05, 1.6, 1.4]);
     group
 }
 
 fn in_kernel_many() -> Group {
     use Bound::AtLeast;
     let mut group = Group::new("in-kernel-100k");
-    group.nat_in_kernel(100_000, "100,000", "100k", [0.75, 1.6]);
+    group.nat_in_kernel(100_000, "100,000", "100k", [0.75, 1.6, 0.95]);
     let flood = forward(100_000, SHARED_CLIENTS);
     let routing = group.flood(Contender::Route, Place::Usual, "nat", flood);
     for (method, short, name, least) in [
@@ -175,7 +184,7 @@ fn in_kernel_many() -> Group {
 
 fn in_kernel_most() -> Group {
     let mut group = Group::new("in-kernel-1m");
-    group.nat_in_kernel(1_000_000, "1,000,000", "1m", [0.65, 1.5]);
+    group.nat_in_kernel(1_000_000, "1,000,000", "1m", [0.65, 1.5, 0.75]);
     group
 }
 

@@ -279,6 +279,7 @@ fn take_away(bed: &Bed, count: u32) -> Result<()> {
 fn give_back(bed: &Bed, count: u32) -> Result<()> {
     let flag = match bed.who {
         Contender::AfPacket(method) | Contender::InKernel(method) => method.flag(),
+        Contender::Xdp => Method::Nat.flag(),
         _ => "-m",
     };
     change(bed, count, |server| {

@@ -4,6 +4,7 @@
 //
 //   lvs_filter   filter of the engine's packet socket, which sees a frame before tc does: looks the connection up, refuses
 //                what lvs_ingress is going to take, and leaves what it has found for it
+//   lvs_xdp      in front of both, where the operator wants it: forwards what it can before there is a socket buffer
 //   lvs_ingress  tc ingress of the same interface: does what was found. Where no filter has looked, the engine is dead,
 //                and it looks itself
 //
@@ -30,7 +31,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // The maps are made by the engine, which finds their names here.
-extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_tunnels, lvs_counts, lvs_shares, lvs_told, lvs_services;
+extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_tunnels, lvs_counts, lvs_shares, lvs_told, lvs_met, lvs_services, lvs_macs;
 
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static u64 (*ktime)(void) = (void *)5;
@@ -43,6 +44,7 @@ static long (*csum_diff)(u32 *from, u32 from_size, u32 *to, u32 to_size, u32 see
 static long (*change_tail)(struct __sk_buff *, u32 len, u64 flags) = (void *)38;
 static long (*pull_data)(struct __sk_buff *, u32 len) = (void *)39;
 static long (*csum_update)(struct __sk_buff *, u32 csum) = (void *)40;
+static long (*xdp_adjust_tail)(struct xdp_md *, int delta) = (void *)65;
 static long (*adjust_room)(struct __sk_buff *, int len, u32 mode, u64 flags) = (void *)50;
 
 #define NEXT (-1)
@@ -704,4 +706,133 @@ SEC("tc") int lvs_ingress(struct __sk_buff *skb)
 		return SHOT;
 	}
 	return p.v6 ? forward(skb, conf, told, 1, now) : forward(skb, conf, told, 0, now);
+}
+
+// ---- before there is a socket buffer -----------------------------------------------------------------------------------
+
+// A checksum after words of 16 bits have changed, whose differences are in `sum` (RFC 1624).
+INLINE u16 changed(u16 check, u64 sum)
+{
+	return ~fold((u64)(u16)~check + sum);
+}
+
+// Reads a frame; 0 if it is nothing that could be forwarded here.
+INLINE int read_frame(struct xdp_md *ctx, struct packet *p)
+{
+	u8 *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end, *l4;
+	union head h;
+	if (data + ETH + 40 > end) return 0;
+	u16 type = *(u16 *)(data + 12), check;
+	u64 sum = 0;
+	u32 link = ctx->ingress_ifindex, place = link % MAC_PLACES;
+	u64 *mac = map_lookup(&lvs_macs, &place);
+	if (!mac || READ(mac[MAC_LINK]) != link || READ(mac[MAC_ADDR]) != (*(u32 *)data | (u64)*(u16 *)(data + 4) << 32)) return 0;
+	if (type == swap(IPV4)) {
+		__builtin_memcpy(&h, data + ETH, HEAD_V4 * 4);
+		if (!read_v4(&h, p)) return 0;
+		sum = (u64)h.w[3] + h.w[4];
+		l4 = data + ETH + 20;
+	} else if (type == swap(IPV6)) {
+		if (data + ETH + HEAD_V6 * 4 > end) return 0;
+		__builtin_memcpy(&h, data + ETH, HEAD_V6 * 4);
+		if (!read_v6(&h, p)) return 0;
+		for (int i = 2; i < 10; i++) sum += h.w[i];
+		l4 = data + ETH + 40;
+	} else {
+		return 0;
+	}
+	if (p->len > (u64)(end - data) - ETH) return 0;
+	// A host beside this one need not have finished the checksum, which then is that of the pseudo-header alone. With a socket
+	// buffer that is known; here one of 65,535 finished ones looks the same, and goes up.
+	u16 unfinished = fold(sum + swap(p->len - p->headers) + swap(p->proto));
+	if (p->proto == UDP) {
+		if (l4 + 8 > end) return 0;
+		p->flags = 0;
+		p->headers += 8;
+		check = *(u16 *)(l4 + 6);
+		return p->len >= p->headers && check && check != unfinished;
+	}
+	if (p->proto != TCP || l4 + 20 > end || p->len < p->headers + 20 || *(u16 *)(l4 + 16) == unfinished) return 0;
+	u32 header = l4[12] >> 4 << 2;
+	p->flags = l4[13];
+	p->headers += header;
+	return header >= 20 && p->len >= p->headers;
+}
+
+// Rewrites the packet for its way, all in place. 0 if it is too short, which has been looked at.
+INLINE int rewrite(struct xdp_md *ctx, const u64 *slot, const struct told *t, const int v6, const u8 *macs)
+{
+	const u32 l4 = ETH + (v6 ? 40 : 20);
+	u8 *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	if (data + l4 + 8 > end) return 0;
+	__builtin_memcpy(data, macs, 12);
+	u32 *ip = (u32 *)(data + ETH);
+	u64 at = READ(slot[v6 ? WIDE_ENDS : NARROW_VIRT]);
+	int nat = (at >> 48 & WAY_METHOD) == METHOD_NAT;
+	u64 sum = 0;
+	u16 port = 0;
+	if (v6) {
+		data[ETH + 7]--;
+		if (nat) {
+			u32 *addr = t->reply ? ip + 2 : ip + 6;
+			u64 to[2] = { READ(slot[t->reply ? WIDE_VIRT : WIDE_SERVER]), READ(slot[t->reply ? WIDE_VIRT + 1 : WIDE_SERVER + 1]) };
+			u32 new[4] = { to[0], to[0] >> 32, to[1], to[1] >> 32 };
+			for (int i = 0; i < 4; i++) {
+				sum += (u64)(u32)~addr[i] + new[i];
+				addr[i] = new[i];
+			}
+			port = t->reply ? at : at >> 16;
+		}
+	} else if (nat) {
+		u64 to = t->reply ? at : READ(slot[NARROW_SERVER]);
+		u32 old = t->reply ? ip[3] : ip[4];
+		rewrite_v4(ip, t->reply ? (u32)to : ip[3], t->reply ? ip[4] : (u32)to);
+		sum = (u64)(u32)~old + (u32)to;
+		port = to >> 32;
+	} else {
+		rewrite_v4(ip, ip[3], ip[4]);
+	}
+	if (!nat) return 1;
+	u16 *ports = (u16 *)(data + l4), *mine = t->reply ? ports : ports + 1;
+	sum += (u64)(u16)~*mine + port;
+	*mine = port;
+	u16 *check = (u16 *)(data + l4 + (t->proto == TCP ? 16 : 6));
+	if ((u8 *)(check + 1) > end) return 0;
+	u16 new = changed(*check, sum);
+	*check = t->proto == UDP && !new ? 0xffff : new;
+	return 1;
+}
+
+INLINE int forward_frame(struct xdp_md *ctx, const u64 *conf, struct told *t, const int v6, u64 now)
+{
+	u64 *slot = slot_of(t->handle, v6);
+	u64 *out = map_lookup(&lvs_hops, &t->hop);
+	if (!slot || !out || !READ(out[HOP_XDP])) return XDP_PASS;
+	u32 ifindex = READ(out[HOP_LINK]), length = (u64)ctx->data_end - ctx->data;
+	if (length > ETH + t->len && xdp_adjust_tail(ctx, (int)(ETH + t->len) - (int)length)) return XDP_PASS;
+	account(conf, v6 ? slot + WIDE_HOT : slot, t, t->len, now);
+	if (!rewrite(ctx, slot, t, v6, (u8 *)(out + HOP_MACS))) {
+		share(SHARE_LOST);
+		return XDP_DROP;
+	}
+	share(SHARE_XDP);
+	return redirect(ifindex, 0);
+}
+
+SEC("xdp") int lvs_xdp(struct xdp_md *ctx)
+{
+	u32 zero = 0;
+	u64 *conf = map_lookup(&lvs_conf, &zero);
+	struct told *t = map_lookup(&lvs_met, &zero);
+	if (!conf || !t) return XDP_PASS;
+	u64 now = ktime() - conf[CONF_BASE];
+	// Connections do not go on without an engine for ever.
+	if (now > READ(conf[CONF_ALIVE])) return XDP_PASS;
+	struct packet p;
+	__builtin_memset(&p, 0, sizeof p);
+	if (!read_frame(ctx, &p)) return XDP_PASS;
+	int what = decide(conf, &p, 0, t);
+	// What goes into a tunnel is lvs_ingress's.
+	if ((what != SHARE_REQUESTS && what != SHARE_REPLIES) || t->shape) return XDP_PASS;
+	return p.v6 ? forward_frame(ctx, conf, t, 1, now) : forward_frame(ctx, conf, t, 0, now);
 }

@@ -83,10 +83,11 @@
 
 // ---- ways out: lvs_hops ----
 
-// Words: interface | MTU << 32; 6 bytes of destination, 6 of source, 4 unused.
+// Words: interface | MTU << 32; 6 bytes of destination, 6 of source, 4 unused; 1 if lvs_xdp may send there.
 #define HOP_WORDS 4
 #define HOP_LINK 0
 #define HOP_MACS 1
+#define HOP_XDP 3
 
 // ---- servers, by record: lvs_servers ----
 
@@ -120,6 +121,14 @@
 // Key: address (IPv4 in the first 4 bytes), port, protocol; 0 as the port for all of them. The value says nothing.
 #define SERVICE_WORDS 3
 
+// ---- link-layer addresses of interfaces that have lvs_xdp: lvs_macs ----
+
+// By the interface, modulo their number. Words: interface; address, in its first 6 bytes.
+#define MAC_WORDS 2
+#define MAC_LINK 0
+#define MAC_ADDR 1
+#define MAC_PLACES 4096
+
 // ---- counters of a server and a CPU: lvs_counts ----
 
 #define COUNT_IN_PACKETS 0
@@ -144,4 +153,6 @@
 #define SHARE_WAITING 6
 // Lost: dropped for want of memory, or left to lvs_ingress, which was not run.
 #define SHARE_LOST 7
-#define SHARE_WORDS 8
+// Forwarded by lvs_xdp, to either side.
+#define SHARE_XDP 8
+#define SHARE_WORDS 16

@@ -48,9 +48,14 @@ struct Args {
     backend: Backend,
 
     /// Whether established connections are forwarded in the kernel, by programs at the interfaces
-    /// that read the engine's connection table (NAT and direct routing; Linux 6.6, root).
+    /// that read the engine's connection table (Linux 6.6, root).
     #[arg(long, value_enum, default_value_t = InKernel::Off)]
     in_kernel: InKernel,
+
+    /// Interface where that begins before there is a socket buffer (XDP), for floods; may be given
+    /// several times. Its driver must have native XDP, and no VLAN tags may come in there.
+    #[arg(long, value_name = "NAME")]
+    xdp: Vec<String>,
 
     /// Packets from the client after which a connection is forwarded there; for measurements.
     #[arg(long, hide = true, default_value_t = lvs_dataplane::in_kernel::RIPE, value_name = "N")]
@@ -499,6 +504,7 @@ fn config(args: Args) -> anyhow::Result<Config> {
             InKernel::Auto => engine::UseKernel::Auto,
             InKernel::On => engine::UseKernel::On,
         },
+        xdp: args.xdp,
         in_kernel_after: Some(args.in_kernel_after),
         workers: Some(workers),
         pin: args.pin.map(|pin| matches!(pin, Pin::On)),

@@ -33,7 +33,8 @@ fn open_without_ring(name: &str) -> AfPacket {
 
 /// With a queue of its own for SYNs.
 fn open_two_queues(name: &str) -> AfPacket {
-    let packets = AfPacket::open_with(sys::if_index(name).unwrap(), name, None, None).unwrap();
+    let packets =
+        AfPacket::open_with(sys::if_index(name).unwrap(), name, None, None, false).unwrap();
     assert!(
         packets.has_two_queues(),
         "Linux since 6.0 has what that takes"

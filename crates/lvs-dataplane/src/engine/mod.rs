@@ -87,6 +87,8 @@ pub struct Config {
     pub backend: Backend,
     /// Whether established connections are forwarded in the kernel.
     pub in_kernel: UseKernel,
+    /// Interfaces where that begins before there is a socket buffer (XDP).
+    pub xdp: Vec<String>,
     /// Packets from the client after which a connection is; `None` for
     /// [16](crate::in_kernel::RIPE).
     pub in_kernel_after: Option<NonZeroU32>,
@@ -310,6 +312,7 @@ impl Engine {
                 interfaces,
                 own_all_vips: config.own_vips,
                 in_kernel: None,
+                xdp: config.xdp,
                 steering: (workers.get() > 1)
                     .then(|| steering(workers, &options, &config.ftp_ports)),
             };
@@ -373,18 +376,23 @@ impl Engine {
             mut hook,
             real_time,
         } = threads;
+        if wanted == UseKernel::Off && !setup.xdp.is_empty() {
+            let why = "--xdp is a part of the path in the kernel: add --in-kernel on or auto";
+            return Err(StartError::InKernel(InKernelError::Setting(why)));
+        }
         let against = against_in_kernel(count, hook.is_some(), setup.backend, &settings);
-        let (in_kernel, why_not) = match open_in_kernel(&control, against, wanted) {
-            None => (None, InKernelInfo::default()),
-            Some(Ok(opened)) => (Some(opened), InKernelInfo::default()),
-            Some(Err(error)) if wanted == UseKernel::On => {
-                return Err(StartError::InKernel(error));
-            }
-            Some(Err(error)) => {
-                info!("all packets are forwarded by the engine itself: {error}");
-                (None, error.into())
-            }
-        };
+        let (in_kernel, why_not) =
+            match open_in_kernel(&control, against, wanted, !setup.xdp.is_empty()) {
+                None => (None, InKernelInfo::default()),
+                Some(Ok(opened)) => (Some(opened), InKernelInfo::default()),
+                Some(Err(error)) if wanted == UseKernel::On => {
+                    return Err(StartError::InKernel(error));
+                }
+                Some(Err(error)) => {
+                    info!("all packets are forwarded by the engine itself: {error}");
+                    (None, error.into())
+                }
+            };
         let (in_kernel, memory) = in_kernel.unzip();
         let successor = in_kernel.as_ref().filter(|kernel| kernel.is_successor());
         let mut adoption = None;
@@ -627,17 +635,18 @@ fn open_in_kernel(
     control: &Control,
     against: Option<&'static str>,
     wanted: UseKernel,
+    xdp: bool,
 ) -> Option<Result<(Arc<InKernel>, Memory), InKernelError>> {
     if wanted == UseKernel::Off {
         return None;
     }
     let opened = match against {
         Some(reason) => Err(InKernelError::Setting(reason)),
-        None => InKernel::open_or_find(control.layout())
+        None => InKernel::open_or_find(control.layout(), xdp)
             .and_then(|in_kernel| Ok((in_kernel.memory()?, in_kernel))),
     };
     Some(opened.map(|(memory, in_kernel)| {
-        info!("established connections are forwarded in the kernel (NAT and direct routing)");
+        info!("established connections are forwarded in the kernel");
         (Arc::new(in_kernel), memory)
     }))
 }

@@ -282,7 +282,7 @@ pub(super) const SYNC: [[&str; 2]; 8] = [
 ];
 
 /// What became of frames that the programs of the path in the kernel have seen.
-pub(super) const KERNEL: [(&str, [&str; 3]); 8] = [
+pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
     (
         "kernel",
         [
@@ -297,6 +297,14 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 8] = [
             "kernel_replies",
             "Packets from servers that were forwarded in the kernel.",
             "Nothing: this is what --in-kernel is for.",
+        ],
+    ),
+    (
+        "kernel",
+        [
+            "kernel_xdp",
+            "Packets that were forwarded in the kernel before they had a socket buffer.",
+            "Nothing: this is what --xdp is for.",
         ],
     ),
     (

@@ -162,6 +162,7 @@ pub(super) fn shares(shares: &Shares) -> impl Iterator<Item = ReasonCount> + use
     let counts = [
         shares.requests,
         shares.replies,
+        shares.xdp,
         shares.unknown,
         shares.unpublished,
         shares.unfit,

@@ -33,7 +33,7 @@ use crate::io::af_packet::Group;
 use crate::io::port::Port;
 use crate::io::vlan::WantedInterface;
 use crate::mailbox::{Closing, Mailbox};
-use crate::netlink::Netlink;
+use crate::netlink::{Netlink, XdpFeatures};
 use crate::packet::frame::Frame;
 use crate::packet::intercept::{Intercept, LocalClient};
 use crate::packet::net::{PortId, PortInfo};
@@ -63,6 +63,8 @@ pub(crate) struct Setup {
     pub(crate) own_all_vips: bool,
     /// The path in the kernel.
     pub(crate) in_kernel: Option<Arc<InKernel>>,
+    /// Interfaces where it begins before there is a socket buffer.
+    pub(crate) xdp: Vec<String>,
     /// How packets are divided among several workers; `None` of one.
     pub(crate) steering: Option<Arc<Steering>>,
 }
@@ -101,6 +103,8 @@ pub(crate) struct Keeper {
     /// more.
     ended: Vec<(u64, LocalClient)>,
     pub(super) next: Next,
+    /// Who tells by which interfaces frames without socket buffers can leave.
+    pub(super) xdp: Option<XdpFeatures>,
     /// Virtual addresses that were asked for.
     pub(super) own_vips: HashSet<IpAddr>,
     /// The local addresses of full NAT that were asked for, and those that connections still use.
@@ -176,8 +180,18 @@ impl Keeper {
                 Some(_) => {}
             }
         }
+        if let Some(name) = setup.xdp.iter().find(|name| {
+            state.link_by_name(name).is_none() || !setup.interfaces.is_empty() && !setup.names(name)
+        }) {
+            return Err(HostError::NoXdpInterface(name.clone()));
+        }
+        let xdp = match &setup.in_kernel {
+            Some(_) if !setup.xdp.is_empty() => Some(XdpFeatures::open().map_err(HostError::Xdp)?),
+            _ => None,
+        };
         let mut keeper = Self {
             engine,
+            xdp,
             setup,
             interception,
             netlink,

@@ -1,6 +1,6 @@
 //! What the kernel tells: interfaces come and go, addresses, routes and neighbours change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use lvs_core::api::Call;
@@ -113,6 +113,7 @@ impl Keeper {
             return self.answer_on_links();
         }
         self.let_go_of_links();
+        self.follow_takers();
         let automatic = self.setup.interfaces.is_empty();
         let links: Vec<Link> = self
             .tables
@@ -151,6 +152,7 @@ impl Keeper {
                     info!("{} is {state}", link.name);
                 }
                 self.tables.set_port(port, known);
+                self.tell_address(link.index, Mac(mac));
                 continue;
             }
             match self.open_link(&link) {
@@ -159,6 +161,7 @@ impl Keeper {
                     let backend = ports[0].capabilities().name;
                     info!("using {} ({backend}, MTU {})", link.name, link.mtu);
                     self.vips.interface_added(&known);
+                    self.tell_address(link.index, Mac(mac));
                     let port = self.tables.free_port();
                     self.tables.set_port(port, known);
                     self.groups.extend(group.map(|group| (port, group)));
@@ -208,6 +211,7 @@ impl Keeper {
         let Some(in_kernel) = self.setup.in_kernel.clone() else {
             return;
         };
+        self.follow_takers();
         let behind: Vec<&str> = self
             .tables
             .interfaces()
@@ -257,12 +261,36 @@ impl Keeper {
             Some(plan) => AfPacket::open_group(link.index, &link.name, turn, &plan)?,
             None => {
                 let in_kernel = self.setup.in_kernel.as_ref();
-                let io = AfPacket::open_with(link.index, &link.name, turn, in_kernel)?;
+                let xdp = self.setup.xdp.contains(&link.name);
+                let io = AfPacket::open_with(link.index, &link.name, turn, in_kernel, xdp)?;
                 (vec![io], None)
             }
         };
         self.interception.add_interface(&link.name)?;
         Ok(opened)
+    }
+
+    /// Reads anew by which interfaces frames without socket buffers can leave.
+    pub(super) fn follow_takers(&mut self) {
+        let (Some(in_kernel), Some(xdp)) = (&self.setup.in_kernel, &mut self.xdp) else {
+            return;
+        };
+        match xdp.takers() {
+            Ok(takers) => in_kernel.set_takers(takers),
+            Err(error) => {
+                warn!(
+                    "XDP forwards nothing: the kernel does not tell what interfaces can: {error}"
+                );
+                in_kernel.set_takers(HashSet::new());
+            }
+        }
+    }
+
+    /// Tells the path in the kernel an interface's address.
+    fn tell_address(&self, ifindex: u32, mac: Mac) {
+        if let Some(in_kernel) = &self.setup.in_kernel {
+            in_kernel.set_address(ifindex, mac);
+        }
     }
 
     /// Lets go of interfaces that are gone, or are another one's now, and follows new names.

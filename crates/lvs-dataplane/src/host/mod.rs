@@ -73,6 +73,14 @@ pub enum HostError {
         "{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only"
     )]
     NotEthernet(String),
+    /// An interface that was asked for by `--xdp` is not one of the engine's.
+    #[error("--xdp {0}: that is none of the interfaces that the engine uses")]
+    NoXdpInterface(String),
+    /// The kernel does not tell which interfaces can send what XDP forwards.
+    #[error(
+        "cannot use --xdp, for which the kernel has to tell what its interfaces can (Linux 6.3): {0}"
+    )]
+    Xdp(#[source] std::io::Error),
 }
 
 /// The rest of the engine, as the keeper needs it. None of it blocks for long, and the keeper may

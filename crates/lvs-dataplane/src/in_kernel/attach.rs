@@ -2,21 +2,22 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use tracing::warn;
 
-use super::pins::Pins;
+use super::xdp::AttachedXdp;
 use super::{InKernel, lock};
-use crate::sys::TcLink;
+use crate::sys::{Program, ProgramLink};
 
 /// A program at an interface; it goes with this value, not with the process.
 #[derive(Debug)]
 pub struct Attached {
     kernel: Arc<InKernel>,
     ifindex: u32,
-    _link: TcLink,
+    _xdp: Option<AttachedXdp>,
+    _link: ProgramLink,
 }
 
 impl Drop for Attached {
@@ -29,47 +30,57 @@ impl Drop for Attached {
 }
 
 impl InKernel {
-    /// Puts the program at the ingress of an interface, whose packet socket has the filter.
+    /// Puts the program at the ingress of an interface, whose packet socket has the filter; and with
+    /// `xdp` the one that is before there is a socket buffer.
     ///
     /// # Errors
-    /// As [`Program::attach`](crate::sys::Program::attach).
-    pub(crate) fn attach(self: &Arc<Self>, ifindex: u32) -> io::Result<Attached> {
-        let link = match &self.pins {
-            Some(pins) => self.attach_pinned(ifindex, pins)?,
-            None => self.ingress.attach(ifindex)?,
-        };
+    /// As [`Program::attach`].
+    pub(crate) fn attach(self: &Arc<Self>, ifindex: u32, xdp: bool) -> io::Result<Attached> {
+        let pin = self.pins.as_ref().map(|pins| pins.link(ifindex));
+        let link = attach(&self.ingress, ifindex, pin.as_deref())?;
         lock(&self.attached).insert(ifindex);
-        Ok(Attached {
+        let mut attached = Attached {
             kernel: self.clone(),
             ifindex,
+            _xdp: None,
             _link: link,
-        })
-    }
-
-    /// In the place of the program of an engine that was killed, or anew.
-    fn attach_pinned(&self, ifindex: u32, pins: &Pins) -> io::Result<TcLink> {
-        let path: PathBuf = pins.link(ifindex);
-        if let Ok(link) = TcLink::pinned(&path) {
-            match link.update(&self.ingress) {
-                Ok(()) => return Ok(link),
-                // Of an interface that is gone; another one has its number now.
-                Err(_) => fs::remove_file(&path)?,
-            }
+        };
+        if xdp {
+            attached._xdp = Some(self.attach_xdp(ifindex)?);
         }
-        let link = self.ingress.attach(ifindex)?;
-        if let Err(error) = link.pin(&path) {
-            warn!(
-                "connections do not outlive this engine: {}: {error}",
-                path.display()
-            );
-        }
-        Ok(link)
+        Ok(attached)
     }
-
     /// Whether the program is the first one at the ingress of an interface: others could keep
     /// frames from it.
     pub(crate) fn is_first_at(&self, ifindex: u32) -> bool {
         let first = self.ingress.is_first_at(self.ingress_id, ifindex);
         first.unwrap_or(false)
     }
+}
+
+/// Attaches a program: in the place of that of an engine that was killed, or anew. With `pin`, it
+/// outlives this engine under that name.
+pub(super) fn attach(
+    program: &Program,
+    ifindex: u32,
+    pin: Option<&Path>,
+) -> io::Result<ProgramLink> {
+    let Some(path) = pin else {
+        return program.attach(ifindex);
+    };
+    if let Ok(link) = ProgramLink::pinned(path) {
+        match link.update(program) {
+            Ok(()) => return Ok(link),
+            // Of an interface that is gone; another one has its number now.
+            Err(_) => fs::remove_file(path)?,
+        }
+    }
+    let link = program.attach(ifindex)?;
+    if let Err(error) = link.pin(path) {
+        warn!(
+            "connections do not outlive this engine: {}: {error}",
+            path.display()
+        );
+    }
+    Ok(link)
 }

@@ -32,14 +32,19 @@ pub(super) const TUNNEL_WORDS: usize = 16;
 /// Words of a server's counters, on one processor: packets and bytes of requests, then of replies.
 pub(super) const COUNT_WORDS: usize = 4;
 /// Words of what became of frames, on one processor.
-pub(super) const SHARE_WORDS: usize = 8;
+pub(super) const SHARE_WORDS: usize = 16;
+/// Words of an interface and its link-layer address, and how many there are.
+pub(super) const MAC_WORDS: usize = 2;
+pub(super) const MAC_PLACES: u32 = 4096;
 /// Bytes of a decision that the filter leaves for the ingress.
 pub(super) const TOLD_BYTES: u32 = 168;
 
-/// Words of a way out: interface and MTU, link-layer addresses.
+/// Words of a way out: interface and MTU, link-layer addresses, whether frames may leave before
+/// there is a socket buffer.
 pub(super) mod hop {
     pub(crate) const LINK: usize = 0;
     pub(crate) const MACS: usize = 1;
+    pub(crate) const XDP: usize = 3;
 }
 
 /// Words of the way through a tunnel, and the bits of its shape.
@@ -62,6 +67,12 @@ pub(super) mod count {
     pub(crate) const OUT_BYTES: usize = 3;
 }
 
+/// Words of an interface and its link-layer address.
+pub(super) mod mac {
+    pub(crate) const LINK: usize = 0;
+    pub(crate) const ADDR: usize = 1;
+}
+
 /// Words of what became of frames.
 pub(super) mod share {
     pub(crate) const REQUESTS: usize = 0;
@@ -72,6 +83,7 @@ pub(super) mod share {
     pub(crate) const OTHER: usize = 5;
     pub(crate) const WAITING: usize = 6;
     pub(crate) const LOST: usize = 7;
+    pub(crate) const XDP: usize = 8;
 }
 
 #[cfg(test)]
@@ -129,6 +141,11 @@ mod tests {
             ("HOP_WORDS", HOP_WORDS),
             ("HOP_LINK", hop::LINK),
             ("HOP_MACS", hop::MACS),
+            ("HOP_XDP", hop::XDP),
+            ("MAC_WORDS", MAC_WORDS),
+            ("MAC_LINK", mac::LINK),
+            ("MAC_ADDR", mac::ADDR),
+            ("MAC_PLACES", MAC_PLACES as usize),
             ("COUNT_WORDS", COUNT_WORDS),
             ("TOLD_BYTES", TOLD_BYTES as usize),
             ("TUNNEL_WORDS", TUNNEL_WORDS),
@@ -150,6 +167,7 @@ mod tests {
             ("SHARE_OTHER", share::OTHER),
             ("SHARE_WAITING", share::WAITING),
             ("SHARE_LOST", share::LOST),
+            ("SHARE_XDP", share::XDP),
         ];
         let shapes = [
             ("TUNNEL_LEN", 0xff),

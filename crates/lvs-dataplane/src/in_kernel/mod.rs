@@ -12,6 +12,9 @@
 //! comes up, is decided on anew, and publishes it again. While a change is being made, there
 //! is no epoch.
 //!
+//! At interfaces that are named for it (`--xdp`), a third program does the same for each frame before
+//! there is a socket buffer, as far as it can; what it cannot goes the way above.
+//!
 //! Programs and layout are in `bpf/`; `make bpf` compiles them, and what it makes is built into the
 //! engine.
 
@@ -24,6 +27,7 @@ mod object;
 mod open;
 mod outlive;
 mod pins;
+mod xdp;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -51,6 +55,7 @@ use self::layout::{
 };
 pub(crate) use self::outlive::Record;
 use self::pins::Pins;
+use self::xdp::Xdp;
 use crate::packet::rewrite::tunnel::Template;
 use crate::packet::wire::Mac;
 use crate::sys::{self, Program, SharedSet};
@@ -101,6 +106,8 @@ pub struct Shares {
     pub waiting: u64,
     /// Dropped for want of memory, or left to a program that was not run.
     pub lost: u64,
+    /// Forwarded to either side before there was a socket buffer.
+    pub xdp: u64,
 }
 
 #[derive(Debug, Default)]
@@ -139,6 +146,8 @@ pub struct InKernel {
     taking_over: AtomicBool,
     /// Interfaces whose ingress has the program.
     attached: Mutex<HashSet<u32>>,
+    /// What forwards before there is a socket buffer; none if nobody wants it.
+    xdp: Option<Xdp>,
     /// Why nothing is forwarded, and what to do about it.
     aside: Mutex<Option<(String, String)>>,
 }
@@ -251,6 +260,7 @@ impl InKernel {
         let words = &self.arrays.hops.words()[at..at + HOP_WORDS];
         words[hop::MACS].store(word([a, b, c, d, e, f, g, h]), Relaxed);
         words[hop::MACS + 1].store(word([i, j, k, l, 0, 0, 0, 0]), Relaxed);
+        words[hop::XDP].store(u64::from(self.takes_frames(way.ifindex)), Relaxed);
         let link = u64::from(way.ifindex) | u64::from(way.mtu) << 32;
         words[hop::LINK].store(link, Release);
         hops.known.insert(way, number);
@@ -369,6 +379,7 @@ impl InKernel {
             other: sums[share::OTHER],
             waiting: sums[share::WAITING],
             lost: sums[share::LOST],
+            xdp: sums[share::XDP],
         }
     }
 
@@ -446,12 +457,12 @@ mod tests {
     }
 
     #[test]
-    fn the_object_has_both_programs_and_nonsense_has_none() {
-        for section in ["socket", "tc"] {
+    fn the_object_has_all_programs_and_nonsense_has_none() {
+        for section in ["socket", "tc", "xdp"] {
             let code = object::code(OBJECT, section).expect("it is there");
             assert!(code.instructions.len() > 100 && !code.maps.is_empty());
         }
-        assert!(object::code(OBJECT, "xdp").is_none());
+        assert!(object::code(OBJECT, "maps").is_none());
         for cut in 0..OBJECT.len().min(4096) {
             let _ = object::code(&OBJECT[..cut], "tc");
         }

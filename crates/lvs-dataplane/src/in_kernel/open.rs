@@ -16,6 +16,7 @@ use super::epochs::Epochs;
 use super::error::{InKernelError, step};
 use super::layout::{ABOUT_WORDS, COUNT_WORDS, TOLD_BYTES, conf};
 use super::pins::{self, Pins};
+use super::xdp::Xdp;
 use super::{InKernel, SERVERS, WITHOUT_ENGINE, lock, object};
 use crate::sys::{self, Instruction, PerCpuArray, Program, ProgramKind, SharedArray, SharedSet};
 
@@ -31,23 +32,29 @@ impl InKernel {
     /// # Errors
     /// [`InKernelError`]; then nothing is left in the kernel.
     pub fn open(layout: Layout, now: Instant) -> Result<Self, InKernelError> {
-        let this = Self::open_with(layout, Maps::New, |code| code)?;
+        let this = Self::open_with(layout, Maps::New, false, |code| code)?;
         this.set_clock(now);
         Ok(this)
     }
 
     /// As [`open`](Self::open), with what another engine has left in this network namespace, if one
     /// was killed and this one can go on with it; and leaves as much itself, should it be
-    /// killed.
+    /// killed. With `xdp`, interfaces can have the program that forwards before there is a socket
+    /// buffer.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(crate) fn open_or_find(layout: Layout) -> Result<Self, InKernelError> {
+    pub(crate) fn open_or_find(layout: Layout, xdp: bool) -> Result<Self, InKernelError> {
+        let alone = || {
+            let this = Self::open_with(layout, Maps::New, xdp, |code| code)?;
+            this.set_clock(Instant::ZERO);
+            Ok(this)
+        };
         let pins = match Pins::here() {
             Ok(pins) => pins,
             Err(error) => {
                 info!("connections do not outlive this engine: no BPF file system: {error}");
-                return Self::open(layout, Instant::ZERO);
+                return alone();
             }
         };
         let claim = match pins.claim() {
@@ -59,12 +66,12 @@ impl InKernel {
             }
             Err(error) => {
                 warn!("connections do not outlive this engine: {error}");
-                return Self::open(layout, Instant::ZERO);
+                return alone();
             }
         };
         if pins.are_there() {
             let found = found(&pins, &layout).and_then(|layout| {
-                let opened = Self::open_with(layout, Maps::Found(&pins), |code| code);
+                let opened = Self::open_with(layout, Maps::Found(&pins), xdp, |code| code);
                 opened.map_err(|error| error.to_string())
             });
             match found {
@@ -78,7 +85,7 @@ impl InKernel {
                 }
             }
         }
-        let opened = Self::open_with(layout, Maps::Pinned(&pins), |code| code);
+        let opened = Self::open_with(layout, Maps::Pinned(&pins), xdp, |code| code);
         let mut this = opened.inspect_err(|_| {
             pins.remove();
         })?;
@@ -108,7 +115,7 @@ impl InKernel {
     /// As [`open`](Self::open).
     #[cfg(any(test, feature = "testing"))]
     pub fn open_in_virtual_time(layout: Layout) -> Result<Self, InKernelError> {
-        Self::open_with(layout, Maps::New, |mut code| {
+        Self::open_with(layout, Maps::New, true, |mut code| {
             for instruction in &mut code {
                 // call bpf_ktime_get_ns: r0 = 0 instead.
                 if (instruction.code, instruction.immediate) == (0x85, 5) {
@@ -129,6 +136,7 @@ impl InKernel {
     fn open_with(
         layout: Layout,
         maps: Maps<'_>,
+        xdp: bool,
         change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
     ) -> Result<Self, InKernelError> {
         let processors = processors();
@@ -147,6 +155,8 @@ impl InKernel {
         };
         let told = told.map_err(step("make memory"))?;
         let services = services.map_err(step("make memory"))?;
+        let scratch = xdp.then(Xdp::memory).transpose();
+        let scratch = scratch.map_err(step("make memory"))?;
         let number = |name: &str| {
             let all = arrays.all();
             let array = all.iter().find(|(known, _)| *known == name);
@@ -154,7 +164,7 @@ impl InKernel {
                 (Some((_, array)), _) => Some(array.number()),
                 (None, "lvs_told") => Some(told.number()),
                 (None, "lvs_services") => Some(services.number()),
-                (None, _) => None,
+                (None, name) => scratch.as_ref()?.number(name),
             }
         };
         let load = |section, kind, name| {
@@ -164,6 +174,11 @@ impl InKernel {
         };
         let filter = load("socket", ProgramKind::SocketFilter, "lvs_filter")?;
         let ingress = load("tc", ProgramKind::Ingress, "lvs_ingress")?;
+        let early = xdp.then(|| load("xdp", ProgramKind::Xdp, "lvs_xdp"));
+        let early = early.transpose()?;
+        let xdp = early
+            .zip(scratch)
+            .map(|(program, memory)| Xdp::new(program, memory));
         let pins = match maps {
             Maps::New => None,
             Maps::Pinned(pins) | Maps::Found(pins) => Some(pins),
@@ -204,6 +219,7 @@ impl InKernel {
             taking_over: AtomicBool::new(matches!(maps, Maps::Found(_))),
             attached: Mutex::default(),
             aside: Mutex::default(),
+            xdp,
             arrays,
         };
         this.write_conf(processors);

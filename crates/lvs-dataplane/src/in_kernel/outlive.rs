@@ -57,6 +57,11 @@ impl InKernel {
                     let _ = fs::remove_file(pins.link(ifindex));
                 }
             }
+            for ifindex in pins.xdp_links() {
+                if !self.has_xdp(ifindex) {
+                    let _ = fs::remove_file(pins.xdp_link(ifindex));
+                }
+            }
         }
     }
 

@@ -18,6 +18,8 @@ use crate::sys;
 const FILE_SYSTEM: &str = "/sys/fs/bpf";
 /// What links are called, with the interface's index behind.
 const LINK: &str = "link-";
+/// Those of programs before there is a socket buffer.
+const XDP_LINK: &str = "xdp-";
 
 /// The directory of a network namespace.
 #[derive(Clone, Debug)]
@@ -78,12 +80,24 @@ impl Pins {
         self.path(&format!("{LINK}{ifindex}"))
     }
 
+    pub(super) fn xdp_link(&self, ifindex: u32) -> PathBuf {
+        self.path(&format!("{XDP_LINK}{ifindex}"))
+    }
+
     /// Interfaces whose ingress has a link.
     pub(super) fn links(&self) -> Vec<u32> {
-        self.names()
-            .iter()
-            .filter_map(|name| name.strip_prefix(LINK)?.parse().ok())
-            .collect()
+        self.numbers(LINK)
+    }
+
+    /// Interfaces that have a link before there is a socket buffer.
+    pub(super) fn xdp_links(&self) -> Vec<u32> {
+        self.numbers(XDP_LINK)
+    }
+
+    fn numbers(&self, of: &str) -> Vec<u32> {
+        let names = self.names();
+        let numbers = names.iter().filter_map(|name| name.strip_prefix(of));
+        numbers.filter_map(|number| number.parse().ok()).collect()
     }
 
     fn names(&self) -> Vec<String> {
@@ -110,7 +124,7 @@ impl Pins {
     /// The same, but for the directory.
     pub(super) fn empty(&self) -> usize {
         let mut names = self.names();
-        names.sort_by_key(|name| !name.starts_with(LINK));
+        names.sort_by_key(|name| !(name.starts_with(LINK) || name.starts_with(XDP_LINK)));
         for name in &names {
             let _ = fs::remove_file(self.path(name));
         }
@@ -120,7 +134,7 @@ impl Pins {
 
 /// What all words of a description mean depends on this: it changes with any map's shape or
 /// meaning.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 /// "LVSKERNL".
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 

@@ -12,6 +12,7 @@ pub(crate) mod message;
 pub(crate) mod policy;
 mod requests;
 mod state;
+mod xdp;
 
 use std::io;
 use std::net::IpAddr;
@@ -24,6 +25,7 @@ pub(crate) use self::requests::Requests;
 pub use self::state::{
     Address, Changes, Link, LinkAddress, Neighbour, NetState, RouteHit, RouteKind,
 };
+pub(crate) use self::xdp::XdpFeatures;
 use crate::sys;
 
 /// What went wrong between this process and the kernel's routing tables.

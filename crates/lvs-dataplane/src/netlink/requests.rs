@@ -18,7 +18,12 @@ pub(crate) struct Requests {
 impl Requests {
     /// Connects to the kernel, in this thread's network namespace.
     pub(crate) fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        Self::of(NETLINK_ROUTE)
+    }
+
+    /// As [`open`](Self::open), for another part of the kernel (`NETLINK_*`).
+    pub(super) fn of(protocol: isize) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
         socket.set_ext_ack(true)?;

@@ -141,6 +141,11 @@ const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+const BPF_PROG_TYPE_XDP: u32 = 6;
+/// `BPF_XDP` of `enum bpf_attach_type`.
+const BPF_XDP: u32 = 37;
+/// By the driver itself, not behind it.
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const BPF_F_BEFORE: u32 = 1 << 3;
 /// In the flags of a trial: the frame comes with a sum over all of it, as some cards make it, and
 /// the kernel looks whether that still holds afterwards (Linux 6.16).
@@ -159,6 +164,20 @@ pub enum ProgramKind {
     Ingress,
     /// At its egress.
     Egress,
+    /// In its driver, before there is a socket buffer.
+    Xdp,
+}
+
+impl ProgramKind {
+    /// `enum bpf_attach_type`.
+    const fn place(self) -> u32 {
+        match self {
+            Self::SocketFilter => 0,
+            Self::Ingress => Place::Ingress.number(),
+            Self::Egress => Place::Egress.number(),
+            Self::Xdp => BPF_XDP,
+        }
+    }
 }
 
 /// A program in the kernel. It lives as long as this value and what it is attached to.
@@ -171,7 +190,7 @@ pub struct Program {
 /// A program at an interface. Unless it is pinned, it goes with this value, with the interface, or
 /// with the process.
 #[derive(Debug)]
-pub struct TcLink {
+pub struct ProgramLink {
     fd: OwnedFd,
 }
 
@@ -189,6 +208,7 @@ impl Program {
             kind: match kind {
                 ProgramKind::SocketFilter => BPF_PROG_TYPE_SOCKET_FILTER,
                 ProgramKind::Ingress | ProgramKind::Egress => BPF_PROG_TYPE_SCHED_CLS,
+                ProgramKind::Xdp => BPF_PROG_TYPE_XDP,
             },
             length: u32::try_from(instructions.len()).unwrap_or(u32::MAX),
             instructions: instructions.as_ptr().expose_provenance() as u64,
@@ -200,11 +220,7 @@ impl Program {
             flags: 0,
             name: short_name(name),
             ifindex: 0,
-            attach_type: match kind {
-                ProgramKind::SocketFilter => 0,
-                ProgramKind::Ingress => Place::Ingress.number(),
-                ProgramKind::Egress => Place::Egress.number(),
-            },
+            attach_type: kind.place(),
         };
         // SAFETY: the instructions and the license live here.
         let error = match unsafe { load_in_peace(&mut request) } {
@@ -224,28 +240,26 @@ impl Program {
     }
 
     /// Puts the program at the ingress or egress of an interface, before all that is there: BPF
-    /// programs, and `tc` filters.
+    /// programs, and `tc` filters; or in its driver.
     ///
     /// # Errors
-    /// If there is no such interface, or the kernel has no tcx (Linux 6.6).
-    pub fn attach(&self, ifindex: u32) -> io::Result<TcLink> {
+    /// If there is no such interface, or the kernel has no tcx (Linux 6.6); `EOPNOTSUPP` from a
+    /// driver without XDP, `EBUSY` where there is another such program, what else the driver has
+    /// against it.
+    pub fn attach(&self, ifindex: u32) -> io::Result<ProgramLink> {
         let mut request = CreateLink {
             program: number(&self.fd),
             ifindex,
-            attach_type: self.place().number(),
-            flags: BPF_F_BEFORE,
+            attach_type: self.kind.place(),
+            flags: match self.kind {
+                ProgramKind::Xdp => XDP_FLAGS_DRV_MODE,
+                _ => BPF_F_BEFORE,
+            },
             rest: [0; 6],
         };
         // SAFETY: there are no addresses in it.
         let fd = unsafe { descriptor(BPF_LINK_CREATE, &mut request) }?;
-        Ok(TcLink { fd })
-    }
-
-    const fn place(&self) -> Place {
-        match self.kind {
-            ProgramKind::Egress => Place::Egress,
-            ProgramKind::Ingress | ProgramKind::SocketFilter => Place::Ingress,
-        }
+        Ok(ProgramLink { fd })
     }
 
     /// The kernel's number of the program.
@@ -262,13 +276,18 @@ impl Program {
     /// # Errors
     /// If there is no such interface, or the kernel does not say.
     pub fn is_first_at(&self, id: u32, ifindex: u32) -> io::Result<bool> {
-        Ok(attached::ids(ifindex, self.place())?.first() == Some(&id))
+        let place = match self.kind {
+            ProgramKind::Egress => Place::Egress,
+            _ => Place::Ingress,
+        };
+        Ok(attached::ids(ifindex, place)?.first() == Some(&id))
     }
 
     /// What the program says to a frame that comes in on `ifindex`, and what it has made of it. An
     /// aggregate has segments of `segment` bytes; else that is 0. With `summed`, the card has
     /// made a sum of the whole packet, and the program has to keep it right: else the error is
-    /// `EBADMSG`. Kernels before 6.16 do not know that, and say `EINVAL`.
+    /// `EBADMSG`. Kernels before 6.16 do not know that, and say `EINVAL`. To one of
+    /// [`ProgramKind::Xdp`] the frame comes in by the loopback, as it is.
     ///
     /// # Errors
     /// What the kernel has against it.
@@ -288,6 +307,10 @@ impl Program {
         context[GSO_SIZE] = segment;
         let length = u32::try_from(frame.len()).unwrap_or(0);
         context[GSO_SEGMENTS] = length.checked_div(segment).map_or(0, |whole| whole + 1);
+        let context = match self.kind {
+            ProgramKind::Xdp => &context[..0],
+            _ => &context[..],
+        };
         let mut out = vec![0_u8; frame.len() + 256];
         let mut request = TestRun {
             program: number(&self.fd),
@@ -298,9 +321,12 @@ impl Program {
             data_out: out.as_mut_ptr().expose_provenance() as u64,
             repeat: 1,
             duration: 0,
-            context_size_in: u32::try_from(size_of_val(&context)).unwrap_or(0),
+            context_size_in: u32::try_from(size_of_val(context)).unwrap_or(0),
             context_size_out: 0,
-            context_in: context.as_ptr().expose_provenance() as u64,
+            context_in: match context {
+                [] => 0,
+                _ => context.as_ptr().expose_provenance() as u64,
+            },
             context_out: 0,
             flags: if summed {
                 BPF_F_TEST_SKB_CHECKSUM_COMPLETE
@@ -323,7 +349,7 @@ impl Program {
     }
 }
 
-impl TcLink {
+impl ProgramLink {
     /// Lets the program stay when this process ends, under a name in a BPF file system.
     ///
     /// # Errors
@@ -658,7 +684,6 @@ fn short_name(name: &str) -> [u8; 16] {
     short
 }
 
-/// An error with what the verifier said last.
 /// `BPF_PROG_LOAD`. The verifier stops with `EAGAIN` when a signal waits for this thread, and has to
 /// be asked again when it has been delivered.
 ///
@@ -679,6 +704,7 @@ fn interrupted(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
 }
 
+/// An error with what the verifier said last.
 fn with_log(error: io::Error, log: &[u8]) -> io::Error {
     const LINES: usize = 12;
     let end = log.iter().position(|&byte| byte == 0).unwrap_or(0);

@@ -7,7 +7,7 @@
 
 use std::io;
 
-use super::bpf::{Instruction, Program, ProgramKind, TcLink};
+use super::bpf::{Instruction, Program, ProgramKind, ProgramLink};
 
 /// The loaded program. It lives as long as this value and its [`TurnedBack`]s.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub fn turned(frame: &mut [u8]) {
 /// the process.
 #[derive(Debug)]
 pub struct TurnedBack {
-    _link: TcLink,
+    _link: ProgramLink,
 }
 
 impl TurnBack {

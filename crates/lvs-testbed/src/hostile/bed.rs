@@ -20,7 +20,7 @@ use super::entropy::Entropy;
 use super::generator::{Act, MACS, PEER, Shot, Side};
 use super::oracle::{self, Health, Parts};
 use super::packet;
-use super::programs::{Noting, Programs};
+use super::programs::{Forwarded, Noting, Programs};
 use super::scene::Scene;
 
 const CLIENTS: PortId = PortId(0);
@@ -283,10 +283,9 @@ impl Bed {
     }
 
     /// Packets that the programs of the path in the kernel have forwarded.
-    pub fn forwarded(&self) -> u64 {
-        self.programs
-            .as_ref()
-            .map_or(0, |programs| programs.forwarded)
+    pub fn forwarded(&self) -> Forwarded {
+        let programs = self.programs.as_ref();
+        programs.map_or_else(Forwarded::default, |programs| programs.forwarded)
     }
 
     /// What is listed: connections in order, and the counters of everything, of services and

@@ -24,6 +24,7 @@ mod twins;
 pub use bed::{Bed, Summary};
 pub use entropy::Entropy;
 pub use generator::{Act, Generator, Shot, Side};
+pub use programs::Forwarded;
 pub use scene::{Method, Scene};
 pub use shoot::{ShootOptions, shoot};
 pub use twins::twins;

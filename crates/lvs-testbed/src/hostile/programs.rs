@@ -1,6 +1,7 @@
 //! The programs of the path in the kernel in front of a packet path in memory.
 
 use std::fmt;
+use std::ops::AddAssign;
 
 use lvs_core::memory::{Layout, Memory};
 use lvs_core::{ConnId, Control, Director, IcmpError, Instant, PacketMeta, Verdict};
@@ -11,6 +12,7 @@ use lvs_dataplane::packet::pipeline::Decide;
 use lvs_dataplane::packet::testing::Table;
 use lvs_dataplane::packet::tunnel_path::TunnelPaths;
 use lvs_dataplane::packet::ways::{Way, Ways};
+use lvs_dataplane::packet::wire::Mac;
 
 use super::generator::MACS;
 
@@ -19,8 +21,25 @@ const LONGEST: usize = 3000;
 /// The loopback interface, whose link-layer address is all zeros.
 const LOOPBACK: u32 = 1;
 const EINVAL: i32 = 22;
-/// `TC_ACT_REDIRECT`.
+/// `TC_ACT_REDIRECT`, and `XDP_REDIRECT`.
 const REDIRECTED: i32 = 7;
+const XDP_REDIRECTED: i32 = 4;
+
+/// Packets that the programs have forwarded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Forwarded {
+    /// All of them.
+    pub all: u64,
+    /// Those that were forwarded before there was a socket buffer.
+    pub early: u64,
+}
+
+impl AddAssign for Forwarded {
+    fn add_assign(&mut self, other: Self) {
+        self.all += other.all;
+        self.early += other.early;
+    }
+}
 
 /// Whether there is more in a frame than its IP header says.
 fn is_padded(frame: &[u8]) -> bool {
@@ -41,8 +60,7 @@ pub(super) struct Programs {
     /// The director's generation, and what was learned of tunnels, when that was last seen.
     known: (u32, u64),
     turns: u64,
-    /// Packets that they have forwarded.
-    pub(super) forwarded: u64,
+    pub(super) forwarded: Forwarded,
 }
 
 impl fmt::Debug for Programs {
@@ -53,11 +71,14 @@ impl fmt::Debug for Programs {
 
 impl Programs {
     pub(super) fn new(layout: Layout) -> Result<Self, InKernelError> {
+        let kernel = InKernel::open_in_virtual_time(layout)?;
+        let tried = kernel.try_interface(LOOPBACK, Mac([0; 6]));
+        tried.expect("there is no other one");
         Ok(Self {
-            kernel: InKernel::open_in_virtual_time(layout)?,
+            kernel,
             known: (0, 0),
             turns: 0,
-            forwarded: 0,
+            forwarded: Forwarded::default(),
         })
     }
 
@@ -104,11 +125,17 @@ impl Programs {
         // Now and then the card has summed the packet up, where the kernel can say so. With
         // padding, the kernel cuts off the sum as well, and would then say that it is
         // wrong.
-        let kernel = self.kernel.ingress();
         self.turns += 1;
         // Where they look first is all the same.
         self.kernel
             .try_homes([self.turns.is_multiple_of(2), self.turns.is_multiple_of(3)]);
+        if self.turns.is_multiple_of(2) {
+            let forwarded = self.pass_early(&bytes);
+            if forwarded.is_some() {
+                return forwarded;
+            }
+        }
+        let kernel = self.kernel.ingress();
         let summed = self.turns.is_multiple_of(4) && !is_padded(&bytes);
         let mut run = kernel.test_run(LOOPBACK, &bytes, 0, summed);
         if matches!(&run, Err(error) if error.raw_os_error() == Some(EINVAL)) {
@@ -124,13 +151,30 @@ impl Programs {
             assert_eq!(out, bytes, "what is not forwarded is not changed");
             return None;
         }
-        self.forwarded += 1;
+        Some(self.sent(&out))
+    }
+
+    /// What the program before there is a socket buffer says.
+    fn pass_early(&mut self, bytes: &[u8]) -> Option<(PortId, Frame)> {
+        let program = self.kernel.xdp().expect("it is opened with it");
+        let run = program.test_run(LOOPBACK, bytes, 0, false);
+        let (verdict, out) = run.expect("the kernel tries programs out");
+        if verdict != XDP_REDIRECTED {
+            assert_eq!(out, bytes, "what is not forwarded is not changed");
+            return None;
+        }
+        self.forwarded.early += 1;
+        Some(self.sent(&out))
+    }
+
+    fn sent(&mut self, out: &[u8]) -> (PortId, Frame) {
+        self.forwarded.all += 1;
         let from = MACS.iter().position(|mac| out[6..12] == mac[..]);
         let port = from.expect("it leaves by one of the ports");
-        Some((
+        (
             PortId(u16::try_from(port).unwrap_or(0)),
-            Frame::from_bytes(&out),
-        ))
+            Frame::from_bytes(out),
+        )
     }
 
     /// Publishes a connection, if that is possible.

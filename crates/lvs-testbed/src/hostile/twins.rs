@@ -9,6 +9,7 @@ use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::packet::net::PortId;
 
 use super::generator::{MACS, PEER};
+use super::programs::Forwarded;
 use super::{Act, Bed, Entropy, Generator, Method, Scene, Shot, Side, WATCH, oracle, packet};
 
 /// Acts between two listings.
@@ -24,7 +25,7 @@ const TALKS: usize = 12;
 ///
 /// # Panics
 /// If the two differ, and as [`storm`](super::storm).
-pub fn twins(method: &Method, seed: u64, frames: u64) -> Result<u64, InKernelError> {
+pub fn twins(method: &Method, seed: u64, frames: u64) -> Result<Forwarded, InKernelError> {
     let mut settings = seed.wrapping_mul(1000);
     let scene = Scene::new(method);
     let mut generator = Generator::new(scene.clone(), Entropy::seeded(seed));
@@ -34,7 +35,7 @@ pub fn twins(method: &Method, seed: u64, frames: u64) -> Result<u64, InKernelErr
         talks: Vec::new(),
         turns: 0,
     };
-    let (mut done, mut forwarded) = (0, 0);
+    let (mut done, mut forwarded) = (0, Forwarded::default());
     while done < frames {
         settings += 1;
         let mut pair = Pair {
@@ -82,7 +83,7 @@ impl Pair<'_> {
         let expected = self.plain.act_and_tell(act.clone());
         let found = self.other.act_and_tell(act.clone());
         // What the packet path makes itself has numbers of its own.
-        let exact = self.other.forwarded() > before;
+        let exact = self.other.forwarded() != before;
         let bytes = |frame: &Frame| match self.method.forwarding {
             Forwarding::Tunnel => without_id(frame.bytes()),
             _ => frame.bytes().to_vec(),

@@ -292,6 +292,42 @@ impl Testbed {
         Ok(())
     }
 
+    /// Has the switch take frames that were sent without a socket buffer, as it takes all that come
+    /// in by NAPI.
+    ///
+    /// # Errors
+    ///
+    /// When there is no switch.
+    pub fn take_frames(&self) -> Result<()> {
+        self.set_ports("gro on")
+    }
+
+    /// The opposite of [`take_frames`](Self::take_frames), and how it is at first.
+    ///
+    /// # Errors
+    ///
+    /// When there is no switch.
+    pub fn take_no_frames(&self) -> Result<()> {
+        self.set_ports("gro off")
+    }
+
+    /// Has the switch finish the checksums of what it sends.
+    ///
+    /// # Errors
+    ///
+    /// When there is no switch.
+    pub fn finish_checksums(&self) -> Result<()> {
+        self.set_ports("tx off")
+    }
+
+    fn set_ports(&self, how: &str) -> Result<()> {
+        let switch = self.switch.as_ref().context("there is no LAN")?;
+        switch.sh(&format!(
+            "for p in /sys/class/net/p*; do ethtool -K ${{p##*/}} {how} > /dev/null; done"
+        ))?;
+        Ok(())
+    }
+
     /// Has the switch watch who listens to which groups of IPv6 on a LAN, and ask for it, as
     /// switches do: frames for a group go to its listeners only.
     ///

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_dataplane::sys::{self, Instruction, Program, ProgramKind, TcLink};
+use lvs_dataplane::sys::{self, Instruction, Program, ProgramKind, ProgramLink};
 use lvs_testbed::listing::{Row, rows};
 use lvs_testbed::{
     Forward, Host, LoadOptions, Mode, Proc, Site, SiteOptions, programs, wait_until,
@@ -206,11 +206,11 @@ fn a_server_that_is_removed_gets_nothing_more() -> Result<()> {
 
 /// A BPF program that says so much to each frame, as the first one at the ingress of an interface
 /// of the director's.
-fn put_in_front(site: &Site, interface: &str, verdict: i32) -> Result<TcLink> {
+fn put_in_front(site: &Site, interface: &str, verdict: i32) -> Result<ProgramLink> {
     let path = format!("/sys/class/net/{interface}/ifindex");
     let ifindex = site.director.sh(&format!("cat {path}"))?.trim().parse()?;
     let namespace = std::fs::File::open(format!("/proc/{}/ns/net", site.director.pid()))?;
-    let attach = move || -> Result<TcLink> {
+    let attach = move || -> Result<ProgramLink> {
         setns(namespace, CloneFlags::CLONE_NEWNET)?;
         let instruction = |code, immediate| Instruction {
             code,

@@ -27,6 +27,7 @@ mod hostile;
 mod hostile_links;
 mod in_kernel;
 mod in_kernel_twins;
+mod in_kernel_xdp;
 mod ipv6;
 mod ldirectord;
 mod listing;

@@ -300,6 +300,8 @@ pub struct Dataplane {
     pub reverse_path: Option<String>,
     /// `off`, `auto` or `on`.
     pub in_kernel: Option<String>,
+    /// Interfaces where that begins before there is a socket buffer.
+    pub xdp: Vec<String>,
     /// `off` or `auto`.
     pub confine: Option<String>,
     /// `off` or `auto`.
@@ -431,6 +433,9 @@ impl Dataplane {
         }
         if self.local.as_ref().is_some_and(|local| local.hairpin) {
             option("--hairpin", None);
+        }
+        for interface in &self.xdp {
+            option("--xdp", Some(interface.clone()));
         }
         for helper in &self.helpers {
             option("--helper", Some(helper.clone()));

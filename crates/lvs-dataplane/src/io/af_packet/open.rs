@@ -135,7 +135,8 @@ impl AfPacket {
 
     /// As [`Self::open`], with a queue of its own for what begins TCP connections, a way back for
     /// what the host should have seen ([`Self::give_back`]), and without the frames that the
-    /// path in the kernel takes, where that is possible.
+    /// path in the kernel takes, where that is possible; with `xdp`, it begins before there is a
+    /// socket buffer.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -144,10 +145,12 @@ impl AfPacket {
         name: &str,
         turn: Option<&TurnBack>,
         in_kernel: Option<&Arc<InKernel>>,
+        xdp: bool,
     ) -> Result<Self, OpenError> {
         let opening = Opening {
             turn,
             in_kernel,
+            xdp,
             ..Opening::new(ifindex, name, By::RingAndFirsts)
         };
         opening.open()
@@ -260,6 +263,8 @@ struct Opening<'a> {
     tagged: bool,
     turn: Option<&'a TurnBack>,
     in_kernel: Option<&'a Arc<InKernel>>,
+    /// That begins before there is a socket buffer.
+    xdp: bool,
     /// Workers that share the interface.
     workers: usize,
     /// It is to receive nothing yet.
@@ -275,6 +280,7 @@ impl<'a> Opening<'a> {
             tagged: false,
             turn: None,
             in_kernel: None,
+            xdp: false,
             workers: 1,
             waits: false,
         }
@@ -344,7 +350,7 @@ impl<'a> Opening<'a> {
         // Before the first frame is refused.
         let ingress = self
             .in_kernel
-            .map(|in_kernel| in_kernel.attach(self.ifindex));
+            .map(|in_kernel| in_kernel.attach(self.ifindex, self.xdp));
         let ingress = ingress.transpose();
         let ingress = ingress.map_err(self.fail("attach the path in the kernel"))?;
         let bound = socket.bind(self.ifindex);

@@ -47,6 +47,7 @@ impl Checker<'_> {
         );
         self.clamp_mss(raw);
         self.workers(raw);
+        self.xdp(raw);
         let max_connections = self
             .number(
                 raw.max_connections.as_ref(),
@@ -82,6 +83,7 @@ impl Checker<'_> {
             echo,
             reverse_path,
             in_kernel,
+            xdp: list(&raw.xdp).unwrap_or_default(),
             confine,
             real_time,
             echo_limit,
@@ -270,6 +272,17 @@ impl Checker<'_> {
                 Diagnostic::error(value.span(), title)
                     .help("leave out workers, or write in_kernel = \"off\""),
             );
+        }
+    }
+
+    fn xdp(&mut self, raw: &RawDataplane) {
+        let Some(xdp) = &raw.xdp else {
+            return;
+        };
+        if raw.in_kernel.as_ref().is_none_or(|k| k.get_ref() == "off") {
+            let title = "xdp is a part of the path in the kernel, which is off".to_owned();
+            let help = "write in_kernel = \"auto\" or \"on\" as well, or leave out xdp";
+            self.report(Diagnostic::error(xdp.span(), title).help(help));
         }
     }
 

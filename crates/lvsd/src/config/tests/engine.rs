@@ -71,6 +71,12 @@ fn what_the_engine_does_not_have_is_refused_with_its_place() {
             "one of: auto, af_packet, tun",
         ),
         (
+            "xdp = \"eth0\"",
+            "test.toml:2:7",
+            "xdp is a part of the path in the kernel, which is off",
+            "write in_kernel = \"auto\" or \"on\" as well",
+        ),
+        (
             "workers = 65",
             "test.toml:2:11",
             "number of workers 65 is out of range",

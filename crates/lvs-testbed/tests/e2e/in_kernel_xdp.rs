@@ -1,0 +1,211 @@
+//! XDP in front of the path in the kernel, end to end: at veth interfaces, whose other ends finish
+//! checksums, unless it is said otherwise.
+
+use crate::common;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_dataplane::sys;
+use lvs_testbed::{Forward, Mode, Proc, Site, SiteOptions, programs, wait_until};
+
+/// A site for a director with XDP at its interfaces; `None` where that is not permitted.
+fn site(label: &str, forward: Forward) -> Result<Option<Site>> {
+    let site = site_as_it_is(label, forward, false)?;
+    if let Some(site) = &site {
+        site.testbed.finish_checksums()?;
+    }
+    Ok(site)
+}
+
+fn site_as_it_is(label: &str, forward: Forward, offloads: bool) -> Result<Option<Site>> {
+    if Mode::detect()? == Mode::Rootless {
+        ensure!(!sys::is_root_of_all(), "root can test it");
+        eprintln!("not tested: the path in the kernel needs root, outside of containers");
+        return Ok(None);
+    }
+    let mut options = SiteOptions::new(label, forward);
+    options.servers = 4;
+    options.offloads = offloads;
+    let site = Site::new(options)?;
+    site.testbed.take_frames()?;
+    Ok(Some(site))
+}
+
+/// The engine's words for XDP at the director's interfaces.
+fn xdp(site: &Site) -> Result<Vec<String>> {
+    let mut words = vec!["--in-kernel".to_owned(), "on".to_owned()];
+    for name in site.director.sh("ls /sys/class/net")?.split_whitespace() {
+        if name.starts_with("eth") {
+            words.extend(["--xdp".to_owned(), name.to_owned()]);
+        }
+    }
+    Ok(words)
+}
+
+fn start(site: &mut Site) -> Result<()> {
+    let words = xdp(site)?;
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    site.start_engine(&words)
+}
+
+/// What was forwarded in the kernel: by XDP, and by the program behind it.
+fn shares(site: &Site) -> Result<(u64, u64)> {
+    let all = site.lvsadm("drops --json --all")?;
+    let all: serde_json::Value = serde_json::from_str(&all)?;
+    let count = |reason: &str| {
+        let items = all.as_array().context("a list")?;
+        let item = items.iter().find(|item| item["reason"] == reason);
+        item.and_then(|item| item["count"].as_u64())
+            .with_context(|| format!("{reason} in {all}"))
+    };
+    let behind = count("kernel_requests")? + count("kernel_replies")?;
+    Ok((count("kernel_xdp")?, behind))
+}
+
+/// Programs and links named so, in the director's namespace.
+fn programs_of(site: &Site) -> Result<String> {
+    site.director
+        .sh("ip -d link | grep -o 'prog/xdp.*' || true")
+}
+
+fn forwards(label: &str, forward: Forward) -> Result<()> {
+    let Some(mut site) = site(label, forward)? else {
+        return Ok(());
+    };
+    start(&mut site)?;
+    common::requests_and_listings(&site)?;
+    site.lvsadm("-C")?;
+    site.add_service(80, "rr")?;
+    common::bulk(&site)?;
+    let (xdp, behind) = shares(&site)?;
+    ensure!(
+        xdp > 1000 && xdp > 9 * behind,
+        "{xdp} by XDP, {behind} behind it"
+    );
+    ensure!(programs_of(&site)?.contains("lvs_xdp"));
+    common::iperf_and_dns(&site)?;
+    let mut engine = site.engine.take().context("it runs")?;
+    engine.signal(nix::sys::signal::Signal::SIGTERM)?;
+    engine.wait(Duration::from_secs(10))?;
+    ensure!(programs_of(&site)?.is_empty(), "nothing is left");
+    Ok(())
+}
+
+#[test]
+fn nat() -> Result<()> {
+    forwards("xdp-nat", Forward::Nat)
+}
+
+#[test]
+fn direct_routing() -> Result<()> {
+    forwards("xdp-dr", Forward::Dr)
+}
+
+/// Frames with unfinished checksums are forwarded with a socket buffer.
+#[test]
+fn what_a_veth_leaves_unfinished_stays_whole() -> Result<()> {
+    let Some(mut site) = site_as_it_is("xdp-veth", Forward::Nat, true)? else {
+        return Ok(());
+    };
+    start(&mut site)?;
+    common::requests_and_listings(&site)?;
+    site.lvsadm("-C")?;
+    site.add_service(80, "rr")?;
+    common::bulk(&site)?;
+    let (_, behind) = shares(&site)?;
+    ensure!(behind > 1000, "{behind} behind XDP");
+    common::iperf_and_dns(&site)
+}
+
+/// A download of 20 MB/s whose packets XDP forwards.
+fn download(site: &Site) -> Result<Proc> {
+    site.add_service(80, "rr")?;
+    site.serve("long", 100 << 20)?;
+    let url = format!("http://{}/long?rate=20m", site.vip);
+    let arguments = ["-sS", "-m", "60", "-o", "/dev/null", &url];
+    let download = site.client.spawn("curl", &arguments)?;
+    let flows = || shares(site).is_ok_and(|(xdp, _)| xdp > 50);
+    wait_until("packets by XDP", Duration::from_secs(20), flows)?;
+    Ok(download)
+}
+
+/// What cannot leave without a socket buffer is forwarded with one; and by XDP again when it can.
+#[test]
+fn interfaces_that_take_no_frames_get_packets() -> Result<()> {
+    let Some(mut site) = site("xdp-takers", Forward::Nat)? else {
+        return Ok(());
+    };
+    start(&mut site)?;
+    let mut download = download(&site)?;
+    site.testbed.take_no_frames()?;
+    let pace = Duration::from_millis(500);
+    // A frame that is on its way meanwhile is lost, and sent again.
+    let stands = || {
+        let before = shares(&site).unwrap_or_default();
+        std::thread::sleep(pace);
+        shares(&site).is_ok_and(|after| after.0 == before.0 && after.1 > before.1)
+    };
+    wait_until("packets behind XDP", Duration::from_secs(20), stands)?;
+    let (before, _) = shares(&site)?;
+    site.testbed.take_frames()?;
+    let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
+    wait_until("packets by XDP again", Duration::from_secs(20), flows)?;
+    let status = download.wait(Duration::from_secs(60))?;
+    ensure!(status.success(), "{status}");
+    Ok(())
+}
+
+/// An engine that is killed leaves the program, and connections go on; its successor takes it over,
+/// or takes it away if it wants none.
+#[test]
+fn it_outlives_the_engine() -> Result<()> {
+    let Some(mut site) = site("xdp-kill", Forward::Nat)? else {
+        return Ok(());
+    };
+    start(&mut site)?;
+    let mut download = download(&site)?;
+    let mut engine = site.engine.take().context("it runs")?;
+    engine.signal(nix::sys::signal::Signal::SIGKILL)?;
+    engine.wait(Duration::from_secs(10))?;
+    std::thread::sleep(Duration::from_secs(1));
+    start(&mut site)?;
+    let (before, _) = shares(&site)?;
+    let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
+    wait_until("packets by XDP again", Duration::from_secs(20), flows)?;
+    let mut engine = site.engine.take().context("it runs")?;
+    engine.signal(nix::sys::signal::Signal::SIGKILL)?;
+    engine.wait(Duration::from_secs(10))?;
+    site.start_engine(&["--in-kernel", "on"])?;
+    let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
+    wait_until("no XDP any more", Duration::from_secs(10), gone)?;
+    let status = download.wait(Duration::from_secs(60))?;
+    ensure!(status.success(), "{status}");
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_is_refused() -> Result<()> {
+    let Some(site) = site("xdp-refused", Forward::Nat)? else {
+        return Ok(());
+    };
+    site.director
+        .sh("ip link add d0 type bridge; ip link set d0 up")?;
+    let program = programs::find("lvs-dataplane")?.display().to_string();
+    for (words, told) in [
+        ("--xdp eth0", "add --in-kernel on"),
+        ("--in-kernel on --xdp eth9", "none of the interfaces"),
+        (
+            "--in-kernel on --interface eth0 --xdp eth1",
+            "none of the interfaces",
+        ),
+        ("--in-kernel on --xdp d0", "no native XDP"),
+    ] {
+        let refused = site
+            .director
+            .sh(&format!("timeout 10 {program} {words} 2>&1 || true"))?;
+        ensure!(refused.contains(told), "{words}: {refused}");
+    }
+    ensure!(programs_of(&site)?.is_empty(), "nothing is left");
+    Ok(())
+}
