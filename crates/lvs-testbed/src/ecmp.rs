@@ -467,7 +467,7 @@ impl Lab {
             Scenario::Partition => {
                 self.directors[2].host.sh("ip link set eth1 down")?;
                 self.wait_said(1, "10.9.0.3:8848", "not heard for")?;
-                self.wait_said(3, "10.9.0.1:8848", "not heard for")?;
+                self.wait_said(3, "10.9.0.1:8848", "silent")?;
                 self.directors[2].host.sh("ip link set eth1 up")?;
                 self.wait_in_step()?;
                 vec![self.there_and_back(3)?]

@@ -522,8 +522,8 @@ pub struct AnnouncedVip {
 pub struct PeerInfo {
     /// Where it is.
     pub address: SocketAddr,
-    /// `away`, `refused`, `bulk` (it tells everything), `behind` (some of it is missing) or
-    /// `in step`.
+    /// `away`, `refused`, `bulk` (it tells everything), `behind` (some of it is missing), `silent`
+    /// (it has compared nothing for four seconds) or `in step`.
     pub state: String,
     /// Why it is away, or refused.
     #[serde(default)]

@@ -84,6 +84,11 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
         "{xdp} by XDP, {behind} behind it"
     );
     ensure!(programs_of(&site)?.contains("lvs_xdp"));
+    let lvsadm = programs::find("lvsadm")?.display().to_string();
+    let doctor = site
+        .director
+        .sh(&format!("{lvsadm} doctor || [ $? = 1 ]"))?;
+    ensure!(!doctor.contains("XDP"), "it is the engine's own: {doctor}");
     common::iperf_and_dns(&site)?;
     let mut engine = site.engine.take().context("it runs")?;
     engine.signal(nix::sys::signal::Signal::SIGTERM)?;

@@ -222,7 +222,7 @@ mod tests {
             tables: Vec::new(),
         };
         let silent = PeerInfo {
-            state: "in step".to_owned(),
+            state: "silent".to_owned(),
             trouble: String::new(),
             ..peer.clone()
         };

@@ -96,7 +96,8 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), E
     stream.set_nodelay(true).map_err(away)?;
     let hangs_up = stream.try_clone().map_err(away)?;
     peer.linked(identity, hangs_up);
-    peer.tables().begin(identity, handshake.compares_tables());
+    let said = peer.tables().begin(identity, handshake.compares_tables());
+    say(peer, said);
     *lent = true;
     let ended = hear(peers, peer, identity, &mut stream, &handshake);
     peer.tables().end();
@@ -301,11 +302,7 @@ fn hear(
 fn compare_tables(peers: &Peers, peer: &Peer, asked: &mut Sequence, out: &mut Vec<u8>) {
     let ours = peers.tables();
     let (ask, said) = peer.tables().compare(&ours, peers.alarm, Instant::now());
-    match said {
-        Some(Said::Differ(text)) => warn!("{} {text}", peer.address),
-        Some(Said::Alike(text)) => info!("{} {text}", peer.address),
-        None => {}
-    }
+    say(peer, said);
     if !ask.is_empty() {
         asked.seal(Kind::Ask, &tables::ask(&ask), out);
     }
@@ -322,6 +319,15 @@ fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
                 shard.adopt_lent(number, ranges.as_ref(), from, PIECE, now)
             })
             .flatten();
+    }
+}
+
+/// Writes into the log what became of a comparison.
+fn say(peer: &Peer, said: Option<Said>) {
+    match said {
+        Some(Said::Differ(text)) => warn!("{} {text}", peer.address),
+        Some(Said::Alike(text)) => info!("{} {text}", peer.address),
+        None => {}
     }
 }
 

@@ -43,6 +43,8 @@ use crate::sys::EventFd;
 /// How long a packet worker may take to answer.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A peer is silent that has compared nothing for so long; it does so every 2 seconds.
+const SILENT: Duration = Duration::from_secs(4);
 /// How long one that ends gives its peers to take its last words.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long a thread has to find that its connection was ended.
@@ -465,6 +467,7 @@ impl Peers {
         let state = peer.state();
         let step = match (state.step, &state.trouble) {
             (Step::Bulk, _) => "bulk",
+            (Step::Follows, _) if state.is_silent() => "silent",
             (Step::Follows, _) if state.is_in_step() => "in step",
             (Step::Follows, _) if state.compared => "behind",
             (Step::Follows, _) => "bulk",
@@ -491,6 +494,11 @@ impl Peers {
 }
 
 impl State {
+    /// It has compared nothing for as long as two comparisons take: nobody knows what it has.
+    fn is_silent(&self) -> bool {
+        self.compared && self.heard.is_some_and(|at| at.elapsed() >= SILENT)
+    }
+
     fn is_in_step(&self) -> bool {
         self.step == Step::Follows && self.compared && self.missing == 0
     }

@@ -84,7 +84,7 @@ pub(super) fn read(shared: &Shared, key: &TableKey) -> Option<(Table, bool)> {
 pub(super) enum Said {
     /// They have differed for too long.
     Differ(String),
-    /// They do not any more.
+    /// They do not any more, or that is to be seen.
     Alike(String),
 }
 
@@ -130,14 +130,18 @@ impl Difference {
 }
 
 impl Comparison {
-    /// There is a connection; `told`: over which they are told.
-    pub(super) fn begin(&mut self, identity: [u8; 16], told: bool) {
+    /// There is a connection; `told`: over which they are told. Gives what is to be said.
+    pub(super) fn begin(&mut self, identity: [u8; 16], told: bool) -> Option<Said> {
+        let mut said = None;
         // One that was started anew has nothing at first.
         if self.identity != Some(identity) {
+            let anew = "was started anew, and is compared anew".to_owned();
+            said = self.alarm.then_some(Said::Alike(anew));
             *self = Self::default();
         }
         self.identity = Some(identity);
         self.older = !told;
+        said
     }
 
     /// The connection is over. What differed before, and still does when there is another one, has
@@ -310,7 +314,7 @@ mod tests {
         let begun = Instant::now();
         let at = |second| begun + Duration::from_secs(second);
         let mut it = Comparison::default();
-        it.begin([1; 16], true);
+        assert_eq!(it.begin([1; 16], true), None);
         assert_eq!(state(&it, at(0)).0, TablesState::Unknown);
         assert_eq!(it.compare(&own, ALARM, at(0)), (Vec::new(), None));
         hear(&mut it, &mut known, 1);
@@ -358,7 +362,7 @@ mod tests {
         it.end();
         assert_eq!(state(&it, at(133)), (TablesState::Unknown, 0, 0));
         assert!(it.differences(at(133)).is_empty());
-        it.begin([1; 16], true);
+        assert_eq!(it.begin([1; 16], true), None);
         known = Tables::default();
         hear(&mut it, &mut known, 3);
         assert_eq!(it.compare(&own, ALARM, at(140)).1, None);
@@ -374,7 +378,7 @@ mod tests {
         let own = tables(&director(1));
         let now = Instant::now();
         let mut it = Comparison::default();
-        it.begin([1; 16], true);
+        assert_eq!(it.begin([1; 16], true), None);
         // It has nothing, and says so.
         assert_eq!(it.hear(&[0]), Ok(true));
         it.compare(&own, ALARM, now);
@@ -382,12 +386,13 @@ mod tests {
         assert!(it.compare(&own, ALARM, later).1.is_some());
         assert_eq!(it.differences(later)[0].what, ["the service is here only"]);
         it.end();
-        it.begin([2; 16], true);
+        let said = it.begin([2; 16], true);
+        assert!(matches!(said, Some(Said::Alike(_))), "{said:?}");
         assert_eq!(it.hear(&[0]), Ok(true));
         assert_eq!(it.compare(&own, ALARM, later).1, None);
         assert_eq!(state(&it, later), (TablesState::Differ, 1, 0));
         it.end();
-        it.begin([3; 16], false);
+        assert_eq!(it.begin([3; 16], false), None, "there was no alarm");
         assert_eq!(state(&it, later).0, TablesState::Older);
         it.end();
         assert_eq!(state(&it, later).0, TablesState::Unknown);

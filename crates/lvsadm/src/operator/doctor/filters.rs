@@ -332,9 +332,11 @@ fn told(names: &[&String]) -> Option<(String, String)> {
     }
 }
 
-/// XDP programs, which see a frame before anybody else and may keep it.
+/// XDP programs of others, which see a frame before anybody else and may keep it.
 fn express_data_path(device: &Device, findings: &mut Findings) {
-    let names: Vec<&String> = device.xdp.iter().collect();
+    let others = device.xdp.iter();
+    let others = others.filter(|name| !name.starts_with(OWN_PROGRAM));
+    let names: Vec<&String> = others.collect();
     let name = &device.name;
     if let Some((programs, all)) = told(&names) {
         findings.add(
@@ -587,6 +589,7 @@ mod tests {
             all.map(|f| f.what).collect::<Vec<_>>().join("; ")
         };
         assert_eq!(told(&[]), "");
+        assert_eq!(told(&["lvs_xdp"]), "");
         assert_eq!(
             told(&["number 12"]),
             "a BPF program at the driver of eth0 (XDP: number 12) may drop or redirect packets of services before the engine \
