@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 
 use super::data::{CpuSeconds, Document, Value};
-use super::{Axis, Experiment, Plot, peers, web};
+use super::{Axis, Experiment, Plot, Turn, peers, web};
 use crate::compare::bed::Bed;
 use crate::compare::tcp::requests;
 use crate::machine::Snapshot;
@@ -83,12 +83,12 @@ impl Experiment for Haddad {
 
     fn measure(
         &self,
+        turn: &Turn<'_>,
         bed: &mut Bed,
-        quick: bool,
     ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
         let directory = tempfile::tempdir()?;
         let mut server = web::serve(bed, directory.path(), None)?;
-        let (clients, seconds): (&[u32], &str) = if quick {
+        let (clients, seconds): (&[u32], &str) = if turn.quick {
             (&[1, 64], "-d1s")
         } else {
             (&[1, 8, 64], "-d2s")

@@ -5,14 +5,34 @@ use std::fmt::Write as _;
 use anyhow::{Result, anyhow};
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::data::{Document, Series};
 use super::{Experiment, Plot, peers};
 
+/// How a line looks.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    colour: RGBColor,
+    /// Pixels of a dash, 0 for a line without gaps.
+    dash: i32,
+    marker: Marker,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Marker {
+    None,
+    Circle,
+    Triangle,
+    Cross,
+}
+
 /// Okabe and Ito's colours, which colour-blind readers can tell apart; a peer has the same one
-/// everywhere.
-fn colour(peer: &str) -> RGBColor {
-    match peer {
+/// everywhere. What one peer is measured with (`lvs-nat lc`) is told apart by lightness, dashes and
+/// markers.
+fn look(peer: &str) -> Look {
+    let (of, variant) = peer.split_once(' ').unwrap_or((peer, ""));
+    let colour = match of {
         "direct" => RGBColor(0, 0, 0),
         "routing" => RGBColor(128, 128, 128),
         "lvs-nat" => RGBColor(0, 114, 178),
@@ -22,11 +42,44 @@ fn colour(peer: &str) -> RGBColor {
         "nftables" => RGBColor(230, 159, 0),
         "haproxy" => RGBColor(213, 94, 0),
         _ => RGBColor(204, 121, 167),
+    };
+    let (dash, marker, light) = match variant {
+        "rr" | "drop" | "drop_entry" => (0, Marker::Circle, 1.0),
+        "wrr" | "evict" | "drop_packet" => (8, Marker::Triangle, 1.7),
+        "lc" | "secure_tcp" => (0, Marker::Triangle, 0.45),
+        "limit" | "wlc" => (3, Marker::Cross, 0.45),
+        "source-limit" => (3, Marker::Circle, 1.4),
+        _ => (0, Marker::None, 1.0),
+    };
+    Look {
+        colour: shade(colour, light),
+        dash,
+        marker,
     }
 }
 
+/// Darker below 1, lighter above, white at 2.
+fn shade(colour: RGBColor, light: f64) -> RGBColor {
+    let one = |part: u8| {
+        let part = f64::from(part);
+        let shaded = if light <= 1.0 {
+            part * light
+        } else {
+            part + (255.0 - part) * (light - 1.0)
+        };
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "0 to 255"
+        )]
+        let shaded = shaded.round() as u8;
+        shaded
+    };
+    RGBColor(one(colour.0), one(colour.1), one(colour.2))
+}
+
 /// A plot; none without data.
-pub(super) fn plot(plot: &Plot, series: &[Series]) -> Result<Option<String>> {
+pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Option<String>> {
     let points = || series.iter().flat_map(|series| &series.points);
     let xs = points().map(|(x, _)| *x);
     let (left, right) = xs.fold((f64::MAX, 0.0_f64), |(low, high), x| {
@@ -44,10 +97,17 @@ pub(super) fn plot(plot: &Plot, series: &[Series]) -> Result<Option<String>> {
     let (linear_x, linear_y) = (0.0..x.1, 0.0..y.1);
     let (log_x, log_y) = ((x.0..x.1).log_scale(), (y.0..y.1).log_scale());
     match (plot.x.log, plot.y.log) {
-        (true, true) => draw(&mut svg, plot, series, log_x, log_y),
-        (true, false) => draw(&mut svg, plot, series, log_x, linear_y),
-        (false, true) => draw(&mut svg, plot, series, linear_x, log_y),
-        (false, false) => draw(&mut svg, plot, series, linear_x, linear_y),
+        (_, log) if !bars.is_empty() => {
+            let x = -0.6..at(bars.len()) - 0.4;
+            match log {
+                true => draw(&mut svg, plot, series, bars, x, log_y),
+                false => draw(&mut svg, plot, series, bars, x, linear_y),
+            }
+        }
+        (true, true) => draw(&mut svg, plot, series, bars, log_x, log_y),
+        (true, false) => draw(&mut svg, plot, series, bars, log_x, linear_y),
+        (false, true) => draw(&mut svg, plot, series, bars, linear_x, log_y),
+        (false, false) => draw(&mut svg, plot, series, bars, linear_x, linear_y),
     }
     .map_err(|error| anyhow!("cannot draw {}: {error}", plot.name))?;
     // It scales with the page.
@@ -62,6 +122,7 @@ fn draw<X, Y>(
     svg: &mut String,
     plot: &Plot,
     series: &[Series],
+    bars: &[&str],
     x: X,
     y: Y,
 ) -> Result<(), Box<dyn std::error::Error>>
@@ -73,44 +134,115 @@ where
 {
     let area = SVGBackend::with_string(svg, (860, 480)).into_drawing_area();
     area.fill(&WHITE)?;
+    let names = if bars.is_empty() { 48 } else { 96 };
     let mut chart = ChartBuilder::on(&area)
         .margin(12)
         .caption(plot.title, ("sans-serif", 20))
-        .x_label_area_size(48)
+        .x_label_area_size(names)
         .y_label_area_size(76)
         .build_cartesian_2d(x, y)?;
-    chart
-        .configure_mesh()
-        .light_line_style(RGBColor(240, 240, 240))
-        .x_desc(format!("{} ({})", plot.x.name, plot.x.unit))
-        .y_desc(format!("{} ({})", plot.y.name, plot.y.unit))
+    let lowest = chart.y_range().start;
+    let mut mesh = chart.configure_mesh();
+    mesh.light_line_style(RGBColor(240, 240, 240))
+        .x_desc(axis(&plot.x))
+        .y_desc(axis(&plot.y))
         .x_label_formatter(&|value| short(*value))
         .y_label_formatter(&|value| short(*value))
         .label_style(("sans-serif", 13))
-        .axis_desc_style(("sans-serif", 15))
-        .draw()?;
+        .axis_desc_style(("sans-serif", 15));
+    if !bars.is_empty() {
+        mesh.disable_x_mesh().x_labels(0);
+    }
+    mesh.draw()?;
     for one in series {
-        let colour = colour(&one.peer);
+        let Look {
+            colour,
+            dash,
+            marker,
+        } = look(&one.peer);
         let style = colour.stroke_width(2);
         let points = one.points.iter().map(|(x, y)| (*x, y.median));
-        chart
-            .draw_series(LineSeries::new(points, style))?
-            .label(&one.peer)
-            .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], style));
-        let bars = one.points.iter();
-        chart.draw_series(bars.map(|(x, y)| {
-            ErrorBar::new_vertical(*x, y.min, y.median, y.max, colour.filled(), 5)
+        if !bars.is_empty() {
+            let fill = colour.mix(0.8).filled();
+            chart
+                .draw_series(
+                    points.map(|(x, y)| Rectangle::new([(x - 0.32, lowest), (x + 0.32, y)], fill)),
+                )?
+                .label(&one.peer)
+                .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 18, y + 5)], fill));
+        } else {
+            let size = move |of: Marker| if marker == of { 4 } else { 0 };
+            let key = move |(x, y): (i32, i32)| {
+                let end = match dash {
+                    0 => x + 18,
+                    dash => x + dash.max(6),
+                };
+                EmptyElement::at((x, y))
+                    + PathElement::new(vec![(0, 0), (end - x, 0)], style)
+                    + PathElement::new(vec![(18 - (end - x), 0), (18, 0)], style)
+                    + Circle::new((9, 0), size(Marker::Circle), colour.filled())
+                    + TriangleMarker::new((9, 0), size(Marker::Triangle), colour.filled())
+                    + Cross::new((9, 0), size(Marker::Cross), style)
+            };
+            let line = points.clone();
+            let drawn = match dash {
+                0 => chart.draw_series(LineSeries::new(line, style))?,
+                dash => chart.draw_series(DashedLineSeries::new(line, dash, dash, style))?,
+            };
+            drawn.label(&one.peer).legend(key);
+            match marker {
+                Marker::None => {}
+                Marker::Circle => {
+                    chart.draw_series(points.map(|at| Circle::new(at, 4, colour.filled())))?;
+                }
+                Marker::Triangle => {
+                    chart.draw_series(
+                        points.map(|at| TriangleMarker::new(at, 5, colour.filled())),
+                    )?;
+                }
+                Marker::Cross => {
+                    chart.draw_series(points.map(|at| Cross::new(at, 4, style)))?;
+                }
+            }
+        }
+        let spread = if bars.is_empty() { colour } else { BLACK };
+        let whiskers = one.points.iter();
+        chart.draw_series(whiskers.map(|(x, y)| {
+            ErrorBar::new_vertical(*x, y.min, y.median, y.max, spread.filled(), 5)
         }))?;
     }
+    // Bars grow at the right end only where there is room for a legend; lines mostly begin low.
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
+        .position(if bars.is_empty() {
+            SeriesLabelPosition::UpperLeft
+        } else {
+            SeriesLabelPosition::UpperRight
+        })
         .background_style(WHITE.mix(0.85))
         .border_style(RGBColor(160, 160, 160))
         .label_font(("sans-serif", 13))
         .draw()?;
+    for (place, name) in bars.iter().enumerate() {
+        let (x, y) = chart.backend_coord(&(at(place), lowest));
+        let turned = ("sans-serif", 13)
+            .into_font()
+            .transform(FontTransform::Rotate270)
+            .color(&BLACK)
+            .pos(Pos::new(HPos::Right, VPos::Center));
+        area.draw(&Text::new((*name).to_owned(), (x, y + 6), turned))?;
+    }
     area.present()?;
     Ok(())
+}
+
+/// Where the bar number `place` stands.
+fn at(place: usize) -> f64 {
+    u32::try_from(place).map_or(f64::MAX, f64::from)
+}
+
+fn axis(axis: &super::Axis) -> String {
+    format!("{} ({})", axis.name, axis.unit)
 }
 
 /// `4096` is `4.1k`.
@@ -182,7 +314,7 @@ pub(super) fn page(document: &Document, experiments: &[&dyn Experiment]) -> Resu
 
 fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) -> Result<()> {
     let name = experiment.name();
-    let peers = peers::names();
+    let peers = peers::of(experiment);
     writeln!(
         page,
         "<h2 id=\"{name}\">{}</h2><p>{}</p>",
@@ -196,9 +328,10 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
     page.push_str("</ul>\n");
     for one in experiment.plots() {
         let series = document.series(name, one.name, &peers);
-        if let Some(svg) = plot(one, &series)? {
+        let bars = experiment.bars(one);
+        if let Some(svg) = plot(one, &series, bars)? {
             writeln!(page, "<figure id=\"{name}-{}\">{svg}</figure>", one.name)?;
-            table(page, one, &series)?;
+            table(page, one, &series, bars)?;
         }
     }
     page.push_str(
@@ -247,7 +380,7 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
     Ok(())
 }
 
-fn table(page: &mut String, plot: &Plot, series: &[Series]) -> Result<()> {
+fn table(page: &mut String, plot: &Plot, series: &[Series], bars: &[&str]) -> Result<()> {
     write!(
         page,
         "<details><summary>{} as a table, {}</summary><div class=\"wide\"><table><tr><th>{}</th>",
@@ -265,7 +398,14 @@ fn table(page: &mut String, plot: &Plot, series: &[Series]) -> Result<()> {
     xs.sort_by(f64::total_cmp);
     xs.dedup();
     for x in xs {
-        write!(page, "<tr><td>{x}</td>")?;
+        let name = bars
+            .iter()
+            .enumerate()
+            .find(|(place, _)| at(*place).total_cmp(&x).is_eq());
+        match name {
+            Some((_, name)) => write!(page, "<tr><td>{}</td>", escape(name))?,
+            None => write!(page, "<tr><td>{x}</td>")?,
+        }
         for one in series {
             match one.points.iter().find(|(own, _)| own.total_cmp(&x).is_eq()) {
                 Some((_, y)) => {

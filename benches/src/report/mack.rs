@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 
 use super::data::{CpuSeconds, Document, Value};
-use super::{Axis, Experiment, Plot, peers};
+use super::{Axis, Experiment, Plot, Turn, peers};
 use crate::compare::bed::Bed;
 use crate::compare::programs::BULK_PORT;
 use crate::machine::Snapshot;
@@ -72,14 +72,14 @@ impl Experiment for Mack {
 
     fn measure(
         &self,
+        turn: &Turn<'_>,
         bed: &mut Bed,
-        quick: bool,
     ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
         let directory = tempfile::tempdir()?;
         let file = directory.path().join("np.out");
         let file = file.to_str().context("a path that is no UTF-8")?;
         let port = BULK_PORT.to_string();
-        let (most, times) = if quick {
+        let (most, times) = if turn.quick {
             ("1048576", "10")
         } else {
             ("8388608", "50")

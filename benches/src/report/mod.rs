@@ -13,9 +13,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 
 use self::data::{CpuSeconds, Document, Missing, Run, SCHEMA, Value};
@@ -51,8 +52,19 @@ pub struct Options {
     busy: bool,
 }
 
+/// One run of a peer.
+#[derive(Debug)]
+#[expect(dead_code, reason = "no experiment draws lots or starts yardsticks yet")]
+struct Turn<'a> {
+    peer: &'a Peer,
+    /// From 1.
+    round: usize,
+    quick: bool,
+    yardsticks: &'a Yardsticks,
+}
+
 /// A published experiment.
-trait Experiment {
+trait Experiment: Sync {
     fn name(&self) -> &'static str;
     fn title(&self) -> &'static str;
     /// How it is done.
@@ -62,12 +74,35 @@ trait Experiment {
     fn plots(&self) -> &'static [Plot];
     /// What one run of a peer takes, about.
     fn seconds(&self, quick: bool) -> f64;
+    /// Who takes part.
+    fn peers(&self) -> &'static [Peer] {
+        &PEERS
+    }
+    /// Whether a peer takes part with `--quick`, too.
+    fn is_quick(&self, peer: &Peer) -> bool {
+        let _ = peer;
+        true
+    }
+    /// How many peers are measured at the same time: more than one only where the capacity of the
+    /// servers limits all of them, and not the machine.
+    fn at_once(&self) -> usize {
+        1
+    }
+    /// Hosts for a peer.
+    fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
+        Bed::new(peer.who, Place::Usual, Purpose::Transfer, yardsticks)
+    }
     /// Measures a peer once: values, CPU, and why they should not be believed.
     fn measure(
         &self,
+        turn: &Turn<'_>,
         bed: &mut Bed,
-        quick: bool,
     ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)>;
+    /// What stands for x = 0, 1, ... of a plot of bars; of other plots nothing.
+    fn bars(&self, plot: &Plot) -> &'static [&'static str] {
+        let _ = plot;
+        &[]
+    }
     /// Sentences made of what was measured.
     fn conclusions(&self, document: &Document) -> Vec<String>;
 }
@@ -165,11 +200,17 @@ impl Options {
                 self.names.is_empty() || self.names.iter().any(|name| name == known.name())
             })
             .collect();
+        let mut known: Vec<&str> = Vec::new();
+        for name in all().flat_map(peers::of) {
+            if !known.contains(&name) {
+                known.push(name);
+            }
+        }
         for peer in &self.peers {
             ensure!(
-                peers::names().contains(&peer.as_str()),
+                known.contains(&peer.as_str()),
                 "no experiment has a peer {peer}; there are: {}",
-                peers::names().join(", ")
+                known.join(", ")
             );
         }
         Ok(asked)
@@ -209,9 +250,11 @@ impl Options {
         stop: &AtomicBool,
     ) -> Result<()> {
         let name = experiment.name();
-        let is_asked =
-            |peer: &&Peer| self.peers.is_empty() || self.peers.iter().any(|name| name == peer.name);
-        let peers: Vec<&Peer> = PEERS.iter().filter(is_asked).collect();
+        let is_asked = |peer: &&Peer| {
+            let named = self.peers.iter().any(|name| name == peer.name);
+            named || (self.peers.is_empty() && (!self.quick || experiment.is_quick(peer)))
+        };
+        let peers: Vec<&Peer> = experiment.peers().iter().filter(is_asked).collect();
         let rounds = document.rounds;
         let is_done = |document: &Document, peer: &Peer| {
             (1..=rounds).all(|round| document.has(name, peer.name, round))
@@ -223,7 +266,7 @@ impl Options {
                 continue;
             }
             interrupted(stop)?;
-            match Bed::new(peer.who, Place::Usual, Purpose::Transfer, &yardsticks) {
+            match experiment.bed(peer, &yardsticks) {
                 Ok(bed) => beds.push((*peer, bed)),
                 Err(error) => document.missing.push(Missing {
                     experiment: name.to_owned(),
@@ -236,43 +279,68 @@ impl Options {
             machine::wait_until_quiet(Duration::from_secs(60))?;
         }
         let one = experiment.seconds(self.quick);
-        let left = |document: &Document, peer: &Peer| {
-            (1..=rounds)
-                .filter(|round| !document.has(name, peer.name, *round))
-                .count()
-        };
-        let count: usize = beds.iter().map(|(peer, _)| left(document, peer)).sum();
-        let mut progress = Progress::new((0..count).map(|_| one).sum());
+        let turns = rounds * beds.len().div_ceil(experiment.at_once());
+        let mut progress = Progress::new((0..turns).map(|_| one).sum());
         progress.begin(name);
         for round in 1..=rounds {
             let mut failed = Vec::new();
-            for (peer, bed) in &mut beds {
-                if document.has(name, peer.name, round) {
+            for group in beds.chunks_mut(experiment.at_once()) {
+                let left = group.iter_mut();
+                let mut left: Vec<_> = left
+                    .filter(|(peer, _)| !document.has(name, peer.name, round))
+                    .collect();
+                if left.is_empty() {
+                    progress.add(one);
                     continue;
                 }
                 if stop.load(Ordering::Relaxed) {
                     progress.end();
                 }
                 interrupted(stop)?;
-                progress.show(&format!("{name}/{}: round {round} of {rounds}", peer.name));
-                match experiment.measure(bed, self.quick) {
-                    Ok((values, cpu, disturbed)) => document.runs.push(Run {
-                        experiment: name.to_owned(),
-                        peer: peer.name.to_owned(),
-                        round,
-                        values,
-                        cpu,
-                        disturbed,
-                    }),
-                    // Ctrl-C ends the programs that measure as well.
-                    Err(_) if stop.load(Ordering::Relaxed) => interrupted(stop)?,
-                    Err(error) => {
-                        document.missing.push(Missing {
+                let names: Vec<_> = left.iter().map(|(peer, _)| peer.name).collect();
+                let names = names.join(", ");
+                progress.show(&format!("{name}/{names}: round {round} of {rounds}"));
+                let measured = thread::scope(|scope| {
+                    let begin = |(peer, bed): &mut &mut (&'static Peer, Bed)| {
+                        let turn = Turn {
+                            peer,
+                            round,
+                            quick: self.quick,
+                            yardsticks: &yardsticks,
+                        };
+                        experiment.measure(&turn, bed)
+                    };
+                    let threads: Vec<_> = left
+                        .iter_mut()
+                        .map(|one| (one.0, scope.spawn(move || begin(one))))
+                        .collect();
+                    let join =
+                        |(peer, thread): (&'static Peer, thread::ScopedJoinHandle<'_, _>)| {
+                            let panicked = |_| Err(anyhow!("the measuring thread panicked"));
+                            (peer, thread.join().unwrap_or_else(panicked))
+                        };
+                    threads.into_iter().map(join).collect::<Vec<_>>()
+                });
+                for (peer, result) in measured {
+                    match result {
+                        Ok((values, cpu, disturbed)) => document.runs.push(Run {
                             experiment: name.to_owned(),
                             peer: peer.name.to_owned(),
-                            why: format!("round {round}: {error:#}"),
-                        });
-                        failed.push(peer.name);
+                            round,
+                            values,
+                            cpu,
+                            disturbed,
+                        }),
+                        // Ctrl-C ends the programs that measure as well.
+                        Err(_) if stop.load(Ordering::Relaxed) => interrupted(stop)?,
+                        Err(error) => {
+                            document.missing.push(Missing {
+                                experiment: name.to_owned(),
+                                peer: peer.name.to_owned(),
+                                why: format!("round {round}: {error:#}"),
+                            });
+                            failed.push(peer.name);
+                        }
                     }
                 }
                 document.save(&self.out)?;
@@ -306,7 +374,7 @@ fn machine_facts() -> Vec<(String, String)> {
         ("processor".to_owned(), machine::processor()),
         (
             "CPUs".to_owned(),
-            std::thread::available_parallelism()
+            thread::available_parallelism()
                 .map_or_else(|_| "unknown".to_owned(), |cpus| cpus.to_string()),
         ),
         (

@@ -6,7 +6,7 @@ use lvs_testbed::programs;
 use nix::sys::signal::Signal;
 
 use super::data::{CpuSeconds, Document, Value};
-use super::{Axis, Experiment, Plot, peers, web};
+use super::{Axis, Experiment, Plot, Turn, peers, web};
 use crate::compare::bed::{Bed, VIP};
 use crate::compare::contender::{Contender, Method};
 use crate::machine::Snapshot;
@@ -106,12 +106,12 @@ impl Experiment for Orourke {
 
     fn measure(
         &self,
+        turn: &Turn<'_>,
         bed: &mut Bed,
-        quick: bool,
     ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
         let directory = tempfile::tempdir()?;
         let mut server = web::serve(bed, directory.path(), Some(CAPACITY * stands_for(bed.who)))?;
-        let (rates, seconds): (&[u32], u32) = if quick {
+        let (rates, seconds): (&[u32], u32) = if turn.quick {
             (&[1500, 2500], 1)
         } else {
             (&[250, 500, 1000, 1500, 2000, 2500, 3000], 2)
@@ -134,7 +134,7 @@ impl Experiment for Orourke {
             }
         }
         let servers: &[u32] = match bed.who {
-            who if who.is_ours() && stands_for(who) == 1 && quick => &[1, 4],
+            who if who.is_ours() && stands_for(who) == 1 && turn.quick => &[1, 4],
             who if who.is_ours() && stands_for(who) == 1 => &SERVERS,
             _ => &[4],
         };

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 
+use super::Experiment;
 use super::data::CpuSeconds;
 use crate::compare::bed::Bed;
 use crate::compare::contender::{Contender, Method};
@@ -56,6 +57,11 @@ pub(super) const PEERS: [Peer; 9] = [
 /// Their names, in their order.
 pub(super) fn names() -> Vec<&'static str> {
     PEERS.iter().map(|peer| peer.name).collect()
+}
+
+/// The names of those that take part in an experiment.
+pub(super) fn of(experiment: &dyn Experiment) -> Vec<&'static str> {
+    experiment.peers().iter().map(|peer| peer.name).collect()
 }
 
 /// What the nodes used since `first`, and why it should not be believed.
