@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use clap::Subcommand;
 
+use crate::files;
+
 /// What an end does.
 #[derive(Debug, Subcommand)]
 pub enum Endpoint {
@@ -31,6 +33,10 @@ pub enum Endpoint {
         /// How many bytes
         bytes: u64,
     },
+    /// Servers of files, each with a capacity
+    Files(files::Serve),
+    /// Clients that ask for files in a loop; prints what came of it
+    Ask(files::Ask),
 }
 
 impl Endpoint {
@@ -44,6 +50,8 @@ impl Endpoint {
             Self::Serve { port } => serve(*port),
             Self::Ping { target, times } => ping(*target, *times),
             Self::Fetch { target, bytes } => fetch(*target, *bytes),
+            Self::Files(serve) => serve.run(),
+            Self::Ask(ask) => ask.run(),
         }
     }
 }

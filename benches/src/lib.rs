@@ -4,6 +4,7 @@
 
 pub mod compare;
 pub mod endpoint;
+pub mod files;
 pub mod large;
 pub mod machine;
 pub mod memory;

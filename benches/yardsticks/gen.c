@@ -1,4 +1,4 @@
-// gen: floods of UDP packets of many flows, as fast as they can be made, or paced.
+// gen: floods of UDP packets, or of SYNs, of many flows, as fast as they can be made, or paced.
 //
 // live  frames made inside of the kernel by BPF_PROG_TEST_RUN (a hand-assembled XDP program, so that no BPF compiler is
 //       needed): several million a second
@@ -6,7 +6,7 @@
 //
 // Flow i of F comes from address A + (i mod C) and port P + i / C, where C is a power of two. The flows come in steps of
 // the golden ratio, so that neighbours in time are not neighbours in memory. With -R it is the other way round: replies, to
-// the clients' addresses and ports.
+// the clients' addresses and ports. With -S they are TCP's SYNs, of IPv4, from sources that nobody is.
 #include "yardstick.h"
 #include <linux/bpf.h>
 #include <sys/syscall.h>
@@ -17,14 +17,14 @@ struct options {
     const char *interface, *fixed, *clients;
     uint8_t to[6], from[6];
     unsigned seconds, port, size, bits;
-    int live, replies, v6, numbered, cpu;
+    int live, replies, v6, numbered, syn, cpu;
     uint64_t flows, count;
     double rate;
 };
 
 // Where things are in a frame, and the sums of all that does not change.
 struct layout {
-    int address, port, udp;
+    int address, port, udp, check;
     uint32_t base;
     uint64_t ip_sum, udp_sum;
     uint8_t frame[SIZE_MAX_];
@@ -46,7 +46,7 @@ static uint64_t step_of(uint64_t flows) {
 
 static void build(struct layout *l, const struct options *o) {
     uint8_t *ip = l->frame + 14, *udp = ip + (o->v6 ? 40 : 20);
-    unsigned udp_length = o->size - (unsigned)(udp - l->frame), length = o->v6 ? 16 : 4;
+    unsigned udp_length = o->syn ? 20 : o->size - (unsigned)(udp - l->frame), length = o->v6 ? 16 : 4;
     uint8_t *source = ip + (o->v6 ? 8 : 12), *target = source + length;
     memcpy(l->frame, o->to, 6);
     memcpy(l->frame + 6, o->from, 6);
@@ -58,10 +58,10 @@ static void build(struct layout *l, const struct options *o) {
         ip[7] = 64;
     } else {
         ip[0] = 0x45;
-        put16(ip + 2, o->size - 14);
+        put16(ip + 2, 20 + udp_length);
         ip[6] = 0x40;
         ip[8] = 64;
-        ip[9] = 17;
+        ip[9] = o->syn ? 6 : 17;
     }
     uint8_t *clients = o->replies ? target : source, *fixed = o->replies ? source : target;
     int family = o->v6 ? AF_INET6 : AF_INET;
@@ -71,13 +71,21 @@ static void build(struct layout *l, const struct options *o) {
     l->base = get32(l->frame + l->address);
     put32(l->frame + l->address, 0);
     put16(udp + (o->replies ? 0 : 2), o->port);
-    put16(udp + 4, udp_length);
-    for (unsigned i = 8; i < udp_length; i++)
-        udp[i] = (uint8_t)(i * 7);
+    l->check = (int)(udp - l->frame) + (o->syn ? 16 : 6);
+    if (o->syn) {
+        put32(udp + 4, 0x10203040);
+        udp[12] = 5 << 4;
+        udp[13] = 2;
+        put16(udp + 14, 65535);
+    } else {
+        put16(udp + 4, udp_length);
+        for (unsigned i = 8; i < udp_length; i++)
+            udp[i] = (uint8_t)(i * 7);
+    }
     l->port = (int)(udp + (o->replies ? 2 : 0) - l->frame);
     l->udp = (int)(udp - l->frame);
     l->ip_sum = o->v6 ? 0 : sum_of(ip, 20);
-    l->udp_sum = sum_of(source, 2 * length) + 17 + udp_length + sum_of(udp, udp_length);
+    l->udp_sum = sum_of(source, 2 * length) + (o->syn ? 6 : 17) + udp_length + sum_of(udp, udp_length);
 }
 
 // --- in the kernel ----------------------------------------------------------------------------------------------------
@@ -199,7 +207,7 @@ static void assemble(const struct layout *l, const struct options *o, int map) {
     LOAD(5, udp_sum);
     REG(BPF_ADD, 5, 2);
     REG(BPF_ADD, 5, 1);
-    put_checksum(l->udp + 6);
+    put_checksum(l->check);
     SWAP(4, 32);
     PUT(BPF_W, l->address, 4);
     SWAP(1, 16);
@@ -290,7 +298,7 @@ static void set_flow(uint8_t *frame, const struct layout *l, const struct option
         udp_sum += sum_of(payload, 12);
     }
     uint32_t check = (uint16_t)~fold(udp_sum);
-    put16(frame + l->udp + 6, check ? check : 0xffff);
+    put16(frame + l->check, check ? check : 0xffff);
 }
 
 static uint64_t run_send(const struct layout *l, const struct options *o) {
@@ -337,7 +345,7 @@ static uint64_t run_send(const struct layout *l, const struct options *o) {
 
 int main(int count, char **arguments) {
     struct options o = {.interface = "c0", .seconds = 5, .port = 80, .size = 64, .flows = 1, .live = 1, .cpu = -1};
-    for (int option; (option = getopt(count, arguments, "i:m:t:f:b:s:d:e:p:a:v:r:n:c:R6N")) != -1;)
+    for (int option; (option = getopt(count, arguments, "i:m:t:f:b:s:d:e:p:a:v:r:n:c:R6NS")) != -1;)
         switch (option) {
         case 'i': o.interface = optarg; break;
         case 'm': o.live = !strcmp(optarg, "live"); break;
@@ -356,9 +364,10 @@ int main(int count, char **arguments) {
         case 'R': o.replies = 1; break;
         case '6': o.v6 = 1; break;
         case 'N': o.numbered = 1; break;
+        case 'S': o.syn = 1; break;
         default: return 2;
         }
-    if (o.size < HEAD || o.size > SIZE_MAX_ || !o.flows || !o.clients || !o.fixed)
+    if (o.size < HEAD || o.size > SIZE_MAX_ || !o.flows || !o.clients || !o.fixed || (o.syn && (o.v6 || o.replies || o.numbered)))
         return 2;
     static struct layout l;
     build(&l, &o);

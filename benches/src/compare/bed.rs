@@ -140,6 +140,18 @@ impl Bed {
         self.process.as_ref().map(Proc::pid)
     }
 
+    /// Ends the process that forwards, and starts another one in its place, on its core.
+    pub(crate) fn run_instead(
+        &mut self,
+        start: impl FnOnce(&Host, &str) -> Result<Proc>,
+    ) -> Result<()> {
+        if let Some(mut old) = self.process.take() {
+            old.stop(Signal::SIGTERM)?;
+        }
+        self.process = Some(start(&self.director, &DIRECTOR.to_string())?);
+        Ok(())
+    }
+
     /// Whom clients speak to.
     pub(crate) fn target(&self, v6: bool) -> &'static str {
         let by_address = matches!(self.who, Contender::Route | Contender::Direct)

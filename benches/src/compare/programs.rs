@@ -150,16 +150,19 @@ pub(super) fn haproxy(director: &Host, dir: &Path) -> Result<Proc> {
     )
 }
 
-pub(super) fn nginx_stream(director: &Host, dir: &Path) -> Result<Proc> {
+/// What loads nginx's module for streams. Where it is not a module of its own it is built in.
+pub(crate) fn load_stream() -> String {
     let module = "/usr/lib/nginx/modules/ngx_stream_module.so";
-    // Where it is not a module of its own it is built in.
-    let load = if Path::new(module).exists() {
+    if Path::new(module).exists() {
         format!("load_module {module};")
     } else {
         String::new()
-    };
+    }
+}
+
+pub(super) fn nginx_stream(director: &Host, dir: &Path) -> Result<Proc> {
     let file = dir.join("nginx-stream.conf");
-    fs::write(&file, load + NGINX_STREAM)?;
+    fs::write(&file, load_stream() + NGINX_STREAM)?;
     director.spawn("taskset", &["-c", "1", "nginx", "-c", path(&file)?])
 }
 

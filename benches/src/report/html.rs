@@ -93,7 +93,9 @@ pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Opti
         return Ok(None);
     }
     let mut svg = String::new();
-    let (x, y) = ((left, right * 1.1), (low * 0.8, high * 1.25));
+    // Above bars there is room for a legend.
+    let above = if bars.is_empty() { 1.25 } else { 1.4 };
+    let (x, y) = ((left, right * 1.1), (low * 0.8, high * above));
     let (linear_x, linear_y) = (0.0..x.1, 0.0..y.1);
     let (log_x, log_y) = ((x.0..x.1).log_scale(), (y.0..y.1).log_scale());
     match (plot.x.log, plot.y.log) {
@@ -154,22 +156,29 @@ where
         mesh.disable_x_mesh().x_labels(0);
     }
     mesh.draw()?;
+    let mut named: Vec<&str> = Vec::new();
     for one in series {
+        // Bars have their own names below: the legend is of whom they belong to.
+        let of = one.peer.split(' ').next().unwrap_or_default();
+        let peer = if bars.is_empty() { &one.peer } else { of };
         let Look {
             colour,
             dash,
             marker,
-        } = look(&one.peer);
+        } = look(peer);
         let style = colour.stroke_width(2);
         let points = one.points.iter().map(|(x, y)| (*x, y.median));
         if !bars.is_empty() {
             let fill = colour.mix(0.8).filled();
-            chart
-                .draw_series(
-                    points.map(|(x, y)| Rectangle::new([(x - 0.32, lowest), (x + 0.32, y)], fill)),
-                )?
-                .label(&one.peer)
-                .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 18, y + 5)], fill));
+            let drawn = chart.draw_series(
+                points.map(|(x, y)| Rectangle::new([(x - 0.32, lowest), (x + 0.32, y)], fill)),
+            )?;
+            if !named.contains(&of) {
+                named.push(of);
+                drawn
+                    .label(of)
+                    .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 18, y + 5)], fill));
+            }
         } else {
             let size = move |of: Marker| if marker == of { 4 } else { 0 };
             let key = move |(x, y): (i32, i32)| {

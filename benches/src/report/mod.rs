@@ -1,11 +1,16 @@
 //! `lvs-bench report`: published experiments, repeated; JSON, CSV and one page of HTML.
 
 mod data;
+mod failover;
+mod farm;
 mod haddad;
 mod html;
 mod mack;
 mod orourke;
 mod peers;
+mod testlvs;
+mod thesis;
+mod unequal;
 mod web;
 
 use std::fs;
@@ -54,7 +59,6 @@ pub struct Options {
 
 /// One run of a peer.
 #[derive(Debug)]
-#[expect(dead_code, reason = "no experiment draws lots or starts yardsticks yet")]
 struct Turn<'a> {
     peer: &'a Peer,
     /// From 1.
@@ -90,7 +94,7 @@ trait Experiment: Sync {
     }
     /// Hosts for a peer.
     fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
-        Bed::new(peer.who, Place::Usual, Purpose::Transfer, yardsticks)
+        usual_bed(peer, yardsticks)
     }
     /// Measures a peer once: values, CPU, and why they should not be believed.
     fn measure(
@@ -107,8 +111,20 @@ trait Experiment: Sync {
     fn conclusions(&self, document: &Document) -> Vec<String>;
 }
 
+fn usual_bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
+    Bed::new(peer.who, Place::Usual, Purpose::Transfer, yardsticks)
+}
+
 /// All of them, in the order of the page.
-const EXPERIMENTS: [&dyn Experiment; 3] = [&orourke::Orourke, &mack::Mack, &haddad::Haddad];
+const EXPERIMENTS: [&dyn Experiment; 7] = [
+    &orourke::Orourke,
+    &mack::Mack,
+    &haddad::Haddad,
+    &thesis::Thesis,
+    &unequal::Unequal,
+    &failover::Failover,
+    &testlvs::Testlvs,
+];
 
 /// A plot of an experiment.
 #[derive(Debug)]

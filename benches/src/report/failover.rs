@@ -1,0 +1,294 @@
+//! What the thesis could not do: a server that fails and returns.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::data::{CpuSeconds, Document, Value};
+use super::farm::{self, Clients, Farm, Service, Set};
+use super::peers::Peer;
+use super::thesis::{number, spread};
+use super::{Axis, Experiment, Plot, Turn, peers};
+use crate::compare::bed::Bed;
+use crate::compare::contender::{Contender, Method};
+use crate::files::{Asked, BIN};
+use crate::machine::Snapshot;
+use crate::yardsticks::Yardsticks;
+
+/// One of four servers is silent for a third of the time.
+#[derive(Debug)]
+pub(super) struct Failover;
+
+const PEERS: [Peer; 4] = [
+    Peer {
+        name: "lvs-nat",
+        who: Contender::AfPacket(Method::Nat),
+    },
+    Peer {
+        name: "nftables",
+        who: Contender::Nftables,
+    },
+    Peer {
+        name: "haproxy",
+        who: Contender::Haproxy,
+    },
+    Peer {
+        name: "nginx",
+        who: Contender::Nginx,
+    },
+];
+const NAMES: [&str; 4] = ["lvs-nat", "nftables", "haproxy", "nginx"];
+
+const SERVED: &str = "served";
+const FAILED: &str = "failed";
+const LOST: &str = "lost";
+const OUTAGE: &str = "outage";
+
+const PAGE: Set = Set {
+    name: "page",
+    least: 20_000,
+    most: 20_000,
+};
+/// Bytes a second of a server.
+const CAPACITY: u64 = 2_000_000;
+/// The one that fails.
+const SILENT: usize = 3;
+/// Seconds of a point.
+const STEP: f64 = 2.0 * BIN;
+
+impl Experiment for Failover {
+    fn name(&self) -> &'static str {
+        "failover"
+    }
+
+    fn title(&self) -> &'static str {
+        "A server that fails and returns"
+    }
+
+    fn what(&self) -> &'static str {
+        "Eight clients ask for a page of 20 kB, one after the other, from four servers of 100 pages a second each, and give up after a second. After a \
+         third of the time one server falls silent: its address is gone, and nobody says so. It is back for the last third. lvs-nat is \
+         the engine with lvsd, which asks each server for a page every 0.5 s, waits 0.5 s for it, and believes two results in a row; HAProxy has the \
+         same times for its checks, and sends a client elsewhere whose server does not take the connection within 0.5 s. nginx has no checks of its own: \
+         it leaves a server out for 2 s once a connection has failed for 0.5 s. nftables knows nothing of servers. All are \
+         measured at the same time, with the same seed; lvsd's CPU is not in that of the director."
+    }
+
+    fn plots(&self) -> &'static [Plot] {
+        const TIME: Axis = Axis {
+            name: "time",
+            unit: "s",
+            log: false,
+        };
+        const PEER: Axis = Axis {
+            name: "peer",
+            unit: "name",
+            log: false,
+        };
+        &[
+            Plot {
+                name: SERVED,
+                title: "Pages served",
+                x: TIME,
+                y: Axis {
+                    name: "pages",
+                    unit: "1/s",
+                    log: false,
+                },
+            },
+            Plot {
+                name: FAILED,
+                title: "Requests that failed",
+                x: TIME,
+                y: Axis {
+                    name: "failures",
+                    unit: "1/s",
+                    log: false,
+                },
+            },
+            Plot {
+                name: LOST,
+                title: "Requests that failed, altogether",
+                x: PEER,
+                y: Axis {
+                    name: "failures",
+                    unit: "count",
+                    log: false,
+                },
+            },
+            Plot {
+                name: OUTAGE,
+                title: "Time from the failure to the last request that failed",
+                x: PEER,
+                y: Axis {
+                    name: "time",
+                    unit: "s",
+                    log: false,
+                },
+            },
+        ]
+    }
+
+    fn bars(&self, plot: &Plot) -> &'static [&'static str] {
+        if [LOST, OUTAGE].contains(&plot.name) {
+            &NAMES
+        } else {
+            &[]
+        }
+    }
+
+    fn peers(&self) -> &'static [Peer] {
+        &PEERS
+    }
+
+    fn at_once(&self) -> usize {
+        PEERS.len()
+    }
+
+    fn seconds(&self, quick: bool) -> f64 {
+        time(quick) + 2.5
+    }
+
+    fn programs(&self) -> &'static [&'static str] {
+        &["haproxy", "nginx", "nft"]
+    }
+
+    fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
+        let bed = super::usual_bed(peer, yardsticks)?;
+        farm::prepare(&bed)?;
+        Ok(bed)
+    }
+
+    fn measure(
+        &self,
+        turn: &Turn<'_>,
+        bed: &mut Bed,
+    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+        let services = [Service {
+            port: 8001,
+            scheduler: "rr",
+            servers: vec![(1, CAPACITY); 4],
+        }];
+        let seconds = time(turn.quick);
+        let asking = Clients {
+            set: PAGE,
+            count: 8,
+            seed: turn.round,
+            seconds,
+            timeout: 1000,
+            sources: 0,
+        };
+        let farm = Farm::start(bed, &services, true)?;
+        if bed.who.is_ours() {
+            // Checks have found all servers.
+            let lvsadm = lvs_testbed::programs::find("lvsadm")?;
+            lvs_testbed::wait_until(
+                "four servers with a weight",
+                Duration::from_secs(10),
+                || {
+                    let listing = bed.director.run(&lvsadm, &["-Ln"]).unwrap_or_default();
+                    listing
+                        .lines()
+                        .filter(|line| line.contains("Masq    1"))
+                        .count()
+                        == 4
+                },
+            )?;
+        }
+        let first = Snapshot::take();
+        let start = Instant::now();
+        let clients = farm.ask(bed, &services, &asking)?;
+        let until = |part: f64| {
+            let when = Duration::from_secs_f64(seconds * part);
+            thread::sleep(when.saturating_sub(start.elapsed()));
+        };
+        let change = |word: &str| {
+            let address = farm::address(SILENT);
+            bed.server.sh(&format!(
+                "ip addr {word} {address}/24 dev {}",
+                bed.devices[3]
+            ))
+        };
+        until(1.0 / 3.0);
+        change("del")?;
+        until(2.0 / 3.0);
+        change("add")?;
+        until(1.0);
+        let asked = farm::asked(clients, seconds)?;
+        let (cpu, disturbed) = peers::used_since(bed, &first)?;
+        farm.end(bed)?;
+        let asked = asked.first().context("no client said anything")?;
+        let bar = NAMES.iter().position(|name| *name == turn.peer.name);
+        let bar = bar.context("a peer that is not shown")?;
+        Ok((points(asked, number(bar), seconds / 3.0), cpu, disturbed))
+    }
+
+    fn conclusions(&self, document: &Document) -> Vec<String> {
+        let mut said = Vec::new();
+        for name in NAMES {
+            let one = |plot: &str| {
+                let all = document.series(self.name(), plot, &[name]);
+                Some(all.first()?.points.first()?.1)
+            };
+            let (Some(lost), Some(outage)) = (one(LOST), one(OUTAGE)) else {
+                continue;
+            };
+            said.push(format!(
+                "{name}: {:.0} requests failed ({:.0}-{:.0}, {} rounds), the last of them {} s after the server had gone.",
+                lost.median, lost.min, lost.max, lost.rounds, spread(&outage)
+            ));
+        }
+        said
+    }
+}
+
+fn time(quick: bool) -> f64 {
+    if quick { 6.0 } else { 13.5 }
+}
+
+fn points(asked: &Asked, bar: f64, failure: f64) -> Vec<Value> {
+    #[expect(clippy::cast_precision_loss, reason = "a few thousands")]
+    let sum = |bins: &[u64]| bins.iter().sum::<u64>() as f64;
+    let mut values = Vec::new();
+    let mut add = |plot: &str, x: f64, y: f64| {
+        values.push(Value {
+            plot: plot.to_owned(),
+            x,
+            y,
+        });
+    };
+    for (plot, bins) in [(SERVED, &asked.served), (FAILED, &asked.failed)] {
+        for (step, bins) in bins.chunks_exact(2).enumerate() {
+            add(plot, (number(step) + 0.5) * STEP, sum(bins) / STEP);
+        }
+    }
+    add(LOST, bar, sum(&asked.failed));
+    let last = asked.failed.iter().rposition(|failed| *failed > 0);
+    let last = last.map_or(0.0, |bin| (number(bin) + 1.0) * BIN - failure);
+    add(OUTAGE, bar, last.max(0.0));
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_ends_with_the_last_failure() {
+        let asked = Asked {
+            served: vec![50, 50, 10, 10, 50, 50],
+            failed: vec![0, 0, 3, 2, 0, 0],
+            ..Asked::default()
+        };
+        let values = points(&asked, 1.0, 0.5);
+        let named = |name: &str| -> Vec<(f64, f64)> {
+            let found = values.iter().filter(|value| value.plot == name);
+            found.map(|value| (value.x, value.y)).collect()
+        };
+        assert_eq!(named(SERVED), [(0.25, 200.0), (0.75, 40.0), (1.25, 200.0)]);
+        assert_eq!(named(FAILED), [(0.25, 0.0), (0.75, 10.0), (1.25, 0.0)]);
+        assert_eq!(named(LOST), [(1.0, 5.0)]);
+        assert_eq!(named(OUTAGE), [(1.0, 0.5)]);
+    }
+}

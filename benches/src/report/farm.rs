@@ -1,0 +1,431 @@
+//! Services with real servers of a set capacity, as each peer has them, and clients in a loop.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use lvs_testbed::netns::run_with_input;
+use lvs_testbed::{Host, Proc, programs};
+use nix::sys::signal::Signal;
+
+use crate::compare::bed::{self, Bed, SERVER_MAC, VIP};
+use crate::compare::contender::Contender;
+use crate::files::Asked;
+
+/// Real servers that a bed has room for: 10.72.0.11 and the next ones.
+pub(super) const SERVERS: usize = 8;
+
+/// A virtual service.
+#[derive(Debug)]
+pub(super) struct Service {
+    pub(super) port: u16,
+    /// As `lvsadm` names it.
+    pub(super) scheduler: &'static str,
+    /// Weight, and bytes a second.
+    pub(super) servers: Vec<(u32, u64)>,
+}
+
+/// What goes on for as long as a farm is used.
+#[derive(Debug)]
+pub(super) struct Farm {
+    servers: Proc,
+    directory: tempfile::TempDir,
+    daemon: Option<Proc>,
+}
+
+/// The address of a server, by its number.
+pub(super) fn address(server: usize) -> String {
+    format!("10.72.0.{}", 11 + server)
+}
+
+/// Bytes of the smallest and of the largest file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Set {
+    pub(super) name: &'static str,
+    pub(super) least: u64,
+    pub(super) most: u64,
+}
+
+/// Those of the thesis.
+pub(super) const SMALL: Set = Set {
+    name: "small",
+    least: 76_000,
+    most: 1_800_000,
+};
+pub(super) const MIXED: Set = Set {
+    name: "mixed",
+    least: 100_000,
+    most: 10_000_000,
+};
+pub(super) const LARGE: Set = Set {
+    name: "large",
+    least: 41_000,
+    most: 50_000_000,
+};
+
+/// How clients ask.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clients {
+    pub(super) set: Set,
+    /// Of each service.
+    pub(super) count: u32,
+    pub(super) seed: usize,
+    pub(super) seconds: f64,
+    /// Milliseconds after which a request has failed.
+    pub(super) timeout: u32,
+    /// Addresses that requests are sent from; 0: the host's.
+    pub(super) sources: u8,
+}
+
+/// Gives a bed eight servers, and its client addresses to ask from. Once for each bed.
+pub(super) fn prepare(bed: &Bed) -> Result<()> {
+    let mut servers = String::new();
+    let mut director = String::new();
+    for server in 4..SERVERS {
+        let address = address(server);
+        writeln!(servers, "ip addr add {address}/24 dev {}", bed.devices[3])?;
+        writeln!(
+            director,
+            "ip neigh replace {address} lladdr {SERVER_MAC} dev {} nud permanent",
+            bed.devices[2]
+        )?;
+    }
+    bed.server.sh(&servers)?;
+    bed.client.sh("ip route add local 10.128.0.0/24 dev lo")?;
+    bed.director.sh(&director).map(drop)
+}
+
+impl Farm {
+    /// Starts servers, and has the peer send to them. `checked`: servers that fail are left out, by
+    /// what the peer has for that.
+    pub(super) fn start(bed: &mut Bed, services: &[Service], checked: bool) -> Result<Self> {
+        let own = std::env::current_exe()?.display().to_string();
+        let mut words = vec!["-c".to_owned(), "0".to_owned(), own, "endpoint".to_owned()];
+        words.push("files".to_owned());
+        for service in services {
+            for (server, (_, bytes)) in service.servers.iter().enumerate() {
+                words.push(format!("{}:{}={bytes}", address(server), service.port));
+            }
+        }
+        let servers = bed::ready(bed.server.spawn("taskset", &words)?)?;
+        let directory = tempfile::tempdir()?;
+        let mut farm = Self {
+            servers,
+            directory,
+            daemon: None,
+        };
+        farm.send(bed, services, checked)?;
+        Ok(farm)
+    }
+
+    fn send(&mut self, bed: &mut Bed, services: &[Service], checked: bool) -> Result<()> {
+        let directory = self.directory.path();
+        match bed.who {
+            who if who.is_ours() => {
+                let lvsadm = programs::find("lvsadm")?;
+                bed.director.run(&lvsadm, &["-C"])?;
+                if checked {
+                    self.daemon = Some(lvsd(&bed.director, services, directory)?);
+                } else {
+                    let rules = ipvsadm(services)?;
+                    run_with_input(bed.director.command(&lvsadm).arg("-R"), &rules)?;
+                }
+            }
+            Contender::Nftables => {
+                let rules = nftables(services)?;
+                run_with_input(bed.director.command("nft").args(["-f", "-"]), &rules)?;
+            }
+            Contender::Haproxy => {
+                let file = directory.join("haproxy.cfg");
+                fs::write(&file, haproxy(services, checked)?)?;
+                bed.run_instead(|host, cpu| {
+                    let file = file.display().to_string();
+                    host.spawn("taskset", &["-c", cpu, "haproxy", "-db", "-f", &file])
+                })?;
+            }
+            Contender::Nginx => {
+                let file = directory.join("nginx.conf");
+                fs::write(&file, nginx(services, directory, checked)?)?;
+                bed.run_instead(|host, cpu| {
+                    let file = file.display().to_string();
+                    host.spawn("taskset", &["-c", cpu, "nginx", "-c", &file])
+                })?;
+            }
+            who => bail!("{} has no services", who.name()),
+        }
+        if matches!(bed.who, Contender::Haproxy | Contender::Nginx) {
+            for service in services {
+                bed.director.wait_for_port("tcp", service.port)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets clients begin; they end by themselves.
+    pub(super) fn ask(&self, bed: &Bed, services: &[Service], clients: &Clients) -> Result<Proc> {
+        let own = std::env::current_exe()?.display().to_string();
+        let mut words: Vec<String> = ["-c", "0", &own, "endpoint", "ask"]
+            .map(Into::into)
+            .to_vec();
+        words.extend(services.iter().map(|one| format!("{VIP}:{}", one.port)));
+        words.push(format!("--clients={}", clients.count));
+        words.push(format!("--least={}", clients.set.least));
+        words.push(format!("--most={}", clients.set.most));
+        words.push(format!("--seed={}", clients.seed));
+        words.push(format!("--for={:.0}", clients.seconds * 1e3));
+        words.push(format!("--timeout={}", clients.timeout));
+        words.push(format!("--sources={}", clients.sources));
+        bed.client.spawn("taskset", &words)
+    }
+
+    /// Takes the services down.
+    pub(super) fn end(self, bed: &Bed) -> Result<()> {
+        let Self {
+            mut servers,
+            daemon,
+            directory,
+        } = self;
+        if let Some(mut daemon) = daemon {
+            daemon.stop(Signal::SIGTERM)?;
+        }
+        if bed.who == Contender::Nftables {
+            bed.director.sh("nft delete table ip farm")?;
+        }
+        servers.kill();
+        drop(directory);
+        Ok(())
+    }
+}
+
+/// What clients have to say at their end.
+pub(super) fn asked(mut clients: Proc, seconds: f64) -> Result<Vec<Asked>> {
+    let status = clients.wait(Duration::from_secs_f64(seconds + 10.0))?;
+    let log = clients.log();
+    let line = log.lines().last().unwrap_or_default();
+    serde_json::from_str(line).with_context(|| format!("the clients ({status}) say:\n{log}"))
+}
+
+/// What a printed line of a listing ends in, as `ipvsadm` shortens it.
+pub(super) fn printed_number(word: &str) -> Option<f64> {
+    let (digits, factor) = match word.char_indices().last()? {
+        (at, 'K') => (&word[..at], 1e3),
+        (at, 'M') => (&word[..at], 1e6),
+        (at, 'G') => (&word[..at], 1e9),
+        (at, 'T') => (&word[..at], 1e12),
+        _ => (word, 1.0),
+    };
+    digits.parse::<f64>().ok().map(|number| number * factor)
+}
+
+/// Rates of services by their ports, as `ipvsadm -Ln --rate` prints them: connections, packets in
+/// and out, bytes in and out, a second.
+pub(super) fn printed_rates(listing: &str) -> Vec<(u16, [f64; 5])> {
+    let line = |line: &str| {
+        let mut words = line.split_ascii_whitespace();
+        if words.next() != Some("TCP") {
+            return None;
+        }
+        let port = words.next()?.rsplit_once(':')?.1.parse().ok()?;
+        let numbers: Option<Vec<f64>> = words.map(printed_number).collect();
+        Some((port, numbers?.try_into().ok()?))
+    };
+    listing.lines().filter_map(line).collect()
+}
+
+fn ipvsadm(services: &[Service]) -> Result<String> {
+    let mut rules = String::new();
+    for service in services {
+        let (port, scheduler) = (service.port, service.scheduler);
+        writeln!(rules, "-A -t {VIP}:{port} -s {scheduler}")?;
+        for (server, (weight, _)) in service.servers.iter().enumerate() {
+            let server = address(server);
+            writeln!(
+                rules,
+                "-a -t {VIP}:{port} -r {server}:{port} -m -w {weight}"
+            )?;
+        }
+    }
+    Ok(rules)
+}
+
+/// The daemon looks after the servers of an engine that runs already.
+fn lvsd(director: &Host, services: &[Service], directory: &Path) -> Result<Proc> {
+    let mut text = String::new();
+    for service in services {
+        let port = service.port;
+        writeln!(
+            text,
+            "[[service]]\naddress = '{VIP}:{port}'\nscheduler = '{}'\nforward = 'nat'\n\
+             check = {{ type = 'http', path = '/1', interval = '500ms', timeout = '500ms', rise = 2, fall = 2 }}",
+            service.scheduler
+        )?;
+        for (server, (weight, _)) in service.servers.iter().enumerate() {
+            let server = address(server);
+            writeln!(
+                text,
+                "[[service.server]]\naddress = '{server}:{port}'\nweight = {weight}"
+            )?;
+        }
+    }
+    let file = directory.join("lvsd.toml");
+    fs::write(&file, text)?;
+    let program = programs::find("lvsd")?.display().to_string();
+    let (file, state) = (file.display(), directory.join("state"));
+    let words = [
+        "-c".to_owned(),
+        "1".to_owned(),
+        program,
+        "--attach".to_owned(),
+        format!("--config={file}"),
+        format!("--state={}", state.display()),
+    ];
+    let mut daemon = director.spawn("taskset", &words)?;
+    let lvsadm = programs::find("lvsadm")?;
+    let last = services.last().context("services")?.port;
+    let there = lvs_testbed::wait_until("lvsd's services", Duration::from_secs(10), || {
+        let listing = director.run(&lvsadm, &["-Ln"]).unwrap_or_default();
+        let lines = listing.lines().filter(|line| line.contains("Masq    1"));
+        listing.contains(&format!("{VIP}:{last}")) && lines.count() > 0 || !daemon.is_running()
+    });
+    there.with_context(|| daemon.log())?;
+    Ok(daemon)
+}
+
+fn nftables(services: &[Service]) -> Result<String> {
+    let mut text =
+        "table ip farm {\n chain pre {\n  type nat hook prerouting priority -101\n".to_owned();
+    for service in services {
+        let port = service.port;
+        let even = service.servers.iter().all(|(weight, _)| *weight == 1);
+        let (order, sum): (_, u32) = if even {
+            ("inc", u32::try_from(service.servers.len())?)
+        } else {
+            (
+                "random",
+                service.servers.iter().map(|(weight, _)| weight).sum(),
+            )
+        };
+        write!(
+            text,
+            "  ip daddr {VIP} tcp dport {port} dnat to numgen {order} mod {sum} map {{ "
+        )?;
+        let mut first = 0;
+        for (server, (weight, _)) in service.servers.iter().enumerate() {
+            let (comma, last) = (if server > 0 { ", " } else { "" }, first + weight - 1);
+            let places = if first == last {
+                first.to_string()
+            } else {
+                format!("{first}-{last}")
+            };
+            write!(text, "{comma}{places} : {}", address(server))?;
+            first = last + 1;
+        }
+        text += " }\n";
+    }
+    text += " }\n}\n";
+    Ok(text)
+}
+
+/// Whether a proxy takes turns, or goes by connections.
+fn takes_turns(service: &Service) -> bool {
+    matches!(service.scheduler, "rr" | "wrr")
+}
+
+fn haproxy(services: &[Service], checked: bool) -> Result<String> {
+    let mut text = "global\n  nbthread 1\n  cpu-map 1 1\n  maxconn 3000\ndefaults\n  mode tcp\n  timeout connect 500ms\n  \
+                    timeout client 60s\n  timeout server 60s\n  retries 3\n  option redispatch 1\n  option splice-auto\n"
+        .to_owned();
+    let check = if checked {
+        " check inter 500ms fall 2 rise 2"
+    } else {
+        ""
+    };
+    for service in services {
+        let port = service.port;
+        let balance = match takes_turns(service) {
+            true => "roundrobin",
+            false => "leastconn",
+        };
+        writeln!(
+            text,
+            "listen l{port}\n  bind {VIP}:{port}\n  balance {balance}\n  timeout check 500ms"
+        )?;
+        for (server, (weight, _)) in service.servers.iter().enumerate() {
+            let address = address(server);
+            writeln!(
+                text,
+                "  server s{server} {address}:{port} weight {weight}{check}"
+            )?;
+        }
+    }
+    Ok(text)
+}
+
+fn nginx(services: &[Service], directory: &Path, checked: bool) -> Result<String> {
+    let mut text = crate::compare::programs::load_stream();
+    writeln!(
+        text,
+        "worker_processes 1;\nworker_cpu_affinity 10;\ndaemon off;\npid {}/nginx.pid;\nerror_log stderr crit;\n\
+         worker_rlimit_nofile 19000;\nevents {{ worker_connections 9000; }}\nstream {{\n  proxy_connect_timeout 500ms;",
+        directory.display()
+    )?;
+    let fails = if checked {
+        "max_fails=1 fail_timeout=2s"
+    } else {
+        "max_fails=0"
+    };
+    for service in services {
+        let port = service.port;
+        let least = match takes_turns(service) {
+            true => "",
+            false => "least_conn; ",
+        };
+        write!(text, "  upstream u{port} {{ {least}")?;
+        for (server, (weight, _)) in service.servers.iter().enumerate() {
+            let address = address(server);
+            write!(text, "server {address}:{port} weight={weight} {fails}; ")?;
+        }
+        writeln!(
+            text,
+            "}}\n  server {{ listen {VIP}:{port} backlog=8192; proxy_pass u{port}; }}"
+        )?;
+    }
+    text += "}\n";
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LISTING: &str = "IP Virtual Server version 1.2.1 (size=4096)\n\
+        Prot LocalAddress:Port                 CPS    InPPS   OutPPS    InBPS   OutBPS\n  \
+        -> RemoteAddress:Port\n\
+        TCP  10.73.0.1:8001                     12      340      560    14500    1234K\n  \
+        -> 10.72.0.11:8001                       6      170      280     7250  617000\n";
+
+    #[test]
+    fn rates_as_printed() {
+        let rates = printed_rates(LISTING);
+        assert_eq!(rates, [(8001, [12.0, 340.0, 560.0, 14_500.0, 1_234_000.0])]);
+        assert_eq!(printed_number("7M"), Some(7e6));
+        assert_eq!(printed_number("x"), None);
+        assert_eq!(printed_number(""), None);
+    }
+
+    #[test]
+    fn weights_are_shares_in_nftables() {
+        let service = Service {
+            port: 80,
+            scheduler: "wrr",
+            servers: vec![(1, 1), (3, 1)],
+        };
+        let text = nftables(&[service]).expect("rules");
+        assert!(
+            text.contains("numgen random mod 4 map { 0 : 10.72.0.11, 1-3 : 10.72.0.12 }"),
+            "{text}"
+        );
+    }
+}

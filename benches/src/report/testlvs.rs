@@ -1,0 +1,493 @@
+//! testlvs: SYNs from sources that nobody is; what they take, and what each defence saves.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Proc, programs, wait_until};
+use nix::sys::signal::Signal;
+use serde::Deserialize;
+
+use super::data::{CpuSeconds, Document, Value};
+use super::farm;
+use super::peers::Peer;
+use super::thesis::{number, spread};
+use super::{Axis, Experiment, Plot, Turn, peers};
+use crate::compare::bed::{self, Bed, CLIENT_MAC, FRONT_MAC, VIP};
+use crate::compare::contender::{Contender, Method};
+use crate::files::{Asked, BIN};
+use crate::machine::Snapshot;
+use crate::yardsticks::Yardsticks;
+
+/// A flood of SYNs, paced and as fast as it can.
+#[derive(Debug)]
+pub(super) struct Testlvs;
+
+const NAT: Contender = Contender::AfPacket(Method::Nat);
+
+const fn ours(name: &'static str) -> Peer {
+    Peer { name, who: NAT }
+}
+
+const PEERS: [Peer; 11] = [
+    Peer {
+        name: "routing",
+        who: Contender::Route,
+    },
+    ours("lvs-nat"),
+    ours("lvs-nat drop"),
+    ours("lvs-nat evict"),
+    ours("lvs-nat drop_entry"),
+    ours("lvs-nat drop_packet"),
+    ours("lvs-nat secure_tcp"),
+    ours("lvs-nat limit"),
+    ours("lvs-nat source-limit"),
+    Peer {
+        name: "nftables",
+        who: Contender::Nftables,
+    },
+    Peer {
+        name: "haproxy",
+        who: Contender::Haproxy,
+    },
+];
+const NAMES: [&str; 11] = {
+    let mut names = [""; 11];
+    let mut peer = 0;
+    while peer < names.len() {
+        names[peer] = PEERS[peer].name;
+        peer += 1;
+    }
+    names
+};
+
+const TABLE: &str = "table";
+const ENTRIES: &str = "entries";
+const MEMORY: &str = "memory";
+const SHARE: &str = "share";
+const WAIT: &str = "wait";
+const PASSED: &str = "passed";
+
+/// SYNs a second of the paced flood.
+const RATE: &str = "40000";
+/// Where sources begin that nobody is, and how many there are.
+const SOURCES: &str = "10.129.0.0";
+const FLOWS: &str = "1048576";
+/// Connections of a table that is large enough, and of one that is not.
+const LARGE: &str = "1048576";
+const SMALL: &str = "65536";
+/// Seconds before the flood begins.
+const BEFORE: f64 = 1.0;
+/// Between two looks at the table.
+const LOOK: f64 = 0.25;
+/// Entries below which memory cannot be told from what else grows.
+const FEW: f64 = 20_000.0;
+
+impl Experiment for Testlvs {
+    fn name(&self) -> &'static str {
+        "testlvs"
+    }
+
+    fn title(&self) -> &'static str {
+        "A flood of SYNs from spoofed sources (testlvs)"
+    }
+
+    fn what(&self) -> &'static str {
+        "40,000 SYNs a second to one service of four servers, from 65,536 addresses in 256 networks that nobody has, each SYN from an address and port \
+         of its own; the servers answer them. Beside it an honest client with eight connections at a time asks for 1,000 bytes about 200 times a second, \
+         and gives up after a second. Then the same flood as fast as it can be made. lvs-nat has a table for 1,048,576 connections; drop and evict one for \
+         65,536, with that --when-full; drop_entry, drop_packet (with am_droprate 10) and secure_tcp are the sysctls with the value 3; limit is lvsadm limit \
+         --rate 1000, source-limit --source-rate 20 (for each /24). The engine's shares of time for SYNs are always there. routing keeps no table; \
+         nftables keeps one in the kernel, whose memory is nobody's; HAProxy's connections are the kernel's, which answers with cookies: their tables \
+         and memory could not be measured. Memory is the growth of the engine's resident memory for each entry, of those that grew by 20,000 entries at least. \
+         The generator, the honest client and the servers share CPU 0."
+    }
+
+    fn plots(&self) -> &'static [Plot] {
+        const PEER: Axis = Axis {
+            name: "peer",
+            unit: "name",
+            log: false,
+        };
+        const fn bars(name: &'static str, title: &'static str, y: Axis) -> Plot {
+            Plot {
+                name,
+                title,
+                x: PEER,
+                y,
+            }
+        }
+        const {
+            &[
+                Plot {
+                    name: TABLE,
+                    title: "The connection table, from the first SYN on",
+                    x: Axis {
+                        name: "time",
+                        unit: "s",
+                        log: false,
+                    },
+                    y: Axis {
+                        name: "connections",
+                        unit: "count",
+                        log: false,
+                    },
+                },
+                bars(
+                    ENTRIES,
+                    "The most connections that the table had",
+                    Axis {
+                        name: "connections",
+                        unit: "count",
+                        log: false,
+                    },
+                ),
+                bars(
+                    MEMORY,
+                    "Growth of memory for each connection",
+                    Axis {
+                        name: "memory",
+                        unit: "bytes/connection",
+                        log: false,
+                    },
+                ),
+                bars(
+                    SHARE,
+                    "Honest requests that were served, during 40,000 SYNs a second",
+                    Axis {
+                        name: "served",
+                        unit: "% of requests",
+                        log: false,
+                    },
+                ),
+                bars(
+                    WAIT,
+                    "Mean time of an honest request that was served",
+                    Axis {
+                        name: "time",
+                        unit: "ms",
+                        log: true,
+                    },
+                ),
+                bars(
+                    PASSED,
+                    "Packets that reach the servers' host, of a flood as fast as can be made",
+                    Axis {
+                        name: "packets",
+                        unit: "1/s",
+                        log: false,
+                    },
+                ),
+            ]
+        }
+    }
+
+    fn bars(&self, plot: &Plot) -> &'static [&'static str] {
+        if plot.name == TABLE { &[] } else { &NAMES }
+    }
+
+    fn peers(&self) -> &'static [Peer] {
+        &PEERS
+    }
+
+    fn is_quick(&self, peer: &Peer) -> bool {
+        ["lvs-nat", "lvs-nat evict", "lvs-nat drop_entry", "nftables"].contains(&peer.name)
+    }
+
+    fn seconds(&self, quick: bool) -> f64 {
+        let (flood, most) = times(quick);
+        BEFORE + flood + most + 0.8
+    }
+
+    fn programs(&self) -> &'static [&'static str] {
+        &["haproxy", "nft"]
+    }
+
+    fn measure(
+        &self,
+        turn: &Turn<'_>,
+        bed: &mut Bed,
+    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+        let (flood, most) = times(turn.quick);
+        if bed.who.is_ours() {
+            defend(bed, turn.peer.name)?;
+        }
+        let mut servers = serve(bed)?;
+        let bar = NAMES.iter().position(|name| *name == turn.peer.name);
+        let bar = number(bar.context("a peer that is not shown")?);
+        let mut values = Vec::new();
+        let mut add = |plot: &str, x: f64, y: f64| {
+            values.push(Value {
+                plot: plot.to_owned(),
+                x,
+                y,
+            });
+        };
+        let first = Snapshot::take();
+        let seconds = BEFORE + flood;
+        let honest = honest(bed, turn.round, seconds)?;
+        bed::settle(Duration::from_secs_f64(BEFORE));
+        let (before, memory) = (entries(bed)?, resident(bed)?);
+        let mut paced = generator(bed, turn.yardsticks, flood, &["-m", "send", "-r", RATE])?;
+        let start = Instant::now();
+        let mut highest = before;
+        let mut next = 0.0;
+        while next < flood {
+            thread::sleep(Duration::from_secs_f64(next).saturating_sub(start.elapsed()));
+            if let Some(count) = entries(bed)? {
+                add(TABLE, next, count);
+                highest = highest.map(|most: f64| most.max(count));
+            }
+            next += LOOK;
+        }
+        paced.wait(Duration::from_secs_f64(flood + 5.0))?;
+        let after = entries(bed)?;
+        let grown = resident(bed)?.zip(memory).map(|(now, then)| now - then);
+        let asked = farm::asked(honest, seconds)?;
+        let asked = asked.first().context("the honest client says nothing")?;
+        if let Some(highest) = highest {
+            add(ENTRIES, bar, highest);
+        }
+        if let (Some(before), Some(after), Some(grown)) = (before, after, grown)
+            && after - before > FEW
+        {
+            add(MEMORY, bar, grown / (after - before));
+        }
+        let (share, wait) = fares(asked);
+        add(SHARE, bar, share);
+        if let Some(wait) = wait {
+            add(WAIT, bar, wait);
+        }
+        add(PASSED, bar, passed(bed, turn.yardsticks, most)?);
+        let (cpu, disturbed) = peers::used_since(bed, &first)?;
+        servers.kill();
+        Ok((values, cpu, disturbed))
+    }
+
+    fn conclusions(&self, document: &Document) -> Vec<String> {
+        let at = |plot: &str, name: &str| {
+            let all = document.series(self.name(), plot, &[name]);
+            Some(all.first()?.points.first()?.1)
+        };
+        let mut said = Vec::new();
+        if let Some(bytes) = at(MEMORY, "lvs-nat") {
+            said.push(format!(
+                "A connection of which nothing but a SYN has come takes {:.0} bytes of the engine's memory ({:.0}-{:.0}, {} rounds), so a million take {:.0} MB.",
+                bytes.median, bytes.min, bytes.max, bytes.rounds, bytes.median
+            ));
+        }
+        let plain = (at(ENTRIES, "lvs-nat"), at(SHARE, "lvs-nat"));
+        for name in NAMES {
+            let (Some(share), Some(passed)) = (at(SHARE, name), at(PASSED, name)) else {
+                continue;
+            };
+            let table = match (at(ENTRIES, name), plain.0) {
+                (Some(own), Some(plain)) if name.starts_with("lvs-nat ") => {
+                    let saved = 100.0 * (1.0 - own.median / plain.median);
+                    format!(
+                        "{:.0} connections at most, {saved:.0} % fewer than without it",
+                        own.median
+                    )
+                }
+                (Some(own), _) => format!("{:.0} connections at most", own.median),
+                (None, _) => "a table that could not be measured".to_owned(),
+            };
+            let wait = at(WAIT, name).map_or_else(
+                || "no time could be measured".to_owned(),
+                |wait| format!("{} ms", spread(&wait)),
+            );
+            said.push(format!(
+                "{name}: {table}; {} % of honest requests served in {wait}; {:.0} packets a second reach the servers of a flood without a limit ({:.0}-{:.0}, {} rounds).",
+                spread(&share), passed.median, passed.min, passed.max, passed.rounds
+            ));
+        }
+        said
+    }
+}
+
+/// Seconds of the paced flood, and of the other.
+fn times(quick: bool) -> (f64, f64) {
+    if quick { (1.25, 0.5) } else { (3.0, 1.0) }
+}
+
+/// Starts the engine anew, with a defence.
+fn defend(bed: &mut Bed, peer: &str) -> Result<()> {
+    let engine = programs::find("lvs-dataplane")?.display().to_string();
+    let lvsadm = programs::find("lvsadm")?;
+    let defence = peer.strip_prefix("lvs-nat ").unwrap_or_default();
+    let connections = match defence {
+        "drop" | "evict" => SMALL,
+        _ => LARGE,
+    };
+    let sysctls: &[&str] = match defence {
+        "drop_entry" => &["--sysctl", "drop_entry=3"],
+        "drop_packet" => &["--sysctl", "drop_packet=3", "--sysctl", "am_droprate=10"],
+        "secure_tcp" => &["--sysctl", "secure_tcp=3"],
+        "evict" => &["--when-full", "evict"],
+        _ => &[],
+    };
+    let [_, front, back, _] = bed.devices.clone();
+    bed.run_instead(|host, cpu| {
+        let words = [
+            "-c",
+            cpu,
+            &engine,
+            "--backend",
+            "af_packet",
+            "--interface",
+            &front,
+        ];
+        let more = ["--interface", &back, "--max-connections", connections];
+        host.spawn("taskset", &[&words[..], &more, sysctls].concat())
+    })?;
+    let director = &bed.director;
+    wait_until("the engine", Duration::from_secs(10), || {
+        director.run(&lvsadm, &["-Ln"]).is_ok()
+    })?;
+    let mut rules = format!("-A -t {VIP}:80 -s rr\n");
+    for server in 0..4 {
+        rules += &format!("-a -t {VIP}:80 -r {}:80 -m -w 1\n", farm::address(server));
+    }
+    lvs_testbed::netns::run_with_input(director.command(&lvsadm).arg("-R"), &rules)?;
+    let limit: &[&str] = match defence {
+        "limit" => &["--rate", "1000"],
+        "source-limit" => &["--source-rate", "20", "--source-bits-v4", "24"],
+        _ => return Ok(()),
+    };
+    let service = format!("{VIP}:80");
+    let words = [&["limit", service.as_str()], limit].concat();
+    director.run(&lvsadm, &words).map(drop)
+}
+
+fn serve(bed: &Bed) -> Result<Proc> {
+    let own = std::env::current_exe()?.display().to_string();
+    let mut words: Vec<String> = ["-c", "0", &own, "endpoint", "files"]
+        .map(Into::into)
+        .to_vec();
+    words.extend((0..4).map(|server| format!("{}:80=100000000", farm::address(server))));
+    bed::ready(bed.server.spawn("taskset", &words)?)
+}
+
+fn honest(bed: &Bed, seed: usize, seconds: f64) -> Result<Proc> {
+    let own = std::env::current_exe()?.display().to_string();
+    let target = format!("{}:80", bed.target(false));
+    let mut words: Vec<String> = ["-c", "0", &own, "endpoint", "ask", &target]
+        .map(Into::into)
+        .to_vec();
+    words.extend(
+        [
+            "--clients=8",
+            "--pause=40",
+            "--least=1000",
+            "--most=1000",
+            "--timeout=1000",
+        ]
+        .map(Into::into),
+    );
+    words.push(format!("--seed={seed}"));
+    words.push(format!("--for={:.0}", seconds * 1e3));
+    bed.client.spawn("taskset", &words)
+}
+
+fn generator(bed: &Bed, yardsticks: &Yardsticks, seconds: f64, extra: &[&str]) -> Result<Proc> {
+    let seconds = format!("{:.0}", seconds.ceil());
+    let device = &bed.devices[0];
+    let target = bed.target(false);
+    let mut words = vec![
+        "-S", "-i", device, "-d", FRONT_MAC, "-e", CLIENT_MAC, "-a", SOURCES,
+    ];
+    words.extend([
+        "-v", target, "-t", &seconds, "-f", FLOWS, "-b", "16", "-c", "0",
+    ]);
+    words.extend(extra);
+    bed::ready(bed.client.spawn(yardsticks.path("gen"), &words)?).context("the generator")
+}
+
+/// Packets a second that arrive at the servers' host when as many are sent as can be.
+fn passed(bed: &Bed, yardsticks: &Yardsticks, seconds: f64) -> Result<f64> {
+    let mut flood = generator(bed, yardsticks, seconds + 3.0, &[])?;
+    bed::settle(Duration::from_millis(200));
+    let (start, before) = (Instant::now(), Bed::received(&bed.server, &bed.devices[3])?);
+    bed::settle(Duration::from_secs_f64(seconds));
+    let count = Bed::received(&bed.server, &bed.devices[3])? - before;
+    let time = start.elapsed().as_secs_f64();
+    flood.stop(Signal::SIGTERM)?;
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let rate = count as f64 / time;
+    Ok(rate)
+}
+
+/// Connections in the table, where it can be looked at.
+fn entries(bed: &Bed) -> Result<Option<f64>> {
+    #[derive(Deserialize)]
+    struct Worker {
+        connections: u32,
+    }
+    match bed.who {
+        who if who.is_ours() => {
+            let lvsadm = programs::find("lvsadm")?;
+            let text = bed.director.run(lvsadm, &["workers", "--json"])?;
+            let workers: Vec<Worker> = serde_json::from_str(&text)?;
+            let sum = workers
+                .iter()
+                .map(|worker| f64::from(worker.connections))
+                .sum();
+            Ok(Some(sum))
+        }
+        Contender::Nftables => {
+            let text = bed
+                .director
+                .sh("cat /proc/sys/net/netfilter/nf_conntrack_count")?;
+            Ok(Some(text.trim().parse()?))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Bytes of the engine's memory that are there.
+fn resident(bed: &Bed) -> Result<Option<f64>> {
+    let Some(pid) = bed.pid().filter(|_| bed.who.is_ours()) else {
+        return Ok(None);
+    };
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<f64>().ok());
+    let bytes = kib.map(|kib| kib * 1024.0);
+    ensure!(bytes.is_some(), "process {pid} has no VmRSS");
+    Ok(bytes)
+}
+
+/// Percent of honest requests that were served once the flood had begun, and the mean time of all.
+fn fares(asked: &Asked) -> (f64, Option<f64>) {
+    let during = |bins: &[u64]| -> f64 {
+        let bins = bins.iter().zip(0_u32..);
+        let late = bins.filter(|(_, bin)| f64::from(*bin) * BIN >= BEFORE);
+        late.map(|(count, _)| number(usize::try_from(*count).unwrap_or(0)))
+            .sum()
+    };
+    let (served, failed) = (during(&asked.served), during(&asked.failed));
+    let share = 100.0 * served / (served + failed).max(1.0);
+    let mean = asked.took.iter().sum::<f64>() / number(asked.took.len().max(1));
+    (share, (!asked.took.is_empty()).then_some(mean))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_came_before_the_flood_is_no_share() {
+        let asked = Asked {
+            served: vec![9, 9, 9, 9, 30, 0],
+            failed: vec![9, 9, 9, 9, 0, 10],
+            took: vec![1.0, 3.0],
+            ..Asked::default()
+        };
+        let (share, wait) = fares(&asked);
+        assert!((share - 75.0).abs() < 1e-9);
+        assert_eq!(wait, Some(2.0));
+        let (share, wait) = fares(&Asked::default());
+        assert!(share.abs() < 1e-9 && wait.is_none());
+    }
+}

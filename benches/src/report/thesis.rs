@@ -1,0 +1,509 @@
+//! A master's thesis on scheduling over NAT: round robin, weighted round robin and least
+//! connections with two to eight servers, and three sets of files.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use lvs_testbed::{Host, programs};
+
+use super::data::{CpuSeconds, Document, Value};
+use super::farm::{self, Clients, Farm, LARGE, MIXED, SMALL, Service, Set};
+use super::peers::Peer;
+use super::{Axis, Experiment, Plot, Turn, peers};
+use crate::compare::bed::Bed;
+use crate::compare::contender::{Contender, Method};
+use crate::files::{Asked, BIN};
+use crate::machine::Snapshot;
+use crate::stats::Spread;
+
+/// Rates by the number of servers, and over time.
+#[derive(Debug)]
+pub(super) struct Thesis;
+
+const NAT: Contender = Contender::AfPacket(Method::Nat);
+const PEERS: [Peer; 6] = [
+    Peer {
+        name: "lvs-nat rr",
+        who: NAT,
+    },
+    Peer {
+        name: "lvs-nat wrr",
+        who: NAT,
+    },
+    Peer {
+        name: "lvs-nat lc",
+        who: NAT,
+    },
+    Peer {
+        name: "nftables",
+        who: Contender::Nftables,
+    },
+    Peer {
+        name: "haproxy",
+        who: Contender::Haproxy,
+    },
+    Peer {
+        name: "nginx",
+        who: Contender::Nginx,
+    },
+];
+
+/// Each set has services with so many servers.
+const SERVERS: [usize; 4] = [2, 4, 6, 8];
+/// The number that curves over time are of.
+const SHOWN: usize = 4;
+/// Sets, and the bytes a second of one server.
+const SETS: [(Set, u64); 3] = [(SMALL, 2_000_000), (MIXED, 2_000_000), (LARGE, 4_000_000)];
+/// Between two samples, as the estimator has it.
+const PERIOD: f64 = 2.0;
+/// Seconds before what clients get counts: until then all connections are new.
+const WARM: f64 = 1.0;
+/// The part of a run after which the estimator is near to what there is.
+const SETTLED: f64 = 0.6;
+
+const COUNT: Axis = Axis {
+    name: "servers",
+    unit: "count",
+    log: false,
+};
+const TIME: Axis = Axis {
+    name: "time",
+    unit: "s",
+    log: false,
+};
+
+const fn plot(
+    name: &'static str,
+    title: &'static str,
+    x: Axis,
+    y: (&'static str, &'static str),
+) -> Plot {
+    Plot {
+        name,
+        title,
+        x,
+        y: Axis {
+            name: y.0,
+            unit: y.1,
+            log: false,
+        },
+    }
+}
+
+const SERVED: (&str, &str) = ("received by clients", "MB/s");
+const CONNS: (&str, &str) = ("connections", "1/s");
+const PACKETS: (&str, &str) = ("packets, both ways", "1/s");
+const BYTES: (&str, &str) = ("bytes, both ways", "MB/s");
+
+/// What is sampled: the end of a plot's name, and which of what is printed it is the sum of.
+const SAMPLED: [(&str, &[usize]); 3] = [("conns", &[0]), ("packets", &[1, 2]), ("bytes", &[3, 4])];
+
+impl Experiment for Thesis {
+    fn name(&self) -> &'static str {
+        "schedulers"
+    }
+
+    fn title(&self) -> &'static str {
+        "Schedulers over NAT, by the number of servers (master's thesis)"
+    }
+
+    fn what(&self) -> &'static str {
+        "Four clients of each service ask for one file after the other, each over a connection of its own. A set has 16 files, from the \
+         least to the most in equal ratios, of which one is chosen at random: small ones of 76 kB to 1.8 MB, mixed ones of 100 kB to \
+         10 MB, large ones of 41 kB to 50 MB. The seed is the round's, so that all peers and all numbers of servers are asked for the \
+         same files in the same order. All weights are 1. A server sends 2 MB/s (large: 4 MB/s), which its connections share: servers \
+         are what limits everybody, so all peers, sets and numbers of servers are measured at the same time. Clients never have more \
+         than four requests, so more than four servers help only where they are not all in use. nftables takes turns, HAProxy and nginx go by \
+         connections. Rates were read with ipvsadm -Ln --rate every two seconds, as printed; they are averages that the estimator \
+         gives a quarter of its way every two seconds, as the kernel's does, hence the slow start. By the number of servers, they are \
+         the mean of what was printed in the last two fifths of the time. The CPU of the director is that of all twelve services."
+    }
+
+    fn plots(&self) -> &'static [Plot] {
+        const {
+            &[
+                plot(
+                    "small-served",
+                    "Small files: what clients received",
+                    COUNT,
+                    SERVED,
+                ),
+                plot(
+                    "mixed-served",
+                    "Mixed files: what clients received",
+                    COUNT,
+                    SERVED,
+                ),
+                plot(
+                    "large-served",
+                    "Large files: what clients received",
+                    COUNT,
+                    SERVED,
+                ),
+                plot(
+                    "small-conns",
+                    "Small files: connections, as printed",
+                    COUNT,
+                    CONNS,
+                ),
+                plot(
+                    "small-packets",
+                    "Small files: packets, as printed",
+                    COUNT,
+                    PACKETS,
+                ),
+                plot(
+                    "small-bytes",
+                    "Small files: bytes, as printed",
+                    COUNT,
+                    BYTES,
+                ),
+                plot(
+                    "mixed-conns",
+                    "Mixed files: connections, as printed",
+                    COUNT,
+                    CONNS,
+                ),
+                plot(
+                    "mixed-packets",
+                    "Mixed files: packets, as printed",
+                    COUNT,
+                    PACKETS,
+                ),
+                plot(
+                    "mixed-bytes",
+                    "Mixed files: bytes, as printed",
+                    COUNT,
+                    BYTES,
+                ),
+                plot(
+                    "large-conns",
+                    "Large files: connections, as printed",
+                    COUNT,
+                    CONNS,
+                ),
+                plot(
+                    "large-packets",
+                    "Large files: packets, as printed",
+                    COUNT,
+                    PACKETS,
+                ),
+                plot(
+                    "large-bytes",
+                    "Large files: bytes, as printed",
+                    COUNT,
+                    BYTES,
+                ),
+                plot(
+                    "small-conns-time",
+                    "Small files, four servers: connections",
+                    TIME,
+                    CONNS,
+                ),
+                plot(
+                    "small-packets-time",
+                    "Small files, four servers: packets",
+                    TIME,
+                    PACKETS,
+                ),
+                plot(
+                    "small-bytes-time",
+                    "Small files, four servers: bytes",
+                    TIME,
+                    BYTES,
+                ),
+                plot(
+                    "mixed-conns-time",
+                    "Mixed files, four servers: connections",
+                    TIME,
+                    CONNS,
+                ),
+                plot(
+                    "mixed-packets-time",
+                    "Mixed files, four servers: packets",
+                    TIME,
+                    PACKETS,
+                ),
+                plot(
+                    "mixed-bytes-time",
+                    "Mixed files, four servers: bytes",
+                    TIME,
+                    BYTES,
+                ),
+                plot(
+                    "large-conns-time",
+                    "Large files, four servers: connections",
+                    TIME,
+                    CONNS,
+                ),
+                plot(
+                    "large-packets-time",
+                    "Large files, four servers: packets",
+                    TIME,
+                    PACKETS,
+                ),
+                plot(
+                    "large-bytes-time",
+                    "Large files, four servers: bytes",
+                    TIME,
+                    BYTES,
+                ),
+            ]
+        }
+    }
+
+    fn peers(&self) -> &'static [Peer] {
+        &PEERS
+    }
+
+    fn at_once(&self) -> usize {
+        PEERS.len()
+    }
+
+    fn seconds(&self, quick: bool) -> f64 {
+        time(quick) + 1.5
+    }
+
+    fn programs(&self) -> &'static [&'static str] {
+        &["haproxy", "nginx", "nft"]
+    }
+
+    fn bed(&self, peer: &Peer, yardsticks: &crate::yardsticks::Yardsticks) -> Result<Bed> {
+        let bed = super::usual_bed(peer, yardsticks)?;
+        farm::prepare(&bed)?;
+        Ok(bed)
+    }
+
+    fn measure(
+        &self,
+        turn: &Turn<'_>,
+        bed: &mut Bed,
+    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+        let scheduler = match turn.peer.name {
+            "lvs-nat wrr" => "wrr",
+            "lvs-nat lc" | "haproxy" | "nginx" => "lc",
+            _ => "rr",
+        };
+        let services: Vec<Vec<Service>> = (0..)
+            .zip(SETS)
+            .map(|(set, of)| services_of(set, of.1, scheduler))
+            .collect();
+        let all: Vec<Service> = (0..)
+            .zip(SETS)
+            .flat_map(|(set, of)| services_of(set, of.1, scheduler))
+            .collect();
+        let farm = Farm::start(bed, &all, false)?;
+        let time = time(turn.quick);
+        let first = Snapshot::take();
+        let mut clients = Vec::new();
+        for ((set, _), services) in SETS.iter().zip(&services) {
+            let asking = Clients {
+                set: *set,
+                count: 4,
+                seed: turn.round,
+                seconds: time,
+                timeout: 60_000,
+                sources: 0,
+            };
+            clients.push(farm.ask(bed, services, &asking)?);
+        }
+        let samples = match bed.who.is_ours() {
+            true => sample(&bed.director, time)?,
+            false => {
+                thread::sleep(Duration::from_secs_f64(time));
+                Vec::new()
+            }
+        };
+        let mut values = Vec::new();
+        for ((set, _), asking) in SETS.iter().zip(clients) {
+            for (servers, asked) in SERVERS.iter().zip(farm::asked(asking, time)?) {
+                values.push(Value {
+                    plot: format!("{}-served", set.name),
+                    x: number(*servers),
+                    y: received(&asked, time)?,
+                });
+            }
+        }
+        let (cpu, disturbed) = peers::used_since(bed, &first)?;
+        values.extend(curves(&samples, time));
+        farm.end(bed)?;
+        Ok((values, cpu, disturbed))
+    }
+
+    fn conclusions(&self, document: &Document) -> Vec<String> {
+        let mut said = Vec::new();
+        for (set, bytes) in SETS {
+            let plot = format!("{}-served", set.name);
+            let names = peers::of(self);
+            let all = document.series(self.name(), &plot, &names);
+            for servers in SERVERS {
+                let at = |name: &str| -> Option<Spread> {
+                    let one = all.iter().find(|one| one.peer == name)?;
+                    let mut points = one.points.iter();
+                    points
+                        .find(|(x, _)| x.total_cmp(&number(servers)).is_eq())
+                        .map(|(_, y)| *y)
+                };
+                let (Some(rr), Some(wrr), Some(lc)) =
+                    (at("lvs-nat rr"), at("lvs-nat wrr"), at("lvs-nat lc"))
+                else {
+                    continue;
+                };
+                let better = if lc.min > rr.max {
+                    format!(
+                        "lc delivers {:.2} times as much as rr",
+                        lc.median / rr.median
+                    )
+                } else if rr.min > lc.max {
+                    format!(
+                        "rr delivers {:.2} times as much as lc",
+                        rr.median / lc.median
+                    )
+                } else {
+                    "rr and lc are not told apart by their spread".to_owned()
+                };
+                #[expect(clippy::cast_precision_loss, reason = "a few millions")]
+                let most = bytes as f64 * number(servers.min(4)) / 1e6;
+                said.push(format!(
+                    "{} files, {servers} servers: {better}: rr {}, wrr {}, lc {} MB/s ({} rounds), of {most:.0} MB/s that {} busy servers can.",
+                    set.name, spread(&rr), spread(&wrr), spread(&lc), lc.rounds, servers.min(4)
+                ));
+            }
+        }
+        said
+    }
+}
+
+/// `1.2 (1.1-1.3)`
+pub(super) fn spread(of: &Spread) -> String {
+    format!("{:.2} ({:.2}-{:.2})", of.median, of.min, of.max)
+}
+
+fn time(quick: bool) -> f64 {
+    if quick { 5.0 } else { 28.0 }
+}
+
+pub(super) fn number(count: usize) -> f64 {
+    u32::try_from(count).map_or(0.0, f64::from)
+}
+
+/// The port of a service.
+fn port(set: u16, servers: usize) -> u16 {
+    8000 + set * 10 + u16::try_from(servers).unwrap_or(0)
+}
+
+fn services_of(set: u16, bytes: u64, scheduler: &'static str) -> Vec<Service> {
+    let service = |servers: usize| Service {
+        port: port(set, servers),
+        scheduler,
+        servers: vec![(1, bytes); servers],
+    };
+    SERVERS.into_iter().map(service).collect()
+}
+
+/// Megabytes a second that clients received, once all of them were under way.
+fn received(asked: &Asked, time: f64) -> Result<f64> {
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let counts = |bin: &u64| *bin as f64;
+    let bins = asked.bytes.iter().zip(0_u32..);
+    let counted = bins.filter(|(_, bin)| f64::from(*bin) * BIN >= WARM);
+    let bytes: f64 = counted.map(|(bytes, _)| counts(bytes)).sum();
+    anyhow::ensure!(bytes > 0.0, "nothing came: {:?}", asked.error);
+    Ok(bytes / (time - WARM) / 1e6)
+}
+
+/// What was printed, and when.
+type Sample = (f64, Vec<(u16, [f64; 5])>);
+
+/// Reads rates, as an operator would, for so long.
+fn sample(director: &Host, time: f64) -> Result<Vec<Sample>> {
+    let directory = tempfile::tempdir()?;
+    let ipvsadm = directory.path().join("ipvsadm");
+    std::os::unix::fs::symlink(programs::find("lvsadm")?, &ipvsadm)
+        .context("a link named ipvsadm")?;
+    let start = Instant::now();
+    let mut samples = Vec::new();
+    let mut next = PERIOD;
+    while next <= time {
+        thread::sleep(Duration::from_secs_f64(next).saturating_sub(start.elapsed()));
+        let listing = director.run(&ipvsadm, &["-L", "-n", "--rate"])?;
+        samples.push((next, farm::printed_rates(&listing)));
+        next += PERIOD;
+    }
+    thread::sleep(Duration::from_secs_f64(time).saturating_sub(start.elapsed()));
+    Ok(samples)
+}
+
+/// Points of the plots that are sampled.
+fn curves(samples: &[Sample], time: f64) -> Vec<Value> {
+    let mut values = Vec::new();
+    for (number_of_set, (set, _)) in (0..).zip(SETS) {
+        for (what, columns) in SAMPLED {
+            let scale = if what == "bytes" { 1e6 } else { 1.0 };
+            for servers in SERVERS {
+                let of = port(number_of_set, servers);
+                let at = |(when, rates): &Sample| {
+                    let (_, rates) = rates.iter().find(|(port, _)| *port == of)?;
+                    let sum: f64 = columns.iter().map(|column| rates[*column]).sum();
+                    Some((*when, sum / scale))
+                };
+                let points: Vec<(f64, f64)> = samples.iter().filter_map(at).collect();
+                let late = points.iter().filter(|(when, _)| *when >= time * SETTLED);
+                let late: Vec<f64> = late.map(|(_, rate)| *rate).collect();
+                if !late.is_empty() {
+                    values.push(Value {
+                        plot: format!("{}-{what}", set.name),
+                        x: number(servers),
+                        y: late.iter().sum::<f64>() / number(late.len()),
+                    });
+                }
+                if servers == SHOWN {
+                    values.extend(points.into_iter().map(|(x, y)| Value {
+                        plot: format!("{}-{what}-time", set.name),
+                        x,
+                        y,
+                    }));
+                }
+            }
+        }
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_become_curves_and_means() {
+        let of = |rate: f64| vec![(port(0, 4), [rate, 10.0, 20.0, 1e6, 2e6])];
+        let samples = [(2.0, of(1.0)), (4.0, of(3.0)), (6.0, of(5.0))];
+        let values = curves(&samples, 6.0);
+        let named = |name: &str| -> Vec<(f64, f64)> {
+            let found = values.iter().filter(|value| value.plot == name);
+            found.map(|value| (value.x, value.y)).collect()
+        };
+        assert_eq!(
+            named("small-conns-time"),
+            [(2.0, 1.0), (4.0, 3.0), (6.0, 5.0)]
+        );
+        assert_eq!(named("small-conns"), [(4.0, 4.0)]);
+        assert_eq!(named("small-packets"), [(4.0, 30.0)]);
+        assert_eq!(named("small-bytes"), [(4.0, 3.0)]);
+        assert!(named("mixed-conns").is_empty());
+    }
+
+    #[test]
+    fn what_comes_while_all_is_new_does_not_count() {
+        let asked = Asked {
+            bytes: vec![
+                9_000_000, 0, 0, 0, 1_000_000, 1_000_000, 1_000_000, 1_000_000,
+            ],
+            ..Asked::default()
+        };
+        let rate = received(&asked, 2.0).expect("bytes came");
+        assert!((rate - 4.0).abs() < 1e-9, "{rate}");
+        assert!(received(&Asked::default(), 2.0).is_err());
+    }
+}
