@@ -258,7 +258,7 @@ fn lvsd(director: &Host, services: &[Service], directory: &Path) -> Result<Proc>
         writeln!(
             text,
             "[[service]]\naddress = '{VIP}:{port}'\nscheduler = '{}'\nforward = 'nat'\n\
-             check = {{ type = 'http', path = '/1', interval = '500ms', timeout = '500ms', rise = 2, fall = 2 }}",
+             check = {{ type = 'http', path = '/1', interval = '250ms', timeout = '250ms', rise = 2, fall = 2 }}",
             service.scheduler
         )?;
         for (server, (weight, _)) in service.servers.iter().enumerate() {
@@ -334,11 +334,11 @@ fn takes_turns(service: &Service) -> bool {
 }
 
 fn haproxy(services: &[Service], checked: bool) -> Result<String> {
-    let mut text = "global\n  nbthread 1\n  cpu-map 1 1\n  maxconn 3000\ndefaults\n  mode tcp\n  timeout connect 500ms\n  \
+    let mut text = "global\n  nbthread 1\n  cpu-map 1 1\n  maxconn 3000\ndefaults\n  mode tcp\n  timeout connect 250ms\n  \
                     timeout client 60s\n  timeout server 60s\n  retries 3\n  option redispatch 1\n  option splice-auto\n"
         .to_owned();
     let check = if checked {
-        " check inter 500ms fall 2 rise 2"
+        " check inter 250ms fall 2 rise 2"
     } else {
         ""
     };
@@ -350,7 +350,7 @@ fn haproxy(services: &[Service], checked: bool) -> Result<String> {
         };
         writeln!(
             text,
-            "listen l{port}\n  bind {VIP}:{port}\n  balance {balance}\n  timeout check 500ms"
+            "listen l{port}\n  bind {VIP}:{port}\n  balance {balance}\n  timeout check 250ms"
         )?;
         for (server, (weight, _)) in service.servers.iter().enumerate() {
             let address = address(server);
@@ -368,7 +368,7 @@ fn nginx(services: &[Service], directory: &Path, checked: bool) -> Result<String
     writeln!(
         text,
         "worker_processes 1;\nworker_cpu_affinity 10;\ndaemon off;\npid {}/nginx.pid;\nerror_log stderr crit;\n\
-         worker_rlimit_nofile 19000;\nevents {{ worker_connections 9000; }}\nstream {{\n  proxy_connect_timeout 500ms;",
+         worker_rlimit_nofile 19000;\nevents {{ worker_connections 9000; }}\nstream {{\n  proxy_connect_timeout 250ms;",
         directory.display()
     )?;
     let fails = if checked {

@@ -18,7 +18,7 @@ use crate::compare::bed::{self, Bed, CLIENT_MAC, FRONT_MAC, VIP};
 use crate::compare::contender::{Contender, Method};
 use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
-use crate::yardsticks::Yardsticks;
+use crate::stats::Spread;
 
 /// A flood of SYNs, paced and as fast as it can.
 #[derive(Debug)]
@@ -71,12 +71,12 @@ const PASSED: &str = "passed";
 
 /// SYNs a second of the paced flood.
 const RATE: &str = "40000";
-/// Where sources begin that nobody is, and how many there are.
-const SOURCES: &str = "10.129.0.0";
+/// Addresses and ports that SYNs come from.
 const FLOWS: &str = "1048576";
 /// Connections of a table that is large enough, and of one that is not.
 const LARGE: &str = "1048576";
 const SMALL: &str = "65536";
+const SMALL_QUICK: &str = "16384";
 /// Seconds before the flood begins.
 const BEFORE: f64 = 1.0;
 /// Between two looks at the table.
@@ -97,7 +97,7 @@ impl Experiment for Testlvs {
         "40,000 SYNs a second to one service of four servers, from 65,536 addresses in 256 networks that nobody has, each SYN from an address and port \
          of its own; the servers answer them. Beside it an honest client with eight connections at a time asks for 1,000 bytes about 200 times a second, \
          and gives up after a second. Then the same flood as fast as it can be made. lvs-nat has a table for 1,048,576 connections; drop and evict one for \
-         65,536, with that --when-full; drop_entry, drop_packet (with am_droprate 10) and secure_tcp are the sysctls with the value 3; limit is lvsadm limit \
+         65,536 (with --quick 16,384), with that --when-full; drop_entry, drop_packet (with am_droprate 10) and secure_tcp are the sysctls with the value 3; limit is lvsadm limit \
          --rate 1000, source-limit --source-rate 20 (for each /24). The engine's shares of time for SYNs are always there. routing keeps no table; \
          nftables keeps one in the kernel, whose memory is nobody's; HAProxy's connections are the kernel's, which answers with cookies: their tables \
          and memory could not be measured. Memory is the growth of the engine's resident memory for each entry, of those that grew by 20,000 entries at least. \
@@ -122,7 +122,7 @@ impl Experiment for Testlvs {
             &[
                 Plot {
                     name: TABLE,
-                    title: "The connection table, from the first SYN on",
+                    title: "Growth of the connection table, from the first SYN on",
                     x: Axis {
                         name: "time",
                         unit: "s",
@@ -136,7 +136,7 @@ impl Experiment for Testlvs {
                 },
                 bars(
                     ENTRIES,
-                    "The most connections that the table had",
+                    "The most that the connection table grew by",
                     Axis {
                         name: "connections",
                         unit: "count",
@@ -211,7 +211,7 @@ impl Experiment for Testlvs {
     ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
         let (flood, most) = times(turn.quick);
         if bed.who.is_ours() {
-            defend(bed, turn.peer.name)?;
+            defend(bed, turn)?;
         }
         let mut servers = serve(bed)?;
         let bar = NAMES.iter().position(|name| *name == turn.peer.name);
@@ -229,13 +229,13 @@ impl Experiment for Testlvs {
         let honest = honest(bed, turn.round, seconds)?;
         bed::settle(Duration::from_secs_f64(BEFORE));
         let (before, memory) = (entries(bed)?, resident(bed)?);
-        let mut paced = generator(bed, turn.yardsticks, flood, &["-m", "send", "-r", RATE])?;
+        let mut paced = generator(bed, turn, flood, &["-m", "send", "-r", RATE])?;
         let start = Instant::now();
-        let mut highest = before;
+        let mut highest = before.map(|_| 0.0);
         let mut next = 0.0;
         while next < flood {
             thread::sleep(Duration::from_secs_f64(next).saturating_sub(start.elapsed()));
-            if let Some(count) = entries(bed)? {
+            if let Some(count) = entries(bed)?.zip(before).map(|(now, then)| now - then) {
                 add(TABLE, next, count);
                 highest = highest.map(|most: f64| most.max(count));
             }
@@ -259,7 +259,7 @@ impl Experiment for Testlvs {
         if let Some(wait) = wait {
             add(WAIT, bar, wait);
         }
-        add(PASSED, bar, passed(bed, turn.yardsticks, most)?);
+        add(PASSED, bar, passed(bed, turn, most)?);
         let (cpu, disturbed) = peers::used_since(bed, &first)?;
         servers.kill();
         Ok((values, cpu, disturbed))
@@ -284,13 +284,15 @@ impl Experiment for Testlvs {
             };
             let table = match (at(ENTRIES, name), plain.0) {
                 (Some(own), Some(plain)) if name.starts_with("lvs-nat ") => {
-                    let saved = 100.0 * (1.0 - own.median / plain.median);
-                    format!(
-                        "{:.0} connections at most, {saved:.0} % fewer than without it",
-                        own.median
-                    )
+                    let beside = if own.max < plain.min {
+                        let saved = 100.0 * (1.0 - own.median / plain.median);
+                        format!("{saved:.0} % fewer than without it")
+                    } else {
+                        "no fewer than without it".to_owned()
+                    };
+                    format!("{}, {beside}", connections(&own))
                 }
-                (Some(own), _) => format!("{:.0} connections at most", own.median),
+                (Some(own), _) => connections(&own),
                 (None, _) => "a table that could not be measured".to_owned(),
             };
             let wait = at(WAIT, name).map_or_else(
@@ -306,17 +308,26 @@ impl Experiment for Testlvs {
     }
 }
 
+fn connections(of: &Spread) -> String {
+    format!(
+        "{:.0} connections more at most ({:.0}-{:.0})",
+        of.median, of.min, of.max
+    )
+}
+
 /// Seconds of the paced flood, and of the other.
 fn times(quick: bool) -> (f64, f64) {
     if quick { (1.25, 0.5) } else { (3.0, 1.0) }
 }
 
 /// Starts the engine anew, with a defence.
-fn defend(bed: &mut Bed, peer: &str) -> Result<()> {
+fn defend(bed: &mut Bed, turn: &Turn<'_>) -> Result<()> {
     let engine = programs::find("lvs-dataplane")?.display().to_string();
     let lvsadm = programs::find("lvsadm")?;
-    let defence = peer.strip_prefix("lvs-nat ").unwrap_or_default();
+    let defence = turn.peer.name.strip_prefix("lvs-nat ");
+    let defence = defence.unwrap_or_default();
     let connections = match defence {
+        "drop" | "evict" if turn.quick => SMALL_QUICK,
         "drop" | "evict" => SMALL,
         _ => LARGE,
     };
@@ -390,23 +401,30 @@ fn honest(bed: &Bed, seed: usize, seconds: f64) -> Result<Proc> {
     bed.client.spawn("taskset", &words)
 }
 
-fn generator(bed: &Bed, yardsticks: &Yardsticks, seconds: f64, extra: &[&str]) -> Result<Proc> {
+fn generator(bed: &Bed, turn: &Turn<'_>, seconds: f64, extra: &[&str]) -> Result<Proc> {
     let seconds = format!("{:.0}", seconds.ceil());
     let device = &bed.devices[0];
     let target = bed.target(false);
+    let sources = sources(turn.round);
     let mut words = vec![
-        "-S", "-i", device, "-d", FRONT_MAC, "-e", CLIENT_MAC, "-a", SOURCES,
+        "-S", "-i", device, "-d", FRONT_MAC, "-e", CLIENT_MAC, "-a", &sources,
     ];
     words.extend([
         "-v", target, "-t", &seconds, "-f", FLOWS, "-b", "16", "-c", "0",
     ]);
     words.extend(extra);
-    bed::ready(bed.client.spawn(yardsticks.path("gen"), &words)?).context("the generator")
+    bed::ready(bed.client.spawn(turn.yardsticks.path("gen"), &words)?).context("the generator")
+}
+
+/// Where sources begin that nobody is: in each round elsewhere, as the kernel's table may still have
+/// those of the round before.
+fn sources(round: usize) -> String {
+    format!("10.{}.0.0", 129 + round.saturating_sub(1) % 100)
 }
 
 /// Packets a second that arrive at the servers' host when as many are sent as can be.
-fn passed(bed: &Bed, yardsticks: &Yardsticks, seconds: f64) -> Result<f64> {
-    let mut flood = generator(bed, yardsticks, seconds + 3.0, &[])?;
+fn passed(bed: &Bed, turn: &Turn<'_>, seconds: f64) -> Result<f64> {
+    let mut flood = generator(bed, turn, seconds + 3.0, &[])?;
     bed::settle(Duration::from_millis(200));
     let (start, before) = (Instant::now(), Bed::received(&bed.server, &bed.devices[3])?);
     bed::settle(Duration::from_secs_f64(seconds));
@@ -475,6 +493,13 @@ fn fares(asked: &Asked) -> (f64, Option<f64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_round_has_sources_of_its_own() {
+        assert_eq!(sources(1), "10.129.0.0");
+        assert_eq!(sources(100), "10.228.0.0");
+        assert_ne!(sources(2), sources(3));
+    }
 
     #[test]
     fn what_came_before_the_flood_is_no_share() {
