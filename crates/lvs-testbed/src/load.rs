@@ -114,10 +114,17 @@ pub struct LoadReport {
     /// milliseconds.
     #[serde(default)]
     pub stall_ms: u64,
+    /// That time of each good request: 99 of 100 had a shorter one, in milliseconds.
+    #[serde(default)]
+    pub stall_p99_ms: u64,
     /// Good requests by the server that answered.
     pub servers: BTreeMap<String, u64>,
     /// What went wrong, up to twenty of them, each with its time in seconds.
     pub errors: Vec<String>,
+    /// The longest pause of each good request, in milliseconds, while they are under way: how many
+    /// there were of each length.
+    #[serde(skip)]
+    stalls: BTreeMap<u64, u64>,
 }
 
 impl LoadReport {
@@ -253,6 +260,7 @@ pub fn run(mut options: LoadOptions) -> LoadReport {
         }
     });
     let mut report = report.into_inner().unwrap_or_default();
+    report.count_stalls();
     report.seconds = start.elapsed().as_secs_f64();
     report
 }
@@ -262,12 +270,27 @@ impl LoadReport {
         self.ok += other.ok;
         self.failed += other.failed;
         self.bytes += other.bytes;
-        self.stall_ms = self.stall_ms.max(other.stall_ms);
+        for (stall, count) in other.stalls {
+            *self.stalls.entry(stall).or_default() += count;
+        }
         for (server, count) in other.servers {
             *self.servers.entry(server).or_default() += count;
         }
         self.errors.extend(other.errors);
         self.errors.truncate(20);
+    }
+
+    fn count_stalls(&mut self) {
+        self.stall_ms = self.stalls.keys().last().copied().unwrap_or(0);
+        // Of a hundred, the longest but one.
+        let mut above = self.ok / 100;
+        for (stall, count) in self.stalls.iter().rev() {
+            if *count > above {
+                self.stall_p99_ms = *stall;
+                break;
+            }
+            above -= count;
+        }
     }
 }
 
@@ -313,7 +336,7 @@ fn client(
         match answer {
             Ok((server, stall)) => {
                 let stall = u64::try_from(stall.as_millis()).unwrap_or(u64::MAX);
-                report.stall_ms = report.stall_ms.max(stall);
+                *report.stalls.entry(stall).or_default() += 1;
                 report.ok += 1;
                 report.bytes += size as u64;
                 *report.servers.entry(server).or_default() += 1;
@@ -487,4 +510,30 @@ fn request(
         ensure!(extra == 0, "{extra} bytes after the end");
     }
     Ok((server, stall))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_of_a_hundred_may_have_stalled_for_longer() {
+        let one = |stall: u64, count: u64| LoadReport {
+            ok: count,
+            stalls: [(stall, count)].into(),
+            ..LoadReport::default()
+        };
+        let mut report = LoadReport::default();
+        for (stall, count) in [(20, 150), (900, 2), (40, 46), (500, 2)] {
+            report.add(one(stall, count));
+        }
+        report.count_stalls();
+        assert_eq!((report.stall_ms, report.stall_p99_ms), (900, 500));
+        let mut few = one(7, 3);
+        few.count_stalls();
+        assert_eq!((few.stall_ms, few.stall_p99_ms), (7, 7));
+        let mut none = LoadReport::default();
+        none.count_stalls();
+        assert_eq!(none.stall_p99_ms, 0);
+    }
 }

@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use lvs_testbed::{
-    LoadOptions, attack, cluster, conformance, decap, demo, differential, hostile, load, ping,
-    transcripts, vlan, waiters,
+    LoadOptions, attack, cluster, conformance, decap, demo, differential, hostile, load, paced,
+    ping, transcripts, vlan, waiters,
 };
 
 #[derive(Parser)]
@@ -24,6 +24,8 @@ enum Command {
     Cluster(cluster::ClusterOptions),
     /// Ask for files over HTTP, check every byte, print a report as JSON (runs on a client host)
     Load(LoadOptions),
+    /// Serve files over HTTP, each download evenly (runs on a real server)
+    Paced(paced::PacedOptions),
     /// Open connections and print when each ends (runs on a client host)
     Wait(waiters::WaitOptions),
     /// Receive tunnels where the kernel cannot: IPIP, GRE, GUE on port 6080 (runs on a real server)
@@ -78,6 +80,7 @@ fn main() -> anyhow::Result<()> {
         Command::Demo(options) => demo::main(&options),
         Command::Cluster(options) => cluster::main(&options),
         Command::Load(options) => load::main(options),
+        Command::Paced(options) => paced::main(&options),
         Command::Wait(options) => waiters::main(&options),
         Command::Decap => decap::run(),
         Command::Vlan { name } => vlan::run(&name),

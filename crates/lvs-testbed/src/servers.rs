@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::netns::{Host, Proc, wait_until};
+use crate::paced::PacedOptions;
 
 /// How to set up an nginx.
 #[derive(Clone, Debug)]
@@ -120,6 +121,23 @@ http {{
     for port in &options.ports {
         listening(host, &mut server, "tcp", *port)?;
     }
+    Ok(server)
+}
+
+/// Starts a [web server that sends evenly](crate::paced) on port 80, so many bytes a second for each
+/// download.
+///
+/// # Errors
+///
+/// When it is not built, or does not listen.
+pub fn paced(host: &Host, rate: u64) -> Result<Proc> {
+    let options = PacedOptions {
+        name: host.name().to_owned(),
+        rate,
+        port: 80,
+    };
+    let mut server = host.spawn(crate::programs::own()?, &options.arguments())?;
+    listening(host, &mut server, "tcp", options.port)?;
     Ok(server)
 }
 

@@ -113,6 +113,9 @@ pub struct SiteOptions {
     pub ip_forward: bool,
     /// How the servers' nginx is to be set up.
     pub nginx: NginxOptions,
+    /// In nginx's place, a [server that sends evenly](crate::paced), so many bytes a second for each
+    /// download.
+    pub paced: Option<u64>,
     /// A second director stands by, on the same networks as the first.
     pub standby: bool,
     /// So many directors beside the first are on its networks, and with it on a further one, for
@@ -138,6 +141,7 @@ impl SiteOptions {
             offloads: true,
             ip_forward: false,
             nginx: NginxOptions::default(),
+            paced: None,
             standby: false,
             others: 0,
         }
@@ -274,7 +278,10 @@ impl Site {
                 .iter()
                 .map(|host| {
                     scope.spawn(move || {
-                        let mut programs = vec![servers::nginx(host, &options.nginx)?];
+                        let mut programs = vec![match options.paced {
+                            Some(rate) => servers::paced(host, rate)?,
+                            None => servers::nginx(host, &options.nginx)?,
+                        }];
                         if options.forward == Forward::Tun {
                             programs.push(decap::start(host)?);
                         }

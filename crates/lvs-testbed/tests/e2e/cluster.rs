@@ -2,12 +2,21 @@
 
 use anyhow::{Result, ensure};
 use lvs_testbed::Forward;
-use lvs_testbed::cluster::{Balancer, ClusterOptions, Scenario, play, play_with};
+use lvs_testbed::cluster::pair::{Scenario, play};
+use lvs_testbed::cluster::{Balancer, ClusterOptions};
 
 const DOWNLOADS: u64 = 60;
 
+fn options(forward: Forward) -> ClusterOptions {
+    ClusterOptions {
+        forward: forward.word().to_owned(),
+        downloads: DOWNLOADS,
+        ..ClusterOptions::default()
+    }
+}
+
 fn nothing_breaks(scenario: Scenario, forward: Forward) -> Result<()> {
-    let outcome = play(scenario, forward, DOWNLOADS)?;
+    let outcome = play(scenario, &options(forward))?;
     println!("{}", serde_json::to_string(&outcome)?);
     ensure!(outcome.broken == 0, "{outcome:?}");
     Ok(())
@@ -38,14 +47,10 @@ fn a_director_that_finds_its_servers_down_gives_way() -> Result<()> {
 #[test]
 fn a_proxy_that_dies_takes_its_connections_along() -> Result<()> {
     let options = ClusterOptions {
-        list: false,
-        forward: "nat".to_owned(),
-        downloads: DOWNLOADS,
         director: Balancer::HaProxy,
-        live: false,
-        scenario: None,
+        ..options(Forward::Nat)
     };
-    let outcome = play_with(Scenario::Kill, Forward::Nat, &options)?;
+    let outcome = play(Scenario::Kill, &options)?;
     println!("{}", serde_json::to_string(&outcome)?);
     ensure!(outcome.broken == DOWNLOADS, "{outcome:?}");
     ensure!(outcome.director == "haproxy" && outcome.forward == "proxy");
@@ -55,4 +60,19 @@ fn a_proxy_that_dies_takes_its_connections_along() -> Result<()> {
 #[test]
 fn maintenance_moves_everything_there_and_back_tun() -> Result<()> {
     nothing_breaks(Scenario::Planned, Forward::Tun)
+}
+
+#[test]
+fn maintenance_moves_everything_there_and_back_by_ipv6_nat() -> Result<()> {
+    let options = ClusterOptions {
+        ipv6: true,
+        ..options(Forward::Nat)
+    };
+    let outcome = play(Scenario::Planned, &options)?;
+    println!("{}", serde_json::to_string(&outcome)?);
+    ensure!(
+        outcome.broken == 0 && outcome.family == "ipv6",
+        "{outcome:?}"
+    );
+    Ok(())
 }

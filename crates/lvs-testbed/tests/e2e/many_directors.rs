@@ -5,15 +5,24 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use lvs_testbed::ecmp::{Scenario, play, play_in_turn};
+use lvs_testbed::cluster::ClusterOptions;
+use lvs_testbed::cluster::many::{Scenario, play, play_in_turn};
 use lvs_testbed::{Forward, Site, SiteOptions, Vip, wait_until};
 
 use crate::common;
 
 const DOWNLOADS: u64 = 60;
 
+fn options(forward: Forward, downloads: u64) -> ClusterOptions {
+    ClusterOptions {
+        forward: forward.word().to_owned(),
+        downloads,
+        ..ClusterOptions::default()
+    }
+}
+
 fn nothing_breaks(scenario: Scenario, forward: Forward) -> Result<()> {
-    let outcome = play(scenario, forward, DOWNLOADS)?;
+    let outcome = play(scenario, &options(forward, DOWNLOADS))?;
     println!("{}", serde_json::to_string(&outcome)?);
     ensure!(outcome.broken == 0, "{outcome:?}");
     Ok(())
@@ -22,6 +31,18 @@ fn nothing_breaks(scenario: Scenario, forward: Forward) -> Result<()> {
 #[test]
 fn one_of_three_is_taken_out_of_service_and_comes_back_dr() -> Result<()> {
     nothing_breaks(Scenario::Members, Forward::Dr)
+}
+
+#[test]
+fn one_of_three_is_taken_out_of_service_and_comes_back_by_ipv6_dr() -> Result<()> {
+    let options = ClusterOptions {
+        ipv6: true,
+        ..options(Forward::Dr, DOWNLOADS)
+    };
+    let outcome = play(Scenario::Members, &options)?;
+    println!("{}", serde_json::to_string(&outcome)?);
+    ensure!(outcome.broken == 0, "{outcome:?}");
+    Ok(())
 }
 
 #[test]
@@ -42,7 +63,7 @@ fn directors_that_did_not_hear_each_other_are_in_step_again_dr() -> Result<()> {
 #[test]
 fn nothing_breaks_while_an_engine_is_stopped_or_datagrams_are_lost_tun() -> Result<()> {
     let scenarios = [Scenario::Stopped, Scenario::Loss];
-    let outcomes = play_in_turn(&scenarios, Forward::Tun, 30)?;
+    let outcomes = play_in_turn(&scenarios, &options(Forward::Tun, 30))?;
     for outcome in &outcomes {
         println!("{}", serde_json::to_string(outcome)?);
         ensure!(outcome.broken == 0, "{outcome:?}");
@@ -55,7 +76,7 @@ fn nothing_breaks_while_an_engine_is_stopped_or_datagrams_are_lost_tun() -> Resu
 
 #[test]
 fn without_synchronisation_connections_of_a_drained_server_wait_dr() -> Result<()> {
-    let outcomes = play_in_turn(&[Scenario::Alone], Forward::Dr, 30)?;
+    let outcomes = play_in_turn(&[Scenario::Alone], &options(Forward::Dr, 30))?;
     println!("{}", serde_json::to_string(&outcomes)?);
     ensure!(outcomes[0].broken == 0, "{outcomes:?}");
     Ok(())
@@ -73,7 +94,10 @@ fn routing_daemons_of_others_follow() -> Result<()> {
 
 #[test]
 fn nothing_breaks_when_bird_is_killed_or_the_power_goes_tun() -> Result<()> {
-    let outcomes = play_in_turn(&[Scenario::Bird, Scenario::Power], Forward::Tun, 60)?;
+    let outcomes = play_in_turn(
+        &[Scenario::Bird, Scenario::Power],
+        &options(Forward::Tun, 60),
+    )?;
     println!("{}", serde_json::to_string(&outcomes)?);
     ensure!(
         outcomes.iter().all(|outcome| outcome.broken == 0),

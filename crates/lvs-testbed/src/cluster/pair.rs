@@ -1,73 +1,31 @@
-//! `lvs-testbed cluster`: two directors with keepalived, under load, while one of them dies, comes
-//! back or is taken out of service. Scenarios with many directors are in [`ecmp`].
+//! Two directors with keepalived, under load, while one of them dies, comes back or is taken out of
+//! service, or the two do not hear each other.
 //!
 //! With NAT, their file is `examples/two-directors.toml`, at the place that it is for. For
 //! comparison, HAProxy may stand in the place of the director.
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{IsTerminal, Write as _};
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde::Serialize;
 use serde_json::Value;
 
+use super::{Balancer, ClusterOptions, Counters, LIMIT, Outcome, RATE};
 use crate::netns::{Host, Proc, wait_until};
-use crate::servers::NginxOptions;
-use crate::{Forward, LoadOptions, LoadReport, Site, SiteOptions, Vip, ecmp, programs};
+use crate::{Forward, LoadReport, Site, SiteOptions, Vip, programs};
 
-const LVSD: &str = include_str!("../../../examples/two-directors.toml");
-
-/// What is done.
-#[derive(Clone, Debug, clap::Args)]
-pub struct ClusterOptions {
-    /// List the scenarios
-    #[arg(long)]
-    pub list: bool,
-    /// Forwarding method: nat, dr or tun
-    #[arg(long, default_value = "nat")]
-    pub forward: String,
-    /// Downloads under way
-    #[arg(long, default_value_t = 500)]
-    pub downloads: u64,
-    /// What stands between clients and servers: lvs, or haproxy for comparison (kill, returns and
-    /// planned, as a proxy of TCP)
-    #[arg(long, default_value = "lvs")]
-    pub director: Balancer,
-    /// Show downloads that are under way, done and broken meanwhile
-    #[arg(long)]
-    pub live: bool,
-    /// The scenario; all of them if none is named
-    pub scenario: Option<String>,
-}
-
-/// What stands between clients and servers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Balancer {
-    /// `lvsd` and its engine.
-    Lvs,
-    /// HAProxy, as a proxy of TCP.
-    #[value(name = "haproxy")]
-    HaProxy,
-}
-
-impl Balancer {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Lvs => "lvs",
-            Self::HaProxy => "haproxy",
-        }
-    }
-}
+const LVSD: &str = include_str!("../../../../examples/two-directors.toml");
+const KEEPALIVED: &str = "/etc/keepalived/keepalived.conf";
 
 /// A scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
+    /// Nothing happens.
+    Calm,
     /// The active director is gone at once.
     Kill,
     /// The same; it comes back with an empty table, and takes over again.
@@ -76,11 +34,25 @@ pub enum Scenario {
     Planned,
     /// The active director finds its servers down, and nobody else does.
     Quorum,
+    /// The directors do not hear each other's synchronisation for a time; then as planned.
+    Partition,
+    /// The active director's engine is stopped for three seconds.
+    Stopped,
+    /// As planned, while 5 of 100 packets of the synchronisation are lost.
+    Loss,
+    /// etcd, which names one of the servers, is lost to the active director, then to both; then as
+    /// planned.
+    Etcd,
 }
 
 impl Scenario {
     /// All of them, with what they are.
-    pub const ALL: [(&'static str, Self, &'static str); 4] = [
+    pub const ALL: [(&'static str, Self, &'static str); 9] = [
+        (
+            "calm",
+            Self::Calm,
+            "nothing happens: what downloads are like without any event",
+        ),
         (
             "kill",
             Self::Kill,
@@ -101,47 +73,41 @@ impl Scenario {
             Self::Quorum,
             "the active director's checks find all servers down, the other one's do not",
         ),
+        (
+            "partition",
+            Self::Partition,
+            "synchronisation fails until lvsadm sync says so; then as planned",
+        ),
+        (
+            "stopped",
+            Self::Stopped,
+            "SIGSTOP of the active director's engine for three seconds",
+        ),
+        (
+            "loss",
+            Self::Loss,
+            "as planned, while 5 of 100 packets of the synchronisation are lost",
+        ),
+        (
+            "etcd",
+            Self::Etcd,
+            "etcd, which names a server, is lost to the active director, then to both; then as planned",
+        ),
     ];
-
-    /// By name.
-    ///
-    /// # Errors
-    /// There is none of that name.
-    pub fn named(name: &str) -> Result<Self> {
-        let found = Self::ALL.iter().find(|(own, ..)| *own == name);
-        found
-            .map(|(_, scenario, _)| *scenario)
-            .with_context(|| format!("no scenario is called {name}; --list shows them"))
-    }
 
     fn name(self) -> &'static str {
         let found = Self::ALL.iter().find(|(_, scenario, _)| *scenario == self);
         found.map_or("?", |(name, ..)| name)
     }
-}
 
-/// What came of a scenario: one line of JSON.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Outcome {
-    /// Its name.
-    pub scenario: String,
-    /// What stood between clients and servers: `lvs` or `haproxy`.
-    pub director: String,
-    /// The forwarding method: `proxy` with HAProxy.
-    pub forward: String,
-    /// Downloads, byte for byte.
-    pub downloads: u64,
-    /// Those that failed.
-    pub broken: u64,
-    /// Segments that servers had to send again.
-    pub retransmissions: u64,
-    /// The longest time in which a download that came to its end got nothing, in milliseconds.
-    pub stall_ms: u64,
-    /// For how long the virtual address answered nothing at each change, in milliseconds: from the
-    /// last echo reply to the next one, of a hundred a second.
-    pub outages_ms: Vec<u64>,
-    /// The first things that went wrong.
-    pub errors: Vec<String>,
+    /// Whether it can be played with that.
+    pub(super) fn suits(self, director: Balancer) -> bool {
+        let any = matches!(
+            self,
+            Self::Calm | Self::Kill | Self::Returns | Self::Planned
+        );
+        any || director == Balancer::Lvs
+    }
 }
 
 /// One of the directors, with its programs.
@@ -155,117 +121,47 @@ struct Director {
 
 /// Two directors with keepalived.
 #[derive(Debug)]
-pub struct Lab {
+struct Lab {
     site: Site,
     directors: [Director; 2],
     kind: Balancer,
     live: bool,
+    ipv6: bool,
+    etcd: Option<(Proc, String)>,
+    said: Vec<String>,
 }
 
-const LIMIT: Duration = Duration::from_secs(20);
-const KEEPALIVED: &str = "/etc/keepalived/keepalived.conf";
-
-/// The program of the subcommand.
-///
-/// # Errors
-/// A scenario cannot be played.
-pub fn main(options: &ClusterOptions) -> Result<()> {
-    if options.list {
-        for (name, _, about) in Scenario::ALL {
-            println!("{name:<14} {about}");
-        }
-        for (name, _, about) in ecmp::Scenario::ALL {
-            println!("{name:<14} {about}");
-        }
-        return Ok(());
-    }
-    let forward = match options.forward.as_str() {
-        "nat" => Forward::Nat,
-        "dr" => Forward::Dr,
-        "tun" => Forward::Tun,
-        other => bail!("{other:?} is none of nat, dr, tun"),
-    };
-    let many = ecmp::Scenario::ALL.iter();
-    let many = many.filter(|(name, ..)| match &options.scenario {
-        Some(wanted) => wanted == name,
-        None => forward != Forward::Nat,
-    });
-    let lvs = options.director == Balancer::Lvs;
-    let many = many.filter(|_| lvs);
-    let many: Vec<ecmp::Scenario> = many.map(|(_, scenario, _)| *scenario).collect();
-    let all: Vec<Scenario> = match &options.scenario {
-        Some(_) if !many.is_empty() => Vec::new(),
-        Some(name) => vec![Scenario::named(name)?],
-        None => Scenario::ALL
-            .iter()
-            .map(|(_, scenario, _)| *scenario)
-            .filter(|scenario| lvs || *scenario != Scenario::Quorum)
-            .collect(),
-    };
-    for scenario in all {
-        let outcome = play_with(scenario, forward, options)?;
-        println!("{}", serde_json::to_string(&outcome)?);
-    }
-    for scenario in many {
-        let outcome = ecmp::play(scenario, forward, options.downloads)?;
-        println!("{}", serde_json::to_string(&outcome)?);
-    }
-    Ok(())
-}
-
-/// Plays a scenario with so many downloads, of at least ten seconds each.
+/// Plays a scenario.
 ///
 /// # Errors
 /// The laboratory cannot be set up, or a director does not do what it should.
-pub fn play(scenario: Scenario, forward: Forward, downloads: u64) -> Result<Outcome> {
-    let options = ClusterOptions {
-        list: false,
-        forward: forward.word().to_owned(),
-        downloads,
-        director: Balancer::Lvs,
-        live: false,
-        scenario: None,
-    };
-    play_with(scenario, forward, &options)
-}
-
-/// The same, with whatever stands between clients and servers.
-///
-/// # Errors
-/// The laboratory cannot be set up, or a director does not do what it should.
-pub fn play_with(
-    scenario: Scenario,
-    forward: Forward,
-    options: &ClusterOptions,
-) -> Result<Outcome> {
+pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
+    let forward = options.method()?;
     ensure!(
-        options.director == Balancer::Lvs || forward == Forward::Nat,
-        "HAProxy knows no forwarding methods: leave --forward out"
+        options.director == Balancer::Lvs || (forward == Forward::Nat && !options.ipv6),
+        "HAProxy knows no forwarding methods, and serves IPv4 here: leave --forward and --ipv6 out"
     );
-    let downloads = options.downloads;
-    let mut lab = Lab::new(scenario.name(), forward, options)?;
+    ensure!(
+        scenario.suits(options.director),
+        "{} is a scenario of lvsd alone: leave --director out",
+        scenario.name()
+    );
+    let mut lab = Lab::new(scenario, forward, options)?;
     lab.start(0)?;
     lab.wait_active(0)?;
     lab.start(1)?;
     lab.wait_track(1, 0)?;
-    let mut load = lab.site.load();
-    load.requests = downloads;
-    load.concurrency = downloads;
-    load.sizes = vec![1_000_000];
+    let mut load = options.load(&lab.site, 20_000);
+    // What a proxy took along will not come.
     load.timeout_ms = 15_000;
-    load.first_port = 20_000;
     let client = lab.site.client.clone();
-    let sent_again = |lab: &Lab| -> Result<u64> {
-        let servers = lab.site.servers.iter();
-        servers.map(|host| host.counter("Tcp", "RetransSegs")).sum()
-    };
-    let before = sent_again(&lab)?;
+    let before = Counters::read(&lab.site)?;
     let (report, outages): (Result<LoadReport>, _) = std::thread::scope(|scope| {
         let running = scope.spawn(|| match options.live {
-            true => shown(&client, &load),
+            true => super::shown(&client, &load),
             false => client.load(&load),
         });
-        let changes = lab.change(scenario, downloads);
+        let changes = lab.change(scenario, options.downloads);
         let report = running
             .join()
             .unwrap_or_else(|_| bail!("a thread panicked"));
@@ -273,89 +169,47 @@ pub fn play_with(
     });
     let said = lab.logs();
     let outages_ms = outages.with_context(|| format!("{report:?}\n{said}"))?;
-    let report = report.with_context(|| said)?;
+    let outcome = before.outcome(&lab.site, report.with_context(|| said)?)?;
+    let proxy = options.director == Balancer::HaProxy;
     Ok(Outcome {
         scenario: scenario.name().to_owned(),
+        directors: 2,
         director: options.director.word().to_owned(),
-        forward: match options.director {
-            Balancer::Lvs => forward.word().to_owned(),
-            Balancer::HaProxy => "proxy".to_owned(),
+        forward: if proxy {
+            "proxy".to_owned()
+        } else {
+            outcome.forward.clone()
         },
-        downloads,
-        broken: report.failed,
-        retransmissions: sent_again(&lab)?.saturating_sub(before),
-        stall_ms: report.stall_ms,
+        family: options.family().to_owned(),
+        downloads: options.downloads,
+        lost: match options.director {
+            Balancer::Lvs => super::dropped(&lab.site, lab.hosts().into_iter()),
+            Balancer::HaProxy => Default::default(),
+        },
         outages_ms,
-        errors: report.errors,
+        said: std::mem::take(&mut lab.said),
+        ..outcome
     })
 }
 
-/// Downloads, while people look on.
-fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
-    let load = LoadOptions {
-        progress_ms: 100,
-        ..load.clone()
-    };
-    let mut running = client.spawn(programs::own()?, &load.arguments())?;
-    let (begun, terminal) = (Instant::now(), std::io::stderr().is_terminal());
-    let mut seen = (begun, 0_u64);
-    while running.is_running() {
-        std::thread::sleep(Duration::from_millis(if terminal { 100 } else { 1000 }));
-        let log = running.log();
-        let last = log.lines().rev().find_map(|line| {
-            let said: Value = serde_json::from_str(line).ok()?;
-            said["under_way"].is_u64().then_some(said)
-        });
-        let Some(said) = last else { continue };
-        let bytes = said["bytes"].as_u64().unwrap_or(0);
-        let took = seen.0.elapsed().as_millis().max(1);
-        let rate = u128::from(bytes.saturating_sub(seen.1)) / took / 1000;
-        if seen.0.elapsed() >= Duration::from_secs(1) || !terminal {
-            seen = (Instant::now(), bytes);
-        }
-        let count = |name: &str| said[name].as_u64().unwrap_or(0);
-        let mut errors = std::io::stderr().lock();
-        let _ = write!(
-            errors,
-            "{}{:6.1} s  under way {:>5}   done {:>5}   BROKEN {:>5}   {rate:>4} MB/s{}",
-            if terminal { "\r" } else { "" },
-            begun.elapsed().as_secs_f64(),
-            count("under_way"),
-            count("ok"),
-            count("failed"),
-            if terminal { "  " } else { "\n" },
-        );
-        let _ = errors.flush();
-    }
-    let _ = writeln!(std::io::stderr());
-    let status = running.wait(LIMIT)?;
-    let log = running.log();
-    ensure!(status.success(), "the load client: {status}: {log}");
-    serde_json::from_str(log.lines().last().unwrap_or_default())
-        .with_context(|| format!("not a report: {log}"))
-}
-
 impl Lab {
-    fn new(label: &str, forward: Forward, cluster: &ClusterOptions) -> Result<Self> {
-        let mut options = SiteOptions::new(&format!("cluster-{label}"), forward);
+    fn new(scenario: Scenario, forward: Forward, cluster: &ClusterOptions) -> Result<Self> {
+        let mut options = SiteOptions::new(&format!("cluster-{}", scenario.name()), forward);
         options.standby = true;
         options.vip = Vip::Engine;
-        options.nginx = NginxOptions {
-            rate: 60_000,
-            ..NginxOptions::default()
-        };
+        options.paced = Some(RATE);
         let site = Site::new(options)?;
-        let key = site.testbed.dir().join("sync.key");
-        fs::write(&key, "0123456789abcdef0123456789abcdef")?;
-        fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
         let hosts = [site.director.clone(), site.standby()?.clone()];
         for host in &hosts {
-            ecmp::own_files(host)?;
+            super::own_files(host)?;
+            super::put_key(host)?;
         }
         if forward == Forward::Nat && cluster.director == Balancer::Lvs {
             // What the servers send to is keepalived's to move.
             for server in &site.servers {
-                server.sh("ip route replace default via 10.0.0.254")?;
+                server.sh(
+                    "ip route replace default via 10.0.0.254; ip route replace default via fd00:10::254",
+                )?;
             }
         }
         let mut made = Vec::new();
@@ -371,11 +225,18 @@ impl Lab {
         }
         let directors = made.try_into();
         let directors = directors.map_err(|_| anyhow::anyhow!("there are two"))?;
+        let etcd = match scenario {
+            Scenario::Etcd => Some(super::start_etcd(&site)?),
+            _ => None,
+        };
         let lab = Self {
             site,
             directors,
             kind: cluster.director,
             live: cluster.live,
+            ipv6: cluster.ipv6,
+            etcd,
+            said: Vec::new(),
         };
         for index in 0..2 {
             lab.configure(index)?;
@@ -390,23 +251,62 @@ impl Lab {
         let director = &self.directors[index];
         let forward = self.site.options.forward;
         let peer = ["192.0.2.2", "192.0.2.1"][index];
-        if forward == Forward::Nat {
-            let key = "0123456789abcdef0123456789abcdef";
-            ecmp::put(&director.host, "/etc/lvs/sync.key", key)?;
-            director.host.sh("chmod 600 /etc/lvs/sync.key")?;
-            let text = LVSD.replace("\"192.0.2.2\"", &format!("\"{peer}\""));
-            ecmp::put(&director.host, "/etc/lvsd/lvsd.toml", &text)?;
-            self.lvsd(index, &["--check-config"])?;
-            let made = self.lvsd(index, &["keepalived-config"])?;
-            return ecmp::put(&director.host, KEEPALIVED, &made);
+        let mut text = match forward {
+            Forward::Nat => self.two_arms(peer),
+            _ => self.one_arm(peer)?,
+        };
+        if self.has_ipv6() {
+            text.push_str(&self.by_ipv6()?);
         }
-        let files = director.files.display();
+        if let Some((_, url)) = &self.etcd {
+            // The last server of the first service is in etcd.
+            let address = self.site.real_address(self.site.servers.len() - 1);
+            let last = format!("\n[[service.server]]\naddress = \"{address}:80\"\n");
+            let begin = text.find(&last).context("a server")?;
+            text.replace_range(begin..begin + last.len(), "");
+            text = text
+                .replacen(
+                    "\n[vrrp]",
+                    &format!(
+                        "\n[cluster]\netcd = \"{url}\"\ndirector = \"director-{}\"\nlease = \"3s\"\ntimeout = \"1s\"\n\n[vrrp]",
+                        index + 1
+                    ),
+                    1,
+                )
+                .replacen("\nforward ", "\nservers = { etcd = \"web\" }\nforward ", 1);
+        }
+        super::put(&director.host, "/etc/lvsd/lvsd.toml", &text)?;
+        self.lvsd(index, &["--check-config"])?;
+        let made = self.lvsd(index, &["keepalived-config"])?;
+        super::put(&director.host, KEEPALIVED, &made)
+    }
+
+    /// With direct routing always; with NAT the file is the example's otherwise.
+    fn has_ipv6(&self) -> bool {
+        let forward = self.site.options.forward;
+        self.kind == Balancer::Lvs && (forward == Forward::Dr || self.ipv6)
+    }
+
+    /// The example, with the servers' gateway of IPv6 if need be.
+    fn two_arms(&self, peer: &str) -> String {
+        let text = LVSD.replace("\"192.0.2.2\"", &format!("\"{peer}\""));
+        if !self.has_ipv6() {
+            return text;
+        }
+        text.replace(
+            "\"10.0.0.254/24 dev eth1\"",
+            "[\"10.0.0.254/24 dev eth1\", \"fd00:10::254/64 dev eth1\"]",
+        )
+    }
+
+    /// One network for clients, directors and servers, with IPv6 as well where servers have it.
+    fn one_arm(&self, peer: &str) -> Result<String> {
+        let forward = self.site.options.forward;
         let mut text = format!(
-            "[dataplane]\ninterface = \"eth0\"\n\n[sync]\npeers = [\"{peer}\"]\nkey_file = \"{}\"\n\n\
-             [vrrp]\ninterface = \"eth0\"\nrouter_id = 51\npeers = [\"{peer}\"]\ntrack_file = \"{files}/track\"\nfifo = \"{files}/fifo\"\n\n\
+            "[dataplane]\ninterface = \"eth0\"\n\n[sync]\npeers = [\"{peer}\"]\nkey_file = \"/etc/lvs/sync.key\"\n\n\
+             [vrrp]\ninterface = \"eth0\"\nrouter_id = 51\npeers = [\"{peer}\"]\n\n\
              [[service]]\nname = \"web\"\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"{}\"\n\
              check = {{ type = \"tcp\", interval = \"1s\", timeout = \"500ms\" }}\n",
-            self.site.testbed.dir().join("sync.key").display(),
             self.site.service(80),
             forward.word(),
         );
@@ -418,25 +318,26 @@ impl Lab {
             let address = self.site.real_address(server);
             write!(text, "\n[[service.server]]\naddress = \"{address}:80\"\n")?;
         }
-        if forward == Forward::Dr {
-            let vip = self.site.vip6;
-            write!(
-                text,
-                "\n[[service]]\nname = \"web6\"\naddress = \"[{vip}]:80\"\nscheduler = \"rr\"\nforward = \"dr\"\n"
-            )?;
-            for server in 0..self.site.servers.len() {
-                let address = self.site.real_address6(server);
-                write!(text, "\n[[service.server]]\naddress = \"[{address}]:80\"\n")?;
-            }
+        Ok(text)
+    }
+
+    /// What IPv6 adds to the file: the same service and servers by IPv6.
+    fn by_ipv6(&self) -> Result<String> {
+        let mut text = format!(
+            "\n[[service]]\nname = \"web6\"\naddress = \"[{}]:80\"\nscheduler = \"rr\"\nforward = \"{}\"\n",
+            self.site.vip6,
+            self.site.options.forward.word(),
+        );
+        for server in 0..self.site.servers.len() {
+            let address = self.site.real_address6(server);
+            write!(text, "\n[[service.server]]\naddress = \"[{address}]:80\"\n")?;
         }
-        ecmp::put(&director.host, "/etc/lvsd/lvsd.toml", &text)?;
-        let made = self.lvsd(index, &["keepalived-config"])?;
-        ecmp::put(&director.host, KEEPALIVED, &made)
+        Ok(text)
     }
 
     /// The IPv6 address moves with the other one.
     fn ask_by_ipv6(&self) -> Result<()> {
-        if self.kind != Balancer::Lvs || self.site.options.forward != Forward::Dr {
+        if !self.has_ipv6() {
             return Ok(());
         }
         let url = format!("http://[{}]/id", self.site.vip6);
@@ -465,7 +366,7 @@ impl Lab {
              vrrp_instance lvs {{\n    state BACKUP\n    interface eth0\n    virtual_router_id 51\n    priority 200\n    \
              advert_int 0.30\n    track_file {{\n        lvs\n    }}\n    virtual_ipaddress {{\n        {vip}/32\n    }}\n}}\n"
         );
-        ecmp::put(&director.host, KEEPALIVED, &text)
+        super::put(&director.host, KEEPALIVED, &text)
     }
 
     /// Runs `lvsd` with a command on a director.
@@ -565,45 +466,120 @@ impl Lab {
                 open.is_ok_and(|open| open == downloads)
             })?,
         }
-        let mut outages = Vec::new();
-        match scenario {
-            Scenario::Kill => outages.push(self.outage(|lab| lab.kill(0), 1)?),
+        Ok(match scenario {
+            Scenario::Calm => Vec::new(),
+            Scenario::Kill => vec![self.outage(|lab| lab.kill(0), 1)?],
             Scenario::Returns => {
-                outages.push(self.outage(|lab| lab.kill(0), 1)?);
+                let first = self.outage(|lab| lab.kill(0), 1)?;
                 self.come_back(0)?;
                 self.wait_track(0, 0)?;
                 ensure!(
                     self.is_active(1),
                     "who comes back takes nothing over without need"
                 );
-                outages.push(self.outage(|lab| lab.maintenance(1, "on"), 0)?);
+                vec![first, self.outage(|lab| lab.maintenance(1, "on"), 0)?]
             }
-            Scenario::Planned => {
-                outages.push(self.outage(|lab| lab.maintenance(0, "on"), 1)?);
-                self.maintenance(0, "off")?;
-                self.wait_track(0, 0)?;
-                outages.push(self.outage(|lab| lab.maintenance(1, "on"), 0)?);
-            }
+            Scenario::Planned => self.there_and_back()?,
             Scenario::Quorum => {
-                outages.push(self.outage(|lab| lab.blind(0), 1)?);
+                let outage = self.outage(|lab| lab.blind(0), 1)?;
                 self.directors[0].host.sh("nft delete table inet blind")?;
                 self.wait_track(0, 0)?;
                 ensure!(
                     self.is_active(1),
                     "who sees servers again takes nothing over without need"
                 );
+                vec![outage]
             }
-        }
-        Ok(outages)
+            Scenario::Partition => {
+                self.tell("the directors do not hear each other's synchronisation");
+                super::lose_sync(&self.directors[1].host, None)?;
+                for (index, words) in [(0, "not heard for"), (1, "silent")] {
+                    let peer = format!("{}:8848", ["192.0.2.2", "192.0.2.1"][index]);
+                    let host = &self.directors[index].host;
+                    self.said
+                        .push(super::wait_said(&self.site, host, &peer, words)?);
+                }
+                super::end_loss(&self.directors[1].host)?;
+                super::wait_in_step(&self.site, &self.hosts())?;
+                self.there_and_back()?
+            }
+            Scenario::Stopped => vec![self.outage(|lab| lab.stop_for_3_s(0), 1)?],
+            Scenario::Loss => {
+                self.tell("5 of 100 packets of the synchronisation are lost");
+                for host in self.hosts() {
+                    super::lose_sync(host, Some(5))?;
+                }
+                let outages = self.there_and_back()?;
+                let lost = || {
+                    self.hosts()
+                        .into_iter()
+                        .map(super::lost_of_sync)
+                        .sum::<u64>()
+                };
+                wait_until("packets to be lost", LIMIT, || lost() > 0)?;
+                self.said.push(format!("{} packets lost", lost()));
+                for host in self.hosts() {
+                    super::end_loss(host)?;
+                }
+                super::wait_in_step(&self.site, &self.hosts())?;
+                outages
+            }
+            Scenario::Etcd => {
+                let servers = self.site.servers.len();
+                super::wait_etcd(&self.hosts(), true, servers)?;
+                for index in 0..2 {
+                    self.tell(&format!("director {}: etcd is lost", index + 1));
+                    super::lose_etcd(&self.directors[index].host)?;
+                    super::wait_etcd(&[&self.directors[index].host], false, servers)?;
+                    let other = &self.directors[1].host;
+                    super::wait_etcd(&[other], index == 0, servers)?;
+                }
+                let said = self.lvsd(0, &["status"])?;
+                let said = said.lines().find(|line| line.starts_with("etcd "));
+                self.said.push(said.context("status has etcd")?.to_owned());
+                let outages = self.there_and_back()?;
+                for host in self.hosts() {
+                    super::end_etcd_loss(host)?;
+                }
+                outages
+            }
+        })
+    }
+
+    fn hosts(&self) -> [&Host; 2] {
+        [&self.directors[0].host, &self.directors[1].host]
+    }
+
+    /// Maintenance of the active director, its end, and maintenance of the other one.
+    fn there_and_back(&mut self) -> Result<Vec<u64>> {
+        let there = self.outage(|lab| lab.maintenance(0, "on"), 1)?;
+        self.maintenance(0, "off")?;
+        self.wait_track(0, 0)?;
+        Ok(vec![there, self.outage(|lab| lab.maintenance(1, "on"), 0)?])
+    }
+
+    /// The engine of the active director stands still for three seconds.
+    fn stop_for_3_s(&mut self, index: usize) -> Result<()> {
+        self.tell(&format!("director {}: SIGSTOP of the engine", index + 1));
+        let engine = super::engine_of(&self.directors[index].host)?;
+        let begun = Instant::now();
+        kill(engine, Signal::SIGSTOP)?;
+        let mut said = String::new();
+        let seen = wait_until("lvsd to say that the engine is silent", LIMIT, || {
+            let status = self.lvsd(index, &["maintenance", "status"]);
+            said = status.unwrap_or_else(|error| format!("{error:#}"));
+            said.contains("NOT READY")
+        });
+        std::thread::sleep(Duration::from_secs(3).saturating_sub(begun.elapsed()));
+        kill(engine, Signal::SIGCONT)?;
+        seen.with_context(|| said.clone())?;
+        self.said.push(said);
+        Ok(())
     }
 
     /// What a director sends to servers itself is lost; what it forwards is not.
     fn blind(&mut self, index: usize) -> Result<()> {
         self.tell(&format!("director {}: finds its servers down", index + 1));
-        ensure!(
-            self.kind == Balancer::Lvs,
-            "quorum is a scenario of lvsd alone: leave --director out"
-        );
         let servers = 0..self.site.servers.len();
         let servers: Vec<String> = servers
             .map(|server| self.site.real_address(server).to_string())
@@ -632,7 +608,10 @@ impl Lab {
         deed: impl FnOnce(&mut Self) -> Result<()>,
         then_active: usize,
     ) -> Result<u64> {
-        let vip = self.site.vip.to_string();
+        let vip = match self.ipv6 {
+            true => self.site.vip6.to_string(),
+            false => self.site.vip.to_string(),
+        };
         let words = ["-D", "-n", "-i", "0.01", "-w", "6", &vip];
         let mut ping = self.site.client.spawn("ping", &words)?;
         std::thread::sleep(Duration::from_millis(300));
@@ -652,10 +631,7 @@ impl Lab {
             index + 1
         ));
         let engine = match self.kind {
-            Balancer::Lvs => {
-                let said: Value = serde_json::from_str(&self.lvsd(index, &["status", "--json"])?)?;
-                Some(said["engine"]["pid"].as_i64().context("its engine")?)
-            }
+            Balancer::Lvs => Some(super::engine_of(&self.directors[index].host)?),
             Balancer::HaProxy => None,
         };
         let director = &mut self.directors[index];
@@ -671,8 +647,7 @@ impl Lab {
             }
         }
         match engine {
-            Some(engine) => kill(Pid::from_raw(i32::try_from(engine)?), Signal::SIGKILL)
-                .context("kill the engine"),
+            Some(engine) => kill(engine, Signal::SIGKILL).context("kill the engine"),
             None => Ok(()),
         }
     }
@@ -685,7 +660,8 @@ impl Lab {
         ));
         let two_arms = self.site.options.forward == Forward::Nat;
         let (director, vip) = (&self.directors[index], self.site.vip);
-        for name in ["track", "fifo", "fifo.state", "pid", "vrrp.pid"] {
+        let number = index + 1;
+        for name in ["track", "pid", "vrrp.pid"] {
             let _ = fs::remove_file(director.files.join(name));
         }
         director.host.sh("rm -rf /run/lvs")?;
@@ -693,13 +669,13 @@ impl Lab {
             // What keepalived gave the host does not outlive a host either.
             true => format!(
                 "ip addr del 10.0.0.254/24 dev eth1 || true; ip addr del {vip}/32 dev eth0 || true\n\
-                 ip link set eth0 up; ip link set eth1 up"
+                 ip link set eth0 up; ip link set eth1 up\n\
+                 ip addr add fd00:192::{number}/64 dev eth0 nodad; ip addr add fd00:10::{number}/64 dev eth1 nodad"
             ),
             // With the link, IPv6 addresses go.
             false => format!(
                 "ip link set eth0 up; ip route add default via 192.0.2.254\n\
-                 ip addr add fd00:192::{}/64 dev eth0 nodad; ip -6 route add default via fd00:192::254",
-                index + 1
+                 ip addr add fd00:192::{number}/64 dev eth0 nodad; ip -6 route add default via fd00:192::254"
             ),
         })?;
         if self.kind == Balancer::HaProxy {
@@ -767,14 +743,5 @@ mod tests {
         let gap = longest_gap(&log).unwrap();
         assert!((505..=515).contains(&gap), "{gap}");
         assert!(longest_gap("nothing").is_err());
-    }
-
-    #[test]
-    fn scenarios_have_names() {
-        for (name, scenario, _) in Scenario::ALL {
-            assert_eq!(Scenario::named(name).unwrap(), scenario);
-            assert_eq!(scenario.name(), name);
-        }
-        assert!(Scenario::named("x").is_err());
     }
 }

@@ -1,37 +1,35 @@
-//! `lvs-testbed cluster` with many directors: three that are all active behind a router with BIRD,
+//! Many directors: three that are all active behind a router with BIRD,
 //! under load, while one of them is taken out of service, dies, or does not hear the others.
 //!
 //! Their files are those of `examples/many-directors`, at the places that these name.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use serde::Serialize;
 use serde_json::Value;
 
+use super::{ClusterOptions, Counters, LIMIT, Outcome, RATE, put};
 use crate::netns::{Host, Proc, wait_until};
-use crate::servers::NginxOptions;
 use crate::{Forward, LoadReport, Site, SiteOptions, Vip, programs};
 
-const LVSD: &str = include_str!("../../../examples/many-directors/lvsd.toml");
-const BIRD: &str = include_str!("../../../examples/many-directors/bird.conf");
-const FRR: &str = include_str!("../../../examples/many-directors/frr.conf");
-const EXABGP: &str = include_str!("../../../examples/many-directors/exabgp.conf");
-const ANNOUNCE: &str = include_str!("../../../examples/many-directors/announce-lvs");
-const ROUTER: &str = include_str!("../../../examples/many-directors/router.conf");
+const LVSD: &str = include_str!("../../../../examples/many-directors/lvsd.toml");
+const BIRD: &str = include_str!("../../../../examples/many-directors/bird.conf");
+const FRR: &str = include_str!("../../../../examples/many-directors/frr.conf");
+const EXABGP: &str = include_str!("../../../../examples/many-directors/exabgp.conf");
+const ANNOUNCE: &str = include_str!("../../../../examples/many-directors/announce-lvs");
+const ROUTER: &str = include_str!("../../../../examples/many-directors/router.conf");
 
 /// How many directors there are.
 const DIRECTORS: usize = 3;
-const LIMIT: Duration = Duration::from_secs(20);
 
 /// A scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
+    /// Nothing happens.
+    Calm,
     /// Maintenance of one director, and its end.
     Members,
     /// The same without `[sync]`.
@@ -74,11 +72,16 @@ impl Scenario {
     }
 
     /// All of them, with what they are.
-    pub const ALL: [(&'static str, Self, &'static str); 10] = [
+    pub const ALL: [(&'static str, Self, &'static str); 11] = [
+        (
+            "calm",
+            Self::Calm,
+            "nothing happens: what downloads are like without any event",
+        ),
         (
             "members",
             Self::Members,
-            "three directors behind ECMP: a server is drained, one director goes into maintenance, and comes back",
+            "a server is drained, one director goes into maintenance, and comes back",
         ),
         (
             "members-alone",
@@ -88,17 +91,17 @@ impl Scenario {
         (
             "engine",
             Self::Engine,
-            "three directors behind ECMP: kill -9 of the engine of one, which lvsd starts again",
+            "kill -9 of the engine of one, which lvsd starts again",
         ),
         (
             "partition",
             Self::Partition,
-            "three directors behind ECMP: the synchronisation network fails until lvsadm sync says so, then as members",
+            "the synchronisation network fails until lvsadm sync says so, then as members",
         ),
         (
             "stopped",
             Self::Stopped,
-            "three directors behind ECMP: SIGSTOP of the engine of one for three seconds",
+            "SIGSTOP of the engine of one for three seconds",
         ),
         (
             "loss",
@@ -108,22 +111,22 @@ impl Scenario {
         (
             "etcd",
             Self::Etcd,
-            "three directors behind ECMP: etcd, which names a server, is lost to one director, then to all; then as members",
+            "etcd, which names a server, is lost to one director, then to all; then as members",
         ),
         (
             "daemons",
             Self::Daemons,
-            "three directors behind ECMP, with BIRD, FRR and ExaBGP: maintenance of the latter two, kill -9 of their engines",
+            "one director has BIRD, one FRR and one ExaBGP: maintenance of the latter two, kill -9 of their engines",
         ),
         (
             "bird",
             Self::Bird,
-            "three directors behind ECMP: kill -9 of BIRD on one, which is started again",
+            "kill -9 of BIRD on one, which is started again",
         ),
         (
             "power",
             Self::Power,
-            "three directors behind ECMP: kill -9 of everything on one, and its links go down",
+            "kill -9 of everything on one, and its links go down",
         ),
     ];
 
@@ -131,33 +134,6 @@ impl Scenario {
         let found = Self::ALL.iter().find(|(_, scenario, _)| *scenario == self);
         found.map_or("?", |(name, ..)| name)
     }
-}
-
-/// What came of a scenario: one line of JSON.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Outcome {
-    /// Its name.
-    pub scenario: String,
-    /// The forwarding method.
-    pub forward: String,
-    /// Downloads, byte for byte.
-    pub downloads: u64,
-    /// Those that failed.
-    pub broken: u64,
-    /// Segments that servers had to send again.
-    pub retransmissions: u64,
-    /// The longest time in which a download got nothing, in milliseconds.
-    pub stall_ms: u64,
-    /// Packets that the directors dropped, by reason.
-    pub lost: BTreeMap<String, u64>,
-    /// Resets that servers answered packets of connections with that they do not have.
-    pub misdirected: u64,
-    /// How long it took until the router no longer used the director, in milliseconds.
-    pub withdrawn_ms: Vec<u64>,
-    /// What `lvsadm sync` and `lvsd status` said meanwhile of what was wrong.
-    pub said: Vec<String>,
-    /// The first things that went wrong.
-    pub errors: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -177,49 +153,44 @@ pub struct Lab {
     bird: Option<Proc>,
     etcd: Option<Proc>,
     monitor: Option<Proc>,
+    options: ClusterOptions,
     said: Vec<String>,
     /// Downloads so far, each of which has had a local port.
     ports: u16,
 }
 
-/// Plays a scenario with so many downloads, of at least 16 seconds each.
+/// Plays a scenario.
 ///
 /// # Errors
 /// The laboratory cannot be set up, or a director does not do what it should.
-pub fn play(scenario: Scenario, forward: Forward, downloads: u64) -> Result<Outcome> {
-    let mut lab = Lab::new(scenario, forward, 60_000)?;
-    lab.play(scenario, downloads)
+pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
+    Lab::new(scenario, options, RATE)?.play(scenario)
 }
 
-/// Plays scenarios in one laboratory, one after the other, with so many downloads of ten seconds
-/// each.
+/// Plays scenarios in one laboratory, one after the other, with downloads of ten seconds each.
 ///
 /// # Errors
 /// The laboratory cannot be set up, or a director does not do what it should.
-pub fn play_in_turn(
-    scenarios: &[Scenario],
-    forward: Forward,
-    downloads: u64,
-) -> Result<Vec<Outcome>> {
+pub fn play_in_turn(scenarios: &[Scenario], options: &ClusterOptions) -> Result<Vec<Outcome>> {
     let first = scenarios.first().context("no scenario is named")?;
-    let mut lab = Lab::new(*first, forward, 100_000)?;
+    let mut lab = Lab::new(*first, options, 100_000)?;
     let all = scenarios.iter();
-    all.map(|scenario| lab.play(*scenario, downloads)).collect()
+    all.map(|scenario| lab.play(*scenario)).collect()
 }
 
 impl Lab {
-    fn play(&mut self, scenario: Scenario, downloads: u64) -> Result<Outcome> {
-        let mut load = self.site.load();
-        load.requests = downloads;
-        load.concurrency = downloads;
-        load.sizes = vec![1_000_000];
-        load.timeout_ms = 60_000;
-        load.first_port = 20_000 + self.ports;
+    fn play(&mut self, scenario: Scenario) -> Result<Outcome> {
+        let downloads = self.options.downloads;
+        let load = self.options.load(&self.site, 20_000 + self.ports);
         self.ports += u16::try_from(downloads).context("too many downloads")?;
         let client = self.site.client.clone();
-        let before = [self.servers("RetransSegs")?, self.servers("OutRsts")?];
+        let before = Counters::read(&self.site)?;
+        let live = self.options.live;
         let (report, withdrawn): (Result<LoadReport>, _) = std::thread::scope(|scope| {
-            let running = scope.spawn(|| client.load(&load));
+            let running = scope.spawn(|| match live {
+                true => super::shown(&client, &load),
+                false => client.load(&load),
+            });
             let changes = self.change(scenario, downloads);
             let report = running
                 .join()
@@ -228,28 +199,36 @@ impl Lab {
         });
         let said = self.logs();
         let withdrawn_ms = withdrawn.with_context(|| format!("{report:?}\n{said}"))?;
-        let report = report.with_context(|| said)?;
         Ok(Outcome {
             scenario: scenario.name().to_owned(),
-            forward: self.site.options.forward.word().to_owned(),
+            directors: DIRECTORS,
+            family: self.options.family().to_owned(),
             downloads,
-            broken: report.failed,
-            retransmissions: self.servers("RetransSegs")?.saturating_sub(before[0]),
-            stall_ms: report.stall_ms,
-            lost: self.lost(),
-            misdirected: self.servers("OutRsts")?.saturating_sub(before[1]),
+            lost: super::dropped(&self.site, self.hosts().into_iter()),
             withdrawn_ms,
             said: std::mem::take(&mut self.said),
-            errors: report.errors,
+            ..before.outcome(&self.site, report.with_context(|| said)?)?
         })
+    }
+
+    fn hosts(&self) -> Vec<&Host> {
+        self.directors
+            .iter()
+            .map(|director| &director.host)
+            .collect()
+    }
+
+    /// For who looks on.
+    fn tell(&self, words: &str) {
+        if self.options.live {
+            eprintln!("\n--- {words}");
+        }
     }
 
     /// Everything runs, and the router uses all directors; servers send so many bytes a second for
     /// each download.
-    ///
-    /// # Errors
-    /// Something does not.
-    pub fn new(scenario: Scenario, forward: Forward, rate: u64) -> Result<Self> {
+    fn new(scenario: Scenario, cluster: &ClusterOptions, rate: u64) -> Result<Self> {
+        let forward = cluster.method()?;
         ensure!(
             matches!(forward, Forward::Dr | Forward::Tun),
             "several directors are active at once with dr and tun; with {} answers would have to come back through the director \
@@ -260,10 +239,7 @@ impl Lab {
         options.others = DIRECTORS - 1;
         options.servers = 3;
         options.vip = Vip::Announced;
-        options.nginx = NginxOptions {
-            rate,
-            ..NginxOptions::default()
-        };
+        options.paced = Some(rate);
         let site = Site::new(options)?;
         let hosts = [site.director.clone()].into_iter();
         let hosts = hosts.chain(site.others.iter().cloned());
@@ -279,18 +255,23 @@ impl Lab {
             bird: None,
             etcd: None,
             monitor: None,
+            options: cluster.clone(),
             said: Vec::new(),
             ports: 0,
         };
         let router = lab.router()?.clone();
-        own_files(&router)?;
-        router.sysctl("ipv4/fib_multipath_hash_policy", "1")?;
+        super::own_files(&router)?;
+        for family in ["ipv4", "ipv6"] {
+            router.sysctl(&format!("{family}/fib_multipath_hash_policy"), "1")?;
+        }
         put(&router, "/etc/bird/bird.conf", ROUTER)?;
         lab.bird = Some(router.spawn("bird", &["-f"])?);
-        let etcd = match scenario {
-            Scenario::Etcd => Some(lab.start_etcd()?),
-            _ => None,
-        };
+        let mut etcd = None;
+        if scenario == Scenario::Etcd {
+            let (member, url) = super::start_etcd(&lab.site)?;
+            lab.etcd = Some(member);
+            etcd = Some(url);
+        }
         for director in &mut lab.directors {
             director.configure(forward, scenario != Scenario::Alone, etcd.as_deref())?;
             director.start()?;
@@ -301,62 +282,12 @@ impl Lab {
         Ok(lab)
     }
 
-    /// A member of etcd beside the first server, which names the third one; where it is.
-    fn start_etcd(&mut self) -> Result<String> {
-        let host = &self.site.servers[0];
-        let url = format!("http://{}:2379", self.site.real_address(0));
-        let data = host.dir().join("etcd").display().to_string();
-        self.etcd = Some(host.spawn(
-            "etcd",
-            &[
-                "--data-dir",
-                &data,
-                "--listen-client-urls",
-                "http://0.0.0.0:2379",
-                "--advertise-client-urls",
-                &url,
-                "--logger",
-                "zap",
-                "--log-level",
-                "error",
-            ],
-        )?);
-        let server = self.site.real_address(2);
-        let write = format!(
-            "ETCDCTL_API=3 etcdctl --endpoints={url} put /lvs/servers/web/third '{{\"address\":\"{server}\"}}'"
-        );
-        wait_until("etcd", LIMIT, || host.sh(&write).is_ok())?;
-        Ok(url)
-    }
-
-    /// Waits until these directors are told by etcd, and the others are not.
-    fn wait_etcd(&self, told: &[usize]) -> Result<()> {
-        let is_told = |director: &Director| {
-            let said: Value =
-                serde_json::from_str(&director.lvsd(&["status", "--json"]).ok()?).ok()?;
-            let source = said["sources"].as_array()?.first()?.clone();
-            let known = source["answered"].is_u64() && source["trouble"].is_null();
-            let servers = said["services"][0]["servers"].as_array()?.len();
-            // What it has said holds.
-            (servers == 3).then_some(known)
-        };
-        let all = || {
-            let mut all = self.directors.iter();
-            all.all(|d| is_told(d) == Some(told.contains(&d.number)))
-        };
-        wait_until("etcd to be known, or lost", LIMIT, all)
-            .with_context(|| format!("{told:?}\n{}", self.logs()))
-    }
-
-    /// Keeps etcd from some directors.
-    fn lose_etcd(&self, numbers: &[usize]) -> Result<()> {
-        let directors = self.directors.iter();
-        for director in directors.filter(|director| numbers.contains(&director.number)) {
-            director.host.sh("nft add table inet etcd\n\
-                 nft 'add chain inet etcd output { type filter hook output priority 0; }'\n\
-                 nft add rule inet etcd output tcp dport 2379 drop")?;
+    /// The virtual address of the downloads.
+    fn vip(&self) -> String {
+        match self.options.ipv6 {
+            true => self.site.vip6.to_string(),
+            false => self.site.vip.to_string(),
         }
-        Ok(())
     }
 
     fn router(&self) -> Result<&Host> {
@@ -365,55 +296,18 @@ impl Lab {
 
     /// Waits until the router uses these directors and no other.
     fn wait_used(&self, numbers: &[usize]) -> Result<()> {
-        let vip = self.site.vip.to_string();
-        let router = self.router()?;
+        let (vip, router) = (self.vip(), self.router()?);
+        let family = if self.options.ipv6 { "-6" } else { "-4" };
         let used = || {
-            let routes = router.run("ip", &["route", "show", &vip]);
+            let routes = router.run("ip", &[family, "route", "show", &vip]);
             routes.is_ok_and(|routes| {
                 (1..=DIRECTORS).all(|n| uses(&routes, n) == numbers.contains(&n))
             })
         };
         wait_until("the router to use the right directors", LIMIT, used).with_context(|| {
-            let routes = router.run("ip", &["route"]);
+            let routes = router.run("ip", &[family, "route"]);
             format!("{numbers:?}: {routes:?}\n{}", self.logs())
         })
-    }
-
-    /// Packets of the synchronisation network that the testbed has dropped.
-    fn lost_on_the_way(&self) -> u64 {
-        let directors = self.directors.iter();
-        let lost = directors.filter_map(|director| {
-            let said = director.host.sh("nft list table inet loss").ok()?;
-            let count = said.split_once("counter packets ")?.1;
-            count.split(' ').next()?.parse::<u64>().ok()
-        });
-        lost.sum()
-    }
-
-    /// A counter of all servers.
-    fn servers(&self, name: &str) -> Result<u64> {
-        let servers = self.site.servers.iter();
-        servers.map(|host| host.counter("Tcp", name)).sum()
-    }
-
-    /// What the directors have dropped.
-    fn lost(&self) -> BTreeMap<String, u64> {
-        let mut lost = BTreeMap::new();
-        for director in &self.directors {
-            let said = self.site.lvsadm_on(&director.host, "--json drops");
-            let said = said.ok().and_then(|said| serde_json::from_str(&said).ok());
-            let Some(Value::Array(reasons)) = said else {
-                continue;
-            };
-            for drop in reasons.iter().filter(|reason| reason["action"] == "drop") {
-                let reason = drop["reason"].as_str().unwrap_or("?").to_owned();
-                let count = drop["count"].as_u64().unwrap_or(0);
-                if count > 0 {
-                    *lost.entry(reason).or_default() += count;
-                }
-            }
-        }
-        lost
     }
 
     /// What happens; how long the router took to follow, in milliseconds.
@@ -423,6 +317,7 @@ impl Lab {
             _ => self.wait_told(downloads)?,
         }
         Ok(match scenario {
+            Scenario::Calm => Vec::new(),
             Scenario::Members | Scenario::Alone => {
                 self.drain()?;
                 vec![self.there_and_back(3)?]
@@ -447,7 +342,7 @@ impl Lab {
                 vec![taken]
             }
             Scenario::Power => {
-                let engine = self.directors[2].engine()?;
+                let engine = super::engine_of(&self.directors[2].host)?;
                 let taken = self.timed(3, |director| {
                     director
                         .host
@@ -465,6 +360,7 @@ impl Lab {
                 vec![taken]
             }
             Scenario::Partition => {
+                self.tell("the synchronisation network fails at director 3");
                 self.directors[2].host.sh("ip link set eth1 down")?;
                 self.wait_said(1, "10.9.0.3:8848", "not heard for")?;
                 self.wait_said(3, "10.9.0.1:8848", "silent")?;
@@ -473,7 +369,8 @@ impl Lab {
                 vec![self.there_and_back(3)?]
             }
             Scenario::Stopped => {
-                let engine = self.directors[2].engine()?;
+                self.tell("director 3: SIGSTOP of the engine");
+                let engine = super::engine_of(&self.directors[2].host)?;
                 let begun = Instant::now();
                 kill(engine, Signal::SIGSTOP)?;
                 let said = self.wait_stopped_said();
@@ -484,36 +381,42 @@ impl Lab {
                 Vec::new()
             }
             Scenario::Etcd => {
-                self.wait_etcd(&[1, 2, 3])?;
-                self.lose_etcd(&[3])?;
-                self.wait_etcd(&[1, 2])?;
-                self.lose_etcd(&[1, 2])?;
-                self.wait_etcd(&[])?;
+                let servers = self.site.servers.len();
+                super::wait_etcd(&self.hosts(), true, servers)?;
+                super::lose_etcd(&self.directors[2].host)?;
+                super::wait_etcd(&self.hosts()[2..], false, servers)?;
+                super::wait_etcd(&self.hosts()[..2], true, servers)?;
+                for host in &self.hosts()[..2] {
+                    super::lose_etcd(host)?;
+                }
+                super::wait_etcd(&self.hosts(), false, servers)?;
                 let taken = self.there_and_back(3)?;
-                for director in &self.directors {
-                    director.host.sh("nft delete table inet etcd")?;
+                for host in self.hosts() {
+                    super::end_etcd_loss(host)?;
                 }
                 vec![taken]
             }
             Scenario::Loss => {
-                for director in &self.directors {
-                    director.host.sh(
-                        "nft add table inet loss\n\
-                         nft 'add chain inet loss input { type filter hook input priority -10; }'\n\
-                         nft add rule inet loss input iifname eth1 numgen random mod 100 '<' 5 counter drop",
-                    )?;
+                for host in self.hosts() {
+                    super::lose_sync(host, Some(5))?;
                 }
                 self.drain()?;
                 let taken = self.there_and_back(3)?;
-                wait_until("packets to be lost", LIMIT, || self.lost_on_the_way() > 0)?;
-                for director in &self.directors {
-                    director.host.sh("nft delete table inet loss")?;
+                let lost = || {
+                    self.hosts()
+                        .into_iter()
+                        .map(super::lost_of_sync)
+                        .sum::<u64>()
+                };
+                wait_until("packets to be lost", LIMIT, || lost() > 0)?;
+                for host in self.hosts() {
+                    super::end_loss(host)?;
                 }
                 // Nothing that is told is missing for good: it is TCP.
                 self.wait_in_step()?;
                 for director in &self.directors {
                     let said = self.site.lvsadm_on(&director.host, "sync")?;
-                    self.said.push(peers_said(&said, "in step"));
+                    self.said.push(super::peers_said(&said, "in step"));
                 }
                 vec![taken]
             }
@@ -536,27 +439,14 @@ impl Lab {
     }
 
     fn wait_in_step(&self) -> Result<()> {
-        let in_step = |director: &Director| {
-            let said = self.site.lvsadm_on(&director.host, "--json sync").ok()?;
-            let said: Value = serde_json::from_str(&said).ok()?;
-            let mut peers = said["peers"].as_array()?.iter();
-            peers.all(|peer| peer["state"] == "in step").then_some(())
-        };
-        let all = || self.directors.iter().all(|d| in_step(d).is_some());
-        wait_until("all directors to be in step", LIMIT, all).with_context(|| self.logs())
+        super::wait_in_step(&self.site, &self.hosts()).with_context(|| self.logs())
     }
 
     /// Waits until `lvsadm sync` on a director says so of another one.
     fn wait_said(&mut self, number: usize, peer: &str, words: &str) -> Result<()> {
-        let director = &self.directors[number - 1];
-        let mut said = String::new();
-        wait_until("lvsadm sync to say it", LIMIT, || {
-            let sync = self.site.lvsadm_on(&director.host, "sync");
-            said = sync.map(|sync| peers_said(&sync, peer)).unwrap_or_default();
-            said.contains(words)
-        })
-        .with_context(|| format!("{number} says of {peer}: {said}"))?;
-        self.said.push(format!("director {number}: {said}"));
+        let host = &self.directors[number - 1].host;
+        self.said
+            .push(super::wait_said(&self.site, host, peer, words)?);
         Ok(())
     }
 
@@ -576,12 +466,23 @@ impl Lab {
     /// A server gets no new connections any more, on every director: those that it has are what
     /// the scheduler would choose otherwise.
     fn drain(&self) -> Result<()> {
-        let server = self.site.real_address(2);
+        let (vip, server) = (
+            self.vip(),
+            match self.options.ipv6 {
+                true => self.site.real_address6(2).to_string(),
+                false => self.site.real_address(2).to_string(),
+            },
+        );
+        let at = |address: &str| match self.options.ipv6 {
+            true => format!("[{address}]:80"),
+            false => format!("{address}:80"),
+        };
         for director in &self.directors {
             // By hand, which counts as a drain.
             let words = format!(
-                "-e -t {} -r {server}:80 {} -w 0",
-                self.site.service(80),
+                "-e -t {} -r {} {} -w 0",
+                at(&vip),
+                at(&server),
                 self.site.options.forward.flag()
             );
             self.site.lvsadm_on(&director.host, &words)?;
@@ -591,6 +492,7 @@ impl Lab {
 
     /// Maintenance of a director, until it is withdrawn, and its end.
     fn there_and_back(&mut self, number: usize) -> Result<u64> {
+        self.tell(&format!("director {number}: maintenance on"));
         let taken = self.timed(number, |director| {
             director.lvsd(&["maintenance", "on"]).map(drop)
         })?;
@@ -598,12 +500,14 @@ impl Lab {
         director.wait_standing("withdrawn")?;
         std::thread::sleep(Duration::from_secs(1));
         director.lvsd(&["maintenance", "off"])?;
+        self.tell(&format!("director {number}: maintenance off"));
         self.wait_used(&[1, 2, 3])?;
         Ok(taken)
     }
 
     fn kill_engine(&mut self, number: usize) -> Result<u64> {
-        let engine = self.directors[number - 1].engine()?;
+        let engine = super::engine_of(&self.directors[number - 1].host)?;
+        self.tell(&format!("director {number}: kill -9 of the engine"));
         self.timed(number, |_| {
             kill(engine, Signal::SIGKILL).context("kill the engine")
         })
@@ -617,7 +521,7 @@ impl Lab {
     ) -> Result<u64> {
         let begun = time_of_day()?;
         deed(&mut self.directors[number - 1])?;
-        let vip = self.site.vip.to_string();
+        let vip = self.vip();
         let mut found = None;
         let monitor = self.monitor.as_ref().context("it runs")?;
         wait_until("the router to follow", LIMIT, || {
@@ -652,7 +556,7 @@ impl Director {
     /// The example, with this director's addresses and forwarding method.
     fn configure(&self, forward: Forward, sync: bool, etcd: Option<&str>) -> Result<()> {
         let number = self.number;
-        own_files(&self.host)?;
+        super::own_files(&self.host)?;
         self.configure_routing()?;
         let peers = (1..=DIRECTORS).filter(|peer| *peer != number);
         let peers: Vec<String> = peers.map(|peer| format!("\"10.9.0.{peer}\"")).collect();
@@ -663,6 +567,12 @@ impl Director {
             )
             .replace("10.9.0.1:", &format!("10.9.0.{number}:"));
         if forward == Forward::Tun {
+            // Servers here take no IPv6 from a tunnel.
+            let begin = lvsd
+                .find("[[service]]\nname      = \"web6\"")
+                .context("IPv6")?;
+            let end = lvsd.find("[sysctl]").context("a table")?;
+            lvsd.replace_range(begin..end, "");
             lvsd = lvsd.replace("\"dr\"", "\"tun\"");
             for server in 11..=13 {
                 lvsd = lvsd.replace(
@@ -672,9 +582,11 @@ impl Director {
             }
         }
         if let Some(etcd) = etcd {
-            let begin = lvsd.rfind("[[service.server]]").context("a server")?;
-            let end = lvsd.find("[sysctl]").context("a table")?;
-            lvsd.replace_range(begin..end, "");
+            // What it names is the last server of the first service.
+            let mut servers = lvsd.match_indices("[[service.server]]\n");
+            let (begin, _) = servers.nth(2).context("a server")?;
+            let length = lvsd[begin..].find("\n\n").context("its end")? + 2;
+            lvsd.replace_range(begin..begin + length, "");
             lvsd = lvsd
                 .replace("\n[announce]", &format!("\n[cluster]\netcd = \"{etcd}\"\ndirector = \"director-{number}\"\nlease = \"3s\"\ntimeout = \"1s\"\n\n[announce]"))
                 .replace("name      = \"web\"\n", "name      = \"web\"\nservers   = { etcd = \"web\" }\n");
@@ -685,12 +597,7 @@ impl Director {
             lvsd.replace_range(begin..end, "");
         }
         put(&self.host, "/etc/lvsd/lvsd.toml", &lvsd)?;
-        put(
-            &self.host,
-            "/etc/lvs/sync.key",
-            "0123456789abcdef0123456789abcdef",
-        )?;
-        self.host.sh("chmod 600 /etc/lvs/sync.key").map(drop)
+        super::put_key(&self.host)
     }
 
     /// The examples with this director's address.
@@ -777,12 +684,6 @@ impl Director {
         self.host.run(programs::find("lvsd")?, words)
     }
 
-    fn engine(&self) -> Result<Pid> {
-        let said: Value = serde_json::from_str(&self.lvsd(&["status", "--json"])?)?;
-        let pid = said["engine"]["pid"].as_i64().context("its engine")?;
-        Ok(Pid::from_raw(i32::try_from(pid)?))
-    }
-
     fn wait_standing(&self, standing: &str) -> Result<()> {
         let stands = || {
             let said = self.lvsd(&["maintenance", "status", "--json"]).ok()?;
@@ -794,42 +695,13 @@ impl Director {
     }
 }
 
-/// A line of `lvsadm sync` with these words, and what stands below it.
-fn peers_said(sync: &str, words: &str) -> String {
-    let lines = sync.lines().skip_while(|line| !line.contains(words));
-    let mut kept: Vec<&str> = Vec::new();
-    for line in lines {
-        if !kept.is_empty() && !line.starts_with("    ") {
-            break;
-        }
-        kept.push(line.trim());
-    }
-    kept.join("; ")
-}
-
-/// A host has files of its own in `/etc` and `/run`; what it shared with others it still sees.
-pub(crate) fn own_files(host: &Host) -> Result<()> {
-    let files = host.dir().join(format!("{}-etc", host.name()));
-    fs::create_dir_all(&files)?;
-    let files = files.display();
-    host.sh(&format!(
-        "mount --bind /etc {files}\nmount -t tmpfs tmpfs /etc\nmount -t tmpfs tmpfs /run\nln -s {files}/* /etc/\n\
-         rm -f /etc/bird /etc/frr /etc/exabgp /etc/keepalived /etc/lvs /etc/lvsd\nmkdir -p /etc/bird /etc/frr /etc/exabgp /etc/keepalived /etc/lvs /etc/lvsd /run/bird"
-    ))
-    .map(drop)
-}
-
-/// Writes a file on a host.
-pub(crate) fn put(host: &Host, path: &str, text: &str) -> Result<()> {
-    let mut words = host.command("tee");
-    words.arg(path);
-    crate::netns::run_with_input(&mut words, text).map(drop)
-}
-
 /// Whether a route leads over a director.
 fn uses(route: &str, number: usize) -> bool {
-    let via = format!("via 192.0.2.{number} ");
-    !route.contains("Deleted") && route.contains(&via)
+    let via = [
+        format!("via 192.0.2.{number} "),
+        format!("via fd00:192::{number} "),
+    ];
+    !route.contains("Deleted") && via.iter().any(|via| route.contains(via))
 }
 
 /// Microseconds since midnight, as `ip -ts` has them.
@@ -859,6 +731,10 @@ mod tests {
         assert_eq!(stamp(line), Some(3_723_000_004));
         assert!(uses(line, 1) && !uses(line, 2));
         assert!(!uses("[x] Deleted 203.0.113.10 via 192.0.2.1 dev eth1", 1));
+        assert!(uses(
+            "fd00:203::10 proto bird \\ nexthop via fd00:192::2 dev eth1 weight 1",
+            2
+        ));
         assert_eq!(stamp("203.0.113.10"), None);
     }
 }

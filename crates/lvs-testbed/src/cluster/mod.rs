@@ -1,0 +1,478 @@
+//! `lvs-testbed cluster`: directors under load, while one of them dies, comes back, is taken out of
+//! service or does not hear the others. Two with keepalived are in [`pair`], three behind a router
+//! with BIRD in [`many`].
+//!
+//! Their files are those of `examples`, at the places that these name. What is measured is what a
+//! client sees: downloads that come [evenly](crate::paced), each byte compared, and the longest
+//! pause of each.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{IsTerminal, Write as _};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::unistd::Pid;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::netns::{Host, Proc, wait_until};
+use crate::{Forward, LoadOptions, LoadReport, Site, programs};
+
+pub mod many;
+pub mod pair;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const KEY: &str = "0123456789abcdef0123456789abcdef";
+/// The size of a download, in bytes.
+const DOWNLOAD: u64 = 1_000_000;
+/// Bytes a second of each download: 16 seconds.
+const RATE: u64 = 60_000;
+
+/// What is done.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ClusterOptions {
+    /// List the scenarios
+    #[arg(long)]
+    pub list: bool,
+    /// Forwarding method: nat, dr or tun
+    #[arg(long, default_value = "nat")]
+    pub forward: String,
+    /// Downloads under way
+    #[arg(long, default_value_t = 500)]
+    pub downloads: u64,
+    /// Downloads by IPv6 (nat and dr)
+    #[arg(long)]
+    pub ipv6: bool,
+    /// What stands between clients and servers: lvs, or haproxy for comparison (calm, kill, returns
+    /// and planned, as a proxy of TCP)
+    #[arg(long, default_value = "lvs")]
+    pub director: Balancer,
+    /// Show downloads that are under way, done and broken meanwhile
+    #[arg(long)]
+    pub live: bool,
+    /// The scenario; all of them if none is named
+    pub scenario: Option<String>,
+}
+
+impl Default for ClusterOptions {
+    fn default() -> Self {
+        Self {
+            list: false,
+            forward: "nat".to_owned(),
+            downloads: 500,
+            ipv6: false,
+            director: Balancer::Lvs,
+            live: false,
+            scenario: None,
+        }
+    }
+}
+
+impl ClusterOptions {
+    /// The forwarding method.
+    fn method(&self) -> Result<Forward> {
+        Ok(match self.forward.as_str() {
+            "nat" => Forward::Nat,
+            "dr" => Forward::Dr,
+            "tun" if self.ipv6 => {
+                bail!("the servers take no tunnels from IPv6 here: leave --ipv6 out")
+            }
+            "tun" => Forward::Tun,
+            other => bail!("{other:?} is none of nat, dr, tun"),
+        })
+    }
+
+    fn family(&self) -> &'static str {
+        if self.ipv6 { "ipv6" } else { "ipv4" }
+    }
+
+    /// Downloads that begin at these local ports.
+    fn load(&self, site: &Site, first_port: u16) -> LoadOptions {
+        let mut load = site.load();
+        if self.ipv6 {
+            load.target.set_ip(site.vip6.into());
+        }
+        load.requests = self.downloads;
+        load.concurrency = self.downloads;
+        load.sizes = vec![DOWNLOAD];
+        load.timeout_ms = 60_000;
+        load.first_port = first_port;
+        load
+    }
+}
+
+/// What stands between clients and servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Balancer {
+    /// `lvsd` and its engine.
+    Lvs,
+    /// HAProxy, as a proxy of TCP.
+    #[value(name = "haproxy")]
+    HaProxy,
+}
+
+impl Balancer {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Lvs => "lvs",
+            Self::HaProxy => "haproxy",
+        }
+    }
+}
+
+/// What came of a scenario: one line of JSON.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Its name.
+    pub scenario: String,
+    /// How many directors there are.
+    pub directors: usize,
+    /// What they are: `lvs` or `haproxy`.
+    pub director: String,
+    /// The forwarding method: `proxy` with HAProxy.
+    pub forward: String,
+    /// Of the downloads: `ipv4` or `ipv6`.
+    pub family: String,
+    /// Downloads, byte for byte.
+    pub downloads: u64,
+    /// Those that failed.
+    pub broken: u64,
+    /// Segments that servers had to send again.
+    pub retransmissions: u64,
+    /// The longest time in which a download that came to its end got nothing, in milliseconds.
+    pub stall_ms: u64,
+    /// In 99 of 100 downloads, the longest time without anything was shorter, in milliseconds.
+    pub stall_p99_ms: u64,
+    /// Packets that directors dropped, by reason, of those that live at the end.
+    pub lost: BTreeMap<String, u64>,
+    /// Resets that servers answered packets of connections with that they do not have.
+    pub misdirected: u64,
+    /// Two directors: for how long the virtual address answered nothing at each change, in
+    /// milliseconds, from the last echo reply to the next one, of a hundred a second.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub outages_ms: Vec<u64>,
+    /// Three directors: how long it took until the router no longer used the one that was taken out
+    /// of service or had died, in milliseconds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub withdrawn_ms: Vec<u64>,
+    /// What `lvsadm sync` and `lvsd status` said meanwhile of what was wrong.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub said: Vec<String>,
+    /// The first things that went wrong.
+    pub errors: Vec<String>,
+}
+
+/// The program of the subcommand.
+///
+/// # Errors
+/// A scenario cannot be played.
+pub fn main(options: &ClusterOptions) -> Result<()> {
+    if options.list {
+        println!(
+            "two directors with keepalived, one active, the other one stands by (nat, dr, tun):"
+        );
+        for (name, _, about) in pair::Scenario::ALL {
+            println!("  {name:<14} {about}");
+        }
+        println!(
+            "\nthree directors behind a router that shares packets out to them (ECMP), with BIRD (dr, tun); a name that both\n\
+             have is this one with --forward dr and tun:"
+        );
+        for (name, _, about) in many::Scenario::ALL {
+            println!("  {name:<14} {about}");
+        }
+        return Ok(());
+    }
+    let forward = options.method()?;
+    let all_active = forward != Forward::Nat && options.director == Balancer::Lvs;
+    let wanted = |name: &str| {
+        options
+            .scenario
+            .as_ref()
+            .is_none_or(|wanted| wanted == name)
+    };
+    let many = many::Scenario::ALL.iter();
+    let many: Vec<_> = many
+        .filter(|(name, ..)| all_active && wanted(name))
+        .collect();
+    let pair = pair::Scenario::ALL.iter().filter(|(name, scenario, _)| {
+        wanted(name)
+            && many.iter().all(|(other, ..)| other != name)
+            && (options.scenario.is_some() || scenario.suits(options.director))
+    });
+    let pair: Vec<_> = pair.collect();
+    ensure!(
+        !many.is_empty() || !pair.is_empty(),
+        "no scenario is called {} with --forward {}; --list shows them",
+        options.scenario.as_deref().unwrap_or_default(),
+        options.forward
+    );
+    for (_, scenario, _) in pair {
+        let outcome = pair::play(*scenario, options)?;
+        println!("{}", serde_json::to_string(&outcome)?);
+    }
+    for (_, scenario, _) in many {
+        let outcome = many::play(*scenario, options)?;
+        println!("{}", serde_json::to_string(&outcome)?);
+    }
+    Ok(())
+}
+
+/// Downloads, while people look on.
+fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
+    let load = LoadOptions {
+        progress_ms: 100,
+        ..load.clone()
+    };
+    let mut running = client.spawn(programs::own()?, &load.arguments())?;
+    let (begun, terminal) = (Instant::now(), std::io::stderr().is_terminal());
+    let mut seen = (begun, 0_u64);
+    while running.is_running() {
+        std::thread::sleep(Duration::from_millis(if terminal { 100 } else { 1000 }));
+        let log = running.log();
+        let last = log.lines().rev().find_map(|line| {
+            let said: Value = serde_json::from_str(line).ok()?;
+            said["under_way"].is_u64().then_some(said)
+        });
+        let Some(said) = last else { continue };
+        let bytes = said["bytes"].as_u64().unwrap_or(0);
+        let took = seen.0.elapsed().as_millis().max(1);
+        let rate = u128::from(bytes.saturating_sub(seen.1)) / took / 1000;
+        if seen.0.elapsed() >= Duration::from_secs(1) || !terminal {
+            seen = (Instant::now(), bytes);
+        }
+        let count = |name: &str| said[name].as_u64().unwrap_or(0);
+        let mut errors = std::io::stderr().lock();
+        let _ = write!(
+            errors,
+            "{}{:6.1} s  under way {:>5}   done {:>5}   BROKEN {:>5}   {rate:>4} MB/s{}",
+            if terminal { "\r" } else { "" },
+            begun.elapsed().as_secs_f64(),
+            count("under_way"),
+            count("ok"),
+            count("failed"),
+            if terminal { "  " } else { "\n" },
+        );
+        let _ = errors.flush();
+    }
+    let _ = writeln!(std::io::stderr());
+    let status = running.wait(LIMIT)?;
+    let log = running.log();
+    ensure!(status.success(), "the load client: {status}: {log}");
+    serde_json::from_str(log.lines().last().unwrap_or_default())
+        .with_context(|| format!("not a report: {log}"))
+}
+
+/// A host has files of its own in `/etc` and `/run`; what it shared with others it still sees.
+fn own_files(host: &Host) -> Result<()> {
+    let files = host.dir().join(format!("{}-etc", host.name()));
+    fs::create_dir_all(&files)?;
+    let files = files.display();
+    host.sh(&format!(
+        "mount --bind /etc {files}\nmount -t tmpfs tmpfs /etc\nmount -t tmpfs tmpfs /run\nln -s {files}/* /etc/\n\
+         rm -f /etc/bird /etc/frr /etc/exabgp /etc/keepalived /etc/lvs /etc/lvsd\nmkdir -p /etc/bird /etc/frr /etc/exabgp /etc/keepalived /etc/lvs /etc/lvsd /run/bird"
+    ))
+    .map(drop)
+}
+
+/// Writes a file on a host.
+fn put(host: &Host, path: &str, text: &str) -> Result<()> {
+    let mut words = host.command("tee");
+    words.arg(path);
+    crate::netns::run_with_input(&mut words, text).map(drop)
+}
+
+/// The key that directors share.
+fn put_key(host: &Host) -> Result<()> {
+    put(host, "/etc/lvs/sync.key", KEY)?;
+    host.sh("chmod 600 /etc/lvs/sync.key").map(drop)
+}
+
+/// Counters before a scenario, to tell what it added.
+#[derive(Debug)]
+struct Counters {
+    sent_again: u64,
+    resets: u64,
+}
+
+impl Counters {
+    fn read(site: &Site) -> Result<Self> {
+        let sum = |name: &str| -> Result<u64> {
+            let servers = site.servers.iter();
+            servers.map(|host| host.counter("Tcp", name)).sum()
+        };
+        Ok(Self {
+            sent_again: sum("RetransSegs")?,
+            resets: sum("OutRsts")?,
+        })
+    }
+
+    /// What has come since.
+    fn outcome(&self, site: &Site, report: LoadReport) -> Result<Outcome> {
+        let now = Self::read(site)?;
+        Ok(Outcome {
+            director: Balancer::Lvs.word().to_owned(),
+            forward: site.options.forward.word().to_owned(),
+            broken: report.failed,
+            retransmissions: now.sent_again.saturating_sub(self.sent_again),
+            misdirected: now.resets.saturating_sub(self.resets),
+            stall_ms: report.stall_ms,
+            stall_p99_ms: report.stall_p99_ms,
+            errors: report.errors,
+            ..Outcome::default()
+        })
+    }
+}
+
+/// What directors have dropped, by reason.
+fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeMap<String, u64> {
+    let mut lost = BTreeMap::new();
+    for director in directors {
+        let said = site.lvsadm_on(director, "--json drops");
+        let said = said.ok().and_then(|said| serde_json::from_str(&said).ok());
+        let Some(Value::Array(reasons)) = said else {
+            continue;
+        };
+        for drop in reasons.iter().filter(|reason| reason["action"] == "drop") {
+            let reason = drop["reason"].as_str().unwrap_or("?").to_owned();
+            let count = drop["count"].as_u64().unwrap_or(0);
+            if count > 0 {
+                *lost.entry(reason).or_default() += count;
+            }
+        }
+    }
+    lost
+}
+
+/// The process of the engine that a director's `lvsd` has.
+fn engine_of(director: &Host) -> Result<Pid> {
+    let said = director.run(programs::find("lvsd")?, &["status", "--json"])?;
+    let said: Value = serde_json::from_str(&said)?;
+    let pid = said["engine"]["pid"].as_i64().context("its engine")?;
+    Ok(Pid::from_raw(i32::try_from(pid)?))
+}
+
+/// Waits until directors are in step with all their peers.
+fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
+    let in_step = |director: &Host| {
+        let said = site.lvsadm_on(director, "--json sync").ok()?;
+        let said: Value = serde_json::from_str(&said).ok()?;
+        let mut peers = said["peers"].as_array()?.iter();
+        peers.all(|peer| peer["state"] == "in step").then_some(())
+    };
+    let all = || directors.iter().all(|d| in_step(d).is_some());
+    wait_until("all directors to be in step", LIMIT, all)
+}
+
+/// Waits until `lvsadm sync` on a director says so of another one; what it said.
+fn wait_said(site: &Site, director: &Host, peer: &str, words: &str) -> Result<String> {
+    let mut said = String::new();
+    wait_until("lvsadm sync to say it", LIMIT, || {
+        let sync = site.lvsadm_on(director, "sync");
+        said = sync.map(|sync| peers_said(&sync, peer)).unwrap_or_default();
+        said.contains(words)
+    })
+    .with_context(|| format!("{} says of {peer}: {said}", director.name()))?;
+    Ok(format!("{}: {said}", director.name()))
+}
+
+/// A line of `lvsadm sync` with these words, and what stands below it.
+fn peers_said(sync: &str, words: &str) -> String {
+    let lines = sync.lines().skip_while(|line| !line.contains(words));
+    let mut kept: Vec<&str> = Vec::new();
+    for line in lines {
+        if !kept.is_empty() && !line.starts_with("    ") {
+            break;
+        }
+        kept.push(line.trim());
+    }
+    kept.join("; ")
+}
+
+/// Drops packets of the synchronisation of a director, on their way in: all of them, or so many of a
+/// hundred.
+fn lose_sync(director: &Host, of_a_hundred: Option<u32>) -> Result<()> {
+    let some = of_a_hundred.map(|some| format!("numgen random mod 100 '<' {some}"));
+    let some = some.unwrap_or_default();
+    director
+        .sh(&format!(
+            "nft add table inet loss\n\
+             nft 'add chain inet loss input {{ type filter hook input priority -10; }}'\n\
+             nft add rule inet loss input tcp dport 8848 {some} counter drop\n\
+             nft add rule inet loss input tcp sport 8848 {some} counter drop"
+        ))
+        .map(drop)
+}
+
+/// How many packets of it have been dropped.
+fn lost_of_sync(director: &Host) -> u64 {
+    let said = director.sh("nft list table inet loss").unwrap_or_default();
+    let counts = said.split("counter packets ").skip(1);
+    counts
+        .filter_map(|count| count.split(' ').next()?.parse::<u64>().ok())
+        .sum()
+}
+
+/// Nothing of it is dropped any more.
+fn end_loss(director: &Host) -> Result<()> {
+    director.sh("nft delete table inet loss").map(drop)
+}
+
+/// Keeps etcd from a director.
+fn lose_etcd(director: &Host) -> Result<()> {
+    director
+        .sh("nft add table inet etcd\n\
+             nft 'add chain inet etcd output { type filter hook output priority 0; }'\n\
+             nft add rule inet etcd output tcp dport 2379 drop")
+        .map(drop)
+}
+
+/// etcd can be reached again.
+fn end_etcd_loss(director: &Host) -> Result<()> {
+    director.sh("nft delete table inet etcd").map(drop)
+}
+
+/// A member of etcd beside the first server, which names the last one; where it is.
+fn start_etcd(site: &Site) -> Result<(Proc, String)> {
+    let host = &site.servers[0];
+    let url = format!("http://{}:2379", site.real_address(0));
+    let data = host.dir().join("etcd").display().to_string();
+    let member = host.spawn(
+        "etcd",
+        &[
+            "--data-dir",
+            &data,
+            "--listen-client-urls",
+            "http://0.0.0.0:2379",
+            "--advertise-client-urls",
+            &url,
+            "--logger",
+            "zap",
+            "--log-level",
+            "error",
+        ],
+    )?;
+    let server = site.real_address(site.servers.len() - 1);
+    let write = format!(
+        "ETCDCTL_API=3 etcdctl --endpoints={url} put /lvs/servers/web/last '{{\"address\":\"{server}\"}}'"
+    );
+    wait_until("etcd", LIMIT, || host.sh(&write).is_ok())?;
+    Ok((member, url))
+}
+
+/// Waits until these directors are told by etcd, or are not; what it has said holds.
+fn wait_etcd(directors: &[&Host], told: bool, servers: usize) -> Result<()> {
+    let is_told = |director: &Host| {
+        let said = director.run(programs::find("lvsd").ok()?, &["status", "--json"]);
+        let said: Value = serde_json::from_str(&said.ok()?).ok()?;
+        let source = said["sources"].as_array()?.first()?.clone();
+        let known = source["answered"].is_u64() && source["trouble"].is_null();
+        let mut services = said["services"].as_array()?.iter();
+        let web = services.find(|service| service["name"] == "web")?;
+        let has = web["servers"].as_array()?.len();
+        (has == servers).then_some(known)
+    };
+    let all = || directors.iter().all(|d| is_told(d) == Some(told));
+    wait_until("etcd to be known, or lost", LIMIT, all)
+}

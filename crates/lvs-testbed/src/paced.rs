@@ -1,0 +1,219 @@
+//! A web server that sends evenly: the subcommand `paced`, run on real servers where a client's
+//! longest pause is to tell of the directors and not of the server.
+//!
+//! nginx's `limit_rate` keeps its rate in bursts with pauses of up to a second. This one sends what
+//! is due every [`SLICE`], each download at a moment of its own within that time. It has the
+//! contents and the names of [`crate::servers::nginx`]: `/s/SIZE` and `/id`, and `X-Server`.
+
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::content;
+
+/// How often a download gets something.
+pub const SLICE: Duration = Duration::from_millis(20);
+/// So many moments there are within a slice.
+const MOMENTS: usize = 10;
+/// The longest download, in bytes.
+const LARGEST: usize = 10 << 20;
+/// For a request to come, and for a download that takes nothing to end.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How it serves.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PacedOptions {
+    /// Its name, for X-Server and /id
+    pub name: String,
+    /// Bytes a second for each download
+    #[arg(long, default_value_t = 60_000)]
+    pub rate: u64,
+    /// The port, on every address of the host
+    #[arg(long, default_value_t = 80)]
+    pub port: u16,
+}
+
+impl PacedOptions {
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        vec![
+            "paced".to_owned(),
+            self.name.clone(),
+            format!("--rate={}", self.rate),
+            format!("--port={}", self.port),
+        ]
+    }
+}
+
+/// Serves until it is killed.
+///
+/// # Errors
+///
+/// The port is taken.
+pub fn main(options: &PacedOptions) -> Result<()> {
+    let (sender, receiver) = channel();
+    let listeners = [
+        listen((Ipv4Addr::UNSPECIFIED, options.port).into())?,
+        listen((Ipv6Addr::UNSPECIFIED, options.port).into())?,
+    ];
+    for listener in listeners {
+        let (sender, name) = (sender.clone(), options.name.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (sender, name) = (sender.clone(), name.clone());
+                // Who does not ask, or asks for what there is not, is left.
+                std::thread::spawn(move || asked(stream, &name, &sender));
+            }
+        });
+    }
+    send(options.rate, &receiver);
+    Ok(())
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket
+        .bind(&address.into())
+        .with_context(|| format!("cannot listen on {address}"))?;
+    socket.listen(4096)?;
+    Ok(socket.into())
+}
+
+/// A download under way.
+struct Download {
+    stream: TcpStream,
+    size: usize,
+    sent: usize,
+    begun: Instant,
+    /// When it last took something.
+    took: Instant,
+}
+
+/// Reads a request; answers it, or passes a download on.
+fn asked(stream: TcpStream, name: &str, downloads: &Sender<Download>) -> Option<()> {
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.set_nodelay(true).ok()?;
+    let mut lines = BufReader::new(&stream).lines();
+    let request = lines.next()?.ok()?;
+    while !lines.next()?.ok()?.is_empty() {}
+    drop(lines);
+    let path = request.strip_prefix("GET ")?.split(' ').next()?;
+    let size = path.strip_prefix("/s/").map(str::parse::<usize>);
+    let (status, length, body) = match size {
+        Some(Ok(size)) if size <= LARGEST => ("200 OK", size, String::new()),
+        None if path == "/id" => ("200 OK", name.len() + 1, format!("{name}\n")),
+        _ => ("404 Not Found", 0, String::new()),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nX-Server: {name}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    );
+    (&stream).write_all(head.as_bytes()).ok()?;
+    if body.is_empty() && length > 0 {
+        stream.set_nonblocking(true).ok()?;
+        let now = Instant::now();
+        let download = Download {
+            stream,
+            size: length,
+            sent: 0,
+            begun: now,
+            took: now,
+        };
+        downloads.send(download).ok()?;
+    }
+    Some(())
+}
+
+/// Sends to all that is due, until nobody can come any more.
+fn send(rate: u64, downloads: &Receiver<Download>) {
+    let mut bytes = vec![0; LARGEST];
+    content::fill(0, &mut bytes);
+    let mut moments: Vec<Vec<Download>> = (0..MOMENTS).map(|_| Vec::new()).collect();
+    let step = SLICE / u32::try_from(MOMENTS).unwrap_or(1);
+    let mut next = Instant::now();
+    let mut turn = 0;
+    loop {
+        for (place, download) in downloads.try_iter().enumerate() {
+            moments[(turn + place) % MOMENTS].push(download);
+        }
+        turn = (turn + 1) % MOMENTS;
+        moments[turn].retain_mut(|download| goes_on(download, rate, &bytes));
+        next += step;
+        // Who is late catches up: what is due goes by the clock, not by turns.
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+}
+
+/// Sends what is due of one; whether there is more.
+fn goes_on(download: &mut Download, rate: u64, bytes: &[u8]) -> bool {
+    let due = download.begun.elapsed() + SLICE;
+    let due = due.as_micros() * u128::from(rate) / 1_000_000;
+    let due = usize::try_from(due)
+        .unwrap_or(usize::MAX)
+        .min(download.size);
+    while download.sent < due {
+        match download.stream.write(&bytes[download.sent..due]) {
+            Ok(0) => return false,
+            Ok(sent) => {
+                download.sent += sent;
+                download.took = Instant::now();
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // Its buffer is full.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(_) => return false,
+        }
+    }
+    download.sent < download.size && download.took.elapsed() < PATIENCE
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn a_download_comes_evenly_and_byte_for_byte() {
+        let (sender, receiver) = channel();
+        let listener = listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            asked(stream, "rs1", &sender).unwrap();
+            // What else it would be asked.
+            std::thread::park();
+        });
+        std::thread::spawn(move || send(100_000, &receiver));
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(b"GET /s/20000 HTTP/1.1\r\n\r\n").unwrap();
+        let mut reads = 0;
+        let (mut all, mut part) = (Vec::new(), [0; 65536]);
+        loop {
+            let read = stream.read(&mut part).unwrap();
+            if read == 0 {
+                break;
+            }
+            reads += 1;
+            all.extend_from_slice(&part[..read]);
+        }
+        let body = all.split_off(all.len() - 20_000);
+        let mut expected = vec![0; 20_000];
+        content::fill(0, &mut expected);
+        assert_eq!(body, expected);
+        let head = String::from_utf8(all).unwrap();
+        assert!(head.contains("X-Server: rs1\r\n") && head.ends_with("\r\n\r\n"));
+        // In more than one piece, whatever else this machine does.
+        assert!(reads > 2, "{reads}");
+    }
+}
