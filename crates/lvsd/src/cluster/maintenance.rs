@@ -64,7 +64,7 @@ pub(super) fn keep(path: &Path, wish: Option<&Maintenance>) -> Result<(), String
     };
     result.map_err(|error| {
         format!(
-            "nothing was changed, because it cannot be kept in {}: {error}; let lvsd write there, or name another directory with --state",
+            "undone, because it cannot be kept in {}: {error}; let lvsd write there, or name another directory with --state",
             path.display()
         )
     })

@@ -248,14 +248,16 @@ impl Cluster {
         self.follow();
     }
 
-    /// Keeps a wish. What is known already keeps its time.
+    /// Follows a wish, and keeps it. What is known already keeps its time.
+    ///
+    /// keepalived and the engine are told before it is kept: a disk under load may take seconds.
     ///
     /// # Errors
-    /// It cannot be kept: then it does not hold either.
+    /// It cannot be kept: then it does not hold any more either.
     pub(crate) fn wish(&mut self, spec: MaintenanceSpec, now: u64) -> Result<bool, String> {
         let Some(on) = spec.on else { return Ok(false) };
         let before = self.maintenance.clone();
-        self.maintenance = match (on, &before) {
+        let wish = match (on, &before) {
             (false, _) => None,
             (true, Some(before)) if spec.why.is_none() => Some(before.clone()),
             (true, before) => Some(Maintenance {
@@ -264,15 +266,21 @@ impl Cluster {
                 why: spec.why,
             }),
         };
-        maintenance::check(self.maintenance.as_ref())
-            .and_then(|()| match &self.places {
-                Some(places) => maintenance::keep(&places.maintenance, self.maintenance.as_ref()),
-                None => Ok(()),
-            })
-            .inspect_err(|_| self.maintenance.clone_from(&before))?;
+        maintenance::check(wish.as_ref())?;
+        self.follow_wish(wish);
+        if let Some(places) = &self.places
+            && let Err(why) = maintenance::keep(&places.maintenance, self.maintenance.as_ref())
+        {
+            self.follow_wish(before);
+            return Err(why);
+        }
+        Ok(before.is_some() != on)
+    }
+
+    fn follow_wish(&mut self, wish: Option<Maintenance>) {
+        self.maintenance = wish;
         self.follow();
         self.follow_announces();
-        Ok(before.is_some() != on)
     }
 
     /// The engine ends with the daemon.

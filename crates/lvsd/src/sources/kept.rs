@@ -66,7 +66,10 @@ pub(super) async fn keep(path: Option<PathBuf>, shared: Arc<Shared>) {
     loop {
         shared.keep.notified().await;
         let gathered = shared.lock().gathered.clone();
-        match write(&path, &gathered) {
+        let at = path.clone();
+        // A disk under load may take seconds, in which leases are to be kept alive.
+        let written = tokio::task::spawn_blocking(move || write(&at, &gathered)).await;
+        match written.unwrap_or_else(|error| Err(io::Error::other(error))) {
             Ok(()) => complained = false,
             Err(error) if !complained => {
                 complained = true;
