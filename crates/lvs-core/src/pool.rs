@@ -38,6 +38,8 @@ pub struct Pool {
     scheduler: Box<dyn Scheduler>,
     /// Of servers that have their records from here.
     marks: Marks,
+    /// Servers with an upper threshold.
+    limited: usize,
 }
 
 impl Pool {
@@ -50,6 +52,7 @@ impl Pool {
             addresses: BTreeMap::new(),
             scheduler,
             marks: Marks::default(),
+            limited: 0,
         }
     }
 
@@ -113,7 +116,9 @@ impl Pool {
     ) -> Result<&Arc<Server>, Error> {
         Server::check(config)?;
         let index = self.position(addr).ok_or(Error::NoServer)?;
+        self.limited -= usize::from(self.servers[index].config().upper != 0);
         self.servers[index].configure(config);
+        self.limited += usize::from(config.upper != 0);
         self.scheduler.server_edited(&self.servers, index);
         Ok(&self.servers[index])
     }
@@ -126,6 +131,7 @@ impl Pool {
         let index = self.position(addr).ok_or(Error::NoServer)?;
         let server = self.servers.remove(index);
         self.addresses.remove(&addr);
+        self.limited -= usize::from(server.config().upper != 0);
         server.retire();
         self.scheduler.server_removed(&self.servers, index);
         Ok(server)
@@ -168,6 +174,17 @@ impl Pool {
         self.scheduler.sysctls_changed(sysctls);
     }
 
+    /// Whether what is chosen is a function of the request and of the servers' addresses, weights
+    /// and order ([`Scheduler::is_function`]), none of which has an upper threshold.
+    pub fn is_function(&self) -> bool {
+        self.limited == 0 && self.goes_by_function()
+    }
+
+    /// As [`is_function`](Self::is_function), thresholds aside.
+    pub(crate) fn goes_by_function(&self) -> bool {
+        self.scheduler.is_function(&self.servers)
+    }
+
     /// Whether the scheduler goes by the servers' answers.
     pub fn needs_replies(&self) -> bool {
         self.scheduler.needs_replies()
@@ -192,6 +209,7 @@ impl Pool {
 
     /// Puts a record in front of the list.
     pub(crate) fn add(&mut self, server: Arc<Server>) {
+        self.limited += usize::from(server.config().upper != 0);
         self.addresses.insert(server.addr(), server.clone());
         self.servers.insert(0, server);
         self.scheduler.server_added(&self.servers);

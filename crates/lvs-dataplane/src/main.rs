@@ -213,6 +213,12 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     sync_alarm: u32,
 
+    /// Which connections other directors are told. With exceptions, packets of connections that are
+    /// not known here are decided by schedulers that are functions (mh, sh, dh, fo), for servers
+    /// that are not behind NAT; give the same on all directors.
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t = Tell::All, requires = "sync_peer")]
+    sync_tell: Tell,
+
     /// What to do with new connections when the table is full.
     #[arg(long, value_enum, default_value_t = WhenFull::Drop)]
     when_full: WhenFull,
@@ -227,6 +233,14 @@ enum Backend {
     AfPacket,
     /// A TUN device that the host routes packets through; no direct routing
     Tun,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Tell {
+    /// All
+    All,
+    /// Those that the others would put elsewhere now; with schedulers that are no functions, all
+    Exceptions,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -555,6 +569,10 @@ fn config(args: Args) -> anyhow::Result<Config> {
             key_file,
             wait: Duration::from_secs(args.sync_wait.into()),
             alarm: Duration::from_secs(args.sync_alarm.into()),
+            tell: match args.sync_tell {
+                Tell::All => engine::PeersTell::All,
+                Tell::Exceptions => engine::PeersTell::Exceptions,
+            },
         }),
         profile: match args.profile {
             Profile::Kernel => lvs_core::Profile::Kernel,

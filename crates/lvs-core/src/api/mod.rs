@@ -340,6 +340,13 @@ pub struct SyncState {
     pub peers: Vec<PeerInfo>,
     /// Connections that this director tells now: those whose packets come here.
     pub told: u64,
+    /// Of services whose scheduler is a function, those only that the others would put elsewhere.
+    pub exceptions: bool,
+    /// Why all are told although only such were to be.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub tells_all: String,
+    /// Packets of connections that another director may have had, decided by the scheduler.
+    pub decided: u64,
     /// Items (connections and templates, and ends of connections) that were told to others.
     pub items_sent: u64,
     /// Bytes of them, and of digests.

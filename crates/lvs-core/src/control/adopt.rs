@@ -39,7 +39,12 @@ impl Control {
         budget: usize,
     ) -> bool {
         let keep = |entry: Entry<'_>| self.keeps(entry);
-        shard.adopt(adoption, now, budget, keep)
+        let more = shard.adopt(adoption, now, budget, keep);
+        if !more && self.settings.decides {
+            // Services may be others than those of the process that kept them.
+            shard.begin_review();
+        }
+        more
     }
 
     /// Gives a connection that was found its server; `false` if it is not kept.

@@ -127,10 +127,14 @@ impl Control {
                 service.pool.tick(at);
                 service.next_tick = service.pool.period().map(|period| at + period);
             }
-            if due(service.slow.next) {
+            let slow = due(service.slow.next);
+            if slow {
                 service.apply_slow_start(at);
             }
             self.plan_service(number);
+            if slow {
+                self.choice_changed(number);
+            }
         }
         if due(self.next_trash) {
             self.empty_trash(at);

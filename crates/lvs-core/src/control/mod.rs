@@ -16,6 +16,7 @@ mod keys;
 mod limiter;
 mod pins;
 mod records;
+mod regular;
 mod servers;
 mod service;
 mod services;
@@ -217,6 +218,8 @@ pub struct Control {
     marks: Arc<[MarkRule]>,
     /// Virtual addresses that whoever embeds the director is to answer for.
     own_vips: Vec<IpAddr>,
+    /// Packets of connections of other directors that a scheduler has decided.
+    decided: u64,
     /// Synchronisation daemons as they were asked for, in the order in which they were started.
     daemons: Vec<SyncDaemon>,
 }
@@ -275,6 +278,7 @@ impl Control {
             filters: Filters::default(),
             marks: Arc::from([]),
             own_vips: Vec::new(),
+            decided: 0,
             daemons: Vec::new(),
         }
     }

@@ -235,17 +235,23 @@ impl Shard {
             self.count_for(link, Counters::count_connection);
             self.count_for(link, |counters| counters.count_in(meta.len));
         }
-        Verdict::Forward(Forward {
+        Verdict::Forward(self.forward_without(slot))
+    }
+
+    /// The last packet of a connection that is not in the table and does not get there.
+    pub(crate) fn forward_ended(&self, slot: &Draft, meta: &PacketMeta<'_>) -> Verdict {
+        if let Some(link) = self.link_of(slot.server) {
+            self.count_for(link, |counters| counters.count_in(meta.len));
+        }
+        Verdict::Forward(self.forward_without(slot))
+    }
+
+    fn forward_without(&self, slot: &Draft) -> Forward {
+        let (virt, addr) = (slot.key.virt, slot.server_addr);
+        Forward {
             conn: None,
-            ..self.forward_to(
-                0,
-                slot.method(),
-                slot.server,
-                slot.key.virt,
-                slot.server_addr,
-                true,
-            )
-        })
+            ..self.forward_to(0, slot.method(), slot.server, virt, addr, true)
+        }
     }
 
     pub(crate) fn forward_of(&self, index: u32, new: bool) -> Forward {

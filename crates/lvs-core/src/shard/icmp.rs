@@ -69,10 +69,11 @@ impl Shard {
         if let Some(index) = reply {
             return Ok(self.forward_icmp_error(index, error, false));
         }
-        let schedules = self.settings.sysctls.schedule_icmp
-            && !self.settings.backup_only
-            && !is_ipsec(error.inner.protocol);
-        if schedules && (request.is_none() || !out_first) {
+        let may = !self.settings.backup_only && !is_ipsec(error.inner.protocol);
+        let schedules = self.settings.sysctls.schedule_icmp && (request.is_none() || !out_first);
+        // About a connection of another director's.
+        let decides = self.settings.decides && error.inner_ports && request.is_none();
+        if may && (schedules || decides) {
             return Err(NeedsControl::NEW);
         }
         Ok(request.map_or(UNRELATED, |index| self.reply_icmp_error(index, error)))

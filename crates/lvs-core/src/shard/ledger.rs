@@ -35,6 +35,16 @@ impl Shard {
         }
     }
 
+    /// Whether connections need not be told whose server is what their service's scheduler, a
+    /// function, chooses: whoever listens decides about their packets alike
+    /// ([`Control::set_decides`](crate::Control::set_decides)). What was told stays told until it
+    /// ends.
+    pub fn set_spares(&mut self, spares: bool) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.spares = spares;
+        }
+    }
+
     /// Listens to a peer, from below [`PEERS_MAX`](crate::sync::bulk::PEERS_MAX), of which nothing
     /// is left any more ([`adopt_lent`](Self::adopt_lent)), and whose keys these are.
     pub fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
@@ -46,6 +56,11 @@ impl Shard {
     /// Whether there is something in [`take_changes`](Self::take_changes).
     pub fn has_changes(&self) -> bool {
         self.ledger.as_ref().is_some_and(|ledger| ledger.has_said())
+    }
+
+    /// Bytes of what is in [`take_changes`](Self::take_changes).
+    pub fn changes_len(&self) -> usize {
+        self.ledger.as_ref().map_or(0, |ledger| ledger.said_len())
     }
 
     /// Items about what has changed, and whether some of them found no room.
@@ -164,7 +179,10 @@ impl Shard {
     }
 
     /// Whether others should know a connection: nothing that a flood opens.
-    fn is_worth(&self, slot: conn::Entry<'_>) -> bool {
+    pub(super) fn is_worth(&self, slot: conn::Entry<'_>) -> bool {
+        if slot.has(flag::REGULAR) && self.ledger.as_ref().is_some_and(|ledger| ledger.spares) {
+            return false;
+        }
         let settled = match slot.protocol() {
             // ESTABLISHED, FIN_WAIT and CLOSE_WAIT.
             Protocol::TCP => matches!(slot.state().0, 1 | 4 | 7),
@@ -181,7 +199,7 @@ impl Shard {
     }
 
     /// Tells a connection from now on that nobody tells.
-    fn tell(&mut self, index: u32, kind: Kind, now: Instant) {
+    pub(super) fn tell(&mut self, index: u32, kind: Kind, now: Instant) {
         let slot = self.table.get(index);
         slot.set(flag::TOLD);
         let identity = identity(slot);
@@ -219,7 +237,7 @@ impl Shard {
     pub(crate) fn lend(&mut self, index: u32, peer: usize) {
         let slot = self.table.get(index);
         let number = u32::try_from(peer).unwrap_or(0);
-        slot.clear(flag::PEER);
+        slot.clear(flag::PEER | flag::REGULAR);
         slot.set(flag::LENT | number << flag::PEER_SHIFT & flag::PEER);
         let identity = identity(slot);
         if let Some(ledger) = &mut self.ledger {
@@ -234,10 +252,13 @@ impl Shard {
     }
 
     fn say(&mut self, index: u32, kind: Kind, now: Instant) {
-        if !self.ledger.as_ref().is_some_and(|ledger| ledger.heard) {
+        let Some(mut out) = self
+            .ledger
+            .as_mut()
+            .and_then(|ledger| ledger.begin_to_say())
+        else {
             return;
-        }
-        let mut out = Vec::new();
+        };
         self.write(index, kind, now, &mut out);
         if kind != Kind::Ended
             && let Some(Some(template)) = self.templates.get(index)
@@ -246,7 +267,7 @@ impl Shard {
             write_template(template, left, &mut out);
         }
         if let Some(ledger) = &mut self.ledger {
-            ledger.say(|all| all.extend(out));
+            ledger.has_been_said(out);
         }
     }
 
@@ -298,7 +319,7 @@ fn peer_of(slot: conn::Entry<'_>) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use alloc::vec::Vec;
     use core::net::SocketAddr;
     use core::time::Duration;
@@ -307,13 +328,13 @@ mod tests {
     use crate::*;
 
     /// A director with its shard, which listens to another one as its peer 3.
-    struct Side {
-        control: Control,
-        shard: Shard,
+    pub(in crate::shard) struct Side {
+        pub(in crate::shard) control: Control,
+        pub(in crate::shard) shard: Shard,
         keeps_ties: bool,
     }
 
-    const PEER: usize = 3;
+    pub(in crate::shard) const PEER: usize = 3;
 
     impl Side {
         fn new(keys: [u64; 2], keeps_ties: bool) -> Self {
@@ -334,9 +355,17 @@ mod tests {
         }
 
         fn without_servers(keys: [u64; 2], keeps_ties: bool) -> Self {
+            Self::of(ServiceConfig::new(Family::V4, "rr"), keys, keeps_ties)
+        }
+
+        /// With this service, and no server.
+        pub(in crate::shard) fn of(
+            config: ServiceConfig,
+            keys: [u64; 2],
+            keeps_ties: bool,
+        ) -> Self {
             let mut control = Control::new(Options::default());
             let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
-            let config = ServiceConfig::new(Family::V4, "rr");
             control.add_service(service, config, None).unwrap();
             let mut shard = control.shard(0).unwrap();
             shard.keep_ledger(keys);
@@ -349,17 +378,30 @@ mod tests {
         }
 
         fn tuple(port: u16) -> Tuple {
+            Self::tuple_of(SocketAddr::from(([192, 0, 2, 1], 1000 + port)))
+        }
+
+        pub(in crate::shard) fn tuple_of(client: SocketAddr) -> Tuple {
             Tuple {
                 protocol: Protocol::TCP,
-                src: SocketAddr::from(([192, 0, 2, 1], 1000 + port)),
+                src: client,
                 dst: "198.51.100.1:80".parse().unwrap(),
             }
         }
 
         fn packet(&mut self, port: u16, flags: u8, now: Instant) -> Verdict {
+            self.packet_of(Self::tuple(port).src, flags, now)
+        }
+
+        pub(in crate::shard) fn packet_of(
+            &mut self,
+            client: SocketAddr,
+            flags: u8,
+            now: Instant,
+        ) -> Verdict {
             let meta = PacketMeta {
                 hook: Hook::Local,
-                tuple: Self::tuple(port),
+                tuple: Self::tuple_of(client),
                 transport: Transport::Tcp(TcpFlags(flags)),
                 segment: Segment::NONE,
                 mark: 0,
@@ -376,20 +418,20 @@ mod tests {
             let _ = self.packet(port, 0x10, now);
         }
 
-        fn hear(&mut self, bytes: &[u8], now: Instant) -> Heard {
+        pub(in crate::shard) fn hear(&mut self, bytes: &[u8], now: Instant) -> Heard {
             let items = bulk::parse(bytes).expect("as a director says it");
             let ties = self.keeps_ties;
             self.control.hear(&mut self.shard, PEER, ties, items, now)
         }
 
         /// What has changed here, told to another one.
-        fn tell(&mut self, other: &mut Self, now: Instant) -> Heard {
+        pub(in crate::shard) fn tell(&mut self, other: &mut Self, now: Instant) -> Heard {
             let (bytes, lost) = self.shard.take_changes();
             assert!(!lost);
             other.hear(&bytes, now)
         }
 
-        fn pass(&mut self, pass: &Pass, now: Instant) -> Vec<u8> {
+        pub(in crate::shard) fn pass(&mut self, pass: &Pass, now: Instant) -> Vec<u8> {
             let (mut all, mut next) = (Vec::new(), Some(0));
             while let Some(from) = next {
                 let (bytes, then) = self.shard.told_piece(from, 1000, pass, now);
@@ -399,14 +441,14 @@ mod tests {
             all
         }
 
-        fn adopt(&mut self, ranges: Option<&Ranges>, now: Instant) {
+        pub(in crate::shard) fn adopt(&mut self, ranges: Option<&Ranges>, now: Instant) {
             let mut next = Some(0);
             while let Some(from) = next {
                 next = self.shard.adopt_lent(PEER, ranges, from, 1000, now);
             }
         }
 
-        fn missing(&self, teller: &Self) -> u64 {
+        pub(in crate::shard) fn missing(&self, teller: &Self) -> u64 {
             self.shard.compare_lent(PEER, &teller.shard.told()).missing
         }
     }
@@ -418,7 +460,7 @@ mod tests {
         (one, two)
     }
 
-    fn at(seconds: u64) -> Instant {
+    pub(in crate::shard) fn at(seconds: u64) -> Instant {
         Instant::ZERO + Duration::from_secs(seconds)
     }
 

@@ -11,6 +11,7 @@ mod links;
 mod listing;
 mod local_ports;
 mod publish;
+mod regular;
 mod room;
 mod settings;
 mod sync;
@@ -44,6 +45,7 @@ pub use self::listing::Connection;
 pub use self::local_ports::{LocalAddress, worker_of};
 pub(crate) use self::publish::INVOLVED;
 pub use self::publish::Offer;
+use self::regular::Walk;
 pub use self::room::Evictions;
 pub(crate) use self::settings::{Settings, Shared};
 
@@ -60,6 +62,7 @@ pub(crate) use self::settings::{Settings, Shared};
 /// | time | [`advance`](Self::advance) until it returns false, with packets in between | at [`next_wakeup`](Self::next_wakeup), before [`Control::advance`](crate::Control::advance) |
 /// | changes | [`Control::sweep`](crate::Control::sweep) | after each; a shard that was not swept asks at its next packet |
 /// | servers that went down | [`end_down`](Self::end_down), whose resets are to be sent | while [`has_down`](Self::has_down), which a sweep may begin |
+/// | other directors that decide alike | [`Control::review`](crate::Control::review) | while [`has_review`](Self::has_review), which a sweep may begin |
 /// | synchronisation | [`take_sync_message`](Self::take_sync_message) until there is none | at [`next_sync_message`](Self::next_sync_message) |
 /// | questions | [`connections_from`](Self::connections_from), [`len`](Self::len) and others | at any time |
 ///
@@ -93,6 +96,8 @@ pub struct Shard {
     hand: Hand,
     /// What is told to other directors, and what they have told.
     pub(crate) ledger: Option<Box<Ledger>>,
+    /// The walk over regular connections.
+    review: Walk,
 }
 
 /// A packet that the shard alone cannot decide on.
@@ -155,6 +160,7 @@ impl Shard {
             sessions: BTreeMap::new(),
             hand: Hand::default(),
             ledger: None,
+            review: Walk::default(),
         }
     }
 

@@ -39,6 +39,9 @@ const HEADER: usize = 8;
 /// Bytes that may wait to be taken, of what has changed.
 const OUT_MAX: usize = 1 << 20;
 
+/// Bytes that room is made for at first.
+const OUT_FIRST: usize = 4 << 10;
+
 /// What is said of a connection or a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -338,6 +341,8 @@ pub(crate) struct Ledger {
     lent: [Option<Lent>; PEERS_MAX],
     /// Somebody listens.
     pub(crate) heard: bool,
+    /// Whoever listens decides about regular connections alike: they are not told.
+    pub(crate) spares: bool,
     out: Vec<u8>,
     lost: bool,
 }
@@ -356,6 +361,7 @@ impl Ledger {
             told: Digest::default(),
             lent: [const { None }; PEERS_MAX],
             heard: false,
+            spares: false,
             out: Vec::new(),
             lost: false,
         }
@@ -402,25 +408,37 @@ impl Ledger {
         }
     }
 
-    /// Adds to what has changed, unless too much of that waits already.
-    pub(crate) fn say(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+    /// What has changed, to be added to and [given back](Self::has_been_said); `None` if nobody
+    /// listens, or if too much of that waits already.
+    pub(crate) fn begin_to_say(&mut self) -> Option<Vec<u8>> {
         if !self.heard {
-            return;
+            return None;
         }
-        if self.out.len() < OUT_MAX {
-            write(&mut self.out);
-        } else {
+        if self.out.len() >= OUT_MAX {
             self.lost = true;
+            return None;
         }
+        Some(core::mem::take(&mut self.out))
+    }
+
+    /// What has changed, with what has been added.
+    pub(crate) fn has_been_said(&mut self, out: Vec<u8>) {
+        self.out = out;
     }
 
     pub(crate) fn has_said(&self) -> bool {
         !self.out.is_empty()
     }
 
+    pub(crate) fn said_len(&self) -> usize {
+        self.out.len()
+    }
+
     /// What has changed, and whether some of it is lost.
     pub(crate) fn take(&mut self) -> (Vec<u8>, bool) {
-        let out = core::mem::take(&mut self.out);
+        // There will be about as much the next time.
+        let next = Vec::with_capacity(self.out.len().min(OUT_FIRST));
+        let out = core::mem::replace(&mut self.out, next);
         (out, core::mem::take(&mut self.lost))
     }
 
@@ -505,11 +523,13 @@ mod tests {
     #[test]
     fn what_waits_is_bounded() {
         let mut ledger = Ledger::new([0, 0]);
-        ledger.say(|out| out.push(1));
-        assert!(!ledger.has_said(), "nobody listens");
+        assert!(ledger.begin_to_say().is_none(), "nobody listens");
         ledger.heard = true;
         for _ in 0..(2 * OUT_MAX / 40) {
-            ledger.say(|out| out.extend([0; 40]));
+            if let Some(mut out) = ledger.begin_to_say() {
+                out.extend([0; 40]);
+                ledger.has_been_said(out);
+            }
         }
         let (out, lost) = ledger.take();
         assert!(lost && out.len() < OUT_MAX + 40);

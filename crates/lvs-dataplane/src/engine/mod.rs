@@ -46,7 +46,9 @@ use self::decider::Decider;
 pub use self::door::Pauses;
 use self::door::Requests;
 use self::peers::Peers;
-pub use self::peers::{ALARM as PEERS_ALARM, Config as PeersConfig, WAIT as PEERS_WAIT};
+pub use self::peers::{
+    ALARM as PEERS_ALARM, Config as PeersConfig, Tell as PeersTell, WAIT as PEERS_WAIT,
+};
 use self::report::Report;
 pub use self::rules::RulesError;
 pub use self::shared::Shared;

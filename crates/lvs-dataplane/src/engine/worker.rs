@@ -46,6 +46,9 @@ const EXPIRY_BUDGET: usize = 1024;
 const DOWN_BUDGET: usize = 4096;
 /// How long packets have their turn between two such rounds.
 const DOWN_PERIOD: Duration = Duration::from_millis(1);
+/// What other directors are to be told is passed on once in such a time, or when it is so much.
+const TELL_PERIOD: Duration = Duration::from_millis(1);
+const TELL_BYTES: usize = 16 << 10;
 /// How long packets that have come in may always be waiting before connections are published all
 /// the same.
 const BUSY: Duration = Duration::from_millis(50);
@@ -77,6 +80,8 @@ pub(crate) struct Worker {
     /// What the keeper is told of.
     tally: Tally,
     next_housekeeping: Instant,
+    /// When other directors were told of changes last.
+    told: Instant,
     kernel: KernelSide,
     others: Others,
     /// That of its thread, once it has one.
@@ -142,6 +147,7 @@ impl Worker {
             captures: Vec::new(),
             tally: Tally::default(),
             next_housekeeping: Instant::ZERO,
+            told: Instant::ZERO,
             kernel: KernelSide::default(),
             others: Others::default(),
             priority: None,
@@ -240,7 +246,7 @@ impl Worker {
         }
         self.timers();
         self.send_sync();
-        self.tell_peers();
+        self.tell_peers_if_due();
         let took = started.elapsed();
         self.door().note_gap(took);
         self.look_at_priority(started + took);
@@ -265,8 +271,11 @@ impl Worker {
 
     fn until_next_timer(&self) -> Duration {
         let now = self.shared.now();
-        if self.decider.shard.has_down() {
+        if self.decider.shard.has_down() || self.decider.shard.has_review() {
             return DOWN_PERIOD;
+        }
+        if self.decider.shard.has_changes() {
+            return TELL_PERIOD;
         }
         let next = self.decider.shard.next_wakeup();
         let next = next.map_or(self.next_housekeeping, |at| at.min(self.next_housekeeping));
@@ -626,6 +635,19 @@ impl Worker {
         }
     }
 
+    /// As [`tell_peers`](Self::tell_peers), but not after every few packets.
+    fn tell_peers_if_due(&mut self) {
+        let waiting = self.decider.shard.changes_len();
+        if waiting == 0 {
+            return;
+        }
+        let now = self.shared.now();
+        if waiting >= TELL_BYTES || now.saturating_since(self.told) >= TELL_PERIOD {
+            self.told = now;
+            self.tell_peers();
+        }
+    }
+
     /// Does something with the director, after what has changed before was told.
     pub(super) fn with_decider(&mut self, job: impl FnOnce(&mut Decider)) {
         self.tell_peers();
@@ -780,6 +802,9 @@ impl Worker {
         self.decider.shard.advance(now, EXPIRY_BUDGET);
         if self.decider.shard.has_down() {
             self.end_down(now);
+        }
+        if self.decider.shard.has_review() {
+            self.decider.review(now);
         }
         if now < self.next_housekeeping {
             return;

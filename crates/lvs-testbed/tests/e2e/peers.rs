@@ -547,3 +547,95 @@ fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Resu
         format!("{:?} {:?} {drops:?}", all("whole"), all("error"))
     })
 }
+
+/// Downloads come to a director that was never told of them, which puts them where they are; when a
+/// server is drained, those at it are told and nobody else's; and a director that would not decide
+/// so is told all.
+#[test]
+fn with_exceptions_only_a_director_that_was_told_nothing_goes_on() -> Result<()> {
+    const DOWNLOADS: u64 = 100;
+    let mut options = SiteOptions::new("exceptions", Forward::Dr);
+    options.standby = true;
+    options.vip = Vip::Routed;
+    options.servers = 3;
+    options.nginx = NginxOptions {
+        rate: 60_000,
+        ..NginxOptions::default()
+    };
+    let site = Site::new(options)?;
+    let (first, second) = (site.director.clone(), site.standby()?.clone());
+    let router = site.router.as_ref().context("there is a router")?;
+    let vip = site.vip;
+    let send_to = |address: &str| router.sh(&format!("ip route replace {vip}/32 via {address}"));
+    let key = key(&site, "key", KEY)?;
+    let start = |director: &Host, peer: &str, tell: &str| {
+        let extra = ["--sync-peer", peer, "--sync-key", &key, "--sync-tell", tell];
+        site.start_engine_on(director, &[], &extra)
+    };
+    let one = start(&first, TWO, "exceptions")?;
+    let mut two = start(&second, ONE, "exceptions")?;
+    site.add_service(80, "mh -b mh-port")?;
+    copy_services(&site, &first, &second)?;
+    for director in [&first, &second] {
+        site.lvsadm_on(director, "sync --wait 15s")?;
+    }
+    wait_for_tables(&site, "alike")?;
+    send_to(ONE)?;
+    let mut load = site.load();
+    load.requests = DOWNLOADS;
+    load.concurrency = DOWNLOADS;
+    load.sizes = vec![1_000_000];
+    load.timeout_ms = 60_000;
+    load.first_port = 20_000;
+    let client = site.client.clone();
+    let drained = site.real_address(0).to_string();
+    let report: Result<LoadReport> = std::thread::scope(|scope| {
+        let downloads = scope.spawn(|| client.load(&load));
+        let at = |director: &Host, server: &str| {
+            let listing = site.lvsadm_on(director, "-L -c -n").unwrap_or_default();
+            let lines = listing.lines();
+            lines
+                .filter(|line| line.contains("ESTABLISHED") && line.contains(server))
+                .count() as u64
+        };
+        wait("all downloads to be established", || {
+            at(&first, ":80") == DOWNLOADS
+        })?;
+        ensure!(number(&site, &first, "told") == 0 && at(&second, ":80") == 0);
+        // The router's paths change.
+        send_to(TWO)?;
+        wait("the other to decide about all of them", || {
+            number(&site, &second, "decided") == DOWNLOADS
+        })?;
+        ensure!(number(&site, &second, "told") == 0 && at(&second, ":80") == DOWNLOADS);
+        let exceptions = at(&second, &drained);
+        ensure!(
+            exceptions > 0 && exceptions < DOWNLOADS,
+            "{exceptions} at {drained}"
+        );
+        for director in [&first, &second] {
+            site.lvsadm_on(director, &format!("-e -t {vip}:80 -r {drained}:80 -g -w 0"))?;
+        }
+        wait("those of the drained server to be told", || {
+            number(&site, &second, "told") == exceptions
+                && of_peer(&site, &first, "lent") == Some(exceptions)
+        })?;
+        println!("{exceptions} of {DOWNLOADS} are told");
+        send_to(ONE)?;
+        downloads
+            .join()
+            .unwrap_or_else(|_| bail!("a thread panicked"))
+    });
+    let report = report.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
+    report.all_ok(DOWNLOADS)?;
+
+    two.kill();
+    two = start(&second, ONE, "all")?;
+    copy_services(&site, &first, &second)?;
+    site.lvsadm_on(&second, "sync --wait 15s")?;
+    wait("it to be told all", || {
+        let said = site.lvsadm_on(&first, "sync");
+        said.is_ok_and(|said| said.contains("all, because 192.0.2.2:8848 would not decide"))
+    })
+    .with_context(|| format!("{}\n{}", one.log(), two.log()))
+}

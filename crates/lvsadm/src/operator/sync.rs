@@ -48,8 +48,13 @@ fn text(state: &SyncState) -> String {
         true => "ready".to_owned(),
         false => format!("not ready: {}", state.waits_for),
     };
+    let which = match (state.exceptions, state.tells_all.as_str()) {
+        (true, _) => ", which they would put elsewhere".to_owned(),
+        (false, "") => String::new(),
+        (false, why) => format!(": all, because {why}"),
+    };
     text.push_str(&format!(
-        "\n{} connections are told to others\n\n{:<28}{:<9}{:>10}{:>10}{:>10}  {:<30}{}\n",
+        "\n{} connections are told to others{which}\n\n{:<28}{:<9}{:>10}{:>10}{:>10}  {:<30}{}\n",
         state.told, "peer", "state", "tells", "here", "missing", "last bulk", "listens"
     ));
     for peer in &state.peers {
@@ -66,6 +71,10 @@ fn text(state: &SyncState) -> String {
         ("connections without room", state.no_room),
         ("told again what was missing", state.repairs),
         ("told everything anew", state.told_anew),
+        (
+            "packets of connections of others, decided by the scheduler",
+            state.decided,
+        ),
         (
             "services that are too many to be compared",
             state.tables_beyond,

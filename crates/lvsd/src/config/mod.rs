@@ -400,6 +400,8 @@ pub struct Peers {
     pub wait: Option<Duration>,
     /// How long their services and servers may differ.
     pub alarm: Option<Duration>,
+    /// Which connections they are told.
+    pub tell: Option<String>,
 }
 
 impl Dataplane {
@@ -479,6 +481,9 @@ impl Dataplane {
             }
             if let Some(alarm) = peers.alarm {
                 option("--sync-alarm", Some(alarm.as_secs().to_string()));
+            }
+            if let Some(tell) = &peers.tell {
+                option("--sync-tell", Some(tell.clone()));
             }
         }
         all

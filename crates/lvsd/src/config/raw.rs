@@ -185,6 +185,9 @@ pub(super) struct RawSync {
     /// How long their services and servers may differ from the engine's before that is an alarm.
     /// Default: 30s.
     pub(super) alarm: Option<Spanned<RawDuration>>,
+    /// Which connections they are told: `all`, or `exceptions` to what schedulers that are functions
+    /// would choose now. Default: all.
+    pub(super) tell: Option<Spanned<String>>,
 }
 
 /// `[vrrp]`: the virtual addresses move between directors, as keepalived says.

@@ -10,7 +10,8 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 pub(super) use self::persistent::template_key;
 use crate::conn::{Draft, Key, Template, flag};
-use crate::control::{Control, FTP, FTP_DATA};
+use crate::control::regular::is_found_again;
+use crate::control::{Control, FTP, FTP_DATA, Service};
 use crate::packet::{SCTP_ABORT, SCTP_INIT};
 use crate::sched::Request;
 use crate::shard::{NeedsControl, Shard};
@@ -33,6 +34,8 @@ struct Ask<'a> {
     /// What follows the UDP header.
     payload: Option<&'a [u8]>,
     embedded: bool,
+    /// It opens nothing: another director may have had its connection.
+    elsewhere: bool,
 }
 
 /// Servers that are tried for a connection where full NAT has no local port left towards the one
@@ -122,23 +125,23 @@ impl Control {
         let Tuple { protocol, src, dst } = meta.tuple;
         let sysctls = &self.settings.sysctls;
         let mut payload = None;
+        let (mut elsewhere, mut ends) = (false, false);
         match meta.transport {
             Transport::Tcp(flags) => {
-                let opens = flags.has(TcpFlags::SYN) || sysctls.sloppy_tcp;
-                if flags.has(TcpFlags::RST) || !opens {
-                    return Verdict::Accept(AcceptReason::NotNew);
-                }
+                ends = flags.has(TcpFlags::RST);
+                elsewhere = ends || !(flags.has(TcpFlags::SYN) || sysctls.sloppy_tcp);
             }
             Transport::Sctp(chunk) => {
-                let opens = chunk.first == SCTP_INIT || sysctls.sloppy_sctp;
-                if chunk.first == SCTP_ABORT || !opens {
-                    return Verdict::Accept(AcceptReason::NotNew);
-                }
+                ends = chunk.first == SCTP_ABORT;
+                elsewhere = ends || !(chunk.first == SCTP_INIT || sysctls.sloppy_sctp);
             }
             Transport::Udp(data) => payload = Some(data),
             Transport::Short { .. } | Transport::Other => {
                 return Verdict::Drop(DropReason::ShortHeader);
             }
+        }
+        if elsewhere && !self.settings.decides {
+            return Verdict::Accept(AcceptReason::NotNew);
         }
         let ask = Ask {
             protocol,
@@ -149,7 +152,11 @@ impl Control {
             hook: meta.hook,
             payload,
             embedded: false,
+            elsewhere,
         };
+        if ends {
+            return self.pass_on(shard, &ask, meta, now);
+        }
         match self.open(shard, &ask, now) {
             Opened::Entry(index) => shard.forward(index, meta, now, true),
             Opened::Once(slot, template) => {
@@ -157,8 +164,50 @@ impl Control {
                 self.close_once(shard, &slot, template, now);
                 verdict
             }
+            Opened::Refused(Verdict::Accept(_)) if elsewhere => {
+                Verdict::Accept(AcceptReason::NotNew)
+            }
             Opened::Refused(verdict) => verdict,
         }
+    }
+
+    /// Passes the end of a connection that another director may have had on to its server.
+    fn pass_on(
+        &mut self,
+        shard: &mut Shard,
+        ask: &Ask<'_>,
+        meta: &PacketMeta<'_>,
+        now: Instant,
+    ) -> Verdict {
+        const NOT_NEW: Verdict = Verdict::Accept(AcceptReason::NotNew);
+        let Some(number) = self.find_service(ask.mark, ask.protocol, ask.virt) else {
+            return NOT_NEW;
+        };
+        self.refresh(shard);
+        let taken = self.filters.decide(number, ask.client.ip());
+        let service = self.services.get_mut(&number);
+        let service = service.filter(|service| {
+            taken.is_none_or(crate::filter::Decided::taken)
+                && service.is_function()
+                && ask.virt.port() == service.key.port()
+        });
+        let server = service.and_then(|service| {
+            let flags = service.config.flags;
+            service.pool.pick(&ask.request(flags, now)).cloned()
+        });
+        let Some(server) = server.filter(|server| is_found_again(server.forwarding())) else {
+            return NOT_NEW;
+        };
+        let port = match server.addr().port() {
+            0 => ask.virt.port(),
+            port => port,
+        };
+        let addr = SocketAddr::new(server.addr().ip(), port);
+        let flags = server.connection_flags(self.settings.sysctls.conntrack);
+        let mut slot = Draft::new(&ask.key(), addr, flags);
+        slot.server = server.id().0;
+        self.decided += 1;
+        shard.forward_ended(&slot, meta)
     }
 
     /// Opens a connection for an ICMP error, as if the packet that it is about had come from the
@@ -182,6 +231,7 @@ impl Control {
             hook: error.hook,
             payload: None,
             embedded: true,
+            elsewhere: !self.settings.sysctls.schedule_icmp,
         };
         match self.open(shard, &ask, now) {
             Opened::Entry(index) => shard.forward_icmp_error(index, error, true),
@@ -199,8 +249,12 @@ impl Control {
             Opened::Refused(Verdict::Accept(reason)) if error.hook == Hook::Transit => {
                 match shard.find_from_server(protocol, dst, src) {
                     Some(index) => shard.reply_icmp_error(index, error),
+                    None if ask.elsewhere => Verdict::Accept(AcceptReason::UnrelatedIcmp),
                     None => Verdict::Accept(reason),
                 }
+            }
+            Opened::Refused(Verdict::Accept(_)) if ask.elsewhere => {
+                Verdict::Accept(AcceptReason::UnrelatedIcmp)
             }
             Opened::Refused(verdict) => verdict,
         }
@@ -211,6 +265,11 @@ impl Control {
         let Some(number) = self.find_service(ask.mark, ask.protocol, ask.virt) else {
             return Opened::Refused(Verdict::Accept(AcceptReason::NoService));
         };
+        let decides =
+            |service: &Service| service.is_function() && ask.virt.port() == service.key.port();
+        if ask.elsewhere && !self.services.get(&number).is_some_and(|it| decides(it)) {
+            return Opened::Refused(Verdict::Accept(AcceptReason::NotNew));
+        }
         if self.defense.drops_packet() {
             return Opened::Refused(Verdict::Drop(DropReason::DropPacket));
         }
@@ -272,8 +331,17 @@ impl Control {
             .then(|| service.pool.pick(&ask.request(flags, now)).cloned())
             .flatten();
         let Some(server) = picked else {
+            if ask.elsewhere {
+                // Silence: who had it may be about to tell.
+                return Opened::Refused(Verdict::Drop(DropReason::NoServer));
+            }
             return self.leave(shard, number, ask, once, now);
         };
+        if ask.elsewhere && !is_found_again(server.forwarding()) {
+            return Opened::Refused(Verdict::Accept(AcceptReason::NotNew));
+        }
+        let regular =
+            self.settings.decides && is_found_again(server.forwarding()) && service.is_function();
         let port = match server.addr().port() {
             0 => ask.virt.port(),
             port => port,
@@ -282,6 +350,11 @@ impl Control {
         match opened {
             Opened::Refused(Verdict::Drop(DropReason::NoLocalPort)) => {
                 self.open_elsewhere(shard, number, &server, ask, now)
+            }
+            Opened::Entry(index) if regular => {
+                self.decided += u64::from(ask.elsewhere);
+                shard.set_regular(index);
+                Opened::Entry(index)
             }
             opened => opened,
         }

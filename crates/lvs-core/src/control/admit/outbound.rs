@@ -78,6 +78,7 @@ impl Control {
             hook: meta.hook,
             payload: None,
             embedded: false,
+            elsewhere: false,
         };
         let port = server.addr().port();
         match self.bind(shard, &server, port, &ask, once, template, now) {

@@ -124,7 +124,7 @@ fn try_greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> io::Result<Optio
     let Some(theirs) = Introduction::parse(&theirs) else {
         return Ok(None);
     };
-    let ours = Introduction::new(peers.identity, random()?);
+    let ours = Introduction::new(peers.identity, random()?, peers.tell);
     let handshake = Handshake::new(&peers.key, theirs, ours);
     let mut answer = ours.to_bytes().to_vec();
     answer.extend(handshake.teller_proof());
@@ -163,15 +163,20 @@ fn serve(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &H
     let (before, mine) = {
         let mut state = peer.state();
         state.telling += 1;
+        state.decides = handshake.listener_decides();
         (state.tells.replace(tells), state.telling)
     };
     if let Some(before) = before {
         let _ = before.shutdown(Shutdown::Both);
     }
     info!("{} listens", peer.address);
+    peers.look_whether_spares();
     teller::run(peers, peer, stream, handshake);
-    let mut state = peer.state();
-    if state.telling == mine {
-        state.tells = None;
+    {
+        let mut state = peer.state();
+        if state.telling == mine {
+            state.tells = None;
+        }
     }
+    peers.look_whether_spares();
 }

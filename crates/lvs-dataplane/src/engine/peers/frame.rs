@@ -27,6 +27,8 @@ use std::path::Path;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
+use super::Tell;
+
 /// What a connection begins with.
 const MAGIC: [u8; 8] = *b"LVSPEER1";
 /// Length of an [`Introduction`].
@@ -104,6 +106,8 @@ fn new_mac(key: &[u8]) -> Hmac<Sha256> {
 const MARKER: [u8; 6] = *b"\xf1lvsp\xf1";
 /// Understands tables: [`Kind::Tables`], [`Kind::Ask`] and [`Kind::Table`].
 const TABLES: u16 = 1;
+/// Decides about packets of connections that it does not know as their teller would.
+const DECIDES: u16 = 2;
 
 /// What a director says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,18 +120,31 @@ pub(super) struct Introduction {
 
 impl Introduction {
     /// This director's, with random bytes.
-    pub(super) fn new(identity: [u8; 16], random: [u8; 24]) -> Self {
+    pub(super) fn new(identity: [u8; 16], random: [u8; 24], tell: Tell) -> Self {
+        let is = match tell {
+            Tell::All => TABLES,
+            Tell::Exceptions => TABLES | DECIDES,
+        };
         let mut nonce = [0; 32];
         nonce[..24].copy_from_slice(&random);
         nonce[24..30].copy_from_slice(&MARKER);
-        nonce[30..].copy_from_slice(&TABLES.to_be_bytes());
+        nonce[30..].copy_from_slice(&is.to_be_bytes());
         Self { identity, nonce }
     }
 
     /// Whether it understands tables.
     pub(super) fn compares_tables(&self) -> bool {
+        self.says(TABLES)
+    }
+
+    /// Whether it need not be told connections that it would put where they are.
+    fn decides(&self) -> bool {
+        self.says(DECIDES)
+    }
+
+    fn says(&self, what: u16) -> bool {
         let [.., high, low] = self.nonce;
-        self.nonce[24..30] == MARKER && u16::from_be_bytes([high, low]) & TABLES != 0
+        self.nonce[24..30] == MARKER && u16::from_be_bytes([high, low]) & what != 0
     }
 
     pub(super) fn to_bytes(self) -> [u8; INTRODUCTION_LEN] {
@@ -157,6 +174,8 @@ pub(super) struct Handshake {
     teller: [u8; INTRODUCTION_LEN],
     /// Both understand tables.
     tables: bool,
+    /// The listener need not be told connections that it would put where they are.
+    decides: bool,
 }
 
 const TELLER: &str = "lvs peer: I tell";
@@ -171,12 +190,18 @@ impl Handshake {
             listener: listener.to_bytes(),
             teller: teller.to_bytes(),
             tables: listener.compares_tables() && teller.compares_tables(),
+            decides: listener.decides(),
         }
     }
 
     /// Whether tables are compared over this connection.
     pub(super) fn compares_tables(&self) -> bool {
         self.tables
+    }
+
+    /// Whether the listener decides about packets of connections that it does not know.
+    pub(super) fn listener_decides(&self) -> bool {
+        self.decides
     }
 
     fn code(&self, label: &str) -> [u8; 32] {
@@ -406,7 +431,7 @@ mod tests {
 
     #[test]
     fn what_a_director_understands_is_in_its_nonce() {
-        let new = Introduction::new([3; 16], [4; 24]);
+        let new = Introduction::new([3; 16], [4; 24], Tell::All);
         let old = Introduction {
             identity: [5; 16],
             nonce: [6; 32],

@@ -97,10 +97,11 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), E
     let hangs_up = stream.try_clone().map_err(away)?;
     peer.linked(identity, hangs_up);
     let said = peer.tables().begin(identity, handshake.compares_tables());
-    say(peer, said);
+    say(peers, peer, said);
     *lent = true;
     let ended = hear(peers, peer, identity, &mut stream, &handshake);
     peer.tables().end();
+    peers.look_whether_spares();
     match ended {
         Ok(()) => Ok(()),
         Err(error) => {
@@ -118,7 +119,7 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), E
 fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handshake), Ended> {
     let until = Instant::now() + CONNECT;
     stream.set_write_timeout(Some(CONNECT)).map_err(away)?;
-    let ours = Introduction::new(peers.identity, random().map_err(away)?);
+    let ours = Introduction::new(peers.identity, random().map_err(away)?, peers.tell);
     stream.write_all(&ours.to_bytes()).map_err(away)?;
     let mut theirs = [0; INTRODUCTION_LEN];
     let closed = "it closes the connection: is this director among its peers, under the address that it sees? Its log tells";
@@ -302,7 +303,7 @@ fn hear(
 fn compare_tables(peers: &Peers, peer: &Peer, asked: &mut Sequence, out: &mut Vec<u8>) {
     let ours = peers.tables();
     let (ask, said) = peer.tables().compare(&ours, peers.alarm, Instant::now());
-    say(peer, said);
+    say(peers, peer, said);
     if !ask.is_empty() {
         asked.seal(Kind::Ask, &tables::ask(&ask), out);
     }
@@ -322,8 +323,11 @@ fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
     }
 }
 
-/// Writes into the log what became of a comparison.
-fn say(peer: &Peer, said: Option<Said>) {
+/// Writes into the log what became of a comparison, and does what follows from it.
+fn say(peers: &Peers, peer: &Peer, said: Option<Said>) {
+    if said.is_some() {
+        peers.look_whether_spares();
+    }
     match said {
         Some(Said::Differ(text)) => warn!("{} {text}", peer.address),
         Some(Said::Alike(text)) => info!("{} {text}", peer.address),

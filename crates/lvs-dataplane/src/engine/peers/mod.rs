@@ -27,7 +27,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use lvs_core::Heard;
-use lvs_core::api::{PeerInfo, SyncState, TablesInfo};
+use lvs_core::api::{PeerInfo, SyncState, TablesInfo, TablesState};
 use lvs_core::sync::PORT;
 use lvs_core::sync::bulk::PEERS_MAX;
 use lvs_core::sync::tables::{Table, TableKey, Tables};
@@ -69,6 +69,21 @@ pub struct Config {
     pub wait: Duration,
     /// How long the tables of one may differ from this one's before that is an alarm.
     pub alarm: Duration,
+    /// Which connections they are told.
+    pub tell: Tell,
+}
+
+/// Which connections others are told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tell {
+    /// All.
+    #[default]
+    All,
+    /// Where a service's scheduler is a function of what the others know, too, those only that it
+    /// would put elsewhere now; else all. Packets of connections that are not known here are decided
+    /// by those schedulers ([`lvs_core::Control::set_decides`]). As long as one of the others does not
+    /// do so, or its tables are another's for too long, it is told all.
+    Exceptions,
 }
 
 /// The peers of an engine.
@@ -84,6 +99,9 @@ pub(in crate::engine) struct Peers {
     wait: Duration,
     /// How long tables may differ.
     alarm: Duration,
+    tell: Tell,
+    /// Only exceptions are told.
+    spares: Mutex<bool>,
     tables: Mutex<tables::Own>,
     started: Instant,
     peers: Vec<Arc<Peer>>,
@@ -148,6 +166,8 @@ struct State {
     /// The stream that we tell it by, and how many there have been.
     tells: Option<TcpStream>,
     telling: u64,
+    /// Whoever listens decides about packets of connections that it does not know.
+    decides: bool,
     /// When the log was last told of somebody there who has not proved to have the key.
     complained: Option<Instant>,
     greeting: usize,
@@ -232,6 +252,8 @@ impl Peers {
             listen,
             wait: config.wait,
             alarm: config.alarm,
+            tell: config.tell,
+            spares: Mutex::new(false),
             tables: Mutex::default(),
             started: Instant::now(),
             peers: peers.collect(),
@@ -243,7 +265,11 @@ impl Peers {
             sleeping: Default::default(),
             threads: Mutex::default(),
         });
+        if config.tell == Tell::Exceptions {
+            shared.control().set_decides(true);
+        }
         this.on_worker(move |decider| decider.shard.keep_ledger(keys));
+        this.look_whether_spares();
         for peer in &this.peers {
             let (peers, peer) = (this.clone(), peer.clone());
             this.spawn("lvs-peer-hears", move || listener::run(&peers, &peer))
@@ -328,6 +354,40 @@ impl Peers {
         let now = self.now();
         self.on_worker(move |decider| drop(reply.send(job(decider, now))));
         answer.recv_timeout(WORKER_TIMEOUT).ok()
+    }
+
+    /// Why those are told everything who should be told exceptions only.
+    fn tells_all_because(&self) -> Option<String> {
+        self.peers.iter().find_map(|peer| {
+            let address = peer.address;
+            let state = peer.state();
+            if state.tells.is_some() && !state.decides {
+                return Some(format!(
+                    "{address} would not decide about their packets: it is of an older version, or has --sync-tell all"
+                ));
+            }
+            drop(state);
+            let alarm = peer.tables_info().state == TablesState::Alarm;
+            alarm.then(|| format!("{address} would choose other servers"))
+        })
+    }
+
+    /// Has only exceptions told, if that is enough for everybody.
+    fn look_whether_spares(&self) {
+        if self.tell == Tell::All {
+            return;
+        }
+        // Held until the packet worker knows, so that it hears of each change in its order.
+        let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
+        let why = self.tells_all_because();
+        let now = why.is_none();
+        if std::mem::replace(&mut *spares, now) != now {
+            match why {
+                Some(why) => info!("all connections are told from now on: {why}"),
+                None => info!("only connections are told that others would put elsewhere"),
+            }
+            self.on_worker(move |decider| decider.shard.set_spares(now));
+        }
     }
 
     fn set_heard(&self, heard: bool) {
@@ -430,11 +490,17 @@ impl Peers {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counts = &self.counts;
         let told = self.ask_worker(|decider, _| decider.shard.told().count());
+        let exceptions = self.tell == Tell::Exceptions;
+        let all = exceptions.then(|| self.tells_all_because()).flatten();
+        let shared = self.shared.upgrade();
         SyncState {
             ready: waits.is_none(),
             waits_for: waits.unwrap_or_default(),
             listen: Some(self.listen),
             told: told.unwrap_or(0),
+            exceptions: exceptions && all.is_none(),
+            tells_all: all.unwrap_or_default(),
+            decided: shared.map_or(0, |shared| shared.control().decided()),
             peers: self.peers.iter().map(|peer| self.report_on(peer)).collect(),
             items_sent: read(&counts.items_sent),
             bytes_sent: read(&counts.bytes_sent),

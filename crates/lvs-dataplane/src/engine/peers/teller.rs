@@ -27,7 +27,7 @@ const DIGEST_PERIOD: Duration = Duration::from_secs(2);
 /// Between two walks that tell of connections which had packets.
 const REFRESH_PERIOD: Duration = Duration::from_secs(30);
 /// How long changes are waited for, to be sent together.
-const LINGER: Duration = Duration::from_millis(5);
+const LINGER: Duration = Duration::from_millis(10);
 /// How long a listener may take for a portion of what waits, some 256 KiB.
 const PATIENCE: Duration = Duration::from_secs(10);
 

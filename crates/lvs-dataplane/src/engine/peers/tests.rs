@@ -40,6 +40,8 @@ pub(super) fn peers_of(shared: Weak<Shared>, address: SocketAddr) -> Arc<Peers> 
         listen: address,
         wait: Duration::ZERO,
         alarm: ALARM,
+        tell: Tell::All,
+        spares: Mutex::new(false),
         tables: Mutex::default(),
         started: Instant::now(),
         peers: vec![Arc::new(peer)],
@@ -84,7 +86,7 @@ fn listens_as(introduced: Introduction) -> Listens {
     let stream = TcpStream::connect(address).expect("it listens");
     let (theirs, _) = listener.accept().expect("it has connected");
     let peers = peers(address);
-    let ours = Introduction::new([1; 16], [1; 24]);
+    let ours = Introduction::new([1; 16], [1; 24], Tell::All);
     let handshake = Handshake::new(&Key::of(KEY), introduced, ours);
     let (told, asked) = (handshake.told(), handshake.asked());
     let all = peers.clone();
@@ -215,7 +217,7 @@ fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
         let mut theirs = [0; INTRODUCTION_LEN];
         stream.read_exact(&mut theirs).expect("it is introduced");
         let theirs = Introduction::parse(&theirs).expect("an introduction");
-        let ours = Introduction::new([2; 16], [2; 24]);
+        let ours = Introduction::new([2; 16], [2; 24], Tell::All);
         let handshake = Handshake::new(&Key::of(KEY), theirs, ours);
         let mut bytes = ours.to_bytes().to_vec();
         bytes.extend(handshake.teller_proof());
@@ -269,7 +271,7 @@ fn table_payload() -> Vec<u8> {
 fn who_does_not_say_that_it_understands_tables_is_told_none() {
     for (introduced, understands) in [
         (introduction(2), false),
-        (Introduction::new([2; 16], [2; 24]), true),
+        (Introduction::new([2; 16], [2; 24], Tell::All), true),
     ] {
         let mut it = listens_as(introduced);
         let mut kinds = Vec::new();

@@ -116,6 +116,7 @@ impl Checker<'_> {
                 ("listen", raw.listen.as_ref().map(Spanned::span)),
                 ("wait", raw.wait.as_ref().map(Spanned::span)),
                 ("alarm", raw.alarm.as_ref().map(Spanned::span)),
+                ("tell", raw.tell.as_ref().map(Spanned::span)),
             ] {
                 if let Some(span) = span {
                     let title = format!("`{key}` says nothing without peers");
@@ -174,6 +175,7 @@ impl Checker<'_> {
                     .help("give \"1s\" to \"1d\""),
             );
         }
+        let tell = self.one_of(raw.tell.as_ref(), &["all", "exceptions"]);
         let Some(key_file) = &raw.key_file else {
             self.report(
                 Diagnostic::error(spanned.span(), "[sync] has peers and no key_file").help(
@@ -188,6 +190,7 @@ impl Checker<'_> {
             listen: raw.listen.as_ref().map(|text| text.get_ref().clone()),
             wait: raw.wait.as_ref().map(|wait| wait.get_ref().0),
             alarm: raw.alarm.as_ref().map(|alarm| alarm.get_ref().0),
+            tell,
         })
     }
 
