@@ -7,6 +7,7 @@
 use std::fs;
 use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant as Clock};
 
 use anyhow::{Context, Result, anyhow};
@@ -149,13 +150,22 @@ fn known(connections: u32) -> Result<()> {
                     meta
                 });
                 let metas: Vec<_> = metas.collect();
-                if warm {
-                    let ahead: Vec<_> = metas.iter().map(|meta| shard.ahead(&meta.tuple)).collect();
-                    let read = ahead.iter().fold(0, |read, ahead| read ^ shard.warm(ahead));
-                    black_box(read);
+                if !warm {
+                    for meta in &metas {
+                        let _ = black_box(shard.handle_packet(meta, now));
+                    }
+                    continue;
                 }
-                for meta in &metas {
-                    let _ = black_box(shard.handle_packet(meta, now));
+                let load = |word: &AtomicU64| {
+                    black_box(word.load(Relaxed));
+                };
+                let ahead = metas.iter().map(|meta| shard.ahead(&meta.tuple, load));
+                let mut ahead: Vec<_> = ahead.collect();
+                for ahead in &mut ahead {
+                    shard.aim(ahead, load);
+                }
+                for (meta, ahead) in metas.iter().zip(&ahead) {
+                    let _ = black_box(shard.handle_packet_ahead(meta, ahead, now));
                 }
             }
         })

@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
 
 use super::{NeedsControl, ServerLink, Shard};
-use crate::conn::{Direction, Draft, Key, NO_SLOT, State, flag, sctp_next, tcp_next};
+use crate::conn::{Ahead, Direction, Draft, Key, NO_SLOT, State, flag, sctp_next, tcp_next};
 use crate::packet::{SCTP_ABORT, is_ipsec, opens};
 use crate::stats::Counters;
 use crate::{
@@ -18,6 +18,7 @@ impl Shard {
     pub(crate) fn decide(
         &mut self,
         meta: &PacketMeta<'_>,
+        ahead: &Ahead,
         now: Instant,
     ) -> Result<Verdict, NeedsControl> {
         if !self.dying.is_empty() && meta.hook != Hook::Output {
@@ -42,7 +43,8 @@ impl Shard {
             });
         }
         let Tuple { protocol, src, dst } = connection_tuple(Tuple { protocol, src, dst });
-        if let Some(index) = self.find_reply(protocol, src, dst) {
+        if let Some(index) = self.find_reply_ahead(protocol, src, dst, ahead) {
+            self.table.note_source(protocol, src, ahead);
             return Ok(self.reply(index, meta, now));
         }
         if self.settings.heeds_servers() && self.links.is_masqueraded(protocol, src) {
@@ -56,13 +58,14 @@ impl Shard {
                 return Ok(Verdict::Unreachable(DropReason::StrayReply));
             }
         }
-        self.decide_in(meta, now)
+        self.decide_in(meta, ahead, now)
     }
 
     /// What is left when the packet is no reply (`ip_vs_in_hook`).
     pub(crate) fn decide_in(
         &mut self,
         meta: &PacketMeta<'_>,
+        ahead: &Ahead,
         now: Instant,
     ) -> Result<Verdict, NeedsControl> {
         if meta.hook == Hook::Transit {
@@ -72,11 +75,12 @@ impl Shard {
             return Ok(Verdict::Accept(AcceptReason::BackupOnly));
         }
         let Tuple { protocol, src, dst } = connection_tuple(meta.tuple);
-        let Some(index) = self.table.find_in(&Key {
+        let key = Key {
             protocol,
             client: src,
             virt: dst,
-        }) else {
+        };
+        let Some(index) = self.table.find_in_ahead(&key, ahead) else {
             if is_ipsec(meta.tuple.protocol) {
                 return Ok(Verdict::Accept(AcceptReason::NoConnection));
             }
@@ -150,12 +154,22 @@ impl Shard {
     }
 
     /// The connection of a packet from a server, or from a virtual address, to `dst`.
-    #[inline]
     pub(super) fn find_reply(
         &self,
         protocol: Protocol,
         src: SocketAddr,
         dst: SocketAddr,
+    ) -> Option<u32> {
+        self.find_reply_ahead(protocol, src, dst, &Ahead::NONE)
+    }
+
+    #[inline]
+    fn find_reply_ahead(
+        &self,
+        protocol: Protocol,
+        src: SocketAddr,
+        dst: SocketAddr,
+        ahead: &Ahead,
     ) -> Option<u32> {
         if self.local_ports.is_used(dst.ip()) {
             let found = self.local_ports.find(protocol, src, dst, &self.table);
@@ -163,7 +177,7 @@ impl Shard {
                 return found;
             }
         }
-        self.table.find_out(protocol, src, dst)
+        self.table.find_out_ahead(protocol, src, dst, ahead)
     }
 }
 

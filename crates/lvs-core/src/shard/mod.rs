@@ -22,7 +22,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use self::down::Down;
 pub(crate) use self::local_ports::LocalPorts;
@@ -180,10 +180,25 @@ impl Shard {
         meta: &PacketMeta<'_>,
         now: Instant,
     ) -> Result<Verdict, NeedsControl> {
+        self.handle_packet_ahead(meta, &Ahead::NONE, now)
+    }
+
+    /// As [`handle_packet`](Self::handle_packet), of a packet for which [`ahead`](Self::ahead) and
+    /// [`aim`](Self::aim) have found out where to look. The verdict is the same.
+    ///
+    /// # Errors
+    /// As [`handle_packet`](Self::handle_packet).
+    #[inline]
+    pub fn handle_packet_ahead(
+        &mut self,
+        meta: &PacketMeta<'_>,
+        ahead: &Ahead,
+        now: Instant,
+    ) -> Result<Verdict, NeedsControl> {
         if self.is_stale() {
             return Err(NeedsControl::STALE);
         }
-        self.decide(meta, now)
+        self.decide(meta, ahead, now)
     }
 
     /// Decides on an ICMP error.
@@ -202,20 +217,22 @@ impl Shard {
         self.decide_icmp_error(error, now)
     }
 
-    /// Where deciding on a packet between these two will look. To be asked for all packets of a
-    /// batch before [`warm`](Self::warm) is called for the first.
+    /// Where deciding on a packet between these two will look. Whoever has a batch of packets asks
+    /// for all of them, then [aims](Self::aim) for all, and then has them decided on
+    /// ([`handle_packet_ahead`](Self::handle_packet_ahead)): memory is waited for once, not for
+    /// each packet.
+    ///
+    /// `load` is called with words that will be read soon. To ask the processor for their cache
+    /// lines (`prefetch`) is best, as nobody waits for that; to read them does, too.
     #[inline]
-    pub fn ahead(&self, tuple: &Tuple) -> Ahead {
-        self.table.ahead(tuple.protocol, tuple.src, tuple.dst)
+    pub fn ahead(&self, tuple: &Tuple, load: impl Fn(&AtomicU64)) -> Ahead {
+        self.table.ahead(tuple.protocol, tuple.src, tuple.dst, load)
     }
 
-    /// Reads what deciding on a packet will read, and changes nothing: whoever does so for all
-    /// packets of a batch before deciding on the first waits for memory once, not for each.
-    /// What comes back means nothing; it is there to be used ([`core::hint::black_box`]), so
-    /// that the reads are not left out.
+    /// The second step: reads what the first has had loaded, and has loaded what that leads to.
     #[inline]
-    pub fn warm(&self, ahead: &Ahead) -> u64 {
-        self.table.warm(ahead)
+    pub fn aim(&self, ahead: &mut Ahead, load: impl Fn(&AtomicU64)) {
+        self.table.aim(ahead, load);
     }
 
     /// Whether there is a connection that a packet between these two belongs to, whichever of them

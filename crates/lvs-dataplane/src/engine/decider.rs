@@ -16,6 +16,7 @@ use super::{HookAction, PacketHook};
 use crate::in_kernel::RIPE;
 use crate::packet::intercept::Intercept;
 use crate::packet::pipeline::Decide;
+use crate::sys::prefetch;
 
 /// Connections that may wait to be published; others do so with their next packet.
 const RIPE_MAX: usize = 4096;
@@ -121,19 +122,20 @@ impl Decider {
     /// Takes over what a peer has told.
     pub(super) fn hear(&mut self, peer: usize, keeps_ties: bool, items: Vec<Item>) -> Heard {
         let now = self.shared.now();
-        // What they are looked up by is read for all of them first, without the lock.
-        let aheads: Vec<Ahead> = items
+        // What they are looked up by is loaded for all of them first, without the lock.
+        let mut aheads: Vec<Ahead> = items
             .iter()
             .map(|item| {
-                self.shard.ahead(&Tuple {
+                let tuple = Tuple {
                     protocol: item.entry.protocol,
                     src: item.entry.client,
                     dst: item.entry.virt,
-                })
+                };
+                self.shard.ahead(&tuple, prefetch)
             })
             .collect();
-        for ahead in &aheads {
-            std::hint::black_box(self.shard.warm(ahead));
+        for ahead in &mut aheads {
+            self.shard.aim(ahead, prefetch);
         }
         self.shared
             .control_for_packet()
@@ -249,12 +251,14 @@ impl Decider {
 }
 
 impl Decide for Decider {
+    #[inline]
     fn ahead(&self, tuple: &Tuple) -> Option<Ahead> {
-        Some(self.shard.ahead(tuple))
+        Some(self.shard.ahead(tuple, prefetch))
     }
 
-    fn warm(&self, ahead: &Ahead) -> u64 {
-        self.shard.warm(ahead)
+    #[inline]
+    fn aim(&self, ahead: &mut Ahead) {
+        self.shard.aim(ahead, prefetch);
     }
 
     fn knows(&self, tuple: &Tuple) -> bool {
@@ -266,6 +270,32 @@ impl Decide for Decider {
     }
 
     fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+        self.decide(meta, None, now)
+    }
+
+    fn packet_ahead(&mut self, meta: &PacketMeta<'_>, ahead: &Ahead, now: Instant) -> Verdict {
+        self.decide(meta, Some(ahead), now)
+    }
+
+    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
+        if self.ignores {
+            return self.count(error.inner, Verdict::Accept(AcceptReason::Tunneled));
+        }
+        let verdict = match self.shard.handle_icmp_error(error, now) {
+            Ok(verdict) => verdict,
+            Err(pending) => self.shared.control_for_packet().admit_icmp_error(
+                &mut self.shard,
+                error,
+                pending,
+                now,
+            ),
+        };
+        self.count(error.inner, verdict)
+    }
+}
+
+impl Decider {
+    fn decide(&mut self, meta: &PacketMeta<'_>, ahead: Option<&Ahead>, now: Instant) -> Verdict {
         if self.ignores {
             return self.count(meta.tuple, Verdict::Accept(AcceptReason::Tunneled));
         }
@@ -292,7 +322,11 @@ impl Decide for Decider {
                 return self.count(meta.tuple, Verdict::Accept(AcceptReason::MarkRule));
             }
         };
-        let verdict = match self.shard.handle_packet(meta, now) {
+        let decided = match ahead {
+            Some(ahead) => self.shard.handle_packet_ahead(meta, ahead, now),
+            None => self.shard.handle_packet(meta, now),
+        };
+        let verdict = match decided {
             Ok(verdict) => verdict,
             Err(pending) => {
                 self.shared
@@ -308,22 +342,6 @@ impl Decide for Decider {
                 .bind_unbound(&mut self.shard, &meta.tuple);
         }
         self.count(meta.tuple, verdict)
-    }
-
-    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
-        if self.ignores {
-            return self.count(error.inner, Verdict::Accept(AcceptReason::Tunneled));
-        }
-        let verdict = match self.shard.handle_icmp_error(error, now) {
-            Ok(verdict) => verdict,
-            Err(pending) => self.shared.control_for_packet().admit_icmp_error(
-                &mut self.shard,
-                error,
-                pending,
-                now,
-            ),
-        };
-        self.count(error.inner, verdict)
     }
 }
 

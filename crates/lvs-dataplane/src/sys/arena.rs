@@ -134,7 +134,7 @@ impl Arena {
         if slot < self.slots && offset < self.slot_len {
             // SAFETY: the offset lies within a slot of the mapping.
             let line = unsafe { self.memory.add(slot * self.slot_len + offset) };
-            prefetch(line);
+            ask_for(line);
         }
     }
 
@@ -170,9 +170,16 @@ impl Arena {
     }
 }
 
+/// Asks the processor for the line of the cache that begins with a value, or has it in it. It may
+/// do so or not.
+#[inline]
+pub fn prefetch<T>(value: &T) {
+    ask_for(NonNull::from(value).cast());
+}
+
 /// Asks the processor for a line of the cache, to be changed.
 #[inline]
-fn prefetch(line: NonNull<u8>) {
+fn ask_for(line: NonNull<u8>) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};

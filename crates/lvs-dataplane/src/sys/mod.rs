@@ -23,7 +23,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-pub use arena::{Arena, Lent};
+pub use arena::{Arena, Lent, prefetch};
 pub use bpf::{
     Instruction, PerCpuArray, Program, ProgramKind, ProgramLink, SharedArray, SharedSet,
     is_root_of_all, monotonic, mount_bpf, shared_table,

@@ -137,6 +137,8 @@ impl ConnTable {
 
     /// Counts an entry and lets its timer run.
     fn start(&mut self, handle: u32) {
+        let entry = self.slots.entry(handle);
+        self.strangers.forget(entry.client(), entry.protocol());
         self.count(handle, 1);
         self.wheel.arm(handle, self.slots.entry(handle));
     }

@@ -11,6 +11,7 @@
 //! full, 90 in 100 entries are at home, 70 if it is a quarter full: in fuller ones it is no use to
 //! try.
 
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::memory::{Layout, Region};
@@ -91,16 +92,16 @@ pub(super) fn lanes(word: u64, tag: u64) -> impl Iterator<Item = usize> + Clone 
 #[derive(Clone, Copy)]
 pub(super) struct Tags<'a>(pub(super) &'a Region);
 
-impl Tags<'_> {
+impl<'a> Tags<'a> {
+    /// Where the word of a bucket lies.
+    #[inline]
+    pub(super) fn place(self, bucket: usize) -> &'a AtomicU64 {
+        self.0.word(bucket)
+    }
+
     #[inline]
     pub(super) fn word(self, bucket: usize) -> u64 {
         self.0.word(bucket).load(Relaxed)
-    }
-
-    /// Reads those of both buckets.
-    #[inline]
-    pub(super) fn both(self, buckets: &Buckets) -> u64 {
-        self.word(buckets.first) ^ self.word(buckets.second)
     }
 
     fn change(self, bucket: usize, change: impl FnOnce(u64) -> u64) {

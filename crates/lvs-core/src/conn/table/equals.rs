@@ -227,6 +227,7 @@ impl ConnTable {
         }
         self.count(handle, usize::MAX);
         change(&mut draft);
+        self.strangers.forget(draft.key.client, draft.key.protocol);
         self.slots.entry(handle).write(&draft);
         self.count(handle, 1);
         if !in_place {

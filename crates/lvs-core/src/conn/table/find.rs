@@ -11,19 +11,25 @@ use super::slot::{
     wide_identity, wire,
 };
 use super::{ConnTable, is_same};
-use crate::conn::Key;
+use crate::conn::{Key, NO_SLOT};
 use crate::{Forwarding, Protocol};
 
 impl ConnTable {
     /// The connection of a packet from a client (`ip_vs_conn_in_get`); the newest one of equals.
     #[inline]
     pub(crate) fn find_in(&self, key: &Key) -> Option<u32> {
+        self.find_in_ahead(key, &Ahead::NONE)
+    }
+
+    /// As [`find_in`](Self::find_in), of a packet of which it may be known where to look.
+    #[inline]
+    pub(crate) fn find_in_ahead(&self, key: &Key, ahead: &Ahead) -> Option<u32> {
         let port = key.client.port();
         // Entries of port 0 (templates, unknown ports) are not for packets from port 0.
         let exact = if port == 0 {
             None
         } else {
-            self.find_client(key, port, 0)
+            self.find_client(key, port, 0, ahead)
         };
         if exact.is_some() || self.portless == 0 {
             return exact;
@@ -33,20 +39,19 @@ impl ConnTable {
 
     /// The template with this key (`ip_vs_ct_in_get`).
     pub(crate) fn find_template(&self, key: &Key) -> Option<u32> {
-        self.find_client(key, 0, kind::TEMPLATE)
+        self.find_client(key, 0, kind::TEMPLATE, &Ahead::NONE)
     }
 
     /// The newest entry of a client's address and `port` with just `kinds` of what tells kinds of
     /// entries apart.
     #[inline]
-    fn find_client(&self, key: &Key, port: u16, kinds: u64) -> Option<u32> {
+    fn find_client(&self, key: &Key, port: u16, kinds: u64, ahead: &Ahead) -> Option<u32> {
         let (IpAddr::V4(client), IpAddr::V4(virt)) = (key.client.ip(), key.virt.ip()) else {
-            return self.find_wide_in(key, port, kinds);
+            return self.find_wide_in(key, port, kinds, ahead);
         };
         let identity = narrow(client.octets(), port) | protocol_part(key.protocol);
         let virt = narrow(virt.octets(), key.virt.port());
-        let hash = narrow_hash(self.slots.memory.layout.keys, identity);
-        let found = self.find_narrow(hash, |word, line| {
+        let found = self.find_narrow(identity, ahead.side(true, 0), |word, line| {
             let alike = word & (IDENTITY | kind::TOLD_APART) == identity | kinds
                 && line[1].load(Relaxed) & PEER == virt;
             alike.then_some(kind::SHADOWED_IN)
@@ -64,13 +69,14 @@ impl ConnTable {
         if self.mixed == 0 {
             return None;
         }
-        self.find_wide_in(key, port, kinds)
+        self.find_wide_in(key, port, kinds, ahead)
     }
 
-    fn find_wide_in(&self, key: &Key, port: u16, kinds: u64) -> Option<u32> {
+    fn find_wide_in(&self, key: &Key, port: u16, kinds: u64, ahead: &Ahead) -> Option<u32> {
         let (client, virt) = (wide(key.client.ip()), wide(key.virt.ip()));
         let identity = wide_identity(client, port, key.protocol);
-        let found = self.find_wide(client, identity, |word, line| {
+        let aim = ahead.side(false, 0);
+        let found = self.find_wide(client, identity, aim, |word, line| {
             let load = |n: usize| line[n].load(Relaxed);
             let alike = word & (IDENTITY | kind::TOLD_APART) == identity | kinds
                 && [load(1), load(2)] == client
@@ -109,13 +115,27 @@ impl ConnTable {
         source: SocketAddr,
         client: SocketAddr,
     ) -> Option<u32> {
+        self.find_out_ahead(protocol, source, client, &Ahead::NONE)
+    }
+
+    /// As [`find_out`](Self::find_out), of a packet of which it may be known where to look.
+    #[inline]
+    pub(crate) fn find_out_ahead(
+        &self,
+        protocol: Protocol,
+        source: SocketAddr,
+        client: SocketAddr,
+        ahead: &Ahead,
+    ) -> Option<u32> {
         let (IpAddr::V4(to), IpAddr::V4(from)) = (client.ip(), source.ip()) else {
-            return self.find_wide_out(protocol, source, client);
+            return self.find_wide_out(protocol, source, client, ahead);
         };
         let identity = narrow(to.octets(), client.port()) | protocol_part(protocol);
+        if self.strangers.has(identity) {
+            return None;
+        }
         let peer = narrow(from.octets(), source.port());
-        let (hash, _) = self.addressee_hash(identity);
-        let found = self.find_narrow(hash, |word, line| {
+        let found = self.find_narrow(identity, ahead.side(true, 1), |word, line| {
             if word & (IDENTITY | kind::TEMPLATE) != identity {
                 return None;
             }
@@ -133,9 +153,10 @@ impl ConnTable {
             Found::Nothing => {}
         }
         if self.mixed == 0 {
+            self.learn_stranger(identity);
             return None;
         }
-        self.find_wide_out(protocol, source, client)
+        self.find_wide_out(protocol, source, client, ahead)
     }
 
     fn find_wide_out(
@@ -143,11 +164,13 @@ impl ConnTable {
         protocol: Protocol,
         source: SocketAddr,
         client: SocketAddr,
+        ahead: &Ahead,
     ) -> Option<u32> {
         let (to, from) = (wide(client.ip()), wide(source.ip()));
         let identity = wide_identity(to, client.port(), protocol);
         let port = wire(source.port());
-        let found = self.find_wide(to, identity, |word, line| {
+        let aim = ahead.side(false, 1);
+        let found = self.find_wide(to, identity, aim, |word, line| {
             let load = |n: usize| line[n].load(Relaxed);
             if word & (IDENTITY | kind::TEMPLATE) != identity || [load(1), load(2)] != to {
                 return None;
@@ -185,12 +208,33 @@ impl ConnTable {
         })
     }
 
-    /// The narrow slot of a client with this hash for which `is` says which shadow would cover it.
+    /// The narrow slot of a client for which `is` says which shadow would cover it.
     #[inline]
-    fn find_narrow(&self, hash: u64, is: impl Fn(u64, &Line) -> Option<u64>) -> Found {
+    fn find_narrow(
+        &self,
+        identity: u64,
+        aim: Aim,
+        is: impl Fn(u64, &Line) -> Option<u64>,
+    ) -> Found {
+        let mut hash = aim.hash;
+        if aim.identity != identity {
+            hash = narrow_hash(self.slots.memory.layout.keys, identity);
+        } else if aim.slot != NO_SLOT {
+            // What lies in a free slot is nobody's.
+            let line = self.slots.narrow_line(aim.slot as usize);
+            let word = line[0].load(Relaxed);
+            if let Some(shadow) = is(word, line)
+                && word & shadow == 0
+            {
+                return Found::Entry(aim.slot);
+            }
+        }
+        self.find_narrow_by(hash, is)
+    }
+
+    fn find_narrow_by(&self, hash: u64, is: impl Fn(u64, &Line) -> Option<u64>) -> Found {
         let buckets = Buckets::of(hash, self.slots.memory.layout.narrow_buckets);
         if self.at_home[0] {
-            // What lies in a free slot is nobody's.
             let line = self.slots.narrow_line(buckets.home());
             let word = line[0].load(Relaxed);
             if let Some(shadow) = is(word, line) {
@@ -221,11 +265,21 @@ impl ConnTable {
         &self,
         client: [u64; 2],
         identity: u64,
+        aim: Aim,
         is: impl Fn(u64, &Line) -> Option<u64>,
     ) -> Found {
         let layout = &self.slots.memory.layout;
         if layout.wide_buckets == 0 {
             return Found::Perhaps;
+        }
+        if aim.identity == identity && aim.slot != NO_SLOT {
+            let line = self.slots.memory.wide.line(2 * aim.slot as usize);
+            let word = line[0].load(Relaxed);
+            if let Some(shadow) = is(word, line)
+                && word & shadow == 0
+            {
+                return Found::entry((self.slots.wide + aim.slot) as usize, false);
+            }
         }
         let hash = wide_hash(layout.keys, client, identity);
         let buckets = Buckets::of(hash, layout.wide_buckets);
@@ -251,148 +305,240 @@ impl ConnTable {
         Found::none(tags.word(buckets.first))
     }
 
-    /// The hash of whom a packet is addressed to, and whether it was so to the packet before: those
-    /// of a virtual address's clients all are.
-    #[inline]
-    fn addressee_hash(&self, identity: u64) -> (u64, bool) {
-        if let Some(hash) = self.addressee.get(identity) {
-            return (hash, true);
-        }
+    /// Remembers that no entry has this client, if that is so.
+    #[cold]
+    fn learn_stranger(&self, identity: u64) {
         let hash = narrow_hash(self.slots.memory.layout.keys, identity);
-        self.addressee.set(identity, hash);
-        (hash, false)
+        let found = self.find_narrow_by(hash, |word, _| (word & IDENTITY == identity).then_some(0));
+        if self.mixed == 0 && matches!(found, Found::Nothing) {
+            self.strangers.add(identity);
+        }
+    }
+
+    /// As [`find_out`](Self::find_out) finds out by and by of whom packets are addressed to: of
+    /// `source`, which has sent one, if that was looked up as a client's for nothing.
+    #[inline]
+    pub(crate) fn note_source(&self, protocol: Protocol, source: SocketAddr, ahead: &Ahead) {
+        let aim = ahead.side(true, 0);
+        if aim.slot == NO_SLOT
+            && let IpAddr::V4(addr) = source.ip()
+            && aim.identity == narrow(addr.octets(), source.port()) | protocol_part(protocol)
+        {
+            self.learn_stranger(aim.identity);
+        }
     }
 
     /// Where a look-up of a packet between these two will look, whichever of them is the client.
-    /// Reads what lies at home there, or the tags, so that [`warm`](Self::warm) does not wait
-    /// for them.
+    /// `load` is called with what [`aim`](Self::aim) reads.
     #[inline]
-    pub(crate) fn ahead(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Ahead {
+    pub(crate) fn ahead(
+        &self,
+        protocol: Protocol,
+        src: SocketAddr,
+        dst: SocketAddr,
+        load: impl Fn(&AtomicU64),
+    ) -> Ahead {
         let (IpAddr::V4(from), IpAddr::V4(to)) = (src.ip(), dst.ip()) else {
-            return self.ahead_wide(protocol, src, dst);
+            return self.ahead_wide(protocol, src, dst, load);
         };
-        let layout = &self.slots.memory.layout;
         let identity = |addr: Ipv4Addr, port| narrow(addr.octets(), port) | protocol_part(protocol);
-        let client = identity(from, src.port());
-        let other = identity(to, dst.port());
-        let other = match self.addressee_hash(other) {
-            // What it leads to was read for the packet before.
-            (_, true) => None,
-            (hash, false) => Some(self.aim(true, other, hash)),
+        let keys = self.slots.memory.layout.keys;
+        let reach = |identity| {
+            let hash = narrow_hash(keys, identity);
+            self.reach(true, identity, hash, &load)
         };
-        let hash = narrow_hash(layout.keys, client);
+        let (from, to) = (identity(from, src.port()), identity(to, dst.port()));
+        let sides = if self.strangers.has(to) {
+            [reach(from), Aim::NONE]
+        } else if self.strangers.has(from) {
+            [Aim::NONE, reach(to)]
+        } else {
+            [from, to].map(reach)
+        };
         Ahead {
             narrow: true,
-            sides: [Some(self.aim(true, client, hash)), other],
+            sides,
         }
     }
 
-    fn ahead_wide(&self, protocol: Protocol, src: SocketAddr, dst: SocketAddr) -> Ahead {
+    fn ahead_wide(
+        &self,
+        protocol: Protocol,
+        src: SocketAddr,
+        dst: SocketAddr,
+        load: impl Fn(&AtomicU64),
+    ) -> Ahead {
         let layout = &self.slots.memory.layout;
-        let aim = |addr: SocketAddr| {
+        if layout.wide_buckets == 0 {
+            return Ahead::NONE;
+        }
+        let reach = |addr: SocketAddr| {
             let client = wide(addr.ip());
             let identity = wide_identity(client, addr.port(), protocol);
             let hash = wide_hash(layout.keys, client, identity);
-            self.aim(false, identity, hash)
+            self.reach(false, identity, hash, &load)
         };
-        let used = layout.wide_buckets != 0;
         Ahead {
             narrow: false,
-            sides: [src, dst].map(|addr| used.then(|| aim(addr))),
+            sides: [src, dst].map(reach),
         }
     }
 
-    /// Reads what is first looked at for one end with this hash.
+    /// Loads what is first looked at for one end with this hash.
     #[inline]
-    fn aim(&self, narrow: bool, identity: u64, hash: u64) -> Aim {
+    fn reach(&self, narrow: bool, identity: u64, hash: u64, load: &impl Fn(&AtomicU64)) -> Aim {
         let buckets = Buckets::of(hash, self.slots.buckets(narrow));
         let home = buckets.home();
-        let read = match (self.at_home[usize::from(!narrow)], narrow) {
-            (false, _) => self.slots.tags(narrow).both(&buckets),
-            (true, true) => self.slots.narrow_line(home)[0].load(Relaxed),
-            (true, false) => self.slots.memory.wide.line(2 * home)[0].load(Relaxed),
-        };
+        match (self.at_home[usize::from(!narrow)], narrow) {
+            (false, _) => {
+                let tags = self.slots.tags(narrow);
+                load(tags.place(buckets.first));
+                load(tags.place(buckets.second));
+            }
+            (true, true) => load(&self.slots.narrow_line(home)[0]),
+            (true, false) => load(&self.slots.memory.wide.line(2 * home)[0]),
+        }
         Aim {
-            buckets,
             identity,
-            read,
+            hash,
+            slot: NO_SLOT,
         }
     }
 
-    /// Reads what a look-up there will read, and changes nothing: a batch of packets of which all
-    /// are read first waits for memory once. The result says nothing; it is there to be used.
+    /// Looks at what was loaded, and loads the slot that it leads to.
     #[inline]
-    pub(crate) fn warm(&self, ahead: &Ahead) -> u64 {
-        let at_home = self.at_home[usize::from(!ahead.narrow)];
-        let mut read = 0;
-        for aim in ahead.sides.iter().flatten() {
-            read ^= aim.read;
-            if at_home && aim.read & IDENTITY == aim.identity {
-                if !ahead.narrow {
-                    let line = 2 * aim.buckets.home() + 1;
-                    read ^= self.slots.memory.wide.line(line)[0].load(Relaxed);
-                }
-                continue;
+    pub(crate) fn aim(&self, ahead: &mut Ahead, load: impl Fn(&AtomicU64)) {
+        let narrow = ahead.narrow;
+        for aim in &mut ahead.sides {
+            if aim.identity != NOBODY {
+                self.aim_at(narrow, aim, &load);
             }
-            let tags = self.slots.tags(ahead.narrow);
-            for bucket in [aim.buckets.first, aim.buckets.second] {
-                let Some(lane) = lanes(tags.word(bucket), aim.buckets.tag).next() else {
-                    continue;
-                };
+        }
+    }
+
+    #[inline]
+    fn aim_at(&self, narrow: bool, aim: &mut Aim, load: &impl Fn(&AtomicU64)) {
+        let line = |slot: usize| {
+            if narrow {
+                self.slots.narrow_line(slot)
+            } else {
+                self.slots.memory.wide.line(2 * slot)
+            }
+        };
+        let load_rest = |slot: usize| {
+            if !narrow {
+                load(&self.slots.memory.wide.line(2 * slot + 1)[0]);
+            }
+        };
+        let buckets = Buckets::of(aim.hash, self.slots.buckets(narrow));
+        if self.at_home[usize::from(!narrow)] {
+            let home = buckets.home();
+            if line(home)[0].load(Relaxed) & IDENTITY == aim.identity {
+                aim.slot = u32::try_from(home).unwrap_or(NO_SLOT);
+                load_rest(home);
+                return;
+            }
+        }
+        let tags = self.slots.tags(narrow);
+        for bucket in [buckets.first, buckets.second] {
+            // Of another one with the same tag, 1 in 16, nothing is lost but time.
+            if let Some(lane) = lanes(tags.word(bucket), buckets.tag).next() {
                 let slot = bucket * Layout::WAYS + lane;
-                if ahead.narrow {
-                    read ^= self.slots.narrow_line(slot)[0].load(Relaxed);
-                } else {
-                    let line = |line| self.slots.memory.wide.line(line)[0].load(Relaxed);
-                    read ^= line(2 * slot) ^ line(2 * slot + 1);
+                load(&line(slot)[0]);
+                load_rest(slot);
+                if aim.slot == NO_SLOT {
+                    aim.slot = u32::try_from(slot).unwrap_or(NO_SLOT);
                 }
             }
         }
-        read
     }
 }
 
-/// Where a look-up will look.
+/// Where a look-up will look: a matter of speed alone. Of the shard that it was made by.
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead {
     narrow: bool,
-    /// Of both ends, if it is worth the while.
-    sides: [Option<Aim>; 2],
+    /// Of the source as a client, and of the destination.
+    sides: [Aim; 2],
 }
+
+impl Ahead {
+    /// Nothing is known.
+    pub(crate) const NONE: Self = Self {
+        narrow: true,
+        sides: [Aim::NONE; 2],
+    };
+
+    /// What is known of one end in narrow slots, or in wide ones.
+    #[inline]
+    const fn side(&self, narrow: bool, side: usize) -> Aim {
+        if self.narrow == narrow {
+            self.sides[side]
+        } else {
+            Aim::NONE
+        }
+    }
+}
+
+/// What no identity is: each lies in [`IDENTITY`]. 0 is one, that of a mark's template.
+const NOBODY: u64 = u64::MAX;
+const _: () = assert!(IDENTITY != NOBODY);
 
 /// Where one end's entry lies, if there is one.
 #[derive(Clone, Copy, Debug)]
 struct Aim {
-    buckets: Buckets,
+    /// [`NOBODY`] if nothing is known.
     identity: u64,
-    /// The first word of what lies at home, or what the tags are together.
-    read: u64,
+    hash: u64,
+    /// Where it is likely to lie, or [`NO_SLOT`].
+    slot: u32,
 }
 
-/// One hash, and what it is of.
-#[derive(Debug, Default)]
-pub(super) struct Memo {
-    of: AtomicU64,
-    hash: AtomicU64,
-    /// Both together: whoever reads one of before and the other of after does not take them for a
-    /// pair.
-    check: AtomicU64,
+impl Aim {
+    const NONE: Self = Self {
+        identity: NOBODY,
+        hash: 0,
+        slot: NO_SLOT,
+    };
 }
 
-impl Memo {
+/// Ends of connections that are no client's, those that packets were lately addressed to or came
+/// from: virtual addresses and servers, mostly. One place for all with the same hash.
+pub(super) struct Strangers([AtomicU64; Self::PLACES]);
+
+impl Strangers {
+    const PLACES: usize = 256;
+
     #[inline]
-    fn get(&self, of: u64) -> Option<u64> {
-        let hash = self.hash.load(Relaxed);
-        let is_it = self.of.load(Relaxed) == of && self.check.load(Relaxed) == of ^ hash;
-        // No identity is 0.
-        (is_it && of != 0).then_some(hash)
+    const fn place(&self, identity: u64) -> &AtomicU64 {
+        let hash = identity.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.0[(hash >> 56) as usize % Self::PLACES]
     }
 
     #[inline]
-    fn set(&self, of: u64, hash: u64) {
-        self.of.store(of, Relaxed);
-        self.hash.store(hash, Relaxed);
-        self.check.store(of ^ hash, Relaxed);
+    fn has(&self, identity: u64) -> bool {
+        self.place(identity).load(Relaxed) == identity
+    }
+
+    fn add(&self, identity: u64) {
+        self.place(identity).store(identity, Relaxed);
+    }
+
+    /// It is a client's from now on.
+    #[inline]
+    pub(super) fn forget(&self, client: SocketAddr, protocol: Protocol) {
+        if let IpAddr::V4(addr) = client.ip() {
+            let identity = narrow(addr.octets(), client.port()) | protocol_part(protocol);
+            if self.has(identity) {
+                self.place(identity).store(NOBODY, Relaxed);
+            }
+        }
+    }
+}
+
+impl Default for Strangers {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(NOBODY) }; Self::PLACES])
     }
 }
 

@@ -210,8 +210,8 @@ pub(crate) struct ConnTable {
     quarantined: VecDeque<(Instant, u32)>,
     /// The latest time that was seen.
     clock: Instant,
-    /// The hash that was needed last of whom packets are addressed to.
-    addressee: find::Memo,
+    /// Who is no client.
+    strangers: find::Strangers,
 }
 
 impl fmt::Debug for ConnTable {
@@ -253,7 +253,7 @@ impl ConnTable {
             sync_ends: Sparse::default(),
             quarantined: VecDeque::new(),
             clock: Instant::ZERO,
-            addressee: find::Memo::default(),
+            strangers: find::Strangers::default(),
             slots,
         }
     }
@@ -288,6 +288,7 @@ impl ConnTable {
         self.see(now);
         let narrow = draft.is_narrow();
         let (client, protocol) = (draft.key.client, draft.key.protocol);
+        self.strangers.forget(client, protocol);
         let buckets = self.slots.buckets_of(narrow, client, protocol);
         let handle = if draft.has(flag::NO_CPORT) || self.has_equals(draft) {
             None

@@ -63,6 +63,54 @@ fn is_clear(table: &ConnTable) -> bool {
 }
 
 #[test]
+fn who_becomes_a_client_is_no_stranger_any_more() {
+    let mut table = ConnTable::new(8, 1);
+    let server = "10.1.0.1:80".parse().unwrap();
+    let out = |table: &ConnTable| table.find_out(Protocol::TCP, server, key(1).client);
+    // The second time it is known to be nobody's.
+    assert_eq!((out(&table), out(&table)), (None, None));
+    let entry = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
+    assert_eq!(out(&table), Some(entry));
+    table.remove(entry);
+    assert_eq!(out(&table), None);
+}
+
+#[test]
+fn what_is_known_ahead_changes_no_answer() {
+    let mut table = ConnTable::new(64, 1);
+    let server = "10.1.0.1:80".parse().unwrap();
+    for n in 1..=32 {
+        table.insert(&draft(n, 1), Instant::ZERO).unwrap();
+    }
+    let aim = |table: &ConnTable, from, to| {
+        let mut ahead = table.ahead(Protocol::TCP, from, to, |_| {});
+        table.aim(&mut ahead, |_| {});
+        ahead
+    };
+    for round in 0..2 {
+        for n in 1..=40 {
+            let Key { client, virt, .. } = key(n);
+            let (there, back) = (aim(&table, client, virt), aim(&table, server, client));
+            if round == 1 && n % 4 == 0 {
+                // Between the look ahead and the decision.
+                if let Some(handle) = table.find_in(&key(n)) {
+                    table.remove(handle);
+                }
+                let other = draft(n + 100, 1);
+                table.insert(&other, Instant::ZERO).unwrap();
+            }
+            let found = table.find_in(&key(n));
+            assert_eq!(table.find_in_ahead(&key(n), &there), found);
+            let reply = table.find_out_ahead(Protocol::TCP, server, client, &back);
+            assert_eq!(reply, found);
+            // Of somebody else's packet.
+            assert_eq!(table.find_in_ahead(&key(n), &back), found);
+            assert_eq!(found.is_some(), n <= 32 && (round == 0 || n % 4 != 0));
+        }
+    }
+}
+
+#[test]
 fn finds_both_directions_and_the_newest_of_equals() {
     let mut table = ConnTable::new(8, 1);
     let old = table.insert(&draft(1, 1), Instant::ZERO).unwrap();

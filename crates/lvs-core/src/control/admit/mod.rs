@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 pub(super) use self::persistent::template_key;
-use crate::conn::{Draft, Key, Template, flag};
+use crate::conn::{Ahead, Draft, Key, Template, flag};
 use crate::control::regular::is_found_again;
 use crate::control::{Control, FTP, FTP_DATA, Service};
 use crate::packet::{SCTP_ABORT, SCTP_INIT};
@@ -68,7 +68,7 @@ impl Control {
         let mut pending = pending;
         if pending.stale {
             self.sweep(shard);
-            match shard.decide(meta, now) {
+            match shard.decide(meta, &Ahead::NONE, now) {
                 Ok(verdict) => return verdict,
                 Err(again) => pending = again,
             }
@@ -77,7 +77,7 @@ impl Control {
             if let Some(verdict) = self.open_outbound(shard, meta, now) {
                 return verdict;
             }
-            match shard.decide_in(meta, now) {
+            match shard.decide_in(meta, &Ahead::NONE, now) {
                 Ok(verdict) => return verdict,
                 Err(again) => pending = again,
             }

@@ -153,7 +153,10 @@ impl Pipeline {
                     // The host has what is its own.
                     return self.drop_or_leave(FrameDrop::SynFlood, &job, cx);
                 }
-                decide.packet(&meta, cx.now)
+                match &cx.ahead {
+                    Some(ahead) => decide.packet_ahead(&meta, ahead, cx.now),
+                    None => decide.packet(&meta, cx.now),
+                }
             }
         };
         let ports = matches!(&icmp, Some(Icmp::Error(error)) if error.inner_ports);

@@ -26,7 +26,12 @@ impl Pipeline {
         now: Instant,
         out: &mut Output,
     ) {
-        let mut cx = Cx { env, now, out };
+        let mut cx = Cx {
+            env,
+            now,
+            out,
+            ahead: None,
+        };
         for frame in self.held.give_up(port, addr) {
             let aggregate = frame.offload.segments.is_some();
             if let Ok(packet) = parse::ip(frame.bytes(), aggregate) {

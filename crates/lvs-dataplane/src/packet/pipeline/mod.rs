@@ -50,6 +50,7 @@ use self::leave::Pieces;
 pub use self::output::{Output, Request};
 pub use self::settings::{ClampMss, Echo, ReversePath, Settings};
 pub use self::share::{Share, Whole};
+use self::warm::{AHEAD, Known};
 
 /// Who decides what becomes of packets: the director.
 pub trait Decide {
@@ -74,9 +75,12 @@ pub trait Decide {
         None
     }
 
-    /// Reads what is there. The result means nothing.
-    fn warm(&self, _ahead: &Ahead) -> u64 {
-        0
+    /// Looks there; what that leads to will be read next.
+    fn aim(&self, _ahead: &mut Ahead) {}
+
+    /// As [`packet`](Self::packet), of one of which it is known where to look.
+    fn packet_ahead(&mut self, meta: &PacketMeta<'_>, _ahead: &Ahead, now: Instant) -> Verdict {
+        self.packet(meta, now)
     }
 }
 
@@ -110,6 +114,8 @@ struct Cx<'a, N> {
     env: &'a Env<'a, N>,
     now: Instant,
     out: &'a mut Output,
+    /// What is known of the frame at hand.
+    ahead: Option<Ahead>,
 }
 
 /// The packet path of one worker. What belongs to the whole director is in its [`Common`].
@@ -186,14 +192,24 @@ impl Pipeline {
         out: &mut Output,
     ) -> usize {
         let info = env.net.port(port);
-        warm::read_ahead(frames, info.is_some_and(|info| info.ethernet), decide);
-        let mut cx = Cx { env, now, out };
-        let mut done = 0;
-        for frame in frames {
+        let ethernet = info.is_some_and(|info| info.ethernet);
+        let mut known: Known = [None; AHEAD];
+        let mut cx = Cx {
+            env,
+            now,
+            out,
+            ahead: None,
+        };
+        for done in 0..frames.len() {
             if done > 0 && cx.out.queued() >= PORTION {
-                break;
+                return done;
             }
-            done += 1;
+            if done % AHEAD == 0 {
+                let end = frames.len().min(done + AHEAD);
+                warm::look_ahead(&frames[done..end], ethernet, decide, &mut known);
+            }
+            let frame = &mut frames[done];
+            cx.ahead = known[done % AHEAD];
             self.counters.received += 1;
             let lent = frame.slot().is_some();
             let receives = frame.capacity() >= MAX_FRAME;
@@ -214,7 +230,7 @@ impl Pipeline {
                 let _ = decide.icmp_error(&error, now);
             }
         }
-        done
+        frames.len()
     }
 
     /// Sends what waited for a neighbour.
@@ -249,7 +265,12 @@ impl Pipeline {
         out: &mut Output,
     ) {
         let is_intercepted = |client: &_| env.intercept.local_clients.contains(client);
-        let mut cx = Cx { env, now, out };
+        let mut cx = Cx {
+            env,
+            now,
+            out,
+            ahead: None,
+        };
         for mut frame in self.held.take_local_clients(is_intercepted) {
             let aggregate = frame.offload.segments.is_some();
             let fate = match parse::ip(frame.bytes(), aggregate) {

@@ -18,7 +18,12 @@ impl Pipeline {
         now: Instant,
         out: &mut Output,
     ) {
-        let mut cx = Cx { env, now, out };
+        let mut cx = Cx {
+            env,
+            now,
+            out,
+            ahead: None,
+        };
         let mut frame = cx.out.spare(tcp::RESET_LEN_MAX);
         let (src, dst) = (reset.tuple.src, reset.tuple.dst);
         if tcp::own_reset(&mut frame, src, dst, reset.seq, reset.ack) {

@@ -138,7 +138,12 @@ impl Pipeline {
         now: Instant,
         out: &mut Output,
     ) {
-        let mut cx = Cx { env, now, out };
+        let mut cx = Cx {
+            env,
+            now,
+            out,
+            ahead: None,
+        };
         self.counters.taken += 1;
         let fate = match parse::ip(whole.frame.bytes(), false) {
             Ok(packet) => {

@@ -1,40 +1,45 @@
-//! A look over a batch before the first of its packets is decided on: what they will need is read,
-//! so that the processor waits for memory once, not for each packet.
+//! A look over a batch before the first of its packets is decided on: what they will need is
+//! loaded, so that the processor waits for memory once, not for each packet.
 
-use std::hint::black_box;
-
-use lvs_core::{Protocol, Tuple};
+use lvs_core::{Ahead, Protocol, Tuple};
 
 use super::Decide;
 use crate::packet::frame::Frame;
 use crate::packet::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, be16, ethernet, ipv4, udp};
 
-/// Frames that are read ahead at most: those behind them are, when they come first.
-const AHEAD: usize = 64;
+/// Frames of which what they need is loaded before the first of them is decided on.
+pub(super) const AHEAD: usize = 64;
 /// Version 4, and a header without options.
 const PLAIN: u8 = 0x45;
 
-/// Reads what the frames' connections need. Frames that are not plain IPv4 with ports are passed
+/// What is known of the frames of a batch.
+pub(super) type Known = [Option<Ahead>; AHEAD];
+
+/// Loads what the frames' connections need. Frames that are not plain IPv4 with ports are passed
 /// over: this is a matter of speed alone, and whoever decides reads them with care.
-pub(super) fn read_ahead<D: Decide>(frames: &[Frame], ethernet: bool, decide: &D) {
-    if frames.len() < 2 {
-        return;
-    }
+#[inline]
+pub(super) fn look_ahead<D: Decide>(
+    frames: &[Frame],
+    ethernet: bool,
+    decide: &D,
+    known: &mut Known,
+) {
     // Where to look first, for all, and then what is there: what is read second depends on what was
     // read first.
-    let mut ahead = [None; AHEAD];
-    for (ahead, frame) in ahead.iter_mut().zip(frames) {
+    for (known, frame) in known.iter_mut().zip(frames) {
         let tuple = ports_and_addresses(frame.bytes(), ethernet);
-        *ahead = tuple.and_then(|tuple| decide.ahead(&tuple));
+        *known = tuple.and_then(|tuple| decide.ahead(&tuple));
     }
-    let read = ahead.iter().flatten();
-    black_box(read.fold(0, |read, ahead| read ^ decide.warm(ahead)));
+    for ahead in known[..frames.len()].iter_mut().flatten() {
+        decide.aim(ahead);
+    }
 }
 
+#[inline]
 fn ports_and_addresses(bytes: &[u8], has_ethernet: bool) -> Option<Tuple> {
     let packet = bytes.get(if has_ethernet { ETHERNET_LEN } else { 0 }..)?;
-    let (header, ports) = packet.split_first_chunk::<{ ipv4::HEADER_LEN }>()?;
-    let ports: &[u8; udp::field::DESTINATION.end] = ports.first_chunk()?;
+    let packet: &[u8; ipv4::HEADER_LEN + udp::field::DESTINATION.end] = packet.first_chunk()?;
+    let (header, ports) = packet.split_at(ipv4::HEADER_LEN);
     let of_ipv4 = !has_ethernet || be16(bytes, ethernet::ETHERTYPE) == ETHERTYPE_IPV4;
     if header[ipv4::field::VERSION] != PLAIN || !of_ipv4 {
         return None;
