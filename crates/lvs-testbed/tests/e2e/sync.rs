@@ -371,12 +371,14 @@ fn what_nobody_should_send_is_counted() -> Result<()> {
     damaged.extend([
         0, 0, 0, 0, 0, 0, 0, 60, 192, 0, 2, 100, 192, 0, 2, 10, 10, 0, 0, 11,
     ]);
-    let sent: [(&str, Vec<u8>); 6] = [
+    let sent: [(&str, Vec<u8>); 7] = [
         ("sync_malformed", b"hello".to_vec()),
         ("sync_malformed", header(5, 9, 0).to_vec()),
         ("sync_other_id", header(9, 8, 0).to_vec()),
         ("sync_too_long", vec![0; 1473]),
         ("sync_nonsense", nonsense),
+        ("sync_malformed", damaged.clone()),
+        // Again, as whoever has recorded it may.
         ("sync_malformed", damaged),
     ];
     for (name, bytes) in sent {

@@ -82,10 +82,16 @@ fn listens() -> Listens {
 }
 
 fn listens_as(introduced: Introduction) -> Listens {
+    listens_to(introduced, tables::Own::default())
+}
+
+/// To one with these tables.
+fn listens_to(introduced: Introduction, own: tables::Own) -> Listens {
     let (listener, address) = listener();
     let stream = TcpStream::connect(address).expect("it listens");
     let (theirs, _) = listener.accept().expect("it has connected");
     let peers = peers(address);
+    *peers.tables.lock().expect("nobody has panicked") = own;
     let ours = Introduction::new([1; 16], [1; 24], Tell::All);
     let handshake = Handshake::new(&Key::of(KEY), introduced, ours);
     let (told, asked) = (handshake.told(), handshake.asked());
@@ -145,10 +151,27 @@ fn changed(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
+/// As somebody on the way has it of another kind, which nobody knows.
+fn unknown(mut frame: Vec<u8>) -> Vec<u8> {
+    frame[4] = 255;
+    frame
+}
+
+/// As somebody on the way sends it twice.
+fn repeated(frame: &[u8]) -> Vec<u8> {
+    frame.repeat(2)
+}
+
+/// Another connection between the same two directors, of which somebody has kept what was said.
+fn recorded() -> Handshake {
+    let of = |identity| Introduction::new([identity; 16], [9; 24], Tell::All);
+    Handshake::new(&Key::of(KEY), of(2), of(1))
+}
+
 #[test]
 fn what_a_listener_should_not_send_ends_its_connection_and_is_counted() {
     type Make = fn(&mut Sequence) -> Vec<u8>;
-    let cases: [(Make, (u64, u64)); 6] = [
+    let cases: [(Make, (u64, u64)); 10] = [
         // As long as a frame may be.
         (|asked| sealed(asked, Kind::Want, &[0; PAYLOAD_MAX]), (0, 0)),
         (|_| too_long(), (1, 0)),
@@ -157,6 +180,18 @@ fn what_a_listener_should_not_send_ends_its_connection_and_is_counted() {
         // Tables of nothing, and of too many.
         (|asked| sealed(asked, Kind::Ask, &[]), (0, 1)),
         (|asked| sealed(asked, Kind::Ask, &[0; PAYLOAD_MAX]), (0, 1)),
+        // What only a teller says, and what was made another kind on the way.
+        (|asked| sealed(asked, Kind::Items, &[]), (0, 1)),
+        (|asked| unknown(sealed(asked, Kind::Seen, &[0; 8])), (1, 0)),
+        // Twice, and what was said at another time.
+        (
+            |asked| repeated(&sealed(asked, Kind::Seen, &[0; 8])),
+            (1, 0),
+        ),
+        (
+            |_| sealed(&mut recorded().asked(), Kind::Seen, &[0; 8]),
+            (1, 0),
+        ),
     ];
     for (make, expected) in cases {
         let mut it = listens();
@@ -186,7 +221,7 @@ fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
     type Make<'a> = &'a dyn Fn(&mut Sequence) -> Vec<u8>;
     let keys = |told: &mut Sequence| sealed(told, Kind::Keys, &[0; 16]);
     let (whole, broken) = (tables_payload(), [&tables_payload()[..], &[0]].concat());
-    let cases: [(Make<'_>, (u64, u64)); 7] = [
+    let cases: [(Make<'_>, (u64, u64)); 11] = [
         // A table that nobody has asked for is none of ours.
         (
             &|told| [keys(told), sealed(told, Kind::Table, &table_payload())].concat(),
@@ -207,6 +242,21 @@ fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
         (&|_| too_long(), (1, 0)),
         (&|told| changed(sealed(told, Kind::Keys, &[0; 16])), (1, 0)),
         (&|told| sealed(told, Kind::Keys, &[0; PAYLOAD_MAX]), (0, 1)),
+        // Items of nothing, what only a listener says, and what was made another kind on the way.
+        (
+            &|told| [keys(told), sealed(told, Kind::Items, &[0; 99])].concat(),
+            (0, 1),
+        ),
+        (
+            &|told| [keys(told), sealed(told, Kind::Want, &[0; 2])].concat(),
+            (0, 1),
+        ),
+        (
+            &|told| [keys(told), unknown(sealed(told, Kind::Whole, &[]))].concat(),
+            (1, 0),
+        ),
+        // Twice.
+        (&|told| repeated(&keys(told)), (1, 0)),
     ];
     for (make, expected) in cases {
         let (socket, address) = listener();
@@ -281,6 +331,84 @@ fn who_does_not_say_that_it_understands_tables_is_told_none() {
         assert_eq!(kinds.contains(&Kind::Tables), understands, "{kinds:?}");
         drop(it.stream);
         it.teller.join().expect("it ends");
+    }
+}
+
+/// As many services as are compared, and one more: told in portions that fit, heard, and found alike;
+/// and when nothing is alike, no more is asked or shown than a few.
+#[test]
+fn digests_of_as_many_services_as_are_compared_are_told() {
+    use lvs_core::sync::tables::{ASKED_MAX, TABLES_MAX};
+    use lvs_core::{Control, Family, Options, ServiceConfig, ServiceKey};
+    let mut control = Control::new(Options::default());
+    let family = Family::V4;
+    let count = u32::try_from(TABLES_MAX).expect("it fits") + 1;
+    for mark in 1..=count {
+        let config = ServiceConfig::new(family, "rr");
+        let added = control.add_service(ServiceKey::Mark { family, mark }, config, None);
+        added.expect("a good one");
+    }
+    let side = Side::Host(HostSide::new(1).expect("descriptors"));
+    let shared = Arc::new(Shared::new(control, side, false));
+    let mut own = tables::Own::default();
+    let begun = Instant::now();
+    own.follow(&shared);
+    println!("{TABLES_MAX} digests: made in {:.1?}", begun.elapsed());
+    assert_eq!(own.beyond(), 1);
+    let ours = own.tables();
+    assert_eq!(ours.len(), TABLES_MAX);
+
+    let begun = Instant::now();
+    let mut it = listens_to(Introduction::new([2; 16], [2; 24], Tell::All), own);
+    let mut theirs = tables::Comparison::default();
+    theirs.begin([1; 16], true);
+    let mut bytes = 0;
+    loop {
+        let (kind, payload) = it.told.read(&mut it.stream).expect("a frame");
+        if kind == Kind::Tables {
+            bytes += payload.len();
+            if theirs.hear(&payload).expect("it is in order") {
+                break;
+            }
+        }
+    }
+    println!("told in {:.1?}: {bytes} bytes", begun.elapsed());
+    assert!(bytes < 40 * TABLES_MAX, "{bytes}");
+    let now = Instant::now();
+    let address = it.peers.listen;
+    assert_eq!(theirs.compare(&ours, ALARM, now), (Vec::new(), None));
+    assert_eq!(theirs.info(address, now).state, TablesState::Alike);
+
+    let none = Tables::default();
+    let begun = Instant::now();
+    let (ask, _) = theirs.compare(&none, ALARM, now);
+    println!("compared in {:.1?}", begun.elapsed());
+    assert!(ask.len() <= ASKED_MAX, "{}", ask.len());
+    let info = theirs.info(address, now + ALARM);
+    assert_eq!(info.differ, TABLES_MAX as u64);
+    assert!(theirs.differences(now + ALARM).len() <= ASKED_MAX);
+    let said = theirs.compare(&none, ALARM, now + ALARM).1;
+    let Some(tables::Said::Differ(text)) = said else {
+        panic!("{said:?}");
+    };
+    assert!(text.len() < 500, "{text}");
+    drop(it.stream);
+    it.teller.join().expect("it ends");
+    assert_eq!(counted(&it.peers), (0, 0));
+}
+
+/// Who is told exceptions has to decide about the rest: an older director does not.
+#[test]
+fn who_does_not_say_that_it_decides_is_told_all() {
+    let says = |tell| Introduction::new([2; 16], [2; 24], tell);
+    for (introduced, decides) in [
+        (introduction(2), false),
+        (says(Tell::All), false),
+        (says(Tell::Exceptions), true),
+    ] {
+        let ours = Introduction::new([1; 16], [1; 24], Tell::Exceptions);
+        let handshake = Handshake::new(&Key::of(KEY), introduced, ours);
+        assert_eq!(handshake.listener_decides(), decides, "{introduced:?}");
     }
 }
 
