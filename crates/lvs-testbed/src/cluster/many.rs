@@ -34,6 +34,8 @@ pub enum Scenario {
     Members,
     /// The same without `[sync]`.
     Alone,
+    /// The same with `tell = "exceptions"`.
+    Exceptions,
     /// The engine of one director is killed; lvsd starts another one.
     Engine,
     /// The directors do not hear each other for a time; then one is taken out of service.
@@ -72,7 +74,7 @@ impl Scenario {
     }
 
     /// All of them, with what they are.
-    pub const ALL: [(&'static str, Self, &'static str); 11] = [
+    pub const ALL: [(&'static str, Self, &'static str); 12] = [
         (
             "calm",
             Self::Calm,
@@ -87,6 +89,11 @@ impl Scenario {
             "members-alone",
             Self::Alone,
             "the same without [sync]: what the scheduler alone cannot know",
+        ),
+        (
+            "members-exceptions",
+            Self::Exceptions,
+            "the same with tell = \"exceptions\": what the scheduler cannot know is told, and nothing else",
         ),
         (
             "engine",
@@ -273,7 +280,7 @@ impl Lab {
             etcd = Some(url);
         }
         for director in &mut lab.directors {
-            director.configure(forward, scenario != Scenario::Alone, etcd.as_deref())?;
+            director.configure(forward, scenario, etcd.as_deref())?;
             director.start()?;
         }
         lab.wait_used(&[1, 2, 3])?;
@@ -314,6 +321,7 @@ impl Lab {
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match scenario {
             Scenario::Alone => std::thread::sleep(Duration::from_secs(2)),
+            Scenario::Exceptions => self.wait_open(downloads)?,
             _ => self.wait_told(downloads)?,
         }
         Ok(match scenario {
@@ -321,6 +329,18 @@ impl Lab {
             Scenario::Members | Scenario::Alone => {
                 self.drain()?;
                 vec![self.there_and_back(3)?]
+            }
+            Scenario::Exceptions => {
+                self.drain()?;
+                let told = self.wait_exceptions(downloads)?;
+                self.said
+                    .push(format!("{told} of {downloads} connections were told"));
+                let taken = self.there_and_back(3)?;
+                for director in &self.directors {
+                    let said = self.site.lvsadm_on(&director.host, "sync")?;
+                    self.said.push(said);
+                }
+                vec![taken]
             }
             Scenario::Daemons => {
                 let mut taken = Vec::new();
@@ -423,19 +443,61 @@ impl Lab {
         })
     }
 
+    /// Connections that are established with a server, or any (`""`), as a director knows them.
+    fn known(&self, director: &Director, server: &str) -> Option<u64> {
+        let said = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
+        // Those of a scenario before this one have been closed.
+        let open = said
+            .lines()
+            .filter(|line| line.contains("ESTABLISHED") && line.contains(server));
+        u64::try_from(open.count()).ok()
+    }
+
+    /// Waits until what the directors know of connections with a server is what it should be.
+    fn wait_known(
+        &self,
+        what: &str,
+        server: &str,
+        right: impl Fn(&[Option<u64>]) -> bool,
+    ) -> Result<Vec<Option<u64>>> {
+        let mut known = Vec::new();
+        wait_until(what, LIMIT, || {
+            let all = self.directors.iter();
+            known = all.map(|director| self.known(director, server)).collect();
+            right(&known)
+        })
+        .with_context(|| format!("they know {known:?}\n{}", self.logs()))?;
+        Ok(known)
+    }
+
     /// Waits until every director knows all connections.
     fn wait_told(&self, downloads: u64) -> Result<()> {
-        // Those of a scenario before this one have been closed.
-        let knows = |director: &Director| {
-            let said = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
-            let open = said.lines().filter(|line| line.contains("ESTABLISHED"));
-            u64::try_from(open.count()).ok()
+        let all = |known: &[Option<u64>]| known.iter().all(|known| *known == Some(downloads));
+        self.wait_known("all directors to know all connections", "", all)
+            .map(drop)
+    }
+
+    /// Waits until the directors know all connections between them.
+    fn wait_open(&self, downloads: u64) -> Result<()> {
+        let all =
+            |known: &[Option<u64>]| known.iter().copied().sum::<Option<u64>>() == Some(downloads);
+        self.wait_known("all connections to be established", "", all)
+            .map(drop)
+    }
+
+    /// Waits until every director knows those of the drained server, and nobody knows all; how many
+    /// were told.
+    fn wait_exceptions(&self, downloads: u64) -> Result<u64> {
+        let (server, _) = self.drained();
+        let alike = |known: &[Option<u64>]| {
+            let first = known.first().copied().flatten();
+            first > Some(0) && known.iter().all(|known| *known == first)
         };
-        let all = || self.directors.iter().all(|d| knows(d) == Some(downloads));
-        wait_until("all directors to know all connections", LIMIT, all).with_context(|| {
-            let known: Vec<_> = self.directors.iter().map(knows).collect();
-            format!("they know {known:?}\n{}", self.logs())
-        })
+        let known = self.wait_known("the drained server's to be told", &server, alike)?;
+        self.wait_known("nobody to know all", "", |known| {
+            known.iter().all(|known| *known < Some(downloads))
+        })?;
+        Ok(known.first().copied().flatten().unwrap_or_default())
     }
 
     fn wait_in_step(&self) -> Result<()> {
@@ -463,26 +525,28 @@ impl Lab {
         Ok(said)
     }
 
+    /// The server that is drained, and its service.
+    fn drained(&self) -> (String, String) {
+        match self.options.ipv6 {
+            true => (
+                format!("[{}]:80", self.site.real_address6(2)),
+                format!("[{}]:80", self.vip()),
+            ),
+            false => (
+                format!("{}:80", self.site.real_address(2)),
+                format!("{}:80", self.vip()),
+            ),
+        }
+    }
+
     /// A server gets no new connections any more, on every director: those that it has are what
     /// the scheduler would choose otherwise.
     fn drain(&self) -> Result<()> {
-        let (vip, server) = (
-            self.vip(),
-            match self.options.ipv6 {
-                true => self.site.real_address6(2).to_string(),
-                false => self.site.real_address(2).to_string(),
-            },
-        );
-        let at = |address: &str| match self.options.ipv6 {
-            true => format!("[{address}]:80"),
-            false => format!("{address}:80"),
-        };
+        let (server, service) = self.drained();
         for director in &self.directors {
             // By hand, which counts as a drain.
             let words = format!(
-                "-e -t {} -r {} {} -w 0",
-                at(&vip),
-                at(&server),
+                "-e -t {service} -r {server} {} -w 0",
                 self.site.options.forward.flag()
             );
             self.site.lvsadm_on(&director.host, &words)?;
@@ -554,7 +618,7 @@ impl Drop for Lab {
 
 impl Director {
     /// The example, with this director's addresses and forwarding method.
-    fn configure(&self, forward: Forward, sync: bool, etcd: Option<&str>) -> Result<()> {
+    fn configure(&self, forward: Forward, scenario: Scenario, etcd: Option<&str>) -> Result<()> {
         let number = self.number;
         super::own_files(&self.host)?;
         self.configure_routing()?;
@@ -591,7 +655,17 @@ impl Director {
                 .replace("\n[announce]", &format!("\n[cluster]\netcd = \"{etcd}\"\ndirector = \"director-{number}\"\nlease = \"3s\"\ntimeout = \"1s\"\n\n[announce]"))
                 .replace("name      = \"web\"\n", "name      = \"web\"\nservers   = { etcd = \"web\" }\n");
         }
-        if !sync {
+        if scenario == Scenario::Exceptions {
+            lvsd = lvsd.replace("\n[announce]", "tell     = \"exceptions\"\n\n[announce]");
+        }
+        if matches!(scenario, Scenario::Exceptions | Scenario::Alone) {
+            // One client's connections go to all servers, some to the one that is drained.
+            lvsd = lvsd.replace(
+                "scheduler = \"mh\"",
+                "scheduler_flags = [\"mh-port\"]\nscheduler = \"mh\"",
+            );
+        }
+        if scenario == Scenario::Alone {
             let begin = lvsd.find("[sync]").context("a table")?;
             let end = lvsd.find("[announce]").context("a table")?;
             lvsd.replace_range(begin..end, "");
