@@ -10,7 +10,7 @@ use super::layout::{
 };
 use super::pins::Pins;
 use super::{HOPS, SERVERS};
-use crate::sys::SharedArray;
+use crate::sys::{SharedArray, Types};
 
 /// 64-bit words for services and settings: twice 4 MiB.
 const SAVED_WORDS: u32 = 1 + (1 << 20);
@@ -49,10 +49,11 @@ impl Arrays {
         layout: &Layout,
         processors: u32,
         maps: Maps<'_>,
+        types: Option<&Types>,
     ) -> Result<Self, InKernelError> {
         let array = |name: &'static str, words: usize, entries: u32| {
             let array = match maps {
-                Maps::New | Maps::Pinned(_) => SharedArray::new(name, words, entries),
+                Maps::New | Maps::Pinned(_) => SharedArray::new(name, words, entries, types),
                 Maps::Found(pins) => {
                     SharedArray::pinned(&pins.path(name), words * entries.max(1) as usize)
                 }

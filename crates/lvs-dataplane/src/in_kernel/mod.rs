@@ -27,6 +27,7 @@ mod object;
 mod open;
 mod outlive;
 mod pins;
+mod types;
 mod xdp;
 
 use std::collections::{HashMap, HashSet};

@@ -17,7 +17,7 @@ use super::error::{InKernelError, step};
 use super::layout::{ABOUT_WORDS, COUNT_WORDS, TOLD_BYTES, conf};
 use super::pins::{self, Pins};
 use super::xdp::Xdp;
-use super::{InKernel, SERVERS, WITHOUT_ENGINE, lock, object};
+use super::{InKernel, SERVERS, WITHOUT_ENGINE, lock, object, types};
 use crate::sys::{self, Instruction, PerCpuArray, Program, ProgramKind, SharedArray, SharedSet};
 
 /// The programs, compiled.
@@ -140,7 +140,9 @@ impl InKernel {
         change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
     ) -> Result<Self, InKernelError> {
         let processors = processors();
-        let arrays = Arrays::new(&layout, processors, maps)?;
+        let types = types::load();
+        let types = types.as_ref();
+        let arrays = Arrays::new(&layout, processors, maps, types)?;
         let (told, services) = match maps {
             // What is left of the other one's programs goes on with its own, until they are
             // replaced.
@@ -149,13 +151,13 @@ impl InKernel {
                 SharedSet::pinned(&pins.path("lvs_services")),
             ),
             Maps::New | Maps::Pinned(_) => (
-                PerCpuArray::new("lvs_told", TOLD_BYTES, 1),
-                SharedSet::new("lvs_services", SERVICES),
+                PerCpuArray::new("lvs_told", TOLD_BYTES, 1, types),
+                SharedSet::new("lvs_services", SERVICES, types),
             ),
         };
         let told = told.map_err(step("make memory"))?;
         let services = services.map_err(step("make memory"))?;
-        let scratch = xdp.then(Xdp::memory).transpose();
+        let scratch = xdp.then(|| Xdp::memory(types)).transpose();
         let scratch = scratch.map_err(step("make memory"))?;
         let number = |name: &str| {
             let all = arrays.all();
@@ -170,7 +172,7 @@ impl InKernel {
         let load = |section, kind, name| {
             let code = object::code(OBJECT, section).and_then(|code| code.linked(number));
             let code = in_order(code.ok_or(InKernelError::Object)?);
-            Program::load(kind, name, &change(code)).map_err(step("load a program"))
+            Program::load_typed(kind, name, &change(code), types).map_err(step("load a program"))
         };
         let filter = load("socket", ProgramKind::SocketFilter, "lvs_filter")?;
         let ingress = load("tc", ProgramKind::Ingress, "lvs_ingress")?;

@@ -59,6 +59,20 @@ const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_PROG_QUERY: libc::c_long = 16;
 
+/// What the kernel tells of a map or program, word by word.
+#[cfg(test)]
+pub(crate) fn told(fd: &OwnedFd) -> [u32; 64] {
+    let mut words = [0_u32; 64];
+    let mut request = GetInfo {
+        fd: u32::try_from(fd.as_raw_fd()).expect("descriptors are not negative"),
+        length: u32::try_from(size_of_val(&words)).unwrap_or(0),
+        info: words.as_mut_ptr().expose_provenance() as u64,
+    };
+    // SAFETY: the words live here and are as long as the request says.
+    unsafe { call(BPF_OBJ_GET_INFO_BY_FD, &mut request) }.expect("it is open");
+    words
+}
+
 /// Where programs stand at an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {

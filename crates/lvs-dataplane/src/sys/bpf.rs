@@ -45,6 +45,9 @@ struct CreateMap {
     node: u32,
     name: [u8; 16],
     ifindex: u32,
+    types: u32,
+    key_type: u32,
+    value_type: u32,
 }
 
 /// What `BPF_PROG_LOAD` reads, as far as it is used.
@@ -63,6 +66,11 @@ struct LoadProgram {
     name: [u8; 16],
     ifindex: u32,
     attach_type: u32,
+    types: u32,
+    function_size: u32,
+    functions: u64,
+    function_count: u32,
+    rest: [u32; 5],
 }
 
 /// What `BPF_LINK_CREATE` reads, as far as it is used; behind it are zeros, as many as tcx wants to
@@ -115,6 +123,17 @@ struct Element {
     flags: u64,
 }
 
+/// What `BPF_BTF_LOAD` reads.
+#[repr(C)]
+struct LoadTypes {
+    description: u64,
+    log: u64,
+    length: u32,
+    log_size: u32,
+    log_level: u32,
+    unused: u32,
+}
+
 /// What `BPF_LINK_UPDATE` reads.
 #[repr(C)]
 struct UpdateLink {
@@ -131,6 +150,7 @@ const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_PROG_TEST_RUN: libc::c_long = 10;
+const BPF_BTF_LOAD: libc::c_long = 18;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_UPDATE: libc::c_long = 29;
 const BPF_MAP_TYPE_HASH: u32 = 1;
@@ -203,6 +223,22 @@ impl Program {
     /// the verifier has against it, with the end of its log; `Unsupported` or `InvalidInput`
     /// from kernels that lack something.
     pub fn load(kind: ProgramKind, name: &str, instructions: &[Instruction]) -> io::Result<Self> {
+        Self::load_typed(kind, name, instructions, None)
+    }
+
+    /// As [`load`](Self::load), with what its types are called, if the kernel takes that.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_typed(
+        kind: ProgramKind,
+        name: &str,
+        instructions: &[Instruction],
+        types: Option<&Types>,
+    ) -> io::Result<Self> {
+        // From the first instruction on, it is this function.
+        let function = types.and_then(|types| Some((number(&types.fd), types.program(name)?)));
+        let functions = [0, function.map_or(0, |(_, id)| id)];
         let license = c"Dual MIT/GPL";
         let mut request = LoadProgram {
             kind: match kind {
@@ -221,12 +257,20 @@ impl Program {
             name: short_name(name),
             ifindex: 0,
             attach_type: kind.place(),
+            types: function.map_or(0, |(types, _)| types),
+            function_size: function.map_or(0, |_| 8),
+            functions: function.map_or(0, |_| functions.as_ptr().expose_provenance() as u64),
+            function_count: function.map_or(0, |_| 1),
+            rest: [0; 5],
         };
-        // SAFETY: the instructions and the license live here.
+        // SAFETY: the instructions, the function and the license live here.
         let error = match unsafe { load_in_peace(&mut request) } {
             Ok(fd) => return Ok(Self { fd, kind }),
             Err(error) => error,
         };
+        if function.is_some() {
+            return Self::load_typed(kind, name, instructions, None);
+        }
         let mut log = vec![0_u8; LOG];
         request.log_level = 1;
         request.log_size = u32::try_from(log.len()).unwrap_or(0);
@@ -343,6 +387,13 @@ impl Program {
         Ok((request.result.cast_signed(), out))
     }
 
+    /// Whether tools are told what its types are called.
+    #[cfg(test)]
+    pub(crate) fn has_types(&self) -> bool {
+        // `btf_id` of `bpf_prog_info`.
+        attached::told(&self.fd)[32] != 0
+    }
+
     /// The descriptor, for a socket that the program is to filter.
     pub(super) fn fd(&self) -> libc::c_int {
         self.fd.as_raw_fd()
@@ -383,6 +434,55 @@ impl ProgramLink {
     }
 }
 
+/// Which types (BTF) are whose.
+#[derive(Debug, Default)]
+pub struct Typed {
+    /// Maps, and the numbers of the types of their keys and values.
+    pub maps: Vec<(&'static str, [u32; 2])>,
+    /// Programs, and the numbers of their functions.
+    pub programs: Vec<(&'static str, u32)>,
+}
+
+/// Types of maps and programs, for tools that show them.
+#[derive(Debug)]
+pub struct Types {
+    fd: OwnedFd,
+    typed: Typed,
+}
+
+impl Types {
+    /// Has the kernel take a description of types, as `Documentation/bpf/btf.rst` of its sources
+    /// describes it.
+    ///
+    /// # Errors
+    /// `InvalidInput` if it is damaged, or the kernel has none; as [`Program::load`].
+    pub fn load(description: &[u8], typed: Typed) -> io::Result<Self> {
+        let mut request = LoadTypes {
+            description: description.as_ptr().expose_provenance() as u64,
+            log: 0,
+            length: u32::try_from(description.len()).unwrap_or(u32::MAX),
+            log_size: 0,
+            log_level: 0,
+            unused: 0,
+        };
+        // SAFETY: the description lives until after the call and is as long as the request says.
+        let fd = unsafe { descriptor(BPF_BTF_LOAD, &mut request) }?;
+        Ok(Self { fd, typed })
+    }
+
+    fn map(&self, name: &str) -> Option<[u32; 2]> {
+        let mut maps = self.typed.maps.iter();
+        maps.find(|(known, _)| *known == name).map(|&(_, ids)| ids)
+    }
+
+    fn program(&self, name: &str) -> Option<u32> {
+        let mut programs = self.typed.programs.iter();
+        programs
+            .find(|(known, _)| *known == name)
+            .map(|&(_, id)| id)
+    }
+}
+
 /// An array in the kernel that programs read and write, and that this process maps as 64-bit words.
 #[derive(Debug)]
 pub struct SharedArray {
@@ -401,7 +501,7 @@ impl SharedArray {
     ///
     /// # Errors
     /// As [`Program::load`]; `OutOfMemory`.
-    pub fn new(name: &str, words: usize, entries: u32) -> io::Result<Self> {
+    pub fn new(name: &str, words: usize, entries: u32, types: Option<&Types>) -> io::Result<Self> {
         let value = u32::try_from(words * 8).map_err(|_| io::ErrorKind::InvalidInput)?;
         let fd = create_map(
             name,
@@ -409,6 +509,7 @@ impl SharedArray {
             [4, value],
             entries.max(1),
             BPF_F_MMAPABLE,
+            types,
         )?;
         Self::map(fd, words * entries.max(1) as usize)
     }
@@ -439,6 +540,13 @@ impl SharedArray {
         }
         let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { fd, memory, words })
+    }
+
+    /// Whether tools are told what its types are called.
+    #[cfg(test)]
+    pub(crate) fn has_types(&self) -> bool {
+        // `btf_id` of `bpf_map_info`.
+        attached::told(&self.fd)[16] != 0
     }
 
     /// Its words.
@@ -480,8 +588,9 @@ impl PerCpuArray {
     ///
     /// # Errors
     /// As [`SharedArray::new`].
-    pub fn new(name: &str, bytes: u32, entries: u32) -> io::Result<Self> {
-        let fd = create_map(name, BPF_MAP_TYPE_PERCPU_ARRAY, [4, bytes], entries, 0)?;
+    pub fn new(name: &str, bytes: u32, entries: u32, types: Option<&Types>) -> io::Result<Self> {
+        let kind = BPF_MAP_TYPE_PERCPU_ARRAY;
+        let fd = create_map(name, kind, [4, bytes], entries, 0, types)?;
         Ok(Self { fd })
     }
 
@@ -519,7 +628,7 @@ impl<const WORDS: usize> SharedSet<WORDS> {
     ///
     /// # Errors
     /// As [`SharedArray::new`].
-    pub fn new(name: &str, entries: u32) -> io::Result<Self> {
+    pub fn new(name: &str, entries: u32, types: Option<&Types>) -> io::Result<Self> {
         let key = u32::try_from(WORDS * 8).map_err(|_| io::ErrorKind::InvalidInput)?;
         let fd = create_map(
             name,
@@ -527,6 +636,7 @@ impl<const WORDS: usize> SharedSet<WORDS> {
             [key, 8],
             entries,
             BPF_F_NO_PREALLOC,
+            types,
         )?;
         Ok(Self { fd })
     }
@@ -659,7 +769,10 @@ fn create_map(
     [key, value]: [u32; 2],
     entries: u32,
     flags: u32,
+    types: Option<&Types>,
 ) -> io::Result<OwnedFd> {
+    let typed = types.and_then(|types| Some((number(&types.fd), types.map(name)?)));
+    let (types, [key_type, value_type]) = typed.unwrap_or_default();
     let mut request = CreateMap {
         kind,
         key,
@@ -670,9 +783,18 @@ fn create_map(
         node: 0,
         name: short_name(name),
         ifindex: 0,
+        types,
+        key_type,
+        value_type,
     };
     // SAFETY: there are no addresses in it.
-    unsafe { descriptor(BPF_MAP_CREATE, &mut request) }
+    let made = unsafe { descriptor(BPF_MAP_CREATE, &mut request) };
+    match made {
+        Err(error) if types != 0 && error.raw_os_error() != Some(libc::ENOMEM) => {
+            create_map(name, kind, [key, value], entries, flags, None)
+        }
+        made => made,
+    }
 }
 
 /// A name as tools show it.
