@@ -62,6 +62,8 @@ static long (*adjust_room)(struct __sk_buff *, int len, u32 mode, u64 flags) = (
 #define ACK 16
 // Segments of an aggregate below this are the engine's to judge.
 #define SEGMENT_MIN 256
+// As are aggregates of more datagrams than this, and those that go into tunnels: the kernel does not put all of them there.
+#define DATAGRAMS_MOST 127
 
 INLINE u16 swap(u16 x) { return x >> 8 | x << 8; }
 INLINE u16 fold(u64 x)
@@ -304,9 +306,9 @@ INLINE int read_packet(struct __sk_buff *skb, struct packet *p, u32 *words)
 	if (p->proto == UDP) {
 		p->flags = 0;
 		p->headers += 8;
-		// Absent: the engine computes it. And there are no aggregates of datagrams here.
+		// Absent: the engine computes it.
 		u32 word = p->v6 ? h.w[11] : h.w[6];
-		return p->len >= p->headers && word >> 16 && !skb->gso_size;
+		return p->len >= p->headers && word >> 16;
 	}
 	if (p->proto != TCP || p->len < p->headers + 20) return 0;
 	u8 rest[8];
@@ -397,6 +399,7 @@ INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32
 	u32 mtu = READ(out[HOP_LINK]) >> 32;
 	if (gso) {
 		if (gso < SEGMENT_MIN || p->headers + gso > mtu) return SHARE_UNFIT;
+		if (p->proto == UDP && (t->shape || p->len > gso * DATAGRAMS_MOST)) return SHARE_UNFIT;
 	} else if (p->len > mtu) {
 		return SHARE_UNFIT;
 	}
