@@ -165,6 +165,11 @@ struct Args {
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_connections: u32,
 
+    /// How many of them may be of IPv6, or have a server of another family than the client, where
+    /// --in-kernel takes the memory for all of them at the start. Default: a quarter.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
+    max_ipv6: Option<u32>,
+
     /// Rules that set firewall marks, one per line: `--destination 192.0.2.10 --protocol tcp
     /// --ports 80,443 --mark 1`; also --source, --interface, and --drop or --host instead of
     /// --mark. The first matching rule decides.
@@ -551,6 +556,7 @@ fn config(args: Args) -> anyhow::Result<Config> {
             Compat::Newest => None,
         },
         max_connections: Some(args.max_connections as usize),
+        max_ipv6: args.max_ipv6.map(|max| max as usize),
         when_full: match args.when_full {
             WhenFull::Drop => lvs_core::WhenFull::Drop,
             WhenFull::Evict => lvs_core::WhenFull::Evict,

@@ -125,6 +125,10 @@ pub struct Config {
     pub settings: Settings,
     /// Connections at most; `None` for 2^20.
     pub max_connections: Option<usize>,
+    /// Connections of IPv6, or to servers of another family, for which memory is taken at the start
+    /// where connections are [forwarded in the kernel](Self::in_kernel); `None` for a quarter of
+    /// all. Elsewhere it is taken as they come.
+    pub max_ipv6: Option<usize>,
     /// What a full table does with a new connection.
     pub when_full: WhenFull,
     /// Sysctls to set before anything else, as name and value.
@@ -318,7 +322,11 @@ impl Engine {
                 steering: (workers.get() > 1)
                     .then(|| steering(workers, &options, &config.ftp_ports)),
             };
-            let wanted = (config.in_kernel, config.in_kernel_after.unwrap_or(RIPE));
+            let wanted = Wanted {
+                wanted: config.in_kernel,
+                ripe: config.in_kernel_after.unwrap_or(RIPE),
+                wide: config.max_ipv6.unwrap_or(options.max_connections / 4),
+            };
             let threads = Threads {
                 workers,
                 pin: config.pin.unwrap_or(workers.get() > 1),
@@ -370,8 +378,9 @@ impl Engine {
         mut setup: Setup,
         settings: Settings,
         threads: Threads,
-        (wanted, ripe): (UseKernel, NonZeroU32),
+        in_kernel: Wanted,
     ) -> Result<Self, StartError> {
+        let Wanted { wanted, ripe, wide } = in_kernel;
         let Threads {
             workers: count,
             pin,
@@ -384,7 +393,7 @@ impl Engine {
         }
         let against = against_in_kernel(count, hook.is_some(), setup.backend, &settings);
         let (in_kernel, why_not) =
-            match open_in_kernel(&control, against, wanted, !setup.xdp.is_empty()) {
+            match open_in_kernel(&control, against, (wanted, wide), !setup.xdp.is_empty()) {
                 None => (None, InKernelInfo::default()),
                 Some(Ok(opened)) => (Some(opened), InKernelInfo::default()),
                 Some(Err(error)) if wanted == UseKernel::On => {
@@ -612,6 +621,16 @@ fn own_cpus(workers: NonZeroUsize) -> Vec<usize> {
     cpus
 }
 
+/// What is wanted of the path in the kernel.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    wanted: UseKernel,
+    /// Packets after which connections are published.
+    ripe: NonZeroU32,
+    /// Connections in wide slots for which there is memory.
+    wide: usize,
+}
+
 /// What speaks against the path in the kernel.
 fn against_in_kernel(
     workers: NonZeroUsize,
@@ -636,7 +655,7 @@ fn against_in_kernel(
 fn open_in_kernel(
     control: &Control,
     against: Option<&'static str>,
-    wanted: UseKernel,
+    (wanted, wide): (UseKernel, usize),
     xdp: bool,
 ) -> Option<Result<(Arc<InKernel>, Memory), InKernelError>> {
     if wanted == UseKernel::Off {
@@ -644,7 +663,7 @@ fn open_in_kernel(
     }
     let opened = match against {
         Some(reason) => Err(InKernelError::Setting(reason)),
-        None => InKernel::open_or_find(control.layout(), xdp)
+        None => InKernel::open_or_find(control.layout().with_wide(wide), xdp)
             .and_then(|in_kernel| Ok((in_kernel.memory()?, in_kernel))),
     };
     Some(opened.map(|(memory, in_kernel)| {

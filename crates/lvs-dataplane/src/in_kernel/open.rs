@@ -297,7 +297,7 @@ fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
     let left = Layout::from_words(&description).map_err(|error| error.to_string())?;
     let keys = left.keys;
     if left != (Layout { keys, ..*layout }) {
-        return Err("it had another --max-connections".to_owned());
+        return Err("it had another --max-connections or --max-ipv6".to_owned());
     }
     let conf = words("lvs_conf", conf::WORDS)?;
     if sys::monotonic().wrapping_sub(conf[conf::BASE]) > conf[conf::ALIVE] {

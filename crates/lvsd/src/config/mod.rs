@@ -318,6 +318,8 @@ pub struct Dataplane {
     pub icmp_msgs_burst: Option<u32>,
     /// Bound of the connection table.
     pub max_connections: Option<u32>,
+    /// How many of them may be of IPv6, where connections are forwarded in the kernel.
+    pub max_ipv6: Option<u32>,
     /// `drop`.
     pub when_full: Option<String>,
     /// Other directors, with which it shares connections.
@@ -462,8 +464,13 @@ impl Dataplane {
                 option(name, value);
             }
         }
-        if let Some(bound) = self.max_connections {
-            option("--max-connections", Some(bound.to_string()));
+        for (name, bound) in [
+            ("--max-connections", self.max_connections),
+            ("--max-ipv6", self.max_ipv6),
+        ] {
+            if let Some(bound) = bound {
+                option(name, Some(bound.to_string()));
+            }
         }
         if let Some(when_full) = &self.when_full {
             option("--when-full", Some(when_full.clone()));

@@ -149,6 +149,7 @@ pub(super) struct RawDataplane {
     pub(super) icmp_msgs_burst: Option<Spanned<Whole>>,
     /// Bound of the connection table, in connections. Default: the engine's.
     pub(super) max_connections: Option<Spanned<Whole>>,
+    pub(super) max_ipv6: Option<Spanned<Whole>>,
     /// What a full table does with a new connection: `drop` or `evict`. Default: `drop`.
     pub(super) when_full: Option<Spanned<String>>,
     /// Path of the engine. Default: `lvs-dataplane` beside `lvsd`, else in `PATH`.

@@ -100,6 +100,24 @@ impl Layout {
         }
     }
 
+    /// With wide slots for so many connections only, where memory is taken at once, used or not.
+    /// What finds no place among them lies in the overflow, as long as there is room.
+    #[must_use]
+    pub fn with_wide(self, connections: usize) -> Self {
+        let wide = Self::new(connections, 0).wide_buckets;
+        Self {
+            wide_buckets: wide.min(self.narrow_buckets),
+            ..self
+        }
+    }
+
+    /// Bytes of all regions.
+    pub const fn bytes(&self) -> usize {
+        let tags = self.narrow_buckets as usize + self.wide_buckets as usize;
+        let words = self.narrow_words() + self.wide_words() + self.overflow_words() + tags;
+        words * size_of::<AtomicU64>()
+    }
+
     /// Words of the region of narrow slots.
     pub const fn narrow_words(&self) -> usize {
         self.narrow_buckets as usize * Self::WAYS * Self::NARROW_WORDS
@@ -361,6 +379,18 @@ mod tests {
             assert!(slots * 85 >= connections * 100);
             assert!(slots * 85 < connections * 100 + 85 * Layout::WAYS);
         }
+    }
+
+    #[test]
+    fn few_wide_slots_take_little_memory() {
+        let all = Layout::new(10_000_000, 1);
+        let few = all.with_wide(2_500_000);
+        assert!(all.bytes() > 2_300_000_000);
+        assert!(few.bytes() < 1_300_000_000, "{}", few.bytes());
+        assert_eq!(few.narrow_buckets, all.narrow_buckets);
+        assert_eq!(Layout::from_words(&few.to_words()), Ok(few));
+        let more = Layout::new(100, 1).with_wide(usize::MAX);
+        assert_eq!(more, Layout::new(100, 1));
     }
 
     #[test]

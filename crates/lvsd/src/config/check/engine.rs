@@ -55,6 +55,13 @@ impl Checker<'_> {
                 1..=CONNECTIONS_MAX,
             )
             .and_then(|n| u32::try_from(n).ok());
+        let max_ipv6 = self
+            .number(
+                raw.max_ipv6.as_ref(),
+                "number of connections",
+                1..=CONNECTIONS_MAX,
+            )
+            .and_then(|n| u32::try_from(n).ok());
         self.icmp_ratelimit(raw);
         for word in [&raw.socket, &raw.group, &raw.readers, &raw.program]
             .into_iter()
@@ -92,6 +99,7 @@ impl Checker<'_> {
             icmp_msgs_per_sec,
             icmp_msgs_burst,
             max_connections,
+            max_ipv6,
             when_full,
             peers: None,
             program: raw.program.as_ref().map(|p| p.get_ref().clone()),
