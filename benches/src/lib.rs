@@ -8,6 +8,7 @@ pub mod files;
 pub mod large;
 pub mod machine;
 pub mod memory;
+pub mod publishing;
 pub mod report;
 pub mod stats;
 pub mod yardsticks;

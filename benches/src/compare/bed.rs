@@ -38,8 +38,9 @@ pub(crate) const SERVER: &str = "10.72.0.11";
 pub(crate) const SERVER6: &str = "fd00:72::11";
 /// Connections that ours may have: those of the largest case, and of others measured with it.
 const CONNECTIONS: u32 = 12_000_000;
-/// The same, where the memory for all of them is taken at once.
-const IN_KERNEL: u32 = 1_200_000;
+/// Connections of TCP that ours may have, where the memory for all of them is taken at once; of a
+/// flood, those that it has, and a fifth more.
+pub(crate) const IN_KERNEL: u32 = 1_000_000;
 /// Cores.
 const ENDPOINTS: usize = 0;
 const DIRECTOR: usize = 1;
@@ -75,6 +76,7 @@ pub(crate) struct Bed {
     /// Interfaces: client's, director's to the client, director's to the server, server's.
     pub(crate) devices: [String; 4],
     purpose: Purpose,
+    connections: u32,
     process: Option<Proc>,
     endpoints: Vec<Proc>,
     testbed: Testbed,
@@ -85,6 +87,7 @@ impl Bed {
         who: Contender,
         place: Place,
         purpose: Purpose,
+        connections: u32,
         yardsticks: &Yardsticks,
     ) -> Result<Self> {
         if let Some(program) = who.program() {
@@ -108,6 +111,7 @@ impl Bed {
             director,
             devices,
             purpose,
+            connections,
             process: None,
             endpoints: Vec::new(),
             testbed,
@@ -122,7 +126,7 @@ impl Bed {
         if purpose == Purpose::Tcp {
             bed.start_servers(yardsticks)?;
         }
-        if purpose == Purpose::Transfer {
+        if purpose == Purpose::Transfer || purpose == Purpose::Tcp {
             bed.answer_directly(&name)?;
         }
         if who.spins() {
@@ -410,7 +414,11 @@ impl Bed {
         let [_, d, e, _] = &self.devices;
         let engine = program("lvs-dataplane")?.display().to_string();
         let in_kernel = self.who.is_in_kernel();
-        let connections = if in_kernel { IN_KERNEL } else { CONNECTIONS };
+        let connections = if in_kernel {
+            self.connections + self.connections / 5
+        } else {
+            CONNECTIONS
+        };
         let (cpu, connections) = (DIRECTOR.to_string(), connections.to_string());
         let mut words = vec!["-c", &cpu, &engine, "--backend", backend];
         words.extend([

@@ -16,6 +16,8 @@ pub(super) struct Job {
 pub(super) enum Work {
     Flood(Contender, Place, Flood),
     Tcp(Contender, Tcp),
+    /// CPU of the director for a unit of it.
+    Cost(Contender, Tcp),
     /// Round trips, idle or beside a flood.
     Ping(Contender, bool, Percentile),
     Memory(Memory),
@@ -37,6 +39,10 @@ pub(super) enum Memory {
     Maglev(u32),
     /// Bytes a connection, of an engine with so many.
     Footprint(u32),
+    /// Nanoseconds to have the kernel forward a connection.
+    Publish,
+    /// Nanoseconds of `bpf_map_update_elem`.
+    MapUpdate,
     /// CPU of that engine when nothing happens, as a share of a core.
     IdleCpu(u32),
 }
@@ -48,9 +54,15 @@ impl Work {
             Self::Tcp(_, Tcp::Bulk) => "Gbit/s",
             Self::Tcp(_, Tcp::Requests) => "requests/s",
             Self::Tcp(_, Tcp::Connections) => "connections/s",
+            Self::Cost(_, Tcp::Bulk) => "ns/KiB",
+            Self::Cost(..) => "ns",
             Self::Ping(..) => "us",
             Self::Memory(memory) => match memory {
-                Memory::Pipeline(..) | Memory::LineTable(..) | Memory::NewConnection(..) => "ns",
+                Memory::Pipeline(..)
+                | Memory::LineTable(..)
+                | Memory::NewConnection(..)
+                | Memory::Publish
+                | Memory::MapUpdate => "ns",
                 Memory::Churn => "connections/s",
                 Memory::Workers(_) => "packets/s",
                 Memory::Maglev(_) => "ms",
@@ -62,7 +74,9 @@ impl Work {
 
     pub(super) fn contender(self) -> Option<Contender> {
         match self {
-            Self::Flood(who, ..) | Self::Tcp(who, _) | Self::Ping(who, ..) => Some(who),
+            Self::Flood(who, ..) | Self::Tcp(who, _) | Self::Cost(who, _) | Self::Ping(who, ..) => {
+                Some(who)
+            }
             Self::Memory(_) => None,
         }
     }
@@ -71,8 +85,7 @@ impl Work {
     pub(super) fn place(self) -> &'static str {
         match self {
             Self::Flood(who, place, _) => place.name(who),
-            Self::Tcp(..) => "ends 0, director 1",
-            Self::Ping(..) => "ends 0, director 1",
+            Self::Tcp(..) | Self::Cost(..) | Self::Ping(..) => "ends 0, director 1",
             Self::Memory(_) => "memory",
         }
     }
@@ -81,7 +94,7 @@ impl Work {
     pub(super) fn seconds(self, window: f64) -> f64 {
         match self {
             Self::Flood(..) => window + 0.45,
-            Self::Tcp(..) => window.ceil() + 0.8,
+            Self::Tcp(..) | Self::Cost(..) => window.ceil() + 0.8,
             Self::Ping(..) => 0.8,
             Self::Memory(Memory::Churn | Memory::Workers(_)) => 0.8,
             Self::Memory(Memory::IdleCpu(_)) => 2.0,
@@ -95,7 +108,7 @@ impl Work {
         match self {
             Self::Flood(who, _, flood) if who.has_connections() => 2.5 + opening(flood.flows),
             Self::Flood(..) | Self::Ping(..) => 1.5,
-            Self::Tcp(..) => 1.0,
+            Self::Tcp(..) | Self::Cost(..) => 1.0,
             Self::Memory(Memory::Pipeline(connections, ..)) => f64::from(connections) / 400_000.0,
             Self::Memory(Memory::Footprint(connections)) => 2.0 + opening(connections),
             Self::Memory(Memory::Churn | Memory::Workers(_) | Memory::LineTable(..)) => 2.0,

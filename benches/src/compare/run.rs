@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use super::bed::{Bed, Purpose};
+use super::bed::{self, Bed, Purpose};
 use super::contender::{Contender, Method, Place};
 use super::flood::Flood;
 use super::progress::Progress;
@@ -18,6 +18,7 @@ use super::sample::Sample;
 use super::tcp::{self, Percentile};
 use crate::machine::{self, Snapshot};
 use crate::memory::{self, Churn, Clients, Pair, Pipeline, Setup};
+use crate::publishing::Publishing;
 use crate::yardsticks::{LineTable, Yardsticks};
 
 /// Tries of one measurement before a round goes without it.
@@ -71,6 +72,7 @@ struct Instances {
     tables: Vec<((u32, u32), LineTable)>,
     churn: Option<Churn>,
     pair: Option<Pair>,
+    publishing: Option<Publishing>,
     /// Bytes of the engine before it had connections.
     empty: f64,
 }
@@ -161,9 +163,14 @@ impl<'a> Runner<'a> {
     // --- standing ready --------------------------------------------------------------------------
 
     fn bed(&mut self, key: Key) -> Result<&mut Bed> {
+        self.bed_for(key, bed::IN_KERNEL)
+    }
+
+    /// A bed whose director has a table for so many connections, where that is taken at once.
+    fn bed_for(&mut self, key: Key, connections: u32) -> Result<&mut Bed> {
         if !self.beds.contains_key(&key) {
             let (who, place, purpose) = key;
-            let mut bed = Bed::new(who, place, purpose, self.yardsticks)?;
+            let mut bed = Bed::new(who, place, purpose, connections, self.yardsticks)?;
             match purpose {
                 Purpose::Tcp => tcp::check(&mut bed)?,
                 Purpose::Ping => {
@@ -181,7 +188,7 @@ impl<'a> Runner<'a> {
         let key = (who, place, Purpose::Flood);
         let yardsticks = self.yardsticks;
         let is_new = self.prepared.insert((key, flood));
-        let bed = self.bed(key)?;
+        let bed = self.bed_for(key, flood.flows)?;
         if is_new {
             flood.prepare(bed, yardsticks)?;
         }
@@ -191,7 +198,9 @@ impl<'a> Runner<'a> {
     fn prepare(&mut self, work: Work) -> Result<()> {
         match work {
             Work::Flood(who, place, flood) => self.flooded(who, place, flood).map(drop),
-            Work::Tcp(who, _) => self.bed((who, Place::Usual, Purpose::Tcp)).map(drop),
+            Work::Tcp(who, _) | Work::Cost(who, _) => {
+                self.bed((who, Place::Usual, Purpose::Tcp)).map(drop)
+            }
             Work::Ping(who, loaded, _) => {
                 self.bed((who, Place::Usual, Purpose::Ping))?;
                 if loaded && self.half.is_none() {
@@ -251,7 +260,14 @@ impl<'a> Runner<'a> {
                 }
                 self.flooded(key.0, key.1, many(connections))?;
             }
-            Memory::Workers(_) | Memory::NewConnection(..) | Memory::Maglev(_) => {}
+            Memory::Publish | Memory::MapUpdate if instances.publishing.is_none() => {
+                instances.publishing = Some(on_core(Publishing::new)??);
+            }
+            Memory::Workers(_)
+            | Memory::NewConnection(..)
+            | Memory::Maglev(_)
+            | Memory::Publish
+            | Memory::MapUpdate => {}
         }
         Ok(())
     }
@@ -263,6 +279,14 @@ impl<'a> Runner<'a> {
         match work {
             Work::Flood(who, place, flood) => {
                 flood.measure(self.flooded(who, place, flood)?, yardsticks, window)
+            }
+            Work::Cost(who, kind) => {
+                let sample = self.measure(Work::Tcp(who, kind))?;
+                let cpu = sample.cpu.context("it is measured")?;
+                Ok(Sample {
+                    value: cpu.process + cpu.softirq,
+                    ..sample
+                })
             }
             Work::Tcp(who, kind) => {
                 #[expect(
@@ -332,6 +356,13 @@ impl<'a> Runner<'a> {
                 on_core(|| memory::new_connection(&setup, memory::vip()))?
             }
             Memory::Maglev(servers) => on_core(|| memory::maglev(servers))?,
+            Memory::Publish | Memory::MapUpdate => {
+                let publishing = instances.publishing.as_mut().context("it was prepared")?;
+                on_core(|| match memory {
+                    Memory::Publish => Ok(publishing.publish()),
+                    _ => publishing.update(),
+                })??
+            }
             Memory::Footprint(connections) => {
                 let bytes = resident(self.large_engine()?)? - self.memory.empty;
                 bytes / f64::from(connections)

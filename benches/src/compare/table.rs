@@ -90,6 +90,7 @@ pub(super) fn all() -> Vec<Group> {
         in_kernel_most(),
         in_kernel_tcp(),
         in_kernel_latency(),
+        in_kernel_cost(),
         other(),
     ]
 }
@@ -206,6 +207,13 @@ fn in_kernel_tcp() -> Group {
             [Some(0.95), None],
         ),
         (
+            "bulk-tunnel",
+            "one TCP stream, IPIP",
+            Tcp::Bulk,
+            Contender::InKernel(Method::Tunnel),
+            [Some(0.80), None],
+        ),
+        (
             "http",
             "requests over connections that stay, NAT",
             Tcp::Requests,
@@ -268,6 +276,32 @@ fn in_kernel_latency() -> Group {
             Bound::AtMost(1.15),
         );
     }
+    group
+}
+
+fn in_kernel_cost() -> Group {
+    let mut group = Group::new("in-kernel-cost");
+    let mut job = |who: Contender| {
+        let name = format!("cpu/{}", who.name());
+        group.job(&name, Work::Cost(who, Tcp::Bulk))
+    };
+    let (ours, haproxy) = (job(IN_KERNEL), job(Contender::Haproxy));
+    group.row(
+        "in-kernel-cpu",
+        "CPU of the director for each byte of a TCP stream, NAT in the kernel, against HAProxy",
+        &ours,
+        Against::One(haproxy),
+        Bound::AtMost(0.15),
+    );
+    let ours = group.memory("publish", Memory::Publish);
+    let update = group.memory("update", Memory::MapUpdate);
+    group.row(
+        "in-kernel-publish",
+        "publishing a connection, ns, against bpf_map_update_elem",
+        &ours,
+        Against::One(update),
+        Bound::AtMost(0.3),
+    );
     group
 }
 

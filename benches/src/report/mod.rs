@@ -26,7 +26,7 @@ use clap::Args;
 
 use self::data::{CpuSeconds, Document, Missing, Run, SCHEMA, Value};
 use self::peers::{PEERS, Peer};
-use crate::compare::bed::{Bed, Purpose, has_program};
+use crate::compare::bed::{Bed, IN_KERNEL, Purpose, has_program};
 use crate::compare::contender::Place;
 use crate::compare::progress::Progress;
 use crate::machine;
@@ -112,7 +112,13 @@ trait Experiment: Sync {
 }
 
 fn usual_bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
-    Bed::new(peer.who, Place::Usual, Purpose::Transfer, yardsticks)
+    Bed::new(
+        peer.who,
+        Place::Usual,
+        Purpose::Transfer,
+        IN_KERNEL,
+        yardsticks,
+    )
 }
 
 /// All of them, in the order of the page.

@@ -260,7 +260,7 @@ impl Experiment for Thesis {
     }
 
     fn is_quick(&self, peer: &Peer) -> bool {
-        ["lvs-nat rr", "lvs-nat wrr", "lvs-nat lc"].contains(&peer.name)
+        ["lvs-nat rr", "lvs-nat lc", "nftables"].contains(&peer.name)
     }
 
     fn at_once(&self) -> usize {

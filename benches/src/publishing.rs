@@ -1,0 +1,120 @@
+//! What it costs to have the kernel forward a connection: plain stores into memory that it reads,
+//! beside `bpf_map_update_elem`, which a table that only the kernel writes would need.
+
+use anyhow::Result;
+use lvs_core::memory::Memory;
+use lvs_core::{
+    ConnId, Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, Segment,
+    ServerConfig, ServiceConfig, ServiceKey, Transport, Tuple, Verdict,
+};
+use lvs_dataplane::in_kernel::InKernel;
+use lvs_dataplane::sys::SharedSet;
+
+use crate::memory::{Clients, vip};
+
+/// Connections, and keys.
+const CONNECTIONS: u32 = 100_000;
+
+/// Connections in memory that the kernel reads, and a hash map of the kernel's with as many keys of
+/// their tuples' size.
+#[derive(Debug)]
+pub struct Publishing {
+    director: Director,
+    _kernel: InKernel,
+    connections: Vec<ConnId>,
+    map: SharedSet<3>,
+    epoch: u16,
+}
+
+impl Publishing {
+    /// Opens the connections, and fills the map.
+    ///
+    /// # Errors
+    /// Where BPF is not permitted.
+    pub fn new() -> Result<Self> {
+        let options = Options {
+            max_connections: 1 << 20,
+            ..Options::default()
+        };
+        let mut opened = None;
+        let mut director = Director::new_in(options, |layout| {
+            let kernel = InKernel::open(layout, Instant::ZERO);
+            let both = kernel.and_then(|kernel| Ok((kernel.memory()?, kernel)));
+            let (memory, kernel) = match both {
+                Ok((memory, kernel)) => (memory, Ok(kernel)),
+                Err(error) => (Memory::heap(layout), Err(error)),
+            };
+            opened = Some(kernel);
+            memory
+        });
+        let kernel = opened.expect("it was asked for")?;
+        let service = ServiceKey::udp(vip());
+        let server = ServerConfig::new(1, Forwarding::Nat);
+        let config = ServiceConfig::new(Family::V4, "rr");
+        let control = &mut director.control;
+        control.add_service(service, config, None)?;
+        control.add_server(&service, "10.1.0.1:80".parse()?, &server, Instant::ZERO)?;
+        let map = SharedSet::new("lvs_bench", CONNECTIONS, None)?;
+        let mut connections = Vec::new();
+        for n in 0..CONNECTIONS {
+            let client = Clients { bits: 10 }.of(n);
+            let meta = PacketMeta {
+                hook: Hook::Local,
+                tuple: Tuple {
+                    protocol: Protocol::UDP,
+                    src: client.into(),
+                    dst: vip(),
+                },
+                transport: Transport::Udp(&[]),
+                segment: Segment::NONE,
+                mark: 0,
+                len: 28,
+            };
+            if let Verdict::Forward(forward) = director.handle_packet(&meta, Instant::ZERO) {
+                connections.extend(forward.conn);
+            }
+            map.insert(&key(n))?;
+        }
+        Ok(Self {
+            director,
+            _kernel: kernel,
+            connections,
+            map,
+            epoch: 0,
+        })
+    }
+
+    /// Nanoseconds of publishing a connection.
+    pub fn publish(&mut self) -> f64 {
+        self.epoch = self.epoch % 1000 + 1;
+        let start = std::time::Instant::now();
+        for &conn in &self.connections {
+            assert!(self.director.shard.publish(conn, self.epoch, Some(1)));
+        }
+        nanoseconds(start)
+    }
+
+    /// Nanoseconds of `bpf_map_update_elem`.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn update(&mut self) -> Result<f64> {
+        let start = std::time::Instant::now();
+        for n in 0..CONNECTIONS {
+            self.map.insert(&key(n))?;
+        }
+        Ok(nanoseconds(start))
+    }
+}
+
+fn key(n: u32) -> [u64; 3] {
+    [
+        u64::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        n.into(),
+        17,
+    ]
+}
+
+fn nanoseconds(start: std::time::Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e9 / f64::from(CONNECTIONS)
+}
