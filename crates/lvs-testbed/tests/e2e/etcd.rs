@@ -579,3 +579,101 @@ fn a_watch_that_is_stuck_is_left() -> Result<()> {
     );
     Ok(())
 }
+
+/// etcd forgets what happened while a director could not hear it: once it is cut off, and asks
+/// itself; and once it stands still, so that etcd tells it that its watch has missed something.
+#[test]
+fn history_that_was_compacted_is_read_anew() -> Result<()> {
+    let site = site("etcdcompact")?;
+    // So that little of what is watched is on its way.
+    for host in [&site.director, &site.servers[0]] {
+        host.sh(
+            "sysctl -qw net.ipv4.tcp_rmem='4096 16384 16384' net.ipv4.tcp_wmem='4096 16384 16384'",
+        )?;
+    }
+    let _member = member(&site, 0, 1, &[])?;
+    wait_healthy(&site, 0)?;
+    put(&site, 0, "/lvs/services/web", &service(&site, ""))?;
+    let add = |n: usize| {
+        let server = format!("{{\"address\":\"{}\"}}", site.real_address(n));
+        put(&site, 0, &format!("/lvs/servers/web/{n}"), &server)
+    };
+    let remove = |n: usize| ctl(&site, 0, &format!("del /lvs/servers/web/{n}"));
+    let compact = || -> Result<u64> {
+        let said = ctl(&site, 0, "get nothing -w json")?;
+        let rest = said.split_once("\"revision\":").context("a revision")?.1;
+        let digits = rest.split(|c: char| !c.is_ascii_digit()).next();
+        let revision = digits.context("digits")?.parse()?;
+        ctl(&site, 0, &format!("compact --physical {revision}"))?;
+        Ok(revision)
+    };
+    // The revision up to which the daemon knows everything.
+    let known = |status: &str| -> Option<u64> {
+        let rest = status.split_once("etcd /lvs/: ")?.1;
+        let rest = rest.split_once("revision ")?.1;
+        rest.split([',', ';']).next()?.parse().ok()
+    };
+    add(0)?;
+    add(1)?;
+    file(&site, "d1", 1, INTERFACES, "")?;
+    let lvsd = start(&site, &site.director, "d1")?;
+    wait_usable(&site, &[0, 1], &lvsd)?;
+
+    site.director.sh(
+        "nft 'add table inet cut; add chain inet cut out { type filter hook output priority 0; }; add rule inet cut out tcp dport 2379 drop'",
+    )?;
+    wait_status(&site, "the loss to be told", |status| {
+        status.contains("DOES NOT ANSWER")
+    })?;
+    // As many as before, so that counting them tells nothing.
+    add(2)?;
+    remove(0)?;
+    let revision = compact()?;
+    ensure!(usable(&site) == [0, 1], "{}", status(&site)?);
+    site.director.sh("nft delete table inet cut")?;
+    wait_usable(&site, &[1, 2], &lvsd)?;
+    wait_status(&site, "etcd to be back", |status| {
+        known(status) >= Some(revision) && !status.contains("DOES NOT ANSWER")
+    })?;
+
+    lvsd.signal(Signal::SIGSTOP)?;
+    // More than etcd holds back for somebody who does not read.
+    let long = service(&site, &format!("# {}\n", "long ".repeat(12_000)));
+    fs::write(site.testbed.dir().join("value"), long)?;
+    let address = site.real_address(0);
+    site.servers[0].sh(&format!(
+        "export ETCDCTL_API=3; seq 400 | xargs -P 4 -I{{}} sh -c 'etcdctl --endpoints=http://{address}:2379 put /lvs/services/web <{} >/dev/null'",
+        path(&site, "value")
+    ))?;
+    add(3)?;
+    remove(1)?;
+    put(
+        &site,
+        0,
+        "/lvs/services/web",
+        &service(&site, "quorum = 3\n"),
+    )?;
+    let revision = compact()?;
+    ensure!(usable(&site) == [1, 2], "the engine goes on");
+    lvsd.signal(Signal::SIGCONT)?;
+    wait_usable(&site, &[2, 3], &lvsd)?;
+    wait_status(&site, "what was missed", |status| {
+        known(status) >= Some(revision)
+            && status.contains("BELOW ITS QUORUM")
+            && !status.contains("left out")
+            && !status.contains("DOES NOT ANSWER")
+    })?;
+    let told = format!("its history up to revision {revision} was compacted");
+    ensure!(
+        lvsd.log().contains(&told) && lvsd.log().contains("all keys are read anew"),
+        "{}",
+        lvsd.log()
+    );
+    // It is watched again, and not only read.
+    add(0)?;
+    wait_usable(&site, &[0, 2, 3], &lvsd)?;
+    let mut load = site.load();
+    load.requests = 20;
+    site.client.load(&load)?.all_ok(20)?;
+    Ok(())
+}

@@ -224,8 +224,11 @@ impl Session<'_> {
                 watched = watching.next() => {
                     let watched = watched?;
                     if watched.canceled {
-                        // Compacted away, what it had still to tell.
                         if watched.compact_revision.0 > 0 {
+                            self.read_anew(&format!(
+                                "its history up to revision {} was compacted before this director heard of it",
+                                watched.compact_revision.0
+                            ));
                             return Ok(());
                         }
                         let why = format!("has ended the watch: {}", watched.cancel_reason);
@@ -254,7 +257,7 @@ impl Session<'_> {
                     let (latest, count) = self.probe().await?;
                     let lacks = count != self.model.keys.len();
                     if lacks && missing {
-                        // Somewhere between, events were lost.
+                        self.read_anew("it has another number of keys than it told of");
                         return Ok(());
                     }
                     missing = lacks;
@@ -275,6 +278,16 @@ impl Session<'_> {
                 }
             }
         }
+    }
+
+    /// What was watched is not all that happened: it is told why everything is read again.
+    fn read_anew(&self, why: &str) {
+        tracing::warn!(
+            event = "read_anew",
+            "etcd, {}: {why}; known up to revision {}, all keys are read anew",
+            self.settings.prefix,
+            self.seen
+        );
     }
 
     /// Asks for what was changed last, which takes a majority: its revision, and how many keys
