@@ -1,22 +1,28 @@
 //! What people want of servers, whatever the file and the checks say: kept in the state directory,
 //! so that it outlives a reload, a restart and a reboot.
 
+mod keeper;
+
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use lvs_core::api::ServiceId;
 use lvs_dataplane::control::daemon::{AdminEntry, AdminSpec, AdminState, Target, WORDS_MAX};
 
-use crate::replace::replace_for_good;
+pub use self::keeper::Kept;
+use self::keeper::{Keeper, put_aside};
 
 /// Wishes at a time.
 const ENTRIES_MAX: usize = 65_536;
 
-/// Files that are put aside.
-const ASIDE_MAX: u32 = 100;
+/// How long who ends waits for the disk.
+const SETTLE: Duration = Duration::from_secs(5);
+/// Between two looks whether it is done.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// All wishes.
 #[derive(Debug, Default)]
@@ -25,10 +31,7 @@ pub struct Admin {
     /// The targets of each host, so that a look-up does not go through all.
     by_host: HashMap<IpAddr, Vec<Target>>,
     /// Where they are kept; nowhere in tests.
-    path: Option<PathBuf>,
-    /// What is there has not been taken, or not all: it is put aside before something is written
-    /// in its place.
-    unread: bool,
+    keeper: Option<Arc<Keeper>>,
 }
 
 /// Seconds since 1970.
@@ -75,23 +78,26 @@ impl Admin {
     }
 
     fn read(path: Option<PathBuf>, owner: bool) -> Self {
-        let mut admin = Self {
-            path,
-            ..Self::default()
-        };
-        let Some(path) = &admin.path else {
+        let mut admin = Self::default();
+        let Some(path) = path else {
             return admin;
         };
+        let unread = admin.read_from(&path, owner);
+        admin.keeper = Some(Arc::new(Keeper::new(path, unread)));
+        admin
+    }
+
+    /// Takes what is in a file; gives whether there is something in it that was not taken.
+    fn read_from(&mut self, path: &Path, owner: bool) -> bool {
         let text = match std::fs::read(path) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return admin,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return false,
             Err(error) => {
                 tracing::error!(
                     "cannot read {}: {error}; servers that were drained or in maintenance may get connections until it can be read and lvsd is restarted",
                     path.display()
                 );
-                admin.unread = true;
-                return admin;
+                return true;
             }
         };
         match serde_json::from_slice::<Vec<serde_json::Value>>(&text) {
@@ -112,22 +118,22 @@ impl Admin {
                         path.display()
                     );
                 }
-                admin.unread = lost > 0;
                 for entry in entries {
-                    admin.insert(entry);
+                    self.insert(entry);
                 }
+                lost > 0
             }
             Err(error) => {
                 let moved = if owner { put_aside(path).ok() } else { None };
-                admin.unread = moved.is_none();
-                let aside = moved.unwrap_or_else(|| path.clone());
+                let stays = moved.is_none();
+                let aside = moved.unwrap_or_else(|| path.to_owned());
                 tracing::error!(
                     "{} is broken ({error}); servers that were drained or in maintenance get connections again",
                     aside.display()
                 );
+                stays
             }
         }
-        admin
     }
 
     fn insert(&mut self, entry: AdminEntry) {
@@ -214,63 +220,32 @@ impl Admin {
             .collect()
     }
 
-    /// Writes all wishes, as a whole or not at all.
-    ///
-    /// # Errors
-    /// In words, with what that means.
-    pub fn keep(&mut self) -> Result<(), String> {
-        let Some(path) = &self.path else {
-            return Ok(());
-        };
-        if self.unread {
-            let aside = put_aside(path).map_err(|error| {
-                format!(
-                    "cannot keep this: {} could not be taken and not be put aside ({error}); mend it, or move it away, and restart lvsd; until then this holds, and no longer",
-                    path.display()
-                )
-            })?;
-            tracing::warn!("what was in {} is in {}", path.display(), aside.display());
-            self.unread = false;
+    /// Has all wishes written as they are now, as a whole or not at all, beside the loop of the
+    /// runtime that this is called in. A later call is written later, or in its place.
+    pub fn keep(&self) -> Kept {
+        match &self.keeper {
+            Some(keeper) => keeper.keep(self.entries().cloned().collect()),
+            None => Kept::nowhere(),
         }
-        let path: &Path = path;
-        let write = || -> io::Result<()> {
-            if let Some(directory) = path.parent() {
-                std::fs::create_dir_all(directory)?;
-            }
-            let entries: Vec<&AdminEntry> = self.entries().collect();
-            replace_for_good(path, &serde_json::to_vec(&entries)?, 0o600)
-        };
-        write().map_err(|error| {
-            format!(
-                "cannot keep this in {}: {error}; it holds until lvsd is restarted, and no longer",
-                path.display()
-            )
-        })
     }
-}
 
-/// Moves a file to a name beside it that is free; gives the name. There may be none, which is as
-/// good.
-fn put_aside(path: &Path) -> io::Result<PathBuf> {
-    let names = (0..ASIDE_MAX).map(|n| match n {
-        0 => path.with_extension("json.broken"),
-        n => path.with_extension(format!("json.broken.{n}")),
-    });
-    for aside in names {
-        match std::fs::symlink_metadata(&aside) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return match std::fs::rename(path, &aside) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                    _ => Ok(aside),
-                };
+    /// Waits until all is written that was to be kept.
+    pub fn settled(&self) -> impl Future<Output = ()> + use<> {
+        let keeper = self.keeper.clone();
+        async move {
+            let Some(keeper) = keeper else { return };
+            let written = async {
+                while keeper.is_writing() {
+                    tokio::time::sleep(LOOK).await;
+                }
+            };
+            if tokio::time::timeout(SETTLE, written).await.is_err() {
+                tracing::warn!(
+                    "the disk has not taken what is wanted of servers within {SETTLE:?}: the last of it may not hold after a start"
+                );
             }
-            Err(error) => return Err(error),
         }
     }
-    Err(io::Error::other(format!(
-        "there are {ASIDE_MAX} such files; remove those that nobody needs"
-    )))
 }
 
 #[cfg(test)]
@@ -299,8 +274,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_strongest_wish_counts_and_all_outlive_a_restart() {
+    #[tokio::test]
+    async fn the_strongest_wish_counts_and_all_outlive_a_restart() {
         let directory = tempfile::tempdir().unwrap();
         let path = path(directory.path(), Path::new("/etc/lvsd/lvsd.toml"));
         assert!(path.ends_with("etc-lvsd-lvsd.toml.admin.json"));
@@ -311,7 +286,7 @@ mod tests {
             .set(spec(Some(1), Some(80), AdminState::Maintenance), 5)
             .unwrap();
         admin.set(spec(None, None, AdminState::Drain), 6).unwrap();
-        admin.keep().unwrap();
+        admin.keep().done().await.unwrap();
         let mut admin = Admin::recall(Some(path.clone()));
         assert_eq!(admin.state(service(1), server), AdminState::Maintenance);
         assert_eq!(admin.state(service(2), server), AdminState::Drain);
@@ -339,8 +314,8 @@ mod tests {
         assert!(!path.exists() && path.with_extension("json.broken").exists());
     }
 
-    #[test]
-    fn what_could_not_be_read_is_not_written_over() {
+    #[tokio::test]
+    async fn what_could_not_be_read_is_not_written_over() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let broken = |n: &str| path.with_extension(format!("json.broken{n}"));
@@ -351,7 +326,7 @@ mod tests {
         let mut admin = Admin::recall(Some(path.clone()));
         assert!(path.is_dir(), "it stays until there is something to write");
         admin.set(spec(None, None, AdminState::Drain), 6).unwrap();
-        admin.keep().unwrap();
+        admin.keep().done().await.unwrap();
         assert!(broken(".1").join("inside").exists());
         assert_eq!(std::fs::read(broken("")).unwrap(), b"earlier");
         assert_eq!(Admin::recall(Some(path.clone())).entries().count(), 1);
@@ -385,20 +360,20 @@ mod tests {
             .expect("there is room again");
     }
 
-    #[test]
-    fn an_unknown_entry_does_not_take_the_others_with_it() {
+    #[tokio::test]
+    async fn an_unknown_entry_does_not_take_the_others_with_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let mut admin = Admin::recall(Some(path.clone()));
         admin.set(spec(None, None, AdminState::Drain), 6).unwrap();
-        admin.keep().unwrap();
+        admin.keep().done().await.unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let newer = text.replacen('[', "[{\"state\":\"of a later version\"},", 1);
         std::fs::write(&path, &newer).unwrap();
-        let mut admin = Admin::recall(Some(path.clone()));
+        let admin = Admin::recall(Some(path.clone()));
         assert_eq!(admin.entries().count(), 1);
         assert!(path.exists());
-        admin.keep().unwrap();
+        admin.keep().done().await.unwrap();
         let aside = path.with_extension("json.broken");
         assert_eq!(std::fs::read_to_string(aside).unwrap(), newer);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Daemon;
-use crate::admin::unix_time;
+use crate::admin::{Kept, unix_time};
 use crate::cluster::{self, Ability};
 use crate::config::{BelowQuorum, Service, VipMode};
 use crate::decide::{self, Decision, ServerView};
@@ -48,7 +48,16 @@ impl<P: Prober> Daemon<P> {
         let result = match ask {
             Ask::Status {} => answer(&self.status_of_all()),
             Ask::Admin(spec) => match self.set_admin(spec, who) {
-                Ok(done) => answer(&done),
+                Ok((mut done, kept)) => {
+                    // It holds at once, and is answered when it is on disk.
+                    tokio::spawn(async move {
+                        if let Some(why) = warn(kept).await {
+                            done.warnings.insert(0, why);
+                        }
+                        let _ = reply.send(answer(&done));
+                    });
+                    return;
+                }
                 Err(why) => Err(why),
             },
             Ask::Maintenance(spec) => match self.set_maintenance(spec, who) {
@@ -114,7 +123,7 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    fn set_admin(&mut self, mut spec: AdminSpec, who: String) -> Result<AdminDone, String> {
+    fn set_admin(&mut self, mut spec: AdminSpec, who: String) -> Result<(AdminDone, Kept), String> {
         let (target, state) = (spec.target, spec.state);
         let mut servers: Vec<(ServiceId, SocketAddr)> = Vec::new();
         for service in &self.config.services {
@@ -132,7 +141,8 @@ impl<P: Prober> Daemon<P> {
         let why = spec.why.clone();
         let who = spec.who.clone().unwrap_or_default();
         self.admin.set(spec, unix_time())?;
-        let mut warnings: Vec<String> = self.admin.keep().err().into_iter().collect();
+        let kept = self.admin.keep();
+        let mut warnings: Vec<String> = Vec::new();
         if state == AdminState::Ready {
             // A wish for more than this may still be there.
             let others: HashSet<String> = servers
@@ -172,7 +182,7 @@ impl<P: Prober> Daemon<P> {
         events.tell("admin", about, words);
         self.events = events;
         self.goal_changed();
-        Ok(AdminDone { servers, warnings })
+        Ok((AdminDone { servers, warnings }, kept))
     }
 
     fn name(&self, id: &ServiceId) -> Option<&str> {
@@ -200,9 +210,7 @@ impl<P: Prober> Daemon<P> {
             tracing::warn!(event = "admin", "{words}");
             self.events.tell("admin", About::default(), words);
         }
-        if let Err(why) = self.admin.keep() {
-            tracing::warn!("{why}");
-        }
+        tokio::spawn(warn(self.admin.keep()));
         self.goal_changed();
     }
 
@@ -554,6 +562,13 @@ impl<P: Prober> Daemon<P> {
     pub(super) fn is_up(&self, service: &Service, server: &crate::config::Server) -> bool {
         self.health(&(service.id, server.address)) == Health::Up
     }
+}
+
+/// Waits until wishes are on disk; where that is not so, it is said, and why.
+async fn warn(kept: Kept) -> Option<String> {
+    let why = kept.done().await.err()?;
+    tracing::warn!("{why}");
+    Some(why)
 }
 
 /// The servers of each service.

@@ -220,10 +220,22 @@ pub async fn run<P: Prober>(
 ) -> Result<(), String> {
     let tally = Arc::clone(&options.tally);
     let (checks, reports) = Checks::counted_in(prober, options.checks.clone(), tally);
-    let mut signals = Signals::new(signals);
-    let mut link = Box::new(Links::new(Box::new(host), options.attach, Instant::now()));
+    let signals = Signals::new(signals);
+    let link = Box::new(Links::new(Box::new(host), options.attach, Instant::now()));
     let mut daemon = Daemon::new(options, checks, reports);
+    let settled = daemon.admin.settled();
     daemon.load(config, &link);
+    let result = turn(daemon, link, signals).await;
+    settled.await;
+    result
+}
+
+/// Turns until it is told to stop.
+async fn turn<P: Prober>(
+    mut daemon: Daemon<P>,
+    mut link: Box<Links>,
+    mut signals: Signals,
+) -> Result<(), String> {
     let turns = daemon.options.turns.clone();
     let all = loop {
         turns.beat();

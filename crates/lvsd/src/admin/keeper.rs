@@ -1,0 +1,252 @@
+//! Wishes on disk, written beside the daemon's loop: a disk under load may take seconds, in which
+//! health is to be decided.
+//!
+//! One write runs at a time, and what is wanted meanwhile is written after it as it is then: an
+//! older state never takes the place of a newer one, and no more than one waits.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lvs_dataplane::control::daemon::AdminEntry;
+use tokio::sync::oneshot;
+
+use crate::replace::replace_for_good;
+
+/// Files that are put aside.
+const ASIDE_MAX: u32 = 100;
+
+/// Writes the file.
+type Write = dyn Fn(&Path, &[AdminEntry]) -> io::Result<()> + Send + Sync;
+
+/// The file of the wishes.
+pub(super) struct Keeper {
+    path: PathBuf,
+    write: Box<Write>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// What is to be written next.
+    next: Option<Vec<AdminEntry>>,
+    /// Those who wait for that.
+    waiting: Vec<oneshot::Sender<Result<(), String>>>,
+    /// A thread writes.
+    writing: bool,
+    /// What is there has not been taken, or not all: it is put aside before something is written
+    /// in its place.
+    unread: bool,
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Keeper").field(&self.path).finish()
+    }
+}
+
+/// That wishes are on disk, once it is so.
+#[derive(Debug)]
+pub struct Kept(Option<oneshot::Receiver<Result<(), String>>>);
+
+impl Kept {
+    /// There is nothing to wait for.
+    pub(super) const fn nowhere() -> Self {
+        Self(None)
+    }
+
+    /// Waits until they are.
+    ///
+    /// # Errors
+    /// They cannot be kept, in words, with what that means.
+    pub async fn done(self) -> Result<(), String> {
+        match self.0 {
+            None => Ok(()),
+            Some(told) => told.await.unwrap_or_else(|_| {
+                Err("it is not known whether this is kept: lvsd ends; it holds if `lvsd status` still shows it after a start".to_owned())
+            }),
+        }
+    }
+}
+
+impl Keeper {
+    pub(super) fn new(path: PathBuf, unread: bool) -> Self {
+        Self::writing_by(path, unread, write)
+    }
+
+    fn writing_by(
+        path: PathBuf,
+        unread: bool,
+        write: impl Fn(&Path, &[AdminEntry]) -> io::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        let state = State {
+            unread,
+            ..State::default()
+        };
+        Self {
+            path,
+            write: Box::new(write),
+            state: Mutex::new(state),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has all wishes written, in a runtime; gives when they are.
+    pub(super) fn keep(self: &Arc<Self>, all: Vec<AdminEntry>) -> Kept {
+        let (tell, told) = oneshot::channel();
+        let mut state = self.lock();
+        state.next = Some(all);
+        // Of those who have gone, none stays.
+        state.waiting.retain(|waiting| !waiting.is_closed());
+        state.waiting.push(tell);
+        if !state.writing {
+            state.writing = true;
+            let keeper = Arc::clone(self);
+            tokio::task::spawn_blocking(move || keeper.write_all());
+        }
+        Kept(Some(told))
+    }
+
+    /// Whether there is something to be written, or being written.
+    pub(super) fn is_writing(&self) -> bool {
+        self.lock().writing
+    }
+
+    /// Writes until nothing waits any more.
+    fn write_all(&self) {
+        loop {
+            let mut state = self.lock();
+            let Some(all) = state.next.take() else {
+                state.writing = false;
+                return;
+            };
+            let waiting = std::mem::take(&mut state.waiting);
+            let unread = state.unread;
+            drop(state);
+            let result = self.write_one(&all, unread);
+            for tell in waiting {
+                // Whoever waited may have gone.
+                let _ = tell.send(result.clone());
+            }
+        }
+    }
+
+    fn write_one(&self, all: &[AdminEntry], unread: bool) -> Result<(), String> {
+        let path = &self.path;
+        if unread {
+            let aside = put_aside(path).map_err(|error| {
+                format!(
+                    "cannot keep this: {} could not be taken and not be put aside ({error}); mend it, or move it away, and restart lvsd; until then this holds, and no longer",
+                    path.display()
+                )
+            })?;
+            tracing::warn!("what was in {} is in {}", path.display(), aside.display());
+            self.lock().unread = false;
+        }
+        (self.write)(path, all).map_err(|error| {
+            format!(
+                "cannot keep this in {}: {error}; it holds until lvsd is restarted, and no longer",
+                path.display()
+            )
+        })
+    }
+}
+
+/// Writes all, as a whole or not at all.
+fn write(path: &Path, all: &[AdminEntry]) -> io::Result<()> {
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)?;
+    }
+    replace_for_good(path, &serde_json::to_vec(all)?, 0o600)
+}
+
+/// Moves a file to a name beside it that is free; gives the name. There may be none, which is as
+/// good.
+pub(super) fn put_aside(path: &Path) -> io::Result<PathBuf> {
+    let names = (0..ASIDE_MAX).map(|n| match n {
+        0 => path.with_extension("json.broken"),
+        n => path.with_extension(format!("json.broken.{n}")),
+    });
+    for aside in names {
+        match std::fs::symlink_metadata(&aside) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return match std::fs::rename(path, &aside) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                    _ => Ok(aside),
+                };
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other(format!(
+        "there are {ASIDE_MAX} such files; remove those that nobody needs"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use lvs_dataplane::control::daemon::{AdminSpec, AdminState, Target};
+
+    use super::*;
+
+    fn wish(n: u8) -> AdminEntry {
+        let target = Target {
+            service: None,
+            host: [10, 0, 0, n].into(),
+            port: None,
+        };
+        let spec = AdminSpec {
+            target,
+            state: AdminState::Drain,
+            who: None,
+            why: None,
+            until: None,
+        };
+        AdminEntry { spec, since: 1 }
+    }
+
+    /// The disk takes its time with the first one; nobody waits but those who ask for it.
+    #[tokio::test]
+    async fn what_is_wanted_meanwhile_is_written_after_what_is_being_written() {
+        let (begun, begins) = mpsc::channel();
+        let (go, goes) = mpsc::channel::<io::Result<()>>();
+        let goes = Mutex::new(goes);
+        let keeper = Arc::new(Keeper::writing_by("x".into(), false, move |_, all| {
+            begun.send(all.to_vec()).unwrap();
+            goes.lock().unwrap().recv().unwrap()
+        }));
+        assert!(!keeper.is_writing());
+        let first = keeper.keep(vec![wish(1)]);
+        assert_eq!(begins.recv().unwrap(), [wish(1)]);
+        // A thousand that have gone leave nothing behind.
+        for _ in 0..1000 {
+            drop(keeper.keep(vec![wish(2)]));
+        }
+        let second = keeper.keep(vec![wish(2)]);
+        let third = keeper.keep(vec![wish(3)]);
+        assert_eq!(keeper.lock().waiting.len(), 2);
+        go.send(Ok(())).unwrap();
+        first.done().await.unwrap();
+        assert_eq!(begins.recv().unwrap(), [wish(3)], "the last one only");
+        assert!(keeper.is_writing());
+        go.send(Err(io::Error::other("full"))).unwrap();
+        for kept in [second, third] {
+            let why = kept.done().await.unwrap_err();
+            assert!(why.contains("full") && why.contains("until lvsd is restarted"));
+        }
+        while keeper.is_writing() {
+            tokio::task::yield_now().await;
+        }
+        let fourth = keeper.keep(Vec::new());
+        assert!(begins.recv().unwrap().is_empty(), "it goes on");
+        go.send(Ok(())).unwrap();
+        fourth.done().await.unwrap();
+    }
+}
