@@ -17,7 +17,7 @@ METHODS ?= nat,dr,tun
 
 DENY ?= $(CARGO) deny
 
-.PHONY: bpf bpf-check bpf-check-if-possible deny-if-possible package twins help demo demo-cluster test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build report setup clean
+.PHONY: report-agrees bpf bpf-check bpf-check-if-possible deny-if-possible package twins help demo demo-cluster test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build report setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -156,6 +156,11 @@ report: ## repeat published LVS experiments on this machine, into target/report 
 	tools/setup bench
 	$(CARGO) build --locked --release -p lvs-bench -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
 	target/release/lvs-bench report $(REPORT_OPTIONS)
+
+report-agrees: ## two reports of this machine, one after the other, agree within their spread (REPORT_OPTIONS=--quick)
+	$(MAKE) report REPORT_OPTIONS='$(REPORT_OPTIONS) --out target/report-first'
+	$(MAKE) report REPORT_OPTIONS='$(REPORT_OPTIONS) --out target/report-second'
+	target/release/lvs-bench report compare target/report-first target/report-second
 
 build: ## the programs, optimised
 	$(CARGO) build --release --workspace --bins

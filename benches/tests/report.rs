@@ -115,7 +115,7 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
             assert!(plot.contains(words), "{words}: {plot}");
         }
         // A line for each peer, in its own colour, of many points.
-        for colour in ["#000000", "#808080"] {
+        for colour in ["#000000", "#999999"] {
             let is_line = |element: &&str| {
                 element.starts_with("polyline")
                     && element.contains(colour)
@@ -168,7 +168,7 @@ fn web_experiments_are_drawn() {
         for words in units.into_iter().chain(["direct", "routing"]) {
             assert!(svg.contains(words), "{plot}: {words}");
         }
-        for colour in ["#000000", "#808080"] {
+        for colour in ["#000000", "#999999"] {
             assert!(svg.contains(colour), "{plot}: nothing in {colour}");
         }
     }

@@ -38,6 +38,9 @@ pub(super) struct Run {
     pub(super) cpu: CpuSeconds,
     /// Why it should not be believed.
     pub(super) disturbed: Option<String>,
+    /// What else there is to say: why something did not work.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) notes: Vec<String>,
 }
 
 /// A point of one run.
@@ -193,6 +196,7 @@ mod tests {
             }],
             cpu: CpuSeconds::default(),
             disturbed: disturbed.map(Into::into),
+            notes: Vec::new(),
         }
     }
 

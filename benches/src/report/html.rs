@@ -1,5 +1,6 @@
 //! The page: one file, no scripts.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use anyhow::{Result, anyhow};
@@ -12,8 +13,8 @@ use super::{Experiment, Plot, peers};
 
 /// How a line looks.
 #[derive(Clone, Copy, Debug)]
-struct Look {
-    colour: RGBColor,
+pub(super) struct Look {
+    pub(super) colour: RGBColor,
     /// Pixels of a dash, 0 for a line without gaps.
     dash: i32,
     marker: Marker,
@@ -27,14 +28,14 @@ enum Marker {
     Cross,
 }
 
-/// Okabe and Ito's colours, which colour-blind readers can tell apart; a peer has the same one
-/// everywhere. What one peer is measured with (`lvs-nat lc`) is told apart by lightness, dashes and
+/// Okabe and Ito's colours, with the grey that goes with them, which colour-blind readers can tell
+/// apart; a peer has the same one everywhere. What one peer is measured with (`lvs-nat lc`) is told apart by lightness, dashes and
 /// markers.
-fn look(peer: &str) -> Look {
+pub(super) fn look(peer: &str) -> Look {
     let (of, variant) = peer.split_once(' ').unwrap_or((peer, ""));
     let colour = match of {
         "direct" => RGBColor(0, 0, 0),
-        "routing" => RGBColor(128, 128, 128),
+        "routing" => RGBColor(153, 153, 153),
         "lvs-nat" => RGBColor(0, 114, 178),
         "lvs-dr" => RGBColor(0, 158, 115),
         "lvs-tunnel" => RGBColor(240, 228, 66),
@@ -44,10 +45,12 @@ fn look(peer: &str) -> Look {
         _ => RGBColor(204, 121, 167),
     };
     let (dash, marker, light) = match variant {
-        "rr" | "drop" | "drop_entry" => (0, Marker::Circle, 1.0),
-        "wrr" | "evict" | "drop_packet" => (8, Marker::Triangle, 1.7),
-        "lc" | "secure_tcp" => (0, Marker::Triangle, 0.45),
-        "limit" | "wlc" => (3, Marker::Cross, 0.45),
+        "rr" | "drop" => (0, Marker::Circle, 1.0),
+        "wrr" | "evict" => (8, Marker::Triangle, 1.5),
+        "lc" | "drop_entry" => (0, Marker::Triangle, 0.45),
+        "wlc" | "limit" => (3, Marker::Cross, 0.45),
+        "drop_packet" => (8, Marker::Cross, 1.5),
+        "secure_tcp" => (8, Marker::Circle, 0.45),
         "source-limit" => (3, Marker::Circle, 1.4),
         _ => (0, Marker::None, 1.0),
     };
@@ -169,15 +172,22 @@ where
         let style = colour.stroke_width(2);
         let points = one.points.iter().map(|(x, y)| (*x, y.median));
         if !bars.is_empty() {
-            let fill = colour.mix(0.8).filled();
-            let drawn = chart.draw_series(
-                points.map(|(x, y)| Rectangle::new([(x - 0.32, lowest), (x + 0.32, y)], fill)),
-            )?;
+            let fill = colour.filled();
+            let drawn = chart.draw_series(one.points.iter().map(|(x, y)| {
+                let (middle, half) = stands(series, one, *x);
+                Rectangle::new([(middle - half, lowest), (middle + half, y.median)], fill)
+            }))?;
             if !named.contains(&of) {
                 named.push(of);
                 drawn
                     .label(of)
                     .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 18, y + 5)], fill));
+            }
+            let nothing = one.points.iter().filter(|(_, y)| y.max <= 0.0);
+            let nothing = nothing.map(|(x, _)| (stands(series, one, *x).0, lowest));
+            for at in nothing {
+                let (x, y) = chart.backend_coord(&at);
+                area.draw(&Cross::new((x, y - 8), 4, style))?;
             }
         } else {
             let size = move |of: Marker| if marker == of { 4 } else { 0 };
@@ -215,9 +225,17 @@ where
             }
         }
         let spread = if bars.is_empty() { colour } else { BLACK };
-        let whiskers = one.points.iter();
+        // Where there is nothing, a cross says so.
+        let whiskers = one
+            .points
+            .iter()
+            .filter(|(_, y)| bars.is_empty() || y.max > 0.0);
         chart.draw_series(whiskers.map(|(x, y)| {
-            ErrorBar::new_vertical(*x, y.min, y.median, y.max, spread.filled(), 5)
+            let x = match bars.is_empty() {
+                true => *x,
+                false => stands(series, one, *x).0,
+            };
+            ErrorBar::new_vertical(x, y.min, y.median, y.max, spread.filled(), 5)
         }))?;
     }
     // Bars grow at the right end only where there is room for a legend; lines mostly begin low.
@@ -243,6 +261,16 @@ where
     }
     area.present()?;
     Ok(())
+}
+
+/// Where a bar stands among those that share its place, and half of its width.
+fn stands(series: &[Series], of: &Series, x: f64) -> (f64, f64) {
+    let has = |one: &&Series| one.points.iter().any(|(own, _)| own.total_cmp(&x).is_eq());
+    let all = series.iter().filter(has).count().max(1);
+    let before = series.iter().take_while(|one| one.peer != of.peer);
+    let half = 0.4 / at(all).max(1.25);
+    let place = at(before.filter(has).count());
+    (x + half * (2.0 * place + 1.0 - at(all)), half)
 }
 
 /// Where the bar number `place` stands.
@@ -305,10 +333,20 @@ pub(super) fn page(document: &Document, experiments: &[&dyn Experiment]) -> Resu
     if document.busy {
         page += "<p class=\"note\">Measured in spite of a busy machine: do not believe the figures.</p>\n";
     }
+    page.push_str("<nav><ul>");
+    for experiment in experiments {
+        let title = escape(experiment.title());
+        write!(
+            page,
+            "<li><a href=\"#{}\">{title}</a></li>",
+            experiment.name()
+        )?;
+    }
+    page.push_str("<li><a href=\"#machine\">Machine</a></li></ul></nav>\n");
     for experiment in experiments {
         section(&mut page, document, *experiment)?;
     }
-    page += "<h2>Machine</h2><div class=\"wide\"><table><tr><th>what</th><th>value</th></tr>";
+    page += "<h2 id=\"machine\">Machine</h2><div class=\"wide\"><table><tr><th>what</th><th>value</th></tr>";
     for (name, value) in &document.machine {
         write!(
             page,
@@ -336,7 +374,7 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
     }
     page.push_str("</ul>\n");
     for one in experiment.plots() {
-        let series = document.series(name, one.name, &peers);
+        let series = experiment.series(document, one);
         let bars = experiment.bars(one);
         if let Some(svg) = plot(one, &series, bars)? {
             writeln!(page, "<figure id=\"{name}-{}\">{svg}</figure>", one.name)?;
@@ -368,7 +406,9 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
             )?;
         }
     }
-    page.push_str("</table></div>\n<h3>Not measured</h3><ul>");
+    page.push_str("</table></div>\n");
+    notes(page, document, name)?;
+    page.push_str("<h3>Not measured</h3><ul>");
     let missing: Vec<_> = document
         .missing
         .iter()
@@ -384,6 +424,31 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
     }
     if missing.is_empty() {
         page.push_str("<li>nothing of what this experiment asks for</li>");
+    }
+    page.push_str("</ul>\n");
+    Ok(())
+}
+
+/// What was said beside the figures, and in how many rounds.
+fn notes(page: &mut String, document: &Document, experiment: &str) -> Result<()> {
+    let mut said: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    let runs = document.runs.iter();
+    for run in runs.filter(|run| run.experiment == experiment) {
+        for note in &run.notes {
+            *said.entry((&run.peer, note)).or_default() += 1;
+        }
+    }
+    if said.is_empty() {
+        return Ok(());
+    }
+    page.push_str("<h3>Notes</h3><ul>");
+    for ((peer, note), rounds) in said {
+        write!(
+            page,
+            "<li>{}: {} ({rounds} rounds)</li>",
+            escape(peer),
+            escape(note)
+        )?;
     }
     page.push_str("</ul>\n");
     Ok(())

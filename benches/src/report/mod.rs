@@ -1,5 +1,6 @@
 //! `lvs-bench report`: published experiments, repeated; JSON, CSV and one page of HTML.
 
+mod agree;
 mod data;
 mod failover;
 mod farm;
@@ -7,14 +8,17 @@ mod haddad;
 mod html;
 mod mack;
 mod orourke;
+#[cfg(test)]
+mod page_tests;
 mod peers;
 mod testlvs;
 mod thesis;
 mod unequal;
 mod web;
 
+use std::cell::RefCell;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,9 +26,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use clap::Args;
+use clap::{Args, Subcommand};
 
-use self::data::{CpuSeconds, Document, Missing, Run, SCHEMA, Value};
+use self::data::{CpuSeconds, Document, Missing, Run, SCHEMA, Series, Value};
 use self::peers::{PEERS, Peer};
 use crate::compare::bed::{Bed, IN_KERNEL, Purpose, has_program};
 use crate::compare::contender::Place;
@@ -34,7 +38,10 @@ use crate::yardsticks::Yardsticks;
 
 /// What to repeat, and how.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Options {
+    #[command(subcommand)]
+    instead: Option<Instead>,
     /// Experiments; without any, all
     names: Vec<String>,
     /// Fewer rounds and smaller ones
@@ -57,6 +64,19 @@ pub struct Options {
     busy: bool,
 }
 
+/// What can be done with reports that are there.
+#[derive(Debug, Subcommand)]
+enum Instead {
+    /// Draw report.html anew from DIR/report.json
+    Draw {
+        /// Where the report is
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
+    /// Say whether two reports agree within their spread; if they do not, the exit status is 1
+    Compare(agree::Compare),
+}
+
 /// One run of a peer.
 #[derive(Debug)]
 struct Turn<'a> {
@@ -65,6 +85,7 @@ struct Turn<'a> {
     round: usize,
     quick: bool,
     yardsticks: &'a Yardsticks,
+    notes: RefCell<Vec<String>>,
 }
 
 /// A published experiment.
@@ -102,6 +123,10 @@ trait Experiment: Sync {
         turn: &Turn<'_>,
         bed: &mut Bed,
     ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)>;
+    /// The lines or bars of a plot: the medians of the rounds, where it is not made of others.
+    fn series(&self, document: &Document, plot: &Plot) -> Vec<Series> {
+        document.series(self.name(), plot.name, &peers::of(self))
+    }
     /// What stands for x = 0, 1, ... of a plot of bars; of other plots nothing.
     fn bars(&self, plot: &Plot) -> &'static [&'static str] {
         let _ = plot;
@@ -158,8 +183,17 @@ impl Options {
     /// # Errors
     ///
     /// When there is no such experiment or peer, when the machine is busy, without the rights to
-    /// make hosts, or when it is interrupted.
+    /// make hosts, or when it is interrupted. Of reports that are there, when they cannot be read,
+    /// or do not agree.
     pub fn run(&self) -> Result<()> {
+        match &self.instead {
+            Some(Instead::Draw { directory }) => {
+                let document = Document::load(&directory.join("report.json"))?;
+                return draw(&document, directory);
+            }
+            Some(Instead::Compare(compare)) => return compare.run(),
+            None => {}
+        }
         let experiments = self.select()?;
         ensure!(
             nix::unistd::geteuid().is_root(),
@@ -189,18 +223,7 @@ impl Options {
         }
         document.complete = result.is_ok();
         document.save(&self.out)?;
-        let shown: Vec<&dyn Experiment> = EXPERIMENTS
-            .into_iter()
-            .filter(|experiment| {
-                document
-                    .runs
-                    .iter()
-                    .any(|run| run.experiment == experiment.name())
-            })
-            .collect();
-        let page = self.out.join("report.html");
-        data::write(&page, &html::page(&document, &shown)?)?;
-        eprintln!("{}", page.display());
+        draw(&document, &self.out)?;
         result
     }
 
@@ -329,8 +352,10 @@ impl Options {
                             round,
                             quick: self.quick,
                             yardsticks: &yardsticks,
+                            notes: RefCell::default(),
                         };
-                        experiment.measure(&turn, bed)
+                        let measured = experiment.measure(&turn, bed);
+                        measured.map(|figures| (figures, turn.notes.into_inner()))
                     };
                     let threads: Vec<_> = left
                         .iter_mut()
@@ -345,13 +370,14 @@ impl Options {
                 });
                 for (peer, result) in measured {
                     match result {
-                        Ok((values, cpu, disturbed)) => document.runs.push(Run {
+                        Ok(((values, cpu, disturbed), notes)) => document.runs.push(Run {
                             experiment: name.to_owned(),
                             peer: peer.name.to_owned(),
                             round,
                             values,
                             cpu,
                             disturbed,
+                            notes,
                         }),
                         // Ctrl-C ends the programs that measure as well.
                         Err(_) if stop.load(Ordering::Relaxed) => interrupted(stop)?,
@@ -373,6 +399,19 @@ impl Options {
         progress.end();
         Ok(())
     }
+}
+
+/// Writes the page, of the experiments that there are figures of.
+fn draw(document: &Document, directory: &Path) -> Result<()> {
+    let is_shown = |experiment: &&dyn Experiment| {
+        let mut runs = document.runs.iter();
+        runs.any(|run| run.experiment == experiment.name())
+    };
+    let shown: Vec<&dyn Experiment> = EXPERIMENTS.into_iter().filter(is_shown).collect();
+    let page = directory.join("report.html");
+    data::write(&page, &html::page(document, &shown)?)?;
+    eprintln!("{}", page.display());
+    Ok(())
 }
 
 fn interrupted(stop: &AtomicBool) -> Result<()> {

@@ -60,7 +60,7 @@ pub(super) fn names() -> Vec<&'static str> {
 }
 
 /// The names of those that take part in an experiment.
-pub(super) fn of(experiment: &dyn Experiment) -> Vec<&'static str> {
+pub(super) fn of(experiment: &(impl Experiment + ?Sized)) -> Vec<&'static str> {
     experiment.peers().iter().map(|peer| peer.name).collect()
 }
 

@@ -509,6 +509,7 @@ mod tests {
             }],
             cpu: CpuSeconds::default(),
             disturbed: None,
+            notes: Vec::new(),
         };
         let document = Document {
             runs: vec![

@@ -1,0 +1,267 @@
+//! Whether two reports say the same.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use clap::Args;
+
+use super::data::{Document, Series};
+use super::{EXPERIMENTS, Experiment};
+use crate::stats::Spread;
+
+/// Two reports, and when they agree.
+#[derive(Debug, Args)]
+pub(super) struct Compare {
+    /// A report.json, or the directory where it is
+    first: PathBuf,
+    /// Another one
+    second: PathBuf,
+    /// By how much each range is widened at both ends, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
+    margin: f64,
+    /// How many of a hundred points must agree
+    #[arg(long, value_name = "PERCENT", default_value_t = 95.0)]
+    share: f64,
+}
+
+/// The points that two reports have of one plot.
+#[derive(Debug, Default)]
+struct Beside {
+    /// How far medians are apart: the greater by the smaller, less 1.
+    apart: Vec<f64>,
+    /// What does not agree, in words.
+    disagree: Vec<String>,
+    /// Points that only one of them has.
+    alone: usize,
+}
+
+impl Compare {
+    /// Prints a line for each plot, and what does not agree.
+    pub(super) fn run(&self) -> Result<()> {
+        let (first, second) = (load(&self.first)?, load(&self.second)?);
+        ensure!(
+            first.quick == second.quick,
+            "one of them was made with --quick, which measures less: they cannot be compared"
+        );
+        let plots = compare(&first, &second, self.margin / 100.0);
+        let all: usize = plots.values().map(|plot| plot.apart.len()).sum();
+        let apart: usize = plots.values().map(|plot| plot.disagree.len()).sum();
+        let alone: usize = plots.values().map(|plot| plot.alone).sum();
+        ensure!(all > 0, "they have no point in common");
+        println!("plot                        points  agree  medians differ by  at most");
+        for (name, plot) in &plots {
+            if let Some(spread) = Spread::of(plot.apart.iter().copied()) {
+                println!(
+                    "{name:<28}{:>6} {:>6} {:>15.1} % {:>6.1} %",
+                    plot.apart.len(),
+                    plot.apart.len() - plot.disagree.len(),
+                    spread.median * 100.0,
+                    spread.max * 100.0
+                );
+            }
+        }
+        for line in plots.values().flat_map(|plot| &plot.disagree) {
+            println!("{line}");
+        }
+        if alone > 0 {
+            println!("{alone} points are in one of them only");
+        }
+        let share = percent(all - apart, all);
+        let said = format!(
+            "{} of {all} points agree ({share:.1} %; {:.1} % are asked for)",
+            all - apart,
+            self.share
+        );
+        ensure!(share >= self.share, "the reports do not agree: {said}");
+        println!("the reports agree: {said}");
+        Ok(())
+    }
+}
+
+fn load(path: &Path) -> Result<Document> {
+    if path.is_dir() {
+        Document::load(&path.join("report.json"))
+    } else {
+        Document::load(path)
+    }
+}
+
+/// By `experiment-plot`, as on the page.
+fn compare(first: &Document, second: &Document, margin: f64) -> BTreeMap<String, Beside> {
+    let mut plots = BTreeMap::new();
+    for experiment in EXPERIMENTS {
+        for plot in experiment.plots() {
+            let name = format!("{}-{}", experiment.name(), plot.name);
+            let measured = |document| measured(experiment, document, plot.name);
+            let (a, b) = (measured(first), measured(second));
+            if !(a.is_empty() && b.is_empty()) {
+                let beside = beside(&name, &a, &b, margin);
+                plots.insert(name, beside);
+            }
+        }
+    }
+    plots
+}
+
+/// What was measured, not what is made of it.
+fn measured(experiment: &dyn Experiment, document: &Document, plot: &str) -> Vec<Series> {
+    let name = experiment.name();
+    document.series(name, plot, &super::peers::of(experiment))
+}
+
+fn beside(plot: &str, first: &[Series], second: &[Series], margin: f64) -> Beside {
+    let points = |series: &[Series]| -> BTreeMap<(String, u64), (f64, Spread)> {
+        let of = |one: &Series| {
+            let points = one.points.clone().into_iter();
+            let peer = one.peer.clone();
+            points.map(move |(x, y)| ((peer.clone(), x.to_bits()), (x, y)))
+        };
+        series.iter().flat_map(of).collect()
+    };
+    let (a, b) = (points(first), points(second));
+    let mut result = Beside {
+        alone: b.keys().filter(|key| !a.contains_key(*key)).count(),
+        ..Beside::default()
+    };
+    for (key, (x, one)) in &a {
+        let Some((_, other)) = b.get(key) else {
+            result.alone += 1;
+            continue;
+        };
+        let (low, high) = (one.median.min(other.median), one.median.max(other.median));
+        // Nothing in both is no difference; nothing in one is all.
+        let apart = if high <= 0.0 {
+            0.0
+        } else {
+            high / low.max(high * 1e-3) - 1.0
+        };
+        result.apart.push(apart);
+        if !overlap(one, other, margin) {
+            let words = |of: &Spread| format!("{:.4} ({:.4}-{:.4})", of.median, of.min, of.max);
+            result.disagree.push(format!(
+                "{plot}, {}, {x}: {} and {}",
+                key.0,
+                words(one),
+                words(other)
+            ));
+        }
+    }
+    result
+}
+
+/// Whether two ranges, each widened, have something in common.
+fn overlap(one: &Spread, other: &Spread, margin: f64) -> bool {
+    let low = |of: &Spread| of.min * (1.0 - margin);
+    let high = |of: &Spread| of.max * (1.0 + margin);
+    low(one) <= high(other) && low(other) <= high(one)
+}
+
+fn percent(part: usize, of: usize) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let share = part as f64 / of as f64 * 100.0;
+    share
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::data::{CpuSeconds, Run, SCHEMA, Value};
+    use super::*;
+
+    /// NetPIPE's times at 1 byte and at 64, of some rounds.
+    fn report(rounds: &[[f64; 2]]) -> Document {
+        let mut document = Document {
+            schema: SCHEMA,
+            ..Document::default()
+        };
+        for (round, times) in (1..).zip(rounds) {
+            let value = |(x, y): (f64, &f64)| Value {
+                plot: "latency".into(),
+                x,
+                y: *y,
+            };
+            document.runs.push(Run {
+                experiment: "mack".into(),
+                peer: "lvs-nat".into(),
+                round,
+                values: [1.0, 64.0].into_iter().zip(times).map(value).collect(),
+                cpu: CpuSeconds::default(),
+                disturbed: None,
+                notes: Vec::new(),
+            });
+        }
+        document
+    }
+
+    fn run(first: &Document, second: &Document, words: &[&str]) -> Result<()> {
+        #[derive(Debug, clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            compare: Compare,
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut all = vec!["compare".to_owned()];
+        for (name, document) in [("a", first), ("b", second)] {
+            let place = directory.path().join(name);
+            std::fs::create_dir(&place).expect("made");
+            document.save(&place).expect("saved");
+            all.push(place.display().to_string());
+        }
+        all.extend(words.iter().map(|word| (*word).to_owned()));
+        let cli = <Cli as clap::Parser>::try_parse_from(all).expect("words");
+        cli.compare.run()
+    }
+
+    #[test]
+    fn ranges_that_overlap_agree() {
+        let first = report(&[[10.0, 20.0], [12.0, 21.0], [11.0, 22.0]]);
+        let second = report(&[[12.0, 19.0], [13.0, 20.0], [14.0, 21.0]]);
+        run(&first, &second, &["--margin", "0"]).expect("they overlap");
+        run(&first, &first, &["--margin", "0", "--share", "100"]).expect("it agrees with itself");
+    }
+
+    #[test]
+    fn what_is_farther_apart_than_its_spread_does_not_agree() {
+        let first = report(&[[10.0, 20.0], [12.0, 21.0]]);
+        let second = report(&[[15.0, 20.0], [16.0, 21.0]]);
+        let error = run(&first, &second, &[]).expect_err("one of two is apart");
+        let error = error.to_string();
+        assert!(error.contains("1 of 2 points agree (50.0 %"), "{error}");
+        run(&first, &second, &["--share", "50"]).expect("half is enough");
+        run(&first, &second, &["--margin", "20"]).expect("so wide they overlap");
+    }
+
+    #[test]
+    fn what_is_in_one_only_is_counted() {
+        let first = report(&[[10.0, 20.0]]);
+        let mut second = first.clone();
+        second.runs[0].values.truncate(1);
+        second.runs[0].values.push(Value {
+            plot: "latency".into(),
+            x: 256.0,
+            y: 30.0,
+        });
+        let plots = compare(&first, &second, 0.0);
+        let plot = &plots["mack-latency"];
+        assert_eq!((plot.apart.len(), plot.alone), (1, 2));
+    }
+
+    #[test]
+    fn nothing_in_common_is_an_error() {
+        let first = report(&[[10.0, 20.0]]);
+        assert!(
+            run(
+                &first,
+                &Document {
+                    schema: SCHEMA,
+                    ..Document::default()
+                },
+                &[]
+            )
+            .is_err()
+        );
+        let mut quick = first.clone();
+        quick.quick = true;
+        assert!(run(&first, &quick, &[]).is_err());
+    }
+}
