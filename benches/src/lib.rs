@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cluster;
 pub mod compare;
 pub mod endpoint;
 pub mod files;

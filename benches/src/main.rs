@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use lvs_bench::{compare, endpoint, report};
+use lvs_bench::{cluster, compare, endpoint, report};
 
 /// Measures the director beside others, in the same run
 #[derive(Debug, Parser)]
@@ -19,6 +19,8 @@ enum Command {
     Compare(compare::Options),
     /// Repeat published experiments, and write a report with plots: HTML, JSON, CSV
     Report(report::Options),
+    /// Have httperf on many hosts ask together, at rates that grow, and merge what they saw
+    Cluster(cluster::Options),
     /// One end of a connection, as `compare` starts it on its hosts
     #[command(hide = true)]
     Endpoint {
@@ -31,6 +33,7 @@ fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Compare(options) => options.run(),
         Command::Report(options) => options.run(),
+        Command::Cluster(options) => options.run(),
         Command::Endpoint { end } => end.run(),
     }
 }
