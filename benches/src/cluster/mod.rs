@@ -34,7 +34,7 @@ const ON_THE_WAY: Duration = Duration::from_secs(3);
 /// Whom to ask for what, from where.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Hosts that ask: local, netns:NAME (a namespace of `ip netns`), ssh:[USER@]HOST[:PORT]
+    /// Hosts that ask: local, netns:NAME (a namespace of `ip netns`), `ssh:[USER@]HOST[:PORT]`
     #[arg(required = true, value_name = "HOST")]
     hosts: Vec<Place>,
     /// Whom to ask; of several (A,B), the hosts take turns
