@@ -106,6 +106,9 @@ struct Task {
 pub struct Snapshot {
     at: Instant,
     tasks: HashMap<u32, Task>,
+    /// Nanoseconds of children that have ended and were waited for, theirs included, by process;
+    /// exact to two ticks of 10 ms.
+    reaped: HashMap<u32, u64>,
     /// In ticks of 10 ms, of all CPUs.
     stolen: u64,
 }
@@ -115,6 +118,7 @@ impl Snapshot {
     #[must_use]
     pub fn take() -> Self {
         let mut tasks = HashMap::new();
+        let mut reaped = HashMap::new();
         for process in numbers("/proc") {
             let Ok(stat) = fs::read_to_string(format!("/proc/{process}/stat")) else {
                 continue;
@@ -123,8 +127,13 @@ impl Snapshot {
                 continue;
             };
             let name = head.split_once('(').map_or("", |(_, name)| name);
-            let parent = tail.split_ascii_whitespace().nth(1);
-            let parent = parent.and_then(|word| word.parse().ok()).unwrap_or(0);
+            let fields: Vec<&str> = tail.split_ascii_whitespace().collect();
+            let field = |place: usize| fields.get(place).and_then(|word| word.parse::<u64>().ok());
+            let parent = field(1).and_then(|parent| parent.try_into().ok());
+            let parent = parent.unwrap_or(0);
+            // `cutime` and `cstime`, in ticks.
+            let ticks = field(13).unwrap_or(0) + field(14).unwrap_or(0);
+            reaped.insert(process, ticks * 10_000_000);
             for thread in numbers(&format!("/proc/{process}/task")) {
                 let path = format!("/proc/{process}/task/{thread}/schedstat");
                 let used = fs::read_to_string(path).unwrap_or_default();
@@ -141,16 +150,17 @@ impl Snapshot {
         Self {
             at: Instant::now(),
             tasks,
+            reaped,
             stolen: stolen(),
         }
     }
 
     /// What happened between an earlier snapshot and this one. `director`: the process that
-    /// forwards; `devices`: the director's interfaces, whose receiving threads are its work
+    /// forwards, with its workers; `devices`: the director's interfaces, whose receiving threads are its work
     /// too.
     #[must_use]
     pub fn since(&self, earlier: &Self, director: Option<u32>, devices: &[&str]) -> Used {
-        let own = self.descendants(std::process::id());
+        let children = self.descendants(std::process::id());
         let mut used = Used::default();
         let seconds = self.at.duration_since(earlier.at).as_secs_f64();
         for (thread, task) in &self.tasks {
@@ -161,25 +171,56 @@ impl Snapshot {
                 let name = task.name.strip_prefix("napi/");
                 name.is_some_and(|name| name.rsplit_once('-').is_some_and(|(of, _)| of == *device))
             });
-            if Some(task.process) == director {
-                used.process += time;
-            } else if receives {
+            if receives {
                 used.softirq += time;
             } else if kernel
                 && (task.name.starts_with("ksoftirqd") || task.name.starts_with("napi/"))
             {
                 used.other_softirq += time;
-            } else if own.contains(&task.process) {
-                used.endpoints += time;
-            } else if !kernel {
+            } else if !children.contains(&task.process) && !kernel {
                 used.foreign += time;
             }
         }
+        used.process = director.map_or(0.0, |director| self.used_by(earlier, &[director]));
+        let own = self.used_by(earlier, &[std::process::id()]);
+        used.endpoints = (own - used.process).max(0.0);
         #[expect(clippy::cast_precision_loss, reason = "a few ticks")]
         let stolen = (self.stolen.saturating_sub(earlier.stolen)) as f64 / 100.0;
         used.foreign /= seconds;
         used.stolen = stolen / seconds;
         used.seconds = seconds;
+        used
+    }
+
+    /// CPU seconds of processes and all that they have started since an earlier snapshot, with what
+    /// has ended meanwhile and was waited for.
+    #[must_use]
+    pub fn used_by(&self, earlier: &Self, roots: &[u32]) -> f64 {
+        let (before, after) = (earlier.by_process(roots), self.by_process(roots));
+        let of = |process: &u32| before.get(process).copied().unwrap_or(0);
+        let grown: u64 = after
+            .iter()
+            .map(|(process, used)| used.saturating_sub(of(process)))
+            .sum();
+        // What had been used by who has ended is a part of what its parent has waited for.
+        let ended = before
+            .iter()
+            .filter(|(process, _)| !after.contains_key(process));
+        let ended: u64 = ended.map(|(_, used)| used).sum();
+        Duration::from_nanos(grown.saturating_sub(ended)).as_secs_f64()
+    }
+
+    /// Nanoseconds by process, of those and all that they have started.
+    fn by_process(&self, roots: &[u32]) -> HashMap<u32, u64> {
+        let mut used = HashMap::new();
+        for process in roots.iter().flat_map(|root| self.descendants(*root)) {
+            used.insert(process, self.reaped.get(&process).copied().unwrap_or(0));
+        }
+        for task in self.tasks.values() {
+            if let Some(used) = used.get_mut(&task.process) {
+                *used += task.used;
+            }
+        }
         used
     }
 
@@ -204,14 +245,14 @@ impl Snapshot {
 pub struct Used {
     /// Between the two, by the clock.
     pub seconds: f64,
-    /// The director's process.
+    /// The director's process, and those that it has started.
     pub process: f64,
     /// Threads that receive on the director's interfaces. Where they have none, that work is in
     /// the sender's process.
     pub softirq: f64,
     /// Other soft interrupts that have a thread.
     pub other_softirq: f64,
-    /// Everything else that the bench has started: generators, clients, servers.
+    /// Everything else that the bench has started: generators, clients, servers; what has ended, too.
     pub endpoints: f64,
     /// Other programs, as a share of a core.
     pub foreign: f64,
@@ -284,4 +325,62 @@ fn stolen() -> u64 {
     let line = stat.lines().next().unwrap_or_default();
     let stolen = line.split_ascii_whitespace().nth(8);
     stolen.and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    fn snapshot(tasks: &[(u32, u32, u64)], reaped: &[(u32, u64)]) -> Snapshot {
+        let task = |(process, parent, used): &(u32, u32, u64)| {
+            let task = Task {
+                process: *process,
+                parent: *parent,
+                name: String::new(),
+                used: used * 1_000_000_000,
+            };
+            (*process, task)
+        };
+        Snapshot {
+            at: Instant::now(),
+            tasks: tasks.iter().map(task).collect(),
+            reaped: reaped
+                .iter()
+                .map(|(process, used)| (*process, used * 1_000_000_000))
+                .collect(),
+            stolen: 0,
+        }
+    }
+
+    #[test]
+    fn what_has_ended_counts_once() {
+        // 11 has used 5 seconds of which 3 were before, and was waited for; 12 came and went; 20 is
+        // another's.
+        let first = snapshot(&[(10, 1, 1), (11, 10, 3), (20, 1, 50)], &[(10, 7), (20, 9)]);
+        let then = snapshot(&[(10, 1, 2), (20, 1, 90)], &[(10, 7 + 5 + 4), (20, 30)]);
+        assert!((then.used_by(&first, &[10]) - 7.0).abs() < 1e-9);
+        assert!(then.used_by(&first, &[99]).abs() < 1e-9);
+        // A thread that has ended takes nothing away from others.
+        let less = snapshot(&[(10, 1, 0), (11, 10, 4)], &[(10, 7)]);
+        assert!((less.used_by(&first, &[10]) - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_program_that_has_ended_is_seen() {
+        let first = Snapshot::take();
+        let spin = "i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done";
+        let nested = format!("sh -c '{spin}'; true");
+        let status = Command::new("sh").args(["-c", &nested]).status();
+        assert!(status.expect("a shell").success());
+        let then = Snapshot::take();
+        let own = [std::process::id()];
+        assert!(
+            then.used_by(&first, &own) > 0.05,
+            "the shell inside it worked"
+        );
+        let all = then.since(&first, None, &[]);
+        assert!((all.endpoints - then.used_by(&first, &own)).abs() < 1e-9 && all.foreign >= 0.0);
+    }
 }

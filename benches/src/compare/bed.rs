@@ -7,6 +7,8 @@
 //!  10.128.0.0/9, the flows' clients     10.73.0.1, the virtual service
 //! ```
 
+mod crowd;
+
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -17,10 +19,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use lvs_testbed::netns::run_with_input;
+use lvs_testbed::programs;
 use lvs_testbed::{Host, Proc, Testbed, wait_until};
-use lvs_testbed::{decap, programs};
 use nix::sys::signal::Signal;
 
+pub(crate) use self::crowd::server_address;
 use super::contender::{Contender, Method, Place};
 use super::programs as peers;
 use crate::yardsticks::Yardsticks;
@@ -73,6 +76,9 @@ pub(crate) struct Bed {
     pub(crate) client: Host,
     pub(crate) server: Host,
     pub(crate) director: Host,
+    /// More of them, once they are spread.
+    pub(crate) clients: Vec<Host>,
+    pub(crate) servers: Vec<Host>,
     /// Interfaces: client's, director's to the client, director's to the server, server's.
     pub(crate) devices: [String; 4],
     purpose: Purpose,
@@ -109,6 +115,8 @@ impl Bed {
             client,
             server,
             director,
+            clients: Vec::new(),
+            servers: Vec::new(),
             devices,
             purpose,
             connections,
@@ -536,27 +544,21 @@ impl Bed {
         }
         for (host, device, cpu) in of_director {
             host.sh(&format!("echo 1 > /sys/class/net/{device}/threaded"))?;
-            let name = format!("napi/{device}-");
-            let mut thread = None;
-            wait_until("a receiving thread", Duration::from_secs(2), || {
-                thread = kernel_thread(&name);
-                thread.is_some()
-            })?;
-            let thread = thread.context("found")?.to_string();
-            run_with_input(
-                Command::new("taskset").args(["-pc", &cpu.to_string(), &thread]),
-                "",
-            )?;
+            pin_receiver(device, cpu)?;
         }
         Ok(())
     }
 
+    /// Moves what receives for the director to a core; usually it is on the director's.
+    pub(crate) fn receive_on(&self, cpu: usize) -> Result<()> {
+        ensure!(self.is_threaded(), "it has no threads that receive");
+        let [_, d, e, _] = &self.devices;
+        pin_receiver(d, cpu).and_then(|()| pin_receiver(e, cpu))
+    }
+
     /// Direct routing and tunnels: the server's answers do not pass the director.
     fn answer_directly(&mut self, name: &str) -> Result<()> {
-        let (Contender::AfPacket(method) | Contender::InKernel(method)) = self.who else {
-            return Ok(());
-        };
-        if method == Method::Nat {
+        if !self.answers_directly() {
             return Ok(());
         }
         let (near, far) = (format!("x{name}"), format!("y{name}"));
@@ -571,22 +573,15 @@ impl Bed {
             "sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.{near}.rp_filter=0\n\
              ip addr add 10.74.0.2/24 dev {near}\nip link set {near} up\nethtool -K {near} gro on\n"
         ))?;
-        let mut script = format!(
+        let script = format!(
             "ip addr add 10.74.0.1/24 dev {far}\nip link set {far} up\n\
              ip route replace 10.71.0.0/24 via 10.74.0.2 dev {far}\n"
         );
-        if method == Method::Tunnel {
-            let kernels = "ip link add ipip9 type ipip local any remote any 2>/dev/null";
-            match self.server.sh(kernels) {
-                Ok(_) => {
-                    script += "ip link set ipip9 up\n\
-                               sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.ipip9.rp_filter=0\n";
-                }
-                // A process unpacks, where the kernel cannot.
-                Err(_) => self.endpoints.push(decap::start(&self.server)?),
-            }
+        self.server.sh(&script)?;
+        if self.is_tunnel() {
+            self.endpoints.extend(crowd::unpack(&self.server)?);
         }
-        self.server.sh(&script).map(drop)
+        Ok(())
     }
 
     fn start_servers(&mut self, yardsticks: &Yardsticks) -> Result<()> {
@@ -627,6 +622,22 @@ pub(crate) fn ready(mut process: Proc) -> Result<Proc> {
         process.log()
     );
     Ok(process)
+}
+
+fn pin_receiver(device: &str, cpu: usize) -> Result<()> {
+    let (cpu, thread) = (cpu.to_string(), receiver(device)?.to_string());
+    run_with_input(Command::new("taskset").args(["-pc", &cpu, &thread]), "").map(drop)
+}
+
+/// The thread that receives on an interface.
+fn receiver(device: &str) -> Result<u32> {
+    let name = format!("napi/{device}-");
+    let mut thread = None;
+    wait_until("a receiving thread", Duration::from_secs(2), || {
+        thread = kernel_thread(&name);
+        thread.is_some()
+    })?;
+    thread.context("found")
 }
 
 fn kernel_thread(prefix: &str) -> Option<u32> {

@@ -87,7 +87,7 @@ impl Experiment for Haddad {
         bed: &mut Bed,
     ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
         let directory = tempfile::tempdir()?;
-        let mut server = web::serve(bed, directory.path(), None)?;
+        let mut server = web::serve(&bed.server, directory.path(), None)?;
         let (clients, seconds): (&[u32], &str) = if turn.quick {
             (&[1, 64], "-d1s")
         } else {

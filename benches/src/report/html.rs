@@ -383,7 +383,7 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
     }
     page.push_str(
         "<h3>CPU seconds a second</h3><div class=\"wide\"><table><tr><th>peer</th><th>director, process</th>\
-         <th>director, softirq threads</th><th>other softirq threads</th><th>client and server (without programs that ended)</th><th>runs</th><th>disturbed</th></tr>",
+         <th>director, softirq threads</th><th>other softirq threads</th><th>clients and servers</th><th>runs</th><th>disturbed</th></tr>",
     );
     for peer in &peers {
         let runs: Vec<_> = document.of(name, peer).collect();

@@ -85,6 +85,8 @@ struct Turn<'a> {
     round: usize,
     quick: bool,
     yardsticks: &'a Yardsticks,
+    /// The user has had enough.
+    stop: &'a Arc<AtomicBool>,
     notes: RefCell<Vec<String>>,
 }
 
@@ -292,7 +294,7 @@ impl Options {
         &self,
         experiment: &dyn Experiment,
         document: &mut Document,
-        stop: &AtomicBool,
+        stop: &Arc<AtomicBool>,
     ) -> Result<()> {
         let name = experiment.name();
         let is_asked = |peer: &&Peer| {
@@ -352,6 +354,7 @@ impl Options {
                             round,
                             quick: self.quick,
                             yardsticks: &yardsticks,
+                            stop,
                             notes: RefCell::default(),
                         };
                         let measured = experiment.measure(&turn, bed);

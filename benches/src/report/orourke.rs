@@ -1,15 +1,18 @@
 //! O'Rourke and Keefe, "Performance Evaluation of Linux Virtual Server", LISA 2001: one request a
 //! connection, offered at rates that grow.
 
-use anyhow::{Context, Result, ensure};
-use lvs_testbed::programs;
-use nix::sys::signal::Signal;
+mod ask;
 
-use super::data::{CpuSeconds, Document, Value};
-use super::{Axis, Experiment, Plot, Turn, peers, web};
-use crate::compare::bed::{Bed, VIP};
-use crate::compare::contender::{Contender, Method};
-use crate::machine::Snapshot;
+use anyhow::Result;
+
+use self::ask::{Asked, CAPACITY, CLIENTS, SERVERS, Seen, give_back, has_fewer, take_away};
+use super::data::{CpuSeconds, Document, Series, Value};
+use super::peers::{PEERS, Peer};
+use super::{Axis, Experiment, Plot, Turn, peers};
+use crate::compare::bed::Bed;
+use crate::compare::contender::Contender;
+use crate::stats::Spread;
+use crate::yardsticks::Yardsticks;
 
 /// Reply rate over offered rate.
 #[derive(Debug)]
@@ -18,14 +21,71 @@ pub(super) struct Orourke;
 const REPLIES: &str = "replies";
 const ERRORS: &str = "errors";
 const RESPONSE: &str = "response";
+const DIRECTOR: &str = "director-cpu";
+const SERVERS_CPU: &str = "servers-cpu";
 const SCALING: &str = "scaling";
+const FREE: &str = "free";
+const FREE_WAIT: &str = "free-wait";
+const FREE_CPU: &str = "free-cpu";
+const COST: &str = "cost";
+const SHARING: &str = "sharing";
+const SHARING_WAIT: &str = "sharing-wait";
 
-/// Requests a second that one server answers.
-const CAPACITY: u32 = 500;
-/// Servers, as the directors have them.
-const SERVERS: [u32; 3] = [1, 2, 4];
-/// An axis that is logarithmic has no zero.
+/// Servers, the plot of their replies, and the rates: the last one is 1.3 times what they can do.
+const RATES: [(usize, &str, &[u32], &[u32]); 3] = [
+    (
+        4,
+        REPLIES,
+        &[500, 1000, 1500, 2000, 2200, 2600],
+        &[1500, 2600],
+    ),
+    (2, "replies-2", &[900, 1300], &[]),
+    (1, "replies-1", &[450, 650], &[650]),
+];
+/// Rates where servers have no set capacity, among which the highest good one is looked for.
+const FREE_RATES: &[u32] = &[
+    1000, 2000, 4000, 6000, 8000, 10_000, 12_000, 14_000, 16_000, 18_000, 20_000, 22_000, 24_000,
+    28_000, 32_000,
+];
+const FREE_RATES_QUICK: &[u32] = &[4000, 8000, 16_000];
+/// The rate at which a request's cost is measured.
+const COST_RATE: u32 = 1000;
+/// Percent; an axis that is logarithmic has no zero.
 const LEAST_PERCENT: f64 = 0.01;
+/// Of an offered rate, what has to come for it to have been offered at all.
+const REACHED: f64 = 0.97;
+
+/// A bar for each peer, in their order.
+const NAMES: [&str; PEERS.len()] = {
+    let mut names = [""; PEERS.len()];
+    let mut peer = 0;
+    while peer < names.len() {
+        names[peer] = PEERS[peer].name;
+        peer += 1;
+    }
+    names
+};
+/// Where the engine's process shares its core with what receives for it, and where not.
+const PLACES: [&str; 6] = [
+    "lvs-nat shared",
+    "lvs-nat apart",
+    "lvs-dr shared",
+    "lvs-dr apart",
+    "lvs-tunnel shared",
+    "lvs-tunnel apart",
+];
+
+const OFFERED: Axis = axis("offered rate", "requests/s", false);
+const REPLY_RATE: Axis = axis("reply rate", "replies/s", false);
+const PEER: Axis = axis("peer", "name", false);
+
+const fn axis(name: &'static str, unit: &'static str, log: bool) -> Axis {
+    Axis { name, unit, log }
+}
+
+const fn plot(name: &'static str, title: &'static str, x: Axis, y: Axis) -> Plot {
+    Plot { name, title, x, y }
+}
 
 impl Experiment for Orourke {
     fn name(&self) -> &'static str {
@@ -37,71 +97,119 @@ impl Experiment for Orourke {
     }
 
     fn what(&self) -> &'static str {
-        "httperf asks for a page of 628 bytes, one request a connection, at rates that grow, and gives up after a second. Each \
-         of four servers answers 500 requests a second, holds back a tenth of that, and refuses what is beyond with 503, which \
-         counts as an error. Directly, by routing, direct routing and tunnels, one server stands for the four, and answers as much. The \
-         response time is that of all replies, refusals too. The client and the servers are on CPU 0, a director that is a \
-         process on CPU 1. The last plot has the replies at an offered rate of 1.3 times what the servers can do together, \
-         by their number."
+        "Four clients, each a host with an httperf of its own, ask together for a page of 628 bytes, one request a connection, at rates that grow, \
+         each for a second (with --quick half of one), and give up after a second. Each of four servers, hosts too, answers 500 requests a second, holds back a tenth of that, \
+         and refuses what is beyond with 503, which counts as an error. Directly and by routing each client has a server of its own, as far as there are that many; through a director, \
+         the director chooses. The response time is that of all replies, refusals too. \
+         Then the same page without that limit, and the highest rate at which no more than one request in 10,000 fails and 97 % of what is asked for is answered. \
+         Clients and servers are on CPU 0, a director's process, and what receives for it, on CPU 1; what receives has precedence, as interrupts have. An httperf looks all the time \
+         whether something came, so the four take turns of some milliseconds and ask in bursts after each: a response time of that size is theirs. The director's CPU is that of \
+         its process and of the threads that receive on its interfaces; the servers' that of nginx and of the thread that receives for their side. Last, \
+         what receives for the director is moved away from its process's core (apart instead of shared), to CPU 0, where the clients and servers are. \
+         The figures that were published could not be had, and are not drawn."
     }
 
     fn plots(&self) -> &'static [Plot] {
-        const OFFERED: Axis = Axis {
-            name: "offered rate",
-            unit: "requests/s",
-            log: false,
-        };
-        const REPLY_RATE: Axis = Axis {
-            name: "reply rate",
-            unit: "replies/s",
-            log: false,
-        };
-        &[
-            Plot {
-                name: REPLIES,
-                title: "Replies",
-                x: OFFERED,
-                y: REPLY_RATE,
-            },
-            Plot {
-                name: ERRORS,
-                title: "Errors, 0.01 % where there were fewer",
-                x: OFFERED,
-                y: Axis {
-                    name: "errors",
-                    unit: "% of requests",
-                    log: true,
-                },
-            },
-            Plot {
-                name: RESPONSE,
-                title: "Mean time to the first byte of a reply, refusals too",
-                x: OFFERED,
-                y: Axis {
-                    name: "response time",
-                    unit: "ms",
-                    log: true,
-                },
-            },
-            Plot {
-                name: SCALING,
-                title: "Replies by the number of servers, at 1.3 times what they can do",
-                x: Axis {
-                    name: "servers",
-                    unit: "count",
-                    log: false,
-                },
-                y: REPLY_RATE,
-            },
-        ]
+        const CORE: &str = "% of a core";
+        const {
+            &[
+                plot(REPLIES, "Replies, four servers", OFFERED, REPLY_RATE),
+                plot(
+                    ERRORS,
+                    "Errors, four servers; 0.01 % where there were fewer",
+                    OFFERED,
+                    axis("errors", "% of requests", true),
+                ),
+                plot(
+                    RESPONSE,
+                    "Mean time to the first byte of a reply, four servers, refusals too",
+                    OFFERED,
+                    axis("response time", "ms", true),
+                ),
+                plot(
+                    DIRECTOR,
+                    "CPU of the director, four servers",
+                    OFFERED,
+                    axis("CPU", CORE, false),
+                ),
+                plot(
+                    SERVERS_CPU,
+                    "CPU of the four servers together",
+                    OFFERED,
+                    axis("CPU", CORE, false),
+                ),
+                plot("replies-2", "Replies, two servers", OFFERED, REPLY_RATE),
+                plot("replies-1", "Replies, one server", OFFERED, REPLY_RATE),
+                plot(
+                    SCALING,
+                    "Replies by the number of servers, at 1.3 times what they can do",
+                    axis("servers", "count", false),
+                    REPLY_RATE,
+                ),
+                plot(
+                    FREE,
+                    "The highest rate with errors of 0.01 % at most, servers without limit",
+                    PEER,
+                    axis("rate", "requests/s", false),
+                ),
+                plot(
+                    FREE_WAIT,
+                    "Mean time to the first byte at that rate",
+                    PEER,
+                    axis("response time", "ms", false),
+                ),
+                plot(
+                    FREE_CPU,
+                    "CPU of the director at that rate",
+                    PEER,
+                    axis("CPU", CORE, false),
+                ),
+                plot(
+                    COST,
+                    "CPU of the director for a request and its connection, at 1,000 a second",
+                    PEER,
+                    axis("CPU", "µs/request", false),
+                ),
+                plot(
+                    SHARING,
+                    "The same, where the process shares its core with interrupts, and not",
+                    PEER,
+                    axis("CPU", "µs/request", false),
+                ),
+                plot(
+                    SHARING_WAIT,
+                    "Mean time to the first byte, likewise",
+                    PEER,
+                    axis("response time", "ms", false),
+                ),
+            ]
+        }
+    }
+
+    fn bars(&self, plot: &Plot) -> &'static [&'static str] {
+        match plot.name {
+            FREE | FREE_WAIT | FREE_CPU | COST => &NAMES,
+            SHARING | SHARING_WAIT => &PLACES,
+            _ => &[],
+        }
+    }
+
+    fn is_quick(&self, peer: &Peer) -> bool {
+        !["lvs-nat-in-kernel", "nftables", "nginx"].contains(&peer.name)
     }
 
     fn seconds(&self, quick: bool) -> f64 {
-        if quick { 4.0 } else { 24.0 }
+        if quick { 4.5 } else { 18.0 }
     }
 
     fn programs(&self) -> &'static [&'static str] {
         &["httperf", "nginx"]
+    }
+
+    fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
+        let mut bed = super::usual_bed(peer, yardsticks)?;
+        bed.spread(CLIENTS, SERVERS)?;
+        Ok(bed)
     }
 
     fn measure(
@@ -109,77 +217,204 @@ impl Experiment for Orourke {
         turn: &Turn<'_>,
         bed: &mut Bed,
     ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
-        let directory = tempfile::tempdir()?;
-        let mut server = web::serve(bed, directory.path(), Some(CAPACITY * stands_for(bed.who)))?;
-        let (rates, seconds): (&[u32], u32) = if turn.quick {
-            (&[1500, 2500], 1)
+        let mut asked = Asked::new(turn, bed)?;
+        let mut values = Values::default();
+        for (servers, replies, rates, quick) in RATES {
+            if servers < SERVERS && !has_fewer(asked.bed.who) {
+                continue;
+            }
+            take_away(asked.bed, servers)?;
+            let rates = if turn.quick { quick } else { rates };
+            for rate in rates {
+                let seen = asked.ask("/page", servers, *rate)?;
+                let at_limit = seen.figures.errors.of_client();
+                if at_limit > 0 {
+                    let mut notes = turn.notes.borrow_mut();
+                    notes.push(format!(
+                        "{servers} servers, {rate} requests/s: the clients had no means to make {at_limit} of the requests"
+                    ));
+                }
+                values.offered(servers, replies, *rate, &seen);
+            }
+            give_back(asked.bed, servers)?;
+        }
+        let bar = bar(&NAMES, turn.peer.name);
+        let rates = if turn.quick {
+            FREE_RATES_QUICK
         } else {
-            (&[250, 500, 1000, 1500, 2000, 2500, 3000], 2)
+            FREE_RATES
         };
-        let first = Snapshot::take();
-        let mut values = Vec::new();
-        for rate in rates {
-            let offered = offer(bed, *rate, seconds)?;
-            let mut add = |plot: &str, y: f64| {
-                values.push(Value {
-                    plot: plot.into(),
-                    x: f64::from(*rate),
-                    y,
-                });
-            };
-            add(ERRORS, offered.errors.max(LEAST_PERCENT));
-            if offered.rate > 0.0 {
-                add(REPLIES, offered.rate);
-                add(RESPONSE, offered.response);
+        let best = highest(rates, |rate| {
+            let seen = asked.ask("/free/page", SERVERS, rate)?;
+            let reached = seen.figures.rate >= REACHED * f64::from(rate);
+            let good = reached && seen.figures.error_percent <= LEAST_PERCENT;
+            Ok(good.then_some(seen))
+        })?;
+        values.add(
+            FREE,
+            bar,
+            best.as_ref().map_or(0.0, |(rate, _)| f64::from(*rate)),
+        );
+        let has_director = asked.bed.who != Contender::Direct;
+        if let Some((_, seen)) = best {
+            if let Some(wait) = seen.figures.response_ms {
+                values.add(FREE_WAIT, bar, wait);
+            }
+            if has_director {
+                values.add(FREE_CPU, bar, seen.director * 100.0);
             }
         }
-        let servers: &[u32] = match bed.who {
-            who if who.is_ours() && stands_for(who) == 1 && turn.quick => &[1, 4],
-            who if who.is_ours() && stands_for(who) == 1 => &SERVERS,
-            _ => &[4],
-        };
-        for count in servers {
-            take_away(bed, *count)?;
-            let offered = offer(bed, CAPACITY * count * 13 / 10, seconds);
-            give_back(bed, *count)?;
-            values.push(Value {
-                plot: SCALING.into(),
-                x: f64::from(*count),
-                y: offered?.rate,
-            });
+        let seen = asked.ask("/free/page", SERVERS, COST_RATE)?;
+        if has_director {
+            values.add(COST, bar, seen.cost);
         }
-        let (cpu, disturbed) = peers::used_since(bed, &first)?;
-        server.stop(Signal::SIGTERM)?;
-        Ok((values, cpu, disturbed))
+        let is_placed = PLACES
+            .iter()
+            .any(|place| place.split(' ').next() == Some(turn.peer.name));
+        if is_placed && !turn.quick {
+            values.shared(turn.peer.name, "shared", &seen);
+            asked.bed.receive_on(0)?;
+            let seen = asked.ask("/free/page", SERVERS, COST_RATE);
+            asked.bed.receive_on(1)?;
+            values.shared(turn.peer.name, "apart", &seen?);
+        }
+        let (cpu, disturbed) = asked.end()?;
+        Ok((values.all, cpu, disturbed))
     }
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
-        let peers = peers::names();
         let mut said = Vec::new();
-        let errors = document.series(self.name(), ERRORS, &peers);
-        for series in document.series(self.name(), REPLIES, &peers) {
+        self.say_best(document, &mut said);
+        self.say_scaling(document, &mut said);
+        self.say_free(document, &mut said);
+        self.say_cost(document, &mut said);
+        self.say_sharing(document, &mut said);
+        said
+    }
+}
+
+/// What a run has measured so far.
+#[derive(Debug, Default)]
+struct Values {
+    all: Vec<Value>,
+}
+
+impl Values {
+    fn add(&mut self, plot: &str, x: f64, y: f64) {
+        self.all.push(Value {
+            plot: plot.into(),
+            x,
+            y,
+        });
+    }
+
+    fn offered(&mut self, servers: usize, replies: &str, rate: u32, seen: &Seen) {
+        let (x, figures) = (f64::from(rate), &seen.figures);
+        self.add(replies, x, figures.rate);
+        let capacity = CAPACITY * u32::try_from(servers).unwrap_or(0);
+        if rate * 10 == capacity * 13 {
+            self.add(SCALING, super::thesis::number(servers), figures.rate);
+        }
+        if servers == SERVERS {
+            self.add(ERRORS, x, figures.error_percent.max(LEAST_PERCENT));
+            self.add(DIRECTOR, x, seen.director * 100.0);
+            self.add(SERVERS_CPU, x, seen.servers * 100.0);
+            if let Some(response) = figures.response_ms {
+                self.add(RESPONSE, x, response.max(0.05));
+            }
+        }
+    }
+
+    fn shared(&mut self, peer: &str, place: &str, seen: &Seen) {
+        let bar = bar(&PLACES, &format!("{peer} {place}"));
+        self.add(SHARING, bar, seen.cost);
+        if let Some(response) = seen.figures.response_ms {
+            self.add(SHARING_WAIT, bar, response);
+        }
+    }
+}
+
+/// The highest of some rates that something good comes of, and that; if one is too high, so are those
+/// above it.
+fn highest<T>(
+    rates: &[u32],
+    mut offer: impl FnMut(u32) -> Result<Option<T>>,
+) -> Result<Option<(u32, T)>> {
+    let (mut low, mut high, mut best) = (0, rates.len(), None);
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        match offer(rates[middle])? {
+            Some(good) => {
+                best = Some((rates[middle], good));
+                low = middle + 1;
+            }
+            None => high = middle,
+        }
+    }
+    Ok(best)
+}
+
+fn bar(names: &[&str], name: &str) -> f64 {
+    let place = names.iter().position(|own| *own == name);
+    super::thesis::number(place.unwrap_or(0))
+}
+
+/// `12.3 (11.8-12.9)`
+fn spread(of: &Spread) -> String {
+    format!("{:.1} ({:.1}-{:.1})", of.median, of.min, of.max)
+}
+
+fn at(series: &Series, x: f64) -> Option<Spread> {
+    let mut points = series.points.iter();
+    points
+        .find(|(own, _)| own.total_cmp(&x).is_eq())
+        .map(|(_, y)| *y)
+}
+
+impl Orourke {
+    fn all(&self, document: &Document, plot: &str) -> Vec<Series> {
+        document.series(self.name(), plot, &peers::names())
+    }
+
+    fn of(&self, document: &Document, plot: &str, peer: &str, x: f64) -> Option<Spread> {
+        at(document.series(self.name(), plot, &[peer]).first()?, x)
+    }
+
+    fn say_best(&self, document: &Document, said: &mut Vec<String>) {
+        let errors = self.all(document, ERRORS);
+        for series in self.all(document, REPLIES) {
             let of_peer = errors.iter().find(|errors| errors.peer == series.peer);
             // Up to the first rate with errors.
             let good = series.points.iter().take_while(|(rate, _)| {
-                let at = of_peer.and_then(|errors| errors.points.iter().find(|(x, _)| x == rate));
-                at.is_some_and(|(_, errors)| errors.max <= LEAST_PERCENT)
+                let errors = of_peer.and_then(|errors| at(errors, *rate));
+                errors.is_some_and(|errors| errors.max <= LEAST_PERCENT)
             });
-            let good = good.last();
-            let best = series.points.iter().map(|(_, replies)| *replies);
-            let best = best.max_by(|a, b| a.median.total_cmp(&b.median));
-            let Some(best) = best else {
+            let good = match good.last() {
+                Some((rate, _)) => format!("errors of 0.01 % at most up to {rate:.0} requests/s"),
+                None => "more errors than 0.01 % at the lowest rate already".to_owned(),
+            };
+            let best = series.points.iter().copied();
+            let Some((rate, best)) = best.max_by(|a, b| a.1.median.total_cmp(&b.1.median)) else {
                 continue;
             };
-            let good = match good {
-                Some((rate, _)) => format!("without errors up to {rate:.0} requests/s"),
-                None => "errors at the lowest rate already".to_owned(),
+            let cpu = |plot| self.of(document, plot, &series.peer, rate);
+            let busy = match (cpu(DIRECTOR), cpu(SERVERS_CPU)) {
+                (Some(director), Some(servers)) => format!(
+                    "; then the director uses {} % of a core and the servers {} %",
+                    spread(&director),
+                    spread(&servers)
+                ),
+                _ => String::new(),
             };
             said.push(format!(
-                "{}: {good}; {:.0} replies/s at most ({:.0}-{:.0}, {} rounds).",
+                "{}, four servers: {good}; {:.0} replies/s at most ({:.0}-{:.0}, {} rounds), of {rate:.0} offered{busy}.",
                 series.peer, best.median, best.min, best.max, best.rounds
             ));
         }
-        for series in document.series(self.name(), SCALING, &peers) {
+    }
+
+    fn say_scaling(&self, document: &Document, said: &mut Vec<String>) {
+        for series in self.all(document, SCALING) {
             let (Some((least, one)), Some((most, all))) =
                 (series.points.first(), series.points.last())
             else {
@@ -192,134 +427,139 @@ impl Experiment for Orourke {
                     false => "something else than the servers limits them",
                 };
                 said.push(format!(
-                    "{}: {most:.0} servers answer {grown:.2} times as much as {least:.0} ({:.0} and {:.0} replies/s): {limited}.",
-                    series.peer, all.median, one.median
+                    "{}: {most:.0} servers answer {grown:.2} times as much as {least:.0}, {} and {} replies/s ({} rounds): {limited}.",
+                    series.peer,
+                    spread(all),
+                    spread(one),
+                    all.rounds
                 ));
             }
         }
-        said
     }
-}
 
-/// Without translation all four servers have one address, by which the host tells them apart; and
-/// who asks for one of them reaches no other.
-fn stands_for(who: Contender) -> u32 {
-    match who {
-        Contender::AfPacket(Method::Dr | Method::Tunnel) | Contender::Direct | Contender::Route => {
-            4
+    fn say_free(&self, document: &Document, said: &mut Vec<String>) {
+        for peer in &NAMES {
+            let of = |plot| self.of(document, plot, peer, bar(&NAMES, peer));
+            let (Some(rate), Some(wait)) = (of(FREE), of(FREE_WAIT)) else {
+                continue;
+            };
+            let ends = "clients and servers, which share a core, limit it";
+            let limit = match of(FREE_CPU) {
+                Some(cpu) => {
+                    let limit = if cpu.median >= 90.0 {
+                        "the director is what limits it"
+                    } else {
+                        ends
+                    };
+                    format!("the director uses {} % of a core: {limit}", spread(&cpu))
+                }
+                None => ends.to_owned(),
+            };
+            said.push(format!(
+                "{peer}, servers without a set capacity: {:.0} requests/s ({:.0}-{:.0}, {} rounds) with errors of 0.01 % at most, after {} ms; {limit}.",
+                rate.median, rate.min, rate.max, rate.rounds, spread(&wait)
+            ));
         }
-        _ => 1,
     }
-}
 
-/// What came of an offered rate.
-#[derive(Debug, PartialEq)]
-struct Offered {
-    /// Good replies a second.
-    rate: f64,
-    /// Percent of requests.
-    errors: f64,
-    /// Milliseconds.
-    response: f64,
-}
-
-fn offer(bed: &Bed, rate: u32, seconds: u32) -> Result<Offered> {
-    let (count, rate) = ((rate * seconds).to_string(), rate.to_string());
-    let words = [
-        "20",
-        "taskset",
-        "-c",
-        "0",
-        "httperf",
-        "--hog",
-        "--server",
-        bed.target(false),
-        "--port",
-        "80",
-        "--uri",
-        "/page",
-        "--num-conns",
-        &count,
-        "--rate",
-        &rate,
-        "--timeout",
-        "1",
-    ];
-    parse(&bed.client.run("timeout", &words)?)
-}
-
-fn parse(printed: &str) -> Result<Offered> {
-    let after = |line: &str, word: &str| -> Result<f64> {
-        let found = printed.lines().find(|found| found.starts_with(line));
-        let rest = found.and_then(|found| found.split_once(word));
-        let number = rest.and_then(|(_, rest)| {
-            let end = |c: char| !(c.is_ascii_digit() || c == '.');
-            rest.trim_start().split(end).next()?.parse().ok()
-        });
-        number.with_context(|| format!("httperf says nothing of {line} {word}:\n{printed}"))
-    };
-    let tried = after("Total:", "connections ")?;
-    let took = after("Total:", "test-duration ")?;
-    ensure!(tried > 0.0 && took > 0.0, "httperf did nothing:\n{printed}");
-    let wrong = after("Errors: total", "total ")? + after("Reply status:", "5xx=")?;
-    Ok(Offered {
-        rate: after("Reply status:", "2xx=")? / took,
-        errors: wrong / tried * 100.0,
-        response: after("Reply time [ms]:", "response ")?,
-    })
-}
-
-/// Leaves a director of ours so many of its servers.
-fn take_away(bed: &Bed, count: u32) -> Result<()> {
-    change(bed, count, |server| {
-        format!("-d -t {VIP}:80 -r {server}:80")
-    })
-}
-
-fn give_back(bed: &Bed, count: u32) -> Result<()> {
-    let flag = match bed.who {
-        Contender::AfPacket(method) | Contender::InKernel(method) => method.flag(),
-        Contender::Xdp => Method::Nat.flag(),
-        _ => "-m",
-    };
-    change(bed, count, |server| {
-        format!("-a -t {VIP}:80 -r {server}:80 {flag} -w 1")
-    })
-}
-
-fn change(bed: &Bed, count: u32, words: impl Fn(&str) -> String) -> Result<()> {
-    if !bed.who.is_ours() {
-        return Ok(());
+    /// How many servers one core of the director is enough for.
+    fn say_cost(&self, document: &Document, said: &mut Vec<String>) {
+        for peer in &NAMES {
+            let Some(cost) = self.of(document, COST, peer, bar(&NAMES, peer)) else {
+                continue;
+            };
+            if cost.min <= 0.0 {
+                continue;
+            }
+            let servers = |cost: f64| 1e6 / cost / f64::from(CAPACITY);
+            said.push(format!(
+                "{peer}: a request costs the director {} µs of CPU ({} rounds); by that, one core is full with {:.0} servers ({:.0}-{:.0}) of {CAPACITY} requests/s each.",
+                spread(&cost),
+                cost.rounds,
+                servers(cost.median),
+                servers(cost.max),
+                servers(cost.min)
+            ));
+        }
     }
-    let lvsadm = programs::find("lvsadm")?;
-    for host in 11 + count..15 {
-        let words = words(&format!("10.72.0.{host}"));
-        let words: Vec<&str> = words.split(' ').collect();
-        bed.director.run(lvsadm.clone(), &words)?;
+
+    fn say_sharing(&self, document: &Document, said: &mut Vec<String>) {
+        for pair in PLACES.chunks(2) {
+            let peer = pair[0].split(' ').next().unwrap_or_default();
+            let of = |plot, place: usize| self.of(document, plot, peer, bar(&PLACES, pair[place]));
+            let (Some(shared), Some(apart)) = (of(SHARING, 0), of(SHARING, 1)) else {
+                continue;
+            };
+            let differ = match (shared.min > apart.max, apart.min > shared.max) {
+                (true, _) => format!("sharing costs {:.1} µs more", shared.median - apart.median),
+                (_, true) => format!("sharing saves {:.1} µs", apart.median - shared.median),
+                _ => "the two are not told apart by their spread".to_owned(),
+            };
+            said.push(format!(
+                "{peer}: a request costs {} µs where the process shares its core with what receives for it, {} µs where that is on another core ({} rounds): {differ}.",
+                spread(&shared),
+                spread(&apart),
+                shared.rounds
+            ));
+        }
     }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PRINTED: &str = "Total: connections 200 requests 200 replies 190 test-duration 2.000 s\n\n\
-         Reply time [ms]: response 4.5 transfer 0.0\n\
-         Reply status: 1xx=0 2xx=180 3xx=0 4xx=0 5xx=10\n\n\
-         Errors: total 10 client-timo 10 socket-timo 0 connrefused 0 connreset 0\n\
-         Errors: fd-unavail 0 addrunavail 0 ftab-full 0 other 0\n";
+    /// Each has a last rate that asks for more than the servers can.
+    #[test]
+    fn servers_are_asked_for_more_than_they_can() {
+        for (servers, _, rates, quick) in RATES {
+            let mut values = Values::default();
+            let seen = Seen {
+                figures: crate::cluster::Figures::default(),
+                director: 0.5,
+                servers: 0.25,
+                cost: 20.0,
+            };
+            for rate in rates.iter().chain(quick) {
+                values.offered(servers, "replies", *rate, &seen);
+            }
+            let scaling = values.all.iter().filter(|value| value.plot == SCALING);
+            let xs: Vec<f64> = scaling.map(|value| value.x).collect();
+            let once = if quick.is_empty() { 1 } else { 2 };
+            assert_eq!(
+                xs,
+                vec![super::super::thesis::number(servers); once],
+                "{rates:?}"
+            );
+        }
+    }
 
     #[test]
-    fn figures_of_httperf() {
-        let offered = parse(PRINTED).expect("figures");
-        let expected = Offered {
-            rate: 90.0,
-            errors: 10.0,
-            response: 4.5,
-        };
-        assert_eq!(offered, expected);
-        assert!(parse("").is_err());
-        assert!(parse("Total: connections x").is_err());
+    fn the_highest_good_rate_is_found() {
+        let rates = [10, 20, 30, 40, 50];
+        for limit in 0..60 {
+            let mut asked = 0;
+            let found = highest(&rates, |rate| {
+                asked += 1;
+                Ok((rate <= limit).then_some(rate))
+            });
+            let found = found
+                .expect("nothing fails")
+                .map(|(rate, same)| (rate, rate == same));
+            let expected = rates.into_iter().filter(|rate| *rate <= limit).max();
+            assert_eq!(found, expected.map(|rate| (rate, true)), "{limit}");
+            assert!(asked <= 3, "{limit}");
+        }
+        assert!(highest(&rates, |_| -> Result<Option<()>> { anyhow::bail!("no") }).is_err());
+    }
+
+    #[test]
+    fn bars_are_those_of_peers() {
+        assert!((bar(&NAMES, "haproxy") - 7.0).abs() < f64::EPSILON);
+        for place in PLACES {
+            let peer = place.split(' ').next().expect("a name");
+            let known = PEERS.iter().find(|known| known.name == peer);
+            assert!(known.is_some_and(|known| known.who.is_ours()), "{place}");
+        }
     }
 }

@@ -64,10 +64,14 @@ pub(super) fn of(experiment: &(impl Experiment + ?Sized)) -> Vec<&'static str> {
     experiment.peers().iter().map(|peer| peer.name).collect()
 }
 
+/// The interfaces of the director, whose receiving threads are its work.
+pub(super) fn director_devices(bed: &Bed) -> [&str; 2] {
+    [&bed.devices[1], &bed.devices[2]]
+}
+
 /// What the nodes used since `first`, and why it should not be believed.
 pub(super) fn used_since(bed: &mut Bed, first: &Snapshot) -> Result<(CpuSeconds, Option<String>)> {
-    let devices = [bed.devices[1].as_str(), &bed.devices[2]];
-    let used: Used = Snapshot::take().since(first, bed.pid(), &devices);
+    let used: Used = Snapshot::take().since(first, bed.pid(), &director_devices(bed));
     bed.check_alive()?;
     let cpu = CpuSeconds {
         elapsed: used.seconds,

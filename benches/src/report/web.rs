@@ -4,18 +4,20 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use lvs_testbed::Proc;
-
-use crate::compare::bed::Bed;
+use lvs_testbed::{Host, Proc};
 
 /// Bytes of the page, as O'Rourke and Keefe's had.
 const PAGE: usize = 628;
 
-/// Starts the web server at all four addresses. With `capacity`, each of them answers so many
-/// requests a second and holds back some that are too early; all others it refuses (503).
-pub(super) fn serve(bed: &Bed, directory: &Path, capacity: Option<u32>) -> Result<Proc> {
-    fs::write(directory.join("page"), "x".repeat(PAGE))?;
-    let root = directory.display();
+/// Starts the web server of a host. With `capacity`, each of its addresses answers so many requests
+/// a second for `/page` and holds back some that are too early; all others it refuses (503).
+/// `/free/page` has no such limit.
+pub(super) fn serve(host: &Host, directory: &Path, capacity: Option<u32>) -> Result<Proc> {
+    let page = "x".repeat(PAGE);
+    fs::create_dir_all(directory.join("free"))?;
+    fs::write(directory.join("page"), &page)?;
+    fs::write(directory.join("free/page"), page)?;
+    let (root, name) = (directory.display(), host.name());
     let (zone, limit) = match capacity {
         Some(rate) => (
             format!("limit_req_zone $server_addr zone=cap:1m rate={rate}r/s;"),
@@ -27,17 +29,17 @@ pub(super) fn serve(bed: &Bed, directory: &Path, capacity: Option<u32>) -> Resul
         None => Default::default(),
     };
     let text = format!(
-        "user root;\nworker_processes 1;\nworker_cpu_affinity 01;\ndaemon off;\npid {root}/nginx.pid;\n\
+        "user root;\nworker_processes 1;\nworker_cpu_affinity 01;\ndaemon off;\npid {root}/{name}.pid;\n\
          error_log stderr crit;\nworker_rlimit_nofile 19000;\nevents {{ worker_connections 9000; }}\n\
          http {{\n  access_log off;\n  keepalive_requests 10000000;\n  {zone}\n  \
-         server {{ listen 80 backlog=8192; root {root}; location / {{ default_type text/plain; {limit} }} }}\n}}\n"
+         server {{ listen 80 backlog=8192; root {root}; default_type text/plain; \
+         location / {{ {limit} }} location /free {{ }} }}\n}}\n"
     );
-    let file = directory.join("nginx.conf");
+    let file = directory.join(format!("{name}.conf"));
     fs::write(&file, text)?;
     let file = file.to_str().context("a path that is no UTF-8")?;
-    let server = bed.server.spawn("nginx", &["-c", file])?;
-    bed.server
-        .wait_for_port("tcp", 80)
+    let server = host.spawn("nginx", &["-c", file])?;
+    host.wait_for_port("tcp", 80)
         .with_context(|| server.log())?;
     Ok(server)
 }
