@@ -16,6 +16,9 @@ use crate::packet::net::PortId;
 const REFRESH_PERIOD: Duration = Duration::from_secs(20);
 /// Between two doubts about one neighbour.
 const CONFIRM_PERIOD: Duration = Duration::from_secs(1);
+/// Gateways that are kept fresh, and the routes that are looked through for them.
+const GATEWAYS_MAX: usize = 64;
+const ROUTES_MAX: usize = 4096;
 
 /// Interface and address.
 type Key = (u32, IpAddr);
@@ -23,7 +26,8 @@ type Key = (u32, IpAddr);
 /// What is asked of the kernel, and when.
 #[derive(Debug, Default)]
 pub(super) struct Neighbours {
-    /// The servers' next hops, whose link-layer addresses are kept fresh.
+    /// The servers' next hops, and the gateways towards clients, whose link-layer addresses are kept
+    /// fresh: a director that stands by has forwarded nothing yet when it takes over.
     next_hops: HashSet<Key>,
     next_refresh: Instant,
     /// When the kernel was last told to ask neighbours whether they are still there.
@@ -46,6 +50,20 @@ impl Neighbours {
         })
     }
 
+    /// The gateways of this host's routes over the engine's interfaces.
+    fn gateways(tables: &Tables) -> HashSet<Key> {
+        let mut found = HashSet::new();
+        if tables.is_routed() {
+            return found;
+        }
+        for (ifindex, addr) in tables.state.gateways().take(ROUTES_MAX) {
+            if tables.port_of(ifindex).is_some() && found.len() < GATEWAYS_MAX {
+                found.insert((ifindex, addr));
+            }
+        }
+        found
+    }
+
     /// These are all servers from now on.
     pub(super) fn set_servers(
         &mut self,
@@ -53,7 +71,8 @@ impl Neighbours {
         tables: &Tables,
         netlink: &mut Netlink,
     ) {
-        let all: HashSet<Key> = Self::next_hops_of(servers, tables).collect();
+        let mut all = Self::gateways(tables);
+        all.extend(Self::next_hops_of(servers, tables));
         for &new in all.difference(&self.next_hops) {
             resolve(new, tables, netlink);
         }

@@ -196,6 +196,10 @@ impl Lab {
     fn new(scenario: Scenario, forward: Forward, cluster: &ClusterOptions) -> Result<Self> {
         let mut options = SiteOptions::new(&format!("cluster-{}", scenario.name()), forward);
         options.standby = true;
+        if forward == Forward::Nat {
+            // Those of the example.
+            options.servers = 2;
+        }
         options.vip = Vip::Engine;
         options.paced = Some(RATE);
         let site = Site::new(options)?;
@@ -457,10 +461,14 @@ impl Lab {
     /// What happens, and for how long the virtual address was gone at each change.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match self.kind {
-            Balancer::Lvs => wait_until("the other to know all connections", LIMIT, || {
-                self.lent(1) == Some(downloads)
-            })
-            .with_context(|| format!("it knows {:?}", self.lent(1)))?,
+            Balancer::Lvs => {
+                wait_until("the other to know all connections", LIMIT, || {
+                    self.lent(1) == Some(downloads)
+                })
+                .with_context(|| format!("it knows {:?}", self.lent(1)))?;
+                // Either hears the other: who has just started is connected to a moment later.
+                super::wait_in_step(&self.site, &self.hosts())?;
+            }
             Balancer::HaProxy => wait_until("all connections", LIMIT, || {
                 let open = self.site.client.counter("Tcp", "CurrEstab");
                 open.is_ok_and(|open| open == downloads)

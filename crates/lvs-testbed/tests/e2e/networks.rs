@@ -215,6 +215,24 @@ fn clients_are_told_of_a_server_that_is_gone() -> Result<()> {
     Ok(())
 }
 
+/// A director that stands by knows its gateway before the first packet for a client: it may have to
+/// take over at any time.
+#[test]
+fn the_gateway_is_known_before_it_is_needed() -> Result<()> {
+    let site = site("gateway", Forward::Dr, |options| {
+        options.topology = Topology::OneArm;
+    })?;
+    site.add_service(80, "rr")?;
+    for gateway in ["192.0.2.254", "fd00:192::254"] {
+        let known = || {
+            let said = site.director.run("ip", &["neigh", "show", gateway]);
+            said.is_ok_and(|said| said.contains("lladdr"))
+        };
+        wait_until(gateway, PATIENCE, known)?;
+    }
+    Ok(())
+}
+
 /// A switch that sends frames for a group only where somebody has said that he listens.
 #[test]
 fn a_switch_that_watches_multicast() -> Result<()> {

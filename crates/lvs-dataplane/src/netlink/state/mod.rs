@@ -79,6 +79,15 @@ impl NetState {
         routes.chain(own.filter_map(|a| Prefix::new(a.ip, a.prefix_len)))
     }
 
+    /// The gateways of routes, with their interfaces: those of default routes first, and one as often
+    /// as there are routes over it.
+    pub(crate) fn gateways(&self) -> impl Iterator<Item = (u32, IpAddr)> {
+        let tables = [&self.v4, &self.v6].into_iter();
+        let tables = tables.flat_map(|family| [&family.main, &family.default]);
+        let hits = tables.flat_map(Table::routes).map(|route| route.hit);
+        hits.filter_map(|hit| Some((hit.oif, hit.gateway?)))
+    }
+
     /// What is known of a neighbour.
     pub fn neighbour(&self, ifindex: u32, ip: IpAddr) -> Option<Neighbour> {
         self.neighbours.get(&(ifindex, ip)).copied()

@@ -1,6 +1,6 @@
 //! Routing tables: which route leads to an address.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use lvs_core::Prefix;
 
@@ -80,6 +80,15 @@ impl Table {
     /// All prefixes that routes lead to.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = Prefix> {
         self.routes.keys().copied()
+    }
+
+    /// All routes, in no order but that those to anywhere come first.
+    pub(super) fn routes(&self) -> impl Iterator<Item = &Route> {
+        let anywhere = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let default = anywhere.into_iter().filter_map(|to| Prefix::new(to, 0));
+        let default = default.filter_map(|prefix| self.routes.get(&prefix));
+        let others = self.routes.iter().filter(|(prefix, _)| prefix.bits() > 0);
+        default.chain(others.map(|(_, routes)| routes)).flatten()
     }
 
     /// The best route to `dst` that `alive` accepts.

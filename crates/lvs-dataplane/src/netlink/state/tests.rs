@@ -134,6 +134,26 @@ fn the_longest_prefix_then_the_least_metric_wins() {
 }
 
 #[test]
+fn gateways_of_default_routes_come_first() {
+    let mut state = NetState::default();
+    let mut b = Builder::new(1);
+    let routes = (1..200).map(|n| ([10, 0, n, 0], 24, [192, 0, 2, n]));
+    for (dst, len, gateway) in routes.chain([([0; 4], 0, [192, 0, 2, 254])]) {
+        let af = u8::try_from(libc::AF_INET).unwrap();
+        let head = [af, len, 0, 0, MAIN, 4, 0, libc::RTN_UNICAST, 0, 0, 0, 0];
+        b.begin(libc::RTM_NEWROUTE, 0, &head);
+        b.attr(libc::RTA_DST, &dst);
+        b.attr(libc::RTA_OIF, &3_u32.to_ne_bytes());
+        b.attr(libc::RTA_GATEWAY, &gateway);
+        b.end();
+    }
+    apply(&mut state, &b);
+    let all: Vec<_> = state.gateways().collect();
+    assert_eq!(all.first(), Some(&(3, ip("192.0.2.254"))));
+    assert_eq!(all.len(), 200);
+}
+
+#[test]
 fn an_unchanged_route_is_no_change() {
     let mut state = NetState::default();
     let mut b = Builder::new(1);
