@@ -62,7 +62,7 @@ fn measure(count: u32) -> Result<()> {
     for _ in 0..ROUNDS {
         let (said, noticed) = notice(&site, || {
             let _second = site.start_engine_on(site.standby()?, &[], &extra("192.0.2.1"))?;
-            site.lvsadm_on(site.standby()?, "sync --wait 60")?;
+            site.lvsadm_on(site.standby()?, "sync --wait 60s")?;
             site.lvsadm_on(site.standby()?, "--json sync")
         })?;
         let state: serde_json::Value = serde_json::from_str(&said)?;

@@ -26,6 +26,11 @@ use crate::sys::PacketSocket;
 const ANNOUNCEMENTS: u8 = 3;
 /// How often it is asked who else has a service's address.
 const PROBES: u8 = 2;
+/// How often an address is announced again when somebody else has claimed it, and at what distance
+/// at least that is done: two hosts that both want it fill no network (RFC 5227 section 2.4,
+/// DEFEND_INTERVAL).
+const DEFENCES: u8 = 2;
+const DEFEND_PERIOD: Duration = Duration::from_secs(10);
 /// Between two lines in the log about the same trouble.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 
@@ -40,6 +45,8 @@ pub(super) struct Vips {
     probing: HashMap<IpAddr, u8>,
     /// Addresses of services that another host claims, who, and when that was last said.
     conflicts: HashMap<IpAddr, (Mac, Instant)>,
+    /// When own addresses were last announced against somebody else's claim.
+    defended: HashMap<IpAddr, Instant>,
     /// Addresses of services that were said to be nobody's.
     unclaimed: HashSet<IpAddr>,
     /// What listeners are asked for.
@@ -54,6 +61,7 @@ impl Vips {
             own: HashMap::new(),
             probing: HashMap::new(),
             conflicts: HashMap::new(),
+            defended: HashMap::new(),
             unclaimed: HashSet::new(),
             answers: Answers::default(),
         })
@@ -85,6 +93,7 @@ impl Vips {
     pub(super) fn remove(&mut self, gone: &[IpAddr], tables: &Tables) {
         for addr in gone {
             self.own.remove(addr);
+            self.defended.remove(addr);
         }
         let still = groups_of(self.own.keys());
         let mut groups = groups_of(gone.iter());
@@ -308,7 +317,8 @@ impl Vips {
         }
     }
 
-    /// Another host answers for an address of a service: said once a minute for each address.
+    /// Another host answers for an address of a service: said once a minute for each address. Whoever
+    /// has heard it is told who has the address here.
     pub(super) fn report_conflict(
         &mut self,
         port: PortId,
@@ -327,8 +337,12 @@ impl Vips {
             return;
         }
         let ours = tables.state.links().any(|link| link.mac == Some(mac.0));
+        if ours {
+            return;
+        }
+        self.defend(addr, now);
         let said = self.conflicts.get(&addr);
-        if ours || said.is_some_and(|&(_, said)| now < said + COMPLAINT_PERIOD) {
+        if said.is_some_and(|&(_, said)| now < said + COMPLAINT_PERIOD) {
             return;
         }
         self.conflicts.insert(addr, (mac, now));
@@ -344,6 +358,18 @@ impl Vips {
                 ""
             }
         );
+    }
+
+    /// Has an own address announced again.
+    fn defend(&mut self, addr: IpAddr, now: Instant) {
+        let Some(left) = self.own.get_mut(&addr) else {
+            return;
+        };
+        let last = self.defended.get(&addr);
+        if last.is_none_or(|&last| last + DEFEND_PERIOD <= now) {
+            self.defended.insert(addr, now);
+            *left = (*left).max(DEFENCES);
+        }
     }
 }
 

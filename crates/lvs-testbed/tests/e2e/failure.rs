@@ -274,6 +274,44 @@ fn frames_that_make_no_sense_are_dropped() -> Result<()> {
     Ok(())
 }
 
+/// Another host comes up with a virtual address, and says so: who has heard it is told again who has
+/// the address.
+#[test]
+fn a_claim_to_a_vip_is_answered() -> Result<()> {
+    let mut options = SiteOptions::new("claim", Forward::Dr);
+    options.servers = 2;
+    options.vip = Vip::Engine;
+    let mut site = lvs_testbed::Site::new(options)?;
+    let router = site.router.clone().context("a one-arm site has a router")?;
+    site.start_engine(&[])?;
+    site.add_service(80, "rr")?;
+    let mut load = site.load();
+    load.requests = 10;
+    common::ok(site.client.load(&load)?, 10)?;
+    let ours = site.director.sh("cat /sys/class/net/eth0/address")?;
+    let (ours, theirs) = (ours.trim(), "02:00:00:00:77:09");
+    let known = |mac: &str| {
+        let said = router.run("ip", &["neigh", "show", &site.vip.to_string()]);
+        said.is_ok_and(|said| said.contains(mac))
+    };
+    ensure!(known(ours), "the router knows the director");
+    // For a second a host believes what it has heard last (`locktime`).
+    std::thread::sleep(Duration::from_millis(1500));
+    let other = &site.servers[1];
+    other.sysctl("ipv4/conf/eth0/arp_notify", "1")?;
+    other.sh(&format!(
+        "ip addr del {0}/32 dev lo; ip addr add {0}/32 dev eth0; ip link set eth0 address {theirs}",
+        site.vip
+    ))?;
+    let patience = Duration::from_secs(5);
+    wait_until("the router to believe the other one", patience, || {
+        known(theirs)
+    })?;
+    wait_until("the router to know the director again", patience, || {
+        known(ours)
+    })
+}
+
 /// An address that another host answers for is not taken over in silence.
 #[test]
 fn a_vip_that_another_host_has() -> Result<()> {
