@@ -4,7 +4,10 @@ use alloc::vec::Vec;
 
 use crate::memory::{Layout, Memory};
 use crate::sync::Message;
-use crate::{Control, IcmpError, Instant, Options, PacketMeta, Reset, Shard, Tuple, Verdict};
+use crate::{
+    Ahead, Control, IcmpError, Instant, Options, PacketMeta, Passed, Plain, Reset, Shard, Tuple,
+    Verdict,
+};
 
 /// A [`Control`] and its only [`Shard`].
 ///
@@ -74,16 +77,34 @@ impl Director {
     /// Decides on a packet. What was due before it happens before it; a clock that goes backwards
     /// stands still.
     pub fn handle_packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
-        let now = self.pass(now);
-        match self.shard.handle_packet(meta, now) {
+        self.handle_packet_ahead(meta, &Ahead::NONE, now)
+    }
+
+    /// As [`handle_packet`](Self::handle_packet), of a packet for which [`Shard::ahead`] and
+    /// [`Shard::aim`] have found out where to look. The verdict is the same.
+    pub fn handle_packet_ahead(
+        &mut self,
+        meta: &PacketMeta<'_>,
+        ahead: &Ahead,
+        now: Instant,
+    ) -> Verdict {
+        let now = self.follow(now);
+        match self.shard.handle_packet_ahead(meta, ahead, now) {
             Ok(verdict) => verdict,
             Err(pending) => self.control.admit(&mut self.shard, meta, pending, now),
         }
     }
 
+    /// Decides on a packet in passing, as [`Shard::pass`]. `None` says that nothing has happened
+    /// but what was due: [`handle_packet_ahead`](Self::handle_packet_ahead) decides.
+    pub fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
+        let now = self.follow(now);
+        self.shard.pass(packet, ahead, now)
+    }
+
     /// Decides on an ICMP error.
     pub fn handle_icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
-        let now = self.pass(now);
+        let now = self.follow(now);
         match self.shard.handle_icmp_error(error, now) {
             Ok(verdict) => verdict,
             Err(pending) => self
@@ -103,7 +124,7 @@ impl Director {
     /// Goes on ending the connections of servers that went down ([`Shard::end_down`]), and gives
     /// the resets to send.
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
-        let now = self.pass(now);
+        let now = self.follow(now);
         self.shard.end_down(now, budget)
     }
 
@@ -136,31 +157,31 @@ impl Director {
     /// # Ok::<(), lvs_core::Error>(())
     /// ```
     pub fn end(&mut self, tuple: &Tuple, now: Instant) -> bool {
-        self.pass(now);
+        self.follow(now);
         self.shard.end_at_once(tuple)
     }
 
     /// Takes over the connections of a synchronisation message, if a backup runs.
     pub fn handle_sync(&mut self, message: &[u8], now: Instant) {
-        let now = self.pass(now);
+        let now = self.follow(now);
         self.control.handle_sync(&mut self.shard, message, now);
     }
 
     /// The next synchronisation message to send, if a master runs and one is full or two seconds
     /// old.
     pub fn take_sync_message(&mut self, now: Instant) -> Option<Message> {
-        let now = self.pass(now);
+        let now = self.follow(now);
         self.shard.take_sync_message(now)
     }
 
     /// Does everything that is due by `now`, and returns the moment that it then is.
     pub fn advance(&mut self, now: Instant) -> Instant {
         self.shard.reap();
-        self.pass(now)
+        self.follow(now)
     }
 
     /// The same before a packet, which may be the host's answer to one that ended its connection.
-    fn pass(&mut self, now: Instant) -> Instant {
+    fn follow(&mut self, now: Instant) -> Instant {
         self.now = self.now.max(now);
         self.control.advance_with(&mut self.shard, self.now);
         self.now

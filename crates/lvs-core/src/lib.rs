@@ -74,7 +74,7 @@ pub use error::Error;
 pub use filter::{FILTER_PREFIXES_MAX, FilterLists, SourceFilter, parse_prefixes};
 pub use latency::Latency;
 pub use packet::{
-    Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
+    Hook, IcmpError, PacketMeta, Plain, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
 };
 pub use pool::Pool;
 pub use prefix::Prefix;
@@ -84,8 +84,8 @@ pub use server::{OpenConnection, Server};
 pub use service::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey};
 pub use settings::{Extras, Limits, OnServerDown, Profile, Sysctls, WhenFull};
 pub use shard::{
-    Ahead, Connection, Evictions, FTP_PORTS_MAX, LocalAddress, NeedsControl, Offer, Reset, Shard,
-    helper_ports, worker_of,
+    Ahead, Connection, Evictions, FTP_PORTS_MAX, LocalAddress, NeedsControl, Offer, Passed, Reset,
+    Shard, helper_ports, worker_of,
 };
 pub use stats::{Counts, Stats};
 pub use time::Instant;

@@ -1,7 +1,7 @@
 //! What the core sees of a packet.
 
 use core::fmt;
-use core::net::{IpAddr, SocketAddr};
+use core::net::{IpAddr, SocketAddr, SocketAddrV4};
 
 /// An IP protocol number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -84,6 +84,13 @@ impl TcpFlags {
     /// Whether all bits of `mask` are set.
     pub const fn has(self, mask: u8) -> bool {
         self.0 & mask == mask
+    }
+
+    /// Whether the segment neither opens nor ends a connection, and acknowledges.
+    #[inline]
+    pub const fn go_on(self) -> bool {
+        const TURNS: u8 = TcpFlags::FIN | TcpFlags::SYN | TcpFlags::RST;
+        self.0 & (TURNS | Self::ACK) == Self::ACK
     }
 }
 
@@ -173,6 +180,44 @@ pub struct PacketMeta<'a> {
     pub mark: u32,
     /// Length of the IP datagram in bytes, IP header included.
     pub len: u32,
+}
+
+/// A whole datagram over IPv4 that neither opens nor ends a connection: a TCP segment with ACK and
+/// without SYN, FIN and RST, or UDP, with a whole header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plain {
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// Source address and port.
+    pub src: SocketAddrV4,
+    /// Destination address and port.
+    pub dst: SocketAddrV4,
+    /// It passes through the host: [`Hook::Transit`].
+    pub transit: bool,
+    /// Length of the IP datagram in bytes, IP header included.
+    pub len: u32,
+}
+
+impl Plain {
+    /// What is left of a packet if it is one.
+    pub fn of(meta: &PacketMeta<'_>) -> Option<Self> {
+        let Tuple { protocol, src, dst } = meta.tuple;
+        let (SocketAddr::V4(src), SocketAddr::V4(dst)) = (src, dst) else {
+            return None;
+        };
+        let plain = match meta.transport {
+            Transport::Tcp(flags) => protocol == Protocol::TCP && flags.go_on(),
+            Transport::Udp(_) => protocol == Protocol::UDP,
+            Transport::Sctp(_) | Transport::Short { .. } | Transport::Other => false,
+        };
+        plain.then_some(Self {
+            protocol,
+            src,
+            dst,
+            transit: meta.hook == Hook::Transit,
+            len: meta.len,
+        })
+    }
 }
 
 /// An ICMP error (types 3, 4, 11; ICMPv6 types below 128) about a packet of ours.

@@ -142,6 +142,12 @@ impl LocalPorts {
         self.in_use.iter().map(|&(addr, _)| addr)
     }
 
+    /// Whether no address is used.
+    #[inline]
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.in_use.is_empty()
+    }
+
     /// Whether a packet to `addr` may be a reply.
     #[inline]
     pub(crate) fn is_used(&self, addr: IpAddr) -> bool {

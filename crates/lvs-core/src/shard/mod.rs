@@ -10,6 +10,7 @@ mod ledger;
 mod links;
 mod listing;
 mod local_ports;
+mod pass;
 mod publish;
 mod regular;
 mod room;
@@ -21,7 +22,7 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::net::SocketAddr;
+use core::net::{SocketAddr, SocketAddrV4};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use self::down::Down;
@@ -43,6 +44,7 @@ pub(crate) use self::ledger::{RECENT, write_template};
 pub(crate) use self::links::{Links, ServerLink};
 pub use self::listing::Connection;
 pub use self::local_ports::{LocalAddress, worker_of};
+pub use self::pass::Passed;
 pub(crate) use self::publish::INVOLVED;
 pub use self::publish::Offer;
 use self::regular::Walk;
@@ -227,6 +229,18 @@ impl Shard {
     #[inline]
     pub fn ahead(&self, tuple: &Tuple, load: impl Fn(&AtomicU64)) -> Ahead {
         self.table.ahead(tuple.protocol, tuple.src, tuple.dst, load)
+    }
+
+    /// As [`ahead`](Self::ahead), over IPv4.
+    #[inline]
+    pub fn ahead_v4(
+        &self,
+        protocol: Protocol,
+        src: SocketAddrV4,
+        dst: SocketAddrV4,
+        load: impl Fn(&AtomicU64),
+    ) -> Ahead {
+        self.table.ahead_narrow(protocol, src, dst, load)
     }
 
     /// The second step: reads what the first has had loaded, and has loaded what that leads to.

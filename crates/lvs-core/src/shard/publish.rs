@@ -20,7 +20,7 @@ pub(crate) const INVOLVED: u32 = flag::OUT_SEQ
 
 /// Whether a connection's next packets change no state.
 #[inline]
-fn is_still(entry: Entry<'_>) -> bool {
+pub(super) fn is_still(entry: Entry<'_>) -> bool {
     match entry.protocol() {
         Protocol::TCP => entry.state() == State::TCP_ESTABLISHED,
         // An answer to a persistent client assures its template.

@@ -1,5 +1,6 @@
 //! The director as the packet path asks it.
 
+use std::net::SocketAddrV4;
 use std::sync::Arc;
 
 use lvs_core::mark::{MarkAction, MarkRule};
@@ -7,7 +8,7 @@ use lvs_core::sync::bulk::Item;
 use lvs_core::sync::wire::Entry;
 use lvs_core::{
     AcceptReason, Ahead, ConnId, Connection, DropReason, Explanation, Forward, Heard, IcmpError,
-    Instant, Offer, PacketMeta, Shard, TakenOver, Tuple, Verdict,
+    Instant, Offer, PacketMeta, Passed, Plain, Protocol, Shard, TakenOver, Tuple, Verdict,
 };
 
 use super::calls::Question;
@@ -238,22 +239,27 @@ impl Decider {
             Verdict::Accept(reason) => self.accepts[reason.index()] += 1,
             Verdict::Forward(Forward {
                 conn: Some(conn), ..
-            }) if self.epoch != 0 => {
-                let after = self.ripe_after;
-                if self.ripe.len() < RIPE_MAX && self.shard.is_ripe(conn, after, self.epoch) {
-                    self.ripe.push(conn);
-                }
-            }
+            }) => self.look_if_ripe(conn),
             Verdict::Forward(_) | Verdict::Reply(_) => {}
         }
         verdict
     }
 }
 
+impl Decider {
+    /// Remembers a connection that could be published.
+    fn look_if_ripe(&mut self, conn: ConnId) {
+        let (after, epoch) = (self.ripe_after, self.epoch);
+        if epoch != 0 && self.ripe.len() < RIPE_MAX && self.shard.is_ripe(conn, after, epoch) {
+            self.ripe.push(conn);
+        }
+    }
+}
+
 impl Decide for Decider {
     #[inline]
-    fn ahead(&self, tuple: &Tuple) -> Option<Ahead> {
-        Some(self.shard.ahead(tuple, prefetch))
+    fn ahead(&self, protocol: Protocol, src: SocketAddrV4, dst: SocketAddrV4) -> Option<Ahead> {
+        Some(self.shard.ahead_v4(protocol, src, dst, prefetch))
     }
 
     #[inline]
@@ -275,6 +281,19 @@ impl Decide for Decider {
 
     fn packet_ahead(&mut self, meta: &PacketMeta<'_>, ahead: &Ahead, now: Instant) -> Verdict {
         self.decide(meta, Some(ahead), now)
+    }
+
+    #[inline]
+    fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
+        // Whoever else has a say, or is told, has it on the long way.
+        if self.ignores || self.hook.is_some() || !self.marks.is_empty() || self.tells {
+            return None;
+        }
+        let passed = self.shard.pass(packet, ahead, now)?;
+        if !passed.reply {
+            self.look_if_ripe(passed.conn);
+        }
+        Some(passed)
     }
 
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {

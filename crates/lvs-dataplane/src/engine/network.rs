@@ -6,7 +6,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use crate::host::view::View;
-use crate::packet::net::{Net, NextHop, PortId, PortInfo};
+use crate::packet::net::{About, Net, NextHop, PortId, PortInfo};
+use crate::packet::ways::Way;
 use crate::packet::wire::Mac;
 
 /// What is remembered of one address.
@@ -19,6 +20,7 @@ struct Place {
     hop: Cell<Option<NextHop>>,
     /// Of the next hop.
     mac: Cell<Option<Mac>>,
+    way: Cell<Option<Way>>,
 }
 
 const LOCAL: u8 = 1;
@@ -33,6 +35,7 @@ impl Default for Place {
             addr: Cell::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
             hop: Cell::new(None),
             mac: Cell::new(None),
+            way: Cell::new(None),
         }
     }
 }
@@ -148,6 +151,15 @@ impl TakenView {
         place.addr.set(addr);
         place.hop.set(hop);
         place.mac.set(mac);
+        place.way.set(hop.and_then(|hop| {
+            let port = tables.port(hop.port).filter(|port| port.info.ethernet)?;
+            Some(Way {
+                port: hop.port,
+                mtu: hop.mtu,
+                to: mac?,
+                from: port.info.mac,
+            })
+        }));
     }
 
     /// What the kernel's tables say about an address and those around it.
@@ -182,38 +194,59 @@ impl TakenView {
 }
 
 impl Net for TakenView {
+    #[inline]
     fn port(&self, port: PortId) -> Option<PortInfo> {
         Some(self.view.tables.port(port)?.info)
     }
 
+    #[inline]
     fn host_port(&self) -> Option<PortId> {
         Some(PortId::HOST)
     }
 
+    #[inline]
     fn is_forged(&self, src: IpAddr) -> bool {
         self.view.tables.may_be_forged(src) && (self.is_local(src) || self.is_own_vip(src))
     }
 
+    #[inline]
     fn is_local(&self, addr: IpAddr) -> bool {
         self.way(addr).is.get() & LOCAL != 0
     }
 
+    #[inline]
     fn is_vip(&self, addr: IpAddr) -> bool {
         self.way(addr).is.get() & VIP != 0
     }
 
+    #[inline]
     fn is_own_vip(&self, addr: IpAddr) -> bool {
         self.way(addr).is.get() & OWN != 0
     }
 
+    #[inline]
+    fn about(&self, addr: IpAddr) -> About {
+        let known = self.way(addr);
+        let is = known.is.get();
+        About {
+            local: is & LOCAL != 0,
+            vip: is & VIP != 0,
+            own: is & OWN != 0,
+            way: known.way.get(),
+        }
+    }
+
+    #[inline]
     fn answers_arp(&self, _: PortId, addr: IpAddr) -> bool {
         self.is_own_vip(addr) && !self.view.tables.quiet.contains(&addr)
     }
 
+    #[inline]
     fn route(&self, dst: IpAddr) -> Option<NextHop> {
         self.way(dst).hop.get()
     }
 
+    #[inline]
     fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac> {
         let way = self.way(addr);
         match way.hop.get() {

@@ -71,6 +71,7 @@ struct PortTable {
 struct LastBytes([u64; 4]);
 
 impl LastBytes {
+    #[inline]
     fn place(addr: IpAddr) -> (usize, u64) {
         let last = match addr {
             IpAddr::V4(addr) => addr.octets()[3],
@@ -84,7 +85,8 @@ impl LastBytes {
         self.0[word] |= bit;
     }
 
-    fn may_have(self, addr: IpAddr) -> bool {
+    #[inline]
+    fn may_have(&self, addr: IpAddr) -> bool {
         let (word, bit) = Self::place(addr);
         self.0[word] & bit != 0
     }
@@ -188,6 +190,7 @@ impl Tables {
         self.hop.is_some()
     }
 
+    #[inline]
     pub(crate) fn port(&self, port: PortId) -> Option<&KnownPort> {
         self.ports.all.get(port.index())?.as_ref()
     }
@@ -237,6 +240,7 @@ impl Tables {
     /// Whether a packet from another host cannot have this source; most others are told from them
     /// at no cost. Where the host routes the packets, it has looked already, and its own come
     /// the same way.
+    #[inline]
     pub(crate) fn may_be_forged(&self, src: IpAddr) -> bool {
         self.hop.is_none() && (self.own_addresses.may_have(src) || self.answered.may_have(src))
     }

@@ -168,6 +168,7 @@ impl Frame {
 
     /// The slot that it was received in, if it is a backend's; where the frame lies in it is
     /// [`Self::place`].
+    #[inline]
     pub const fn slot(&self) -> Option<&Lent> {
         match &self.buf {
             Storage::Lent(slot) => Some(slot),
@@ -189,6 +190,7 @@ impl Frame {
 
     /// Bytes that it can have behind the standard headroom, when it is cleared. 0 for memory that
     /// is not its own.
+    #[inline]
     pub fn capacity(&self) -> usize {
         match &self.buf {
             Storage::Owned(bytes) => bytes.len().saturating_sub(HEADROOM),
@@ -234,6 +236,7 @@ impl Frame {
 
     /// Grows the frame by `n` bytes at its front and gives them (their content is undefined);
     /// `None`, and nothing changed, if there is no room. Offsets in `offload` are moved along.
+    #[inline]
     #[must_use]
     pub fn push_front(&mut self, n: usize) -> Option<&mut [u8]> {
         self.start = self.start.checked_sub(n)?;
@@ -256,6 +259,7 @@ impl Frame {
     }
 
     /// Cuts `n` bytes off the front; `false`, and nothing changed, if it is shorter.
+    #[inline]
     #[must_use]
     pub fn pull_front(&mut self, n: usize) -> bool {
         if n > self.len() {
@@ -271,6 +275,7 @@ impl Frame {
     }
 
     /// Cuts the frame to `len` bytes; longer than it is changes nothing.
+    #[inline]
     pub fn truncate(&mut self, len: usize) {
         self.end = self.end.min(self.start + len);
     }
@@ -304,6 +309,7 @@ impl Frame {
 
     /// Forgets the content: an empty frame with the standard headroom, as far as there is room for
     /// it.
+    #[inline]
     pub fn clear(&mut self) {
         self.start = HEADROOM.min(self.buf.len());
         self.end = self.start;

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use crate::packet::ways::Way;
 use crate::packet::wire::Mac;
 
 /// An attachment to a network: an interface, or the TUN device that leads to the host. A small
@@ -61,6 +62,19 @@ impl NextHop {
     }
 }
 
+/// What is known of an address, all at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct About {
+    /// The host has it: [`Net::is_local`].
+    pub local: bool,
+    /// A virtual service has it: [`Net::is_vip`].
+    pub vip: bool,
+    /// The engine owns it: [`Net::is_own_vip`].
+    pub own: bool,
+    /// Where packets to it leave; `None` if they cannot, or must wait for their neighbour.
+    pub way: Option<Way>,
+}
+
 /// The network as the packet path sees it. Cheap look-ups, no I/O.
 pub trait Net {
     /// The port's properties; `None` if it is gone.
@@ -97,6 +111,16 @@ pub trait Net {
 
     /// The link-layer address of a neighbour; `None` if it is not known (yet).
     fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac>;
+
+    /// All of this about an address.
+    fn about(&self, addr: IpAddr) -> About {
+        About {
+            local: self.is_local(addr),
+            vip: self.is_vip(addr),
+            own: self.is_own_vip(addr),
+            way: self.route(addr).and_then(|hop| Way::by(&hop, self)),
+        }
+    }
 
     /// Whether ARP requests for `addr` are answered on `port`.
     fn answers_arp(&self, port: PortId, addr: IpAddr) -> bool {

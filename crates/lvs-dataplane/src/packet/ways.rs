@@ -23,6 +23,19 @@ pub struct Way {
     pub from: Mac,
 }
 
+impl Way {
+    /// That by a next hop; `None` if it is none by Ethernet, or its neighbour is not known.
+    pub fn by<N: Net + ?Sized>(hop: &NextHop, net: &N) -> Option<Self> {
+        let port = net.port(hop.port).filter(|port| port.ethernet)?;
+        Some(Self {
+            port: hop.port,
+            mtu: hop.mtu,
+            to: net.neighbour(hop.port, hop.addr)?,
+            from: port.mac,
+        })
+    }
+}
+
 /// Where requests and replies leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ways {
@@ -64,17 +77,8 @@ impl Ways {
         {
             return None;
         }
-        let way = |hop: NextHop| {
-            let port = net.port(hop.port).filter(|port| port.ethernet)?;
-            Some(Way {
-                port: hop.port,
-                mtu: hop.mtu,
-                to: net.neighbour(hop.port, hop.addr)?,
-                from: port.mac,
-            })
-        };
         let hop = net.route(server)?;
-        let mut to_server = way(hop)?;
+        let mut to_server = Way::by(&hop, net)?;
         let mut outer = None;
         if tunnelled {
             let tunnel = offer.tunnel;
@@ -86,7 +90,7 @@ impl Ways {
         }
         let to_client = match offer.method {
             Forwarding::Nat if is_martian(server, client, false, net) => return None,
-            Forwarding::Nat => Some(way(net.route(client)?)?),
+            Forwarding::Nat => Some(Way::by(&net.route(client)?, net)?),
             _ => None,
         };
         Some(Self {

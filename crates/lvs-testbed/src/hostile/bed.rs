@@ -1,10 +1,13 @@
 //! The packet path and a director in memory, and a judge beside them.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddrV4};
 use std::time::Duration;
 
-use lvs_core::{Control, Director, Forwarding, Instant, Options, Tunnel, TunnelChecksum};
+use lvs_core::{
+    Ahead, ConnId, Control, Director, Forwarding, IcmpError, Instant, Options, PacketMeta, Passed,
+    Plain, Protocol, Tunnel, TunnelChecksum, Tuple, Verdict,
+};
 use lvs_dataplane::in_kernel::InKernelError;
 use lvs_dataplane::packet::drop::FrameDrop;
 use lvs_dataplane::packet::fragment;
@@ -12,7 +15,7 @@ use lvs_dataplane::packet::frame::{Frame, Offload};
 use lvs_dataplane::packet::held;
 use lvs_dataplane::packet::intercept::Intercept;
 use lvs_dataplane::packet::net::{Net, PortId, PortInfo};
-use lvs_dataplane::packet::pipeline::{Counters, Env, Output, Pipeline, Request, Settings};
+use lvs_dataplane::packet::pipeline::{Counters, Decide, Env, Output, Pipeline, Request, Settings};
 use lvs_dataplane::packet::testing::{Route, Table};
 use lvs_dataplane::packet::wire::Mac;
 
@@ -177,6 +180,8 @@ pub struct Bed {
     last: Option<(PortId, Frame)>,
     /// The programs of the path in the kernel, which see each frame first.
     programs: Option<Programs>,
+    /// Packets that were decided on in passing; `None` if all take the long way.
+    passed: Option<u64>,
     /// What has left, while it is to be compared.
     left: Option<Vec<(PortId, Frame)>>,
     summary: Summary,
@@ -205,6 +210,17 @@ impl Bed {
         let control = Control::new(options(&mut before));
         let programs = Programs::new(control.layout())?;
         Ok(Self::with(scene, entropy, Some(programs)))
+    }
+
+    /// As [`new`](Self::new), but that each packet takes the long way.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn long(scene: &Scene, entropy: &mut Entropy<'_>) -> Self {
+        Self {
+            passed: None,
+            ..Self::new(scene, entropy)
+        }
     }
 
     fn with(scene: &Scene, entropy: &mut Entropy<'_>, programs: Option<Programs>) -> Self {
@@ -243,6 +259,7 @@ impl Bed {
             present: vec![false; scene.servers.len()],
             last: None,
             programs,
+            passed: Some(0),
             left: None,
             summary: Summary::default(),
         };
@@ -286,6 +303,16 @@ impl Bed {
     pub fn forwarded(&self) -> Forwarded {
         let programs = self.programs.as_ref();
         programs.map_or_else(Forwarded::default, |programs| programs.forwarded)
+    }
+
+    /// Packets that were decided on in passing.
+    pub fn passed(&self) -> u64 {
+        self.passed.unwrap_or(0)
+    }
+
+    /// What became of the frames so far.
+    pub const fn counters(&self) -> &Counters {
+        &self.pipeline.counters
     }
 
     /// What is listed: connections in order, and the counters of everything, of services and
@@ -543,9 +570,13 @@ impl Bed {
                 programs.publish(conn, &mut self.director, &self.net, tunnels, self.now);
             }
         } else {
-            let decide = &mut self.director;
+            let mut decide = Either {
+                director: &mut self.director,
+                passed: self.passed,
+            };
             self.pipeline
-                .process(port, slots, &env, decide, self.now, &mut self.output);
+                .process(port, slots, &env, &mut decide, self.now, &mut self.output);
+            self.passed = decide.passed;
         }
         let after = &self.pipeline.counters;
         let whole = after.reassembled - before.reassembled;
@@ -745,6 +776,49 @@ impl Bed {
             _ => None,
         };
         inner.ok_or_else(|| format!("another tunnel: {}", hex(ip)))
+    }
+}
+
+/// A director, asked in passing first, or never.
+struct Either<'a> {
+    director: &'a mut Director,
+    passed: Option<u64>,
+}
+
+impl Decide for Either<'_> {
+    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+        self.director.packet(meta, now)
+    }
+
+    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
+        self.director.icmp_error(error, now)
+    }
+
+    fn knows(&self, tuple: &Tuple) -> bool {
+        self.director.knows(tuple)
+    }
+
+    fn packets_of(&self, conn: ConnId) -> u32 {
+        self.director.packets_of(conn)
+    }
+
+    fn ahead(&self, protocol: Protocol, src: SocketAddrV4, dst: SocketAddrV4) -> Option<Ahead> {
+        self.passed?;
+        Decide::ahead(self.director, protocol, src, dst)
+    }
+
+    fn aim(&self, ahead: &mut Ahead) {
+        self.director.aim(ahead);
+    }
+
+    fn packet_ahead(&mut self, meta: &PacketMeta<'_>, ahead: &Ahead, now: Instant) -> Verdict {
+        self.director.packet_ahead(meta, ahead, now)
+    }
+
+    fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
+        let passed = self.director.pass(packet, ahead, now)?;
+        self.passed = self.passed.map(|count| count + 1);
+        Some(passed)
     }
 }
 

@@ -27,7 +27,7 @@ pub use generator::{Act, Generator, Shot, Side};
 pub use programs::Forwarded;
 pub use scene::{Method, Scene};
 pub use shoot::{ShootOptions, shoot};
-pub use twins::twins;
+pub use twins::{twins, two_ways};
 
 /// Frames that one director sees before another one with other settings takes its place.
 const WATCH: u64 = 5000;

@@ -1,5 +1,5 @@
-//! Two packet paths, one of them with the programs of the path in the kernel in front: what leaves
-//! and what is listed must be the same.
+//! Two packet paths, of which one takes another way where it may (decides in passing, or has the
+//! programs of the path in the kernel in front): what leaves and what is listed must be the same.
 
 use std::net::SocketAddr;
 
@@ -17,8 +17,8 @@ const ROUND: u64 = 250;
 /// Conversations at a time.
 const TALKS: usize = 12;
 
-/// Passes `frames` frames or more through both, hostile ones between those of conversations, and
-/// compares frame by frame. Gives how many the programs have forwarded.
+/// Passes `frames` frames or more through a packet path with and one without the programs of the
+/// path in the kernel. Gives how many these have forwarded.
 ///
 /// # Errors
 /// If the kernel does not take the programs.
@@ -26,6 +26,47 @@ const TALKS: usize = 12;
 /// # Panics
 /// If the two differ, and as [`storm`](super::storm).
 pub fn twins(method: &Method, seed: u64, frames: u64) -> Result<Forwarded, InKernelError> {
+    let mut forwarded = Forwarded::default();
+    let pair = |scene: &Scene, settings| {
+        Ok(Pair::new(
+            method,
+            Bed::new(scene, &mut Entropy::seeded(settings)),
+            Bed::in_kernel(scene, &mut Entropy::seeded(settings))?,
+        ))
+    };
+    both(method, seed, frames, pair, |other| {
+        forwarded += other.forwarded();
+    })?;
+    Ok(forwarded)
+}
+
+/// Passes `frames` frames or more through a packet path that decides in passing where it may, and
+/// one that never does. Gives how many packets have passed.
+///
+/// # Panics
+/// If the two differ, and as [`storm`](super::storm).
+pub fn two_ways(method: &Method, seed: u64, frames: u64) -> u64 {
+    let mut passed = 0;
+    let pair = |scene: &Scene, settings| {
+        Ok::<_, std::convert::Infallible>(Pair::new(
+            method,
+            Bed::long(scene, &mut Entropy::seeded(settings)),
+            Bed::new(scene, &mut Entropy::seeded(settings)),
+        ))
+    };
+    let Ok(()) = both(method, seed, frames, pair, |other| passed += other.passed());
+    passed
+}
+
+/// Passes frames through both of pairs, hostile ones between those of conversations, and compares
+/// frame by frame.
+fn both<'a, E>(
+    method: &'a Method,
+    seed: u64,
+    frames: u64,
+    pair: impl Fn(&Scene, u64) -> Result<Pair<'a>, E>,
+    mut look: impl FnMut(&Bed),
+) -> Result<(), E> {
     let mut settings = seed.wrapping_mul(1000);
     let scene = Scene::new(method);
     let mut generator = Generator::new(scene.clone(), Entropy::seeded(seed));
@@ -35,15 +76,10 @@ pub fn twins(method: &Method, seed: u64, frames: u64) -> Result<Forwarded, InKer
         talks: Vec::new(),
         turns: 0,
     };
-    let (mut done, mut forwarded) = (0, Forwarded::default());
+    let mut done = 0;
     while done < frames {
         settings += 1;
-        let mut pair = Pair {
-            method,
-            plain: Bed::new(&scene, &mut Entropy::seeded(settings)),
-            other: Bed::in_kernel(&scene, &mut Entropy::seeded(settings))?,
-            acts: 0,
-        };
+        let mut pair = pair(&scene, settings)?;
         talks.talks.clear();
         while pair.plain.received() < WATCH {
             // What changes around the frames is seldom, so that there is something to be forwarded.
@@ -62,11 +98,11 @@ pub fn twins(method: &Method, seed: u64, frames: u64) -> Result<Forwarded, InKer
         }
         pair.compare();
         done += pair.plain.received();
-        forwarded += pair.other.forwarded();
+        look(&pair.other);
         pair.plain.finish();
         pair.other.finish();
     }
-    Ok(forwarded)
+    Ok(())
 }
 
 struct Pair<'a> {
@@ -76,14 +112,23 @@ struct Pair<'a> {
     acts: u64,
 }
 
-impl Pair<'_> {
+impl<'a> Pair<'a> {
+    const fn new(method: &'a Method, plain: Bed, other: Bed) -> Self {
+        Self {
+            method,
+            plain,
+            other,
+            acts: 0,
+        }
+    }
+
     /// Does the same to both; gives what has left.
     fn act(&mut self, act: Act) -> Vec<(PortId, Frame)> {
-        let before = self.other.forwarded();
+        let before = (self.other.forwarded(), self.other.passed());
         let expected = self.plain.act_and_tell(act.clone());
         let found = self.other.act_and_tell(act.clone());
         // What the packet path makes itself has numbers of its own.
-        let exact = self.other.forwarded() != before;
+        let exact = self.other.forwarded() != before.0 || self.other.passed() != before.1;
         let bytes = |frame: &Frame| match self.method.forwarding {
             Forwarding::Tunnel => without_id(frame.bytes()),
             _ => frame.bytes().to_vec(),
@@ -107,11 +152,15 @@ impl Pair<'_> {
         };
         assert!(
             same,
-            "{}: {act:02x?}\nleaves as {}\nwith the programs as {}",
+            "{}: {act:02x?}\nleaves as {}\nthe other way as {}",
             self.method.name,
             hex(&expected),
             hex(&found)
         );
+        let counters = [&self.plain, &self.other].map(|bed| format!("{:?}", bed.counters()));
+        if self.other.forwarded() == Forwarded::default() {
+            assert_eq!(counters[0], counters[1], "{}: {act:02x?}", self.method.name);
+        }
         self.acts += 1;
         if self.acts.is_multiple_of(ROUND) {
             self.compare();

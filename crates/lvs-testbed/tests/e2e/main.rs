@@ -51,4 +51,5 @@ mod testbed;
 mod tftp;
 mod transcripts;
 mod tun_backend;
+mod two_ways;
 mod workers;

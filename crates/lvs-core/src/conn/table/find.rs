@@ -1,6 +1,6 @@
 //! Which entry a packet belongs to.
 
-use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::net::{IpAddr, SocketAddr, SocketAddrV4};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::buckets::{Buckets, Tags, lanes};
@@ -12,7 +12,7 @@ use super::slot::{
 };
 use super::{ConnTable, is_same};
 use crate::conn::{Key, NO_SLOT};
-use crate::{Forwarding, Protocol};
+use crate::{Forwarding, Plain, Protocol};
 
 impl ConnTable {
     /// The connection of a packet from a client (`ip_vs_conn_in_get`); the newest one of equals.
@@ -51,11 +51,7 @@ impl ConnTable {
         };
         let identity = narrow(client.octets(), port) | protocol_part(key.protocol);
         let virt = narrow(virt.octets(), key.virt.port());
-        let found = self.find_narrow(identity, ahead.side(true, 0), |word, line| {
-            let alike = word & (IDENTITY | kind::TOLD_APART) == identity | kinds
-                && line[1].load(Relaxed) & PEER == virt;
-            alike.then_some(kind::SHADOWED_IN)
-        });
+        let found = self.find_narrow_in(identity, kinds, virt, ahead);
         match found {
             Found::Entry(handle) => return Some(handle),
             Found::Perhaps => {
@@ -134,14 +130,7 @@ impl ConnTable {
         if self.strangers.has(identity) {
             return None;
         }
-        let peer = narrow(from.octets(), source.port());
-        let found = self.find_narrow(identity, ahead.side(true, 1), |word, line| {
-            if word & (IDENTITY | kind::TEMPLATE) != identity {
-                return None;
-            }
-            let (virt, server) = (line[1].load(Relaxed), line[2].load(Relaxed));
-            answers(virt >> 48, virt & PEER == peer, server & PEER == peer)
-        });
+        let found = self.find_narrow_out(identity, narrow(from.octets(), source.port()), ahead);
         match found {
             Found::Entry(handle) => return Some(handle),
             Found::Perhaps => {
@@ -205,6 +194,52 @@ impl ConnTable {
                 && entry.protocol() == protocol
                 && is_same(entry.client(), client)
                 && is_same(side.peer(entry), source)
+        })
+    }
+
+    /// The connection of a packet in a narrow slot, and whether the packet is a reply; `None` if
+    /// that is not all that there is to look at.
+    #[inline]
+    pub(crate) fn find_plain(&self, packet: &Plain, ahead: &Ahead) -> Option<(u32, bool)> {
+        let part = protocol_part(packet.protocol);
+        let [from, to] = [packet.src, packet.dst].map(|end| narrow(end.ip().octets(), end.port()));
+        let identity = to | part;
+        if !self.strangers.has(identity) {
+            match self.find_narrow_out(identity, from, ahead) {
+                Found::Entry(handle) => return Some((handle, true)),
+                Found::Nothing if self.mixed == 0 => self.learn_stranger(identity),
+                Found::Nothing | Found::Perhaps => return None,
+            }
+        }
+        // Entries of port 0 are not for packets from port 0.
+        if packet.transit || packet.src.port() == 0 {
+            return None;
+        }
+        match self.find_narrow_in(from | part, 0, to, ahead) {
+            Found::Entry(handle) => Some((handle, false)),
+            Found::Nothing | Found::Perhaps => None,
+        }
+    }
+
+    /// The narrow slot of a client's entry for a virtual address, with just `kinds`.
+    #[inline]
+    fn find_narrow_in(&self, identity: u64, kinds: u64, virt: u64, ahead: &Ahead) -> Found {
+        self.find_narrow(identity, ahead.side(true, 0), |word, line| {
+            let alike = word & (IDENTITY | kind::TOLD_APART) == identity | kinds
+                && line[1].load(Relaxed) & PEER == virt;
+            alike.then_some(kind::SHADOWED_IN)
+        })
+    }
+
+    /// The narrow slot of a client's entry that a packet from `source` to it answers.
+    #[inline]
+    fn find_narrow_out(&self, identity: u64, source: u64, ahead: &Ahead) -> Found {
+        self.find_narrow(identity, ahead.side(true, 1), |word, line| {
+            if word & (IDENTITY | kind::TEMPLATE) != identity {
+                return None;
+            }
+            let (virt, server) = (line[1].load(Relaxed), line[2].load(Relaxed));
+            answers(virt >> 48, virt & PEER == source, server & PEER == source)
         })
     }
 
@@ -328,6 +363,15 @@ impl ConnTable {
         }
     }
 
+    /// As [`note_source`](Self::note_source), of the source that `ahead` was made for.
+    #[inline]
+    pub(crate) fn note_stranger(&self, ahead: &Ahead) {
+        let aim = ahead.side(true, 0);
+        if aim.slot == NO_SLOT && aim.identity != NOBODY {
+            self.learn_stranger(aim.identity);
+        }
+    }
+
     /// Where a look-up of a packet between these two will look, whichever of them is the client.
     /// `load` is called with what [`aim`](Self::aim) reads.
     #[inline]
@@ -338,16 +382,30 @@ impl ConnTable {
         dst: SocketAddr,
         load: impl Fn(&AtomicU64),
     ) -> Ahead {
-        let (IpAddr::V4(from), IpAddr::V4(to)) = (src.ip(), dst.ip()) else {
-            return self.ahead_wide(protocol, src, dst, load);
-        };
-        let identity = |addr: Ipv4Addr, port| narrow(addr.octets(), port) | protocol_part(protocol);
+        match (src, dst) {
+            (SocketAddr::V4(src), SocketAddr::V4(dst)) => {
+                self.ahead_narrow(protocol, src, dst, load)
+            }
+            _ => self.ahead_wide(protocol, src, dst, load),
+        }
+    }
+
+    /// As [`ahead`](Self::ahead), over IPv4.
+    #[inline(always)]
+    pub(crate) fn ahead_narrow(
+        &self,
+        protocol: Protocol,
+        src: SocketAddrV4,
+        dst: SocketAddrV4,
+        load: impl Fn(&AtomicU64),
+    ) -> Ahead {
         let keys = self.slots.memory.layout.keys;
         let reach = |identity| {
             let hash = narrow_hash(keys, identity);
             self.reach(true, identity, hash, &load)
         };
-        let (from, to) = (identity(from, src.port()), identity(to, dst.port()));
+        let part = protocol_part(protocol);
+        let [from, to] = [src, dst].map(|end| narrow(end.ip().octets(), end.port()) | part);
         let sides = if self.strangers.has(to) {
             [reach(from), Aim::NONE]
         } else if self.strangers.has(from) {
@@ -385,7 +443,7 @@ impl ConnTable {
     }
 
     /// Loads what is first looked at for one end with this hash.
-    #[inline]
+    #[inline(always)]
     fn reach(&self, narrow: bool, identity: u64, hash: u64, load: &impl Fn(&AtomicU64)) -> Aim {
         let buckets = Buckets::of(hash, self.slots.buckets(narrow));
         let home = buckets.home();

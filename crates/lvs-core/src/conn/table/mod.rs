@@ -272,6 +272,12 @@ impl ConnTable {
         self.slots.entry(handle)
     }
 
+    /// As [`get`](Self::get), in a narrow slot.
+    #[inline]
+    pub(crate) fn narrow(&self, handle: u32) -> Entry<'_> {
+        Entry::narrow(self.slots.narrow_line(handle as usize))
+    }
+
     /// Whether a packet alone leads to an entry, not the overflow's index.
     pub(crate) fn is_in_place(&self, handle: u32) -> bool {
         self.slots.in_place(handle)
@@ -431,6 +437,14 @@ impl ConnTable {
     #[inline]
     pub(crate) fn restart(&mut self, handle: u32, now: Instant) {
         let entry = self.slots.entry(handle);
+        entry.set_expires(after(now, entry.timeout()));
+        self.wheel.arm(handle, entry);
+    }
+
+    /// As [`restart`](Self::restart), of an entry in a narrow slot.
+    #[inline]
+    pub(crate) fn restart_narrow(&mut self, handle: u32, now: Instant) {
+        let entry = Entry::narrow(self.slots.narrow_line(handle as usize));
         entry.set_expires(after(now, entry.timeout()));
         self.wheel.arm(handle, entry);
     }

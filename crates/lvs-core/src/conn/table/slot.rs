@@ -24,7 +24,7 @@
 //! Addresses and ports are in the order of bytes of a packet, so that whoever has a packet compares
 //! whole words.
 
-use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::time::Duration;
@@ -161,6 +161,11 @@ const fn unwire(word: u64) -> u16 {
 #[inline]
 pub(super) const fn narrow(addr: [u8; 4], port: u16) -> u64 {
     u32::from_ne_bytes(addr) as u64 | wire(port) << 32
+}
+
+#[inline]
+fn unnarrow(word: u64) -> SocketAddrV4 {
+    SocketAddrV4::new(low(word).to_ne_bytes().into(), unwire(word >> 32))
 }
 
 /// A protocol's part of w0.
@@ -303,10 +308,10 @@ impl<'a> Entry<'a> {
 
     pub(crate) fn client(self) -> SocketAddr {
         let word = self.front(0);
-        let port = unwire(word >> 32);
         if self.narrow {
-            return SocketAddr::from((low(word).to_ne_bytes(), port));
+            return unnarrow(word).into();
         }
+        let port = unwire(word >> 32);
         let v6 = self.way() & way::CLIENT_IS_V6 != 0;
         SocketAddr::new(
             unwide([self.front(WIDE_CLIENT), self.front(WIDE_CLIENT + 1)], v6),
@@ -316,8 +321,7 @@ impl<'a> Entry<'a> {
 
     pub(crate) fn virt(self) -> SocketAddr {
         if self.narrow {
-            let word = self.front(NARROW_VIRT);
-            return SocketAddr::from((low(word).to_ne_bytes(), unwire(word >> 32)));
+            return self.narrow_virt().into();
         }
         let v6 = self.way() & way::CLIENT_IS_V6 != 0;
         let addr = unwide([self.front(WIDE_VIRT), self.front(WIDE_VIRT + 1)], v6);
@@ -326,12 +330,23 @@ impl<'a> Entry<'a> {
 
     pub(crate) fn server_addr(self) -> SocketAddr {
         if self.narrow {
-            let word = self.front(NARROW_SERVER);
-            return SocketAddr::from((low(word).to_ne_bytes(), unwire(word >> 32)));
+            return self.narrow_server().into();
         }
         let v6 = self.way() & way::SERVER_IS_V6 != 0;
         let addr = unwide([self.front(WIDE_SERVER), self.front(WIDE_SERVER + 1)], v6);
         SocketAddr::new(addr, unwire(self.front(WIDE_ENDS) >> 16))
+    }
+
+    /// [`virt`](Self::virt) of a narrow slot.
+    #[inline]
+    pub(crate) fn narrow_virt(self) -> SocketAddrV4 {
+        unnarrow(self.front(NARROW_VIRT))
+    }
+
+    /// [`server_addr`](Self::server_addr) of a narrow slot.
+    #[inline]
+    pub(crate) fn narrow_server(self) -> SocketAddrV4 {
+        unnarrow(self.front(NARROW_SERVER))
     }
 
     #[inline]

@@ -5,11 +5,11 @@
 //! `test.advance` and `test.inject`; their parameters are the types of this module.
 
 use std::collections::{HashMap, HashSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 
 use lvs_core::api::{Failure, FailureCode};
-use lvs_core::{Family, IcmpError, Instant, PacketMeta, Protocol, Verdict};
+use lvs_core::{Ahead, Family, IcmpError, Instant, PacketMeta, Passed, Plain, Protocol, Verdict};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -431,6 +431,22 @@ impl Decide for Marking<'_> {
     fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
         let mark = self.net.mark(meta.tuple.protocol, meta.tuple.dst);
         self.decider.packet(&PacketMeta { mark, ..*meta }, now)
+    }
+
+    fn ahead(&self, protocol: Protocol, src: SocketAddrV4, dst: SocketAddrV4) -> Option<Ahead> {
+        self.decider.ahead(protocol, src, dst)
+    }
+
+    fn aim(&self, ahead: &mut Ahead) {
+        self.decider.aim(ahead);
+    }
+
+    fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
+        let mark = self.net.mark(packet.protocol, packet.dst.into());
+        match mark {
+            0 => self.decider.pass(packet, ahead, now),
+            _ => None,
+        }
     }
 
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {

@@ -21,6 +21,7 @@ use crate::packet::wire::{ipv4, ipv6};
 /// it through a director that is their gateway, if [`Net::forges_vips`] does not say otherwise. The
 /// kernel believes an IPv6 packet from an address of its own; here its answer would come back to
 /// the host, or to the engine, or go round for ever.
+#[inline]
 pub(crate) fn is_martian<N: Net>(src: IpAddr, dst: IpAddr, to_vip: bool, net: &N) -> bool {
     let forged =
         |forges_vips: bool| net.is_forged(src) && (to_vip || forges_vips || !net.is_vip(src));

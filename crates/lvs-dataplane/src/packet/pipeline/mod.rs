@@ -2,6 +2,7 @@
 //! the engine calls.
 //!
 //! ```text
+//!  passing ── a plain packet of an established connection ─────────────────────────────────────────────────────── out
 //!  intake ─── link layer, IP header ──── (fragments) ──▶ datagram ── decide ─┬─ forward ─┬─ (tunnel) ─┬─ leave ── out
 //!    │                                                                       ├─ reply ───┘            │
 //!    └─ link: ARP, NDP                                                       └─ host: left, given back, answered
@@ -20,6 +21,7 @@ mod leave;
 mod link;
 mod output;
 mod own;
+mod passing;
 mod reply;
 mod reset;
 mod settings;
@@ -27,10 +29,13 @@ mod share;
 mod tunnel;
 mod warm;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddrV4};
 use std::sync::Arc;
 
-use lvs_core::{Ahead, ConnId, Director, IcmpError, Instant, PacketMeta, Tuple, Verdict};
+use lvs_core::{
+    Ahead, ConnId, Director, IcmpError, Instant, PacketMeta, Passed, Plain, Protocol, Tuple,
+    Verdict,
+};
 
 use crate::packet::common::Common;
 use crate::packet::drop::FrameDrop;
@@ -43,6 +48,7 @@ use crate::packet::parse;
 use crate::packet::rewrite::mac;
 use crate::packet::tunnel_path::KnownPaths;
 use crate::packet::wire::Mac;
+use crate::sys::prefetch;
 
 pub(crate) use self::checks::is_martian;
 pub use self::counters::{Counters, Fate};
@@ -50,7 +56,7 @@ use self::leave::Pieces;
 pub use self::output::{Output, Request};
 pub use self::settings::{ClampMss, Echo, ReversePath, Settings};
 pub use self::share::{Share, Whole};
-use self::warm::{AHEAD, Known};
+use self::warm::{AHEAD, Known, NEAR};
 
 /// Who decides what becomes of packets: the director.
 pub trait Decide {
@@ -70,8 +76,8 @@ pub trait Decide {
         0
     }
 
-    /// Where deciding on a datagram will look; `None` if that is not known, or not worth the while.
-    fn ahead(&self, _tuple: &Tuple) -> Option<Ahead> {
+    /// Where deciding on a datagram between these two will look; `None` if that is not known, or not worth the while.
+    fn ahead(&self, _protocol: Protocol, _src: SocketAddrV4, _dst: SocketAddrV4) -> Option<Ahead> {
         None
     }
 
@@ -82,6 +88,12 @@ pub trait Decide {
     fn packet_ahead(&mut self, meta: &PacketMeta<'_>, _ahead: &Ahead, now: Instant) -> Verdict {
         self.packet(meta, now)
     }
+
+    /// As [`packet_ahead`](Self::packet_ahead), in passing: `None` says that nothing has happened,
+    /// and that `packet_ahead` decides.
+    fn pass(&mut self, _packet: &Plain, _ahead: &Ahead, _now: Instant) -> Option<Passed> {
+        None
+    }
 }
 
 impl Decide for Director {
@@ -91,6 +103,30 @@ impl Decide for Director {
 
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
         self.handle_icmp_error(error, now)
+    }
+
+    fn knows(&self, tuple: &Tuple) -> bool {
+        self.shard.knows(tuple)
+    }
+
+    fn packets_of(&self, conn: ConnId) -> u32 {
+        self.shard.packets_of(conn)
+    }
+
+    fn ahead(&self, protocol: Protocol, src: SocketAddrV4, dst: SocketAddrV4) -> Option<Ahead> {
+        Some(self.shard.ahead_v4(protocol, src, dst, prefetch))
+    }
+
+    fn aim(&self, ahead: &mut Ahead) {
+        self.shard.aim(ahead, prefetch);
+    }
+
+    fn packet_ahead(&mut self, meta: &PacketMeta<'_>, ahead: &Ahead, now: Instant) -> Verdict {
+        self.handle_packet_ahead(meta, ahead, now)
+    }
+
+    fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
+        Self::pass(self, packet, ahead, now)
     }
 }
 
@@ -208,13 +244,24 @@ impl Pipeline {
                 let end = frames.len().min(done + AHEAD);
                 warm::look_ahead(&frames[done..end], ethernet, decide, &mut known);
             }
+            if let Some(Some(near)) = known.get_mut(done % AHEAD + NEAR) {
+                decide.aim(near);
+            }
             let frame = &mut frames[done];
-            cx.ahead = known[done % AHEAD];
+            let ahead = known[done % AHEAD].as_ref();
             self.counters.received += 1;
             let lent = frame.slot().is_some();
             let receives = frame.capacity() >= MAX_FRAME;
             let fate = match info {
-                Some(info) => self.intake(port, &info, frame, decide, &mut cx),
+                Some(info) => {
+                    let passed = ahead.and_then(|ahead| {
+                        self.in_passing(port, &info, frame, ahead, decide, &mut cx)
+                    });
+                    passed.unwrap_or_else(|| {
+                        cx.ahead = ahead.copied();
+                        self.intake(port, &info, frame, decide, &mut cx)
+                    })
+                }
                 None => Fate::Dropped(FrameDrop::NoPort),
             };
             self.counters.count(fate);

@@ -81,6 +81,7 @@ impl Output {
     }
 
     /// Frames to send or to give back.
+    #[inline]
     pub(super) fn queued(&self) -> usize {
         let both = self.ports.iter().chain(&self.back);
         both.map(Vec::len).sum()
@@ -128,10 +129,12 @@ impl Output {
     }
 
     /// An empty frame that may receive.
+    #[inline]
     pub(super) fn receiver(&mut self) -> Frame {
         self.large.pop().unwrap_or_default()
     }
 
+    #[inline]
     pub(super) fn queue(&mut self, port: PortId) -> &mut Vec<Frame> {
         queue_of(&mut self.ports, port)
     }
@@ -153,6 +156,7 @@ impl Output {
     }
 }
 
+#[inline]
 fn queue_of(queues: &mut Vec<Vec<Frame>>, port: PortId) -> &mut Vec<Frame> {
     let index = port.index();
     if queues.len() <= index {

@@ -1,22 +1,29 @@
 //! A look over a batch before the first of its packets is decided on: what they will need is
 //! loaded, so that the processor waits for memory once, not for each packet.
 
-use lvs_core::{Ahead, Protocol, Tuple};
+use std::net::SocketAddrV4;
+
+use lvs_core::{Ahead, Protocol};
 
 use super::Decide;
 use crate::packet::frame::Frame;
+use crate::packet::parse::PLAIN;
 use crate::packet::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, be16, ethernet, ipv4, udp};
 
-/// Frames of which what they need is loaded before the first of them is decided on.
+/// Frames of which it is found out where they will look before the first of them is decided on.
 pub(super) const AHEAD: usize = 64;
-/// Version 4, and a header without options.
-const PLAIN: u8 = 0x45;
+
+/// How many frames before it is decided on, what a frame's connection was found to lie in is asked
+/// for: while a few others are decided on, not all at once, as the processor waits for a dozen lines
+/// of the cache at a time.
+pub(super) const NEAR: usize = 8;
 
 /// What is known of the frames of a batch.
 pub(super) type Known = [Option<Ahead>; AHEAD];
 
-/// Loads what the frames' connections need. Frames that are not plain IPv4 with ports are passed
-/// over: this is a matter of speed alone, and whoever decides reads them with care.
+/// Loads what leads to the frames' connections, and the first [`NEAR`] of these. Frames that are
+/// not plain IPv4 with ports are passed over: this is a matter of speed alone, and whoever decides
+/// reads them with care.
 #[inline]
 pub(super) fn look_ahead<D: Decide>(
     frames: &[Frame],
@@ -24,19 +31,20 @@ pub(super) fn look_ahead<D: Decide>(
     decide: &D,
     known: &mut Known,
 ) {
-    // Where to look first, for all, and then what is there: what is read second depends on what was
-    // read first.
     for (known, frame) in known.iter_mut().zip(frames) {
         let tuple = ports_and_addresses(frame.bytes(), ethernet);
-        *known = tuple.and_then(|tuple| decide.ahead(&tuple));
+        *known = tuple.and_then(|(protocol, src, dst)| decide.ahead(protocol, src, dst));
     }
-    for ahead in known[..frames.len()].iter_mut().flatten() {
+    for ahead in known[..frames.len().min(NEAR)].iter_mut().flatten() {
         decide.aim(ahead);
     }
 }
 
 #[inline]
-fn ports_and_addresses(bytes: &[u8], has_ethernet: bool) -> Option<Tuple> {
+fn ports_and_addresses(
+    bytes: &[u8],
+    has_ethernet: bool,
+) -> Option<(Protocol, SocketAddrV4, SocketAddrV4)> {
     let packet = bytes.get(if has_ethernet { ETHERNET_LEN } else { 0 }..)?;
     let packet: &[u8; ipv4::HEADER_LEN + udp::field::DESTINATION.end] = packet.first_chunk()?;
     let (header, ports) = packet.split_at(ipv4::HEADER_LEN);
@@ -44,11 +52,11 @@ fn ports_and_addresses(bytes: &[u8], has_ethernet: bool) -> Option<Tuple> {
     if header[ipv4::field::VERSION] != PLAIN || !of_ipv4 {
         return None;
     }
-    Some(Tuple {
-        protocol: Protocol(header[ipv4::field::PROTOCOL]),
-        src: (ipv4::src(header), be16(ports, udp::field::SOURCE)).into(),
-        dst: (ipv4::dst(header), be16(ports, udp::field::DESTINATION)).into(),
-    })
+    Some((
+        Protocol(header[ipv4::field::PROTOCOL]),
+        SocketAddrV4::new(ipv4::src(header), be16(ports, udp::field::SOURCE)),
+        SocketAddrV4::new(ipv4::dst(header), be16(ports, udp::field::DESTINATION)),
+    ))
 }
 
 #[cfg(test)]
@@ -62,9 +70,9 @@ mod tests {
         frame[23] = 6;
         frame[26..38].copy_from_slice(&[192, 0, 2, 1, 10, 0, 0, 1, 4, 0, 0, 80]);
         let tuple = ports_and_addresses(&frame, true).unwrap();
-        assert_eq!(tuple.protocol, Protocol::TCP);
-        assert_eq!(tuple.src, "192.0.2.1:1024".parse().unwrap());
-        assert_eq!(tuple.dst, "10.0.0.1:80".parse().unwrap());
+        assert_eq!(tuple.0, Protocol::TCP);
+        assert_eq!(tuple.1, "192.0.2.1:1024".parse().unwrap());
+        assert_eq!(tuple.2, "10.0.0.1:80".parse().unwrap());
         assert_eq!(ports_and_addresses(&frame[14..], false), Some(tuple));
         assert_eq!(ports_and_addresses(&frame[..37], true), None);
         frame[13] = 6;

@@ -1,7 +1,7 @@
 //! Network address translation of packets and of the packets inside ICMP errors (`ip_vs_nat_xmit`,
 //! `handle_response`, `ip_vs_nat_icmp`).
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 
 use lvs_core::Protocol;
 
@@ -60,17 +60,7 @@ pub fn translate(
         return Err(FrameDrop::ShortHeader);
     }
     let addresses = match (packet.src, to.ip()) {
-        (IpAddr::V4(_), IpAddr::V4(new)) => {
-            let old = match end {
-                End::Source => ipv4::src(ip),
-                End::Destination => ipv4::dst(ip),
-            };
-            match end {
-                End::Source => ipv4::set_src(ip, new),
-                End::Destination => ipv4::set_dst(ip, new),
-            }
-            Delta::NONE.addr(old, new)
-        }
+        (IpAddr::V4(_), IpAddr::V4(new)) => address(ip, end, new),
         (IpAddr::V6(_), IpAddr::V6(new)) => {
             let old = match end {
                 End::Source => ipv6::src(ip),
@@ -84,29 +74,93 @@ pub fn translate(
         }
         _ => return Err(FrameDrop::Unsupported),
     };
-    if header == 0 {
-        return Ok(());
-    }
-    let port_at = l4 + port(end);
-    let old_port = be16(ip, port_at);
-    put16(ip, port_at, to.port());
-    let all = addresses.word(old_port, to.port());
-    let at = l4 + field;
-    let stored = be16(ip, at);
-    match packet.protocol {
-        Protocol::SCTP => {
-            if old_port != to.port() && !unfinished {
-                let sum = checksum::sctp(&ip[l4..]);
-                ip[at..at + 4].copy_from_slice(&sum);
-            }
-        }
-        _ if unfinished => put16(ip, at, addresses.apply_unfinished(stored)),
-        // An absent checksum is computed, as the kernel does; and 0 would mean absent (RFC 768).
-        Protocol::UDP if stored == 0 => finish_udp(ip, l4),
-        Protocol::UDP => put16(ip, at, nonzero(all.apply(stored))),
-        _ => put16(ip, at, all.apply(stored)),
+    if header > 0 {
+        let change = Change {
+            end,
+            port: to.port(),
+            addresses,
+            unfinished,
+        };
+        change.apply(ip, l4, packet.protocol, field);
     }
     Ok(())
+}
+
+/// As [`translate`], of TCP or UDP over IPv4 in `ip`, without options, whose transport header is
+/// whole. `unfinished`: the transport checksum is that of the pseudo-header alone.
+///
+/// # Errors
+/// [`FrameDrop::ShortHeader`] if it is not.
+#[inline]
+pub fn translate_plain(
+    ip: &mut [u8],
+    protocol: Protocol,
+    end: End,
+    to: SocketAddrV4,
+    unfinished: bool,
+) -> Result<(), FrameDrop> {
+    let (header, field) = header(protocol).unwrap_or_default();
+    if header == 0 || ip.len() < ipv4::HEADER_LEN + header {
+        return Err(FrameDrop::ShortHeader);
+    }
+    let change = Change {
+        end,
+        port: to.port(),
+        addresses: address(ip, end, *to.ip()),
+        unfinished,
+    };
+    change.apply(ip, ipv4::HEADER_LEN, protocol, field);
+    Ok(())
+}
+
+/// Translates an address of an IPv4 header.
+#[inline]
+fn address(ip: &mut [u8], end: End, new: Ipv4Addr) -> Delta {
+    let old = match end {
+        End::Source => ipv4::src(ip),
+        End::Destination => ipv4::dst(ip),
+    };
+    match end {
+        End::Source => ipv4::set_src(ip, new),
+        End::Destination => ipv4::set_dst(ip, new),
+    }
+    Delta::NONE.addr(old, new)
+}
+
+/// What a translation does behind the IP header.
+struct Change {
+    end: End,
+    port: u16,
+    /// What it has done to the addresses.
+    addresses: Delta,
+    unfinished: bool,
+}
+
+impl Change {
+    /// Translates the port of the header at `l4`, and updates the checksum, `field` bytes behind.
+    #[inline]
+    fn apply(&self, ip: &mut [u8], l4: usize, protocol: Protocol, field: usize) {
+        let port_at = l4 + port(self.end);
+        let old_port = be16(ip, port_at);
+        put16(ip, port_at, self.port);
+        let all = self.addresses.word(old_port, self.port);
+        let at = l4 + field;
+        let stored = be16(ip, at);
+        match protocol {
+            Protocol::SCTP => {
+                if old_port != self.port && !self.unfinished {
+                    let sum = checksum::sctp(&ip[l4..]);
+                    ip[at..at + 4].copy_from_slice(&sum);
+                }
+            }
+            _ if self.unfinished => put16(ip, at, self.addresses.apply_unfinished(stored)),
+            // An absent checksum is computed, as the kernel does; and 0 would mean absent (RFC
+            // 768).
+            Protocol::UDP if stored == 0 => finish_udp(ip, l4),
+            Protocol::UDP => put16(ip, at, nonzero(all.apply(stored))),
+            _ => put16(ip, at, all.apply(stored)),
+        }
+    }
 }
 
 /// Where the port of an end is in a transport header: the same in TCP, UDP and SCTP.

@@ -1,0 +1,146 @@
+//! The short way of a packet that changes nothing of its connection but counts and the deadline:
+//! most packets there are. What could be otherwise goes the [long way](super::decide), which would
+//! do the same to a packet that passes here.
+
+use core::net::{SocketAddr, SocketAddrV4};
+
+use super::Shard;
+use super::publish::{INVOLVED, is_still};
+use crate::conn::{Ahead, flag};
+use crate::{ConnId, Forward, Forwarding, Instant, Plain, Reply, ServerId, Tunnel, Verdict};
+
+/// A packet that was decided on in passing: it is counted, and the timer of its connection runs
+/// anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the packet is lost if nobody sends it"]
+pub struct Passed {
+    /// The connection.
+    pub conn: ConnId,
+    /// The real server.
+    pub server: ServerId,
+    /// From the server to the client; else from the client to the server.
+    pub reply: bool,
+    /// NAT, direct routing or tunnel; of a reply, NAT.
+    pub method: Forwarding,
+    /// Address and port of the real server.
+    pub target: SocketAddrV4,
+    /// The virtual address and port.
+    pub virt: SocketAddrV4,
+    /// How to encapsulate, where `method` is [`Forwarding::Tunnel`].
+    pub tunnel: Tunnel,
+    /// How many packets of the client's the connection has had.
+    pub packets: u32,
+}
+
+impl Passed {
+    /// The verdict that it would have had on the long way.
+    pub const fn verdict(&self) -> Verdict {
+        if self.reply {
+            Verdict::Reply(Reply {
+                conn: self.conn,
+                server: Some(self.server),
+                source: Some(SocketAddr::V4(self.virt)),
+                destination: None,
+                edit: None,
+            })
+        } else {
+            Verdict::Forward(self.forward())
+        }
+    }
+
+    /// How a request is to be transmitted.
+    pub const fn forward(&self) -> Forward {
+        Forward {
+            conn: Some(self.conn),
+            server: Some(self.server),
+            method: self.method,
+            target: SocketAddr::V4(self.target),
+            source: None,
+            virt: SocketAddr::V4(self.virt),
+            tunnel: self.tunnel,
+            new: false,
+            shift: None,
+        }
+    }
+}
+
+impl Shard {
+    /// Decides in passing on a packet of a connection that it cannot change; of replies, on those
+    /// that pass through the host.
+    ///
+    /// `None` says that nothing has happened: [`handle_packet_ahead`](Self::handle_packet_ahead)
+    /// decides.
+    #[inline]
+    pub fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
+        let Plain {
+            protocol,
+            transit,
+            len,
+            ..
+        } = *packet;
+        if !self.lets_pass() {
+            return None;
+        }
+        let (index, reply) = self.table.find_plain(packet, ahead)?;
+        // A server's packet that is no reply may be something else than a client's.
+        if !reply
+            && self.settings.heeds_servers()
+            && self.links.is_masqueraded(protocol, packet.src.into())
+        {
+            return None;
+        }
+        let entry = self.table.narrow(index);
+        let (flags, method) = (entry.flags(), entry.method());
+        // The first answer says that there are some.
+        let passes = match (reply, method) {
+            (true, Forwarding::Nat) => transit && flags & flag::NO_OUTPUT == 0,
+            (false, Forwarding::Nat | Forwarding::Route | Forwarding::Tunnel) => true,
+            _ => false,
+        };
+        let record = entry.server();
+        let link = self.links.get(record)?;
+        if !passes
+            || flags & INVOLVED != 0
+            || entry.is_live()
+            || !is_still(entry)
+            || !link.server.is_available()
+        {
+            return None;
+        }
+        let state = entry.state();
+        entry.set_timeout(self.settings.timeouts.of(protocol, state));
+        if reply {
+            self.count_for(link, |counters| counters.count_out(len));
+            self.table.note_stranger(ahead);
+        } else {
+            self.count_for(link, |counters| counters.count_in(len));
+            entry.count_packet();
+        }
+        let passed = Passed {
+            conn: ConnId(index),
+            server: ServerId(record),
+            reply,
+            method,
+            target: entry.narrow_server(),
+            virt: entry.narrow_virt(),
+            tunnel: link.server.tunnel(),
+            packets: entry.in_packets(),
+        };
+        self.table.restart_narrow(index, now);
+        Some(passed)
+    }
+
+    /// Whether any packet passes: nobody beside is to see them, and nothing but the connections
+    /// says what becomes of them.
+    #[inline]
+    fn lets_pass(&self) -> bool {
+        let settings = &self.settings;
+        !self.is_stale()
+            && settings.ipv4
+            && self.local_ports.is_empty()
+            && self.dying.is_empty()
+            && self.ledger.is_none()
+            && settings.master.is_none()
+            && !settings.backup_only
+    }
+}

@@ -1,0 +1,39 @@
+//! The short way of packets against the long one: the same frames, honest and hostile, go through a
+//! packet path that decides in passing where it may, and through one that never does. The same
+//! frames leave, with the same connections, states, deadlines and counters.
+
+use lvs_testbed::hostile::{Method, two_ways};
+
+/// Frames for each method. Without optimisation they take twenty times as long.
+const FRAMES: u64 = if cfg!(debug_assertions) {
+    30_000
+} else {
+    1_000_000
+};
+
+fn same(names: &[&str], seed: u64) {
+    for name in names {
+        let method = Method::named(name).expect("a method");
+        let passed = two_ways(method, seed, FRAMES);
+        println!("{name}: {passed} of {FRAMES} frames took the short way");
+        // Only IPv4 has one.
+        let short = name.ends_with("4") && !name.contains("6in");
+        assert_eq!(short, passed > FRAMES / 20, "{name}: {passed}");
+        assert!(short || passed == 0, "{name}: {passed}");
+    }
+}
+
+#[test]
+fn nat() {
+    same(&["nat4", "nat6"], 11);
+}
+
+#[test]
+fn direct_routing() {
+    same(&["dr4", "dr6"], 12);
+}
+
+#[test]
+fn tunnels() {
+    same(&["ipip-4in4", "ipip-6in4", "gre-4in4"], 13);
+}
