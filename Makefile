@@ -56,8 +56,11 @@ lint:
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 
-twins: ## 1,000,000 frames through the packet path with and without the programs of the path in the kernel
+twins: ## 1,000,000 frames, and all recordings, through the packet path with and without the programs of the path in the kernel
 	LVS_TWINS_FRAMES=250000 $(CARGO) test --locked --release -p lvs-testbed --test e2e in_kernel_twins:: -- --nocapture
+	$(CARGO) run --locked --release -p lvs-testbed -- conformance --in-kernel \
+		$(foreach kind,schedulers persistence tcpstates stats proc sync,crates/lvs-core/tests/golden/$(kind)/*) \
+		$(foreach kind,packets ftp differential,crates/lvs-testbed/golden/$(kind)/*)
 
 BPF := crates/lvs-dataplane/bpf
 CLANG ?= clang

@@ -149,9 +149,13 @@ impl ObjectStats {
         self.shards[number].clone()
     }
 
-    /// What one shard has counted.
+    /// What one shard has counted; the first also what no shard has seen, so that all add up.
     pub(crate) fn live_of(&self, number: usize) -> Counts {
-        self.shards[number].read()
+        let own = self.shards[number].read();
+        match number {
+            0 => own.zip(self.beside.read(), u64::wrapping_add),
+            _ => own,
+        }
     }
 
     pub(crate) fn live(&self) -> Counts {

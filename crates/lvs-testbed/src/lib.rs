@@ -28,6 +28,7 @@ pub mod demo;
 pub mod differential;
 pub mod fuzz;
 pub mod hostile;
+mod kernel_path;
 pub mod listing;
 pub mod load;
 pub mod netns;

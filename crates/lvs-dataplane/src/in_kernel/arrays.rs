@@ -99,4 +99,29 @@ impl Arrays {
             ("lvs_shares", &self.shares),
         ]
     }
+
+    /// Makes them as they were when they were made; `None` if somebody still uses one.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn zero(&mut self) -> Option<()> {
+        let all = [
+            &mut self.about,
+            &mut self.kept,
+            &mut self.saved,
+            &mut self.conf,
+            &mut self.narrow,
+            &mut self.narrow_tags,
+            &mut self.wide,
+            &mut self.wide_tags,
+            &mut self.overflow,
+            &mut self.hops,
+            &mut self.servers,
+            &mut self.tunnels,
+            &mut self.counts,
+            &mut self.shares,
+        ];
+        for array in all {
+            Arc::get_mut(array)?.zero();
+        }
+        Some(())
+    }
 }

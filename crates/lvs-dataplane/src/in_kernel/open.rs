@@ -126,6 +126,21 @@ impl InKernel {
         })
     }
 
+    /// As it was when it was opened, for another director: making it anew takes longer.
+    ///
+    /// # Panics
+    /// If there is still a table in its memory.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn forget(&mut self) {
+        let done = self.arrays.zero();
+        done.expect("the director before is gone");
+        self.hops = Mutex::default();
+        lock(&self.taken).fill([0; COUNT_WORDS]);
+        self.records = AtomicU32::new(0);
+        self.renew();
+        self.write_conf(processors());
+    }
+
     /// It is `now`.
     #[cfg(any(test, feature = "testing"))]
     pub fn set_virtual_time(&self, now: Instant) {

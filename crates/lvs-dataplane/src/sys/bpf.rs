@@ -556,6 +556,13 @@ impl SharedArray {
         unsafe { slice::from_raw_parts(self.memory.as_ptr().cast::<AtomicU64>(), self.words) }
     }
 
+    /// Makes all words zeros again.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn zero(&mut self) {
+        // SAFETY: the mapping is so long, and this process has no other reference to it.
+        unsafe { ptr::write_bytes(self.memory.as_ptr(), 0, self.words * 8) };
+    }
+
     /// Lets it stay when this process ends, under a name in a BPF file system.
     ///
     /// # Errors

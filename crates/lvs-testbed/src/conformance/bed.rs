@@ -1,13 +1,17 @@
 //! The recordings' test bed in memory: a director with the whole packet path between a client link
 //! and a server link, a fake clock, and the host around it.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context;
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::{
-    Director, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig, ServiceKey,
+    ConnId, Control, Director, Hook, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
+    ServiceKey,
 };
 use lvs_dataplane::io::PacketIo;
 use lvs_dataplane::io::memory::MemoryIo;
@@ -22,10 +26,13 @@ use lvs_dataplane::packet::wire::{ETHERNET_LEN, Mac};
 use serde_json::Value;
 
 use super::case::{
-    self, Json, Replayed, configure, configure_server, mark_rule, place, service_key, sysctl_text,
+    self, Json, Replayed, configure, configure_server, hex, mark_rule, place, service_key,
+    sysctl_text,
 };
 use super::frames::ethernet;
 use super::host::Host;
+use super::report::{Log, Seen, Through};
+use crate::kernel_path::{Noting, Programs, listing, without_id};
 
 /// The link to the clients.
 pub(super) const CLIENTS: PortId = PortId(0);
@@ -132,6 +139,11 @@ impl Emitted {
     }
 }
 
+thread_local! {
+    /// Programs that no case of this thread uses now, by the size of the connection table.
+    static IDLE: RefCell<HashMap<usize, Programs>> = RefCell::default();
+}
+
 /// Director, packet path, host and clock of one case.
 #[derive(Debug)]
 pub(super) struct Bed {
@@ -148,20 +160,47 @@ pub(super) struct Bed {
     output: Output,
     host: Host,
     emitted: Vec<Emitted>,
+    /// The programs of the path in the kernel, which see each frame first.
+    programs: Option<Programs>,
+    /// The size of the connection table.
+    connections: usize,
+    seen: Rc<Seen>,
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        // What is in the programs' memory goes before they are used again.
+        self.director = Director::new(Options {
+            max_connections: 1,
+            ..Options::default()
+        });
+        if let Some(programs) = self.programs.take() {
+            IDLE.with_borrow_mut(|idle| idle.insert(self.connections, programs));
+        }
+    }
 }
 
 impl Bed {
-    /// A bed without services; `connections` is how many there can be at most.
-    pub(super) fn new(connections: usize) -> Self {
-        let mut director = Director::new(Options {
+    /// A bed without services for the case of `log`; `connections` is how many there can be at
+    /// most.
+    pub(super) fn new(connections: usize, log: &Log) -> Replayed<Self> {
+        let options = Options {
             max_connections: connections,
             ..Options::default()
-        });
+        };
+        let programs = match log.through {
+            Through::Userspace => None,
+            Through::InKernel => Some(Self::programs(&options)?),
+        };
+        let mut director = match &programs {
+            None => Director::new(options),
+            Some(programs) => Director::new_in(options, |_| programs.memory()),
+        };
         let now = Instant::ZERO;
         director.advance(now);
         let mut ports = [MemoryIo::new(), MemoryIo::new(), MemoryIo::new()];
         ports[HOST.index()].bare = true;
-        Self {
+        Ok(Self {
             director,
             now,
             net: table(),
@@ -174,20 +213,45 @@ impl Bed {
             output: Output::new(),
             host: Host::default(),
             emitted: Vec::new(),
+            programs,
+            connections,
+            seen: log.seen.clone(),
+        })
+    }
+
+    /// Those of the last case that had a table of this size, or new ones.
+    fn programs(options: &Options) -> Replayed<Programs> {
+        let idle = IDLE.with_borrow_mut(|idle| idle.remove(&options.max_connections));
+        if let Some(idle) = idle {
+            return Ok(idle.again());
         }
+        let layout = Control::new(options.clone()).layout();
+        let programs = Programs::new(layout, [CLIENT_SIDE, SERVER_SIDE]);
+        Ok(programs.context("the path in the kernel")?)
+    }
+
+    /// The director, and the network around it, to be changed: nothing that the programs go by
+    /// holds any more.
+    pub(super) fn change(&mut self) -> (&mut Control, &mut Table) {
+        if let Some(programs) = &self.programs {
+            programs.changed();
+        }
+        (&mut self.director.control, &mut self.net)
+    }
+
+    fn control(&mut self) -> &mut Control {
+        self.change().0
     }
 
     /// Applies what a case or its `config` says: sysctls, timeouts, marks, local prefixes, MTUs.
     pub(super) fn set_up(&mut self, config: &Value) -> Replayed<()> {
         for (name, value) in config.fields("sysctl").into_iter().flatten() {
-            self.director
-                .control
-                .set_sysctl(name, &sysctl_text(value))?;
+            self.control().set_sysctl(name, &sysctl_text(value))?;
         }
         if let Some(timeouts) = config.get("timeouts") {
             self.set_timeouts(timeouts)?;
         }
-        self.net.accept_local = config
+        self.change().1.accept_local = config
             .items("hostsysctl")
             .iter()
             .filter_map(Value::as_str)
@@ -197,7 +261,7 @@ impl Bed {
         }
         for local in config.items("local") {
             let text = local.as_str().unwrap_or_default();
-            self.net.local_prefixes.push(case::prefix(text)?);
+            self.change().1.local_prefixes.push(case::prefix(text)?);
         }
         self.host.sctp = config.items("host").iter().any(|what| what == "sctp");
         for addr in config.items("neigh") {
@@ -208,7 +272,7 @@ impl Bed {
         if let Some(mtu) = config.get("mtu") {
             for (port, name) in [(CLIENTS, "cl"), (SERVERS, "sv")] {
                 if let Some(mtu) = mtu.maybe_number(name) {
-                    self.net.port_mut(port).mtu = u32::try_from(mtu).unwrap_or(u32::MAX);
+                    self.change().1.port_mut(port).mtu = u32::try_from(mtu).unwrap_or(u32::MAX);
                 }
             }
         }
@@ -219,7 +283,7 @@ impl Bed {
     pub(super) fn set_timeouts(&mut self, value: &Value) -> Replayed<()> {
         let seconds = |key| u32::try_from(value.maybe_number(key).unwrap_or(0)).unwrap_or(u32::MAX);
         let (tcp, fin, udp) = (seconds("tcp"), seconds("tcpfin"), seconds("udp"));
-        Ok(self.director.control.set_timeouts(tcp, fin, udp)?)
+        Ok(self.control().set_timeouts(tcp, fin, udp)?)
     }
 
     /// Adds a service with its servers, in their order; its address becomes one of the host's.
@@ -230,11 +294,11 @@ impl Bed {
     ) -> Replayed<ServiceKey> {
         let key = service_key(value, proto)?;
         if let ServiceKey::Address { addr, .. } = key {
-            self.net.local.insert(addr.ip());
+            self.change().1.local.insert(addr.ip());
         }
         let mut config = ServiceConfig::new(key.family(), "rr");
         configure(&mut config, key.family(), value)?;
-        self.director.control.add_service(key, config, None)?;
+        self.control().add_service(key, config, None)?;
         for server in value.items("destinations") {
             self.add_server(&key, server)?;
         }
@@ -249,7 +313,7 @@ impl Bed {
         configure_server(&mut config, value)?;
         self.make_neighbour(addr.ip());
         let now = self.now;
-        self.director.control.add_server(key, addr, &config, now)?;
+        self.control().add_server(key, addr, &config, now)?;
         self.follow();
         Ok(())
     }
@@ -257,7 +321,8 @@ impl Bed {
     /// A server whose link-layer address is made of its address, on whichever link.
     pub(super) fn make_neighbour(&mut self, addr: IpAddr) {
         for port in [CLIENTS, SERVERS] {
-            self.net.neighbours.insert((port, addr), made_up_mac(addr));
+            let (_, net) = self.change();
+            net.neighbours.insert((port, addr), made_up_mac(addr));
         }
     }
 
@@ -275,7 +340,7 @@ impl Bed {
         });
         let mut config = known.ok_or(lvs_core::Error::NoServer)?.config();
         configure_server(&mut config, step)?;
-        self.director.control.edit_server(key, addr, &config)?;
+        self.control().edit_server(key, addr, &config)?;
         self.follow();
         Ok(())
     }
@@ -283,7 +348,7 @@ impl Bed {
     /// Deletes a real server.
     pub(super) fn delete_server(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
         let (addr, now) = (place(step)?, self.now);
-        self.director.control.delete_server(key, addr, now)?;
+        self.control().delete_server(key, addr, now)?;
         self.follow();
         Ok(())
     }
@@ -293,7 +358,7 @@ impl Bed {
         let known = self.director.control.service(key);
         let mut config = known.ok_or(lvs_core::Error::NoService)?.config().clone();
         configure(&mut config, key.family(), step)?;
-        self.director.control.edit_service(key, config, None)?;
+        self.control().edit_service(key, config, None)?;
         self.follow();
         Ok(())
     }
@@ -331,12 +396,60 @@ impl Bed {
         self.director.advance(end);
         self.pipeline.expire(end);
         self.follow();
+        self.trace(&[]);
     }
 
     /// A frame arrives on a link; what leaves until everything has come to rest.
     pub(super) fn inject(&mut self, port: PortId, frame: &[u8]) -> Vec<Emitted> {
         self.arrive(port, frame, ROUNDS);
-        std::mem::take(&mut self.emitted)
+        let emitted = std::mem::take(&mut self.emitted);
+        self.trace(&emitted);
+        emitted
+    }
+
+    /// Notes what has left, and what is listed now; of many connections now and then.
+    fn trace(&self, emitted: &[Emitted]) {
+        const MANY: usize = 64;
+        if !self.seen.traced {
+            return;
+        }
+        let many = self.director.shard.len() > MANY;
+        let listed = !many || self.seen.trace.borrow().len().is_multiple_of(MANY);
+        let sent = emitted.iter().map(|Emitted { port, frame }| {
+            format!("{} {}", port_name(*port), hex(&without_id(frame)))
+        });
+        let listing = listed.then(|| listing(&self.director, self.now));
+        let all = sent.chain(listing.into_iter().flatten()).collect();
+        self.seen.trace.borrow_mut().push(all);
+    }
+
+    /// Shows a frame to the programs of the path in the kernel; `false` if it is left to the packet
+    /// path.
+    fn is_forwarded(&mut self, port: PortId, frame: &[u8]) -> bool {
+        let Some(programs) = self.programs.as_mut().filter(|_| port != HOST) else {
+            return false;
+        };
+        let (frame, now) = (Frame::from_bytes(frame), self.now);
+        let tunnels = self.pipeline.common().tunnels();
+        let Some((to, frame)) = programs.pass(port, &frame, &self.director.control, tunnels, now)
+        else {
+            return false;
+        };
+        programs.fold(&mut self.director.control);
+        self.seen.forwarded.set(programs.forwarded);
+        let frame = frame.bytes().to_vec();
+        self.emitted.push(Emitted { port: to, frame });
+        true
+    }
+
+    /// Publishes a connection, if that is possible.
+    fn publish(&mut self, conn: Option<ConnId>) {
+        if let (Some(programs), Some(conn), true) =
+            (&mut self.programs, conn, self.marks.is_empty())
+        {
+            let tunnels = self.pipeline.common().tunnels();
+            programs.publish(conn, &mut self.director, &self.net, tunnels, self.now);
+        }
     }
 
     /// Passes a frame through the packet path, and to the host what the host gets to see.
@@ -344,6 +457,10 @@ impl Bed {
         if rounds == 0 {
             return;
         }
+        if self.is_forwarded(port, frame) {
+            return;
+        }
+        let mut published = None;
         let left = self.pipeline.counters.left;
         let strays = self.pipeline.counters.dropped_for(FrameDrop::HostStray);
         self.ports[port.index()]
@@ -356,8 +473,9 @@ impl Bed {
                 pmtu_disc: self.director.control.sysctls().pmtu_disc,
             };
             let (marks, routed) = (&self.marks, &self.routed);
+            let mut noting = Noting::new(&mut self.director);
             let mut decide = Edited {
-                decide: &mut self.director,
+                decide: &mut noting,
                 edit: |meta: &mut PacketMeta<'_>| {
                     meta.mark = mark(marks, &meta.tuple);
                     let dst = meta.tuple.dst.ip();
@@ -374,7 +492,9 @@ impl Bed {
                 self.now,
                 &mut self.output,
             );
+            published = noting.forwarded.or(published);
         }
+        self.publish(published);
         self.intercept_local_clients();
         let mut given = Vec::new();
         for (to, frames) in self.output.queues() {

@@ -24,10 +24,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context;
+use lvs_core::memory::Layout;
 use serde_json::Value;
 
 use self::case::{Halt, Json, Replayed};
-use self::report::{Log, Mismatch};
+pub use self::report::Through;
+use self::report::{Log, Mismatch, Seen};
+use crate::kernel_path::{Forwarded, Programs};
 
 /// Options of `lvs-testbed conformance`.
 #[derive(Clone, Debug, clap::Args)]
@@ -41,6 +44,10 @@ pub struct ConformanceOptions {
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
+    /// Let the programs of the path in the kernel forward what they can, and compare with the same
+    /// case without them
+    #[arg(long)]
+    in_kernel: bool,
     /// Mismatches shown of one case
     #[arg(long, value_name = "N", default_value_t = 3)]
     show: usize,
@@ -55,6 +62,8 @@ pub struct Tally {
     pub failed: usize,
     /// Not replayed, for lack of something that is not built yet.
     pub skipped: BTreeMap<String, usize>,
+    /// What the programs of the path in the kernel have forwarded.
+    pub forwarded: Forwarded,
 }
 
 impl fmt::Display for Tally {
@@ -64,7 +73,14 @@ impl fmt::Display for Tally {
             f,
             "{} passed, {} failed, {skipped} skipped",
             self.passed, self.failed
-        )
+        )?;
+        match self.forwarded {
+            Forwarded { all: 0, .. } => Ok(()),
+            Forwarded { all, early } => write!(
+                f,
+                "; {all} frames forwarded in the kernel, {early} of them by XDP"
+            ),
+        }
     }
 }
 
@@ -130,20 +146,57 @@ fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     }
 }
 
-fn run_case(case: &Value) -> Outcome {
-    let mut log = Log::default();
-    match replay(case, &mut log) {
-        Err(Halt::Unsupported(what)) => return Outcome::Skipped(what),
-        Err(Halt::Broken(error)) => {
-            log.mismatch("replay", "to the end", &format!("{error:#}"));
-        }
-        Ok(()) => {}
+fn run_case(case: &Value, through: Through) -> (Outcome, Forwarded) {
+    let traced = through == Through::InKernel;
+    let mut log = Log::new(through, traced);
+    if let Err(skipped) = replay_all(case, &mut log) {
+        return (Outcome::Skipped(skipped), Forwarded::default());
     }
-    if log.mismatches.is_empty() {
+    if traced {
+        let mut plain = Log::new(Through::Userspace, traced);
+        // It would have been skipped above.
+        let _ = replay_all(case, &mut plain);
+        compare_traces(&plain.seen, &mut log);
+    }
+    let outcome = if log.mismatches.is_empty() {
         Outcome::Passed
     } else {
         Outcome::Failed(log.mismatches)
+    };
+    (outcome, log.seen.forwarded.get())
+}
+
+/// Replays a case to its end; gives what there is not.
+fn replay_all(case: &Value, log: &mut Log) -> Result<(), String> {
+    match replay(case, log) {
+        Err(Halt::Unsupported(what)) => Err(what),
+        Err(Halt::Broken(error)) => {
+            log.mismatch("replay", "to the end", &format!("{error:#}"));
+            Ok(())
+        }
+        Ok(()) => Ok(()),
     }
+}
+
+/// What was seen with the programs of the path in the kernel, beside what was seen without.
+fn compare_traces(plain: &Seen, log: &mut Log) {
+    let seen = log.seen.clone();
+    let (expected, got) = (plain.trace.borrow(), seen.trace.borrow());
+    let same = |(number, (expected, got)): (usize, (&Vec<String>, &Vec<String>))| {
+        (expected != got).then(|| {
+            let only = |of: &[String], other: &[String]| {
+                let only = of.iter().filter(|line| !other.contains(line)).cloned();
+                only.collect::<Vec<_>>().join("\n  ")
+            };
+            (number, only(expected, got), only(got, expected))
+        })
+    };
+    let mut differences = expected.iter().zip(&*got).enumerate().filter_map(same);
+    if let Some((number, expected, got)) = differences.next() {
+        let what = format!("as without the programs, frame or wait {number}");
+        log.mismatch(&what, &expected, &got);
+    }
+    log.compare("frames and waits", &expected.len(), &got.len());
 }
 
 /// Reads the cases of a file.
@@ -171,15 +224,21 @@ fn cases(path: &Path) -> anyhow::Result<Vec<Value>> {
 /// mismatches of each are kept.
 ///
 /// # Errors
-/// A file that cannot be read, or is no recording.
+/// A file that cannot be read, or is no recording; an
+/// [`InKernelError`](lvs_dataplane::in_kernel::InKernelError) if the kernel does not take the
+/// programs.
 pub fn conformance(
     files: &[PathBuf],
     only: Option<&str>,
     show: usize,
+    through: Through,
 ) -> anyhow::Result<ConformanceReport> {
+    if through == Through::InKernel {
+        Programs::new(Layout::new(64, 0), Default::default())?;
+    }
     let mut all = Vec::new();
-    for path in files {
-        all.extend(cases(path)?);
+    for file in files {
+        all.extend(cases(file)?);
     }
     if let Some(only) = only {
         all.retain(|case| {
@@ -197,7 +256,7 @@ pub fn conformance(
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     all.get(number).map(|case| (number, case))
                 } {
-                    let outcome = run_case(case);
+                    let outcome = run_case(case, through);
                     if let Ok(mut outcomes) = outcomes.lock() {
                         outcomes.push((number, outcome));
                     }
@@ -208,9 +267,10 @@ pub fn conformance(
     let mut outcomes = outcomes.into_inner().unwrap_or_default();
     outcomes.sort_by_key(|(number, _)| *number);
     let mut report = ConformanceReport::default();
-    for (number, outcome) in outcomes {
+    for (number, (outcome, forwarded)) in outcomes {
         let case = &all[number];
         let tally = report.kinds.entry(kind(case)).or_default();
+        tally.forwarded += forwarded;
         let name = case.maybe_text("name").unwrap_or("(no name)");
         match outcome {
             Outcome::Passed => tally.passed += 1,
@@ -258,7 +318,17 @@ impl ConformanceReport {
 /// # Errors
 /// As [`conformance`].
 pub fn run(options: &ConformanceOptions) -> anyhow::Result<()> {
-    let report = conformance(&options.files, options.only.as_deref(), options.show)?;
+    let through = if options.in_kernel {
+        Through::InKernel
+    } else {
+        Through::Userspace
+    };
+    let report = conformance(
+        &options.files,
+        options.only.as_deref(),
+        options.show,
+        through,
+    )?;
     for mismatch in &report.mismatches {
         println!("{mismatch}");
     }

@@ -21,10 +21,10 @@ use super::steps::compare_conns;
 /// Replays a case with a `config`.
 pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let config = case.get("config").context("no config")?;
-    let mut bed = Bed::new(4096);
+    let mut bed = Bed::new(4096, log)?;
     bed.set_up(config)?;
     if super::kind(case) == "ftp" {
-        bed.director.control.set_ftp_ports(vec![21])?;
+        bed.change().0.set_ftp_ports(vec![21])?;
     }
     let mut services = Vec::new();
     for service in config.items("services") {
@@ -58,11 +58,11 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
             "wait" => bed.wait(seconds(step)?),
             "zero" => {
                 let key = step.get("service").map(|_| named(&bed)).transpose()?;
-                bed.director.control.zero(key.as_ref())?;
+                bed.change().0.zero(key.as_ref())?;
             }
             "del_service" => {
                 let (key, now) = (named(&bed)?, bed.now);
-                bed.director.control.delete_service(&key, now)?;
+                bed.change().0.delete_service(&key, now)?;
                 bed.follow();
                 services.retain(|&other| other != key);
             }
@@ -74,9 +74,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
             }
             "sysctl" => {
                 let value = step.get("value").map(sysctl_text).unwrap_or_default();
-                bed.director
-                    .control
-                    .set_sysctl(step.text("name")?, &value)?;
+                bed.change().0.set_sysctl(step.text("name")?, &value)?;
                 bed.follow();
             }
             "stats" => compare_stats(&bed, step, "stats", |stats| stats.shown, log)?,

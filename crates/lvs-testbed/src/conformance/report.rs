@@ -1,6 +1,32 @@
-//! What is found wrong in a case.
+//! How a case is replayed, what is seen of it, and what is found wrong.
 
+use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
+use std::rc::Rc;
+
+use crate::kernel_path::Forwarded;
+
+/// What a case's frames go through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Through {
+    /// The packet path.
+    #[default]
+    Userspace,
+    /// First the programs of the path in the kernel, which forward what they can. The case is
+    /// replayed without them, too, and both must send and list the same after each step.
+    InKernel,
+}
+
+/// What is seen while a case is replayed.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// Whether anybody wants a trace.
+    pub(super) traced: bool,
+    /// After each frame and each wait: what has left, and what is listed.
+    pub(super) trace: RefCell<Vec<Vec<String>>>,
+    /// What the programs have forwarded.
+    pub(super) forwarded: Cell<Forwarded>,
+}
 
 /// Something that the kernel did otherwise.
 #[derive(Clone, Debug)]
@@ -15,11 +41,26 @@ pub(super) struct Mismatch {
 /// Collects mismatches of one case.
 #[derive(Debug, Default)]
 pub(super) struct Log {
+    pub(super) through: Through,
+    pub(super) seen: Rc<Seen>,
     step: String,
     pub(super) mismatches: Vec<Mismatch>,
 }
 
 impl Log {
+    /// That of a case that goes `through` this, and is `traced` if somebody wants to compare.
+    pub(super) fn new(through: Through, traced: bool) -> Self {
+        let seen = Rc::new(Seen {
+            traced,
+            ..Seen::default()
+        });
+        Self {
+            through,
+            seen,
+            ..Self::default()
+        }
+    }
+
     /// The step that is replayed now.
     pub(super) fn at(&mut self, number: usize, note: Option<&str>) {
         self.step = match note {

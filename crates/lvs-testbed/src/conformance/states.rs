@@ -27,11 +27,11 @@ struct Replay<'a> {
 
 /// Replays a case.
 pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
-    let mut bed = Bed::new(1024);
+    let mut bed = Bed::new(1024, log)?;
     bed.set_up(case)?;
     if let Some(backup) = case.get("backup") {
         let settings = super::sync::backup(backup)?;
-        bed.director.control.start_backup(settings)?;
+        bed.change().0.start_backup(settings)?;
     }
     let mut whole = case.clone();
     let fields = whole.as_object_mut().context("a case is an object")?;
@@ -79,7 +79,7 @@ impl Replay<'_> {
             Some("del") => self.bed.delete_server(&self.service, step)?,
             Some("sysctl") => {
                 let value = step.get("value").map(sysctl_text).unwrap_or_default();
-                let control = &mut self.bed.director.control;
+                let (control, _) = self.bed.change();
                 control.set_sysctl(step.text("name")?, &value)?;
             }
             Some("sync") => {

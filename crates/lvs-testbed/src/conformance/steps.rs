@@ -114,7 +114,7 @@ struct Replay<'a> {
 /// Replays a case of schema A (one service) or B (several).
 pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let steps = case.list("steps")?;
-    let mut bed = Bed::new(capacity(steps));
+    let mut bed = Bed::new(capacity(steps), log)?;
     bed.set_up(case)?;
     let mut known = Known::default();
     let proto = case.maybe_text("proto");
@@ -129,7 +129,7 @@ pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
         if id.get("fwmark").is_some() {
             for prefix in ["172.16.0.0/12", "fd00:a::/32"] {
                 let prefix = super::case::prefix(prefix)?;
-                bed.net.local_prefixes.push(prefix);
+                bed.change().1.local_prefixes.push(prefix);
             }
         }
         known.learn(case.items("destinations"))?;
@@ -222,7 +222,7 @@ impl Replay<'_> {
             "set_scheduler" | "edit_service" => self.bed.edit_service(&self.key(step)?, step)?,
             "sysctl" => {
                 let value = step.get("value").map(sysctl_text).unwrap_or_default();
-                let control = &mut self.bed.director.control;
+                let (control, _) = self.bed.change();
                 control.set_sysctl(step.text("name")?, &value)?;
             }
             "set" => self.bed.set_timeouts(step)?,

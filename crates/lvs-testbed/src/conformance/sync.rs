@@ -43,10 +43,10 @@ fn master(value: &Value) -> anyhow::Result<Master> {
 
 /// Replays one datagram or a sequence of them into a backup.
 pub(super) fn replay_backup(case: &Value, log: &mut Log) -> Replayed<()> {
-    let mut bed = Bed::new(4096);
+    let mut bed = Bed::new(4096, log)?;
     bed.set_up(case)?;
     let settings = backup(case.get("backup").context("no backup")?)?;
-    bed.director.control.start_backup(settings)?;
+    bed.change().0.start_backup(settings)?;
     for service in case.items("services") {
         bed.add_service(service, None)?;
     }
@@ -73,17 +73,17 @@ pub(super) fn replay_backup(case: &Value, log: &mut Log) -> Replayed<()> {
 /// Replays frames through a master, and compares the datagrams that it sends.
 pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
     let config = case.get("config").context("no config")?;
-    let mut bed = Bed::new(8192);
+    let mut bed = Bed::new(8192, log)?;
     bed.set_up(config)?;
     for daemon in config.items("daemons") {
         if daemon.maybe_text("role") == Some("backup") {
-            bed.director.control.start_backup(backup(daemon)?)?;
+            bed.change().0.start_backup(backup(daemon)?)?;
         } else {
-            bed.director.control.start_master(master(daemon)?)?;
+            bed.change().0.start_master(master(daemon)?)?;
         }
     }
     // The helper was loaded when these were recorded.
-    bed.director.control.set_ftp_ports(vec![21])?;
+    bed.change().0.set_ftp_ports(vec![21])?;
     if config.get("rules").is_some() {
         for mark in config.items("marks") {
             bed.route_to_host(super::case::prefix(mark.text("dst")?)?);
@@ -120,7 +120,7 @@ pub(super) fn replay_master(case: &Value, log: &mut Log) -> Replayed<()> {
             Some("sysctl") => {
                 let value = step.get("value").map(sysctl_text).unwrap_or_default();
                 let name = step.text("name")?;
-                bed.director.control.set_sysctl(name, &value)?;
+                bed.change().0.set_sysctl(name, &value)?;
             }
             Some("conns") => {
                 compare_conns(&bed, step, true, false, log)?;
@@ -256,7 +256,7 @@ fn ipvsadm(bed: &mut Bed, arguments: &str) -> Replayed<()> {
         }
     }
     let now = bed.now;
-    let control = &mut bed.director.control;
+    let (control, _) = bed.change();
     match (command, key, server) {
         (Some("-a"), Some(key), Some(server)) => control.add_server(&key, server, &config, now)?,
         (Some("-e"), Some(key), Some(server)) => control.edit_server(&key, server, &config)?,

@@ -23,7 +23,7 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use self::record::Recorded;
-use crate::conformance::conformance;
+use crate::conformance::{Through, conformance};
 use crate::programs;
 use crate::transcripts::transcripts;
 
@@ -166,7 +166,7 @@ pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
             .collect();
         let recording = directory.join("packets.jsonl");
         let skipped = ask(kernel, &cases, &recording)?;
-        let report = conformance(&[recording], None, 3)?;
+        let report = conformance(&[recording], None, 3, Through::Userspace)?;
         for mismatch in report.mismatches.iter().take(options.show) {
             println!("{mismatch}");
         }

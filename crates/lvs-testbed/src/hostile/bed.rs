@@ -23,8 +23,8 @@ use super::entropy::Entropy;
 use super::generator::{Act, MACS, PEER, Shot, Side};
 use super::oracle::{self, Health, Parts};
 use super::packet;
-use super::programs::{Forwarded, Noting, Programs};
 use super::scene::Scene;
+use crate::kernel_path::{Forwarded, Noting, Programs, listing};
 
 const CLIENTS: PortId = PortId(0);
 const SERVERS: PortId = PortId(1);
@@ -208,7 +208,7 @@ impl Bed {
         let mut before = entropy.clone();
         drop(table(scene, &mut before));
         let control = Control::new(options(&mut before));
-        let programs = Programs::new(control.layout())?;
+        let programs = Programs::new(control.layout(), MACS.map(Mac))?;
         Ok(Self::with(scene, entropy, Some(programs)))
     }
 
@@ -321,19 +321,7 @@ impl Bed {
         if let Some(programs) = &self.programs {
             programs.fold(&mut self.director.control);
         }
-        let all = self.director.shard.connections_from(0, self.now);
-        let mut told: Vec<String> = all.map(|connection| format!("{connection:?}")).collect();
-        told.sort();
-        let control = &self.director.control;
-        told.push(format!("{:?}", control.total_stats().live));
-        for service in control.services() {
-            told.push(format!("{} {:?}", service.key(), service.stats().live));
-            for server in service.servers() {
-                let stats = control.server_stats(server.id()).unwrap_or_default();
-                told.push(format!("{} {:?}", server.addr(), stats.live));
-            }
-        }
-        told
+        listing(&self.director, self.now)
     }
 
     fn do_act(&mut self, act: Act) {

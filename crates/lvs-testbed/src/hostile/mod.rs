@@ -16,7 +16,6 @@ mod entropy;
 mod generator;
 pub mod oracle;
 pub mod packet;
-mod programs;
 mod scene;
 mod shoot;
 mod twins;
@@ -24,10 +23,11 @@ mod twins;
 pub use bed::{Bed, Summary};
 pub use entropy::Entropy;
 pub use generator::{Act, Generator, Shot, Side};
-pub use programs::Forwarded;
 pub use scene::{Method, Scene};
 pub use shoot::{ShootOptions, shoot};
 pub use twins::{twins, two_ways};
+
+pub use crate::kernel_path::Forwarded;
 
 /// Frames that one director sees before another one with other settings takes its place.
 const WATCH: u64 = 5000;

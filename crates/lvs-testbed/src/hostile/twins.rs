@@ -9,8 +9,8 @@ use lvs_dataplane::packet::frame::Frame;
 use lvs_dataplane::packet::net::PortId;
 
 use super::generator::{MACS, PEER};
-use super::programs::Forwarded;
 use super::{Act, Bed, Entropy, Generator, Method, Scene, Shot, Side, WATCH, oracle, packet};
+use crate::kernel_path::{Forwarded, without_id};
 
 /// Acts between two listings.
 const ROUND: u64 = 250;
@@ -175,18 +175,6 @@ impl<'a> Pair<'a> {
         }
         assert_eq!(expected.len(), found.len());
     }
-}
-
-/// A frame without the number that an outer header gives it: what may be fragmented has one, and
-/// each of the two counts for itself.
-fn without_id(frame: &[u8]) -> Vec<u8> {
-    let mut frame = frame.to_vec();
-    let counts = |ip: &[u8]| ip[0] == 0x45 && ip[6] & 0x40 == 0;
-    if frame.get(14..34).is_some_and(counts) {
-        frame[18..20].fill(0);
-        packet::repair(&mut frame[14..]);
-    }
-    frame
 }
 
 /// A connection, as those see it that speak.

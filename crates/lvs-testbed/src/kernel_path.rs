@@ -1,4 +1,5 @@
-//! The programs of the path in the kernel in front of a packet path in memory.
+//! The programs of the path in the kernel in front of a packet path in memory, for comparing it with
+//! one without them.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -14,7 +15,7 @@ use lvs_dataplane::packet::tunnel_path::TunnelPaths;
 use lvs_dataplane::packet::ways::{Way, Ways};
 use lvs_dataplane::packet::wire::Mac;
 
-use super::generator::MACS;
+use crate::hostile::packet;
 
 /// The kernel tries programs out on frames of up to a page.
 const LONGEST: usize = 3000;
@@ -55,12 +56,14 @@ fn is_padded(frame: &[u8]) -> bool {
 }
 
 /// The programs, and what they need.
-pub(super) struct Programs {
+pub(crate) struct Programs {
     kernel: InKernel,
+    /// The ports' own addresses, by number.
+    macs: [Mac; 2],
     /// The director's generation, and what was learned of tunnels, when that was last seen.
     known: (u32, u64),
     turns: u64,
-    pub(super) forwarded: Forwarded,
+    pub(crate) forwarded: Forwarded,
 }
 
 impl fmt::Debug for Programs {
@@ -70,36 +73,50 @@ impl fmt::Debug for Programs {
 }
 
 impl Programs {
-    pub(super) fn new(layout: Layout) -> Result<Self, InKernelError> {
+    /// In front of two ports, whose own addresses these are.
+    ///
+    /// # Errors
+    /// If the kernel does not take them.
+    pub(crate) fn new(layout: Layout, macs: [Mac; 2]) -> Result<Self, InKernelError> {
         let kernel = InKernel::open_in_virtual_time(layout)?;
         let tried = kernel.try_interface(LOOPBACK, Mac([0; 6]));
         tried.expect("there is no other one");
         Ok(Self {
             kernel,
+            macs,
             known: (0, 0),
             turns: 0,
             forwarded: Forwarded::default(),
         })
     }
 
+    /// As new, for another director.
+    pub(crate) fn again(mut self) -> Self {
+        self.kernel.forget();
+        self.known = (0, 0);
+        self.turns = 0;
+        self.forwarded = Forwarded::default();
+        self
+    }
+
     /// For the director's table. Slots are used again at once, so that it is as full as another
     /// one's.
-    pub(super) fn memory(&self) -> Memory {
+    pub(crate) fn memory(&self) -> Memory {
         let memory = self.kernel.memory().expect("as long as the layout");
         memory.quarantined(std::time::Duration::ZERO)
     }
 
     /// Something has changed.
-    pub(super) fn changed(&self) {
+    pub(crate) fn changed(&self) {
         self.kernel.changed();
     }
 
-    pub(super) fn fold(&self, control: &mut Control) {
+    pub(crate) fn fold(&self, control: &mut Control) {
         self.kernel.fold(|| control);
     }
 
     /// What becomes of a frame; `None` if it is not for the programs.
-    pub(super) fn pass(
+    pub(crate) fn pass(
         &mut self,
         port: PortId,
         frame: &Frame,
@@ -118,7 +135,7 @@ impl Programs {
             self.kernel.changed();
         }
         let mut bytes = bytes.to_vec();
-        if bytes[..6] == MACS[port.index()] {
+        if bytes[..6] == self.macs[port.index()].0 {
             bytes[..6].fill(0);
         }
         self.kernel.set_virtual_time(now);
@@ -169,7 +186,7 @@ impl Programs {
 
     fn sent(&mut self, out: &[u8]) -> (PortId, Frame) {
         self.forwarded.all += 1;
-        let from = MACS.iter().position(|mac| out[6..12] == mac[..]);
+        let from = self.macs.iter().position(|mac| out[6..12] == mac.0);
         let port = from.expect("it leaves by one of the ports");
         (
             PortId(u16::try_from(port).unwrap_or(0)),
@@ -178,7 +195,7 @@ impl Programs {
     }
 
     /// Publishes a connection, if that is possible.
-    pub(super) fn publish(
+    pub(crate) fn publish(
         &mut self,
         conn: ConnId,
         director: &mut Director,
@@ -224,13 +241,13 @@ impl Programs {
 }
 
 /// A director, and the connection that it has forwarded a packet of.
-pub(super) struct Noting<'a> {
+pub(crate) struct Noting<'a> {
     director: &'a mut Director,
-    pub(super) forwarded: Option<ConnId>,
+    pub(crate) forwarded: Option<ConnId>,
 }
 
 impl<'a> Noting<'a> {
-    pub(super) const fn new(director: &'a mut Director) -> Self {
+    pub(crate) const fn new(director: &'a mut Director) -> Self {
         Self {
             director,
             forwarded: None,
@@ -250,4 +267,57 @@ impl Decide for Noting<'_> {
     fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
         self.director.handle_icmp_error(error, now)
     }
+}
+
+/// What is listed of a director: connections in order, and the counters of everything, of services
+/// and servers.
+pub(crate) fn listing(director: &Director, now: Instant) -> Vec<String> {
+    let all = director.shard.connections_from(0, now);
+    let mut told: Vec<String> = all.map(|connection| format!("{connection:?}")).collect();
+    told.sort();
+    let control = &director.control;
+    told.push(format!("{:?}", control.total_stats().live));
+    for service in control.services() {
+        told.push(format!("{} {:?}", service.key(), service.stats().live));
+        for server in service.servers() {
+            let stats = control.server_stats(server.id()).unwrap_or_default();
+            told.push(format!("{} {:?}", server.addr(), stats.live));
+        }
+    }
+    told
+}
+
+/// A frame without the number by which fragments are put together: each of two packet paths counts
+/// for itself.
+pub(crate) fn without_id(frame: &[u8]) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    // Without "don't fragment", or a fragment all the same.
+    let counts =
+        |ip: &[u8]| ip[0] == 0x45 && (ip[6] & 0x40 == 0 || ip[6] & 0x3f != 0 || ip[7] != 0);
+    if frame.get(14..34).is_some_and(counts) {
+        frame[18..20].fill(0);
+        packet::repair(&mut frame[14..]);
+    }
+    if let Some(at) = ipv6_id(&frame)
+        && let Some(id) = frame.get_mut(at..at + 4)
+    {
+        id.fill(0);
+    }
+    frame
+}
+
+/// Where an IPv6 fragment's number is.
+fn ipv6_id(frame: &[u8]) -> Option<usize> {
+    const FRAGMENT: u8 = 44;
+    const OTHERS: [u8; 3] = [0, 43, 60];
+    if frame.get(12..14)? != [0x86, 0xdd] {
+        return None;
+    }
+    let (mut kind, mut at) = (*frame.get(14 + 6)?, 14 + 40);
+    while OTHERS.contains(&kind) {
+        let next = *frame.get(at)?;
+        at += 8 + usize::from(*frame.get(at + 1)?) * 8;
+        kind = next;
+    }
+    (kind == FRAGMENT).then_some(at + 4)
 }
