@@ -11,7 +11,7 @@
 //!
 //! What `lvsd` starts (the engine, programs of checks and of `notify`) inherits what it gave up, so
 //! that is what no such program needs, and it can still have more rights than `lvsd` has by itself
-//! (`sudo`, `ping`). The engine starts nothing.
+//! (`sudo`, `ping`). The engine starts nothing; what holds its connections it has started before.
 
 use std::io;
 #[cfg(feature = "engine")]

@@ -30,6 +30,8 @@ pub mod netlink;
 #[cfg(feature = "log")]
 pub mod notify;
 #[cfg(feature = "engine")]
+pub mod outlive;
+#[cfg(feature = "engine")]
 pub mod packet;
 #[cfg(feature = "groups")]
 #[path = "sys/peer_groups.rs"]

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use lvs_dataplane::engine::{self, Config, Engine, PeersConfig};
 use lvs_dataplane::in_kernel::InKernel as InKernelPath;
 use lvs_dataplane::log;
 use lvs_dataplane::notify::Notify;
+use lvs_dataplane::outlive::{self, Holder};
 use lvs_dataplane::packet::icmp_limit::Limits;
 use lvs_dataplane::packet::pipeline::{ClampMss, Echo, ReversePath, Settings};
 use lvs_dataplane::sys::{group_id, mount_bpf};
@@ -51,6 +53,16 @@ struct Args {
     /// that read the engine's connection table (Linux 6.6, root).
     #[arg(long, value_enum, default_value_t = InKernel::Off)]
     in_kernel: InKernel,
+
+    /// Whether a small process holds connections, services and counters, should this engine be
+    /// killed, until the next one comes. With --in-kernel, the kernel does. auto: if that is
+    /// possible.
+    #[arg(long, value_enum, default_value_t = Outlive::Off)]
+    outlive: Outlive,
+
+    /// Be that process.
+    #[arg(long, hide = true, value_name = "NAME")]
+    hold: Option<String>,
 
     /// Interface where that begins before there is a socket buffer (XDP), for floods; may be given
     /// several times. Its driver must have native XDP, and no VLAN tags may come in there.
@@ -249,6 +261,16 @@ enum Tell {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum Outlive {
+    /// No
+    Off,
+    /// If that is possible; the log says if not
+    Auto,
+    /// Yes, or do not start
+    On,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum InKernel {
     /// No
     Off,
@@ -387,6 +409,15 @@ fn group(text: &str) -> Result<u32, String> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(name) = &args.hold {
+        // Nobody reads what it would say.
+        return match outlive::hold(name) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
+    // Nobody may start anything afterwards.
+    let holder = holder(&args);
     // Before any thread exists: Landlock holds for those that come.
     let confinement = confine(&args);
     let filter = EnvFilter::builder()
@@ -402,7 +433,7 @@ fn main() -> ExitCode {
     if let (false, false) = (confinement.not_by.is_empty(), args.cleanup) {
         warn!("the engine is {confinement}");
     }
-    match run(args, confinement) {
+    match run(args, confinement, holder) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::say(
@@ -425,6 +456,18 @@ fn told(error: &anyhow::Error) -> String {
     text
 }
 
+/// Where the engine of these arguments listens.
+fn address(args: &Args) -> Address {
+    let socket = args.socket.as_ref().filter(|text| !text.is_empty());
+    socket.map_or_else(Address::default, Address::new)
+}
+
+/// Who holds what outlives the engine, if that is wanted.
+fn holder(args: &Args) -> Option<io::Result<Holder>> {
+    let wanted = !matches!(args.outlive, Outlive::Off) && !args.cleanup && !args.no_interfaces;
+    wanted.then(|| Holder::of(&address(args).to_string()))
+}
+
 /// Gives up what the engine will not need.
 fn confine(args: &Args) -> Confinement {
     if args.cleanup || matches!(args.confine, Confine::Off) {
@@ -434,10 +477,8 @@ fn confine(args: &Args) -> Confinement {
         // Nobody may mount anything afterwards. What is wrong shows where it is used.
         let _ = mount_bpf(Path::new("/sys/fs/bpf"));
     }
-    let socket = args.socket.as_ref().filter(|text| !text.is_empty());
-    let address = socket.map_or_else(Address::default, Address::new);
     confine::engine(&confine::Places {
-        socket: address.path().map(Path::to_owned),
+        socket: address(args).path().map(Path::to_owned),
         // Files of rules may have names, which are looked up.
         tcp: args.sync_key.is_some() || args.rules.is_some(),
     })
@@ -450,19 +491,46 @@ fn clean_up() -> anyhow::Result<()> {
         Client::connect(&address).is_err(),
         "an engine runs at {address}: stop it, and nothing is left"
     );
-    let left = InKernelPath::clean_up().context("cannot look for what an engine has left")?;
+    let look = "cannot look for what an engine has left";
+    let held = Holder::clean_up(&address.to_string()).context(look)?;
+    if held {
+        println!("took away connections that an engine had left");
+    }
+    // Where nobody may use BPF, nobody has left any.
+    let left = match InKernelPath::clean_up() {
+        Err(_) if held => return Ok(()),
+        left => left.context(look)?,
+    };
     match left {
+        0 if held => {}
         0 => println!("no engine has left anything"),
         left => println!("took away {left} maps and links that an engine had left"),
     }
     Ok(())
 }
 
-fn run(args: Args, confinement: Confinement) -> anyhow::Result<()> {
+fn run(
+    args: Args,
+    confinement: Confinement,
+    holder: Option<io::Result<Holder>>,
+) -> anyhow::Result<()> {
     if args.cleanup {
         return clean_up();
     }
-    let config = config(args)?;
+    let outlive = args.outlive;
+    anyhow::ensure!(
+        !matches!(outlive, Outlive::On) || args.workers.count().get() == 1,
+        "--outlive on: it takes the connection table of one packet worker: leave out --workers"
+    );
+    let mut config = config(args)?;
+    config.outlive = match (holder.transpose(), outlive) {
+        (Ok(holder), _) => holder,
+        (Err(error), Outlive::On) => return Err(error).context("--outlive on"),
+        (Err(error), _) => {
+            warn!("connections do not outlive this engine: {error}");
+            None
+        }
+    };
     // Before the engine's threads exist, so that a signal during the start is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle signals")?;
     let engine = Engine::start(config)?;

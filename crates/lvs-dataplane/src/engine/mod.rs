@@ -53,6 +53,7 @@ use self::report::Report;
 pub use self::rules::RulesError;
 pub use self::shared::Shared;
 use self::shared::{HostSide, Side};
+use self::successor::Estate;
 use self::virtual_::Offline;
 use self::worker::Worker;
 use crate::control::Address;
@@ -64,6 +65,7 @@ pub use crate::host::{Backend, HostError};
 use crate::in_kernel::{InKernel, InKernelError, RIPE};
 use crate::io::vlan::WantedInterface;
 use crate::mailbox::Mailbox;
+use crate::outlive::{Holder, Outlive};
 use crate::packet::common::Common;
 use crate::packet::pipeline::{ReversePath, Settings};
 use crate::packet::steer::Steering;
@@ -94,6 +96,8 @@ pub struct Config {
     /// Packets from the client after which a connection is; `None` for
     /// [16](crate::in_kernel::RIPE).
     pub in_kernel_after: Option<NonZeroU32>,
+    /// Who holds connections, should the engine be killed, where the path in the kernel does not.
+    pub outlive: Option<Holder>,
     /// Packet workers, [`WORKERS_MAX`] at most; `None` for one.
     pub workers: Option<NonZeroUsize>,
     /// Whether each packet worker runs on a processor of its own; `None` for several workers only.
@@ -326,6 +330,7 @@ impl Engine {
                 wanted: config.in_kernel,
                 ripe: config.in_kernel_after.unwrap_or(RIPE),
                 wide: config.max_ipv6.unwrap_or(options.max_connections / 4),
+                outlive: config.outlive,
             };
             let threads = Threads {
                 workers,
@@ -349,11 +354,7 @@ impl Engine {
                 .call(Call::MarkSet { rules })
                 .map_err(|failure| StartError::Marks(failure.message))?;
         }
-        let successor = engine
-            .shared
-            .in_kernel()
-            .is_some_and(|kernel| kernel.is_successor());
-        if successor && config.rules.is_some() {
+        if engine.shared.is_successor() && config.rules.is_some() {
             info!("--rules is not read: services are those of the engine before this one");
         } else if let Some((text, name)) = config.rules {
             rules::apply(&engine.shared, &text, &name)?;
@@ -380,7 +381,12 @@ impl Engine {
         threads: Threads,
         in_kernel: Wanted,
     ) -> Result<Self, StartError> {
-        let Wanted { wanted, ripe, wide } = in_kernel;
+        let Wanted {
+            wanted,
+            ripe,
+            wide,
+            outlive,
+        } = in_kernel;
         let Threads {
             workers: count,
             pin,
@@ -405,11 +411,21 @@ impl Engine {
                 }
             };
         let (in_kernel, memory) = in_kernel.unzip();
-        let successor = in_kernel.as_ref().filter(|kernel| kernel.is_successor());
+        let (estate, memory) = match (&in_kernel, outlive) {
+            (Some(in_kernel), holder) => {
+                if let Some(holder) = holder {
+                    holder.end();
+                }
+                (Some(Estate::InKernel(in_kernel.clone())), memory)
+            }
+            (None, Some(holder)) => open_outlive(&control, count, holder).unzip(),
+            (None, None) => (None, None),
+        };
+        let found = estate.as_ref().is_some_and(Estate::is_found);
         let mut adoption = None;
         let mut shards: Vec<Shard> = match memory {
             // There is one worker then, and one table.
-            Some(memory) if successor.is_some() => {
+            Some(memory) if found => {
                 let (shard, found) = control.shard_found(0, memory).expect("there is a shard");
                 adoption = Some(found);
                 vec![shard]
@@ -424,11 +440,14 @@ impl Engine {
             daemons.serve(director);
         }
         shared.not_in_kernel(why_not);
-        if let Some(in_kernel) = &in_kernel {
+        if let Some(estate) = &estate {
             // A successor goes by its own when it has taken over.
-            if !in_kernel.is_successor() {
-                in_kernel.set_clock(shared.now());
+            if !found {
+                estate.set_clock(shared.now());
             }
+            shared.use_estate(estate.clone());
+        }
+        if let Some(in_kernel) = &in_kernel {
             shared.use_in_kernel(in_kernel.clone());
             setup.in_kernel = Some(in_kernel.clone());
         }
@@ -440,23 +459,23 @@ impl Engine {
         let common = Arc::new(common.with_workers(count));
         let (requests, queues): (Vec<_>, Vec<_>) =
             shards.iter().map(|_| Requests::new(shared.clone())).unzip();
-        let left = in_kernel
-            .as_ref()
-            .filter(|kernel| kernel.is_successor())
-            .map(|kernel| {
-                let (mut control, now) = (shared.control(), shared.now());
-                successor::restore(&mut control, &View::default(), kernel, now)
-            });
+        let left = estate.as_ref().filter(|_| found).map(|estate| {
+            let (mut control, now) = (shared.control(), shared.now());
+            successor::restore(&mut control, &View::default(), estate, now)
+        });
         let mut keeper = Keeper::new(shared.clone(), setup, queues)?;
         let mut daemons = Vec::new();
-        if let (Some(in_kernel), Some(left), Some(adoption)) = (&in_kernel, left, adoption) {
+        if let (Some(estate), Some(left), Some(adoption)) = (&estate, left, adoption) {
             // Packets that come meanwhile wait in the sockets; the host does not see them.
             for warning in keeper.update(Update::All) {
                 warn!("{warning}");
             }
             keeper.publish();
-            successor::take_over(&shared, &mut shards[0], in_kernel, adoption, &left.records);
+            successor::take_over(&shared, &mut shards[0], estate, adoption, &left.records);
             daemons = left.daemons;
+        }
+        if let Some(estate) = &estate {
+            estate.keep_shield(&keeper);
         }
         let cpus = if pin { own_cpus(count) } else { Vec::new() };
         let mut workers = Vec::new();
@@ -488,8 +507,8 @@ impl Engine {
                 keeper.run(mailbox);
             }
             shared.drop_ports();
-            if let Some(in_kernel) = shared.in_kernel() {
-                in_kernel.leave_nothing();
+            if let Some(estate) = estate {
+                estate.end();
             }
         })?;
         engine.start_daemons(daemons)?;
@@ -622,13 +641,15 @@ fn own_cpus(workers: NonZeroUsize) -> Vec<usize> {
 }
 
 /// What is wanted of the path in the kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Wanted {
     wanted: UseKernel,
     /// Packets after which connections are published.
     ripe: NonZeroU32,
     /// Connections in wide slots for which there is memory.
     wide: usize,
+    /// Who holds connections where it does not.
+    outlive: Option<Holder>,
 }
 
 /// What speaks against the path in the kernel.
@@ -670,6 +691,30 @@ fn open_in_kernel(
         info!("established connections are forwarded in the kernel");
         (Arc::new(in_kernel), memory)
     }))
+}
+
+/// What outlives the engine without the path in the kernel, and the connection table's memory there.
+fn open_outlive(
+    control: &Control,
+    workers: NonZeroUsize,
+    holder: Holder,
+) -> Option<(Estate, Memory)> {
+    if workers.get() > 1 {
+        warn!(
+            "connections do not outlive this engine: they are those of several packet workers (leave out --workers)"
+        );
+        holder.end();
+        return None;
+    }
+    let opened = Outlive::open(control.layout(), holder);
+    let opened = opened.and_then(|outlive| Ok((outlive.memory()?, outlive)));
+    match opened {
+        Ok((memory, outlive)) => Some((Estate::Memory(Arc::new(outlive)), memory)),
+        Err(error) => {
+            warn!("connections do not outlive this engine: {error}");
+            None
+        }
+    }
 }
 
 /// The control half as it is at the start.

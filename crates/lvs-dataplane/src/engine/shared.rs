@@ -19,7 +19,7 @@ use super::capture::Readers;
 use super::decider::Decider;
 use super::door::{Door, Longest, Pauses};
 use super::peers::Peers;
-use super::successor;
+use super::successor::{self, Estate};
 use super::virtual_::Offline;
 use crate::host::keeper::Keeper;
 use crate::host::view::{Published, View};
@@ -59,6 +59,8 @@ pub struct Shared {
     in_kernel: OnceLock<Arc<InKernel>>,
     /// Why there is none, though it was asked for.
     not_in_kernel: OnceLock<InKernelInfo>,
+    /// What is kept for a successor.
+    estate: OnceLock<Estate>,
     /// Something has changed that a successor would not find.
     unkept: AtomicBool,
     /// A packet worker runs, or did.
@@ -128,6 +130,7 @@ impl Shared {
             stop: AtomicBool::new(false),
             in_kernel: OnceLock::new(),
             not_in_kernel: OnceLock::new(),
+            estate: OnceLock::new(),
             unkept: AtomicBool::new(true),
             has_worked: AtomicBool::new(false),
             confinement: OnceLock::new(),
@@ -185,6 +188,16 @@ impl Shared {
         self.in_kernel.get()
     }
 
+    /// From now on, a successor finds what there is.
+    pub(super) fn use_estate(&self, estate: Estate) {
+        let _ = self.estate.set(estate);
+    }
+
+    /// Whether this engine goes on where another one was killed.
+    pub(super) fn is_successor(&self) -> bool {
+        self.estate.get().is_some_and(Estate::is_found)
+    }
+
     /// There is no path in the kernel, though it was asked for.
     pub(super) fn not_in_kernel(&self, why: InKernelInfo) {
         let _ = self.not_in_kernel.set(why);
@@ -200,13 +213,13 @@ impl Shared {
 
     /// Something has changed: a successor is to find it, at once if that is little work.
     pub(super) fn has_changed(&self) {
-        let Some(in_kernel) = self.in_kernel() else {
+        let Some(estate) = self.estate.get() else {
             return;
         };
         let control = self.control();
         let small = successor::is_small(&control);
         if small {
-            successor::keep(&control, in_kernel);
+            successor::keep(&control, estate);
         }
         self.unkept.store(!small, Ordering::Release);
     }
@@ -579,10 +592,10 @@ impl EngineSide for Shared {
     }
 
     fn keep(&self) {
-        if let Some(in_kernel) = self.in_kernel() {
-            in_kernel.keep_counts(|| self.control());
+        if let Some(estate) = self.estate.get() {
+            estate.keep_counts(self);
             if self.unkept.swap(false, Ordering::AcqRel) {
-                successor::keep(&self.control(), in_kernel);
+                successor::keep(&self.control(), estate);
             }
         }
     }

@@ -1,5 +1,6 @@
 //! What an engine leaves for the one that comes after it, should it be killed: services, servers,
-//! settings and counters, beside the connection table in the [kernel](crate::in_kernel).
+//! settings and counters, beside the connection table, in the [kernel](crate::in_kernel) or with a
+//! [holder](crate::outlive).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,10 +17,108 @@ use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use super::shared::Shared;
-use crate::in_kernel::{InKernel, Record};
+use crate::host::keeper::Keeper;
+use crate::in_kernel::{Held, InKernel};
+use crate::outlive::{Area, Outlive, Record};
 
 /// Services and servers up to which every change is kept at once; with more it is within a second.
 pub(super) const FEW: usize = 256;
+
+/// Where all that lies.
+#[derive(Clone, Debug)]
+pub(super) enum Estate {
+    /// In maps, which keep forwarding by it.
+    InKernel(Arc<InKernel>),
+    /// In memory that a process holds.
+    Memory(Arc<Outlive>),
+}
+
+impl Estate {
+    /// Another engine has left it.
+    pub(super) fn is_found(&self) -> bool {
+        match self {
+            Self::InKernel(kernel) => kernel.is_successor(),
+            Self::Memory(memory) => memory.is_successor(),
+        }
+    }
+
+    fn area(&self) -> Area<'_> {
+        match self {
+            Self::InKernel(kernel) => kernel.area(),
+            Self::Memory(memory) => memory.area(),
+        }
+    }
+
+    /// Keeps counters, and that there is an engine.
+    pub(super) fn keep_counts(&self, shared: &Shared) {
+        match self {
+            Self::InKernel(kernel) => kernel.keep_counts(|| shared.control()),
+            Self::Memory(memory) => {
+                memory.is_alive(shared.now());
+                memory.area().keep_counts(&shared.control(), &[]);
+            }
+        }
+    }
+
+    fn take_counts(&self, control: &mut Control, records: &[Record]) {
+        match self {
+            Self::InKernel(kernel) => kernel.take_counts(control, records),
+            Self::Memory(memory) => memory.area().take_counts(control, records, &[]),
+        }
+    }
+
+    fn clock_ahead(&self, now: Instant) -> Duration {
+        match self {
+            Self::InKernel(kernel) => kernel.clock_ahead(now),
+            Self::Memory(memory) => memory.clock_ahead(now),
+        }
+    }
+
+    /// Deadlines are by a clock that says `now`.
+    pub(super) fn set_clock(&self, now: Instant) {
+        match self {
+            Self::InKernel(kernel) => kernel.set_clock(now),
+            Self::Memory(memory) => memory.set_clock(now),
+        }
+    }
+
+    /// Nobody forwards by it until what this gives is dropped.
+    fn hold(&self) -> Option<Held> {
+        let Self::InKernel(kernel) = self else {
+            return None;
+        };
+        let held = kernel.hold();
+        kernel.settle();
+        Some(held)
+    }
+
+    /// This engine has taken over everything, and hides from the host what it handles.
+    pub(super) fn has_taken_over(&self) {
+        if let Self::InKernel(kernel) = self {
+            kernel.has_taken_over();
+        }
+    }
+
+    /// What hides packets from the host outlives the engine, too, where nobody else handles them.
+    pub(super) fn keep_shield(&self, keeper: &Keeper) {
+        let (Self::Memory(memory), Some(socket)) = (self, keeper.shield()) else {
+            return;
+        };
+        let holder = memory.holder();
+        let held = holder.hold_shield(socket);
+        if let Err(error) = held.and_then(|()| holder.keep_last_shield()) {
+            warn!("should this engine be killed, the host ends its connections: {error}");
+        }
+    }
+
+    /// An orderly end: nothing is left.
+    pub(super) fn end(&self) {
+        match self {
+            Self::InKernel(kernel) => kernel.leave_nothing(),
+            Self::Memory(memory) => memory.end(),
+        }
+    }
+}
 
 /// What is kept, beside connections and counters.
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -43,7 +142,7 @@ pub(super) struct Left {
 }
 
 /// Keeps what there is now.
-pub(super) fn keep(control: &Control, in_kernel: &InKernel) {
+pub(super) fn keep(control: &Control, estate: &Estate) {
     let mut kept = Kept::default();
     let (tcp, tcp_fin, udp) = control.timeouts();
     kept.calls
@@ -102,9 +201,11 @@ pub(super) fn keep(control: &Control, in_kernel: &InKernel) {
         };
         Some(virt)
     });
-    in_kernel.set_services(services);
+    if let Estate::InKernel(in_kernel) = estate {
+        in_kernel.set_services(services);
+    }
     match serde_json::to_vec(&kept) {
-        Ok(text) if in_kernel.save(&text) => {}
+        Ok(text) if estate.area().save(&text) => {}
         _ => warn!(
             "there are so many services and servers that a successor of this engine would not find them, should it be killed"
         ),
@@ -120,10 +221,14 @@ pub(super) fn is_small(control: &Control) -> bool {
 pub(super) fn restore(
     control: &mut Control,
     host: &dyn Host,
-    in_kernel: &InKernel,
+    estate: &Estate,
     now: Instant,
 ) -> Left {
-    let kept: Kept = match in_kernel.saved().map(|text| serde_json::from_slice(&text)) {
+    let kept: Kept = match estate
+        .area()
+        .saved()
+        .map(|text| serde_json::from_slice(&text))
+    {
         Some(Ok(kept)) => kept,
         Some(Err(error)) => {
             warn!("what the engine before this one has left cannot be read: {error}");
@@ -196,26 +301,25 @@ pub(super) fn start_daemons_in_time(shared: &Shared, mut waiting: Vec<SyncDaemon
     }
 }
 
-/// Takes over the connections that a predecessor has left, and what was counted of `records`, from
-/// the path in the kernel, which holds back meanwhile.
+/// Takes over the connections that a predecessor has left, and what was counted of `records`. The
+/// path in the kernel holds back meanwhile.
 pub(super) fn take_over(
     shared: &Shared,
     shard: &mut Shard,
-    in_kernel: &Arc<InKernel>,
+    estate: &Estate,
     adoption: Adoption,
     records: &[Record],
 ) {
     let started = SystemInstant::now();
-    let _held = in_kernel.hold();
-    in_kernel.settle();
+    let _held = estate.hold();
     let mut control = shared.control();
     control.sweep(shard);
-    in_kernel.take_counts(&mut control, records);
+    estate.take_counts(&mut control, records);
     let now = shared.now();
-    let mut adoption = adoption.of_a_clock_ahead(in_kernel.clock_ahead(now));
+    let mut adoption = adoption.of_a_clock_ahead(estate.clock_ahead(now));
     while control.adopt(shard, &mut adoption, now, usize::MAX) {}
-    in_kernel.set_clock(shared.now());
-    in_kernel.has_taken_over();
+    estate.set_clock(shared.now());
+    estate.has_taken_over();
     info!(
         connections = shard.len(),
         "took over what another engine has left, in {:?}",

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 
 use lvs_core::api::{Failure, FailureCode, Need};
 use lvs_core::{Forwarding, ServiceKey};
@@ -69,6 +70,14 @@ impl Interception {
         let steering = Steering::open(hop.name(), hop.ifindex())?;
         let kept = BTreeSet::new();
         Ok((Self::Routed { steering, kept }, Port::Hop(hop)))
+    }
+
+    /// What the shield ends with.
+    pub(super) fn shield(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Copies { shield, .. } => Some(shield.socket()),
+            Self::Routed { .. } => None,
+        }
     }
 
     /// Whether the host routes everything.

@@ -10,7 +10,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
@@ -153,6 +153,11 @@ pub(super) struct Next {
 }
 
 impl Keeper {
+    /// What the shield ends with, if there is one.
+    pub(crate) fn shield(&self) -> Option<BorrowedFd<'_>> {
+        self.interception.shield()
+    }
+
     /// Attaches to the host, in this thread's network namespace. Nothing is kept from it yet.
     pub(crate) fn new(
         engine: Arc<dyn EngineSide>,

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use lvs_core::memory::Layout;
 
 use super::error::{InKernelError, step};
-use super::layout::{
-    ABOUT_WORDS, COUNT_WORDS, HOP_WORDS, KEPT_WORDS, SHARE_WORDS, TUNNEL_WORDS, conf,
-};
+use super::layout::{ABOUT_WORDS, COUNT_WORDS, HOP_WORDS, SHARE_WORDS, TUNNEL_WORDS, conf};
 use super::pins::Pins;
 use super::{HOPS, SERVERS};
+use crate::outlive::KEPT_WORDS;
 use crate::sys::{SharedArray, Types};
 
 /// 64-bit words for services and settings: twice 4 MiB.

@@ -19,9 +19,6 @@ pub(super) mod conf {
 
 /// Words of what describes the maps, before the connection table's own description.
 pub(super) const ABOUT_WORDS: usize = 4;
-/// Words that are kept of a server's counters: all that was counted for it, and how much of that
-/// was in the programs' own.
-pub(super) const KEPT_WORDS: usize = 5 + COUNT_WORDS;
 /// Words of a virtual service.
 pub(super) const SERVICE_WORDS: usize = 3;
 

@@ -54,9 +54,9 @@ use self::layout::{
     COUNT_WORDS, HOP_WORDS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS, conf, count, hop, share,
     tunnel,
 };
-pub(crate) use self::outlive::Record;
 use self::pins::Pins;
 use self::xdp::Xdp;
+use crate::outlive::WITHOUT_ENGINE;
 use crate::packet::rewrite::tunnel::Template;
 use crate::packet::wire::Mac;
 use crate::sys::{self, Program, SharedSet};
@@ -64,8 +64,6 @@ use crate::sys::{self, Program, SharedSet};
 /// Packets from the client after which a connection is published: shorter ones stay with the
 /// engine, and a flood publishes nothing.
 pub const RIPE: NonZeroU32 = NonZeroU32::new(16).unwrap();
-/// How long a connection goes on without an engine.
-const WITHOUT_ENGINE: Duration = Duration::from_secs(300);
 /// How long a slot that was published is not used again: a program may be looking at it.
 const QUARANTINE: Duration = Duration::from_millis(200);
 /// Ways out at most.

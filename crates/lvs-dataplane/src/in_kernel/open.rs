@@ -17,7 +17,8 @@ use super::error::{InKernelError, step};
 use super::layout::{ABOUT_WORDS, COUNT_WORDS, TOLD_BYTES, conf};
 use super::pins::{self, Pins};
 use super::xdp::Xdp;
-use super::{InKernel, SERVERS, WITHOUT_ENGINE, lock, object, types};
+use super::{InKernel, SERVERS, lock, object, types};
+use crate::outlive::WITHOUT_ENGINE;
 use crate::sys::{self, Instruction, PerCpuArray, Program, ProgramKind, SharedArray, SharedSet};
 
 /// The programs, compiled.

@@ -5,27 +5,19 @@ use std::collections::HashSet;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::DerefMut;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use lvs_core::{Control, Counts, Instant, ServiceKey};
+use lvs_core::{Control, Instant};
 use tracing::debug;
 
-use super::layout::{COUNT_WORDS, KEPT_WORDS, SERVICE_WORDS, conf, count};
+use super::layout::{COUNT_WORDS, SERVICE_WORDS, conf};
 use super::{InKernel, SERVERS, lock};
+use crate::outlive::{Area, Record};
 use crate::sys;
 
 /// How long a program may still work on a frame after what it went by is not in force any more.
 const SETTLED: Duration = Duration::from_millis(2);
-
-/// Where a server's counters are.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Record {
-    pub(crate) service: ServiceKey,
-    pub(crate) server: SocketAddr,
-    pub(crate) record: u32,
-}
 
 impl InKernel {
     /// Another engine has left its connections.
@@ -65,108 +57,27 @@ impl InKernel {
         }
     }
 
+    /// Where services, settings and counters are kept.
+    pub(crate) fn area(&self) -> Area<'_> {
+        Area {
+            counts: self.arrays.kept.words(),
+            text: self.arrays.saved.words(),
+        }
+    }
+
     /// Counts for the servers of this engine what was counted for those of the one before it.
     pub(crate) fn take_counts(&self, control: &mut Control, records: &[Record]) {
         let mut taken = lock(&self.taken);
         let mut sums = vec![[0_u64; COUNT_WORDS]; SERVERS as usize];
         self.sum(&mut sums);
-        for Record {
-            service,
-            server,
-            record,
-        } in records
-        {
-            let (Some(sums), Some(kept)) = (sums.get(*record as usize), self.kept(*record)) else {
-                continue;
-            };
-            let servers = control
-                .service(service)
-                .map_or(&[][..], |service| service.servers());
-            let found = servers.iter().find(|known| known.addr() == *server);
-            let Some(found) = found.and_then(|server| u32::try_from(server.id().index()).ok())
-            else {
-                continue;
-            };
-            let all = |n: usize| {
-                let since = sums[n].wrapping_sub(kept[5 + n].load(Relaxed));
-                kept[1 + n].load(Relaxed).wrapping_add(since)
-            };
-            let counts = Counts {
-                conns: kept[0].load(Relaxed),
-                in_packets: all(count::IN_PACKETS),
-                in_bytes: all(count::IN_BYTES),
-                out_packets: all(count::OUT_PACKETS),
-                out_bytes: all(count::OUT_BYTES),
-            };
-            control.count_forwarded(found, &counts);
-        }
+        self.area().take_counts(control, records, &sums);
         *taken = sums;
-    }
-
-    fn kept(&self, record: u32) -> Option<&[AtomicU64]> {
-        let at = record as usize * KEPT_WORDS;
-        self.arrays.kept.words().get(at..at + KEPT_WORDS)
     }
 
     /// Keeps counters for a successor.
     pub(crate) fn keep_counts<C: DerefMut<Target = Control>>(&self, control: impl FnOnce() -> C) {
         let taken = lock(&self.taken);
-        let control = control();
-        for (_, server) in control.endpoints() {
-            let record = u32::try_from(server.id().index()).unwrap_or(u32::MAX);
-            let (Some(words), Some(taken)) = (self.kept(record), taken.get(record as usize)) else {
-                continue;
-            };
-            let live = control.server_stats(server.id()).unwrap_or_default().live;
-            let mut all = [0; KEPT_WORDS];
-            all[0] = live.conns;
-            all[1 + count::IN_PACKETS] = live.in_packets;
-            all[1 + count::IN_BYTES] = live.in_bytes;
-            all[1 + count::OUT_PACKETS] = live.out_packets;
-            all[1 + count::OUT_BYTES] = live.out_bytes;
-            all[5..].copy_from_slice(taken);
-            for (word, value) in words.iter().zip(all) {
-                word.store(value, Relaxed);
-            }
-        }
-    }
-
-    /// Keeps a text for a successor; `false` if it is too long.
-    pub(crate) fn save(&self, text: &[u8]) -> bool {
-        let words = self.arrays.saved.words();
-        let (first, halves) = (words[0].load(Relaxed), &words[1..]);
-        let half = halves.len() / 2;
-        // Whoever is killed meanwhile leaves the other half.
-        let place = 1 - (first >> 63 & 1) as usize;
-        if text.len() > half * 8 {
-            words[0].store(0, Release);
-            return false;
-        }
-        for (word, bytes) in halves[place * half..].iter().zip(text.chunks(8)) {
-            let mut value = [0; 8];
-            value[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_le_bytes(value), Relaxed);
-        }
-        words[0].store(text.len() as u64 | (place as u64) << 63, Release);
-        true
-    }
-
-    /// The text that was kept.
-    pub(crate) fn saved(&self) -> Option<Vec<u8>> {
-        let words = self.arrays.saved.words();
-        let (first, halves) = (words[0].load(Acquire), &words[1..]);
-        let half = halves.len() / 2;
-        let len = usize::try_from(first & !(1 << 63)).ok()?;
-        if len == 0 || len > half * 8 {
-            return None;
-        }
-        let from = (first >> 63) as usize * half;
-        let words = halves[from..from + len.div_ceil(8)].iter();
-        let mut text: Vec<u8> = words
-            .flat_map(|word| word.load(Relaxed).to_le_bytes())
-            .collect();
-        text.truncate(len);
-        Some(text)
+        self.area().keep_counts(&control(), &taken);
     }
 
     /// Tells the programs which services there are: protocol, address and port (0 for all).

@@ -3,8 +3,9 @@
 
 use lvs_core::memory::Layout;
 
-use super::layout::{ABOUT_WORDS, COUNT_WORDS, KEPT_WORDS, conf, tunnel};
+use super::layout::{ABOUT_WORDS, COUNT_WORDS, conf, tunnel};
 use super::layout::{HOP_WORDS, MAC_WORDS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS};
+use crate::outlive::KEPT_WORDS;
 use crate::sys::{Typed, Types};
 
 const INT: u32 = 1;

@@ -6,6 +6,7 @@
 //! our own maps only.
 
 use std::ffi::CString;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -483,7 +484,8 @@ impl Types {
     }
 }
 
-/// An array in the kernel that programs read and write, and that this process maps as 64-bit words.
+/// An array in the kernel that programs read and write, and that this process maps as 64-bit words;
+/// or memory that other processes hold as well, mapped so.
 #[derive(Debug)]
 pub struct SharedArray {
     fd: OwnedFd,
@@ -511,7 +513,19 @@ impl SharedArray {
             BPF_F_MMAPABLE,
             types,
         )?;
-        Self::map(fd, words * entries.max(1) as usize)
+        Self::map(fd, 0, words * entries.max(1) as usize)
+    }
+
+    /// A part of a file that begins at a page: memory that others hold as well.
+    ///
+    /// # Errors
+    /// If it cannot be mapped, or the file is too short.
+    pub fn of_file(file: &File, offset: u64, words: usize) -> io::Result<Self> {
+        // Whoever touches what is not there is killed.
+        if file.metadata()?.len() < offset + words as u64 * 8 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Self::map(file.try_clone()?.into(), offset, words)
     }
 
     /// The array that was pinned under this name, which has at least so many words.
@@ -519,10 +533,11 @@ impl SharedArray {
     /// # Errors
     /// `NotFound`; `InvalidInput` if it is another one.
     pub fn pinned(path: &Path, words: usize) -> io::Result<Self> {
-        Self::map(pinned(path)?, words)
+        Self::map(pinned(path)?, 0, words)
     }
 
-    fn map(fd: OwnedFd, words: usize) -> io::Result<Self> {
+    fn map(fd: OwnedFd, offset: u64, words: usize) -> io::Result<Self> {
+        let offset = offset.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: a new mapping of a descriptor that is open touches no memory that exists; the
         // kernel refuses one that is longer than the array.
         let memory = unsafe {
@@ -532,7 +547,7 @@ impl SharedArray {
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 fd.as_raw_fd(),
-                0,
+                offset,
             )
         };
         if memory == libc::MAP_FAILED {

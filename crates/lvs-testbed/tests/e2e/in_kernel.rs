@@ -29,16 +29,20 @@ fn site(label: &str, forward: Forward, servers: usize) -> Result<Option<Site>> {
     let mut options = SiteOptions::new(label, forward);
     options.servers = servers;
     let mut site = Site::new(options)?;
-    if forward == Forward::Tun {
-        // The servers' raw sockets are no tunnel device of a kernel's: they take packets, not
-        // aggregates, and whole ones. As for a card that knows nothing of tunnels, the director's
-        // kernel cuts and finishes what it sends.
-        let finish = "for i in eth0 eth1; do \
-                      [ ! -e /sys/class/net/$i ] || ethtool -K $i tx off > /dev/null; done";
-        site.director.sh(finish)?;
-    }
+    finish_in_the_kernel(&site)?;
     site.start_engine(&ON)?;
     Ok(Some(site))
+}
+
+/// The servers' raw sockets are no tunnel device of a kernel's: they take packets, not aggregates,
+/// and whole ones. As for a card that knows nothing of tunnels, the director's kernel cuts and
+/// finishes what it sends.
+pub(super) fn finish_in_the_kernel(site: &Site) -> Result<()> {
+    if site.options.forward == Forward::Tun {
+        site.director.sh("for i in eth0 eth1; do \
+             [ ! -e /sys/class/net/$i ] || ethtool -K $i tx off > /dev/null; done")?;
+    }
+    Ok(())
 }
 
 /// What `lvsadm drops` says was forwarded in the kernel: requests and replies.

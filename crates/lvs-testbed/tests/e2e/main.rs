@@ -26,9 +26,11 @@ mod host;
 mod hostile;
 mod hostile_links;
 mod in_kernel;
+
 mod in_kernel_twins;
 mod in_kernel_xdp;
 mod ipv6;
+mod killed;
 mod ldirectord;
 mod listing;
 mod local_node;

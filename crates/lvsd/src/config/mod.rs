@@ -300,6 +300,8 @@ pub struct Dataplane {
     pub reverse_path: Option<String>,
     /// `off`, `auto` or `on`.
     pub in_kernel: Option<String>,
+    /// Whether a process holds connections, should the engine be killed.
+    pub outlive: Option<String>,
     /// Interfaces where that begins before there is a socket buffer.
     pub xdp: Vec<String>,
     /// `off` or `auto`.
@@ -452,6 +454,7 @@ impl Dataplane {
             ("--echo", self.echo.clone()),
             ("--reverse-path", self.reverse_path.clone()),
             ("--in-kernel", self.in_kernel.clone()),
+            ("--outlive", self.outlive.clone()),
             ("--confine", self.confine.clone()),
             ("--real-time", self.real_time.clone()),
             ("--echo-limit", number(self.echo_limit)),

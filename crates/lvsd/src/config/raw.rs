@@ -129,6 +129,9 @@ pub(super) struct RawDataplane {
     /// Whether established connections are forwarded in the kernel: `off`, `auto` or `on`.
     /// Default: `off`.
     pub(super) in_kernel: Option<Spanned<String>>,
+    /// Whether a process holds connections, should the engine be killed: `off`, `auto` or `on`.
+    /// Default: `off`.
+    pub(super) outlive: Option<Spanned<String>>,
     /// Interfaces where that begins before there is a socket buffer (XDP). Default: none.
     pub(super) xdp: Option<Spanned<OneOrMore>>,
     /// Whether the engine gives up what it does not need, by seccomp and Landlock: `off` or `auto`.

@@ -42,6 +42,7 @@ mod sets;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr, protocols::NETLINK_NETFILTER};
 
@@ -109,6 +110,11 @@ pub struct Shield {
 }
 
 impl Shield {
+    /// The socket that owns the table: as long as somebody holds it, frames are hidden.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
     /// Creates the table. It hides nothing yet, on no interface, and never a frame with the mark
     /// `given_back`, which it takes off.
     ///

@@ -30,6 +30,7 @@ impl Checker<'_> {
         let echo = self.one_of(raw.echo.as_ref(), &["answer", "drop"]);
         let reverse_path = self.one_of(raw.reverse_path.as_ref(), &["off", "loose", "strict"]);
         let in_kernel = self.one_of(raw.in_kernel.as_ref(), &["off", "auto", "on"]);
+        let outlive = self.one_of(raw.outlive.as_ref(), &["off", "auto", "on"]);
         let confine = self.one_of(raw.confine.as_ref(), &["off", "auto"]);
         let real_time = self.one_of(raw.real_time.as_ref(), &["off", "auto"]);
         self.helpers(raw);
@@ -90,6 +91,7 @@ impl Checker<'_> {
             echo,
             reverse_path,
             in_kernel,
+            outlive,
             xdp: list(&raw.xdp).unwrap_or_default(),
             confine,
             real_time,

@@ -1,0 +1,163 @@
+//! Words in which services, settings and counters are kept for a successor, wherever they lie.
+
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use lvs_core::{Control, Counts, ServiceKey};
+
+/// Counters of a server beside new connections.
+const COUNTED: usize = 4;
+/// Words that are kept of a server's counters: all that was counted for it, and how much of that
+/// was counted elsewhere, by programs in the kernel.
+pub(crate) const KEPT_WORDS: usize = 1 + 2 * COUNTED;
+
+/// Where a server's counters are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    pub(crate) service: ServiceKey,
+    pub(crate) server: SocketAddr,
+    pub(crate) record: u32,
+}
+
+/// The words.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Area<'a> {
+    /// [`KEPT_WORDS`] for each record.
+    pub(crate) counts: &'a [AtomicU64],
+    /// One word, and two halves for the text.
+    pub(crate) text: &'a [AtomicU64],
+}
+
+impl Area<'_> {
+    fn kept(&self, record: u32) -> Option<&[AtomicU64]> {
+        let at = record as usize * KEPT_WORDS;
+        self.counts.get(at..at + KEPT_WORDS)
+    }
+
+    /// Keeps counters; of each record, so much of them was `elsewhere`.
+    pub(crate) fn keep_counts(&self, control: &Control, elsewhere: &[[u64; COUNTED]]) {
+        for (_, server) in control.endpoints() {
+            let record = u32::try_from(server.id().index()).unwrap_or(u32::MAX);
+            let Some(words) = self.kept(record) else {
+                continue;
+            };
+            let live = control.server_stats(server.id()).unwrap_or_default().live;
+            let own = [
+                live.in_packets,
+                live.in_bytes,
+                live.out_packets,
+                live.out_bytes,
+            ];
+            let elsewhere = elsewhere.get(record as usize).copied().unwrap_or_default();
+            let all = std::iter::once(live.conns).chain(own).chain(elsewhere);
+            for (word, value) in words.iter().zip(all) {
+                word.store(value, Relaxed);
+            }
+        }
+    }
+
+    /// Counts for the servers of this engine what was counted for those of the one before it:
+    /// `elsewhere` there is so much now.
+    pub(crate) fn take_counts(
+        &self,
+        control: &mut Control,
+        records: &[Record],
+        elsewhere: &[[u64; COUNTED]],
+    ) {
+        for Record {
+            service,
+            server,
+            record,
+        } in records
+        {
+            let Some(kept) = self.kept(*record) else {
+                continue;
+            };
+            let servers = control
+                .service(service)
+                .map_or(&[][..], |service| service.servers());
+            let found = servers.iter().find(|known| known.addr() == *server);
+            let Some(found) = found.and_then(|server| u32::try_from(server.id().index()).ok())
+            else {
+                continue;
+            };
+            let now = elsewhere.get(*record as usize).copied().unwrap_or_default();
+            let all = |n: usize| {
+                let since = now[n].wrapping_sub(kept[1 + COUNTED + n].load(Relaxed));
+                kept[1 + n].load(Relaxed).wrapping_add(since)
+            };
+            let counts = Counts {
+                conns: kept[0].load(Relaxed),
+                in_packets: all(0),
+                in_bytes: all(1),
+                out_packets: all(2),
+                out_bytes: all(3),
+            };
+            control.count_forwarded(found, &counts);
+        }
+    }
+
+    /// Keeps a text; `false` if it is too long.
+    pub(crate) fn save(&self, text: &[u8]) -> bool {
+        let (first, halves) = (self.text[0].load(Relaxed), &self.text[1..]);
+        let half = halves.len() / 2;
+        // Whoever is killed meanwhile leaves the other half.
+        let place = 1 - (first >> 63 & 1) as usize;
+        if text.len() > half * 8 {
+            self.text[0].store(0, Release);
+            return false;
+        }
+        for (word, bytes) in halves[place * half..].iter().zip(text.chunks(8)) {
+            let mut value = [0; 8];
+            value[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(value), Relaxed);
+        }
+        self.text[0].store(text.len() as u64 | (place as u64) << 63, Release);
+        true
+    }
+
+    /// The text that was kept.
+    pub(crate) fn saved(&self) -> Option<Vec<u8>> {
+        let (first, halves) = (self.text[0].load(Acquire), &self.text[1..]);
+        let half = halves.len() / 2;
+        let len = usize::try_from(first & !(1 << 63)).ok()?;
+        if len == 0 || len > half * 8 {
+            return None;
+        }
+        let from = (first >> 63) as usize * half;
+        let words = halves[from..from + len.div_ceil(8)].iter();
+        let mut text: Vec<u8> = words
+            .flat_map(|word| word.load(Relaxed).to_le_bytes())
+            .collect();
+        text.truncate(len);
+        Some(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_kept_or_the_one_before_it() {
+        let words: Vec<AtomicU64> = (0..1 + 2 * 4).map(|_| AtomicU64::new(0)).collect();
+        let area = Area {
+            counts: &[],
+            text: &words,
+        };
+        assert_eq!(area.saved(), None);
+        for text in [
+            &b"one"[..],
+            b"another one",
+            b"",
+            b"as long as there is room",
+        ] {
+            let kept = area.save(text);
+            assert!(kept);
+            assert_eq!(area.saved().unwrap_or_default(), text);
+        }
+        assert!(!area.save(&[b'x'; 33]));
+        assert_eq!(area.saved(), None);
+    }
+}

@@ -1,0 +1,441 @@
+//! The process that holds what outlives an engine: descriptors and nothing else.
+//!
+//! It listens at an abstract name, which the kernel frees with it and which every network namespace
+//! has its own of, so that there is one for each engine. Whoever asks has to be of its user.
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::cmsg_space;
+use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use super::{head, is_worth_waiting};
+use crate::sys::peercred::{own_uid, peer_cred};
+
+/// The argument with which an engine's program becomes a holder.
+const ARGUMENT: &str = "--hold";
+/// How long a new holder may take to listen.
+const START: Duration = Duration::from_secs(2);
+/// How long an engine waits for an answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the holder waits for a question, while others wait.
+const HASTE: Duration = Duration::from_millis(200);
+/// How often a holder looks whether anybody will come.
+const LOOK: Duration = Duration::from_secs(1);
+/// For an engine to say what is to be held.
+const EMPTY: Duration = Duration::from_secs(60);
+/// Shields at a time: that of an engine that was killed, and its successors'.
+const SHIELDS: usize = 4;
+
+/// What is asked of a holder, a byte each; all but the first with an answer of one byte.
+mod ask {
+    /// The memory, with the answer's descriptor if there is one.
+    pub(super) const GIVE: u8 = b'?';
+    /// This is the memory.
+    pub(super) const MEMORY: u8 = b'm';
+    /// This is a shield, to be held beside those before it.
+    pub(super) const SHIELD: u8 = b's';
+    /// Shields but the last one can go.
+    pub(super) const LAST: u8 = b'l';
+    /// Nobody will come.
+    pub(super) const END: u8 = b'e';
+}
+
+/// The answer when it is done; anything else says that it is not.
+const DONE: u8 = b'+';
+
+/// An engine's holder, as the engine sees it.
+#[derive(Debug)]
+pub struct Holder {
+    name: Vec<u8>,
+    /// With a lock that other engines see.
+    memory: File,
+    /// If this process has started it.
+    child: Mutex<Option<Child>>,
+}
+
+fn refused(what: impl Into<String>) -> io::Error {
+    io::Error::other(what.into())
+}
+
+impl Holder {
+    /// The holder for the engine of this name, which is started if there is none. For a process
+    /// that may still start programs.
+    ///
+    /// # Errors
+    /// If none can be started, it belongs to somebody else, or another engine uses it.
+    pub fn of(name: &str) -> io::Result<Self> {
+        let name = format!("lvs-outlive:{name}").into_bytes();
+        let mut child = None;
+        let shared = match call(&name, ask::GIVE, None) {
+            Ok(Some(memory)) => memory,
+            Ok(None) => new_memory(&name)?,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                child = Some(start(&name)?);
+                new_memory(&name)?
+            }
+            Err(error) => return Err(error),
+        };
+        // A description of its own: the lock is the engine's then, and not the holder's.
+        let path = format!("/proc/self/fd/{}", shared.as_raw_fd());
+        let memory = File::options().read(true).write(true).open(path)?;
+        flock(&memory, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| refused("another engine has the holder of this name"))?;
+        let child = Mutex::new(child);
+        Ok(Self {
+            name,
+            memory,
+            child,
+        })
+    }
+
+    pub(super) const fn memory(&self) -> &File {
+        &self.memory
+    }
+
+    /// How long the memory is.
+    pub(super) fn len(&self) -> Option<u64> {
+        self.memory.metadata().ok().map(|meta| meta.len())
+    }
+
+    /// Whether an engine has left something.
+    pub(super) fn is_used(&self) -> bool {
+        self.len().is_some_and(|len| len > 0)
+    }
+
+    pub(super) fn resize(&self, len: u64) -> io::Result<()> {
+        self.memory.set_len(len)
+    }
+
+    /// Lets what hides packets from the host outlive this engine, too.
+    ///
+    /// # Errors
+    /// If the holder is gone.
+    pub(crate) fn hold_shield(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        call(&self.name, ask::SHIELD, Some(socket)).map(drop)
+    }
+
+    /// The engine's own shield is in place: those of engines before it can go.
+    pub(crate) fn keep_last_shield(&self) -> io::Result<()> {
+        call(&self.name, ask::LAST, None).map(drop)
+    }
+
+    /// An orderly end: nobody is to find anything.
+    pub(crate) fn end(&self) {
+        // The memory itself stays as long as it is: whoever touched it would be killed.
+        let _ = call(&self.name, ask::END, None);
+        let child = self
+            .child
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(mut child) = child {
+            // It has nothing more to do.
+            let ended = Instant::now();
+            while matches!(child.try_wait(), Ok(None)) && ended.elapsed() < HASTE {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// Takes away what an engine of this name has left; `false` if there is nothing.
+    ///
+    /// # Errors
+    /// If it belongs to somebody else, or an engine uses it.
+    pub fn clean_up(name: &str) -> io::Result<bool> {
+        let abstract_name = format!("lvs-outlive:{name}").into_bytes();
+        match connect(&abstract_name).map(drop) {
+            Ok(()) => {
+                Self::of(name)?.end();
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn new_memory(name: &[u8]) -> io::Result<OwnedFd> {
+    let memory = memfd_create("lvs-table", MemfdFlags::CLOEXEC)?;
+    call(name, ask::MEMORY, Some(memory.as_fd()))?;
+    Ok(memory)
+}
+
+/// Starts a holder, and waits until it listens.
+fn start(name: &[u8]) -> io::Result<Child> {
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg(ARGUMENT)
+        .arg(String::from_utf8_lossy(name).into_owned())
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        // What a terminal sends to the engine is not for it.
+        .process_group(0);
+    let mut child = command.spawn()?;
+    let started = Instant::now();
+    while connect(name).is_err() {
+        if let Some(status) = child.try_wait()? {
+            return Err(refused(format!("the holder has ended: {status}")));
+        }
+        if started.elapsed() > START {
+            let _ = child.kill();
+            return Err(refused("the holder does not answer"));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(child)
+}
+
+fn connect(name: &[u8]) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+    if peer_cred(&stream)?.uid != own_uid() {
+        return Err(refused("the holder of this name belongs to another user"));
+    }
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Asks for one thing; gives the descriptor that comes with the answer.
+fn call(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<Option<OwnedFd>> {
+    let stream = connect(name)?;
+    send(&stream, what, with)?;
+    let (answer, descriptor) = receive(&stream)?;
+    if answer != DONE {
+        return Err(refused("the holder refuses"));
+    }
+    Ok(descriptor)
+}
+
+fn send(stream: &UnixStream, byte: u8, with: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors = with.as_slice();
+    if !descriptors.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    let bytes = [byte];
+    let bytes = [IoSlice::new(&bytes)];
+    sendmsg(stream, &bytes, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+fn receive(stream: &UnixStream) -> io::Result<(u8, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0];
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    let got = recvmsg(stream, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    if got.bytes == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let descriptors = ancillary.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
+        _ => Vec::new(),
+    });
+    let descriptor = descriptors.last();
+    Ok((bytes[0], descriptor))
+}
+
+// --- the holder itself -------------------------------------------------------------------------
+
+/// What is held.
+#[derive(Debug, Default)]
+struct Held {
+    memory: Option<File>,
+    shields: Vec<OwnedFd>,
+}
+
+impl Held {
+    /// Does what is asked; `None` if nobody will come any more.
+    fn answer(&mut self, what: u8, with: Option<OwnedFd>) -> Option<(u8, Option<BorrowedFd<'_>>)> {
+        const REFUSED: u8 = b'-';
+        match (what, with) {
+            (ask::GIVE, None) => {
+                return Some((DONE, self.memory.as_ref().map(AsFd::as_fd)));
+            }
+            (ask::MEMORY, Some(memory)) => self.memory = Some(memory.into()),
+            (ask::SHIELD, Some(shield)) => {
+                if self.shields.len() == SHIELDS {
+                    self.shields.remove(0);
+                }
+                self.shields.push(shield);
+            }
+            (ask::LAST, None) => {
+                let before = self.shields.len().saturating_sub(1);
+                self.shields.drain(..before);
+            }
+            (ask::END, None) => return None,
+            _ => return Some((REFUSED, None)),
+        }
+        Some((DONE, None))
+    }
+
+    /// Whether an engine may come for what is held. It is read, not mapped: another engine may make
+    /// it shorter at any time.
+    fn is_worth_waiting(&self) -> bool {
+        let word = |number: usize| {
+            let mut bytes = [0; 8];
+            let memory = self.memory.as_ref()?;
+            memory.read_exact_at(&mut bytes, number as u64 * 8).ok()?;
+            Some(u64::from_ne_bytes(bytes))
+        };
+        let words = word(head::BASE).zip(word(head::ALIVE));
+        words.is_some_and(|(base, alive)| is_worth_waiting(base, alive))
+    }
+}
+
+/// Holds what the engine of this name gives, until nobody will come for it: the whole program of a
+/// holder.
+///
+/// # Errors
+/// If the name is taken, or what everybody needs is refused.
+pub fn hold(name: &str) -> io::Result<()> {
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
+    listener.set_nonblocking(true)?;
+    let mut held = Held::default();
+    let (mut looked, started) = (Instant::now(), Instant::now());
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => match serve(&stream, &mut held) {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                // Whoever that was is gone.
+                Err(_) => continue,
+            },
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                thread::sleep(Duration::from_millis(20));
+            }
+            Err(_) => thread::sleep(LOOK),
+        }
+        if looked.elapsed() > LOOK {
+            looked = Instant::now();
+            if !held.is_worth_waiting() && started.elapsed() > EMPTY {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Answers one question; `false` if there will be no others.
+fn serve(stream: &UnixStream, held: &mut Held) -> io::Result<bool> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(HASTE))?;
+    stream.set_write_timeout(Some(HASTE))?;
+    if peer_cred(stream)?.uid != own_uid() {
+        return Ok(true);
+    }
+    // Somebody may just have looked whether there is a holder.
+    let Ok((what, with)) = receive(stream) else {
+        return Ok(true);
+    };
+    match held.answer(what, with) {
+        Some((answer, with)) => send(stream, answer, with).map(|()| true),
+        None => {
+            let _ = send(stream, DONE, None);
+            Ok(false)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lvs_core::memory::Layout;
+
+    use super::super::Outlive;
+    use super::*;
+
+    /// A holder on a thread of this process.
+    fn holder(of: &str) -> (String, thread::JoinHandle<io::Result<()>>) {
+        let name = format!("test-{of}-{}", std::process::id());
+        let full = format!("lvs-outlive:{name}");
+        let abstract_name = full.clone().into_bytes();
+        let running = thread::spawn(move || hold(&full));
+        while connect(&abstract_name).is_err() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        (name, running)
+    }
+
+    #[test]
+    fn what_an_engine_has_left_is_found_once_and_by_its_like() -> io::Result<()> {
+        let (name, running) = holder("found");
+        let layout = Layout::new(1000, 7);
+        let first = Outlive::open(layout, Holder::of(&name)?)?;
+        assert!(!first.is_successor());
+        assert!(first.area().save(b"services"));
+        let refused = Holder::of(&name).map(drop).expect_err("it is in use");
+        assert!(refused.to_string().contains("another engine"), "{refused}");
+        drop(first);
+        // Another seed is no other layout: the one that was left counts.
+        let second = Outlive::open(Layout::new(1000, 8), Holder::of(&name)?)?;
+        assert!(second.is_successor());
+        assert_eq!(second.area().saved().as_deref(), Some(&b"services"[..]));
+        drop(second);
+        let third = Outlive::open(Layout::new(2000, 7), Holder::of(&name)?)?;
+        assert!(!third.is_successor());
+        assert_eq!(third.area().saved(), None);
+        third.end();
+        running.join().expect("it ends")?;
+        assert!(!Holder::clean_up(&name)?);
+        Ok(())
+    }
+
+    #[test]
+    fn one_that_comes_too_late_begins_anew() -> io::Result<()> {
+        let (name, running) = holder("late");
+        let layout = Layout::new(1000, 7);
+        let first = Outlive::open(layout, Holder::of(&name)?)?;
+        first.set(head::ALIVE, 0);
+        drop(first);
+        let second = Outlive::open(layout, Holder::of(&name)?)?;
+        assert!(!second.is_successor());
+        drop(second);
+        assert!(Holder::clean_up(&name)?);
+        running.join().expect("it ends")
+    }
+
+    #[test]
+    fn so_many_shields_are_held_and_no_more() -> io::Result<()> {
+        let mut held = Held::default();
+        let mut shields = Vec::new();
+        for _ in 0..SHIELDS + 3 {
+            let (ours, theirs) = UnixStream::pair()?;
+            ours.set_nonblocking(true)?;
+            shields.push(ours);
+            let answer = held.answer(ask::SHIELD, Some(theirs.into()));
+            assert!(matches!(answer, Some((DONE, None))));
+        }
+        // The other end of one that is let go says so.
+        let open = |shields: &[UnixStream]| {
+            let waits = |mut shield: &UnixStream| {
+                let read = io::Read::read(&mut shield, &mut [0]);
+                read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+            };
+            shields.iter().filter(|shield| waits(shield)).count()
+        };
+        assert_eq!(open(&shields), SHIELDS);
+        assert!(held.answer(ask::LAST, None).is_some());
+        assert_eq!(open(&shields), 1);
+        assert!(matches!(held.answer(b'x', None), Some((answer, None)) if answer != DONE));
+        assert!(held.answer(ask::END, None).is_none());
+        Ok(())
+    }
+}

@@ -1,0 +1,260 @@
+//! Downloads that come evenly, each byte compared, while their engine is killed and another one
+//! takes its place: none breaks. Those that are forwarded in the kernel go on meanwhile, the others
+//! pause.
+//!
+//! `LVS_OTHER_BIN_DIR` names a directory with the engine of another version, which then takes the
+//! killed one's place, and is killed itself.
+
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use lvs_dataplane::sys;
+use lvs_testbed::{Forward, LoadOptions, LoadReport, Mode, Site, SiteOptions, wait_until};
+use nix::sys::signal::Signal;
+
+/// Bytes a second for each download.
+const RATE: u64 = 60_000;
+/// How long nobody decides.
+const DEAD: Duration = Duration::from_secs(5);
+/// Between two engines that are killed.
+const ALIVE: Duration = Duration::from_secs(5);
+
+/// What connections outlive an engine by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// The path in the kernel.
+    Kernel,
+    /// A process that holds the connection table.
+    Holder,
+}
+
+impl By {
+    const fn arguments(self) -> [&'static str; 2] {
+        match self {
+            Self::Kernel => ["--in-kernel", "on"],
+            Self::Holder => ["--outlive", "on"],
+        }
+    }
+}
+
+/// What becomes of an engine.
+#[derive(Clone, Copy, Debug)]
+enum End<'a> {
+    /// It goes on.
+    None,
+    /// It is killed, and one of the same kind takes its place.
+    Killed,
+    /// It is killed, one from this directory takes its place and is killed, and one of the first
+    /// kind takes that one's.
+    Replaced(&'a str),
+}
+
+/// So many downloads at once; none is to break. `None` where nothing is forwarded in the kernel.
+fn downloads(
+    label: &str,
+    (forward, by): (Forward, By),
+    number: u64,
+    end: End<'_>,
+) -> Result<Option<LoadReport>> {
+    if by == By::Kernel && Mode::detect()? == Mode::Rootless {
+        ensure!(!sys::is_root_of_all(), "root can test it");
+        eprintln!("not tested: the path in the kernel needs root, outside of containers");
+        return Ok(None);
+    }
+    let mut options = SiteOptions::new(label, forward);
+    options.servers = 2;
+    options.paced = Some(RATE);
+    let mut site = Site::new(options)?;
+    super::in_kernel::finish_in_the_kernel(&site)?;
+    start(&mut site, by, None)?;
+    site.add_service(80, "rr")?;
+    let mut load = LoadOptions::new(format!("{}:80", site.vip).parse()?);
+    load.requests = number;
+    load.concurrency = number;
+    let seconds = match end {
+        End::Replaced(_) => 30,
+        _ => 20,
+    };
+    load.sizes = vec![RATE * seconds];
+    load.timeout_ms = 60_000;
+    let client = site.client.clone();
+    let running = thread::spawn(move || client.load(&load));
+    let all = || {
+        let all = match by {
+            By::Kernel => requests(&site).is_ok_and(|requests| requests > 20 * number),
+            By::Holder => established(&site).is_ok_and(|connections| connections == number),
+        };
+        all || running.is_finished()
+    };
+    wait_until("all downloads", Duration::from_secs(20), all)?;
+    match end {
+        End::None => {}
+        End::Killed => replace(&mut site, by, None)?,
+        End::Replaced(other) => {
+            replace(&mut site, by, Some(other))?;
+            thread::sleep(ALIVE);
+            replace(&mut site, by, None)?;
+        }
+    }
+    let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+    report.all_ok(number)?;
+    println!(
+        "{label}: {} downloads, longest pause {} ms, of 99 of 100 below {} ms",
+        report.ok, report.stall_ms, report.stall_p99_ms
+    );
+    Ok(Some(report))
+}
+
+/// Packets that were forwarded in the kernel to servers.
+fn requests(site: &Site) -> Result<u64> {
+    let all: serde_json::Value = serde_json::from_str(&site.lvsadm("drops --json --all")?)?;
+    let items = all.as_array().context("a list")?;
+    let requests = items
+        .iter()
+        .find(|item| item["reason"] == "kernel_requests");
+    requests
+        .and_then(|item| item["count"].as_u64())
+        .context("it is counted")
+}
+
+/// Connections that are established.
+fn established(site: &Site) -> Result<u64> {
+    let listing = site.lvsadm("-L -n -c")?;
+    Ok(listing.matches("ESTABLISHED").count() as u64)
+}
+
+/// Starts an engine, from `directory` if that is not the usual one.
+fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
+    let words = by.arguments();
+    match directory {
+        None => site.start_engine(&words),
+        Some(directory) => {
+            let program = Path::new(directory).join("lvs-dataplane");
+            let exec = format!("exec {} \"$@\"", program.display());
+            site.start_engine_by(&["sh", "-c", &exec], &words)
+        }
+    }
+}
+
+/// Kills the engine; after a while another one goes on.
+fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
+    let mut engine = site.engine.take().context("it runs")?;
+    engine.signal(Signal::SIGKILL)?;
+    engine.wait(Duration::from_secs(10))?;
+    thread::sleep(DEAD);
+    let started = Instant::now();
+    start(site, by, directory)?;
+    let log = site.engine.as_ref().context("it runs")?.log();
+    let told = log.lines().find(|line| line.contains("took over"));
+    println!(
+        "{} ({:?} after its start)",
+        told.with_context(|| format!("it says so: {log}"))?,
+        started.elapsed()
+    );
+    Ok(())
+}
+
+/// With a kill and without.
+fn compared(label: &str, how: (Forward, By)) -> Result<()> {
+    const MANY: u64 = 500;
+    let quiet = downloads(&format!("{label}q"), how, MANY, End::None)?;
+    let killed = downloads(&format!("{label}k"), how, MANY, End::Killed)?;
+    if let (Some(quiet), Some(killed)) = (quiet, killed) {
+        println!(
+            "{how:?}: longest pause with a kill {} ms, without {} ms",
+            killed.stall_ms, quiet.stall_ms
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_few_in_the_kernel() -> Result<()> {
+    downloads("inkf", (Forward::Nat, By::Kernel), 60, End::Killed).map(drop)
+}
+
+#[test]
+fn a_few_with_a_holder() -> Result<()> {
+    for (label, forward) in [("holdn", Forward::Nat), ("holdd", Forward::Dr)] {
+        downloads(label, (forward, By::Holder), 60, End::Killed)?;
+    }
+    Ok(())
+}
+
+/// What holds an engine's connections ends with an orderly stop and by `--cleanup`; an engine with
+/// another table says why it begins anew, and none takes what another one has.
+#[test]
+fn a_holder_ends_in_its_time() -> Result<()> {
+    let mut site = Site::new(SiteOptions::new("holde", Forward::Nat))?;
+    let director = site.director.clone();
+    let holders = || director.sh("ss -xlH | grep -c lvs-outlive || true");
+    let gone = || holders().is_ok_and(|holders| holders.trim() == "0");
+    let by = By::Holder;
+    start(&mut site, by, None)?;
+    site.add_service(80, "rr")?;
+    ensure!(holders()?.trim() == "1", "{}", holders()?);
+    let program = lvs_testbed::programs::find("lvs-dataplane")?;
+    let program = program.display().to_string();
+    let refused = director.sh(&format!("{program} --outlive on 2>&1 || true"))?;
+    ensure!(refused.contains("another engine"), "{refused}");
+    let kill = |site: &mut Site, signal| -> Result<()> {
+        let mut engine = site.engine.take().context("it runs")?;
+        engine.signal(signal)?;
+        engine.wait(Duration::from_secs(10)).map(drop)
+    };
+    kill(&mut site, Signal::SIGKILL)?;
+    ensure!(holders()?.trim() == "1", "{}", holders()?);
+    // The host does not see what nobody handles.
+    let rules = director.sh("nft list tables")?;
+    ensure!(rules.contains("lvs-"), "{rules}");
+    site.start_engine(&["--outlive", "on", "--max-connections", "5000"])?;
+    let log = site.engine.as_ref().context("it runs")?.log();
+    ensure!(log.contains("it had another --max-connections"), "{log}");
+    ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+    site.add_service(80, "rr")?;
+    kill(&mut site, Signal::SIGKILL)?;
+    let told = director.sh(&format!("{program} --cleanup"))?;
+    ensure!(told.starts_with("took away connections"), "{told}");
+    wait_until("its end", Duration::from_secs(5), gone)?;
+    start(&mut site, by, None)?;
+    ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+    kill(&mut site, Signal::SIGTERM)?;
+    wait_until("its end", Duration::from_secs(5), gone)?;
+    let rules = director.sh("nft list tables")?;
+    ensure!(!rules.contains("lvs-"), "{rules}");
+    Ok(())
+}
+
+const ALL: [(&str, Forward); 3] = [("n", Forward::Nat), ("d", Forward::Dr), ("t", Forward::Tun)];
+
+#[test]
+#[ignore = "takes two minutes, and measures"]
+fn many_in_the_kernel() -> Result<()> {
+    for (label, forward) in ALL {
+        compared(&format!("inkm{label}"), (forward, By::Kernel))?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "takes two minutes, and measures"]
+fn many_with_a_holder() -> Result<()> {
+    for (label, forward) in ALL {
+        compared(&format!("holdm{label}"), (forward, By::Holder))?;
+    }
+    Ok(())
+}
+
+/// One version goes on with what the other has left, and back.
+#[test]
+#[ignore = "needs LVS_OTHER_BIN_DIR"]
+fn many_with_another_version() -> Result<()> {
+    let other = std::env::var("LVS_OTHER_BIN_DIR").context("LVS_OTHER_BIN_DIR is not set")?;
+    for (label, forward) in ALL {
+        let label = format!("inko{label}");
+        downloads(&label, (forward, By::Kernel), 500, End::Replaced(&other))?;
+    }
+    Ok(())
+}
