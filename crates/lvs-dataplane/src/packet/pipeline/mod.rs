@@ -56,7 +56,7 @@ use self::leave::Pieces;
 pub use self::output::{Output, Request};
 pub use self::settings::{ClampMss, Echo, ReversePath, Settings};
 pub use self::share::{Share, Whole};
-use self::warm::{AHEAD, Known, NEAR};
+use self::warm::{AHEAD, Known};
 
 /// Who decides what becomes of packets: the director.
 pub trait Decide {
@@ -243,9 +243,6 @@ impl Pipeline {
             if done % AHEAD == 0 {
                 let end = frames.len().min(done + AHEAD);
                 warm::look_ahead(&frames[done..end], ethernet, decide, &mut known);
-            }
-            if let Some(Some(near)) = known.get_mut(done % AHEAD + NEAR) {
-                decide.aim(near);
             }
             let frame = &mut frames[done];
             let ahead = known[done % AHEAD].as_ref();

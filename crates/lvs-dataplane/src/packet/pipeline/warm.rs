@@ -10,20 +10,14 @@ use crate::packet::frame::Frame;
 use crate::packet::parse::PLAIN;
 use crate::packet::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, be16, ethernet, ipv4, udp};
 
-/// Frames of which it is found out where they will look before the first of them is decided on.
+/// Frames of which what they need is loaded before the first of them is decided on.
 pub(super) const AHEAD: usize = 64;
-
-/// How many frames before it is decided on, what a frame's connection was found to lie in is asked
-/// for: while a few others are decided on, not all at once, as the processor waits for a dozen lines
-/// of the cache at a time.
-pub(super) const NEAR: usize = 8;
 
 /// What is known of the frames of a batch.
 pub(super) type Known = [Option<Ahead>; AHEAD];
 
-/// Loads what leads to the frames' connections, and the first [`NEAR`] of these. Frames that are
-/// not plain IPv4 with ports are passed over: this is a matter of speed alone, and whoever decides
-/// reads them with care.
+/// Loads what the frames' connections need. Frames that are not plain IPv4 with ports are passed
+/// over: this is a matter of speed alone, and whoever decides reads them with care.
 #[inline]
 pub(super) fn look_ahead<D: Decide>(
     frames: &[Frame],
@@ -31,11 +25,14 @@ pub(super) fn look_ahead<D: Decide>(
     decide: &D,
     known: &mut Known,
 ) {
+    // Where to look first, for all, and then what is there: what is read second depends on what was
+    // read first. All at once, because pages of 4 KiB have to be looked up, which takes as long and
+    // goes on beside one another only as long as nothing else is done.
     for (known, frame) in known.iter_mut().zip(frames) {
         let tuple = ports_and_addresses(frame.bytes(), ethernet);
         *known = tuple.and_then(|(protocol, src, dst)| decide.ahead(protocol, src, dst));
     }
-    for ahead in known[..frames.len().min(NEAR)].iter_mut().flatten() {
+    for ahead in known[..frames.len()].iter_mut().flatten() {
         decide.aim(ahead);
     }
 }
