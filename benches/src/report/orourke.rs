@@ -31,16 +31,11 @@ const COST: &str = "cost";
 const SHARING: &str = "sharing";
 const SHARING_WAIT: &str = "sharing-wait";
 
-/// Servers, the plot of their replies, and the rates: the last one is 1.3 times what they can do.
+/// Servers, the end of their plots' names, and the rates: the last one is 1.3 times what they can do.
 const RATES: [(usize, &str, &[u32], &[u32]); 3] = [
-    (
-        4,
-        REPLIES,
-        &[500, 1000, 1500, 2000, 2200, 2600],
-        &[1500, 2600],
-    ),
-    (2, "replies-2", &[900, 1300], &[]),
-    (1, "replies-1", &[450, 650], &[650]),
+    (4, "", &[500, 1000, 1500, 2000, 2200, 2600], &[1500, 2600]),
+    (2, "-2", &[900, 1300], &[]),
+    (1, "-1", &[450, 650], &[650]),
 ];
 /// Rates where servers have no set capacity, among which the highest good one is looked for.
 const FREE_RATES: &[u32] = &[
@@ -77,6 +72,7 @@ const PLACES: [&str; 6] = [
 
 const OFFERED: Axis = axis("offered rate", "requests/s", false);
 const REPLY_RATE: Axis = axis("reply rate", "replies/s", false);
+const ERROR_RATE: Axis = axis("errors", "% of requests", true);
 const PEER: Axis = axis("peer", "name", false);
 
 const fn axis(name: &'static str, unit: &'static str, log: bool) -> Axis {
@@ -98,7 +94,7 @@ impl Experiment for Orourke {
 
     fn what(&self) -> &'static str {
         "Four clients, each a host with an httperf of its own, ask together for a page of 628 bytes, one request a connection, at rates that grow, \
-         each for a second (with --quick half of one), and give up after a second. Each of four servers, hosts too, answers 500 requests a second, holds back a tenth of that, \
+         each for a second (with --quick 0.4 of one), and give up after a second. Each of four servers, hosts too, answers 500 requests a second, holds back a tenth of that, \
          and refuses what is beyond with 503, which counts as an error. Directly and by routing each client has a server of its own, as far as there are that many; through a director, \
          the director chooses. The response time is that of all replies, refusals too. \
          Then the same page without that limit, and the highest rate at which no more than one request in 10,000 fails and 97 % of what is asked for is answered. \
@@ -118,7 +114,7 @@ impl Experiment for Orourke {
                     ERRORS,
                     "Errors, four servers; 0.01 % where there were fewer",
                     OFFERED,
-                    axis("errors", "% of requests", true),
+                    ERROR_RATE,
                 ),
                 plot(
                     RESPONSE,
@@ -139,7 +135,9 @@ impl Experiment for Orourke {
                     axis("CPU", CORE, false),
                 ),
                 plot("replies-2", "Replies, two servers", OFFERED, REPLY_RATE),
+                plot("errors-2", "Errors, two servers", OFFERED, ERROR_RATE),
                 plot("replies-1", "Replies, one server", OFFERED, REPLY_RATE),
+                plot("errors-1", "Errors, one server", OFFERED, ERROR_RATE),
                 plot(
                     SCALING,
                     "Replies by the number of servers, at 1.3 times what they can do",
@@ -199,7 +197,7 @@ impl Experiment for Orourke {
     }
 
     fn seconds(&self, quick: bool) -> f64 {
-        if quick { 4.5 } else { 18.0 }
+        if quick { 3.7 } else { 18.0 }
     }
 
     fn programs(&self) -> &'static [&'static str] {
@@ -219,7 +217,7 @@ impl Experiment for Orourke {
     ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
         let mut asked = Asked::new(turn, bed)?;
         let mut values = Values::default();
-        for (servers, replies, rates, quick) in RATES {
+        for (servers, plots, rates, quick) in RATES {
             if servers < SERVERS && !has_fewer(asked.bed.who) {
                 continue;
             }
@@ -234,7 +232,7 @@ impl Experiment for Orourke {
                         "{servers} servers, {rate} requests/s: the clients had no means to make {at_limit} of the requests"
                     ));
                 }
-                values.offered(servers, replies, *rate, &seen);
+                values.offered(servers, plots, *rate, &seen);
             }
             give_back(asked.bed, servers)?;
         }
@@ -308,15 +306,16 @@ impl Values {
         });
     }
 
-    fn offered(&mut self, servers: usize, replies: &str, rate: u32, seen: &Seen) {
+    fn offered(&mut self, servers: usize, plots: &str, rate: u32, seen: &Seen) {
         let (x, figures) = (f64::from(rate), &seen.figures);
-        self.add(replies, x, figures.rate);
+        let errors = figures.error_percent.max(LEAST_PERCENT);
+        self.add(&format!("{REPLIES}{plots}"), x, figures.rate);
+        self.add(&format!("{ERRORS}{plots}"), x, errors);
         let capacity = CAPACITY * u32::try_from(servers).unwrap_or(0);
         if rate * 10 == capacity * 13 {
             self.add(SCALING, super::thesis::number(servers), figures.rate);
         }
         if servers == SERVERS {
-            self.add(ERRORS, x, figures.error_percent.max(LEAST_PERCENT));
             self.add(DIRECTOR, x, seen.director * 100.0);
             self.add(SERVERS_CPU, x, seen.servers * 100.0);
             if let Some(response) = figures.response_ms {
@@ -521,7 +520,7 @@ mod tests {
                 cost: 20.0,
             };
             for rate in rates.iter().chain(quick) {
-                values.offered(servers, "replies", *rate, &seen);
+                values.offered(servers, "", *rate, &seen);
             }
             let scaling = values.all.iter().filter(|value| value.plot == SCALING);
             let xs: Vec<f64> = scaling.map(|value| value.x).collect();

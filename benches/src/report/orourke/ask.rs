@@ -60,7 +60,7 @@ impl<'a> Asked<'a> {
             bed,
             cluster,
             servers,
-            seconds: if turn.quick { 0.5 } else { 1.0 },
+            seconds: if turn.quick { 0.4 } else { 1.0 },
             first: Snapshot::take(),
             _directory: directory,
         })
