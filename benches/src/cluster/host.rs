@@ -22,8 +22,6 @@ const MOST_LINE: usize = 4096;
 const MOST_COMPLAINT: usize = 2048;
 /// What a line of our own begins with.
 const MARK: &str = "lvs-bench: ";
-/// How long it may take until a host is ready.
-const READY: Duration = Duration::from_secs(20);
 /// Between two looks whether to go on waiting.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -242,8 +240,7 @@ impl Host {
     }
 
     /// Waits until it says that it can run httperf, and compares the clocks.
-    pub(super) fn wait_ready(&mut self) -> Result<()> {
-        let deadline = Instant::now() + READY;
+    pub(super) fn wait_ready(&mut self, deadline: Instant) -> Result<()> {
         while self.own_line(deadline)? != "ready" {}
         let mut best: Option<(Duration, i128)> = None;
         for _ in 0..5 {

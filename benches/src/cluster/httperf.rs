@@ -90,12 +90,13 @@ pub struct Lifetime {
 }
 
 impl Figures {
-    /// Reads what httperf prints with `-v -v`. `timeout`: seconds after which it gave a request up.
+    /// Reads what httperf prints with `-v -v`. `seconds`: how long it was to ask; `timeout`: after how
+    /// many it gave a request up.
     ///
     /// # Errors
     ///
     /// When a figure is not there, or nothing was asked for.
-    pub fn parse(printed: &str, timeout: f64) -> Result<Self> {
+    pub fn parse(printed: &str, seconds: f64, timeout: f64) -> Result<Self> {
         let after = |line: &str, word: &str| -> Result<f64> {
             let found = printed
                 .lines()
@@ -137,9 +138,9 @@ impl Figures {
         }
         let replies = count("Total:", "replies ")?;
         let mut took = after("Total:", "test-duration ")?;
-        // The last requests were given up so long after they were made.
-        if errors.timeout > 0 && took > timeout {
-            took -= timeout;
+        // The last requests may have been given up so long after they were made.
+        if errors.timeout > 0 {
+            took = (took - timeout).max(took.min(seconds));
         }
         ensure!(took > 0.0, "httperf did nothing");
         let some = |value: f64| (replies > 0).then_some(value);
@@ -260,7 +261,7 @@ mod tests {
 
     #[test]
     fn figures() {
-        let figures = Figures::parse(PRINTED, 1.0).expect("figures");
+        let figures = Figures::parse(PRINTED, 2.0, 1.0).expect("figures");
         assert_eq!(figures.connections, 500);
         assert_eq!(figures.replies, 490);
         assert_eq!(figures.status, [0, 480, 0, 4, 6]);
@@ -281,9 +282,32 @@ mod tests {
         );
     }
 
+    /// Time that requests are waited for is not time for which others were made; nor is time for
+    /// which they were made.
+    #[test]
+    fn rates_where_requests_time_out() {
+        for (seconds, rate) in [
+            (2.0, 240.0),
+            (1.0, 240.0),
+            (2.5, 192.0),
+            (3.0, 160.0),
+            (9.0, 160.0),
+        ] {
+            let figures = Figures::parse(PRINTED, seconds, 1.0).expect("figures");
+            assert!(
+                (figures.rate - rate).abs() < 1e-9,
+                "{seconds}: {}",
+                figures.rate
+            );
+        }
+        let all_in_time = PRINTED.replace("client-timo 7", "client-timo 0");
+        let figures = Figures::parse(&all_in_time, 2.0, 1.0).expect("figures");
+        assert!((figures.rate - 160.0).abs() < 1e-9);
+    }
+
     #[test]
     fn what_several_add_up_to() {
-        let one = Figures::parse(PRINTED, 1.0).expect("figures");
+        let one = Figures::parse(PRINTED, 2.0, 1.0).expect("figures");
         let mut other = one.clone();
         other.replies = 980;
         other.response_ms = Some(9.0);
@@ -302,15 +326,15 @@ mod tests {
 
     #[test]
     fn what_is_not_httperfs_is_refused() {
-        assert!(Figures::parse("", 1.0).is_err());
-        assert!(Figures::parse("Total: connections x", 1.0).is_err());
+        assert!(Figures::parse("", 2.0, 1.0).is_err());
+        assert!(Figures::parse("Total: connections x", 2.0, 1.0).is_err());
         for line in 0..PRINTED.lines().count() {
             let kept: Vec<_> = PRINTED.lines().take(line).collect();
             let whole = kept
                 .iter()
                 .any(|line| line.starts_with("Errors: fd-unavail"));
             assert_eq!(
-                Figures::parse(&kept.join("\n"), 1.0).is_ok(),
+                Figures::parse(&kept.join("\n"), 2.0, 1.0).is_ok(),
                 whole,
                 "{line}"
             );

@@ -26,6 +26,8 @@ const MOST_STEPS: usize = 1000;
 const MOST_RATE: u32 = 1_000_000;
 /// Hosts.
 const MOST_HOSTS: usize = 256;
+/// How long it may take until all hosts are ready.
+const READY: Duration = Duration::from_secs(20);
 /// Until all hosts have been told when to begin.
 const AHEAD: Duration = Duration::from_millis(100);
 /// What its end may take until it is known here.
@@ -203,7 +205,8 @@ impl Cluster {
                 Err(why) => fail(name, why),
             }
         }
-        hosts.retain_mut(|(_, host)| match host.wait_ready() {
+        let deadline = Instant::now() + READY;
+        hosts.retain_mut(|(_, host)| match host.wait_ready(deadline) {
             Ok(()) => true,
             Err(why) => {
                 fail(host.name.clone(), why);
@@ -252,7 +255,7 @@ impl Cluster {
                 Ok(OfHost {
                     host: host.name.clone(),
                     late_ms: late * 1e3,
-                    figures: Figures::parse(&printed, load.timeout.into())?,
+                    figures: Figures::parse(&printed, seconds, load.timeout.into())?,
                 })
             });
             match answer {
