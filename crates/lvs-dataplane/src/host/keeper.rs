@@ -322,7 +322,7 @@ impl Keeper {
             let netlink = poller.add(self.netlink.fd());
             let now = self.engine.now();
             // Rounded up: a wake-up a moment too early would find nothing due.
-            let next = self.vips.next_answer().into_iter();
+            let next = self.vips.next_due().into_iter();
             let next = next.fold(self.next_housekeeping, Ord::min);
             let wait = next.saturating_since(now) + Duration::from_millis(1);
             if let Err(error) = poller.wait(Some(wait)) {
@@ -504,6 +504,7 @@ impl Keeper {
     fn timers(&mut self) {
         let now = self.engine.now();
         self.vips.answer_queries(&self.tables, now);
+        self.vips.announce_due(&self.tables, now);
         if now < self.next_housekeeping {
             return;
         }
@@ -522,7 +523,7 @@ impl Keeper {
         }
         self.neighbours
             .refresh(&self.tables, &mut self.netlink, now);
-        self.vips.announce(&self.tables);
+        self.vips.announce(&self.tables, now);
     }
 
     /// Whether something is hidden for connections of what was removed.

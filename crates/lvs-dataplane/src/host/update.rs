@@ -202,7 +202,8 @@ impl Keeper {
         }
         vips.retain(|&addr| !self.announced.has(addr));
         self.vips.set_services(&vips);
-        self.vips.announce(&self.tables);
+        let now = self.engine.now();
+        self.vips.announce(&self.tables, now);
         self.neighbours
             .set_servers(servers, &self.tables, &mut self.netlink);
         self.next.differs = true;
@@ -495,7 +496,8 @@ impl Keeper {
                 continue;
             }
             self.vips.add_service(addr);
-            self.vips.announce_one(addr, &self.tables);
+            let now = self.engine.now();
+            self.vips.announce_one(addr, &self.tables, now);
         }
     }
 }

@@ -22,25 +22,60 @@ use crate::packet::wire::Mac;
 use crate::packet::{arp, ndp};
 use crate::sys::PacketSocket;
 
-/// How often an own address is announced, one second apart: the first announcement may be lost.
-const ANNOUNCEMENTS: u8 = 3;
+/// The times between the announcements of an own address, last one first: one may be lost, or be
+/// undone by a host that another director has just answered.
+const GAPS: [Duration; 3] = [
+    Duration::from_secs(1),
+    Duration::from_millis(800),
+    Duration::from_millis(200),
+];
 /// How often it is asked who else has a service's address.
 const PROBES: u8 = 2;
 /// How often an address is announced again when somebody else has claimed it, and at what distance
 /// at least that is done: two hosts that both want it fill no network (RFC 5227 section 2.4,
 /// DEFEND_INTERVAL).
-const DEFENCES: u8 = 2;
+const DEFENCES: usize = 2;
 const DEFEND_PERIOD: Duration = Duration::from_secs(10);
 /// Between two lines in the log about the same trouble.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
+
+/// The announcements that an own address still gets.
+#[derive(Clone, Copy, Debug)]
+struct Burst {
+    left: usize,
+    next: Instant,
+}
+
+impl Burst {
+    /// So many, the first of them at once.
+    const fn of(left: usize) -> Self {
+        Self {
+            left,
+            next: Instant::ZERO,
+        }
+    }
+
+    /// Whether one is due; it is given then.
+    fn take(&mut self, now: Instant) -> bool {
+        if self.left == 0 || now < self.next {
+            return false;
+        }
+        self.left -= 1;
+        let gap = self.left.checked_sub(1).and_then(|at| GAPS.get(at));
+        self.next = now + gap.copied().unwrap_or_default();
+        true
+    }
+}
 
 /// What the network is told.
 #[derive(Debug)]
 pub(super) struct Vips {
     /// None where the host routes the packets, and answers.
     socket: Option<PacketSocket>,
-    /// Addresses that are answered for, with the announcements that each still gets.
-    own: HashMap<IpAddr, u8>,
+    /// Addresses that are answered for.
+    own: HashMap<IpAddr, Burst>,
+    /// When the next of them may be due to be announced.
+    next_announcement: Option<Instant>,
     /// Questions who else has the services' addresses, still to be asked.
     probing: HashMap<IpAddr, u8>,
     /// Addresses of services that another host claims, who, and when that was last said.
@@ -59,6 +94,7 @@ impl Vips {
         Ok(Self {
             socket: (!is_routed).then(PacketSocket::new).transpose()?,
             own: HashMap::new(),
+            next_announcement: None,
             probing: HashMap::new(),
             conflicts: HashMap::new(),
             defended: HashMap::new(),
@@ -86,7 +122,8 @@ impl Vips {
             self.listen(port, addr, true);
         }
         info!("answering for {addr}");
-        self.own.insert(addr, ANNOUNCEMENTS);
+        self.own.insert(addr, Burst::of(GAPS.len() + 1));
+        self.next_announcement = Some(Instant::ZERO);
     }
 
     /// No longer answers for these.
@@ -186,33 +223,48 @@ impl Vips {
         self.unclaimed.insert(addr);
     }
 
-    /// Asks who else has the services' addresses, and announces own ones, as often as is still to
-    /// be done.
-    pub(super) fn announce(&mut self, tables: &Tables) {
-        let take = |left: &mut HashMap<IpAddr, u8>| -> Vec<IpAddr> {
-            left.iter_mut()
-                .filter(|(_, left)| **left > 0)
-                .map(|(addr, left)| {
-                    *left -= 1;
-                    *addr
-                })
-                .collect()
-        };
-        let (probes, announcements) = (take(&mut self.probing), take(&mut self.own));
+    /// Asks who else has the services' addresses, as often as is still to be done, and announces own
+    /// ones that are due.
+    pub(super) fn announce(&mut self, tables: &Tables, now: Instant) {
+        let probing = self.probing.iter_mut().filter(|(_, left)| **left > 0);
+        let probes: Vec<IpAddr> = probing
+            .map(|(addr, left)| {
+                *left -= 1;
+                *addr
+            })
+            .collect();
+        let announcements = self.take_due(now);
         self.tell(&probes, &announcements, tables);
     }
 
+    /// Announces own addresses that are due.
+    pub(super) fn announce_due(&mut self, tables: &Tables, now: Instant) {
+        let announcements = self.take_due(now);
+        self.tell(&[], &announcements, tables);
+    }
+
+    fn take_due(&mut self, now: Instant) -> Vec<IpAddr> {
+        if self.next_announcement.is_none_or(|next| now < next) {
+            return Vec::new();
+        }
+        let own = self.own.iter_mut();
+        let due = own.filter_map(|(addr, burst)| burst.take(now).then_some(*addr));
+        let due = due.collect();
+        let waiting = self.own.values().filter(|burst| burst.left > 0);
+        self.next_announcement = waiting.map(|burst| burst.next).min();
+        due
+    }
+
     /// As [`announce`](Self::announce), for one address that has just come.
-    pub(super) fn announce_one(&mut self, addr: IpAddr, tables: &Tables) {
-        let take = |left: &mut HashMap<IpAddr, u8>| {
-            let left = left.get_mut(&addr).filter(|left| **left > 0);
-            left.map_or_else(Vec::new, |left| {
-                *left -= 1;
-                vec![addr]
-            })
-        };
-        let (probes, announcements) = (take(&mut self.probing), take(&mut self.own));
-        self.tell(&probes, &announcements, tables);
+    pub(super) fn announce_one(&mut self, addr: IpAddr, tables: &Tables, now: Instant) {
+        let left = self.probing.get_mut(&addr).filter(|left| **left > 0);
+        let probes = left.map(|left| {
+            *left -= 1;
+            addr
+        });
+        let burst = self.own.get_mut(&addr);
+        let announcement = burst.is_some_and(|burst| burst.take(now)).then_some(addr);
+        self.tell(probes.as_slice(), announcement.as_slice(), tables);
     }
 
     fn tell(&self, probes: &[IpAddr], announcements: &[IpAddr], tables: &Tables) {
@@ -260,9 +312,10 @@ impl Vips {
         }
     }
 
-    /// When the next query is to be answered.
-    pub(super) fn next_answer(&self) -> Option<Instant> {
-        self.answers.next()
+    /// When the next query is to be answered, or the next address announced.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let next = [self.answers.next(), self.next_announcement];
+        next.into_iter().flatten().min()
     }
 
     /// Tells a router, or a switch, that the groups of own addresses are listened to.
@@ -362,13 +415,14 @@ impl Vips {
 
     /// Has an own address announced again.
     fn defend(&mut self, addr: IpAddr, now: Instant) {
-        let Some(left) = self.own.get_mut(&addr) else {
+        let Some(burst) = self.own.get_mut(&addr) else {
             return;
         };
         let last = self.defended.get(&addr);
         if last.is_none_or(|&last| last + DEFEND_PERIOD <= now) {
             self.defended.insert(addr, now);
-            *left = (*left).max(DEFENCES);
+            *burst = Burst::of(burst.left.max(DEFENCES));
+            self.next_announcement = Some(Instant::ZERO);
         }
     }
 }
@@ -382,4 +436,20 @@ fn groups_of<'a>(addresses: impl Iterator<Item = &'a IpAddr>) -> Vec<Ipv6Addr> {
         })
         .collect();
     groups.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_announced_in_a_burst() {
+        let at = |ms| Instant::ZERO + Duration::from_millis(ms);
+        let mut burst = Burst::of(GAPS.len() + 1);
+        let taken = (1000..5000).filter(|&ms| burst.take(at(ms)));
+        assert_eq!(taken.collect::<Vec<_>>(), [1000, 1200, 2000, 3000]);
+        let mut defence = Burst::of(DEFENCES);
+        let taken = (1000..5000).filter(|&ms| defence.take(at(ms)));
+        assert_eq!(taken.collect::<Vec<_>>(), [1000, 2000]);
+    }
 }

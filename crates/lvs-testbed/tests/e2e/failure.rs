@@ -295,21 +295,24 @@ fn a_claim_to_a_vip_is_answered() -> Result<()> {
         said.is_ok_and(|said| said.contains(mac))
     };
     ensure!(known(ours), "the router knows the director");
-    // For a second a host believes what it has heard last (`locktime`).
-    std::thread::sleep(Duration::from_millis(1500));
+    let monitor = router.spawn("ip", &["monitor", "neigh"])?;
+    std::thread::sleep(Duration::from_millis(500));
     let other = &site.servers[1];
     other.sysctl("ipv4/conf/eth0/arp_notify", "1")?;
     other.sh(&format!(
         "ip addr del {0}/32 dev lo; ip addr add {0}/32 dev eth0; ip link set eth0 address {theirs}",
         site.vip
     ))?;
-    let patience = Duration::from_secs(5);
-    wait_until("the router to believe the other one", patience, || {
-        known(theirs)
-    })?;
-    wait_until("the router to know the director again", patience, || {
-        known(ours)
-    })
+    let told = wait_until("the router to hear both", Duration::from_secs(5), || {
+        let log = monitor.log();
+        let vip = format!("{} ", site.vip);
+        let mut lines = log.lines().filter(|line| line.starts_with(&vip));
+        // One after the other, the director last.
+        lines.any(|line| line.contains(theirs)) && lines.any(|line| line.contains(ours))
+    });
+    told.with_context(|| monitor.log())?;
+    ensure!(known(ours), "the router knows the director again");
+    Ok(())
 }
 
 /// An address that another host answers for is not taken over in silence.
