@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use clap::Subcommand;
 
-use crate::files;
+use crate::{classic, files, transfers};
 
 /// What an end does.
 #[derive(Debug, Subcommand)]
@@ -37,6 +37,12 @@ pub enum Endpoint {
     Files(files::Serve),
     /// Clients that ask for files in a loop; prints what came of it
     Ask(files::Ask),
+    /// Downloads and uploads by size; prints how long they take
+    Transfers(transfers::Transfers),
+    /// Services as Unix had them, behind one address
+    Classic(classic::Serve),
+    /// A client of these; prints what works, and how often a second
+    Use(classic::Use),
 }
 
 impl Endpoint {
@@ -52,6 +58,9 @@ impl Endpoint {
             Self::Fetch { target, bytes } => fetch(*target, *bytes),
             Self::Files(serve) => serve.run(),
             Self::Ask(ask) => ask.run(),
+            Self::Transfers(transfers) => transfers.run(),
+            Self::Classic(serve) => serve.run(),
+            Self::Use(client) => client.run(),
         }
     }
 }
@@ -61,8 +70,12 @@ fn byte_at(place: u64) -> u8 {
     u8::try_from(place % 251).unwrap_or(0) ^ u8::try_from((place >> 16) % 241).unwrap_or(0)
 }
 
+/// A connection of uploads begins so.
+pub(crate) const UPLOAD: u8 = b'u';
+
 /// The first byte of a connection says what is wanted: `p` has every byte sent back, `f` and eight
-/// bytes are a download.
+/// bytes are a download, `u` is followed by uploads: eight bytes that say how much comes, and that,
+/// which one byte answers.
 fn serve(port: u16) -> Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", port))?;
     for stream in listener.incoming() {
@@ -79,6 +92,9 @@ fn serve_one(mut stream: TcpStream) -> Result<()> {
     stream.set_nodelay(true)?;
     let mut byte = [0];
     stream.read_exact(&mut byte)?;
+    if byte[0] == UPLOAD {
+        return take_uploads(stream);
+    }
     if byte[0] != b'f' {
         loop {
             stream.write_all(&byte)?;
@@ -98,7 +114,25 @@ fn serve_one(mut stream: TcpStream) -> Result<()> {
     Ok(())
 }
 
-fn connect(target: SocketAddr) -> Result<TcpStream> {
+fn take_uploads(mut stream: TcpStream) -> Result<()> {
+    let mut buffer = vec![0; 256 << 10];
+    let mut length = [0; 8];
+    loop {
+        stream.read_exact(&mut length)?;
+        let mut left = u64::from_be_bytes(length);
+        while left > 0 {
+            let most = usize::try_from(left)
+                .unwrap_or(usize::MAX)
+                .min(buffer.len());
+            let count = stream.read(&mut buffer[..most])?;
+            ensure!(count > 0, "the upload ended early");
+            left -= count as u64;
+        }
+        stream.write_all(b".")?;
+    }
+}
+
+pub(crate) fn connect(target: SocketAddr) -> Result<TcpStream> {
     let limit = Duration::from_secs(5);
     let stream = TcpStream::connect_timeout(&target, limit)?;
     stream.set_nodelay(true)?;

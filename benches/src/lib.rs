@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod classic;
 pub mod cluster;
 pub mod compare;
 pub mod endpoint;
@@ -12,4 +13,5 @@ pub mod memory;
 pub mod publishing;
 pub mod report;
 pub mod stats;
+pub mod transfers;
 pub mod yardsticks;

@@ -108,8 +108,10 @@ fn plots_have_axes_a_legend_and_data_and_a_run_is_resumed() {
         "it stands alone"
     );
     let plots: Vec<&str> = page.split("<svg").skip(1).collect();
-    assert_eq!(plots.len(), 2);
-    for (plot, unit) in plots.iter().zip(["time (µs)", "throughput (Mbit/s)"]) {
+    assert_eq!(plots.len(), 3);
+    assert!(plots[1].contains("added time (µs)") && plots[1].contains("routing"));
+    let lines = [plots[0], plots[2]].into_iter();
+    for (plot, unit) in lines.zip(["time (µs)", "throughput (Mbit/s)"]) {
         let plot = plot.split("</svg>").next().expect("an end");
         for words in ["message size (bytes)", unit, "direct", "routing"] {
             assert!(plot.contains(words), "{words}: {plot}");
@@ -179,5 +181,72 @@ fn web_experiments_are_drawn() {
         "client waits",
     ] {
         assert!(page.contains(words), "{words}");
+    }
+}
+
+/// Each of Mack's other tests measures what it should, and services work through whom they can.
+#[test]
+fn services_work_through_whom_they_can() {
+    let programs = [
+        "NPtcp", "nginx", "haproxy", "nft", "vsftpd", "dnsmasq", "curl",
+    ];
+    let has = |program: &str| {
+        let places = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
+        let mut places = places.into_iter().map(Path::new);
+        places.any(|place| place.join(program).is_file())
+    };
+    let built = Path::new(env!("CARGO_BIN_EXE_lvs-bench")).with_file_name("lvs-dataplane");
+    if !nix::unistd::geteuid().is_root() || !programs.into_iter().all(has) || !built.is_file() {
+        eprintln!("skipped: it needs root, the engine, and {programs:?} (`tools/setup`)");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path();
+    let asked = [
+        "mack-links",
+        "mack-files",
+        "mack-servers",
+        "mack-services",
+        "--peers",
+        "lvs-nat,lvs-dr,lvs-tunnel,nftables,haproxy,nginx,lvs-nat one,lvs-dr one,lvs-dr two",
+        "--rounds",
+        "1",
+    ];
+    let output = report_of(directory, &asked);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let text = fs::read_to_string(directory.join("report.json")).expect("a report");
+    let document: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(document["missing"], Value::Array(Vec::new()), "{text}");
+    let runs = document["runs"].as_array().expect("runs");
+    let count = |experiment: &str| {
+        let of = runs.iter().filter(|run| run["experiment"] == experiment);
+        of.count()
+    };
+    assert_eq!(count("mack-links"), 9);
+    assert_eq!(count("mack-files"), 6);
+    assert_eq!(count("mack-servers"), 4);
+    assert_eq!(count("mack-services"), 6);
+    // telnet, rsh, lpd, session, with a mark, with port 0, UDP, TFTP, FTP passive and active.
+    for (peer, works) in [
+        ("lvs-nat", [1, 1, 1, 0, 1, 1, 1, 1, 1, 1]),
+        ("lvs-dr", [1, 1, 1, 0, 1, 1, 1, 1, 1, 1]),
+        ("lvs-tunnel", [1, 1, 1, 0, 1, 1, 1, 1, 1, 1]),
+        ("nftables", [1, 1, 1, 0, 1, 1, 1, 1, 1, 1]),
+        ("haproxy", [1, 0, 0, 0, 1, 1, 0, 0, 1, 0]),
+        ("nginx", [1, 0, 0, 0, 1, 1, 1, 1, 1, 0]),
+    ] {
+        let mut found = runs
+            .iter()
+            .filter(|run| run["experiment"] == "mack-services" && run["peer"] == peer);
+        let run = found.next().expect("a run");
+        let mut seen = [0; 10];
+        for value in run["values"].as_array().expect("values") {
+            let bar = value["x"].as_f64().expect("a bar");
+            let bar = (0..10).find(|known| f64::from(*known).total_cmp(&bar).is_eq());
+            let bar = usize::try_from(bar.expect("one of ten")).expect("small");
+            seen[bar] = i32::from(value["y"].as_f64() > Some(0.0));
+        }
+        assert_eq!(seen, works, "{peer}: {}", run["notes"]);
     }
 }

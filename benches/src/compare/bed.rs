@@ -478,7 +478,7 @@ impl Bed {
     }
 
     /// Floods go to one server, so that replies can be sent from it; TCP to four.
-    fn rules(&self, method: Method) -> Result<String> {
+    pub(crate) fn rules(&self, method: Method) -> Result<String> {
         let flag = method.flag();
         let mut rules = String::new();
         let mut add = |protocol: &str, vip: &str, port: u16, servers: &[String]| -> Result<()> {
@@ -543,8 +543,7 @@ impl Bed {
             of_director.extend([(&self.client, c, ENDPOINTS), (&self.server, s, ENDPOINTS)]);
         }
         for (host, device, cpu) in of_director {
-            host.sh(&format!("echo 1 > /sys/class/net/{device}/threaded"))?;
-            pin_receiver(device, cpu)?;
+            thread_receiver(host, device, cpu)?;
         }
         Ok(())
     }
@@ -554,6 +553,22 @@ impl Bed {
         ensure!(self.is_threaded(), "it has no threads that receive");
         let [_, d, e, _] = &self.devices;
         pin_receiver(d, cpu).and_then(|()| pin_receiver(e, cpu))
+    }
+
+    /// One more host.
+    pub(crate) fn add_host(&mut self, name: &str) -> Result<Host> {
+        let [host] = self.testbed.hosts([name])?;
+        Ok(host)
+    }
+
+    /// Gives a new interface of an end what its first one had.
+    pub(crate) fn receive_in_thread(&self, host: &Host, device: &str) -> Result<()> {
+        thread_receiver(host, device, ENDPOINTS)
+    }
+
+    /// A program that ends with the bed.
+    pub(crate) fn keep(&mut self, program: Proc) {
+        self.endpoints.push(program);
     }
 
     /// Direct routing and tunnels: the server's answers do not pass the director.
@@ -609,6 +624,12 @@ impl Bed {
         self.endpoints.push(self.server.spawn("taskset", &words)?);
         self.server.wait_for_port("tcp", peers::PING_PORT)
     }
+}
+
+/// Gives an interface a thread that receives, and that a core.
+fn thread_receiver(host: &Host, device: &str, cpu: usize) -> Result<()> {
+    host.sh(&format!("echo 1 > /sys/class/net/{device}/threaded"))?;
+    pin_receiver(device, cpu)
 }
 
 /// Waits for the word `ready`.

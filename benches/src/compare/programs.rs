@@ -12,7 +12,7 @@ use super::bed::{CLIENT_MAC, SERVER_MAC};
 /// Where iperf3 listens.
 pub(crate) const BULK_PORT: u16 = 5201;
 /// Where our own server of round trips listens.
-pub(super) const PING_PORT: u16 = 7;
+pub(crate) const PING_PORT: u16 = 7;
 
 const NFTABLES: &str = "
 table ip lb {

@@ -244,7 +244,7 @@ impl Experiment for Failover {
 }
 
 fn time(quick: bool) -> f64 {
-    if quick { 6.0 } else { 13.5 }
+    if quick { 4.5 } else { 13.5 }
 }
 
 fn points(asked: &Asked, bar: f64, failure: f64) -> Vec<Value> {

@@ -45,9 +45,9 @@ pub(super) fn look(peer: &str) -> Look {
         _ => RGBColor(204, 121, 167),
     };
     let (dash, marker, light) = match variant {
-        "rr" | "drop" => (0, Marker::Circle, 1.0),
-        "wrr" | "evict" => (8, Marker::Triangle, 1.5),
-        "lc" | "drop_entry" => (0, Marker::Triangle, 0.45),
+        "rr" | "drop" | "one" => (0, Marker::Circle, 1.0),
+        "wrr" | "evict" | "two" | "routed" => (8, Marker::Triangle, 1.5),
+        "lc" | "drop_entry" | "gateway" => (0, Marker::Triangle, 0.45),
         "wlc" | "limit" => (3, Marker::Cross, 0.45),
         "drop_packet" => (8, Marker::Cross, 1.5),
         "secure_tcp" => (8, Marker::Circle, 0.45),
@@ -97,7 +97,7 @@ pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Opti
     }
     let mut svg = String::new();
     // Above bars there is room for a legend.
-    let above = if bars.is_empty() { 1.25 } else { 1.4 };
+    let above = if bars.is_empty() { 1.25 } else { 1.6 };
     let (x, y) = ((left, right * 1.1), (low * 0.8, high * above));
     let (linear_x, linear_y) = (0.0..x.1, 0.0..y.1);
     let (log_x, log_y) = ((x.0..x.1).log_scale(), (y.0..y.1).log_scale());
@@ -139,7 +139,7 @@ where
 {
     let area = SVGBackend::with_string(svg, (860, 480)).into_drawing_area();
     area.fill(&WHITE)?;
-    let names = if bars.is_empty() { 48 } else { 96 };
+    let names = if bars.is_empty() { 48 } else { 120 };
     let mut chart = ChartBuilder::on(&area)
         .margin(12)
         .caption(plot.title, ("sans-serif", 20))
@@ -169,6 +169,11 @@ where
             dash,
             marker,
         } = look(peer);
+        // A single point makes no line.
+        let marker = match (one.points.len(), marker) {
+            (1, Marker::None) => Marker::Circle,
+            _ => marker,
+        };
         let style = colour.stroke_width(2);
         let points = one.points.iter().map(|(x, y)| (*x, y.median));
         if !bars.is_empty() {

@@ -30,6 +30,7 @@ use clap::{Args, Subcommand};
 
 use self::data::{CpuSeconds, Document, Missing, Run, SCHEMA, Series, Value};
 use self::peers::{PEERS, Peer};
+use self::thesis::number;
 use crate::compare::bed::{Bed, IN_KERNEL, Purpose, has_program};
 use crate::compare::contender::Place;
 use crate::compare::progress::Progress;
@@ -88,6 +89,16 @@ struct Turn<'a> {
     /// The user has had enough.
     stop: &'a Arc<AtomicBool>,
     notes: RefCell<Vec<String>>,
+}
+
+impl Turn<'_> {
+    /// Something to say beside the figures; once.
+    fn note(&self, what: String) {
+        let mut notes = self.notes.borrow_mut();
+        if !notes.contains(&what) {
+            notes.push(what);
+        }
+    }
 }
 
 /// A published experiment.
@@ -149,9 +160,13 @@ fn usual_bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
 }
 
 /// All of them, in the order of the page.
-const EXPERIMENTS: [&dyn Experiment; 7] = [
+const EXPERIMENTS: [&dyn Experiment; 11] = [
     &orourke::Orourke,
     &mack::Mack,
+    &mack::Links,
+    &mack::Files,
+    &mack::Servers,
+    &mack::Services,
     &haddad::Haddad,
     &thesis::Thesis,
     &unequal::Unequal,
@@ -178,6 +193,8 @@ struct Axis {
 
 const ROUNDS: usize = 5;
 const QUICK_ROUNDS: usize = 3;
+/// Seconds until the hosts of a peer stand ready, about.
+const SET_UP: f64 = 0.6;
 
 impl Options {
     /// Measures what is missing, and writes the report.
@@ -216,13 +233,17 @@ impl Options {
         fs::create_dir_all(&self.out)
             .with_context(|| format!("cannot make {}", self.out.display()))?;
         let mut document = self.begin()?;
+        let left = experiments.iter();
+        let left = left.map(|experiment| self.left(*experiment, &document));
+        let mut progress = Progress::new(left.sum());
         let mut result = Ok(());
         for experiment in &experiments {
-            result = self.repeat(*experiment, &mut document, &stop);
+            result = self.repeat(*experiment, &mut document, &stop, &mut progress);
             if result.is_err() {
                 break;
             }
         }
+        progress.end();
         document.complete = result.is_ok();
         document.save(&self.out)?;
         draw(&document, &self.out)?;
@@ -290,30 +311,47 @@ impl Options {
         })
     }
 
+    /// The peers that are asked for and not done yet.
+    fn peers_left(&self, experiment: &dyn Experiment, document: &Document) -> Vec<&'static Peer> {
+        let is_asked = |peer: &&Peer| {
+            let named = self.peers.iter().any(|name| name == peer.name);
+            named || (self.peers.is_empty() && (!self.quick || experiment.is_quick(peer)))
+        };
+        let has = |peer: &Peer, round| document.has(experiment.name(), peer.name, round);
+        let is_left = |peer: &&Peer| !(1..=document.rounds).all(|round| has(peer, round));
+        let peers = experiment.peers().iter();
+        peers.filter(is_asked).filter(is_left).collect()
+    }
+
+    /// Seconds of what an experiment lacks, about.
+    fn left(&self, experiment: &dyn Experiment, document: &Document) -> f64 {
+        let peers = self.peers_left(experiment, document).len();
+        let turns = document.rounds * peers.div_ceil(experiment.at_once());
+        number(turns) * experiment.seconds(self.quick) + number(peers) * SET_UP
+    }
+
     fn repeat(
         &self,
         experiment: &dyn Experiment,
         document: &mut Document,
         stop: &Arc<AtomicBool>,
+        progress: &mut Progress,
     ) -> Result<()> {
         let name = experiment.name();
-        let is_asked = |peer: &&Peer| {
-            let named = self.peers.iter().any(|name| name == peer.name);
-            named || (self.peers.is_empty() && (!self.quick || experiment.is_quick(peer)))
-        };
-        let peers: Vec<&Peer> = experiment.peers().iter().filter(is_asked).collect();
         let rounds = document.rounds;
-        let is_done = |document: &Document, peer: &Peer| {
-            (1..=rounds).all(|round| document.has(name, peer.name, round))
-        };
+        let peers = self.peers_left(experiment, document);
+        if peers.is_empty() {
+            return Ok(());
+        }
+        progress.begin(name);
         let yardsticks = Yardsticks::build()?;
         let mut beds = Vec::new();
         for peer in &peers {
-            if is_done(document, peer) {
-                continue;
-            }
             interrupted(stop)?;
-            match experiment.bed(peer, &yardsticks) {
+            progress.show(&format!("{name}: hosts of {}", peer.name));
+            let bed = experiment.bed(peer, &yardsticks);
+            progress.add(SET_UP);
+            match bed {
                 Ok(bed) => beds.push((*peer, bed)),
                 Err(error) => document.missing.push(Missing {
                     experiment: name.to_owned(),
@@ -326,10 +364,10 @@ impl Options {
             machine::wait_until_quiet(Duration::from_secs(60))?;
         }
         let one = experiment.seconds(self.quick);
-        let turns = rounds * beds.len().div_ceil(experiment.at_once());
-        let mut progress = Progress::new((0..turns).map(|_| one).sum());
-        progress.begin(name);
+        let groups = |peers: usize| number(peers.div_ceil(experiment.at_once()));
         for round in 1..=rounds {
+            // Whoever failed takes no time.
+            progress.add(one * (groups(peers.len()) - groups(beds.len())));
             let mut failed = Vec::new();
             for group in beds.chunks_mut(experiment.at_once()) {
                 let left = group.iter_mut();
@@ -339,9 +377,6 @@ impl Options {
                 if left.is_empty() {
                     progress.add(one);
                     continue;
-                }
-                if stop.load(Ordering::Relaxed) {
-                    progress.end();
                 }
                 interrupted(stop)?;
                 let names: Vec<_> = left.iter().map(|(peer, _)| peer.name).collect();
@@ -399,7 +434,6 @@ impl Options {
             }
             beds.retain(|(peer, _)| !failed.contains(&peer.name));
         }
-        progress.end();
         Ok(())
     }
 }

@@ -401,7 +401,7 @@ pub(super) fn spread(of: &Spread) -> String {
 }
 
 fn time(quick: bool) -> f64 {
-    if quick { 5.0 } else { 28.0 }
+    if quick { 4.25 } else { 28.0 }
 }
 
 pub(super) fn number(count: usize) -> f64 {
@@ -423,7 +423,7 @@ fn services_of(set: u16, bytes: u64, scheduler: &'static str) -> Vec<Service> {
 }
 
 /// Megabytes a second that clients received, once all of them were under way.
-fn received(asked: &Asked, time: f64) -> Result<f64> {
+pub(super) fn received(asked: &Asked, time: f64) -> Result<f64> {
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let counts = |bin: &u64| *bin as f64;
     let bins = asked.bytes.iter().zip(0_u32..);

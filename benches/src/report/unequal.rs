@@ -262,7 +262,7 @@ const BARS_OF_OURS: [(usize, &str); OURS] = {
 };
 
 fn time(quick: bool) -> f64 {
-    if quick { 3.0 } else { 14.0 }
+    if quick { 2.5 } else { 14.0 }
 }
 
 /// Percent of the capacity that clients got.

@@ -1,0 +1,188 @@
+//! Files by HTTP and uploads, by their size.
+
+use std::fs::File;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
+
+use super::super::data::{CpuSeconds, Document, Value};
+use super::super::peers::Peer;
+use super::super::{Axis, Experiment, Plot, Turn, peers, usual_bed, web};
+use crate::compare::bed::Bed;
+use crate::compare::programs::PING_PORT;
+use crate::machine::Snapshot;
+use crate::transfers::Took;
+use crate::yardsticks::Yardsticks;
+
+/// One file after the other, of 1 byte to 64 MiB.
+#[derive(Debug)]
+pub(in super::super) struct Files;
+
+const NEW: &str = "new";
+const KEEP: &str = "keep";
+const UP: &str = "up";
+
+const SIZES: [u64; 8] = [
+    1,
+    128,
+    1 << 10,
+    16 << 10,
+    128 << 10,
+    1 << 20,
+    16 << 20,
+    64 << 20,
+];
+const QUICK: [u64; 4] = [1, 16 << 10, 1 << 20, 64 << 20];
+
+impl Experiment for Files {
+    fn name(&self) -> &'static str {
+        "mack-files"
+    }
+
+    fn title(&self) -> &'static str {
+        "Files by HTTP, and uploads, by size (Mack, 2000)"
+    }
+
+    fn what(&self) -> &'static str {
+        "One client asks nginx for one file of 1 byte to 64 MiB after the other, each over a new connection, then all over one \
+         that stays; and sends uploads of these sizes over a connection that stays, each of which is acknowledged. A point is the mean time of a \
+         file, over a tenth of a second and more (without --quick: 0.25 s). With direct routing and tunnels only what the client sends passes the director."
+    }
+
+    fn plots(&self) -> &'static [Plot] {
+        const SIZE: Axis = Axis {
+            name: "file size",
+            unit: "bytes",
+            log: true,
+        };
+        const TIME: Axis = Axis {
+            name: "time",
+            unit: "µs",
+            log: true,
+        };
+        &[
+            Plot {
+                name: NEW,
+                title: "Time of a file over a new connection",
+                x: SIZE,
+                y: TIME,
+            },
+            Plot {
+                name: KEEP,
+                title: "Time of a file over a connection that stays",
+                x: SIZE,
+                y: TIME,
+            },
+            Plot {
+                name: UP,
+                title: "Time of an upload over a connection that stays",
+                x: SIZE,
+                y: TIME,
+            },
+        ]
+    }
+
+    fn seconds(&self, quick: bool) -> f64 {
+        if quick { 1.7 } else { 7.5 }
+    }
+
+    fn programs(&self) -> &'static [&'static str] {
+        &["nginx"]
+    }
+
+    fn is_quick(&self, peer: &Peer) -> bool {
+        !["routing", "lvs-tunnel", "lvs-nat-in-kernel", "nginx"].contains(&peer.name)
+    }
+
+    fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
+        let mut bed = usual_bed(peer, yardsticks)?;
+        bed.serve_pings()?;
+        Ok(bed)
+    }
+
+    fn measure(
+        &self,
+        turn: &Turn<'_>,
+        bed: &mut Bed,
+    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+        let directory = tempfile::tempdir()?;
+        let (sizes, time): (&[u64], _) = match turn.quick {
+            true => (&QUICK, "--for=100"),
+            false => (&SIZES, "--for=250"),
+        };
+        for size in sizes {
+            File::create(directory.path().join(size.to_string()))?.set_len(*size)?;
+        }
+        let mut server = web::serve(&bed.server, directory.path(), None)?;
+        let own = std::env::current_exe()?.display().to_string();
+        let target = bed.target(false);
+        let (web, uploads) = (format!("{target}:80"), format!("{target}:{PING_PORT}"));
+        let words: Vec<_> = sizes.iter().map(u64::to_string).collect();
+        let sizes = format!("--sizes={}", words.join(","));
+        let words = [
+            "60",
+            "taskset",
+            "-c",
+            "0",
+            &own,
+            "endpoint",
+            "transfers",
+            &web,
+            &uploads,
+            &sizes,
+            time,
+        ];
+        let first = Snapshot::take();
+        let printed = bed.client.run("timeout", &words)?;
+        let (cpu, disturbed) = peers::used_since(bed, &first)?;
+        server.stop(Signal::SIGTERM)?;
+        let all: Vec<Took> = serde_json::from_str(&printed).context("our own client")?;
+        let value = |took: &Took| {
+            #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+            let x = took.bytes as f64;
+            [(NEW, took.new), (KEEP, took.keep), (UP, took.up)].map(|(plot, y)| Value {
+                plot: plot.into(),
+                x,
+                y,
+            })
+        };
+        Ok((all.iter().flat_map(value).collect(), cpu, disturbed))
+    }
+
+    fn conclusions(&self, document: &Document) -> Vec<String> {
+        let peers = peers::of(self);
+        let mut said = Vec::new();
+        for (plot, what) in [
+            (NEW, "over a new connection"),
+            (KEEP, "over one that stays"),
+        ] {
+            for series in document.series(self.name(), plot, &peers) {
+                let (Some((least, time)), Some((most, long))) =
+                    (series.points.first(), series.points.last())
+                else {
+                    continue;
+                };
+                // Bytes in a microsecond are MB in a second.
+                said.push(format!(
+                    "{}, {what}: a file of {least:.0} byte takes {:.0} µs ({:.0}-{:.0}), one of {:.0} MiB comes at {:.0} MB/s ({:.0}-{:.0}; {} rounds).",
+                    series.peer, time.median, time.min, time.max, most / 1_048_576.0,
+                    most / long.median, most / long.max, most / long.min, time.rounds
+                ));
+            }
+        }
+        for series in document.series(self.name(), UP, &peers) {
+            if let Some((most, long)) = series.points.last() {
+                said.push(format!(
+                    "{}: an upload of {:.0} MiB goes at {:.0} MB/s ({:.0}-{:.0}, {} rounds).",
+                    series.peer,
+                    most / 1_048_576.0,
+                    most / long.median,
+                    most / long.max,
+                    most / long.min,
+                    long.rounds
+                ));
+            }
+        }
+        said
+    }
+}

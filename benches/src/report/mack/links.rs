@@ -1,0 +1,241 @@
+//! Small MTUs, and a director with one interface and with two.
+
+use anyhow::{Context, Result};
+
+use super::super::data::{CpuSeconds, Document, Value};
+use super::super::peers::Peer;
+use super::super::{Axis, Experiment, Plot, Turn, peers, usual_bed};
+use super::{netpipe, wiring};
+use crate::compare::bed::Bed;
+use crate::compare::contender::{Contender, Method};
+use crate::machine::Snapshot;
+use crate::stats::Spread;
+use crate::yardsticks::Yardsticks;
+
+/// NetPIPE over other links.
+#[derive(Debug)]
+pub(in super::super) struct Links;
+
+const MTU: &str = "mtu";
+const TIME: &str = "time";
+const RATE: &str = "rate";
+
+const NAT: Contender = Contender::AfPacket(Method::Nat);
+const DR: Contender = Contender::AfPacket(Method::Dr);
+
+const fn peer(name: &'static str, who: Contender) -> Peer {
+    Peer { name, who }
+}
+
+const PEERS: [Peer; 14] = [
+    peer("direct", Contender::Direct),
+    peer("routing", Contender::Route),
+    peer("lvs-nat", NAT),
+    peer("lvs-dr", DR),
+    peer("lvs-tunnel", Contender::AfPacket(Method::Tunnel)),
+    peer("nftables", Contender::Nftables),
+    peer("haproxy", Contender::Haproxy),
+    peer("nginx", Contender::Nginx),
+    peer("routing one", Contender::Route),
+    peer("routing two", Contender::Route),
+    peer("lvs-nat one", NAT),
+    peer("lvs-nat two", NAT),
+    peer("lvs-dr one", DR),
+    peer("lvs-dr two", DR),
+];
+/// Those of the bars.
+const BARS: [&str; 6] = [
+    "routing one",
+    "routing two",
+    "lvs-nat one",
+    "lvs-nat two",
+    "lvs-dr one",
+    "lvs-dr two",
+];
+/// 576 bytes every host must take; 296 were usual on serial lines.
+const MTUS: [u16; 4] = [296, 576, 1006, 1500];
+const LARGE: u32 = 256 << 10;
+
+impl Experiment for Links {
+    fn name(&self) -> &'static str {
+        "mack-links"
+    }
+
+    fn title(&self) -> &'static str {
+        "Small MTUs, one interface and two (Mack, 2000)"
+    }
+
+    fn what(&self) -> &'static str {
+        "NPtcp with messages of 256 KiB, over links that all have the MTU named. veth passes aggregates of up to 64 KiB whole whatever \
+         the MTU is, so that little but what segments or reassembles in software depends on it: a tunnel, whose packets have 20 bytes more. Then, with an MTU of \
+         1500, NPtcp through a switch (a bridge of the kernel) between a director with two interfaces and its client and server, and through the same with one \
+         interface, which takes in what it sends. Of lvs-dr one the server answers through the switch, of lvs-dr two by a line of its own."
+    }
+
+    fn plots(&self) -> &'static [Plot] {
+        const WIRED: Axis = Axis {
+            name: "interfaces of the director",
+            unit: "count",
+            log: false,
+        };
+        &[
+            Plot {
+                name: MTU,
+                title: "Throughput by MTU, messages of 256 KiB",
+                x: Axis {
+                    name: "MTU",
+                    unit: "bytes",
+                    log: false,
+                },
+                y: Axis {
+                    name: "throughput",
+                    unit: "Mbit/s",
+                    log: true,
+                },
+            },
+            Plot {
+                name: TIME,
+                title: "Time of a message of one byte, one way, through a switch",
+                x: WIRED,
+                y: Axis {
+                    name: "time",
+                    unit: "µs",
+                    log: false,
+                },
+            },
+            Plot {
+                name: RATE,
+                title: "Throughput of messages of 256 KiB through a switch",
+                x: WIRED,
+                y: Axis {
+                    name: "throughput",
+                    unit: "Mbit/s",
+                    log: false,
+                },
+            },
+        ]
+    }
+
+    fn bars(&self, plot: &Plot) -> &'static [&'static str] {
+        if plot.name == MTU { &[] } else { &BARS }
+    }
+
+    fn peers(&self) -> &'static [Peer] {
+        &PEERS
+    }
+
+    fn is_quick(&self, peer: &Peer) -> bool {
+        ["direct", "lvs-nat", "lvs-dr", "lvs-tunnel", "nftables"].contains(&peer.name)
+            || ["lvs-nat one", "lvs-nat two"].contains(&peer.name)
+    }
+
+    fn seconds(&self, quick: bool) -> f64 {
+        if quick { 0.5 } else { 1.5 }
+    }
+
+    fn programs(&self) -> &'static [&'static str] {
+        &["NPtcp", "haproxy", "nginx", "nft"]
+    }
+
+    fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
+        let mut bed = usual_bed(peer, yardsticks)?;
+        if let Some((_, interfaces)) = peer.name.split_once(' ') {
+            wiring::switch(&mut bed, interfaces == "one")?;
+        }
+        Ok(bed)
+    }
+
+    fn measure(
+        &self,
+        turn: &Turn<'_>,
+        bed: &mut Bed,
+    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+        let times = if turn.quick { 20 } else { 200 };
+        let bar = (0_u8..).zip(BARS).find(|(_, name)| *name == turn.peer.name);
+        let mut values = Vec::new();
+        let mut add = |plot: &str, x: f64, y: f64| {
+            values.push(Value {
+                plot: plot.to_owned(),
+                x,
+                y,
+            });
+        };
+        let first = Snapshot::take();
+        if let Some((bar, _)) = bar {
+            let small = netpipe(bed, 1, 1, times * 5)?;
+            let (_, _, time) = *small.first().context("no figure")?;
+            add(TIME, bar.into(), time);
+            add(RATE, bar.into(), large(bed, times)?);
+        } else {
+            for mtu in MTUS {
+                resize(bed, mtu)?;
+                let rate = large(bed, times).with_context(|| format!("MTU {mtu}"))?;
+                add(MTU, mtu.into(), rate);
+            }
+        }
+        let (cpu, disturbed) = peers::used_since(bed, &first)?;
+        Ok((values, cpu, disturbed))
+    }
+
+    fn conclusions(&self, document: &Document) -> Vec<String> {
+        let mut said = Vec::new();
+        for series in document.series(self.name(), MTU, &peers::of(self)) {
+            let (Some((small, low)), Some((large, high))) =
+                (series.points.first(), series.points.last())
+            else {
+                continue;
+            };
+            said.push(format!(
+                "{}: {:.0} Mbit/s ({:.0}-{:.0}) with an MTU of {small:.0}, {:.0} ({:.0}-{:.0}) with {large:.0}: {:.2} times as much ({} rounds).",
+                series.peer, low.median, low.min, low.max, high.median, high.min, high.max,
+                high.median / low.median, low.rounds
+            ));
+        }
+        let at = |plot: &str, peer: &str| -> Option<Spread> {
+            let all = document.series(self.name(), plot, &[peer]);
+            Some(all.first()?.points.first()?.1)
+        };
+        for who in ["routing", "lvs-nat", "lvs-dr"] {
+            for (plot, what, unit) in [
+                (TIME, "a message of one byte", "µs"),
+                (RATE, "messages of 256 KiB", "Mbit/s"),
+            ] {
+                let (Some(one), Some(two)) = (
+                    at(plot, &format!("{who} one")),
+                    at(plot, &format!("{who} two")),
+                ) else {
+                    continue;
+                };
+                let apart = if one.min > two.max || two.min > one.max {
+                    ""
+                } else {
+                    ", which their spread does not tell apart"
+                };
+                said.push(format!(
+                    "{who}, {what}: {:.1} {unit} ({:.1}-{:.1}) with one interface, {:.1} ({:.1}-{:.1}) with two{apart} ({} rounds).",
+                    one.median, one.min, one.max, two.median, two.min, two.max, one.rounds
+                ));
+            }
+        }
+        said
+    }
+}
+
+fn large(bed: &Bed, times: u32) -> Result<f64> {
+    let figures = netpipe(bed, LARGE, LARGE, times)?;
+    Ok(figures.iter().map(|(_, rate, _)| *rate).fold(0.0, f64::max))
+}
+
+/// Sets the MTU of all cables between client and server.
+fn resize(bed: &Bed, mtu: u16) -> Result<()> {
+    let all = format!(
+        "for path in /sys/class/net/*; do\n\
+           link=${{path##*/}}\n\
+           case $link in lo|*ipip*|lvs-*) ;; *) ip link set \"$link\" mtu {mtu} ;; esac\n\
+         done\nip route flush cache\n"
+    );
+    for host in [&bed.client, &bed.director, &bed.server] {
+        host.sh(&all)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,196 @@
+//! One server and two, with a serial client and with parallel ones.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::super::data::{CpuSeconds, Document, Value};
+use super::super::farm::{self, Clients, Farm, SMALL, Service};
+use super::super::peers::Peer;
+use super::super::thesis::{number, received, spread};
+use super::super::{Axis, Experiment, Plot, Turn, peers, usual_bed};
+use crate::compare::bed::Bed;
+use crate::compare::contender::{Contender, Method};
+use crate::machine::Snapshot;
+use crate::yardsticks::Yardsticks;
+
+/// What a second server is good for.
+#[derive(Debug)]
+pub(in super::super) struct Servers;
+
+const PEERS: [Peer; 4] = [
+    Peer {
+        name: "lvs-nat",
+        who: Contender::AfPacket(Method::Nat),
+    },
+    Peer {
+        name: "nftables",
+        who: Contender::Nftables,
+    },
+    Peer {
+        name: "haproxy",
+        who: Contender::Haproxy,
+    },
+    Peer {
+        name: "nginx",
+        who: Contender::Nginx,
+    },
+];
+/// Bytes a second of a server.
+const CAPACITY: u64 = 3_000_000;
+/// Plots, and the clients of each.
+const PLOTS: [(&str, u32, &str); 2] = [
+    ("serial", 1, "a client that waits for each file"),
+    ("parallel", 8, "eight clients at once"),
+];
+
+const COUNT: Axis = Axis {
+    name: "servers",
+    unit: "count",
+    log: false,
+};
+const SERVED: Axis = Axis {
+    name: "received by clients",
+    unit: "MB/s",
+    log: false,
+};
+
+impl Experiment for Servers {
+    fn name(&self) -> &'static str {
+        "mack-servers"
+    }
+
+    fn title(&self) -> &'static str {
+        "One server and two, for a serial client and for parallel ones (Mack, 2000)"
+    }
+
+    fn what(&self) -> &'static str {
+        "A server sends 3 MB/s. A client asks for one small file (76 kB to 1.8 MB) after the other, or eight of them do at the same time, of a \
+         service with one server and of one with two, in turn (HAProxy and nginx: to whoever has fewer connections). A serial client never uses \
+         more than one server. Servers are the limit, so all is measured at the same time."
+    }
+
+    fn plots(&self) -> &'static [Plot] {
+        &[
+            Plot {
+                name: PLOTS[0].0,
+                title: "A serial client",
+                x: COUNT,
+                y: SERVED,
+            },
+            Plot {
+                name: PLOTS[1].0,
+                title: "Eight parallel clients",
+                x: COUNT,
+                y: SERVED,
+            },
+        ]
+    }
+
+    fn peers(&self) -> &'static [Peer] {
+        &PEERS
+    }
+
+    fn at_once(&self) -> usize {
+        PEERS.len()
+    }
+
+    fn seconds(&self, quick: bool) -> f64 {
+        time(quick) + 1.5
+    }
+
+    fn programs(&self) -> &'static [&'static str] {
+        &["haproxy", "nginx", "nft"]
+    }
+
+    fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
+        let bed = usual_bed(peer, yardsticks)?;
+        farm::prepare(&bed)?;
+        Ok(bed)
+    }
+
+    fn measure(
+        &self,
+        turn: &Turn<'_>,
+        bed: &mut Bed,
+    ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)> {
+        let scheduler = match bed.who {
+            Contender::Haproxy | Contender::Nginx => "lc",
+            _ => "rr",
+        };
+        let service = |port: u16, servers: usize| Service {
+            port,
+            scheduler,
+            servers: vec![(1, CAPACITY); servers],
+        };
+        let of = |port: u16| vec![service(port, 1), service(port + 1, 2)];
+        let (services, all) = (
+            [of(8001), of(8003)],
+            [of(8001), of(8003)]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>(),
+        );
+        let farm = Farm::start(bed, &all, false)?;
+        let time = time(turn.quick);
+        let first = Snapshot::take();
+        let mut clients = Vec::new();
+        for (services, (_, count, _)) in services.iter().zip(PLOTS) {
+            let asking = Clients {
+                set: SMALL,
+                count,
+                seed: turn.round,
+                seconds: time,
+                timeout: 60_000,
+                sources: 0,
+            };
+            clients.push(farm.ask(bed, services, &asking)?);
+        }
+        thread::sleep(Duration::from_secs_f64(time));
+        let mut values = Vec::new();
+        for ((plot, ..), asking) in PLOTS.into_iter().zip(clients) {
+            for (servers, asked) in (1..).zip(farm::asked(asking, time)?) {
+                values.push(Value {
+                    plot: plot.to_owned(),
+                    x: number(servers),
+                    y: received(&asked, time)?,
+                });
+            }
+        }
+        let (cpu, disturbed) = peers::used_since(bed, &first)?;
+        farm.end(bed)?;
+        Ok((values, cpu, disturbed))
+    }
+
+    fn conclusions(&self, document: &Document) -> Vec<String> {
+        let mut said = Vec::new();
+        for (plot, _, who) in PLOTS {
+            for series in document.series(self.name(), plot, &peers::of(self)) {
+                let [(_, one), (_, two)] = series.points[..] else {
+                    continue;
+                };
+                let gain = if two.min > one.max * 1.1 {
+                    format!(
+                        "a second server brings {:.2} times as much",
+                        two.median / one.median
+                    )
+                } else {
+                    "a second server brings no more".to_owned()
+                };
+                said.push(format!(
+                    "{}, {who}: {gain}: {} and {} MB/s ({} rounds).",
+                    series.peer,
+                    spread(&one),
+                    spread(&two),
+                    one.rounds.min(two.rounds)
+                ));
+            }
+        }
+        said
+    }
+}
+
+fn time(quick: bool) -> f64 {
+    if quick { 3.0 } else { 10.0 }
+}

@@ -1,0 +1,132 @@
+//! Files of growing size, one after the other: downloads by HTTP, over a new connection each or one
+//! that stays, and uploads.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use crate::endpoint::{self, connect};
+
+/// Who is asked, and for what.
+#[derive(Clone, Debug, Args)]
+pub struct Transfers {
+    /// A web server that has files named by their size
+    web: SocketAddr,
+    /// Who takes uploads (`endpoint serve`)
+    uploads: SocketAddr,
+    /// Sizes in bytes
+    #[arg(long, value_delimiter = ',', required = true)]
+    sizes: Vec<u64>,
+    /// For so long each, and one file at least; in milliseconds
+    #[arg(long = "for", value_name = "MS")]
+    for_ms: u64,
+}
+
+/// Microseconds that a file of some size takes, on average.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Took {
+    pub(crate) bytes: u64,
+    /// Downloads over connections of their own.
+    pub(crate) new: f64,
+    /// Downloads over a connection that stays.
+    pub(crate) keep: f64,
+    /// Uploads over a connection that stays.
+    pub(crate) up: f64,
+}
+
+impl Transfers {
+    /// Transfers, and prints how long it took.
+    ///
+    /// # Errors
+    ///
+    /// When a transfer fails.
+    pub fn run(&self) -> Result<()> {
+        let mut all = Vec::new();
+        for bytes in &self.sizes {
+            let bytes = *bytes;
+            let new = self.mean(|| download(&mut connect(self.web)?, bytes, true))?;
+            let mut stays = connect(self.web)?;
+            let keep = self.mean(|| download(&mut stays, bytes, false))?;
+            drop(stays);
+            let mut uploads = connect(self.uploads)?;
+            uploads.write_all(&[endpoint::UPLOAD])?;
+            let up = self.mean(|| upload(&mut uploads, bytes))?;
+            all.push(Took {
+                bytes,
+                new,
+                keep,
+                up,
+            });
+        }
+        println!("{}", serde_json::to_string(&all)?);
+        Ok(())
+    }
+
+    /// Once to begin with, which does not count.
+    fn mean(&self, mut one: impl FnMut() -> Result<()>) -> Result<f64> {
+        let limit = Duration::from_millis(self.for_ms);
+        one()?;
+        let (start, mut count) = (Instant::now(), 0_u32);
+        while count == 0 || start.elapsed() < limit {
+            one()?;
+            count += 1;
+        }
+        Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(count))
+    }
+}
+
+fn download(stream: &mut TcpStream, bytes: u64, close: bool) -> Result<()> {
+    let connection = if close { "close" } else { "keep-alive" };
+    let request =
+        format!("GET /{bytes} HTTP/1.1\r\nHost: bench\r\nConnection: {connection}\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
+    let mut buffer = vec![0; 256 << 10];
+    let (head, came) = answer(stream, &mut buffer)?;
+    let text = String::from_utf8_lossy(&buffer[..head]);
+    ensure!(text.starts_with("HTTP/1.1 200"), "the server says: {text}");
+    let mut got = (came - head) as u64;
+    while got < bytes {
+        let count = stream.read(&mut buffer)?;
+        ensure!(count > 0, "of {bytes} bytes {got} came");
+        got += count as u64;
+    }
+    ensure!(got == bytes, "{got} bytes came, not {bytes}");
+    Ok(())
+}
+
+/// Where the head of an answer ends, and what has come so far.
+fn answer(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<(usize, usize)> {
+    let mut filled = 0;
+    loop {
+        let count = stream.read(&mut buffer[filled..])?;
+        if count == 0 {
+            bail!("the server has closed the connection before it answered");
+        }
+        filled += count;
+        let end = buffer[..filled]
+            .windows(4)
+            .position(|end| end == b"\r\n\r\n");
+        if let Some(end) = end {
+            return Ok((end + 4, filled));
+        }
+    }
+}
+
+fn upload(stream: &mut TcpStream, bytes: u64) -> Result<()> {
+    stream.write_all(&bytes.to_be_bytes())?;
+    let block = vec![b'x'; 256 << 10];
+    let mut left = bytes;
+    while left > 0 {
+        let count = left.min(block.len() as u64);
+        stream.write_all(&block[..usize::try_from(count)?])?;
+        left -= count;
+    }
+    let mut done = [0];
+    stream
+        .read_exact(&mut done)
+        .context("nobody says that it came")
+}
