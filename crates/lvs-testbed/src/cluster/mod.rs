@@ -39,7 +39,7 @@ pub struct ClusterOptions {
     #[arg(long, default_value = "nat")]
     pub forward: String,
     /// Downloads under way
-    #[arg(long, default_value_t = 500)]
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=20_000))]
     pub downloads: u64,
     /// Downloads by IPv6 (nat and dr)
     #[arg(long)]
