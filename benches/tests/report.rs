@@ -195,9 +195,14 @@ fn services_work_through_whom_they_can() {
         let mut places = places.into_iter().map(Path::new);
         places.any(|place| place.join(program).is_file())
     };
-    let built = Path::new(env!("CARGO_BIN_EXE_lvs-bench")).with_file_name("lvs-dataplane");
-    if !nix::unistd::geteuid().is_root() || !programs.into_iter().all(has) || !built.is_file() {
-        eprintln!("skipped: it needs root, the engine, and {programs:?} (`tools/setup`)");
+    let ours = ["lvs-dataplane", "lvsadm", "lvs-testbed"];
+    let built = ours
+        .into_iter()
+        .all(|program| lvs_testbed::programs::find(program).is_ok());
+    if !nix::unistd::geteuid().is_root() || !programs.into_iter().all(has) || !built {
+        eprintln!(
+            "skipped: it needs root, {ours:?} (`make unit`) and {programs:?} (`tools/setup`)"
+        );
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");
@@ -217,7 +222,7 @@ fn services_work_through_whom_they_can() {
     assert!(output.status.success(), "{error}");
     let text = fs::read_to_string(directory.join("report.json")).expect("a report");
     let document: Value = serde_json::from_str(&text).expect("JSON");
-    assert_eq!(document["missing"], Value::Array(Vec::new()), "{text}");
+    assert_eq!(document["missing"], Value::Array(Vec::new()));
     let runs = document["runs"].as_array().expect("runs");
     let count = |experiment: &str| {
         let of = runs.iter().filter(|run| run["experiment"] == experiment);

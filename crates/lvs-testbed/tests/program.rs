@@ -1,0 +1,34 @@
+//! `lvs-testbed` without hosts: what it lists, and what it refuses.
+
+use std::process::{Command, Output};
+
+fn testbed(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lvs-testbed"));
+    command.args(arguments).output().expect("lvs-testbed")
+}
+
+#[test]
+fn every_way_of_forwarding_has_scenarios() {
+    let output = testbed(&["cluster", "--list"]);
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    for scenario in ["calm", "kill", "returns", "planned", "partition", "etcd"] {
+        let mut lines = text.lines();
+        assert!(
+            lines.any(|line| line.split_whitespace().next() == Some(scenario)),
+            "{scenario}: {text}"
+        );
+    }
+}
+
+#[test]
+fn an_unknown_scenario_is_refused() {
+    let output = testbed(&["cluster", "nonsense"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("no scenario is called nonsense") && said.contains("--list"),
+        "{said}"
+    );
+}
