@@ -248,13 +248,23 @@ fn many_with_a_holder() -> Result<()> {
 }
 
 /// One version goes on with what the other has left, and back.
-#[test]
-#[ignore = "needs LVS_OTHER_BIN_DIR"]
-fn many_with_another_version() -> Result<()> {
+fn with_another_version(by: By) -> Result<()> {
     let other = std::env::var("LVS_OTHER_BIN_DIR").context("LVS_OTHER_BIN_DIR is not set")?;
     for (label, forward) in ALL {
-        let label = format!("inko{label}");
-        downloads(&label, (forward, By::Kernel), 500, End::Replaced(&other))?;
+        let label = format!("other{label}");
+        downloads(&label, (forward, by), 500, End::Replaced(&other))?;
     }
     Ok(())
+}
+
+#[test]
+#[ignore = "needs LVS_OTHER_BIN_DIR, and takes two minutes"]
+fn many_with_another_version_in_the_kernel() -> Result<()> {
+    with_another_version(By::Kernel)
+}
+
+#[test]
+#[ignore = "needs LVS_OTHER_BIN_DIR, and takes two minutes"]
+fn many_with_another_version_and_a_holder() -> Result<()> {
+    with_another_version(By::Holder)
 }
