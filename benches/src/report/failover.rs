@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::data::{CpuSeconds, Document, Value};
-use super::farm::{self, Clients, Farm, Service, Set};
+use super::farm::{self, Clients, Farm, PEERS, Service, Set};
 use super::peers::Peer;
 use super::thesis::{number, spread};
 use super::{Axis, Experiment, Plot, Turn, peers};
 use crate::compare::bed::Bed;
-use crate::compare::contender::{Contender, Method};
 use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
@@ -20,25 +19,7 @@ use crate::yardsticks::Yardsticks;
 #[derive(Debug)]
 pub(super) struct Failover;
 
-const PEERS: [Peer; 4] = [
-    Peer {
-        name: "lvs-nat",
-        who: Contender::AfPacket(Method::Nat),
-    },
-    Peer {
-        name: "nftables",
-        who: Contender::Nftables,
-    },
-    Peer {
-        name: "haproxy",
-        who: Contender::Haproxy,
-    },
-    Peer {
-        name: "nginx",
-        who: Contender::Nginx,
-    },
-];
-const NAMES: [&str; 4] = ["lvs-nat", "nftables", "haproxy", "nginx"];
+const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
 
 const SERVED: &str = "served";
 const FAILED: &str = "failed";
@@ -150,14 +131,8 @@ impl Experiment for Failover {
         time(quick) + 2.5
     }
 
-    fn programs(&self) -> &'static [&'static str] {
-        &["haproxy", "nginx", "nft"]
-    }
-
     fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
-        let bed = super::usual_bed(peer, yardsticks)?;
-        farm::prepare(&bed)?;
-        Ok(bed)
+        farm::bed(peer, yardsticks)
     }
 
     fn measure(

@@ -10,9 +10,12 @@ use lvs_testbed::netns::run_with_input;
 use lvs_testbed::{Host, Proc, programs};
 use nix::sys::signal::Signal;
 
+use super::peers::{self, Peer};
+use super::usual_bed;
 use crate::compare::bed::{self, Bed, SERVER_MAC, VIP};
 use crate::compare::contender::Contender;
 use crate::files::Asked;
+use crate::yardsticks::Yardsticks;
 
 /// Real servers that a bed has room for: 10.72.0.11 and the next ones.
 pub(super) const SERVERS: usize = 8;
@@ -79,8 +82,13 @@ pub(super) struct Clients {
     pub(super) sources: u8,
 }
 
-/// Gives a bed eight servers, and its client addresses to ask from. Once for each bed.
-pub(super) fn prepare(bed: &Bed) -> Result<()> {
+/// Whoever has services of any port.
+pub(super) const PEERS: [Peer; 4] = peers::named(["lvs-nat", "nftables", "haproxy", "nginx"]);
+
+/// A bed with eight servers, whose client has addresses to ask from.
+pub(super) fn bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
+    let bed = usual_bed(peer, yardsticks)?;
+
     let mut servers = String::new();
     let mut director = String::new();
     for server in 4..SERVERS {
@@ -94,7 +102,8 @@ pub(super) fn prepare(bed: &Bed) -> Result<()> {
     }
     bed.server.sh(&servers)?;
     bed.client.sh("ip route add local 10.128.0.0/24 dev lo")?;
-    bed.director.sh(&director).map(drop)
+    bed.director.sh(&director)?;
+    Ok(bed)
 }
 
 impl Farm {

@@ -135,7 +135,7 @@ impl Experiment for Haddad {
     }
 
     fn conclusions(&self, document: &Document) -> Vec<String> {
-        let peers = peers::names();
+        let peers = peers::of(self);
         let mut said = Vec::new();
         for (plot, what) in [(REQUESTS, "requests/s"), (CONNECTIONS, "connections/s")] {
             let mut last: Vec<_> = document

@@ -107,8 +107,11 @@ trait Experiment: Sync {
     fn title(&self) -> &'static str;
     /// How it is done.
     fn what(&self) -> &'static str;
-    /// The programs that it needs besides ours.
-    fn programs(&self) -> &'static [&'static str];
+    /// The programs that it needs besides ours and those of its peers, of which whoever lacks one is
+    /// not measured.
+    fn programs(&self) -> &'static [&'static str] {
+        &[]
+    }
     fn plots(&self) -> &'static [Plot];
     /// What one run of a peer takes, about.
     fn seconds(&self, quick: bool) -> f64;

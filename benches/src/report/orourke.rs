@@ -51,15 +51,7 @@ const LEAST_PERCENT: f64 = 0.01;
 const REACHED: f64 = 0.97;
 
 /// A bar for each peer, in their order.
-const NAMES: [&str; PEERS.len()] = {
-    let mut names = [""; PEERS.len()];
-    let mut peer = 0;
-    while peer < names.len() {
-        names[peer] = PEERS[peer].name;
-        peer += 1;
-    }
-    names
-};
+const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
 /// Where the engine's process shares its core with what receives for it, and where not.
 const PLACES: [&str; 6] = [
     "lvs-nat shared",
@@ -372,7 +364,7 @@ fn at(series: &Series, x: f64) -> Option<Spread> {
 
 impl Orourke {
     fn all(&self, document: &Document, plot: &str) -> Vec<Series> {
-        document.series(self.name(), plot, &peers::names())
+        document.series(self.name(), plot, &NAMES)
     }
 
     fn of(&self, document: &Document, plot: &str, peer: &str, x: f64) -> Option<Spread> {

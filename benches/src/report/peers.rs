@@ -9,54 +9,65 @@ use crate::compare::contender::{Contender, Method};
 use crate::machine::{Snapshot, Used};
 
 /// Who is measured; its name is the same everywhere, as is its colour.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
     pub(super) name: &'static str,
     pub(super) who: Contender,
 }
 
+const fn peer(name: &'static str, who: Contender) -> Peer {
+    Peer { name, who }
+}
+
 pub(super) const PEERS: [Peer; 9] = [
-    Peer {
-        name: "direct",
-        who: Contender::Direct,
-    },
-    Peer {
-        name: "routing",
-        who: Contender::Route,
-    },
-    Peer {
-        name: "lvs-nat",
-        who: Contender::AfPacket(Method::Nat),
-    },
-    Peer {
-        name: "lvs-dr",
-        who: Contender::AfPacket(Method::Dr),
-    },
-    Peer {
-        name: "lvs-tunnel",
-        who: Contender::AfPacket(Method::Tunnel),
-    },
-    Peer {
-        name: "lvs-nat-in-kernel",
-        who: Contender::InKernel(Method::Nat),
-    },
-    Peer {
-        name: "nftables",
-        who: Contender::Nftables,
-    },
-    Peer {
-        name: "haproxy",
-        who: Contender::Haproxy,
-    },
-    Peer {
-        name: "nginx",
-        who: Contender::Nginx,
-    },
+    peer("direct", Contender::Direct),
+    peer("routing", Contender::Route),
+    peer("lvs-nat", Contender::AfPacket(Method::Nat)),
+    peer("lvs-dr", Contender::AfPacket(Method::Dr)),
+    peer("lvs-tunnel", Contender::AfPacket(Method::Tunnel)),
+    peer("lvs-nat-in-kernel", Contender::InKernel(Method::Nat)),
+    peer("nftables", Contender::Nftables),
+    peer("haproxy", Contender::Haproxy),
+    peer("nginx", Contender::Nginx),
 ];
 
-/// Their names, in their order.
-pub(super) fn names() -> Vec<&'static str> {
-    PEERS.iter().map(|peer| peer.name).collect()
+/// Those with these names. What follows a space is what one of them is measured with: `lvs-nat lc`.
+pub(super) const fn named<const COUNT: usize>(names: [&'static str; COUNT]) -> [Peer; COUNT] {
+    let mut all = [PEERS[0]; COUNT];
+    let mut place = 0;
+    while place < COUNT {
+        let mut known = 0;
+        while !begins(names[place], PEERS[known].name) {
+            known += 1;
+        }
+        all[place] = peer(names[place], PEERS[known].who);
+        place += 1;
+    }
+    all
+}
+
+/// Whether a name is that of a peer, or one with a space after it.
+const fn begins(name: &str, peer: &str) -> bool {
+    let (name, peer) = (name.as_bytes(), peer.as_bytes());
+    let mut at = 0;
+    while at < peer.len() {
+        if at >= name.len() || name[at] != peer[at] {
+            return false;
+        }
+        at += 1;
+    }
+    name.len() == at || name[at] == b' '
+}
+
+/// What they are called.
+pub(super) const fn names<const COUNT: usize>(peers: &[Peer; COUNT]) -> [&'static str; COUNT] {
+    let mut names = [""; COUNT];
+    let mut place = 0;
+    while place < COUNT {
+        names[place] = peers[place].name;
+        place += 1;
+    }
+    names
 }
 
 /// The names of those that take part in an experiment.
@@ -81,4 +92,20 @@ pub(super) fn used_since(bed: &mut Bed, first: &Snapshot) -> Result<(CpuSeconds,
         endpoints: used.endpoints,
     };
     Ok((cpu, used.disturbed()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_that_of_one_peer() {
+        let [lc, kernel] = named(["lvs-nat lc", "lvs-nat-in-kernel"]);
+        assert_eq!(
+            (lc.name, lc.who),
+            ("lvs-nat lc", Contender::AfPacket(Method::Nat))
+        );
+        assert_eq!(kernel.who, Contender::InKernel(Method::Nat));
+        assert!(!begins("lvs-nat-in-kernel", "lvs-nat") && !begins("lvs", "lvs-nat"));
+    }
 }

@@ -15,7 +15,7 @@ use super::peers::Peer;
 use super::thesis::{number, spread};
 use super::{Axis, Experiment, Plot, Turn, peers};
 use crate::compare::bed::{self, Bed, CLIENT_MAC, FRONT_MAC, VIP};
-use crate::compare::contender::{Contender, Method};
+use crate::compare::contender::Contender;
 use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
 use crate::stats::Spread;
@@ -24,43 +24,20 @@ use crate::stats::Spread;
 #[derive(Debug)]
 pub(super) struct Testlvs;
 
-const NAT: Contender = Contender::AfPacket(Method::Nat);
-
-const fn ours(name: &'static str) -> Peer {
-    Peer { name, who: NAT }
-}
-
-const PEERS: [Peer; 11] = [
-    Peer {
-        name: "routing",
-        who: Contender::Route,
-    },
-    ours("lvs-nat"),
-    ours("lvs-nat drop"),
-    ours("lvs-nat evict"),
-    ours("lvs-nat drop_entry"),
-    ours("lvs-nat drop_packet"),
-    ours("lvs-nat secure_tcp"),
-    ours("lvs-nat limit"),
-    ours("lvs-nat source-limit"),
-    Peer {
-        name: "nftables",
-        who: Contender::Nftables,
-    },
-    Peer {
-        name: "haproxy",
-        who: Contender::Haproxy,
-    },
-];
-const NAMES: [&str; 11] = {
-    let mut names = [""; 11];
-    let mut peer = 0;
-    while peer < names.len() {
-        names[peer] = PEERS[peer].name;
-        peer += 1;
-    }
-    names
-};
+const PEERS: [Peer; 11] = peers::named([
+    "routing",
+    "lvs-nat",
+    "lvs-nat drop",
+    "lvs-nat evict",
+    "lvs-nat drop_entry",
+    "lvs-nat drop_packet",
+    "lvs-nat secure_tcp",
+    "lvs-nat limit",
+    "lvs-nat source-limit",
+    "nftables",
+    "haproxy",
+]);
+const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
 
 const TABLE: &str = "table";
 const ENTRIES: &str = "entries";
@@ -219,10 +196,6 @@ impl Experiment for Testlvs {
     fn seconds(&self, quick: bool) -> f64 {
         let (flood, most) = times(quick);
         BEFORE + flood + most + 0.8
-    }
-
-    fn programs(&self) -> &'static [&'static str] {
-        &["haproxy", "nft"]
     }
 
     fn measure(

@@ -12,42 +12,23 @@ use super::farm::{self, Clients, Farm, LARGE, MIXED, SMALL, Service, Set};
 use super::peers::Peer;
 use super::{Axis, Experiment, Plot, Turn, peers};
 use crate::compare::bed::Bed;
-use crate::compare::contender::{Contender, Method};
 use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
 use crate::stats::Spread;
+use crate::yardsticks::Yardsticks;
 
 /// Rates by the number of servers, and over time.
 #[derive(Debug)]
 pub(super) struct Thesis;
 
-const NAT: Contender = Contender::AfPacket(Method::Nat);
-const PEERS: [Peer; 6] = [
-    Peer {
-        name: "lvs-nat rr",
-        who: NAT,
-    },
-    Peer {
-        name: "lvs-nat wrr",
-        who: NAT,
-    },
-    Peer {
-        name: "lvs-nat lc",
-        who: NAT,
-    },
-    Peer {
-        name: "nftables",
-        who: Contender::Nftables,
-    },
-    Peer {
-        name: "haproxy",
-        who: Contender::Haproxy,
-    },
-    Peer {
-        name: "nginx",
-        who: Contender::Nginx,
-    },
-];
+const PEERS: [Peer; 6] = peers::named([
+    "lvs-nat rr",
+    "lvs-nat wrr",
+    "lvs-nat lc",
+    "nftables",
+    "haproxy",
+    "nginx",
+]);
 
 /// Each set has services with so many servers.
 const SERVERS: [usize; 4] = [2, 4, 6, 8];
@@ -271,14 +252,8 @@ impl Experiment for Thesis {
         time(quick) + 1.5
     }
 
-    fn programs(&self) -> &'static [&'static str] {
-        &["haproxy", "nginx", "nft"]
-    }
-
-    fn bed(&self, peer: &Peer, yardsticks: &crate::yardsticks::Yardsticks) -> Result<Bed> {
-        let bed = super::usual_bed(peer, yardsticks)?;
-        farm::prepare(&bed)?;
-        Ok(bed)
+    fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
+        farm::bed(peer, yardsticks)
     }
 
     fn measure(

@@ -6,12 +6,12 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::data::{CpuSeconds, Document, Value};
-use super::farm::{self, Clients, Farm, SMALL, Service};
+use super::farm::{self, Clients, Farm, PEERS, SMALL, Service};
 use super::peers::Peer;
 use super::thesis::{number, spread};
 use super::{Axis, Experiment, Plot, Turn, peers};
 use crate::compare::bed::Bed;
-use crate::compare::contender::{Contender, Method};
+use crate::compare::contender::Contender;
 use crate::files::{Asked, BIN};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
@@ -19,25 +19,6 @@ use crate::yardsticks::Yardsticks;
 /// All schedulers, before four unequal servers.
 #[derive(Debug)]
 pub(super) struct Unequal;
-
-const PEERS: [Peer; 4] = [
-    Peer {
-        name: "lvs-nat",
-        who: Contender::AfPacket(Method::Nat),
-    },
-    Peer {
-        name: "nftables",
-        who: Contender::Nftables,
-    },
-    Peer {
-        name: "haproxy",
-        who: Contender::Haproxy,
-    },
-    Peer {
-        name: "nginx",
-        who: Contender::Nginx,
-    },
-];
 
 /// Ours, and after them what the others have: as the bars are named.
 const BARS: [&str; 20] = [
@@ -136,14 +117,8 @@ impl Experiment for Unequal {
         time(quick) + 1.5
     }
 
-    fn programs(&self) -> &'static [&'static str] {
-        &["haproxy", "nginx", "nft"]
-    }
-
     fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
-        let bed = super::usual_bed(peer, yardsticks)?;
-        farm::prepare(&bed)?;
-        Ok(bed)
+        farm::bed(peer, yardsticks)
     }
 
     fn measure(

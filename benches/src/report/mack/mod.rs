@@ -12,10 +12,9 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 
 use super::data::{CpuSeconds, Document, Series, Value};
-use super::peers::{PEERS as USUAL, Peer};
+use super::peers::Peer;
 use super::{Axis, Experiment, Plot, Turn, peers, usual_bed};
 use crate::compare::bed::{Bed, VIP};
-use crate::compare::contender::{Contender, Method};
 use crate::compare::programs::BULK_PORT;
 use crate::machine::Snapshot;
 use crate::stats::Spread;
@@ -34,45 +33,27 @@ const LATENCY: &str = "latency";
 const ADDED: &str = "added";
 const THROUGHPUT: &str = "throughput";
 
-const GATEWAY: Peer = Peer {
-    name: "lvs-dr gateway",
-    who: Contender::AfPacket(Method::Dr),
-};
-const ROUTED: Peer = Peer {
-    name: "lvs-nat routed",
-    who: Contender::AfPacket(Method::Nat),
-};
-/// All of them, in the order of bars: directly first.
-const PEERS: [Peer; USUAL.len() + 2] = {
-    let mut all = [GATEWAY; USUAL.len() + 2];
-    let (mut from, mut to) = (0, 0);
-    while from < USUAL.len() {
-        let Peer { name, who } = USUAL[from];
-        all[to] = Peer { name, who };
-        to += 1;
-        let after = match who {
-            Contender::AfPacket(Method::Nat) => Some(ROUTED),
-            Contender::AfPacket(Method::Dr) => Some(GATEWAY),
-            _ => None,
-        };
-        if let Some(peer) = after {
-            all[to] = peer;
-            to += 1;
-        }
-        from += 1;
-    }
-    all
-};
+const DIRECT: &str = "direct";
+/// The server's gateway is the director.
+const GATEWAY: &str = "lvs-dr gateway";
+/// The virtual address is on no interface.
+const ROUTED: &str = "lvs-nat routed";
+const PEERS: [Peer; 11] = peers::named([
+    DIRECT,
+    "routing",
+    "lvs-nat",
+    ROUTED,
+    "lvs-dr",
+    GATEWAY,
+    "lvs-tunnel",
+    "lvs-nat-in-kernel",
+    "nftables",
+    "haproxy",
+    "nginx",
+]);
+const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
 /// Whoever is between the two ends.
-const BARS: [&str; PEERS.len() - 1] = {
-    let mut bars = [""; PEERS.len() - 1];
-    let mut bar = 0;
-    while bar < bars.len() {
-        bars[bar] = PEERS[bar + 1].name;
-        bar += 1;
-    }
-    bars
-};
+const BARS: &[&str] = NAMES.split_at(1).1;
 
 impl Experiment for Mack {
     fn name(&self) -> &'static str {
@@ -152,7 +133,7 @@ impl Experiment for Mack {
     }
 
     fn bars(&self, plot: &Plot) -> &'static [&'static str] {
-        if plot.name == ADDED { &BARS } else { &[] }
+        if plot.name == ADDED { BARS } else { &[] }
     }
 
     fn series(&self, document: &Document, plot: &Plot) -> Vec<Series> {
@@ -160,9 +141,9 @@ impl Experiment for Mack {
             return document.series(self.name(), plot.name, &peers::of(self));
         }
         let bars = (0_u8..).zip(BARS);
-        let bar = |(bar, peer): (u8, &str)| {
+        let bar = |(bar, peer): (u8, &&str)| {
             Some(Series {
-                peer: peer.to_owned(),
+                peer: (*peer).to_owned(),
                 points: vec![(f64::from(bar), added(document, peer)?)],
             })
         };
@@ -171,11 +152,11 @@ impl Experiment for Mack {
 
     fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
         let bed = usual_bed(peer, yardsticks)?;
-        if peer.name == GATEWAY.name {
+        if peer.name == GATEWAY {
             // What is left leads to the director.
             bed.server.sh("ip route del 10.71.0.0/24")?;
         }
-        if peer.name == ROUTED.name {
+        if peer.name == ROUTED {
             bed.director.sh(&format!("ip addr del {VIP}/32 dev lo"))?;
         }
         Ok(bed)
@@ -209,7 +190,7 @@ impl Experiment for Mack {
         let peers = peers::of(self);
         let mut said = Vec::new();
         let latency = document.series(self.name(), LATENCY, &peers);
-        let direct = latency.iter().find(|series| series.peer == "direct");
+        let direct = latency.iter().find(|series| series.peer == DIRECT);
         if let Some((size, time)) = direct.and_then(|direct| direct.points.first()) {
             said.push(format!(
                 "direct: a message of {size:.0} byte takes {:.1} µs one way ({:.1}-{:.1}, {} rounds).",
@@ -217,8 +198,8 @@ impl Experiment for Mack {
             ));
         }
         let mut all: Vec<(&str, Spread)> = BARS
-            .into_iter()
-            .filter_map(|peer| Some((peer, added(document, peer)?)))
+            .iter()
+            .filter_map(|peer| Some((*peer, added(document, peer)?)))
             .collect();
         all.sort_by(|a, b| a.1.median.total_cmp(&b.1.median));
         for (place, (peer, time)) in all.iter().enumerate() {
@@ -257,14 +238,15 @@ impl Experiment for Mack {
 /// What a peer adds to the time of the smallest message, in microseconds: beside direct in the same
 /// rounds.
 fn added(document: &Document, peer: &str) -> Option<Spread> {
-    let times = |peer: &'static str| times(document, peer);
-    let direct = times("direct");
-    let own = PEERS.iter().find(|known| known.name == peer)?.name;
-    let added = times(own).into_iter().filter_map(|(round, size, time)| {
-        let mut direct = direct.iter();
-        let (_, _, direct) = direct.find(|one| one.0 == round && one.1.total_cmp(&size).is_eq())?;
-        Some(time - direct)
-    });
+    let direct = times(document, DIRECT);
+    let added = times(document, peer)
+        .into_iter()
+        .filter_map(|(round, size, time)| {
+            let mut direct = direct.iter();
+            let (_, _, direct) =
+                direct.find(|one| one.0 == round && one.1.total_cmp(&size).is_eq())?;
+            Some(time - direct)
+        });
     Spread::of(added)
 }
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::super::data::{CpuSeconds, Document, Value};
-use super::super::farm::{self, Clients, Farm, SMALL, Service};
+use super::super::farm::{self, Clients, Farm, PEERS, SMALL, Service};
 use super::super::peers::Peer;
 use super::super::thesis::{number, received, spread};
-use super::super::{Axis, Experiment, Plot, Turn, peers, usual_bed};
+use super::super::{Axis, Experiment, Plot, Turn, peers};
 use crate::compare::bed::Bed;
-use crate::compare::contender::{Contender, Method};
+use crate::compare::contender::Contender;
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
@@ -19,24 +19,6 @@ use crate::yardsticks::Yardsticks;
 #[derive(Debug)]
 pub(in super::super) struct Servers;
 
-const PEERS: [Peer; 4] = [
-    Peer {
-        name: "lvs-nat",
-        who: Contender::AfPacket(Method::Nat),
-    },
-    Peer {
-        name: "nftables",
-        who: Contender::Nftables,
-    },
-    Peer {
-        name: "haproxy",
-        who: Contender::Haproxy,
-    },
-    Peer {
-        name: "nginx",
-        who: Contender::Nginx,
-    },
-];
 /// Bytes a second of a server.
 const CAPACITY: u64 = 3_000_000;
 /// Plots, and the clients of each.
@@ -100,14 +82,8 @@ impl Experiment for Servers {
         time(quick) + 1.5
     }
 
-    fn programs(&self) -> &'static [&'static str] {
-        &["haproxy", "nginx", "nft"]
-    }
-
     fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
-        let bed = usual_bed(peer, yardsticks)?;
-        farm::prepare(&bed)?;
-        Ok(bed)
+        farm::bed(peer, yardsticks)
     }
 
     fn measure(
