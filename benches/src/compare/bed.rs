@@ -8,6 +8,7 @@
 //! ```
 
 mod crowd;
+mod ipvs;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -24,6 +25,7 @@ use lvs_testbed::{Host, Proc, Testbed, wait_until};
 use nix::sys::signal::Signal;
 
 pub(crate) use self::crowd::server_address;
+pub(crate) use self::ipvs::{ipvs, lacks};
 use super::contender::{Contender, Method, Place};
 use super::programs as peers;
 use crate::yardsticks::Yardsticks;
@@ -44,6 +46,8 @@ const CONNECTIONS: u32 = 12_000_000;
 /// Connections of TCP that ours may have, where the memory for all of them is taken at once; of a
 /// flood, those that it has, and a fifth more.
 pub(crate) const IN_KERNEL: u32 = 1_000_000;
+/// What `ipvsadm` is told so that no connection ends while it is measured.
+const TIMEOUTS: [&str; 4] = ["--set", "7200", "120", "7200"];
 /// Cores.
 const ENDPOINTS: usize = 0;
 const DIRECTOR: usize = 1;
@@ -96,11 +100,8 @@ impl Bed {
         connections: u32,
         yardsticks: &Yardsticks,
     ) -> Result<Self> {
-        if let Some(program) = who.program() {
-            ensure!(
-                has_program(program),
-                "{program} is not installed (`tools/setup bench` installs it)"
-            );
+        if let Some(lack) = lacks(who) {
+            bail!(lack);
         }
         let mut testbed = Testbed::new("bench")?;
         let [client, director, server] = testbed.hosts(["client", "director", "server"])?;
@@ -363,6 +364,7 @@ impl Bed {
                 | Contender::InKernel(_)
                 | Contender::Xdp
                 | Contender::Other
+                | Contender::Ipvs(_)
                 | Contender::Proxy
                 | Contender::Haproxy
                 | Contender::Nginx
@@ -380,6 +382,7 @@ impl Bed {
         let [_, d, e, _] = self.devices.clone();
         match self.who {
             Contender::Direct | Contender::Route => Ok(()),
+            Contender::Ipvs(method) => self.start_ipvs(method),
             Contender::Nftables => peers::nftables(&self.director),
             Contender::AfPacket(method) => self.start_engine("af_packet", method, None),
             // Its table is allocated at once; a few packets of each connection of a million are
@@ -470,9 +473,7 @@ impl Bed {
         let rules = self.rules(method)?;
         let lvsadm = program("lvsadm")?;
         run_with_input(self.director.command(&lvsadm).arg("-R"), &rules)?;
-        // No connection ends while it is measured.
-        let timeouts = ["--set", "7200", "120", "7200"];
-        self.director.run(&lvsadm, &timeouts)?;
+        self.director.run(&lvsadm, &TIMEOUTS)?;
         self.process = Some(process);
         Ok(())
     }

@@ -53,6 +53,8 @@ pub(crate) enum Contender {
     Testpmd,
     /// The kernel's forwarding to the real server's own address.
     Route,
+    /// The kernel's own IPVS, where it has it.
+    Ipvs(Method),
     /// The kernel's DNAT.
     Nftables,
     /// `HAProxy`, TCP, with splice.
@@ -84,6 +86,9 @@ impl Contender {
             Self::NullTun => "null-tun",
             Self::Testpmd => "testpmd",
             Self::Route => "routing",
+            Self::Ipvs(Method::Nat) => "ip_vs",
+            Self::Ipvs(Method::Dr) => "ip_vs-dr",
+            Self::Ipvs(Method::Tunnel) => "ip_vs-tunnel",
             Self::Nftables => "nftables",
             Self::Haproxy => "haproxy",
             Self::Nginx => "nginx",
@@ -99,6 +104,19 @@ impl Contender {
         )
     }
 
+    /// How it forwards, where that is chosen.
+    pub(crate) fn method(self) -> Option<Method> {
+        match self {
+            Self::AfPacket(method) | Self::InKernel(method) | Self::Ipvs(method) => Some(method),
+            _ => None,
+        }
+    }
+
+    /// It is told its services in `ipvsadm`'s words.
+    pub(crate) fn takes_rules(self) -> bool {
+        self.is_ours() || matches!(self, Self::Ipvs(_))
+    }
+
     /// It is this project's engine, and forwards in the kernel.
     pub(crate) fn is_in_kernel(self) -> bool {
         matches!(self, Self::InKernel(_) | Self::Xdp)
@@ -106,14 +124,19 @@ impl Contender {
 
     /// It keeps connections, which have to be opened before established ones are measured.
     pub(crate) fn has_connections(self) -> bool {
-        self.is_ours() || self == Self::Nftables
+        self.takes_rules() || self == Self::Nftables
     }
 
     /// Its work is a process's, on a core of its own; else it is the kernel's.
     pub(crate) fn is_process(self) -> bool {
         !matches!(
             self,
-            Self::Route | Self::Nftables | Self::Direct | Self::InKernel(_) | Self::Xdp
+            Self::Route
+                | Self::Ipvs(_)
+                | Self::Nftables
+                | Self::Direct
+                | Self::InKernel(_)
+                | Self::Xdp
         )
     }
 
@@ -134,7 +157,7 @@ impl Contender {
     pub(crate) fn forwards_by_host(self) -> bool {
         matches!(
             self,
-            Self::Route | Self::Nftables | Self::Tun | Self::NullTun
+            Self::Route | Self::Ipvs(_) | Self::Nftables | Self::Tun | Self::NullTun
         )
     }
 
@@ -145,6 +168,7 @@ impl Contender {
             Self::Haproxy => Some("haproxy"),
             Self::Nginx => Some("nginx"),
             Self::Nftables => Some("nft"),
+            Self::Ipvs(_) => Some("ipvsadm"),
             _ => None,
         }
     }

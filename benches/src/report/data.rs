@@ -74,6 +74,16 @@ pub(super) struct Missing {
     pub(super) why: String,
 }
 
+impl Missing {
+    pub(super) fn new(experiment: &str, peer: &str, why: String) -> Self {
+        Self {
+            experiment: experiment.to_owned(),
+            peer: peer.to_owned(),
+            why,
+        }
+    }
+}
+
 /// A line of a plot: x, and y with its spread.
 #[derive(Clone, Debug)]
 pub(super) struct Series {

@@ -82,8 +82,9 @@ pub(super) struct Clients {
     pub(super) sources: u8,
 }
 
-/// Whoever has services of any port.
-pub(super) const PEERS: [Peer; 4] = peers::named(["lvs-nat", "nftables", "haproxy", "nginx"]);
+/// Who has services of any port.
+pub(super) const PEERS: [Peer; 5] =
+    peers::named(["lvs-nat", "nftables", "haproxy", "nginx", "ip_vs nat"]);
 
 /// A bed with eight servers, whose client has addresses to ask from.
 pub(super) fn bed(peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
@@ -132,14 +133,12 @@ impl Farm {
     fn send(&mut self, bed: &mut Bed, services: &[Service], checked: bool) -> Result<()> {
         let directory = self.directory.path();
         match bed.who {
-            who if who.is_ours() => {
-                let lvsadm = programs::find("lvsadm")?;
-                bed.director.run(&lvsadm, &["-C"])?;
-                if checked {
+            who if who.takes_rules() => {
+                bed.director.run(bed.ipvsadm()?, &["-C"])?;
+                if checked && who.is_ours() {
                     self.daemon = Some(lvsd(&bed.director, services, directory)?);
                 } else {
-                    let rules = ipvsadm(services)?;
-                    run_with_input(bed.director.command(&lvsadm).arg("-R"), &rules)?;
+                    bed.restore(&ipvsadm(services)?)?;
                 }
             }
             Contender::Nftables => {

@@ -42,12 +42,16 @@ pub(super) fn look(peer: &str) -> Look {
         "lvs-nat-in-kernel" => RGBColor(86, 180, 233),
         "nftables" => RGBColor(230, 159, 0),
         "haproxy" => RGBColor(213, 94, 0),
+        // None is left of those: a brown that is as far from each.
+        "ip_vs" => RGBColor(102, 51, 17),
         _ => RGBColor(204, 121, 167),
     };
     let (dash, marker, light) = match variant {
-        "rr" | "drop" | "one" => (0, Marker::Circle, 1.0),
+        "rr" | "drop" | "one" | "nat" => (0, Marker::Circle, 1.0),
         "wrr" | "evict" | "two" | "routed" => (8, Marker::Triangle, 1.5),
         "lc" | "drop_entry" | "gateway" => (0, Marker::Triangle, 0.45),
+        "dr" => (8, Marker::Triangle, 1.4),
+        "tunnel" => (3, Marker::Cross, 1.4),
         "wlc" | "limit" => (3, Marker::Cross, 0.45),
         "drop_packet" => (8, Marker::Cross, 1.5),
         "secure_tcp" => (8, Marker::Circle, 0.45),

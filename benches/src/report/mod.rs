@@ -29,9 +29,9 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, Subcommand};
 
 use self::data::{CpuSeconds, Document, Missing, Run, SCHEMA, Series, Value};
-use self::peers::{PEERS, Peer};
+use self::peers::Peer;
 use self::thesis::number;
-use crate::compare::bed::{Bed, IN_KERNEL, Purpose, has_program};
+use crate::compare::bed::{self, Bed, IN_KERNEL, Purpose, has_program};
 use crate::compare::contender::Place;
 use crate::compare::progress::Progress;
 use crate::machine;
@@ -117,7 +117,7 @@ trait Experiment: Sync {
     fn seconds(&self, quick: bool) -> f64;
     /// Who takes part.
     fn peers(&self) -> &'static [Peer] {
-        &PEERS
+        peers::USUAL
     }
     /// Whether a peer takes part with `--quick`, too.
     fn is_quick(&self, peer: &Peer) -> bool {
@@ -328,7 +328,9 @@ impl Options {
 
     /// Seconds of what an experiment lacks, about.
     fn left(&self, experiment: &dyn Experiment, document: &Document) -> f64 {
-        let peers = self.peers_left(experiment, document).len();
+        let mut peers = self.peers_left(experiment, document);
+        peers.retain(|peer| bed::lacks(peer.who).is_none());
+        let peers = peers.len();
         let turns = document.rounds * peers.div_ceil(experiment.at_once());
         number(turns) * experiment.seconds(self.quick) + number(peers) * SET_UP
     }
@@ -342,7 +344,14 @@ impl Options {
     ) -> Result<()> {
         let name = experiment.name();
         let rounds = document.rounds;
-        let peers = self.peers_left(experiment, document);
+        let mut peers = self.peers_left(experiment, document);
+        peers.retain(|peer| match bed::lacks(peer.who) {
+            None => true,
+            Some(why) => {
+                document.missing.push(Missing::new(name, peer.name, why));
+                false
+            }
+        });
         if peers.is_empty() {
             return Ok(());
         }
@@ -356,11 +365,10 @@ impl Options {
             progress.add(SET_UP);
             match bed {
                 Ok(bed) => beds.push((*peer, bed)),
-                Err(error) => document.missing.push(Missing {
-                    experiment: name.to_owned(),
-                    peer: peer.name.to_owned(),
-                    why: format!("{error:#}"),
-                }),
+                Err(error) => {
+                    let why = format!("{error:#}");
+                    document.missing.push(Missing::new(name, peer.name, why));
+                }
             }
         }
         if !self.busy && !beds.is_empty() {
@@ -423,11 +431,8 @@ impl Options {
                         // Ctrl-C ends the programs that measure as well.
                         Err(_) if stop.load(Ordering::Relaxed) => interrupted(stop)?,
                         Err(error) => {
-                            document.missing.push(Missing {
-                                experiment: name.to_owned(),
-                                peer: peer.name.to_owned(),
-                                why: format!("round {round}: {error:#}"),
-                            });
+                            let why = format!("round {round}: {error:#}");
+                            document.missing.push(Missing::new(name, peer.name, why));
                             failed.push(peer.name);
                         }
                     }
@@ -513,11 +518,7 @@ fn machine_facts() -> Vec<(String, String)> {
             first.unwrap_or_else(|| "not installed".to_owned()),
         ));
     }
-    let ipvs = if fs::exists("/proc/net/ip_vs").unwrap_or(false) {
-        "there, but no experiment measures it yet"
-    } else {
-        "absent: the kernel has no ip_vs"
-    };
-    facts.push(("kernel IPVS".to_owned(), ipvs.to_owned()));
+    let ipvs = bed::ipvs().unwrap_or_else(|why| why);
+    facts.push(("kernel IPVS".to_owned(), ipvs));
     facts
 }

@@ -185,7 +185,18 @@ impl Experiment for Orourke {
     }
 
     fn is_quick(&self, peer: &Peer) -> bool {
-        !["lvs-nat-in-kernel", "nftables", "nginx"].contains(&peer.name)
+        ![
+            "lvs-nat-in-kernel",
+            "nftables",
+            "nginx",
+            "ip_vs dr",
+            "ip_vs tunnel",
+        ]
+        .contains(&peer.name)
+    }
+
+    fn peers(&self) -> &'static [Peer] {
+        &PEERS
     }
 
     fn seconds(&self, quick: bool) -> f64 {

@@ -260,7 +260,7 @@ fn a_report_is_what_its_schema_says() {
 fn peers_have_colours_of_the_palette() {
     let palette = [
         "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
-        "#999999",
+        "#999999", "#663311",
     ];
     let all = EXPERIMENTS.into_iter().flat_map(peers::of);
     let peers: HashSet<&str> = all

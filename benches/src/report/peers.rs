@@ -19,7 +19,7 @@ const fn peer(name: &'static str, who: Contender) -> Peer {
     Peer { name, who }
 }
 
-pub(super) const PEERS: [Peer; 9] = [
+pub(super) const PEERS: [Peer; 12] = [
     peer("direct", Contender::Direct),
     peer("routing", Contender::Route),
     peer("lvs-nat", Contender::AfPacket(Method::Nat)),
@@ -29,7 +29,12 @@ pub(super) const PEERS: [Peer; 9] = [
     peer("nftables", Contender::Nftables),
     peer("haproxy", Contender::Haproxy),
     peer("nginx", Contender::Nginx),
+    peer("ip_vs nat", Contender::Ipvs(Method::Nat)),
+    peer("ip_vs dr", Contender::Ipvs(Method::Dr)),
+    peer("ip_vs tunnel", Contender::Ipvs(Method::Tunnel)),
 ];
+/// Those of most experiments: another method of the kernel would take time and tell little.
+pub(super) const USUAL: &[Peer] = PEERS.split_at(10).0;
 
 /// Those with these names. What follows a space is what one of them is measured with: `lvs-nat lc`.
 pub(super) const fn named<const COUNT: usize>(names: [&'static str; COUNT]) -> [Peer; COUNT] {

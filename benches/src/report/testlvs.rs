@@ -24,7 +24,7 @@ use crate::stats::Spread;
 #[derive(Debug)]
 pub(super) struct Testlvs;
 
-const PEERS: [Peer; 11] = peers::named([
+const PEERS: [Peer; 12] = peers::named([
     "routing",
     "lvs-nat",
     "lvs-nat drop",
@@ -36,6 +36,7 @@ const PEERS: [Peer; 11] = peers::named([
     "lvs-nat source-limit",
     "nftables",
     "haproxy",
+    "ip_vs nat",
 ]);
 const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
 
@@ -79,7 +80,7 @@ impl Experiment for Testlvs {
          and gives up after a second. Then the same flood as fast as it can be made. lvs-nat has a table for 1,048,576 connections; drop and evict one for \
          65,536 (with --quick 16,384), with that --when-full; drop_entry, drop_packet (with am_droprate 10) and secure_tcp are the sysctls with the value 3; limit is lvsadm limit \
          --rate 1000, source-limit --source-rate 20 (for each /24). The engine's shares of time for SYNs are always there. routing keeps no table; \
-         nftables keeps one in the kernel, whose memory is nobody's; HAProxy's connections are the kernel's, which answers with cookies: their tables \
+         nftables and ip_vs keep one in the kernel, whose memory is nobody's; HAProxy's connections are the kernel's, which answers with cookies: their tables \
          and memory could not be measured. Memory is the growth of the engine's resident memory for each entry, where the table got full (drop, evict; not with --quick): a few entries \
          in a large table touch more pages than they fill. What the defence against floods remembers (4 MB) is in it. \
          Each round has hosts of its own, as the kernel's tables are full after it. The generator, the honest client and the servers share CPU 0."
@@ -191,7 +192,7 @@ impl Experiment for Testlvs {
     }
 
     fn is_quick(&self, peer: &Peer) -> bool {
-        ["lvs-nat", "lvs-nat evict", "nftables"].contains(&peer.name)
+        ["lvs-nat", "lvs-nat evict", "nftables", "ip_vs nat"].contains(&peer.name)
     }
 
     fn seconds(&self, quick: bool) -> f64 {
@@ -510,8 +511,21 @@ fn entries(bed: &Bed) -> Result<Option<f64>> {
                 .sh("cat /proc/sys/net/netfilter/nf_conntrack_count")?;
             Ok(Some(text.trim().parse()?))
         }
+        Contender::Ipvs(_) => {
+            let listing = bed.director.run(bed.ipvsadm()?, &["-Ln"])?;
+            Ok(Some(listed(&listing)))
+        }
         _ => Ok(None),
     }
+}
+
+/// Connections, active and inactive, as `ipvsadm -Ln` lists them.
+fn listed(listing: &str) -> f64 {
+    let servers = listing.lines().map(str::split_ascii_whitespace);
+    let servers = servers.filter_map(|mut words| (words.next()? == "->").then_some(words));
+    let counts =
+        servers.flat_map(|words| words.skip(3).filter_map(|word| word.parse::<f64>().ok()));
+    counts.sum()
 }
 
 /// Bytes of the engine's memory that are there.
@@ -544,6 +558,17 @@ fn fares(asked: &Asked) -> (f64, Option<f64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_of_a_listing() {
+        let listing = "IP Virtual Server version 1.2.1 (size=4096)\n\
+            Prot LocalAddress:Port Scheduler Flags\n  \
+            -> RemoteAddress:Port           Forward Weight ActiveConn InActConn\n\
+            TCP  10.73.0.1:80 rr\n  \
+            -> 10.72.0.11:80                Masq    1      3          1000\n  \
+            -> 10.72.0.12:80                Masq    1      0          24\n";
+        assert!((listed(listing) - 1027.0).abs() < 1e-9);
+    }
 
     #[test]
     fn what_came_before_the_flood_is_no_share() {

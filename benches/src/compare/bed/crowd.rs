@@ -111,20 +111,15 @@ impl Bed {
         Ok(())
     }
 
-    fn method(&self) -> Option<Method> {
-        match self.who {
-            Contender::AfPacket(method) | Contender::InKernel(method) => Some(method),
-            _ => None,
-        }
-    }
-
     /// Whether the servers' answers do not pass the director.
     pub(super) fn answers_directly(&self) -> bool {
-        self.method().is_some_and(|method| method != Method::Nat)
+        self.who
+            .method()
+            .is_some_and(|method| method != Method::Nat)
     }
 
     pub(super) fn is_tunnel(&self) -> bool {
-        self.method() == Some(Method::Tunnel)
+        self.who.method() == Some(Method::Tunnel)
     }
 
     /// The ends of the line that answers go by.

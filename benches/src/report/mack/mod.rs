@@ -38,7 +38,7 @@ const DIRECT: &str = "direct";
 const GATEWAY: &str = "lvs-dr gateway";
 /// The virtual address is on no interface.
 const ROUTED: &str = "lvs-nat routed";
-const PEERS: [Peer; 11] = peers::named([
+const PEERS: [Peer; 14] = peers::named([
     DIRECT,
     "routing",
     "lvs-nat",
@@ -50,6 +50,9 @@ const PEERS: [Peer; 11] = peers::named([
     "nftables",
     "haproxy",
     "nginx",
+    "ip_vs nat",
+    "ip_vs dr",
+    "ip_vs tunnel",
 ]);
 const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
 /// Whoever is between the two ends.

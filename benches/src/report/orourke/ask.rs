@@ -1,7 +1,7 @@
 //! How clients ask, and what that costs.
 
 use anyhow::{Context, Result, bail};
-use lvs_testbed::{Proc, programs};
+use lvs_testbed::Proc;
 use nix::sys::signal::Signal;
 
 use super::super::peers::{director_devices, used_since};
@@ -114,7 +114,7 @@ impl<'a> Asked<'a> {
 
 /// Whether a peer is measured with fewer servers, too.
 pub(super) fn has_fewer(who: Contender) -> bool {
-    who.is_ours() || matches!(who, Contender::Direct | Contender::Route)
+    who.takes_rules() || matches!(who, Contender::Direct | Contender::Route)
 }
 
 /// Leaves a director of ours so many of its servers.
@@ -125,24 +125,21 @@ pub(super) fn take_away(bed: &Bed, count: usize) -> Result<()> {
 }
 
 pub(super) fn give_back(bed: &Bed, count: usize) -> Result<()> {
-    let flag = match bed.who {
-        Contender::AfPacket(method) | Contender::InKernel(method) => method.flag(),
-        _ => Method::Nat.flag(),
-    };
+    let flag = bed.who.method().unwrap_or(Method::Nat).flag();
     change(bed, count, |server| {
         format!("-a -t {VIP}:80 -r {server}:80 {flag} -w 1")
     })
 }
 
 fn change(bed: &Bed, count: usize, words: impl Fn(&str) -> String) -> Result<()> {
-    if !bed.who.is_ours() {
+    if !bed.who.takes_rules() {
         return Ok(());
     }
-    let lvsadm = programs::find("lvsadm")?;
+    let ipvsadm = bed.ipvsadm()?;
     for server in count..SERVERS {
         let words = words(&server_address(server));
         let words: Vec<&str> = words.split(' ').collect();
-        let done = bed.director.run(&lvsadm, &words);
+        let done = bed.director.run(&ipvsadm, &words);
         done.with_context(|| format!("with {count} servers"))?;
     }
     Ok(())

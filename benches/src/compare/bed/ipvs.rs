@@ -1,0 +1,124 @@
+//! Whoever is told its services in `ipvsadm`'s words: the engine by our own `lvsadm`, and the kernel's
+//! IPVS by Debian's `ipvsadm`.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result};
+use lvs_testbed::netns::run_with_input;
+use lvs_testbed::programs;
+
+use super::{Bed, TIMEOUTS, has_program};
+use crate::compare::contender::{Contender, Method};
+
+/// There in each network namespace, once the kernel has IPVS.
+const TABLE: &str = "/proc/net/ip_vs";
+
+/// Why a contender cannot take part on this machine. The kernel is made to load its module.
+pub(crate) fn lacks(who: Contender) -> Option<String> {
+    let program = who.program().filter(|program| !has_program(program));
+    if let Some(program) = program {
+        return Some(format!(
+            "{program} is not installed (`tools/setup bench` installs it)"
+        ));
+    }
+    match who {
+        Contender::Ipvs(_) => ipvs().err(),
+        _ => None,
+    }
+}
+
+/// What the kernel's IPVS calls itself, or why there is none.
+pub(crate) fn ipvs() -> Result<String, String> {
+    static FOUND: OnceLock<Result<String, String>> = OnceLock::new();
+    let version = || {
+        let table = fs::read_to_string(TABLE).ok()?;
+        let first = table.lines().next()?;
+        Some(first.split(" (").next().unwrap_or(first).to_owned())
+    };
+    let load = || {
+        let loaded = Command::new("modprobe").arg("ip_vs").output();
+        version().ok_or_else(|| {
+            let why = loaded.map_or_else(
+                |error| error.to_string(),
+                |output| String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            );
+            format!("the kernel has no ip_vs (modprobe ip_vs: {why})")
+        })
+    };
+    let found = FOUND.get_or_init(|| version().map_or_else(load, Ok));
+    found.clone()
+}
+
+impl Bed {
+    /// What `ipvsadm`'s words are told to.
+    pub(crate) fn ipvsadm(&self) -> Result<PathBuf> {
+        match self.who {
+            Contender::Ipvs(_) => Ok("ipvsadm".into()),
+            _ => programs::find("lvsadm"),
+        }
+    }
+
+    /// Adds services and servers.
+    pub(crate) fn restore(&self, rules: &str) -> Result<()> {
+        restore(self.director.command(self.ipvsadm()?), rules)
+    }
+
+    pub(super) fn start_ipvs(&self, method: Method) -> Result<()> {
+        self.restore(&self.rules(method)?)?;
+        self.director.run(self.ipvsadm()?, &TIMEOUTS).map(drop)
+    }
+}
+
+fn restore(mut ipvsadm: Command, rules: &str) -> Result<()> {
+    run_with_input(ipvsadm.arg("-R"), rules)
+        .context("it does not take the rules")
+        .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A program that notes what it is given, and refuses what has a word of its own.
+    #[test]
+    fn rules_go_to_ipvsadm_as_they_are() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (program, notes) = (directory.path().join("ipvsadm"), directory.path().join("n"));
+        let script = format!(
+            "#!/bin/sh\necho \"$@\" >{0}\ncat >>{0}\n! grep 'Memory allocation' {0} >&2\n",
+            notes.display()
+        );
+        fs::write(&program, script).expect("written");
+        let all = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(&program, all).expect("executable");
+        let rules = "-A -t 10.73.0.1:80 -s rr\n-a -t 10.73.0.1:80 -r 10.72.0.11:80 -g -w 1\n";
+        restore(Command::new(&program), rules).expect("taken");
+        let noted = fs::read_to_string(&notes).expect("notes");
+        assert_eq!(noted, format!("-R\n{rules}"));
+        let refused = restore(Command::new(&program), "Memory allocation problem");
+        let refused = format!("{:#}", refused.expect_err("refused"));
+        assert!(
+            refused.contains("rules") && refused.contains("Memory allocation problem"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn who_is_not_there_is_told_why() {
+        assert_eq!(lacks(Contender::Direct), None);
+        let kernels = lacks(Contender::Ipvs(Method::Nat));
+        assert_eq!(
+            kernels.is_none(),
+            has_program("ipvsadm") && fs::exists(TABLE).unwrap_or(false),
+            "{kernels:?}"
+        );
+        if let (true, Some(why)) = (has_program("ipvsadm"), kernels) {
+            assert!(why.contains("modprobe ip_vs: "), "{why}");
+        }
+    }
+}
