@@ -9,7 +9,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::data::{Document, Series};
-use super::{Experiment, Plot, peers};
+use super::peers::{self, Peer};
+use super::{Experiment, Plot};
 
 /// How a line looks.
 #[derive(Clone, Copy, Debug)]
@@ -85,8 +86,30 @@ fn shade(colour: RGBColor, light: f64) -> RGBColor {
     RGBColor(one(colour.0), one(colour.1), one(colour.2))
 }
 
+/// Leaves out the places of bars that nobody has.
+fn close_up<'a>(series: &[Series], bars: &[&'a str]) -> (Vec<Series>, Vec<&'a str>) {
+    let mut series = series.to_vec();
+    if bars.is_empty() {
+        return (series, Vec::new());
+    }
+    let has = |place: &usize| {
+        let mut points = series.iter().flat_map(|one| &one.points);
+        points.any(|(x, _)| x.total_cmp(&at(*place)).is_eq())
+    };
+    let places: Vec<usize> = (0..bars.len()).filter(has).collect();
+    for (x, _) in series.iter_mut().flat_map(|one| &mut one.points) {
+        let place = places.iter().position(|old| at(*old).total_cmp(x).is_eq());
+        *x = place.map_or(*x, at);
+    }
+    (
+        series,
+        places.into_iter().map(|place| bars[place]).collect(),
+    )
+}
+
 /// A plot; none without data.
 pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Option<String>> {
+    let (series, bars) = &close_up(series, bars);
     let points = || series.iter().flat_map(|series| &series.points);
     let xs = points().map(|(x, _)| *x);
     let (left, right) = xs.fold((f64::MAX, 0.0_f64), |(low, high), x| {
@@ -377,17 +400,21 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
         escape(experiment.title()),
         escape(experiment.what())
     )?;
-    page.push_str("<ul>");
-    for sentence in experiment.conclusions(document) {
-        write!(page, "<li>{}</li>", escape(&sentence))?;
+    let said = experiment.conclusions(document);
+    if said.is_empty() {
+        page.push_str("<p>Too little was measured for conclusions.</p>\n");
+    } else {
+        list(page, &said)?;
     }
-    page.push_str("</ul>\n");
+    let mut not_drawn = Vec::new();
     for one in experiment.plots() {
         let series = experiment.series(document, one);
         let bars = experiment.bars(one);
         if let Some(svg) = plot(one, &series, bars)? {
             writeln!(page, "<figure id=\"{name}-{}\">{svg}</figure>", one.name)?;
             table(page, one, &series, bars)?;
+        } else {
+            not_drawn.push(one.title);
         }
     }
     page.push_str(
@@ -417,22 +444,44 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
     }
     page.push_str("</table></div>\n");
     notes(page, document, name)?;
-    page.push_str("<h3>Not measured</h3><ul>");
-    let missing: Vec<_> = document
-        .missing
+    page.push_str("<h3>Not measured</h3>");
+    list(page, &not_measured(document, experiment, &not_drawn))
+}
+
+/// What an experiment has no figures of, and why.
+fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]) -> Vec<String> {
+    let name = experiment.name();
+    let missing = document.missing.iter();
+    let missing: Vec<_> = missing.filter(|one| one.experiment == name).collect();
+    let mut said: Vec<String> = missing
         .iter()
-        .filter(|missing| missing.experiment == name)
+        .map(|one| format!("{}: {}", one.peer, one.why))
         .collect();
-    for missing in &missing {
-        write!(
-            page,
-            "<li>{}: {}</li>",
-            escape(&missing.peer),
-            escape(&missing.why)
-        )?;
+    for (why, quick) in [("left out with --quick", true), ("not asked for", false)] {
+        let is_told = |peer: &Peer| {
+            missing.iter().any(|one| one.peer == peer.name)
+                || document.of(name, peer.name).next().is_some()
+                || quick != (document.quick && !experiment.is_quick(peer))
+        };
+        let others = experiment.peers().iter().filter(|peer| !is_told(peer));
+        let others: Vec<_> = others.map(|peer| peer.name).collect();
+        if !others.is_empty() {
+            said.push(format!("{}: {why}", others.join(", ")));
+        }
     }
-    if missing.is_empty() {
-        page.push_str("<li>nothing of what this experiment asks for</li>");
+    let quick = if document.quick { " with --quick" } else { "" };
+    let plots = plots.iter();
+    said.extend(plots.map(|title| format!("“{title}”: nothing{quick}")));
+    if said.is_empty() {
+        said.push("nothing of what this experiment asks for".to_owned());
+    }
+    said
+}
+
+fn list(page: &mut String, items: &[String]) -> Result<()> {
+    page.push_str("<ul>");
+    for item in items {
+        write!(page, "<li>{}</li>", escape(item))?;
     }
     page.push_str("</ul>\n");
     Ok(())

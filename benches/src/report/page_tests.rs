@@ -218,6 +218,41 @@ fn each_plot_has_axes_with_units_a_legend_and_data_in_a_browser() {
 }
 
 #[test]
+fn who_and_what_is_left_out_is_said() {
+    let mut document = sample();
+    let orourke = EXPERIMENTS[0];
+    document.missing.clear();
+    document.runs.retain(|run| run.peer == "direct");
+    for run in &mut document.runs {
+        run.values.retain(|value| value.plot == "replies");
+    }
+    let page = html::page(&document, &[orourke]).expect("a page");
+    for words in [
+        "<li>lvs-nat-in-kernel, nftables, nginx, ip_vs dr, ip_vs tunnel: left out with --quick</li>",
+        "<li>routing, lvs-nat, lvs-dr, lvs-tunnel, haproxy, ip_vs nat: not asked for</li>",
+        "<li>“Errors, two servers”: nothing with --quick</li>",
+    ] {
+        assert!(page.contains(words), "{words}: {page}");
+    }
+    // Nor has it a bar.
+    let plots = orourke.plots().iter();
+    let bars = plots.filter(|plot| plot.name == "cost");
+    let all = sample();
+    let mut few = all.clone();
+    few.runs
+        .retain(|run| ["lvs-nat", "haproxy"].contains(&&*run.peer));
+    for (plot, document, is_there) in bars.flat_map(|bar| [(bar, &all, true), (bar, &few, false)]) {
+        let series = orourke.series(document, plot);
+        let svg = html::plot(plot, &series, orourke.bars(plot)).expect("drawn");
+        let svg = svg.expect("data");
+        assert!(svg.contains("haproxy") && svg.contains("nginx") == is_there);
+    }
+    document.runs.clear();
+    let page = html::page(&document, &[orourke]).expect("a page");
+    assert!(page.contains("Too little was measured") && !page.contains("<ul></ul>"));
+}
+
+#[test]
 fn a_report_is_what_its_schema_says() {
     if !has_program("jsonschema") {
         eprintln!("skipped: it needs jsonschema (`tools/setup`)");

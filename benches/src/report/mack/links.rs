@@ -7,7 +7,6 @@ use super::super::peers::Peer;
 use super::super::{Axis, Experiment, Plot, Turn, peers, usual_bed};
 use super::{netpipe, wiring};
 use crate::compare::bed::Bed;
-use crate::compare::contender::{Contender, Method};
 use crate::machine::Snapshot;
 use crate::stats::Spread;
 use crate::yardsticks::Yardsticks;
@@ -20,29 +19,22 @@ const MTU: &str = "mtu";
 const TIME: &str = "time";
 const RATE: &str = "rate";
 
-const NAT: Contender = Contender::AfPacket(Method::Nat);
-const DR: Contender = Contender::AfPacket(Method::Dr);
-
-const fn peer(name: &'static str, who: Contender) -> Peer {
-    Peer { name, who }
-}
-
-const PEERS: [Peer; 14] = [
-    peer("direct", Contender::Direct),
-    peer("routing", Contender::Route),
-    peer("lvs-nat", NAT),
-    peer("lvs-dr", DR),
-    peer("lvs-tunnel", Contender::AfPacket(Method::Tunnel)),
-    peer("nftables", Contender::Nftables),
-    peer("haproxy", Contender::Haproxy),
-    peer("nginx", Contender::Nginx),
-    peer("routing one", Contender::Route),
-    peer("routing two", Contender::Route),
-    peer("lvs-nat one", NAT),
-    peer("lvs-nat two", NAT),
-    peer("lvs-dr one", DR),
-    peer("lvs-dr two", DR),
-];
+const PEERS: [Peer; 14] = peers::named([
+    "direct",
+    "routing",
+    "lvs-nat",
+    "lvs-dr",
+    "lvs-tunnel",
+    "nftables",
+    "haproxy",
+    "nginx",
+    "routing one",
+    "routing two",
+    "lvs-nat one",
+    "lvs-nat two",
+    "lvs-dr one",
+    "lvs-dr two",
+]);
 /// Those of the bars.
 const BARS: [&str; 6] = [
     "routing one",
@@ -134,7 +126,7 @@ impl Experiment for Links {
     }
 
     fn programs(&self) -> &'static [&'static str] {
-        &["NPtcp", "haproxy", "nginx", "nft"]
+        &["NPtcp"]
     }
 
     fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {

@@ -38,36 +38,15 @@ const BARS: [&str; 10] = [
     "FTP, passive",
     "FTP, active",
 ];
-const PEERS: [Peer; 7] = [
-    Peer {
-        name: "routing",
-        who: Contender::Route,
-    },
-    Peer {
-        name: "lvs-nat",
-        who: Contender::AfPacket(Method::Nat),
-    },
-    Peer {
-        name: "lvs-dr",
-        who: Contender::AfPacket(Method::Dr),
-    },
-    Peer {
-        name: "lvs-tunnel",
-        who: Contender::AfPacket(Method::Tunnel),
-    },
-    Peer {
-        name: "nftables",
-        who: Contender::Nftables,
-    },
-    Peer {
-        name: "haproxy",
-        who: Contender::Haproxy,
-    },
-    Peer {
-        name: "nginx",
-        who: Contender::Nginx,
-    },
-];
+const PEERS: [Peer; 7] = peers::named([
+    "routing",
+    "lvs-nat",
+    "lvs-dr",
+    "lvs-tunnel",
+    "nftables",
+    "haproxy",
+    "nginx",
+]);
 /// Ports of passive FTP, as the server has them.
 const PASSIVE: &str = "30000-30099";
 const FILE: u64 = 16_384;
@@ -125,7 +104,7 @@ impl Experiment for Services {
     }
 
     fn programs(&self) -> &'static [&'static str] {
-        &["vsftpd", "dnsmasq", "curl", "haproxy", "nginx", "nft"]
+        &["vsftpd", "dnsmasq", "curl"]
     }
 
     fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
