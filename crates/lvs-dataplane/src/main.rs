@@ -518,10 +518,6 @@ fn run(
         return clean_up();
     }
     let outlive = args.outlive;
-    anyhow::ensure!(
-        !matches!(outlive, Outlive::On) || args.workers.count().get() == 1,
-        "--outlive on: it takes the connection table of one packet worker: leave out --workers"
-    );
     let mut config = config(args)?;
     config.outlive = match (holder.transpose(), outlive) {
         (Ok(holder), _) => holder,

@@ -15,7 +15,7 @@ pub(crate) use self::state::{Direction, State, Timeouts, sctp_next, tcp_next};
 pub use self::table::Ahead;
 pub(crate) use self::table::hash::sip13;
 pub(crate) use self::table::sparse::Sparse;
-pub(crate) use self::table::{ConnTable, Entry, tick_of};
+pub(crate) use self::table::{ConnTable, Entry, adopt, tick_of};
 pub(crate) use self::template::Template;
 pub(crate) use self::templates::Templates;
 pub(crate) use self::windows::{scattered, windows};

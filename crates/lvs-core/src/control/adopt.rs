@@ -1,11 +1,15 @@
 //! Connections that another process has left in memory.
 
+use alloc::sync::Arc;
+use core::net::SocketAddr;
+use core::time::Duration;
+
 use super::Control;
 use crate::conn::memory::{Adoption, Memory};
-use crate::conn::{ConnTable, Entry, NO_SLOT, flag};
+use crate::conn::{ConnTable, Draft, Entry, NO_SLOT, adopt, flag};
 use crate::shard::Shard;
 use crate::sync::wire;
-use crate::{Forwarding, Instant};
+use crate::{Forwarding, Instant, Server};
 
 /// What was kept of a connection beside its slot is gone with the process that kept it.
 const LOST: u32 = flag::CONTROLS
@@ -47,21 +51,65 @@ impl Control {
         more
     }
 
+    /// Copies connections that another process has left in `memory`, whose table is not that of one
+    /// of these shards (it has another size, or there were more or fewer of them): each into
+    /// the shard that `home` names by its client. Otherwise as [`adopt`](Self::adopt), at once.
+    /// The clock by which their deadlines were written is `ahead`. Gives how many there was no room
+    /// for.
+    pub fn move_in(
+        &self,
+        shards: &mut [Shard],
+        memory: Memory,
+        home: impl Fn(SocketAddr) -> usize,
+        ahead: Duration,
+        now: Instant,
+    ) -> usize {
+        let ahead = u64::try_from(ahead.as_nanos()).unwrap_or(u64::MAX);
+        let mut no_room = 0;
+        adopt::read(memory, |mut draft, expires| {
+            if !is_kept(draft.flags) {
+                return;
+            }
+            let server = self.server_left(&draft);
+            draft.control = NO_SLOT;
+            draft.flags &= !LOST;
+            draft.server = record_of(server.as_deref());
+            let expires = Instant::from_nanos(expires.as_nanos().saturating_sub(ahead));
+            let shard = shards.get_mut(home(draft.key.client));
+            match shard.and_then(|shard| shard.move_in(&draft, expires, now)) {
+                Some(_) => bind(server, draft.flags),
+                None => no_room += 1,
+            }
+        });
+        if self.settings.decides {
+            shards.iter_mut().for_each(Shard::begin_review);
+        }
+        no_room
+    }
+
     /// Gives a connection that was found its server; `false` if it is not kept.
     fn keeps(&self, entry: Entry<'_>) -> bool {
-        if entry.has(flag::TEMPLATE | flag::DYING) || entry.method() == Forwarding::FullNat {
+        if !is_kept(entry.flags()) {
             return false;
         }
+        let server = self.server_left(&entry.draft());
         entry.set_control(NO_SLOT);
         entry.clear(LOST);
+        entry.set_server(record_of(server.as_deref()));
+        bind(server, entry.flags());
+        true
+    }
+
+    /// The server of a connection that was found.
+    fn server_left(&self, draft: &Draft) -> Option<Arc<Server>> {
         let found = wire::Entry {
-            protocol: entry.protocol(),
-            client: entry.client(),
-            virt: entry.virt(),
-            server: entry.server_addr(),
-            flags: entry.flags(),
+            protocol: draft.key.protocol,
+            client: draft.key.client,
+            virt: draft.key.virt,
+            server: draft.server_addr,
+            flags: draft.flags & !LOST,
             state: 0,
-            mark: entry.mark(),
+            mark: draft.mark,
             timeout: 0,
             sequences: None,
             engine: None,
@@ -69,27 +117,45 @@ impl Control {
         };
         let server = self.find_server(&found, found.flags);
         // With another method, its packets would leave in another way than they came.
-        let server = server.filter(|server| server.forwarding() == entry.method());
-        entry.set_server(server.as_ref().map_or(NO_SLOT, |server| server.id().0));
-        if let Some(server) = server {
-            server.bind(!entry.has(flag::INACTIVE));
-        }
-        true
+        server.filter(|server| server.forwarding() == draft.method())
+    }
+}
+
+/// Whether a connection with these flags goes on with another process.
+const fn is_kept(flags: u32) -> bool {
+    flags & (flag::TEMPLATE | flag::DYING) == 0
+        && !matches!(
+            Forwarding::from_bits(flags & flag::METHOD),
+            Forwarding::FullNat
+        )
+}
+
+fn record_of(server: Option<&Server>) -> u32 {
+    server.map_or(NO_SLOT, |server| server.id().0)
+}
+
+fn bind(server: Option<Arc<Server>>, flags: u32) {
+    if let Some(server) = server {
+        server.bind(flags & flag::INACTIVE == 0);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use alloc::boxed::Box;
+    use alloc::vec::Vec;
     use core::net::SocketAddr;
     use core::sync::atomic::AtomicU64;
+    use core::time::Duration;
 
-    use crate::memory::{Memory, Region};
+    use crate::memory::{Layout, Memory, Region};
     use crate::*;
 
-    fn control(server: &str) -> Control {
+    /// A director with two servers, and so many connections in each of so many shards.
+    fn control(server: &str, shards: usize, max_connections: usize) -> Control {
         let mut control = Control::new(Options {
-            max_connections: 100,
+            max_connections,
+            shards,
             ..Options::default()
         });
         let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
@@ -120,10 +186,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_successor_goes_on_where_another_ended() {
-        let mut before = control("10.0.0.1:80");
-        let layout = before.layout();
+    /// Memory that is still there when the table that was in it is gone.
+    fn memory(layout: Layout) -> impl Fn() -> Memory {
         let sizes = [
             layout.narrow_words(),
             layout.narrow_buckets as usize,
@@ -133,16 +197,19 @@ mod tests {
         ];
         let words: [&'static [AtomicU64]; 5] =
             sizes.map(|size| &*Box::leak(bytemuck::zeroed_slice_box(size)));
-        let memory = || Memory::new(layout, words.map(Region::lent)).unwrap();
-        let mut shard = before.shard_in(0, memory()).unwrap();
-        before.sweep(&mut shard);
-        let mut targets = alloc::vec::Vec::new();
-        for port in 1001..=1050 {
+        move || Memory::new(layout, words.map(Region::lent)).unwrap()
+    }
+
+    /// Opens a connection from each of these ports, and gives their servers.
+    fn open(before: &mut Control, shard: &mut Shard, ports: &[u16]) -> Vec<SocketAddr> {
+        before.sweep(shard);
+        let mut targets = Vec::new();
+        for &port in ports {
             for flags in [TcpFlags::SYN, TcpFlags::ACK] {
                 let meta = segment(port, flags);
                 let verdict = match shard.handle_packet(&meta, Instant::ZERO) {
                     Ok(verdict) => verdict,
-                    Err(pending) => before.admit(&mut shard, &meta, pending, Instant::ZERO),
+                    Err(pending) => before.admit(shard, &meta, pending, Instant::ZERO),
                 };
                 let Verdict::Forward(forward) = verdict else {
                     panic!("{verdict:?}")
@@ -152,21 +219,81 @@ mod tests {
                 }
             }
         }
+        targets
+    }
+
+    /// The server that a connection goes on with.
+    fn goes_on(shard: &mut Shard, port: u16, now: Instant) -> SocketAddr {
+        let verdict = shard.handle_packet(&segment(port, TcpFlags::ACK), now);
+        let Ok(Verdict::Forward(forward)) = verdict else {
+            panic!("{verdict:?}")
+        };
+        assert!(forward.server.is_some());
+        forward.target
+    }
+
+    #[test]
+    fn a_successor_goes_on_where_another_ended() {
+        let mut before = control("10.0.0.1:80", 1, 100);
+        let memory = memory(before.layout());
+        let mut shard = before.shard_in(0, memory()).unwrap();
+        let ports: Vec<u16> = (1001..=1050).collect();
+        let targets = open(&mut before, &mut shard, &ports);
         drop((before, shard));
 
-        let mut after = control("10.0.0.1:80");
+        let mut after = control("10.0.0.1:80", 1, 100);
         let (mut shard, mut adoption) = after.shard_found(0, memory()).unwrap();
         let now = Instant::from_secs(10);
         while after.adopt(&mut shard, &mut adoption, now, 16) {}
         after.sweep(&mut shard);
         assert_eq!(shard.len(), 50);
-        for (port, target) in (1001..=1050).zip(targets) {
-            let verdict = shard.handle_packet(&segment(port, TcpFlags::ACK), now);
-            let Ok(Verdict::Forward(forward)) = verdict else {
-                panic!("{verdict:?}")
-            };
-            assert_eq!(forward.target, target);
-            assert!(forward.server.is_some());
+        for (port, target) in ports.into_iter().zip(targets) {
+            assert_eq!(goes_on(&mut shard, port, now), target);
+        }
+    }
+
+    /// Connections of tables of another number and size go on, as many as there is room for, until
+    /// their deadline.
+    #[test]
+    fn other_shards_go_on_where_others_ended() {
+        let (even, odd): (Vec<u16>, Vec<u16>) = (1001..=1300).partition(|port| port % 2 == 0);
+        let mut before = control("10.0.0.1:80", 2, 150);
+        let memories = [(); 2].map(|()| memory(before.layout()));
+        let mut targets = Vec::new();
+        for (number, ports) in [&even, &odd].into_iter().enumerate() {
+            let mut shard = before.shard_in(number, memories[number]()).unwrap();
+            let opened = open(&mut before, &mut shard, ports);
+            targets.extend(ports.iter().copied().zip(opened));
+        }
+        drop(before);
+
+        let now = Instant::from_secs(10);
+        for (shards, room) in [(1, 1000), (3, 400), (1, 290)] {
+            let mut after = control("10.0.0.1:80", shards, room);
+            let mut tables: Vec<Shard> = (0..shards).filter_map(|n| after.shard(n)).collect();
+            let home = |client: SocketAddr| usize::from(client.port()) % shards;
+            let mut no_room = 0;
+            for memory in &memories {
+                let ahead = Duration::from_secs(5);
+                no_room += after.move_in(&mut tables, memory(), home, ahead, now);
+            }
+            assert_eq!(no_room, 300_usize.saturating_sub(room));
+            let active: u32 = after
+                .services()
+                .flat_map(Service::servers)
+                .map(|server| server.active())
+                .sum();
+            assert_eq!(active as usize, room.min(300));
+            for shard in &mut tables {
+                after.sweep(shard);
+            }
+            if no_room > 0 {
+                continue;
+            }
+            for &(port, target) in &targets {
+                let shard = &mut tables[usize::from(port) % shards];
+                assert_eq!(goes_on(shard, port, now), target);
+            }
         }
     }
 }

@@ -30,7 +30,7 @@ pub(crate) use self::local_ports::LocalPorts;
 use self::room::Hand;
 pub use crate::conn::Ahead;
 use crate::conn::memory::Adoption;
-use crate::conn::{ConnTable, Entry, Key, Sparse, Template};
+use crate::conn::{ConnTable, Draft, Entry, Key, Sparse, Template};
 use crate::stats::Counters;
 use crate::sync::Queue;
 use crate::sync::bulk::Ledger;
@@ -369,6 +369,11 @@ impl Shard {
         keep: impl FnMut(Entry<'_>) -> bool,
     ) -> bool {
         self.table.adopt(adoption, now, budget, keep)
+    }
+
+    /// Takes in a connection of another table, as [`ConnTable::move_in`].
+    pub(crate) fn move_in(&mut self, draft: &Draft, expires: Instant, now: Instant) -> Option<u32> {
+        self.table.move_in(draft, expires, now)
     }
 
     /// The first tick up to `limit` in which connections may be due.

@@ -37,7 +37,7 @@ pub use lvs_core::api::WORKERS_MAX;
 use lvs_core::api::{Call, Failure, InKernelInfo, LocalPool, SyncDaemon};
 use lvs_core::mark::MarkRule;
 use lvs_core::memory::Memory;
-use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry, Shard, WhenFull};
+use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry, WhenFull};
 use serde_json::Value;
 use tracing::{info, warn};
 
@@ -53,7 +53,7 @@ use self::report::Report;
 pub use self::rules::RulesError;
 pub use self::shared::Shared;
 use self::shared::{HostSide, Side};
-use self::successor::Estate;
+use self::successor::{Estate, Shards};
 use self::virtual_::Offline;
 use self::worker::Worker;
 use crate::control::Address;
@@ -411,28 +411,25 @@ impl Engine {
                 }
             };
         let (in_kernel, memory) = in_kernel.unzip();
-        let (estate, memory) = match (&in_kernel, outlive) {
+        let opened = match (&in_kernel, outlive) {
             (Some(in_kernel), holder) => {
                 if let Some(holder) = holder {
                     holder.end();
                 }
-                (Some(Estate::InKernel(in_kernel.clone())), memory)
+                let estate = Estate::InKernel(in_kernel.clone());
+                let memories = memory.into_iter().collect();
+                let made = successor::shards(&control, &estate, memories, None);
+                Some((estate, made))
             }
-            (None, Some(holder)) => open_outlive(&control, count, holder).unzip(),
-            (None, None) => (None, None),
+            (None, Some(holder)) => open_outlive(&control, count, holder),
+            (None, None) => None,
         };
-        let found = estate.as_ref().is_some_and(Estate::is_found);
-        let mut adoption = None;
-        let mut shards: Vec<Shard> = match memory {
-            // There is one worker then, and one table.
-            Some(memory) if found => {
-                let (shard, found) = control.shard_found(0, memory).expect("there is a shard");
-                adoption = Some(found);
-                vec![shard]
-            }
-            Some(memory) => control.shard_in(0, memory).into_iter().collect(),
-            None => (0..count.get()).map_while(|n| control.shard(n)).collect(),
-        };
+        let (estate, made) = opened.unzip();
+        let (mut shards, inheritance) = made.unwrap_or_else(|| {
+            let shards = (0..count.get()).map_while(|n| control.shard(n));
+            (shards.collect(), None)
+        });
+        let found = inheritance.is_some();
         let side = HostSide::new(count.get()).map_err(StartError::Thread)?;
         let shared = Arc::new(Shared::new(control, Side::Host(side), false));
         if let Some(daemons) = shared.daemons() {
@@ -463,15 +460,17 @@ impl Engine {
             let (mut control, now) = (shared.control(), shared.now());
             successor::restore(&mut control, &View::default(), estate, now)
         });
+        let steering = setup.steering.clone();
         let mut keeper = Keeper::new(shared.clone(), setup, queues)?;
         let mut daemons = Vec::new();
-        if let (Some(estate), Some(left), Some(adoption)) = (&estate, left, adoption) {
+        if let (Some(estate), Some(left), Some(inheritance)) = (&estate, left, inheritance) {
             // Packets that come meanwhile wait in the sockets; the host does not see them.
             for warning in keeper.update(Update::All) {
                 warn!("{warning}");
             }
             keeper.publish();
-            successor::take_over(&shared, &mut shards[0], estate, adoption, &left.records);
+            let (records, steering) = (&left.records, steering.as_deref());
+            successor::take_over(&shared, &mut shards, estate, inheritance, records, steering);
             daemons = left.daemons;
         }
         if let Some(estate) = &estate {
@@ -693,28 +692,21 @@ fn open_in_kernel(
     }))
 }
 
-/// What outlives the engine without the path in the kernel, and the connection table's memory there.
+/// What outlives the engine without the path in the kernel, and the shards whose tables lie there.
 fn open_outlive(
     control: &Control,
     workers: NonZeroUsize,
     holder: Holder,
-) -> Option<(Estate, Memory)> {
-    if workers.get() > 1 {
-        warn!(
-            "connections do not outlive this engine: they are those of several packet workers (leave out --workers)"
-        );
-        holder.end();
-        return None;
-    }
-    let opened = Outlive::open(control.layout(), holder);
-    let opened = opened.and_then(|outlive| Ok((outlive.memory()?, outlive)));
-    match opened {
-        Ok((memory, outlive)) => Some((Estate::Memory(Arc::new(outlive)), memory)),
-        Err(error) => {
-            warn!("connections do not outlive this engine: {error}");
-            None
-        }
-    }
+) -> Option<(Estate, Shards)> {
+    let opened = Outlive::open(control.layout(), workers.get(), holder);
+    let made = opened.and_then(|outlive| {
+        let (memories, left) = (outlive.memories()?, outlive.memories_left()?);
+        let estate = Estate::Memory(Arc::new(outlive));
+        let shards = successor::shards(control, &estate, memories, left);
+        Ok((estate, shards))
+    });
+    made.inspect_err(|error| warn!("connections do not outlive this engine: {error}"))
+        .ok()
 }
 
 /// The control half as it is at the start.

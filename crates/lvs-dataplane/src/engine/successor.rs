@@ -11,15 +11,17 @@ use lvs_core::api::{
     Call, FailureCode, FilterSpec, Host, LocalPool, ServerSpec, ServiceId, ServiceSpec, SyncDaemon,
     Sysctl, Timeouts,
 };
-use lvs_core::memory::Adoption;
+use lvs_core::memory::{Adoption, Memory};
 use lvs_core::{Control, Instant, Shard, Sysctls};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tracing::{info, warn};
 
 use super::shared::Shared;
 use crate::host::keeper::Keeper;
 use crate::in_kernel::{Held, InKernel};
 use crate::outlive::{Area, Outlive, Record};
+use crate::packet::steer::Steering;
 
 /// Services and servers up to which every change is kept at once; with more it is within a second.
 pub(super) const FEW: usize = 256;
@@ -93,9 +95,14 @@ impl Estate {
     }
 
     /// This engine has taken over everything, and hides from the host what it handles.
-    pub(super) fn has_taken_over(&self) {
-        if let Self::InKernel(kernel) = self {
-            kernel.has_taken_over();
+    fn has_taken_over(&self) {
+        match self {
+            Self::InKernel(kernel) => kernel.has_taken_over(),
+            Self::Memory(memory) => {
+                if let Err(error) = memory.has_taken_over() {
+                    warn!("connections do not outlive this engine: {error}");
+                }
+            }
         }
     }
 
@@ -120,15 +127,16 @@ impl Estate {
     }
 }
 
-/// What is kept, beside connections and counters.
-#[derive(Debug, Default, Deserialize, Serialize)]
-#[serde(default)]
-struct Kept {
+/// What is kept, beside connections and counters. Another version may know other calls.
+#[derive(Debug, Deserialize, Serialize)]
+struct Kept<C> {
     /// What leads to the same services, servers and settings.
-    calls: Vec<Call>,
+    calls: Vec<C>,
     /// Where counters are: service, server, record.
+    #[serde(default)]
     records: Vec<(ServiceId, SocketAddr, u32)>,
     /// Synchronisation daemons that ran.
+    #[serde(default)]
     daemons: Vec<SyncDaemon>,
 }
 
@@ -143,7 +151,11 @@ pub(super) struct Left {
 
 /// Keeps what there is now.
 pub(super) fn keep(control: &Control, estate: &Estate) {
-    let mut kept = Kept::default();
+    let mut kept = Kept {
+        calls: Vec::new(),
+        records: Vec::new(),
+        daemons: Vec::new(),
+    };
     let (tcp, tcp_fin, udp) = control.timeouts();
     kept.calls
         .push(Call::TimeoutsSet(Timeouts { tcp, tcp_fin, udp }));
@@ -217,6 +229,16 @@ pub(super) fn is_small(control: &Control) -> bool {
     control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
 }
 
+/// A call of another version's, if it is one here.
+fn known(call: Value) -> Option<Call> {
+    let known = serde_json::from_value(call);
+    known
+        .inspect_err(|error| {
+            warn!("what the engine before this one had, this one does not know: {error}");
+        })
+        .ok()
+}
+
 /// Makes what a predecessor has left: services, servers and settings, and gives the rest.
 pub(super) fn restore(
     control: &mut Control,
@@ -224,7 +246,7 @@ pub(super) fn restore(
     estate: &Estate,
     now: Instant,
 ) -> Left {
-    let kept: Kept = match estate
+    let kept: Kept<Value> = match estate
         .area()
         .saved()
         .map(|text| serde_json::from_slice(&text))
@@ -236,9 +258,11 @@ pub(super) fn restore(
         }
         None => return Left::default(),
     };
-    if control.apply(&kept.calls, host, now).is_err() {
+    let calls = kept.calls.into_iter().filter_map(known);
+    let calls: Vec<Call> = calls.collect();
+    if control.apply(&calls, host, now).is_err() {
         // What this engine cannot do any more is left out, and nothing else.
-        for call in &kept.calls {
+        for call in &calls {
             if let Err(refused) = control.apply(std::slice::from_ref(call), host, now) {
                 warn!(
                     "of what the engine before this one had: {}",
@@ -301,28 +325,105 @@ pub(super) fn start_daemons_in_time(shared: &Shared, mut waiting: Vec<SyncDaemon
     }
 }
 
+/// Connections that a predecessor has left.
+#[derive(Debug)]
+pub(super) enum Inheritance {
+    /// In the memory of the only shard.
+    InPlace(Adoption),
+    /// In these tables.
+    Elsewhere(Vec<Memory>),
+}
+
+/// Shards, and connections that they are to take over.
+pub(super) type Shards = (Vec<Shard>, Option<Inheritance>);
+
+/// The shards of an engine whose tables lie in `memories`, of which a predecessor has `left` some
+/// elsewhere.
+pub(super) fn shards(
+    control: &Control,
+    estate: &Estate,
+    memories: Vec<Memory>,
+    left: Option<Vec<Memory>>,
+) -> Shards {
+    let in_place = estate.is_found() && left.is_none();
+    let mut inheritance = left.map(Inheritance::Elsewhere);
+    let mut shards = Vec::new();
+    for (number, memory) in memories.into_iter().enumerate() {
+        if in_place {
+            let found = control.shard_found(number, memory);
+            shards.extend(found.map(|(shard, adoption)| {
+                inheritance = Some(Inheritance::InPlace(adoption));
+                shard
+            }));
+        } else {
+            shards.extend(control.shard_in(number, memory));
+        }
+    }
+    (shards, inheritance)
+}
+
 /// Takes over the connections that a predecessor has left, and what was counted of `records`. The
-/// path in the kernel holds back meanwhile.
+/// path in the kernel holds back meanwhile. `steering` says whose a connection is.
 pub(super) fn take_over(
     shared: &Shared,
-    shard: &mut Shard,
+    shards: &mut [Shard],
     estate: &Estate,
-    adoption: Adoption,
+    inheritance: Inheritance,
     records: &[Record],
+    steering: Option<&Steering>,
 ) {
     let started = SystemInstant::now();
     let _held = estate.hold();
     let mut control = shared.control();
-    control.sweep(shard);
+    for shard in &mut *shards {
+        control.sweep(shard);
+    }
     estate.take_counts(&mut control, records);
     let now = shared.now();
-    let mut adoption = adoption.of_a_clock_ahead(estate.clock_ahead(now));
-    while control.adopt(shard, &mut adoption, now, usize::MAX) {}
+    let ahead = estate.clock_ahead(now);
+    match inheritance {
+        Inheritance::InPlace(adoption) => {
+            let mut adoption = adoption.of_a_clock_ahead(ahead);
+            for shard in &mut *shards {
+                while control.adopt(shard, &mut adoption, now, usize::MAX) {}
+            }
+        }
+        Inheritance::Elsewhere(memories) => {
+            let home = |client: SocketAddr| {
+                steering.map_or(0, |steering| steering.of_client(client.ip(), client.port()))
+            };
+            let mut no_room = 0;
+            for memory in memories {
+                no_room += control.move_in(shards, memory, home, ahead, now);
+            }
+            if no_room > 0 {
+                warn!("of what another engine has left, {no_room} connections found no room");
+            }
+        }
+    }
     estate.set_clock(shared.now());
     estate.has_taken_over();
     info!(
-        connections = shard.len(),
+        connections = shards.iter().map(Shard::len).sum::<usize>(),
         "took over what another engine has left, in {:?}",
         started.elapsed()
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a later version adds is left out, and nothing else.
+    #[test]
+    fn calls_of_another_version_are_left_out() -> serde_json::Result<()> {
+        let text = r#"{"calls": [
+            {"method": "timeouts.set", "params": {"tcp": 900, "tcp_fin": 120, "udp": 300}},
+            {"method": "comes.later", "params": {}}
+        ], "comes": "later"}"#;
+        let kept: Kept<Value> = serde_json::from_str(text)?;
+        let calls: Vec<Call> = kept.calls.into_iter().filter_map(known).collect();
+        assert!(matches!(calls[..], [Call::TimeoutsSet(_)]), "{calls:?}");
+        Ok(())
+    }
 }

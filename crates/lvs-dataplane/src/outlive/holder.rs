@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::FileExt;
@@ -90,17 +90,25 @@ impl Holder {
             }
             Err(error) => return Err(error),
         };
-        // A description of its own: the lock is the engine's then, and not the holder's.
-        let path = format!("/proc/self/fd/{}", shared.as_raw_fd());
-        let memory = File::options().read(true).write(true).open(path)?;
-        flock(&memory, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| refused("another engine has the holder of this name"))?;
+        let memory = locked(shared.as_fd())?;
         let child = Mutex::new(child);
         Ok(Self {
             name,
             memory,
             child,
         })
+    }
+
+    /// Goes on with memory of its own, which the holder does not have yet, and gives the other.
+    pub(super) fn take_other_memory(&mut self) -> io::Result<File> {
+        let own = memfd_create("lvs-table", MemfdFlags::CLOEXEC)?;
+        Ok(mem::replace(&mut self.memory, locked(own.as_fd())?))
+    }
+
+    /// The holder is to have the memory that the engine has.
+    pub(super) fn hold_memory(&self) -> io::Result<()> {
+        let shared = opened(self.memory.as_fd())?;
+        call(&self.name, ask::MEMORY, Some(shared.as_fd())).map(drop)
     }
 
     pub(super) const fn memory(&self) -> &File {
@@ -167,6 +175,20 @@ impl Holder {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Another description of a file of memory.
+fn opened(memory: BorrowedFd<'_>) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    File::options().read(true).write(true).open(path)
+}
+
+/// The same, with a lock that is the engine's then, and not the holder's.
+fn locked(shared: BorrowedFd<'_>) -> io::Result<File> {
+    let memory = opened(shared)?;
+    flock(&memory, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| refused("another engine has the holder of this name"))?;
+    Ok(memory)
 }
 
 fn new_memory(name: &[u8]) -> io::Result<OwnedFd> {
@@ -375,37 +397,75 @@ mod tests {
     }
 
     #[test]
-    fn what_an_engine_has_left_is_found_once_and_by_its_like() -> io::Result<()> {
+    fn what_an_engine_has_left_is_found_once_and_read_by_others() -> io::Result<()> {
         let (name, running) = holder("found");
         let layout = Layout::new(1000, 7);
-        let first = Outlive::open(layout, Holder::of(&name)?)?;
+        let first = Outlive::open(layout, 1, Holder::of(&name)?)?;
         assert!(!first.is_successor());
         assert!(first.area().save(b"services"));
         let refused = Holder::of(&name).map(drop).expect_err("it is in use");
         assert!(refused.to_string().contains("another engine"), "{refused}");
         drop(first);
         // Another seed is no other layout: the one that was left counts.
-        let second = Outlive::open(Layout::new(1000, 8), Holder::of(&name)?)?;
-        assert!(second.is_successor());
+        let second = Outlive::open(Layout::new(1000, 8), 1, Holder::of(&name)?)?;
+        assert!(second.is_successor() && second.memories_left()?.is_none());
         assert_eq!(second.area().saved().as_deref(), Some(&b"services"[..]));
         drop(second);
-        let third = Outlive::open(Layout::new(2000, 7), Holder::of(&name)?)?;
-        assert!(!third.is_successor());
-        assert_eq!(third.area().saved(), None);
-        third.end();
+        // With other tables, connections are read where they lie, until that is done.
+        for (size, tables, were) in [(2000, 1, 1), (1000, 3, 1), (1000, 3, 3), (1000, 1, 3)] {
+            let layout = Layout::new(size, 7);
+            for done in [false, true] {
+                let next = Outlive::open(layout, tables, Holder::of(&name)?)?;
+                assert!(next.is_successor());
+                assert_eq!(next.memories()?.len(), tables);
+                let left = next.memories_left()?.map(|left| left.len());
+                assert_eq!(left, Some(were), "{size} {tables}");
+                assert_eq!(next.area().saved().as_deref(), Some(&b"services"[..]));
+                Holder::of(&name).map(drop).expect_err("it is in use");
+                if done {
+                    next.has_taken_over()?;
+                    assert!(next.memories_left()?.is_none());
+                    Holder::of(&name).map(drop).expect_err("it is in use");
+                }
+            }
+        }
+        let last = Outlive::open(Layout::new(1000, 7), 1, Holder::of(&name)?)?;
+        assert!(last.is_successor() && last.memories_left()?.is_none());
+        last.end();
         running.join().expect("it ends")?;
         assert!(!Holder::clean_up(&name)?);
         Ok(())
+    }
+
+    /// What is not understood is not touched.
+    #[test]
+    fn one_that_finds_something_else_begins_anew() -> io::Result<()> {
+        let (name, running) = holder("else");
+        let layout = Layout::new(1000, 7);
+        for (word, value) in [
+            (head::VERSION, 99),
+            (head::TABLE + 1, 99),
+            (head::TABLES, 2),
+            (head::TABLES, u64::MAX),
+        ] {
+            let before = Outlive::open(layout, 1, Holder::of(&name)?)?;
+            before.set(word, value);
+            drop(before);
+            let after = Outlive::open(layout, 1, Holder::of(&name)?)?;
+            assert!(!after.is_successor(), "{word}");
+        }
+        assert!(Holder::clean_up(&name)?);
+        running.join().expect("it ends")
     }
 
     #[test]
     fn one_that_comes_too_late_begins_anew() -> io::Result<()> {
         let (name, running) = holder("late");
         let layout = Layout::new(1000, 7);
-        let first = Outlive::open(layout, Holder::of(&name)?)?;
+        let first = Outlive::open(layout, 1, Holder::of(&name)?)?;
         first.set(head::ALIVE, 0);
         drop(first);
-        let second = Outlive::open(layout, Holder::of(&name)?)?;
+        let second = Outlive::open(layout, 1, Holder::of(&name)?)?;
         assert!(!second.is_successor());
         drop(second);
         assert!(Holder::clean_up(&name)?);

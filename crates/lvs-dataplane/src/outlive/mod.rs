@@ -8,15 +8,22 @@
 //! ```
 //!
 //! No packet is forwarded between two engines: senders repeat what they have sent.
+//!
+//! Each packet worker has a table. One that finds a single table of its own size goes on with it;
+//! else connections move into memory of the new engine's, which the holder gets in place of the old
+//! when all are there.
 
 mod area;
 mod holder;
 
-use std::sync::Arc;
+use std::fs::File;
+use std::io;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lvs_core::Instant;
+use lvs_core::api::WORKERS_MAX;
 use lvs_core::memory::{Layout, Memory};
 use tracing::warn;
 
@@ -43,86 +50,169 @@ mod head {
     pub(super) const BASE: usize = 2;
     /// Until when by the engine's clock it is worth while to wait for another one.
     pub(super) const ALIVE: usize = 3;
-    /// The connection table's own description.
+    /// How many tables there are; 0 for one.
+    pub(super) const TABLES: usize = 4;
+    /// The description of each table.
     pub(super) const TABLE: usize = 8;
     pub(super) const WORDS: usize = TABLE + super::Layout::HEADER_WORDS;
 }
 
-/// Where the parts lie in the memory: offsets in bytes, each at a page, and words.
-fn parts(layout: &Layout) -> ([(u64, usize); 8], u64) {
+/// Where the parts lie in memory with so many tables: offsets in bytes, each at a page, and words.
+fn parts(layout: &Layout, tables: usize) -> (Vec<(u64, usize)>, u64) {
     const PAGE: u64 = 4096;
-    let words = [
-        head::WORDS,
-        RECORDS * KEPT_WORDS,
-        TEXT_WORDS,
+    let table = [
         layout.narrow_words(),
         layout.narrow_buckets as usize,
         layout.wide_words(),
         layout.wide_buckets as usize,
         layout.overflow_words(),
     ];
+    let first = [head::WORDS, RECORDS * KEPT_WORDS, TEXT_WORDS];
     let mut at = 0;
-    let parts = words.map(|words| {
-        let part = (at, words);
-        at += (words.max(1) as u64 * 8).next_multiple_of(PAGE);
+    let all = first.into_iter().chain([table; WORKERS_MAX].concat());
+    let parts = all.take(first.len() + table.len() * tables).map(|words| {
+        let part = (at, words.max(1));
+        at += (part.1 as u64 * 8).next_multiple_of(PAGE);
         part
     });
-    (parts, at)
+    (parts.collect(), at)
+}
+
+/// The memory, mapped.
+#[derive(Debug)]
+struct Mapped {
+    head: SharedArray,
+    counts: SharedArray,
+    text: SharedArray,
+    tables: Vec<[Arc<SharedArray>; 5]>,
+    layout: Layout,
+}
+
+impl Mapped {
+    fn map(file: &File, layout: Layout, tables: usize) -> io::Result<Self> {
+        let (parts, _) = parts(&layout, tables);
+        let part = |n: usize| SharedArray::of_file(file, parts[n].0, parts[n].1);
+        let shared = |n: usize| part(n).map(Arc::new);
+        let table = |n: usize| {
+            let first = 3 + n * 5;
+            Ok([
+                shared(first)?,
+                shared(first + 1)?,
+                shared(first + 2)?,
+                shared(first + 3)?,
+                shared(first + 4)?,
+            ])
+        };
+        Ok(Self {
+            head: part(0)?,
+            counts: part(1)?,
+            text: part(2)?,
+            tables: (0..tables).map(table).collect::<io::Result<_>>()?,
+            layout,
+        })
+    }
+
+    fn word(&self, word: usize) -> u64 {
+        self.head.words()[word].load(Acquire)
+    }
+
+    fn set(&self, word: usize, value: u64) {
+        self.head.words()[word].store(value, Release);
+    }
+
+    fn area(&self) -> Area<'_> {
+        Area {
+            counts: self.counts.words(),
+            text: self.text.words(),
+        }
+    }
+
+    fn memories(&self) -> io::Result<Vec<Memory>> {
+        let tables = self.tables.iter();
+        tables
+            .map(|table| sys::shared_table(self.layout, table.clone()))
+            .collect()
+    }
+
+    /// What is the same wherever the tables lie.
+    fn copy_from(&self, left: &Self) {
+        for word in [head::BASE, head::ALIVE] {
+            self.set(word, left.word(word));
+        }
+        if let Some(text) = left.area().saved() {
+            self.area().save(&text);
+        }
+        let counts = self.counts.words().iter().zip(left.counts.words());
+        for (word, was) in counts {
+            let was = was.load(Relaxed);
+            // Memory is taken where something is written.
+            if was != 0 {
+                word.store(was, Relaxed);
+            }
+        }
+    }
 }
 
 /// The memory, and whoever holds it.
 #[derive(Debug)]
 pub struct Outlive {
-    head: SharedArray,
-    counts: SharedArray,
-    text: SharedArray,
-    table: [Arc<SharedArray>; 5],
-    layout: Layout,
+    mapped: Mapped,
     found: bool,
+    /// What another engine has left in other memory, which its lock keeps others from.
+    left: Mutex<Option<(Mapped, File)>>,
     holder: Holder,
 }
 
 impl Outlive {
-    /// Takes up what another engine has left, if it had a table of this layout and was killed not
-    /// too long ago; else it begins anew, and says why.
+    /// Takes up what another engine has left, if this one can read it and it was killed not
+    /// too long ago; else it begins anew, and says why. With so many tables of this layout.
     ///
     /// # Errors
     /// If the memory cannot be had.
-    pub fn open(layout: Layout, holder: Holder) -> std::io::Result<Self> {
+    pub fn open(layout: Layout, tables: usize, mut holder: Holder) -> io::Result<Self> {
+        let tables = tables.clamp(1, WORKERS_MAX);
+        let mut left = None;
         if holder.is_used() {
-            match found(&holder, &layout) {
-                Ok(left) => return Self::map(left, holder, true),
+            match found(&holder) {
+                Ok(mapped) => left = Some(mapped),
                 Err(why) => warn!("connections of the engine before this one have ended: {why}"),
             }
         }
-        let (_, len) = parts(&layout);
+        let is_alike = |left: &Mapped| {
+            let keys = left.layout.keys;
+            (tables, left.tables.len()) == (1, 1) && left.layout == Layout { keys, ..layout }
+        };
+        let left = match left {
+            Some(mapped) if is_alike(&mapped) => {
+                return Ok(Self {
+                    mapped,
+                    found: true,
+                    left: Mutex::default(),
+                    holder,
+                });
+            }
+            Some(left) => Some((left, holder.take_other_memory()?)),
+            None => None,
+        };
+        let (_, len) = parts(&layout, tables);
         // All zeros, then.
         holder.resize(0)?;
         holder.resize(len)?;
-        let this = Self::map(layout, holder, false)?;
-        this.set_clock(Instant::ZERO);
-        for (n, word) in layout.to_words().into_iter().enumerate() {
-            this.head.words()[head::TABLE + n].store(word, Relaxed);
+        let mapped = Mapped::map(holder.memory(), layout, tables)?;
+        match &left {
+            Some((left, _)) => mapped.copy_from(left),
+            None => set_clock(&mapped, Instant::ZERO),
         }
-        this.head.words()[head::VERSION].store(VERSION, Relaxed);
-        this.head.words()[head::MAGIC].store(MAGIC, Release);
-        Ok(this)
-    }
-
-    fn map(layout: Layout, holder: Holder, found: bool) -> std::io::Result<Self> {
-        let (parts, _) = parts(&layout);
-        let part = |n: usize| {
-            let (at, words) = parts[n];
-            SharedArray::of_file(holder.memory(), at, words.max(1))
-        };
-        let table = |n| part(n).map(Arc::new);
+        mapped.set(head::TABLES, tables as u64);
+        for (n, word) in layout.to_words().into_iter().enumerate() {
+            mapped.set(head::TABLE + n, word);
+        }
+        mapped.set(head::VERSION, VERSION);
+        mapped.set(head::MAGIC, MAGIC);
         Ok(Self {
-            head: part(0)?,
-            counts: part(1)?,
-            text: part(2)?,
-            table: [table(3)?, table(4)?, table(5)?, table(6)?, table(7)?],
-            layout,
-            found,
+            mapped,
+            found: left.is_some(),
+            left: Mutex::new(left),
             holder,
         })
     }
@@ -132,48 +222,66 @@ impl Outlive {
         self.found
     }
 
-    /// Memory for the connection table.
+    /// Memory for the connection tables.
     ///
     /// # Errors
     /// None that is known.
-    pub fn memory(&self) -> std::io::Result<Memory> {
-        sys::shared_table(self.layout, self.table.clone())
+    pub fn memories(&self) -> io::Result<Vec<Memory>> {
+        self.mapped.memories()
+    }
+
+    /// Tables whose connections are to move into those of [`memories`](Self::memories); `None` if
+    /// they lie there.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub(crate) fn memories_left(&self) -> io::Result<Option<Vec<Memory>>> {
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        left.as_ref().map(|(left, _)| left.memories()).transpose()
+    }
+
+    /// All connections are where they belong.
+    ///
+    /// # Errors
+    /// If the holder is gone.
+    pub(crate) fn has_taken_over(&self) -> io::Result<()> {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        match left.take() {
+            Some(_) => self.holder.hold_memory(),
+            None => Ok(()),
+        }
     }
 
     /// Where the rest is kept.
     pub(crate) fn area(&self) -> Area<'_> {
-        Area {
-            counts: self.counts.words(),
-            text: self.text.words(),
-        }
-    }
-
-    fn set(&self, word: usize, value: u64) {
-        self.head.words()[word].store(value, Release);
+        self.mapped.area()
     }
 
     /// Deadlines are by a clock that says `now`.
     pub(crate) fn set_clock(&self, now: Instant) {
-        self.set(head::BASE, sys::monotonic().wrapping_sub(now.as_nanos()));
-        self.is_alive(now);
+        set_clock(&self.mapped, now);
     }
 
     /// Says that there is an engine.
     pub(crate) fn is_alive(&self, now: Instant) {
-        self.set(head::ALIVE, (now + WITHOUT_ENGINE).as_nanos());
+        is_alive(&self.mapped, now);
     }
 
     /// How far the clock by which deadlines are is ahead of one that says `now`.
     pub(crate) fn clock_ahead(&self, now: Instant) -> Duration {
-        let base = self.head.words()[head::BASE].load(Relaxed);
-        let then = sys::monotonic().wrapping_sub(base);
+        let then = sys::monotonic().wrapping_sub(self.mapped.word(head::BASE));
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))
     }
 
     /// An orderly end: nobody is to find anything.
     pub(crate) fn end(&self) {
-        self.set(head::ALIVE, 0);
+        self.mapped.set(head::ALIVE, 0);
         self.holder.end();
+    }
+
+    #[cfg(test)]
+    fn set(&self, word: usize, value: u64) {
+        self.mapped.set(word, value);
     }
 
     /// Whoever holds all this.
@@ -182,14 +290,23 @@ impl Outlive {
     }
 }
 
+fn set_clock(mapped: &Mapped, now: Instant) {
+    let base = sys::monotonic().wrapping_sub(now.as_nanos());
+    mapped.set(head::BASE, base);
+    is_alive(mapped, now);
+}
+
+fn is_alive(mapped: &Mapped, now: Instant) {
+    mapped.set(head::ALIVE, (now + WITHOUT_ENGINE).as_nanos());
+}
+
 /// Whether an engine with these words may still have a successor.
 fn is_worth_waiting(base: u64, alive: u64) -> bool {
     sys::monotonic().wrapping_sub(base) < alive
 }
 
-/// What another engine has left, if this one can go on with it: the layout of its connection table.
-/// Else why not.
-fn found(holder: &Holder, layout: &Layout) -> Result<Layout, String> {
+/// What another engine has left, if this one can read it; else why not.
+fn found(holder: &Holder) -> Result<Mapped, String> {
     let head = SharedArray::of_file(holder.memory(), 0, head::WORDS);
     let head = head.map_err(|error| error.to_string())?;
     let word = |n: usize| head.words()[n].load(Acquire);
@@ -197,17 +314,15 @@ fn found(holder: &Holder, layout: &Layout) -> Result<Layout, String> {
         return Err("it was another version".to_owned());
     }
     let description = std::array::from_fn(|n| word(head::TABLE + n));
-    let left = Layout::from_words(&description).map_err(|error| error.to_string())?;
-    let keys = left.keys;
-    if left != (Layout { keys, ..*layout }) {
-        return Err("it had another --max-connections".to_owned());
-    }
-    if holder.len() != Some(parts(&left).1) {
+    let layout = Layout::from_words(&description).map_err(|error| error.to_string())?;
+    let tables = usize::try_from(word(head::TABLES)).unwrap_or(usize::MAX);
+    let tables = tables.max(1);
+    if tables > WORKERS_MAX || holder.len() != Some(parts(&layout, tables).1) {
         return Err("its memory has another length".to_owned());
     }
     if !is_worth_waiting(word(head::BASE), word(head::ALIVE)) {
         let seconds = WITHOUT_ENGINE.as_secs();
         return Err(format!("it was killed more than {seconds} s ago"));
     }
-    Ok(left)
+    Mapped::map(holder.memory(), layout, tables).map_err(|error| error.to_string())
 }

@@ -28,13 +28,16 @@ enum By {
     Kernel,
     /// A process that holds the connection table.
     Holder,
+    /// The same, with a table for each of several packet workers.
+    Workers,
 }
 
 impl By {
-    const fn arguments(self) -> [&'static str; 2] {
+    const fn arguments(self) -> &'static [&'static str] {
         match self {
-            Self::Kernel => ["--in-kernel", "on"],
-            Self::Holder => ["--outlive", "on"],
+            Self::Kernel => &["--in-kernel", "on"],
+            Self::Holder => &["--outlive", "on"],
+            Self::Workers => &["--outlive", "on", "--workers", "3"],
         }
     }
 }
@@ -84,7 +87,9 @@ fn downloads(
     let all = || {
         let all = match by {
             By::Kernel => requests(&site).is_ok_and(|requests| requests > 20 * number),
-            By::Holder => established(&site).is_ok_and(|connections| connections == number),
+            By::Holder | By::Workers => {
+                established(&site).is_ok_and(|connections| connections == number)
+            }
         };
         all || running.is_finished()
     };
@@ -129,11 +134,11 @@ fn established(site: &Site) -> Result<u64> {
 fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     let words = by.arguments();
     match directory {
-        None => site.start_engine(&words),
+        None => site.start_engine(words),
         Some(directory) => {
             let program = Path::new(directory).join("lvs-dataplane");
             let exec = format!("exec {} \"$@\"", program.display());
-            site.start_engine_by(&["sh", "-c", &exec], &words)
+            site.start_engine_by(&["sh", "-c", &exec], words)
         }
     }
 }
@@ -183,8 +188,54 @@ fn a_few_with_a_holder() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_few_of_several_workers() -> Result<()> {
+    for (label, forward) in [("holdw", Forward::Nat), ("holdv", Forward::Dr)] {
+        downloads(label, (forward, By::Workers), 60, End::Killed)?;
+    }
+    Ok(())
+}
+
+/// Connections move into tables of another size and number, and back.
+#[test]
+fn a_few_move_to_other_tables() -> Result<()> {
+    let mut options = SiteOptions::new("holdo", Forward::Nat);
+    options.servers = 2;
+    options.paced = Some(RATE);
+    let mut site = Site::new(options)?;
+    start(&mut site, By::Holder, None)?;
+    site.add_service(80, "rr")?;
+    let number = 60;
+    let mut load = LoadOptions::new(format!("{}:80", site.vip).parse()?);
+    load.requests = number;
+    load.concurrency = number;
+    load.sizes = vec![RATE * 20];
+    load.timeout_ms = 60_000;
+    let client = site.client.clone();
+    let running = thread::spawn(move || client.load(&load));
+    let all = || established(&site).is_ok_and(|connections| connections == number);
+    wait_until("all downloads", Duration::from_secs(20), all)?;
+    for words in [
+        &["--max-connections", "5000"][..],
+        &["--workers", "3"],
+        &["--workers", "2", "--max-connections", "5000"],
+        &[],
+    ] {
+        let mut engine = site.engine.take().context("it runs")?;
+        engine.signal(Signal::SIGKILL)?;
+        engine.wait(Duration::from_secs(10))?;
+        site.start_engine(&[&["--outlive", "on"], words].concat())?;
+        let log = site.engine.as_ref().context("it runs")?.log();
+        let told = format!("connections={number}");
+        ensure!(log.contains(&told), "{words:?}: {log}");
+        thread::sleep(Duration::from_secs(2));
+    }
+    let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+    report.all_ok(number)
+}
+
 /// What holds an engine's connections ends with an orderly stop and by `--cleanup`; an engine with
-/// another table says why it begins anew, and none takes what another one has.
+/// another table goes on with them, and none takes what another one has.
 #[test]
 fn a_holder_ends_in_its_time() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("holde", Forward::Nat))?;
@@ -211,9 +262,8 @@ fn a_holder_ends_in_its_time() -> Result<()> {
     ensure!(rules.contains("lvs-"), "{rules}");
     site.start_engine(&["--outlive", "on", "--max-connections", "5000"])?;
     let log = site.engine.as_ref().context("it runs")?.log();
-    ensure!(log.contains("it had another --max-connections"), "{log}");
-    ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
-    site.add_service(80, "rr")?;
+    ensure!(log.contains("took over"), "{log}");
+    ensure!(site.lvsadm("-L -n")?.contains(":80"), "it goes on");
     kill(&mut site, Signal::SIGKILL)?;
     let told = director.sh(&format!("{program} --cleanup"))?;
     ensure!(told.starts_with("took away connections"), "{told}");

@@ -8,8 +8,9 @@ use super::memory::Layout;
 use super::overflow::Side;
 use super::slot::{Entry, UNARMED, kind};
 use super::wheel::Entries;
-use super::{ConnTable, Memory};
+use super::{ConnTable, Memory, Slots};
 use crate::Instant;
+use crate::conn::Draft;
 
 /// What is left to do until a table that was found is as if it had been made here.
 ///
@@ -90,6 +91,14 @@ impl ConnTable {
         }
         self.adopt_overflow(adoption);
         false
+    }
+
+    /// Takes in an entry of another table, as the newest of its equals, with its deadline; `None`
+    /// if there is no room.
+    pub(crate) fn move_in(&mut self, draft: &Draft, expires: Instant, now: Instant) -> Option<u32> {
+        let handle = self.insert(draft, now)?;
+        self.restart_until(handle, expires);
+        Some(handle)
     }
 
     /// Whether there is an entry, or a tag that says so.
@@ -193,4 +202,30 @@ impl ConnTable {
             }
         }
     }
+}
+
+/// Reads the table that was found in `memory`: gives each entry with its deadline, equals in the
+/// order in which they came.
+pub(crate) fn read(memory: Memory, mut entry: impl FnMut(Draft, Instant)) {
+    let slots = Slots::new(memory);
+    let mut give = |handle: u32| {
+        let found = slots.entry(handle);
+        if found.word0() != 0 {
+            entry(found.draft(), found.expires());
+        }
+    };
+    // Where no tag is, memory was perhaps never used, and is not to be now.
+    let is_tagged = |&handle: &u32| {
+        let (tags, slot) = slots.tag_of(handle);
+        tags.is_used(slot)
+    };
+    (0..slots.overflow).filter(is_tagged).for_each(&mut give);
+    let end = slots.overflow + slots.memory.layout.overflow_slots;
+    let overflow = slots.overflow..end;
+    let mut later: Vec<(u64, u32)> = overflow
+        .filter(|&handle| slots.entry(handle).word0() != 0)
+        .map(|handle| (slots.entry(handle).sequence(), handle))
+        .collect();
+    later.sort_unstable();
+    later.into_iter().for_each(|(_, handle)| give(handle));
 }

@@ -29,7 +29,7 @@
 //! What few connections have (who controls others, when one was synchronised) is kept beside the
 //! table ([`Sparse`](sparse::Sparse)).
 
-mod adopt;
+pub(crate) mod adopt;
 mod buckets;
 mod equals;
 mod find;
