@@ -79,7 +79,7 @@ impl Experiment for Haddad {
     }
 
     fn is_quick(&self, peer: &Peer) -> bool {
-        ["direct", "lvs-nat", "lvs-dr", "nftables", "haproxy"].contains(&peer.name)
+        ["direct", "lvs-nat", "nftables", "haproxy"].contains(&peer.name)
     }
 
     fn programs(&self) -> &'static [&'static str] {

@@ -197,7 +197,7 @@ struct Axis {
 const ROUNDS: usize = 5;
 const QUICK_ROUNDS: usize = 3;
 /// Seconds until the hosts of a peer stand ready, about.
-const SET_UP: f64 = 0.6;
+const SET_UP: f64 = 0.8;
 
 impl Options {
     /// Measures what is missing, and writes the report.
@@ -236,12 +236,19 @@ impl Options {
         fs::create_dir_all(&self.out)
             .with_context(|| format!("cannot make {}", self.out.display()))?;
         let mut document = self.begin()?;
+        let yardsticks = Yardsticks::build()?;
         let left = experiments.iter();
         let left = left.map(|experiment| self.left(*experiment, &document));
         let mut progress = Progress::new(left.sum());
         let mut result = Ok(());
         for experiment in &experiments {
-            result = self.repeat(*experiment, &mut document, &stop, &mut progress);
+            result = self.repeat(
+                *experiment,
+                &mut document,
+                &yardsticks,
+                &stop,
+                &mut progress,
+            );
             if result.is_err() {
                 break;
             }
@@ -339,6 +346,7 @@ impl Options {
         &self,
         experiment: &dyn Experiment,
         document: &mut Document,
+        yardsticks: &Yardsticks,
         stop: &Arc<AtomicBool>,
         progress: &mut Progress,
     ) -> Result<()> {
@@ -356,12 +364,11 @@ impl Options {
             return Ok(());
         }
         progress.begin(name);
-        let yardsticks = Yardsticks::build()?;
         let mut beds = Vec::new();
         for peer in &peers {
             interrupted(stop)?;
             progress.show(&format!("{name}: hosts of {}", peer.name));
-            let bed = experiment.bed(peer, &yardsticks);
+            let bed = experiment.bed(peer, yardsticks);
             progress.add(SET_UP);
             match bed {
                 Ok(bed) => beds.push((*peer, bed)),
@@ -399,7 +406,7 @@ impl Options {
                             peer,
                             round,
                             quick: self.quick,
-                            yardsticks: &yardsticks,
+                            yardsticks,
                             stop,
                             notes: RefCell::default(),
                         };

@@ -185,14 +185,7 @@ impl Experiment for Orourke {
     }
 
     fn is_quick(&self, peer: &Peer) -> bool {
-        ![
-            "lvs-nat-in-kernel",
-            "nftables",
-            "nginx",
-            "ip_vs dr",
-            "ip_vs tunnel",
-        ]
-        .contains(&peer.name)
+        ["direct", "lvs-nat", "lvs-dr", "haproxy", "ip_vs nat"].contains(&peer.name)
     }
 
     fn peers(&self) -> &'static [Peer] {

@@ -96,7 +96,7 @@ impl Experiment for Services {
     }
 
     fn is_quick(&self, peer: &Peer) -> bool {
-        !["routing", "nginx"].contains(&peer.name)
+        !["routing", "lvs-tunnel", "nginx"].contains(&peer.name)
     }
 
     fn seconds(&self, quick: bool) -> f64 {
