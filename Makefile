@@ -17,7 +17,7 @@ METHODS ?= nat,dr,tun
 
 DENY ?= $(CARGO) deny
 
-.PHONY: report-agrees bpf bpf-check bpf-check-if-possible deny-if-possible package twins help demo demo-cluster test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build report setup clean
+.PHONY: sync-with-kernel report-agrees bpf bpf-check bpf-check-if-possible deny-if-possible package twins help demo demo-cluster test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build report setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -154,6 +154,12 @@ e2e: ## the tests in network namespaces, with the optimised programs
 	$(CARGO) build --locked --release --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
 	LVS_BIN_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/release" RUST_BACKTRACE=0 \
 		$(CARGO) test --locked --workspace --test e2e --test embed_dataplane -- --test-threads=$(E2E_THREADS)
+
+sync-with-kernel: ## 500 downloads go from the kernel's IPVS to this director and back (LVS_UML=COMMAND boots that kernel; see the test)
+	@test -n "$(LVS_UML)" || { echo "make sync-with-kernel: LVS_UML names no command that boots a kernel with IPVS: crates/lvs-testbed/tests/e2e/sync_with_kernel.rs" >&2; exit 2; }
+	$(CARGO) build --locked --release --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
+	LVS_UML="$(LVS_UML)" LVS_BIN_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/release" \
+		$(CARGO) test --locked --workspace --test e2e sync_with_kernel -- --ignored --nocapture
 
 report: ## repeat published LVS experiments on this machine, into target/report (needs root; REPORT_OPTIONS=--quick)
 	tools/setup bench

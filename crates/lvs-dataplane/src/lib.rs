@@ -11,6 +11,7 @@ pub mod confine;
 pub mod control;
 #[cfg(feature = "engine")]
 mod deadline;
+pub mod directors;
 #[cfg(feature = "engine")]
 pub mod engine;
 #[cfg(feature = "engine")]

@@ -16,6 +16,7 @@ use lvs_core::api::Confinement;
 use lvs_core::mark::parse_rules;
 use lvs_dataplane::confine;
 use lvs_dataplane::control::{Address, Client};
+use lvs_dataplane::directors;
 use lvs_dataplane::engine::{self, Config, Engine, PeersConfig};
 use lvs_dataplane::in_kernel::InKernel as InKernelPath;
 use lvs_dataplane::log;
@@ -209,7 +210,7 @@ struct Args {
 
     /// Another director that is told the connections of this one, and tells its own: ADDRESS or
     /// ADDRESS:PORT; may be given up to eight times. See --sync-key.
-    #[arg(long, value_name = "ADDRESS", value_parser = peer, requires = "sync_key", conflicts_with = "no_interfaces")]
+    #[arg(long, value_name = "ADDRESS", value_parser = directors::peer, requires = "sync_key", conflicts_with = "no_interfaces")]
     sync_peer: Vec<SocketAddr>,
 
     /// File with the key that directors share: 32 characters or more; nobody but its owner and group may read it, and its group may not write it.
@@ -217,7 +218,7 @@ struct Args {
     sync_key: Option<PathBuf>,
 
     /// Where other directors connect to (TCP). Default: port 8848 of all addresses.
-    #[arg(long, value_name = "ADDRESS", value_parser = peer, requires = "sync_peer")]
+    #[arg(long, value_name = "ADDRESS", value_parser = directors::address, requires = "sync_peer")]
     sync_listen: Option<SocketAddr>,
 
     /// How many seconds to wait for directors that cannot be reached, before this one is ready
@@ -380,19 +381,6 @@ impl FromStr for Helper {
 fn name_and_value(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
-}
-
-/// Where a director is; port 0 is the usual one.
-fn peer(text: &str) -> Result<SocketAddr, String> {
-    let bare = text
-        .strip_prefix('[')
-        .and_then(|text| text.strip_suffix(']'));
-    if let Ok(ip) = bare.unwrap_or(text).parse::<IpAddr>() {
-        return Ok((ip, 0).into());
-    }
-    text.parse().map_err(|_| {
-        "expected 192.0.2.2, 192.0.2.2:8848, 2001:db8::2 or [2001:db8::2]:8848".to_owned()
-    })
 }
 
 /// The number of a group.

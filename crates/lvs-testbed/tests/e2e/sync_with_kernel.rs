@@ -18,9 +18,9 @@ use lvs_testbed::netns::run_with_input;
 use lvs_testbed::servers::NginxOptions;
 use lvs_testbed::{Forward, Host, LoadReport, Proc, Site, SiteOptions, programs, wait_until};
 
-const DOWNLOADS: u64 = 50;
-const BYTES: u64 = 4_000_000;
-const RATE: u64 = 200_000;
+const DOWNLOADS: u64 = 500;
+const BYTES: u64 = 400_000;
+const RATE: u64 = 20_000;
 const LONG: Duration = Duration::from_secs(15);
 
 /// The kernel as a director, at two devices of a host's.

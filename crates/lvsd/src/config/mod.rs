@@ -408,7 +408,30 @@ pub struct Peers {
     pub tell: Option<String>,
 }
 
+impl Peers {
+    /// What is wrong with the key, as an engine that starts would say.
+    pub fn unusable_key(&self) -> Option<String> {
+        lvs_dataplane::directors::read_key(Path::new(&self.key_file)).err()
+    }
+}
+
 impl Dataplane {
+    /// The tables of the file in which an engine's options differ from `before`.
+    pub fn changed_tables(&self, before: &Self) -> Vec<&'static str> {
+        let own = |all: &Self| Self {
+            peers: None,
+            ..all.clone()
+        };
+        let mut changed = Vec::new();
+        if own(self) != own(before) {
+            changed.push("[dataplane]");
+        }
+        if self.peers != before.peers {
+            changed.push("[sync]");
+        }
+        changed
+    }
+
     /// The engine's command line, apart from `--socket`.
     pub fn arguments(&self) -> Vec<String> {
         let mut all = Vec::new();

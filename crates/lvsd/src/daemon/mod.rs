@@ -31,7 +31,7 @@ use tokio::time::Instant;
 
 use crate::admin::{Admin, unix_time};
 use crate::cluster::{self, Cluster};
-use crate::config::{Config, LoadError, Report, Server, Service, Severity};
+use crate::config::{Config, LoadError, Peers, Report, Server, Service, Severity};
 use crate::decide::Decision;
 use crate::door::{Answer, Asked};
 use crate::engine::{Found, Goal, Host, Link, Links, Proxied, Step};
@@ -685,8 +685,16 @@ impl<P: Prober> Daemon<P> {
             false => format!("reloaded {path}"),
         };
         tracing::info!(event = "reloaded", "{message}");
-        if config.dataplane != self.config.dataplane {
-            tracing::warn!("[dataplane] has changed; it takes effect when the engine is restarted");
+        for table in config.dataplane.changed_tables(&self.config.dataplane) {
+            tracing::warn!("{table} has changed; it takes effect when the engine is restarted");
+        }
+        if let Some(why) = config
+            .dataplane
+            .peers
+            .as_ref()
+            .and_then(Peers::unusable_key)
+        {
+            tracing::warn!("[sync]: {why}; the engine will not start with it");
         }
         if config.daemon.log != self.config.daemon.log {
             tracing::warn!("`log` has changed; it takes effect when lvsd is restarted");

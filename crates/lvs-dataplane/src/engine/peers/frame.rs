@@ -19,15 +19,14 @@
 //! another connection. Nothing is encrypted.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use super::Tell;
+use crate::directors;
 
 /// What a connection begins with.
 const MAGIC: [u8; 8] = *b"LVSPEER1";
@@ -41,10 +40,6 @@ pub(super) const PAYLOAD_MAX: usize = 64 << 10;
 const HEADER_LEN: usize = 5;
 const CODE_LEN: usize = 16;
 
-/// Characters that a key has at least, and at most.
-const KEY_MIN: usize = 32;
-const KEY_MAX: usize = 4096;
-
 /// The key that directors share.
 #[derive(Clone)]
 pub(super) struct Key(Vec<u8>);
@@ -56,31 +51,9 @@ impl fmt::Debug for Key {
 }
 
 impl Key {
-    /// Reads it from a file that nobody else may read. White space at its ends does not count.
+    /// Reads it from a file, see [`directors::read_key`].
     pub(super) fn read(path: &Path) -> Result<Self, String> {
-        let name = path.display();
-        let failed = |error: io::Error| format!("cannot read the key {name}: {error}");
-        let mut file = File::open(path).map_err(failed)?;
-        let mode = file.metadata().map_err(failed)?.mode();
-        if mode & 0o027 != 0 {
-            return Err(format!(
-                "others may read the key {name}, or its group may write it: chmod 600 {name}"
-            ));
-        }
-        let mut text = Vec::new();
-        let limit = u64::try_from(KEY_MAX + 1).unwrap_or(u64::MAX);
-        file.by_ref()
-            .take(limit)
-            .read_to_end(&mut text)
-            .map_err(failed)?;
-        let key = text.trim_ascii();
-        if text.len() > KEY_MAX || key.len() < KEY_MIN {
-            return Err(format!(
-                "the key {name} has {} characters, and {KEY_MIN} to {KEY_MAX} are taken: openssl rand -hex 32 > {name}",
-                key.len()
-            ));
-        }
-        Ok(Self(key.to_vec()))
+        directors::read_key(path).map(Self)
     }
 
     #[cfg(test)]

@@ -32,6 +32,14 @@ impl Checker<'_> {
         );
         let timeout = self.etcd_time(raw.timeout.as_ref(), "timeout", &TIMEOUT, Cluster::TIMEOUT);
         let agree = self.number(raw.agree.as_ref(), "`agree`", 0..=AGREE_MAX);
+        if timeout >= lease {
+            let place = raw.timeout.as_ref().or(raw.lease.as_ref());
+            let span = place.map_or_else(|| spanned.span(), Spanned::span);
+            self.report(
+                Diagnostic::warning(span, "a lease ends before an answer is given up")
+                    .help("give a `timeout` that is shorter than `lease`"),
+            );
+        }
         if lease.subsec_nanos() > 0
             && let Some(place) = &raw.lease
         {
@@ -122,6 +130,10 @@ impl Checker<'_> {
         let mut endpoints = Vec::new();
         for text in &members.get_ref().0 {
             match Endpoint::parse(text) {
+                Some(endpoint) if endpoints.contains(&endpoint) => self.report(
+                    Diagnostic::error(members.span(), format!("{text:?} is named twice"))
+                        .help("name each member once"),
+                ),
                 Some(endpoint) => endpoints.push(endpoint),
                 None => self.report(
                     Diagnostic::error(members.span(), format!("{text:?} is not a member of etcd"))
@@ -135,7 +147,25 @@ impl Checker<'_> {
                 Diagnostic::error(members.span(), title).help(format!("name 1 to {MEMBERS_MAX}")),
             );
         }
+        for (one, other, key) in [(&raw.cert, &raw.key, "key"), (&raw.key, &raw.cert, "cert")] {
+            if let (Some(one), None) = (one, other) {
+                self.report(
+                    Diagnostic::error(one.span(), format!("`{key}` is missing beside it"))
+                        .help("a certificate and its key belong together: give both, or neither"),
+                );
+            }
+        }
         let tls = endpoints.iter().any(|one| one.secure);
+        let files = [&raw.ca, &raw.cert, &raw.key];
+        if let Some(file) = files.into_iter().flatten().next()
+            && !tls
+            && !endpoints.is_empty()
+        {
+            self.report(
+                Diagnostic::warning(file.span(), "no member talks TLS: this file is not used")
+                    .help("write https:// for the members, or leave it out"),
+            );
+        }
         let tls = tls.then(|| self.etcd_tls(spanned)).flatten();
         let login = self.login(raw);
         if let (Some(user), Some(_)) = (&raw.user, endpoints.iter().find(|one| !one.secure)) {

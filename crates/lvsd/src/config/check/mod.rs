@@ -87,7 +87,8 @@ pub(in crate::config) fn check(
     if let Some(table) = raw.sync.as_ref().filter(|_| sync.is_some()) {
         checker.families_beside_sync(table, &services);
     }
-    let vrrp = raw.vrrp.as_ref().and_then(|vrrp| checker.vrrp(vrrp, raw));
+    let vrrp = raw.vrrp.as_ref();
+    let vrrp = vrrp.and_then(|vrrp| checker.vrrp(vrrp, raw, &services));
     let announce = checker.announce(raw, &services);
     checker.sense(raw, &services, &marks);
     let lookups = checker.lookups(raw.dns.as_ref());

@@ -7,6 +7,7 @@ use std::time::Duration;
 use lvs_core::api::{SyncDaemon, SyncRole};
 use lvs_core::sync::bulk::PEERS_MAX;
 use lvs_core::{Family, ServiceKey};
+use lvs_dataplane::directors;
 use toml::Spanned;
 
 use super::Checker;
@@ -24,15 +25,6 @@ const WAIT_MAX: Duration = Duration::from_secs(3600);
 /// How long their services and servers may differ.
 const ALARM: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(86_400);
-
-/// An address with or without a port.
-fn place(text: &str) -> Option<SocketAddr> {
-    let bare = text
-        .strip_prefix('[')
-        .and_then(|text| text.strip_suffix(']'));
-    let ip = bare.unwrap_or(text).parse::<IpAddr>();
-    ip.map_or_else(|_| text.parse().ok(), |ip| Some((ip, 0).into()))
-}
 
 impl Checker<'_> {
     /// The daemons that speak IPVS's protocol; `None` if there is nothing about them.
@@ -128,35 +120,44 @@ impl Checker<'_> {
             }
             return None;
         };
+        let listen = raw.listen.as_ref().and_then(|text| {
+            let read = directors::address(text.get_ref());
+            if let Err(why) = read.clone() {
+                let title = format!("`{}` is not an address", text.get_ref());
+                self.report(
+                    Diagnostic::error(text.span(), title)
+                        .label(why)
+                        .help("write an address of this host: 192.0.2.1 or 192.0.2.1:8848"),
+                );
+            }
+            read.ok()
+        });
         let mut seen = HashSet::new();
         for text in &peers.get_ref().0 {
-            match place(text) {
-                Some(addr) if seen.insert(addr.ip()) => {}
-                Some(addr) => self.report(
+            let finding = match directors::peer(text) {
+                Err(why) => {
+                    let title = format!("`{text}` is not an address of another director");
+                    Diagnostic::error(peers.span(), title)
+                        .label(why)
+                        .help("write 192.0.2.2, 192.0.2.2:8848 or [2001:db8::2]:8848")
+                }
+                Ok(addr) if !seen.insert(addr.ip()) => {
                     Diagnostic::error(peers.span(), format!("{} is named twice", addr.ip()))
-                        .help("name each of the other directors once"),
-                ),
-                None => self.report(
-                    Diagnostic::error(peers.span(), format!("`{text}` is not an address"))
-                        .help("write 192.0.2.2, 192.0.2.2:8848 or [2001:db8::2]:8848"),
-                ),
-            }
+                        .help("name each of the other directors once")
+                }
+                Ok(addr) if self.is_own(addr.ip(), listen) => {
+                    let title = format!("{} is this director's own address", addr.ip());
+                    Diagnostic::error(peers.span(), title).help("name the other directors only")
+                }
+                Ok(_) => continue,
+            };
+            self.report(finding);
         }
-        if seen.is_empty() || seen.len() > PEERS_MAX {
+        let count = peers.get_ref().0.len();
+        if !(1..=PEERS_MAX).contains(&count) {
             self.report(
-                Diagnostic::error(peers.span(), format!("there are {} peers", seen.len()))
+                Diagnostic::error(peers.span(), format!("there are {count} peers"))
                     .help(format!("name 1 to {PEERS_MAX} directors")),
-            );
-        }
-        if let Some(listen) = raw
-            .listen
-            .as_ref()
-            .filter(|text| place(text.get_ref()).is_none())
-        {
-            let title = format!("`{}` is not an address", listen.get_ref());
-            self.report(
-                Diagnostic::error(listen.span(), title)
-                    .help("write an address of this host: 192.0.2.1 or 192.0.2.1:8848"),
             );
         }
         if let Some(wait) = raw.wait.as_ref().filter(|wait| wait.get_ref().0 > WAIT_MAX) {
@@ -184,14 +185,30 @@ impl Checker<'_> {
             );
             return None;
         };
-        Some(Peers {
+        let all = Peers {
             addresses: peers.get_ref().0.clone(),
             key_file: key_file.get_ref().clone(),
             listen: raw.listen.as_ref().map(|text| text.get_ref().clone()),
             wait: raw.wait.as_ref().map(|wait| wait.get_ref().0),
             alarm: raw.alarm.as_ref().map(|alarm| alarm.get_ref().0),
             tell,
-        })
+        };
+        if self.facts.is_some()
+            && let Some(why) = all.unusable_key()
+        {
+            self.report(
+                Diagnostic::error(key_file.span(), why)
+                    .label("the engine does not start without it")
+                    .help("all directors have the same: openssl rand -hex 32, once"),
+            );
+        }
+        Some(all)
+    }
+
+    /// Whether an address is this director's. Behind the loopback there may be a tunnel to another one.
+    fn is_own(&self, ip: IpAddr, listen: Option<SocketAddr>) -> bool {
+        let here = self.facts.is_some_and(|facts| facts.has_address(ip));
+        !ip.is_loopback() && (here || listen.is_some_and(|listen| listen.ip() == ip))
     }
 
     /// A message has room for one family only, so that an engine refuses servers of another family
@@ -222,7 +239,99 @@ impl Checker<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use crate::config::Config;
+    use crate::config::facts::Facts;
+    use crate::sources::Gathered;
+
+    /// As on the host that has 192.0.2.1.
+    fn here(keys: &str) -> Result<(), String> {
+        let text = format!("[sync]\n{keys}\n");
+        let facts = Facts::with_address([192, 0, 2, 1].into());
+        let path = "lvsd.toml";
+        let read = Config::read(path, &text, path.into(), Some(&facts), &Gathered::default());
+        read.map(drop).map_err(|report| report.render(false))
+    }
+
+    #[test]
+    fn peers_that_cannot_be_are_refused() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(&file, "0123456789abcdef0123456789abcdef\n").expect("a key");
+        let key = format!("key_file = {:?}", file.path());
+        for peer in [
+            "192.0.2.2",
+            "192.0.2.2:9",
+            "2001:db8::2",
+            "[fe80::2%2]:8848",
+            "127.0.0.1:9",
+        ] {
+            here(&format!("peers = {peer:?}\n{key}")).expect(peer);
+        }
+        for (peers, listen, words) in [
+            ("\"0.0.0.0\"", "", "0.0.0.0 is nobody's"),
+            ("\"::\"", "", ":: is nobody's"),
+            ("\"224.0.0.1\"", "", "of one host"),
+            ("\"ff02::1\"", "", "of one host"),
+            ("\"255.255.255.255\"", "", "of one host"),
+            ("\"192.0.2.2:0\"", "", "port 0 is none"),
+            ("\"fe80::2\"", "", "[fe80::2%2]:8848"),
+            ("\"192.0.2.1\"", "", "this director's own"),
+            (
+                "\"192.0.2.7\"",
+                "listen = \"192.0.2.7:9\"",
+                "this director's own",
+            ),
+            ("\"192.0.2.2\"", "listen = \"224.0.0.1\"", "of one host"),
+            (
+                "[\"192.0.2.2\", \"::ffff:192.0.2.2\"]",
+                "",
+                "192.0.2.2 is named twice",
+            ),
+        ] {
+            let said = here(&format!("peers = {peers}\n{listen}\n{key}")).expect_err(peers);
+            assert!(said.contains(words), "{peers}: {said}");
+        }
+    }
+
+    /// An engine would not start with it.
+    #[test]
+    fn a_key_that_an_engine_does_not_take_is_refused() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let with = |name: &str| {
+            let path = directory.path().join(name);
+            here(&format!("peers = \"192.0.2.2\"\nkey_file = {path:?}"))
+        };
+        let write = |name: &str, text: &str, mode: u32| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).expect("a key");
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).expect("its mode");
+        };
+        let long = "0123456789abcdef0123456789abcdef\n";
+        write("good", long, 0o600);
+        write("open", long, 0o644);
+        write("short", "secret\n", 0o600);
+        let empty = directory.path().join("directory");
+        std::fs::create_dir(&empty).expect("a directory");
+        std::fs::set_permissions(&empty, Permissions::from_mode(0o700)).expect("its mode");
+        with("good").expect("a key");
+        for (name, words) in [
+            ("open", "chmod 600"),
+            ("short", "has 6 characters"),
+            ("absent", "cannot read the key"),
+            ("directory", "cannot read the key"),
+        ] {
+            let said = with(name).expect_err(name);
+            assert!(
+                said.contains(words) && said.contains("does not start"),
+                "{said}"
+            );
+        }
+        // Where the file is for another host, its key need not be here.
+        let text = "[sync]\npeers = \"192.0.2.2\"\nkey_file = \"/nowhere\"\n";
+        Config::from_toml("lvsd.toml", text).expect("valid elsewhere");
+    }
 
     #[test]
     fn servers_of_another_family_are_refused_beside_synchronisation() {

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use toml::Spanned;
 
-use super::Checker;
 use super::engine::is_interface;
+use super::{Checker, label};
 use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::{OneOrMore, RawConfig, RawVrrp};
-use crate::config::{HostAddress, Vrrp};
+use crate::config::{HostAddress, Service, VipMode, Vrrp};
 
 /// VRRP counts centiseconds, in twelve bits.
 const ADVERT: std::ops::RangeInclusive<Duration> =
@@ -34,10 +34,16 @@ fn host_address(text: &str) -> Option<HostAddress> {
     let len = len.unwrap_or(whole);
     let device = match (words.next(), words.next()) {
         (None, _) => None,
-        (Some("dev"), Some(name)) if is_interface(name) => Some(name.to_owned()),
+        (Some("dev"), Some(name)) if is_interface(name) && is_word(name) => Some(name.to_owned()),
         _ => return None,
     };
     (len <= whole && words.next().is_none()).then_some(HostAddress { ip, len, device })
+}
+
+/// Whether an address may be that of one host on a network.
+fn is_hosts(ip: IpAddr) -> bool {
+    let nobodys = ip.is_unspecified() || ip.is_loopback();
+    !nobodys && !ip.is_multicast() && ip != IpAddr::from([255; 4])
 }
 
 /// Whether keepalived reads it as one word.
@@ -46,7 +52,12 @@ fn is_word(name: &str) -> bool {
 }
 
 impl Checker<'_> {
-    pub(super) fn vrrp(&mut self, spanned: &Spanned<RawVrrp>, all: &RawConfig) -> Option<Vrrp> {
+    pub(super) fn vrrp(
+        &mut self,
+        spanned: &Spanned<RawVrrp>,
+        all: &RawConfig,
+        services: &[Service],
+    ) -> Option<Vrrp> {
         let raw = spanned.get_ref();
         let interface = raw.interface.as_ref().map(|name| {
             if !is_interface(name.get_ref()) || !is_word(name.get_ref()) {
@@ -82,6 +93,16 @@ impl Checker<'_> {
                 Diagnostic::error(time.span(), "`advert` is out of range")
                     .help("give \"10ms\" to \"40s\""),
             );
+        } else if let Some(time) = &raw.advert
+            && time.get_ref().0.subsec_millis() % 10 != 0
+        {
+            self.report(
+                Diagnostic::error(
+                    time.span(),
+                    "`advert` is no number of hundredths of a second",
+                )
+                .help("write \"300ms\" or \"310ms\": VRRP counts hundredths"),
+            );
         }
         if all.dataplane.own_vips == Some(true) {
             self.report(
@@ -99,7 +120,7 @@ impl Checker<'_> {
             );
         }
         let peers = self.vrrp_peers(raw.peers.as_ref());
-        let addresses = self.vrrp_addresses(raw.addresses.as_ref());
+        let addresses = self.vrrp_addresses(raw.addresses.as_ref(), services);
         let track_file = self.vrrp_path(raw.track_file.as_ref(), "track_file", Vrrp::TRACK_FILE);
         let fifo = self.vrrp_path(raw.fifo.as_ref(), "fifo", Vrrp::FIFO);
         if track_file == fifo {
@@ -151,6 +172,13 @@ impl Checker<'_> {
         let mut peers: Vec<IpAddr> = Vec::new();
         for text in &written.get_ref().0 {
             match text.parse::<IpAddr>() {
+                Ok(ip) if !is_hosts(ip) => self.report(
+                    Diagnostic::error(
+                        written.span(),
+                        format!("{ip} is not the address of another host"),
+                    )
+                    .help("name each of the other directors by the address that it sends from"),
+                ),
                 Ok(ip) if seen.insert(ip) => peers.push(ip),
                 Ok(ip) => self.report(
                     Diagnostic::error(written.span(), format!("{ip} is named twice"))
@@ -172,7 +200,11 @@ impl Checker<'_> {
         peers
     }
 
-    fn vrrp_addresses(&mut self, written: Option<&Spanned<OneOrMore>>) -> Vec<HostAddress> {
+    fn vrrp_addresses(
+        &mut self,
+        written: Option<&Spanned<OneOrMore>>,
+        services: &[Service],
+    ) -> Vec<HostAddress> {
         let Some(written) = written else {
             return Vec::new();
         };
@@ -185,7 +217,29 @@ impl Checker<'_> {
                             .help("name each address once"),
                     );
                 }
-                Some(address) => all.push(address),
+                Some(address) if !is_hosts(address.ip) => self.report(
+                    Diagnostic::error(
+                        written.span(),
+                        format!("{} cannot be moved from host to host", address.ip),
+                    )
+                    .help("write \"10.0.0.254/24 dev eth1\""),
+                ),
+                Some(address) => {
+                    if let Some(service) = services.iter().find(|service| {
+                        service.virtual_ip() == Some(address.ip) && service.vip != VipMode::Host
+                    }) {
+                        let title = format!(
+                            "{} is the address of the service {}, which the engine answers for",
+                            address.ip,
+                            label(&service.id)
+                        );
+                        self.report(
+                            Diagnostic::warning(written.span(), title)
+                                .help("leave it out here; or let the service have vip = \"host\""),
+                        );
+                    }
+                    all.push(address);
+                }
                 None => self.report(
                     Diagnostic::error(
                         written.span(),
@@ -228,6 +282,19 @@ mod tests {
     }
 
     #[test]
+    fn a_service_address_that_the_engine_answers_for_is_not_keepaliveds() {
+        for (vip, warned) in [("own", true), ("auto", true), ("host", false)] {
+            let service = SERVICE.replace("forward", &format!("vip = \"{vip}\"\nforward"));
+            let text = format!(
+                "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\naddress = \"192.0.2.10\"\n{service}"
+            );
+            let (_, report) = Config::from_toml("x", &text).expect("valid");
+            let said = report.to_string().contains("which the engine answers for");
+            assert_eq!(said, warned, "{vip}: {report}");
+        }
+    }
+
+    #[test]
     fn what_keepalived_would_refuse_or_misread_is_found() {
         for (keys, words) in [
             ("router_id = 1", "has no interface"),
@@ -244,6 +311,22 @@ mod tests {
             (
                 "interface = \"eth0\"\nrouter_id = 1\nadvert = \"1ms\"",
                 "`advert` is out of range",
+            ),
+            (
+                "interface = \"eth0\"\nrouter_id = 1\nadvert = \"305ms\"",
+                "hundredths of a second",
+            ),
+            (
+                "interface = \"eth0\"\nrouter_id = 1\npeers = [\"0.0.0.0\"]",
+                "of another host",
+            ),
+            (
+                "interface = \"eth0\"\nrouter_id = 1\naddress = \"10.0.0.1 dev a{\"",
+                "not an address of a host",
+            ),
+            (
+                "interface = \"eth0\"\nrouter_id = 1\naddress = \"224.0.0.1\"",
+                "cannot be moved",
             ),
             (
                 "interface = \"eth0\"\nrouter_id = 1\npriority = 255",

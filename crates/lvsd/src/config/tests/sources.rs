@@ -328,6 +328,18 @@ fn what_is_wrong_with_a_cluster() {
         ),
         ("etcd = \"https://a@10.0.0.5\"", "is not a member of etcd"),
         ("etcd = []", "there are 0 members"),
+        (
+            "etcd = [\"http://10.0.0.5\", \"http://10.0.0.5:2379\"]",
+            "is named twice",
+        ),
+        (
+            &format!("etcd = \"http://e\"\ncert = \"{empty}\""),
+            "`key` is missing",
+        ),
+        (
+            &format!("etcd = \"http://e\"\nkey = \"{empty}\""),
+            "`cert` is missing",
+        ),
         ("etcd = \"https://10.0.0.5:2379\"", "`ca` is missing"),
         ("etcd = \"https://e\"\nca = \"/nowhere\"", "cannot read"),
         (
@@ -376,6 +388,14 @@ fn what_is_wrong_with_a_cluster() {
         let text = FILE.replace("{ dns = \"_http._TCP.example.org.\" }", servers);
         let report = Config::from_toml("test.toml", &text).expect_err(servers);
         assert!(report.to_string().contains(words), "{servers}: {report}");
+    }
+    for (keys, words) in [
+        ("ca = \"/etc/ssl/ca.pem\"", "this file is not used"),
+        ("lease = \"2s\"", "before an answer is given up"),
+    ] {
+        let keys = format!("etcd = \"http://e\"\n{keys}");
+        let (_, report) = Config::from_toml("test.toml", &with(&keys)).expect(words);
+        assert!(report.to_string().contains(words), "{keys}: {report}");
     }
     let file = directory.path().join("password");
     std::fs::write(&file, "s3cret\n").unwrap();

@@ -1,0 +1,133 @@
+//! Other directors, as options and files name them: where they are, and the key that all share.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use lvs_core::sync::PORT;
+
+/// Characters that a key has at least, and at most.
+const KEY_MIN: usize = 32;
+const KEY_MAX: usize = 4096;
+
+/// Where a director is, of `192.0.2.2`, `192.0.2.2:8848`, `2001:db8::2` or `[2001:db8::2]:8848`.
+/// Port 0, of one without a port, stands for [`PORT`].
+///
+/// # Errors
+/// What is wrong, in words: no address, or one that nobody connects to.
+pub fn address(text: &str) -> Result<SocketAddr, String> {
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|text| text.strip_suffix(']'));
+    let alone = bare.unwrap_or(text).parse::<IpAddr>();
+    let whole = |_| text.parse::<SocketAddr>();
+    let read = alone.clone().map(|ip| (ip, 0).into()).or_else(whole);
+    let mut address = read.map_err(|_| {
+        "expected 192.0.2.2, 192.0.2.2:8848, 2001:db8::2 or [2001:db8::2]:8848".to_owned()
+    })?;
+    if alone.is_err() && address.port() == 0 {
+        return Err(format!("port 0 is none; the usual one is {PORT}"));
+    }
+    let canonical = address.ip().to_canonical();
+    if canonical.is_ipv4() {
+        address.set_ip(canonical);
+    }
+    if canonical.is_multicast() || canonical == IpAddr::from([255; 4]) {
+        return Err(format!("{canonical} is not the address of one host"));
+    }
+    match address {
+        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 => {
+            Err(format!(
+                "{canonical} is another host's on each link: write [{canonical}%2]:{PORT}, with the number of the interface (ip link)"
+            ))
+        }
+        address => Ok(address),
+    }
+}
+
+/// Where another director is: an [`address`] that somebody has.
+///
+/// # Errors
+/// What is wrong, in words.
+pub fn peer(text: &str) -> Result<SocketAddr, String> {
+    match address(text)? {
+        address if address.ip().is_unspecified() => Err(format!("{} is nobody's", address.ip())),
+        address => Ok(address),
+    }
+}
+
+/// The key in a file that nobody else may read. White space at its ends does not count.
+///
+/// # Errors
+/// What is wrong with the file, and what to do.
+pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
+    let name = path.display();
+    let failed = |error: io::Error| format!("cannot read the key {name}: {error}");
+    // Whoever names a pipe is not waited for.
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let mut options = OpenOptions::new();
+    let options = options.read(true).custom_flags(nonblocking);
+    let mut file = options.open(path).map_err(failed)?;
+    let mode = file.metadata().map_err(failed)?.mode();
+    if mode & 0o027 != 0 {
+        return Err(format!(
+            "others may read the key {name}, or its group may write it: chmod 600 {name}"
+        ));
+    }
+    let mut text = Vec::new();
+    let limit = u64::try_from(KEY_MAX + 1).unwrap_or(u64::MAX);
+    file.by_ref()
+        .take(limit)
+        .read_to_end(&mut text)
+        .map_err(failed)?;
+    let key = text.trim_ascii();
+    if text.len() > KEY_MAX || key.len() < KEY_MIN {
+        return Err(format!(
+            "the key {name} has {} characters, and {KEY_MIN} to {KEY_MAX} are taken: openssl rand -hex 32 > {name}",
+            key.len()
+        ));
+    }
+    Ok(key.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_directors() {
+        for (text, read) in [
+            ("192.0.2.2", "192.0.2.2:0"),
+            ("192.0.2.2:9", "192.0.2.2:9"),
+            ("2001:db8::2", "[2001:db8::2]:0"),
+            ("[2001:db8::2]", "[2001:db8::2]:0"),
+            ("[2001:db8::2]:9", "[2001:db8::2]:9"),
+            ("::ffff:192.0.2.2", "192.0.2.2:0"),
+            ("[fe80::2%3]:9", "[fe80::2%3]:9"),
+            ("127.0.0.1:9", "127.0.0.1:9"),
+        ] {
+            let address = peer(text).expect(text);
+            assert_eq!(address.to_string(), read, "{text}");
+        }
+        for text in [
+            "",
+            "director",
+            "192.0.2.2:",
+            "192.0.2.2:0",
+            "[::1",
+            "224.0.0.81",
+            "ff02::81",
+            "255.255.255.255",
+            "fe80::2",
+            "[fe80::2]:9",
+        ] {
+            address(text).expect_err(text);
+        }
+        address("0.0.0.0:9").expect("to listen at");
+        for text in ["0.0.0.0", "::", "[::]:9"] {
+            peer(text).expect_err(text);
+        }
+    }
+}
