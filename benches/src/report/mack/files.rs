@@ -91,7 +91,7 @@ impl Experiment for Files {
     }
 
     fn is_quick(&self, peer: &Peer) -> bool {
-        !["routing", "lvs-tunnel", "lvs-nat-in-kernel", "nginx"].contains(&peer.name)
+        ["direct", "lvs-nat", "nftables", "haproxy", "ip_vs nat"].contains(&peer.name)
     }
 
     fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {

@@ -50,6 +50,8 @@ const PEERS: [Peer; 7] = peers::named([
 /// Ports of passive FTP, as the server has them.
 const PASSIVE: &str = "30000-30099";
 const FILE: u64 = 16_384;
+/// What curl says of a server that says nothing.
+const TIMED_OUT: &str = "curl: (28) ";
 
 impl Experiment for Services {
     fn name(&self) -> &'static str {
@@ -100,7 +102,7 @@ impl Experiment for Services {
     }
 
     fn seconds(&self, quick: bool) -> f64 {
-        if quick { 2.2 } else { 5.0 }
+        if quick { 1.3 } else { 4.0 }
     }
 
     fn programs(&self) -> &'static [&'static str] {
@@ -217,9 +219,9 @@ fn fetch(client: &Host, name: &str, words: &[&str], url: &str, files: usize) -> 
         "-sS",
         "--fail-early",
         "--connect-timeout",
-        "4",
+        "2",
         "-m",
-        "5",
+        "3",
     ];
     let begin = [&begin, words].concat();
     let one = ["-o", "/dev/null", url];
@@ -233,10 +235,15 @@ fn fetch(client: &Host, name: &str, words: &[&str], url: &str, files: usize) -> 
             rate = number(times.len()) / sum.max(1e-6);
         }
         Err(failed) => {
-            // Once more, for what the server has to say.
-            let told = client.run("timeout", &[&begin[..], &["-v"], &one].concat());
-            let told = told.map_or_else(|error| format!("{error:#}"), |_| String::new());
-            error = Some(reason(&told).unwrap_or_else(|| format!("{failed:#}")));
+            let failed = format!("{failed:#}");
+            let told = if failed.contains(TIMED_OUT) {
+                failed.clone()
+            } else {
+                // Once more, for what the server has to say.
+                let told = client.run("timeout", &[&begin[..], &["-v"], &one].concat());
+                told.map_or_else(|error| format!("{error:#}"), |_| String::new())
+            };
+            error = Some(reason(&told).unwrap_or(failed));
         }
     }
     Ok(Fared {
@@ -470,6 +477,11 @@ mod tests {
             Some("curl: (7) nobody")
         );
         assert_eq!(reason(""), None);
+        let silent = format!("exit status: 28\n{TIMED_OUT}Operation timed out\n");
+        assert_eq!(
+            reason(&silent).as_deref(),
+            Some("curl: (28) Operation timed out")
+        );
     }
 
     #[test]
