@@ -127,7 +127,7 @@ pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Opti
     let above = if bars.is_empty() { 1.25 } else { 1.6 };
     let (x, y) = ((left, right * 1.1), (low * 0.8, high * above));
     let (linear_x, linear_y) = (0.0..x.1, 0.0..y.1);
-    let (log_x, log_y) = ((x.0..x.1).log_scale(), (y.0..y.1).log_scale());
+    let (log_x, log_y) = (powers(x).log_scale(), powers(y).log_scale());
     match (plot.x.log, plot.y.log) {
         (_, log) if !bars.is_empty() => {
             let x = -0.6..at(bars.len()) - 0.4;
@@ -148,6 +148,16 @@ pub(super) fn plot(plot: &Plot, series: &[Series], bars: &[&str]) -> Result<Opti
         "<svg role=\"img\"",
         1,
     )))
+}
+
+/// The range of a logarithmic axis: what covers less than two powers of ten goes from one to
+/// another, as there may be no number on it otherwise.
+fn powers((low, high): (f64, f64)) -> std::ops::Range<f64> {
+    if high >= low * 100.0 {
+        return low..high;
+    }
+    let power = |of: f64| 10_f64.powf(of);
+    power(low.log10().floor())..power((high.log10() - 1e-9).ceil())
 }
 
 fn draw<X, Y>(
@@ -176,6 +186,7 @@ where
     let lowest = chart.y_range().start;
     let mut mesh = chart.configure_mesh();
     mesh.light_line_style(RGBColor(240, 240, 240))
+        .max_light_lines(2)
         .x_desc(axis(&plot.x))
         .y_desc(axis(&plot.y))
         .x_label_formatter(&|value| short(*value))
@@ -557,4 +568,23 @@ fn escape(text: &str) -> String {
         .replace('<', "&lt;")
         .replace('>', "&gt;")
         .replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn narrow_logarithmic_axes_begin_and_end_with_a_number() {
+        let near = |range: std::ops::Range<f64>, low: f64, high: f64| {
+            (range.start / low - 1.0).abs() < 1e-6 && (range.end / high - 1.0).abs() < 1e-6
+        };
+        assert!(near(powers((22.0, 41.0)), 10.0, 100.0));
+        assert!(near(powers((64.0, 70.4)), 10.0, 100.0));
+        assert!(near(powers((1.0, 70.4)), 1.0, 100.0));
+        assert!(near(powers((0.3, 5000.0)), 0.3, 5000.0));
+        // Never empty.
+        assert!(near(powers((10.0, 10.0 * 1.1)), 10.0, 100.0));
+        assert!(near(powers((80.0, 100.0)), 10.0, 100.0));
+    }
 }
