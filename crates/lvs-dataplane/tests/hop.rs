@@ -50,7 +50,7 @@ fn queues_share_the_flows_and_lost_hops_are_given_back() {
     host.ip("link add name br0 type bridge");
     host.sh("ip addr add 10.0.0.1/24 dev br0; ip link set br0 up");
     let (mut device, mut queue): (HopDevice, HopQueue) = host.run(|| {
-        let mut device = HopDevice::create(DEVICE).unwrap();
+        let mut device = HopDevice::open(DEVICE, None).unwrap();
         let queue = device.another_queue().unwrap();
         (device, queue)
     });
@@ -113,7 +113,10 @@ impl Router {
         host.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
         let (device, links) = host.run(|| {
             let links = ["e0"].map(|name| (sys::if_index(name).unwrap(), name.to_owned()));
-            (HopDevice::create(DEVICE).unwrap(), BTreeMap::from(links))
+            (
+                HopDevice::open(DEVICE, None).unwrap(),
+                BTreeMap::from(links),
+            )
         });
         Self {
             host,
@@ -132,7 +135,7 @@ impl Router {
         let (ifindex, links) = (self.device.ifindex(), self.links.clone());
         self.host.run(move || {
             let mut steering = steering.unwrap_or_else(|| {
-                let mut steering = Steering::open(DEVICE, ifindex).unwrap();
+                let mut steering = Steering::open(DEVICE, ifindex, false).unwrap();
                 steering.set_interfaces(links).unwrap();
                 steering
             });

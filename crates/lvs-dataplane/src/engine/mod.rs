@@ -58,7 +58,7 @@ use self::virtual_::Offline;
 use self::worker::Worker;
 use crate::control::Address;
 use crate::control::server::{self, BindError, Handle, Permissions, Server, Sink};
-use crate::host::keeper::{Keeper, Setup};
+use crate::host::keeper::{Keeper, Outliving, Setup};
 use crate::host::update::Update;
 use crate::host::view::View;
 pub use crate::host::{Backend, HostError};
@@ -325,6 +325,7 @@ impl Engine {
                 xdp: config.xdp,
                 steering: (workers.get() > 1)
                     .then(|| steering(workers, &options, &config.ftp_ports)),
+                outlive: Outliving::default(),
             };
             let wanted = Wanted {
                 wanted: config.in_kernel,
@@ -438,6 +439,7 @@ impl Engine {
         }
         shared.not_in_kernel(why_not);
         if let Some(estate) = &estate {
+            setup.outlive = estate.outliving();
             // A successor goes by its own when it has taken over.
             if !found {
                 estate.set_clock(shared.now());

@@ -18,7 +18,7 @@ use serde_json::Value;
 use tracing::{info, warn};
 
 use super::shared::Shared;
-use crate::host::keeper::Keeper;
+use crate::host::keeper::{Keeper, Outliving};
 use crate::in_kernel::{Held, InKernel};
 use crate::outlive::{Area, Outlive, Record};
 use crate::packet::steer::Steering;
@@ -106,14 +106,31 @@ impl Estate {
         }
     }
 
-    /// What hides packets from the host outlives the engine, too, where nobody else handles them.
+    /// The device that the host routes packets through is this engine's, or that of the one before
+    /// it, and outlives this one.
+    pub(super) fn outliving(&self) -> Outliving {
+        match self {
+            Self::InKernel(_) => Outliving::default(),
+            Self::Memory(memory) => Outliving {
+                wanted: true,
+                goes_on: self.is_found(),
+                device: memory.holder().device(),
+            },
+        }
+    }
+
+    /// What keeps packets from the host outlives the engine, too, where nobody else handles them.
     pub(super) fn keep_shield(&self, keeper: &Keeper) {
-        let (Self::Memory(memory), Some(socket)) = (self, keeper.shield()) else {
-            return;
-        };
+        let Self::Memory(memory) = self else { return };
         let holder = memory.holder();
-        let held = holder.hold_shield(socket);
-        if let Err(error) = held.and_then(|()| holder.keep_last_shield()) {
+        let held = match (keeper.shield(), keeper.routed_device()) {
+            (Some(shield), _) => holder
+                .hold_shield(shield)
+                .and_then(|()| holder.keep_last_shield()),
+            (None, Some(device)) => holder.hold_device(device),
+            (None, None) => Ok(()),
+        };
+        if let Err(error) = held {
             warn!("should this engine be killed, the host ends its connections: {error}");
         }
     }

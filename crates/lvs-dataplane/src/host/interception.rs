@@ -3,15 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use lvs_core::api::{Failure, FailureCode, Need};
 use lvs_core::{Forwarding, ServiceKey};
 use tracing::{info, warn};
 
+use super::keeper::Outliving;
 use super::shield::{Shield, ShieldError};
 use super::steering::{Steering, SteeringError};
 use super::{Backend, HostError};
+use crate::io::PacketIo;
 use crate::io::hop::HopDevice;
 use crate::io::port::Port;
 use crate::io::tun::HostDevice;
@@ -35,12 +37,14 @@ pub(super) enum Interception {
         steering: Steering,
         /// Addresses of services that are the host's own: their packets never get here.
         kept: BTreeSet<IpAddr>,
+        /// The device, if somebody is to hold it.
+        device: Option<OwnedFd>,
     },
 }
 
 impl Interception {
     /// Comes to no packet yet. Gives the device that leads to the host, as well.
-    pub(super) fn open(backend: Backend) -> Result<(Self, Port), HostError> {
+    pub(super) fn open(backend: Backend, outlive: Outliving) -> Result<(Self, Port), HostError> {
         let copies = match backend {
             Backend::AfPacket => true,
             Backend::Tun => false,
@@ -65,11 +69,22 @@ impl Interception {
             let shield = Shield::open(turn.as_ref().map(TurnBack::mark))?;
             return Ok((Self::Copies { shield, turn }, Port::Host(host)));
         }
-        let hop = HopDevice::create(HopDevice::NAME)?;
+        let Outliving {
+            wanted,
+            goes_on,
+            device,
+        } = outlive;
+        let goes_on = goes_on && device.is_some();
+        let hop = HopDevice::open(HopDevice::NAME, device)?;
         info!("packets are routed through {}", hop.name());
-        let steering = Steering::open(hop.name(), hop.ifindex())?;
-        let kept = BTreeSet::new();
-        Ok((Self::Routed { steering, kept }, Port::Hop(hop)))
+        let steering = Steering::open(hop.name(), hop.ifindex(), goes_on)?;
+        let device = hop.fd().filter(|_| wanted);
+        let routed = Self::Routed {
+            steering,
+            kept: BTreeSet::new(),
+            device: device.and_then(|fd| fd.try_clone_to_owned().ok()),
+        };
+        Ok((routed, Port::Hop(hop)))
     }
 
     /// What the shield ends with.
@@ -77,6 +92,14 @@ impl Interception {
         match self {
             Self::Copies { shield, .. } => Some(shield.socket()),
             Self::Routed { .. } => None,
+        }
+    }
+
+    /// What the device ends with that the host routes packets through.
+    pub(super) fn device(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Copies { .. } => None,
+            Self::Routed { device, .. } => device.as_ref().map(AsFd::as_fd),
         }
     }
 

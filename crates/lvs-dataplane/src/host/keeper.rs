@@ -10,7 +10,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
@@ -53,6 +53,17 @@ const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 /// Requests of one packet worker that are served in one round; it is as many as can wait.
 pub(crate) const REQUESTS_MAX: usize = 1024;
 
+/// How an engine that is killed, and the next one, keep packets from the host.
+#[derive(Debug, Default)]
+pub(crate) struct Outliving {
+    /// This engine's device is to outlive it.
+    pub(crate) wanted: bool,
+    /// This engine goes on where another one was killed.
+    pub(crate) goes_on: bool,
+    /// That one's device.
+    pub(crate) device: Option<OwnedFd>,
+}
+
 /// What the host is kept for.
 #[derive(Debug)]
 pub(crate) struct Setup {
@@ -67,6 +78,8 @@ pub(crate) struct Setup {
     pub(crate) xdp: Vec<String>,
     /// How packets are divided among several workers; `None` of one.
     pub(crate) steering: Option<Arc<Steering>>,
+    /// What outlives engines.
+    pub(crate) outlive: Outliving,
 }
 
 impl Setup {
@@ -158,13 +171,20 @@ impl Keeper {
         self.interception.shield()
     }
 
+    /// What the device ends with that the host routes packets through, if it does and somebody is to
+    /// hold it.
+    pub(crate) fn routed_device(&self) -> Option<BorrowedFd<'_>> {
+        self.interception.device()
+    }
+
     /// Attaches to the host, in this thread's network namespace. Nothing is kept from it yet.
     pub(crate) fn new(
         engine: Arc<dyn EngineSide>,
-        setup: Setup,
+        mut setup: Setup,
         requests: Vec<mpsc::Receiver<Request>>,
     ) -> Result<Self, HostError> {
-        let (interception, device) = Interception::open(setup.backend)?;
+        let (interception, device) =
+            Interception::open(setup.backend, std::mem::take(&mut setup.outlive))?;
         let routed = interception.is_routed();
         if let (Some(in_kernel), Some(turn)) = (&setup.in_kernel, interception.turn_back()) {
             in_kernel.set_mark(turn.mark());

@@ -119,11 +119,12 @@ pub struct Steering {
 }
 
 impl Steering {
-    /// Steers nothing yet, and takes down what a killed engine has left.
+    /// Steers nothing yet, and takes down what a killed engine has left; unless this one `goes_on`,
+    /// with the same device: then that is in force until the first [`Self::update`].
     ///
     /// # Errors
     /// If the kernel's tables cannot be read or changed.
-    pub fn open(device: &str, ifindex: u32) -> Result<Self, SteeringError> {
+    pub fn open(device: &str, ifindex: u32, goes_on: bool) -> Result<Self, SteeringError> {
         let requests = Requests::open()
             .map_err(|source| SteeringError::new("open a socket for rules and routes", source))?;
         let mut this = Self {
@@ -138,7 +139,7 @@ impl Steering {
             complaint: String::new(),
         };
         this.read()?;
-        if !this.present.is_empty() {
+        if !this.present.is_empty() && !goes_on {
             info!(
                 "taking down {} rules and proxy neighbours of an engine that was killed",
                 this.present.len()
@@ -153,7 +154,7 @@ impl Steering {
     /// # Errors
     /// As [`Self::open`].
     pub fn clear_leftovers() -> Result<(), SteeringError> {
-        Self::open("", 0).map(drop)
+        Self::open("", 0, false).map(drop)
     }
 
     /// Gives the interfaces, by index, on which own VIPs are answered for from the next

@@ -14,7 +14,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use super::tun::{HostDevice, HostSender, Tun, TunError, failed, write_setting};
@@ -39,16 +39,22 @@ impl HopDevice {
     /// The usual name.
     pub const NAME: &'static str = "lvs-tun0";
 
-    /// Creates the device and brings it up.
+    /// Creates the device, or goes on with one that another engine has `left`, and brings it up.
     ///
     /// # Errors
     /// See [`TunError`].
-    pub fn create(name: &str) -> Result<Self, TunError> {
+    pub fn open(name: &str, left: Option<OwnedFd>) -> Result<Self, TunError> {
         let options = TunOptions {
             multi_queue: true,
             ..TunOptions::default()
         };
-        let host = HostDevice::create_with(name, options, |name| {
+        // Somebody may have deleted it since.
+        let left = left.and_then(|left| Tun::of(name, left).ok());
+        let tun = match left {
+            Some(tun) => tun,
+            None => Tun::create(name, options)?,
+        };
+        let host = HostDevice::of(tun, |name| {
             let conf = Path::new("/proc/sys/net/ipv4/conf").join(name);
             // All that came from outside has passed the host's own look at its source before.
             write_setting(&conf.join("accept_local"), 1)

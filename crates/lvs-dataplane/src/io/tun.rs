@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use super::{Capabilities, PacketIo, vnet};
@@ -35,7 +35,8 @@ pub enum TunError {
     },
     /// There is such a device already.
     #[error(
-        "the device {name} exists already: another engine runs in this network namespace, or `ip link delete {name}`"
+        "the device {name} exists already: another engine runs in this network namespace, or one that was killed has left it \
+         (`lvs-dataplane --cleanup`, or `ip link delete {name}`)"
     )]
     Exists {
         /// The device.
@@ -77,6 +78,14 @@ impl Tun {
     /// See [`TunError`].
     pub fn create(name: &str, options: TunOptions) -> Result<Self, TunError> {
         Self::open(name, TunDevice::create(name, options))
+    }
+
+    /// The device of this name, of a descriptor that another process has opened.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn of(name: &str, descriptor: OwnedFd) -> Result<Self, TunError> {
+        Self::open(name, Ok(TunDevice::of(descriptor)))
     }
 
     /// Opens one more queue of the device, if it was created with several.
@@ -224,16 +233,16 @@ impl HostDevice {
     /// # Errors
     /// See [`TunError`].
     pub fn create(name: &str) -> Result<Self, TunError> {
-        Self::create_with(name, TunOptions::default(), |_| Ok(()))
+        Self::of(Tun::create(name, TunOptions::default())?, |_| Ok(()))
     }
 
-    /// As [`Self::create`]; `prepare` does what else is to be done before the device is up.
-    pub(super) fn create_with(
-        name: &str,
-        options: TunOptions,
+    /// A device that was created; `prepare` does what else is to be done before it is up.
+    pub(super) fn of(
+        tun: Tun,
         prepare: impl FnOnce(&str) -> Result<(), TunError>,
     ) -> Result<Self, TunError> {
-        let tun = Tun::create(name, options)?;
+        let name = tun.name.clone();
+        let name = name.as_str();
         let fail = |step| failed(name, step);
         sys::set_mtu(name, u16::MAX).map_err(fail("set the MTU"))?;
         let conf = PathBuf::from("/proc/sys/net/ipv4/conf");

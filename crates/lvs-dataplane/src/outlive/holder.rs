@@ -49,8 +49,12 @@ mod ask {
     pub(super) const MEMORY: u8 = b'm';
     /// This is a shield, to be held beside those before it.
     pub(super) const SHIELD: u8 = b's';
-    /// Shields but the last one can go.
+    /// Shields but the last one can go, and the device.
     pub(super) const LAST: u8 = b'l';
+    /// This is the device that packets are routed through; all shields can go.
+    pub(super) const DEVICE: u8 = b'd';
+    /// The device, with the answer's descriptor if there is one.
+    pub(super) const GIVE_DEVICE: u8 = b'D';
     /// Nobody will come.
     pub(super) const END: u8 = b'e';
 }
@@ -142,6 +146,16 @@ impl Holder {
         call(&self.name, ask::LAST, None).map(drop)
     }
 
+    /// Lets the device that the host routes packets through outlive this engine.
+    pub(crate) fn hold_device(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+        call(&self.name, ask::DEVICE, Some(device)).map(drop)
+    }
+
+    /// The device that an engine has left; a holder of an earlier version knows of none.
+    pub(crate) fn device(&self) -> Option<OwnedFd> {
+        call(&self.name, ask::GIVE_DEVICE, None).ok().flatten()
+    }
+
     /// An orderly end: nobody is to find anything.
     pub(crate) fn end(&self) {
         // The memory itself stays as long as it is: whoever touched it would be killed.
@@ -201,6 +215,7 @@ fn new_memory(name: &[u8]) -> io::Result<OwnedFd> {
 fn start(name: &[u8]) -> io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command
+        .arg0("lvs-dataplane")
         .arg(ARGUMENT)
         .arg(String::from_utf8_lossy(name).into_owned())
         .env_clear()
@@ -283,6 +298,7 @@ fn receive(stream: &UnixStream) -> io::Result<(u8, Option<OwnedFd>)> {
 struct Held {
     memory: Option<File>,
     shields: Vec<OwnedFd>,
+    device: Option<OwnedFd>,
 }
 
 impl Held {
@@ -303,6 +319,14 @@ impl Held {
             (ask::LAST, None) => {
                 let before = self.shields.len().saturating_sub(1);
                 self.shields.drain(..before);
+                self.device = None;
+            }
+            (ask::DEVICE, Some(device)) => {
+                self.shields.clear();
+                self.device = Some(device);
+            }
+            (ask::GIVE_DEVICE, None) => {
+                return Some((DONE, self.device.as_ref().map(AsFd::as_fd)));
             }
             (ask::END, None) => return None,
             _ => return Some((REFUSED, None)),
@@ -495,6 +519,15 @@ mod tests {
         assert!(held.answer(ask::LAST, None).is_some());
         assert_eq!(open(&shields), 1);
         assert!(matches!(held.answer(b'x', None), Some((answer, None)) if answer != DONE));
+        // An engine is behind a shield or a device.
+        let (_ours, device) = UnixStream::pair()?;
+        assert!(held.answer(ask::DEVICE, Some(device.into())).is_some());
+        assert_eq!(open(&shields), 0);
+        let given = held.answer(ask::GIVE_DEVICE, None);
+        assert!(matches!(given, Some((DONE, Some(_)))));
+        assert!(held.answer(ask::LAST, None).is_some());
+        let given = held.answer(ask::GIVE_DEVICE, None);
+        assert!(matches!(given, Some((DONE, None))));
         assert!(held.answer(ask::END, None).is_none());
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use super::check;
@@ -48,6 +48,13 @@ impl TunDevice {
             libc::IFF_TUN
         };
         Self::attach(name, flags)
+    }
+
+    /// The device of a descriptor that another process has opened.
+    pub fn of(descriptor: OwnedFd) -> Self {
+        Self {
+            file: descriptor.into(),
+        }
     }
 
     /// Opens one more queue of the device `name`, which was created with several. The kernel

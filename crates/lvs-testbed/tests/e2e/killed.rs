@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use lvs_dataplane::sys;
-use lvs_testbed::{Forward, LoadOptions, LoadReport, Mode, Site, SiteOptions, wait_until};
+use lvs_testbed::{Forward, LoadOptions, LoadReport, Mode, Site, SiteOptions, Vip, wait_until};
 use nix::sys::signal::Signal;
 
 /// Bytes a second for each download.
@@ -30,6 +30,8 @@ enum By {
     Holder,
     /// The same, with a table for each of several packet workers.
     Workers,
+    /// The same, with the device that the host routes packets through.
+    Device,
 }
 
 impl By {
@@ -38,6 +40,7 @@ impl By {
             Self::Kernel => &["--in-kernel", "on"],
             Self::Holder => &["--outlive", "on"],
             Self::Workers => &["--outlive", "on", "--workers", "3"],
+            Self::Device => &["--outlive", "on", "--backend", "tun"],
         }
     }
 }
@@ -69,6 +72,10 @@ fn downloads(
     let mut options = SiteOptions::new(label, forward);
     options.servers = 2;
     options.paced = Some(RATE);
+    if by == By::Device {
+        options.ip_forward = true;
+        options.vip = Vip::Engine;
+    }
     let mut site = Site::new(options)?;
     super::in_kernel::finish_in_the_kernel(&site)?;
     start(&mut site, by, None)?;
@@ -87,7 +94,7 @@ fn downloads(
     let all = || {
         let all = match by {
             By::Kernel => requests(&site).is_ok_and(|requests| requests > 20 * number),
-            By::Holder | By::Workers => {
+            By::Holder | By::Workers | By::Device => {
                 established(&site).is_ok_and(|connections| connections == number)
             }
         };
@@ -196,6 +203,14 @@ fn a_few_of_several_workers() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_few_through_a_device() -> Result<()> {
+    for (label, forward) in [("holdp", Forward::Nat), ("holdq", Forward::Tun)] {
+        downloads(label, (forward, By::Device), 60, End::Killed)?;
+    }
+    Ok(())
+}
+
 /// Connections move into tables of another size and number, and back.
 #[test]
 fn a_few_move_to_other_tables() -> Result<()> {
@@ -286,6 +301,15 @@ fn many_in_the_kernel() -> Result<()> {
         compared(&format!("inkm{label}"), (forward, By::Kernel))?;
     }
     Ok(())
+}
+
+#[test]
+#[ignore = "takes two minutes, and measures"]
+fn many_of_several_workers_and_through_a_device() -> Result<()> {
+    for (label, forward) in ALL {
+        compared(&format!("holdw{label}"), (forward, By::Workers))?;
+    }
+    compared("holdpn", (Forward::Nat, By::Device))
 }
 
 #[test]
