@@ -200,6 +200,9 @@ pub struct Info {
     /// Seconds since somebody said which these are to be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announced_ago: Option<u64>,
+    /// How far other directors' connections are known here.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<PeerStanding>,
     /// How other directors' services and servers compare with those of this one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TablesInfo>,
@@ -565,6 +568,39 @@ pub struct PeerInfo {
     /// The first services whose tables differ from those here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TableDifference>,
+}
+
+/// How far another director's connections are known here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerStanding {
+    /// The other director.
+    pub peer: SocketAddr,
+    /// As [`PeerInfo::state`].
+    pub state: String,
+    /// Seconds since it was last in step, or since this engine began; 0 while it is.
+    #[serde(default)]
+    pub seconds: u64,
+    /// As [`PeerInfo::missing`].
+    #[serde(default)]
+    pub missing: u64,
+    /// As [`PeerInfo::trouble`].
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub trouble: String,
+}
+
+impl PeerStanding {
+    /// Seconds out of step after which that is a finding, and no moment after a start.
+    pub const ALARM: u64 = 10;
+
+    /// Its connections are known here, as of some seconds ago.
+    pub fn is_in_step(&self) -> bool {
+        self.state == "in step"
+    }
+
+    /// It has not been in step for so long that somebody should look after it.
+    pub fn is_alarming(&self) -> bool {
+        !self.is_in_step() && self.seconds >= Self::ALARM
+    }
 }
 
 /// Where established connections are forwarded.

@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use lvs_core::api::{AnnouncedVip, Confinement, ServiceId, SyncCounts, TablesInfo};
+use lvs_core::api::{AnnouncedVip, Confinement, PeerStanding, ServiceId, SyncCounts, TablesInfo};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
@@ -495,6 +495,9 @@ pub struct EngineStatus {
     /// What its synchronisation daemons have counted; `None` if it has had none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sync: Option<SyncCounts>,
+    /// How far other directors' connections are known to the engine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<PeerStanding>,
     /// How other directors' services and servers compare with those here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TablesInfo>,

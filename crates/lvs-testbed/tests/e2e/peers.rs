@@ -440,6 +440,17 @@ fn what_differs_between_directors_is_shown_and_a_lasting_difference_is_an_alarm(
         let said = site.lvsadm_on(&first, "sync");
         said.is_ok_and(|said| said.contains("the service is here only"))
     })?;
+
+    // A director that is gone: nobody knows its connections.
+    drop(two);
+    let doctor = format!("{} doctor || true", programs::find("lvsadm")?.display());
+    wait("its absence to be found", || {
+        let said = first.sh(&doctor);
+        said.is_ok_and(|said| said.contains("are not known here"))
+    })?;
+    wait("the log to say so", || {
+        one.log().contains("has not been in step for")
+    })?;
     Ok(())
 }
 

@@ -348,6 +348,7 @@ pub(super) mod tests {
                         lost: 2,
                         ..SyncCounts::default()
                     }),
+                    peers: Vec::new(),
                     tables: Vec::new(),
                     confinement: None,
                 },

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::time::Duration;
 
-use lvs_core::api::{ServiceId, TablesInfo, TablesState};
+use lvs_core::api::{PeerStanding, ServiceId, TablesInfo, TablesState};
 use lvs_dataplane::control::Address;
 use lvs_dataplane::control::daemon::{
     AdminState, Ask, Client, DirectorSeen, DirectorStatus, Event, MaintenanceSpec, Reloaded,
@@ -235,8 +235,12 @@ fn tell(status: &Status, now: u64) -> String {
             sync.sent, sync.received, sync.taken
         );
     }
-    for tables in &status.engine.tables {
-        tell_tables(&mut text, tables);
+    // Of an engine that is gone, nobody knows.
+    if status.engine.connected {
+        for peer in &status.engine.peers {
+            let mut tables = status.engine.tables.iter();
+            tell_peer(&mut text, peer, tables.find(|one| one.peer == peer.peer));
+        }
     }
     if status.check_lag_ms >= 1000 {
         let lag = Duration::from_millis(status.check_lag_ms);
@@ -279,7 +283,30 @@ fn tell_source(text: &mut String, source: &SourceStatus, now: u64) {
     };
 }
 
-/// Whether another director chooses as this one does.
+/// How far another director's connections are known here, and whether it chooses as this one does.
+fn tell_peer(text: &mut String, peer: &PeerStanding, tables: Option<&TablesInfo>) {
+    let _ = write!(text, "peer {}: ", peer.peer.ip());
+    let _ = match peer.state.as_str() {
+        "in step" => write!(text, "in step"),
+        state => {
+            let missing = match peer.missing {
+                0 => String::new(),
+                count => format!(", {count} connections missing"),
+            };
+            let why = match peer.trouble.as_str() {
+                "" => String::new(),
+                why => format!(" ({why})"),
+            };
+            let state = state.to_uppercase();
+            write!(text, "{state} for {}{missing}{why}", lasted(peer.seconds))
+        }
+    };
+    match tables {
+        Some(tables) => tell_tables(text, tables),
+        None => text.push('\n'),
+    }
+}
+
 fn tell_tables(text: &mut String, tables: &TablesInfo) {
     let services = || {
         let services = counted(
@@ -295,7 +322,7 @@ fn tell_tables(text: &mut String, tables: &TablesInfo) {
         TablesState::Differ => services(),
         TablesState::Alarm => format!("ALARM: {}; lvsadm sync shows them", services()),
     };
-    let _ = writeln!(text, "peer {}: {said}", tables.peer.ip());
+    let _ = writeln!(text, "; {said}");
 }
 
 /// A director, and how it differs from this one.
@@ -494,5 +521,39 @@ mod tests {
         ] {
             assert!(text.contains(words), "{words}\n{text}");
         }
+    }
+
+    #[test]
+    fn how_other_directors_stand() {
+        let peer = |n: u8, state: &str, seconds: u64, missing: u64, trouble: &str| PeerStanding {
+            peer: ([192, 0, 2, n], 8848).into(),
+            state: state.to_owned(),
+            seconds,
+            missing,
+            trouble: trouble.to_owned(),
+        };
+        let mut status = Status::default();
+        status.engine.connected = true;
+        status.engine.peers = vec![
+            peer(2, "in step", 0, 0, ""),
+            peer(3, "away", 13, 0, "no route to host"),
+            peer(4, "behind", 5, 7, ""),
+        ];
+        status.engine.tables = vec![TablesInfo {
+            peer: ([192, 0, 2, 2], 8848).into(),
+            state: TablesState::Alike,
+            differ: 0,
+            seconds: 0,
+        }];
+        let text = tell(&status, 1000);
+        for line in [
+            "peer 192.0.2.2: in step; the same services and servers as here\n",
+            "peer 192.0.2.3: AWAY for 13s (no route to host)\n",
+            "peer 192.0.2.4: BEHIND for 5s, 7 connections missing\n",
+        ] {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+        status.engine.connected = false;
+        assert!(!tell(&status, 1000).contains("peer "));
     }
 }

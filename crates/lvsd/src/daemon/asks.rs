@@ -409,6 +409,7 @@ impl<P: Prober> Daemon<P> {
                 seen_ms: seen.map(|at| u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX)),
                 vips: found.vips.iter().copied().collect(),
                 sync: self.sync_counts(),
+                peers: found.seen.info.peers.clone(),
                 tables: found.seen.info.tables.clone(),
                 confinement: Some(&found.seen.info)
                     .filter(|info| info.pid != 0)

@@ -48,6 +48,9 @@ impl Shared {
             in_kernel: self.in_kernel_info(),
             sync: self.sync_counts(&report),
             confinement: self.confinement(),
+            peers: self
+                .peers()
+                .map_or_else(Vec::new, |peers| peers.standings()),
             tables: self
                 .peers()
                 .map_or_else(Vec::new, |peers| peers.tables_info()),

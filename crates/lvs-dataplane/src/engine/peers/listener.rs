@@ -65,6 +65,7 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
             }
         }
         said = if lent { String::new() } else { text };
+        peers.look_after(peer);
         peers.look_whether_ready();
         peers.pause(match trouble {
             Trouble::Away => AGAIN,
@@ -278,6 +279,7 @@ fn hear(
                 }
                 stream.write_all(&out)?;
                 peer.compared(differ.told, differ.missing, repairs >= REPAIRS_IN_A_ROW);
+                peers.look_after(peer);
                 peers.look_whether_ready();
             }
             Kind::Tables if handshake.compares_tables() => {

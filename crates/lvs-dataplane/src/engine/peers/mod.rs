@@ -27,11 +27,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use lvs_core::Heard;
-use lvs_core::api::{PeerInfo, SyncState, TablesInfo, TablesState};
+use lvs_core::api::{PeerInfo, PeerStanding, SyncState, TablesInfo, TablesState};
 use lvs_core::sync::PORT;
 use lvs_core::sync::bulk::PEERS_MAX;
 use lvs_core::sync::tables::{Table, TableKey, Tables};
-use tracing::info;
+use tracing::{info, warn};
 
 use self::frame::{FrameError, Key};
 pub(super) use self::hub::Hub;
@@ -163,6 +163,10 @@ struct State {
     told: u64,
     missing: u64,
     heard: Option<Instant>,
+    /// When it was last found in step.
+    in_step: Option<Instant>,
+    /// The log was told that it is out of step.
+    warned: bool,
     /// The stream that we tell it by, and how many there have been.
     tells: Option<TcpStream>,
     telling: u64,
@@ -422,6 +426,29 @@ impl Peers {
         tables::read(&*self.shared.upgrade()?, key)
     }
 
+    /// How far the connections of the others are known here.
+    pub(super) fn standings(&self) -> Vec<PeerStanding> {
+        let peers = self.peers.iter();
+        peers.map(|peer| peer.standing(self.started)).collect()
+    }
+
+    /// Says in the log that a peer has been out of step for too long, and that it is not any more.
+    fn look_after(&self, peer: &Peer) {
+        let standing = peer.standing(self.started);
+        let warned = &mut peer.state().warned;
+        if standing.is_alarming() && !*warned {
+            *warned = true;
+            warn!(
+                "{} has not been in step for {} s ({}): connections that it has opened since break when this director takes over; \
+                 lvsadm sync",
+                peer.address, standing.seconds, standing.state
+            );
+        } else if standing.is_in_step() && *warned {
+            *warned = false;
+            info!("{} is in step again", peer.address);
+        }
+    }
+
     /// How the tables of the others compare with this one's.
     pub(super) fn tables_info(&self) -> Vec<TablesInfo> {
         let peers = self.peers.iter();
@@ -531,20 +558,10 @@ impl Peers {
         let lent = self.ask_worker(move |decider, _| decider.shard.lent(number));
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let state = peer.state();
-        let step = match (state.step, &state.trouble) {
-            (Step::Bulk, _) => "bulk",
-            (Step::Follows, _) if state.is_silent() => "silent",
-            (Step::Follows, _) if state.is_in_step() => "in step",
-            (Step::Follows, _) if state.compared => "behind",
-            (Step::Follows, _) => "bulk",
-            (Step::Away, Some((Trouble::Refused, _))) => "refused",
-            (Step::Away, _) => "away",
-        };
-        let trouble = state.trouble.as_ref().map(|(_, text)| text.clone());
         PeerInfo {
             address: peer.address,
-            state: step.to_owned(),
-            trouble: trouble.unwrap_or_default(),
+            state: state.name().to_owned(),
+            trouble: state.trouble_text(),
             told: state.told,
             lent: lent.unwrap_or(0),
             missing: state.missing,
@@ -560,6 +577,24 @@ impl Peers {
 }
 
 impl State {
+    /// As [`PeerInfo::state`].
+    fn name(&self) -> &'static str {
+        match (self.step, &self.trouble) {
+            (Step::Bulk, _) => "bulk",
+            (Step::Follows, _) if self.is_silent() => "silent",
+            (Step::Follows, _) if self.is_in_step() => "in step",
+            (Step::Follows, _) if self.compared => "behind",
+            (Step::Follows, _) => "bulk",
+            (Step::Away, Some((Trouble::Refused, _))) => "refused",
+            (Step::Away, _) => "away",
+        }
+    }
+
+    fn trouble_text(&self) -> String {
+        let text = self.trouble.as_ref().map(|(_, text)| text.clone());
+        text.unwrap_or_default()
+    }
+
     /// It has compared nothing for as long as two comparisons take: nobody knows what it has.
     fn is_silent(&self) -> bool {
         self.compared && self.heard.is_some_and(|at| at.elapsed() >= SILENT)
@@ -577,6 +612,22 @@ impl Peer {
 
     fn tables(&self) -> MutexGuard<'_, tables::Comparison> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How far its connections are known here; the engine began at `started`.
+    fn standing(&self, started: Instant) -> PeerStanding {
+        let state = self.state();
+        let mut standing = PeerStanding {
+            peer: self.address,
+            state: state.name().to_owned(),
+            seconds: 0,
+            missing: state.missing,
+            trouble: state.trouble_text(),
+        };
+        if !standing.is_in_step() {
+            standing.seconds = state.in_step.unwrap_or(started).elapsed().as_secs();
+        }
+        standing
     }
 
     fn tables_info(&self) -> TablesInfo {
@@ -616,6 +667,9 @@ impl Peer {
         (state.told, state.missing) = (told, missing);
         state.given_up = given_up;
         state.heard = Some(Instant::now());
+        if state.is_in_step() {
+            state.in_step = state.heard;
+        }
     }
 
     fn lost(&self, trouble: Trouble, text: &str) {

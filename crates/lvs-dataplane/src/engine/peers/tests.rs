@@ -412,6 +412,40 @@ fn who_does_not_say_that_it_decides_is_told_all() {
     }
 }
 
+/// A peer is out of step until it was compared with nothing missing, and counts as such for no
+/// longer than it has been.
+#[test]
+fn how_a_peer_stands() {
+    let peers = peers(([192, 0, 2, 2], 8848).into());
+    let peer = &peers.peers[0];
+    let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
+    let begun = ago(12).expect("a machine that is up");
+    let stands = || {
+        let standing = peer.standing(begun);
+        let alarming = standing.is_alarming();
+        (standing.state, standing.seconds, standing.missing, alarming)
+    };
+    assert_eq!(stands(), ("away".to_owned(), 12, 0, true));
+    peer.lost(Trouble::Refused, "another key");
+    assert_eq!(stands(), ("refused".to_owned(), 12, 0, true));
+    assert_eq!(peer.standing(begun).trouble, "another key");
+    peer.step(Step::Follows);
+    peer.compared(5, 2, false);
+    assert_eq!(stands(), ("behind".to_owned(), 12, 2, true));
+    peer.compared(5, 0, false);
+    assert_eq!(stands(), ("in step".to_owned(), 0, 0, false));
+    peer.lost(Trouble::Away, "gone");
+    assert_eq!(stands(), ("away".to_owned(), 0, 0, false));
+    peer.state().in_step = ago(10);
+    assert_eq!(stands(), ("away".to_owned(), 10, 0, true));
+    peers.look_after(peer);
+    assert!(peer.state().warned);
+    peer.step(Step::Follows);
+    peer.compared(5, 0, false);
+    peers.look_after(peer);
+    assert!(!peer.state().warned);
+}
+
 #[test]
 fn no_more_peers_are_taken_than_an_engine_can_tell() {
     let side = Side::Host(HostSide::new(1).expect("descriptors"));

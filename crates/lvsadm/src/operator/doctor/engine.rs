@@ -44,6 +44,20 @@ fn state(info: &Info, findings: &mut Findings) {
             in_kernel.remedy.clone(),
         );
     }
+    for peer in info.peers.iter().filter(|peer| peer.is_alarming()) {
+        findings.add(
+            format!(
+                "the connections of the director {} are not known here, for {} s ({}{}{}): they break when this one takes over",
+                peer.peer.ip(),
+                peer.seconds,
+                peer.state,
+                if peer.trouble.is_empty() { "" } else { ": " },
+                peer.trouble
+            ),
+            "lvsadm sync on both shows how they stand: is it up, can each connect to the other (TCP, the port of --sync-listen), and \
+             is the key the same?",
+        );
+    }
     for tables in &info.tables {
         if tables.state == TablesState::Alarm {
             findings.add(
@@ -109,6 +123,27 @@ mod tests {
         let finding = found(false).expect("one");
         assert!(finding.what.ends_with(": another is first"), "{finding:?}");
         assert_eq!(finding.cure, "have it go");
+    }
+
+    #[test]
+    fn a_director_that_is_out_of_step() {
+        let found = |state: &str, seconds: u64| {
+            let text = format!(
+                r#"{{"peers": [{{"peer": "192.0.2.2:8848", "state": "{state}", "seconds": {seconds}, "trouble": "no route"}}]}}"#
+            );
+            let info: Info = serde_json::from_str(&text).expect("info");
+            let mut findings = Findings::default();
+            super::state(&info, &mut findings);
+            let mut found = findings.0.into_iter();
+            found.find(|finding| finding.what.contains("192.0.2.2"))
+        };
+        // It comes back from a restart.
+        assert!(found("in step", 0).is_none() && found("away", 9).is_none());
+        for state in ["away", "refused", "silent", "behind"] {
+            let finding = found(state, 10).expect("one");
+            let words = format!("not known here, for 10 s ({state}: no route)");
+            assert!(finding.what.contains(&words), "{finding:?}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lvs_core::api::{Info, SyncCounts, TablesInfo, TablesState};
+use lvs_core::api::{Info, PeerStanding, SyncCounts, TablesInfo, TablesState};
 use lvs_dataplane::control::daemon::{DirectorStatus, Status, VrrpStatus};
 
 use super::{Out, Values};
@@ -78,6 +78,10 @@ pub(super) fn engine(out: &mut Out<'_>, info: &Info) -> fmt::Result {
             },
         )?;
     }
+    match info.peers.as_slice() {
+        [] => {}
+        peers => self::peers(out, peers)?,
+    }
     match info.tables.as_slice() {
         [] => Ok(()),
         tables => self::tables(out, tables),
@@ -116,6 +120,31 @@ pub(super) fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Re
             }
             Ok(())
         },
+    )
+}
+
+/// Whether other directors' connections are known here.
+fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
+    let each = |out: &mut Values<'_>, value: fn(&PeerStanding) -> u64| {
+        all.iter().try_for_each(|one| {
+            let peer = one.peer.ip().to_string();
+            out.gauge([("peer", peer.as_str())], value(one))
+        })
+    };
+    out.gauges(
+        "lvs_peer_in_step",
+        "Whether all connections that another director tells are known here",
+        |out| each(out, |one| u64::from(one.is_in_step())),
+    )?;
+    out.gauges(
+        "lvs_peer_out_of_step_seconds",
+        "Seconds since another director was last in step, 0 while it is",
+        |out| each(out, |one| one.seconds),
+    )?;
+    out.gauges(
+        "lvs_peer_missing",
+        "Connections that another director tells and that are missing here, at least",
+        |out| each(out, |one| one.missing),
     )
 }
 
