@@ -70,7 +70,13 @@ pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     let mut options = OpenOptions::new();
     let options = options.read(true).custom_flags(nonblocking);
     let mut file = options.open(path).map_err(failed)?;
-    let mode = file.metadata().map_err(failed)?.mode();
+    let meta = file.metadata().map_err(failed)?;
+    let (mode, owner) = (meta.mode(), meta.uid());
+    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+        return Err(format!(
+            "user {owner}, who has the key {name}, may change it: chown root {name}"
+        ));
+    }
     if mode & 0o027 != 0 {
         return Err(format!(
             "others may read the key {name}, or its group may write it: chmod 600 {name}"
@@ -87,6 +93,12 @@ pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
         return Err(format!(
             "the key {name} has {} characters, and {KEY_MIN} to {KEY_MAX} are taken: openssl rand -hex 32 > {name}",
             key.len()
+        ));
+    }
+    // A file of zeros is what a crash leaves.
+    if key.contains(&0) {
+        return Err(format!(
+            "the key {name} is damaged, it contains zeros: copy it from another director"
         ));
     }
     Ok(key.to_vec())

@@ -680,21 +680,18 @@ impl<P: Prober> Daemon<P> {
         if let Some(kept) = &self.options.last_good {
             last_good::keep(kept, config.text());
         }
-        let message = match config == self.config {
+        let mut message = match config == self.config {
             true => format!("reloaded {path}: nothing has changed"),
             false => format!("reloaded {path}"),
         };
+        let peers = config.dataplane.peers.as_ref();
+        if let Some(why) = peers.and_then(Peers::unusable_key) {
+            tracing::warn!("[sync]: {why}; the engine will not start with it");
+            message.push_str(&format!("; the engine will not start with it: {why}"));
+        }
         tracing::info!(event = "reloaded", "{message}");
         for table in config.dataplane.changed_tables(&self.config.dataplane) {
             tracing::warn!("{table} has changed; it takes effect when the engine is restarted");
-        }
-        if let Some(why) = config
-            .dataplane
-            .peers
-            .as_ref()
-            .and_then(Peers::unusable_key)
-        {
-            tracing::warn!("[sync]: {why}; the engine will not start with it");
         }
         if config.daemon.log != self.config.daemon.log {
             tracing::warn!("`log` has changed; it takes effect when lvsd is restarted");

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use lvs_core::api::{SyncDaemon, SyncRole};
+use lvs_core::sync::PORT;
 use lvs_core::sync::bulk::PEERS_MAX;
 use lvs_core::{Family, ServiceKey};
 use lvs_dataplane::directors;
@@ -145,7 +146,7 @@ impl Checker<'_> {
                     Diagnostic::error(peers.span(), format!("{} is named twice", addr.ip()))
                         .help("name each of the other directors once")
                 }
-                Ok(addr) if self.is_own(addr.ip(), listen) => {
+                Ok(addr) if self.is_own(addr, listen) => {
                     let title = format!("{} is this director's own address", addr.ip());
                     Diagnostic::error(peers.span(), title).help("name the other directors only")
                 }
@@ -205,10 +206,17 @@ impl Checker<'_> {
         Some(all)
     }
 
-    /// Whether an address is this director's. Behind the loopback there may be a tunnel to another one.
-    fn is_own(&self, ip: IpAddr, listen: Option<SocketAddr>) -> bool {
+    /// Whether an address is this director's. At another port of the loopback there may be a tunnel
+    /// to another one.
+    fn is_own(&self, peer: SocketAddr, listen: Option<SocketAddr>) -> bool {
+        let ip = peer.ip();
+        if ip.is_loopback() {
+            let port = |port| if port == 0 { PORT } else { port };
+            let own = listen.map_or(0, |listen| listen.port());
+            return port(peer.port()) == port(own);
+        }
         let here = self.facts.is_some_and(|facts| facts.has_address(ip));
-        !ip.is_loopback() && (here || listen.is_some_and(|listen| listen.ip() == ip))
+        here || listen.is_some_and(|listen| listen.ip() == ip)
     }
 
     /// A message has room for one family only, so that an engine refuses servers of another family
@@ -278,6 +286,8 @@ mod tests {
             ("\"192.0.2.2:0\"", "", "port 0 is none"),
             ("\"fe80::2\"", "", "[fe80::2%2]:8848"),
             ("\"192.0.2.1\"", "", "this director's own"),
+            ("\"127.0.0.1\"", "", "this director's own"),
+            ("\"::1\"", "listen = \"[::]:8848\"", "this director's own"),
             (
                 "\"192.0.2.7\"",
                 "listen = \"192.0.2.7:9\"",
@@ -315,10 +325,12 @@ mod tests {
         let empty = directory.path().join("directory");
         std::fs::create_dir(&empty).expect("a directory");
         std::fs::set_permissions(&empty, Permissions::from_mode(0o700)).expect("its mode");
+        write("zeros", &"\0".repeat(64), 0o600);
         with("good").expect("a key");
         for (name, words) in [
             ("open", "chmod 600"),
             ("short", "has 6 characters"),
+            ("zeros", "is damaged"),
             ("absent", "cannot read the key"),
             ("directory", "cannot read the key"),
         ] {
@@ -327,6 +339,12 @@ mod tests {
                 said.contains(words) && said.contains("does not start"),
                 "{said}"
             );
+        }
+        if rustix::process::geteuid().is_root() {
+            let good = directory.path().join("good");
+            std::os::unix::fs::chown(&good, Some(65_534), None).expect("root may");
+            let said = with("good").expect_err("another user's");
+            assert!(said.contains("chown root"), "{said}");
         }
         // Where the file is for another host, its key need not be here.
         let text = "[sync]\npeers = \"192.0.2.2\"\nkey_file = \"/nowhere\"\n";
