@@ -133,13 +133,25 @@ impl Document {
         runs.filter(move |run| run.experiment == experiment && run.peer == peer)
     }
 
-    /// The medians of the rounds. Rounds that were disturbed count only where there are no others.
+    /// The runs that count: those that were not disturbed, where there are at least two of them. The
+    /// spread of one says nothing.
+    pub(super) fn counted(&self, experiment: &str, peer: &str) -> Vec<&Run> {
+        let mut runs: Vec<&Run> = self
+            .runs
+            .iter()
+            .filter(|run| run.experiment == experiment && run.peer == peer)
+            .collect();
+        let quiet = runs.iter().filter(|run| run.disturbed.is_none());
+        if quiet.count() >= 2 {
+            runs.retain(|run| run.disturbed.is_none());
+        }
+        runs
+    }
+
+    /// The medians of the rounds that count.
     pub(super) fn series(&self, experiment: &str, plot: &str, peers: &[&str]) -> Vec<Series> {
         let of_peer = |peer: &&str| {
-            let mut runs: Vec<&Run> = self.of(experiment, peer).collect();
-            if runs.iter().any(|run| run.disturbed.is_none()) {
-                runs.retain(|run| run.disturbed.is_none());
-            }
+            let runs = self.counted(experiment, peer);
             let values = || {
                 runs.iter()
                     .flat_map(|run| &run.values)
@@ -227,11 +239,15 @@ mod tests {
             (x, spread.median, spread.max, spread.rounds),
             (2.0, 2.0, 3.0, 2)
         );
-        document.runs.drain(..2);
-        assert_eq!(
-            document.series("e", "rate", &["p"])[0].points[0].1.rounds,
-            1
-        );
+        // One alone has no spread.
+        document.runs.remove(0);
+        let rounds = |document: &Document| {
+            let series = document.series("e", "rate", &["p"]);
+            series[0].points[0].1.rounds
+        };
+        assert_eq!(rounds(&document), 2);
+        document.runs.remove(0);
+        assert_eq!(rounds(&document), 1);
     }
 
     #[test]

@@ -253,12 +253,9 @@ fn added(document: &Document, peer: &str) -> Option<Spread> {
     Spread::of(added)
 }
 
-/// Round, size and time of the smallest message; of rounds that were not disturbed, if there are
-/// any.
+/// Round, size and time of the smallest message.
 fn times(document: &Document, peer: &str) -> Vec<(usize, f64, f64)> {
-    let runs: Vec<_> = document.of(Mack.name(), peer).collect();
-    let quiet = runs.iter().any(|run| run.disturbed.is_none());
-    let counted = runs.iter().filter(|run| !quiet || run.disturbed.is_none());
+    let counted = document.counted(Mack.name(), peer).into_iter();
     let smallest = counted.filter_map(|run| {
         let times = run.values.iter().filter(|value| value.plot == LATENCY);
         let least = times.min_by(|a, b| a.x.total_cmp(&b.x))?;
