@@ -141,15 +141,40 @@ pub(super) fn listen(path: PathBuf) -> (watch::Receiver<Heard>, JoinHandle<()>) 
 }
 
 async fn hear(path: PathBuf, sender: watch::Sender<Heard>) {
+    let mut named: Option<Fifo> = None;
+    // One that somebody still writes to, though the name is another's.
+    let mut lost: Option<Source> = None;
     loop {
-        match open(&path) {
-            Ok((receiver, number)) => {
-                set_trouble(&sender, None);
-                read(&path, &receiver, number, &sender).await;
+        let gone = lost.is_some().then(|| {
+            format!(
+                "the FIFO {} was removed, and keepalived goes on writing to the one that is gone: restart keepalived, before lvsd, which hears it as long as neither is restarted",
+                path.display()
+            )
+        });
+        let mut trouble = None;
+        if !named.as_ref().is_some_and(|fifo| fifo.has_name(&path)) {
+            if let Some(before) = named.take()
+                && lost.is_none()
+            {
+                lost = Some(before.source);
             }
-            Err(why) => {
-                set_trouble(&sender, Some(why));
-                tokio::time::sleep(LOOK).await;
+            match open(&path) {
+                Ok(fifo) => named = Some(fifo),
+                Err(why) => trouble = Some(why),
+            }
+        }
+        set_trouble(&sender, trouble.or(gone));
+        let look = tokio::time::Instant::now() + LOOK;
+        loop {
+            tokio::select! {
+                biased;
+                () = tokio::time::sleep_until(look) => break,
+                ended = next(lost.as_mut(), &sender) => if ended {
+                    lost = None;
+                },
+                ended = next(named.as_mut().map(|fifo| &mut fifo.source), &sender) => if ended {
+                    named = None;
+                },
             }
         }
     }
@@ -166,38 +191,55 @@ fn set_trouble(sender: &watch::Sender<Heard>, trouble: Option<String>) {
     });
 }
 
-/// Reads until another FIFO has its name.
-async fn read(path: &Path, receiver: &Receiver, number: (u64, u64), sender: &watch::Sender<Heard>) {
-    let mut lines = Lines::default();
+/// What can be read of a FIFO.
+#[derive(Debug)]
+struct Source {
+    receiver: Receiver,
+    lines: Lines,
+}
+
+/// Hears what comes next, if there is somebody to hear; whether nothing more will come.
+async fn next(source: Option<&mut Source>, sender: &watch::Sender<Heard>) -> bool {
+    let Some(source) = source else {
+        return std::future::pending().await;
+    };
+    if source.receiver.readable().await.is_err() {
+        return true;
+    }
     let mut bytes = [0; 4096];
-    loop {
-        if tokio::time::timeout(LOOK, receiver.readable())
-            .await
-            .is_err()
-        {
-            let there = std::fs::symlink_metadata(path);
-            if there.map_or(true, |there| (there.dev(), there.ino()) != number) {
-                return;
-            }
-            continue;
-        }
-        match receiver.try_read(&mut bytes) {
-            Ok(length) => sender.send_if_modified(|heard| {
-                let before = heard.clone();
-                lines.feed(&bytes[..length], heard);
-                *heard != before
-            }),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            Err(_) => return,
-        };
-        // Whoever floods it does not keep others waiting.
-        tokio::task::yield_now().await;
+    match source.receiver.try_read(&mut bytes) {
+        Ok(0) => return true,
+        Ok(length) => sender.send_if_modified(|heard| {
+            let before = heard.clone();
+            source.lines.feed(&bytes[..length], heard);
+            *heard != before
+        }),
+        Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
+    };
+    // Whoever floods it does not keep others waiting.
+    tokio::task::yield_now().await;
+    false
+}
+
+/// The FIFO that has the name.
+#[derive(Debug)]
+struct Fifo {
+    source: Source,
+    /// With a writer of its own it does not end. Without, it ends when nobody else has one.
+    _writer: File,
+    number: (u64, u64),
+}
+
+impl Fifo {
+    fn has_name(&self, path: &Path) -> bool {
+        let there = std::fs::symlink_metadata(path);
+        there.is_ok_and(|there| (there.dev(), there.ino()) == self.number)
     }
 }
 
 /// Opens the FIFO, and makes it if it is not there. Who else could write to it could move the
 /// addresses.
-fn open(path: &Path) -> Result<(Receiver, (u64, u64)), String> {
+fn open(path: &Path) -> Result<Fifo, String> {
     let shown = path.display();
     let failed = |error: io::Error| {
         format!("cannot listen to keepalived at {shown}: {error}; this director will not be active")
@@ -212,10 +254,9 @@ fn open(path: &Path) -> Result<(Receiver, (u64, u64)), String> {
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY).bits();
     let flags = i32::try_from(flags).unwrap_or_default();
     let mut options = File::options();
-    // With a writer of its own it never ends.
-    options.read(true).write(true).custom_flags(flags);
-    let file = options.open(path).map_err(failed)?;
-    let is = file.metadata().map_err(failed)?;
+    options.read(true).custom_flags(flags);
+    let writer = options.clone().write(true).open(path).map_err(failed)?;
+    let is = writer.metadata().map_err(failed)?;
     let own = rustix::process::geteuid().as_raw();
     if !is.file_type().is_fifo() {
         return Err(format!(
@@ -230,8 +271,23 @@ fn open(path: &Path) -> Result<(Receiver, (u64, u64)), String> {
         ));
     }
     let number = (is.dev(), is.ino());
+    let file = options.open(path).map_err(failed)?;
+    let read = file.metadata().map_err(failed)?;
+    if (read.dev(), read.ino()) != number {
+        return Err(format!(
+            "{shown} was replaced just now; it is looked at again"
+        ));
+    }
     let receiver = Receiver::from_file_unchecked(file).map_err(failed)?;
-    Ok((receiver, number))
+    let source = Source {
+        receiver,
+        lines: Lines::default(),
+    };
+    Ok(Fifo {
+        source,
+        _writer: writer,
+        number,
+    })
 }
 
 #[cfg(test)]
@@ -313,6 +369,59 @@ mod tests {
         say("INSTANCE \"lvs\" BACKUP 200\n").await.unwrap();
         heard
             .wait_for(|heard| heard.state == Some(State::Backup))
+            .await
+            .unwrap();
+        task.abort();
+    }
+
+    #[tokio::test]
+    async fn a_fifo_that_was_removed_is_heard_as_long_as_it_is_written_to() {
+        use std::io::Write;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("fifo");
+        let (mut heard, task) = listen(path.clone());
+        while !path.exists() {
+            tokio::task::yield_now().await;
+        }
+        let mut keepalived = File::options().read(true).write(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        heard
+            .wait_for(|heard| {
+                let trouble = heard.trouble.as_deref();
+                trouble.is_some_and(|why| why.contains("restart keepalived"))
+            })
+            .await
+            .unwrap();
+        keepalived
+            .write_all(b"INSTANCE \"lvs\" BACKUP 200\n")
+            .unwrap();
+        heard
+            .wait_for(|heard| heard.state == Some(State::Backup))
+            .await
+            .unwrap();
+        // Once more: the one that lvsd has made meanwhile, and nobody writes to.
+        std::fs::remove_file(&path).unwrap();
+        while !path.exists() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        keepalived
+            .write_all(b"INSTANCE \"lvs\" STOP 200\n")
+            .unwrap();
+        heard
+            .wait_for(|heard| heard.state == Some(State::Stopped))
+            .await
+            .unwrap();
+        drop(keepalived);
+        heard
+            .wait_for(|heard| heard.trouble.is_none())
+            .await
+            .unwrap();
+        let mut keepalived = File::options().read(true).write(true).open(&path).unwrap();
+        keepalived
+            .write_all(b"INSTANCE \"lvs\" MASTER 200\n")
+            .unwrap();
+        heard
+            .wait_for(|heard| heard.state == Some(State::Master))
             .await
             .unwrap();
         task.abort();

@@ -22,6 +22,7 @@ mod track;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use lvs_core::api::{self, AnnouncedVip};
 use lvs_dataplane::control::Address;
@@ -29,6 +30,7 @@ use lvs_dataplane::control::daemon::{
     AnnounceStatus, DirectorStatus, Maintenance, MaintenanceSpec, VrrpStatus,
 };
 use tokio::sync::watch;
+use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::config::{Announce, Vrrp};
 use crate::replace::replace;
@@ -39,6 +41,9 @@ use fifo::{Heard, State};
 pub use maintenance::path as maintenance_path;
 use readiness::Readiness;
 use track::Standing;
+
+/// How often it is seen whether the track file is as it was written.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The name of the instance in keepalived's configuration, and in what it says.
 pub const INSTANCE: &str = "lvs";
@@ -85,6 +90,10 @@ struct Running {
     written: Option<i16>,
     /// Why the track file was not written.
     trouble: Option<String>,
+    /// When the track file is looked at.
+    looks: Interval,
+    /// Somebody else had changed it when it was last looked at.
+    meddled: bool,
 }
 
 impl Drop for Running {
@@ -195,6 +204,10 @@ impl Cluster {
                 Some(running) => tokio::select! {
                     heard = running.heard.changed() => heard.is_err(),
                     ready = running.readiness.changed() => ready.is_err(),
+                    _ = running.looks.tick() => {
+                        running.look();
+                        false
+                    }
                 },
                 None => std::future::pending().await,
             }
@@ -373,6 +386,8 @@ impl Running {
     fn start(settings: &Vrrp, places: &Places) -> Self {
         let (heard, listener) = fifo::listen(settings.fifo.clone());
         let state = std::fs::read_to_string(state_path(&settings.fifo));
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
             settings: settings.clone(),
             heard,
@@ -381,6 +396,8 @@ impl Running {
             state: state.map_or(State::Unknown, |word| State::of_word(word.trim())),
             written: None,
             trouble: None,
+            looks,
+            meddled: false,
         }
     }
 
@@ -400,6 +417,24 @@ impl Running {
                 path.display()
             );
         }
+    }
+
+    /// Sees whether the track file still says what was written. Where it is missing, keepalived
+    /// makes one of its own when it starts, and is not active (`init_file`).
+    fn look(&mut self) {
+        let Some(value) = self.written else { return };
+        let path = &self.settings.track_file;
+        let meddled = !track::says(path, value);
+        if meddled {
+            self.written = None;
+        }
+        if meddled && !self.meddled {
+            tracing::warn!(
+                "somebody has removed or changed the track file {}; {value} is written again",
+                path.display()
+            );
+        }
+        self.meddled = meddled;
     }
 
     /// Writes a number into the track file; why not, if it cannot.
@@ -485,5 +520,36 @@ mod tests {
     #[test]
     fn without_vrrp_addresses_are_the_engines() {
         assert!(Cluster::recall(None).may_own());
+    }
+
+    #[tokio::test]
+    async fn a_track_file_that_others_remove_or_change_is_written_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let places = Places {
+            engine: Address::new("@nobody"),
+            maintenance: directory.path().join("x.maintenance.json"),
+            turns: Pulse::default(),
+        };
+        let text = format!(
+            "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\ntrack_file = \"{0}/track\"\nfifo = \"{0}/fifo\"\n",
+            directory.path().display()
+        );
+        let (config, _) = crate::config::Config::from_toml("x", &text).expect("valid");
+        let mut cluster = Cluster::recall(Some(places));
+        cluster.set(config.vrrp.as_ref());
+        let path = directory.path().join("track");
+        let spoil: [&dyn Fn(); 3] = [&|| {}, &|| std::fs::remove_file(&path).unwrap(), &|| {
+            std::fs::write(&path, "0\n").unwrap();
+        }];
+        for spoil in spoil {
+            spoil();
+            while !track::says(&path, track::UNFIT) {
+                cluster.changed().await;
+                cluster.take();
+            }
+            let status = cluster.status().vrrp.expect("it has [vrrp]");
+            assert_eq!(status.track, track::UNFIT);
+            assert!(status.trouble.is_empty(), "{status:?}");
+        }
     }
 }

@@ -1,12 +1,18 @@
 //! What keepalived adds to a director's priority.
 
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
 /// Not to be active at all: keepalived takes a number of -254 or less for a fault.
 pub(super) const UNFIT: i16 = -254;
 /// Rather not: another one takes over that is able to.
 const MAINTENANCE: i16 = -100;
 /// Less so than one that has all its services.
 const BELOW_QUORUM: i16 = -50;
-
 /// How able a director is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Standing {
@@ -32,9 +38,41 @@ impl Standing {
     }
 }
 
+/// Whether a file says this number, whatever somebody has put in its place.
+pub(super) fn says(path: &Path, value: i16) -> bool {
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits();
+    let mut options = File::options();
+    options
+        .read(true)
+        .custom_flags(i32::try_from(flags).unwrap_or_default());
+    let mut text = String::new();
+    let read = options
+        .open(path)
+        .and_then(|file| file.take(16).read_to_string(&mut text));
+    read.is_ok() && text.trim().parse() == Ok(value)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_says_its_number_or_another_or_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("track");
+        assert!(!says(&path, 0));
+        std::fs::write(&path, "-50\n").unwrap();
+        assert!(says(&path, -50) && !says(&path, 0));
+        std::fs::write(&path, "9".repeat(100)).unwrap();
+        assert!(!says(&path, 0));
+        std::fs::write(&path, "\u{1}").unwrap();
+        assert!(!says(&path, 0));
+        std::fs::remove_file(&path).unwrap();
+        let mode = rustix::fs::Mode::RUSR;
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, 0).unwrap();
+        assert!(!says(&path, 0), "nobody waits for it");
+    }
 
     #[test]
     fn who_is_better_has_more() {
