@@ -40,6 +40,7 @@ use announce::{Announcer, Wish};
 use fifo::{Heard, State};
 pub use maintenance::path as maintenance_path;
 use readiness::Readiness;
+pub(crate) use track::PRIORITY_ENOUGH;
 use track::Standing;
 
 /// How often it is seen whether the track file is as it was written.

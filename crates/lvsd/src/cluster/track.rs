@@ -13,6 +13,9 @@ pub(super) const UNFIT: i16 = -254;
 const MAINTENANCE: i16 = -100;
 /// Less so than one that has all its services.
 const BELOW_QUORUM: i16 = -50;
+/// The least priority from which all of that can be taken: keepalived goes no lower than 1.
+pub(crate) const PRIORITY_ENOUGH: i64 = 1 - (MAINTENANCE + BELOW_QUORUM) as i64;
+
 /// How able a director is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Standing {

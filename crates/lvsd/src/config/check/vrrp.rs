@@ -9,6 +9,7 @@ use toml::Spanned;
 
 use super::engine::is_interface;
 use super::{Checker, label};
+use crate::cluster::PRIORITY_ENOUGH;
 use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::{OneOrMore, RawConfig, RawVrrp};
 use crate::config::{HostAddress, Service, VipMode, Vrrp};
@@ -86,6 +87,20 @@ impl Checker<'_> {
         }
         let router_id = self.number(raw.router_id.as_ref(), "`router_id`", 1..=255);
         let priority = self.number(raw.priority.as_ref(), "`priority`", 1..=254);
+        if let (Some(written), Some(number)) = (&raw.priority, priority)
+            && number < PRIORITY_ENOUGH
+        {
+            self.report(
+                Diagnostic::warning(
+                    written.span(),
+                    "`priority` is too low for what is taken off it: keepalived goes no lower than 1",
+                )
+                .help(format!(
+                    "give {PRIORITY_ENOUGH} or more, on all directors: maintenance takes 100, a service below its quorum 50; \
+                     directors that end at 1 are not told apart"
+                )),
+            );
+        }
         if let Some(time) = &raw.advert
             && !ADVERT.contains(&time.get_ref().0)
         {
@@ -117,6 +132,30 @@ impl Checker<'_> {
                     "the directors share no connections: all break when the addresses move",
                 )
                 .help("add [sync] with peers and key_file"),
+            );
+        }
+        if let Some(backend) = self.routed.clone() {
+            self.report(
+                Diagnostic::warning(
+                    spanned.span(),
+                    "the backend `tun` announces no address that moves: neighbours go on with the other director until their entry expires",
+                )
+                .context(backend, "the backend")
+                .help("have routers route the virtual addresses to an `address` of [vrrp], which keepalived announces; or remove `backend`"),
+            );
+        }
+        let announced = |service: &Service| service.vip == VipMode::Announce;
+        if self.complete
+            && raw.addresses.is_none()
+            && !services.is_empty()
+            && services.iter().all(announced)
+        {
+            self.report(
+                Diagnostic::warning(
+                    spanned.span(),
+                    "keepalived moves nothing: the addresses of all services are announced to routers",
+                )
+                .help("remove [vrrp], or vip = \"announce\" from services whose addresses one director at a time is to have"),
             );
         }
         let peers = self.vrrp_peers(raw.peers.as_ref());
@@ -292,6 +331,27 @@ mod tests {
             let said = report.to_string().contains("which the engine answers for");
             assert_eq!(said, warned, "{vip}: {report}");
         }
+    }
+
+    #[test]
+    fn what_would_not_do_what_it_looks_like_is_said() {
+        let said = |keys: &str, service: &str, words: &str| {
+            let text = format!("[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\n{keys}\n{service}");
+            let (_, report) = Config::from_toml("x", &text).expect("valid");
+            report.to_string().contains(words)
+        };
+        let room = "too low for what is taken off";
+        assert!(said("priority = 150", SERVICE, room));
+        assert!(!said("priority = 151", SERVICE, room) && !said("", SERVICE, room));
+        let moves = "keepalived moves nothing";
+        let announced = SERVICE.replace("forward", "vip = \"announce\"\nforward");
+        let another = SERVICE.replace("192.0.2.10", "192.0.2.11");
+        assert!(said("", &announced, moves));
+        assert!(!said("", &format!("{announced}{another}"), moves));
+        assert!(!said("address = \"10.0.0.254\"", &announced, moves));
+        let silent = "announces no address that moves";
+        let tun = format!("[dataplane]\nbackend = \"tun\"\n{SERVICE}");
+        assert!(said("", &tun, silent) && !said("", SERVICE, silent));
     }
 
     #[test]

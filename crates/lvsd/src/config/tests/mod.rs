@@ -72,7 +72,7 @@ program = "/usr/sbin/lvs-dataplane"
 [vrrp]
 interface = "eth0"
 router_id = 51
-priority = 100
+priority = 160
 advert = "1s"
 peers = ["192.0.2.2"]
 address = ["10.0.0.254/24 dev eth1"]
