@@ -131,6 +131,8 @@ impl Vips {
         for addr in gone {
             self.own.remove(addr);
             self.defended.remove(addr);
+            // Whoever has it now is right.
+            self.conflicts.remove(addr);
         }
         let still = groups_of(self.own.keys());
         let mut groups = groups_of(gone.iter());

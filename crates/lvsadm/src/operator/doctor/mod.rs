@@ -1,6 +1,7 @@
 //! `lvsadm doctor`: what is wrong with this host and the real servers, and the remedy.
 
 mod devices;
+mod director;
 mod engine;
 mod filters;
 mod host;
@@ -43,11 +44,16 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     client.list(&Call::ConnList {}, |conn: ConnInfo| seen.add(&conn))?;
     let mut findings = Findings::default();
     engine::look(&info, &reasons, &mut findings);
-    services::look(&services, &info, &seen, &mut findings);
+    let director = director::Director::ask(run);
+    director.look(&mut findings);
+    services::look(&services, &info, &seen, &director, &mut findings);
     host::look(&services, &info, &mut findings);
     let Findings(findings) = findings;
     if !run.json {
         writeln!(run.output, "the engine is {}", info.confinement)?;
+        if let Some(words) = director.stands_by() {
+            writeln!(run.output, "{words}")?;
+        }
     }
     print(run, &findings)?;
     Ok(u8::from(!findings.is_empty()))

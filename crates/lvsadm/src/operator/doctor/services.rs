@@ -7,14 +7,22 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use lvs_core::Forwarding;
 use lvs_core::api::{ConnInfo, Info, ServerInfo, ServiceId, ServiceInfo, TooBig};
 
+use super::director::Director;
 use super::{Findings, is_routed};
 use crate::operator::service_text;
 
 /// A server is suspected from this many half-open connections on, if it has no others.
 const SUSPICIOUS: u32 = 3;
 
-pub(super) fn look(services: &[ServiceInfo], info: &Info, seen: &Seen, findings: &mut Findings) {
-    addresses(services, info, &is_local, findings);
+pub(super) fn look(
+    services: &[ServiceInfo],
+    info: &Info,
+    seen: &Seen,
+    director: &Director,
+    findings: &mut Findings,
+) {
+    let is_wanted = |vip| !director.has_given_up(vip);
+    addresses(services, info, &is_wanted, &is_local, findings);
     for service in services {
         usable(service, findings);
         for server in &service.servers {
@@ -31,7 +39,11 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, seen: &Seen, findings:
 
 /// The address and port of a service; none for a firewall mark.
 pub(super) fn virt(service: &ServiceInfo) -> Option<SocketAddr> {
-    match service.service {
+    address_of(&service.service)
+}
+
+pub(super) fn address_of(service: &ServiceId) -> Option<SocketAddr> {
+    match *service {
         ServiceId::Tcp { address } | ServiceId::Udp { address } | ServiceId::Sctp { address } => {
             Some(address)
         }
@@ -46,6 +58,7 @@ fn is_local(addr: IpAddr) -> bool {
 fn addresses(
     services: &[ServiceInfo],
     info: &Info,
+    is_wanted: &dyn Fn(IpAddr) -> bool,
     is_local: &dyn Fn(IpAddr) -> bool,
     findings: &mut Findings,
 ) {
@@ -57,7 +70,8 @@ fn addresses(
     vips.sort_unstable();
     vips.dedup();
     for vip in vips {
-        if info.own_vips.contains(&vip) || is_local(vip) {
+        let announced = || info.announced.iter().any(|one| one.address == vip);
+        if info.own_vips.contains(&vip) || announced() || !is_wanted(vip) || is_local(vip) {
             continue;
         }
         let own = "start the engine with --own-vips (lvsd owns its VIPs by default)";
@@ -69,7 +83,7 @@ fn addresses(
         };
         findings.add(
             format!("nobody here answers ARP for {vip}: it is on no interface, and the engine does not own it"),
-            cure,
+            format!("{cure}; nothing while another director is to answer for it"),
         );
     }
 }
@@ -279,20 +293,19 @@ mod tests {
     #[test]
     fn an_address_of_nobody() {
         let mut findings = Findings::default();
-        addresses(
-            &services("nat", 1),
-            &Info::default(),
-            &|_| true,
-            &mut findings,
-        );
-        assert!(findings.0.is_empty());
-        addresses(
-            &services("nat", 1),
-            &Info::default(),
-            &|_| false,
-            &mut findings,
-        );
-        assert!(findings.0[0].what.contains("192.0.2.1"));
+        let mut look = |info: &Info, wanted: bool, local: bool| {
+            let services = services("nat", 1);
+            addresses(&services, info, &|_| wanted, &|_| local, &mut findings);
+            std::mem::take(&mut findings.0)
+        };
+        let info = Info::default();
+        assert!(look(&info, true, true).is_empty());
+        assert!(look(&info, false, false).is_empty(), "another one has it");
+        let text = r#"{"announced": [{"address": "192.0.2.1", "standing": "announced"}]}"#;
+        let announced: Info = serde_json::from_str(text).expect("info");
+        assert!(look(&announced, true, false).is_empty());
+        let found = look(&info, true, false);
+        assert!(found[0].what.contains("192.0.2.1"), "{found:?}");
     }
 
     #[test]
@@ -342,6 +355,7 @@ mod tests {
             &services("tunnel", 1),
             &info,
             &Seen::default(),
+            &Director::default(),
             &mut findings,
         );
         findings.0.retain(|finding| !finding.what.contains("ARP"));
