@@ -4,6 +4,8 @@
 //! With NAT, their file is `examples/two-directors.toml`, at the place that it is for. For
 //! comparison, HAProxy may stand in the place of the director.
 
+mod files;
+
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
@@ -40,6 +42,8 @@ pub enum Scenario {
     Stopped,
     /// As planned, while 5 of 100 packets of the synchronisation are lost.
     Loss,
+    /// The files between `lvsd` and keepalived are removed; then as planned.
+    Files,
     /// etcd, which names one of the servers, is lost to the active director, then to both; then as
     /// planned.
     Etcd,
@@ -47,7 +51,7 @@ pub enum Scenario {
 
 impl Scenario {
     /// All of them, with what they are.
-    pub const ALL: [(&'static str, Self, &'static str); 9] = [
+    pub const ALL: [(&'static str, Self, &'static str); 10] = [
         (
             "calm",
             Self::Calm,
@@ -87,6 +91,11 @@ impl Scenario {
             "loss",
             Self::Loss,
             "as planned, while 5 of 100 packets of the synchronisation are lost",
+        ),
+        (
+            "files",
+            Self::Files,
+            "the files between lvsd and keepalived are removed; then as planned",
         ),
         (
             "etcd",
@@ -396,6 +405,12 @@ impl Lab {
                 proxy
             }
         });
+        self.start_keepalived(index)
+    }
+
+    fn start_keepalived(&mut self, index: usize) -> Result<()> {
+        let director = &mut self.directors[index];
+        let file = |name: &str| director.files.join(name).display().to_string();
         let (pid, vrrp) = (file("pid"), file("vrrp.pid"));
         let words = ["-n", "-l", "-D", "-P", "-p", &pid, "-r", &vrrp];
         director.keepalived = Some(director.host.spawn("keepalived", &words)?);
@@ -530,6 +545,12 @@ impl Lab {
                     super::end_loss(host)?;
                 }
                 super::wait_in_step(&self.site, &self.hosts())?;
+                outages
+            }
+            Scenario::Files => {
+                self.lose_files()?;
+                let outages = self.there_and_back()?;
+                self.restart_keepalived(0)?;
                 outages
             }
             Scenario::Etcd => {

@@ -43,6 +43,12 @@ fn a_director_that_finds_its_servers_down_gives_way() -> Result<()> {
     nothing_breaks(Scenario::Quorum, Forward::Dr)
 }
 
+/// And `lvsadm doctor` finds what is wrong meanwhile, and nothing else.
+#[test]
+fn files_between_lvsd_and_keepalived_may_be_removed() -> Result<()> {
+    nothing_breaks(Scenario::Files, Forward::Nat)
+}
+
 /// HAProxy in the director's place: what it carries ends with it, and the laboratory says so.
 #[test]
 fn a_proxy_that_dies_takes_its_connections_along() -> Result<()> {

@@ -1,0 +1,85 @@
+//! The files between `lvsd` and keepalived are removed by somebody.
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::{LIMIT, Lab};
+use crate::netns::wait_until;
+use crate::programs;
+
+impl Lab {
+    /// Removes the track file of the director that stands by, and restarts its keepalived, which
+    /// makes one of its own; and the FIFO of the active one, which goes on with the one that is gone.
+    pub(super) fn lose_files(&mut self) -> Result<()> {
+        self.wait_state(1, "backup")?;
+        let calm = self.doctor(1)?;
+        ensure!(calm.is_empty(), "one that stands by: {calm:?}");
+        self.tell("director 2: its track file is removed, and keepalived restarted");
+        let mut keepalived = self.directors[1].keepalived.take().context("it runs")?;
+        keepalived.stop(Signal::SIGTERM)?;
+        self.directors[1].host.sh("rm /run/lvs/vrrp.track")?;
+        self.start_keepalived(1)?;
+        wait_until("the track file to be written again", LIMIT, || {
+            let text = self.directors[1].host.sh("cat /run/lvs/vrrp.track");
+            text.is_ok_and(|text| text.trim() == "0")
+        })
+        .with_context(|| self.logs())?;
+        self.wait_state(1, "backup")?;
+        self.tell("director 1: its FIFO is removed");
+        self.directors[0].host.sh("rm /run/lvs/vrrp.fifo")?;
+        self.wait_trouble(0, true)?;
+        let found = self.doctor(0)?;
+        ensure!(
+            found.len() == 1 && found[0].contains("restart keepalived"),
+            "{found:?}"
+        );
+        self.said.extend(found);
+        Ok(())
+    }
+
+    /// After it, nothing is wrong any more.
+    pub(super) fn restart_keepalived(&mut self, index: usize) -> Result<()> {
+        self.tell(&format!("director {}: keepalived is restarted", index + 1));
+        let director = &mut self.directors[index];
+        let mut keepalived = director.keepalived.take().context("it runs")?;
+        keepalived.stop(Signal::SIGTERM)?;
+        self.wait_active(1 - index)?;
+        self.start_keepalived(index)?;
+        self.wait_trouble(index, false)?;
+        self.wait_state(index, "backup")?;
+        for index in [0, 1] {
+            let found = self.doctor(index)?;
+            ensure!(found.is_empty(), "director {}: {found:?}", index + 1);
+        }
+        Ok(())
+    }
+
+    fn wait_trouble(&self, index: usize, any: bool) -> Result<()> {
+        let has = |status: Value| status["vrrp"]["trouble"].is_array() == any;
+        wait_until("trouble with keepalived, or its end", LIMIT, || {
+            self.status(index).is_some_and(has)
+        })
+        .with_context(|| self.logs())
+    }
+
+    fn wait_state(&self, index: usize, state: &str) -> Result<()> {
+        let is = |status: Value| status["vrrp"]["state"] == state;
+        wait_until("keepalived to be in a state", LIMIT, || {
+            self.status(index).is_some_and(is)
+        })
+        .with_context(|| self.logs())
+    }
+
+    /// What `lvsadm doctor` finds between lvsd and keepalived, and at the virtual addresses.
+    fn doctor(&self, index: usize) -> Result<Vec<String>> {
+        let lvsadm = programs::find("lvsadm")?;
+        let said = self.directors[index]
+            .host
+            .sh(&format!("{} doctor --json || [ $? = 1 ]", lvsadm.display()))?;
+        let all: Value = serde_json::from_str(&said)?;
+        let what = all.as_array().context("a list")?.iter();
+        let what = what.map(|one| one["what"].as_str().unwrap_or_default().to_owned());
+        Ok(what.collect())
+    }
+}
