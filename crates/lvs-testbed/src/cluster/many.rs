@@ -49,6 +49,8 @@ pub enum Scenario {
     Etcd,
     /// One director has BIRD, one FRR and one ExaBGP; the latter two are taken out of service.
     Daemons,
+    /// The same by the TUN backend, whose engine is back too soon for who looks five times a second.
+    Routed,
     /// BIRD is killed on one director, and started again.
     Bird,
     /// One director is cut off at once, as when its power goes.
@@ -67,14 +69,19 @@ impl Scenario {
     /// What the director of this number has.
     const fn routing(self, number: usize) -> Routing {
         match (self, number) {
-            (Self::Daemons, 2) => Routing::Frr,
-            (Self::Daemons, 3) => Routing::ExaBgp,
+            (Self::Daemons | Self::Routed, 2) => Routing::Frr,
+            (Self::Daemons | Self::Routed, 3) => Routing::ExaBgp,
             _ => Routing::Bird,
         }
     }
 
+    /// Whether it can be played with that: the TUN backend has no direct routing.
+    pub(super) fn suits(self, forward: Forward) -> bool {
+        self != Self::Routed || forward == Forward::Tun
+    }
+
     /// All of them, with what they are.
-    pub const ALL: [(&'static str, Self, &'static str); 12] = [
+    pub const ALL: [(&'static str, Self, &'static str); 13] = [
         (
             "calm",
             Self::Calm,
@@ -124,6 +131,11 @@ impl Scenario {
             "daemons",
             Self::Daemons,
             "one director has BIRD, one FRR and one ExaBGP: maintenance of the latter two, kill -9 of their engines",
+        ),
+        (
+            "routed",
+            Self::Routed,
+            "one director has BIRD, one FRR and one ExaBGP, all have backend = \"tun\": maintenance of the latter two (tun)",
         ),
         (
             "bird",
@@ -342,6 +354,7 @@ impl Lab {
                 }
                 vec![taken]
             }
+            Scenario::Routed => vec![self.there_and_back(2)?, self.there_and_back(3)?],
             Scenario::Daemons => {
                 let mut taken = Vec::new();
                 for number in [2, 3] {
@@ -664,6 +677,10 @@ impl Director {
                 "scheduler = \"mh\"",
                 "scheduler_flags = [\"mh-port\"]\nscheduler = \"mh\"",
             );
+        }
+        if scenario == Scenario::Routed {
+            lvsd = lvsd.replace("[dataplane]\n", "[dataplane]\nbackend   = \"tun\"\n");
+            self.host.sysctl("ipv4/ip_forward", "1")?;
         }
         if scenario == Scenario::Alone {
             let begin = lvsd.find("[sync]").context("a table")?;

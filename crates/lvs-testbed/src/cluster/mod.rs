@@ -194,7 +194,7 @@ pub fn main(options: &ClusterOptions) -> Result<()> {
     };
     let many = many::Scenario::ALL.iter();
     let many: Vec<_> = many
-        .filter(|(name, ..)| all_active && wanted(name))
+        .filter(|(name, scenario, _)| all_active && wanted(name) && scenario.suits(forward))
         .collect();
     let pair = pair::Scenario::ALL.iter().filter(|(name, scenario, _)| {
         wanted(name)

@@ -93,6 +93,11 @@ fn routing_daemons_of_others_follow() -> Result<()> {
 }
 
 #[test]
+fn routing_daemons_follow_the_tun_backend() -> Result<()> {
+    nothing_breaks(Scenario::Routed, Forward::Tun)
+}
+
+#[test]
 fn nothing_breaks_when_bird_is_killed_or_the_power_goes_tun() -> Result<()> {
     let outcomes = play_in_turn(
         &[Scenario::Bird, Scenario::Power],
