@@ -42,10 +42,22 @@ pub fn unix_time() -> u64 {
 
 /// Where the wishes of the daemon with this file are in a state directory: each file has its own.
 pub fn path(directory: &Path, config: &Path) -> PathBuf {
-    let config = std::fs::canonicalize(config).unwrap_or_else(|_| config.to_owned());
+    let config = whole(config).unwrap_or_else(|_| config.to_owned());
     let name = config.to_string_lossy();
     let name = name.trim_start_matches('/').replace('/', "-");
     directory.join(format!("{name}.admin.json"))
+}
+
+/// The one path of a file, however it is called; one that is away for a moment is where it was.
+fn whole(path: &Path) -> io::Result<PathBuf> {
+    std::fs::canonicalize(path).or_else(|error| {
+        let name = path.file_name().ok_or(error)?;
+        let directory = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        Ok(std::fs::canonicalize(directory)?.join(name))
+    })
 }
 
 /// Whether who and why are short enough, and text.
@@ -334,6 +346,28 @@ mod tests {
         let _ = Admin::recall(Some(path.clone()));
         assert_eq!(std::fs::read(broken("")).unwrap(), b"earlier");
         assert_eq!(std::fs::read(broken(".2")).unwrap(), b"{");
+    }
+
+    #[test]
+    fn a_file_has_one_state_however_it_is_called() {
+        let directory = tempfile::tempdir().unwrap();
+        let real = directory.path().canonicalize().unwrap().join("etc");
+        std::fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, directory.path().join("link")).unwrap();
+        let state = |config: &Path| path(Path::new("/state"), config);
+        let paths = [
+            real.join("lvsd.toml"),
+            real.join("../etc/./lvsd.toml"),
+            directory.path().join("link/lvsd.toml"),
+        ];
+        let wanted = state(&paths[0]);
+        // Also while it is not there.
+        assert!(paths.iter().all(|path| state(path) == wanted));
+        std::fs::write(&paths[0], "").unwrap();
+        assert!(paths.iter().all(|path| state(path) == wanted));
+        let here = std::env::current_dir().unwrap().canonicalize().unwrap();
+        let missing = "nobody-has-this.toml";
+        assert_eq!(state(Path::new(missing)), state(&here.join(missing)));
     }
 
     #[test]

@@ -445,8 +445,9 @@ fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>) -> Exi
         Err(why) => return fail(&why),
     };
     let refused = running.and_then(|status| {
-        let servers = status.services.iter().map(|service| service.servers.len());
-        daemon::too_much_away(status.services.len(), servers.sum(), config, false)
+        let before = status.services.iter();
+        let before = before.map(|service| (service.service, service.servers.len()));
+        daemon::too_much_away(before, config, false)
     });
     match refused {
         Some((why, remedy)) => fail(&format!(

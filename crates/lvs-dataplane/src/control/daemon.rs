@@ -450,6 +450,8 @@ pub struct SourceStatus {
     /// The revision that is in force, of etcd.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<u64>,
+    /// Services of the engine that are left as they are until it is known whether etcd has them.
+    pub held: usize,
 }
 
 /// What the daemon relays itself.
@@ -532,6 +534,9 @@ pub struct ServiceStatus {
     /// Somebody else's service stands in its place.
     #[serde(default)]
     pub conflict: bool,
+    /// Nothing is known of the source of its servers yet: those of the engine stay.
+    #[serde(default)]
+    pub unheard: bool,
     /// Its servers, in the order of the file; behind them those that are about to go.
     pub servers: Vec<ServerStatus>,
 }

@@ -291,6 +291,98 @@ fn services_and_servers_follow_etcd_and_go_on_without_it() -> Result<()> {
     Ok(())
 }
 
+/// What the engine has stays, until etcd says what there should be.
+#[test]
+fn a_director_that_knows_nothing_of_etcd_takes_nothing_away() -> Result<()> {
+    let site = site("etcdunheard")?;
+    let mut member = member(&site, 0, 1, &[])?;
+    wait_healthy(&site, 0)?;
+    put(&site, 0, "/lvs/services/web", &service(&site, ""))?;
+    let add = |n: usize| {
+        let server = format!("{{\"address\":\"{}\"}}", site.real_address(n));
+        put(&site, 0, &format!("/lvs/servers/web/{n}"), &server)
+    };
+    add(1)?;
+    file(&site, "d1", 1, INTERFACES, "")?;
+    let own = format!(
+        "[[service]]\nname = \"mine\"\naddress = \"{}\"\nservers = {{ etcd = \"web\" }}\n",
+        site.service(81)
+    );
+    let text = fs::read_to_string(path(&site, "d1.toml"))?;
+    fs::write(path(&site, "d1.toml"), format!("{text}{own}"))?;
+    let mut lvsd = start(&site, &site.director, "d1")?;
+    let services = || {
+        let listing = site.lvsadm("-L -n").unwrap_or_default();
+        let all = listing.lines().filter(|line| line.starts_with("TCP "));
+        all.count()
+    };
+    wait_until("both services", PATIENCE, || services() == 2)?;
+    wait_usable(&site, &[1], &lvsd)?;
+    let mut load = site.load();
+    load.pause_ms = 2;
+    let steady = site.client.steady_load(&load)?;
+    member.kill();
+    for lost in ["truncated", "removed"] {
+        lvsd.signal(Signal::SIGKILL)?;
+        lvsd.wait(Duration::from_secs(5))?;
+        let mut kept = 0;
+        for entry in fs::read_dir(path(&site, "d1.state"))? {
+            let entry = entry?.path();
+            if entry.to_string_lossy().ends_with(".sources.json") {
+                kept += 1;
+                match lost {
+                    "removed" => fs::remove_file(entry)?,
+                    _ => fs::write(entry, "{\"etcd\":")?,
+                }
+            }
+        }
+        ensure!(kept == 1, "{lost}: {kept} files");
+        lvsd = start(&site, &site.director, "d1")?;
+        wait_status(&site, "what stays", |status| {
+            status.contains("NOT KNOWN YET; 1 service of the engine left as they are")
+                && status.contains("DOES NOT ANSWER")
+        })
+        .with_context(|| lvsd.log())?;
+        // Long enough for the engine to be looked at again.
+        std::thread::sleep(Duration::from_secs(5));
+        let (told, log) = (status(&site)?, lvsd.log());
+        ensure!(
+            services() == 2 && usable(&site) == [1],
+            "{lost}: {told}\n{log}"
+        );
+        ensure!(
+            told.contains("its servers are NOT KNOWN YET")
+                && !told.contains("BELOW ITS QUORUM")
+                && !told.contains("changed by hand"),
+            "{lost}: {told}"
+        );
+        for words in ["deleted", "what it said last holds", "below its quorum"] {
+            ensure!(!log.contains(words), "{lost}: {words}: {log}");
+        }
+        let plan = ask(&site, &site.director, "d1", "plan")?;
+        ensure!(
+            plan.contains("nothing to change") && plan.contains("etcd is not known yet"),
+            "{plan}"
+        );
+    }
+    // As soon as it answers, it counts.
+    let _member = self::member(&site, 0, 1, &[])?;
+    wait_status(&site, "etcd to be known", |status| {
+        status.contains("etcd /lvs/: 2 keys, revision")
+            && status.contains("2 services with 2 servers; this one")
+            && !status.contains("left as they are")
+    })
+    .with_context(|| lvsd.log())?;
+    add(2)?;
+    wait_usable(&site, &[1, 2], &lvsd)?;
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(report.ok > 100, "{report:?}");
+    ctl(&site, 0, "del /lvs/services/web")?;
+    wait_until("one service", PATIENCE, || services() == 1).with_context(|| lvsd.log())?;
+    Ok(())
+}
+
 #[test]
 fn members_are_met_by_tls_and_by_password() -> Result<()> {
     let site = site("etcdtls")?;

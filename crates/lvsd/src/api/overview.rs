@@ -362,6 +362,7 @@ pub(super) mod tests {
                     sorry: None,
                     withdrawn: false,
                     conflict: false,
+                    unheard: false,
                     servers: vec![server(1, "up", ""), server(2, "down", "connection refused")],
                 }],
                 ..Status::default()

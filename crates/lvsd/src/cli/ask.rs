@@ -277,6 +277,10 @@ fn tell_source(text: &mut String, source: &SourceStatus, now: u64) {
             }
         }
     };
+    if source.held > 0 {
+        let held = counted(source.held, "service");
+        let _ = write!(text, "; {held} of the engine left as they are");
+    }
     let _ = match &source.trouble {
         Some(why) => writeln!(text, "; DOES NOT ANSWER: {why}"),
         None => writeln!(text),
@@ -390,6 +394,10 @@ fn tell_service(text: &mut String, service: &ServiceStatus) {
             service.conflict,
             "NOT OURS: somebody else's service is in its place",
         ),
+        (
+            service.unheard,
+            "its servers are NOT KNOWN YET, those of the engine stay",
+        ),
         (!service.quorum, "BELOW ITS QUORUM"),
         (
             service.panic,
@@ -492,6 +500,7 @@ mod tests {
                 sorry: None,
                 withdrawn: false,
                 conflict: false,
+                unheard: false,
                 servers: vec![server(1, "up", ""), server(2, "down", "connection refused")],
             }],
             proxy: Some(ProxyStatus {

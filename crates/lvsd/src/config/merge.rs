@@ -45,7 +45,8 @@ pub(super) fn read(
     facts: Option<&Facts>,
     gathered: &Gathered,
 ) -> Result<(Config, Report), Report> {
-    let mut alone = Config::read(path, text, files.clone(), facts, gathered)?;
+    let read_alone = |gathered| Config::read(path, text, files.clone(), facts, gathered);
+    let mut alone = read_alone(gathered)?;
     let cluster = alone.0.cluster.as_ref();
     let prefix = cluster.map(|cluster| cluster.prefix.clone());
     let etcd = gathered
@@ -53,6 +54,12 @@ pub(super) fn read(
         .as_ref()
         .filter(|etcd| Some(&etcd.prefix) == prefix.as_ref());
     let Some(etcd) = etcd else {
+        if gathered.etcd.is_some() {
+            // Its pools are those of another prefix.
+            let dns = gathered.dns.clone();
+            alone = read_alone(&Gathered { dns, etcd: None })?;
+        }
+        alone.0.awaits_etcd = alone.0.cluster.is_some();
         return Ok(alone);
     };
     let revision = Revision {

@@ -41,7 +41,7 @@ pub use facts::Facts;
 pub use files::Files;
 pub(crate) use keys::Keys;
 pub use ports::ManyPorts;
-pub(crate) use ports::is_generated;
+pub(crate) use ports::{generated_mark, is_generated};
 use shape::{shape, unknown_key};
 
 use crate::health::Probe;
@@ -88,6 +88,8 @@ pub struct Config {
     pub in_force: Vec<(String, Arc<str>)>,
     /// What of etcd it has.
     pub revision: Revision,
+    /// Nothing is known of etcd yet: there may be more services.
+    pub awaits_etcd: bool,
     /// What it was made of, apart from what sources say.
     pub base: Base,
 }
@@ -187,8 +189,10 @@ pub struct From {
     pub dns: Option<String>,
     /// A pool of servers that have registered themselves in etcd.
     pub etcd: Option<String>,
-    /// Some source has never said anything: servers that are there may be among those it names.
+    /// It is not known which servers they are: servers that are there may be among them.
     pub incomplete: bool,
+    /// Nothing is known of where they come from yet.
+    pub unheard: bool,
 }
 
 /// `[lvsd]`.
@@ -793,7 +797,7 @@ impl Config {
                 base: Base(Some(Arc::new((text.to_owned(), files.clone())))),
                 ..check::check(&raw, text, facts, gathered, complete, &mut findings)
             });
-            if complete && raw.service.is_empty() {
+            if complete && raw.service.is_empty() && raw.cluster.is_none() {
                 findings.push(
                     Diagnostic::warning(0..0, "there is no [[service]]: nothing is balanced")
                         .help("add [[service]] tables; a running lvsd refuses to reload a file without any"),
@@ -819,6 +823,16 @@ impl Config {
     /// How many servers all services have.
     pub fn servers(&self) -> usize {
         self.services.iter().map(|s| s.servers.len()).sum()
+    }
+
+    /// Whether the engine's service `id`, or servers of it, stay as they are until it is known
+    /// whether that is right.
+    pub fn awaits(&self, id: ServiceId) -> bool {
+        let mut services = self.services.iter();
+        match services.find(|service| service.id == id) {
+            Some(service) => service.from.unheard,
+            None => self.awaits_etcd,
+        }
     }
 
     /// The services that the daemon serves itself.

@@ -137,9 +137,16 @@ impl std::fmt::Display for ManyPorts {
 
 /// Whether a rule in the engine's words is one of these.
 pub(crate) fn is_generated(rule: &str) -> bool {
+    generated_mark(rule).is_some()
+}
+
+/// The mark that a rule in the engine's words gives, if it is one of these.
+pub(crate) fn generated_mark(rule: &str) -> Option<u32> {
     let words: Vec<&str> = rule.split_whitespace().collect();
-    MarkRule::parse(&words)
-        .is_ok_and(|rule| matches!(rule.action, MarkAction::Mark(mark) if MARKS.contains(&mark)))
+    match MarkRule::parse(&words).ok()?.action {
+        MarkAction::Mark(mark) if MARKS.contains(&mark) => Some(mark),
+        _ => None,
+    }
 }
 
 fn read(text: &str) -> Result<Vec<PortRange>, String> {

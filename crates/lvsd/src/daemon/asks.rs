@@ -7,7 +7,7 @@ use std::sync::Arc;
 use lvs_core::api::{ServiceId, SyncCounts};
 use lvs_dataplane::control::daemon::{
     AdminDone, AdminEntry, AdminSpec, AdminState, Ask, DirectorStatus, EngineStatus,
-    MaintenanceSpec, ProxyStatus, Reloaded, ServerStatus, ServiceStatus, Status,
+    MaintenanceSpec, ProxyStatus, Reloaded, ServerStatus, ServiceStatus, SourceStatus, Status,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -219,7 +219,28 @@ impl<P: Prober> Daemon<P> {
         if !Arc::ptr_eq(&self.found.0, found) || self.found.1.is_none() {
             self.take_seen(found);
         }
+        if found.unnamed != self.found.0.unnamed && found.unnamed > 0 {
+            tracing::warn!(
+                event = "unnamed",
+                "{} of the engine not in the file: left as they are until it is known what etcd has",
+                counted(found.unnamed, "service")
+            );
+        }
+        let before = self.unheard();
         self.found = (Arc::clone(found), Some(now));
+        if self.unheard() != before {
+            self.goal_changed();
+        }
+    }
+
+    /// The services with sources of which nothing is known, and what that means for them as far as
+    /// the engine is known.
+    fn unheard(&self) -> Vec<(ServiceId, bool, bool)> {
+        let services = self.config.services.iter();
+        let unheard = services.filter(|service| service.from.unheard);
+        unheard
+            .map(|one| (one.id, self.serves_unheard(one), self.is_veiled(one)))
+            .collect()
     }
 
     /// Has the checks know what the engine sees of the servers.
@@ -287,7 +308,7 @@ impl<P: Prober> Daemon<P> {
             let settled = self.is_settled(service) || self.begins_down(service);
             let decision = self.decisions.get(&service.id);
             let ability = match decision.copied().unwrap_or_default() {
-                _ if !settled && !self.waits_for_its_vip(service) => Ability::Unknown,
+                _ if !settled && self.is_veiled(service) => Ability::Unknown,
                 decision if decision.quorum => Ability::Quorum,
                 decision if decision.sorry => Ability::Sorry,
                 _ => Ability::None,
@@ -434,7 +455,7 @@ impl<P: Prober> Daemon<P> {
             }),
             confinement: self.options.confinement.clone(),
             director: self.cluster.status(),
-            sources: self.sources.status(),
+            sources: self.sources_status(),
             left_out: self
                 .config
                 .left_out
@@ -445,6 +466,15 @@ impl<P: Prober> Daemon<P> {
                 .collect(),
             directors: self.directors(),
         }
+    }
+
+    /// How sources are, and what waits for them.
+    fn sources_status(&self) -> Vec<SourceStatus> {
+        let mut all = self.sources.status();
+        for source in all.iter_mut().filter(|source| source.kind == "etcd") {
+            source.held = self.found.0.unnamed;
+        }
+        all
     }
 
     /// What synchronisation daemons have counted, where there are some or have been.
@@ -538,6 +568,7 @@ impl<P: Prober> Daemon<P> {
             sorry: sorry.map(|sorry| sorry.address),
             withdrawn: decision.withdrawn,
             conflict: found.conflicts.contains(&service.id),
+            unheard: service.from.unheard,
             servers,
         }
     }

@@ -87,6 +87,10 @@ impl<P: Prober> Daemon<P> {
         if lag >= Duration::from_secs(1) {
             line.push_str(&format!(", checks start up to {lag:.1?} late"));
         }
+        if found.unnamed > 0 {
+            let left = counted(found.unnamed, "service");
+            line.push_str(&format!(", {left} left as they are until etcd is known"));
+        }
         if refused > 0 {
             let changes = counted(refused, "change");
             line.push_str(&format!(", {changes} refused by the engine"));

@@ -41,7 +41,7 @@ use crate::last_good;
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::proxy;
-use crate::reconcile::{Desired, DesiredServer, DesiredService, Health};
+use crate::reconcile::{Desired, DesiredServer, DesiredService, Health, Unnamed};
 use crate::sources::{Gathered, Sources};
 use crate::tally::Tally;
 use crate::watchdog::Pulse;
@@ -132,6 +132,8 @@ struct Daemon<P> {
     config: Config,
     /// The VIPs that the engine should own, decided when the file was loaded.
     vips: BTreeSet<IpAddr>,
+    /// How many servers each service had when that was last known.
+    standing: HashMap<ServiceId, usize>,
     checks: Checks<P>,
     reports: mpsc::UnboundedReceiver<health::Report>,
     started: Instant,
@@ -323,6 +325,7 @@ impl<P: Prober> Daemon<P> {
             options,
             config: Config::default(),
             vips: BTreeSet::new(),
+            standing: HashMap::new(),
             checks,
             reports,
             started: now,
@@ -552,6 +555,13 @@ impl<P: Prober> Daemon<P> {
         if let Some(api) = &self.options.api {
             api.send_replace(config.api.clone());
         }
+        // What waits to be known stands as it did, unless it is meant to go.
+        let forced = self.forced;
+        self.standing.retain(|id, _| !forced && config.awaits(*id));
+        for service in &config.services {
+            let standing = self.standing.entry(service.id).or_default();
+            *standing = service.servers.len().max(*standing);
+        }
         self.cluster.set(config.vrrp.as_ref());
         self.sources.set(&config);
         self.config = config;
@@ -569,7 +579,7 @@ impl<P: Prober> Daemon<P> {
         for service in &self.config.services {
             if !self.is_settled(service) {
                 self.settled = false;
-                if !self.waits_for_its_vip(service) {
+                if self.is_veiled(service) {
                     unsettled.extend(service.virtual_ip());
                 }
             }
@@ -583,6 +593,9 @@ impl<P: Prober> Daemon<P> {
     /// Whether a service can be told from one that nobody has looked at: a server is up, or all are
     /// known, or they have had their time.
     fn is_settled(&self, service: &Service) -> bool {
+        if self.serves_unheard(service) {
+            return false;
+        }
         let mut unknown = false;
         let mut longest = Duration::ZERO;
         for server in &service.servers {
@@ -595,6 +608,26 @@ impl<P: Prober> Daemon<P> {
             longest = longest.max(timeout.unwrap_or_default());
         }
         !unknown || self.loaded.elapsed() >= longest + Duration::from_secs(1)
+    }
+
+    /// Whether a service has servers in the engine, or may have, of which it is not known whether
+    /// they are those of its source.
+    pub(super) fn serves_unheard(&self, service: &Service) -> bool {
+        service.from.unheard
+            && match &self.found {
+                (_, None) => true,
+                (found, Some(_)) => {
+                    let mut servers = found.servers.iter();
+                    servers.any(|((id, _), seen)| *id == service.id && seen.weight > 0)
+                }
+            }
+    }
+
+    /// Whether nothing can be said yet of a service that is not settled, so that its VIP has to
+    /// wait.
+    pub(super) fn is_veiled(&self, service: &Service) -> bool {
+        let unseen = service.from.unheard && self.found.1.is_none();
+        unseen || !self.waits_for_its_vip(service)
     }
 
     /// Whether all that is not known of a service comes by way of its own VIP.
@@ -703,8 +736,8 @@ impl<P: Prober> Daemon<P> {
 
     /// Why a configuration is not taken, if it takes too much away.
     fn refusal(&self, config: &Config, what: &str) -> Option<String> {
-        let (services, servers) = (self.config.services.len(), self.config.servers());
-        let (why, remedy) = too_much_away(services, servers, config, self.forced)?;
+        let before = self.standing.iter().map(|(id, servers)| (*id, *servers));
+        let (why, remedy) = too_much_away(before, config, self.forced)?;
         Some(format!("{what} has {why}: nothing was changed; {remedy}"))
     }
 
@@ -723,6 +756,11 @@ impl<P: Prober> Daemon<P> {
             |key| self.checks.advice(key),
             |id| self.decisions.get(id).copied().unwrap_or_default(),
         );
+        if let Some(unnamed) = &mut desired.unnamed
+            && !self.cluster.may_own()
+        {
+            unnamed.beside = None;
+        }
         desired.generation = self.generation;
         let checks = self.checks.descriptors();
         let proxied = Proxied::part(&mut desired, self.config.proxied(), checks);
@@ -814,20 +852,31 @@ fn desired(
         port_marks: config.port_marks.clone(),
         filter: config.filter.clone(),
         local: config.dataplane.local.clone(),
+        unnamed: config.awaits_etcd.then(|| {
+            let named = config.services.iter();
+            let named = named.filter_map(Service::virtual_ip);
+            Unnamed {
+                beside: Some(named.collect()),
+            }
+        }),
         adopt: config.daemon.adopt,
         on_drift: config.daemon.on_drift,
         generation: 0,
     }
 }
 
-/// What is left of so many services and servers if `config` takes more away than a reload may, in
-/// words, and what to do if that is meant. `forced`: as many servers may go as people want.
+/// What is left of services with so many servers if `config` takes more away than a reload may, in
+/// words, and what to do if that is meant. What waits until a source is known is not taken away.
+/// `forced`: as many servers may go as people want.
 pub fn too_much_away(
-    services: usize,
-    servers: usize,
+    before: impl Iterator<Item = (ServiceId, usize)>,
     config: &Config,
     forced: bool,
 ) -> Option<(String, &'static str)> {
+    let before = before.filter(|(id, _)| !config.awaits(*id));
+    let (services, servers) = before.fold((0, 0), |(services, all), (_, servers)| {
+        (services + 1, all + servers)
+    });
     if config.services.is_empty() && services > 0 {
         // As likely half of a write as a wish, and an outage.
         return Some((
@@ -835,7 +884,9 @@ pub fn too_much_away(
             "to take all services down, stop lvsd",
         ));
     }
-    let left = config.servers();
+    let left = config.services.iter();
+    let left = left.filter(|service| !service.from.unheard);
+    let left = left.map(|service| service.servers.len()).sum();
     let allowed = forced || config.daemon.may_shrink(servers, left);
     (!allowed).then(|| {
         (

@@ -227,6 +227,8 @@ impl Drift {
                 }
             }
         }
+        // What is left as it is, whatever that is, was not done to us.
+        deeds.retain(|(place, _)| !is_awaited(desired, place));
         deeds.sort_by(|(one, _), (other, _)| one.cmp(other));
         deeds
     }
@@ -261,6 +263,24 @@ impl Drift {
                 _ => {}
             }
         }
+    }
+}
+
+/// Whether it is not known yet what there should be.
+fn is_awaited(desired: &Desired, place: &Place) -> bool {
+    let (Place::Service(ServiceKey(id)) | Place::Server(ServiceKey(id), _)) = place else {
+        return false;
+    };
+    let mut services = desired.services.iter();
+    let Some(service) = services.find(|service| service.id == *id) else {
+        return desired.unnamed.is_some();
+    };
+    match place {
+        Place::Server(_, server) => {
+            let mut named = service.servers.iter();
+            service.incomplete && named.all(|named| named.address != *server)
+        }
+        _ => false,
     }
 }
 

@@ -198,6 +198,7 @@ fn merged(one: &Found, other: &Found) -> Found {
         conflicts: sets(&one.conflicts, &other.conflicts),
         drained: servers(&one.drained, &other.drained),
         drift: lists(&one.drift, &other.drift),
+        unnamed: one.unnamed,
         vips,
         servers: one
             .servers

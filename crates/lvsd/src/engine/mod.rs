@@ -199,6 +199,8 @@ pub struct Found {
     pub drained: HashSet<(ServiceId, SocketAddr)>,
     /// Changes by hand that are left as they are, in words.
     pub drift: Vec<String>,
+    /// Services of ours that nobody names, and that stay until it is known whether that is right.
+    pub unnamed: usize,
     /// The VIPs that it owns for us.
     pub vips: BTreeSet<IpAddr>,
     /// The servers of our services.
@@ -627,6 +629,7 @@ impl Link {
             conflicts: plan.conflicts.iter().copied().collect(),
             drained: self.given.drained().iter().copied().collect(),
             drift: self.drift.in_words(desired),
+            unnamed: plan.unnamed.len(),
             vips,
             servers: HashMap::new(),
             ..Found::default()

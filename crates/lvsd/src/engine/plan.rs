@@ -18,22 +18,41 @@ pub(super) fn tell(desired: &Desired, actual: &Actual) -> String {
     for change in &plan.changes {
         let _ = writeln!(text, "{}", names.describe(change, Tense::Wish));
     }
-    for (service, server) in &plan.held {
-        let service = names.service_in_words(service);
+    for (id, server) in &plan.held {
+        let service = names.service_in_words(id);
+        let _ = match is_incomplete(desired, id) {
+            true => writeln!(
+                text,
+                "leave server {server} of {service} as it is: its source names none yet"
+            ),
+            false => writeln!(
+                text,
+                "delete server {server} from {service}, when one in its place serves or all have failed"
+            ),
+        };
+    }
+    for id in &plan.unnamed {
+        let service = names.service_in_words(id);
         let _ = writeln!(
             text,
-            "delete server {server} from {service}, when one in its place serves or all have failed"
+            "leave {service} as it is: etcd is not known yet, which may have it"
         );
     }
     for id in &plan.conflicts {
         let service = names.service_with_place(id);
         let _ = writeln!(text, "leave {service} alone, which lvsd did not make");
     }
-    let _ = writeln!(text, "{}", summary(&plan, actual));
+    let _ = writeln!(text, "{}", summary(desired, &plan, actual));
     text
 }
 
-fn summary(plan: &Plan, actual: &Actual) -> String {
+/// Whether a service may have more servers.
+fn is_incomplete(desired: &Desired, id: &ServiceId) -> bool {
+    let mut services = desired.services.iter();
+    services.any(|service| service.id == *id && service.incomplete)
+}
+
+fn summary(desired: &Desired, plan: &Plan, actual: &Actual) -> String {
     let connections: HashMap<(ServiceId, SocketAddr), u64> = actual
         .services
         .iter()
@@ -67,7 +86,8 @@ fn summary(plan: &Plan, actual: &Actual) -> String {
             _ => {}
         }
     }
-    if plan.changes.is_empty() && plan.held.is_empty() {
+    let mut held = plan.held.iter();
+    if plan.changes.is_empty() && held.all(|(id, _)| is_incomplete(desired, id)) {
         return "nothing to change".to_owned();
     }
     format!(

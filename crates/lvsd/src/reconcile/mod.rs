@@ -12,6 +12,8 @@
 //! * A VIP is owned only after its services are there, and given up before they go: clients in
 //!   between would be refused instead of being sent to another director.
 //! * A service that is not ours is never touched.
+//! * Where it is not known yet which services there should be, those that nobody names stay as they
+//!   are, with their VIPs and marks.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +24,7 @@ use lvs_core::api::{
 };
 use lvs_core::{FilterLists, ServerConfig, ServiceConfig, SourceFilter};
 
-use crate::config::{Files, Line, OnCheckFailure, OnDrift, is_generated};
+use crate::config::{Files, Line, OnCheckFailure, OnDrift, generated_mark, is_generated};
 use crate::engine::control::OWNER;
 use service::OneService;
 pub(crate) use service::{same_server, same_service};
@@ -61,12 +63,22 @@ pub struct Desired {
     pub filter: Option<SourceFilter>,
     /// Addresses that stand for clients with full NAT; `None` leaves those that are there.
     pub local: Option<LocalPool>,
+    /// There may be more services: those that the engine has stay until that is known.
+    pub unnamed: Option<Unnamed>,
     /// Services of nobody are ours as well.
     pub adopt: bool,
     /// What is done about changes by hand.
     pub on_drift: OnDrift,
     /// Tells one file that was loaded from the next.
     pub generation: u64,
+}
+
+/// What is known of services that are ours and that nobody names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unnamed {
+    /// The VIPs of those that are named: of all others, those stay that the engine owns. `None`:
+    /// it may own none.
+    pub beside: Option<BTreeSet<IpAddr>>,
 }
 
 /// A service as it should be.
@@ -142,6 +154,8 @@ pub struct Plan {
     pub draining: Vec<(ServiceId, SocketAddr, Duration)>,
     /// Servers that are no longer wanted and stay until those in their place have been checked.
     pub held: Vec<(ServiceId, SocketAddr)>,
+    /// Services that nobody names and that stay until it is known whether that is right.
+    pub unnamed: Vec<ServiceId>,
     /// The first so many changes are about servers whose health has changed.
     pub urgent: usize,
 }
@@ -160,7 +174,15 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     }
     // After the sysctls, some of which count when a daemon starts.
     follow_daemons(desired, actual, &mut plan.changes);
-    let marks = marks(desired, actual);
+    let wanted: HashSet<ServiceId> = desired.services.iter().map(|s| s.id).collect();
+    let unnamed = actual.services.iter();
+    let unnamed = unnamed.filter(|there| !wanted.contains(&there.service) && ours(desired, there));
+    let unnamed: Vec<ServiceId> = unnamed.map(|there| there.service).collect();
+    let (stay, go) = match &desired.unnamed {
+        Some(_) => (unnamed, Vec::new()),
+        None => (Vec::new(), unnamed),
+    };
+    let marks = marks(desired, actual, &stay);
     if marks != actual.marks {
         plan.changes.push(Call::MarkSet { rules: marks });
     }
@@ -181,7 +203,11 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
             plan.changes.push(Call::LocalSet(local.clone()));
         }
     }
-    let kept: BTreeSet<IpAddr> = actual.vips.intersection(&desired.vips).copied().collect();
+    let mut vips = desired.vips.clone();
+    if let Some(beside) = desired.unnamed.as_ref().and_then(|one| one.beside.as_ref()) {
+        vips.extend(actual.vips.difference(beside));
+    }
+    let kept: BTreeSet<IpAddr> = actual.vips.intersection(&vips).copied().collect();
     if kept != actual.vips {
         plan.changes.push(own(&kept));
     }
@@ -198,16 +224,12 @@ pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
             }
         }
     }
-    let wanted: HashSet<ServiceId> = desired.services.iter().map(|s| s.id).collect();
-    for there in &actual.services {
-        if !wanted.contains(&there.service) && ours(desired, there) {
-            plan.changes.push(Call::ServiceDelete {
-                service: there.service,
-            });
-        }
-    }
-    if kept != desired.vips {
-        plan.changes.push(own(&desired.vips));
+    let deleted = go.into_iter();
+    let deleted = deleted.map(|service| Call::ServiceDelete { service });
+    plan.changes.extend(deleted);
+    plan.unnamed = stay;
+    if kept != vips {
+        plan.changes.push(own(&vips));
     }
     if let Some(wanted) = &desired.local
         && *wanted != local
@@ -284,14 +306,22 @@ fn own(vips: &BTreeSet<IpAddr>) -> Call {
 }
 
 /// The rules for marks that the engine should have: those of the file, or those that others have
-/// set, and behind them those for services of many ports.
-fn marks(desired: &Desired, actual: &Actual) -> Vec<String> {
+/// set, and behind them those for services of many ports, also for those of them that `stay`.
+fn marks(desired: &Desired, actual: &Actual, stay: &[ServiceId]) -> Vec<String> {
     let others = || {
         let rules = actual.marks.iter();
         rules.filter(|rule| !is_generated(rule)).cloned().collect()
     };
     let mut marks = desired.marks.clone().unwrap_or_else(others);
     marks.extend(desired.port_marks.iter().cloned());
+    let stays = |rule: &&String| {
+        let mark = generated_mark(rule);
+        mark.is_some_and(|mark| {
+            let mut stay = stay.iter();
+            stay.any(|id| matches!(id, ServiceId::Fwmark { mark: one, .. } if *one == mark))
+        })
+    };
+    marks.extend(actual.marks.iter().filter(stays).cloned());
     marks
 }
 

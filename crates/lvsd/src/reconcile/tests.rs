@@ -65,6 +65,7 @@ prop_compose! {
     ) -> Desired {
         Desired {
             sync: None,
+            unnamed: None,
             filter: None,
             file: Files::default(),
             services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService { incomplete: false,
@@ -152,6 +153,51 @@ fn rules_of_others_stay_and_those_for_ports_come_and_go() {
     assert_eq!(marks(&[], &[], &[theirs, ours]), Some(theirs.to_owned()));
     assert_eq!(marks(&[theirs], &[ours], &[]), Some(both));
     assert_eq!(marks(&[], &[], &[theirs]), None);
+}
+
+#[test]
+fn what_nobody_names_stays_with_its_vip_and_marks_until_all_is_known() {
+    let (named, vip) = ([192, 0, 2, 1].into(), IpAddr::from([192, 0, 2, 2]));
+    let rule = "--destination 192.0.2.2 --mark 1275068417".to_owned();
+    let many = ServiceId::Fwmark {
+        mark: 0x4c00_0001,
+        family: lvs_core::Family::V4,
+    };
+    let mut history = vec![Call::VipsOwn {
+        addresses: vec![named, vip],
+    }];
+    for service in [id(0), many] {
+        history.push(Call::ServiceAdd(ServiceSpec {
+            service,
+            config: ServiceConfig::new(lvs_core::Family::V4, "rr"),
+            owner: Some(OWNER.to_owned()),
+        }));
+    }
+    history.push(Call::MarkSet {
+        rules: vec![rule.clone()],
+    });
+    let before = actual(&engine(&history));
+    let desired = |beside: Option<IpAddr>| Desired {
+        vips: [named].into(),
+        unnamed: Some(Unnamed {
+            beside: beside.map(|ip| [ip].into()),
+        }),
+        ..Desired::default()
+    };
+    let plan = diff(&desired(Some(named)), &before);
+    assert_eq!(plan.changes, []);
+    let unnamed: HashSet<ServiceId> = plan.unnamed.into_iter().collect();
+    assert_eq!(unnamed, [id(0), many].into());
+    // Addresses of those that are named are decided about, and those of all where others have them.
+    let given_up = [own(&[named].into())];
+    assert_eq!(diff(&desired(Some(vip)), &before).changes, given_up);
+    assert_eq!(diff(&desired(None), &before).changes, given_up);
+    let known = Desired {
+        unnamed: None,
+        ..desired(None)
+    };
+    let plan = diff(&known, &before);
+    assert_eq!((plan.changes.len(), plan.unnamed.len()), (4, 0), "{plan:?}");
 }
 
 #[test]

@@ -94,7 +94,8 @@ struct Standing {
 }
 
 impl Standing {
-    fn take<T>(&mut self, what: &str, result: &Result<T, String>) {
+    /// Takes an answer, or why there is none; `known`: something that was said before holds.
+    fn take<T>(&mut self, what: &str, known: bool, result: &Result<T, String>) {
         match result {
             Ok(_) => {
                 self.answered = Some(unix_time());
@@ -106,10 +107,11 @@ impl Standing {
             Err(why) => {
                 self.failures += 1;
                 if self.trouble.as_ref() != Some(why) {
-                    tracing::warn!(
-                        event = "source_lost",
-                        "{what}: {why}; what it said last holds"
-                    );
+                    let holds = match known {
+                        true => "what it said last holds",
+                        false => "it is not known yet: what the engine has stays",
+                    };
+                    tracing::warn!(event = "source_lost", "{what}: {why}; {holds}");
                 }
                 self.trouble = Some(why.clone());
             }
@@ -145,11 +147,12 @@ impl Shared {
 
     fn take_dns(&self, name: &str, found: Result<Vec<Record>, String>) {
         let mut state = self.lock();
+        let known = state.gathered.dns.contains_key(name);
         let Some(standing) = state.dns.get_mut(name) else {
             // It is no longer asked for.
             return;
         };
-        standing.take(&format!("DNS, {name}"), &found);
+        standing.take(&format!("DNS, {name}"), known, &found);
         if let Ok(records) = found
             && state.gathered.dns.get(name) != Some(&records)
         {
@@ -175,7 +178,7 @@ impl Shared {
         let mut state = self.lock();
         let state = &mut *state;
         let prefix = &model.etcd.prefix;
-        state.etcd.take(&format!("etcd, {prefix}"), &Ok(()));
+        state.etcd.take(&format!("etcd, {prefix}"), true, &Ok(()));
         let before = state.gathered.etcd.take().unwrap_or_default();
         let (etcd, emptied) = model.hold(&before);
         let refused = model.refused.iter();
@@ -215,7 +218,9 @@ impl Shared {
 
     fn fail_etcd(&self, prefix: &str, why: String) {
         let result: Result<(), String> = Err(why);
-        self.lock().etcd.take(&format!("etcd, {prefix}"), &result);
+        let mut state = self.lock();
+        let known = state.gathered.etcd.is_some();
+        state.etcd.take(&format!("etcd, {prefix}"), known, &result);
     }
 
     /// Nobody knows whether they live.
@@ -429,6 +434,7 @@ impl Sources {
                 failures: standing.failures,
                 trouble: standing.trouble.clone(),
                 revision: revision.and_then(|revision| u64::try_from(revision).ok()),
+                ..SourceStatus::default()
             });
         }
         all

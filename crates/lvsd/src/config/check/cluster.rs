@@ -1,6 +1,7 @@
 //! What directors share by etcd: `[cluster]`, and pools of servers that register themselves.
 
 use std::ops::RangeInclusive;
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use toml::Spanned;
@@ -252,6 +253,15 @@ impl Checker<'_> {
         };
         self.printable(user, "the user");
         let password = self.etcd_file(Some(file))?;
+        if std::fs::metadata(file.get_ref()).is_ok_and(|meta| meta.mode() & 0o007 != 0) {
+            self.report(
+                Diagnostic::warning(file.span(), "everybody on this host may read the password")
+                    .help(format!(
+                        "take it away from others: chmod o= {}",
+                        file.get_ref()
+                    )),
+            );
+        }
         match String::from_utf8(password) {
             Ok(text) if !text.trim_end_matches(['\r', '\n']).is_empty() => {
                 let password = text.trim_end_matches(['\r', '\n']).to_owned();

@@ -159,8 +159,12 @@ impl Checker<'_> {
                 servers.extend(self.found_server(spanned, record, address, service, &id, defaults));
             }
         }
+        let incomplete = (from.dns.is_some() || from.etcd.is_some()) && records.is_none();
+        // A pool that nobody is in is known to be empty.
+        let heard = from.etcd.is_some() && gathered.etcd.is_some();
         From {
-            incomplete: (from.dns.is_some() || from.etcd.is_some()) && records.is_none(),
+            incomplete,
+            unheard: incomplete && !heard,
             ..from
         }
     }

@@ -116,6 +116,7 @@ pub(in crate::config) fn check(
         left_out: checker.left_out,
         in_force: Vec::new(),
         revision: Revision::default(),
+        awaits_etcd: false,
         base: Base::default(),
     }
 }

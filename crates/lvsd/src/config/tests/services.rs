@@ -180,6 +180,10 @@ fn a_file_without_a_service_is_warned_about() {
         assert!(said.contains("warning: there is no [[service]]"), "{said}");
         assert!(said.contains("test.toml:1:1"), "{said}");
     }
+    // They are in etcd.
+    let text = "[cluster]\netcd = \"http://10.0.0.5:2379\"\n";
+    let (_, warnings) = Config::from_toml("test.toml", text).expect("it is allowed");
+    assert_eq!(warnings.to_string(), "");
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Servers that sources name.
 
+use std::os::unix::fs::PermissionsExt;
+
 use super::*;
 use crate::sources::Record;
 use crate::sources::etcd::{Etcd, Text};
@@ -262,6 +264,7 @@ fn services_of_etcd_come_behind_those_of_the_file_which_win() {
     assert_eq!(config.text(), MAIN, "what is kept is the file's own");
     let place = config.files.place(config.services[1].line.0);
     assert_eq!(place, "etcd:/lvs/services/a:1");
+    assert!(!config.awaits_etcd && !config.services[0].from.incomplete);
     // Of another prefix it is nobody's.
     let other = Gathered {
         etcd: gathered.etcd.map(|etcd| Etcd {
@@ -270,7 +273,19 @@ fn services_of_etcd_come_behind_those_of_the_file_which_win() {
         }),
         ..Gathered::default()
     };
-    assert_eq!(vips(&merged(&other)).len(), 1);
+    let other = merged(&other);
+    assert_eq!((vips(&other).len(), servers(&other).len()), (1, 1));
+    assert!(other.awaits_etcd && other.services[0].from.unheard);
+    // A pool that nobody has ever been in is known, and may have had servers.
+    let config = merged(&Gathered {
+        etcd: Some(Etcd {
+            prefix: "/lvs/".to_owned(),
+            ..Etcd::default()
+        }),
+        ..Gathered::default()
+    });
+    let from = &config.services[0].from;
+    assert!(!config.awaits_etcd && !from.unheard && from.incomplete);
 }
 
 #[test]
@@ -406,6 +421,14 @@ fn what_is_wrong_with_a_cluster() {
     let (config, report) =
         Config::from_toml("test.toml", &with(&keys)).unwrap_or_else(|e| panic!("{e}"));
     assert!(report.to_string().contains("in the clear"), "{report}");
+    for (mode, warned) in [(0o644, true), (0o601, true), (0o640, false), (0o400, false)] {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&file, mode.clone()).unwrap();
+        let (_, report) = Config::from_toml("test.toml", &with(&keys)).expect("valid");
+        let words = "everybody on this host may read the password";
+        let said = report.to_string();
+        assert_eq!(said.contains(words), warned, "{mode:?}: {said}");
+    }
     let cluster = config.cluster.expect("there");
     let members: Vec<String> = cluster
         .access

@@ -21,6 +21,7 @@ mod decisions;
 mod health;
 mod life;
 mod reload;
+mod unheard;
 
 /// Servers that are dead.
 #[derive(Clone, Default)]

@@ -211,12 +211,12 @@ async fn a_reload_that_takes_most_servers_away_needs_force() {
     };
     let config = |text: &str| Config::from_toml("f", text).unwrap().0;
     let refused = |n, options| {
-        too_much_away(1, 30, &config(&file(n, options)), false)
+        too_much_away([(web(), 30)].into_iter(), &config(&file(n, options)), false)
             .map_or(String::new(), |(why, _)| why)
     };
     assert!(refused(14, "").starts_with("14 of 30 servers left"));
     assert_eq!(refused(15, ""), "");
-    let nothing = too_much_away(1, 30, &config(""), true).unwrap();
+    let nothing = too_much_away([(web(), 30)].into_iter(), &config(""), true).unwrap();
     assert_eq!(nothing.0, "no [[service]]");
     let daemon = Running::start(World::default(), Dead::default(), &file(30, ""));
     let count = |daemon: &Running| daemon.world.weights(web()).len();

@@ -1,0 +1,147 @@
+//! Sources of which nothing is known yet: what the engine has stays.
+
+use super::*;
+
+/// Nobody listens there.
+const CLUSTER: &str = "[cluster]\netcd = \"http://127.0.0.1:1\"\ndirector = \"d1\"\n";
+
+fn second() -> ServiceId {
+    ServiceId::Tcp {
+        address: "192.0.2.11:80".parse().unwrap(),
+    }
+}
+
+/// An engine with both services, whose daemon was killed.
+async fn left_behind() -> World {
+    let daemon = Running::start(World::default(), Dead::default(), TWO);
+    daemon.weights(&[("10.0.0.1:80", 1)]).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(daemon.world.weights(second()).len(), 1);
+    assert_eq!(daemon.world.engine().vips().len(), 2);
+    daemon.end(Signal::Stop).await
+}
+
+async fn status(daemon: &Running) -> Status {
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.ask(Ask::Status {}).await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_and_servers_of_the_engine_stay_until_etcd_is_known() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let world = left_behind().await;
+    let (before, engine) = (world.changes().len(), world.engine());
+    let file = format!(
+        "{CLUSTER}[[service]]\nname = \"web\"\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\n\
+         below_quorum = \"give-up\"\nservers = {{ etcd = \"web\" }}\n"
+    );
+    let mut daemon = Running::start(world, Dead::default(), &file);
+    let told = status(&daemon).await;
+    let made = daemon.world.changes();
+    assert!(made[before..].is_empty(), "{:#?}", &made[before..]);
+    assert_eq!(daemon.world.engine().vips(), engine.vips());
+    let etcd = &told.sources[0];
+    assert_eq!((etcd.known, etcd.held), (false, 1), "{etcd:?}");
+    let web = &told.services[0];
+    assert!(web.unheard && web.quorum && !web.withdrawn, "{web:?}");
+    assert!(told.drift.is_empty(), "{:?}", told.drift);
+    let events = daemon.events();
+    for event in ["quorum_lost", "vip_withdrawn", "drift"] {
+        assert!(!events.iter().any(|one| one == event), "{events:?}");
+    }
+    let text = log.text();
+    assert!(
+        text.contains("1 service of the engine not in the file: left as they are"),
+        "{text}"
+    );
+    assert!(!text.contains("what it said last holds"), "{text}");
+
+    // What is done by hand to what stays is nobody's wish and nobody's loss.
+    let by_hand = Call::ServiceDelete { service: second() };
+    daemon.world.control().apply(&[by_hand]).unwrap();
+    let told = status(&daemon).await;
+    assert_eq!(told.sources[0].held, 0);
+    assert!(told.drift.is_empty() && !daemon.events().contains(&"drift".to_owned()));
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_whose_services_are_all_in_etcd_is_taken_and_takes_nothing_away() {
+    let daemon = Running::start(left_behind().await, Dead::default(), TWO);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let before = daemon.world.changes().len();
+    daemon.reload(CLUSTER).await;
+    let told = status(&daemon).await;
+    assert!(told.loaded.ok, "{:?}", told.loaded);
+    assert_eq!(told.sources[0].held, 2);
+    assert_eq!(daemon.world.changes().len(), before);
+    // Nothing waits any more, and what went without etcd is gone.
+    let one = TWO.split("    [[service]]\n    name = \"slow\"").next();
+    daemon.reload(one.unwrap()).await;
+    let told = status(&daemon).await;
+    assert!(told.loaded.ok && told.sources.is_empty(), "{told:?}");
+    assert!(daemon.world.engine().service(second()).is_none());
+    daemon.weights(&[("10.0.0.1:80", 1)]).await;
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_etcd_is_not_forgotten_by_max_remove() {
+    let mut text = String::new();
+    for n in 1..=30 {
+        text.push_str(&format!(
+            "[[service.server]]\naddress = \"10.0.0.{n}:80\"\n"
+        ));
+    }
+    let service = |address: &str| {
+        format!("[[service]]\naddress = \"{address}\"\nforward = \"nat\"\ndrain = \"0s\"\n")
+    };
+    let all = format!("{}{text}", service("192.0.2.10:80"));
+    let daemon = Running::start(World::default(), Dead::default(), &all);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    daemon.reload(CLUSTER).await;
+    let told = status(&daemon).await;
+    assert!(told.loaded.ok, "{:?}", told.loaded);
+    let few = format!(
+        "{}[[service.server]]\naddress = \"10.0.0.1:80\"\n",
+        service("192.0.2.10:80")
+    );
+    daemon.reload(&few).await;
+    let told = status(&daemon).await;
+    let message = told.loaded.message;
+    assert!(message.contains("1 of 30 servers left"), "{message}");
+    assert_eq!(daemon.world.weights(web()).len(), 30);
+    daemon.signals.send(Signal::ForcedReload).await.unwrap();
+    daemon.weights(&[("10.0.0.1:80", 1)]).await;
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_that_is_not_known_and_without_servers_in_the_engine_is_below_its_quorum() {
+    for from in ["etcd = \"web\"", "dns = \"web.invalid\""] {
+        let file = format!(
+            "{CLUSTER}[dns]\nname_servers = [\"127.0.0.1:1\"]\n\
+             [[service]]\nname = \"web\"\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\n\
+             servers = {{ {from} }}\n"
+        );
+        let daemon = Running::start(World::default(), Dead::default(), &file);
+        let told = status(&daemon).await;
+        let web = &told.services[0];
+        assert!(web.unheard && !web.quorum, "{web:?}");
+        let world = daemon.end(Signal::Stop).await;
+        // Until somebody gives it some.
+        let spec = lvs_core::api::ServerSpec {
+            service: self::web(),
+            server: ([10, 0, 0, 1], 80).into(),
+            config: lvs_core::ServerConfig::new(1, lvs_core::Forwarding::Nat),
+        };
+        world.control().apply(&[Call::ServerAdd(spec)]).unwrap();
+        let daemon = Running::start(world, Dead::default(), &file);
+        let told = status(&daemon).await;
+        let web = &told.services[0];
+        assert!(web.unheard && web.quorum, "{web:?}");
+        assert_eq!(daemon.world.weights(self::web()).len(), 1);
+        daemon.stop().await;
+    }
+}
