@@ -408,8 +408,10 @@ fn the_host_beside_it() -> Result<()> {
     // Of a connection that was refused before it is waited for, the error is not to be had.
     wait_until("an error that says why", Duration::from_secs(10), || {
         let report = site.director.load(&own);
-        report.is_ok_and(|report| let mut errors = report.errors.iter();
-            report.ok == 0 && errors.any(|error| error.contains("No route to host")))
+        report.is_ok_and(|report| {
+            let mut errors = report.errors.iter();
+            report.ok == 0 && errors.any(|error| error.contains("No route to host"))
+        })
     })?;
 
     let report = steady.finish()?;
