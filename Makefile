@@ -6,7 +6,7 @@ export CARGO_TERM_COLOR ?= auto
 
 CARGO ?= cargo
 # End-to-end tests that run at a time: most of them wait for a clock more than for a processor.
-E2E_THREADS ?= 3
+E2E_THREADS ?= 6
 # A target that has no std at all.
 BARE ?= x86_64-unknown-none
 NIGHTLY ?= cargo +nightly
@@ -17,7 +17,7 @@ METHODS ?= nat,dr,tun
 
 DENY ?= $(CARGO) deny
 
-.PHONY: sync-with-kernel report-agrees bpf bpf-check bpf-check-if-possible deny-if-possible package twins help demo demo-cluster test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build report setup clean
+.PHONY: programs sync-with-kernel report-agrees bpf bpf-check bpf-check-if-possible deny-if-possible package twins help demo demo-cluster test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build report setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -40,7 +40,11 @@ test: ## everything: formatting, clippy, docs, unit, property, vector and end-to
 	@$(MAKE) --no-print-directory no-cc
 	@$(MAKE) --no-print-directory bpf-check-if-possible
 	@$(MAKE) --no-print-directory no-std
-	@$(MAKE) --no-print-directory unit
+	@# Tests wait much of the time: the programs of those that follow are built meanwhile.
+	@$(CARGO) test --locked --workspace --no-run
+	@log=$$(mktemp); $(MAKE) --no-print-directory programs >$$log 2>&1 & built=$$!; \
+	$(MAKE) --no-print-directory unit; tested=$$?; \
+	wait $$built || { cat $$log; tested=1; }; rm -f $$log; exit $$tested
 	@$(MAKE) --no-print-directory e2e
 	@$(MAKE) --no-print-directory fuzz-if-possible
 	@echo "make test: all passed"
@@ -149,15 +153,16 @@ unit: ## all other tests; those of lvs-dataplane need root
 	@# Once each, so that they are known to run.
 	$(CARGO) test --locked --workspace --bench core -- 'step|filter|opens'
 
-# The programs are those that are installed, optimised; what tries them out need not be.
-e2e: ## the tests in network namespaces, with the optimised programs
+# Those that are installed, optimised; what tries them out need not be.
+programs:
 	$(CARGO) build --locked --release --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
+
+e2e: programs ## the tests in network namespaces, with the optimised programs
 	LVS_BIN_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/release" RUST_BACKTRACE=0 \
 		$(CARGO) test --locked --workspace --test e2e --test embed_dataplane -- --test-threads=$(E2E_THREADS)
 
-sync-with-kernel: ## 500 downloads go from the kernel's IPVS to this director and back (LVS_UML=COMMAND boots that kernel; see the test)
+sync-with-kernel: programs ## 500 downloads go from the kernel's IPVS to this director and back (LVS_UML=COMMAND boots that kernel; see the test)
 	@test -n "$(LVS_UML)" || { echo "make sync-with-kernel: LVS_UML names no command that boots a kernel with IPVS: crates/lvs-testbed/tests/e2e/sync_with_kernel.rs" >&2; exit 2; }
-	$(CARGO) build --locked --release --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
 	LVS_UML="$(LVS_UML)" LVS_BIN_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/release" \
 		$(CARGO) test --locked --workspace --test e2e sync_with_kernel -- --ignored --nocapture
 
