@@ -6,7 +6,7 @@ export CARGO_TERM_COLOR ?= auto
 
 CARGO ?= cargo
 # End-to-end tests that run at a time: most of them wait for a clock more than for a processor.
-E2E_THREADS ?= 6
+E2E_THREADS ?= 5
 # A target that has no std at all.
 BARE ?= x86_64-unknown-none
 NIGHTLY ?= cargo +nightly
