@@ -5,7 +5,7 @@ use crate::common;
 use std::collections::BTreeSet;
 use std::fs;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use lvs_testbed::netns::Proc;
 use lvs_testbed::{Forward, Site, SiteOptions, servers};
 
@@ -93,13 +93,32 @@ fn one_packet_scheduling_by_call() -> Result<()> {
     Ok(())
 }
 
+/// Connections, each of which is a port of the client's.
+fn connections(site: &Site) -> Result<usize> {
+    let listing = site.lvsadm("-L -n -c")?;
+    let sources = listing
+        .lines()
+        .filter_map(|line| line.split_ascii_whitespace().nth(3));
+    Ok(sources
+        .filter(|from| from.contains(':') && !from.ends_with(":0"))
+        .count())
+}
+
 /// A connection for each port: those of one call lead to the same server.
 #[test]
 fn connections_by_call() -> Result<()> {
-    let (site, _programs) = site("sip-conn", "")?;
-    // A socket of its own for each call.
-    call(&site, "a", "-t un -max_socket 100")?;
-    check(&site, CALLS)?;
-    call(&site, "a", "-t un -max_socket 100")?;
-    check(&site, CALLS)
+    // A port that comes again is that of a connection, whatever is called: its server gets it.
+    'anew: for label in ["sip-conn", "sip-conn2", "sip-conn3", "sip-conn4"] {
+        let (site, _programs) = site(label, "")?;
+        for ports in [CALLS, 2 * CALLS] {
+            // A socket of its own for each call.
+            call(&site, "a", "-t un -max_socket 100")?;
+            if connections(&site)? != ports {
+                continue 'anew;
+            }
+            check(&site, CALLS)?;
+        }
+        return Ok(());
+    }
+    bail!("each time a port has come again")
 }
