@@ -235,26 +235,21 @@ impl Vips {
                 *addr
             })
             .collect();
-        let announcements = self.take_due(now);
-        self.tell(&probes, &announcements, tables);
+        self.tell(&probes, &[], tables);
+        self.announce_due(tables, now);
     }
 
     /// Announces own addresses that are due.
     pub(super) fn announce_due(&mut self, tables: &Tables, now: Instant) {
-        let announcements = self.take_due(now);
-        self.tell(&[], &announcements, tables);
-    }
-
-    fn take_due(&mut self, now: Instant) -> Vec<IpAddr> {
         if self.next_announcement.is_none_or(|next| now < next) {
-            return Vec::new();
+            return;
         }
         let own = self.own.iter_mut();
         let due = own.filter_map(|(addr, burst)| burst.take(now).then_some(*addr));
-        let due = due.collect();
+        let due: Vec<IpAddr> = due.collect();
         let waiting = self.own.values().filter(|burst| burst.left > 0);
         self.next_announcement = waiting.map(|burst| burst.next).min();
-        due
+        self.tell(&[], &due, tables);
     }
 
     /// As [`announce`](Self::announce), for one address that has just come.

@@ -1,6 +1,7 @@
 //! The director among others: synchronisation, VRRP, announced addresses, DNS and etcd.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use lvs_core::api::{Info, PeerStanding, SyncCounts, TablesInfo, TablesState};
 use lvs_dataplane::control::daemon::{DirectorStatus, Status, VrrpStatus};
@@ -78,14 +79,13 @@ pub(super) fn engine(out: &mut Out<'_>, info: &Info) -> fmt::Result {
             },
         )?;
     }
-    match info.peers.as_slice() {
-        [] => {}
-        peers => self::peers(out, peers)?,
+    if !info.peers.is_empty() {
+        peers(out, &info.peers)?;
     }
-    match info.tables.as_slice() {
-        [] => Ok(()),
-        tables => self::tables(out, tables),
+    if !info.tables.is_empty() {
+        tables(out, &info.tables)?;
     }
+    Ok(())
 }
 
 /// What synchronisation daemons have counted.
@@ -123,13 +123,18 @@ pub(super) fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Re
     )
 }
 
+/// A number for each of other directors.
+fn of_peers(out: &mut Values<'_>, mut all: impl Iterator<Item = (SocketAddr, u64)>) -> fmt::Result {
+    all.try_for_each(|(peer, value)| {
+        let peer = peer.ip().to_string();
+        out.gauge([("peer", peer.as_str())], value)
+    })
+}
+
 /// Whether other directors' connections are known here.
 fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
     let each = |out: &mut Values<'_>, value: fn(&PeerStanding) -> u64| {
-        all.iter().try_for_each(|one| {
-            let peer = one.peer.ip().to_string();
-            out.gauge([("peer", peer.as_str())], value(one))
-        })
+        of_peers(out, all.iter().map(|one| (one.peer, value(one))))
     };
     out.gauges(
         "lvs_peer_in_step",
@@ -151,10 +156,7 @@ fn peers(out: &mut Out<'_>, all: &[PeerStanding]) -> fmt::Result {
 /// Whether other directors choose as this one does.
 fn tables(out: &mut Out<'_>, all: &[TablesInfo]) -> fmt::Result {
     let each = |out: &mut Values<'_>, value: fn(&TablesInfo) -> u64| {
-        all.iter().try_for_each(|one| {
-            let peer = one.peer.ip().to_string();
-            out.gauge([("peer", peer.as_str())], value(one))
-        })
+        of_peers(out, all.iter().map(|one| (one.peer, value(one))))
     };
     out.gauges(
         "lvs_peer_tables_compared",
