@@ -1,6 +1,20 @@
 //! Medians and their spread.
 
+use std::fmt;
+
 use serde::Serialize;
+
+/// A number of rounds; it reads "1 round" or "5 rounds".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct Rounds(pub usize);
+
+impl fmt::Display for Rounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.0 == 1 { "" } else { "s" };
+        write!(f, "{} round{plural}", self.0)
+    }
+}
 
 /// The median of some values, the least and the greatest.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -12,7 +26,7 @@ pub struct Spread {
     /// The greatest.
     pub max: f64,
     /// How many.
-    pub rounds: usize,
+    pub rounds: Rounds,
 }
 
 impl Spread {
@@ -31,14 +45,22 @@ impl Spread {
             median,
             min: *values.first()?,
             max: *values.last()?,
-            rounds: values.len(),
+            rounds: Rounds(values.len()),
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Spread;
+    use super::{Rounds, Spread};
+
+    #[test]
+    fn rounds_are_said() {
+        assert_eq!(
+            [1, 2].map(|n| Rounds(n).to_string()),
+            ["1 round", "2 rounds"]
+        );
+    }
 
     #[test]
     fn medians() {
@@ -46,7 +68,7 @@ mod tests {
         let three = Spread::of([3.0, 1.0, 2.0]).expect("three values");
         assert_eq!(
             (three.median, three.min, three.max, three.rounds),
-            (2.0, 1.0, 3.0, 3)
+            (2.0, 1.0, 3.0, Rounds(3))
         );
         let two = Spread::of([4.0, 1.0]).expect("two values");
         assert!((two.median - 2.5).abs() < f64::EPSILON);

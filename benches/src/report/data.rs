@@ -236,14 +236,14 @@ mod tests {
         assert_eq!(series.len(), 1);
         let (x, spread) = series[0].points[0];
         assert_eq!(
-            (x, spread.median, spread.max, spread.rounds),
+            (x, spread.median, spread.max, spread.rounds.0),
             (2.0, 2.0, 3.0, 2)
         );
         // One alone has no spread.
         document.runs.remove(0);
         let rounds = |document: &Document| {
             let series = document.series("e", "rate", &["p"]);
-            series[0].points[0].1.rounds
+            series[0].points[0].1.rounds.0
         };
         assert_eq!(rounds(&document), 2);
         document.runs.remove(0);

@@ -211,7 +211,7 @@ impl Experiment for Failover {
                 continue;
             };
             said.push(format!(
-                "{name}: {:.0} requests failed ({:.0}-{:.0}, {} rounds), the last of them {} s after the server had gone.",
+                "{name}: {:.0} requests failed ({:.0}-{:.0}, {}), the last of them {} s after the server had gone.",
                 lost.median, lost.min, lost.max, lost.rounds, spread(&outage)
             ));
         }

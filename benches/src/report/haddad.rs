@@ -146,7 +146,7 @@ impl Experiment for Haddad {
             last.sort_by(|a, b| b.0.1.median.total_cmp(&a.0.1.median));
             for ((clients, rate), peer) in last {
                 said.push(format!(
-                    "{peer}: {:.0} {what} ({:.0}-{:.0}, {} rounds) for {clients:.0} clients.",
+                    "{peer}: {:.0} {what} ({:.0}-{:.0}, {}) for {clients:.0} clients.",
                     rate.median, rate.min, rate.max, rate.rounds
                 ));
             }
@@ -154,7 +154,7 @@ impl Experiment for Haddad {
         for series in document.series(self.name(), WAIT, &peers) {
             if let Some((clients, wait)) = series.points.first() {
                 said.push(format!(
-                    "{}: {clients:.0} client waits {:.0} µs for a reply ({:.0}-{:.0}, {} rounds).",
+                    "{}: {clients:.0} client waits {:.0} µs for a reply ({:.0}-{:.0}, {}).",
                     series.peer, wait.median, wait.min, wait.max, wait.rounds
                 ));
             }

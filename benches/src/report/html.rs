@@ -11,6 +11,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::data::{Document, Series};
 use super::peers::{self, Peer};
 use super::{Experiment, Plot};
+use crate::stats::{Rounds, Spread};
 
 /// How a line looks.
 #[derive(Clone, Copy, Debug)]
@@ -367,8 +368,8 @@ pub(super) fn page(document: &Document, experiments: &[&dyn Experiment]) -> Resu
     let quick = if document.quick { ", --quick" } else { "" };
     writeln!(
         page,
-        "<p>Lines are medians of up to {} rounds{quick}; bars go from the least to the greatest. In a round each peer is measured once.</p>",
-        document.rounds
+        "<p>Lines are medians of up to {}{quick}; bars go from the least to the greatest. In a round each peer is measured once.</p>",
+        Rounds(document.rounds)
     )?;
     if !document.complete {
         page += "<p class=\"note\">This run was interrupted; <code>--resume</code> goes on with it.</p>\n";
@@ -438,7 +439,7 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
             let shares = runs
                 .iter()
                 .map(|run| of(&run.cpu) / run.cpu.elapsed.max(1e-9));
-            crate::stats::Spread::of(shares).map_or(0.0, |spread| spread.median)
+            Spread::of(shares).map_or(0.0, |spread| spread.median)
         };
         if !runs.is_empty() {
             let disturbed = runs.iter().filter(|run| run.disturbed.is_some()).count();
@@ -514,9 +515,10 @@ fn notes(page: &mut String, document: &Document, experiment: &str) -> Result<()>
     for ((peer, note), rounds) in said {
         write!(
             page,
-            "<li>{}: {} ({rounds} rounds)</li>",
+            "<li>{}: {} ({})</li>",
             escape(peer),
-            escape(note)
+            escape(note),
+            Rounds(rounds)
         )?;
     }
     page.push_str("</ul>\n");

@@ -402,7 +402,7 @@ impl Orourke {
                 _ => String::new(),
             };
             said.push(format!(
-                "{}, four servers: {good}; {:.0} replies/s at most ({:.0}-{:.0}, {} rounds), of {rate:.0} offered{busy}.",
+                "{}, four servers: {good}; {:.0} replies/s at most ({:.0}-{:.0}, {}), of {rate:.0} offered{busy}.",
                 series.peer, best.median, best.min, best.max, best.rounds
             ));
         }
@@ -422,7 +422,7 @@ impl Orourke {
                     false => "something else than the servers limits them",
                 };
                 said.push(format!(
-                    "{}: {most:.0} servers answer {grown:.2} times as much as {least:.0}, {} and {} replies/s ({} rounds): {limited}.",
+                    "{}: {most:.0} servers answer {grown:.2} times as much as {least:.0}, {} and {} replies/s ({}): {limited}.",
                     series.peer,
                     spread(all),
                     spread(one),
@@ -451,7 +451,7 @@ impl Orourke {
                 None => ends.to_owned(),
             };
             said.push(format!(
-                "{peer}, servers without a set capacity: {:.0} requests/s ({:.0}-{:.0}, {} rounds) with errors of 0.01 % at most, after {} ms; {limit}.",
+                "{peer}, servers without a set capacity: {:.0} requests/s ({:.0}-{:.0}, {}) with errors of 0.01 % at most, after {} ms; {limit}.",
                 rate.median, rate.min, rate.max, rate.rounds, spread(&wait)
             ));
         }
@@ -468,7 +468,7 @@ impl Orourke {
             }
             let servers = |cost: f64| 1e6 / cost / f64::from(CAPACITY);
             said.push(format!(
-                "{peer}: a request costs the director {} µs of CPU ({} rounds); by that, one core is full with {:.0} servers ({:.0}-{:.0}) of {CAPACITY} requests/s each.",
+                "{peer}: a request costs the director {} µs of CPU ({}); by that, one core is full with {:.0} servers ({:.0}-{:.0}) of {CAPACITY} requests/s each.",
                 spread(&cost),
                 cost.rounds,
                 servers(cost.median),
@@ -491,7 +491,7 @@ impl Orourke {
                 _ => "the two are not told apart by their spread".to_owned(),
             };
             said.push(format!(
-                "{peer}: a request costs {} µs where the process shares its core with what receives for it, {} µs where that is on another core ({} rounds): {differ}.",
+                "{peer}: a request costs {} µs where the process shares its core with what receives for it, {} µs where that is on another core ({}): {differ}.",
                 spread(&shared),
                 spread(&apart),
                 shared.rounds

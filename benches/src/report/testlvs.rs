@@ -279,7 +279,7 @@ impl Experiment for Testlvs {
         let mut said = Vec::new();
         if let Some(bytes) = at(MEMORY, "lvs-nat drop").or(at(MEMORY, "lvs-nat evict")) {
             said.push(format!(
-                "A connection of which nothing but a SYN has come takes {:.0} bytes of the engine's memory ({:.0}-{:.0}, {} rounds), so a million take {:.0} MB.",
+                "A connection of which nothing but a SYN has come takes {:.0} bytes of the engine's memory ({:.0}-{:.0}, {}), so a million take {:.0} MB.",
                 bytes.median, bytes.min, bytes.max, bytes.rounds, bytes.median
             ));
         }
@@ -291,7 +291,7 @@ impl Experiment for Testlvs {
             let rate = |of: &Spread| format!("{:.0} ({:.0}-{:.0})", of.median, of.min, of.max);
             said.push(format!(
                 "lvs-nat lets few SYNs of a flood without a limit pass on purpose: of clients that it does not know, those that it handles in a sixteenth of a packet thread's time. \
-                 {} a second passed, {} were dropped for that, {} found a ring full ({} rounds).",
+                 {} a second passed, {} were dropped for that, {} found a ring full ({}).",
                 rate(&passed), rate(&refused), rate(&lost), passed.rounds
             ));
         }
@@ -318,7 +318,7 @@ impl Experiment for Testlvs {
                 |wait| format!("{} ms", spread(&wait)),
             );
             said.push(format!(
-                "{name}: {table}; {} % of honest requests served in {wait}; {:.0} packets a second reach the servers of a flood without a limit ({:.0}-{:.0}, {} rounds).",
+                "{name}: {table}; {} % of honest requests served in {wait}; {:.0} packets a second reach the servers of a flood without a limit ({:.0}-{:.0}, {}).",
                 spread(&share), passed.median, passed.min, passed.max, passed.rounds
             ));
         }
@@ -364,6 +364,8 @@ fn defend(bed: &mut Bed, turn: &Turn<'_>) -> Result<()> {
             &engine,
             "--backend",
             "af_packet",
+            "--in-kernel",
+            "off",
             "--interface",
             &front,
         ];

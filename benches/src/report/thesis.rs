@@ -342,7 +342,7 @@ impl Experiment for Thesis {
                 #[expect(clippy::cast_precision_loss, reason = "a few millions")]
                 let most = bytes as f64 * number(servers.min(4)) / 1e6;
                 said.push(format!(
-                    "{} files, {servers} servers: {better}, {} times as much in the same round: rr {}, {}lc {} MB/s ({} rounds), of {most:.0} MB/s that {} busy servers can.",
+                    "{} files, {servers} servers: {better}, {} times as much in the same round: rr {}, {}lc {} MB/s ({}), of {most:.0} MB/s that {} busy servers can.",
                     set.name, spread(&times), spread(&rr), wrr.unwrap_or_default(), spread(&lc), lc.rounds, servers.min(4)
                 ));
             }
@@ -499,7 +499,7 @@ mod tests {
         };
         let times = Thesis.beside(&document, "small-served", 4);
         let times = times.expect("two rounds have both");
-        assert_eq!((times.min, times.max, times.rounds), (1.25, 1.5, 2));
+        assert_eq!((times.min, times.max, times.rounds.0), (1.25, 1.5, 2));
         assert!(Thesis.beside(&document, "small-served", 2).is_none());
         let said = Thesis.conclusions(&document);
         assert_eq!(said.len(), 1, "{said:?}");

@@ -204,7 +204,7 @@ impl Experiment for Unequal {
                 _ => "weights bring no more than the spread hides".to_owned(),
             };
             said.push(format!(
-                "{plain} and {weighted}: {served}: {} and {} % of what the servers can ({} rounds); 95 of 100 requests take below {} and {} s.",
+                "{plain} and {weighted}: {served}: {} and {} % of what the servers can ({}); 95 of 100 requests take below {} and {} s.",
                 spread(&a), spread(&b), a.rounds, spread(&wait_a), spread(&wait_b)
             ));
         }

@@ -164,7 +164,7 @@ impl Experiment for Files {
                 };
                 // Bytes in a microsecond are MB in a second.
                 said.push(format!(
-                    "{}, {what}: a file of {least:.0} byte takes {:.0} µs ({:.0}-{:.0}), one of {:.0} MiB comes at {:.0} MB/s ({:.0}-{:.0}; {} rounds).",
+                    "{}, {what}: a file of {least:.0} byte takes {:.0} µs ({:.0}-{:.0}), one of {:.0} MiB comes at {:.0} MB/s ({:.0}-{:.0}; {}).",
                     series.peer, time.median, time.min, time.max, most / 1_048_576.0,
                     most / long.median, most / long.max, most / long.min, time.rounds
                 ));
@@ -173,7 +173,7 @@ impl Experiment for Files {
         for series in document.series(self.name(), UP, &peers) {
             if let Some((most, long)) = series.points.last() {
                 said.push(format!(
-                    "{}: an upload of {:.0} MiB goes at {:.0} MB/s ({:.0}-{:.0}, {} rounds).",
+                    "{}: an upload of {:.0} MiB goes at {:.0} MB/s ({:.0}-{:.0}, {}).",
                     series.peer,
                     most / 1_048_576.0,
                     most / long.median,

@@ -178,7 +178,7 @@ impl Experiment for Links {
                 continue;
             };
             said.push(format!(
-                "{}: {:.0} Mbit/s ({:.0}-{:.0}) with an MTU of {small:.0}, {:.0} ({:.0}-{:.0}) with {large:.0}: {:.2} times as much ({} rounds).",
+                "{}: {:.0} Mbit/s ({:.0}-{:.0}) with an MTU of {small:.0}, {:.0} ({:.0}-{:.0}) with {large:.0}: {:.2} times as much ({}).",
                 series.peer, low.median, low.min, low.max, high.median, high.min, high.max,
                 high.median / low.median, low.rounds
             ));
@@ -204,7 +204,7 @@ impl Experiment for Links {
                     ", which their spread does not tell apart"
                 };
                 said.push(format!(
-                    "{who}, {what}: {:.1} {unit} ({:.1}-{:.1}) with one interface, {:.1} ({:.1}-{:.1}) with two{apart} ({} rounds).",
+                    "{who}, {what}: {:.1} {unit} ({:.1}-{:.1}) with one interface, {:.1} ({:.1}-{:.1}) with two{apart} ({}).",
                     one.median, one.min, one.max, two.median, two.min, two.max, one.rounds
                 ));
             }

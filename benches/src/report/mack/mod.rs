@@ -196,7 +196,7 @@ impl Experiment for Mack {
         let direct = latency.iter().find(|series| series.peer == DIRECT);
         if let Some((size, time)) = direct.and_then(|direct| direct.points.first()) {
             said.push(format!(
-                "direct: a message of {size:.0} byte takes {:.1} µs one way ({:.1}-{:.1}, {} rounds).",
+                "direct: a message of {size:.0} byte takes {:.1} µs one way ({:.1}-{:.1}, {}).",
                 time.median, time.min, time.max, time.rounds
             ));
         }
@@ -214,7 +214,7 @@ impl Experiment for Mack {
                 _ => String::new(),
             };
             said.push(format!(
-                "{peer} adds {:.1} µs to that ({:.1}-{:.1}, {} rounds){beside}.",
+                "{peer} adds {:.1} µs to that ({:.1}-{:.1}, {}){beside}.",
                 time.median, time.min, time.max, time.rounds
             ));
         }
@@ -230,7 +230,7 @@ impl Experiment for Mack {
         order.sort_by(|a, b| b.1.1.median.total_cmp(&a.1.1.median));
         for (peer, (size, rate)) in order {
             said.push(format!(
-                "{peer}: {:.0} Mbit/s at most ({:.0}-{:.0}, {} rounds), with messages of {size:.0} bytes.",
+                "{peer}: {:.0} Mbit/s at most ({:.0}-{:.0}, {}), with messages of {size:.0} bytes.",
                 rate.median, rate.min, rate.max, rate.rounds
             ));
         }
@@ -351,7 +351,7 @@ mod tests {
             ..Document::default()
         };
         let time = added(&document, "lvs-nat").expect("two rounds have both");
-        assert_eq!((time.min, time.max, time.rounds), (5.0, 6.0, 2));
+        assert_eq!((time.min, time.max, time.rounds.0), (5.0, 6.0, 2));
         assert!(added(&document, "nginx").is_none());
         let said = Mack.conclusions(&document);
         assert!(

@@ -155,7 +155,7 @@ impl Experiment for Servers {
                     "a second server brings no more".to_owned()
                 };
                 said.push(format!(
-                    "{}, {who}: {gain}: {} and {} MB/s ({} rounds).",
+                    "{}, {who}: {gain}: {} and {} MB/s ({}).",
                     series.peer,
                     spread(&one),
                     spread(&two),

@@ -187,7 +187,7 @@ impl Experiment for Services {
                 };
                 if rate.min > 0.0 {
                     works.push(format!(
-                        "{} {:.0}/s ({:.0}-{:.0}, {} rounds)",
+                        "{} {:.0}/s ({:.0}-{:.0}, {})",
                         series.peer, rate.median, rate.min, rate.max, rate.rounds
                     ));
                 } else if rate.max > 0.0 {

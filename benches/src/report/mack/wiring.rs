@@ -147,6 +147,7 @@ pub(super) fn restart(
     let lvsadm = programs::find("lvsadm")?;
     bed.run_instead(|host, cpu| {
         let mut words = vec!["-c", cpu, &engine, "--backend", "af_packet"];
+        words.extend(["--in-kernel", "off"]);
         for interface in interfaces {
             words.extend(["--interface", interface]);
         }
