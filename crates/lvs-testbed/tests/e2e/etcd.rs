@@ -677,12 +677,16 @@ fn a_watch_that_is_stuck_is_left() -> Result<()> {
 #[test]
 fn history_that_was_compacted_is_read_anew() -> Result<()> {
     let site = site("etcdcompact")?;
+    let buffers = |receive: &str, send: &str| -> Result<()> {
+        for host in [&site.director, &site.servers[0]] {
+            let set =
+                format!("sysctl -qw net.ipv4.tcp_rmem='{receive}' net.ipv4.tcp_wmem='{send}'");
+            host.sh(&set)?;
+        }
+        Ok(())
+    };
     // So that little of what is watched is on its way.
-    for host in [&site.director, &site.servers[0]] {
-        host.sh(
-            "sysctl -qw net.ipv4.tcp_rmem='4096 16384 16384' net.ipv4.tcp_wmem='4096 16384 16384'",
-        )?;
-    }
+    buffers("4096 16384 16384", "4096 16384 16384")?;
     let _member = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;
     put(&site, 0, "/lvs/services/web", &service(&site, ""))?;
@@ -729,12 +733,12 @@ fn history_that_was_compacted_is_read_anew() -> Result<()> {
     })?;
 
     lvsd.signal(Signal::SIGSTOP)?;
-    // More than etcd holds back for somebody who does not read.
+    // More than etcd holds back for somebody who does not read: 128 answers, and 16 MiB on their way through its gateway.
     let long = service(&site, &format!("# {}\n", "long ".repeat(12_000)));
     fs::write(site.testbed.dir().join("value"), long)?;
     let address = site.real_address(0);
     site.servers[0].sh(&format!(
-        "export ETCDCTL_API=3; seq 400 | xargs -P 4 -I{{}} sh -c 'etcdctl --endpoints=http://{address}:2379 put /lvs/services/web <{} >/dev/null'",
+        "export ETCDCTL_API=3; seq 700 | xargs -P 4 -I{{}} sh -c 'etcdctl --endpoints=http://{address}:2379 put /lvs/services/web <{} >/dev/null'",
         path(&site, "value")
     ))?;
     add(3)?;
@@ -747,6 +751,8 @@ fn history_that_was_compacted_is_read_anew() -> Result<()> {
     )?;
     let revision = compact()?;
     ensure!(usable(&site) == [1, 2], "the engine goes on");
+    // What etcd has held back comes first; by so small buffers it would take half a minute.
+    buffers("4096 131072 6291456", "4096 16384 4194304")?;
     lvsd.signal(Signal::SIGCONT)?;
     wait_usable(&site, &[2, 3], &lvsd)?;
     wait_status(&site, "what was missed", |status| {
@@ -755,11 +761,12 @@ fn history_that_was_compacted_is_read_anew() -> Result<()> {
             && !status.contains("left out")
             && !status.contains("DOES NOT ANSWER")
     })?;
+    // etcd before 3.4.31 and 3.5.13 loses its notice at times, with all that it has not told.
     let told = format!("its history up to revision {revision} was compacted");
+    let (log, lost) = (lvsd.log(), "what its keys have now was not told");
     ensure!(
-        lvsd.log().contains(&told) && lvsd.log().contains("all keys are read anew"),
-        "{}",
-        lvsd.log()
+        (log.contains(&told) || log.contains(lost)) && log.contains("all keys are read anew"),
+        "{log}"
     );
     // It is watched again, and not only read.
     add(0)?;

@@ -605,7 +605,7 @@ mod tests {
         assert_eq!(watching.next().await.unwrap().events.len(), 0);
         let second = watching.next().await.unwrap();
         assert_eq!(
-            (second.events.len(), second.header.revision),
+            (second.events.len(), second.events[0].kv.mod_revision),
             (1, Number(5))
         );
         let third = watching.next().await.unwrap();

@@ -7,7 +7,7 @@
 //! verdicts/NAME     the servers that this director finds down
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
 
@@ -142,8 +142,8 @@ pub(in crate::sources) struct Model {
     pub(in crate::sources) verdicts: BTreeMap<String, Verdict>,
     /// Keys that are not understood, and why.
     pub(in crate::sources) refused: BTreeMap<String, String>,
-    /// All keys, by a hash: names may be long.
-    pub(in crate::sources) keys: HashSet<u64>,
+    /// The last revision of each key, by a hash: names may be long.
+    pub(in crate::sources) keys: HashMap<u64, i64>,
 }
 
 /// What a change concerns.
@@ -233,7 +233,7 @@ impl Model {
     }
 
     fn put(&mut self, kv: &KeyValue) -> Result<Concerns, String> {
-        self.keys.insert(hash(kv));
+        self.keys.insert(hash(kv), kv.mod_revision.0);
         if self.keys.len() > KEYS_MAX {
             return Err(format!("has more than {KEYS_MAX} keys"));
         }
@@ -402,7 +402,8 @@ impl Model {
     }
 }
 
-fn hash(kv: &KeyValue) -> u64 {
+/// What stands for a key.
+pub(super) fn hash(kv: &KeyValue) -> u64 {
     let mut hasher = DefaultHasher::new();
     kv.key.0.hash(&mut hasher);
     hasher.finish()

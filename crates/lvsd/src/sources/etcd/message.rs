@@ -170,11 +170,9 @@ pub(super) struct Range {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) revision: Option<Number>,
     pub(super) keys_only: bool,
-    /// The one that was changed last comes first.
+    /// Only those that were changed then or later; all are counted nevertheless.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) sort_order: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) sort_target: Option<&'static str>,
+    pub(super) min_mod_revision: Option<Number>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -245,7 +243,6 @@ pub(super) struct Create {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Watched {
-    pub(super) header: Header,
     pub(super) canceled: bool,
     pub(super) cancel_reason: String,
     pub(super) compact_revision: Number,

@@ -13,7 +13,7 @@ mod client;
 mod keys;
 mod message;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,9 +26,9 @@ pub(crate) use keys::{DOWN_MAX, Director, Registration, Verdict};
 pub use keys::{Etcd, Text};
 
 use self::client::{Error, Watching};
-use self::keys::KEYS_MAX;
 pub(super) use self::keys::Model;
-use self::message::{Bytes, Number, Range, end_of};
+use self::keys::{KEYS_MAX, hash};
+use self::message::{Bytes, Number, Range, Ranged, end_of};
 use super::{Shared, retry};
 use crate::config::Cluster;
 
@@ -36,6 +36,8 @@ use crate::config::Cluster;
 const PAGE: i64 = 500;
 /// Between two looks whether the member still has a majority behind it.
 const PROBE: Duration = Duration::from_secs(5);
+/// So many looks in a row that find another number of keys are no coincidence.
+const DIFFER_MAX: u32 = 3;
 /// What arrives within this goes to the daemon together; and so does what it tells.
 const GATHER: Duration = Duration::from_millis(200);
 /// A session of this length counts as one that went well.
@@ -86,7 +88,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
                 lease: None,
                 written: Told::default(),
                 keep_at: Instant::now(),
-                twin: false,
+                twin: None,
             };
             let Err(error) = session.run().await;
             heard = session.heard;
@@ -122,6 +124,54 @@ async fn timer(at: Option<Instant>) {
     }
 }
 
+/// What a watch owes by what probes have found. etcd before 3.4.31 and 3.5.13 may lose what a watch
+/// is to tell, and that its history was compacted, and goes on with what comes later.
+#[derive(Debug)]
+struct Owed {
+    /// Nothing up to this revision is owed, but for what went.
+    told: i64,
+    /// The last change that the probe before found.
+    latest: i64,
+    /// The keys, by their hashes, of which that probe found a later revision than was told.
+    behind: HashMap<u64, i64>,
+    /// Probes in a row that found another number of keys.
+    differ: u32,
+}
+
+impl Owed {
+    /// Nothing, as all is known up to that revision.
+    fn of(revision: i64) -> Self {
+        Self {
+            told: revision,
+            latest: revision,
+            behind: HashMap::new(),
+            differ: 0,
+        }
+    }
+
+    /// Takes what a probe has found, where keys are known up to these revisions; or why it is owed
+    /// for too long.
+    fn look(&mut self, page: Ranged, known: &HashMap<u64, i64>) -> Option<&'static str> {
+        let lacks = |key: u64, revision: i64| known.get(&key).is_none_or(|known| *known < revision);
+        let found = page.kvs.iter().map(|kv| (hash(kv), kv.mod_revision.0));
+        let behind: HashMap<_, _> = found.filter(|&(key, at)| lacks(key, at)).collect();
+        let still = |(key, at): (&u64, &i64)| behind.contains_key(key) && lacks(*key, *at);
+        if self.behind.iter().any(still) {
+            return Some("what its keys have now was not told");
+        }
+        let latest = page.kvs.iter().map(|kv| kv.mod_revision.0).max();
+        self.latest = latest.unwrap_or(self.latest).max(self.latest);
+        if behind.is_empty() && !page.more {
+            self.told = page.header.revision.0;
+        }
+        self.behind = behind;
+        // What went is on its way at times.
+        let differs = usize::try_from(page.count.0) != Ok(known.len());
+        self.differ = if differs { self.differ + 1 } else { 0 };
+        (self.differ >= DIFFER_MAX).then_some("it has another number of keys than it told of")
+    }
+}
+
 /// With one member.
 struct Session<'a> {
     settings: &'a Cluster,
@@ -137,8 +187,8 @@ struct Session<'a> {
     written: Told,
     /// When the lease is to be kept, or asked for.
     keep_at: Instant,
-    /// Somebody else has written what this director tells of itself.
-    twin: bool,
+    /// When somebody else last wrote what this director tells of itself.
+    twin: Option<Instant>,
 }
 
 impl Session<'_> {
@@ -216,9 +266,7 @@ impl Session<'_> {
         let mut hand_over_at = None;
         let mut tell_at = None;
         let shared = self.shared;
-        // The revision that was there at the last probe; and whether keys were missing.
-        let mut owed = self.seen;
-        let mut missing = false;
+        let mut owed = Owed::of(self.seen);
         loop {
             tokio::select! {
                 watched = watching.next() => {
@@ -234,9 +282,9 @@ impl Session<'_> {
                         let why = format!("has ended the watch: {}", watched.cancel_reason);
                         return Err(Error::Failed(why));
                     }
-                    missing = false;
-                    self.seen = self.seen.max(watched.header.revision.0);
                     for event in &watched.events {
+                        // That of the answer is of what may follow in others.
+                        self.seen = self.seen.max(event.kv.mod_revision.0);
                         if self.of_twin(event) {
                             tell_at.get_or_insert(Instant::now() + GATHER);
                         }
@@ -251,17 +299,14 @@ impl Session<'_> {
                     self.hand_over();
                 }
                 () = sleep_until(probe_at) => {
-                    if self.seen < owed {
+                    if self.seen < owed.latest {
                         return Err(Error::Failed("has stopped telling what changes".to_owned()));
                     }
-                    let (latest, count) = self.probe().await?;
-                    let lacks = count != self.model.keys.len();
-                    if lacks && missing {
-                        self.read_anew("it has another number of keys than it told of");
+                    let page = self.probe(owed.told).await?;
+                    if let Some(why) = owed.look(page, &self.model.keys) {
+                        self.read_anew(why);
                         return Ok(());
                     }
-                    missing = lacks;
-                    owed = latest;
                     probe_at = Instant::now() + PROBE;
                 }
                 () = sleep_until(self.keep_at) => {
@@ -290,24 +335,21 @@ impl Session<'_> {
         );
     }
 
-    /// Asks for what was changed last, which takes a majority: its revision, and how many keys
-    /// there are.
-    async fn probe(&mut self) -> Result<(i64, usize), Error> {
+    /// Asks which keys were changed after that revision, which takes a majority.
+    async fn probe(&mut self, after: i64) -> Result<Ranged, Error> {
         let prefix = self.settings.prefix.as_bytes();
         let range = Range {
             key: Bytes(prefix.to_vec()),
             range_end: Some(Bytes(end_of(prefix))),
-            limit: Number(1),
+            limit: Number(i64::try_from(KEYS_MAX).unwrap_or(i64::MAX)),
+            min_mod_revision: Some(Number(after + 1)),
             keys_only: true,
-            sort_order: Some("DESCEND"),
-            sort_target: Some("MOD"),
             ..Range::default()
         };
         let page = self.client.range(range).await?;
         self.heard = Instant::now();
         self.shared.hear_etcd();
-        let latest = page.kvs.first().map_or(0, |kv| kv.mod_revision.0);
-        Ok((latest, usize::try_from(page.count.0).unwrap_or(0)))
+        Ok(page)
     }
 
     /// Keeps the lease, or asks for one.
@@ -316,8 +358,17 @@ impl Session<'_> {
         if let Some(id) = self.lease {
             if !self.client.keep(id).await? {
                 self.lose_lease();
+                return Ok(());
             }
-            return Ok(());
+            let Some(seen) = self.twin else {
+                return Ok(());
+            };
+            // As long as there is another one, both write so often, whoever was last.
+            if seen.elapsed() > self.settings.lease {
+                self.twin = None;
+            }
+            self.written = Told::default();
+            return self.tell().await;
         }
         match self.client.grant(self.settings.lease).await {
             Ok(id) => self.lease = Some(id),
@@ -342,16 +393,21 @@ impl Session<'_> {
     }
 
     /// Looks whether an event is about what this director tells of itself, and not by itself; then
-    /// it is to tell that again, once, so that the other one notices too.
+    /// it is to tell that again, so that the other one notices too.
     fn of_twin(&mut self, event: &message::Event) -> bool {
         let (prefix, name) = (&self.settings.prefix, &self.settings.director);
         let own = format!("{prefix}directors/{name}");
         let (Some(lease), true) = (self.lease, event.kv.key.0 == own.as_bytes()) else {
             return false;
         };
-        let (before, gone) = (self.twin, event.kind == "DELETE");
-        self.twin = !gone && (before || event.kv.lease.0 != lease);
-        let noticed = self.twin && !before;
+        let gone = event.kind == "DELETE";
+        let foreign = !gone && event.kv.lease.0 != lease;
+        let noticed = foreign && self.twin.is_none();
+        if gone {
+            self.twin = None;
+        } else if foreign {
+            self.twin = Some(Instant::now());
+        }
         if noticed {
             self.shared.untold(Some(format!(
                 "another director is called {name}, too: directors count it and this one as one; give each a name of its own (`director` in [cluster])"
@@ -409,10 +465,83 @@ impl Session<'_> {
                 Err(error) => return Err(error),
             }
         }
-        if !self.twin {
+        if self.twin.is_none() {
             self.shared.untold(None);
         }
         self.written = told;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::message::{Header, KeyValue};
+    use super::*;
+
+    fn kv(key: &str, revision: i64) -> KeyValue {
+        KeyValue {
+            key: Bytes(key.as_bytes().to_vec()),
+            mod_revision: Number(revision),
+            ..KeyValue::default()
+        }
+    }
+
+    /// What a probe finds of those that were changed after `owed.told`; there are as many keys.
+    fn page(owed: &Owed, revision: i64, all: &[(&str, i64)]) -> Ranged {
+        let after = all.iter().filter(|(_, at)| *at > owed.told);
+        Ranged {
+            header: Header {
+                revision: Number(revision),
+                ..Header::default()
+            },
+            kvs: after.map(|(key, at)| kv(key, *at)).collect(),
+            count: Number(i64::try_from(all.len()).unwrap()),
+            ..Ranged::default()
+        }
+    }
+
+    fn known(all: &[(&str, i64)]) -> HashMap<u64, i64> {
+        let all = all.iter().map(|(key, at)| (hash(&kv(key, *at)), *at));
+        all.collect()
+    }
+
+    #[test]
+    fn what_a_watch_keeps_back_is_noticed() {
+        let mut owed = Owed::of(10);
+        let mut look = |revision, there: &[(&str, i64)], told: &[(&str, i64)]| {
+            let page = page(&owed, revision, there);
+            (owed.look(page, &known(told)), owed.told, owed.latest)
+        };
+        let before = [("a", 3), ("b", 10)];
+        assert_eq!(look(11, &before, &before), (None, 11, 10));
+        // On its way, then there.
+        let after = [("a", 12), ("b", 10)];
+        assert_eq!(look(13, &after, &before), (None, 11, 12));
+        assert_eq!(look(13, &after, &after), (None, 13, 12));
+        // Changed at each look, and told each time.
+        assert_eq!(look(15, &[("a", 14), ("b", 10)], &after).0, None);
+        let told = [("a", 14), ("b", 10)];
+        assert_eq!(look(17, &[("a", 16), ("b", 10)], &told).0, None);
+        // It went meanwhile: nobody owes what it had.
+        assert_eq!(
+            look(18, &[("b", 10), ("c", 18)], &[("b", 10), ("d", 2)]).0,
+            None
+        );
+        // What came after it is told, and it is not.
+        let told = [("b", 19), ("d", 2)];
+        let why = look(19, &[("b", 19), ("c", 18)], &told).0;
+        assert_eq!(why, Some("what its keys have now was not told"));
+    }
+
+    #[test]
+    fn keys_that_went_unsaid_are_noticed_by_their_number() {
+        let (there, told) = ([("a", 3)], [("a", 3), ("b", 4)]);
+        let mut owed = Owed::of(10);
+        let mut look = |told: &[(&str, i64)]| {
+            let page = page(&owed, 10, &there);
+            owed.look(page, &known(told)).is_some()
+        };
+        assert!(!look(&told) && !look(&told) && !look(&there));
+        assert!(!look(&told) && !look(&told) && look(&told));
     }
 }
