@@ -21,12 +21,15 @@ const LIST_PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Places {
     state: Mutex<State>,
     list_ended: Condvar,
+    answered: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     all: usize,
     readers: usize,
+    /// Requests that are being answered.
+    answers: usize,
     /// Connections of users who may only look.
     by_user: HashMap<u32, usize>,
     /// Users who are being given a list.
@@ -58,6 +61,15 @@ impl Places {
             reader,
         })
     }
+
+    /// Waits until all answers are written, or for so long.
+    pub(super) fn wait_for_answers(&self, patience: Duration) {
+        let busy = |state: &mut State| state.answers > 0;
+        drop(
+            self.answered
+                .wait_timeout_while(self.state(), patience, busy),
+        );
+    }
 }
 
 /// One connection's place, given back when it is dropped.
@@ -71,6 +83,12 @@ impl Place {
     /// Whether the connection is one of those who may only look.
     pub(super) const fn is_reader(&self) -> bool {
         self.reader.is_some()
+    }
+
+    /// A request is being answered, until what this gives is dropped.
+    pub(super) fn answer(&self) -> Answer<'_> {
+        self.places.state().answers += 1;
+        Answer(self)
     }
 
     /// Waits until this user may be given a list; `None` if that takes too long. Those who may act
@@ -120,6 +138,17 @@ impl Drop for List<'_> {
             self.0.places.state().listing.retain(|other| *other != uid);
             self.0.places.list_ended.notify_all();
         }
+    }
+}
+
+/// An answer that is being made and written.
+#[derive(Debug)]
+pub(super) struct Answer<'a>(&'a Place);
+
+impl Drop for Answer<'_> {
+    fn drop(&mut self) {
+        self.0.places.state().answers -= 1;
+        self.0.places.answered.notify_all();
     }
 }
 
@@ -176,5 +205,21 @@ mod tests {
             waits
         });
         assert!(waits);
+    }
+
+    #[test]
+    fn the_end_waits_for_answers_and_not_for_ever() {
+        let places = Arc::<Places>::default();
+        let place = places.take(None).expect("a place");
+        let answer = place.answer();
+        places.wait_for_answers(Duration::from_millis(20));
+        assert_eq!(places.state().answers, 1);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| places.wait_for_answers(Duration::from_secs(60)));
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!waiting.is_finished());
+            drop(answer);
+        });
+        assert_eq!(places.state().answers, 0);
     }
 }

@@ -17,10 +17,8 @@ use super::address::impostor;
 const LINE_MAX: u64 = 256 << 20;
 
 /// How long an engine may say nothing before it counts as stopped. It gives up on its own packet
-/// worker before that.
+/// worker before that, and greets when it has started, which takes seconds on a busy host.
 const SILENCE: Duration = Duration::from_secs(15);
-/// How long it may take to greet, which needs nothing but a thread of its own.
-const GREETING: Duration = Duration::from_secs(5);
 
 /// Why an engine gave no answer, or a refusal.
 #[derive(Debug, thiserror::Error)]
@@ -194,7 +192,7 @@ impl Client {
     /// # Errors
     /// Everything in [`Error`].
     pub fn connect(address: &Address) -> Result<Self, Error> {
-        Self::connect_within(address, GREETING, SILENCE)
+        Self::connect_patiently(address, SILENCE)
     }
 
     /// As [`connect`](Self::connect), to an engine that counts as stopped ([`Error::Silent`]) when
@@ -203,21 +201,13 @@ impl Client {
     /// # Errors
     /// Everything in [`Error`].
     pub fn connect_patiently(address: &Address, patience: Duration) -> Result<Self, Error> {
-        Self::connect_within(address, patience, patience)
-    }
-
-    fn connect_within(
-        address: &Address,
-        greeting: Duration,
-        silence: Duration,
-    ) -> Result<Self, Error> {
         let stream = match address {
             Address::Usual(_) => open_usual(address)?,
             _ => open(address)?,
         };
         // A socket that takes no timeout is none of this system's.
-        let _ = stream.set_read_timeout(Some(greeting));
-        let _ = stream.set_write_timeout(Some(silence));
+        let _ = stream.set_read_timeout(Some(patience));
+        let _ = stream.set_write_timeout(Some(patience));
         let mut client = Self {
             address: address.clone(),
             stream: BufReader::with_capacity(64 << 10, stream),
@@ -246,7 +236,6 @@ impl Client {
             });
         }
         client.hello = hello;
-        client.set_patience(silence);
         Ok(client)
     }
 

@@ -23,6 +23,9 @@ use super::peer::{self, Own, Refusal};
 use crate::peer_groups::peer_in_group;
 use crate::sys::peercred;
 
+/// How long answers under way are waited for at the end.
+const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
+
 /// What answers the requests.
 pub trait Handler: Send + Sync + 'static {
     /// Name and version: `lvs-dataplane 0.1.0`.
@@ -168,22 +171,23 @@ impl Server {
     /// There can be no thread.
     pub fn serve(self, engine: Arc<dyn Handler>) -> io::Result<Handle> {
         let stopping = Arc::new(AtomicBool::new(false));
+        let places = Arc::<Places>::default();
         let address = self.address().clone();
         let thread = {
-            let stopping = Arc::clone(&stopping);
+            let (stopping, places) = (Arc::clone(&stopping), Arc::clone(&places));
             thread::Builder::new()
                 .name("control".into())
-                .spawn(move || self.accept(&engine, &stopping))?
+                .spawn(move || self.accept(&engine, &places, &stopping))?
         };
         Ok(Handle {
             stopping,
+            places,
             address,
             thread: Some(thread),
         })
     }
 
-    fn accept(self, engine: &Arc<dyn Handler>, stopping: &AtomicBool) {
-        let places = Arc::<Places>::default();
+    fn accept(self, engine: &Arc<dyn Handler>, places: &Arc<Places>, stopping: &AtomicBool) {
         loop {
             let accepted = self.listener.socket.accept();
             if stopping.load(Ordering::Acquire) {
@@ -194,7 +198,7 @@ impl Server {
                 thread::sleep(Duration::from_millis(20));
                 continue;
             };
-            match self.admit(&stream, &places) {
+            match self.admit(&stream, places) {
                 Ok((place, denied)) => {
                     let engine = Arc::clone(engine);
                     // Without a thread for it, the connection is closed.
@@ -262,10 +266,11 @@ impl Server {
 }
 
 /// A serving control socket; dropping it stops it. Answers under way are finished by their own
-/// threads.
+/// threads, and waited for for a second: whoever ends the engine is to read that it did.
 #[derive(Debug)]
 pub struct Handle {
     stopping: Arc<AtomicBool>,
+    places: Arc<Places>,
     address: Address,
     thread: Option<JoinHandle<()>>,
 }
@@ -286,6 +291,7 @@ impl Drop for Handle {
         {
             let _ = thread.join();
         }
+        self.places.wait_for_answers(ANSWERS_PATIENCE);
     }
 }
 
