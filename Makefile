@@ -157,7 +157,7 @@ unit: ## all other tests; those of lvs-dataplane need root
 programs:
 	$(CARGO) build --locked --release --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
 
-e2e: programs ## the tests in network namespaces, with the optimised programs
+e2e: programs ## the tests in network namespaces, with the optimised programs (LVS_IN_KERNEL=off: with all packets forwarded by the engine)
 	LVS_BIN_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/release" RUST_BACKTRACE=0 \
 		$(CARGO) test --locked --workspace --test e2e --test embed_dataplane -- --test-threads=$(E2E_THREADS)
 

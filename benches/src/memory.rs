@@ -235,6 +235,7 @@ impl Pipeline {
                 first += u32::try_from(count)?;
             }
         }
+        pipeline.worker.enlarge_pages();
         let mut random = 0x1234_5678_9abc_def1_u64;
         let span = u64::from(connections.end - connections.start);
         pipeline.order = (0..PACKETS)

@@ -41,6 +41,8 @@ fn measure(count: u32) -> Result<()> {
     let first = site.director.clone();
     let extra = |peer| {
         [
+            "--in-kernel",
+            "off",
             "--max-connections",
             &room,
             "--sync-peer",

@@ -168,7 +168,7 @@ fn compare(rounds: usize, wanted: &[&str]) -> Result<()> {
             // Without the engine, so that nothing looks at the packets.
             site.engine = None;
             kernel.push(run(&site.client, direct)?);
-            site.start_engine(&["--backend", backend])?;
+            site.start_engine(&["--backend", backend, "--in-kernel", "off"])?;
             site.add_service(PORT, "rr")?;
             director.push(run(&site.client, service)?);
         }

@@ -84,6 +84,8 @@ fn main() -> Result<()> {
 fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, told: bool) -> Result<f64> {
     let synchronised = |peer: &'static str| match told {
         true => vec![
+            "--in-kernel",
+            "off",
             "--sync-peer",
             peer,
             "--sync-key",
@@ -92,7 +94,7 @@ fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, told: bool) -> R
             "--sysctl",
             "sync_threshold=1 50",
         ],
-        false => Vec::new(),
+        false => vec!["--in-kernel", "off"],
     };
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     site.engine = Some(site.start_engine_on(&first, &[], &synchronised("192.0.2.2"))?);

@@ -62,7 +62,7 @@ fn bed(connections: u32) -> Result<(Control, Shard)> {
         let config = ServerConfig::new(1, Forwarding::Nat);
         control.add_server(&service, server(n), &config, Instant::ZERO)?;
     }
-    let memory = table_memory(control.layout(), true)?;
+    let (memory, _) = table_memory(control.layout(), true)?;
     let mut shard = control
         .shard_in(0, memory)
         .ok_or_else(|| anyhow!("no shard"))?;

@@ -440,8 +440,8 @@ impl Bed {
             "--max-connections",
             &connections,
         ]);
+        words.extend(["--in-kernel", if in_kernel { "on" } else { "off" }]);
         if in_kernel {
-            words.extend(["--in-kernel", "on"]);
             if self.who == Contender::Xdp {
                 words.extend(["--xdp", d, "--xdp", e]);
                 // What is sent so is received by NAPI only.

@@ -108,6 +108,7 @@ impl Contender {
     pub(crate) fn method(self) -> Option<Method> {
         match self {
             Self::AfPacket(method) | Self::InKernel(method) | Self::Ipvs(method) => Some(method),
+            Self::Xdp | Self::Other | Self::Tun => Some(Method::Nat),
             _ => None,
         }
     }

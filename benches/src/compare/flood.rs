@@ -163,15 +163,8 @@ impl Flood {
 
     fn check(self, bed: &Bed, yardsticks: &Yardsticks, rate: &str) -> Result<()> {
         let (host, device) = self.sink(bed);
-        let nat = matches!(
-            bed.who,
-            Contender::AfPacket(Method::Nat)
-                | Contender::InKernel(Method::Nat)
-                | Contender::Xdp
-                | Contender::Tun
-                | Contender::Nftables
-                | Contender::NullTun
-        );
+        let nat = bed.who.method() == Some(Method::Nat)
+            || matches!(bed.who, Contender::Nftables | Contender::NullTun);
         let (from, to) = match (self.replies, self.v6, nat) {
             (false, true, false) if bed.who == Contender::Route => {
                 ("fd00:128::/32", "fd00:72::11/128")

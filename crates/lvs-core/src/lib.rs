@@ -68,7 +68,7 @@ pub use control::{
 pub use director::Director;
 /// The memory that a connection table lies in.
 pub mod memory {
-    pub use crate::conn::memory::{Adoption, Layout, LayoutError, Memory, Region};
+    pub use crate::conn::memory::{Adoption, Layout, LayoutError, Memory, OutOfMemory, Region};
 }
 pub use error::Error;
 pub use filter::{FILTER_PREFIXES_MAX, FilterLists, SourceFilter, parse_prefixes};
@@ -84,8 +84,8 @@ pub use server::{OpenConnection, Server};
 pub use service::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey};
 pub use settings::{Extras, Limits, OnServerDown, Profile, Sysctls, WhenFull};
 pub use shard::{
-    Ahead, Connection, Evictions, FTP_PORTS_MAX, LocalAddress, NeedsControl, Offer, Passed, Reset,
-    Shard, helper_ports, worker_of,
+    Ahead, Connection, Evictions, FTP_PORTS_MAX, LocalAddress, LocalEnd, NeedsControl, Offer,
+    Passed, Reset, Shard, helper_ports, worker_of,
 };
 pub use stats::{Counts, Stats};
 pub use time::Instant;

@@ -31,13 +31,15 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // The maps are made by the engine, which finds their names here.
-extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_tunnels, lvs_counts, lvs_shares, lvs_told, lvs_met, lvs_services, lvs_macs;
+extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_tunnels, lvs_counts, lvs_shares, lvs_told, lvs_met, lvs_services, lvs_macs, lvs_locals;
 
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
-static u64 (*ktime)(void) = (void *)5;
+// That of the last tick, which is what deadlines need, and takes no reading of the processor's clock.
+static u64 (*ktime)(void) = (void *)160;
 static u32 (*processor)(void) = (void *)8;
 static long (*store_bytes)(struct __sk_buff *, u32 offset, const void *from, u32 len, u64 flags) = (void *)9;
 static long (*l4_csum_replace)(struct __sk_buff *, u32 offset, u64 from, u64 to, u64 flags) = (void *)11;
+static long (*vlan_pop)(struct __sk_buff *) = (void *)19;
 static long (*redirect)(u32 ifindex, u64 flags) = (void *)23;
 static long (*load_bytes)(const struct __sk_buff *, u32 offset, void *to, u32 len) = (void *)26;
 static long (*csum_diff)(u32 *from, u32 from_size, u32 *to, u32 to_size, u32 seed) = (void *)28;
@@ -56,6 +58,8 @@ static long (*adjust_room)(struct __sk_buff *, int len, u32 mode, u64 flags) = (
 #define OUTGOING 4
 #define IPV4 0x0800
 #define IPV6 0x86dd
+// The number of the VLAN in a tag; 0 in one that says a priority only.
+#define VLAN_NUMBER 0xfff
 #define TCP 6
 #define UDP 17
 #define FIN_SYN_RST 7
@@ -103,7 +107,7 @@ INLINE u64 hash(const u64 *conf, u64 a, u64 b, u64 c, int words)
 	return v[0] ^ v[1] ^ v[2] ^ v[3];
 }
 
-// One end of a packet. IPv4: `id` is the whole of word 0. IPv6: that, and the address.
+// One end of a packet. IPv4: `id` is the whole of word 0, and there are zeros behind it. IPv6: that, and the address.
 struct end {
 	u64 id;
 	u64 addr[2];
@@ -111,7 +115,7 @@ struct end {
 
 // What a frame says, as far as it matters.
 struct packet {
-	struct end src, dst;
+	struct end src, dst;   // as they are a key of lvs_locals
 	u32 len;       // of the IP packet
 	u32 headers;   // IP and transport
 	u8 proto, flags, v6;
@@ -133,6 +137,8 @@ struct told {
 	u32 shape;     // of the headers that go in front
 	u32 record;    // of the server, if there are any
 	u8 proto, v6;
+	u16 port;      // of the other end, and its address, where both ends are translated
+	u32 other[4];
 	u32 outer[TUNNEL_OUTER_WORDS * 2];
 };
 _Static_assert(sizeof(struct told) == TOLD_BYTES, "layout.h");
@@ -171,6 +177,7 @@ INLINE int matches(const u64 *slot, const struct packet *p, const int v6, int re
 		*shadow = KIND_SHADOWED_IN;
 		return virt;
 	}
+	// Its replies are addressed to a local port.
 	if ((way & WAY_METHOD) == METHOD_FULL_NAT) return 0;
 	if ((way & WAY_METHOD) == METHOD_NAT) {
 		*shadow = KIND_SHADOWED_OUT;
@@ -237,6 +244,28 @@ INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply
 	return overflowed ? HANDLE_UP : HANDLE_NONE;
 }
 
+// The slot of the connection by full NAT that the packet is a reply of.
+INLINE u32 find_local(const struct packet *p)
+{
+	u32 zero = 0;
+	void *locals = map_lookup(&lvs_locals, &zero);
+	if (!locals) return HANDLE_NONE;
+	u64 *found = map_lookup(locals, &p->src);
+	return found ? READ(found[LOCAL_PORT]) >> 32 : HANDLE_NONE;
+}
+
+// What stands for the client towards the server. `key` is written over.
+INLINE u64 *local_of(u32 handle, const int v6, u32 *key)
+{
+	u32 zero = 0;
+	void *locals = map_lookup(&lvs_locals, &zero);
+	if (!locals) return 0;
+	key[0] = handle;
+	key[1] = v6;
+	for (int i = 2; i < LOCAL_KEY_WORDS * 2; i++) key[i] = 0;
+	return map_lookup(locals, key);
+}
+
 INLINE u64 *slot_of(u32 handle, const int v6)
 {
 	u32 bucket = handle / WAYS;
@@ -291,7 +320,7 @@ INLINE int read_v6(const union head *h, struct packet *p)
 INLINE int read_packet(struct __sk_buff *skb, struct packet *p, u32 *words)
 {
 	union head h;
-	if (skb->pkt_type || skb->vlan_present) return 0;
+	if (skb->pkt_type || (skb->vlan_present && skb->vlan_tci & VLAN_NUMBER)) return 0;
 	if (skb->protocol == swap(IPV4)) {
 		if (load_bytes(skb, ETH, &h, HEAD_V4 * 4) || !read_v4(&h, p)) return 0;
 		for (int i = 0; i < HEAD_V4; i++) words[i] = h.w[i];
@@ -328,16 +357,26 @@ INLINE void share(u32 what)
 	if (all) all[what & (SHARE_WORDS - 1)]++;
 }
 
+// Whether packets are given other addresses and ports.
+INLINE int translates(u32 method)
+{
+	return method == METHOD_NAT || method == METHOD_FULL_NAT;
+}
+
 // Whether the packet is forwarded here: then `t` says how. Else what it is.
 INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32 gso, struct told *t)
 {
 	u64 shadow = 0;
 	t->reply = 1;
-	u32 handle = find(conf, p, v6, 1, &shadow, t->memo);
-	if (handle == HANDLE_NONE) {
-		t->reply = 0;
-		if (!(p->src.id >> 32 & 0xffff)) return SHARE_UNKNOWN;
-		handle = find(conf, p, v6, 0, &shadow, t->memo);
+	u32 handle = find_local(p);
+	const int local = handle != HANDLE_NONE;
+	if (!local) {
+		handle = find(conf, p, v6, 1, &shadow, t->memo);
+		if (handle == HANDLE_NONE) {
+			t->reply = 0;
+			if (!(p->src.id >> 32 & 0xffff)) return SHARE_UNKNOWN;
+			handle = find(conf, p, v6, 0, &shadow, t->memo);
+		}
 	}
 	if (handle == HANDLE_NONE || handle == HANDLE_UP) return SHARE_UNKNOWN;
 	u64 *slot = slot_of(handle, v6);
@@ -354,7 +393,8 @@ INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32
 	u32 method = way & WAY_METHOD;
 	if (flags & FLAGS_UP) return SHARE_UNFIT;
 	if (v6 && !(way & WAY_SERVER_V6) && method != METHOD_TUNNEL) return SHARE_UNFIT;
-	if (method == METHOD_NAT) {
+	if (local && method != METHOD_FULL_NAT) return SHARE_UNPUBLISHED;
+	if (translates(method)) {
 		if (flags & FLAG_NO_OUTPUT) return SHARE_UNFIT;
 	} else if ((method != METHOD_ROUTE && method != METHOD_TUNNEL) || t->reply) {
 		return SHARE_UNFIT;
@@ -363,6 +403,24 @@ INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32
 		if ((state & 0xff) != STATE_TCP_ESTABLISHED || (p->flags & (FIN_SYN_RST | ACK)) != ACK) return SHARE_UNFIT;
 	} else if ((state & 0xff) != STATE_NONE) {
 		return SHARE_UNFIT;
+	}
+	if (method == METHOD_FULL_NAT) {
+		u64 addr, more;
+		if (t->reply) {
+			addr = v6 ? READ(slot[WIDE_CLIENT]) : word & 0xffffffff;
+			more = v6 ? READ(slot[WIDE_CLIENT + 1]) : 0;
+			t->port = word >> 32;
+		} else {
+			u64 *end = local_of(handle, v6, t->outer);
+			if (!end) return SHARE_UNPUBLISHED;
+			addr = READ(end[LOCAL_ADDR]);
+			more = READ(end[LOCAL_ADDR + 1]);
+			t->port = READ(end[LOCAL_PORT]);
+		}
+		t->other[0] = addr;
+		t->other[1] = addr >> 32;
+		t->other[2] = more;
+		t->other[3] = more >> 32;
 	}
 	u32 hop;
 	t->shape = 0;
@@ -446,6 +504,13 @@ SEC("socket") int lvs_filter(struct __sk_buff *skb)
 
 // ---- forwarding --------------------------------------------------------------------------------------------------------
 
+// The engine's time. It may have begun after the last tick.
+INLINE u64 engine_time(const u64 *conf)
+{
+	long long now = ktime() - conf[CONF_BASE];
+	return now > 0 ? now : 0;
+}
+
 INLINE void account(const u64 *conf, u64 *hot, const struct told *t, u32 len, u64 now)
 {
 	u64 server = READ(hot[HOT_SERVER]), until = now + (u64)(u32)server * 1000000000ULL;
@@ -487,37 +552,46 @@ INLINE void rewrite_v4(u32 *ip, u32 src, u32 dst)
 	ip[2] = less | (u32)(u16)~fold(sum) << 16;
 }
 
-INLINE int forward_v4(struct __sk_buff *skb, const u64 *slot, const struct told *t, u8 proto, const u8 *macs)
+INLINE int forward_v4(struct __sk_buff *skb, const u64 *slot, struct told *t, u8 proto, const u8 *macs)
 {
 	u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	if (data + ETH + 28 > end) return -1;
 	__builtin_memcpy(data, macs, 12);
 	u32 *ip = (u32 *)(data + ETH);
 	u64 at = READ(slot[NARROW_VIRT]);
-	if ((at >> 48 & WAY_METHOD) != METHOD_NAT) {
+	u32 method = at >> 48 & WAY_METHOD;
+	if (!translates(method)) {
 		rewrite_v4(ip, ip[3], ip[4]);
 		return 0;
 	}
+	const int both = method == METHOD_FULL_NAT;
 	u64 to = t->reply ? at : READ(slot[NARROW_SERVER]);
-	u32 addr = to, old = t->reply ? ip[3] : ip[4];
-	u16 port = to >> 32, old_port, *ports = (u16 *)(ip + 5);
+	u32 addr = to, old = t->reply ? ip[3] : ip[4], other = t->reply ? ip[4] : ip[3], new_other = both ? t->other[0] : other;
+	u16 port = to >> 32, old_port, other_port, *ports = (u16 *)(ip + 5);
 	if (t->reply) {
-		rewrite_v4(ip, addr, ip[4]);
+		rewrite_v4(ip, addr, new_other);
 		old_port = ports[0];
+		other_port = ports[1];
 		ports[0] = port;
+		if (both) ports[1] = t->port;
 	} else {
-		rewrite_v4(ip, ip[3], addr);
+		rewrite_v4(ip, new_other, addr);
 		old_port = ports[1];
+		other_port = ports[0];
 		ports[1] = port;
+		if (both) ports[0] = t->port;
 	}
 	// These know whether a checksum is unfinished.
 	u32 field = ETH + 20 + (proto == TCP ? 16 : 6), zero = proto == TCP ? 0 : BPF_F_MARK_MANGLED_0;
 	if (l4_csum_replace(skb, field, old, addr, zero | BPF_F_PSEUDO_HDR | 4)) return -1;
 	if (port != old_port && l4_csum_replace(skb, field, old_port, port, zero | 2)) return -1;
+	if (!both) return 0;
+	if (l4_csum_replace(skb, field, other, new_other, zero | BPF_F_PSEUDO_HDR | 4)) return -1;
+	if (t->port != other_port && l4_csum_replace(skb, field, other_port, t->port, zero | 2)) return -1;
 	return 0;
 }
 
-INLINE int forward_v6(struct __sk_buff *skb, const u64 *slot, const struct told *t, u8 proto, const u8 *macs)
+INLINE int forward_v6(struct __sk_buff *skb, const u64 *slot, struct told *t, u8 proto, const u8 *macs)
 {
 	u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	if (data + ETH + 48 > end) return -1;
@@ -530,26 +604,41 @@ INLINE int forward_v6(struct __sk_buff *skb, const u64 *slot, const struct told 
 	// that of IPv6 and would let the sum follow with BPF_F_PSEUDO_HDR, which only unfinished checksums need.
 	u32 pseudo = csum_update(skb, csum_diff(&hops[0], 4, &hops[1], 4, 0)) < 0 ? BPF_F_PSEUDO_HDR : 0;
 	u64 ends = READ(slot[WIDE_ENDS]);
-	if ((ends >> 48 & WAY_METHOD) != METHOD_NAT) return 0;
+	u32 method = ends >> 48 & WAY_METHOD;
+	if (!translates(method)) return 0;
+	const int both = method == METHOD_FULL_NAT;
 	u64 to[2] = { READ(slot[t->reply ? WIDE_VIRT : WIDE_SERVER]), READ(slot[t->reply ? WIDE_VIRT + 1 : WIDE_SERVER + 1]) };
 	u32 old[4];
 	u32 *addr = t->reply ? ip + 2 : ip + 6;
 	for (int i = 0; i < 4; i++) old[i] = addr[i];
 	addr[0] = to[0]; addr[1] = to[0] >> 32; addr[2] = to[1]; addr[3] = to[1] >> 32;
-	u16 *ports = (u16 *)(ip + 10), port, old_port;
+	u16 *ports = (u16 *)(ip + 10), port, old_port, other_port;
 	if (t->reply) {
 		port = ends;
 		old_port = ports[0];
+		other_port = ports[1];
 		ports[0] = port;
+		if (both) ports[1] = t->port;
 	} else {
 		port = ends >> 16;
 		old_port = ports[1];
+		other_port = ports[0];
 		ports[1] = port;
+		if (both) ports[0] = t->port;
 	}
 	long diff = csum_diff(old, 16, (u32 *)to, 16, 0);
+	if (both) {
+		addr = t->reply ? ip + 6 : ip + 2;
+		for (int i = 0; i < 4; i++) {
+			old[i] = addr[i];
+			addr[i] = t->other[i];
+		}
+		diff = csum_diff(old, 16, t->other, 16, diff);
+	}
 	u32 field = ETH + 40 + (proto == TCP ? 16 : 6), zero = proto == TCP ? 0 : BPF_F_MARK_MANGLED_0;
 	if (l4_csum_replace(skb, field, 0, diff, zero | pseudo)) return -1;
 	if (port != old_port && l4_csum_replace(skb, field, old_port, port, zero | 2)) return -1;
+	if (both && t->port != other_port && l4_csum_replace(skb, field, other_port, t->port, zero | 2)) return -1;
 	return 0;
 }
 
@@ -615,8 +704,11 @@ INLINE int encapsulate(struct __sk_buff *skb, struct told *t, const int v6)
 			o[6] = swap(inner);
 		}
 	}
-	if (len < 20 || len > TUNNEL_OUTER_WORDS * 8) return -1;
-	if (adjust_room(skb, len, BPF_ADJ_ROOM_MAC, flags) || store_bytes(skb, ETH, o, len, 0)) return -1;
+	if (len < 20 || len > TUNNEL_OUTER_WORDS * 8 || adjust_room(skb, len, BPF_ADJ_ROOM_MAC, flags)) return -1;
+	// Before Linux 6.2 the verifier forgets what it knows of a number that was on the stack meanwhile.
+	u64 bytes = len;
+	CHECKED(bytes);
+	if (bytes < 20 || bytes > TUNNEL_OUTER_WORDS * 8 || store_bytes(skb, ETH, o, bytes, 0)) return -1;
 	// A sum that the card has made is one of these as well now. That of an IPv4 header is nothing, and so is what there is
 	// behind the headers.
 	if (shape & (TUNNEL_V6 | TUNNEL_GUE | TUNNEL_GRE)) csum_update(skb, csum_diff(0, 0, o, sizeof t->outer, 0));
@@ -643,6 +735,8 @@ INLINE int forward(struct __sk_buff *skb, const u64 *conf, struct told *t, const
 	u64 *out = map_lookup(&lvs_hops, &t->hop);
 	if (!slot || !out) return NEXT;
 	u32 ifindex = READ(out[HOP_LINK]);
+	// A priority is for the link that it came by.
+	if (skb->vlan_present && vlan_pop(skb)) goto lost;
 	// Ethernet pads short frames, and senders may as well.
 	if (skb->len > ETH + t->len && !skb->gso_size && change_tail(skb, ETH + t->len, 0)) goto lost;
 	u32 headers = ETH + (v6 ? 48 : 28);
@@ -658,12 +752,21 @@ lost:
 	return SHOT;
 }
 
+// Whether the deadline of a connection is still to come.
+INLINE int lives(u32 handle, const int v6, u64 now)
+{
+	u64 *slot = slot_of(handle, v6);
+	if (!slot) return 0;
+	u64 *hot = v6 ? slot + WIDE_HOT : slot;
+	CHECKED(hot);
+	return now <= READ(hot[HOT_DEADLINE]);
+}
+
 // Whether a packet that the programs do not forward is to wait for an engine: the host would reset what it does not know.
 INLINE int waits(const struct packet *p, const struct told *t, int what, u64 now)
 {
 	if (what != SHARE_UNKNOWN) {
-		u64 *slot = p->v6 ? slot_of(t->handle, 1) : slot_of(t->handle, 0);
-		return slot && now <= READ((p->v6 ? slot + WIDE_HOT : slot)[HOT_DEADLINE]);
+		return p->v6 ? lives(t->handle, 1, now) : lives(t->handle, 0, now);
 	}
 	u64 key[SERVICE_WORDS] = {
 		p->v6 ? p->dst.addr[0] : p->dst.id & 0xffffffff,
@@ -686,7 +789,7 @@ SEC("tc") int lvs_ingress(struct __sk_buff *skb)
 	if (skb->mark && skb->mark == conf[CONF_MARK]) return NEXT;
 	// What the engine has.
 	if (seen == TOLD_LEAVE && !READ(conf[CONF_TAKING_OVER])) return NEXT;
-	u64 now = ktime() - conf[CONF_BASE];
+	u64 now = engine_time(conf);
 	if (seen == TOLD_TAKE) {
 		if (told->v6 ? is_told(skb, told, 1) : is_told(skb, told, 0)) {
 			return told->v6 ? forward(skb, conf, told, 1, now) : forward(skb, conf, told, 0, now);
@@ -771,7 +874,8 @@ INLINE int rewrite(struct xdp_md *ctx, const u64 *slot, const struct told *t, co
 	__builtin_memcpy(data, macs, 12);
 	u32 *ip = (u32 *)(data + ETH);
 	u64 at = READ(slot[v6 ? WIDE_ENDS : NARROW_VIRT]);
-	int nat = (at >> 48 & WAY_METHOD) == METHOD_NAT;
+	u32 method = at >> 48 & WAY_METHOD;
+	int nat = translates(method), both = method == METHOD_FULL_NAT;
 	u64 sum = 0;
 	u16 port = 0;
 	if (v6) {
@@ -785,12 +889,17 @@ INLINE int rewrite(struct xdp_md *ctx, const u64 *slot, const struct told *t, co
 				addr[i] = new[i];
 			}
 			port = t->reply ? at : at >> 16;
+			addr = t->reply ? ip + 6 : ip + 2;
+			for (int i = 0; both && i < 4; i++) {
+				sum += (u64)(u32)~addr[i] + t->other[i];
+				addr[i] = t->other[i];
+			}
 		}
 	} else if (nat) {
 		u64 to = t->reply ? at : READ(slot[NARROW_SERVER]);
-		u32 old = t->reply ? ip[3] : ip[4];
-		rewrite_v4(ip, t->reply ? (u32)to : ip[3], t->reply ? ip[4] : (u32)to);
-		sum = (u64)(u32)~old + (u32)to;
+		u32 old = t->reply ? ip[3] : ip[4], other = t->reply ? ip[4] : ip[3], new_other = both ? t->other[0] : other;
+		rewrite_v4(ip, t->reply ? (u32)to : new_other, t->reply ? new_other : (u32)to);
+		sum = (u64)(u32)~old + (u32)to + (u32)~other + new_other;
 		port = to >> 32;
 	} else {
 		rewrite_v4(ip, ip[3], ip[4]);
@@ -799,6 +908,11 @@ INLINE int rewrite(struct xdp_md *ctx, const u64 *slot, const struct told *t, co
 	u16 *ports = (u16 *)(data + l4), *mine = t->reply ? ports : ports + 1;
 	sum += (u64)(u16)~*mine + port;
 	*mine = port;
+	if (both) {
+		u16 *others = t->reply ? ports + 1 : ports;
+		sum += (u64)(u16)~*others + t->port;
+		*others = t->port;
+	}
 	u16 *check = (u16 *)(data + l4 + (t->proto == TCP ? 16 : 6));
 	if ((u8 *)(check + 1) > end) return 0;
 	u16 new = changed(*check, sum);
@@ -828,7 +942,7 @@ SEC("xdp") int lvs_xdp(struct xdp_md *ctx)
 	u64 *conf = map_lookup(&lvs_conf, &zero);
 	struct told *t = map_lookup(&lvs_met, &zero);
 	if (!conf || !t) return XDP_PASS;
-	u64 now = ktime() - conf[CONF_BASE];
+	u64 now = engine_time(conf);
 	// Connections do not go on without an engine for ever.
 	if (now > READ(conf[CONF_ALIVE])) return XDP_PASS;
 	struct packet p;

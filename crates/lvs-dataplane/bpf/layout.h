@@ -79,6 +79,8 @@
 #define CONF_TAKING_OVER 11
 // Whether entries are looked for at home first: 1 for those of IPv4, 2 for the others.
 #define CONF_HOMES 12
+// Engines that have taken over and have not lived for long since. The programs do not care.
+#define CONF_TRIES 13
 #define CONF_WORDS 16
 
 // ---- ways out: lvs_hops ----
@@ -114,12 +116,22 @@
 
 // ---- what lvs_filter leaves for lvs_ingress: lvs_told ----
 
-#define TOLD_BYTES 168
+#define TOLD_BYTES 184
 
 // ---- virtual services, for when there is no engine: lvs_services ----
 
 // Key: address (IPv4 in the first 4 bytes), port, protocol; 0 as the port for all of them. The value says nothing.
 #define SERVICE_WORDS 3
+
+// ---- local ends of connections by full NAT: the map in lvs_locals, if there is one ----
+
+// Key of a reply: its ends, the server first, each as word 0 of a slot has the client, and 16 bytes of IPv6. Of a request: the
+// slot, 1 << 32 if that is a wide one, and zeros.
+#define LOCAL_KEY_WORDS 6
+// Words: local address, as an end has it (IPv4 in the first 4 bytes); port | slot << 32.
+#define LOCAL_WORDS 3
+#define LOCAL_ADDR 0
+#define LOCAL_PORT 2
 
 // ---- link-layer addresses of interfaces that have lvs_xdp: lvs_macs ----
 
@@ -147,7 +159,7 @@
 #define SHARE_UNPUBLISHED 3
 // It may change the connection's state, or does not fit.
 #define SHARE_UNFIT 4
-// No TCP or UDP, or with options, fragments, tags.
+// No TCP or UDP, or with options, fragments, tags of VLANs.
 #define SHARE_OTHER 5
 // Of a known connection or for a service, while there is no engine: dropped, its sender repeats it.
 #define SHARE_WAITING 6

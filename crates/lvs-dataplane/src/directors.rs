@@ -1,12 +1,13 @@
 //! Other directors, as options and files name them: where they are, and the key that all share.
 
-use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use lvs_core::sync::PORT;
+
+use crate::files::open_without_waiting;
 
 /// Characters that a key has at least, and at most.
 const KEY_MIN: usize = 32;
@@ -65,11 +66,7 @@ pub fn peer(text: &str) -> Result<SocketAddr, String> {
 pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     let name = path.display();
     let failed = |error: io::Error| format!("cannot read the key {name}: {error}");
-    // Whoever names a pipe is not waited for.
-    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let mut options = OpenOptions::new();
-    let options = options.read(true).custom_flags(nonblocking);
-    let mut file = options.open(path).map_err(failed)?;
+    let mut file = open_without_waiting(path).map_err(failed)?;
     let meta = file.metadata().map_err(failed)?;
     let (mode, owner) = (meta.mode(), meta.uid());
     if owner != 0 && owner != rustix::process::geteuid().as_raw() {

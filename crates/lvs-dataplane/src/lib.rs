@@ -14,6 +14,7 @@ mod deadline;
 pub mod directors;
 #[cfg(feature = "engine")]
 pub mod engine;
+pub mod files;
 #[cfg(feature = "engine")]
 pub mod host;
 #[cfg(feature = "engine")]

@@ -51,9 +51,10 @@ struct Args {
     backend: Backend,
 
     /// Whether established connections are forwarded in the kernel, by programs at the interfaces
-    /// that read the engine's connection table (Linux 6.6, root).
-    #[arg(long, value_enum, default_value_t = InKernel::Off)]
-    in_kernel: InKernel,
+    /// that read the engine's connection table (Linux 6.1, root). Default: auto, and `lvsadm
+    /// doctor` does not mind if it is not possible.
+    #[arg(long, value_enum)]
+    in_kernel: Option<InKernel>,
 
     /// Whether a small process holds connections, services and counters, should this engine be
     /// killed, until the next one comes. With --in-kernel, the kernel does. auto: if that is
@@ -73,6 +74,10 @@ struct Args {
     /// Packets from the client after which a connection is forwarded there; for measurements.
     #[arg(long, hide = true, default_value_t = lvs_dataplane::in_kernel::RIPE, value_name = "N")]
     in_kernel_after: std::num::NonZeroU32,
+
+    /// Attach programs as filters of tc (clsact), as on kernels before 6.6; for tests.
+    #[arg(long, hide = true)]
+    in_kernel_clsact: bool,
 
     /// Whether the engine gives up what it does not need: most of the file system, starting
     /// programs, and system calls that administer the host (Landlock and seccomp, as far as the
@@ -179,7 +184,8 @@ struct Args {
     max_connections: u32,
 
     /// How many of them may be of IPv6, or have a server of another family than the client, where
-    /// --in-kernel takes the memory for all of them at the start. Default: a quarter.
+    /// the path in the kernel takes the memory for all of them at the start. Default: all up to
+    /// 1,048,576, and a quarter where that is more.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     max_ipv6: Option<u32>,
 
@@ -275,7 +281,7 @@ enum Outlive {
 enum InKernel {
     /// No
     Off,
-    /// If that is possible; the log says if not
+    /// If that is possible, and a quarter of the free memory is enough; the log says if not
     Auto,
     /// Yes, or do not start
     On,
@@ -461,7 +467,7 @@ fn confine(args: &Args) -> Confinement {
     if args.cleanup || matches!(args.confine, Confine::Off) {
         return Confinement::default();
     }
-    if !matches!(args.in_kernel, InKernel::Off) {
+    if !matches!(args.in_kernel, Some(InKernel::Off)) {
         // Nobody may mount anything afterwards. What is wrong shows where it is used.
         let _ = mount_bpf(Path::new("/sys/fs/bpf"));
     }
@@ -571,12 +577,14 @@ fn config(args: Args) -> anyhow::Result<Config> {
             Backend::AfPacket => engine::Backend::AfPacket,
         },
         in_kernel: match args.in_kernel {
-            InKernel::Off => engine::UseKernel::Off,
-            InKernel::Auto => engine::UseKernel::Auto,
-            InKernel::On => engine::UseKernel::On,
+            Some(InKernel::Off) => engine::UseKernel::Off,
+            None => engine::UseKernel::Try,
+            Some(InKernel::Auto) => engine::UseKernel::Auto,
+            Some(InKernel::On) => engine::UseKernel::On,
         },
         xdp: args.xdp,
         in_kernel_after: Some(args.in_kernel_after),
+        in_kernel_clsact: args.in_kernel_clsact,
         workers: Some(workers),
         pin: args.pin.map(|pin| matches!(pin, Pin::On)),
         real_time: matches!(args.real_time, RealTime::Auto),

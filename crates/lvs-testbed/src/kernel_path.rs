@@ -184,6 +184,12 @@ impl Programs {
         Some(self.sent(&out))
     }
 
+    fn forget_locals(&self, director: &mut Director) {
+        for end in director.shard.released() {
+            self.kernel.forget_local(&end);
+        }
+    }
+
     fn sent(&mut self, out: &[u8]) -> (PortId, Frame) {
         self.forwarded.all += 1;
         let from = self.macs.iter().position(|mac| out[6..12] == mac.0);
@@ -207,6 +213,7 @@ impl Programs {
         if director.shard.is_behind() || !director.shard.is_ripe(conn, 1, epoch) {
             return None;
         }
+        self.forget_locals(director);
         let offer = director.shard.offer(conn)?;
         let ways = Ways::of(
             &offer,
@@ -233,6 +240,12 @@ impl Programs {
             Some(outer) => self.kernel.set_tunnel(offer.record, server, epoch, outer),
             None => self.kernel.set_server(offer.record, server, epoch),
         };
+        if let Some(local) = &offer.local {
+            self.kernel.make_locals();
+            if !self.kernel.set_local(local) {
+                return None;
+            }
+        }
         if is_set {
             director.shard.publish(conn, epoch, client);
         }

@@ -90,7 +90,7 @@ http {{
     sendfile on;
     tcp_nopush on;
     keepalive_timeout {keepalive};
-    keepalive_requests 100000;
+    keepalive_requests 100000000;
     map $arg_rate $rate {{ default $arg_rate; \"\" {rate}; }}
     limit_rate $rate;
     default_type application/octet-stream;

@@ -611,6 +611,8 @@ pub struct InKernelInfo {
     pub wanted: bool,
     /// Connections are forwarded in the kernel.
     pub active: bool,
+    /// What its programs are attached by, if it was opened: `tcx` or `clsact`.
+    pub attached_by: String,
     /// Why none is, though it was asked for; empty otherwise.
     pub reason: String,
     /// What to do about that.

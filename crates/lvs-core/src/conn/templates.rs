@@ -6,6 +6,7 @@ use alloc::sync::Arc;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering::Relaxed;
 
+use super::memory::{Layout, Memory, OutOfMemory};
 use super::{ConnTable, Draft, Key, Sparse, Template};
 use crate::hash::hsiphash;
 use crate::{Instant, Protocol};
@@ -24,13 +25,14 @@ pub(crate) struct Templates {
 }
 
 impl Templates {
-    pub(crate) fn new(capacity: usize, seed: u64) -> Self {
-        Self {
-            table: ConnTable::new(capacity, seed),
+    pub(crate) fn new(capacity: usize, seed: u64) -> Result<Self, OutOfMemory> {
+        let memory = Memory::try_heap(Layout::new(capacity, seed))?;
+        Ok(Self {
+            table: ConnTable::with_memory(capacity, memory),
             records: Sparse::default(),
             by_engine: BTreeMap::new(),
             hand: 0,
-        }
+        })
     }
 
     /// How many there may be.

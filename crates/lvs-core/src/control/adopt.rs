@@ -9,7 +9,7 @@ use crate::conn::memory::{Adoption, Memory};
 use crate::conn::{ConnTable, Draft, Entry, NO_SLOT, adopt, flag};
 use crate::shard::Shard;
 use crate::sync::wire;
-use crate::{Forwarding, Instant, Server};
+use crate::{Forwarding, Instant, Protocol, Server};
 
 /// What was kept of a connection beside its slot is gone with the process that kept it.
 const LOST: u32 = flag::CONTROLS
@@ -42,8 +42,23 @@ impl Control {
         now: Instant,
         budget: usize,
     ) -> bool {
+        self.adopt_with(shard, adoption, now, budget, |_, _, _| None)
+    }
+
+    /// As [`adopt`](Self::adopt); connections by full NAT that were published go on as well, if
+    /// `local` knows the address and the port that stood for the client: it is asked with the
+    /// number of the slot, the protocol and the server.
+    pub fn adopt_with(
+        &self,
+        shard: &mut Shard,
+        adoption: &mut Adoption,
+        now: Instant,
+        budget: usize,
+        local: impl FnMut(u32, Protocol, SocketAddr) -> Option<SocketAddr>,
+    ) -> bool {
         let keep = |entry: Entry<'_>| self.keeps(entry);
-        let more = shard.adopt(adoption, now, budget, keep);
+        let (pool, _) = self.local_pool();
+        let more = shard.adopt(adoption, now, budget, pool, local, keep);
         if !more && self.settings.decides {
             // Services may be others than those of the process that kept them.
             shard.begin_review();
@@ -67,7 +82,7 @@ impl Control {
         let ahead = u64::try_from(ahead.as_nanos()).unwrap_or(u64::MAX);
         let mut no_room = 0;
         adopt::read(memory, |mut draft, expires| {
-            if !is_kept(draft.flags) {
+            if !is_kept(draft.flags) || draft.method() == Forwarding::FullNat {
                 return;
             }
             let server = self.server_left(&draft);
@@ -116,18 +131,19 @@ impl Control {
             data: None,
         };
         let server = self.find_server(&found, found.flags);
-        // With another method, its packets would leave in another way than they came.
-        server.filter(|server| server.forwarding() == draft.method())
+        // With another method, its packets would leave in another way than they came. Whether both
+        // ends are translated is the client's matter as well.
+        let alike = |server: &Arc<Server>| {
+            let (one, other) = (server.forwarding(), draft.method());
+            one == other || one.translates() && other.translates()
+        };
+        server.filter(alike)
     }
 }
 
 /// Whether a connection with these flags goes on with another process.
 const fn is_kept(flags: u32) -> bool {
     flags & (flag::TEMPLATE | flag::DYING) == 0
-        && !matches!(
-            Forwarding::from_bits(flags & flag::METHOD),
-            Forwarding::FullNat
-        )
 }
 
 fn record_of(server: Option<&Server>) -> u32 {
@@ -250,6 +266,79 @@ mod tests {
         for (port, target) in ports.into_iter().zip(targets) {
             assert_eq!(goes_on(&mut shard, port, now), target);
         }
+    }
+
+    /// By full NAT, what was published goes on with its local port, and nothing else.
+    #[test]
+    fn local_ports_go_on() {
+        let control = || {
+            let mut control = control("10.0.0.1:80", 1, 100);
+            let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
+            let pool = [LocalAddress::new("10.0.0.2".parse().unwrap())];
+            control.set_local_pool(pool.into(), false).unwrap();
+            for addr in ["10.0.0.9:80", "10.0.0.1:80"] {
+                let config = ServerConfig::new(1, Forwarding::FullNat);
+                let addr = addr.parse().unwrap();
+                control.edit_server(&service, addr, &config).unwrap();
+            }
+            control
+        };
+        let mut before = control();
+        let memory = memory(before.layout());
+        let mut shard = before.shard_in(0, memory()).unwrap();
+        let targets = open(&mut before, &mut shard, &[1001, 1002, 1003, 1004]);
+        let mut ends = Vec::new();
+        for port in [1001, 1002, 1003] {
+            let verdict = shard.handle_packet(&segment(port, TcpFlags::ACK), Instant::ZERO);
+            let Ok(Verdict::Forward(Forward { conn, source, .. })) = verdict else {
+                panic!("{verdict:?}")
+            };
+            let conn = conn.unwrap();
+            let local = shard.offer(conn).unwrap().local.expect("it is new");
+            assert_eq!(Some(local.local), source);
+            assert!(shard.publish(conn, 1, None));
+            assert_eq!(shard.offer(conn).unwrap().local, None, "it is known");
+            ends.push(local);
+        }
+        assert_eq!(shard.released().count(), 0);
+        // The third one was told to nobody after all.
+        let told = ends[..2].to_vec();
+        drop((before, shard));
+
+        let mut after = control();
+        let (mut shard, mut adoption) = after.shard_found(0, memory()).unwrap();
+        let now = Instant::from_secs(10);
+        let local = |slot, protocol, server| {
+            let alike =
+                |end: &&LocalEnd| (end.slot, end.protocol, end.server) == (slot, protocol, server);
+            told.iter().find(alike).map(|end| end.local)
+        };
+        while after.adopt_with(&mut shard, &mut adoption, now, 16, local) {}
+        after.sweep(&mut shard);
+        assert_eq!(shard.len(), 2);
+        for (n, end) in told.iter().enumerate() {
+            let port = 1001 + u16::try_from(n).unwrap();
+            assert_eq!(goes_on(&mut shard, port, now), targets[n]);
+            let reply = PacketMeta {
+                tuple: Tuple {
+                    protocol: Protocol::TCP,
+                    src: end.server,
+                    dst: end.local,
+                },
+                ..segment(port, TcpFlags::ACK)
+            };
+            let verdict = shard.handle_packet(&reply, now);
+            let Ok(Verdict::Reply(reply)) = verdict else {
+                panic!("{verdict:?}")
+            };
+            let client = SocketAddr::from(([192, 0, 2, 1], port));
+            assert_eq!(reply.destination, Some(client));
+        }
+        // Whoever has told them to somebody hears of their end.
+        shard.advance(Instant::from_secs(100_000), usize::MAX);
+        let released: Vec<LocalEnd> = shard.released().collect();
+        assert_eq!(released.len(), 2);
+        assert!(told.iter().all(|end| released.contains(end)));
     }
 
     /// Connections of tables of another number and size go on, as many as there is room for, until

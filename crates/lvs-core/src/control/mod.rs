@@ -41,7 +41,7 @@ pub(crate) use self::service::ServiceKeyOrd;
 use self::sweep::SweepWork;
 pub use self::tables::TablesWalk;
 pub use self::take_over::{Heard, TakenOver};
-use crate::conn::memory::{Layout, Memory};
+use crate::conn::memory::{Layout, Memory, OutOfMemory};
 use crate::conn::{ConnTable, Templates, Timeouts};
 use crate::filter::Filters;
 use crate::mark::MarkRule;
@@ -226,14 +226,26 @@ pub struct Control {
 
 impl Control {
     /// A director without services.
+    ///
+    /// # Panics
+    /// If there is no memory for [`Options::max_connections`]: see [`try_new`](Self::try_new).
     pub fn new(options: Options) -> Self {
+        Self::try_new(options).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A director without services, if there is memory for the persistence templates that
+    /// [`Options::max_connections`] asks for. Memory is asked for at once, and taken as it is used.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]
+    pub fn try_new(options: Options) -> Result<Self, OutOfMemory> {
         let shards = options.shards.max(1);
         // All shards share them.
         let all = options.max_connections.saturating_mul(shards);
         let templates = Templates::new(
             all.saturating_add(all / 8 + 128),
             options.seed.rotate_left(17),
-        );
+        )?;
         let defense = Defense::new(options.seed);
         let settings = Settings {
             timeouts: match options.profile {
@@ -243,7 +255,7 @@ impl Control {
             evicts: options.when_full == WhenFull::Evict,
             ..Settings::default()
         };
-        Self {
+        Ok(Self {
             options: Options { shards, ..options },
             services: BTreeMap::new(),
             index: Keys::default(),
@@ -280,11 +292,15 @@ impl Control {
             own_vips: Vec::new(),
             decided: 0,
             daemons: Vec::new(),
-        }
+        })
     }
 
     /// Shard `number`, without connections; `None` if it is not below [`Options::shards`]. To be
     /// asked for once each: two of one number count the same twice.
+    ///
+    /// # Panics
+    /// If there is no memory for its connections: see [`Memory::try_heap`] and
+    /// [`shard_in`](Self::shard_in).
     pub fn shard(&self, number: usize) -> Option<Shard> {
         self.shard_in(number, Memory::heap(self.layout()))
     }

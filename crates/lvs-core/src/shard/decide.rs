@@ -280,7 +280,7 @@ impl Shard {
     /// What stands for the client of connection `index` towards its server, where both ends are
     /// translated.
     #[inline]
-    fn local_of(&self, index: u32) -> Option<SocketAddr> {
+    pub(super) fn local_of(&self, index: u32) -> Option<SocketAddr> {
         match self.table.get(index).method() {
             Forwarding::FullNat => self.local_ports.of(index),
             _ => None,

@@ -151,6 +151,9 @@ impl Shard {
             self.sequences.remove(&index);
         }
         if full_nat {
+            if slot.epoch() != 0 {
+                self.released.extend(self.local_end(index));
+            }
             self.local_ports.release(index, &self.table);
         }
         if helped {

@@ -11,7 +11,7 @@
 //! tuples    (protocol, server, local address): which ports are free    connections that open and end
 //! ```
 
-use alloc::collections::{BTreeMap, BinaryHeap};
+use alloc::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -76,6 +76,9 @@ struct Free {
     /// Where the ports that have never been used begin: `fresh` of them, from number `from` on.
     from: u16,
     fresh: u16,
+    /// Of these, those that connections of an earlier director's have or had: they are given back
+    /// as if they had been taken here.
+    apart: BTreeSet<u16>,
     /// Ports that were given back, and when their last packets came; the one that has been quiet
     /// longest comes first.
     released: BinaryHeap<Reverse<(Instant, u16)>>,
@@ -199,21 +202,7 @@ impl LocalPorts {
     }
 
     fn take_of(&mut self, tuple: &Tuple, now: Instant) -> Option<u16> {
-        if !self.tuples.contains_key(tuple) {
-            self.forget_unused(now);
-            let fresh = self.count(tuple.local);
-            // RFC 6056, 3.3.3: where ports begin is not to be guessed.
-            let from = (self.hash(tuple.protocol, tuple.server, tuple.local.addr, 0) >> 16)
-                % u64::from(fresh.max(1));
-            let free = Free {
-                from: u16::try_from(from).unwrap_or(0),
-                fresh,
-                released: BinaryHeap::new(),
-                quiet_at: Instant::ZERO,
-                used: 0,
-            };
-            self.tuples.insert(*tuple, free);
-        }
+        self.remember(tuple, now);
         let (count, base) = (self.count(tuple.local), self.base(tuple.local));
         let free = self.tuples.get_mut(tuple)?;
         let quiet = free
@@ -224,12 +213,79 @@ impl LocalPorts {
             free.released.pop();
             port
         } else {
-            free.fresh = free.fresh.checked_sub(1)?;
-            let number = (u32::from(free.from) + u32::from(free.fresh)) % u32::from(count.max(1));
-            u16::try_from(base + number * u32::from(self.workers)).ok()?
+            loop {
+                free.fresh = free.fresh.checked_sub(1)?;
+                let number =
+                    (u32::from(free.from) + u32::from(free.fresh)) % u32::from(count.max(1));
+                let port = u16::try_from(base + number * u32::from(self.workers)).ok()?;
+                if !free.apart.remove(&port) {
+                    break port;
+                }
+            }
         };
         free.used += 1;
         Some(port)
+    }
+
+    /// Makes sure that it is known which ports of a tuple are free.
+    fn remember(&mut self, tuple: &Tuple, now: Instant) {
+        if !self.tuples.contains_key(tuple) {
+            self.forget_unused(now);
+            let fresh = self.count(tuple.local);
+            // RFC 6056, 3.3.3: where ports begin is not to be guessed.
+            let from = (self.hash(tuple.protocol, tuple.server, tuple.local.addr, 0) >> 16)
+                % u64::from(fresh.max(1));
+            let free = Free {
+                from: u16::try_from(from).unwrap_or(0),
+                fresh,
+                apart: BTreeSet::new(),
+                released: BinaryHeap::new(),
+                quiet_at: Instant::ZERO,
+                used: 0,
+            };
+            self.tuples.insert(*tuple, free);
+        }
+    }
+
+    /// Binds the port of a connection that another director has opened; `false` if somebody else has
+    /// it, or it can be none of this shard's.
+    pub(crate) fn adopt(
+        &mut self,
+        index: u32,
+        local: SocketAddr,
+        pool: &[LocalAddress],
+        table: &ConnTable,
+        now: Instant,
+    ) -> bool {
+        let slot = table.get(index);
+        let (protocol, server, port) = (slot.protocol(), slot.server_addr(), local.port());
+        let (worker, workers) = (usize::from(self.worker), usize::from(self.workers));
+        let usual = LocalAddress::new(local.ip());
+        if local.is_ipv4() != server.is_ipv4()
+            || port < usual.first
+            || worker_of(port, workers) != worker
+            || self.find(protocol, server, local, table).is_some()
+        {
+            return false;
+        }
+        let has_it = |range: &&LocalAddress| {
+            range.addr == local.ip() && (range.first..=range.last).contains(&port)
+        };
+        // Else it was taken away, or has other ports now.
+        let range = pool.iter().find(has_it).copied().unwrap_or(usual);
+        let tuple = Tuple {
+            protocol,
+            server,
+            local: range,
+        };
+        self.remember(&tuple, now);
+        if let Some(free) = self.tuples.get_mut(&tuple) {
+            free.apart.insert(port);
+            free.used += 1;
+        }
+        let taken = Taken { local: range, port };
+        self.bind(index, taken, table);
+        true
     }
 
     /// The worker's ports in a range.
@@ -487,6 +543,54 @@ mod tests {
         bed.close(index);
         assert!(bed.open(4, server, at(320)).is_some());
         assert!(bed.ports.is_used("10.0.0.2".parse().unwrap()));
+    }
+
+    #[test]
+    fn ports_of_an_earlier_director_are_left_to_its_connections() {
+        let mut bed = Bed::new(1027, 0, 1);
+        let server = addr("10.1.0.1:80");
+        let at = Instant::from_secs;
+        let adopt = |bed: &mut Bed, local: &str| {
+            let key = Key {
+                protocol: Protocol::TCP,
+                client: SocketAddr::from(([192, 0, 2, 7], 1)),
+                virt: addr("198.51.100.1:80"),
+            };
+            let index = bed.table.insert(&Draft::new(&key, server, 5), at(0));
+            let index = index.unwrap();
+            let Bed { table, ports, pool } = bed;
+            (index, ports.adopt(index, addr(local), pool, table, at(0)))
+        };
+        // Of 1024 to 1027, and one of an address that is not in the pool any more.
+        let (first, done) = adopt(&mut bed, "10.0.0.2:1025");
+        assert!(done);
+        for (local, done) in [
+            ("10.0.0.2:1026", true),
+            ("10.0.0.9:7000", true),
+            ("10.0.0.2:1026", false),
+            ("10.0.0.2:80", false),
+            ("[fd00::2]:1026", false),
+        ] {
+            assert_eq!(adopt(&mut bed, local).1, done, "{local}");
+        }
+        let found = bed
+            .ports
+            .find(Protocol::TCP, server, addr("10.0.0.2:1025"), &bed.table);
+        assert_eq!(found, Some(first));
+        let ports = |bed: &Bed, index: u32| bed.ports.of(index).unwrap().port();
+        let mut new = Vec::new();
+        while let Some(index) = bed.open(1, server, at(1)) {
+            new.push(ports(&bed, index));
+        }
+        new.sort_unstable();
+        assert_eq!(new, [1024, 1027]);
+        // It rests as any other.
+        bed.table.restart(first, at(10));
+        bed.close(first);
+        assert_eq!(bed.open(2, server, at(69)), None);
+        let again = bed.open(2, server, at(70)).expect("60 s are over");
+        assert_eq!(ports(&bed, again), 1025);
+        assert_eq!(bed.open(3, server, at(1000)), None);
     }
 
     #[test]

@@ -35,7 +35,7 @@ use crate::stats::Counters;
 use crate::sync::Queue;
 use crate::sync::bulk::Ledger;
 use crate::sync::wire::Sequences;
-use crate::{IcmpError, Instant, PacketMeta, Protocol, Tuple, Verdict};
+use crate::{Forwarding, IcmpError, Instant, PacketMeta, Protocol, Tuple, Verdict};
 
 pub use self::down::Reset;
 pub(crate) use self::ftp::check_ports;
@@ -46,7 +46,7 @@ pub use self::listing::Connection;
 pub use self::local_ports::{LocalAddress, worker_of};
 pub use self::pass::Passed;
 pub(crate) use self::publish::INVOLVED;
-pub use self::publish::Offer;
+pub use self::publish::{LocalEnd, Offer};
 use self::regular::Walk;
 pub use self::room::Evictions;
 pub(crate) use self::settings::{Settings, Shared};
@@ -82,6 +82,8 @@ pub struct Shard {
     templates: Sparse<Option<Arc<Template>>>,
     /// Local addresses and ports of connections that are translated at both ends.
     local_ports: LocalPorts,
+    /// Local ends of connections that were published, and have ended.
+    released: Vec<LocalEnd>,
     /// Connections that have ended and are still found by the host's own answer to the packet that
     /// ended them.
     dying: Vec<u32>,
@@ -155,6 +157,7 @@ impl Shard {
             generation: 0,
             templates: Sparse::default(),
             local_ports,
+            released: Vec::new(),
             dying: Vec::new(),
             sync: Queue::default(),
             sequences: BTreeMap::new(),
@@ -360,15 +363,45 @@ impl Shard {
         });
     }
 
-    /// Takes over connections that memory had, as [`ConnTable::adopt`].
+    /// Takes over connections that memory had, as [`ConnTable::adopt`]. One by full NAT is kept only
+    /// if `local` knows its local end, which is then one of `pool`'s, if it has the address.
     pub(crate) fn adopt(
         &mut self,
         adoption: &mut Adoption,
         now: Instant,
         budget: usize,
-        keep: impl FnMut(Entry<'_>) -> bool,
+        pool: &[LocalAddress],
+        mut local: impl FnMut(u32, Protocol, SocketAddr) -> Option<SocketAddr>,
+        mut keep: impl FnMut(Entry<'_>) -> bool,
     ) -> bool {
-        self.table.adopt(adoption, now, budget, keep)
+        let mut found = Vec::new();
+        let in_place = self.table.places_len();
+        let more = self.table.adopt(adoption, now, budget, |handle, entry| {
+            if entry.method() != Forwarding::FullNat {
+                return keep(entry);
+            }
+            // What was never published has told nobody.
+            if entry.epoch() == 0 || handle >= in_place {
+                return false;
+            }
+            let local = local(handle, entry.protocol(), entry.server_addr());
+            local.is_some_and(|local| {
+                let kept = keep(entry);
+                if kept {
+                    found.push((handle, local));
+                }
+                kept
+            })
+        });
+        for (handle, local) in found {
+            if !self
+                .local_ports
+                .adopt(handle, local, pool, &self.table, now)
+            {
+                self.destroy(handle);
+            }
+        }
+        more
     }
 
     /// Takes in a connection of another table, as [`ConnTable::move_in`].

@@ -34,7 +34,7 @@ pub(super) fn is_still(entry: Entry<'_>) -> bool {
 fn is_plain(entry: Entry<'_>) -> bool {
     entry.flags() & INVOLVED == 0
         && match entry.method() {
-            Forwarding::Nat => !entry.has(flag::NO_OUTPUT),
+            Forwarding::Nat | Forwarding::FullNat => !entry.has(flag::NO_OUTPUT),
             Forwarding::Route | Forwarding::Tunnel => true,
             _ => false,
         }
@@ -57,6 +57,23 @@ pub struct Offer {
     pub tunnel: Tunnel,
     /// The number of the server's record.
     pub record: u32,
+    /// What stands for the client, where both ends are translated. It is told once: not of a
+    /// connection that was published before, in whichever epoch.
+    pub local: Option<LocalEnd>,
+}
+
+/// What stands for the client of a connection by full NAT towards its server. Whoever forwards its
+/// packets finds both by it: requests by the slot, replies by the ends that they are between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalEnd {
+    /// The number of the connection's slot, of all in the table.
+    pub slot: u32,
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// Real server.
+    pub server: SocketAddr,
+    /// Local address and port.
+    pub local: SocketAddr,
 }
 
 impl Shard {
@@ -112,6 +129,10 @@ impl Shard {
             || settings.heeds_servers() && self.links.is_masqueraded(protocol, client);
         let link = self.link(conn.0)?;
         let served = settings.serves(client.ip()) && link.server.is_available();
+        let local = self.local_end(conn.0);
+        if local.is_none() && method == Forwarding::FullNat {
+            return None;
+        }
         let offered = is_still(entry)
             && is_plain(entry)
             && self.table.is_in_place(conn.0)
@@ -127,7 +148,26 @@ impl Shard {
             method,
             tunnel: link.server.tunnel(),
             record: entry.server(),
+            local: local.filter(|_| entry.epoch() == 0),
         })
+    }
+
+    /// What stands for the client of connection `index` towards its server, where both ends are
+    /// translated.
+    pub(super) fn local_end(&self, index: u32) -> Option<LocalEnd> {
+        let entry = self.table.get(index);
+        Some(LocalEnd {
+            slot: index,
+            protocol: entry.protocol(),
+            server: entry.server_addr(),
+            local: self.local_of(index)?,
+        })
+    }
+
+    /// Local ends of connections that were published and have ended since this was last asked: they
+    /// may be used again. Whoever publishes is to ask before, and forget them.
+    pub fn released(&mut self) -> impl Iterator<Item = LocalEnd> + '_ {
+        self.released.drain(..)
     }
 
     /// Lets a program that reads the table's memory forward the packets of a connection, as long as

@@ -411,7 +411,8 @@ mod tests {
                             settle(&mut sides, now);
                             let verdict = sides[place].packet_of(client(n), RST, now);
                             prop_assert_eq!(target(verdict), Some(home), "client {}", n);
-                            // Both forget it.
+                            // Both forget it, and say so.
+                            settle(&mut sides, now);
                             now = now + core::time::Duration::from_secs(3600);
                             for side in &mut sides {
                                 side.shard.advance(now, usize::MAX);

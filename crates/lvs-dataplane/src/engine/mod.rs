@@ -5,8 +5,10 @@ mod capture;
 mod decider;
 mod door;
 mod inbox;
+mod kernel_path;
 mod local_clients;
 mod network;
+mod pages;
 mod peers;
 mod priority;
 mod remedies;
@@ -34,9 +36,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use lvs_core::api::WORKERS_MAX;
-use lvs_core::api::{Call, Failure, InKernelInfo, LocalPool, SyncDaemon};
+use lvs_core::api::{Call, Failure, LocalPool, SyncDaemon};
 use lvs_core::mark::MarkRule;
-use lvs_core::memory::Memory;
+use lvs_core::memory::{Memory, OutOfMemory};
 use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry, WhenFull};
 use serde_json::Value;
 use tracing::{info, warn};
@@ -45,6 +47,7 @@ use self::capture::Capture;
 use self::decider::Decider;
 pub use self::door::Pauses;
 use self::door::Requests;
+use self::kernel_path::Wanted;
 use self::peers::Peers;
 pub use self::peers::{
     ALARM as PEERS_ALARM, Config as PeersConfig, Tell as PeersTell, WAIT as PEERS_WAIT,
@@ -62,15 +65,15 @@ use crate::host::keeper::{Keeper, Outliving, Setup};
 use crate::host::update::Update;
 use crate::host::view::View;
 pub use crate::host::{Backend, HostError};
-use crate::in_kernel::{InKernel, InKernelError, RIPE};
+use crate::in_kernel::{InKernelError, RIPE};
 use crate::io::vlan::WantedInterface;
 use crate::mailbox::Mailbox;
 use crate::outlive::{Holder, Outlive};
 use crate::packet::common::Common;
-use crate::packet::pipeline::{ReversePath, Settings};
+use crate::packet::pipeline::Settings;
 use crate::packet::steer::Steering;
 use crate::random::random;
-use crate::sys;
+use crate::sys::{self, TablePages};
 
 /// A thread that handles packets, as the control server's threads ask it.
 trait Packets {
@@ -96,6 +99,8 @@ pub struct Config {
     /// Packets from the client after which a connection is; `None` for
     /// [16](crate::in_kernel::RIPE).
     pub in_kernel_after: Option<NonZeroU32>,
+    /// The programs for that are attached as if the kernel had no tcx.
+    pub in_kernel_clsact: bool,
     /// Who holds connections, should the engine be killed, where the path in the kernel does not.
     pub outlive: Option<Holder>,
     /// Packet workers, [`WORKERS_MAX`] at most; `None` for one.
@@ -168,7 +173,9 @@ pub enum UseKernel {
     /// No.
     #[default]
     Off,
-    /// If it is possible; else the log says why not.
+    /// If it is possible; else the log says why not, and nobody is told to mend it.
+    Try,
+    /// If it is possible; else the log says why not, and `lvsadm doctor` what to do about it.
     Auto,
     /// Yes; an engine for which it is not possible does not start.
     On,
@@ -243,9 +250,17 @@ pub enum StartError {
     /// The path in the kernel.
     #[error("--in-kernel on: {0}")]
     InKernel(#[source] InKernelError),
+    /// XDP without the path in the kernel.
+    #[error("--xdp is a part of the path in the kernel: leave out --xdp, or --in-kernel off")]
+    XdpAlone,
     /// Other directors.
     #[error("{0}")]
     Peers(String),
+    /// The connection table, or that of persistence templates.
+    #[error(
+        "{0}: give a smaller --max-connections, or permit the engine more memory (ulimit -v, vm.overcommit_memory)"
+    )]
+    Memory(OutOfMemory),
     /// A thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
@@ -263,6 +278,13 @@ pub enum StartError {
     /// The random numbers that key the connection table.
     #[error("cannot read random numbers from /dev/urandom: {0}")]
     Random(#[source] std::io::Error),
+}
+
+// It is a part of the message, and not told again as its cause.
+impl From<OutOfMemory> for StartError {
+    fn from(error: OutOfMemory) -> Self {
+        Self::Memory(error)
+    }
 }
 
 /// A running engine. Dropping it stops it.
@@ -329,8 +351,11 @@ impl Engine {
             };
             let wanted = Wanted {
                 wanted: config.in_kernel,
+                clsact: config.in_kernel_clsact,
                 ripe: config.in_kernel_after.unwrap_or(RIPE),
-                wide: config.max_ipv6.unwrap_or(options.max_connections / 4),
+                wide: config
+                    .max_ipv6
+                    .unwrap_or_else(|| kernel_path::wide(options.max_connections)),
                 outlive: config.outlive,
             };
             let threads = Threads {
@@ -380,39 +405,18 @@ impl Engine {
         mut setup: Setup,
         settings: Settings,
         threads: Threads,
-        in_kernel: Wanted,
+        mut wanted: Wanted,
     ) -> Result<Self, StartError> {
-        let Wanted {
-            wanted,
-            ripe,
-            wide,
-            outlive,
-        } = in_kernel;
         let Threads {
             workers: count,
             pin,
             mut hook,
             real_time,
         } = threads;
-        if wanted == UseKernel::Off && !setup.xdp.is_empty() {
-            let why = "--xdp is a part of the path in the kernel: add --in-kernel on or auto";
-            return Err(StartError::InKernel(InKernelError::Setting(why)));
-        }
-        let against = against_in_kernel(count, hook.is_some(), setup.backend, &settings);
-        let (in_kernel, why_not) =
-            match open_in_kernel(&control, against, (wanted, wide), !setup.xdp.is_empty()) {
-                None => (None, InKernelInfo::default()),
-                Some(Ok(opened)) => (Some(opened), InKernelInfo::default()),
-                Some(Err(error)) if wanted == UseKernel::On => {
-                    return Err(StartError::InKernel(error));
-                }
-                Some(Err(error)) => {
-                    info!("all packets are forwarded by the engine itself: {error}");
-                    (None, error.into())
-                }
-            };
-        let (in_kernel, memory) = in_kernel.unzip();
-        let opened = match (&in_kernel, outlive) {
+        let against = kernel_path::against(count, hook.is_some(), setup.backend, &settings);
+        let (opened, why_not) = wanted.open(&control, against, !setup.xdp.is_empty())?;
+        let (in_kernel, memory) = opened.unzip();
+        let opened = match (&in_kernel, wanted.outlive) {
             (Some(in_kernel), holder) => {
                 if let Some(holder) = holder {
                     holder.end();
@@ -426,10 +430,16 @@ impl Engine {
             (None, None) => None,
         };
         let (estate, made) = opened.unzip();
-        let (mut shards, inheritance) = made.unwrap_or_else(|| {
-            let shards = (0..count.get()).map_while(|n| control.shard(n));
-            (shards.collect(), None)
-        });
+        let mut pages: Vec<Option<TablePages>> = Vec::new();
+        let (mut shards, inheritance) = if let Some(made) = made {
+            made
+        } else {
+            let made = (0..count.get()).map(|n| pages::shard(&control, n));
+            let made: Vec<_> = made.collect::<Result<_, _>>()?;
+            let (shards, of_tables) = made.into_iter().flatten().unzip();
+            pages = of_tables;
+            (shards, None)
+        };
         let found = inheritance.is_some();
         let side = HostSide::new(count.get()).map_err(StartError::Thread)?;
         let shared = Arc::new(Shared::new(control, Side::Host(side), false));
@@ -480,6 +490,7 @@ impl Engine {
         }
         let cpus = if pin { own_cpus(count) } else { Vec::new() };
         let mut workers = Vec::new();
+        let mut pages = pages.into_iter();
         for (number, (shard, requests)) in shards.into_iter().zip(requests).enumerate() {
             let mut worker = Worker::new(
                 shared.clone(),
@@ -490,7 +501,10 @@ impl Engine {
                 hook.take(),
             );
             if let Some(in_kernel) = &in_kernel {
-                worker.use_in_kernel(in_kernel.clone(), ripe.get());
+                worker.use_in_kernel(in_kernel.clone(), wanted.ripe.get());
+            }
+            if let Some(Some(pages)) = pages.next() {
+                worker.use_pages(pages);
             }
             if let Some(&cpu) = cpus.get(number) {
                 worker.run_on(cpu);
@@ -535,7 +549,8 @@ impl Engine {
         options: Options,
         virtual_time: bool,
     ) -> Result<Self, StartError> {
-        let shard = control.shard(0).expect("there is at least one");
+        let memory = Memory::try_heap(control.layout())?;
+        let shard = control.shard_in(0, memory).expect("there is at least one");
         let side = Side::Virtual {
             offline: Mailbox::new().map_err(StartError::Thread)?,
             interfaces: Mutex::default(),
@@ -641,59 +656,6 @@ fn own_cpus(workers: NonZeroUsize) -> Vec<usize> {
     cpus
 }
 
-/// What is wanted of the path in the kernel.
-#[derive(Debug)]
-struct Wanted {
-    wanted: UseKernel,
-    /// Packets after which connections are published.
-    ripe: NonZeroU32,
-    /// Connections in wide slots for which there is memory.
-    wide: usize,
-    /// Who holds connections where it does not.
-    outlive: Option<Holder>,
-}
-
-/// What speaks against the path in the kernel.
-fn against_in_kernel(
-    workers: NonZeroUsize,
-    hooked: bool,
-    backend: Backend,
-    settings: &Settings,
-) -> Option<&'static str> {
-    if hooked {
-        Some("an embedding program looks at each packet")
-    } else if workers.get() > 1 {
-        Some("it reads the connection table of one packet worker: leave out --workers")
-    } else if backend == Backend::Tun {
-        Some("--backend tun has packets routed, not taken from interfaces")
-    } else if settings.reverse_path != ReversePath::Off {
-        Some("--reverse-path judges each packet by where it came in")
-    } else {
-        None
-    }
-}
-
-/// The path in the kernel, and the connection table's memory there, if it is wanted and possible.
-fn open_in_kernel(
-    control: &Control,
-    against: Option<&'static str>,
-    (wanted, wide): (UseKernel, usize),
-    xdp: bool,
-) -> Option<Result<(Arc<InKernel>, Memory), InKernelError>> {
-    if wanted == UseKernel::Off {
-        return None;
-    }
-    let opened = match against {
-        Some(reason) => Err(InKernelError::Setting(reason)),
-        None => InKernel::open_or_find(control.layout().with_wide(wide), xdp)
-            .and_then(|in_kernel| Ok((in_kernel.memory()?, in_kernel))),
-    };
-    Some(opened.map(|(memory, in_kernel)| {
-        info!("established connections are forwarded in the kernel");
-        (Arc::new(in_kernel), memory)
-    }))
-}
-
 /// What outlives the engine without the path in the kernel, and the shards whose tables lie there.
 fn open_outlive(
     control: &Control,
@@ -727,7 +689,7 @@ fn new_control(config: &Config, workers: NonZeroUsize) -> Result<(Control, Optio
     if config.compat == Some(Compat::Linux6_1) {
         options.schedulers.remove("twos");
     }
-    let mut control = Control::new(options.clone());
+    let mut control = Control::try_new(options.clone())?;
     for (name, value) in &config.sysctls {
         control
             .set_sysctl(name, value)

@@ -335,7 +335,7 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
         "up",
         [
             "up_other",
-            "Neither TCP nor UDP, with options, fragments or VLAN tags, damaged, or for other stations.",
+            "Neither TCP nor UDP, with options, in fragments, of a VLAN that has no interface here, damaged, or for other stations.",
             "Nothing: the engine decides on them.",
         ],
     ),

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, Result};
-use lvs_core::{Control, Shard};
+use lvs_core::Control;
 
 use super::door::Requests;
+use super::pages;
 use super::shared::{HostSide, Shared, Side};
 use super::worker::Worker;
 use crate::host::EngineSide;
@@ -57,7 +58,8 @@ impl Rig {
         port: PortInfo,
         vips: &[IpAddr],
     ) -> Result<Self> {
-        let shards: Vec<Shard> = (0..).map_while(|number| control.shard(number)).collect();
+        let shards = (0..).map_while(|number| pages::shard(&control, number).transpose());
+        let shards: Vec<_> = shards.collect::<Result<_, _>>()?;
         let count = NonZeroUsize::new(shards.len()).context("a director without shards")?;
         let side = Side::Host(HostSide::new(count.get())?);
         let shared = Arc::new(Shared::new(control, side, false));
@@ -80,10 +82,13 @@ impl Rig {
             config: 1,
             ..View::default()
         }));
-        let workers = (0..).zip(shards).map(|(number, shard)| {
+        let workers = (0..).zip(shards).map(|(number, (shard, pages))| {
             let (requests, queue) = Requests::new(shared.clone());
             let common = common.clone();
-            let worker = Worker::new(shared.clone(), number, shard, common, requests, None);
+            let mut worker = Worker::new(shared.clone(), number, shard, common, requests, None);
+            if let Some(pages) = pages {
+                worker.use_pages(pages);
+            }
             RigWorker {
                 worker,
                 _requests: queue,
@@ -99,6 +104,11 @@ impl RigWorker {
     /// Processes a batch; says how many frames would have left. The frames may receive again.
     pub fn process(&mut self, frames: &mut [Frame]) -> usize {
         self.worker.process(PORT, frames)
+    }
+
+    /// Makes large pages of the connection table's, as an engine does by and by.
+    pub fn enlarge_pages(&mut self) {
+        self.worker.enlarge_pages();
     }
 
     /// Does what is due.

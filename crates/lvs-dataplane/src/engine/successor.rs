@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use super::shared::Shared;
 use crate::host::keeper::{Keeper, Outliving};
-use crate::in_kernel::{Held, InKernel};
+use crate::in_kernel::{Held, InKernel, LocalsLeft};
 use crate::outlive::{Area, Outlive, Record};
 use crate::packet::steer::Steering;
 
@@ -92,6 +92,14 @@ impl Estate {
         let held = kernel.hold();
         kernel.settle();
         Some(held)
+    }
+
+    /// What stood for clients, where both ends are translated.
+    fn locals_left(&self) -> Option<LocalsLeft<'_>> {
+        match self {
+            Self::InKernel(kernel) => kernel.locals_left(),
+            Self::Memory(_) => None,
+        }
     }
 
     /// This engine has taken over everything, and hides from the host what it handles.
@@ -185,6 +193,13 @@ pub(super) fn keep(control: &Control, estate: &Estate) {
             kept.calls.push(Call::SysctlSet(Sysctl { name, value }));
         }
     }
+    // Servers of full NAT are refused without.
+    let (pool, hairpin) = control.local_pool();
+    if !pool.is_empty() {
+        let addresses = pool.iter().map(|local| local.addr).collect();
+        kept.calls
+            .push(Call::LocalSet(LocalPool { addresses, hairpin }));
+    }
     for service in control.services() {
         let id = ServiceId::from(service.key());
         kept.calls.push(Call::ServiceAdd(ServiceSpec {
@@ -214,12 +229,6 @@ pub(super) fn keep(control: &Control, estate: &Estate) {
     if !control.own_vips().is_empty() {
         let addresses = control.own_vips().to_vec();
         kept.calls.push(Call::VipsOwn { addresses });
-    }
-    let (pool, hairpin) = control.local_pool();
-    if !pool.is_empty() {
-        let addresses = pool.iter().map(|local| local.addr).collect();
-        kept.calls
-            .push(Call::LocalSet(LocalPool { addresses, hairpin }));
     }
     kept.daemons = control.daemons().to_vec();
     let services = control.services().filter_map(|service| {
@@ -401,8 +410,13 @@ pub(super) fn take_over(
     match inheritance {
         Inheritance::InPlace(adoption) => {
             let mut adoption = adoption.of_a_clock_ahead(ahead);
+            let left = estate.locals_left();
+            let local = |slot, protocol, server| left.as_ref()?.take(slot, protocol, server);
             for shard in &mut *shards {
-                while control.adopt(shard, &mut adoption, now, usize::MAX) {}
+                while control.adopt_with(shard, &mut adoption, now, usize::MAX, local) {}
+            }
+            if let Some(left) = left {
+                left.end();
             }
         }
         Inheritance::Elsewhere(memories) => {

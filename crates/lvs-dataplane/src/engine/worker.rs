@@ -23,7 +23,7 @@ use super::network::TakenView;
 use super::priority::Priority;
 use super::report::Report;
 use super::shared::Shared;
-use super::{PacketHook, Packets};
+use super::{PacketHook, Packets, pages};
 use crate::host::NeighbourNews;
 use crate::in_kernel::{Held, InKernel, WayOut};
 use crate::io::BATCH;
@@ -35,7 +35,7 @@ use crate::packet::net::{Net, PortId};
 use crate::packet::pipeline::{Env, Output, Pipeline, Request, Share};
 use crate::packet::ways::{Way, Ways};
 use crate::sync::Ticket;
-use crate::sys::{self, Poller};
+use crate::sys::{self, Poller, TablePages};
 
 /// Batches of one port before the others have their turn.
 const BATCHES_PER_TURN: usize = 4;
@@ -83,6 +83,8 @@ pub(crate) struct Worker {
     /// When other directors were told of changes last.
     told: Instant,
     kernel: KernelSide,
+    /// The connection table's, until they become large ones.
+    pages: Option<TablePages>,
     others: Others,
     /// That of its thread, once it has one.
     priority: Option<Priority>,
@@ -149,6 +151,7 @@ impl Worker {
             next_housekeeping: Instant::ZERO,
             told: Instant::ZERO,
             kernel: KernelSide::default(),
+            pages: None,
             others: Others::default(),
             priority: None,
         }
@@ -163,6 +166,20 @@ impl Worker {
     pub(super) fn use_in_kernel(&mut self, in_kernel: Arc<InKernel>, after: u32) {
         self.kernel.path = Some(in_kernel);
         self.decider.ripe_after = after;
+    }
+
+    /// The connection table's pages, to become large ones.
+    pub(super) fn use_pages(&mut self, pages: TablePages) {
+        self.pages = Some(pages);
+    }
+
+    /// Makes large pages of them at once.
+    #[cfg(feature = "testing")]
+    pub(super) fn enlarge_pages(&mut self) {
+        if let Some(pages) = self.pages.take() {
+            // Without them everything is slower, no more.
+            let _ = pages.enlarge(|| ());
+        }
     }
 
     /// Processes packets until the engine is told to stop, in real time where that is asked for and
@@ -673,6 +690,7 @@ impl Worker {
         }
         let ripe = std::mem::take(&mut self.decider.ripe);
         if let Some(kernel) = self.kernel.path.clone() {
+            self.forget_locals();
             // The epoch first: what is learned after it is of this one or a later one.
             let epoch = kernel.epoch();
             self.take_view();
@@ -712,7 +730,13 @@ impl Worker {
     }
 
     /// Publishes a connection, if nothing but counting is to be done about its packets.
-    fn publish(&mut self, conn: ConnId, epoch: u16, kernel: &InKernel, now: Instant) -> Option<()> {
+    fn publish(
+        &mut self,
+        conn: ConnId,
+        epoch: u16,
+        kernel: &Arc<InKernel>,
+        now: Instant,
+    ) -> Option<()> {
         let offer = self.decider.shard.offer(conn)?;
         if self.decider.may_be_marked(&offer) {
             return None;
@@ -742,12 +766,32 @@ impl Worker {
         if !is_set {
             return None;
         }
+        if let Some(local) = &offer.local {
+            if !kernel.has_locals() && kernel.wants_locals() {
+                // The kernel takes its time: that is for the keeper.
+                let kernel = kernel.clone();
+                self.shared.post_keeper(move |_| kernel.make_locals());
+            }
+            if !kernel.set_local(local) {
+                return None;
+            }
+        }
         let published = self.decider.shard.publish(conn, epoch, to_client);
         published.then_some(())
     }
 
+    /// Local ports of connections that have ended are nobody's any more.
+    fn forget_locals(&mut self) {
+        if let Some(kernel) = &self.kernel.path {
+            for end in self.decider.shard.released() {
+                kernel.forget_local(&end);
+            }
+        }
+    }
+
     /// Follows the clock and the epochs of the path in the kernel.
     fn keep_kernel(&mut self, now: Instant) {
+        self.forget_locals();
         let Some(kernel) = &self.kernel.path else {
             return;
         };
@@ -812,6 +856,10 @@ impl Worker {
         self.next_housekeeping = now + HOUSEKEEPING;
         self.keep_kernel(now);
         self.ports.iter_mut().for_each(|(_, io)| io.keep());
+        let shard = &self.decider.shard;
+        if let Some(pages) = self.pages.take_if(|_| pages::is_time(shard)) {
+            self.shared.post_keeper(|_| pages::enlarge(pages));
+        }
         self.decider.sweep();
         self.pipeline.expire(now);
         let ended = self.clients.take_ended(&self.decider.shard);

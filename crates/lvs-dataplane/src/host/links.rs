@@ -222,7 +222,10 @@ impl Keeper {
         if !behind.is_empty() {
             if self.aside.is_none() {
                 let names = behind.join(", ");
-                let show = format!("bpftool net show dev {}", behind[0]);
+                let show = match in_kernel.attached_by() {
+                    "clsact" => format!("tc filter show dev {} ingress", behind[0]),
+                    _ => format!("bpftool net show dev {}", behind[0]),
+                };
                 let reason = format!(
                     "lvs_ingress is not the first BPF program at the ingress of {names} any more"
                 );

@@ -14,6 +14,7 @@ pub(super) mod conf {
     pub(crate) const NUMBER: usize = 10;
     pub(crate) const TAKING_OVER: usize = 11;
     pub(crate) const HOMES: usize = 12;
+    pub(crate) const TRIES: usize = 13;
     pub(crate) const WORDS: usize = 16;
 }
 
@@ -34,7 +35,17 @@ pub(super) const SHARE_WORDS: usize = 16;
 pub(super) const MAC_WORDS: usize = 2;
 pub(super) const MAC_PLACES: u32 = 4096;
 /// Bytes of a decision that the filter leaves for the ingress.
-pub(super) const TOLD_BYTES: u32 = 168;
+pub(super) const TOLD_BYTES: u32 = 184;
+
+/// Words by which local ends are found, and of what there is to know of one.
+pub(super) const LOCAL_KEY_WORDS: usize = 6;
+pub(super) const LOCAL_WORDS: usize = 3;
+
+/// Words of a local end: its address, its port and the slot.
+pub(super) mod local {
+    pub(crate) const ADDR: usize = 0;
+    pub(crate) const PORT: usize = 2;
+}
 
 /// Words of a way out: interface and MTU, link-layer addresses, whether frames may leave before
 /// there is a socket buffer.
@@ -133,6 +144,7 @@ mod tests {
             ("CONF_NUMBER", conf::NUMBER),
             ("CONF_TAKING_OVER", conf::TAKING_OVER),
             ("CONF_HOMES", conf::HOMES),
+            ("CONF_TRIES", conf::TRIES),
             ("CONF_WORDS", conf::WORDS),
             ("SERVICE_WORDS", SERVICE_WORDS),
             ("HOP_WORDS", HOP_WORDS),
@@ -143,6 +155,10 @@ mod tests {
             ("MAC_LINK", mac::LINK),
             ("MAC_ADDR", mac::ADDR),
             ("MAC_PLACES", MAC_PLACES as usize),
+            ("LOCAL_KEY_WORDS", LOCAL_KEY_WORDS),
+            ("LOCAL_WORDS", LOCAL_WORDS),
+            ("LOCAL_ADDR", local::ADDR),
+            ("LOCAL_PORT", local::PORT),
             ("COUNT_WORDS", COUNT_WORDS),
             ("TOLD_BYTES", TOLD_BYTES as usize),
             ("TUNNEL_WORDS", TUNNEL_WORDS),

@@ -23,16 +23,19 @@ mod attach;
 mod epochs;
 mod error;
 mod layout;
+mod locals;
 mod object;
 mod open;
 mod outlive;
 mod pins;
+mod room;
 mod types;
 mod xdp;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::File;
+use std::io;
 use std::num::NonZeroU32;
 use std::ops::DerefMut;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -54,16 +57,22 @@ use self::layout::{
     COUNT_WORDS, HOP_WORDS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS, conf, count, hop, share,
     tunnel,
 };
+use self::locals::Locals;
+pub(crate) use self::locals::LocalsLeft;
 use self::pins::Pins;
+pub(crate) use self::room::Room;
 use self::xdp::Xdp;
+use crate::netlink::Filters;
 use crate::outlive::WITHOUT_ENGINE;
 use crate::packet::rewrite::tunnel::Template;
 use crate::packet::wire::Mac;
-use crate::sys::{self, Program, SharedSet};
+use crate::sys::{self, Jump, PacketSocket, Program, SharedSet};
 
 /// Packets from the client after which a connection is published: shorter ones stay with the
 /// engine, and a flood publishes nothing.
 pub const RIPE: NonZeroU32 = NonZeroU32::new(16).unwrap();
+/// How long an engine lives that what it has taken over does not end.
+const LONG_ENOUGH: Duration = Duration::from_secs(30);
 /// How long a slot that was published is not used again: a program may be looking at it.
 const QUARANTINE: Duration = Duration::from_millis(200);
 /// Ways out at most.
@@ -99,7 +108,7 @@ pub struct Shares {
     pub unpublished: u64,
     /// Handed up: it may change the connection, or does not fit its way.
     pub unfit: u64,
-    /// Handed up: neither TCP nor UDP, or with options, fragments, tags.
+    /// Handed up: neither TCP nor UDP, or with options, fragments, tags of VLANs.
     pub other: u64,
     /// Dropped while there was no engine: their senders repeat them.
     pub waiting: u64,
@@ -120,6 +129,8 @@ struct Hops {
 pub struct InKernel {
     arrays: Arrays,
     filter: Program,
+    /// What leads to it from a socket that has no room for it.
+    jump: Jump,
     ingress: Program,
     /// The kernel's number of it.
     ingress_id: u32,
@@ -132,6 +143,8 @@ pub struct InKernel {
     taken: Mutex<Vec<[u64; COUNT_WORDS]>>,
     /// Records beyond this have nothing counted.
     records: AtomicU32,
+    /// What stands for clients, where both ends are translated.
+    locals: Locals,
     /// Services that the programs know of.
     services: SharedSet<SERVICE_WORDS>,
     known_services: Mutex<HashSet<[u64; SERVICE_WORDS]>>,
@@ -141,10 +154,14 @@ pub struct InKernel {
     claim: Option<File>,
     /// Another engine has left them.
     found: bool,
+    /// When this was opened, by the machine's clock, in nanoseconds.
+    opened: u64,
     /// What it has published is still in force, whatever this one finds out meanwhile.
     taking_over: AtomicBool,
     /// Interfaces whose ingress has the program.
     attached: Mutex<HashSet<u32>>,
+    /// What puts it there where the kernel has no tcx.
+    filters: Option<Mutex<Filters>>,
     /// What forwards before there is a socket buffer; none if nobody wants it.
     xdp: Option<Xdp>,
     /// Why nothing is forwarded, and what to do about it.
@@ -185,6 +202,11 @@ impl InKernel {
         self.arrays.conf.words()[word].store(value, Release);
     }
 
+    /// Whether connections outlive an engine that is killed.
+    pub(crate) const fn outlives(&self) -> bool {
+        self.pins.is_some()
+    }
+
     /// Memory for the connection table.
     ///
     /// # Errors
@@ -202,9 +224,22 @@ impl InKernel {
         Ok(memory.quarantined(QUARANTINE))
     }
 
-    /// The filter for the engine's packet sockets.
-    pub(crate) const fn filter(&self) -> &Program {
-        &self.filter
+    /// Has one of the engine's packet sockets receive what the filter leaves to it.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub(crate) fn filter(&self, socket: &PacketSocket) -> io::Result<()> {
+        let filtered = match self.filters {
+            // As kernels without tcx have no room, either.
+            Some(_) => Err(io::Error::from_raw_os_error(libc::ENOMEM)),
+            None => socket.only_passed_by(&self.filter),
+        };
+        match filtered {
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                socket.only_passed_by(self.jump.program())
+            }
+            filtered => filtered,
+        }
     }
 
     /// What forwards frames.
@@ -232,6 +267,10 @@ impl InKernel {
     pub(crate) fn is_alive(&self, now: Instant) {
         let until = now + WITHOUT_ENGINE;
         self.set(conf::ALIVE, until.as_nanos());
+        let lived = sys::monotonic().saturating_sub(self.opened);
+        if Duration::from_nanos(lived) > LONG_ENOUGH {
+            self.set(conf::TRIES, 0);
+        }
     }
 
     // --- what connections need -------------------------------------------------------------------
@@ -406,6 +445,7 @@ impl InKernel {
         InKernelInfo {
             wanted: true,
             active: reason.is_empty(),
+            attached_by: self.attached_by().to_owned(),
             reason,
             remedy,
         }

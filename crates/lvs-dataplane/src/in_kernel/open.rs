@@ -15,16 +15,21 @@ use super::arrays::{Arrays, Maps};
 use super::epochs::Epochs;
 use super::error::{InKernelError, step};
 use super::layout::{ABOUT_WORDS, COUNT_WORDS, TOLD_BYTES, conf};
+use super::locals::Locals;
 use super::pins::{self, Pins};
+use super::room::Room;
 use super::xdp::Xdp;
-use super::{InKernel, SERVERS, lock, object, types};
+use super::{InKernel, SERVERS, attach, lock, object, types};
 use crate::outlive::WITHOUT_ENGINE;
-use crate::sys::{self, Instruction, PerCpuArray, Program, ProgramKind, SharedArray, SharedSet};
+use crate::sys::{self, Instruction, Jump, PerCpuArray, Program, ProgramKind, SharedSet};
 
 /// The programs, compiled.
 pub(super) const OBJECT: &[u8] = include_bytes!("../../bpf/fast.bpf.o");
 /// Virtual services that programs know of, for when there is no engine.
 const SERVICES: u32 = 1 << 16;
+/// Engines that may take over in turn without any of them living for long: what they take over may be
+/// what ends them.
+const TRIES_MOST: u64 = 5;
 
 impl InKernel {
     /// Makes the maps and loads the programs for a connection table of this layout, of an engine
@@ -41,12 +46,27 @@ impl InKernel {
     /// As [`open`](Self::open), with what another engine has left in this network namespace, if one
     /// was killed and this one can go on with it; and leaves as much itself, should it be
     /// killed. With `xdp`, interfaces can have the program that forwards before there is a socket
-    /// buffer.
+    /// buffer; with `clsact`, programs are attached as if there were no tcx. What is made anew is
+    /// to take no more memory than there is `room`.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(crate) fn open_or_find(layout: Layout, xdp: bool) -> Result<Self, InKernelError> {
-        let alone = || {
+    pub(crate) fn open_or_find(
+        layout: Layout,
+        xdp: bool,
+        clsact: bool,
+        room: Room,
+    ) -> Result<Self, InKernelError> {
+        try_atomics()?;
+        let filters = attach::filters(clsact);
+        let filters = filters.map_err(step("attach a filter (clsact)"))?;
+        let by_filters = filters.is_some();
+        let alone = |why| {
+            // They would stay when the engine is killed, and nobody would know of them.
+            if by_filters {
+                return Err(InKernelError::NoPins(why));
+            }
+            room.takes(layout.bytes())?;
             let this = Self::open_with(layout, Maps::New, xdp, |code| code)?;
             this.set_clock(Instant::ZERO);
             Ok(this)
@@ -55,21 +75,23 @@ impl InKernel {
             Ok(pins) => pins,
             Err(error) => {
                 info!("connections do not outlive this engine: no BPF file system: {error}");
-                return alone();
+                return alone(error);
             }
         };
         let claim = match pins.claim() {
             Ok(claim) => claim,
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                return Err(InKernelError::Setting(
-                    "another engine of this network namespace forwards in the kernel",
-                ));
+                return Err(InKernelError::Setting {
+                    why: pins::ANOTHER,
+                    remedy: "stop one of them",
+                });
             }
             Err(error) => {
                 warn!("connections do not outlive this engine: {error}");
-                return alone();
+                return alone(error);
             }
         };
+        pins.sweep();
         if pins.are_there() {
             let found = found(&pins, &layout).and_then(|layout| {
                 let opened = Self::open_with(layout, Maps::Found(&pins), xdp, |code| code);
@@ -78,6 +100,7 @@ impl InKernel {
             match found {
                 Ok(mut this) => {
                     this.claim = Some(claim);
+                    this.filters = filters;
                     return Ok(this);
                 }
                 Err(why) => {
@@ -86,11 +109,16 @@ impl InKernel {
                 }
             }
         }
+        if let Err(error) = attach::sweep_all() {
+            warn!("cannot look for filters that another engine has left: {error}");
+        }
+        room.takes(layout.bytes())?;
         let opened = Self::open_with(layout, Maps::Pinned(&pins), xdp, |code| code);
         let mut this = opened.inspect_err(|_| {
             pins.remove();
         })?;
         this.claim = Some(claim);
+        this.filters = filters;
         this.set_clock(Instant::ZERO);
         Ok(this)
     }
@@ -99,14 +127,14 @@ impl InKernel {
     /// there was.
     ///
     /// # Errors
-    /// If there is no BPF file system.
+    /// If another engine uses it, or it cannot be looked at.
     pub fn clean_up() -> io::Result<usize> {
-        let pins = Pins::here()?;
+        let pins = Pins::if_mounted()?;
         if !pins.are_there() {
-            return Ok(0);
+            return attach::sweep_all();
         }
         let _claim = pins.claim()?;
-        Ok(pins.remove())
+        Ok(attach::sweep_all()? + pins.remove())
     }
 
     /// As [`open`](Self::open), for whoever tries the programs out: what time it is they are told
@@ -118,8 +146,8 @@ impl InKernel {
     pub fn open_in_virtual_time(layout: Layout) -> Result<Self, InKernelError> {
         Self::open_with(layout, Maps::New, true, |mut code| {
             for instruction in &mut code {
-                // call bpf_ktime_get_ns: r0 = 0 instead.
-                if (instruction.code, instruction.immediate) == (0x85, 5) {
+                // call bpf_ktime_get_coarse_ns: r0 = 0 instead.
+                if (instruction.code, instruction.immediate) == (0x85, 160) {
                     (instruction.code, instruction.immediate) = (0xb7, 0);
                 }
             }
@@ -136,6 +164,7 @@ impl InKernel {
         let done = self.arrays.zero();
         done.expect("the director before is gone");
         self.hops = Mutex::default();
+        self.locals.forget();
         lock(&self.taken).fill([0; COUNT_WORDS]);
         self.records = AtomicU32::new(0);
         self.renew();
@@ -171,6 +200,7 @@ impl InKernel {
                 SharedSet::new("lvs_services", SERVICES, types),
             ),
         };
+        let locals = Locals::new(&layout, maps).map_err(step("make memory"))?;
         let told = told.map_err(step("make memory"))?;
         let services = services.map_err(step("make memory"))?;
         let scratch = xdp.then(|| Xdp::memory(types)).transpose();
@@ -182,6 +212,7 @@ impl InKernel {
                 (Some((_, array)), _) => Some(array.number()),
                 (None, "lvs_told") => Some(told.number()),
                 (None, "lvs_services") => Some(services.number()),
+                (None, "lvs_locals") => Some(locals.number()),
                 (None, name) => scratch.as_ref()?.number(name),
             }
         };
@@ -213,10 +244,13 @@ impl InKernel {
             }
             pin("lvs_told", told.pin(&pins.path("lvs_told")))?;
             pin("lvs_services", services.pin(&pins.path("lvs_services")))?;
+            pin("lvs_locals", locals.pin(pins))?;
         }
+        let jump = Jump::to(&filter).map_err(step("load a program"))?;
         let ingress_id = ingress.id().map_err(step("ask for a program's number"))?;
         let this = Self {
             filter,
+            jump,
             ingress,
             ingress_id,
             layout,
@@ -229,13 +263,16 @@ impl InKernel {
             tunnels: Mutex::default(),
             taken: Mutex::new(vec![[0; COUNT_WORDS]; SERVERS as usize]),
             records: AtomicU32::new(0),
+            locals,
             services,
             known_services: Mutex::default(),
             pins: pins.cloned(),
             claim: None,
             found: matches!(maps, Maps::Found(_)),
+            opened: sys::monotonic(),
             taking_over: AtomicBool::new(matches!(maps, Maps::Found(_))),
             attached: Mutex::default(),
+            filters: None,
             aside: Mutex::default(),
             xdp,
             arrays,
@@ -251,6 +288,7 @@ impl InKernel {
             // The host is not to see what this engine has taken already.
             self.set(conf::TAKING_OVER, 1);
             let conf = self.arrays.conf.words();
+            conf[conf::TRIES].fetch_add(1, Relaxed);
             let number = conf[conf::NUMBER].load(Relaxed);
             lock(&self.epochs).number = u16::try_from(number).unwrap_or(u16::MAX).max(1);
             return;
@@ -270,6 +308,29 @@ impl InKernel {
         self.set(conf::NUMBER, 1);
         self.set(conf::EPOCH, 1);
         self.try_homes([true; 2]);
+    }
+}
+
+/// Whether the kernel has what the programs need most: atomic operations that have results.
+fn try_atomics() -> Result<(), InKernelError> {
+    let op = |code, registers, offset, immediate| Instruction {
+        code,
+        registers,
+        offset,
+        immediate,
+    };
+    let code = [
+        op(0x7a, 0x0a, -8, 0),    // stack = 0
+        op(0xb7, 0x00, 0, 0),     // r0 = 0
+        op(0xdb, 0x0a, -8, 0x01), // stack += r0, and r0 = what was there
+        op(0x95, 0x00, 0, 0),     // return r0
+    ];
+    match Program::load(ProgramKind::SocketFilter, "lvs_atomics", &code) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(InKernelError::Permission(error))
+        }
+        Err(error) => Err(InKernelError::Old(error)),
     }
 }
 
@@ -299,10 +360,8 @@ fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
 /// Else why not.
 fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
     let words = |name: &str, words: usize| {
-        let array = SharedArray::pinned(&pins.path(name), words);
-        let array = array.map_err(|error| format!("{name}: {error}"))?;
-        let words = array.words().iter().map(|word| word.load(Relaxed));
-        Ok::<Vec<u64>, String>(words.collect())
+        let words = pins.words(name, words);
+        words.map_err(|error| format!("{name}: {error}"))
     };
     let about = words("lvs_about", ABOUT_WORDS + Layout::HEADER_WORDS)?;
     let (about, description) = about.split_at(ABOUT_WORDS);
@@ -311,12 +370,25 @@ fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
     }
     let description = description.try_into().map_err(|_| "a map is too short")?;
     let left = Layout::from_words(&description).map_err(|error| error.to_string())?;
-    let keys = left.keys;
-    if left != (Layout { keys, ..*layout }) {
-        return Err("it had another --max-connections or --max-ipv6".to_owned());
+    let (keys, wide_buckets) = (left.keys, left.wide_buckets);
+    let like = Layout {
+        keys,
+        wide_buckets,
+        ..*layout
+    };
+    if left != like {
+        return Err("it had another --max-connections".to_owned());
+    }
+    if wide_buckets != layout.wide_buckets {
+        info!("another --max-ipv6 takes effect when this engine is stopped and started again");
     }
     let conf = words("lvs_conf", conf::WORDS)?;
-    if sys::monotonic().wrapping_sub(conf[conf::BASE]) > conf[conf::ALIVE] {
+    if conf[conf::TRIES] >= TRIES_MOST {
+        return Err(format!(
+            "{TRIES_MOST} engines ended soon after they had taken over what it left"
+        ));
+    }
+    if pins::is_over(&conf) {
         let seconds = WITHOUT_ENGINE.as_secs();
         return Err(format!("it was killed more than {seconds} s ago"));
     }

@@ -54,6 +54,8 @@ impl InKernel {
                     let _ = fs::remove_file(pins.xdp_link(ifindex));
                 }
             }
+            drop(attached);
+            self.sweep_filters();
         }
     }
 
@@ -100,6 +102,7 @@ impl InKernel {
     /// The engine ends in an orderly way, and leaves nothing.
     pub(crate) fn leave_nothing(&self) {
         if let Some(pins) = &self.pins {
+            self.sweep_filters();
             pins.remove();
         }
     }

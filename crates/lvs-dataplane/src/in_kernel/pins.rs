@@ -4,15 +4,18 @@
 //! An engine that is killed leaves them, and with them its connections, which go on. Its successor
 //! finds them. One that ends in an orderly way takes them with it.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Metadata};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::layout::ABOUT_WORDS;
-use crate::sys;
+use super::layout::{ABOUT_WORDS, conf};
+use crate::sys::{self, SharedArray};
 
 /// Where the BPF file system is.
 const FILE_SYSTEM: &str = "/sys/fs/bpf";
@@ -20,6 +23,15 @@ const FILE_SYSTEM: &str = "/sys/fs/bpf";
 const LINK: &str = "link-";
 /// Those of programs before there is a socket buffer.
 const XDP_LINK: &str = "xdp-";
+
+/// Why a directory cannot be claimed.
+pub(super) const ANOTHER: &str = "another engine of this network namespace forwards in the kernel";
+/// For so long an engine waits for others that claim a directory or sweep.
+const TURN: Duration = Duration::from_secs(1);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Attempts to lock a directory that others take away.
+const ATTEMPTS: usize = 100;
 
 /// The directory of a network namespace.
 #[derive(Clone, Debug)]
@@ -33,8 +45,16 @@ impl Pins {
     /// # Errors
     /// If there is no BPF file system, and none can be mounted.
     pub(super) fn here() -> io::Result<Self> {
-        let inode = fs::metadata("/proc/thread-self/ns/net")?.ino();
         sys::mount_bpf(Path::new(FILE_SYSTEM))?;
+        Self::if_mounted()
+    }
+
+    /// The same, where nobody has to be able to leave anything.
+    ///
+    /// # Errors
+    /// If the namespace is not known.
+    pub(super) fn if_mounted() -> io::Result<Self> {
+        let inode = fs::metadata("/proc/thread-self/ns/net")?.ino();
         let directory = Path::new(FILE_SYSTEM).join("lvs").join(inode.to_string());
         Ok(Self { directory })
     }
@@ -47,29 +67,85 @@ impl Pins {
     /// # Errors
     /// If there is another engine, or the directory is not this user's alone.
     pub(super) fn claim(&self) -> io::Result<File> {
-        let both = [self.directory.parent(), Some(&*self.directory)];
-        let own = rustix::process::geteuid().as_raw();
-        for directory in both.into_iter().flatten() {
-            match DirBuilder::new().mode(0o700).create(directory) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                _ => {}
-            }
-            let meta = fs::symlink_metadata(directory)?;
-            if !meta.is_dir() || meta.uid() != own || meta.mode() & 0o022 != 0 {
-                let directory = directory.display();
-                return Err(io::Error::other(format!(
-                    "{directory} is not a directory of this user's alone: remove it"
-                )));
+        if let Some(all) = self.directory.parent() {
+            make(all)?;
+        }
+        let _turn = self.turn();
+        for _ in 0..ATTEMPTS {
+            make(&self.directory)?;
+            if let Some(claim) = self.lock()? {
+                return Ok(claim);
             }
         }
-        let directory = File::open(&self.directory)?;
-        flock(&directory, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            io::Error::new(
-                io::ErrorKind::AddrInUse,
-                "another engine of this network namespace forwards in the kernel",
-            )
-        })?;
-        Ok(directory)
+        Err(another())
+    }
+
+    /// Takes away what engines of other network namespaces have left and no successor would take:
+    /// those namespaces may be gone, and nobody else will.
+    pub(super) fn sweep(&self) {
+        let Some(_turn) = self.turn() else { return };
+        let all = self.directory.parent().map(fs::read_dir);
+        for entry in all.into_iter().flatten().flatten().flatten() {
+            let directory = entry.path();
+            let other = Self { directory };
+            if other.directory == self.directory {
+                continue;
+            }
+            if let Ok(Some(_claim)) = other.lock()
+                && other
+                    .words("lvs_conf", conf::WORDS)
+                    .is_ok_and(|conf| is_over(&conf))
+            {
+                other.remove();
+            }
+        }
+    }
+
+    /// Waits until nobody else claims a directory or sweeps, and keeps others from both: a sweep
+    /// locks each directory for a moment, which is not to pass for an engine. `None` if it takes
+    /// too long.
+    fn turn(&self) -> Option<File> {
+        let all = File::open(self.directory.parent()?).ok()?;
+        let until = Instant::now() + TURN;
+        while flock(&all, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if Instant::now() >= until {
+                return None;
+            }
+            thread::sleep(PAUSE);
+        }
+        Some(all)
+    }
+
+    /// Locks the directory; `None` if it was taken away meanwhile.
+    ///
+    /// # Errors
+    /// If there is another engine, or the directory is not this user's alone.
+    fn lock(&self) -> io::Result<Option<File>> {
+        let there = |meta: io::Result<Metadata>| match meta {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            meta => meta.map(Some),
+        };
+        let Some(meta) = there(fs::symlink_metadata(&self.directory))? else {
+            return Ok(None);
+        };
+        is_own(&self.directory, &meta)?;
+        let directory = match File::open(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            directory => directory?,
+        };
+        flock(&directory, FlockOperation::NonBlockingLockExclusive).map_err(|_| another())?;
+        // The engine that had it may have removed it before it let go.
+        let now = there(fs::symlink_metadata(&self.directory))?;
+        let locked = directory.metadata()?;
+        let same = now.is_some_and(|now| (now.dev(), now.ino()) == (locked.dev(), locked.ino()));
+        Ok(same.then_some(directory))
+    }
+
+    /// The words of a map.
+    pub(super) fn words(&self, name: &str, words: usize) -> io::Result<Vec<u64>> {
+        let array = SharedArray::pinned(&self.path(name), words)?;
+        let words = array.words().iter().map(|word| word.load(Relaxed));
+        Ok(words.collect())
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -132,9 +208,43 @@ impl Pins {
     }
 }
 
+/// Makes a directory, if it is not there.
+fn make(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    match fs::symlink_metadata(directory) {
+        // Its engine took it away.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        meta => is_own(directory, &meta?),
+    }
+}
+
+fn is_own(directory: &Path, meta: &Metadata) -> io::Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    if !meta.is_dir() || meta.uid() != own || meta.mode() & 0o022 != 0 {
+        let directory = directory.display();
+        return Err(io::Error::other(format!(
+            "{directory} is not a directory of this user's alone: remove it"
+        )));
+    }
+    Ok(())
+}
+
+fn another() -> io::Error {
+    io::Error::new(io::ErrorKind::AddrInUse, ANOTHER)
+}
+
+/// Whether an engine of these words of `lvs_conf` was killed so long ago that its connections have
+/// ended.
+pub(super) fn is_over(conf: &[u64]) -> bool {
+    sys::monotonic().wrapping_sub(conf[conf::BASE]) > conf[conf::ALIVE]
+}
+
 /// What all words of a description mean depends on this: it changes with any map's shape or
 /// meaning.
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 /// "LVSKERNL".
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 
@@ -145,4 +255,74 @@ pub(super) const fn about(processors: u32) -> [u64; ABOUT_WORDS] {
     words[1] = VERSION;
     words[2] = processors as u64;
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    fn pins(root: &Path, name: &str) -> Pins {
+        Pins {
+            directory: root.join(name),
+        }
+    }
+
+    #[test]
+    fn a_directory_has_one_engine_at_a_time() {
+        let root = tempfile::tempdir().expect("a directory");
+        let pins = pins(root.path(), "1");
+        let claim = pins.claim().expect("nobody has it");
+        let error = pins.claim().expect_err("it is claimed");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop(claim);
+        pins.claim().expect("nobody has it");
+    }
+
+    /// A sweep locks all others for a moment.
+    #[test]
+    fn a_sweep_does_not_pass_for_an_engine() {
+        let root = tempfile::tempdir().expect("a directory");
+        let (one, other) = (pins(root.path(), "1"), pins(root.path(), "2"));
+        let _claim = one.claim().expect("nobody has it");
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    one.sweep();
+                }
+            });
+            let failed = (0..500).find_map(|_| other.claim().err());
+            done.store(true, Relaxed);
+            assert!(failed.is_none(), "{failed:?}");
+        });
+    }
+
+    /// Whoever has a claim has it on the directory that is there, whatever others take away.
+    #[test]
+    fn a_directory_that_is_taken_away_is_claimed_anew() {
+        let root = tempfile::tempdir().expect("a directory");
+        let pins = pins(root.path(), "1");
+        let claim = || {
+            for _ in 0..500 {
+                let Ok(claim) = pins.claim() else { continue };
+                let there = fs::metadata(&pins.directory).expect("it is there");
+                assert_eq!(there.ino(), claim.metadata().expect("open").ino());
+                pins.remove();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(claim);
+            scope.spawn(claim);
+        });
+    }
+
+    #[test]
+    fn a_sweep_makes_nothing() {
+        let root = tempfile::tempdir().expect("a directory");
+        let pins = pins(root.path(), "1");
+        assert!(pins.lock().expect("nothing is wrong").is_none());
+        assert!(!pins.directory.exists());
+    }
 }

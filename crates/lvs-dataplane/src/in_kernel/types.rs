@@ -4,7 +4,9 @@
 use lvs_core::memory::Layout;
 
 use super::layout::{ABOUT_WORDS, COUNT_WORDS, conf, tunnel};
-use super::layout::{HOP_WORDS, MAC_WORDS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS};
+use super::layout::{
+    HOP_WORDS, LOCAL_KEY_WORDS, LOCAL_WORDS, MAC_WORDS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS,
+};
 use crate::outlive::KEPT_WORDS;
 use crate::sys::{Typed, Types};
 
@@ -81,7 +83,8 @@ const TOLD: &[Field] = &[
     ("record", 4, 1),
     ("protocol", 1, 1),
     ("v6", 1, 1),
-    ("unused", 1, 2),
+    ("other_port", 1, 2),
+    ("other_address", 4, 4),
     ("outer", 4, 14),
 ];
 
@@ -147,6 +150,11 @@ const MAPS: &[(&str, &[Field], usize)] = &[
     ),
     ("lvs_services", &[word("is_there")], 1),
     (
+        "lvs_local_ends",
+        &[words("address", LOCAL_WORDS - 1), word("port_and_slot")],
+        1,
+    ),
+    (
         "lvs_about",
         &[
             words("maps", ABOUT_WORDS),
@@ -166,13 +174,26 @@ const MAPS: &[(&str, &[Field], usize)] = &[
 ];
 
 /// The only map with keys of its own, and their fields.
-const KEYED: (&str, &[Field]) = (
-    "lvs_services",
-    &[
-        words("address", SERVICE_WORDS - 1),
-        word("port_and_protocol"),
-    ],
-);
+const KEYED: [(&str, &str, &[Field]); 2] = [
+    (
+        "lvs_services",
+        "lvs_service",
+        &[
+            words("address", SERVICE_WORDS - 1),
+            word("port_and_protocol"),
+        ],
+    ),
+    (
+        "lvs_local_ends",
+        "lvs_ends",
+        &[
+            word("server_or_slot"),
+            words("server_address", 2),
+            word("local"),
+            words("local_address", LOCAL_KEY_WORDS - 4),
+        ],
+    ),
+];
 
 /// Programs, and what they are called with.
 const PROGRAMS: [(&str, &str); 3] = [
@@ -273,10 +294,10 @@ fn described() -> (Vec<u8>, Typed) {
         if count > 1 {
             value = b.array(value, ints[1], count);
         }
-        let key = if map == KEYED.0 {
-            b.structure("lvs_service", KEYED.1, ints)
-        } else {
-            ints[1]
+        let keyed = KEYED.iter().find(|(known, ..)| *known == map);
+        let key = match keyed {
+            Some((_, name, fields)) => b.structure(name, fields, ints),
+            None => ints[1],
         };
         typed.maps.push((map, [key, value]));
     }

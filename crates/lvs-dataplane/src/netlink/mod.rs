@@ -8,6 +8,7 @@
 //! The kernel's own tables decide; nothing is resolved or routed here. Policy rules (`ip rule`) are
 //! not followed beyond the three that every host has, which is logged where others exist.
 
+mod filter;
 pub(crate) mod message;
 pub(crate) mod policy;
 mod requests;
@@ -20,6 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
 
+pub(crate) use self::filter::Filters;
 use self::message::{Message, messages, u32_at};
 pub(crate) use self::requests::Requests;
 pub use self::state::{

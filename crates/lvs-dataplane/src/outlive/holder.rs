@@ -125,7 +125,7 @@ impl Holder {
     }
 
     /// Whether an engine has left something.
-    pub(super) fn is_used(&self) -> bool {
+    pub(crate) fn is_used(&self) -> bool {
         self.len().is_some_and(|len| len > 0)
     }
 

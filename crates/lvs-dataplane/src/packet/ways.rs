@@ -90,7 +90,9 @@ impl Ways {
         }
         let to_client = match offer.method {
             Forwarding::Nat if is_martian(server, client, false, net) => return None,
-            Forwarding::Nat => Some(Way::by(&net.route(client)?, net)?),
+            // These come to an address of this host's or the engine's own.
+            Forwarding::FullNat if is_martian(server, virt, true, net) => return None,
+            Forwarding::Nat | Forwarding::FullNat => Some(Way::by(&net.route(client)?, net)?),
             _ => None,
         };
         Some(Self {

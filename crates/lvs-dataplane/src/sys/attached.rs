@@ -60,8 +60,7 @@ const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_PROG_QUERY: libc::c_long = 16;
 
 /// What the kernel tells of a map or program, word by word.
-#[cfg(test)]
-pub(crate) fn told(fd: &OwnedFd) -> [u32; 64] {
+pub(crate) fn told(fd: &OwnedFd) -> io::Result<[u32; 64]> {
     let mut words = [0_u32; 64];
     let mut request = GetInfo {
         fd: u32::try_from(fd.as_raw_fd()).expect("descriptors are not negative"),
@@ -69,8 +68,8 @@ pub(crate) fn told(fd: &OwnedFd) -> [u32; 64] {
         info: words.as_mut_ptr().expose_provenance() as u64,
     };
     // SAFETY: the words live here and are as long as the request says.
-    unsafe { call(BPF_OBJ_GET_INFO_BY_FD, &mut request) }.expect("it is open");
-    words
+    unsafe { call(BPF_OBJ_GET_INFO_BY_FD, &mut request) }?;
+    Ok(words)
 }
 
 /// Where programs stand at an interface.

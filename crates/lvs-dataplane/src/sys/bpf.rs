@@ -145,6 +145,7 @@ struct UpdateLink {
 }
 
 const BPF_MAP_CREATE: libc::c_long = 0;
+const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_PROG_LOAD: libc::c_long = 5;
@@ -156,7 +157,9 @@ const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_UPDATE: libc::c_long = 29;
 const BPF_MAP_TYPE_HASH: u32 = 1;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
 const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
+const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
 /// Memory as it is needed.
 const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
@@ -181,7 +184,7 @@ const ATTEMPTS: usize = 5;
 pub enum ProgramKind {
     /// Before a socket.
     SocketFilter,
-    /// At the ingress of an interface (tcx).
+    /// At the ingress of an interface (tcx, or a filter of `tc`).
     Ingress,
     /// At its egress.
     Egress,
@@ -392,12 +395,64 @@ impl Program {
     #[cfg(test)]
     pub(crate) fn has_types(&self) -> bool {
         // `btf_id` of `bpf_prog_info`.
-        attached::told(&self.fd)[32] != 0
+        attached::told(&self.fd).expect("it is open")[32] != 0
     }
 
-    /// The descriptor, for a socket that the program is to filter.
-    pub(super) fn fd(&self) -> libc::c_int {
+    /// The descriptor, for a socket that the program is to filter, or a filter of `tc`.
+    pub(crate) fn fd(&self) -> libc::c_int {
         self.fd.as_raw_fd()
+    }
+}
+
+/// A short program that goes on with a long one, for a socket that has no room for that
+/// (`net.core.optmem_max`, 20 KiB in older kernels).
+#[derive(Debug)]
+pub struct Jump {
+    program: Program,
+    /// The kernel empties it with this descriptor.
+    _to: OwnedFd,
+}
+
+impl Jump {
+    /// Loads one that goes on with `target`.
+    ///
+    /// # Errors
+    /// As [`Program::load`].
+    pub fn to(target: &Program) -> io::Result<Self> {
+        const ALL: i32 = i32::MAX;
+        const BPF_FUNC_TAIL_CALL: i32 = 12;
+        let map = create_map("lvs_jump", BPF_MAP_TYPE_PROG_ARRAY, [4; 2], 1, 0, None)?;
+        let (first, program) = (0_u32, target.fd());
+        let mut request = Element {
+            map: number(&map),
+            unused: 0,
+            key: ptr::from_ref(&first).expose_provenance() as u64,
+            value: ptr::from_ref(&program).expose_provenance() as u64,
+            flags: 0,
+        };
+        // SAFETY: key and value live until after the call, and are as long as the map was made for.
+        unsafe { call(BPF_MAP_UPDATE_ELEM, &mut request) }?;
+        let op = |code, registers, immediate| Instruction {
+            code,
+            registers,
+            offset: 0,
+            immediate,
+        };
+        let code = [
+            op(0x18, 0x12, map.as_raw_fd()), // r2 = the map
+            op(0x00, 0x00, 0),
+            op(0xb7, 0x03, 0), // r3 = the first entry
+            op(0x85, 0x00, BPF_FUNC_TAIL_CALL),
+            op(0xb4, 0x00, ALL), // it cannot: w0 = the whole packet
+            op(0x95, 0x00, 0),   // return r0
+        ];
+        let program = Program::load(target.kind, "lvs_jump", &code)?;
+        Ok(Self { program, _to: map })
+    }
+
+    /// The short one.
+    pub const fn program(&self) -> &Program {
+        &self.program
     }
 }
 
@@ -561,7 +616,7 @@ impl SharedArray {
     #[cfg(test)]
     pub(crate) fn has_types(&self) -> bool {
         // `btf_id` of `bpf_map_info`.
-        attached::told(&self.fd)[16] != 0
+        attached::told(&self.fd).expect("it is open")[16] != 0
     }
 
     /// Its words.
@@ -715,6 +770,192 @@ impl<const WORDS: usize> SharedSet<WORDS> {
     }
 }
 
+/// Values of so many words by keys of so many, for programs. Entries take memory as they come.
+#[derive(Debug)]
+pub struct SharedMap<const KEY: usize, const VALUE: usize> {
+    fd: OwnedFd,
+}
+
+impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
+    /// An empty one for so many entries at most.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new(name: &str, entries: u32, types: Option<&Types>) -> io::Result<Self> {
+        let bytes =
+            |words: usize| u32::try_from(words * 8).map_err(|_| io::ErrorKind::InvalidInput);
+        let fd = create_map(
+            name,
+            BPF_MAP_TYPE_HASH,
+            [bytes(KEY)?, bytes(VALUE)?],
+            entries,
+            BPF_F_NO_PREALLOC,
+            types,
+        )?;
+        Ok(Self { fd })
+    }
+
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` if it is another one.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned(path)?;
+        // `type`, `key_size` and `value_size` of `bpf_map_info`.
+        let told = attached::told(&fd)?;
+        let words = |at: usize| told[at] as usize;
+        let wanted = [BPF_MAP_TYPE_HASH as usize, KEY * 8, VALUE * 8];
+        if [words(0), words(2), words(3)] != wanted {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self { fd })
+    }
+
+    /// Sets the value of a key.
+    ///
+    /// # Errors
+    /// If it is full (`E2BIG`), or there is no memory.
+    pub fn insert(&self, key: &[u64; KEY], value: &[u64; VALUE]) -> io::Result<()> {
+        let value = ptr::from_ref(value).expose_provenance() as u64;
+        // SAFETY: the value lives until after the call, and is as long as the map was made for.
+        unsafe { self.element(BPF_MAP_UPDATE_ELEM, key, value) }
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &[u64; KEY]) -> Option<[u64; VALUE]> {
+        let mut value = [0_u64; VALUE];
+        let to = ptr::from_mut(&mut value).expose_provenance() as u64;
+        // SAFETY: the kernel writes as many bytes as the map was made for, and nobody else has them.
+        let found = unsafe { self.element(BPF_MAP_LOOKUP_ELEM, key, to) };
+        found.ok().map(|()| value)
+    }
+
+    /// Takes a key out.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub fn remove(&self, key: &[u64; KEY]) -> io::Result<()> {
+        // SAFETY: there is no value.
+        unsafe { self.element(BPF_MAP_DELETE_ELEM, key, 0) }
+    }
+
+    /// # Safety
+    /// `value` is the address of a value of the map's, if the command has one.
+    unsafe fn element(
+        &self,
+        command: libc::c_long,
+        key: &[u64; KEY],
+        value: u64,
+    ) -> io::Result<()> {
+        let mut request = Element {
+            map: number(&self.fd),
+            unused: 0,
+            key: key.as_ptr().expose_provenance() as u64,
+            value,
+            flags: 0,
+        };
+        // SAFETY: the key lives until after the call, and is as long as the map was made for; the
+        // caller says the same of the value.
+        unsafe { call(command, &mut request) }.map(drop)
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+}
+
+/// Where programs find a map, or none.
+#[derive(Debug)]
+pub struct MapPlace {
+    fd: OwnedFd,
+}
+
+impl MapPlace {
+    /// An empty one, for maps like this.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new<const KEY: usize, const VALUE: usize>(
+        name: &str,
+        like: &SharedMap<KEY, VALUE>,
+    ) -> io::Result<Self> {
+        let mut request = CreateMap {
+            kind: BPF_MAP_TYPE_ARRAY_OF_MAPS,
+            key: 4,
+            value: 4,
+            entries: 1,
+            flags: 0,
+            inner: number(&like.fd),
+            node: 0,
+            name: short_name(name),
+            ifindex: 0,
+            types: 0,
+            key_type: 0,
+            value_type: 0,
+        };
+        // SAFETY: there are no addresses in it.
+        let fd = unsafe { descriptor(BPF_MAP_CREATE, &mut request) }?;
+        Ok(Self { fd })
+    }
+
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned(path)?;
+        Ok(Self { fd })
+    }
+
+    /// Lets programs find this map, which must be like the one that the place was made for; waits
+    /// until none uses the one before.
+    ///
+    /// # Errors
+    /// If it is not alike.
+    pub fn put<const KEY: usize, const VALUE: usize>(
+        &self,
+        map: &SharedMap<KEY, VALUE>,
+    ) -> io::Result<()> {
+        self.element(BPF_MAP_UPDATE_ELEM, number(&map.fd))
+    }
+
+    /// Lets them find none.
+    pub fn clear(&self) {
+        // There was none: that is as well.
+        let _ = self.element(BPF_MAP_DELETE_ELEM, 0);
+    }
+
+    fn element(&self, command: libc::c_long, map: u32) -> io::Result<()> {
+        let key = 0_u32;
+        let mut request = Element {
+            map: number(&self.fd),
+            unused: 0,
+            key: ptr::from_ref(&key).expose_provenance() as u64,
+            value: ptr::from_ref(&map).expose_provenance() as u64,
+            flags: 0,
+        };
+        // SAFETY: key and value live until after the call, and are 4 bytes long.
+        unsafe { call(command, &mut request) }.map(drop)
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
 /// Makes sure that there is a BPF file system at a directory.
 ///
 /// # Errors
@@ -767,8 +1008,8 @@ pub fn is_root_of_all() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
-    // CAP_NET_ADMIN and CAP_BPF.
-    let needed = 1 << 12 | 1 << 39;
+    // CAP_NET_ADMIN, CAP_PERFMON and CAP_BPF.
+    let needed = 1 << 12 | 1 << 38 | 1 << 39;
     fields == ["0", "0", "4294967295"] && effective.is_some_and(|all| all & needed == needed)
 }
 
@@ -853,6 +1094,11 @@ fn with_log(error: io::Error, log: &[u8]) -> io::Error {
     const LINES: usize = 12;
     let end = log.iter().position(|&byte| byte == 0).unwrap_or(0);
     let text = String::from_utf8_lossy(&log[..end]);
+    // What it lets root alone do needs this, not the right to load programs.
+    if text.contains("for !root") {
+        let missing = "CAP_PERFMON is missing";
+        return io::Error::new(io::ErrorKind::PermissionDenied, missing);
+    }
     let mut lines: Vec<&str> = text.lines().rev().take(LINES).collect();
     if lines.is_empty() {
         return error;

@@ -25,8 +25,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 pub use arena::{Arena, Lent, prefetch};
 pub use bpf::{
-    Instruction, PerCpuArray, Program, ProgramKind, ProgramLink, SharedArray, SharedSet, Typed,
-    Types, is_root_of_all, monotonic, mount_bpf, shared_table,
+    Instruction, Jump, MapPlace, PerCpuArray, Program, ProgramKind, ProgramLink, SharedArray,
+    SharedMap, SharedSet, Typed, Types, is_root_of_all, monotonic, mount_bpf, shared_table,
 };
 pub use device::{primary_address, set_mac, set_mtu, set_up};
 pub use multicast::{datagrams_lost, multicast_receiver, multicast_sender};
@@ -35,7 +35,7 @@ pub use peercred::group_id;
 pub use poll::{EventFd, Poller, wait_writable};
 pub use ring::{PacketRing, RingFrame};
 pub use slice::{permitted_cpus, run_in_real_time, run_in_slices, run_on, thread_time};
-pub use table::table_memory;
+pub use table::{TablePages, table_memory};
 pub use tun::{TunDevice, TunOptions};
 pub use turn::{TurnBack, TurnedBack, turned};
 
@@ -211,3 +211,86 @@ fn get_option<T: Plain>(
 unsafe trait Plain: Copy {}
 // SAFETY: an integer.
 unsafe impl Plain for i32 {}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+
+    /// What the wrappers call that systemd's `@system-service` has (`systemd-analyze
+    /// syscall-filter`), or that is made of such calls.
+    const OF_ANY_SERVICE: &[&str] = &[
+        "bind",
+        "clock_gettime",
+        "eventfd",
+        "geteuid",
+        "getgrnam_r",
+        "getsockname",
+        "getsockopt",
+        "gettid",
+        "if_indextoname",
+        "if_nametoindex",
+        "ioctl",
+        "madvise",
+        "mmap",
+        "munmap",
+        "poll",
+        "ppoll",
+        "read",
+        "recvmmsg",
+        "sched_setattr",
+        "sendmmsg",
+        "sendto",
+        "setns",
+        "setsockopt",
+        "socket",
+        "sysconf",
+        "tgkill",
+        "unshare",
+        "write",
+    ];
+
+    /// What `source` calls of libc, by functions or by numbers (`SYS_*`).
+    fn calls(source: &str) -> impl Iterator<Item = &str> {
+        source.split("libc::").skip(1).filter_map(|rest| {
+            let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_')?;
+            let (name, rest) = rest.split_at(end);
+            match name.strip_prefix("SYS_") {
+                Some(call) => Some(call),
+                // The others are macros (`CMSG_DATA`).
+                None => (rest.starts_with('(')
+                    && name.starts_with(|c: char| c.is_ascii_lowercase())
+                    && name != "syscall")
+                    .then_some(name),
+            }
+        })
+    }
+
+    #[test]
+    fn the_unit_permits_each_system_call() {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/src/sys");
+        let mut called = BTreeSet::new();
+        for entry in fs::read_dir(directory).unwrap() {
+            let source = fs::read_to_string(entry.unwrap().path()).unwrap();
+            called.extend(calls(&source).map(str::to_owned));
+        }
+        for call in OF_ANY_SERVICE {
+            assert!(called.remove(*call), "{call} is not called");
+        }
+        // systemd has mounted what this would mount.
+        assert!(called.remove("mount"));
+
+        let unit = include_str!("../../../../contrib/lvs-dataplane.service");
+        let permitted: BTreeSet<&str> = unit
+            .lines()
+            .filter_map(|line| line.strip_prefix("SystemCallFilter="))
+            .filter(|list| !list.starts_with('~'))
+            .flat_map(str::split_whitespace)
+            .collect();
+        assert!(permitted.contains("@system-service"));
+        for call in &called {
+            assert!(permitted.contains(&**call), "{call} is not permitted");
+        }
+        assert!(called.contains("bpf") && called.contains("mincore"));
+    }
+}

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddrV4};
 use std::time::Duration;
 
 use lvs_core::{
-    Ahead, ConnId, Control, Director, Forwarding, IcmpError, Instant, Options, PacketMeta, Passed,
-    Plain, Protocol, Tunnel, TunnelChecksum, Tuple, Verdict,
+    Ahead, ConnId, Control, Director, Forwarding, IcmpError, Instant, LocalAddress, Options,
+    PacketMeta, Passed, Plain, Protocol, Tunnel, TunnelChecksum, Tuple, Verdict,
 };
 use lvs_dataplane::in_kernel::InKernelError;
 use lvs_dataplane::packet::drop::FrameDrop;
@@ -108,7 +108,10 @@ fn table(scene: &Scene, entropy: &mut Entropy<'_>) -> Table {
         ports: (0..if host { 3 } else { 2 }).map(port).collect(),
         host_port: host.then_some(HOST),
         local: [scene.vips[0], scene.director[0], scene.director[1]].into(),
-        own: [scene.vips[1]].into(),
+        own: match scene.method.forwarding {
+            Forwarding::FullNat => [scene.vips[1], scene.locals[0]].into(),
+            _ => [scene.vips[1]].into(),
+        },
         routes: vec![
             Route::unreachable("240.0.0.0/4"),
             Route::unreachable("fdff::/16"),
@@ -236,6 +239,11 @@ impl Bed {
             .director
             .map(|addr| (addr, if addr.is_ipv4() { 32 } else { 128 }));
         control.set_local_addresses(local.into());
+        if scene.method.forwarding == Forwarding::FullNat {
+            let pool = scene.locals.map(LocalAddress::new).into();
+            let set = control.set_local_pool(pool, false);
+            set.expect("nobody uses another one");
+        }
         for (key, config) in scene.services() {
             control
                 .add_service(key, config, None)
@@ -249,7 +257,10 @@ impl Bed {
         let mut bed = Self {
             scene: scene.clone(),
             net,
-            intercept: Intercept::default(),
+            intercept: Intercept {
+                local_addresses: scene.locals.into(),
+                ..Intercept::default()
+            },
             director,
             pipeline: Pipeline::alone(settings),
             output: Output::new(),
@@ -470,6 +481,7 @@ impl Bed {
             own
         };
         self.intercept.local_clients = clients;
+        self.intercept.local_addresses = self.scene.locals.into();
     }
 
     fn send_last_again(&mut self) {

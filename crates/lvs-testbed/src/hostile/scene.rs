@@ -12,7 +12,7 @@ use lvs_core::{
 pub struct Method {
     /// What to call it.
     pub name: &'static str,
-    /// NAT, direct routing or a tunnel.
+    /// NAT, full NAT, direct routing or a tunnel.
     pub forwarding: Forwarding,
     /// The tunnel, if it is one.
     pub tunnel: Tunnel,
@@ -27,9 +27,9 @@ const NONE: TunnelChecksum = TunnelChecksum::None;
 
 impl Method {
     /// Every method that there is.
-    pub const ALL: [Self; 18] = {
+    pub const ALL: [Self; 20] = {
         use Family::{V4, V6};
-        use Forwarding::{Nat, Route};
+        use Forwarding::{FullNat, Nat, Route};
         let gre = Tunnel::Gre { checksum: FULL };
         let gue = Tunnel::Gue {
             port: 6080,
@@ -59,6 +59,8 @@ impl Method {
             Self::new("gre-bare-6in6", Forwarding::Tunnel, bare_gre, V6, V6),
             Self::new("gue-bare-4in4", Forwarding::Tunnel, bare_gue, V4, V4),
             Self::new("gue-bare-6in6", Forwarding::Tunnel, bare_gue, V6, V6),
+            Self::new("fullnat4", FullNat, Tunnel::Ipip, V4, V4),
+            Self::new("fullnat6", FullNat, Tunnel::Ipip, V6, V6),
         ]
     };
 
@@ -80,7 +82,7 @@ impl Method {
 
     /// The method with this name.
     pub fn named(name: &str) -> Option<&'static Self> {
-        static ALL: [Method; 18] = Method::ALL;
+        static ALL: [Method; 20] = Method::ALL;
         ALL.iter().find(|method| method.name == name)
     }
 }
@@ -152,6 +154,9 @@ pub struct Scene {
     pub clients: Vec<IpAddr>,
     /// Real servers; the last one is the director itself where the versions allow it.
     pub servers: Vec<IpAddr>,
+    /// What stands for clients towards servers: an address of the engine's own, and one of the
+    /// host's.
+    pub locals: [IpAddr; 2],
     /// A router that complains.
     pub router: IpAddr,
     /// Services, at each of the virtual addresses.
@@ -203,8 +208,16 @@ impl Scene {
             clients: (1..=8).map(|last| addr(family, CLIENTS, last)).collect(),
             servers: real,
             router: addr(servers, BACK, 99),
-            offers: OFFERS,
-            shift: if method.forwarding == Forwarding::Nat {
+            // One-packet scheduling excludes it.
+            offers: match method.forwarding {
+                Forwarding::FullNat => OFFERS.map(|offer| Offer {
+                    flags: offer.flags & !ServiceFlags::ONE_PACKET,
+                    ..offer
+                }),
+                _ => OFFERS,
+            },
+            locals: [50, 254].map(|last| addr(servers, BACK, last)),
+            shift: if method.forwarding.translates() {
                 8000
             } else {
                 0

@@ -185,6 +185,8 @@ struct Talk {
     virt: SocketAddr,
     /// Behind NAT.
     server: Option<SocketAddr>,
+    /// Whom that takes for the client.
+    peer: SocketAddr,
 }
 
 struct Talks {
@@ -208,7 +210,7 @@ impl Talks {
             flags = self.entropy.u8();
         }
         let shot = match reply {
-            Some(server) => self.say(Side::Servers, talk.protocol, server, talk.client, flags),
+            Some(server) => self.say(Side::Servers, talk.protocol, server, talk.peer, flags),
             None => self.say(Side::Clients, talk.protocol, talk.client, talk.virt, flags),
         };
         pair.act(Act::Send(vec![shot]));
@@ -233,11 +235,19 @@ impl Talks {
         let Some(parts) = frame.bytes().get(14..).and_then(oracle::parts) else {
             return;
         };
-        let server = (self.scene.method.forwarding == Forwarding::Nat)
+        let port = frame
+            .bytes()
+            .get(14 + parts.l4..)
+            .and_then(<[u8]>::first_chunk);
+        let Some(&port) = port else {
+            return;
+        };
+        let peer = SocketAddr::new(parts.src, u16::from_be_bytes(port));
+        let server = (self.scene.method.forwarding.translates())
             .then(|| SocketAddr::new(parts.dst, self.scene.server_port(&offer)));
         if let Some(server) = server {
             let flags = TcpFlags::SYN | TcpFlags::ACK;
-            let answer = self.plain(Side::Servers, offer.protocol, server, client, flags);
+            let answer = self.plain(Side::Servers, offer.protocol, server, peer, flags);
             pair.act(Act::Send(vec![answer]));
         }
         let ack = self.plain(Side::Clients, offer.protocol, client, virt, TcpFlags::ACK);
@@ -247,6 +257,7 @@ impl Talks {
             client,
             virt,
             server,
+            peer,
         });
         if self.talks.len() > TALKS {
             self.talks.swap_remove(0);

@@ -14,12 +14,13 @@
 
 mod addresses;
 
-use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
+use std::{env, fs};
 
 use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
 
 use self::addresses::{links, six};
 use crate::netns::{Host, Proc, Testbed, run_with_input, wait_until};
@@ -242,6 +243,10 @@ impl Site {
         };
         site.configure()?;
         site.start_servers()?;
+        let directors = [&site.director].into_iter();
+        for director in directors.chain(&site.standby).chain(&site.others) {
+            site.leave_unfinished(director, false)?;
+        }
         Ok(site)
     }
 
@@ -343,6 +348,22 @@ impl Site {
         Ok(file)
     }
 
+    /// Whether what a director sends into tunnels may be unfinished: aggregates, and checksums. The
+    /// servers' raw sockets are no tunnel device of a kernel's: they take packets, and whole ones.
+    /// The engine makes such of them; where its kernel forwards, that cuts and finishes what it
+    /// sends, as for a card that knows nothing of tunnels.
+    fn leave_unfinished(&self, director: &Host, may: bool) -> Result<()> {
+        if self.options.forward != Forward::Tun || !self.options.offloads {
+            return Ok(());
+        }
+        let tx = if may { "on" } else { "off" };
+        director.sh(&format!(
+            "for i in eth0 eth1; do \
+                 [ ! -e /sys/class/net/$i ] || ethtool -K $i tx {tx} > /dev/null; done"
+        ))?;
+        Ok(())
+    }
+
     /// The engine's arguments for this site: its interfaces and who owns the VIP.
     #[must_use]
     pub fn engine_arguments(&self) -> Vec<&'static str> {
@@ -364,7 +385,8 @@ impl Site {
         arguments
     }
 
-    /// Starts the engine on the director and waits until it answers.
+    /// Starts the engine on the director and waits until it answers. Where `extra` does not say whether
+    /// it forwards in the kernel, the environment (`LVS_IN_KERNEL`) does.
     ///
     /// # Errors
     ///
@@ -373,16 +395,37 @@ impl Site {
         self.start_engine_by(&[], extra)
     }
 
+    /// The same, whatever the environment says.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start_engine`].
+    pub fn start_engine_untold(&mut self, extra: &[&str]) -> Result<()> {
+        self.stop_engine()?;
+        self.engine = Some(self.start(&self.director, &[], extra)?);
+        self.lvsadm("-L -n").map(drop)
+    }
+
     /// The same, started by another program: the words before the engine's name.
     ///
     /// # Errors
     ///
     /// As [`Self::start_engine`].
     pub fn start_engine_by(&mut self, launcher: &[&str], extra: &[&str]) -> Result<()> {
-        self.engine = None;
+        self.stop_engine()?;
         let engine = self.start_engine_on(&self.director, launcher, extra)?;
         self.engine = Some(engine);
         self.lvsadm("-L -n").map(drop)
+    }
+
+    /// Has the engine stop, if there is one, so that the next one has nothing of it.
+    fn stop_engine(&mut self) -> Result<()> {
+        if let Some(mut engine) = self.engine.take()
+            && engine.is_running()
+        {
+            engine.stop(Signal::SIGTERM)?;
+        }
+        Ok(())
     }
 
     /// The same on one of the directors.
@@ -396,16 +439,27 @@ impl Site {
         launcher: &[&str],
         extra: &[&str],
     ) -> Result<Proc> {
+        let in_kernel = env::var("LVS_IN_KERNEL").unwrap_or_default();
+        if in_kernel.is_empty() || extra.contains(&"--in-kernel") {
+            return self.start(director, launcher, extra);
+        }
+        let told = [extra, &["--in-kernel", &in_kernel]].concat();
+        self.start(director, launcher, &told)
+    }
+
+    fn start(&self, director: &Host, launcher: &[&str], extra: &[&str]) -> Result<Proc> {
         let program = programs::find("lvs-dataplane")?.display().to_string();
         let mut words = launcher.to_vec();
         words.push(&program);
         words.extend(self.engine_arguments());
         words.extend_from_slice(extra);
+        let off = extra.windows(2).any(|two| two == ["--in-kernel", "off"]);
+        self.leave_unfinished(director, off)?;
         let mut engine = director.spawn(words[0], &words[1..])?;
         let mut ended = false;
         wait_until(
             "the engine's control socket",
-            Duration::from_secs(10),
+            Duration::from_secs(30),
             || {
                 ended = !engine.is_running();
                 ended || director.has_engine()

@@ -196,7 +196,7 @@ fn an_engine_that_hangs_is_replaced() -> Result<()> {
     let site = site("hang")?;
     let config = site.testbed.dir().join("lvsd.toml");
     let mut text = format!(
-        "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\nhang_limit = \"2s\"\n[[service]]\naddress = \"{}\"\nforward = \"nat\"\nscheduler = \"rr\"\n",
+        "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\nhang_limit = \"2s\"\nin_kernel = \"off\"\n[[service]]\naddress = \"{}\"\nforward = \"nat\"\nscheduler = \"rr\"\n",
         site.service(80)
     );
     for index in 0..2 {

@@ -72,7 +72,7 @@ fn an_engine_that_is_killed_and_started_again() -> Result<()> {
     std::thread::sleep(Duration::from_millis(400));
     site.engine.as_mut().context("started above")?.kill();
     let path = rules.display().to_string();
-    site.start_engine(&["--rules", &path])?;
+    site.start_engine(&["--rules", &path, "--in-kernel", "off"])?;
 
     // New connections work at once.
     let mut load = site.load();

@@ -19,34 +19,30 @@ use nix::sys::signal::Signal;
 
 const ON: [&str; 2] = ["--in-kernel", "on"];
 
-/// A site whose engine forwards in the kernel; `None` where that is not permitted.
-fn site(label: &str, forward: Forward, servers: usize) -> Result<Option<Site>> {
+/// Whether that is permitted here. Root of the first user namespace has no excuse.
+pub(super) fn is_permitted() -> Result<bool> {
     if Mode::detect()? == Mode::Rootless {
         ensure!(!sys::is_root_of_all(), "root can test it");
         eprintln!("not tested: the path in the kernel needs root, outside of containers");
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+/// A site whose engine forwards in the kernel; `None` where that is not permitted.
+fn site(label: &str, forward: Forward, servers: usize) -> Result<Option<Site>> {
+    if !is_permitted()? {
         return Ok(None);
     }
     let mut options = SiteOptions::new(label, forward);
     options.servers = servers;
     let mut site = Site::new(options)?;
-    finish_in_the_kernel(&site)?;
     site.start_engine(&ON)?;
     Ok(Some(site))
 }
 
-/// The servers' raw sockets are no tunnel device of a kernel's: they take packets, not aggregates,
-/// and whole ones. As for a card that knows nothing of tunnels, the director's kernel cuts and
-/// finishes what it sends.
-pub(super) fn finish_in_the_kernel(site: &Site) -> Result<()> {
-    if site.options.forward == Forward::Tun {
-        site.director.sh("for i in eth0 eth1; do \
-             [ ! -e /sys/class/net/$i ] || ethtool -K $i tx off > /dev/null; done")?;
-    }
-    Ok(())
-}
-
 /// What `lvsadm drops` says was forwarded in the kernel: requests and replies.
-fn shares(site: &Site) -> Result<(u64, u64)> {
+pub(super) fn shares(site: &Site) -> Result<(u64, u64)> {
     let all = site.lvsadm("drops --json --all")?;
     let all: serde_json::Value = serde_json::from_str(&all)?;
     let count = |reason: &str| {
@@ -86,7 +82,7 @@ macro_rules! method {
                 common::bulk(&site)?;
                 let (requests, replies) = shares(&site)?;
                 ensure!(requests > 1000, "{requests} requests");
-                let translated = matches!(Forward::$forward, Forward::Nat);
+                let translated = matches!(Forward::$forward, Forward::Nat | Forward::FullNat);
                 ensure!((replies > 1000) == translated, "{replies} replies");
                 common::iperf_and_dns(&site)
             }
@@ -104,6 +100,7 @@ macro_rules! method {
 }
 
 method!(nat, Nat);
+method!(fullnat, FullNat);
 method!(dr, Dr);
 method!(tun, Tun);
 
@@ -188,7 +185,14 @@ fn download_in_the_kernel(site: &Site) -> Result<Proc> {
 
 #[test]
 fn a_server_that_is_removed_gets_nothing_more() -> Result<()> {
-    let Some(site) = site("ink-removed", Forward::Nat, 1)? else {
+    for (label, forward) in [("ink-rem", Forward::Nat), ("ink-remf", Forward::FullNat)] {
+        removed(label, forward)?;
+    }
+    Ok(())
+}
+
+fn removed(label: &str, forward: Forward) -> Result<()> {
+    let Some(site) = site(label, forward, 1)? else {
         return Ok(());
     };
     let _download = download_in_the_kernel(&site)?;
@@ -199,7 +203,8 @@ fn a_server_that_is_removed_gets_nothing_more() -> Result<()> {
     let after = shares(&site)?;
     ensure!(before.0 == after.0, "requests: {before:?}, then {after:?}");
     // It comes back, and its connection goes on, in the kernel too.
-    site.lvsadm(&format!("-a -t {} -r {server} -m", site.service(80)))?;
+    let flag = forward.flag();
+    site.lvsadm(&format!("-a -t {} -r {server} {flag}", site.service(80)))?;
     let flows = || shares(&site).is_ok_and(|(requests, _)| requests > after.0 + 50);
     wait_until(
         "packets in the kernel again",
@@ -208,27 +213,72 @@ fn a_server_that_is_removed_gets_nothing_more() -> Result<()> {
     )
 }
 
-/// A BPF program that says so much to each frame, as the first one at the ingress of an interface
-/// of the director's.
-fn put_in_front(site: &Site, interface: &str, verdict: i32) -> Result<ProgramLink> {
+/// A BPF program at an interface of a host, as the first one there.
+fn put_in_front(
+    host: &Host,
+    interface: &str,
+    kind: ProgramKind,
+    code: &[Instruction],
+) -> Result<ProgramLink> {
     let path = format!("/sys/class/net/{interface}/ifindex");
-    let ifindex = site.director.sh(&format!("cat {path}"))?.trim().parse()?;
-    let namespace = std::fs::File::open(format!("/proc/{}/ns/net", site.director.pid()))?;
+    let ifindex = host.sh(&format!("cat {path}"))?.trim().parse()?;
+    let namespace = std::fs::File::open(format!("/proc/{}/ns/net", host.pid()))?;
+    let code = code.to_vec();
     let attach = move || -> Result<ProgramLink> {
         setns(namespace, CloneFlags::CLONE_NEWNET)?;
-        let instruction = |code, immediate| Instruction {
-            code,
-            registers: 0,
-            offset: 0,
-            immediate,
-        };
-        // r0 = verdict; exit.
-        let code = [instruction(0xb7, verdict), instruction(0x95, 0)];
-        let program = Program::load(ProgramKind::Ingress, "another", &code)?;
+        let program = Program::load(kind, "another", &code)?;
         Ok(program.attach(ifindex)?)
     };
     let thread = std::thread::spawn(attach);
     thread.join().expect("it does not panic")
+}
+
+const fn instruction(code: u8, registers: u8, offset: i16, immediate: i32) -> Instruction {
+    Instruction {
+        code,
+        registers,
+        offset,
+        immediate,
+    }
+}
+
+/// A register becomes a number.
+const fn set(register: u8, number: i32) -> Instruction {
+    instruction(0xb7, register, 0, number)
+}
+
+const EXIT: Instruction = instruction(0x95, 0, 0, 0);
+
+/// A tag that says a priority only (VLAN 0) is as good as none, and does not go on.
+#[test]
+fn priority_tags_are_taken_off() -> Result<()> {
+    let Some(site) = site("ink-priority", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    site.add_service(80, "rr")?;
+    // bpf_skb_vlan_push(skb, 802.1Q, priority 5); TCX_PASS.
+    let push = [
+        set(2, i32::from(0x8100_u16.to_be())),
+        set(3, 5 << 13),
+        instruction(0x85, 0, 0, 18),
+        set(0, 0),
+        EXIT,
+    ];
+    // skb->vlan_present, twice that: TCX_PASS without a tag, TCX_DROP with one.
+    let refuse = [
+        instruction(0x61, 0x10, 20, 0),
+        instruction(0x67, 0, 0, 1),
+        EXIT,
+    ];
+    let mut links = Vec::new();
+    for host in [&site.client, &site.servers[0]] {
+        links.push(put_in_front(host, "eth0", ProgramKind::Egress, &push)?);
+        links.push(put_in_front(host, "eth0", ProgramKind::Ingress, &refuse)?);
+    }
+    common::bulk(&site)?;
+    let (requests, replies) = shares(&site)?;
+    ensure!(requests > 1000 && replies > 1000, "{requests}, {replies}");
+    Ok(())
 }
 
 /// Another program in front of ours may end the chain: the engine goes on without it, and nothing
@@ -248,7 +298,8 @@ fn another_program_in_front_is_noticed() -> Result<()> {
     const FINDING: &str = "not forwarded in the kernel: lvs_ingress is not the first";
     ensure!(!doctor()?.contains(FINDING));
     // TCX_PASS: our program is not run.
-    let other = put_in_front(&site, "eth0", 0)?;
+    let pass = [set(0, 0), EXIT];
+    let other = put_in_front(&site.director, "eth0", ProgramKind::Ingress, &pass)?;
     let told = || doctor().is_ok_and(|text| text.replace("\n  ", " ").contains("is not the first"));
     wait_until("a finding", Duration::from_secs(10), told)?;
     let before = shares(&site)?;
@@ -314,7 +365,11 @@ fn an_engine_that_ends_takes_its_programs_with_it() -> Result<()> {
 
 #[test]
 fn ipv6() -> Result<()> {
-    for (forward, flag) in [(Forward::Nat, "-m"), (Forward::Dr, "-g")] {
+    for (forward, flag) in [
+        (Forward::Nat, "-m"),
+        (Forward::FullNat, "--fullnat"),
+        (Forward::Dr, "-g"),
+    ] {
         let Some(site) = site("ink-v6", forward, 2)? else {
             return Ok(());
         };
@@ -335,7 +390,7 @@ fn ipv6() -> Result<()> {
         let (requests, replies) = shares(&site)?;
         ensure!(requests > 100, "{forward:?}: {requests} requests");
         ensure!(
-            (replies > 100) == (forward == Forward::Nat),
+            (replies > 100) == (forward != Forward::Dr),
             "{replies} replies"
         );
     }
@@ -373,7 +428,12 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
     let mut downloads = site.client.spawn("curl", &arguments)?;
     let all = || std::fs::read_dir(&dir).is_ok_and(|files| files.count() == DOWNLOADS);
     wait_until("all downloads", Duration::from_secs(20), all)?;
-    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 200);
+    // By full NAT, what has had no packets in the kernel ends.
+    let enough = match forward {
+        Forward::FullNat => 40 * DOWNLOADS as u64,
+        _ => 200,
+    };
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > enough);
     wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
     // What is kept of counters is up to a second old.
     std::thread::sleep(Duration::from_secs(2));
@@ -390,7 +450,8 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
     ensure!(downloads.is_running(), "{}", downloads.log());
     site.start_engine(&ON)?;
     let status = downloads.wait(Duration::from_secs(90))?;
-    ensure!(status.success(), "{status}: {}", downloads.log());
+    let log = site.engine.as_ref().context("it runs")?.log();
+    ensure!(status.success(), "{status}: {}{log}", downloads.log());
     let sums = site.client.sh(&format!(
         "cd {} && sha256sum * | cut -c 1-64 | sort | uniq -c",
         dir.display()
@@ -399,7 +460,6 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
         sums.trim().lines().count() == 1 && sums.trim().starts_with(&many),
         "{sums}"
     );
-    let log = site.engine.as_ref().context("it runs")?.log();
     let told = log.lines().find(|line| line.contains("took over"));
     println!("{}", told.context("it says so")?);
     // Services are there, counters go on, and new connections come.
@@ -423,6 +483,11 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
 #[test]
 fn connections_outlive_a_killed_engine_nat() -> Result<()> {
     killed("ink-killn", Forward::Nat)
+}
+
+#[test]
+fn connections_outlive_a_killed_engine_full_nat() -> Result<()> {
+    killed("ink-killf", Forward::FullNat)
 }
 
 #[test]

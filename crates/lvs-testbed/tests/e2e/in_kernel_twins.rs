@@ -27,7 +27,9 @@ fn same(names: &[&str], seed: u64) {
                 );
                 assert!(all > frames / 20, "{all} of {frames}");
                 // Every other one has the chance; what goes into tunnels has none.
-                let tunnel = !(name.starts_with("nat") || name.starts_with("dr"));
+                let tunnel = !["nat", "fullnat", "dr"]
+                    .iter()
+                    .any(|kind| name.starts_with(kind));
                 assert!(tunnel && early == 0 || early > all / 4, "{early} of {all}");
             }
             Err(error) => return not_tested(&error),
@@ -38,6 +40,11 @@ fn same(names: &[&str], seed: u64) {
 #[test]
 fn nat() {
     same(&["nat4", "nat6"], 1);
+}
+
+#[test]
+fn full_nat() {
+    same(&["fullnat4", "fullnat6"], 7);
 }
 
 #[test]

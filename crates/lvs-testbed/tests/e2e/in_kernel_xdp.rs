@@ -6,8 +6,7 @@ use crate::common;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_dataplane::sys;
-use lvs_testbed::{Forward, Mode, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, Topology, programs, wait_until};
 
 /// A site for a director with XDP at its interfaces; `None` where that is not permitted.
 fn site(label: &str, forward: Forward) -> Result<Option<Site>> {
@@ -19,13 +18,14 @@ fn site(label: &str, forward: Forward) -> Result<Option<Site>> {
 }
 
 fn site_as_it_is(label: &str, forward: Forward, offloads: bool) -> Result<Option<Site>> {
-    if Mode::detect()? == Mode::Rootless {
-        ensure!(!sys::is_root_of_all(), "root can test it");
-        eprintln!("not tested: the path in the kernel needs root, outside of containers");
+    if !super::in_kernel::is_permitted()? {
         return Ok(None);
     }
     let mut options = SiteOptions::new(label, forward);
     options.servers = 4;
+    if forward == Forward::FullNat {
+        options.topology = Topology::TwoArm;
+    }
     options.offloads = offloads;
     let site = Site::new(options)?;
     site.testbed.take_frames()?;
@@ -100,6 +100,11 @@ fn forwards(label: &str, forward: Forward) -> Result<()> {
 #[test]
 fn nat() -> Result<()> {
     forwards("xdp-nat", Forward::Nat)
+}
+
+#[test]
+fn full_nat() -> Result<()> {
+    forwards("xdp-fnat", Forward::FullNat)
 }
 
 #[test]
@@ -198,7 +203,10 @@ fn what_cannot_be_is_refused() -> Result<()> {
         .sh("ip link add d0 type bridge; ip link set d0 up")?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
     for (words, told) in [
-        ("--xdp eth0", "add --in-kernel on"),
+        (
+            "--in-kernel off --xdp eth0",
+            "leave out --xdp, or --in-kernel off",
+        ),
         ("--in-kernel on --xdp eth9", "none of the interfaces"),
         (
             "--in-kernel on --interface eth0 --xdp eth1",

@@ -26,6 +26,8 @@ mod host;
 mod hostile;
 mod hostile_links;
 mod in_kernel;
+mod in_kernel_clsact;
+mod in_kernel_default;
 
 mod in_kernel_twins;
 mod in_kernel_xdp;

@@ -15,6 +15,9 @@ const KEY: &str = "0123456789abcdef0123456789abcdef";
 const ONE: &str = "192.0.2.1";
 const TWO: &str = "192.0.2.2";
 
+/// What an engine that was killed has left is not taken over.
+const ALONE: [&str; 2] = ["--in-kernel", "off"];
+
 /// A site of two directors, without engines.
 fn site(label: &str, forward: Forward, rate: u64) -> Result<Site> {
     let mut options = SiteOptions::new(label, forward);
@@ -34,10 +37,10 @@ fn key(site: &Site, name: &str, key: &str) -> Result<String> {
     Ok(path.display().to_string())
 }
 
-/// An engine that talks to one at `peer`.
+/// An engine that talks to one at `peer`, and knows nothing of one that was killed.
 fn engine(site: &Site, director: &Host, peer: &str, key: &str) -> Result<Proc> {
     let extra = ["--sync-peer", peer, "--sync-key", key];
-    site.start_engine_on(director, &[], &extra)
+    site.start_engine_on(director, &[], &[&extra[..], &ALONE].concat())
 }
 
 fn copy_services(site: &Site, from: &Host, to: &Host) -> Result<()> {
@@ -581,7 +584,7 @@ fn with_exceptions_only_a_director_that_was_told_nothing_goes_on() -> Result<()>
     let key = key(&site, "key", KEY)?;
     let start = |director: &Host, peer: &str, tell: &str| {
         let extra = ["--sync-peer", peer, "--sync-key", &key, "--sync-tell", tell];
-        site.start_engine_on(director, &[], &extra)
+        site.start_engine_on(director, &[], &[&extra[..], &ALONE].concat())
     };
     let one = start(&first, TWO, "exceptions")?;
     let mut two = start(&second, ONE, "exceptions")?;

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use lvs_dataplane::files::open_without_waiting;
 use subtle::ConstantTimeEq;
 
 /// Characters that a token has at least, and at most.
@@ -34,13 +35,7 @@ impl Token {
     pub fn read(path: &Path) -> Result<Self, String> {
         let name = path.display();
         let make = format!("make one: `(umask 077; head -c 24 /dev/urandom | base64 >{name})`");
-        let mut options = std::fs::OpenOptions::new();
-        // A FIFO would keep us waiting.
-        options
-            .read(true)
-            .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
-        let file = options
-            .open(path)
+        let file = open_without_waiting(path)
             .map_err(|error| format!("cannot read the token in {name}: {error}; {make}"))?;
         let meta = file
             .metadata()

@@ -1,11 +1,9 @@
 //! What keepalived adds to a director's priority.
 
-use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use rustix::fs::OFlags;
+use lvs_dataplane::files::open_without_waiting;
 
 /// Not to be active at all: keepalived takes a number of -254 or less for a fault.
 pub(super) const UNFIT: i16 = -254;
@@ -43,15 +41,8 @@ impl Standing {
 
 /// Whether a file says this number, whatever somebody has put in its place.
 pub(super) fn says(path: &Path, value: i16) -> bool {
-    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits();
-    let mut options = File::options();
-    options
-        .read(true)
-        .custom_flags(i32::try_from(flags).unwrap_or_default());
     let mut text = String::new();
-    let read = options
-        .open(path)
-        .and_then(|file| file.take(16).read_to_string(&mut text));
+    let read = open_without_waiting(path).and_then(|file| file.take(16).read_to_string(&mut text));
     read.is_ok() && text.trim().parse() == Ok(value)
 }
 

@@ -3,8 +3,10 @@
 
 use std::io;
 use std::ops::{Range, RangeInclusive};
+use std::path::Path;
 
 use lvs_core::api::ServiceId;
+use lvs_dataplane::files::open_without_waiting;
 use lvs_dataplane::words::meant;
 use toml::Spanned;
 
@@ -231,10 +233,5 @@ impl Keys<'_> {
 }
 
 pub(super) fn read_file(path: &str) -> io::Result<Vec<u8>> {
-    use std::os::unix::fs::OpenOptionsExt;
-    // Whoever names a pipe is not waited for.
-    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
-    let mut options = std::fs::OpenOptions::new();
-    let file = options.read(true).custom_flags(nonblocking).open(path)?;
-    read_at_most(file, FILE_MAX)
+    read_at_most(open_without_waiting(Path::new(path))?, FILE_MAX)
 }

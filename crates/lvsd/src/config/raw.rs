@@ -127,7 +127,7 @@ pub(super) struct RawDataplane {
     /// `off`.
     pub(super) reverse_path: Option<Spanned<String>>,
     /// Whether established connections are forwarded in the kernel: `off`, `auto` or `on`.
-    /// Default: `off`.
+    /// Default: `auto`, and nobody is told to mend it if it is not possible.
     pub(super) in_kernel: Option<Spanned<String>>,
     /// Whether a process holds connections, should the engine be killed: `off`, `auto` or `on`.
     /// Default: `off`.

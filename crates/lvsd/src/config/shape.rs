@@ -385,7 +385,12 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
             && percent.parse::<i64>().is_ok()
         {
             finding.help(format!("write the number by itself: {percent}"))
-        } else if expected.starts_with("a string") {
+        } else if found == "sequence" && !expected.contains("table") {
+            finding.help(match only_item(written) {
+                Some(item) => format!("write it without brackets: {item}"),
+                None => "give one value, without brackets".to_owned(),
+            })
+        } else if expected.starts_with("a string") && found != "map" {
             finding.help(format!("write it in quotes: \"{}\"", one_line(written)))
         } else if expected.starts_with("an array of tables") && found == "map" {
             finding
@@ -402,6 +407,15 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
         .help(format!("no number of this file is above {}", u32::MAX));
     }
     Diagnostic::error(span.clone(), one_line(message))
+}
+
+/// What stands in an array of one value.
+fn only_item(array: &str) -> Option<&str> {
+    let item = array.strip_prefix('[')?.strip_suffix(']')?.trim();
+    let item = item.strip_suffix(',').unwrap_or(item).trim_end();
+    let one = DeValue::parse(item).ok()?;
+    let simple = !matches!(one.get_ref(), DeValue::Array(_) | DeValue::Table(_));
+    (simple && !item.contains('\n')).then_some(item)
 }
 
 fn plain(found: &str) -> String {

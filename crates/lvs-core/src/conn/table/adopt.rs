@@ -66,7 +66,7 @@ impl ConnTable {
         adoption: &mut Adoption,
         now: Instant,
         budget: usize,
-        mut keep: impl FnMut(Entry<'_>) -> bool,
+        mut keep: impl FnMut(u32, Entry<'_>) -> bool,
     ) -> bool {
         self.see(now);
         let handles = core::mem::take(&mut adoption.handles);
@@ -75,7 +75,7 @@ impl ConnTable {
             let entry = self.slots.entry(handle);
             entry.set_armed(UNARMED);
             let used = entry.word0() != 0;
-            if used && self.lies_where_it_should(handle) && keep(entry) {
+            if used && self.lies_where_it_should(handle) && keep(handle, entry) {
                 let expires = entry.expires().as_nanos();
                 let ahead = u64::try_from(adoption.ahead.as_nanos()).unwrap_or(u64::MAX);
                 entry.set_expires(Instant::from_nanos(expires.saturating_sub(ahead)));

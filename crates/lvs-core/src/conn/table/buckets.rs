@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_bucket_fills_and_empties() {
-        let region = Region::heap(2);
+        let region = Region::heap(2).unwrap();
         let tags = Tags(&region);
         let buckets = Buckets {
             first: 0,

@@ -38,6 +38,25 @@ pub struct Layout {
     pub keys: [u64; 2],
 }
 
+/// There is no memory of this size to be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfMemory {
+    /// Bytes of the table that it was for.
+    pub bytes: usize,
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "there is no memory for a connection table of {} MiB",
+            self.bytes >> 20
+        )
+    }
+}
+
+impl core::error::Error for OutOfMemory {}
+
 /// Why memory that was found is not taken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayoutError {
@@ -204,17 +223,17 @@ enum Store {
 }
 
 impl Region {
-    /// Zeros on the heap, taken from the system as they are used.
-    pub fn heap(words: usize) -> Self {
+    /// Zeros on the heap, taken from the system as they are used; `None` if it has not so much.
+    pub fn heap(words: usize) -> Option<Self> {
         // Slots are cache lines. An allocation of a type of such alignment would be written at
         // once, every page of it; fresh zero pages need not be.
-        let words: Box<[AtomicU64]> =
-            bytemuck::zeroed_slice_box(words + LINE / size_of::<AtomicU64>());
+        let words = words.checked_add(LINE / size_of::<AtomicU64>())?;
+        let words: Box<[AtomicU64]> = bytemuck::try_zeroed_slice_box(words).ok()?;
         let first = words.as_ptr().align_offset(LINE);
-        Self {
+        Some(Self {
             first: first.min(LINE / size_of::<AtomicU64>()),
             words: Store::Heap(words),
-        }
+        })
     }
 
     /// Words of somebody else's. Who lends memory that can end says so with [`Memory::hold`].
@@ -277,17 +296,30 @@ pub struct Memory {
 
 impl Memory {
     /// On the heap.
+    ///
+    /// # Panics
+    /// If there is not so much memory: see [`try_heap`](Self::try_heap).
     pub fn heap(layout: Layout) -> Self {
-        Self {
+        Self::try_heap(layout).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// On the heap, if there is so much memory.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]
+    pub fn try_heap(layout: Layout) -> Result<Self, OutOfMemory> {
+        let bytes = layout.bytes();
+        let region = |words| Region::heap(words).ok_or(OutOfMemory { bytes });
+        Ok(Self {
             layout,
-            narrow: Region::heap(layout.narrow_words()),
-            narrow_tags: Region::heap(layout.narrow_buckets as usize),
-            wide: Region::heap(layout.wide_words()),
-            wide_tags: Region::heap(layout.wide_buckets as usize),
-            overflow: Region::heap(layout.overflow_words()),
+            narrow: region(layout.narrow_words())?,
+            narrow_tags: region(layout.narrow_buckets as usize)?,
+            wide: region(layout.wide_words())?,
+            wide_tags: region(layout.wide_buckets as usize)?,
+            overflow: region(layout.overflow_words())?,
             quarantine: Duration::ZERO,
             held: None,
-        }
+        })
     }
 
     /// Of regions as the layout wants them: narrow slots, their tags, wide slots, their tags,
@@ -395,11 +427,19 @@ mod tests {
 
     #[test]
     fn lines_are_cache_lines_and_zero_at_first() {
-        let region = Region::heap(8 * 100);
+        let region = Region::heap(8 * 100).unwrap();
         for n in 0..100 {
             let line = region.line(n);
             assert_eq!(line.as_ptr().align_offset(LINE), 0);
             assert!(line.iter().all(|word| word.load(Relaxed) == 0));
+        }
+    }
+
+    /// More than any processor can address.
+    #[test]
+    fn memory_that_is_not_there_is_an_error() {
+        for words in [usize::MAX / 32, usize::MAX / 8, usize::MAX] {
+            assert!(Region::heap(words).is_none());
         }
     }
 

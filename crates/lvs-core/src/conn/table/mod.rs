@@ -228,6 +228,7 @@ impl fmt::Debug for ConnTable {
 impl ConnTable {
     /// An empty table for at most `capacity` entries, on the heap. `seed` keys the hash function,
     /// so that a client cannot choose addresses that fall into the same buckets.
+    #[cfg(test)]
     pub(crate) fn new(capacity: usize, seed: u64) -> Self {
         Self::with_memory(capacity, Memory::heap(Layout::new(capacity, seed)))
     }
@@ -281,6 +282,11 @@ impl ConnTable {
     /// Whether a packet alone leads to an entry, not the overflow's index.
     pub(crate) fn is_in_place(&self, handle: u32) -> bool {
         self.slots.in_place(handle)
+    }
+
+    /// Handles below this are of entries in place.
+    pub(crate) const fn places_len(&self) -> u32 {
+        self.slots.overflow
     }
 
     // --- coming and going ------------------------------------------------------------------------

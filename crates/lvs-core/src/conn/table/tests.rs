@@ -758,7 +758,7 @@ proptest! {
                     let found = Layout::from_words(&layout.to_words()).unwrap();
                     let (successor, mut adoption) = ConnTable::found(capacity, memory(found, &words));
                     table = successor;
-                    while table.adopt(&mut adoption, now, 7, |_| true) {}
+                    while table.adopt(&mut adoption, now, 7, |_, _| true) {}
                 }
             }
             agree(&table, &naive);
@@ -814,7 +814,7 @@ fn what_was_left_is_found_and_what_makes_no_sense_goes() {
     let (mut table, mut adoption) = ConnTable::found(100, memory(layout, &words));
     assert_eq!(table.find_in(&key(1)), Some(kept));
     let mut seen = vec![];
-    while table.adopt(&mut adoption, Instant::from_secs(1), 10, |entry| {
+    while table.adopt(&mut adoption, Instant::from_secs(1), 10, |_, entry| {
         seen.push(entry.client().port());
         entry.client().port() != 2
     }) {}

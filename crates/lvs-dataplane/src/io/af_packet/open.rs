@@ -396,7 +396,7 @@ impl<'a> Opening<'a> {
         }
         if let Some(in_kernel) = self.in_kernel {
             // It minds the mark as well.
-            let filtered = socket.only_passed_by(in_kernel.filter());
+            let filtered = in_kernel.filter(socket);
             return filtered.map_err(self.fail("filter for the path in the kernel"));
         }
         let filtered = socket.only_incoming(self.turn.map(TurnBack::mark));

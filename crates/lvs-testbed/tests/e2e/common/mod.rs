@@ -422,6 +422,8 @@ pub(crate) fn stray_ack_is_reset(site: &Site, port: u16) -> Result<bool> {
         sub sum {{ my $s = 0; $s += $_ for unpack("n*", $_[0]); $s = ($s & 0xffff) + ($s >> 16) while $s >> 16; ~$s & 0xffff }}
         my ($from, $to) = map {{ inet_aton($_) }} "{client}", "{vip}";
         socket(S, PF_INET, SOCK_RAW, 6) or die $!;
+        # All TCP of this host comes here (SO_RCVBUFFORCE).
+        setsockopt(S, SOL_SOCKET, 33, pack("i", 256 << 20)) or die $!;
         my $tcp = pack("nnNNCCnnn", 999, {port}, 1111, 2222, 0x50, 0x10, 1000, 0, 0);
         substr($tcp, 16, 2) = pack("n", sum($from . $to . pack("nn", 6, length $tcp) . $tcp));
         send(S, $tcp, 0, sockaddr_in(0, $to)) or die $!;

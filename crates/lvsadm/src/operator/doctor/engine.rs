@@ -1,6 +1,6 @@
 //! What the engine says about itself: its interfaces, its connection table, its counters.
 
-use lvs_core::api::{Info, ReasonCount, TablesState};
+use lvs_core::api::{InKernelInfo, Info, ReasonCount, TablesState};
 
 use super::Findings;
 
@@ -83,6 +83,22 @@ fn state(info: &Info, findings: &mut Findings) {
              put it on lo there and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2",
         );
     }
+}
+
+/// Where established connections are forwarded, if nothing is to be done about it.
+pub(super) fn in_kernel(info: &InKernelInfo) -> Option<String> {
+    if info.active {
+        let by = &info.attached_by;
+        return Some(format!(
+            "established connections are forwarded in the kernel ({by})"
+        ));
+    }
+    (!info.wanted && !info.reason.is_empty()).then(|| {
+        format!(
+            "all packets are forwarded by the engine itself: {}",
+            info.reason
+        )
+    })
 }
 
 fn counters(reasons: &[ReasonCount], findings: &mut Findings) {

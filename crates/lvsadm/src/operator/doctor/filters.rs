@@ -275,11 +275,16 @@ fn at_egress(
 /// Filters of tc that may drop, from what `tc filter show` says of one side of an interface.
 fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Findings) {
     // A filter has a line of its own, and its actions others; a program decides by itself.
-    let has = |words: &[&str]| words.iter().any(|word| filters.contains(word));
+    let lines = filters.lines();
+    let others: Vec<&str> = lines.filter(|line| !is_own(line)).collect();
+    let has = |words: &[&str]| {
+        let mut lines = others.iter();
+        lines.any(|line| words.iter().any(|word| line.contains(word)))
+    };
     if !has(&["direct-action", "action drop", "action shot", "police "]) {
         return;
     }
-    let count = filters.lines().filter(|line| {
+    let count = others.iter().filter(|line| {
         line.starts_with("filter ") && (line.contains(" handle ") || line.contains(" fh "))
     });
     let filters = match count.count() {
@@ -301,6 +306,12 @@ fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Fi
             format!("{MEANT}: {shown}"),
         ),
     }
+}
+
+/// Whether a line is that of a filter with the engine's own program (clsact).
+fn is_own(line: &str) -> bool {
+    let named = line.contains(" bpf ") && line.contains(" direct-action ");
+    named && line.split(' ').any(|word| word.starts_with(OWN_PROGRAM))
 }
 
 /// What may drop packets at the ingress of a device: before the engine where a packet socket is
@@ -518,7 +529,10 @@ mod tests {
             filter protocol ip pref 1 bpf chain 0 handle 0x1 direct-action not_in_hw bytecode '1,6 0 0 2'\n";
         let flower = "filter protocol ip pref 2 flower chain 0 \nfilter protocol ip pref 2 flower chain 0 handle 0x1 \n  \
             eth_type ipv4\n  src_ip 203.0.113.0/24\n  not_in_hw\n\taction order 1: gact action drop\n\t random type none pass val 0\n";
-        let said = told(Side::Ingress, program);
+        let own = "filter protocol all pref 1 bpf chain 0 \nfilter protocol all pref 1 bpf chain 0 handle 0x4c5653 \
+            lvs_ingress+clsact direct-action skip_hw not_in_hw id 7 name lvs_ingress tag f0e34533cdc40aa8 jited \n";
+        assert_eq!(told(Side::Ingress, own), "");
+        let said = told(Side::Ingress, &format!("{own}{program}"));
         assert!(
             said.starts_with("a filter of tc at the ingress of eth0"),
             "{said}"

@@ -51,6 +51,9 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let Findings(findings) = findings;
     if !run.json {
         writeln!(run.output, "the engine is {}", info.confinement)?;
+        if let Some(words) = engine::in_kernel(&info.in_kernel) {
+            writeln!(run.output, "{words}")?;
+        }
         if let Some(words) = director.stands_by() {
             writeln!(run.output, "{words}")?;
         }

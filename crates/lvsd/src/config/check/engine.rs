@@ -48,6 +48,7 @@ impl Checker<'_> {
         );
         self.clamp_mss(raw);
         self.workers(raw);
+        self.in_kernel(raw);
         self.xdp(raw);
         let max_connections = self
             .number(
@@ -276,7 +277,7 @@ impl Checker<'_> {
             self.report(Diagnostic::error(value.span(), title).help(format!(
                 "write workers = 1, a number up to {WORKERS_MAX}, or \"auto\""
             )));
-        } else if text != "1" && raw.in_kernel.as_ref().is_some_and(|k| k.get_ref() == "on") {
+        } else if text != "1" && is(raw.in_kernel.as_ref(), "on") {
             let title = "the path in the kernel goes with one packet worker".to_owned();
             self.report(
                 Diagnostic::error(value.span(), title)
@@ -285,13 +286,38 @@ impl Checker<'_> {
         }
     }
 
+    /// What an engine does not start with where the path in the kernel must be used.
+    fn in_kernel(&mut self, raw: &RawDataplane) {
+        if !is(raw.in_kernel.as_ref(), "on") {
+            return;
+        }
+        if let Some(backend) = &raw.backend
+            && backend.get_ref() == "tun"
+        {
+            let title = "the path in the kernel goes without the backend `tun`";
+            self.report(
+                Diagnostic::error(backend.span(), title)
+                    .help("leave out backend, or write in_kernel = \"off\""),
+            );
+        }
+        if let Some(reverse_path) = &raw.reverse_path
+            && matches!(&**reverse_path.get_ref(), "loose" | "strict")
+        {
+            let title = "the path in the kernel goes without checks of the reverse path";
+            self.report(
+                Diagnostic::error(reverse_path.span(), title)
+                    .help("leave out reverse_path, or write in_kernel = \"off\""),
+            );
+        }
+    }
+
     fn xdp(&mut self, raw: &RawDataplane) {
         let Some(xdp) = &raw.xdp else {
             return;
         };
-        if raw.in_kernel.as_ref().is_none_or(|k| k.get_ref() == "off") {
+        if is(raw.in_kernel.as_ref(), "off") {
             let title = "xdp is a part of the path in the kernel, which is off".to_owned();
-            let help = "write in_kernel = \"auto\" or \"on\" as well, or leave out xdp";
+            let help = "leave out in_kernel, or xdp";
             self.report(Diagnostic::error(xdp.span(), title).help(help));
         }
     }
@@ -489,6 +515,11 @@ fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnos
              `source` instead",
         ),
     }
+}
+
+/// Whether a key is there and has this value.
+fn is(value: Option<&Spanned<String>>, word: &str) -> bool {
+    value.is_some_and(|value| value.get_ref() == word)
 }
 
 /// Whether `name` is that of a VLAN of a trunk, and `all` addresses with prefix lengths.

@@ -71,10 +71,34 @@ fn what_the_engine_does_not_have_is_refused_with_its_place() {
             "one of: auto, af_packet, tun",
         ),
         (
-            "xdp = \"eth0\"",
+            "xdp = \"eth0\"\nin_kernel = \"off\"",
             "test.toml:2:7",
             "xdp is a part of the path in the kernel, which is off",
-            "write in_kernel = \"auto\" or \"on\" as well",
+            "leave out in_kernel, or xdp",
+        ),
+        (
+            "in_kernel = \"on\"\nbackend = \"tun\"",
+            "test.toml:3:11",
+            "the path in the kernel goes without the backend `tun`",
+            "leave out backend, or write in_kernel = \"off\"",
+        ),
+        (
+            "reverse_path = \"loose\"\nin_kernel = \"on\"",
+            "test.toml:2:16",
+            "the path in the kernel goes without checks of the reverse path",
+            "leave out reverse_path, or write in_kernel = \"off\"",
+        ),
+        (
+            "in_kernel = \"on\"\nreverse_path = \"strict\"",
+            "test.toml:3:16",
+            "the path in the kernel goes without checks of the reverse path",
+            "leave out reverse_path, or write in_kernel = \"off\"",
+        ),
+        (
+            "in_kernel = \"on\"\nworkers = 4",
+            "test.toml:3:11",
+            "the path in the kernel goes with one packet worker",
+            "leave out workers, or write in_kernel = \"off\"",
         ),
         (
             "workers = 65",
@@ -94,6 +118,13 @@ fn what_the_engine_does_not_have_is_refused_with_its_place() {
             assert!(said.contains(part), "{part}: {said}");
         }
     }
+    // Where it need not be used, the engine goes without.
+    for in_kernel in ["off", "auto"] {
+        load(&format!(
+            "[dataplane]\nin_kernel = \"{in_kernel}\"\nbackend = \"tun\"\nreverse_path = \"loose\"\n"
+        ));
+    }
+    load("[dataplane]\nin_kernel = \"on\"\nbackend = \"af_packet\"\nreverse_path = \"off\"\n");
 }
 
 #[test]

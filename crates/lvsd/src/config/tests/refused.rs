@@ -195,6 +195,16 @@ fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
             "from 1 to 4294967295",
         ),
         (
+            "[dataplane]\nmax_connections = 268435457",
+            "test.toml:2:19",
+            "from 1 to 268435456",
+        ),
+        (
+            "[dataplane]\nmax_ipv6 = 268435457",
+            "test.toml:2:12",
+            "from 1 to 268435456",
+        ),
+        (
             "[dataplane]\nworkers = -99999999999999999999999",
             "test.toml:2:11",
             "write workers = 1",
@@ -311,6 +321,7 @@ fn what_the_start_or_the_engine_would_refuse_is_refused() {
         assert!(told.iter().any(|t| t == wanted), "{text}: {told:#?}");
         errors(&text);
     }
+    load("[dataplane]\nmax_connections = 268435456\nmax_ipv6 = 268435456\n");
     // A server on the director itself may listen on the VIP's other ports.
     load(&server("192.0.2.9:8080", "vip = \"host\"\n"));
     load("[lvsd]\nlog = \"INFO,lvsd::health=debug, lvs_dataplane=off\"\n");

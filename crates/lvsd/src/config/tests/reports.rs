@@ -198,6 +198,16 @@ fn messages_lead_to_the_cause() {
         ("[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:3 `[[service.server]]` without a service above it", "write [[service]] and its address first"),
         ("[[service.server]]\naddress = \"10.0.0.1:80\"\n[[service]]\naddress = \"192.0.2.1:80\"\n".into(), "1:1 `[[service.server]]` without a service above it", "put it behind the [[service]]"),
         ("[service]\naddress = \"192.0.2.1:80\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n".into(), "1:1 value of a wrong type", "double brackets"),
+        ("[dataplane]\nin_kernel = [\"on\"]\n".into(), "2:13 value of a wrong type", "write it without brackets: \"on\"\n"),
+        ("[dataplane]\nin_kernel = [\n  'on', ]\n".into(), "2:13 value of a wrong type", "write it without brackets: 'on'\n"),
+        ("[dataplane]\nin_kernel = [\"off\", \"on\"]\n".into(), "2:13 value of a wrong type", "give one value, without brackets\n"),
+        ("[dataplane]\nin_kernel = []\n".into(), "2:13 value of a wrong type", "give one value, without brackets\n"),
+        ("[dataplane]\nin_kernel = [[\"on\"]]\n".into(), "2:13 value of a wrong type", "give one value, without brackets\n"),
+        ("[dataplane]\nin_kernel = { on = true }\n".into(), "2:13 value of a wrong type", "expected a string, found a table\n"),
+        ("[dataplane]\nin_kernel = true\n".into(), "2:13 value of a wrong type", "write it in quotes: \"true\"\n"),
+        ("[dataplane]\ninterface = [[\"eth0\"]]\n".into(), "2:14 value of a wrong type", "write it without brackets: \"eth0\"\n"),
+        ("[dataplane]\nmax_connections = [5]\n".into(), "2:19 value of a wrong type", "write it without brackets: 5\n"),
+        ("[dataplane]\nhang_limit = [\"5s\"]\n".into(), "2:14 value of a wrong type", "write it without brackets: \"5s\"\n"),
         (service("2001:db8::1:443"), "2:11 `2001:db8::1:443` may mean two things", "\"[2001:db8::1]:443\" for the port 443"),
         (service("192.0.2.1:99999"), "2:11 99999 in `192.0.2.1:99999` is not a port", "between 1 and 65535"),
         (service("192.0.2.256:80"), "2:11 256 in `192.0.2.256:80` is not a part of an IPv4 address", "between 0 and 255"),
@@ -214,7 +224,7 @@ fn messages_lead_to_the_cause() {
         let told = told(&text);
         let errors: Vec<_> = told.iter().filter(|t| !t.contains("there is no [[service]]")).collect();
         assert_eq!(errors, [place], "{text}");
-        let said = self::errors(&text);
+        let said = self::errors(&text) + "\n";
         assert!(said.contains(help), "{text}: {said}");
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use lvs_dataplane::files::open_without_waiting;
 use tokio::sync::Notify;
 
 use super::words::{self, LINE_MAX};
@@ -164,12 +165,7 @@ impl Drop for Reading {
 }
 
 fn first_line(path: &Path) -> io::Result<Vec<u8>> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
-    let file = std::fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(nonblocking)
-        .open(path)?;
+    let file = open_without_waiting(path)?;
     let mut text = Vec::new();
     file.take(LINE_MAX as u64).read_to_end(&mut text)?;
     if let Some(end) = text.iter().position(|b| *b == b'\n') {

@@ -1,0 +1,213 @@
+//! Whether an engine uses the path in the kernel.
+
+use std::io;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::sync::Arc;
+
+use lvs_core::Control;
+use lvs_core::api::InKernelInfo;
+use lvs_core::memory::Memory;
+use tracing::{info, warn};
+
+use super::{StartError, UseKernel};
+use crate::host::Backend;
+use crate::in_kernel::{InKernel, InKernelError, Room};
+use crate::outlive::Holder;
+use crate::packet::pipeline::{ReversePath, Settings};
+
+/// What is wanted of it.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) wanted: UseKernel,
+    /// Programs are to be attached as if there were no tcx.
+    pub(super) clsact: bool,
+    /// Packets after which connections are published.
+    pub(super) ripe: NonZeroU32,
+    /// Connections in wide slots for which there is memory.
+    pub(super) wide: usize,
+    /// Who holds connections where it does not.
+    pub(super) outlive: Option<Holder>,
+}
+
+/// The path, and the memory of the connection table there.
+type Opened = (Arc<InKernel>, Memory);
+
+impl Wanted {
+    /// Opens it, if it is wanted and nothing speaks against it; else says why it is not used.
+    pub(super) fn open(
+        &mut self,
+        control: &Control,
+        against: Option<Against>,
+        xdp: bool,
+    ) -> Result<(Option<Opened>, InKernelInfo), StartError> {
+        self.wanted = with_xdp(self.wanted, xdp)?;
+        if self.wanted == UseKernel::Off {
+            end_what_is_left();
+            return Ok((None, InKernelInfo::default()));
+        }
+        let opened = match against.or_else(|| self.held_elsewhere()) {
+            Some(Against { why, remedy }) => Err(InKernelError::Setting { why, remedy }),
+            None => self.open_now(control, xdp),
+        };
+        match opened {
+            Ok(opened) => {
+                let by = opened.0.attached_by();
+                info!("established connections are forwarded in the kernel ({by})");
+                Ok((Some(opened), InKernelInfo::default()))
+            }
+            Err(error) if self.wanted == UseKernel::On => Err(StartError::InKernel(error)),
+            Err(error) => {
+                info!("all packets are forwarded by the engine itself: {error}");
+                if xdp {
+                    warn!(
+                        "--xdp has no effect: it is a part of the path in the kernel, which is not used"
+                    );
+                }
+                end_what_is_left();
+                let info = InKernelInfo {
+                    wanted: self.wanted == UseKernel::Auto,
+                    ..error.into()
+                };
+                Ok((None, info))
+            }
+        }
+    }
+
+    fn open_now(&self, control: &Control, xdp: bool) -> Result<Opened, InKernelError> {
+        let room = match self.wanted {
+            UseKernel::On => Room::default(),
+            _ => Room::of_this_host(),
+        };
+        let layout = control.layout().with_wide(self.wide);
+        let in_kernel = InKernel::open_or_find(layout, xdp, self.clsact, room)?;
+        if self.wanted == UseKernel::Try && self.outlive.is_some() && !in_kernel.outlives() {
+            return Err(InKernelError::Setting {
+                why: "connections would not outlive the engine (--outlive): nothing can be left in /sys/fs/bpf, as the log says",
+                remedy: "mend that, or --in-kernel auto",
+            });
+        }
+        let memory = in_kernel.memory()?;
+        Ok((Arc::new(in_kernel), memory))
+    }
+
+    /// What else speaks against it where nobody has asked for it.
+    fn held_elsewhere(&self) -> Option<Against> {
+        let held = self.outlive.as_ref().is_some_and(Holder::is_used);
+        (held && self.wanted == UseKernel::Try).then_some(Against {
+            why: "connections of the engine before this one are held without it (--outlive)",
+            remedy: "stop the engine and start it again, or --in-kernel auto, which ends them",
+        })
+    }
+}
+
+/// Whether the path is used where XDP is asked for, or not: whoever asks for that has asked for the
+/// path.
+fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
+    match wanted {
+        UseKernel::Off if xdp => Err(StartError::XdpAlone),
+        UseKernel::Try if xdp => Ok(UseKernel::Auto),
+        wanted => Ok(wanted),
+    }
+}
+
+/// An engine that does not use the path ends what one that was killed has left there: two would
+/// forward the same packets.
+fn end_what_is_left() {
+    match InKernel::clean_up() {
+        Ok(0) => {}
+        Ok(_) => warn!(
+            "connections that the engine before this one forwarded in the kernel have ended: this one does not"
+        ),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => warn!(
+            "{error}: what both are to forward would be forwarded twice: stop one of them, or give them different interfaces (--interface)"
+        ),
+        Err(error) => warn!("cannot end what another engine has left in the kernel: {error}"),
+    }
+}
+
+/// What speaks against it, and what to do about that.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Against {
+    why: &'static str,
+    remedy: &'static str,
+}
+
+/// What speaks against it by the settings.
+pub(super) fn against(
+    workers: NonZeroUsize,
+    hooked: bool,
+    backend: Backend,
+    settings: &Settings,
+) -> Option<Against> {
+    let (why, remedy) = if hooked {
+        (
+            "an embedding program looks at each packet",
+            "start the engine without its hook",
+        )
+    } else if workers.get() > 1 {
+        (
+            "it reads the connection table of one packet worker",
+            "leave out --workers, or --workers 1",
+        )
+    } else if backend == Backend::Tun {
+        (
+            "--backend tun has packets routed, not taken from interfaces",
+            "leave out --backend tun",
+        )
+    } else if settings.reverse_path != ReversePath::Off {
+        (
+            "--reverse-path judges each packet by where it came in",
+            "leave out --reverse-path",
+        )
+    } else {
+        return None;
+    };
+    Some(Against { why, remedy })
+}
+
+/// Connections in wide slots that there is memory for, of so many at most: in a table of the usual
+/// size, all.
+pub(super) fn wide(connections: usize) -> usize {
+    const ALL_OF: usize = 1 << 20;
+    (connections / 4).max(connections.min(ALL_OF))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_setting_that_speaks_against_it_is_named() {
+        let two = NonZeroUsize::MIN.saturating_add(1);
+        let settings = Settings::default();
+        let said = |workers, backend| {
+            let against = against(workers, false, backend, &settings);
+            against.map(|Against { remedy, .. }| remedy)
+        };
+        assert_eq!(said(NonZeroUsize::MIN, Backend::Auto), None);
+        assert!(said(two, Backend::Auto).is_some_and(|text| text.contains("--workers")));
+        let tun = said(NonZeroUsize::MIN, Backend::Tun);
+        assert!(tun.is_some_and(|text| text.contains("--backend tun")));
+    }
+
+    #[test]
+    fn whoever_wants_xdp_wants_the_path() {
+        use UseKernel::{Auto, Off, On, Try};
+        for (wanted, expected) in [(Try, Auto), (Auto, Auto), (On, On)] {
+            assert!(with_xdp(wanted, true).is_ok_and(|wanted| wanted == expected));
+        }
+        for wanted in [Off, Try, Auto, On] {
+            assert!(with_xdp(wanted, false).is_ok_and(|same| same == wanted));
+        }
+        let error = with_xdp(Off, true)
+            .expect_err("contradicts itself")
+            .to_string();
+        assert!(error.starts_with("--xdp"), "{error}");
+    }
+
+    #[test]
+    fn wide_slots_for_all_of_a_small_table_and_a_quarter_of_a_large_one() {
+        let tables = [1, 1 << 20, 2_000_000, 10_000_000];
+        assert_eq!(tables.map(wide), [1, 1 << 20, 1 << 20, 2_500_000]);
+    }
+}

@@ -1,0 +1,50 @@
+//! Large pages for the connection table of a packet worker, once it is so full that they cost little.
+
+use std::thread;
+use std::time::Duration;
+
+use lvs_core::memory::{Memory, OutOfMemory};
+use lvs_core::{Control, Shard};
+use tracing::debug;
+
+use crate::sys::{TablePages, table_memory};
+
+/// A table has as many connections as this part of its room when large pages are asked for: by then
+/// nearly every small page has one of them.
+const PART: usize = 16;
+/// Between two pages, for whoever waits for one.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Shard `number` of a director, and the pages of its connection table; on the heap, if there is no
+/// other memory.
+///
+/// # Errors
+/// If there is none there either.
+pub(super) fn shard(
+    control: &Control,
+    number: usize,
+) -> Result<Option<(Shard, Option<TablePages>)>, OutOfMemory> {
+    let (memory, pages) = match table_memory(control.layout(), false) {
+        Ok((memory, pages)) => (memory, Some(pages)),
+        Err(_) => (Memory::try_heap(control.layout())?, None),
+    };
+    let shard = control.shard_in(number, memory);
+    Ok(shard.map(|shard| (shard, pages)))
+}
+
+/// Whether it is time for a table's large pages.
+pub(super) fn is_time(shard: &Shard) -> bool {
+    shard.len() > shard.capacity() / PART
+}
+
+/// Makes large pages of a table's, by and by.
+pub(super) fn enlarge(pages: TablePages) {
+    let run = move || match pages.enlarge(|| thread::sleep(PAUSE)) {
+        Ok(made) => debug!("{made} large pages for the connection table"),
+        Err(error) => debug!("no large pages for the connection table: {error}"),
+    };
+    // Without a thread, pages stay as they are.
+    let _ = thread::Builder::new()
+        .name("lvs-pages".to_owned())
+        .spawn(run);
+}

@@ -1,0 +1,19 @@
+//! Files that somebody else names, or has put in another one's place.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+/// Opens a file to read it. Whoever names a pipe is not waited for, and a terminal does not become this
+/// process's own.
+///
+/// # Errors
+/// What the kernel says (open(2)).
+pub fn open_without_waiting(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(flags).open(path)
+}

@@ -1,0 +1,359 @@
+//! What stands for clients towards servers, where both ends of a connection are translated (full NAT).
+//!
+//! A slot has no room for it, and what the programs know of a reply is nothing that a slot is found
+//! by. So there is a map beside the table: by the slot, what stands for the client; by the ends that a
+//! reply is between, the slot. It takes memory, and is made when the first such connection is to
+//! be published. The programs find it in an array of one map.
+//!
+//! What is left in it of a connection that has ended does no harm: its slot is not published, and
+//! before another connection is in that slot, it is taken out.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use lvs_core::memory::Layout;
+use lvs_core::{LocalEnd, Protocol};
+use tracing::{debug, warn};
+
+use super::arrays::Maps;
+use super::layout::{LOCAL_KEY_WORDS, LOCAL_WORDS, local};
+use super::pins::Pins;
+use super::{InKernel, types};
+use crate::sys::{MapPlace, SharedMap};
+
+/// The names of the array, and of the map in it.
+const PLACE: &str = "lvs_locals";
+const ENDS: &str = "lvs_local_ends";
+
+/// [`Layout::WAYS`].
+const WAYS: u32 = 8;
+const _: () = assert!(WAYS as usize == Layout::WAYS);
+
+type Ends = SharedMap<LOCAL_KEY_WORDS, LOCAL_WORDS>;
+type Key = [u64; LOCAL_KEY_WORDS];
+
+/// The map, and where the programs find it.
+#[derive(Debug)]
+pub(super) struct Locals {
+    place: MapPlace,
+    ends: OnceLock<Ends>,
+    /// Somebody is making it, or could not.
+    asked: AtomicBool,
+    /// How many there may be: two for a connection.
+    entries: u32,
+    /// Slots from this number on are wide ones.
+    wide: u32,
+}
+
+impl Locals {
+    /// Without the map, which another engine may have left.
+    pub(super) fn new(layout: &Layout, maps: Maps<'_>) -> io::Result<Self> {
+        let place = match maps {
+            Maps::Found(pins) => MapPlace::pinned(&pins.path(PLACE))?,
+            Maps::New | Maps::Pinned(_) => MapPlace::new(PLACE, &Ends::new(ENDS, 1, None)?)?,
+        };
+        Ok(Self {
+            place,
+            ends: OnceLock::new(),
+            asked: AtomicBool::new(false),
+            // The kernel has as many buckets as the next power of two, and they take memory.
+            entries: 1 << slots_of(layout).saturating_mul(2).max(2).ilog2(),
+            wide: layout.narrow_buckets * WAYS,
+        })
+    }
+
+    /// The array's descriptor.
+    pub(super) fn number(&self) -> i32 {
+        self.place.number()
+    }
+
+    pub(super) fn pin(&self, pins: &Pins) -> io::Result<()> {
+        self.place.pin(&pins.path(PLACE))
+    }
+
+    /// As it was when it was made.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn forget(&mut self) {
+        self.place.clear();
+        self.ends.take();
+        self.asked = AtomicBool::new(false);
+    }
+
+    /// Lets the programs find the map, and a successor.
+    fn put(&self, ends: Ends, pins: Option<&Pins>) -> io::Result<()> {
+        if let Some(pins) = pins {
+            let path = pins.path(ENDS);
+            let _ = fs::remove_file(&path);
+            ends.pin(&path)?;
+        }
+        self.place.put(&ends)?;
+        let _ = self.ends.set(ends);
+        Ok(())
+    }
+
+    fn make(&self) -> io::Result<Ends> {
+        Ends::new(ENDS, self.entries, types::load().as_ref())
+    }
+
+    /// By which requests find a connection in that slot.
+    fn request(&self, slot: u32) -> Key {
+        let key = match slot.checked_sub(self.wide) {
+            None => u64::from(slot),
+            Some(slot) => u64::from(slot) | 1 << 32,
+        };
+        [key, 0, 0, 0, 0, 0]
+    }
+
+    fn insert(&self, ends: &Ends, end: &LocalEnd) -> io::Result<()> {
+        let (request, reply) = (self.request(end.slot), reply(end));
+        let [v4, v6, more] = words(end.protocol, end.local);
+        let addr = if end.local.is_ipv4() {
+            v4 & 0xffff_ffff
+        } else {
+            v6
+        };
+        let mut value = [0; LOCAL_WORDS];
+        value[local::ADDR] = addr;
+        value[local::ADDR + 1] = more;
+        let slot = request[0] & 0xffff_ffff;
+        value[local::PORT] = u64::from(end.local.port().to_be()) | slot << 32;
+        ends.insert(&request, &value)?;
+        ends.insert(&reply, &value).inspect_err(|_| {
+            let _ = ends.remove(&request);
+        })
+    }
+}
+
+/// Slots of the connection table in place.
+fn slots_of(layout: &Layout) -> u32 {
+    let buckets = layout.narrow_buckets.saturating_add(layout.wide_buckets);
+    buckets.saturating_mul(WAYS)
+}
+
+/// By which replies find a connection.
+fn reply(end: &LocalEnd) -> Key {
+    let [a, b, c] = words(end.protocol, end.server);
+    let [d, e, f] = words(end.protocol, end.local);
+    [a, b, c, d, e, f]
+}
+
+/// One end, as programs read it from a packet.
+fn words(protocol: Protocol, end: SocketAddr) -> [u64; 3] {
+    let rest = u64::from(end.port().to_be()) << 32 | u64::from(protocol.0) << 48;
+    match end.ip() {
+        IpAddr::V4(addr) => [u64::from(u32::from_ne_bytes(addr.octets())) | rest, 0, 0],
+        IpAddr::V6(addr) => {
+            let halves = halves(addr.octets());
+            let fold = halves[0] ^ halves[1];
+            [
+                (fold ^ fold >> 32) & 0xffff_ffff | rest,
+                halves[0],
+                halves[1],
+            ]
+        }
+    }
+}
+
+fn halves(octets: [u8; 16]) -> [u64; 2] {
+    [0, 8].map(|at| {
+        let mut half = [0; 8];
+        half.copy_from_slice(&octets[at..at + 8]);
+        u64::from_ne_bytes(half)
+    })
+}
+
+/// The local end of an entry, of the family of `like`.
+fn end_of(value: &[u64; LOCAL_WORDS], like: SocketAddr) -> SocketAddr {
+    let [port, rest @ ..] = [
+        value[local::PORT],
+        value[local::ADDR],
+        value[local::ADDR + 1],
+    ];
+    let bytes = rest.map(u64::to_ne_bytes);
+    let [a, b, ..] = port.to_ne_bytes();
+    let port = u16::from_be_bytes([a, b]);
+    let addr: IpAddr = match like {
+        SocketAddr::V4(_) => {
+            let [a, b, c, d, ..] = bytes[0];
+            [a, b, c, d].into()
+        }
+        SocketAddr::V6(_) => {
+            let mut octets = [0; 16];
+            octets[..8].copy_from_slice(&bytes[0]);
+            octets[8..].copy_from_slice(&bytes[1]);
+            octets.into()
+        }
+    };
+    SocketAddr::new(addr, port)
+}
+
+impl InKernel {
+    /// Whether local ends can be told to the programs.
+    #[inline]
+    pub fn has_locals(&self) -> bool {
+        self.locals.ends.get().is_some()
+    }
+
+    /// Whether nobody has been asked yet to [make](Self::make_locals) that possible. The one who is
+    /// told so is to ask.
+    pub(crate) fn wants_locals(&self) -> bool {
+        !self.locals.asked.swap(true, Relaxed)
+    }
+
+    /// Makes the map of local ends. The kernel takes its time for it.
+    pub fn make_locals(&self) {
+        let locals = &self.locals;
+        locals.asked.store(true, Relaxed);
+        if self.has_locals() {
+            return;
+        }
+        let made = locals.make();
+        let put = made.and_then(|ends| locals.put(ends, self.pins.as_ref()));
+        if let Err(error) = put {
+            warn!(
+                "connections of full NAT are not forwarded in the kernel: no memory for their local ports: {error}"
+            );
+        }
+    }
+
+    /// Tells the programs what stands for the client of a connection; `false` if there is no room.
+    pub fn set_local(&self, end: &LocalEnd) -> bool {
+        let Some(ends) = self.locals.ends.get() else {
+            return false;
+        };
+        let done = self.locals.insert(ends, end);
+        done.inspect_err(|error| debug!("{ENDS}: {error}")).is_ok()
+    }
+
+    /// The connection has ended.
+    pub fn forget_local(&self, end: &LocalEnd) {
+        if let Some(ends) = self.locals.ends.get() {
+            let _ = ends.remove(&reply(end));
+            let _ = ends.remove(&self.locals.request(end.slot));
+        }
+    }
+
+    /// The local ends that another engine has left. They are in a map of this engine's once
+    /// [`LocalsLeft::end`] has been called.
+    pub(crate) fn locals_left(&self) -> Option<LocalsLeft<'_>> {
+        let path = self.pins.as_ref()?.path(ENDS);
+        let left = Ends::pinned(&path).ok()?;
+        let ends = self.locals.make();
+        let ends = ends.inspect_err(|error| {
+            warn!("connections of full NAT have ended: no memory for their local ports: {error}");
+        });
+        Some(LocalsLeft {
+            kernel: self,
+            left,
+            ends: ends.ok()?,
+        })
+    }
+}
+
+/// Local ends that another engine has left.
+#[derive(Debug)]
+pub(crate) struct LocalsLeft<'a> {
+    kernel: &'a InKernel,
+    left: Ends,
+    ends: Ends,
+}
+
+impl LocalsLeft<'_> {
+    /// The local end of the connection in a slot, which goes on.
+    pub(crate) fn take(
+        &self,
+        slot: u32,
+        protocol: Protocol,
+        server: SocketAddr,
+    ) -> Option<SocketAddr> {
+        let locals = &self.kernel.locals;
+        let value = self.left.get(&locals.request(slot))?;
+        let end = LocalEnd {
+            slot,
+            protocol,
+            server,
+            local: end_of(&value, server),
+        };
+        // Both must say the same.
+        let known = self.left.get(&reply(&end)) == Some(value);
+        (known && locals.insert(&self.ends, &end).is_ok()).then_some(end.local)
+    }
+
+    /// All are taken: the others are forgotten.
+    pub(crate) fn end(self) {
+        let locals = &self.kernel.locals;
+        locals.asked.store(true, Relaxed);
+        if let Err(error) = locals.put(self.ends, self.kernel.pins.as_ref()) {
+            warn!("connections of full NAT are not forwarded in the kernel any more: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::open;
+    use super::*;
+
+    fn end(slot: u32, server: &str, local: &str) -> LocalEnd {
+        LocalEnd {
+            slot,
+            protocol: Protocol::TCP,
+            server: server.parse().expect("an address"),
+            local: local.parse().expect("an address"),
+        }
+    }
+
+    #[test]
+    fn local_ends_are_found_again() {
+        let Some(in_kernel) = open() else { return };
+        let wide = in_kernel.locals.wide;
+        let ends = [
+            end(7, "10.0.0.1:80", "10.0.0.2:31007"),
+            end(wide + 7, "[fd00::1]:80", "[fd00::2]:31007"),
+        ];
+        assert!(!in_kernel.has_locals() && !in_kernel.set_local(&ends[0]));
+        assert!(in_kernel.wants_locals() && !in_kernel.wants_locals());
+        in_kernel.make_locals();
+        for end in &ends {
+            assert!(in_kernel.set_local(end));
+        }
+        let map = in_kernel.locals.ends.get().expect("it is made");
+        for end in &ends {
+            let value = map.get(&in_kernel.locals.request(end.slot));
+            assert_eq!(map.get(&reply(end)), value);
+            let value = value.expect("it is there");
+            assert_eq!(value[local::PORT] >> 32, 7);
+            assert_eq!(end_of(&value, end.server), end.local);
+            in_kernel.forget_local(end);
+            assert_eq!(map.get(&reply(end)), None);
+            assert_eq!(map.get(&in_kernel.locals.request(end.slot)), None);
+        }
+    }
+
+    #[test]
+    fn local_ends_are_bounded() {
+        let Some(in_kernel) = open() else { return };
+        in_kernel.make_locals();
+        let (entries, slots) = (in_kernel.locals.entries, slots_of(&in_kernel.layout));
+        assert!(entries >= slots && entries <= 2 * slots);
+        let of_slot = |slot: u32| {
+            let port = 1024 + u16::try_from(slot).expect("these are few");
+            end(slot, "10.0.0.1:80", &format!("10.0.0.2:{port}"))
+        };
+        let all = (0..slots).take_while(|&slot| in_kernel.set_local(&of_slot(slot)));
+        let count = u32::try_from(all.count()).expect("these are few");
+        assert!(
+            count <= entries / 2 && count >= entries / 2 - 1,
+            "{count} of {entries}"
+        );
+        // What has found no room leaves nothing.
+        let map = in_kernel.locals.ends.get().expect("it is made");
+        assert_eq!(map.get(&in_kernel.locals.request(count)), None);
+        in_kernel.forget_local(&of_slot(0));
+        assert!(in_kernel.set_local(&of_slot(count)));
+    }
+}

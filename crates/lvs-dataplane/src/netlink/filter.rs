@@ -1,0 +1,248 @@
+//! The program at the ingress of interfaces as a filter (clsact), for kernels without tcx.
+//!
+//! A filter holds its program and stays when the engine is killed. It is found again by its
+//! preference and handle, which are fixed, and known by its name.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use super::message::{Message, attributes, text, u32_at};
+use super::requests::Requests;
+
+/// Where queueing disciplines of ingress are (`TC_H_CLSACT`, as `TC_H_INGRESS`), their handle, and
+/// where filters are in them.
+const PARENT: u32 = 0xffff_fff1;
+const HANDLE: u32 = 0xffff_0000;
+const INGRESS: u32 = 0xffff_fff2;
+const EGRESS: u32 = 0xffff_fff3;
+/// The first place; others may have it as well, for programs of theirs.
+const PREFERENCE: u32 = 1;
+/// "LVS", which nobody has by chance.
+const OURS: u32 = 0x004c_5653;
+/// What tools show; it says who has made the queueing discipline.
+const NAME: &str = "lvs_ingress";
+const NAME_WITH_QDISC: &str = "lvs_ingress+clsact";
+
+const KIND_BPF: &str = "bpf";
+/// Of `linux/rtnetlink.h` and `linux/pkt_cls.h`.
+const TCA_KIND: u16 = 1;
+const TCA_OPTIONS: u16 = 2;
+const TCA_BPF_FD: u16 = 6;
+const TCA_BPF_NAME: u16 = 7;
+const TCA_BPF_FLAGS: u16 = 8;
+const TCA_BPF_FLAGS_GEN: u16 = 9;
+const TCA_BPF_ID: u16 = 11;
+/// What the program says is done.
+const TCA_BPF_FLAG_ACT_DIRECT: u32 = 1;
+const TCA_CLS_FLAGS_SKIP_HW: u32 = 1;
+/// `tcmsg`: family, 3 bytes unused, interface, handle, parent, preference and protocol.
+const HEADER: usize = 20;
+
+/// The kernel's filters, in this thread's network namespace.
+#[derive(Debug)]
+pub(crate) struct Filters {
+    requests: Requests,
+}
+
+/// A filter, or the beginning of a list of them.
+#[derive(Debug)]
+struct Filter {
+    handle: u32,
+    preference: u32,
+    name: String,
+    /// The kernel's number of its program; 0 for none.
+    program: u32,
+}
+
+impl Filter {
+    fn read(message: &Message<'_>) -> Option<Self> {
+        let preference = u32_at(message.payload, 16)? >> 16;
+        let mut filter = Self {
+            handle: u32_at(message.payload, 8)?,
+            preference,
+            name: String::new(),
+            program: 0,
+        };
+        let mut is_bpf = false;
+        for (kind, value) in attributes(message.payload.get(HEADER..)?) {
+            match kind {
+                TCA_KIND => is_bpf = text(value) == KIND_BPF,
+                TCA_OPTIONS if is_bpf => filter.read_options(value),
+                _ => {}
+            }
+        }
+        Some(filter)
+    }
+
+    fn read_options(&mut self, options: &[u8]) {
+        for (kind, value) in attributes(options) {
+            match kind {
+                TCA_BPF_NAME => self.name = text(value),
+                TCA_BPF_ID => self.program = u32_at(value, 0).unwrap_or(0),
+                _ => {}
+            }
+        }
+    }
+
+    fn is_ours(&self) -> bool {
+        let place = (self.preference, self.handle) == (PREFERENCE, OURS);
+        place && [NAME, NAME_WITH_QDISC].contains(&&*self.name)
+    }
+}
+
+impl Filters {
+    pub(crate) fn open() -> io::Result<Self> {
+        let requests = Requests::open()?;
+        Ok(Self { requests })
+    }
+
+    /// Puts a program at the ingress of an interface, in front of all filters that are there: in
+    /// the place of that of another engine, so that no frame is missed, or anew.
+    ///
+    /// # Errors
+    /// If there is no such interface, the kernel has no such filters (`CONFIG_NET_SCH_INGRESS`,
+    /// `CONFIG_NET_CLS_BPF`), or somebody has filters of another kind at the first place.
+    pub(crate) fn put(&mut self, ifindex: u32, program: i32) -> io::Result<()> {
+        let there = self.at(ifindex, INGRESS)?;
+        let there = there
+            .iter()
+            .find(|filter| (filter.preference, filter.handle) == (PREFERENCE, OURS));
+        let made = match there {
+            Some(filter) if !filter.is_ours() => {
+                return Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    format!("{} has the filter's handle", filter.name),
+                ));
+            }
+            Some(filter) => filter.name == NAME_WITH_QDISC,
+            None => self.make_qdisc(ifindex)?,
+        };
+        let put = self.put_filter(ifindex, program, made);
+        if put.is_err() && made && there.is_none() {
+            let _ = self.remove_qdisc(ifindex);
+        }
+        put
+    }
+
+    /// Takes the filter of an engine away, and what the engine has made for it if nobody else uses
+    /// that. Whether there was one.
+    ///
+    /// # Errors
+    /// If the kernel does not answer.
+    pub(crate) fn take_away(&mut self, ifindex: u32) -> io::Result<bool> {
+        let there = self.at(ifindex, INGRESS)?;
+        let Some(ours) = there.iter().find(|filter| filter.is_ours()) else {
+            return Ok(false);
+        };
+        let header = header(ifindex, OURS, INGRESS, info());
+        self.requests
+            .request(libc::RTM_DELTFILTER, 0, &header, |b| {
+                b.attr_str(TCA_KIND, KIND_BPF);
+            })?;
+        if ours.name == NAME_WITH_QDISC
+            && self.at(ifindex, INGRESS)?.is_empty()
+            && self.at(ifindex, EGRESS)?.is_empty()
+        {
+            self.remove_qdisc(ifindex)?;
+        }
+        Ok(true)
+    }
+
+    /// The kernel's number of the program that is the first filter at the ingress of an interface;
+    /// 0 if the first one is something else.
+    ///
+    /// # Errors
+    /// If the kernel does not answer.
+    pub(crate) fn first(&mut self, ifindex: u32) -> io::Result<u32> {
+        let there = self.at(ifindex, INGRESS)?;
+        Ok(there.first().map_or(0, |filter| filter.program))
+    }
+
+    /// Interfaces where engines have filters.
+    ///
+    /// # Errors
+    /// If the kernel does not answer.
+    pub(crate) fn interfaces(&mut self) -> io::Result<BTreeSet<u32>> {
+        let mut candidates = BTreeSet::new();
+        let any = header(0, 0, 0, 0);
+        self.requests.dump(libc::RTM_GETQDISC, &any, |message| {
+            if u32_at(message.payload, 12) == Some(PARENT) {
+                candidates.extend(u32_at(message.payload, 4));
+            }
+        })?;
+        let mut interfaces = BTreeSet::new();
+        for ifindex in candidates {
+            let there = self.at(ifindex, INGRESS)?;
+            if there.iter().any(Filter::is_ours) {
+                interfaces.insert(ifindex);
+            }
+        }
+        Ok(interfaces)
+    }
+
+    /// The filters at a side of an interface, in the order in which they run.
+    fn at(&mut self, ifindex: u32, side: u32) -> io::Result<Vec<Filter>> {
+        let mut filters = Vec::new();
+        let header = header(ifindex, 0, side, 0);
+        self.requests
+            .dump(libc::RTM_GETTFILTER, &header, |message| {
+                let filter = Filter::read(message);
+                // Each preference begins with one that has no handle.
+                filters.extend(filter.filter(|filter| filter.handle != 0));
+            })?;
+        Ok(filters)
+    }
+
+    /// Whether it was not there before.
+    fn make_qdisc(&mut self, ifindex: u32) -> io::Result<bool> {
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+        let header = header(ifindex, HANDLE, PARENT, 0);
+        let made = self
+            .requests
+            .request(libc::RTM_NEWQDISC, flags, &header, |b| {
+                b.attr_str(TCA_KIND, "clsact");
+            });
+        match made {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            made => made.map(|()| true),
+        }
+    }
+
+    fn remove_qdisc(&mut self, ifindex: u32) -> io::Result<()> {
+        let header = header(ifindex, HANDLE, PARENT, 0);
+        self.requests.request(libc::RTM_DELQDISC, 0, &header, |b| {
+            b.attr_str(TCA_KIND, "clsact");
+        })
+    }
+
+    fn put_filter(&mut self, ifindex: u32, program: i32, made: bool) -> io::Result<()> {
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+        let header = header(ifindex, OURS, INGRESS, info());
+        let name = if made { NAME_WITH_QDISC } else { NAME };
+        self.requests
+            .request(libc::RTM_NEWTFILTER, flags, &header, |b| {
+                b.attr_str(TCA_KIND, KIND_BPF);
+                b.nest(TCA_OPTIONS, |b| {
+                    b.attr(TCA_BPF_FD, &program.to_ne_bytes());
+                    b.attr_str(TCA_BPF_NAME, name);
+                    b.attr(TCA_BPF_FLAGS, &TCA_BPF_FLAG_ACT_DIRECT.to_ne_bytes());
+                    b.attr(TCA_BPF_FLAGS_GEN, &TCA_CLS_FLAGS_SKIP_HW.to_ne_bytes());
+                });
+            })
+    }
+}
+
+/// `tcmsg`.
+fn header(ifindex: u32, handle: u32, parent: u32, info: u32) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    header[8..12].copy_from_slice(&handle.to_ne_bytes());
+    header[12..16].copy_from_slice(&parent.to_ne_bytes());
+    header[16..].copy_from_slice(&info.to_ne_bytes());
+    header
+}
+
+/// The preference, and all protocols (`ETH_P_ALL`, in network byte order).
+const fn info() -> u32 {
+    PREFERENCE << 16 | 0x0003_u16.to_be() as u32
+}

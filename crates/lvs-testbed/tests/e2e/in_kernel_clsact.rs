@@ -1,0 +1,247 @@
+//! The path in the kernel by filters (clsact), as on kernels without tcx.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, wait_until};
+use nix::sys::signal::Signal;
+
+use super::common;
+use super::in_kernel::{is_permitted, shares};
+
+const ON: [&str; 3] = ["--in-kernel", "on", "--in-kernel-clsact"];
+/// The engine's filter, as tc shows it where the engine has made what it is in; and where not.
+const OWN: &str = "lvs_ingress+clsact";
+const SHARED: &str = "lvs_ingress direct-action";
+
+fn site(label: &str, servers: usize) -> Result<Option<Site>> {
+    if !is_permitted()? {
+        return Ok(None);
+    }
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = servers;
+    let mut site = Site::new(options)?;
+    site.start_engine(&ON)?;
+    site.add_service(80, "rr")?;
+    Ok(Some(site))
+}
+
+/// What tc shows of the ingress of an interface: queueing discipline and filters.
+fn shown(host: &Host, interface: &str) -> Result<String> {
+    host.sh(&format!(
+        "tc qdisc show dev {interface} ingress; tc filter show dev {interface} ingress"
+    ))
+}
+
+/// How many filters of engines there are in a network namespace.
+fn filters(host: &Host) -> Result<usize> {
+    let all = host.sh(
+        "for path in /sys/class/net/*; do tc filter show dev ${path##*/} ingress; done 2>/dev/null || true",
+    )?;
+    Ok(all.matches("lvs_ingress").count())
+}
+
+fn end(site: &mut Site, signal: Signal) -> Result<()> {
+    let mut engine = site.engine.take().context("it runs")?;
+    engine.signal(signal)?;
+    engine.wait(Duration::from_secs(10)).map(drop)
+}
+
+/// A download of 20 MB/s that is in the kernel.
+fn download(site: &Site) -> Result<Proc> {
+    site.serve("long", 200 << 20)?;
+    let url = format!("http://{}/long?rate=20m", site.vip);
+    let arguments = ["-sS", "-f", "-m", "60", "-o", "/dev/null", &url];
+    let download = site.client.spawn("curl", &arguments)?;
+    let flows = || shares(site).is_ok_and(|(requests, replies)| requests > 50 && replies > 50);
+    wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
+    Ok(download)
+}
+
+fn finishes(download: &mut Proc) -> Result<()> {
+    let status = download.wait(Duration::from_secs(60))?;
+    ensure!(status.success(), "{status}: {}", download.log());
+    Ok(())
+}
+
+/// Every byte, every listing; and what tells how it is attached tells that.
+#[test]
+fn every_byte_arrives_and_an_orderly_end_leaves_nothing() -> Result<()> {
+    let Some(mut site) = site("inkc-http", 4)? else {
+        return Ok(());
+    };
+    let engine = site.engine.as_ref().context("it runs")?;
+    ensure!(
+        engine.log().contains("in the kernel (clsact)"),
+        "{}",
+        engine.log()
+    );
+    let doctor = site.director.sh(&format!(
+        "{} doctor || [ $? = 1 ]",
+        programs::find("lvsadm")?.display()
+    ))?;
+    ensure!(doctor.contains("in the kernel (clsact)"), "{doctor}");
+    ensure!(!doctor.contains("of tc at the ingress"), "{doctor}");
+    let there = shown(&site.director, "eth0")?;
+    ensure!(
+        there.contains("qdisc clsact") && there.contains(OWN),
+        "{there}"
+    );
+    site.lvsadm("-C")?;
+    common::requests_and_listings(&site)?;
+    let (requests, replies) = shares(&site)?;
+    ensure!(requests > 0 && replies > 0, "{requests}, {replies}");
+    end(&mut site, Signal::SIGTERM)?;
+    let left = shown(&site.director, "eth0")?;
+    ensure!(
+        !left.contains("clsact") && filters(&site.director)? == 0,
+        "{left}"
+    );
+    let left = site
+        .director
+        .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
+    ensure!(left.trim().is_empty(), "{left}");
+    Ok(())
+}
+
+/// What somebody else has there stays, and runs behind the engine's filter.
+#[test]
+fn other_filters_are_left_alone() -> Result<()> {
+    let Some(mut site) = site("inkc-other", 2)? else {
+        return Ok(());
+    };
+    // A filter that has no program of ours before it, and one that comes when ours is there.
+    end(&mut site, Signal::SIGTERM)?;
+    let other = "tc filter add dev eth0 ingress pref 1 protocol all handle 7 bpf direct-action bytecode \
+                 '1,6 0 0 4294967295'";
+    site.director.sh("tc qdisc add dev eth0 clsact")?;
+    site.director.sh(other)?;
+    site.start_engine(&ON)?;
+    site.add_service(80, "rr")?;
+    let there = shown(&site.director, "eth0")?;
+    let (ours, theirs) = (there.find(SHARED), there.find("handle 0x7"));
+    ensure!(ours.is_some() && ours < theirs, "{there}");
+    let mut running = download(&site)?;
+    finishes(&mut running)?;
+    end(&mut site, Signal::SIGTERM)?;
+    let left = shown(&site.director, "eth0")?;
+    ensure!(
+        left.contains("qdisc clsact") && left.contains("handle 0x7"),
+        "{left}"
+    );
+    ensure!(filters(&site.director)? == 0, "{left}");
+    // The engine's own discipline, which somebody else uses meanwhile.
+    site.director.sh("tc qdisc del dev eth0 clsact")?;
+    site.start_engine(&ON)?;
+    site.director.sh(&other.replace("pref 1", "pref 50"))?;
+    end(&mut site, Signal::SIGTERM)?;
+    let left = shown(&site.director, "eth0")?;
+    ensure!(
+        left.contains("qdisc clsact") && left.contains("handle 0x7"),
+        "{left}"
+    );
+    Ok(())
+}
+
+/// A filter in front of the engine's, or none of the engine's, is noticed as with tcx.
+#[test]
+fn a_filter_in_front_is_noticed() -> Result<()> {
+    let Some(site) = site("inkc-front", 2)? else {
+        return Ok(());
+    };
+    let mut running = download(&site)?;
+    let doctor = || {
+        let program = programs::find("lvsadm")?.display().to_string();
+        let told = site.director.sh(&format!("{program} doctor || [ $? = 1 ]"));
+        anyhow::Ok(told?.replace("\n  ", " "))
+    };
+    // Of the same preference, the one that came last is the first. TC_ACT_OK: ours is not run.
+    let other = "dev eth0 ingress pref 1 protocol all handle 7 bpf";
+    site.director.sh(&format!(
+        "tc filter add {other} direct-action bytecode '1,6 0 0 0'"
+    ))?;
+    let told = || doctor().is_ok_and(|text| text.contains("is not the first"));
+    wait_until("a finding", Duration::from_secs(10), told)?;
+    ensure!(running.is_running(), "and the download goes on");
+    let before = shares(&site)?;
+    site.director.sh(&format!("tc filter del {other}"))?;
+    let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
+    wait_until(
+        "packets in the kernel again",
+        Duration::from_secs(20),
+        flows,
+    )?;
+    finishes(&mut running)
+}
+
+/// Filters stay when the engine is killed, and its successor replaces them.
+#[test]
+fn connections_outlive_a_killed_engine() -> Result<()> {
+    let Some(mut site) = site("inkc-kill", 2)? else {
+        return Ok(());
+    };
+    let mut running = download(&site)?;
+    // What is kept is up to a second old.
+    std::thread::sleep(Duration::from_secs(2));
+    let before = filters(&site.director)?;
+    end(&mut site, Signal::SIGKILL)?;
+    ensure!(before > 0 && filters(&site.director)? == before, "{before}");
+    std::thread::sleep(Duration::from_secs(2));
+    ensure!(running.is_running(), "{}", running.log());
+    site.start_engine(&ON)?;
+    let log = site.engine.as_ref().context("it runs")?.log();
+    ensure!(log.contains("took over"), "{log}");
+    finishes(&mut running)?;
+    ensure!(filters(&site.director)? == before, "the same places");
+    ensure!(site.lvsadm("-L -n")?.contains(":80"));
+    // The next one attaches itself the other way, if there is one, and takes the filters away.
+    end(&mut site, Signal::SIGKILL)?;
+    site.start_engine(&["--in-kernel", "on"])?;
+    let log = site.engine.as_ref().context("it runs")?.log();
+    ensure!(log.contains("took over"), "{log}");
+    if log.contains("(tcx)") {
+        let gone = || filters(&site.director).is_ok_and(|left| left == 0);
+        wait_until("no filters", Duration::from_secs(10), gone)?;
+    }
+    let mut running = download(&site)?;
+    end(&mut site, Signal::SIGKILL)?;
+    site.start_engine(&ON)?;
+    finishes(&mut running)?;
+    end(&mut site, Signal::SIGTERM)?;
+    let left = shown(&site.director, "eth0")?;
+    ensure!(
+        !left.contains("clsact") && filters(&site.director)? == 0,
+        "{left}"
+    );
+    Ok(())
+}
+
+#[test]
+fn what_a_killed_engine_leaves_can_be_taken_away() -> Result<()> {
+    let Some(mut site) = site("inkc-clean", 2)? else {
+        return Ok(());
+    };
+    let program = programs::find("lvs-dataplane")?.display().to_string();
+    for cleanup in [true, false] {
+        end(&mut site, Signal::SIGKILL)?;
+        ensure!(filters(&site.director)? > 0, "filters stay");
+        if cleanup {
+            let told = site.director.sh(&format!("{program} --cleanup"))?;
+            ensure!(told.starts_with("took away"), "{told}");
+            let told = site.director.sh(&format!("{program} --cleanup"))?;
+            ensure!(told.starts_with("no engine"), "{told}");
+            let left = shown(&site.director, "eth0")?;
+            ensure!(
+                !left.contains("clsact") && filters(&site.director)? == 0,
+                "{left}"
+            );
+            site.start_engine(&ON)?;
+            ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
+            continue;
+        }
+        // One that forwards all packets itself takes them away, too.
+        site.start_engine(&["--in-kernel", "off"])?;
+        ensure!(filters(&site.director)? == 0, "none is left");
+    }
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! Where nobody says whether connections are forwarded in the kernel, they are if that is possible.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, programs, wait_until};
+use nix::sys::signal::Signal;
+
+use super::in_kernel::{is_permitted, shares};
+
+/// What the engine says at its start.
+const IN_KERNEL: &str = "established connections are forwarded in the kernel";
+const BY_ITSELF: &str = "all packets are forwarded by the engine itself";
+/// The last of it.
+const READY: &str = "ready at";
+
+fn log(site: &Site) -> Result<String> {
+    Ok(site.engine.as_ref().context("it runs")?.log())
+}
+
+/// Waits until the engine has said that much: its log is written by a thread of its own.
+fn says(site: &Site, what: &str) -> Result<()> {
+    let engine = site.engine.as_ref().context("it runs")?;
+    wait_until(what, Duration::from_secs(10), || {
+        engine.log().contains(what)
+    })
+    .with_context(|| engine.log())
+}
+
+fn kill(site: &mut Site) -> Result<()> {
+    let mut engine = site.engine.take().context("it runs")?;
+    engine.signal(Signal::SIGKILL)?;
+    engine.wait(Duration::from_secs(10)).map(drop)
+}
+
+/// Starts an engine that is told `words`, whatever the environment says otherwise.
+fn start(site: &mut Site, words: &[&str]) -> Result<()> {
+    site.start_engine_untold(words)
+}
+
+/// Some connections that live long enough.
+fn download(site: &Site) -> Result<()> {
+    let mut load = LoadOptions::new(format!("{}:80", site.vip).parse()?);
+    load.requests = 4;
+    load.sizes = vec![10_485_760];
+    site.client.load(&load)?.all_ok(4)
+}
+
+#[test]
+fn it_is_used_where_it_is_possible_and_nothing_is_wrong_where_it_is_not() -> Result<()> {
+    let mut site = Site::new(SiteOptions::new("inkd", Forward::Nat))?;
+    let permitted = is_permitted()?;
+    start(&mut site, &[])?;
+    site.add_service(80, "rr")?;
+    download(&site)?;
+    let doctor = site
+        .lvsadm("doctor")
+        .unwrap_or_else(|error| error.to_string());
+    if permitted {
+        says(&site, IN_KERNEL)?;
+        ensure!(doctor.contains(IN_KERNEL), "{doctor}");
+        ensure!(shares(&site)?.0 > 0, "downloads of 10 MiB are published");
+    } else {
+        says(&site, BY_ITSELF)?;
+        ensure!(doctor.contains(BY_ITSELF), "{doctor}");
+        ensure!(!doctor.contains("* established"), "{doctor}");
+    }
+    for words in [&["--workers", "2"][..], &["--reverse-path", "loose"]] {
+        start(&mut site, words)?;
+        site.add_service(80, "rr")?;
+        download(&site)?;
+        let doctor = site
+            .lvsadm("doctor")
+            .unwrap_or_else(|error| error.to_string());
+        says(&site, BY_ITSELF)?;
+        ensure!(doctor.contains(BY_ITSELF), "{doctor}");
+        ensure!(!doctor.contains("* established"), "{doctor}");
+    }
+    Ok(())
+}
+
+/// The units' capabilities are enough, and what is missing is named.
+#[test]
+fn capabilities_that_are_missing_are_named() -> Result<()> {
+    if !is_permitted()? {
+        return Ok(());
+    }
+    let mut site = Site::new(SiteOptions::new("inkd-caps", Forward::Nat))?;
+    for (more, expected) in [
+        ("", "CAP_PERFMON is missing"),
+        (
+            ",+perfmon",
+            "established connections are forwarded in the kernel",
+        ),
+    ] {
+        let set = format!("-all,+net_admin,+net_raw,+bpf{more}");
+        let launcher = ["setpriv", "--bounding-set", &set];
+        site.start_engine_by(&launcher, &["--in-kernel", "auto"])?;
+        says(&site, expected)?;
+        says(&site, READY)?;
+        let log = log(&site)?;
+        ensure!(!log.contains("R0="), "{log}");
+    }
+    Ok(())
+}
+
+#[test]
+fn one_that_does_not_use_it_ends_what_another_one_has_left() -> Result<()> {
+    if !is_permitted()? {
+        return Ok(());
+    }
+    let mut site = Site::new(SiteOptions::new("inkd-off", Forward::Nat))?;
+    start(&mut site, &[])?;
+    site.add_service(80, "rr")?;
+    kill(&mut site)?;
+    start(&mut site, &["--in-kernel", "off"])?;
+    says(&site, "have ended")?;
+    let left = site
+        .director
+        .sh("ls /sys/fs/bpf/lvs/* 2>/dev/null || true")?;
+    ensure!(left.trim().is_empty(), "{left}");
+    site.add_service(80, "rr")?;
+    download(&site)
+}
+
+/// What is taken over may be what ends them.
+#[test]
+fn engines_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
+    if !is_permitted()? {
+        return Ok(());
+    }
+    let mut site = Site::new(SiteOptions::new("inkd-tries", Forward::Nat))?;
+    start(&mut site, &[])?;
+    site.add_service(80, "rr")?;
+    for number in 1..=6 {
+        kill(&mut site)?;
+        start(&mut site, &[])?;
+        says(&site, READY)?;
+        let (log, listed) = (log(&site)?, site.lvsadm("-L -n")?);
+        ensure!(
+            log.contains("ended soon after they had taken over") == (number == 6),
+            "{number}: {log}"
+        );
+        ensure!(listed.contains(":80") == (number < 6), "{number}: {listed}");
+    }
+    Ok(())
+}
+
+/// With `--outlive`, a process may hold connections of an engine before: it is not asked for the
+/// other way, so it goes on with them.
+#[test]
+fn it_goes_on_with_what_a_process_holds() -> Result<()> {
+    let mut site = Site::new(SiteOptions::new("inkd-hold", Forward::Nat))?;
+    start(&mut site, &["--outlive", "on", "--in-kernel", "off"])?;
+    site.add_service(80, "rr")?;
+    kill(&mut site)?;
+    start(&mut site, &["--outlive", "on"])?;
+    says(&site, BY_ITSELF)?;
+    ensure!(site.lvsadm("-L -n")?.contains(":80"), "it took over");
+    download(&site)?;
+    let program = programs::find("lvs-dataplane")?.display().to_string();
+    site.engine = None;
+    site.director.sh(&format!("{program} --cleanup"))?;
+    start(&mut site, &["--outlive", "on"])?;
+    let expected = if is_permitted()? {
+        IN_KERNEL
+    } else {
+        BY_ITSELF
+    };
+    says(&site, expected)?;
+    Ok(())
+}
