@@ -84,8 +84,8 @@ pub use server::{OpenConnection, Server};
 pub use service::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey};
 pub use settings::{Extras, Limits, OnServerDown, Profile, Sysctls, WhenFull};
 pub use shard::{
-    Ahead, Connection, Evictions, FTP_PORTS_MAX, LocalAddress, LocalEnd, NeedsControl, Offer,
-    Passed, Reset, Shard, helper_ports, worker_of,
+    Ahead, Connection, Evictions, FTP_PORTS_MAX, LocalAddress, LocalChange, LocalEnd, NeedsControl,
+    Offer, Passed, Reset, Shard, helper_ports, worker_of,
 };
 pub use stats::{Counts, Stats};
 pub use time::Instant;

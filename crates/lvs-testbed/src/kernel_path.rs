@@ -184,12 +184,6 @@ impl Programs {
         Some(self.sent(&out))
     }
 
-    fn forget_locals(&self, director: &mut Director) {
-        for end in director.shard.released() {
-            self.kernel.forget_local(&end);
-        }
-    }
-
     fn sent(&mut self, out: &[u8]) -> (PortId, Frame) {
         self.forwarded.all += 1;
         let from = self.macs.iter().position(|mac| out[6..12] == mac.0);
@@ -213,7 +207,8 @@ impl Programs {
         if director.shard.is_behind() || !director.shard.is_ripe(conn, 1, epoch) {
             return None;
         }
-        self.forget_locals(director);
+        director.shard.follow_local_ends();
+        self.kernel.follow_locals(director.shard.local_changes());
         let offer = director.shard.offer(conn)?;
         let ways = Ways::of(
             &offer,

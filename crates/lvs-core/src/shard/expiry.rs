@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
-use super::Shard;
+use super::{LocalChange, Shard};
 use crate::conn::{Draft, Key, TEMPLATE_BIT, Template, flag};
 use crate::{Forwarding, Instant, Tuple};
 
@@ -151,9 +151,7 @@ impl Shard {
             self.sequences.remove(&index);
         }
         if full_nat {
-            if slot.epoch() != 0 {
-                self.released.extend(self.local_end(index));
-            }
+            self.tell_local(index, LocalChange::Released);
             self.local_ports.release(index, &self.table);
         }
         if helped {

@@ -1,9 +1,10 @@
 //! Connections of full NAT: with an address and a port of the director's towards the server.
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::net::IpAddr;
 
-use super::Shard;
+use super::{LocalChange, LocalEnd, Shard};
 use crate::conn::{Draft, Template};
 use crate::{DropReason, Instant, LocalAddress};
 
@@ -27,7 +28,37 @@ impl Shard {
             return Err(DropReason::TableFull);
         };
         self.local_ports.bind(index, taken, &self.table);
+        self.tell_local(index, LocalChange::Bound);
         Ok(index)
+    }
+
+    /// From now on [`local_changes`](Self::local_changes) has what happens to local ends. Whoever
+    /// calls this is to take it now and then: it is kept until then.
+    pub fn follow_local_ends(&mut self) {
+        self.local_changes.get_or_insert_default();
+    }
+
+    /// How many changes wait to be taken.
+    pub fn local_changes_len(&self) -> usize {
+        self.local_changes.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Local ends that connections have got and given back since this was last asked, in this order:
+    /// a later connection may have the slot of an earlier one.
+    pub fn local_changes(&mut self) -> impl Iterator<Item = LocalChange> + '_ {
+        self.local_changes.iter_mut().flat_map(|all| all.drain(..))
+    }
+
+    /// Lets whoever follows local ends know of a change to that of connection `index`.
+    pub(super) fn tell_local(&mut self, index: u32, change: impl FnOnce(LocalEnd) -> LocalChange) {
+        // Nobody but the table knows what is in the overflow.
+        if self.local_changes.is_none() || !self.table.is_in_place(index) {
+            return;
+        }
+        let end = self.local_end(index);
+        if let (Some(all), Some(end)) = (&mut self.local_changes, end) {
+            all.push(change(end));
+        }
     }
 
     /// Connections that a local address stands for the clients of.

@@ -46,7 +46,7 @@ pub use self::listing::Connection;
 pub use self::local_ports::{LocalAddress, worker_of};
 pub use self::pass::Passed;
 pub(crate) use self::publish::INVOLVED;
-pub use self::publish::{LocalEnd, Offer};
+pub use self::publish::{LocalChange, LocalEnd, Offer};
 use self::regular::Walk;
 pub use self::room::Evictions;
 pub(crate) use self::settings::{Settings, Shared};
@@ -82,8 +82,8 @@ pub struct Shard {
     templates: Sparse<Option<Arc<Template>>>,
     /// Local addresses and ports of connections that are translated at both ends.
     local_ports: LocalPorts,
-    /// Local ends of connections that were published, and have ended.
-    released: Vec<LocalEnd>,
+    /// Local ends that connections have got and given back, if somebody follows them.
+    local_changes: Option<Vec<LocalChange>>,
     /// Connections that have ended and are still found by the host's own answer to the packet that
     /// ended them.
     dying: Vec<u32>,
@@ -157,7 +157,7 @@ impl Shard {
             generation: 0,
             templates: Sparse::default(),
             local_ports,
-            released: Vec::new(),
+            local_changes: None,
             dying: Vec::new(),
             sync: Queue::default(),
             sequences: BTreeMap::new(),
@@ -380,12 +380,10 @@ impl Shard {
             if entry.method() != Forwarding::FullNat {
                 return keep(entry);
             }
-            // What was never published has told nobody.
-            if entry.epoch() == 0 || handle >= in_place {
-                return false;
-            }
-            let local = local(handle, entry.protocol(), entry.server_addr());
-            local.is_some_and(|local| {
+            // Of those in the overflow nobody is told.
+            let server = entry.server_addr();
+            let known = (handle < in_place).then(|| local(handle, entry.protocol(), server));
+            known.flatten().is_some_and(|local| {
                 let kept = keep(entry);
                 if kept {
                     found.push((handle, local));

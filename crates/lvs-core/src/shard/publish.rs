@@ -76,6 +76,15 @@ pub struct LocalEnd {
     pub local: SocketAddr,
 }
 
+/// What happens to a local end ([`Shard::local_changes`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalChange {
+    /// A connection has it.
+    Bound(LocalEnd),
+    /// The connection has ended: another one may have the port, or the slot.
+    Released(LocalEnd),
+}
+
 impl Shard {
     /// Whether look-ups should try the slot that an entry's hash names before the tags: in the IPv4
     /// slots, and in the others. It changes as the table fills, and whoever follows later is
@@ -162,12 +171,6 @@ impl Shard {
             server: entry.server_addr(),
             local: self.local_of(index)?,
         })
-    }
-
-    /// Local ends of connections that were published and have ended since this was last asked: they
-    /// may be used again. Whoever publishes is to ask before, and forget them.
-    pub fn released(&mut self) -> impl Iterator<Item = LocalEnd> + '_ {
-        self.released.drain(..)
     }
 
     /// Lets a program that reads the table's memory forward the packets of a connection, as long as

@@ -25,7 +25,7 @@ use super::report::Report;
 use super::shared::Shared;
 use super::{PacketHook, Packets, pages};
 use crate::host::NeighbourNews;
-use crate::in_kernel::{Held, InKernel, WayOut};
+use crate::in_kernel::{Held, InKernel, LocalsAre, WayOut};
 use crate::io::BATCH;
 use crate::io::port::{Batch, Port, Ports};
 use crate::packet::common::Common;
@@ -52,6 +52,8 @@ const TELL_BYTES: usize = 16 << 10;
 /// How long packets that have come in may always be waiting before connections are published all
 /// the same.
 const BUSY: Duration = Duration::from_millis(50);
+/// Local ports that wait to be told to the programs at most.
+const LOCALS_WAITING: usize = 1 << 16;
 /// How long SYNs may wait to be looked at in a flood of them.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 /// Slots whose connections are withdrawn in one round of housekeeping, when all are to be.
@@ -165,6 +167,7 @@ impl Worker {
     /// Publishes connections from now on, each after so many packets.
     pub(super) fn use_in_kernel(&mut self, in_kernel: Arc<InKernel>, after: u32) {
         self.kernel.path = Some(in_kernel);
+        self.decider.shard.follow_local_ends();
         self.decider.ripe_after = after;
     }
 
@@ -382,6 +385,7 @@ impl Worker {
         } else {
             self.process_shown(port, now);
         }
+        self.tell_locals();
         self.batch.clear();
         let took = started.elapsed();
         self.pipeline.gate.spent(count, took, now + took);
@@ -690,7 +694,7 @@ impl Worker {
         }
         let ripe = std::mem::take(&mut self.decider.ripe);
         if let Some(kernel) = self.kernel.path.clone() {
-            self.forget_locals();
+            self.tell_locals();
             // The epoch first: what is learned after it is of this one or a later one.
             let epoch = kernel.epoch();
             self.take_view();
@@ -766,32 +770,41 @@ impl Worker {
         if !is_set {
             return None;
         }
-        if let Some(local) = &offer.local {
-            if !kernel.has_locals() && kernel.wants_locals() {
-                // The kernel takes its time: that is for the keeper.
-                let kernel = kernel.clone();
-                self.shared.post_keeper(move |_| kernel.make_locals());
-            }
-            if !kernel.set_local(local) {
-                return None;
-            }
+        if let Some(local) = &offer.local
+            && !kernel.set_local(local)
+        {
+            return None;
         }
         let published = self.decider.shard.publish(conn, epoch, to_client);
         published.then_some(())
     }
 
-    /// Local ports of connections that have ended are nobody's any more.
-    fn forget_locals(&mut self) {
-        if let Some(kernel) = &self.kernel.path {
-            for end in self.decider.shard.released() {
-                kernel.forget_local(&end);
+    /// Tells the programs, and whoever takes over from this engine, which local ports connections
+    /// have.
+    fn tell_locals(&mut self) {
+        let shard = &mut self.decider.shard;
+        let waiting = shard.local_changes_len();
+        if waiting == 0 {
+            return;
+        }
+        let Some(kernel) = &self.kernel.path else {
+            return;
+        };
+        match kernel.locals() {
+            LocalsAre::Ready => kernel.follow_locals(shard.local_changes()),
+            LocalsAre::Wanted => {
+                // The kernel takes its time: that is for the keeper.
+                let kernel = kernel.clone();
+                self.shared.post_keeper(move |_| kernel.make_locals());
             }
+            LocalsAre::Coming if waiting < LOCALS_WAITING => {}
+            LocalsAre::Coming | LocalsAre::Impossible => _ = shard.local_changes().count(),
         }
     }
 
     /// Follows the clock and the epochs of the path in the kernel.
     fn keep_kernel(&mut self, now: Instant) {
-        self.forget_locals();
+        self.tell_locals();
         let Some(kernel) = &self.kernel.path else {
             return;
         };

@@ -2,8 +2,8 @@
 //!
 //! A slot has no room for it, and what the programs know of a reply is nothing that a slot is found
 //! by. So there is a map beside the table: by the slot, what stands for the client; by the ends that a
-//! reply is between, the slot. It takes memory, and is made when the first such connection is to
-//! be published. The programs find it in an array of one map.
+//! reply is between, the slot. It takes memory, and is made when the first such connection has
+//! opened. From then on all are in it, so that an engine's successor knows them. The programs find it in an array of one map.
 //!
 //! What is left in it of a connection that has ended does no harm: its slot is not published, and
 //! before another connection is in that slot, it is taken out.
@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use lvs_core::memory::Layout;
-use lvs_core::{LocalEnd, Protocol};
+use lvs_core::{LocalChange, LocalEnd, Protocol};
 use tracing::{debug, warn};
 
 use super::arrays::Maps;
@@ -36,13 +36,25 @@ const _: () = assert!(WAYS as usize == Layout::WAYS);
 type Ends = SharedMap<LOCAL_KEY_WORDS, LOCAL_WORDS>;
 type Key = [u64; LOCAL_KEY_WORDS];
 
+/// Whether local ends can be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LocalsAre {
+    Ready,
+    /// Whoever is told this is to have the map [made](InKernel::make_locals); nobody else is.
+    Wanted,
+    Coming,
+    Impossible,
+}
+
 /// The map, and where the programs find it.
 #[derive(Debug)]
 pub(super) struct Locals {
     place: MapPlace,
     ends: OnceLock<Ends>,
-    /// Somebody is making it, or could not.
+    /// Somebody is making it, or has.
     asked: AtomicBool,
+    /// It could not be made.
+    failed: AtomicBool,
     /// How many there may be: two for a connection.
     entries: u32,
     /// Slots from this number on are wide ones.
@@ -60,6 +72,7 @@ impl Locals {
             place,
             ends: OnceLock::new(),
             asked: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             // The kernel has as many buckets as the next power of two, and they take memory.
             entries: 1 << slots_of(layout).saturating_mul(2).max(2).ilog2(),
             wide: layout.narrow_buckets * WAYS,
@@ -81,6 +94,7 @@ impl Locals {
         self.place.clear();
         self.ends.take();
         self.asked = AtomicBool::new(false);
+        self.failed = AtomicBool::new(false);
     }
 
     /// Lets the programs find the map, and a successor.
@@ -194,26 +208,30 @@ fn end_of(value: &[u64; LOCAL_WORDS], like: SocketAddr) -> SocketAddr {
 impl InKernel {
     /// Whether local ends can be told to the programs.
     #[inline]
-    pub fn has_locals(&self) -> bool {
-        self.locals.ends.get().is_some()
-    }
-
-    /// Whether nobody has been asked yet to [make](Self::make_locals) that possible. The one who is
-    /// told so is to ask.
-    pub(crate) fn wants_locals(&self) -> bool {
-        !self.locals.asked.swap(true, Relaxed)
+    pub(crate) fn locals(&self) -> LocalsAre {
+        let locals = &self.locals;
+        if locals.ends.get().is_some() {
+            LocalsAre::Ready
+        } else if locals.failed.load(Relaxed) {
+            LocalsAre::Impossible
+        } else if locals.asked.swap(true, Relaxed) {
+            LocalsAre::Coming
+        } else {
+            LocalsAre::Wanted
+        }
     }
 
     /// Makes the map of local ends. The kernel takes its time for it.
     pub fn make_locals(&self) {
         let locals = &self.locals;
         locals.asked.store(true, Relaxed);
-        if self.has_locals() {
+        if locals.ends.get().is_some() {
             return;
         }
         let made = locals.make();
         let put = made.and_then(|ends| locals.put(ends, self.pins.as_ref()));
         if let Err(error) = put {
+            locals.failed.store(true, Relaxed);
             warn!(
                 "connections of full NAT are not forwarded in the kernel: no memory for their local ports: {error}"
             );
@@ -229,8 +247,19 @@ impl InKernel {
         done.inspect_err(|error| debug!("{ENDS}: {error}")).is_ok()
     }
 
+    /// Follows what has happened to local ends, in this order. One that there is no room for is
+    /// known to nobody.
+    pub fn follow_locals(&self, changes: impl IntoIterator<Item = LocalChange>) {
+        for change in changes {
+            match change {
+                LocalChange::Bound(end) => _ = self.set_local(&end),
+                LocalChange::Released(end) => self.forget_local(&end),
+            }
+        }
+    }
+
     /// The connection has ended.
-    pub fn forget_local(&self, end: &LocalEnd) {
+    fn forget_local(&self, end: &LocalEnd) {
         if let Some(ends) = self.locals.ends.get() {
             let _ = ends.remove(&reply(end));
             let _ = ends.remove(&self.locals.request(end.slot));
@@ -288,6 +317,7 @@ impl LocalsLeft<'_> {
         let locals = &self.kernel.locals;
         locals.asked.store(true, Relaxed);
         if let Err(error) = locals.put(self.ends, self.kernel.pins.as_ref()) {
+            locals.failed.store(true, Relaxed);
             warn!("connections of full NAT are not forwarded in the kernel any more: {error}");
         }
     }
@@ -315,9 +345,11 @@ mod tests {
             end(7, "10.0.0.1:80", "10.0.0.2:31007"),
             end(wide + 7, "[fd00::1]:80", "[fd00::2]:31007"),
         ];
-        assert!(!in_kernel.has_locals() && !in_kernel.set_local(&ends[0]));
-        assert!(in_kernel.wants_locals() && !in_kernel.wants_locals());
+        assert!(!in_kernel.set_local(&ends[0]));
+        assert_eq!(in_kernel.locals(), LocalsAre::Wanted);
+        assert_eq!(in_kernel.locals(), LocalsAre::Coming);
         in_kernel.make_locals();
+        assert_eq!(in_kernel.locals(), LocalsAre::Ready);
         for end in &ends {
             assert!(in_kernel.set_local(end));
         }

@@ -58,7 +58,7 @@ use self::layout::{
     tunnel,
 };
 use self::locals::Locals;
-pub(crate) use self::locals::LocalsLeft;
+pub(crate) use self::locals::{LocalsAre, LocalsLeft};
 use self::pins::Pins;
 pub(crate) use self::room::Room;
 use self::xdp::Xdp;
