@@ -5,10 +5,11 @@
 //   lvs_filter   filter of the engine's packet socket, which sees a frame before tc does: looks the connection up, refuses
 //                what lvs_ingress is going to take, and leaves what it has found for it
 //   lvs_xdp      in front of both, where the operator wants it: forwards what it can before there is a socket buffer
-//   lvs_ingress  tc ingress of the same interface: does what was found. Where no filter has looked, the engine is dead,
-//                and it looks itself
+//   lvs_ingress  tc ingress of the same interface: does what was found
+//   lvs_alone    goes on where no filter has looked, for the engine is dead: looks itself, and leaves the rest to
+//                lvs_ingress. In one program, the two would take the kernel twice as long to verify
 //
-// Both run for one frame on one CPU without another in between, so that there is one decision for a frame, however the
+// All run for one frame on one CPU without another in between, so that there is one decision for a frame, however the
 // engine changes the table meanwhile.
 #include <linux/bpf.h>
 #include "layout.h"
@@ -31,7 +32,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // The maps are made by the engine, which finds their names here.
-extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_tunnels, lvs_counts, lvs_shares, lvs_told, lvs_met, lvs_services, lvs_macs, lvs_locals;
+extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_tunnels, lvs_counts, lvs_shares, lvs_told, lvs_met, lvs_services, lvs_macs, lvs_locals, lvs_next;
 
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 // That of the last tick, which is what deadlines need, and takes no reading of the processor's clock.
@@ -39,6 +40,7 @@ static u64 (*ktime)(void) = (void *)160;
 static u32 (*processor)(void) = (void *)8;
 static long (*store_bytes)(struct __sk_buff *, u32 offset, const void *from, u32 len, u64 flags) = (void *)9;
 static long (*l4_csum_replace)(struct __sk_buff *, u32 offset, u64 from, u64 to, u64 flags) = (void *)11;
+static long (*tail_call)(void *ctx, void *programs, u32 which) = (void *)12;
 static long (*vlan_pop)(struct __sk_buff *) = (void *)19;
 static long (*redirect)(u32 ifindex, u64 flags) = (void *)23;
 static long (*load_bytes)(const struct __sk_buff *, u32 offset, void *to, u32 len) = (void *)26;
@@ -799,19 +801,37 @@ SEC("tc") int lvs_ingress(struct __sk_buff *skb)
 	}
 	// Nobody has looked: there is no engine. Or there is one that has just come.
 	if (now > READ(conf[CONF_ALIVE])) return NEXT;
+	told->valid = seen;
+	tail_call(skb, &lvs_next, NEXT_ALONE);
+	told->valid = TOLD_NOTHING;
+	return NEXT;
+}
+
+SEC("alone") int lvs_alone(struct __sk_buff *skb)
+{
+	u32 zero = 0;
+	u64 *conf = map_lookup(&lvs_conf, &zero);
+	struct told *told = map_lookup(&lvs_told, &zero);
+	if (!conf || !told) return NEXT;
+	u32 seen = told->valid;
+	told->valid = TOLD_NOTHING;
 	struct packet p;
 	__builtin_memset(&p, 0, sizeof p);
 	if (!read_packet(skb, &p, told->head)) return NEXT;
 	told->handle = 0;
 	int what = decide(conf, &p, skb->gso_size, told);
 	int forwards = what == SHARE_REQUESTS || what == SHARE_REPLIES;
-	if (!waits(&p, told, what, now)) return NEXT;
+	if (!waits(&p, told, what, engine_time(conf))) return NEXT;
 	if (seen == TOLD_LEAVE) return SHOT;
 	if (!forwards) {
 		share(SHARE_WAITING);
 		return SHOT;
 	}
-	return p.v6 ? forward(skb, conf, told, 1, now) : forward(skb, conf, told, 0, now);
+	told->valid = TOLD_TAKE;
+	tail_call(skb, &lvs_next, NEXT_INGRESS);
+	told->valid = TOLD_NOTHING;
+	share(SHARE_LOST);
+	return SHOT;
 }
 
 // ---- before there is a socket buffer -----------------------------------------------------------------------------------

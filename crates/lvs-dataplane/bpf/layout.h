@@ -118,6 +118,12 @@
 
 #define TOLD_BYTES 184
 
+// ---- programs that go on where another one ends: lvs_next ----
+
+#define NEXT_ALONE 0
+#define NEXT_INGRESS 1
+#define NEXT_PROGRAMS 2
+
 // ---- virtual services, for when there is no engine: lvs_services ----
 
 // Key: address (IPv4 in the first 4 bytes), port, protocol; 0 as the port for all of them. The value says nothing.

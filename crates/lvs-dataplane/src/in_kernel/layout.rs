@@ -37,6 +37,13 @@ pub(super) const MAC_PLACES: u32 = 4096;
 /// Bytes of a decision that the filter leaves for the ingress.
 pub(super) const TOLD_BYTES: u32 = 184;
 
+/// Programs that go on where another one ends.
+pub(super) mod next {
+    pub(crate) const ALONE: u32 = 0;
+    pub(crate) const INGRESS: u32 = 1;
+    pub(crate) const PROGRAMS: u32 = 2;
+}
+
 /// Words by which local ends are found, and of what there is to know of one.
 pub(super) const LOCAL_KEY_WORDS: usize = 6;
 pub(super) const LOCAL_WORDS: usize = 3;
@@ -161,6 +168,9 @@ mod tests {
             ("LOCAL_PORT", local::PORT),
             ("COUNT_WORDS", COUNT_WORDS),
             ("TOLD_BYTES", TOLD_BYTES as usize),
+            ("NEXT_ALONE", next::ALONE as usize),
+            ("NEXT_INGRESS", next::INGRESS as usize),
+            ("NEXT_PROGRAMS", next::PROGRAMS as usize),
             ("TUNNEL_WORDS", TUNNEL_WORDS),
             ("TUNNEL_WAY", tunnel::WAY),
             ("TUNNEL_SHAPE", tunnel::SHAPE),

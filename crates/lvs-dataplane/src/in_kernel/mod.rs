@@ -66,7 +66,7 @@ use crate::netlink::Filters;
 use crate::outlive::WITHOUT_ENGINE;
 use crate::packet::rewrite::tunnel::Template;
 use crate::packet::wire::Mac;
-use crate::sys::{self, Jump, PacketSocket, Program, SharedSet};
+use crate::sys::{self, Jump, PacketSocket, Program, ProgramArray, SharedSet};
 
 /// Packets from the client after which a connection is published: shorter ones stay with the
 /// engine, and a flood publishes nothing.
@@ -134,6 +134,8 @@ pub struct InKernel {
     ingress: Program,
     /// The kernel's number of it.
     ingress_id: u32,
+    /// What it goes on with.
+    _next: ProgramArray,
     layout: Layout,
     epochs: Mutex<Epochs>,
     hops: Mutex<Hops>,

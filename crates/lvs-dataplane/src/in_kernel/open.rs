@@ -14,14 +14,16 @@ use tracing::{info, warn};
 use super::arrays::{Arrays, Maps};
 use super::epochs::Epochs;
 use super::error::{InKernelError, step};
-use super::layout::{ABOUT_WORDS, COUNT_WORDS, TOLD_BYTES, conf};
+use super::layout::{ABOUT_WORDS, COUNT_WORDS, TOLD_BYTES, conf, next};
 use super::locals::Locals;
 use super::pins::{self, Pins};
 use super::room::Room;
 use super::xdp::Xdp;
 use super::{InKernel, SERVERS, attach, lock, object, types};
 use crate::outlive::WITHOUT_ENGINE;
-use crate::sys::{self, Instruction, Jump, PerCpuArray, Program, ProgramKind, SharedSet};
+use crate::sys::{
+    self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedSet,
+};
 
 /// The programs, compiled.
 pub(super) const OBJECT: &[u8] = include_bytes!("../../bpf/fast.bpf.o");
@@ -188,21 +190,24 @@ impl InKernel {
         let types = types::load();
         let types = types.as_ref();
         let arrays = Arrays::new(&layout, processors, maps, types)?;
-        let (told, services) = match maps {
+        let (told, services, next) = match maps {
             // What is left of the other one's programs goes on with its own, until they are
             // replaced.
             Maps::Found(pins) => (
                 PerCpuArray::pinned(&pins.path("lvs_told")),
                 SharedSet::pinned(&pins.path("lvs_services")),
+                ProgramArray::pinned(&pins.path("lvs_next")),
             ),
             Maps::New | Maps::Pinned(_) => (
                 PerCpuArray::new("lvs_told", TOLD_BYTES, 1, types),
                 SharedSet::new("lvs_services", SERVICES, types),
+                ProgramArray::new("lvs_next", next::PROGRAMS),
             ),
         };
         let locals = Locals::new(&layout, maps).map_err(step("make memory"))?;
         let told = told.map_err(step("make memory"))?;
         let services = services.map_err(step("make memory"))?;
+        let next = next.map_err(step("make memory"))?;
         let scratch = xdp.then(|| Xdp::memory(types)).transpose();
         let scratch = scratch.map_err(step("make memory"))?;
         let number = |name: &str| {
@@ -213,6 +218,7 @@ impl InKernel {
                 (None, "lvs_told") => Some(told.number()),
                 (None, "lvs_services") => Some(services.number()),
                 (None, "lvs_locals") => Some(locals.number()),
+                (None, "lvs_next") => Some(next.number()),
                 (None, name) => scratch.as_ref()?.number(name),
             }
         };
@@ -223,6 +229,11 @@ impl InKernel {
         };
         let filter = load("socket", ProgramKind::SocketFilter, "lvs_filter")?;
         let ingress = load("tc", ProgramKind::Ingress, "lvs_ingress")?;
+        let alone = load("alone", ProgramKind::Ingress, "lvs_alone")?;
+        for (number, program) in [(next::ALONE, &alone), (next::INGRESS, &ingress)] {
+            let put = next.put(number, program);
+            put.map_err(step("let programs find each other"))?;
+        }
         let early = xdp.then(|| load("xdp", ProgramKind::Xdp, "lvs_xdp"));
         let early = early.transpose()?;
         let xdp = early
@@ -245,6 +256,7 @@ impl InKernel {
             pin("lvs_told", told.pin(&pins.path("lvs_told")))?;
             pin("lvs_services", services.pin(&pins.path("lvs_services")))?;
             pin("lvs_locals", locals.pin(pins))?;
+            pin("lvs_next", next.pin(&pins.path("lvs_next")))?;
         }
         let jump = Jump::to(&filter).map_err(step("load a program"))?;
         let ingress_id = ingress.id().map_err(step("ask for a program's number"))?;
@@ -253,6 +265,7 @@ impl InKernel {
             jump,
             ingress,
             ingress_id,
+            _next: next,
             layout,
             epochs: Mutex::new(Epochs {
                 number: 1,

@@ -244,7 +244,7 @@ pub(super) fn is_over(conf: &[u64]) -> bool {
 
 /// What all words of a description mean depends on this: it changes with any map's shape or
 /// meaning.
-const VERSION: u64 = 4;
+const VERSION: u64 = 5;
 /// "LVSKERNL".
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 

@@ -196,9 +196,10 @@ const KEYED: [(&str, &str, &[Field]); 2] = [
 ];
 
 /// Programs, and what they are called with.
-const PROGRAMS: [(&str, &str); 3] = [
+const PROGRAMS: [(&str, &str); 4] = [
     ("lvs_filter", "__sk_buff"),
     ("lvs_ingress", "__sk_buff"),
+    ("lvs_alone", "__sk_buff"),
     ("lvs_xdp", "xdp_md"),
 ];
 

@@ -409,8 +409,7 @@ impl Program {
 #[derive(Debug)]
 pub struct Jump {
     program: Program,
-    /// The kernel empties it with this descriptor.
-    _to: OwnedFd,
+    _to: ProgramArray,
 }
 
 impl Jump {
@@ -421,17 +420,8 @@ impl Jump {
     pub fn to(target: &Program) -> io::Result<Self> {
         const ALL: i32 = i32::MAX;
         const BPF_FUNC_TAIL_CALL: i32 = 12;
-        let map = create_map("lvs_jump", BPF_MAP_TYPE_PROG_ARRAY, [4; 2], 1, 0, None)?;
-        let (first, program) = (0_u32, target.fd());
-        let mut request = Element {
-            map: number(&map),
-            unused: 0,
-            key: ptr::from_ref(&first).expose_provenance() as u64,
-            value: ptr::from_ref(&program).expose_provenance() as u64,
-            flags: 0,
-        };
-        // SAFETY: key and value live until after the call, and are as long as the map was made for.
-        unsafe { call(BPF_MAP_UPDATE_ELEM, &mut request) }?;
+        let map = ProgramArray::new("lvs_jump", 1)?;
+        map.put(0, target)?;
         let op = |code, registers, immediate| Instruction {
             code,
             registers,
@@ -439,7 +429,7 @@ impl Jump {
             immediate,
         };
         let code = [
-            op(0x18, 0x12, map.as_raw_fd()), // r2 = the map
+            op(0x18, 0x12, map.number()), // r2 = the map
             op(0x00, 0x00, 0),
             op(0xb7, 0x03, 0), // r3 = the first entry
             op(0x85, 0x00, BPF_FUNC_TAIL_CALL),
@@ -930,16 +920,7 @@ impl MapPlace {
     }
 
     fn element(&self, command: libc::c_long, map: u32) -> io::Result<()> {
-        let key = 0_u32;
-        let mut request = Element {
-            map: number(&self.fd),
-            unused: 0,
-            key: ptr::from_ref(&key).expose_provenance() as u64,
-            value: ptr::from_ref(&map).expose_provenance() as u64,
-            flags: 0,
-        };
-        // SAFETY: key and value live until after the call, and are 4 bytes long.
-        unsafe { call(command, &mut request) }.map(drop)
+        place(&self.fd, command, 0, map)
     }
 
     /// As [`SharedArray::pin`].
@@ -954,6 +935,69 @@ impl MapPlace {
     pub fn number(&self) -> i32 {
         self.fd.as_raw_fd()
     }
+}
+
+/// Programs that others go on with, by their numbers.
+///
+/// The kernel empties it when no descriptor and no name of it is left.
+#[derive(Debug)]
+pub struct ProgramArray {
+    fd: OwnedFd,
+}
+
+impl ProgramArray {
+    /// An empty one, for so many.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new(name: &str, entries: u32) -> io::Result<Self> {
+        let fd = create_map(name, BPF_MAP_TYPE_PROG_ARRAY, [4; 2], entries, 0, None)?;
+        Ok(Self { fd })
+    }
+
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned(path)?;
+        Ok(Self { fd })
+    }
+
+    /// Programs that go on with this number find this one from now on.
+    ///
+    /// # Errors
+    /// If there is no such number, or the program is of another kind than others that use it.
+    pub fn put(&self, entry: u32, program: &Program) -> io::Result<()> {
+        let program = number(&program.fd);
+        place(&self.fd, BPF_MAP_UPDATE_ELEM, entry, program)
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// Asks for something about an entry of a map of programs or maps.
+fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) -> io::Result<()> {
+    let mut request = Element {
+        map: number(map),
+        unused: 0,
+        key: ptr::from_ref(&key).expose_provenance() as u64,
+        value: ptr::from_ref(&value).expose_provenance() as u64,
+        flags: 0,
+    };
+    // SAFETY: key and value live until after the call, and are 4 bytes long.
+    unsafe { call(command, &mut request) }.map(drop)
 }
 
 /// Makes sure that there is a BPF file system at a directory.

@@ -25,8 +25,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 pub use arena::{Arena, Lent, prefetch};
 pub use bpf::{
-    Instruction, Jump, MapPlace, PerCpuArray, Program, ProgramKind, ProgramLink, SharedArray,
-    SharedMap, SharedSet, Typed, Types, is_root_of_all, monotonic, mount_bpf, shared_table,
+    Instruction, Jump, MapPlace, PerCpuArray, Program, ProgramArray, ProgramKind, ProgramLink,
+    SharedArray, SharedMap, SharedSet, Typed, Types, is_root_of_all, monotonic, mount_bpf,
+    shared_table,
 };
 pub use device::{primary_address, set_mac, set_mtu, set_up};
 pub use multicast::{datagrams_lost, multicast_receiver, multicast_sender};
