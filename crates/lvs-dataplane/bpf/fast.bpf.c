@@ -365,6 +365,14 @@ INLINE int translates(u32 method)
 	return method == METHOD_NAT || method == METHOD_FULL_NAT;
 }
 
+// The same number, of which the verifier knows nothing any more, because it was in a map: else it goes through what follows
+// again for each that it knows.
+INLINE u32 forgotten(u32 *cell, u32 number)
+{
+	*cell = number;
+	return READ(*cell);
+}
+
 // Whether the packet is forwarded here: then `t` says how. Else what it is.
 INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32 gso, struct told *t)
 {
@@ -381,9 +389,11 @@ INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32
 		}
 	}
 	if (handle == HANDLE_NONE || handle == HANDLE_UP) return SHARE_UNKNOWN;
+	// Where it was found is of no matter for what follows.
+	handle = forgotten(&t->handle, handle);
+	shadow = (u64)forgotten(&t->hop, shadow >> 32) << 32;
 	u64 *slot = slot_of(handle, v6);
 	if (!slot) return SHARE_UNKNOWN;
-	t->handle = handle;
 	u64 *hot = v6 ? slot + WIDE_HOT : slot;
 	u64 word = READ(slot[0]), state = READ(hot[HOT_STATE]), flags = READ(hot[HOT_FLAGS]) >> 32;
 	if (!(word & KIND_LIVE) || word & shadow) return SHARE_UNPUBLISHED;
