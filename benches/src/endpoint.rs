@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use clap::Subcommand;
 
-use crate::{classic, files, transfers};
+use crate::{classic, files, transfers, unpack};
 
 /// What an end does.
 #[derive(Debug, Subcommand)]
@@ -32,6 +32,11 @@ pub enum Endpoint {
         target: SocketAddr,
         /// How many bytes
         bytes: u64,
+    },
+    /// Take packets out of IPIP tunnels
+    Unpack {
+        /// The interface that they come in on
+        device: String,
     },
     /// Servers of files, each with a capacity
     Files(files::Serve),
@@ -56,6 +61,7 @@ impl Endpoint {
             Self::Serve { port } => serve(*port),
             Self::Ping { target, times } => ping(*target, *times),
             Self::Fetch { target, bytes } => fetch(*target, *bytes),
+            Self::Unpack { device } => unpack::run(device),
             Self::Files(serve) => serve.run(),
             Self::Ask(ask) => ask.run(),
             Self::Transfers(transfers) => transfers.run(),

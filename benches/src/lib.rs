@@ -14,4 +14,5 @@ pub mod publishing;
 pub mod report;
 pub mod stats;
 pub mod transfers;
+mod unpack;
 pub mod yardsticks;

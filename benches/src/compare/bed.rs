@@ -594,14 +594,9 @@ impl Bed {
              ip route replace 10.71.0.0/24 via 10.74.0.2 dev {far}\n"
         );
         self.server.sh(&script)?;
-        if self.is_tunnel()
-            && let Some(unpacks) = crowd::unpack(&self.server)?
-        {
-            self.endpoints.push(unpacks);
-            // It takes packets, and whole ones. The engine makes such of what it sends; where its
-            // kernel forwards, that is to do so.
-            self.director
-                .sh(&format!("ethtool -K {} tx off", self.devices[2]))?;
+        if self.is_tunnel() {
+            self.endpoints
+                .extend(crowd::unpack(&self.server, &self.devices[3])?);
         }
         Ok(())
     }

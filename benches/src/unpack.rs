@@ -1,0 +1,70 @@
+//! The receiving end of IPIP tunnels where the kernel has no `ipip`: a program at the ingress of an
+//! interface takes the outer header off. Aggregates stay whole, as with the kernel's own.
+
+use std::thread;
+
+use anyhow::{Context, Result};
+use lvs_dataplane::sys::{Instruction, Program, ProgramKind};
+
+/// Unpacks what comes in on an interface, until killed; prints `ready`.
+///
+/// # Errors
+///
+/// When there is no such interface, or the kernel has no tcx (Linux 6.6).
+pub(crate) fn run(device: &str) -> Result<()> {
+    let index = format!("/sys/class/net/{device}/ifindex");
+    let index = std::fs::read_to_string(&index).with_context(|| index.clone())?;
+    let program = Program::load(ProgramKind::Ingress, "unpack", &CODE)?;
+    let _attached = program.attach(index.trim().parse()?)?;
+    println!("ready");
+    loop {
+        thread::park();
+    }
+}
+
+/// Ethernet, and the outer header's protocol in it.
+const PROTOCOL: i32 = 14 + 9;
+const IPIP: i32 = 4;
+/// The outer header's bytes.
+const HEADER: i32 = 20;
+/// `ETH_P_IP`, as `__sk_buff` has it.
+const IPV4: i32 = 0x0800_u16.to_be() as i32;
+/// `BPF_ADJ_ROOM_MAC`: between Ethernet and IP.
+const BEHIND_ETHERNET: i32 = 1;
+/// `BPF_F_ADJ_ROOM_FIXED_GSO` and `BPF_F_ADJ_ROOM_DECAP_L3_IPV4`: segments stay as long as they are.
+const FLAGS: i32 = 1 | 1 << 7;
+const LOAD_BYTES: i32 = 26;
+const ADJUST_ROOM: i32 = 50;
+/// `TCX_NEXT`.
+const NEXT: i32 = -1;
+
+const CODE: [Instruction; 19] = [
+    op(0xbf, 0x16, 0, 0),          // r6 = the packet
+    op(0x61, 0x61, 16, 0),         // r1 = its protocol
+    op(0x55, 0x01, 14, IPV4),      // to the end, unless that is IPv4
+    op(0xbf, 0x61, 0, 0),          // r1 = the packet
+    op(0xb4, 0x02, 0, PROTOCOL),   // w2 = from where
+    op(0xbf, 0xa3, 0, 0),          // r3 = to where: the stack
+    op(0x07, 0x03, 0, -8),         //
+    op(0xb4, 0x04, 0, 1),          // w4 = how much
+    op(0x85, 0x00, 0, LOAD_BYTES), //
+    op(0x55, 0x00, 7, 0),          // to the end, if there is none
+    op(0x71, 0xa1, -8, 0),         // r1 = what was there
+    op(0x55, 0x01, 5, IPIP),       // to the end, unless it is IPIP
+    op(0xbf, 0x61, 0, 0),          // r1 = the packet
+    op(0xb4, 0x02, 0, -HEADER),    // w2 = so much more
+    op(0xb4, 0x03, 0, BEHIND_ETHERNET),
+    op(0xb4, 0x04, 0, FLAGS),       // w4
+    op(0x85, 0x00, 0, ADJUST_ROOM), //
+    op(0xb4, 0x00, 0, NEXT),        // w0 = go on
+    op(0x95, 0x00, 0, 0),           // return w0
+];
+
+const fn op(code: u8, registers: u8, offset: i16, immediate: i32) -> Instruction {
+    Instruction {
+        code,
+        registers,
+        offset,
+        immediate,
+    }
+}
