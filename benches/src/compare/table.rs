@@ -14,6 +14,8 @@ const NULLS: [Contender; 4] = [
 ];
 const SHARED_CLIENTS: u32 = 10;
 const OWN_CLIENTS: u32 = 24;
+/// All that there is a way to.
+const ALL_CLIENTS: u32 = 23;
 
 const fn forward(flows: u32, client_bits: u32) -> Flood {
     Flood {
@@ -88,6 +90,7 @@ pub(super) fn all() -> Vec<Group> {
         in_kernel_few(),
         in_kernel_many(),
         in_kernel_most(),
+        in_kernel_ten_million(),
         in_kernel_tcp(),
         in_kernel_latency(),
         in_kernel_cost(),
@@ -186,6 +189,18 @@ fn in_kernel_many() -> Group {
 fn in_kernel_most() -> Group {
     let mut group = Group::new("in-kernel-1m");
     group.nat_in_kernel(1_000_000, "1,000,000", "1m", [0.65, 1.5, 0.75]);
+    group
+}
+
+fn in_kernel_ten_million() -> Group {
+    let mut group = Group::new("in-kernel-10m");
+    let [many, few] = [(10_000_000, "nat"), (1_000_000, "nat-1m")].map(|(flows, case)| {
+        let flood = forward(flows, ALL_CLIENTS);
+        group.flood(IN_KERNEL, Place::Usual, case, flood)
+    });
+    let what = "NAT in the kernel, 64 bytes, 10,000,000 flows, against 1,000,000";
+    let bound = Bound::AtLeast(0.8);
+    group.row("in-kernel-nat-10m", what, &many, Against::One(few), bound);
     group
 }
 
