@@ -1,5 +1,6 @@
 //! The receiving end of IPIP tunnels where the kernel has no `ipip`: a program at the ingress of an
-//! interface takes the outer header off. Aggregates stay whole, as with the kernel's own.
+//! interface takes the outer header off. Aggregates stay whole, as with the kernel's own. Fragments are
+//! left to whoever has them put together.
 
 use std::thread;
 
@@ -22,9 +23,12 @@ pub(crate) fn run(device: &str) -> Result<()> {
     }
 }
 
-/// Ethernet, and the outer header's protocol in it.
-const PROTOCOL: i32 = 14 + 9;
-const IPIP: i32 = 4;
+/// Ethernet, and the fragment's place in the outer header; behind that are hops and protocol.
+const PLACE: i32 = 14 + 6;
+/// All of these but "don't fragment" and the hops.
+const MASK: i32 = i32::from_ne_bytes([0xbf, 0xff, 0, 0xff]);
+/// No fragment, and IPIP.
+const WHOLE: i32 = i32::from_ne_bytes([0, 0, 0, 4]);
 /// The outer header's bytes.
 const HEADER: i32 = 20;
 /// `ETH_P_IP`, as `__sk_buff` has it.
@@ -38,26 +42,27 @@ const ADJUST_ROOM: i32 = 50;
 /// `TCX_NEXT`.
 const NEXT: i32 = -1;
 
-const CODE: [Instruction; 19] = [
-    op(0xbf, 0x16, 0, 0),          // r6 = the packet
-    op(0x61, 0x61, 16, 0),         // r1 = its protocol
-    op(0x55, 0x01, 14, IPV4),      // to the end, unless that is IPv4
-    op(0xbf, 0x61, 0, 0),          // r1 = the packet
-    op(0xb4, 0x02, 0, PROTOCOL),   // w2 = from where
-    op(0xbf, 0xa3, 0, 0),          // r3 = to where: the stack
-    op(0x07, 0x03, 0, -8),         //
-    op(0xb4, 0x04, 0, 1),          // w4 = how much
-    op(0x85, 0x00, 0, LOAD_BYTES), //
-    op(0x55, 0x00, 7, 0),          // to the end, if there is none
-    op(0x71, 0xa1, -8, 0),         // r1 = what was there
-    op(0x55, 0x01, 5, IPIP),       // to the end, unless it is IPIP
-    op(0xbf, 0x61, 0, 0),          // r1 = the packet
-    op(0xb4, 0x02, 0, -HEADER),    // w2 = so much more
-    op(0xb4, 0x03, 0, BEHIND_ETHERNET),
-    op(0xb4, 0x04, 0, FLAGS),       // w4
-    op(0x85, 0x00, 0, ADJUST_ROOM), //
-    op(0xb4, 0x00, 0, NEXT),        // w0 = go on
-    op(0x95, 0x00, 0, 0),           // return w0
+const CODE: [Instruction; 20] = [
+    op(0xbf, 0x16, 0, 0),               // r6 = the packet
+    op(0x61, 0x61, 16, 0),              // r1 = its protocol
+    op(0x55, 0x01, 15, IPV4),           // to the end, unless that is IPv4
+    op(0xbf, 0x61, 0, 0),               // r1 = the packet
+    op(0xb4, 0x02, 0, PLACE),           // w2 = from where
+    op(0xbf, 0xa3, 0, 0),               // r3 = to where: the stack
+    op(0x07, 0x03, 0, -8),              //
+    op(0xb4, 0x04, 0, 4),               // w4 = how much
+    op(0x85, 0x00, 0, LOAD_BYTES),      //
+    op(0x55, 0x00, 8, 0),               // to the end, if there is none
+    op(0x61, 0xa1, -8, 0),              // r1 = what was there
+    op(0x54, 0x01, 0, MASK),            // w1 &= what matters
+    op(0x56, 0x01, 5, WHOLE),           // to the end, unless it is that
+    op(0xbf, 0x61, 0, 0),               // r1 = the packet
+    op(0xb4, 0x02, 0, -HEADER),         // w2 = so much more
+    op(0xb4, 0x03, 0, BEHIND_ETHERNET), // w3
+    op(0xb4, 0x04, 0, FLAGS),           // w4
+    op(0x85, 0x00, 0, ADJUST_ROOM),     //
+    op(0xb4, 0x00, 0, NEXT),            // w0 = go on
+    op(0x95, 0x00, 0, 0),               // return w0
 ];
 
 const fn op(code: u8, registers: u8, offset: i16, immediate: i32) -> Instruction {

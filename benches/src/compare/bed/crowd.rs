@@ -83,7 +83,7 @@ impl Bed {
         self.receive_by_threads()?;
         if self.is_tunnel() {
             for host in &self.servers {
-                if let Some(process) = unpack(host, "eth0")? {
+                for process in unpack(host, "eth0")? {
                     // In the kernel it would be a part of receiving.
                     first("-ap", process.pid())?;
                     let words = ["-apc", "0", &process.pid().to_string()];
@@ -292,18 +292,18 @@ fn first(of: &str, pid: u32) -> Result<()> {
     run_with_input(Command::new("chrt").args(words), "").map(drop)
 }
 
-/// Has a server take what comes in tunnels by an interface.
-pub(super) fn unpack(host: &lvs_testbed::Host, device: &str) -> Result<Option<lvs_testbed::Proc>> {
+/// Has a server take what comes in tunnels by an interface; gives what does so, where it is not the
+/// kernel.
+pub(super) fn unpack(host: &lvs_testbed::Host, device: &str) -> Result<Vec<lvs_testbed::Proc>> {
     let kernels = "ip link add ipip9 type ipip local any remote any 2>/dev/null\nip link set ipip9 up\n\
                    sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.ipip9.rp_filter=0";
-    match host.sh(kernels) {
-        Ok(_) => return Ok(None),
-        Err(_) => host.sh("sysctl -qw net.ipv4.conf.all.rp_filter=0")?,
-    };
+    if host.sh(kernels).is_ok() {
+        return Ok(Vec::new());
+    }
+    // It has fragments put together, and without tcx it unpacks everything.
+    let mut unpacks = vec![decap::start(host)?];
     let own = std::env::current_exe()?.display().to_string();
-    let program = host.spawn(&own, &["endpoint", "unpack", device])?;
-    // Without tcx a process unpacks, packet by packet.
-    super::ready(program)
-        .or_else(|_| decap::start(host))
-        .map(Some)
+    let whole = host.spawn(&own, &["endpoint", "unpack", device])?;
+    unpacks.extend(super::ready(whole));
+    Ok(unpacks)
 }
