@@ -45,9 +45,9 @@ impl Control {
         self.adopt_with(shard, adoption, now, budget, |_, _, _| None)
     }
 
-    /// As [`adopt`](Self::adopt); connections by full NAT go on as well, if
-    /// `local` knows the address and the port that stood for the client: it is asked with the
-    /// number of the slot, the protocol and the server.
+    /// As [`adopt`](Self::adopt); connections by full NAT go on as well, if `local` knows the
+    /// address and the port that stood for the client: it is asked with the number of the slot, the
+    /// protocol and the server.
     pub fn adopt_with(
         &self,
         shard: &mut Shard,

@@ -57,8 +57,9 @@ pub struct Offer {
     pub tunnel: Tunnel,
     /// The number of the server's record.
     pub record: u32,
-    /// What stands for the client, where both ends are translated. It is told once: not of a
-    /// connection that was published before, in whichever epoch.
+    /// What stands for the client, where both ends are translated. It is here once, for whoever has
+    /// not learned it by [`Shard::local_changes`]: not of a connection that was published before, in
+    /// whichever epoch.
     pub local: Option<LocalEnd>,
 }
 
