@@ -250,8 +250,27 @@ fn connect(name: &[u8]) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Asks for one thing; gives the descriptor that comes with the answer.
+/// Asks for one thing; gives the descriptor that comes with the answer. To ask twice does no harm.
 fn call(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<Option<OwnedFd>> {
+    let started = Instant::now();
+    loop {
+        match call_once(name, what, with) {
+            Err(error) if is_hung_up(&error) && started.elapsed() < PATIENCE => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Whether a holder was there that did not hear: it is about to end, and its name to be free, or it
+/// has waited long enough for a question on a busy machine.
+fn is_hung_up(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+}
+
+fn call_once(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<Option<OwnedFd>> {
     let stream = connect(name)?;
     send(&stream, what, with)?;
     let (answer, descriptor) = receive(&stream)?;
@@ -362,7 +381,12 @@ pub fn hold(name: &str) -> io::Result<()> {
         match listener.accept() {
             Ok((stream, _)) => match serve(&stream, &mut held) {
                 Ok(true) => {}
-                Ok(false) => return Ok(()),
+                Ok(false) => {
+                    // The name is free when this is heard: nobody comes for a holder that ends.
+                    drop(listener);
+                    let _ = send(&stream, DONE, None);
+                    return Ok(());
+                }
                 // Whoever that was is gone.
                 Err(_) => continue,
             },
@@ -380,7 +404,7 @@ pub fn hold(name: &str) -> io::Result<()> {
     }
 }
 
-/// Answers one question; `false` if there will be no others.
+/// Answers one question; `false` if there will be no others: that one is to be answered at the end.
 fn serve(stream: &UnixStream, held: &mut Held) -> io::Result<bool> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HASTE))?;
@@ -394,10 +418,7 @@ fn serve(stream: &UnixStream, held: &mut Held) -> io::Result<bool> {
     };
     match held.answer(what, with) {
         Some((answer, with)) => send(stream, answer, with).map(|()| true),
-        None => {
-            let _ = send(stream, DONE, None);
-            Ok(false)
-        }
+        None => Ok(false),
     }
 }
 
@@ -493,6 +514,35 @@ mod tests {
         assert!(!second.is_successor());
         drop(second);
         assert!(Holder::clean_up(&name)?);
+        running.join().expect("it ends")
+    }
+
+    /// An engine that starts while the holder of the one before it ends gets one of its own.
+    #[test]
+    fn a_holder_that_hangs_up_is_asked_again() -> io::Result<()> {
+        let name = format!("lvs-outlive:test-hangs-up-{}", std::process::id());
+        let ending = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
+        let holding = name.clone();
+        let running = thread::spawn(move || {
+            // One that is heard and gets no answer, one that waits in vain.
+            drop(ending.accept()?);
+            thread::sleep(Duration::from_millis(50));
+            drop(ending);
+            hold(&holding)
+        });
+        let name = name.into_bytes();
+        while connect(&name).is_err() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let asked = call(&name, ask::GIVE, None);
+        if let Err(error) = &asked {
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{error}");
+        }
+        while call(&name, ask::END, None).is_err() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let after = connect(&name).expect_err("its name is free");
+        assert_eq!(after.kind(), io::ErrorKind::ConnectionRefused, "{after}");
         running.join().expect("it ends")
     }
 
