@@ -58,7 +58,7 @@ pub use self::shared::Shared;
 use self::shared::{HostSide, Side};
 use self::successor::{Estate, Shards};
 use self::virtual_::Offline;
-use self::worker::Worker;
+use self::worker::{Equipment, Worker};
 use crate::control::Address;
 use crate::control::server::{self, BindError, Handle, Permissions, Server, Sink};
 use crate::host::keeper::{Keeper, Outliving, Setup};
@@ -475,6 +475,9 @@ impl Engine {
         let steering = setup.steering.clone();
         let mut keeper = Keeper::new(shared.clone(), setup, queues)?;
         let mut daemons = Vec::new();
+        // Before connections wait for a worker.
+        let equipments = shards.iter().map(|_| Equipment::new(common.clone()));
+        let equipments: Vec<_> = equipments.collect();
         if let (Some(estate), Some(left), Some(inheritance)) = (&estate, left, inheritance) {
             // Packets that come meanwhile wait in the sockets; the host does not see them.
             for warning in keeper.update(Update::All) {
@@ -491,12 +494,13 @@ impl Engine {
         let cpus = if pin { own_cpus(count) } else { Vec::new() };
         let mut workers = Vec::new();
         let mut pages = pages.into_iter();
-        for (number, (shard, requests)) in shards.into_iter().zip(requests).enumerate() {
+        let parts = shards.into_iter().zip(requests).zip(equipments);
+        for (number, ((shard, requests), equipment)) in parts.enumerate() {
             let mut worker = Worker::new(
                 shared.clone(),
                 number,
                 shard,
-                common.clone(),
+                equipment,
                 requests,
                 hook.take(),
             );

@@ -13,7 +13,7 @@ use lvs_core::Control;
 use super::door::Requests;
 use super::pages;
 use super::shared::{HostSide, Shared, Side};
-use super::worker::Worker;
+use super::worker::{Equipment, Worker};
 use crate::host::EngineSide;
 use crate::host::view::{KnownPort, Tables, View};
 use crate::netlink::NetState;
@@ -85,7 +85,14 @@ impl Rig {
         let workers = (0..).zip(shards).map(|(number, (shard, pages))| {
             let (requests, queue) = Requests::new(shared.clone());
             let common = common.clone();
-            let mut worker = Worker::new(shared.clone(), number, shard, common, requests, None);
+            let mut worker = Worker::new(
+                shared.clone(),
+                number,
+                shard,
+                Equipment::new(common),
+                requests,
+                None,
+            );
             if let Some(pages) = pages {
                 worker.use_pages(pages);
             }

@@ -398,6 +398,8 @@ pub(super) fn take_over(
     records: &[Record],
     steering: Option<&Steering>,
 ) {
+    // They take their time to read, in which connections go on.
+    let locals = estate.locals_left();
     let started = SystemInstant::now();
     let _held = estate.hold();
     let mut control = shared.control();
@@ -410,13 +412,12 @@ pub(super) fn take_over(
     match inheritance {
         Inheritance::InPlace(adoption) => {
             let mut adoption = adoption.of_a_clock_ahead(ahead);
-            let left = estate.locals_left();
-            let local = |slot, protocol, server| left.as_ref()?.take(slot, protocol, server);
+            let local = |slot, protocol, server| locals.as_ref()?.take(slot, protocol, server);
             for shard in &mut *shards {
                 while control.adopt_with(shard, &mut adoption, now, usize::MAX, local) {}
             }
-            if let Some(left) = left {
-                left.end();
+            if let Some(locals) = locals {
+                locals.end();
             }
         }
         Inheritance::Elsewhere(memories) => {

@@ -92,6 +92,23 @@ pub(crate) struct Worker {
     priority: Option<Priority>,
 }
 
+/// What a packet worker works with: megabytes, which take their time to make.
+pub(crate) struct Equipment {
+    pipeline: Pipeline,
+    output: Output,
+    batch: Batch,
+}
+
+impl Equipment {
+    pub(crate) fn new(common: Arc<Common>) -> Self {
+        Self {
+            pipeline: Pipeline::new(common),
+            output: Output::new(),
+            batch: Batch::new(),
+        }
+    }
+}
+
 /// What concerns the other workers.
 #[derive(Default)]
 struct Others {
@@ -133,17 +150,22 @@ impl Worker {
         shared: Arc<Shared>,
         number: usize,
         shard: Shard,
-        common: Arc<Common>,
+        equipment: Equipment,
         requests: Requests,
         hook: Option<Box<dyn PacketHook>>,
     ) -> Self {
+        let Equipment {
+            pipeline,
+            output,
+            batch,
+        } = equipment;
         Self {
             decider: Decider::new(shared.clone(), shard, hook),
             shared,
             number,
-            pipeline: Pipeline::new(common),
-            output: Output::new(),
-            batch: Batch::new(),
+            pipeline,
+            output,
+            batch,
             ports: Ports::default(),
             network: TakenView::default(),
             requests,
@@ -1037,7 +1059,7 @@ mod tests {
                     shared.clone(),
                     number,
                     shard,
-                    common.clone(),
+                    Equipment::new(common.clone()),
                     requests,
                     None,
                 )

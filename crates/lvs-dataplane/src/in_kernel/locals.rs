@@ -8,6 +8,8 @@
 //! What is left in it of a connection that has ended does no harm: its slot is not published, and
 //! before another connection is in that slot, it is taken out.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -266,19 +268,22 @@ impl InKernel {
         }
     }
 
-    /// The local ends that another engine has left. They are in a map of this engine's once
-    /// [`LocalsLeft::end`] has been called.
+    /// The local ends that another engine has left, while nobody follows them. Their map is this
+    /// engine's once [`LocalsLeft::end`] has been called.
     pub(crate) fn locals_left(&self) -> Option<LocalsLeft<'_>> {
         let path = self.pins.as_ref()?.path(ENDS);
-        let left = Ends::pinned(&path).ok()?;
-        let ends = self.locals.make();
-        let ends = ends.inspect_err(|error| {
-            warn!("connections of full NAT have ended: no memory for their local ports: {error}");
+        let ends = Ends::pinned(&path).ok()?;
+        // It may have been killed before programs found it.
+        let put = self.locals.place.put(&ends);
+        let put = put.inspect_err(|error| {
+            warn!("connections of full NAT have ended: their local ports cannot be told: {error}");
         });
+        put.ok()?;
+        let left = ends.entries().collect();
         Some(LocalsLeft {
             kernel: self,
-            left,
-            ends: ends.ok()?,
+            ends,
+            left: RefCell::new(left),
         })
     }
 }
@@ -287,8 +292,9 @@ impl InKernel {
 #[derive(Debug)]
 pub(crate) struct LocalsLeft<'a> {
     kernel: &'a InKernel,
-    left: Ends,
     ends: Ends,
+    /// Entries of the map of which nobody is known.
+    left: RefCell<HashMap<Key, [u64; LOCAL_WORDS]>>,
 }
 
 impl LocalsLeft<'_> {
@@ -299,27 +305,33 @@ impl LocalsLeft<'_> {
         protocol: Protocol,
         server: SocketAddr,
     ) -> Option<SocketAddr> {
-        let locals = &self.kernel.locals;
-        let value = self.left.get(&locals.request(slot))?;
-        let end = LocalEnd {
+        let mut left = self.left.borrow_mut();
+        let request = self.kernel.locals.request(slot);
+        let &value = left.get(&request)?;
+        let local = end_of(&value, server);
+        let reply = reply(&LocalEnd {
             slot,
             protocol,
             server,
-            local: end_of(&value, server),
-        };
+            local,
+        });
         // Both must say the same.
-        let known = self.left.get(&reply(&end)) == Some(value);
-        (known && locals.insert(&self.ends, &end).is_ok()).then_some(end.local)
+        if left.get(&reply) != Some(&value) {
+            return None;
+        }
+        left.remove(&request);
+        left.remove(&reply);
+        Some(local)
     }
 
     /// All are taken: the others are forgotten.
     pub(crate) fn end(self) {
+        for key in self.left.into_inner().into_keys() {
+            let _ = self.ends.remove(&key);
+        }
         let locals = &self.kernel.locals;
         locals.asked.store(true, Relaxed);
-        if let Err(error) = locals.put(self.ends, self.kernel.pins.as_ref()) {
-            locals.failed.store(true, Relaxed);
-            warn!("connections of full NAT are not forwarded in the kernel any more: {error}");
-        }
+        let _ = locals.ends.set(self.ends);
     }
 }
 
@@ -364,6 +376,35 @@ mod tests {
             assert_eq!(map.get(&reply(end)), None);
             assert_eq!(map.get(&in_kernel.locals.request(end.slot)), None);
         }
+    }
+
+    #[test]
+    fn what_an_engine_has_left_is_taken_once_and_the_rest_forgotten() {
+        let Some(in_kernel) = open() else { return };
+        let locals = &in_kernel.locals;
+        let ends = locals.make().expect("there is memory");
+        let kept = end(7, "10.0.0.1:80", "10.0.0.2:31007");
+        let gone = end(8, "10.0.0.1:80", "10.0.0.2:31008");
+        for end in [&kept, &gone] {
+            locals.insert(&ends, end).expect("there is room");
+        }
+        let left: HashMap<_, _> = ends.entries().collect();
+        assert_eq!(left.len(), 4);
+        let left = LocalsLeft {
+            kernel: &in_kernel,
+            ends,
+            left: RefCell::new(left),
+        };
+        let take = |end: &LocalEnd| left.take(end.slot, end.protocol, end.server);
+        let elsewhere = end(7, "10.0.0.3:80", "10.0.0.2:31007");
+        assert_eq!(take(&elsewhere), None);
+        assert_eq!(take(&kept), Some(kept.local));
+        assert_eq!(take(&kept), None);
+        left.end();
+        assert_eq!(in_kernel.locals(), LocalsAre::Ready);
+        let map = locals.ends.get().expect("it is this engine's");
+        assert!(map.get(&locals.request(7)).is_some() && map.get(&reply(&kept)).is_some());
+        assert_eq!(map.entries().count(), 2);
     }
 
     #[test]

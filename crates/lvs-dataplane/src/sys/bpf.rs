@@ -8,6 +8,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
+use std::iter;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -148,6 +149,7 @@ const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
+const BPF_MAP_GET_NEXT_KEY: libc::c_long = 4;
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
@@ -829,23 +831,43 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         unsafe { self.element(BPF_MAP_DELETE_ELEM, key, 0) }
     }
 
+    /// Keys and values, as long as nobody takes any out meanwhile.
+    pub fn entries(&self) -> impl Iterator<Item = ([u64; KEY], [u64; VALUE])> {
+        let mut last = None;
+        let keys = iter::from_fn(move || {
+            last = self.key_after(last.as_ref());
+            last
+        });
+        keys.filter_map(|key| Some((key, self.get(&key)?)))
+    }
+
+    fn key_after(&self, key: Option<&[u64; KEY]>) -> Option<[u64; KEY]> {
+        let mut next = [0_u64; KEY];
+        let to = ptr::from_mut(&mut next).expose_provenance() as u64;
+        // SAFETY: the kernel writes as many bytes as a key has, and nobody else has them.
+        let found = unsafe { self.element(BPF_MAP_GET_NEXT_KEY, key, to) };
+        found.ok().map(|()| next)
+    }
+
     /// # Safety
-    /// `value` is the address of a value of the map's, if the command has one.
-    unsafe fn element(
+    /// `value` is the address of a value of the map's, if the command has one; of a key, if it gives
+    /// one.
+    unsafe fn element<'a>(
         &self,
         command: libc::c_long,
-        key: &[u64; KEY],
+        key: impl Into<Option<&'a [u64; KEY]>>,
         value: u64,
     ) -> io::Result<()> {
+        let key = key.into().map_or(ptr::null(), ptr::from_ref);
         let mut request = Element {
             map: number(&self.fd),
             unused: 0,
-            key: key.as_ptr().expose_provenance() as u64,
+            key: key.expose_provenance() as u64,
             value,
             flags: 0,
         };
-        // SAFETY: the key lives until after the call, and is as long as the map was made for; the
-        // caller says the same of the value.
+        // SAFETY: the key, if there is one, lives until after the call, and is as long as the map was
+        // made for; the caller says the same of the value.
         unsafe { call(command, &mut request) }.map(drop)
     }
 

@@ -349,7 +349,7 @@ mod tests {
     use super::*;
     use crate::engine::door::Requests;
     use crate::engine::shared::{HostSide, Shared, Side};
-    use crate::engine::worker::Worker;
+    use crate::engine::worker::{Equipment, Worker};
     use crate::packet::common::Common;
     use crate::packet::pipeline::Settings;
     use crate::sync::entry;
@@ -372,7 +372,14 @@ mod tests {
         let shared = Arc::new(Shared::new(control, side, false));
         let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(NonZeroUsize::MIN));
         let (requests, _queue) = Requests::new(shared.clone());
-        let mut worker = Worker::new(shared.clone(), 0, shard, common, requests, None);
+        let mut worker = Worker::new(
+            shared.clone(),
+            0,
+            shard,
+            Equipment::new(common),
+            requests,
+            None,
+        );
         worker.with_decider(|decider| {
             decider.shard.keep_ledger([3, 4]);
             decider.shard.listen_to(0, [1, 2]);
