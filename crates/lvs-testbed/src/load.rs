@@ -52,6 +52,9 @@ pub struct LoadOptions {
     /// Stop when the input ends
     #[arg(long)]
     pub until_eof: bool,
+    /// Run in real time, so that a pause tells of the network and not of who waits for a processor.
+    #[arg(skip)]
+    pub real_time: bool,
 }
 
 impl LoadOptions {
@@ -70,6 +73,7 @@ impl LoadOptions {
             first_port: 0,
             progress_ms: 0,
             until_eof: false,
+            real_time: false,
         }
     }
 
@@ -117,6 +121,9 @@ pub struct LoadReport {
     /// That time of each good request: 99 of 100 had a shorter one, in milliseconds.
     #[serde(default)]
     pub stall_p99_ms: u64,
+    /// The longest of these pauses that ended in each second since the start, in milliseconds.
+    #[serde(default)]
+    pub stalls_by_second: Vec<u64>,
     /// Good requests by the server that answered.
     pub servers: BTreeMap<String, u64>,
     /// What went wrong, up to twenty of them, each with its time in seconds.
@@ -166,7 +173,9 @@ impl Host {
         if options.first_port == 0 && options.requests != 0 {
             options.first_port = self.take_ports(options.requests);
         }
-        let printed = self.run(crate::programs::own()?, &options.arguments())?;
+        let (program, arguments) =
+            crate::programs::own_with(options.arguments(), options.real_time)?;
+        let printed = self.run(program, &arguments)?;
         serde_json::from_str(&printed).with_context(|| format!("not a report: {printed}"))
     }
 
@@ -273,11 +282,22 @@ impl LoadReport {
         for (stall, count) in other.stalls {
             *self.stalls.entry(stall).or_default() += count;
         }
+        for (second, stall) in other.stalls_by_second.into_iter().enumerate() {
+            self.stalled(second, stall);
+        }
         for (server, count) in other.servers {
             *self.servers.entry(server).or_default() += count;
         }
         self.errors.extend(other.errors);
         self.errors.truncate(20);
+    }
+
+    fn stalled(&mut self, second: usize, stall: u64) {
+        if self.stalls_by_second.len() <= second {
+            self.stalls_by_second.resize(second + 1, 0);
+        }
+        let longest = &mut self.stalls_by_second[second];
+        *longest = stall.max(*longest);
     }
 
     fn count_stalls(&mut self) {
@@ -334,8 +354,14 @@ fn client(
             Err(_) => Progress::count(&progress.failed, 1),
         }
         match answer {
-            Ok((server, stall)) => {
-                let stall = u64::try_from(stall.as_millis()).unwrap_or(u64::MAX);
+            Ok((server, pauses)) => {
+                let mut stall = 0;
+                for (since, ended) in pauses {
+                    let pause = u64::try_from((ended - since).as_millis()).unwrap_or(u64::MAX);
+                    let second = (ended - start).as_secs();
+                    report.stalled(usize::try_from(second).unwrap_or(usize::MAX), pause);
+                    stall = stall.max(pause);
+                }
                 *report.stalls.entry(stall).or_default() += 1;
                 report.ok += 1;
                 report.bytes += size as u64;
@@ -422,13 +448,16 @@ fn connect(options: &LoadOptions, port: u16, timeout: Duration) -> Result<TcpStr
     Ok(stream)
 }
 
+/// The longest pause that ended in each second of a request: when it began and ended.
+type Pauses = Vec<(Instant, Instant)>;
+
 fn request(
     options: &LoadOptions,
     port: u16,
     connection: &mut Option<BufReader<TcpStream>>,
     expected: &[u8],
     (buffer, progress): (&mut [u8], &Progress),
-) -> Result<(String, Duration)> {
+) -> Result<(String, Pauses)> {
     let timeout = Duration::from_millis(options.timeout_ms.max(1));
     let mut stream = match connection.take() {
         Some(stream) => stream,
@@ -481,7 +510,8 @@ fn request(
     }
     ensure!(length == Some(expected.len()), "content length {length:?}");
     let mut done = 0;
-    let (mut stall, mut since) = (Duration::ZERO, Instant::now());
+    let mut since = Instant::now();
+    let (begun, mut pauses) = (since, Pauses::new());
     while done < expected.len() {
         let want = buffer.len().min(expected.len() - done);
         let read = stream
@@ -498,8 +528,16 @@ fn request(
         }
         done += read;
         Progress::count(&progress.bytes, read as u64);
-        stall = stall.max(since.elapsed());
-        since = Instant::now();
+        let now = Instant::now();
+        match pauses.last_mut() {
+            Some((from, to)) if (*to - begun).as_secs() == (now - begun).as_secs() => {
+                if now - since > *to - *from {
+                    (*from, *to) = (since, now);
+                }
+            }
+            _ => pauses.push((since, now)),
+        }
+        since = now;
     }
     if options.keepalive {
         *connection = Some(stream);
@@ -509,7 +547,7 @@ fn request(
         let extra = stream.read(buffer).context("read the end")?;
         ensure!(extra == 0, "{extra} bytes after the end");
     }
-    Ok((server, stall))
+    Ok((server, pauses))
 }
 
 #[cfg(test)]

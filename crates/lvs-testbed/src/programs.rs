@@ -51,3 +51,21 @@ pub fn find(name: &str) -> Result<PathBuf> {
 pub fn own() -> Result<PathBuf> {
     find("lvs-testbed")
 }
+
+/// [`own`] with arguments, as a command. In `real_time`, it runs before everything that does not, and
+/// on the first processor, so that what is under test can have the others.
+///
+/// # Errors
+///
+/// When it is not built.
+pub fn own_with(arguments: Vec<String>, real_time: bool) -> Result<(PathBuf, Vec<String>)> {
+    let own = own()?;
+    if !real_time {
+        return Ok((own, arguments));
+    }
+    let chrt = "--cpu-list 0 chrt --fifo 1".split(' ');
+    let mut all: Vec<String> = chrt.map(str::to_owned).collect();
+    all.push(own.display().to_string());
+    all.extend(arguments);
+    Ok(("taskset".into(), all))
+}

@@ -125,18 +125,19 @@ http {{
 }
 
 /// Starts a [web server that sends evenly](crate::paced) on port 80, so many bytes a second for each
-/// download.
+/// download; in `real_time`, no other program keeps it from sending.
 ///
 /// # Errors
 ///
 /// When it is not built, or does not listen.
-pub fn paced(host: &Host, rate: u64) -> Result<Proc> {
+pub fn paced(host: &Host, rate: u64, real_time: bool) -> Result<Proc> {
     let options = PacedOptions {
         name: host.name().to_owned(),
         rate,
         port: 80,
     };
-    let mut server = host.spawn(crate::programs::own()?, &options.arguments())?;
+    let (program, arguments) = crate::programs::own_with(options.arguments(), real_time)?;
+    let mut server = host.spawn(program, &arguments)?;
     listening(host, &mut server, "tcp", options.port)?;
     Ok(server)
 }

@@ -117,6 +117,8 @@ pub struct SiteOptions {
     /// In nginx's place, a [server that sends evenly](crate::paced), so many bytes a second for each
     /// download.
     pub paced: Option<u64>,
+    /// That server runs in real time, so that no other program keeps it from sending.
+    pub real_time: bool,
     /// A second director stands by, on the same networks as the first.
     pub standby: bool,
     /// So many directors beside the first are on its networks, and with it on a further one, for
@@ -143,6 +145,7 @@ impl SiteOptions {
             ip_forward: false,
             nginx: NginxOptions::default(),
             paced: None,
+            real_time: false,
             standby: false,
             others: 0,
         }
@@ -284,7 +287,7 @@ impl Site {
                 .map(|host| {
                     scope.spawn(move || {
                         let mut programs = vec![match options.paced {
-                            Some(rate) => servers::paced(host, rate)?,
+                            Some(rate) => servers::paced(host, rate, options.real_time)?,
                             None => servers::nginx(host, &options.nginx)?,
                         }];
                         if options.forward == Forward::Tun {
