@@ -19,12 +19,15 @@ pub enum Endpoint {
         /// Where to listen
         port: u16,
     },
-    /// Measure round trips of one byte; prints p50 and p99 in microseconds
+    /// Measure round trips of one byte over one connection; prints each in microseconds
     Ping {
         /// Whom to ask
         target: SocketAddr,
         /// How often
         times: usize,
+        /// As many before that, which do not count
+        #[arg(long, default_value_t = 100)]
+        warm_up: usize,
     },
     /// Download, and compare each byte
     Fetch {
@@ -59,7 +62,11 @@ impl Endpoint {
     pub fn run(&self) -> Result<()> {
         match self {
             Self::Serve { port } => serve(*port),
-            Self::Ping { target, times } => ping(*target, *times),
+            Self::Ping {
+                target,
+                times,
+                warm_up,
+            } => ping(*target, *times, *warm_up),
             Self::Fetch { target, bytes } => fetch(*target, *bytes),
             Self::Unpack { device } => unpack::run(device),
             Self::Files(serve) => serve.run(),
@@ -147,20 +154,19 @@ pub(crate) fn connect(target: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-fn ping(target: SocketAddr, times: usize) -> Result<()> {
-    ensure!(times > 0, "no round trips, no percentiles");
+fn ping(target: SocketAddr, times: usize, warm_up: usize) -> Result<()> {
     let mut stream = connect(target)?;
     let mut trips = Vec::with_capacity(times);
     let mut byte = [b'p'];
-    for _ in 0..times {
+    for number in 0..warm_up + times {
         let start = Instant::now();
         stream.write_all(&byte)?;
         stream.read_exact(&mut byte)?;
-        trips.push(start.elapsed().as_secs_f64() * 1e6);
+        if number >= warm_up {
+            trips.push(start.elapsed().as_secs_f64() * 1e6);
+        }
     }
-    trips.sort_by(f64::total_cmp);
-    let (p50, p99) = (trips[times / 2], trips[times * 99 / 100]);
-    println!("{}", serde_json::json!({ "p50": p50, "p99": p99 }));
+    println!("{}", serde_json::json!(trips));
     Ok(())
 }
 

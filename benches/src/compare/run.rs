@@ -15,7 +15,7 @@ use super::flood::Flood;
 use super::progress::Progress;
 use super::rows::{Group, Job, Memory, Work};
 use super::sample::Sample;
-use super::tcp::{self, Percentile};
+use super::tcp;
 use crate::machine::{self, Snapshot};
 use crate::memory::{self, Churn, Clients, Pair, Pipeline, Setup};
 use crate::publishing::Publishing;
@@ -23,6 +23,9 @@ use crate::yardsticks::{LineTable, Yardsticks};
 
 /// Tries of one measurement before a round goes without it.
 const TRIES: usize = 3;
+/// Parts of the round trips of a round, between which the contenders take turns: what the machine
+/// does meanwhile is to meet all of them.
+const TURNS: usize = 6;
 /// Connections of each of two workers.
 const WORKER_CONNECTIONS: u32 = 500_000;
 /// The core of what runs in memory.
@@ -51,6 +54,7 @@ pub(super) struct Outcome {
 }
 
 type Key = (Contender, Place, Purpose);
+type Pinged = (Contender, bool);
 
 /// What stands ready for a group.
 pub(super) struct Runner<'a> {
@@ -60,8 +64,10 @@ pub(super) struct Runner<'a> {
     prepared: HashSet<(Key, Flood)>,
     /// Packets a second beside round trips.
     half: Option<f64>,
-    /// Round trips of this round: p50, p99.
-    trips: HashMap<(Contender, bool), (f64, f64, Option<String>)>,
+    /// Whose round trips are measured, idle or beside a flood.
+    pinged: Vec<Pinged>,
+    /// Those of this round, in microseconds, and what has disturbed them.
+    trips: HashMap<Pinged, (Vec<f64>, Option<String>)>,
     memory: Instances,
 }
 
@@ -85,6 +91,7 @@ impl<'a> Runner<'a> {
             beds: HashMap::new(),
             prepared: HashSet::new(),
             half: None,
+            pinged: Vec::new(),
             trips: HashMap::new(),
             memory: Instances::default(),
         }
@@ -117,6 +124,7 @@ impl<'a> Runner<'a> {
         }
         self.beds.clear();
         self.prepared.clear();
+        self.pinged.clear();
         self.memory = Instances::default();
         self.half = None;
         Ok(outcomes)
@@ -203,6 +211,9 @@ impl<'a> Runner<'a> {
             }
             Work::Ping(who, loaded, _) => {
                 self.bed((who, Place::Usual, Purpose::Ping))?;
+                if !self.pinged.contains(&(who, loaded)) {
+                    self.pinged.push((who, loaded));
+                }
                 if loaded && self.half.is_none() {
                     self.half = Some(self.half_load()?);
                 }
@@ -299,24 +310,40 @@ impl<'a> Runner<'a> {
             }
             Work::Ping(who, loaded, percentile) => {
                 if !self.trips.contains_key(&(who, loaded)) {
-                    let rate = self.half.filter(|_| loaded);
-                    let bed = self.bed((who, Place::Usual, Purpose::Ping))?;
-                    let trips = tcp::round_trips(bed, yardsticks, rate)?;
-                    self.trips.insert((who, loaded), trips);
+                    self.measure_trips(loaded)?;
                 }
-                let (p50, p99, disturbed) = self.trips[&(who, loaded)].clone();
+                let trips = self.trips.get_mut(&(who, loaded));
+                let (trips, disturbed) = trips.context("it was prepared")?;
                 Ok(Sample {
-                    value: if percentile == Percentile::P50 {
-                        p50
-                    } else {
-                        p99
-                    },
+                    value: percentile.of(trips),
                     cpu: None,
-                    disturbed,
+                    disturbed: disturbed.clone(),
                 })
             }
             Work::Memory(memory) => self.measure_memory(memory),
         }
+    }
+
+    /// Round trips of all that are measured idle, or beside a flood.
+    fn measure_trips(&mut self, loaded: bool) -> Result<()> {
+        let (yardsticks, rate) = (self.yardsticks, self.half.filter(|_| loaded));
+        let mut pinged = self.pinged.clone();
+        pinged.retain(|(_, beside)| *beside == loaded);
+        for _ in 0..TURNS {
+            for &(who, _) in &pinged {
+                let bed = self.bed((who, Place::Usual, Purpose::Ping))?;
+                let mut part = tcp::round_trips(bed, yardsticks, rate)?;
+                for _ in 1..TRIES {
+                    if part.1.is_some() {
+                        part = tcp::round_trips(bed, yardsticks, rate)?;
+                    }
+                }
+                let (trips, disturbed) = self.trips.entry((who, loaded)).or_default();
+                trips.extend(part.0);
+                *disturbed = disturbed.take().or(part.1);
+            }
+        }
+        Ok(())
     }
 
     fn measure_memory(&mut self, memory: Memory) -> Result<Sample> {

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::bed::{self, Bed, Purpose};
@@ -27,8 +26,8 @@ pub(super) enum Tcp {
 
 /// A download that is compared byte by byte.
 const CHECKED: &str = "33554432";
-/// Round trips of one measurement.
-const TRIPS: &str = "4000";
+/// Round trips of one measurement, which is one of several of its round.
+const TRIPS: &str = "1000";
 
 /// Downloads through the contender, and compares each byte.
 pub(super) fn check(bed: &mut Bed) -> Result<()> {
@@ -109,10 +108,17 @@ pub(super) enum Percentile {
     P99,
 }
 
-#[derive(Debug, Deserialize)]
-struct Trips {
-    p50: f64,
-    p99: f64,
+impl Percentile {
+    /// That of some numbers; 0 of none.
+    pub(super) fn of(self, numbers: &mut [f64]) -> f64 {
+        numbers.sort_by(f64::total_cmp);
+        let percent = match self {
+            Self::P50 => 50,
+            Self::P99 => 99,
+        };
+        let at = numbers.len() * percent / 100;
+        numbers.get(at).copied().unwrap_or(0.0)
+    }
 }
 
 /// The flood beside round trips, which ends before it meets a program.
@@ -123,13 +129,13 @@ const BESIDE: Flood = Flood {
     v6: false,
 };
 
-/// Round trips of one byte over TCP, p50 and p99 in microseconds; beside a flood at `rate` packets
-/// a second, if there is one.
+/// Round trips of one byte over TCP, each in microseconds; beside a flood at `rate` packets a second,
+/// if there is one. And what has disturbed them.
 pub(super) fn round_trips(
     bed: &mut Bed,
     yardsticks: &Yardsticks,
     rate: Option<f64>,
-) -> Result<(f64, f64, Option<String>)> {
+) -> Result<(Vec<f64>, Option<String>)> {
     debug_assert!(bed.purpose() == Purpose::Ping, "its sink lets TCP pass");
     let mut flood = match rate {
         Some(rate) => Some(BESIDE.beside(bed, yardsticks, rate)?),
@@ -146,6 +152,6 @@ pub(super) fn round_trips(
         flood.stop(Signal::SIGTERM)?;
     }
     bed.check_alive()?;
-    let trips: Trips = serde_json::from_str(printed.trim()).context("our own client")?;
-    Ok((trips.p50, trips.p99, used.disturbed()))
+    let trips = serde_json::from_str(printed.trim()).context("our own client")?;
+    Ok((trips, used.disturbed()))
 }
