@@ -78,7 +78,7 @@ impl Address {
 
     /// Connects to exactly this address. `WouldBlock`: somebody listens, and does not take the
     /// connections that wait.
-    pub(super) fn connect(&self) -> io::Result<UnixStream> {
+    pub(crate) fn connect(&self) -> io::Result<UnixStream> {
         let address = match self {
             Self::Abstract(name) => SocketAddrUnix::new_abstract_name(name)?,
             Self::Usual(path) | Self::Path(path) => SocketAddrUnix::new(path.as_path())?,

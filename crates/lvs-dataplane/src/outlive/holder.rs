@@ -24,6 +24,8 @@ use rustix::net::{
 };
 
 use super::{head, is_worth_waiting};
+use crate::control::Address;
+use crate::sys::Poller;
 use crate::sys::peercred::{own_uid, peer_cred};
 
 /// The argument with which an engine's program becomes a holder.
@@ -233,6 +235,7 @@ fn start(name: &[u8]) -> io::Result<Child> {
         }
         if started.elapsed() > START {
             let _ = child.kill();
+            let _ = child.wait();
             return Err(refused("the holder does not answer"));
         }
         thread::sleep(Duration::from_millis(5));
@@ -241,7 +244,7 @@ fn start(name: &[u8]) -> io::Result<Child> {
 }
 
 fn connect(name: &[u8]) -> io::Result<UnixStream> {
-    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+    let stream = Address::Abstract(name.to_vec()).connect()?;
     if peer_cred(&stream)?.uid != own_uid() {
         return Err(refused("the holder of this name belongs to another user"));
     }
@@ -376,6 +379,7 @@ pub fn hold(name: &str) -> io::Result<()> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
     listener.set_nonblocking(true)?;
     let mut held = Held::default();
+    let mut poller = Poller::new();
     let (mut looked, started) = (Instant::now(), Instant::now());
     loop {
         match listener.accept() {
@@ -388,10 +392,12 @@ pub fn hold(name: &str) -> io::Result<()> {
                     return Ok(());
                 }
                 // Whoever that was is gone.
-                Err(_) => continue,
+                Err(_) => {}
             },
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                thread::sleep(Duration::from_millis(20));
+                poller.clear();
+                poller.add(listener.as_fd());
+                poller.wait(Some(LOOK))?;
             }
             Err(_) => thread::sleep(LOOK),
         }
@@ -544,6 +550,23 @@ mod tests {
         let after = connect(&name).expect_err("its name is free");
         assert_eq!(after.kind(), io::ErrorKind::ConnectionRefused, "{after}");
         running.join().expect("it ends")
+    }
+
+    /// Anybody can take a name that is free, and leave those who come for it waiting.
+    #[test]
+    fn somebody_else_at_the_name_holds_nobody_up_for_long() -> io::Result<()> {
+        let name = format!("test-deaf-{}", std::process::id());
+        let full = format!("lvs-outlive:{name}");
+        let address = SocketAddr::from_abstract_name(full.as_bytes())?;
+        let deaf = UnixListener::bind_addr(&address)?;
+        rustix::net::listen(&deaf, 0)?;
+        let _waits = UnixStream::connect_addr(&address)?;
+        let began = Instant::now();
+        let refused = Holder::of(&name).map(drop).expect_err("nobody answers");
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock, "{refused}");
+        assert!(Holder::clean_up(&name).is_err());
+        assert!(began.elapsed() < PATIENCE * 10, "it waits for a while only");
+        Ok(())
     }
 
     #[test]
