@@ -1,7 +1,8 @@
 //! Connections of full NAT: with an address and a port of the director's towards the server.
 
+use alloc::collections::VecDeque;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
+use core::iter;
 use core::net::IpAddr;
 
 use super::{LocalChange, LocalEnd, Shard};
@@ -40,13 +41,13 @@ impl Shard {
 
     /// How many changes wait to be taken.
     pub fn local_changes_len(&self) -> usize {
-        self.local_changes.as_ref().map_or(0, Vec::len)
+        self.local_changes.as_ref().map_or(0, VecDeque::len)
     }
 
-    /// Local ends that connections have got and given back since this was last asked, in this order:
-    /// a later connection may have the slot of an earlier one.
+    /// Local ends that connections have got and given back, in this order: a later connection may
+    /// have the slot of an earlier one. What is not taken waits.
     pub fn local_changes(&mut self) -> impl Iterator<Item = LocalChange> + '_ {
-        self.local_changes.iter_mut().flat_map(|all| all.drain(..))
+        iter::from_fn(|| self.local_changes.as_mut()?.pop_front())
     }
 
     /// Lets whoever follows local ends know of a change to that of connection `index`.
@@ -57,7 +58,7 @@ impl Shard {
         }
         let end = self.local_end(index);
         if let (Some(all), Some(end)) = (&mut self.local_changes, end) {
-            all.push(change(end));
+            all.push_back(change(end));
         }
     }
 

@@ -19,7 +19,7 @@ mod sync;
 mod tcp;
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::{SocketAddr, SocketAddrV4};
@@ -83,7 +83,7 @@ pub struct Shard {
     /// Local addresses and ports of connections that are translated at both ends.
     local_ports: LocalPorts,
     /// Local ends that connections have got and given back, if somebody follows them.
-    local_changes: Option<Vec<LocalChange>>,
+    local_changes: Option<VecDeque<LocalChange>>,
     /// Connections that have ended and are still found by the host's own answer to the packet that
     /// ended them.
     dying: Vec<u32>,

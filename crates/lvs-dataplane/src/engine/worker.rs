@@ -54,6 +54,8 @@ const TELL_BYTES: usize = 16 << 10;
 const BUSY: Duration = Duration::from_millis(50);
 /// Local ports that wait to be told to the programs at most.
 const LOCALS_WAITING: usize = 1 << 16;
+/// So many are told at a time: each takes two calls.
+const LOCALS_AT_ONCE: usize = 512;
 /// How long SYNs may wait to be looked at in a flood of them.
 const FLOOD_PERIOD: Duration = Duration::from_millis(1);
 /// Slots whose connections are withdrawn in one round of housekeeping, when all are to be.
@@ -275,18 +277,19 @@ impl Worker {
     }
 
     /// Processes what other workers have handed over, does what others have posted if it was woken,
-    /// and what is due; true if there may be more packets.
+    /// and what is due; true if there may be more packets, or there is more to be told.
     fn do_for_others(&mut self, woken: bool) -> bool {
         if woken {
             // First: whatever comes while the rest is done wakes again.
             self.door().mailbox.wake().take();
         }
-        let more = self.take_parcels();
+        let mut more = self.take_parcels();
         let started = SystemInstant::now();
         if woken {
             self.do_jobs();
         }
         self.timers();
+        more |= self.tell_locals();
         self.send_sync();
         self.tell_peers_if_due();
         let took = started.elapsed();
@@ -407,7 +410,7 @@ impl Worker {
         } else {
             self.process_shown(port, now);
         }
-        self.tell_locals();
+        let _ = self.tell_locals();
         self.batch.clear();
         let took = started.elapsed();
         self.pipeline.gate.spent(count, took, now + took);
@@ -716,7 +719,7 @@ impl Worker {
         }
         let ripe = std::mem::take(&mut self.decider.ripe);
         if let Some(kernel) = self.kernel.path.clone() {
-            self.tell_locals();
+            let _ = self.tell_locals();
             // The epoch first: what is learned after it is of this one or a later one.
             let epoch = kernel.epoch();
             self.take_view();
@@ -802,31 +805,40 @@ impl Worker {
     }
 
     /// Tells the programs, and whoever takes over from this engine, which local ports connections
-    /// have.
-    fn tell_locals(&mut self) {
+    /// have; true if there are more to tell.
+    fn tell_locals(&mut self) -> bool {
         let shard = &mut self.decider.shard;
         let waiting = shard.local_changes_len();
         if waiting == 0 {
-            return;
+            return false;
         }
         let Some(kernel) = &self.kernel.path else {
-            return;
+            return false;
         };
         match kernel.locals() {
-            LocalsAre::Ready => kernel.follow_locals(shard.local_changes()),
+            LocalsAre::Ready => {
+                kernel.follow_locals(shard.local_changes().take(LOCALS_AT_ONCE));
+                return waiting > LOCALS_AT_ONCE;
+            }
             LocalsAre::Wanted => {
                 // The kernel takes its time: that is for the keeper.
                 let kernel = kernel.clone();
                 self.shared.post_keeper(move |_| kernel.make_locals());
             }
             LocalsAre::Coming if waiting < LOCALS_WAITING => {}
-            LocalsAre::Coming | LocalsAre::Impossible => _ = shard.local_changes().count(),
+            LocalsAre::Coming => {
+                let forgotten = shard.local_changes().count();
+                warn!(
+                    "{forgotten} connections of full NAT have opened and ended before there was memory for their local ports: they do not outlive this engine"
+                );
+            }
+            LocalsAre::Impossible => _ = shard.local_changes().count(),
         }
+        false
     }
 
     /// Follows the clock and the epochs of the path in the kernel.
     fn keep_kernel(&mut self, now: Instant) {
-        self.tell_locals();
         let Some(kernel) = &self.kernel.path else {
             return;
         };
