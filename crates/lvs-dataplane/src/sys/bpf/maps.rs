@@ -1,0 +1,610 @@
+//! Maps, and what this process sees of them.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use lvs_core::memory::{Layout, Memory, Region};
+
+use super::{Program, Types, number, pin, pinned, short_name};
+use crate::attached::{self, call, descriptor};
+
+/// What `BPF_MAP_CREATE` reads, as far as it is used (the first fields of `bpf_attr`).
+#[repr(C)]
+struct CreateMap {
+    kind: u32,
+    key: u32,
+    value: u32,
+    entries: u32,
+    flags: u32,
+    inner: u32,
+    node: u32,
+    name: [u8; 16],
+    ifindex: u32,
+    types: u32,
+    key_type: u32,
+    value_type: u32,
+}
+
+/// What `BPF_MAP_UPDATE_ELEM` and `BPF_MAP_DELETE_ELEM` read.
+#[repr(C)]
+struct Element {
+    map: u32,
+    unused: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+const BPF_MAP_CREATE: libc::c_long = 0;
+const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
+const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
+const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
+const BPF_MAP_GET_NEXT_KEY: libc::c_long = 4;
+const BPF_MAP_TYPE_HASH: u32 = 1;
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
+const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
+const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
+/// Memory as it is needed.
+const BPF_F_NO_PREALLOC: u32 = 1;
+const BPF_F_MMAPABLE: u32 = 1 << 10;
+
+/// An array in the kernel that programs read and write, and that this process maps as 64-bit words;
+/// or memory that other processes hold as well, mapped so.
+#[derive(Debug)]
+pub struct SharedArray {
+    fd: OwnedFd,
+    memory: NonNull<u8>,
+    words: usize,
+}
+
+// SAFETY: the mapping belongs to this value until it is dropped, and nothing in it to a thread.
+unsafe impl Send for SharedArray {}
+// SAFETY: a shared reference gives access to atomics only.
+unsafe impl Sync for SharedArray {}
+
+impl SharedArray {
+    /// A new array of `entries` times so many words, all zeros.
+    ///
+    /// # Errors
+    /// As [`Program::load`]; `OutOfMemory`.
+    pub fn new(name: &str, words: usize, entries: u32, types: Option<&Types>) -> io::Result<Self> {
+        let value = u32::try_from(words * 8).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let fd = create_map(
+            name,
+            BPF_MAP_TYPE_ARRAY,
+            [4, value],
+            entries.max(1),
+            BPF_F_MMAPABLE,
+            types,
+        )?;
+        Self::map(fd, 0, words * entries.max(1) as usize)
+    }
+
+    /// A part of a file that begins at a page: memory that others hold as well.
+    ///
+    /// # Errors
+    /// If it cannot be mapped, or the file is too short.
+    pub fn of_file(file: &File, offset: u64, words: usize) -> io::Result<Self> {
+        // Whoever touches what is not there is killed.
+        if file.metadata()?.len() < offset + words as u64 * 8 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Self::map(file.try_clone()?.into(), offset, words)
+    }
+
+    /// The array that was pinned under this name, which has at least so many words.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` if it is another one.
+    pub fn pinned(path: &Path, words: usize) -> io::Result<Self> {
+        Self::map(pinned(path)?, 0, words)
+    }
+
+    fn map(fd: OwnedFd, offset: u64, words: usize) -> io::Result<Self> {
+        let offset = offset.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: a new mapping of a descriptor that is open touches no memory that exists; the
+        // kernel refuses one that is longer than the array.
+        let memory = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                words * 8,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                offset,
+            )
+        };
+        if memory == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { fd, memory, words })
+    }
+
+    /// Whether tools are told what its types are called.
+    #[cfg(test)]
+    pub(crate) fn has_types(&self) -> bool {
+        // `btf_id` of `bpf_map_info`.
+        attached::told(&self.fd).expect("it is open")[16] != 0
+    }
+
+    /// Its words.
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is so long, begins at a page, and is used as atomics only, here and
+        // in the kernel.
+        unsafe { slice::from_raw_parts(self.memory.as_ptr().cast::<AtomicU64>(), self.words) }
+    }
+
+    /// Makes all words zeros again.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn zero(&mut self) {
+        // SAFETY: the mapping is so long, and this process has no other reference to it.
+        unsafe { ptr::write_bytes(self.memory.as_ptr(), 0, self.words * 8) };
+    }
+
+    /// Lets it stay when this process ends, under a name in a BPF file system.
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl Drop for SharedArray {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own; whoever had words of it holds this value.
+        unsafe { libc::munmap(self.memory.as_ptr().cast(), self.words * 8) };
+    }
+}
+
+/// An array of which each processor has its own entries.
+#[derive(Debug)]
+pub struct PerCpuArray {
+    fd: OwnedFd,
+}
+
+impl PerCpuArray {
+    /// A new array, all zeros; `bytes` are those of an entry.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new(name: &str, bytes: u32, entries: u32, types: Option<&Types>) -> io::Result<Self> {
+        let kind = BPF_MAP_TYPE_PERCPU_ARRAY;
+        let fd = create_map(name, kind, [4, bytes], entries, 0, types)?;
+        Ok(Self { fd })
+    }
+
+    /// The array that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned(path)?;
+        Ok(Self { fd })
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// A set of keys of so many words, which programs ask.
+#[derive(Debug)]
+pub struct SharedSet<const WORDS: usize> {
+    fd: OwnedFd,
+}
+
+impl<const WORDS: usize> SharedSet<WORDS> {
+    /// An empty one for so many keys at most.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new(name: &str, entries: u32, types: Option<&Types>) -> io::Result<Self> {
+        let key = u32::try_from(WORDS * 8).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let fd = create_map(
+            name,
+            BPF_MAP_TYPE_HASH,
+            [key, 8],
+            entries,
+            BPF_F_NO_PREALLOC,
+            types,
+        )?;
+        Ok(Self { fd })
+    }
+
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned(path)?;
+        Ok(Self { fd })
+    }
+
+    fn element(&self, command: libc::c_long, key: &[u64; WORDS]) -> io::Result<()> {
+        let value = 1_u64;
+        let mut request = Element {
+            map: number(&self.fd),
+            unused: 0,
+            key: key.as_ptr().expose_provenance() as u64,
+            value: ptr::from_ref(&value).expose_provenance() as u64,
+            flags: 0,
+        };
+        // SAFETY: key and value live until after the call, and are as long as the map was made for.
+        unsafe { call(command, &mut request) }.map(drop)
+    }
+
+    /// Takes a key in.
+    ///
+    /// # Errors
+    /// If it is full.
+    pub fn insert(&self, key: &[u64; WORDS]) -> io::Result<()> {
+        self.element(BPF_MAP_UPDATE_ELEM, key)
+    }
+
+    /// Takes it out.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub fn remove(&self, key: &[u64; WORDS]) -> io::Result<()> {
+        self.element(BPF_MAP_DELETE_ELEM, key)
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// Keys and their values.
+type Entries<const KEY: usize, const VALUE: usize> = Vec<([u64; KEY], [u64; VALUE])>;
+
+/// Values of so many words by keys of so many, for programs. Entries take memory as they come.
+#[derive(Debug)]
+pub struct SharedMap<const KEY: usize, const VALUE: usize> {
+    fd: OwnedFd,
+}
+
+impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
+    /// An empty one for so many entries at most.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new(name: &str, entries: u32, types: Option<&Types>) -> io::Result<Self> {
+        let bytes =
+            |words: usize| u32::try_from(words * 8).map_err(|_| io::ErrorKind::InvalidInput);
+        let fd = create_map(
+            name,
+            BPF_MAP_TYPE_HASH,
+            [bytes(KEY)?, bytes(VALUE)?],
+            entries,
+            BPF_F_NO_PREALLOC,
+            types,
+        )?;
+        Ok(Self { fd })
+    }
+
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` if it is another one.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned(path)?;
+        // `type`, `key_size` and `value_size` of `bpf_map_info`.
+        let told = attached::told(&fd)?;
+        let words = |at: usize| told[at] as usize;
+        let wanted = [BPF_MAP_TYPE_HASH as usize, KEY * 8, VALUE * 8];
+        if [words(0), words(2), words(3)] != wanted {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self { fd })
+    }
+
+    /// Sets the value of a key.
+    ///
+    /// # Errors
+    /// If it is full (`E2BIG`), or there is no memory.
+    pub fn insert(&self, key: &[u64; KEY], value: &[u64; VALUE]) -> io::Result<()> {
+        let value = ptr::from_ref(value).expose_provenance() as u64;
+        // SAFETY: the value lives until after the call, and is as long as the map was made for.
+        unsafe { self.element(BPF_MAP_UPDATE_ELEM, key, value) }
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &[u64; KEY]) -> Option<[u64; VALUE]> {
+        let mut value = [0_u64; VALUE];
+        let to = ptr::from_mut(&mut value).expose_provenance() as u64;
+        // SAFETY: the kernel writes as many bytes as the map was made for, and nobody else has them.
+        let found = unsafe { self.element(BPF_MAP_LOOKUP_ELEM, key, to) };
+        found.ok().map(|()| value)
+    }
+
+    /// Takes a key out.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub fn remove(&self, key: &[u64; KEY]) -> io::Result<()> {
+        // SAFETY: there is no value.
+        unsafe { self.element(BPF_MAP_DELETE_ELEM, key, 0) }
+    }
+
+    /// Keys and values, as long as nobody takes any out meanwhile.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn entries(&self) -> io::Result<Entries<KEY, VALUE>> {
+        let mut entries = Vec::new();
+        let mut last = self.key_after(None)?;
+        while let Some(key) = last {
+            entries.extend(self.get(&key).map(|value| (key, value)));
+            last = self.key_after(Some(&key))?;
+        }
+        Ok(entries)
+    }
+
+    fn key_after(&self, key: Option<&[u64; KEY]>) -> io::Result<Option<[u64; KEY]>> {
+        let mut next = [0_u64; KEY];
+        let to = ptr::from_mut(&mut next).expose_provenance() as u64;
+        // SAFETY: the kernel writes as many bytes as a key has, and nobody else has them.
+        match unsafe { self.element(BPF_MAP_GET_NEXT_KEY, key, to) } {
+            Ok(()) => Ok(Some(next)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// # Safety
+    /// `value` is the address of a value of the map's, if the command has one; of a key, if it gives
+    /// one.
+    unsafe fn element<'a>(
+        &self,
+        command: libc::c_long,
+        key: impl Into<Option<&'a [u64; KEY]>>,
+        value: u64,
+    ) -> io::Result<()> {
+        let key = key.into().map_or(ptr::null(), ptr::from_ref);
+        let mut request = Element {
+            map: number(&self.fd),
+            unused: 0,
+            key: key.expose_provenance() as u64,
+            value,
+            flags: 0,
+        };
+        // SAFETY: the key, if there is one, lives until after the call, and is as long as the map was
+        // made for; the caller says the same of the value.
+        unsafe { call(command, &mut request) }.map(drop)
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+}
+
+/// Where programs find a map, or none.
+#[derive(Debug)]
+pub struct MapPlace {
+    fd: OwnedFd,
+}
+
+impl MapPlace {
+    /// An empty one, for maps like this.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new<const KEY: usize, const VALUE: usize>(
+        name: &str,
+        like: &SharedMap<KEY, VALUE>,
+    ) -> io::Result<Self> {
+        let mut request = CreateMap {
+            kind: BPF_MAP_TYPE_ARRAY_OF_MAPS,
+            key: 4,
+            value: 4,
+            entries: 1,
+            flags: 0,
+            inner: number(&like.fd),
+            node: 0,
+            name: short_name(name),
+            ifindex: 0,
+            types: 0,
+            key_type: 0,
+            value_type: 0,
+        };
+        // SAFETY: there are no addresses in it.
+        let fd = unsafe { descriptor(BPF_MAP_CREATE, &mut request) }?;
+        Ok(Self { fd })
+    }
+
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned(path)?;
+        Ok(Self { fd })
+    }
+
+    /// Lets programs find this map, which must be like the one that the place was made for; waits
+    /// until none uses the one before.
+    ///
+    /// # Errors
+    /// If it is not alike.
+    pub fn put<const KEY: usize, const VALUE: usize>(
+        &self,
+        map: &SharedMap<KEY, VALUE>,
+    ) -> io::Result<()> {
+        self.element(BPF_MAP_UPDATE_ELEM, number(&map.fd))
+    }
+
+    /// Lets them find none.
+    pub fn clear(&self) {
+        // There was none: that is as well.
+        let _ = self.element(BPF_MAP_DELETE_ELEM, 0);
+    }
+
+    fn element(&self, command: libc::c_long, map: u32) -> io::Result<()> {
+        place(&self.fd, command, 0, map)
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// Programs that others go on with, by their numbers.
+///
+/// The kernel empties it when no descriptor and no name of it is left.
+#[derive(Debug)]
+pub struct ProgramArray {
+    fd: OwnedFd,
+}
+
+impl ProgramArray {
+    /// An empty one, for so many.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new(name: &str, entries: u32) -> io::Result<Self> {
+        let fd = create_map(name, BPF_MAP_TYPE_PROG_ARRAY, [4; 2], entries, 0, None)?;
+        Ok(Self { fd })
+    }
+
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned(path)?;
+        Ok(Self { fd })
+    }
+
+    /// Programs that go on with this number find this one from now on.
+    ///
+    /// # Errors
+    /// If there is no such number, or the program is of another kind than others that use it.
+    pub fn put(&self, entry: u32, program: &Program) -> io::Result<()> {
+        let program = number(&program.fd);
+        place(&self.fd, BPF_MAP_UPDATE_ELEM, entry, program)
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// Asks for something about an entry of a map of programs or maps.
+fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) -> io::Result<()> {
+    let mut request = Element {
+        map: number(map),
+        unused: 0,
+        key: ptr::from_ref(&key).expose_provenance() as u64,
+        value: ptr::from_ref(&value).expose_provenance() as u64,
+        flags: 0,
+    };
+    // SAFETY: key and value live until after the call, and are 4 bytes long.
+    unsafe { call(command, &mut request) }.map(drop)
+}
+
+/// Memory for a connection table in arrays that programs read: narrow slots, their tags, wide
+/// slots, their tags, and the overflow, which none reads.
+///
+/// # Errors
+/// If the arrays are shorter than `layout` says.
+pub fn shared_table(layout: Layout, arrays: [Arc<SharedArray>; 5]) -> io::Result<Memory> {
+    let regions = arrays.each_ref().map(|array| {
+        // SAFETY: as in `words`; the memory holds the array for as long as it exists
+        // (`Memory::hold`).
+        let words = unsafe {
+            slice::from_raw_parts(array.memory.as_ptr().cast::<AtomicU64>(), array.words)
+        };
+        Region::lent(words)
+    });
+    let memory = Memory::new(layout, regions).map_err(io::Error::other)?;
+    Ok(memory.hold(Arc::new(arrays)))
+}
+
+/// A new map of so many entries, with keys and values of so many bytes.
+fn create_map(
+    name: &str,
+    kind: u32,
+    [key, value]: [u32; 2],
+    entries: u32,
+    flags: u32,
+    types: Option<&Types>,
+) -> io::Result<OwnedFd> {
+    let typed = types.and_then(|types| Some((number(&types.fd), types.map(name)?)));
+    let (types, [key_type, value_type]) = typed.unwrap_or_default();
+    let mut request = CreateMap {
+        kind,
+        key,
+        value,
+        entries,
+        flags,
+        inner: 0,
+        node: 0,
+        name: short_name(name),
+        ifindex: 0,
+        types,
+        key_type,
+        value_type,
+    };
+    // SAFETY: there are no addresses in it.
+    let made = unsafe { descriptor(BPF_MAP_CREATE, &mut request) };
+    match made {
+        Err(error) if types != 0 && error.raw_os_error() != Some(libc::ENOMEM) => {
+            create_map(name, kind, [key, value], entries, flags, None)
+        }
+        made => made,
+    }
+}
