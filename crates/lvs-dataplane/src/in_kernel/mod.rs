@@ -173,7 +173,9 @@ pub struct InKernel {
 impl Drop for InKernel {
     /// An orderly end. What was found and not taken over is another one's to find.
     fn drop(&mut self) {
-        if !self.taking_over.load(Relaxed) {
+        if self.taking_over.load(Relaxed) {
+            self.arrays.conf.words()[conf::TRIES].fetch_sub(1, Relaxed);
+        } else {
             self.leave_nothing();
         }
     }
