@@ -55,6 +55,7 @@ pub(super) struct Outcome {
 
 type Key = (Contender, Place, Purpose);
 type Pinged = (Contender, bool);
+type Trips = (Vec<f64>, Option<String>);
 
 /// What stands ready for a group.
 pub(super) struct Runner<'a> {
@@ -67,7 +68,7 @@ pub(super) struct Runner<'a> {
     /// Whose round trips are measured, idle or beside a flood.
     pinged: Vec<Pinged>,
     /// Those of this round, in microseconds, and what has disturbed them.
-    trips: HashMap<Pinged, (Vec<f64>, Option<String>)>,
+    trips: HashMap<Pinged, Result<Trips, String>>,
     memory: Instances,
 }
 
@@ -155,8 +156,10 @@ impl<'a> Runner<'a> {
             match self.measure(outcome.job.work) {
                 Ok(sample) if sample.disturbed.is_some() && !self.manner.busy => {
                     outcome.rejected += 1;
-                    // Round trips are kept for the other percentile; these are not.
-                    self.trips.clear();
+                    // Each part of them has been tried as often.
+                    if matches!(outcome.job.work, Work::Ping(..)) {
+                        break;
+                    }
                 }
                 Ok(sample) => {
                     measured = Some(sample);
@@ -310,10 +313,11 @@ impl<'a> Runner<'a> {
             }
             Work::Ping(who, loaded, percentile) => {
                 if !self.trips.contains_key(&(who, loaded)) {
-                    self.measure_trips(loaded)?;
+                    self.measure_trips(loaded);
                 }
                 let trips = self.trips.get_mut(&(who, loaded));
-                let (trips, disturbed) = trips.context("it was prepared")?;
+                let trips = trips.context("it was prepared")?.as_mut();
+                let (trips, disturbed) = trips.map_err(|error| anyhow!("{error}"))?;
                 Ok(Sample {
                     value: percentile.of(trips),
                     cpu: None,
@@ -324,26 +328,42 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Round trips of all that are measured idle, or beside a flood.
-    fn measure_trips(&mut self, loaded: bool) -> Result<()> {
-        let (yardsticks, rate) = (self.yardsticks, self.half.filter(|_| loaded));
-        let mut pinged = self.pinged.clone();
-        pinged.retain(|(_, beside)| *beside == loaded);
+    /// Round trips of all that are measured idle, or beside a flood, in turns.
+    fn measure_trips(&mut self, loaded: bool) {
+        let pinged = self.pinged.clone();
         for _ in 0..TURNS {
-            for &(who, _) in &pinged {
-                let bed = self.bed((who, Place::Usual, Purpose::Ping))?;
-                let mut part = tcp::round_trips(bed, yardsticks, rate)?;
-                for _ in 1..TRIES {
-                    if part.1.is_some() {
-                        part = tcp::round_trips(bed, yardsticks, rate)?;
+            for &one in pinged.iter().filter(|(_, beside)| *beside == loaded) {
+                let part = self.part_of_trips(one);
+                let all = self
+                    .trips
+                    .entry(one)
+                    .or_insert_with(|| Ok(Trips::default()));
+                let Ok((trips, disturbed)) = all else {
+                    continue;
+                };
+                match part {
+                    Ok((part, by)) => {
+                        trips.extend(part);
+                        *disturbed = disturbed.take().or(by);
                     }
+                    Err(error) => *all = Err(format!("{error:#}")),
                 }
-                let (trips, disturbed) = self.trips.entry((who, loaded)).or_default();
-                trips.extend(part.0);
-                *disturbed = disturbed.take().or(part.1);
             }
         }
-        Ok(())
+    }
+
+    /// Some that nothing has disturbed, if that can be had.
+    fn part_of_trips(&mut self, (who, loaded): Pinged) -> Result<Trips> {
+        let (yardsticks, rate) = (self.yardsticks, self.half.filter(|_| loaded));
+        let bed = self.bed((who, Place::Usual, Purpose::Ping))?;
+        let mut part = tcp::round_trips(bed, yardsticks, rate)?;
+        for _ in 1..TRIES {
+            if part.1.is_none() {
+                break;
+            }
+            part = tcp::round_trips(bed, yardsticks, rate)?;
+        }
+        Ok(part)
     }
 
     fn measure_memory(&mut self, memory: Memory) -> Result<Sample> {
