@@ -85,7 +85,7 @@ pub use service::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags,
 pub use settings::{Extras, Limits, OnServerDown, Profile, Sysctls, WhenFull};
 pub use shard::{
     Ahead, Connection, Evictions, FTP_PORTS_MAX, LocalAddress, LocalChange, LocalEnd, NeedsControl,
-    Offer, Passed, Reset, Shard, helper_ports, worker_of,
+    Offer, Passed, Reset, Ripeness, Shard, Unpublished, helper_ports, worker_of,
 };
 pub use stats::{Counts, Stats};
 pub use time::Instant;

@@ -209,7 +209,7 @@ impl Programs {
         }
         director.shard.follow_local_ends();
         self.kernel.follow_locals(director.shard.local_changes());
-        let offer = director.shard.offer(conn)?;
+        let offer = director.shard.offer(conn).ok()?;
         let ways = Ways::of(
             &offer,
             net,

@@ -46,7 +46,7 @@ pub use self::listing::Connection;
 pub use self::local_ports::{LocalAddress, worker_of};
 pub use self::pass::Passed;
 pub(crate) use self::publish::INVOLVED;
-pub use self::publish::{LocalChange, LocalEnd, Offer};
+pub use self::publish::{LocalChange, LocalEnd, Offer, Ripeness, Unpublished};
 use self::regular::Walk;
 pub use self::room::Evictions;
 pub(crate) use self::settings::{Settings, Shared};

@@ -1,43 +1,201 @@
 //! Connections whose packets a program in the kernel may forward, out of the same memory.
 
+use core::fmt;
 use core::net::SocketAddr;
 
 use super::Shard;
 use crate::conn::{Entry, NO_SLOT, State, flag};
 use crate::{ConnId, Forwarding, Protocol, Tunnel};
 
+/// What a packet of a connection with these may do beyond counting and restarting the timer, or have
+/// done to itself; what tells most comes first.
+const REASONS: [(u32, Unpublished); 10] = [
+    (flag::HELPED, Unpublished::Helped),
+    (flag::ONE_PACKET, Unpublished::OnePacket),
+    (flag::GONE, Unpublished::ServerDown),
+    (flag::TRACKED, Unpublished::Tracked),
+    (flag::TIMED, Unpublished::Timed),
+    (flag::OUT_SEQ | flag::IN_SEQ, Unpublished::Adjusted),
+    (flag::NO_CPORT, Unpublished::NoClientPort),
+    (flag::CONTROLS, Unpublished::Controls),
+    (flag::TEMPLATE, Unpublished::Template),
+    (flag::DYING, Unpublished::Ended),
+];
+
 /// With these, a packet may change more of its connection than counters and the deadline, or be
 /// changed itself.
-pub(crate) const INVOLVED: u32 = flag::OUT_SEQ
-    | flag::IN_SEQ
-    | flag::NO_CPORT
-    | flag::TEMPLATE
-    | flag::ONE_PACKET
-    | flag::CONTROLS
-    | flag::WATCHED
-    | flag::HELPED
-    | flag::DYING;
+pub(crate) const INVOLVED: u32 = {
+    let (mut all, mut number) = (0, 0);
+    while number < REASONS.len() {
+        all |= REASONS[number].0;
+        number += 1;
+    }
+    all
+};
+const _: () = assert!(INVOLVED & flag::WATCHED == flag::WATCHED);
+
+/// Why a program in the kernel is not to forward the packets of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unpublished {
+    /// It has ended.
+    Ended,
+    /// Its next packet may change its state.
+    NotEstablished,
+    /// Neither TCP nor UDP.
+    Protocol,
+    /// Of a persistent service of UDP: an answer assures the client's template.
+    PersistentUdp,
+    /// A helper looks at what it carries.
+    Helped,
+    /// It is for one packet.
+    OnePacket,
+    /// Its server went down, and it does not come back with it.
+    ServerDown,
+    /// Its sequence numbers are kept, for a reset should its server go down.
+    Tracked,
+    /// The time until its server's first answer is measured.
+    Timed,
+    /// Its sequence numbers are adjusted.
+    Adjusted,
+    /// Its client's port is not known yet, or is 0.
+    NoClientPort,
+    /// It controls others.
+    Controls,
+    /// It is a persistence template.
+    Template,
+    /// Its server has not answered yet.
+    Unanswered,
+    /// The programs do not know its forwarding method.
+    Method,
+    /// It has no server any more.
+    NoServer,
+    /// Full NAT has no local port for it.
+    NoLocalPort,
+    /// It is with the table's exceptions.
+    Exception,
+    /// No service is of its family.
+    Family,
+    /// An address that stands for clients is its client or its virtual address.
+    LocalAddress,
+    /// A master sends synchronisation messages.
+    Master,
+    /// A backup forwards nothing.
+    BackupOnly,
+    /// Its client is a server behind NAT.
+    ClientIsServer,
+}
+
+impl fmt::Display for Unpublished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ended => "it has ended",
+            Self::NotEstablished => "it is not established",
+            Self::Protocol => "it is neither TCP nor UDP",
+            Self::PersistentUdp => "its service is a persistent one of UDP",
+            Self::Helped => "a helper looks at it",
+            Self::OnePacket => "one-packet scheduling",
+            Self::ServerDown => "its server went down",
+            Self::Tracked => "its sequence numbers are kept, for a reset (on_server_down)",
+            Self::Timed => "its server is being measured by it (ewma)",
+            Self::Adjusted => "its sequence numbers are adjusted",
+            Self::NoClientPort => "its client has no port, or none that is known",
+            Self::Controls => "it controls others",
+            Self::Template => "it is a persistence template",
+            Self::Unanswered => "its server has not answered yet",
+            Self::Method => "its method is none of NAT, full NAT, direct routing and tunnels",
+            Self::NoServer => "its server is gone",
+            Self::NoLocalPort => "it has no local port",
+            Self::Exception => {
+                "it is with the table's exceptions: others have the same addresses and ports, or its part of the table is full"
+            }
+            Self::Family => "no service is of its family",
+            Self::LocalAddress => "a local address of full NAT is its client or its virtual address",
+            Self::Master => "a master sends synchronisation messages",
+            Self::BackupOnly => "a backup forwards nothing (backup_only)",
+            Self::ClientIsServer => "its client is a server behind NAT",
+        })
+    }
+}
+
+impl core::error::Error for Unpublished {}
+
+/// What in a connection may change with its next packets, if anything.
+#[inline]
+fn what_changes(entry: Entry<'_>) -> Option<Unpublished> {
+    match entry.protocol() {
+        Protocol::TCP if entry.state() == State::TCP_ESTABLISHED => None,
+        Protocol::UDP if entry.state() == State::NONE => {
+            // An answer to a persistent client assures its template.
+            (entry.control() != NO_SLOT).then_some(Unpublished::PersistentUdp)
+        }
+        Protocol::TCP | Protocol::UDP => Some(Unpublished::NotEstablished),
+        _ => Some(Unpublished::Protocol),
+    }
+}
 
 /// Whether a connection's next packets change no state.
 #[inline]
 pub(super) fn is_still(entry: Entry<'_>) -> bool {
-    match entry.protocol() {
-        Protocol::TCP => entry.state() == State::TCP_ESTABLISHED,
-        // An answer to a persistent client assures its template.
-        Protocol::UDP => entry.state() == State::NONE && entry.control() == NO_SLOT,
-        _ => false,
+    what_changes(entry).is_none()
+}
+
+/// What there is to do about a connection's packets that a program in the kernel does not know, or
+/// is not to do.
+#[inline]
+fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
+    let flags = entry.flags();
+    if flags & INVOLVED != 0 {
+        let mut reasons = REASONS.iter();
+        return reasons
+            .find(|(flag, _)| flags & flag != 0)
+            .map(|&(_, reason)| reason);
+    }
+    match entry.method() {
+        Forwarding::Nat | Forwarding::FullNat => {
+            (flags & flag::NO_OUTPUT != 0).then_some(Unpublished::Unanswered)
+        }
+        Forwarding::Route | Forwarding::Tunnel => None,
+        _ => Some(Unpublished::Method),
     }
 }
 
-/// Whether a program in the kernel knows how to forward a connection's packets, and is to.
+/// Whether it is worth to look at a connection, in order to publish it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ripeness {
+    /// Nothing can be published now.
+    NoEpoch,
+    /// It is published, in this epoch.
+    Published,
+    /// It was published in another epoch.
+    Stale,
+    /// Its client has sent fewer packets than it takes.
+    Early,
+    /// Its client has sent so many, and it is looked at with every so many of them.
+    Between,
+    /// That is now.
+    Ripe,
+}
+
 #[inline]
-fn is_plain(entry: Entry<'_>) -> bool {
-    entry.flags() & INVOLVED == 0
-        && match entry.method() {
-            Forwarding::Nat | Forwarding::FullNat => !entry.has(flag::NO_OUTPUT),
-            Forwarding::Route | Forwarding::Tunnel => true,
-            _ => false,
-        }
+fn ripeness(entry: Entry<'_>, packets: u32, epoch: u16) -> Ripeness {
+    if epoch == 0 {
+        return Ripeness::NoEpoch;
+    }
+    if entry.is_live() {
+        return match entry.epoch() == epoch {
+            true => Ripeness::Published,
+            false => Ripeness::Stale,
+        };
+    }
+    let sent = entry.in_packets();
+    if sent < packets {
+        Ripeness::Early
+    } else if sent.is_multiple_of(packets) {
+        Ripeness::Ripe
+    } else {
+        Ripeness::Between
+    }
 }
 
 /// A connection that could be published: what somebody else has to find ways out for.
@@ -103,14 +261,15 @@ impl Shard {
     #[inline]
     pub fn is_ripe(&self, conn: ConnId, packets: u32, epoch: u16) -> bool {
         let entry = self.table.get(conn.0);
-        if epoch == 0 {
-            return false;
-        }
-        let worth = match entry.is_live() {
-            true => entry.epoch() != epoch,
-            false => entry.in_packets() >= packets && entry.in_packets().is_multiple_of(packets),
-        };
-        worth && is_still(entry) && is_plain(entry)
+        let ripeness = ripeness(entry, packets, epoch);
+        matches!(ripeness, Ripeness::Stale | Ripeness::Ripe)
+            && is_still(entry)
+            && what_else(entry).is_none()
+    }
+
+    /// How a connection stands with that, whatever speaks against it.
+    pub fn ripeness(&self, conn: ConnId, packets: u32, epoch: u16) -> Ripeness {
+        ripeness(self.table.get(conn.0), packets, epoch)
     }
 
     /// How many packets of a client's a connection has had.
@@ -119,38 +278,31 @@ impl Shard {
         self.table.get(conn.0).in_packets()
     }
 
-    /// What there is to know of a connection that could be published; `None` if its next packets
-    /// may be more than counted: it is not established, has no server, others have the same
-    /// addresses and ports, a helper or a master's backup wants to see it, or the settings make
-    /// it something else. Of a shard that is swept.
-    pub fn offer(&self, conn: ConnId) -> Option<Offer> {
+    /// What there is to know of a connection that could be published. Of a shard that is swept.
+    ///
+    /// # Errors
+    /// Its next packets may be more than counted, for this reason.
+    pub fn offer(&self, conn: ConnId) -> Result<Offer, Unpublished> {
         if !self.table.is_used(conn.0) {
-            return None;
+            return Err(Unpublished::Ended);
         }
         let entry = self.table.get(conn.0);
         let (protocol, method) = (entry.protocol(), entry.method());
         let (client, virt) = (entry.client(), entry.virt());
-        let ours = [client, virt]
-            .iter()
-            .any(|end| self.local_ports.is_used(end.ip()));
-        let settings = &self.settings;
-        let elsewhere = settings.master.is_some()
-            || settings.backup_only
-            || settings.heeds_servers() && self.links.is_masqueraded(protocol, client);
-        let link = self.link(conn.0)?;
-        let served = settings.serves(client.ip()) && link.server.is_available();
+        let link = self.link(conn.0);
+        let link = link.filter(|link| link.server.is_available());
+        let link = link.ok_or(Unpublished::NoServer)?;
+        if let Some(reason) = what_changes(entry)
+            .or_else(|| what_else(entry))
+            .or_else(|| self.what_speaks_against(conn, entry))
+        {
+            return Err(reason);
+        }
         let local = self.local_end(conn.0);
         if local.is_none() && method == Forwarding::FullNat {
-            return None;
+            return Err(Unpublished::NoLocalPort);
         }
-        let offered = is_still(entry)
-            && is_plain(entry)
-            && self.table.is_in_place(conn.0)
-            && served
-            && !ours
-            && !elsewhere
-            && client.port() != 0;
-        offered.then(|| Offer {
+        Ok(Offer {
             protocol,
             client,
             virt,
@@ -160,6 +312,33 @@ impl Shard {
             record: entry.server(),
             local: local.filter(|_| entry.epoch() == 0),
         })
+    }
+
+    /// What in the settings, or beside it in the table, makes a connection something else than what
+    /// a packet alone says.
+    fn what_speaks_against(&self, conn: ConnId, entry: Entry<'_>) -> Option<Unpublished> {
+        let (client, virt) = (entry.client(), entry.virt());
+        let settings = &self.settings;
+        let ours = |end: SocketAddr| self.local_ports.is_used(end.ip());
+        let behind_nat = || self.links.is_masqueraded(entry.protocol(), client);
+        let reason = if settings.master.is_some() {
+            Unpublished::Master
+        } else if settings.backup_only {
+            Unpublished::BackupOnly
+        } else if settings.heeds_servers() && behind_nat() {
+            Unpublished::ClientIsServer
+        } else if ours(client) || ours(virt) {
+            Unpublished::LocalAddress
+        } else if !settings.serves(client.ip()) {
+            Unpublished::Family
+        } else if client.port() == 0 {
+            Unpublished::NoClientPort
+        } else if !self.table.is_in_place(conn.0) {
+            Unpublished::Exception
+        } else {
+            return None;
+        };
+        Some(reason)
     }
 
     /// What stands for the client of connection `index` towards its server, where both ends are
@@ -247,6 +426,10 @@ mod tests {
     }
 
     fn director(protocol: Protocol, forwarding: Forwarding) -> Director {
+        director_with(protocol, forwarding, 0)
+    }
+
+    fn director_with(protocol: Protocol, forwarding: Forwarding, flags: u32) -> Director {
         let mut director = Director::new(Options {
             max_connections: 100,
             ..Options::default()
@@ -256,7 +439,9 @@ mod tests {
             Protocol::TCP => ServiceKey::tcp(virt),
             _ => ServiceKey::udp(virt),
         };
-        let config = ServiceConfig::new(Family::V4, "rr");
+        let mut config = ServiceConfig::new(Family::V4, "rr");
+        config.flags = ServiceFlags(flags);
+        config.timeout = 300;
         let control = &mut director.control;
         control.add_service(service, config, None).unwrap();
         let config = ServerConfig::new(1, forwarding);
@@ -328,5 +513,57 @@ mod tests {
             !director.shard.is_ripe(conn, 16, 2),
             "not before 32 packets"
         );
+    }
+
+    #[test]
+    fn what_speaks_against_it_beside_the_connection_is_named() {
+        let meta = packet(Protocol::UDP, 0);
+        let route = Forwarding::Route;
+        let mut persistent = director_with(Protocol::UDP, route, ServiceFlags::PERSISTENT);
+        let conn = send(&mut persistent, &meta);
+        let why = persistent.shard.offer(conn).err();
+        assert_eq!(why, Some(Unpublished::PersistentUdp));
+
+        let mut master = director(Protocol::UDP, route);
+        let conn = send(&mut master, &meta);
+        assert!(master.shard.offer(conn).is_ok());
+        let told = sync::Master::new(1, None, false);
+        master.control.start_master(told).unwrap();
+        master.control.sweep(&mut master.shard);
+        let why = master.shard.offer(conn).err();
+        assert_eq!(why, Some(Unpublished::Master));
+    }
+
+    #[test]
+    fn why_a_connection_is_not_published_is_told() {
+        let why = |director: &Director, conn| director.shard.offer(conn).err();
+        let mut nat = director(Protocol::TCP, Forwarding::Nat);
+        let conn = send(&mut nat, &packet(Protocol::TCP, TcpFlags::SYN));
+        assert_eq!(why(&nat, conn), Some(Unpublished::NotEstablished));
+        let mut nat = director(Protocol::UDP, Forwarding::Nat);
+        let conn = send(&mut nat, &packet(Protocol::UDP, 0));
+        assert_eq!(nat.shard.ripeness(conn, 16, 1), Ripeness::Early);
+        assert_eq!(why(&nat, conn), None);
+        let mut local = director(Protocol::UDP, Forwarding::Local);
+        let conn = send(&mut local, &packet(Protocol::UDP, 0));
+        assert_eq!(why(&local, conn), Some(Unpublished::Method));
+
+        let mut route = director(Protocol::UDP, Forwarding::Route);
+        let meta = packet(Protocol::UDP, 0);
+        let conn = send(&mut route, &meta);
+        assert_eq!(why(&route, conn), None);
+        for n in 2..=17 {
+            send(&mut route, &meta);
+            let expected = match n {
+                16 => Ripeness::Ripe,
+                17 => Ripeness::Between,
+                _ => Ripeness::Early,
+            };
+            assert_eq!(route.shard.ripeness(conn, 16, 1), expected, "{n}");
+        }
+        assert!(route.shard.publish(conn, 1, None));
+        let ripeness = [0, 1, 2].map(|epoch| route.shard.ripeness(conn, 16, epoch));
+        let expected = [Ripeness::NoEpoch, Ripeness::Published, Ripeness::Stale];
+        assert_eq!(ripeness, expected);
     }
 }

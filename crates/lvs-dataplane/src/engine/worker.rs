@@ -766,7 +766,7 @@ impl Worker {
         kernel: &Arc<InKernel>,
         now: Instant,
     ) -> Option<()> {
-        let offer = self.decider.shard.offer(conn)?;
+        let offer = self.decider.shard.offer(conn).ok()?;
         if self.decider.may_be_marked(&offer) {
             return None;
         }
