@@ -216,7 +216,8 @@ impl Programs {
             tunnels,
             director.control.sysctls().pmtu_disc,
             now,
-        )?;
+        )
+        .ok()?;
         let hop = |way: Way| {
             let out = WayOut {
                 ifindex: LOOPBACK,

@@ -44,6 +44,18 @@ pub struct Explanation {
     pub server: Option<SocketAddr>,
     /// What would become of it, in a sentence.
     pub verdict: String,
+    /// Whether its connection's packets are forwarded in the kernel, if it belongs to one or would
+    /// open one. Whoever forwards packets knows that, not the core.
+    pub in_kernel: Option<bool>,
+    /// Why they are not; empty if they are.
+    pub in_kernel_why: String,
+}
+
+impl Explanation {
+    /// It belongs to a connection, or would open one, as far as that can be told.
+    pub const fn has_connection(&self) -> bool {
+        self.connection.is_some() || self.server.is_some()
+    }
 }
 
 /// A server of the service.

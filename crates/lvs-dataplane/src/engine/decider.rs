@@ -12,6 +12,7 @@ use lvs_core::{
 };
 
 use super::calls::Question;
+use super::kernel_path::WithEngine;
 use super::shared::Shared;
 use super::{HookAction, PacketHook};
 use crate::in_kernel::RIPE;
@@ -189,8 +190,13 @@ impl Decider {
         (number, piece, next)
     }
 
-    /// What would become of a packet, without any of it happening.
-    pub(super) fn explain(&self, question: &Question) -> Explanation {
+    /// What would become of a packet, without any of it happening. `in_kernel` says whether packets
+    /// of a connection, or of one that opens now, are forwarded in the kernel.
+    pub(super) fn explain(
+        &self,
+        question: &Question,
+        in_kernel: impl FnOnce(Option<ConnId>) -> Result<(), WithEngine>,
+    ) -> Explanation {
         let Question {
             tuple,
             mark,
@@ -215,7 +221,34 @@ impl Decider {
             None => self.ask(*tuple, 0),
         };
         told.mark_why = why;
+        if told.has_connection() {
+            let why = self.with_engine(tuple, in_kernel);
+            told.in_kernel = Some(why.is_none());
+            told.in_kernel_why = why.unwrap_or_default();
+        }
         told
+    }
+
+    /// Why the packets of a connection are not forwarded in the kernel, if they are not.
+    fn with_engine(
+        &self,
+        tuple: &Tuple,
+        in_kernel: impl FnOnce(Option<ConnId>) -> Result<(), WithEngine>,
+    ) -> Option<String> {
+        let info = self.shared.in_kernel_info();
+        if !info.active {
+            let mut why = WithEngine::NotUsed.to_string();
+            if !info.reason.is_empty() {
+                why.push_str(": ");
+                why.push_str(&info.reason);
+            }
+            return Some(why);
+        }
+        let &Tuple { protocol, src, dst } = tuple;
+        let known = self.shard.lookup(protocol, src, dst, self.shared.now());
+        in_kernel(known.map(|known| known.id))
+            .err()
+            .map(|why| why.to_string())
     }
 
     fn ask(&self, tuple: Tuple, mark: u32) -> Explanation {

@@ -4,9 +4,9 @@ use std::io;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 
-use lvs_core::Control;
 use lvs_core::api::InKernelInfo;
 use lvs_core::memory::Memory;
+use lvs_core::{Control, Unpublished};
 use tracing::{info, warn};
 
 use super::{StartError, UseKernel};
@@ -14,6 +14,7 @@ use crate::host::Backend;
 use crate::in_kernel::{InKernel, InKernelError, Room};
 use crate::outlive::Holder;
 use crate::packet::pipeline::{ReversePath, Settings};
+use crate::packet::ways::NoWay;
 
 /// What is wanted of it.
 #[derive(Debug)]
@@ -98,6 +99,37 @@ impl Wanted {
             remedy: "stop the engine and start it again, or --in-kernel auto, which ends them",
         })
     }
+}
+
+/// Why packets of a connection are not forwarded in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum WithEngine {
+    #[error("the engine does not use the path in the kernel")]
+    NotUsed,
+    #[error("captures are running")]
+    Captures,
+    #[error("something is being changed")]
+    Change,
+    #[error("ignore_tunneled is set")]
+    IgnoreTunneled,
+    #[error("no packet of it has come since the last change")]
+    Stale,
+    #[error("no connection is, before its client has sent {of} packets")]
+    New { of: u32 },
+    #[error("its client has sent {sent} of the {of} packets after which it is")]
+    Early { sent: u32, of: u32 },
+    #[error("it is looked at again after {of} more packets from its client at most")]
+    Later { of: u32 },
+    #[error(transparent)]
+    Connection(#[from] Unpublished),
+    #[error("a rule for marks could match")]
+    Marks,
+    #[error("its server is beyond the 4,096th")]
+    Number,
+    #[error("the kernel has no memory for what stands for clients, or not yet")]
+    Locals,
+    #[error(transparent)]
+    Way(#[from] NoWay),
 }
 
 /// Whether the path is used where XDP is asked for, or not: whoever asks for that has asked for the

@@ -39,10 +39,11 @@ pub use lvs_core::api::WORKERS_MAX;
 use lvs_core::api::{Call, Failure, LocalPool, SyncDaemon};
 use lvs_core::mark::MarkRule;
 use lvs_core::memory::{Memory, OutOfMemory};
-use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry, WhenFull};
+use lvs_core::{Control, Explanation, Instant, Options, PacketMeta, Profile, Registry, WhenFull};
 use serde_json::Value;
 use tracing::{info, warn};
 
+use self::calls::Question;
 use self::capture::Capture;
 use self::decider::Decider;
 pub use self::door::Pauses;
@@ -79,6 +80,9 @@ use crate::sys::{self, TablePages};
 trait Packets {
     /// The director, and what it has decided.
     fn decider(&self) -> &Decider;
+
+    /// What would become of a packet, without any of it happening.
+    fn explain(&mut self, question: &Question) -> Explanation;
 
     /// What it has counted.
     fn report(&mut self) -> Report;

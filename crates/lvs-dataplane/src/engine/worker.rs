@@ -11,13 +11,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant as SystemInstant};
 
 use lvs_core::sync::wire::Entry;
-use lvs_core::{ConnId, Instant, Shard};
+use lvs_core::{ConnId, Explanation, Instant, Offer, Ripeness, Shard};
 use tracing::{error, info, warn};
 
+use super::calls::Question;
 use super::capture::{self, Capture, Shown};
 use super::decider::Decider;
 use super::door::{Door, Requests};
 use super::inbox::Parcel;
+use super::kernel_path::WithEngine;
 use super::local_clients::LocalClients;
 use super::network::TakenView;
 use super::priority::Priority;
@@ -726,9 +728,7 @@ impl Worker {
             if self.decider.shard.is_behind() {
                 self.decider.sweep();
             }
-            // Some of what comes out of tunnels is none of the director's business.
-            let judges = self.network.view().ignore_tunneled;
-            if epoch != 0 && !judges {
+            if self.publishes_none(epoch).is_none() {
                 for &conn in &ripe {
                     if self
                         .decider
@@ -758,6 +758,68 @@ impl Worker {
         }
     }
 
+    /// Why no connection at all is published in this epoch.
+    fn publishes_none(&self, epoch: u16) -> Option<WithEngine> {
+        if epoch == 0 {
+            return Some(match self.kernel.shown {
+                Some(_) => WithEngine::Captures,
+                None => WithEngine::Change,
+            });
+        }
+        // Some of what comes out of tunnels is none of the director's business.
+        let judges = self.network.view().ignore_tunneled;
+        judges.then_some(WithEngine::IgnoreTunneled)
+    }
+
+    /// What a connection can be published by, if nothing but counting is to be done about its
+    /// packets; else why not.
+    fn what_to_publish(
+        &self,
+        conn: ConnId,
+        kernel: &InKernel,
+        now: Instant,
+    ) -> Result<(Offer, Ways), WithEngine> {
+        let offer = self.decider.shard.offer(conn)?;
+        if self.decider.may_be_marked(&offer) {
+            return Err(WithEngine::Marks);
+        }
+        if !kernel.has_room_for(offer.record) {
+            return Err(WithEngine::Number);
+        }
+        if offer.local.is_some() && !kernel.has_locals() {
+            return Err(WithEngine::Locals);
+        }
+        let tunnels = self.pipeline.common().tunnels();
+        let pmtu_disc = self.network.view().pmtu_disc;
+        let ways = Ways::of(&offer, &self.network, tunnels, pmtu_disc, now)?;
+        Ok((offer, ways))
+    }
+
+    /// Whether packets of a connection are forwarded in the kernel, or of one that opens now
+    /// (`None`); else why not.
+    fn in_kernel(&self, conn: Option<ConnId>) -> Result<(), WithEngine> {
+        let kernel = self.kernel.path.as_ref().ok_or(WithEngine::NotUsed)?;
+        let epoch = kernel.epoch();
+        if let Some(why) = self.publishes_none(epoch) {
+            return Err(why);
+        }
+        let (decider, of) = (&self.decider, self.decider.ripe_after);
+        let Some(conn) = conn else {
+            return Err(WithEngine::New { of });
+        };
+        // Of one that is published, too: it may be closing, which begins no epoch.
+        self.what_to_publish(conn, kernel, self.shared.now())?;
+        Err(match decider.shard.ripeness(conn, of, epoch) {
+            Ripeness::Published => return Ok(()),
+            Ripeness::Stale => WithEngine::Stale,
+            Ripeness::Early => WithEngine::Early {
+                sent: decider.shard.packets_of(conn),
+                of,
+            },
+            _ => WithEngine::Later { of },
+        })
+    }
+
     /// Publishes a connection, if nothing but counting is to be done about its packets.
     fn publish(
         &mut self,
@@ -766,13 +828,8 @@ impl Worker {
         kernel: &Arc<InKernel>,
         now: Instant,
     ) -> Option<()> {
-        let offer = self.decider.shard.offer(conn).ok()?;
-        if self.decider.may_be_marked(&offer) {
-            return None;
-        }
+        let (offer, ways) = self.what_to_publish(conn, kernel, now).ok()?;
         let view = self.network.view();
-        let tunnels = self.pipeline.common().tunnels();
-        let ways = Ways::of(&offer, &self.network, tunnels, view.pmtu_disc, now)?;
         let tables = &view.tables;
         let hop = |way: Way| {
             let out = WayOut {
@@ -961,6 +1018,14 @@ impl Packets for Worker {
         &self.decider
     }
 
+    fn explain(&mut self, question: &Question) -> Explanation {
+        // As whoever publishes does.
+        if self.decider.shard.is_behind() {
+            self.decider.sweep();
+        }
+        self.decider.explain(question, |conn| self.in_kernel(conn))
+    }
+
     fn report(&mut self) -> Report {
         let mut report = Report::of(&self.decider, &self.pipeline);
         report.unsent = self.ports.refused;
@@ -1129,6 +1194,28 @@ mod tests {
 
     fn to_server() -> (Vec<u8>, Vec<u8>, u16) {
         (SERVER_MAC.0.to_vec(), SERVER.0.to_vec(), SERVER.1)
+    }
+
+    #[test]
+    fn who_asks_is_told_why_packets_stay_with_the_engine() {
+        let mut bed = bed(None);
+        let worker = &mut bed.workers[0];
+        worker.do_jobs();
+        let mut question = Question {
+            tuple: lvs_core::Tuple {
+                protocol: lvs_core::Protocol::TCP,
+                src: ([192, 0, 2, 7], 1000).into(),
+                dst: VIRT.into(),
+            },
+            mark: None,
+            interface: None,
+        };
+        let told = worker.explain(&question);
+        assert_eq!(told.in_kernel, Some(false), "{told:?}");
+        assert_eq!(told.in_kernel_why, WithEngine::NotUsed.to_string());
+        question.tuple.dst.set_port(VIRT.1 + 1);
+        let told = worker.explain(&question);
+        assert_eq!(told.in_kernel, None, "nothing opens: {told:?}");
     }
 
     #[test]

@@ -212,7 +212,7 @@ impl InKernel {
     #[inline]
     pub(crate) fn locals(&self) -> LocalsAre {
         let locals = &self.locals;
-        if locals.ends.get().is_some() {
+        if self.has_locals() {
             LocalsAre::Ready
         } else if locals.failed.load(Relaxed) {
             LocalsAre::Impossible
@@ -221,6 +221,11 @@ impl InKernel {
         } else {
             LocalsAre::Wanted
         }
+    }
+
+    /// Whether they can now, for whoever only asks.
+    pub(crate) fn has_locals(&self) -> bool {
+        self.locals.ends.get().is_some()
     }
 
     /// Makes the map of local ends. The kernel takes its time for it.

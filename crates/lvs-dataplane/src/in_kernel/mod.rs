@@ -309,6 +309,11 @@ impl InKernel {
         Some(number)
     }
 
+    /// Whether there is room for ways to a server of this number.
+    pub(crate) fn has_room_for(&self, record: u32) -> bool {
+        self.arrays.servers.words().len() > record as usize
+    }
+
     /// The way to a server, in this epoch; `false` if its number is too large.
     pub fn set_server(&self, record: u32, hop: u16, epoch: u16) -> bool {
         let Some(word) = self.arrays.servers.words().get(record as usize) else {

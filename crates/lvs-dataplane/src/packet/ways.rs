@@ -48,54 +48,91 @@ pub struct Ways {
     pub client: Option<Way>,
 }
 
+/// Why there are none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoWay {
+    /// What is sent to the virtual address does not arrive here.
+    #[error("its virtual address is none of this host's or the engine's")]
+    Elsewhere,
+    /// Client and server are of different families.
+    #[error("its client and its server are of different families")]
+    Families,
+    /// One of its ends is this host, or the engine.
+    #[error("the director itself is its client or its server")]
+    Host,
+    /// An address that nobody can send from, or to.
+    #[error("one of its addresses is no possible source")]
+    Martian,
+    /// Packets to the server cannot leave now, or not by Ethernet.
+    #[error("there is no way to its server, or its neighbour is not known")]
+    ToServer,
+    /// Packets to the client cannot leave now, or not by Ethernet.
+    #[error("there is no way to its client, or its neighbour is not known")]
+    ToClient,
+    /// The outer headers depend on the packet.
+    #[error("its tunnel has a checksum of its own (--tun-csum, --tun-remcsum)")]
+    Tunnel,
+}
+
 impl Ways {
-    /// Those of a connection; `None` if the packet path would do anything else with its packets
-    /// than send them there: they are this host's own, cannot be believed, have no route, or
-    /// their neighbour is not known.
+    /// Those of a connection. `pmtu_disc`: the sysctl of this name.
     ///
-    /// `pmtu_disc`: the sysctl of this name.
+    /// # Errors
+    /// The packet path would do anything else with its packets than send them there: they are this
+    /// host's own, cannot be believed, have no route, or their neighbour is not known.
     pub fn of<N: Net>(
         offer: &Offer,
         net: &N,
         tunnels: &TunnelPaths,
         pmtu_disc: bool,
         now: Instant,
-    ) -> Option<Self> {
+    ) -> Result<Self, NoWay> {
         let (client, virt, server) = (offer.client.ip(), offer.virt.ip(), offer.server.ip());
         let is_ours = |addr| net.is_local(addr) || net.is_own_vip(addr);
         let arrives = is_ours(virt) || net.is_vip(virt);
         let tunnelled = offer.method == Forwarding::Tunnel;
         // Connections of IPv4 that leave in tunnels of IPv6 are looked up elsewhere.
         let alike = client.is_ipv6() == server.is_ipv6() || tunnelled && client.is_ipv6();
-        if !arrives
-            || !alike
-            || is_martian(client, virt, true, net)
-            || client.is_loopback()
-            || is_ours(server)
-            || is_ours(client)
-            || net.is_vip(client)
-        {
-            return None;
+        if !arrives {
+            return Err(NoWay::Elsewhere);
         }
-        let hop = net.route(server)?;
-        let mut to_server = Way::by(&hop, net)?;
+        if !alike {
+            return Err(NoWay::Families);
+        }
+        if is_ours(server) || is_ours(client) || client.is_loopback() || net.is_vip(client) {
+            return Err(NoWay::Host);
+        }
+        if is_martian(client, virt, true, net) {
+            return Err(NoWay::Martian);
+        }
+        let hop = net.route(server).ok_or(NoWay::ToServer)?;
+        let mut to_server = Way::by(&hop, net).ok_or(NoWay::ToServer)?;
         let mut outer = None;
         if tunnelled {
             let tunnel = offer.tunnel;
             let mtu = tunnels.known_mtu(server, tunnel, hop.mtu as usize, now);
-            let inside = tunnel::inner_mtu(tunnel, server, hop.mtu as usize, mtu)?;
-            to_server.mtu = u32::try_from(inside).ok()?;
-            let template = Template::new(hop.source?, server, tunnel, client.is_ipv6(), pmtu_disc)?;
-            outer = Some(template);
+            let inside = tunnel::inner_mtu(tunnel, server, hop.mtu as usize, mtu);
+            let inside = inside.and_then(|inside| u32::try_from(inside).ok());
+            to_server.mtu = inside.ok_or(NoWay::ToServer)?;
+            let source = hop.source.ok_or(NoWay::ToServer)?;
+            let template = Template::new(source, server, tunnel, client.is_ipv6(), pmtu_disc);
+            outer = Some(template.ok_or(NoWay::Tunnel)?);
         }
         let to_client = match offer.method {
-            Forwarding::Nat if is_martian(server, client, false, net) => return None,
+            Forwarding::Nat if is_martian(server, client, false, net) => {
+                return Err(NoWay::Martian);
+            }
             // These come to an address of this host's or the engine's own.
-            Forwarding::FullNat if is_martian(server, virt, true, net) => return None,
-            Forwarding::Nat | Forwarding::FullNat => Some(Way::by(&net.route(client)?, net)?),
+            Forwarding::FullNat if is_martian(server, virt, true, net) => {
+                return Err(NoWay::Martian);
+            }
+            Forwarding::Nat | Forwarding::FullNat => {
+                let way = net.route(client).and_then(|hop| Way::by(&hop, net));
+                Some(way.ok_or(NoWay::ToClient)?)
+            }
             _ => None,
         };
-        Some(Self {
+        Ok(Self {
             server: to_server,
             outer,
             client: to_client,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_dataplane::sys::{self, Instruction, Program, ProgramKind, ProgramLink};
-use lvs_testbed::listing::{Row, rows};
+use lvs_testbed::listing::{Row, connections, rows};
 use lvs_testbed::{
     Forward, Host, LoadOptions, Mode, Proc, Site, SiteOptions, programs, wait_until,
 };
@@ -336,6 +336,52 @@ fn a_capture_sees_everything() -> Result<()> {
         Duration::from_secs(20),
         flows,
     )
+}
+
+#[test]
+fn explain_tells_which_connections_are() -> Result<()> {
+    let Some(site) = site("ink-explain", Forward::Nat, 1)? else {
+        return Ok(());
+    };
+    let _download = download_in_the_kernel(&site)?;
+    let listed = site.lvsadm("-L -n -c")?;
+    let known = connections(&listed)?;
+    let question = format!("explain tcp {} {}", known[0].source, site.service(80));
+    // After each change, a packet of the connection has to come by first.
+    let told = |what: &str| {
+        wait_until(what, Duration::from_secs(20), || {
+            let told = site.lvsadm(&question);
+            told.is_ok_and(|told| told.contains(&format!("in kernel   {what}\n")))
+        })
+    };
+    told("yes")?;
+    let json = site.lvsadm(&format!("{question} --json"))?;
+    let json: serde_json::Value = serde_json::from_str(&json)?;
+    ensure!(
+        json["in_kernel"] == true && json["in_kernel_why"] == "",
+        "{json}"
+    );
+    let new = format!("explain tcp 192.0.2.77:1000 {}", site.service(80));
+    let new = site.lvsadm(&new)?;
+    let before = "no: no connection is, before its client has sent 16 packets";
+    ensure!(new.contains(&format!("in kernel   {before}\n")), "{new}");
+    let nobody = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}:9", site.vip))?;
+    ensure!(!nobody.contains("in kernel"), "{nobody}");
+
+    let rule = format!("--destination {} --interface elsewhere", site.vip);
+    site.lvsadm(&format!("mark add {rule} --mark 7"))?;
+    told("no: a rule for marks could match")?;
+    site.lvsadm("mark del 1")?;
+    told("yes")?;
+
+    let file = site.testbed.dir().join("capture.pcapng");
+    let path = file.display().to_string();
+    let arguments = ["capture", "udp", "port", "9", "-w", path.as_str()];
+    let mut capture = site.director.spawn(programs::find("lvsadm")?, &arguments)?;
+    told("no: captures are running")?;
+    capture.signal(Signal::SIGINT)?;
+    capture.wait(Duration::from_secs(10))?;
+    told("yes")
 }
 
 /// One that ends in an orderly way leaves nothing behind that forwards; its successor begins anew.

@@ -65,7 +65,14 @@ fn it_is_used_where_it_is_possible_and_nothing_is_wrong_where_it_is_not() -> Res
         ensure!(doctor.contains(BY_ITSELF), "{doctor}");
         ensure!(!doctor.contains("* established"), "{doctor}");
     }
-    for words in [&["--workers", "2"][..], &["--reverse-path", "loose"]] {
+    let cases = [
+        (
+            &["--workers", "2"][..],
+            ": it reads the connection table of one",
+        ),
+        (&["--reverse-path", "loose"], ": --reverse-path judges"),
+    ];
+    for (words, why) in cases {
         start(&mut site, words)?;
         site.add_service(80, "rr")?;
         download(&site)?;
@@ -75,6 +82,10 @@ fn it_is_used_where_it_is_possible_and_nothing_is_wrong_where_it_is_not() -> Res
         says(&site, BY_ITSELF)?;
         ensure!(doctor.contains(BY_ITSELF), "{doctor}");
         ensure!(!doctor.contains("* established"), "{doctor}");
+        let told = site.lvsadm(&format!("explain tcp 192.0.2.77:1000 {}", site.service(80)))?;
+        let expected =
+            format!("in kernel   no: the engine does not use the path in the kernel{why}");
+        ensure!(told.contains(&expected), "{told}");
     }
     Ok(())
 }

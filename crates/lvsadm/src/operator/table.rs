@@ -29,7 +29,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "explain",
         arguments: "tcp|udp|sctp SRC:PORT VIP:PORT",
         summary: "show what would happen to a new packet, and why",
-        text: "Shows the firewall mark, the service, the connection or persistence template that decides, the slot in the scheduler's hash table, every server and why it can or cannot be chosen, and the one that would be. Nothing is changed.",
+        text: "Shows the firewall mark, the service, the connection or persistence template that decides, the slot in the scheduler's hash table, every server and why it can or cannot be chosen, the one that would be, and whether the connection's packets are forwarded in the kernel, or why not. Nothing is changed.",
         flags: &[
             flag(
                 "--mark",

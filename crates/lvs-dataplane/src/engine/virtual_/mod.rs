@@ -8,15 +8,16 @@ use std::sync::{Arc, PoisonError, mpsc};
 use std::time::Duration;
 
 use lvs_core::api::{Call, Failure, FailureCode, Host, Need, Refused};
-use lvs_core::{Control, Instant, LocalAddress, Options, Shard};
+use lvs_core::{Control, Explanation, Instant, LocalAddress, Options, Shard};
 use serde_json::{Value, json};
 use tracing::error;
 
 use self::bench::{BenchNet, HOST_PORT, Marking, Test, Tested};
 use super::Packets;
-use super::calls::to_value;
+use super::calls::{Question, to_value};
 use super::capture::Capture;
 use super::decider::Decider;
+use super::kernel_path::WithEngine;
 use super::report::Report;
 use super::shared::{Shared, Side};
 use crate::control::server::Sink;
@@ -261,6 +262,10 @@ impl Offline {
 impl Packets for Offline {
     fn decider(&self) -> &Decider {
         &self.decider
+    }
+
+    fn explain(&mut self, question: &Question) -> Explanation {
+        self.decider.explain(question, |_| Err(WithEngine::NotUsed))
     }
 
     fn report(&mut self) -> Report {
