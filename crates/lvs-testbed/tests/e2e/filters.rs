@@ -119,12 +119,7 @@ fn without_bpf_fragments_come_in_by_the_engines_device() -> Result<()> {
     let launcher = ["setpriv", "--bounding-set=-bpf,-sys_admin", "--"];
     site.start_engine_by(&launcher, &[])?;
     site.add_service(80, "rr")?;
-    let engine = site.engine.as_ref().context("started above")?;
-    ensure!(
-        engine.log().contains("come in by lvs-host0"),
-        "{}",
-        engine.log()
-    );
+    common::says(&site, "come in by lvs-host0")?;
     let vip: IpAddr = site.vip.into();
     firewall(&site, "")?;
     ensure!(arrives(&site, vip, 3000)?);

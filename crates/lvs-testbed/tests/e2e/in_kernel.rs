@@ -496,7 +496,7 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
     ensure!(downloads.is_running(), "{}", downloads.log());
     site.start_engine(&ON)?;
     let status = downloads.wait(Duration::from_secs(90))?;
-    let log = site.engine.as_ref().context("it runs")?.log();
+    let log = common::says(&site, "took over")?;
     ensure!(status.success(), "{status}: {}{log}", downloads.log());
     let sums = site.client.sh(&format!(
         "cd {} && sha256sum * | cut -c 1-64 | sort | uniq -c",
@@ -579,8 +579,7 @@ fn what_a_killed_engine_leaves_can_be_taken_away() -> Result<()> {
         }
         // One with another table cannot go on, and says so.
         site.start_engine(&["--in-kernel", "on", "--max-connections", "5000"])?;
-        let log = site.engine.as_ref().context("it runs")?.log();
-        ensure!(log.contains("it had another --max-connections"), "{log}");
+        common::says(&site, "it had another --max-connections")?;
         ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
     }
     Ok(())

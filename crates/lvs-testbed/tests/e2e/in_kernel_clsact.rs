@@ -70,12 +70,7 @@ fn every_byte_arrives_and_an_orderly_end_leaves_nothing() -> Result<()> {
     let Some(mut site) = site("inkc-http", 4)? else {
         return Ok(());
     };
-    let engine = site.engine.as_ref().context("it runs")?;
-    ensure!(
-        engine.log().contains("in the kernel (clsact)"),
-        "{}",
-        engine.log()
-    );
+    common::says(&site, "in the kernel (clsact)")?;
     let doctor = site.director.sh(&format!(
         "{} doctor || [ $? = 1 ]",
         programs::find("lvsadm")?.display()
@@ -189,15 +184,14 @@ fn connections_outlive_a_killed_engine() -> Result<()> {
     std::thread::sleep(Duration::from_secs(2));
     ensure!(running.is_running(), "{}", running.log());
     site.start_engine(&ON)?;
-    let log = site.engine.as_ref().context("it runs")?.log();
-    ensure!(log.contains("took over"), "{log}");
+    common::says(&site, "took over")?;
     finishes(&mut running)?;
     ensure!(filters(&site.director)? == before, "the same places");
     ensure!(site.lvsadm("-L -n")?.contains(":80"));
     // The next one attaches itself the other way, if there is one, and takes the filters away.
     end(&mut site, Signal::SIGKILL)?;
     site.start_engine(&["--in-kernel", "on"])?;
-    let log = site.engine.as_ref().context("it runs")?.log();
+    let log = common::says(&site, common::READY)?;
     ensure!(log.contains("took over"), "{log}");
     if log.contains("(tcx)") {
         let gone = || filters(&site.director).is_ok_and(|left| left == 0);

@@ -3,29 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, programs};
 use nix::sys::signal::Signal;
 
+use super::common::{READY, says};
 use super::in_kernel::{is_permitted, shares};
 
 /// What the engine says at its start.
 const IN_KERNEL: &str = "established connections are forwarded in the kernel";
 const BY_ITSELF: &str = "all packets are forwarded by the engine itself";
-/// The last of it.
-const READY: &str = "ready at";
-
-fn log(site: &Site) -> Result<String> {
-    Ok(site.engine.as_ref().context("it runs")?.log())
-}
-
-/// Waits until the engine has said that much: its log is written by a thread of its own.
-fn says(site: &Site, what: &str) -> Result<()> {
-    let engine = site.engine.as_ref().context("it runs")?;
-    wait_until(what, Duration::from_secs(10), || {
-        engine.log().contains(what)
-    })
-    .with_context(|| engine.log())
-}
 
 fn kill(site: &mut Site) -> Result<()> {
     let mut engine = site.engine.take().context("it runs")?;
@@ -108,8 +94,7 @@ fn capabilities_that_are_missing_are_named() -> Result<()> {
         let launcher = ["setpriv", "--bounding-set", &set];
         site.start_engine_by(&launcher, &["--in-kernel", "auto"])?;
         says(&site, expected)?;
-        says(&site, READY)?;
-        let log = log(&site)?;
+        let log = says(&site, READY)?;
         ensure!(!log.contains("R0="), "{log}");
     }
     Ok(())
@@ -146,8 +131,7 @@ fn engines_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
     for number in 1..=6 {
         kill(&mut site)?;
         start(&mut site, &[])?;
-        says(&site, READY)?;
-        let (log, listed) = (log(&site)?, site.lvsadm("-L -n")?);
+        let (log, listed) = (says(&site, READY)?, site.lvsadm("-L -n")?);
         ensure!(
             log.contains("ended soon after they had taken over") == (number == 6),
             "{number}: {log}"

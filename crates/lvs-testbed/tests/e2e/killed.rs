@@ -5,6 +5,8 @@
 //! `LVS_OTHER_BIN_DIR` names a directory with the engine of another version, which then takes the
 //! killed one's place, and is killed itself.
 
+use crate::common;
+
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -173,12 +175,12 @@ fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     thread::sleep(DEAD);
     let started = Instant::now();
     start(site, by, directory)?;
-    let log = site.engine.as_ref().context("it runs")?.log();
+    let answered = started.elapsed();
+    let log = common::says(site, "took over")?;
     let told = log.lines().find(|line| line.contains("took over"));
     println!(
-        "{} ({:?} after its start)",
-        told.with_context(|| format!("it says so: {log}"))?,
-        started.elapsed()
+        "{} ({answered:?} after its start)",
+        told.context("it says so")?
     );
     Ok(())
 }
@@ -257,9 +259,8 @@ fn a_few_move_to_other_tables() -> Result<()> {
         engine.signal(Signal::SIGKILL)?;
         engine.wait(Duration::from_secs(10))?;
         site.start_engine(&[&["--outlive", "on"], words].concat())?;
-        let log = site.engine.as_ref().context("it runs")?.log();
-        let told = format!("connections={number}");
-        ensure!(log.contains(&told), "{words:?}: {log}");
+        common::says(&site, &format!("connections={number}"))
+            .with_context(|| format!("{words:?}"))?;
         thread::sleep(Duration::from_secs(2));
     }
     let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
@@ -293,8 +294,7 @@ fn a_holder_ends_in_its_time() -> Result<()> {
     let rules = director.sh("nft list tables")?;
     ensure!(rules.contains("lvs-"), "{rules}");
     site.start_engine(&["--outlive", "on", "--max-connections", "5000"])?;
-    let log = site.engine.as_ref().context("it runs")?.log();
-    ensure!(log.contains("took over"), "{log}");
+    common::says(&site, "took over")?;
     ensure!(site.lvsadm("-L -n")?.contains(":80"), "it goes on");
     kill(&mut site, Signal::SIGKILL)?;
     let told = director.sh(&format!("{program} --cleanup"))?;

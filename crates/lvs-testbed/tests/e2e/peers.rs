@@ -266,8 +266,7 @@ fn who_is_alone_is_ready_after_a_while_or_at_once() -> Result<()> {
         engine = start(wait)?;
         site.lvsadm_on(&first, "sync --wait 15s")?;
     }
-    ensure!(engine.log().contains("ready: "), "{}", engine.log());
-    Ok(())
+    wait("it to be said", || engine.log().contains("ready: ")).with_context(|| engine.log())
 }
 
 #[test]
@@ -381,13 +380,11 @@ fn what_differs_between_directors_is_shown_and_a_lasting_difference_is_an_alarm(
         said.is_ok_and(|said| said.contains(&line) && said.contains(&format!("TCP {vip}:80")))
     })?;
     wait_for_tables(&site, "alarm")?;
-    ensure!(
-        one.log()
-            .contains("has not chosen as this director does for 5 s"),
-        "{}",
-        one.log()
-    );
-    ensure!(one.log().contains(&line), "{}", one.log());
+    wait("it to be said", || {
+        let log = one.log();
+        log.contains("has not chosen as this director does for 5 s") && log.contains(&line)
+    })
+    .with_context(|| one.log())?;
     let said = first.sh(&format!(
         "{} doctor || true",
         programs::find("lvsadm")?.display()

@@ -15,6 +15,20 @@ pub(crate) fn site(options: SiteOptions) -> Result<Site> {
     Ok(site)
 }
 
+/// What an engine says last when it starts.
+pub(crate) const READY: &str = "ready at";
+
+/// Waits until the engine has said that much, and gives all that it has said: its log is written by
+/// a thread of its own, so that it may answer before.
+pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
+    let engine = site.engine.as_ref().context("it runs")?;
+    lvs_testbed::wait_until(&format!("{what:?}"), Duration::from_secs(10), || {
+        engine.log().contains(what)
+    })
+    .with_context(|| engine.log())?;
+    Ok(engine.log())
+}
+
 /// The last numbers of the servers that get connections.
 pub(crate) fn usable(site: &Site) -> Vec<usize> {
     let listing = site.lvsadm("-L -n").unwrap_or_default();
