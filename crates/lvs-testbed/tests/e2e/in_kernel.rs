@@ -11,9 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lvs_dataplane::sys::{self, Instruction, Program, ProgramKind, ProgramLink};
 use lvs_testbed::listing::{Row, connections, rows};
-use lvs_testbed::{
-    Forward, Host, LoadOptions, Mode, Proc, Site, SiteOptions, programs, wait_until,
-};
+use lvs_testbed::{Forward, Host, LoadOptions, Mode, Site, SiteOptions, programs, wait_until};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::Signal;
 
@@ -171,13 +169,10 @@ fn counters_are_those_of_the_servers() -> Result<()> {
     Ok(())
 }
 
-/// A download of 20 MB/s through a service, whose packets go through the kernel.
-fn download_in_the_kernel(site: &Site) -> Result<Proc> {
+/// A download through a service, whose packets go through the kernel.
+fn download_in_the_kernel(site: &Site) -> Result<common::Download> {
     site.add_service(80, "rr")?;
-    site.serve("long", 400 << 20)?;
-    let url = format!("http://{}/long?rate=20m", site.vip);
-    let arguments = ["-sS", "-m", "60", "-o", "/dev/null", &url];
-    let download = site.client.spawn("curl", &arguments)?;
+    let download = common::Download::start(site)?;
     let flows = || shares(site).is_ok_and(|(requests, _)| requests > 50);
     wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
     Ok(download)
@@ -305,7 +300,7 @@ fn another_program_in_front_is_noticed() -> Result<()> {
     let before = shares(&site)?;
     std::thread::sleep(Duration::from_millis(500));
     ensure!(shares(&site)? == before, "all goes through the engine");
-    ensure!(download.is_running(), "and the download goes on");
+    download.goes_on()?;
     drop(other);
     let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
     wait_until(
@@ -314,9 +309,7 @@ fn another_program_in_front_is_noticed() -> Result<()> {
         flows,
     )?;
     ensure!(!doctor()?.replace("\n  ", " ").contains("is not the first"));
-    let status = download.wait(Duration::from_secs(60))?;
-    ensure!(status.success(), "{status}");
-    Ok(())
+    download.finish()
 }
 
 #[test]
@@ -327,7 +320,7 @@ fn a_capture_sees_everything() -> Result<()> {
     let _download = download_in_the_kernel(&site)?;
     let file = site.testbed.dir().join("capture.pcapng");
     site.lvsadm(&format!("capture tcp port 80 -c 300 -w {}", file.display()))?;
-    // A link of 20 MB/s has so many in a moment; beside the kernel there would be next to none.
+    // A download has so many in a moment; beside the kernel there would be next to none.
     ensure!(std::fs::metadata(&file)?.len() > 100_000, "an empty file");
     let before = shares(&site)?;
     let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Host, Site, SiteOptions, programs, wait_until};
 use nix::sys::signal::Signal;
 
 use super::common;
@@ -47,21 +47,12 @@ fn end(site: &mut Site, signal: Signal) -> Result<()> {
     engine.wait(Duration::from_secs(10)).map(drop)
 }
 
-/// A download of 20 MB/s that is in the kernel.
-fn download(site: &Site) -> Result<Proc> {
-    site.serve("long", 200 << 20)?;
-    let url = format!("http://{}/long?rate=20m", site.vip);
-    let arguments = ["-sS", "-f", "-m", "60", "-o", "/dev/null", &url];
-    let download = site.client.spawn("curl", &arguments)?;
+/// A download that is in the kernel.
+fn download(site: &Site) -> Result<common::Download> {
+    let download = common::Download::start(site)?;
     let flows = || shares(site).is_ok_and(|(requests, replies)| requests > 50 && replies > 50);
     wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
     Ok(download)
-}
-
-fn finishes(download: &mut Proc) -> Result<()> {
-    let status = download.wait(Duration::from_secs(60))?;
-    ensure!(status.success(), "{status}: {}", download.log());
-    Ok(())
 }
 
 /// Every byte, every listing; and what tells how it is attached tells that.
@@ -116,8 +107,7 @@ fn other_filters_are_left_alone() -> Result<()> {
     let there = shown(&site.director, "eth0")?;
     let (ours, theirs) = (there.find(SHARED), there.find("handle 0x7"));
     ensure!(ours.is_some() && ours < theirs, "{there}");
-    let mut running = download(&site)?;
-    finishes(&mut running)?;
+    download(&site)?.finish()?;
     end(&mut site, Signal::SIGTERM)?;
     let left = shown(&site.director, "eth0")?;
     ensure!(
@@ -157,7 +147,7 @@ fn a_filter_in_front_is_noticed() -> Result<()> {
     ))?;
     let told = || doctor().is_ok_and(|text| text.contains("is not the first"));
     wait_until("a finding", Duration::from_secs(10), told)?;
-    ensure!(running.is_running(), "and the download goes on");
+    running.goes_on()?;
     let before = shares(&site)?;
     site.director.sh(&format!("tc filter del {other}"))?;
     let flows = || shares(&site).is_ok_and(|(requests, _)| requests > before.0 + 50);
@@ -166,7 +156,7 @@ fn a_filter_in_front_is_noticed() -> Result<()> {
         Duration::from_secs(20),
         flows,
     )?;
-    finishes(&mut running)
+    running.finish()
 }
 
 /// Filters stay when the engine is killed, and its successor replaces them.
@@ -182,10 +172,10 @@ fn connections_outlive_a_killed_engine() -> Result<()> {
     end(&mut site, Signal::SIGKILL)?;
     ensure!(before > 0 && filters(&site.director)? == before, "{before}");
     std::thread::sleep(Duration::from_secs(2));
-    ensure!(running.is_running(), "{}", running.log());
+    running.goes_on()?;
     site.start_engine(&ON)?;
     common::says(&site, "took over")?;
-    finishes(&mut running)?;
+    running.finish()?;
     ensure!(filters(&site.director)? == before, "the same places");
     ensure!(site.lvsadm("-L -n")?.contains(":80"));
     // The next one attaches itself the other way, if there is one, and takes the filters away.
@@ -197,10 +187,10 @@ fn connections_outlive_a_killed_engine() -> Result<()> {
         let gone = || filters(&site.director).is_ok_and(|left| left == 0);
         wait_until("no filters", Duration::from_secs(10), gone)?;
     }
-    let mut running = download(&site)?;
+    let running = download(&site)?;
     end(&mut site, Signal::SIGKILL)?;
     site.start_engine(&ON)?;
-    finishes(&mut running)?;
+    running.finish()?;
     end(&mut site, Signal::SIGTERM)?;
     let left = shown(&site.director, "eth0")?;
     ensure!(

@@ -6,7 +6,7 @@ use crate::common;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, Proc, Site, SiteOptions, Topology, programs, wait_until};
+use lvs_testbed::{Forward, Site, SiteOptions, Topology, programs, wait_until};
 
 /// A site for a director with XDP at its interfaces; `None` where that is not permitted.
 fn site(label: &str, forward: Forward) -> Result<Option<Site>> {
@@ -128,13 +128,10 @@ fn what_a_veth_leaves_unfinished_stays_whole() -> Result<()> {
     common::iperf_and_dns(&site)
 }
 
-/// A download of 20 MB/s whose packets XDP forwards.
-fn download(site: &Site) -> Result<Proc> {
+/// A download whose packets XDP forwards.
+fn download(site: &Site) -> Result<common::Download> {
     site.add_service(80, "rr")?;
-    site.serve("long", 100 << 20)?;
-    let url = format!("http://{}/long?rate=20m", site.vip);
-    let arguments = ["-sS", "-m", "60", "-o", "/dev/null", &url];
-    let download = site.client.spawn("curl", &arguments)?;
+    let download = common::Download::start(site)?;
     let flows = || shares(site).is_ok_and(|(xdp, _)| xdp > 50);
     wait_until("packets by XDP", Duration::from_secs(20), flows)?;
     Ok(download)
@@ -147,7 +144,7 @@ fn interfaces_that_take_no_frames_get_packets() -> Result<()> {
         return Ok(());
     };
     start(&mut site)?;
-    let mut download = download(&site)?;
+    let download = download(&site)?;
     site.testbed.take_no_frames()?;
     let pace = Duration::from_millis(500);
     // A frame that is on its way meanwhile is lost, and sent again.
@@ -161,9 +158,7 @@ fn interfaces_that_take_no_frames_get_packets() -> Result<()> {
     site.testbed.take_frames()?;
     let flows = || shares(&site).is_ok_and(|(xdp, _)| xdp > before + 50);
     wait_until("packets by XDP again", Duration::from_secs(20), flows)?;
-    let status = download.wait(Duration::from_secs(60))?;
-    ensure!(status.success(), "{status}");
-    Ok(())
+    download.finish()
 }
 
 /// An engine that is killed leaves the program, and connections go on; its successor takes it over,
@@ -174,7 +169,7 @@ fn it_outlives_the_engine() -> Result<()> {
         return Ok(());
     };
     start(&mut site)?;
-    let mut download = download(&site)?;
+    let download = download(&site)?;
     let mut engine = site.engine.take().context("it runs")?;
     engine.signal(nix::sys::signal::Signal::SIGKILL)?;
     engine.wait(Duration::from_secs(10))?;
@@ -189,9 +184,7 @@ fn it_outlives_the_engine() -> Result<()> {
     site.start_engine(&["--in-kernel", "on"])?;
     let gone = || programs_of(&site).is_ok_and(|text| text.is_empty());
     wait_until("no XDP any more", Duration::from_secs(10), gone)?;
-    let status = download.wait(Duration::from_secs(60))?;
-    ensure!(status.success(), "{status}");
-    Ok(())
+    download.finish()
 }
 
 #[test]

@@ -1,12 +1,15 @@
 //! What the forwarding methods have in common: the same traffic must pass through each of them.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::{Row, connections, rows};
 use lvs_testbed::servers::NginxOptions;
-use lvs_testbed::{Forward, Host, LoadOptions, LoadReport, Site, SiteOptions, content, servers};
+use lvs_testbed::{
+    Forward, Host, LoadOptions, LoadReport, Proc, Site, SiteOptions, content, servers,
+};
 
 /// A site with its engine running.
 pub(crate) fn site(options: SiteOptions) -> Result<Site> {
@@ -27,6 +30,48 @@ pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
     })
     .with_context(|| engine.log())?;
     Ok(engine.log())
+}
+
+/// A download of some 6 MB/s, which would last for a minute and more: no test outlasts it, and none
+/// has to wait for it.
+pub(crate) struct Download {
+    client: Proc,
+    /// There it is when the rest may come.
+    hurry: PathBuf,
+}
+
+impl Download {
+    pub(crate) fn start(site: &Site) -> Result<Self> {
+        site.serve("long", 400 << 20)?;
+        let hurry = site.testbed.dir().join("hurry");
+        if hurry.exists() {
+            std::fs::remove_file(&hurry)?;
+        }
+        // Its reader holds it back.
+        let script = format!(
+            "set -o pipefail; curl -sS -f -m 300 http://{}/long | \
+             perl -e 'while (sysread STDIN, $_, 65536) {{ -e $ARGV[0] or select undef, undef, undef, 0.01 }}' {}",
+            site.vip,
+            hurry.display()
+        );
+        let client = site.client.spawn("bash", &["-c", &script])?;
+        Ok(Self { client, hurry })
+    }
+
+    /// Nothing has broken it so far.
+    pub(crate) fn goes_on(&mut self) -> Result<()> {
+        ensure!(self.client.is_running(), "it ended: {}", self.client.log());
+        Ok(())
+    }
+
+    /// It has gone on until now, and all of the rest comes.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.goes_on()?;
+        std::fs::write(&self.hurry, "")?;
+        let status = self.client.wait(Duration::from_secs(120))?;
+        ensure!(status.success(), "{status}: {}", self.client.log());
+        Ok(())
+    }
 }
 
 /// The last numbers of the servers that get connections.
