@@ -348,6 +348,7 @@ fn client(
             &mut connection,
             &expected[..size],
             (&mut buffer, progress),
+            start,
         );
         match &answer {
             Ok(_) => Progress::count(&progress.ok, 1),
@@ -423,7 +424,7 @@ impl std::error::Error for WrongByte {}
 pub(crate) fn fetch(options: &LoadOptions, expected: &[u8]) -> Result<String> {
     let mut buffer = vec![0; 64 << 10];
     let buffer = (&mut buffer[..], &Progress::default());
-    request(options, 0, &mut None, expected, buffer).map(|(server, _)| server)
+    request(options, 0, &mut None, expected, buffer, Instant::now()).map(|(server, _)| server)
 }
 
 fn connect(options: &LoadOptions, port: u16, timeout: Duration) -> Result<TcpStream> {
@@ -448,7 +449,7 @@ fn connect(options: &LoadOptions, port: u16, timeout: Duration) -> Result<TcpStr
     Ok(stream)
 }
 
-/// The longest pause that ended in each second of a request: when it began and ended.
+/// The longest pause of a request that ended in each second of the run: when it began and ended.
 type Pauses = Vec<(Instant, Instant)>;
 
 fn request(
@@ -457,6 +458,7 @@ fn request(
     connection: &mut Option<BufReader<TcpStream>>,
     expected: &[u8],
     (buffer, progress): (&mut [u8], &Progress),
+    start: Instant,
 ) -> Result<(String, Pauses)> {
     let timeout = Duration::from_millis(options.timeout_ms.max(1));
     let mut stream = match connection.take() {
@@ -511,7 +513,7 @@ fn request(
     ensure!(length == Some(expected.len()), "content length {length:?}");
     let mut done = 0;
     let mut since = Instant::now();
-    let (begun, mut pauses) = (since, Pauses::new());
+    let mut pauses = Pauses::new();
     while done < expected.len() {
         let want = buffer.len().min(expected.len() - done);
         let read = stream
@@ -530,7 +532,8 @@ fn request(
         Progress::count(&progress.bytes, read as u64);
         let now = Instant::now();
         match pauses.last_mut() {
-            Some((from, to)) if (*to - begun).as_secs() == (now - begun).as_secs() => {
+            // Seconds as they are shown: a longer pause in another one must not hide this one.
+            Some((from, to)) if (*to - start).as_secs() == (now - start).as_secs() => {
                 if now - since > *to - *from {
                     (*from, *to) = (since, now);
                 }
