@@ -190,9 +190,9 @@ impl Host {
             requests: 0,
             ..options.clone()
         };
-        Ok(SteadyLoad(
-            self.spawn(crate::programs::own()?, &options.arguments())?,
-        ))
+        let (program, arguments) =
+            crate::programs::own_with(options.arguments(), options.real_time)?;
+        Ok(SteadyLoad(self.spawn(program, &arguments)?))
     }
 }
 
