@@ -201,6 +201,18 @@ impl Host {
 pub struct SteadyLoad(Proc);
 
 impl SteadyLoad {
+    /// How many have been answered as they should be, and how many not, where
+    /// [`LoadOptions::progress_ms`] has that printed.
+    #[must_use]
+    pub fn so_far(&self) -> (u64, u64) {
+        let log = self.0.log();
+        let last = log.lines().rev().find_map(|line| {
+            let said: serde_json::Value = serde_json::from_str(line).ok()?;
+            Some((said["ok"].as_u64()?, said["failed"].as_u64()?))
+        });
+        last.unwrap_or_default()
+    }
+
     /// Ends them and reports.
     ///
     /// # Errors

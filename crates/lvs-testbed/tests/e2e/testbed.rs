@@ -68,16 +68,18 @@ fn a_wrong_byte_and_a_dead_server_are_reported() -> Result<()> {
     let steady = site.client.steady_load(&LoadOptions {
         sizes: vec![1],
         pause_ms: 5,
+        progress_ms: 20,
         ..load
     })?;
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    let patience = std::time::Duration::from_secs(10);
+    lvs_testbed::wait_until("an answer", patience, || steady.so_far().0 > 0)?;
     site.programs.clear();
     lvs_testbed::wait_until(
         "nginx to be gone",
         std::time::Duration::from_secs(5),
         || !site.servers[0].listens("tcp", 80),
     )?;
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    lvs_testbed::wait_until("a failure", patience, || steady.so_far().1 > 0)?;
     let report = steady.finish()?;
     ensure!(report.ok > 0 && report.failed > 0, "{report:?}");
     Ok(())
