@@ -67,9 +67,11 @@ fn an_engine_that_is_killed_and_started_again() -> Result<()> {
     load.keepalive = true;
     load.concurrency = 1;
     load.sizes = vec![1000];
-    load.pause_ms = 1500;
+    load.pause_ms = 4000;
+    load.progress_ms = 20;
     let old = site.client.steady_load(&load)?;
-    std::thread::sleep(Duration::from_millis(400));
+    let patience = Duration::from_secs(20);
+    wait_until("an answer", patience, || old.so_far().0 > 0)?;
     site.engine.as_mut().context("started above")?.kill();
     let path = rules.display().to_string();
     site.start_engine(&["--rules", &path, "--in-kernel", "off"])?;
@@ -80,7 +82,8 @@ fn an_engine_that_is_killed_and_started_again() -> Result<()> {
     common::ok(site.client.load(&load)?, 94)?;
     // The old one belongs to nobody; as after a reboot of an IPVS director, the host resets it, and
     // the client starts anew.
-    std::thread::sleep(Duration::from_millis(3000));
+    wait_until("a failure", patience, || old.so_far().1 > 0)?;
+    wait_until("another answer", patience, || old.so_far().0 >= 2)?;
     let report = old.finish()?;
     ensure!(report.failed == 1 && report.ok >= 2, "{report:?}");
     ensure!(report.errors[0].contains("reset"), "{report:?}");
@@ -296,7 +299,12 @@ fn a_claim_to_a_vip_is_answered() -> Result<()> {
     };
     ensure!(known(ours), "the router knows the director");
     let monitor = router.spawn("ip", &["monitor", "neigh"])?;
-    std::thread::sleep(Duration::from_millis(500));
+    // It listens when it tells of something.
+    let something = "ip neigh replace 192.0.2.250 lladdr 02:00:00:00:77:08 dev eth1; \
+                     ip neigh del 192.0.2.250 dev eth1";
+    wait_until("the monitor to listen", Duration::from_secs(10), || {
+        router.sh(something).is_ok() && !monitor.log().is_empty()
+    })?;
     let other = &site.servers[1];
     other.sysctl("ipv4/conf/eth0/arp_notify", "1")?;
     other.sh(&format!(
