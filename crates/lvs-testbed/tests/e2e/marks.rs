@@ -4,8 +4,13 @@ use crate::common;
 
 use std::fs;
 
-use anyhow::Result;
-use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, wait_until};
+
+/// How long anything may take on a busy machine.
+const SOON: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_mark_groups_ports_and_spares_or_drops_others() -> Result<()> {
@@ -39,16 +44,12 @@ fn a_mark_groups_ports_and_spares_or_drops_others() -> Result<()> {
         let report = common::ok(site.client.load(&load)?, 40)?;
         common::spread(&report, &[20, 20])?;
     }
-    let curl = |port: u16| {
-        site.client.sh(&format!(
-            "status=0; curl -s -m 1 -o /dev/null http://{vip}:{port}/ || status=$?; echo $status"
-        ))
-    };
+    let curl = |port: u16| fetched(&site, port);
     // The same from the command line: the new rule comes first, and counts what it takes.
     site.lvsadm(&format!(
         "mark add --destination {vip} --protocol tcp --ports 81 --drop --position 1"
     ))?;
-    assert_eq!(curl(81)?.trim(), "28", "curl's status for a timeout");
+    assert_eq!(curl(81)?, "28", "curl's status for a timeout");
     let listing = site.lvsadm("mark list")?;
     let first = listing.lines().next().unwrap_or_default();
     assert!(
@@ -56,17 +57,35 @@ fn a_mark_groups_ports_and_spares_or_drops_others() -> Result<()> {
         "{listing}"
     );
     site.lvsadm("mark del 1")?;
-    assert_eq!(curl(81)?.trim(), "0");
+    ends_with(&site, 81, "0")?;
     assert_eq!(site.lvsadm("mark list")?.lines().count(), 3);
 
     // The host has nothing there and says so; what is dropped is not answered at all.
-    assert_eq!(
-        curl(82)?.trim(),
-        "7",
-        "curl's status for a refused connection"
-    );
-    assert_eq!(curl(83)?.trim(), "28", "curl's status for a timeout");
+    ends_with(&site, 82, REFUSED)?;
+    assert_eq!(curl(83)?, "28", "curl's status for a timeout");
     Ok(())
+}
+
+/// curl's status for a refused connection.
+const REFUSED: &str = "7";
+
+/// How curl ends that has one second, by its status.
+fn fetched(site: &Site, port: u16) -> Result<String> {
+    let vip = site.vip;
+    let status = site.client.sh(&format!(
+        "status=0; curl -s -m 1 -o /dev/null http://{vip}:{port}/ || status=$?; echo $status"
+    ))?;
+    Ok(status.trim().to_owned())
+}
+
+/// It ends so, though perhaps not at once on a busy machine.
+fn ends_with(site: &Site, port: u16, wanted: &str) -> Result<()> {
+    let mut last = String::new();
+    wait_until(&format!("curl to end with {wanted}"), SOON, || {
+        last = fetched(site, port).unwrap_or_default();
+        last == wanted
+    })
+    .with_context(|| format!("port {port}: {last}"))
 }
 
 /// A rule by source alone drops what goes to services, of open connections too, and leaves the
@@ -88,16 +107,12 @@ fn a_source_is_dropped_at_every_service_and_at_the_host_it_is_not() -> Result<()
         site.client.sh(&send)?;
         anyhow::Ok(site.director.counter("Udp", "NoPorts")? > before)
     };
-    let served = || {
-        let fetched = site.client.sh(&format!(
-            "status=0; curl -s -m 1 -o /dev/null http://{vip}/ || status=$?; echo $status"
-        ))?;
-        anyhow::Ok(fetched.trim() == "0")
-    };
-    assert!(served()?);
+    ends_with(&site, 80, "0")?;
     site.lvsadm(&format!("mark add --source {client} --drop"))?;
-    assert!(!served()?, "it is served");
-    assert!(reaches_the_host()?);
+    assert_ne!(fetched(&site, 80)?, "0", "it is served");
+    wait_until("the host to be reached", SOON, || {
+        reaches_the_host().unwrap_or(false)
+    })?;
     let listing = site.lvsadm("mark list")?;
     assert!(
         listing.contains(&format!("--source {client} --drop")) && !listing.contains(" 0 packets"),
@@ -108,15 +123,7 @@ fn a_source_is_dropped_at_every_service_and_at_the_host_it_is_not() -> Result<()
     assert!(told.contains("rule 1"), "{told}");
     // The host serves those that it is left to.
     site.lvsadm("mark del 1")?;
-    assert!(served()?);
+    ends_with(&site, 80, "0")?;
     site.lvsadm(&format!("mark add --source {client} --host"))?;
-    let fetched = site.client.sh(&format!(
-        "status=0; curl -s -m 1 -o /dev/null http://{vip}/ || status=$?; echo $status"
-    ))?;
-    assert_eq!(
-        fetched.trim(),
-        "7",
-        "curl's status for a refused connection"
-    );
-    Ok(())
+    ends_with(&site, 80, REFUSED)
 }

@@ -450,7 +450,7 @@ fn programs_at_a_trunk_are_told() -> Result<()> {
         let said = format!("{program} --json doctor || true");
         site.director.sh(&said)
     };
-    ensure!(served()?);
+    wait_until("the way at first", PATIENCE, || served().unwrap_or(false))?;
     ensure!(!doctor()?.contains("BPF program"), "{}", doctor()?);
     let drop = super::filters::TCX_DROP;
     let mut tcx = site
