@@ -168,8 +168,12 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         .filter_map(|c| c.is_running().then_some(()));
     ensure!(running.count() == 2, "the other server's go on: {logs:?}");
     ensure!(established(&site.servers[0]) == 3);
-    ensure!(lvsd.contains("6 TCP resets sent"), "{lvsd}");
-    Ok(())
+    // It is said when they have been sent, which both ends may know before.
+    wait_until("the log to say so", SOON, || {
+        let lvsd = daemon.running().map(Proc::log).unwrap_or_default();
+        lvsd.contains("6 TCP resets sent")
+    })
+    .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())
 }
 
 #[test]
@@ -218,11 +222,11 @@ fn clients_of_a_server_that_died_are_reset_and_those_of_a_drained_one_are_not() 
         ended.count() == 2
     });
     told.with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
-    let said = daemon.running()?.log();
-    ensure!(
-        said.contains("it is taken out, and its connections are reset"),
-        "{said}"
-    );
+    wait_until("the log to say so", SOON, || {
+        let said = daemon.running().map(Proc::log).unwrap_or_default();
+        said.contains("it is taken out, and its connections are reset")
+    })
+    .with_context(|| daemon.running().map(Proc::log).unwrap_or_default())?;
 
     let server = SocketAddr::from((site.real_address(0), 80));
     site.lvsadm(&format!("-e -t {virt} -r {server} -m -w 0"))?;
@@ -269,7 +273,14 @@ fn the_clients_of_a_silent_server_are_reset_when_it_is_known() -> Result<()> {
             "--json",
         ],
     )?;
-    std::thread::sleep(Duration::from_millis(300));
+    // It listens when it tells of something: that a file was loaded which is as before.
+    wait_until("the events", SOON, || {
+        let loads = || daemon.running()?.signal(Signal::SIGHUP);
+        let asked = loads().is_ok();
+        std::thread::sleep(Duration::from_millis(100));
+        asked && events.log().contains("reloaded")
+    })
+    .with_context(|| events.log())?;
     site.servers[1].sh("ip link set eth0 down")?;
     let silent = waiters::now_us() / 1000;
     let ends = || -> Vec<u128> {
@@ -282,6 +293,8 @@ fn the_clients_of_a_silent_server_are_reset_when_it_is_known() -> Result<()> {
     let mut ends = ends();
     ensure!(ends.len() == CLIENTS / 2, "{}", ends.len());
     ends.sort_unstable();
+    let down = || events.log().contains("server_down");
+    wait_until("the event", SOON, down).with_context(|| events.log())?;
     let told = events.log();
     let down = told.lines().find(|line| line.contains("server_down"));
     let down = down.and_then(|line| line.split("\"time_ms\":").nth(1)?.split(',').next());
