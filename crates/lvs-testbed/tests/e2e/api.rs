@@ -35,7 +35,7 @@ fn configure(site: &Site) -> Result<PathBuf> {
     let mut text = format!(
         "[api]\nlisten = \"127.0.0.1:9560\"\ntoken_file = \"{}\"\ncompat = \"node_ipvs\"\nprocfs = \"{}\"\n\
          [dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\
-         [defaults]\nforward = \"nat\"\ncheck = {{ type = \"tcp\", interval = \"200ms\", timeout = \"150ms\" }}\n\
+         [defaults]\nforward = \"nat\"\ncheck = {{ type = \"tcp\", interval = \"200ms\", timeout = \"2s\" }}\n\
          [[service]]\nname = \"web\"\naddress = \"{}\"\nscheduler = \"rr\"\n",
         token.display(),
         dir.join("proc").display(),

@@ -264,7 +264,7 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
         write!(
             text,
             "[[service]]\nname = \"{name}\"\naddress = \"{}:{port}\"\nscheduler = \"rr\"\nforward = \"{}\"\n\
-             check = {{ type = \"http\", path = \"/s/1\", interval = \"300ms\", timeout = \"250ms\", fast_interval = \"100ms\"{more} }}\n",
+             check = {{ type = \"http\", path = \"/s/1\", interval = \"300ms\", timeout = \"2s\", fast_interval = \"100ms\"{more} }}\n",
             site.service(80).ip(),
             forward.word()
         )?;

@@ -204,7 +204,7 @@ fn clients_of_a_server_that_died_are_reset_and_those_of_a_drained_one_are_not() 
         virt,
         protocol: "tcp",
         settings: "on_server_down = \"reset\"\n\
-                   check = { type = \"tcp\", interval = \"300ms\", timeout = \"200ms\", fall = 2 }",
+                   check = { type = \"tcp\", interval = \"300ms\", timeout = \"1s\", fall = 2 }",
         program: None,
     };
     daemon.start(&[0, 1])?;

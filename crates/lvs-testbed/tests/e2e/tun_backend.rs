@@ -513,7 +513,7 @@ fn under_the_daemon() -> Result<()> {
     let write = |forward: &str| {
         let text = format!(
             "[dataplane]\nbackend = \"tun\"\n[[service]]\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"{forward}\"\n\
-             check = {{ type = \"tcp\", interval = \"200ms\", timeout = \"150ms\" }}\n\
+             check = {{ type = \"tcp\", interval = \"200ms\", timeout = \"2s\" }}\n\
              [[service.server]]\naddress = \"{}:80\"\n[[service.server]]\naddress = \"{}:80\"\n",
             site.service(80),
             site.real_address(0),
