@@ -60,6 +60,19 @@ impl Proc {
         kill(self.nix_pid(), signal).with_context(|| format!("{}: cannot send {signal}", self.name))
     }
 
+    /// Writes to its input.
+    ///
+    /// # Errors
+    ///
+    /// When nobody reads it any more.
+    pub fn send(&mut self, text: &str) -> Result<()> {
+        let input = self.child.stdin.as_mut();
+        let input = input.with_context(|| format!("{}: its input has ended", self.name))?;
+        input
+            .write_all(text.as_bytes())
+            .with_context(|| format!("{}: cannot send {text:?}", self.name))
+    }
+
     /// Ends its input, which some programs take as the sign to finish.
     pub fn close_stdin(&mut self) {
         drop(self.child.stdin.take());

@@ -6,8 +6,12 @@ use crate::common;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, SiteOptions, programs, wait_until};
+use lvs_testbed::listing::rows;
+use lvs_testbed::{Forward, Proc, SiteOptions, programs, wait_until};
 use serde_json::Value;
+
+/// How long anything may take on a busy machine.
+const SOON: Duration = Duration::from_secs(20);
 
 fn options(label: &str) -> SiteOptions {
     let mut options = SiteOptions::new(label, Forward::Nat);
@@ -253,6 +257,12 @@ fn doctor_finds_what_is_wrong_and_drops_tells_of_it() -> Result<()> {
     Ok(())
 }
 
+/// Waits until a screen shows that.
+fn shows(screen: &Proc, what: &str) -> Result<()> {
+    wait_until(what, SOON, || screen.log().contains(what))
+        .with_context(|| format!("{:?}", screen.log()))
+}
+
 #[test]
 fn watch_shows_rates_and_leaves_the_terminal_as_it_was() -> Result<()> {
     let site = common::site(options("watch"))?;
@@ -261,6 +271,12 @@ fn watch_shows_rates_and_leaves_the_terminal_as_it_was() -> Result<()> {
     load.sizes = vec![1000];
     load.pause_ms = 5;
     let steady = site.client.steady_load(&load)?;
+    wait_until("connections", SOON, || {
+        let listing = site.lvsadm("-L -n --stats --exact").unwrap_or_default();
+        let all = rows(&listing);
+        all.first()
+            .is_some_and(|row| row.number(0).is_ok_and(|count| count > 0))
+    })?;
     let plain = site.lvsadm("watch --count 2 --interval 1")?;
     let last = plain.split("\n\n").nth(1).context("a second table")?;
     let service = last
@@ -271,34 +287,51 @@ fn watch_shows_rates_and_leaves_the_terminal_as_it_was() -> Result<()> {
     ensure!(rate.trim_end_matches('K').parse::<f64>()? > 1.0, "{plain}");
     // In a terminal: colours, the other screen and back, q ends it.
     let lvsadm = programs::find("lvsadm")?.display().to_string();
-    let shown = site.director.sh(&format!(
-        "(sleep 1.5; printf s; sleep 1; printf q) | TERM=xterm timeout 10 script -qec '{lvsadm} watch --interval 0.5' /dev/null"
-    ))?;
+    let words = format!("exec script -qec '{lvsadm} watch --interval 0.5' /dev/null");
+    let mut screen = site
+        .director
+        .spawn("env", &["TERM=xterm", "sh", "-c", &words])?;
+    shows(&screen, "by rate")?;
+    screen.send("s")?;
+    shows(&screen, "by bytes")?;
+    screen.send("q")?;
+    screen.wait(SOON)?;
+    let shown = screen.log();
     let report = steady.finish()?;
     report.all_ok(report.ok)?;
-    ensure!(
-        shown.contains("by rate") && shown.contains("by bytes"),
-        "{shown:?}"
-    );
     ensure!(shown.contains("\x1b[1mTCP"), "{shown:?}");
     ensure!(
         shown.trim_end().ends_with("\x1b[?25h\x1b[?1049l"),
         "{shown:?}"
     );
     // Lines are as wide as the window, which may change.
-    let shown = site.director.sh(&format!(
-        "(sleep 3; printf q) | TERM=xterm NO_COLOR=1 timeout 20 script -qec \
-         'stty cols 50 rows 20; (sleep 1.5; stty cols 60 < /dev/tty) & {lvsadm} watch --interval 0.3' /dev/null"
-    ))?;
-    let widths: Vec<usize> = shown
-        .split("\r\n")
-        .filter(|line| line.starts_with("TCP "))
-        .map(|line| line.find('\x1b').unwrap_or(line.len()))
-        .collect();
-    ensure!(
-        widths.contains(&50) && widths.contains(&60),
-        "{widths:?} {shown:?}"
+    let wider = site.director.dir().join("wider");
+    let words = format!(
+        "exec script -qec 'stty cols 50 rows 20; \
+         (until [ -e {} ]; do sleep 0.1; done; stty cols 60 < /dev/tty) & {lvsadm} watch --interval 0.3' /dev/null",
+        wider.display()
     );
+    let plain = ["TERM=xterm", "NO_COLOR=1", "sh", "-c", &words];
+    let mut screen = site.director.spawn("env", &plain)?;
+    let is_wide = |screen: &Proc, width: usize| {
+        let widths = || -> Vec<usize> {
+            let shown = screen.log();
+            let lines = shown.split("\r\n").filter(|line| line.starts_with("TCP "));
+            lines
+                .map(|line| line.find('\x1b').unwrap_or(line.len()))
+                .collect()
+        };
+        wait_until(&format!("a width of {width}"), SOON, || {
+            widths().contains(&width)
+        })
+        .with_context(|| format!("{:?} {:?}", widths(), screen.log()))
+    };
+    is_wide(&screen, 50)?;
+    std::fs::write(&wider, "")?;
+    is_wide(&screen, 60)?;
+    screen.send("q")?;
+    screen.wait(SOON)?;
+    let shown = screen.log();
     ensure!(!shown.contains("\x1b[1m"), "{shown:?}");
     // A terminal that cannot draw gets one table after the other.
     let dumb = site.director.sh(&format!(
