@@ -341,7 +341,8 @@ fn many_with_a_holder() -> Result<()> {
 /// One version goes on with what the other has left, and back.
 fn with_another_version(by: By) -> Result<()> {
     let other = std::env::var("LVS_OTHER_BIN_DIR").context("LVS_OTHER_BIN_DIR is not set")?;
-    for (label, forward) in ALL {
+    let full_nat = (by == By::Kernel).then_some(("f", Forward::FullNat));
+    for (label, forward) in ALL.into_iter().chain(full_nat) {
         let label = format!("other{label}");
         downloads(&label, (forward, by), 500, End::Replaced(&other))?;
     }
