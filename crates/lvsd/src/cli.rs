@@ -279,15 +279,18 @@ pub fn main(mut arguments: Arguments) -> ExitCode {
                 .map_or_else(|why| fail(&why), |text| print(text.as_bytes()));
         }
         Some(Command::Plan) => return plan(&arguments, &config, running.as_ref()),
-        Some(_) | None => warnings.print(),
+        Some(_) | None => {}
     }
     let _log = match start_log(config.daemon.log.as_deref()) {
         Ok(guard) => guard,
         Err(why) => {
+            warnings.print();
             log::say(Level::ERROR, format_args!("lvsd: {why}"));
             return ExitCode::from(EXIT_CONFIG);
         }
     };
+    // By the log's thread: whoever is to read them may not, and a daemon starts all the same.
+    warnings.print();
     match run(arguments, config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
