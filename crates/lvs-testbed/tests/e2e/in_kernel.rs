@@ -469,8 +469,12 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
     let mut downloads = site.client.spawn("curl", &arguments)?;
     let all = || std::fs::read_dir(&dir).is_ok_and(|files| files.count() == DOWNLOADS);
     wait_until("all downloads", Duration::from_secs(20), all)?;
-    // By full NAT, connections are told when they open: none has to have packets in the kernel.
-    if forward != Forward::FullNat {
+    if forward == Forward::FullNat {
+        // Connections are told when they open, once there is a map to tell them by: the first
+        // that has packets in the kernel shows that there is, and no other has to have any.
+        let told = || shares(&site).is_ok_and(|(_, replies)| replies > 0);
+        wait_until("local ports in the kernel", Duration::from_secs(20), told)?;
+    } else {
         let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 200);
         wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
         // What is kept of counters is up to a second old.
