@@ -23,11 +23,8 @@ pub enum Endpoint {
     Ping {
         /// Whom to ask
         target: SocketAddr,
-        /// How often
+        /// How often, after a hundred that do not count
         times: usize,
-        /// As many before that, which do not count
-        #[arg(long, default_value_t = 100)]
-        warm_up: usize,
     },
     /// Download, and compare each byte
     Fetch {
@@ -62,11 +59,7 @@ impl Endpoint {
     pub fn run(&self) -> Result<()> {
         match self {
             Self::Serve { port } => serve(*port),
-            Self::Ping {
-                target,
-                times,
-                warm_up,
-            } => ping(*target, *times, *warm_up),
+            Self::Ping { target, times } => ping(*target, *times),
             Self::Fetch { target, bytes } => fetch(*target, *bytes),
             Self::Unpack { device } => unpack::run(device),
             Self::Files(serve) => serve.run(),
@@ -154,15 +147,17 @@ pub(crate) fn connect(target: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-fn ping(target: SocketAddr, times: usize, warm_up: usize) -> Result<()> {
+fn ping(target: SocketAddr, times: usize) -> Result<()> {
+    const WARM_UP: usize = 100;
+    ensure!(times > 0, "no round trips, no percentiles");
     let mut stream = connect(target)?;
     let mut trips = Vec::with_capacity(times);
     let mut byte = [b'p'];
-    for number in 0..warm_up + times {
+    for number in 0..WARM_UP + times {
         let start = Instant::now();
         stream.write_all(&byte)?;
         stream.read_exact(&mut byte)?;
-        if number >= warm_up {
+        if number >= WARM_UP {
             trips.push(start.elapsed().as_secs_f64() * 1e6);
         }
     }

@@ -333,21 +333,16 @@ impl<'a> Runner<'a> {
         let pinged = self.pinged.clone();
         for _ in 0..TURNS {
             for &one in pinged.iter().filter(|(_, beside)| *beside == loaded) {
-                let part = self.part_of_trips(one);
-                let all = self
-                    .trips
-                    .entry(one)
-                    .or_insert_with(|| Ok(Trips::default()));
-                let Ok((trips, disturbed)) = all else {
-                    continue;
-                };
-                match part {
-                    Ok((part, by)) => {
-                        trips.extend(part);
-                        *disturbed = disturbed.take().or(by);
-                    }
-                    Err(error) => *all = Err(format!("{error:#}")),
-                }
+                // One that has failed is not tried again.
+                let all = self.trips.remove(&one);
+                let all = all.unwrap_or_else(|| Ok(Trips::default()));
+                let all = all.and_then(|(mut trips, disturbed)| {
+                    let part = self.part_of_trips(one);
+                    let (part, by) = part.map_err(|error| format!("{error:#}"))?;
+                    trips.extend(part);
+                    Ok((trips, disturbed.or(by)))
+                });
+                self.trips.insert(one, all);
             }
         }
     }
