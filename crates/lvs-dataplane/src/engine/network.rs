@@ -82,6 +82,12 @@ impl Memo {
         };
         &self.places[(bits.wrapping_mul(0x9e37_79b1) >> (32 - Self::BITS)) as usize]
     }
+
+    /// Whether a place is this address' now.
+    #[inline]
+    fn has(&self, place: &Place, addr: IpAddr) -> bool {
+        place.generation.get() == self.generation && place.addr.get() == addr
+    }
 }
 
 impl Default for Memo {
@@ -129,7 +135,7 @@ impl TakenView {
     #[inline]
     fn way(&self, addr: IpAddr) -> &Place {
         let place = self.ways.place(addr);
-        if place.generation.get() != self.ways.generation || place.addr.get() != addr {
+        if !self.ways.has(place, addr) {
             self.find(addr, place);
         }
         place
@@ -265,7 +271,7 @@ impl Net for TakenView {
     #[inline]
     fn about(&self, addr: IpAddr) -> About {
         let place = self.ways.place(addr);
-        if place.generation.get() != self.ways.generation || place.addr.get() != addr {
+        if !self.ways.has(place, addr) {
             if let Some(passed) = self.pass(addr) {
                 return passed;
             }

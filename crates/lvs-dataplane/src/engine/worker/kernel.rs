@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lvs_core::{ConnId, Instant, Offer, Ripeness};
+use lvs_core::{ConnId, Instant, LocalChange, Offer, Ripeness};
 use tracing::warn;
 
 use super::Worker;
@@ -219,9 +219,10 @@ impl Worker {
             }
             LocalsAre::Coming if waiting < LOCALS_WAITING => {}
             LocalsAre::Coming => {
-                let forgotten = shard.local_changes().count();
+                let opened = |change: &LocalChange| matches!(change, LocalChange::Bound(_));
+                let forgotten = shard.local_changes().filter(opened).count();
                 warn!(
-                    "{forgotten} connections of full NAT have opened and ended before there was memory for their local ports: they do not outlive this engine"
+                    "{forgotten} connections of full NAT have opened before there was memory for their local ports: they do not outlive this engine"
                 );
             }
             LocalsAre::Impossible => _ = shard.local_changes().count(),
@@ -244,6 +245,4 @@ impl Worker {
             }
         }
     }
-
-    // --- what the keeper says --------------------------------------------------------------------
 }

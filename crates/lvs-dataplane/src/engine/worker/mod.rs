@@ -679,7 +679,7 @@ impl Worker {
         ticket.done(self.decider.take_over(entries, self.shared.now()));
     }
 
-    // --- the path in the kernel ------------------------------------------------------------------
+    // --- what the keeper says --------------------------------------------------------------------
 
     pub(super) fn attach(&mut self, port: PortId, io: Port) {
         self.ports.attach(port, io);

@@ -212,9 +212,7 @@ impl PerCpuArray {
 
 /// A set of keys of so many words, which programs ask.
 #[derive(Debug)]
-pub struct SharedSet<const WORDS: usize> {
-    fd: OwnedFd,
-}
+pub struct SharedSet<const WORDS: usize>(SharedMap<WORDS, 1>);
 
 impl<const WORDS: usize> SharedSet<WORDS> {
     /// An empty one for so many keys at most.
@@ -222,38 +220,15 @@ impl<const WORDS: usize> SharedSet<WORDS> {
     /// # Errors
     /// As [`SharedArray::new`].
     pub fn new(name: &str, entries: u32, types: Option<&Types>) -> io::Result<Self> {
-        let key = u32::try_from(WORDS * 8).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let fd = create_map(
-            name,
-            BPF_MAP_TYPE_HASH,
-            [key, 8],
-            entries,
-            BPF_F_NO_PREALLOC,
-            types,
-        )?;
-        Ok(Self { fd })
+        SharedMap::new(name, entries, types).map(Self)
     }
 
     /// The one that was pinned under this name.
     ///
     /// # Errors
-    /// `NotFound`.
+    /// As [`SharedMap::pinned`].
     pub fn pinned(path: &Path) -> io::Result<Self> {
-        let fd = pinned(path)?;
-        Ok(Self { fd })
-    }
-
-    fn element(&self, command: libc::c_long, key: &[u64; WORDS]) -> io::Result<()> {
-        let value = 1_u64;
-        let mut request = Element {
-            map: number(&self.fd),
-            unused: 0,
-            key: key.as_ptr().expose_provenance() as u64,
-            value: ptr::from_ref(&value).expose_provenance() as u64,
-            flags: 0,
-        };
-        // SAFETY: key and value live until after the call, and are as long as the map was made for.
-        unsafe { call(command, &mut request) }.map(drop)
+        SharedMap::pinned(path).map(Self)
     }
 
     /// Takes a key in.
@@ -261,7 +236,7 @@ impl<const WORDS: usize> SharedSet<WORDS> {
     /// # Errors
     /// If it is full.
     pub fn insert(&self, key: &[u64; WORDS]) -> io::Result<()> {
-        self.element(BPF_MAP_UPDATE_ELEM, key)
+        self.0.insert(key, &[1])
     }
 
     /// Takes it out.
@@ -269,7 +244,7 @@ impl<const WORDS: usize> SharedSet<WORDS> {
     /// # Errors
     /// If it is not there.
     pub fn remove(&self, key: &[u64; WORDS]) -> io::Result<()> {
-        self.element(BPF_MAP_DELETE_ELEM, key)
+        self.0.remove(key)
     }
 
     /// As [`SharedArray::pin`].
@@ -277,12 +252,12 @@ impl<const WORDS: usize> SharedSet<WORDS> {
     /// # Errors
     /// If there is no such directory, or the name is taken.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
-        pin(&self.fd, path)
+        self.0.pin(path)
     }
 
     /// Its descriptor's number, for the instructions of a program.
     pub fn number(&self) -> i32 {
-        self.fd.as_raw_fd()
+        self.0.fd.as_raw_fd()
     }
 }
 
