@@ -1,23 +1,28 @@
-# `make demo` shows a director at work, `make test` proves everything; `make help` lists the rest.
+# `make demo` shows a director at work, `make test` tests it; `make help` lists the rest.
 
 SHELL := /bin/sh
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/cargo/bin:/usr/sbin:/sbin
 export CARGO_TERM_COLOR ?= auto
 
 CARGO ?= cargo
-# End-to-end tests that run at a time: most of them wait for a clock more than for a processor.
-E2E_THREADS ?= 5
-# A target that has no std at all.
+# A target without std.
 BARE ?= x86_64-unknown-none
 NIGHTLY ?= cargo +nightly
 FUZZ_TARGETS := pipeline operations rules sync_decode peer_decode replies
 FUZZ_SECONDS ?= 20
 HOLD ?=
 METHODS ?= nat,dr,tun
+# What clippy leaves out.
+CLIPPY_LESS ?=
+# Tests to run: words of their names, separated by commas. Empty: all tests.
+ONLY ?=
 
 DENY ?= $(CARGO) deny
+TARGET := $${CARGO_TARGET_DIR:-$(CURDIR)/target}
+RUN_TESTS = "$(TARGET)/debug/lvs-testbed" tests $(if $(ONLY),--only $(ONLY)) "$(TARGET)/tests.json"
 
-.PHONY: programs sync-with-kernel report-agrees bpf bpf-check bpf-check-if-possible deny-if-possible package twins help demo demo-cluster test check lint docs deny no-cc unit no-std e2e fuzz fuzz-if-possible build report setup clean
+.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint docs deny unit e2e no-cc alone no-std bpf bpf-check \
+	msrv fuzz sync-with-kernel report report-agrees package build setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -32,39 +37,61 @@ demo-cluster: ## two directors with keepalived under load: one dies, comes back,
 	@$(CARGO) build --release --quiet --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
 	@target/release/lvs-testbed cluster --live --director $(or $(DIRECTOR),lvs) --forward $(or $(FORWARD),nat)
 
-test: ## everything: formatting, clippy, docs, unit, property, vector and end-to-end tests
+test: ## formatting, clippy, unit, property, recorded-kernel and end-to-end tests, with few packages (ONLY=word,word)
+	@tools/setup test
+	@$(if $(ONLY),true,$(MAKE) --no-print-directory lint CLIPPY_LESS="--exclude lvs-bench")
+	@$(call build_tests,--exclude lvs-bench)
+	@$(if $(ONLY),true,$(CARGO) test --locked --quiet -p lvs-core --doc)
+	@$(RUN_TESTS)
+	@echo "make test: passed; 'make test-rest' runs what it leaves out: the tests above, full sizes, benches, docs, licences, BPF object, release build"
+
+test-all: test test-rest ## make test, then make test-rest
+
+test-rest: ## the tests that make test leaves out: third-party programs, full sizes, benches, docs, licences, BPF object, release build
 	@tools/setup
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory docs
-	@$(MAKE) --no-print-directory deny-if-possible
-	@$(MAKE) --no-print-directory no-cc
-	@$(MAKE) --no-print-directory bpf-check-if-possible
-	@$(MAKE) --no-print-directory no-std
-	@# Tests wait much of the time: the programs of those that follow are built meanwhile.
-	@$(CARGO) test --locked --workspace --no-run
-	@log=$$(mktemp); $(MAKE) --no-print-directory programs >$$log 2>&1 & built=$$!; \
-	$(MAKE) --no-print-directory unit; tested=$$?; \
-	wait $$built || { cat $$log; tested=1; }; rm -f $$log; exit $$tested
-	@$(MAKE) --no-print-directory e2e
-	@$(MAKE) --no-print-directory fuzz-if-possible
-	@echo "make test: all passed"
+	@$(MAKE) --no-print-directory lint docs bpf-check alone no-std msrv
+	@$(call build_tests,)
+	@$(RUN_TESTS) --rest
+	$(CARGO) test --locked --workspace --bench core -- 'step|filter|opens'
+	@$(MAKE) --no-print-directory test-release
+	@$(MAKE) --no-print-directory deny
 
-check: lint unit ## what to run before a commit: lint and the quick tests
+# Tests that see whether the kernel forwards established connections.
+FORWARDING := e2e::beyond,e2e::failure,e2e::filters,e2e::ftp,e2e::fullnat,e2e::host,e2e::ipv6,e2e::killed,e2e::marks,e2e::methods
+FORWARDING := $(FORWARDING),e2e::networks,e2e::pmtu,e2e::sync,e2e::tun_backend,e2e::workers
 
-lint:
+test-release: programs ## forwarding with the programs as they are installed, and without the path in the kernel
+	@$(call build_tests,--exclude lvs-bench)
+	LVS_TEST_FULL=1 LVS_IN_KERNEL=off LVS_BIN_DIR="$(TARGET)/release" $(MAKE) --no-print-directory ONLY="$(FORWARDING)" run-tests
+
+.PHONY: run-tests
+run-tests:
+	@$(RUN_TESTS)
+
+# One build for the tests and the programs that they start; cargo's messages name the executables.
+define build_tests
+mkdir -p "$(TARGET)" && \
+$(CARGO) test --locked --workspace $(1) --no-run --message-format=json-render-diagnostics >"$(TARGET)/tests.json"
+endef
+
+check: lint unit ## lint and the tests that need no network namespace
+
+unit: ## unit, property and recorded-kernel tests
+	@$(call build_tests,--exclude lvs-bench --exclude lvs-testbed)
+	$(CARGO) test --locked --workspace --exclude lvs-bench --exclude lvs-testbed
+
+e2e: ## the tests in network namespaces (LVS_IN_KERNEL=off: the engine forwards all packets)
+	@$(call build_tests,--exclude lvs-bench)
+	@$(MAKE) --no-print-directory ONLY=$(or $(ONLY),e2e::) run-tests
+
+lint: no-cc
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked --workspace $(CLIPPY_LESS) --all-targets -- -D warnings
 	@# The fuzz targets are a workspace of their own, with a lock file of its own.
 	cd fuzz && $(CARGO) metadata --locked --format-version 1 >/dev/null
 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
-
-twins: ## 1,000,000 frames, and all recordings, through the packet path with and without the programs of the path in the kernel
-	LVS_TWINS_FRAMES=250000 $(CARGO) test --locked --release -p lvs-testbed --test e2e in_kernel_twins:: -- --nocapture
-	$(CARGO) run --locked --release -p lvs-testbed -- conformance --in-kernel \
-		$(foreach kind,schedulers persistence tcpstates stats proc sync,crates/lvs-core/tests/golden/$(kind)/*) \
-		$(foreach kind,packets ftp differential,crates/lvs-testbed/golden/$(kind)/*)
 
 BPF := crates/lvs-dataplane/bpf
 CLANG ?= clang
@@ -85,15 +112,6 @@ bpf-check: ## compile them anew and compare with what is committed
 	@cmp target/fast.bpf.o $(BPF)/fast.bpf.o || { \
 		echo "make bpf-check: the object is not that of the source (it was made by clang 14; this is $$($(CLANG) --version | head -n 1)): make bpf" >&2; exit 1; }
 
-# The bytes depend on the compiler: Debian 12 has the one that made them.
-bpf-check-if-possible:
-	@tools/setup bpf >/dev/null 2>&1 || true
-	@if $(CLANG) --version 2>/dev/null | grep -q 'version 14\.' && command -v llvm-strip >/dev/null; then \
-		$(MAKE) --no-print-directory bpf-check; \
-	else \
-		echo "make test: no clang 14: the object of the path in the kernel was not compared with its source"; \
-	fi
-
 # It takes four minutes to build, once. Licences, duplicates and sources are in the lock file; known holes are in a database on
 # the Internet, and where that is not to be had they were not looked for.
 deny: ## licences, duplicates, sources and known holes of what the programs are made of
@@ -105,21 +123,13 @@ deny: ## licences, duplicates, sources and known holes of what the programs are 
 		echo "make deny: the database of advisories cannot be fetched here: known holes were NOT looked for" >&2; \
 	fi
 
-deny-if-possible:
-	@if $(DENY) --version >/dev/null 2>&1; then \
-		$(MAKE) --no-print-directory deny; \
-	else \
-		echo "make test: no cargo-deny: licences and sources were not looked at (make deny installs it)"; \
-	fi
-
-# What compiles C asks for a compiler by these names; rustc's own linker driver is not among them.
-no-cc: ## the programs, TLS included, without a C compiler
+# A crate that compiles C needs one of these build dependencies; rustc's own linker driver is not among them.
+no-cc: ## the programs, TLS included, need no C compiler
 	@found=$$($(CARGO) tree --locked -p lvsd -p lvsadm -p lvs-dataplane -e normal,build --prefix none | grep -E '^(cc|cmake|bindgen|nasm-rs|pkg-config) ' | sort -u); \
 	if [ -n "$$found" ]; then echo "make no-cc: these compile C: $$found" >&2; exit 1; fi
-	@# Each by itself, as `cargo install` builds it: together they have the features of all.
-	@for package in lvsd lvsadm lvs-dataplane; do \
-		(set -x; CC=/bin/false CXX=/bin/false CMAKE=/bin/false $(CARGO) check --locked -p $$package) || exit 1; \
-	done
+
+alone: ## each program by itself, with its own features, as `cargo install` builds it
+	@for package in lvsd lvsadm lvs-dataplane; do (set -x; $(CARGO) check --locked -p $$package) || exit 1; done
 
 no-std: ## lvs-core without std, and for a machine without an operating system
 	$(CARGO) build --locked -p lvs-core --no-default-features
@@ -130,6 +140,13 @@ no-std: ## lvs-core without std, and for a machine without an operating system
 		echo "make no-std: no compiler for $(BARE) is to be had here: built for this host only"; \
 	fi
 
+# Clippy refuses what the standard library of that version lacks; a dependency says itself what it needs.
+msrv: ## no dependency needs a newer Rust than Cargo.toml promises
+	@promised=$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml); \
+	newest=$$($(CARGO) metadata --locked --format-version 1 | tr ',' '\n' | sed -n 's/^"rust_version":"\([0-9.]*\)".*/\1/p' | sort -V | tail -n 1); \
+	[ "$$(printf '%s\n' "$$promised" "$$newest" | sort -V | tail -n 1)" = "$$promised" ] || [ "$$newest" = "$$promised.0" ] || { \
+		echo "make msrv: a dependency needs Rust $$newest, Cargo.toml promises $$promised" >&2; exit 1; }
+
 fuzz: ## run each fuzz target for FUZZ_SECONDS; needs a nightly compiler and cargo-fuzz
 	@$(NIGHTLY) fuzz --version >/dev/null 2>&1 || { echo "install them with: rustup toolchain install nightly && cargo install --locked cargo-fuzz" >&2; exit 1; }
 	cd fuzz && $(NIGHTLY) fuzz build --fuzz-dir .
@@ -139,27 +156,9 @@ fuzz: ## run each fuzz target for FUZZ_SECONDS; needs a nightly compiler and car
 			-max_total_time=$(FUZZ_SECONDS) -timeout=60 -rss_limit_mb=4096 -print_final_stats=1 -verbosity=0) || exit 1; \
 	done
 
-# Without a nightly compiler the targets run as tests with random bytes (lvs-testbed/tests/e2e/fuzz.rs), and that has to do.
-fuzz-if-possible:
-	@if $(NIGHTLY) fuzz --version >/dev/null 2>&1; then \
-		$(MAKE) --no-print-directory fuzz; \
-	else \
-		echo "make test: no nightly compiler with cargo-fuzz: the fuzz targets ran as tests only"; \
-	fi
-
-# All of the workspace each time, because what is left out takes its features along, and what others share is then built again.
-unit: ## all other tests; those of lvs-dataplane need root
-	$(CARGO) test --locked --workspace
-	@# Once each, so that they are known to run.
-	$(CARGO) test --locked --workspace --bench core -- 'step|filter|opens'
-
-# Those that are installed, optimised; what tries them out need not be.
+# The programs that are installed, optimised.
 programs:
 	$(CARGO) build --locked --release --bins -p lvs-dataplane -p lvsadm -p lvsd -p lvs-testbed
-
-e2e: programs ## the tests in network namespaces, with the optimised programs (LVS_IN_KERNEL=off: with all packets forwarded by the engine)
-	LVS_BIN_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/release" RUST_BACKTRACE=0 \
-		$(CARGO) test --locked --workspace --test e2e --test embed_dataplane -- --test-threads=$(E2E_THREADS)
 
 sync-with-kernel: programs ## 500 downloads go from the kernel's IPVS to this director and back (LVS_UML=COMMAND boots that kernel; see the test)
 	@test -n "$(LVS_UML)" || { echo "make sync-with-kernel: LVS_UML names no command that boots a kernel with IPVS: crates/lvs-testbed/tests/e2e/sync_with_kernel.rs" >&2; exit 2; }

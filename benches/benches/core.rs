@@ -17,9 +17,9 @@ use lvs_core::{
     DropReason, Family, FilterLists, Hook, Instant, Prefix, ServiceConfig, ServiceKey,
     SourceFilter, TcpFlags, Verdict,
 };
-use lvs_dataplane::packet::frame::Frame;
-use lvs_dataplane::packet::parse;
-use lvs_dataplane::packet::rewrite::nat::{self, End};
+use lvs_packet::frame::Frame;
+use lvs_packet::parse;
+use lvs_packet::rewrite::nat::{self, End};
 
 /// A prime step through the connections, so that neighbours in time are not neighbours in memory.
 const STEP: u32 = 7_919;

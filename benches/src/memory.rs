@@ -14,9 +14,9 @@ use lvs_core::{
 };
 use lvs_dataplane::engine::rig::{Rig, RigWorker};
 use lvs_dataplane::netlink::NetState;
-use lvs_dataplane::packet::frame::Frame;
-use lvs_dataplane::packet::net::PortInfo;
-use lvs_dataplane::packet::wire::Mac;
+use lvs_packet::frame::Frame;
+use lvs_packet::net::PortInfo;
+use lvs_packet::wire::Mac;
 
 use crate::machine;
 
@@ -537,7 +537,7 @@ pub fn maglev(servers: u32) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use lvs_dataplane::packet::parse;
+    use lvs_packet::parse;
 
     use super::*;
 

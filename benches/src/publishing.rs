@@ -8,7 +8,7 @@ use lvs_core::{
     ServerConfig, ServiceConfig, ServiceKey, Transport, Tuple, Verdict,
 };
 use lvs_dataplane::in_kernel::InKernel;
-use lvs_dataplane::sys::SharedSet;
+use lvs_sys::SharedSet;
 
 use crate::memory::{Clients, vip};
 
@@ -54,7 +54,7 @@ impl Publishing {
         let control = &mut director.control;
         control.add_service(service, config, None)?;
         control.add_server(&service, "10.1.0.1:80".parse()?, &server, Instant::ZERO)?;
-        let map = SharedSet::new("lvs_bench", CONNECTIONS, None)?;
+        let map = SharedSet::new("lvs_bench", CONNECTIONS)?;
         let mut connections = Vec::new();
         for n in 0..CONNECTIONS {
             let client = Clients { bits: 10 }.of(n);

@@ -5,7 +5,7 @@
 use std::thread;
 
 use anyhow::{Context, Result};
-use lvs_dataplane::sys::{Instruction, Program, ProgramKind};
+use lvs_sys::{Instruction, Program, ProgramKind};
 
 /// Unpacks what comes in on an interface, until killed; prints `ready`.
 ///

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use lvsd::config::Config;
+use lvsd::config::{Config, checks_of};
 use lvsd::health::{Checks, Network, raise_limits};
 
 /// Ports of each address of the servers that answer.
@@ -85,12 +85,12 @@ fn main() -> Result<()> {
         .build()?;
     runtime.block_on(async {
         let (mut checks, mut reports) = Checks::new(Network::default(), None);
-        checks.set(&config);
+        checks.set(checks_of(&config.services));
         // All at once, at the start; then spread.
         tokio::time::sleep(Duration::from_secs(5)).await;
         let (mut up, mut down) = (0, 0);
         let mut count = |report| {
-            for change in checks.take(report) {
+            for change in checks.take(report).changes {
                 match change.up {
                     true => up += 1,
                     false => down += 1,

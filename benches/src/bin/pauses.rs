@@ -21,14 +21,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use lvs_api::{Address, Client};
 use lvs_core::api::{Call, Done, ServerSpec, ServiceId, ServiceSpec};
 use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig};
-use lvs_dataplane::control::{Address, Client};
 use lvs_dataplane::engine::{Config, Engine, Pauses};
 use lvs_dataplane::io::{BATCH, PacketIo, af_packet::AfPacket};
-use lvs_dataplane::packet::frame::Frame;
-use lvs_dataplane::packet::wire::ipv4;
-use lvs_dataplane::sys;
+use lvs_packet::frame::Frame;
+use lvs_packet::wire::ipv4;
 
 const SERVICES: u32 = 2_277;
 const SERVERS: u32 = 37_205;
@@ -39,7 +38,7 @@ const NEW: u64 = 100;
 const ROUNDS: usize = 3;
 
 fn main() -> Result<()> {
-    sys::unshare_network().context("cannot make a network namespace (run as root)")?;
+    lvs_sys::unshare_network().context("cannot make a network namespace (run as root)")?;
     for command in [
         "link set lo up",
         "link add v0 address 02:00:00:00:00:01 type veth peer name v1",
@@ -288,7 +287,7 @@ struct Flood {
 
 impl Flood {
     fn start() -> Result<Self> {
-        let ifindex = sys::if_index("v1")?;
+        let ifindex = lvs_sys::if_index("v1")?;
         let mut io = AfPacket::open(ifindex, "v1")?;
         let this = Self {
             new: Arc::default(),

@@ -16,7 +16,7 @@ use lvs_core::{
     Control, Family, Forwarding, Instant, Options, PacketMeta, ServerConfig, ServiceConfig,
     ServiceKey, Shard, TcpFlags, Tuple, Verdict,
 };
-use lvs_dataplane::sys::table_memory;
+use lvs_sys::table_memory;
 
 /// Packets of a batch.
 const BATCH: usize = 64;

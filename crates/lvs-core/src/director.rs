@@ -2,12 +2,10 @@
 
 use alloc::vec::Vec;
 
+use crate::fast_path::{Ahead, Passed, Plain};
 use crate::memory::{Layout, Memory};
 use crate::sync::Message;
-use crate::{
-    Ahead, Control, IcmpError, Instant, Options, PacketMeta, Passed, Plain, Reset, Shard, Tuple,
-    Verdict,
-};
+use crate::{Control, IcmpError, Instant, Options, PacketMeta, Reset, Shard, Tuple, Verdict};
 
 /// A [`Control`] and its only [`Shard`].
 ///
@@ -32,14 +30,10 @@ use crate::{
 ///     let config = ServerConfig::new(1, Forwarding::Nat);
 ///     director.control.add_server(&service, server.parse().unwrap(), &config, now)?;
 /// }
-/// let syn = PacketMeta {
-///     hook: Hook::Local,
-///     tuple: Tuple { protocol: Protocol::TCP, src: "192.0.2.7:40000".parse().unwrap(), dst: vip },
-///     transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
-///     segment: Segment::NONE,
-///     mark: 0,
-///     len: 60,
-/// };
+/// let client = "192.0.2.7:40000".parse().unwrap();
+/// let tuple = Tuple { protocol: Protocol::TCP, src: client, dst: vip };
+/// let syn = Transport::Tcp(TcpFlags(TcpFlags::SYN));
+/// let syn = PacketMeta::new(Hook::Local, tuple, syn, 60);
 /// let Verdict::Forward(forward) = director.handle_packet(&syn, now) else { panic!() };
 /// assert_eq!(forward.target, "10.0.0.12:80".parse().unwrap());
 /// # Ok::<(), lvs_core::Error>(())

@@ -1,29 +1,82 @@
 //! Linux Virtual Server decisions as a library.
 //!
-//! A *director* presents a *virtual service* (an address, a port and a protocol, or a firewall
-//! mark) and spreads its connections over *real servers*. This crate holds everything that such a
-//! director *decides*, the way the Linux kernel's IPVS decides it: which service a packet belongs
-//! to, which real server a new connection goes to, which state a connection is in, when it ends,
-//! and what is counted.
+//! A *director* presents a *virtual service*: an address, a port and a protocol, or a firewall
+//! mark. It distributes the connections of the service over *real servers*. This crate makes the
+//! decisions of a director as IPVS in the Linux kernel makes them: the service of a packet, the
+//! server of a new connection, the state and the end of a connection, and all counters.
 //!
-//! It does no I/O, reads no clock, starts no thread and logs nothing. Time is a parameter
-//! ([`Instant`]), randomness is a seed, and packets arrive as a small [`PacketMeta`]; what comes
-//! back is a [`Verdict`]. How a frame is parsed and rewritten is the business of whoever embeds
-//! this crate (`lvs-dataplane` does it for Ethernet).
+//! The crate does no I/O, reads no clock, starts no thread and logs nothing. The caller passes the
+//! time ([`Instant`]), the seed of random numbers and a summary of each packet ([`PacketMeta`]).
+//! The crate returns a [`Verdict`]. The caller parses, rewrites and sends the frames;
+//! `lvs-dataplane` is such a caller.
 //!
-//! | layer | what it decides |
+//! # Example
+//!
+//! ```
+//! use std::net::SocketAddr;
+//!
+//! use lvs_core::{
+//!     Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, Protocol, ServerConfig,
+//!     ServiceConfig, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+//! };
+//!
+//! let vip: SocketAddr = "198.51.100.1:80".parse()?;
+//! let server: SocketAddr = "10.0.0.11:80".parse()?;
+//! let service = ServiceKey::tcp(vip);
+//! let now = Instant::ZERO;
+//!
+//! let mut director = Director::new(Options::default());
+//! let control = &mut director.control;
+//! control.add_service(service, ServiceConfig::new(Family::V4, "wlc"), None)?;
+//! control.add_server(&service, server, &ServerConfig::new(1, Forwarding::Nat), now)?;
+//!
+//! let client: SocketAddr = "192.0.2.7:40000".parse()?;
+//! let tuple = Tuple { protocol: Protocol::TCP, src: client, dst: vip };
+//! let syn = Transport::Tcp(TcpFlags(TcpFlags::SYN));
+//! let packet = PacketMeta::new(Hook::Local, tuple, syn, 60);
+//! match director.handle_packet(&packet, now) {
+//!     Verdict::Forward(forward) => assert_eq!(forward.target, server),
+//!     other => panic!("not forwarded: {other:?}"),
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Where to begin
+//!
+//! | type | use it for |
 //! |---|---|
-//! | [`Director`] | everything, for programs with one thread: a [`Control`] and a [`Shard`] |
-//! | [`Control`] | services, servers, new connections, persistence, defences, statistics; shared by the workers |
-//! | [`Shard`] | packets of known connections: their state, timers, counts; one a worker, without a lock |
-//! | [`Pool`], [`sched`] | which server is next, without packets |
-//! | [`sync`] | what synchronisation daemons say to each other |
-//! | [`proc`] | the text of `/proc/net/ip_vs*` |
+//! | [`Pool`] | choosing a server, without packets |
+//! | [`Director`] | all decisions, in a program with one thread |
+//! | [`Control`] and [`Shard`] | all decisions, in a program with many threads |
 //!
-//! Decisions are the kernel's, choice by choice, as the recordings under `tests/golden` show. Two
-//! things differ, because they follow from the kernel's hash table, which is another one: the order
-//! of listings, and which connections `drop_entry` visits (as many, at random, with the same states
-//! spared).
+//! All threads share one [`Control`] behind a lock: services, servers, new connections,
+//! persistence, defences and statistics. Each thread has a [`Shard`] of its own, without a lock:
+//! the packets, states, timers and counters of known connections.
+//!
+//! [`sched`] has the schedulers, [`sync`] the messages of the synchronisation daemons, and
+//! [`proc`] the text of `/proc/net/ip_vs*`.
+//! [`fast_path`], [`offload`] and [`replication`] have types for a dataplane like `lvs-dataplane`.
+//!
+//! # Features
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `api` | the types of the control protocol, with serde, and atomic lists of changes |
+//! | `ipvsadm` | the command line of ipvsadm 1.31 and its listings; needs `api` |
+//!
+//! Both are off by default. The crate is `no_std`; it needs `alloc` and atomic integers of 64 bits.
+//!
+//! # Stability
+//!
+//! The crate needs Rust 1.89. Before version 1.0, each new minor version may change the public
+//! API. Methods of [`Control`] and [`Shard`] that use types of [`offload`] and [`replication`]
+//! serve `lvs-dataplane` and change most often; [`Pool`] and [`Director`] change least.
+//!
+//! # Differences from the kernel
+//!
+//! The recordings under `tests/golden` show that each decision is the kernel's. The hash table
+//! differs from the kernel's, and two results with it: the order of listings, and the connections
+//! that `drop_entry` visits. It visits as many connections, at random, and spares the same states.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -62,10 +115,33 @@ mod tunnel;
 mod verdict;
 
 pub(crate) use conn::State;
-pub use control::{
-    Candidate, Control, Explanation, Heard, Options, Service, TablesWalk, TakenOver,
-};
+pub use control::{Control, Options, Service};
 pub use director::Director;
+/// Changes to the text of FTP commands, and to the sequence numbers behind them.
+pub mod edit {
+    pub use crate::verdict::{Edit, Replacement, Shift};
+}
+/// Answers of [`Control::explain`].
+pub mod explain {
+    pub use crate::control::{Candidate, Explanation};
+}
+/// Decisions about packets of established connections, without the steps of the slow path.
+pub mod fast_path {
+    pub use crate::packet::Plain;
+    pub use crate::shard::{Ahead, Passed};
+}
+/// Ports of the FTP helper.
+pub mod ftp {
+    pub use crate::shard::{FTP_PORTS_MAX, helper_ports};
+}
+/// Connections that the kernel fast path forwards.
+pub mod offload {
+    pub use crate::shard::{LocalChange, LocalEnd, Offer, Ripeness, Unpublished};
+}
+/// Results of messages from peers.
+pub mod replication {
+    pub use crate::control::{DigestWalk, Heard, TakenOver};
+}
 /// The memory that a connection table lies in.
 pub mod memory {
     pub use crate::conn::memory::{Adoption, Layout, LayoutError, Memory, OutOfMemory, Region};
@@ -74,22 +150,17 @@ pub use error::Error;
 pub use filter::{FILTER_PREFIXES_MAX, FilterLists, SourceFilter, parse_prefixes};
 pub use latency::Latency;
 pub use packet::{
-    Hook, IcmpError, PacketMeta, Plain, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
+    Hook, IcmpError, PacketMeta, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple,
 };
-pub use pool::Pool;
+pub use pool::{Pool, Preview};
 pub use prefix::Prefix;
 pub use random::SplitMix64;
-pub use sched::{HashSlot, Registry, Request, Scheduler};
+pub use sched::{Registry, Request, Scheduler};
 pub use server::{OpenConnection, Server};
 pub use service::{Family, Forwarding, ServerConfig, ServiceConfig, ServiceFlags, ServiceKey};
 pub use settings::{Extras, Limits, OnServerDown, Profile, Sysctls, WhenFull};
-pub use shard::{
-    Ahead, Connection, Evictions, FTP_PORTS_MAX, LocalAddress, LocalChange, LocalEnd, NeedsControl,
-    Offer, Passed, Reset, Ripeness, Shard, Unpublished, helper_ports, worker_of,
-};
+pub use shard::{Connection, Evictions, LocalAddress, NeedsControl, Reset, Shard, worker_of};
 pub use stats::{Counts, Stats};
 pub use time::Instant;
 pub use tunnel::{Tunnel, TunnelChecksum, TunnelType};
-pub use verdict::{
-    AcceptReason, ConnId, DropReason, Edit, Forward, Replacement, Reply, ServerId, Shift, Verdict,
-};
+pub use verdict::{AcceptReason, ConnId, DropReason, Forward, Reply, ServerId, Verdict};

@@ -182,6 +182,21 @@ pub struct PacketMeta<'a> {
     pub len: u32,
 }
 
+impl<'a> PacketMeta<'a> {
+    /// A datagram of `len` bytes without a firewall mark and without the bytes of a TCP segment.
+    #[inline]
+    pub const fn new(hook: Hook, tuple: Tuple, transport: Transport<'a>, len: u32) -> Self {
+        Self {
+            hook,
+            tuple,
+            transport,
+            segment: Segment::NONE,
+            mark: 0,
+            len,
+        }
+    }
+}
+
 /// A whole datagram over IPv4 that neither opens nor ends a connection: a TCP segment with ACK and
 /// without SYN, FIN and RST, or UDP, with a whole header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,6 +11,17 @@ use crate::sched::{HashSlot, Request, Scheduler};
 use crate::server::Marks;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, Sysctls};
 
+/// Answer of [`Pool::preview`].
+#[derive(Clone, Copy, Debug)]
+pub enum Preview<'a> {
+    /// The scheduler cannot predict its choice.
+    Unknown,
+    /// No server can take a connection.
+    NoServer,
+    /// The scheduler would choose this server.
+    Server(&'a Arc<Server>),
+}
+
 /// Real servers with a scheduler over them: what a program needs that only wants to pick a server.
 ///
 /// ```
@@ -67,11 +78,14 @@ impl Pool {
         self.servers.get(index)
     }
 
-    /// What [`pick`](Self::pick) would choose, without choosing: the outer `None` if the scheduler
-    /// cannot tell.
-    pub fn preview(&self, request: &Request) -> Option<Option<&Arc<Server>>> {
-        let index = self.scheduler.preview()?.pick(&self.servers, request);
-        Some(index.and_then(|index| self.servers.get(index)))
+    /// The server that [`pick`](Self::pick) would choose now. Nothing changes.
+    pub fn preview(&self, request: &Request) -> Preview<'_> {
+        let Some(mut scheduler) = self.scheduler.preview() else {
+            return Preview::Unknown;
+        };
+        let index = scheduler.pick(&self.servers, request);
+        let server = index.and_then(|index| self.servers.get(index));
+        server.map_or(Preview::NoServer, Preview::Server)
     }
 
     /// The slot of the scheduler's hash table that a request falls into, if it has one.
@@ -172,17 +186,6 @@ impl Pool {
     /// Tells the scheduler the sysctls in force.
     pub fn sysctls_changed(&mut self, sysctls: &Sysctls) {
         self.scheduler.sysctls_changed(sysctls);
-    }
-
-    /// Whether what is chosen is a function of the request and of the servers' addresses, weights
-    /// and order ([`Scheduler::is_function`]), none of which has an upper threshold.
-    pub fn is_function(&self) -> bool {
-        self.limited == 0 && self.goes_by_function()
-    }
-
-    /// As [`is_function`](Self::is_function), thresholds aside.
-    pub(crate) fn goes_by_function(&self) -> bool {
-        self.scheduler.is_function(&self.servers)
     }
 
     /// Whether the scheduler goes by the servers' answers.

@@ -14,6 +14,9 @@ pub struct Prefix {
     len: u8,
 }
 
+/// Bits of an IPv6 address that its host does not choose.
+const SOURCE_LEN: u8 = 64;
+
 impl Prefix {
     /// The first `len` bits of `addr`; `None` if the family has fewer. Bits behind them are
     /// cleared.
@@ -30,6 +33,14 @@ impl Prefix {
             }
         };
         Some(Self { addr, len })
+    }
+
+    /// The source that `ip` counts as when places are shared among clients: the address itself, or, for IPv6, its /64, within
+    /// which a host chooses its addresses freely.
+    pub fn source(ip: IpAddr) -> IpAddr {
+        let ip = ip.to_canonical();
+        let network = Self::new(ip, SOURCE_LEN).filter(|_| ip.is_ipv6());
+        network.map_or(ip, |network| network.addr())
     }
 
     /// Its first address.
@@ -200,5 +211,19 @@ mod tests {
             assert!(bad.parse::<Prefix>().is_err(), "{bad}");
         }
         assert_eq!(Prefix::new([192, 0, 2, 1].into(), 33), None);
+    }
+
+    #[test]
+    fn source_of_ipv6_is_the_network_of_the_host() {
+        for (ip, whole) in [
+            ("192.0.2.1", "192.0.2.1"),
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+            ("2001:db8:0:1::1", "2001:db8:0:1::"),
+            ("2001:db8:0:1:ffff:ffff:ffff:ffff", "2001:db8:0:1::"),
+            ("2001:db8:0:2::1", "2001:db8:0:2::"),
+        ] {
+            let ip: IpAddr = ip.parse().expect("an address");
+            assert_eq!(Prefix::source(ip).to_string(), whole, "{ip}");
+        }
     }
 }

@@ -8,6 +8,7 @@
 //   lvs_ingress  tc ingress of the same interface: does what was found
 //   lvs_alone    goes on where no filter has looked, for the engine is dead: looks itself, and leaves the rest to
 //                lvs_ingress. In one program, the two would take the kernel twice as long to verify
+//   lvs_held     goes on where lvs_alone finds no connection: drops packets to services, so that the host does not reset them
 //
 // All run for one frame on one CPU without another in between, so that there is one decision for a frame, however the
 // engine changes the table meanwhile.
@@ -32,7 +33,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // The maps are made by the engine, which finds their names here.
-extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_tunnels, lvs_counts, lvs_shares, lvs_told, lvs_met, lvs_services, lvs_macs, lvs_locals, lvs_next;
+extern char lvs_conf, lvs_narrow, lvs_narrow_tags, lvs_wide, lvs_wide_tags, lvs_hops, lvs_servers, lvs_tunnels, lvs_counts, lvs_shares, lvs_told, lvs_met, lvs_services, lvs_rules, lvs_macs, lvs_locals, lvs_next;
 
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 // That of the last tick, which is what deadlines need, and takes no reading of the processor's clock.
@@ -64,6 +65,11 @@ static long (*adjust_room)(struct __sk_buff *, int len, u32 mode, u64 flags) = (
 #define VLAN_NUMBER 0xfff
 #define TCP 6
 #define UDP 17
+#define SCTP 132
+// FTP's control port, its data port, and the first port that its passive data connections may have.
+#define FTP 21
+#define FTP_DATA 20
+#define UNPRIVILEGED 1024
 #define FIN_SYN_RST 7
 #define ACK 16
 // Segments of an aggregate below this are the engine's to judge.
@@ -774,22 +780,6 @@ INLINE int lives(u32 handle, const int v6, u64 now)
 	return now <= READ(hot[HOT_DEADLINE]);
 }
 
-// Whether a packet that the programs do not forward is to wait for an engine: the host would reset what it does not know.
-INLINE int waits(const struct packet *p, const struct told *t, int what, u64 now)
-{
-	if (what != SHARE_UNKNOWN) {
-		return p->v6 ? lives(t->handle, 1, now) : lives(t->handle, 0, now);
-	}
-	u64 key[SERVICE_WORDS] = {
-		p->v6 ? p->dst.addr[0] : p->dst.id & 0xffffffff,
-		p->v6 ? p->dst.addr[1] : 0,
-		(p->dst.id >> 32 & 0xffff) | (u64)p->proto << 16 | (u64)p->v6 << 24,
-	};
-	if (map_lookup(&lvs_services, key)) return 1;
-	key[2] &= ~0xffffULL;
-	return map_lookup(&lvs_services, key) != 0;
-}
-
 SEC("tc") int lvs_ingress(struct __sk_buff *skb)
 {
 	u32 zero = 0;
@@ -824,14 +814,15 @@ SEC("alone") int lvs_alone(struct __sk_buff *skb)
 	struct told *told = map_lookup(&lvs_told, &zero);
 	if (!conf || !told) return NEXT;
 	u32 seen = told->valid;
-	told->valid = TOLD_NOTHING;
 	struct packet p;
 	__builtin_memset(&p, 0, sizeof p);
-	if (!read_packet(skb, &p, told->head)) return NEXT;
+	if (!read_packet(skb, &p, told->head)) goto held;
+	told->valid = TOLD_NOTHING;
 	told->handle = 0;
 	int what = decide(conf, &p, skb->gso_size, told);
 	int forwards = what == SHARE_REQUESTS || what == SHARE_REPLIES;
-	if (!waits(&p, told, what, engine_time(conf))) return NEXT;
+	u64 now = engine_time(conf);
+	if (what == SHARE_UNKNOWN || !(p.v6 ? lives(told->handle, 1, now) : lives(told->handle, 0, now))) goto held;
 	if (seen == TOLD_LEAVE) return SHOT;
 	if (!forwards) {
 		share(SHARE_WAITING);
@@ -841,6 +832,105 @@ SEC("alone") int lvs_alone(struct __sk_buff *skb)
 	tail_call(skb, &lvs_next, NEXT_INGRESS);
 	told->valid = TOLD_NOTHING;
 	share(SHARE_LOST);
+	return SHOT;
+held:
+	told->valid = seen;
+	tail_call(skb, &lvs_next, NEXT_HELD);
+	told->valid = TOLD_NOTHING;
+	return NEXT;
+}
+
+// Where a packet goes that may open a connection, and where it comes from. It lies in a map, so that the verifier does not know
+// what is in it: it would follow all rules for each protocol.
+struct flow {
+	u64 src[2], dst[2];   // as in a key of lvs_services
+	u16 port;             // its destination's
+	u8 proto, v6;
+	u32 before;           // what a rule says that is about packets to services
+};
+_Static_assert(sizeof(struct flow) <= sizeof ((struct told *)0)->outer, "it has the place of outer headers");
+
+// Reads that of a frame; 0 if there are no ports: of other protocols, and fragments behind the first one.
+INLINE int read_flow(struct __sk_buff *skb, struct flow *f)
+{
+	union head h;
+	u32 l4 = ETH + 40;
+	u16 ports[2];
+	if (skb->pkt_type || (skb->vlan_present && skb->vlan_tci & VLAN_NUMBER)) return 0;
+	__builtin_memset(f, 0, sizeof *f);
+	if (skb->protocol == swap(IPV4)) {
+		if (load_bytes(skb, ETH, &h, 20) || h.b[0] >> 4 != 4 || h.w[1] & 0xff1f0000) return 0;
+		f->proto = h.b[9];
+		f->src[0] = h.w[3];
+		f->dst[0] = h.w[4];
+		l4 = ETH + (h.b[0] & 15) * 4;
+	} else if (skb->protocol == swap(IPV6)) {
+		if (load_bytes(skb, ETH, &h, 40) || h.b[0] >> 4 != 6) return 0;
+		f->proto = h.b[6];
+		f->v6 = 1;
+		f->src[0] = (u64)h.w[2] | (u64)h.w[3] << 32;
+		f->src[1] = (u64)h.w[4] | (u64)h.w[5] << 32;
+		f->dst[0] = (u64)h.w[6] | (u64)h.w[7] << 32;
+		f->dst[1] = (u64)h.w[8] | (u64)h.w[9] << 32;
+	} else {
+		return 0;
+	}
+	if (f->proto != TCP && f->proto != UDP && f->proto != SCTP) return 0;
+	if (load_bytes(skb, l4, ports, 4)) return 0;
+	f->port = ports[1];
+	return 1;
+}
+
+// Whether there is a service at the packet's destination.
+INLINE int is_service(const struct flow *f)
+{
+	u64 rest = (u64)f->proto << 16 | (u64)f->v6 << 24;
+	u64 key[SERVICE_WORDS] = { f->dst[0], f->dst[1], rest | f->port };
+	if (map_lookup(&lvs_services, key)) return 1;
+	key[2] = rest;
+	if (map_lookup(&lvs_services, key)) return 1;
+	u16 port = swap(f->port);
+	if (f->proto != TCP || (port != FTP_DATA && port < UNPRIVILEGED)) return 0;
+	key[2] = rest | swap(FTP) | SERVICE_DATA;
+	return map_lookup(&lvs_services, key) != 0;
+}
+
+// 0 if a rule for marks has what the packet has. Without jumps: the verifier would follow each, for each rule.
+INLINE u64 differs(const u64 *rule, const struct flow *f, u64 link)
+{
+	u64 port = swap(f->port), kind = (u64)f->proto << 16 | f->v6;
+	return ((f->dst[0] ^ rule[RULE_DST]) & rule[RULE_DST_MASK]) | ((f->dst[1] ^ rule[RULE_DST + 1]) & rule[RULE_DST_MASK + 1])
+		| ((f->src[0] ^ rule[RULE_SRC]) & rule[RULE_SRC_MASK]) | ((f->src[1] ^ rule[RULE_SRC + 1]) & rule[RULE_SRC_MASK + 1])
+		| (port - rule[RULE_FIRST]) >> 63 | (rule[RULE_LAST] - port) >> 63
+		| ((link ^ rule[RULE_LINK]) & rule[RULE_LINK_MASK]) | ((kind ^ rule[RULE_KIND]) & rule[RULE_KIND_MASK]);
+}
+
+SEC("held") int lvs_held(struct __sk_buff *skb)
+{
+	u32 zero = 0, action = 0;
+	struct told *told = map_lookup(&lvs_told, &zero);
+	if (!told) return NEXT;
+	u32 seen = told->valid;
+	told->valid = TOLD_NOTHING;
+	struct flow *f = (struct flow *)told->outer;
+	if (!read_flow(skb, f)) return NEXT;
+	u64 *rule = map_lookup(&lvs_rules, &zero), link = skb->ifindex;
+	if (!rule) return NEXT;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < RULES; i++, rule += RULE_WORDS) {
+		u64 what = rule[RULE_WHAT];
+		if (!what) break;
+		if (differs(rule, f, link)) continue;
+		if (!(what & RULE_TO_SERVICE)) {
+			action = what & RULE_ACTION;
+			break;
+		}
+		if (!f->before) f->before = what & RULE_ACTION;
+	}
+	if (!action || action == RULE_LOOK) action = is_service(f) ? RULE_HOLD : RULE_HOST;
+	if (f->before && action == RULE_HOLD) action = f->before;
+	if (action != RULE_HOLD) return NEXT;
+	if (seen != TOLD_LEAVE) share(SHARE_WAITING);
 	return SHOT;
 }
 

@@ -122,12 +122,45 @@
 
 #define NEXT_ALONE 0
 #define NEXT_INGRESS 1
-#define NEXT_PROGRAMS 2
+#define NEXT_HELD 2
+#define NEXT_PROGRAMS 3
 
 // ---- virtual services, for when there is no engine: lvs_services ----
 
-// Key: address (IPv4 in the first 4 bytes), port, protocol; 0 as the port for all of them. The value says nothing.
+// Key: address (IPv4 in the first 4 bytes), port, protocol; 0 as the port for all of them. The value says nothing. With
+// SERVICE_DATA in its last word, clients of the service open data connections to other ports (FTP).
 #define SERVICE_WORDS 3
+#define SERVICE_DATA 0x100000000ULL
+
+// ---- rules for marks, for when there is no engine: the only entry of lvs_rules ----
+
+// The first one that matches decides. The first without an action ends them.
+#define RULES 1024
+#define RULE_WORDS 16
+// Addresses as in a key of lvs_services, and their bits that matter.
+#define RULE_DST 0
+#define RULE_DST_MASK 2
+#define RULE_SRC 4
+#define RULE_SRC_MASK 6
+// First port; last port.
+#define RULE_FIRST 8
+#define RULE_LAST 9
+// Interface; its bits that matter: all or none.
+#define RULE_LINK 10
+#define RULE_LINK_MASK 11
+// Protocol << 16 | 1 for IPv6; its bits that matter.
+#define RULE_KIND 12
+#define RULE_KIND_MASK 13
+// What becomes of the packet.
+#define RULE_WHAT 14
+#define RULE_ACTION 0xff
+// It is dropped: it is for a service, or is to be dropped anyway.
+#define RULE_HOLD 1
+#define RULE_HOST 2
+// There is no service with the mark: look whether there is one at the address.
+#define RULE_LOOK 3
+// The rule matches packets to services only.
+#define RULE_TO_SERVICE 0x100
 
 // ---- local ends of connections by full NAT: the map in lvs_locals, if there is one ----
 

@@ -5,7 +5,7 @@ use std::io;
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::sys::EventFd;
+use lvs_sys::EventFd;
 
 /// What is to be done with a `T`, by its thread.
 pub(crate) type Job<T> = Box<dyn FnOnce(&mut T) + Send>;

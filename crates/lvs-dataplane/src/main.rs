@@ -1,6 +1,7 @@
 //! `lvs-dataplane`: the engine as a program. It stays in the foreground and logs to stderr.
 
 use std::env;
+use std::ffi::c_int;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -12,21 +13,23 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
+use lvs_api::directors;
+use lvs_api::{Address, Client, sweep};
 use lvs_core::api::Confinement;
 use lvs_core::mark::parse_rules;
-use lvs_dataplane::confine;
-use lvs_dataplane::control::{Address, Client};
-use lvs_dataplane::directors;
 use lvs_dataplane::engine::{self, Config, Engine, PeersConfig};
 use lvs_dataplane::in_kernel::InKernel as InKernelPath;
-use lvs_dataplane::log;
-use lvs_dataplane::notify::Notify;
 use lvs_dataplane::outlive::{self, Holder};
-use lvs_dataplane::packet::icmp_limit::Limits;
-use lvs_dataplane::packet::pipeline::{ClampMss, Echo, ReversePath, Settings};
-use lvs_dataplane::sys::{group_id, mount_bpf};
-use lvs_dataplane::watchdog::{self, Feeder};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use lvs_packet::icmp_limit::Limits;
+use lvs_packet::pipeline::{ClampMss, Echo, ReversePath, Settings};
+use lvs_process::await_predecessor;
+use lvs_process::confine;
+use lvs_process::log;
+use lvs_process::notify::Notify;
+use lvs_process::watchdog::{self, Feeder};
+use lvs_sys::signals::ignore_signals;
+use lvs_sys::{group_id, mount_bpf};
+use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use tracing::{Level, info, warn};
 use tracing_subscriber::EnvFilter;
@@ -36,13 +39,13 @@ use tracing_subscriber::EnvFilter;
 /// Forwards the connections of virtual services to real servers by NAT, full NAT, direct routing or
 /// tunnelling. `lvsadm` and `lvsd` configure it through its control socket, which answers as soon
 /// as the engine is ready. Runs in the foreground and logs to standard error; LVS_LOG sets the
-/// level (info by default).
+/// level (info by default). SIGTERM, SIGINT and SIGQUIT stop it in an orderly way; SIGHUP, SIGUSR1,
+/// SIGUSR2 and SIGALRM are ignored, so that it goes on when its terminal is closed.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Network interface to use; may be given several times. NAME=ADDRESS/LENGTH,... makes a VLAN
-    /// interface where the kernel has no 802.1Q. Default: every Ethernet interface that is up
-    /// and has no master.
+    /// Network interface to use; may be given several times. Default: every Ethernet interface that
+    /// is up and has no master.
     #[arg(long, value_name = "NAME")]
     interface: Vec<String>,
 
@@ -74,10 +77,6 @@ struct Args {
     /// Packets from the client after which a connection is forwarded there; for measurements.
     #[arg(long, hide = true, default_value_t = lvs_dataplane::in_kernel::RIPE, value_name = "N")]
     in_kernel_after: std::num::NonZeroU32,
-
-    /// Attach programs as filters of tc (clsact), as on kernels before 6.6; for tests.
-    #[arg(long, hide = true)]
-    in_kernel_clsact: bool,
 
     /// Whether the engine gives up what it does not need: most of the file system, starting
     /// programs, and system calls that administer the host (Landlock and seccomp, as far as the
@@ -200,23 +199,9 @@ struct Args {
     #[arg(long, value_name = "ftp[=PORT,...]", value_parser = Helper::from_str)]
     helper: Vec<Helper>,
 
-    /// Use no interface: services can be configured and listed, but no packets are handled. Needs
-    /// no privileges.
-    #[arg(long, conflicts_with = "interface")]
-    no_interfaces: bool,
-
-    /// Offer this kernel's schedulers: Linux 6.1 as built by Debian does not have twos.
-    #[arg(long, value_enum, default_value_t = Compat::Newest, value_name = "KERNEL")]
-    compat: Compat,
-
-    /// For tests, with --no-interfaces: time advances only by the control method test.advance,
-    /// frames come from test.inject, and test.reset starts over.
-    #[arg(long, requires = "no_interfaces")]
-    virtual_time: bool,
-
     /// Another director that is told the connections of this one, and tells its own: ADDRESS or
     /// ADDRESS:PORT; may be given up to eight times. See --sync-key.
-    #[arg(long, value_name = "ADDRESS", value_parser = directors::peer, requires = "sync_key", conflicts_with = "no_interfaces")]
+    #[arg(long, value_name = "ADDRESS", value_parser = directors::peer, requires = "sync_key")]
     sync_peer: Vec<SocketAddr>,
 
     /// File with the key that directors share: 32 characters or more; nobody but its owner and group may read it, and its group may not write it.
@@ -237,12 +222,6 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     sync_alarm: u32,
 
-    /// Which connections other directors are told. With exceptions, packets of connections that are
-    /// not known here are decided by schedulers that are functions (mh, sh, dh, fo), for servers
-    /// that are not behind NAT; give the same on all directors.
-    #[arg(long, value_enum, value_name = "WHICH", default_value_t = Tell::All, requires = "sync_peer")]
-    sync_tell: Tell,
-
     /// What to do with new connections when the table is full.
     #[arg(long, value_enum, default_value_t = WhenFull::Drop)]
     when_full: WhenFull,
@@ -257,14 +236,6 @@ enum Backend {
     AfPacket,
     /// A TUN device that the host routes packets through; no direct routing
     Tun,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Tell {
-    /// All
-    All,
-    /// Those that the others would put elsewhere now; with schedulers that are no functions, all
-    Exceptions,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -347,15 +318,6 @@ enum RealTime {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Compat {
-    /// Linux 6.1 of Debian 12
-    #[value(name = "6.1")]
-    Linux6_1,
-    /// All schedulers
-    Newest,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
 enum Profile {
     /// Those of the kernel
     Kernel,
@@ -380,7 +342,7 @@ impl FromStr for Helper {
     type Err = lvs_core::Error;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        lvs_core::helper_ports(text).map(Self)
+        lvs_core::ftp::helper_ports(text).map(Self)
     }
 }
 
@@ -401,7 +363,19 @@ fn group(text: &str) -> Result<u32, String> {
     }
 }
 
+/// Signals of a dataplane: those that end it in an orderly way, and those that are ignored and
+/// logged.
+const ENDING: [c_int; 3] = [SIGINT, SIGQUIT, SIGTERM];
+const IGNORED: [(c_int, &str); 4] = [
+    (SIGHUP, "SIGHUP"),
+    (SIGUSR1, "SIGUSR1"),
+    (SIGUSR2, "SIGUSR2"),
+    (SIGALRM, "SIGALRM"),
+];
+
 fn main() -> ExitCode {
+    // First of all: a terminal may be closed at any time. The state keeper inherits this.
+    ignore_signals();
     let args = Args::parse();
     if let Some(name) = &args.hold {
         // Nobody reads what it would say.
@@ -409,6 +383,14 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         };
+    }
+    if let (Err(error), false) = (await_predecessor(&address(&args)), args.cleanup) {
+        log::say(Level::ERROR, format_args!("lvs-dataplane: {error}"));
+        return ExitCode::FAILURE;
+    }
+    // The dataplane itself may not look at other processes.
+    if !args.cleanup {
+        sweep();
     }
     // Nobody may start anything afterwards.
     let holder = holder(&args);
@@ -458,7 +440,7 @@ fn address(args: &Args) -> Address {
 
 /// Who holds what outlives the engine, if that is wanted.
 fn holder(args: &Args) -> Option<io::Result<Holder>> {
-    let wanted = !matches!(args.outlive, Outlive::Off) && !args.cleanup && !args.no_interfaces;
+    let wanted = !matches!(args.outlive, Outlive::Off) && !args.cleanup;
     wanted.then(|| Holder::of(&address(args).to_string()))
 }
 
@@ -522,7 +504,9 @@ fn run(
         }
     };
     // Before the engine's threads exist, so that a signal during the start is not lost.
-    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle signals")?;
+    let ignored = IGNORED.map(|(signal, _)| signal);
+    let mut signals =
+        Signals::new(ENDING.into_iter().chain(ignored)).context("cannot handle signals")?;
     let engine = Engine::start(config)?;
     engine.shared().set_confinement(confinement);
     let notify = Notify::from_env();
@@ -537,8 +521,12 @@ fn run(
     let shared = engine.shared();
     let handle = signals.handle();
     let waiter = std::thread::spawn(move || {
-        if signals.forever().next().is_some() {
-            shared.stop();
+        for signal in signals.forever() {
+            let ignored = IGNORED.iter().find(|(number, _)| *number == signal);
+            let Some((_, name)) = ignored else {
+                return shared.stop();
+            };
+            info!("{name} is ignored: SIGTERM stops the dataplane; lvsadm and lvsd configure it");
         }
     });
     engine.join();
@@ -584,7 +572,6 @@ fn config(args: Args) -> anyhow::Result<Config> {
         },
         xdp: args.xdp,
         in_kernel_after: Some(args.in_kernel_after),
-        in_kernel_clsact: args.in_kernel_clsact,
         workers: Some(workers),
         pin: args.pin.map(|pin| matches!(pin, Pin::On)),
         real_time: matches!(args.real_time, RealTime::Auto),
@@ -609,12 +596,6 @@ fn config(args: Args) -> anyhow::Result<Config> {
             clamp_mss: args.clamp_mss,
             reverse_path: args.reverse_path,
         },
-        no_interfaces: args.no_interfaces,
-        virtual_time: args.virtual_time,
-        compat: match args.compat {
-            Compat::Linux6_1 => Some(engine::Compat::Linux6_1),
-            Compat::Newest => None,
-        },
         max_connections: Some(args.max_connections as usize),
         max_ipv6: args.max_ipv6.map(|max| max as usize),
         when_full: match args.when_full {
@@ -635,10 +616,6 @@ fn config(args: Args) -> anyhow::Result<Config> {
             key_file,
             wait: Duration::from_secs(args.sync_wait.into()),
             alarm: Duration::from_secs(args.sync_alarm.into()),
-            tell: match args.sync_tell {
-                Tell::All => engine::PeersTell::All,
-                Tell::Exceptions => engine::PeersTell::Exceptions,
-            },
         }),
         profile: match args.profile {
             Profile::Kernel => lvs_core::Profile::Kernel,

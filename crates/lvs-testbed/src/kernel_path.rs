@@ -7,13 +7,13 @@ use std::ops::AddAssign;
 use lvs_core::memory::{Layout, Memory};
 use lvs_core::{ConnId, Control, Director, IcmpError, Instant, PacketMeta, Verdict};
 use lvs_dataplane::in_kernel::{InKernel, InKernelError, WayOut};
-use lvs_dataplane::packet::frame::{Frame, Offload};
-use lvs_dataplane::packet::net::PortId;
-use lvs_dataplane::packet::pipeline::Decide;
-use lvs_dataplane::packet::testing::Table;
-use lvs_dataplane::packet::tunnel_path::TunnelPaths;
-use lvs_dataplane::packet::ways::{Way, Ways};
-use lvs_dataplane::packet::wire::Mac;
+use lvs_packet::frame::{Frame, Offload};
+use lvs_packet::net::PortId;
+use lvs_packet::pipeline::Decide;
+use lvs_packet::testing::Table;
+use lvs_packet::tunnel_path::TunnelPaths;
+use lvs_packet::ways::{Way, Ways};
+use lvs_packet::wire::Mac;
 
 use crate::hostile::packet;
 

@@ -32,14 +32,16 @@ mod kernel_path;
 pub mod listing;
 pub mod load;
 pub mod netns;
+pub mod open_metrics;
 pub mod paced;
 pub mod ping;
 pub mod programs;
 pub mod servers;
 pub mod site;
+pub mod suite;
 pub mod transcripts;
-pub mod vlan;
 pub mod waiters;
+pub mod without_tcx;
 
 pub use load::{LoadOptions, LoadReport};
 pub use netns::{Host, Link, Mode, Proc, Testbed, wait_until};

@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use lvs_testbed::{
     LoadOptions, attack, cluster, conformance, decap, demo, differential, hostile, load, paced,
-    ping, transcripts, vlan, waiters,
+    ping, suite, transcripts, waiters, without_tcx,
 };
 
 #[derive(Parser)]
@@ -30,11 +30,6 @@ enum Command {
     Wait(waiters::WaitOptions),
     /// Receive tunnels where the kernel cannot: IPIP, GRE, GUE on port 6080 (runs on a real server)
     Decap,
-    /// Make an interface of a VLAN where the kernel cannot (runs on a host)
-    Vlan {
-        /// Its name, TRUNK.VLAN
-        name: String,
-    },
     /// Send an echo request and wait for the answer
     Ping(ping::PingOptions),
     /// Send frames that nobody should send (runs on any host of a site, or on a director into its
@@ -70,6 +65,17 @@ enum Command {
     /// Record cases on this machine's kernel (for `differential`, where that kernel is)
     #[command(hide = true)]
     Record(differential::RecordOptions),
+    /// Run the tests of all crates (for `make test` and `make test-all`)
+    Tests(suite::TestsOptions),
+    /// Be a dataplane in memory, without packets and with a clock that stands still (for tests of control sockets)
+    #[command(hide = true)]
+    Dataplane {
+        /// Its control socket: a path, or @NAME
+        socket: String,
+    },
+    /// Run a program as on a kernel without tcx (for tests, on a director)
+    #[command(hide = true)]
+    WithoutTcx(without_tcx::WithoutTcxOptions),
     /// Play one session (for `transcripts`, in a process of its own)
     #[command(hide = true)]
     PlayTranscript,
@@ -77,13 +83,13 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
+        Command::Tests(options) => suite::main(&options),
         Command::Demo(options) => demo::main(&options),
         Command::Cluster(options) => cluster::main(&options),
         Command::Load(options) => load::main(options),
         Command::Paced(options) => paced::main(&options),
         Command::Wait(options) => waiters::main(&options),
         Command::Decap => decap::run(),
-        Command::Vlan { name } => vlan::run(&name),
         Command::Ping(options) => ping::run(&options),
         Command::Shoot(options) => hostile::shoot(&options),
         Command::Attack(options) => attack::main(&options),
@@ -96,6 +102,8 @@ fn main() -> anyhow::Result<()> {
         Command::Transcripts(options) => transcripts::run(&options),
         Command::Differential(options) => differential::run(&options),
         Command::Record(options) => differential::record(&options),
+        Command::Dataplane { socket } => conformance::serve(&socket),
+        Command::WithoutTcx(options) => match without_tcx::run(&options)? {},
         Command::PlayTranscript => transcripts::play(),
     }
 }

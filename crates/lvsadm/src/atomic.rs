@@ -5,9 +5,9 @@
 
 use std::io;
 
+use lvs_api::Error;
 use lvs_core::api::{Call, Done, Failure};
 use lvs_core::ipvsadm::{Command, failure_text, rules};
-use lvs_dataplane::control::Error;
 
 use crate::program::Invocation;
 use crate::session::warn;

@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::process::ExitCode;
 
-use lvs_dataplane::control::Address;
-use lvs_dataplane::names::Names;
+use lvs_api::Address;
+use lvs_api::names::Names;
 use lvsadm::{Streams, run, start};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -89,7 +89,9 @@ pub(crate) fn schedulers() -> impl Iterator<Item = &'static str> {
 /// What `lvsadm --help` prints.
 pub(crate) fn help() -> String {
     let mut text = VERSION.to_owned();
-    text.push_str(&HELP_TEXT.replace("  ipvsadm -", "  lvsadm  -"));
+    // ipvsadm's text names another default than ipvsadm itself has.
+    let help = HELP_TEXT.replace("sync (default=255)", "sync (default=0)");
+    text.push_str(&help.replace("  ipvsadm -", "  lvsadm  -"));
     text.push_str("Forwarding methods of lvsadm only:\n");
     for option in OWN_OPTIONS {
         let name = match option.argument {
@@ -180,5 +182,17 @@ mod tests {
             assert!(text.contains(option.long), "{}", option.long);
         }
         assert!(text.contains("  twos ") && !text.contains("  wlc "));
+    }
+
+    #[test]
+    fn help_names_the_syncid_that_a_daemon_gets() {
+        assert!(help().contains("syncid for connection sync (default=0)\n"));
+        let words = [b"--start-daemon".to_vec(), b"master".to_vec()];
+        let names = lvs_api::names::Names::from_texts("", "");
+        let command = lvs_core::ipvsadm::parse_own("lvsadm", &words, &names);
+        let Ok(lvs_core::ipvsadm::Command::StartDaemon(daemon)) = command else {
+            panic!("{command:?}");
+        };
+        assert_eq!(daemon.syncid, 0);
     }
 }

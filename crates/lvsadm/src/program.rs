@@ -6,10 +6,10 @@ use std::io::{self, BufWriter, Read, Write};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::ffi::OsStrExt;
 
+use lvs_api::names::Names;
+use lvs_api::{Address, Client};
 use lvs_core::Protocol;
 use lvs_core::ipvsadm::{Command, NO_IPVS_HINT, Refusal, Resolve, parse, parse_own};
-use lvs_dataplane::control::{Address, Client};
-use lvs_dataplane::names::Names;
 
 use crate::session::Session;
 use crate::{atomic, operator, own};
@@ -140,6 +140,11 @@ impl Invocation<'_> {
     /// A connection to the engine.
     pub(crate) fn client(&mut self) -> Result<Client, String> {
         (self.connect)(&self.address)
+    }
+
+    /// A connection to the engine at another socket.
+    pub(crate) fn client_at(&mut self, address: &Address) -> Result<Client, String> {
+        (self.connect)(address)
     }
 
     fn ipvsadm(&mut self, words: &[Vec<u8>]) -> io::Result<u8> {

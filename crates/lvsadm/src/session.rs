@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
+use lvs_api::{Client, Error};
 use lvs_core::ServiceKey;
 use lvs_core::api::{
     Call, ConnInfo, Done, FilterItem, MarkText, ServiceInfo, SyncDaemon, Timeouts,
@@ -10,7 +11,6 @@ use lvs_core::api::{
 use lvs_core::ipvsadm::{
     Command, HELP_TEXT, Lines, ListOptions, Refusal, VERSION_TEXT, What, failure_text, render,
 };
-use lvs_dataplane::control::{Client, Error};
 use serde::Serialize;
 
 use crate::program::Invocation;

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lvs_dataplane::control::{Address, Client, Error};
+use lvs_api::{Address, Client, Error, starting};
 
 /// The environment variable that asks for it, by being `1`.
 pub const VARIABLE: &str = "LVS_AUTOSTART";
@@ -18,12 +18,13 @@ const LOG: &str = "/run/lvs-dataplane.log";
 /// How long an engine may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Connects to the engine at `address`; with `LVS_AUTOSTART=1` starts one if none answers.
+/// Connects to the engine at `address`, and waits for one that is starting. With
+/// `LVS_AUTOSTART=1` starts one if none answers.
 ///
 /// # Errors
 /// One line: what went wrong, and what to do.
 pub fn connect(address: &Address) -> Result<Client, String> {
-    match Client::connect(address) {
+    match starting::connect(address) {
         Err(Error::Absent { .. } | Error::Stale { .. })
             if env::var_os(VARIABLE).is_some_and(|value| value == "1") =>
         {

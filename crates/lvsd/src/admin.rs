@@ -8,13 +8,15 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use lvs_api::daemon::{AdminEntry, AdminSpec, AdminState, Target, WORDS_MAX};
 use lvs_core::api::ServiceId;
-use lvs_dataplane::control::daemon::{AdminEntry, AdminSpec, AdminState, Target, WORDS_MAX};
+use serde::{Deserialize, Serialize};
 
 pub use self::keeper::Kept;
 use self::keeper::{Keeper, put_aside};
+use crate::clock::{Moment, Now};
 
 /// Wishes at a time.
 const ENTRIES_MAX: usize = 65_536;
@@ -27,17 +29,55 @@ const LOOK: Duration = Duration::from_millis(10);
 /// All wishes.
 #[derive(Debug, Default)]
 pub struct Admin {
-    entries: BTreeMap<Target, AdminEntry>,
+    entries: BTreeMap<Target, Wish>,
     /// The targets of each host, so that a look-up does not go through all.
     by_host: HashMap<IpAddr, Vec<Target>>,
     /// Where they are kept; nowhere in tests.
     keeper: Option<Arc<Keeper>>,
 }
 
-/// Seconds since 1970.
-pub fn unix_time() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
+/// A wish, as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Wish {
+    #[serde(flatten)]
+    entry: AdminEntry,
+    /// Its deadline by the clock that does not step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ends: Option<Moment>,
+}
+
+impl Wish {
+    fn new(spec: AdminSpec, now: Now) -> Self {
+        let ends = spec.until.map(|until| {
+            let left = until.saturating_sub(now.unix);
+            Moment::new(now.boot.saturating_add(left))
+        });
+        let entry = AdminEntry {
+            spec,
+            since: now.unix,
+        };
+        Self { entry, ends }
+    }
+
+    /// Takes a wish out of the file. After a reboot only the wall clock tells how much time is
+    /// left. That clock may be wrong at boot, so it is at most the whole time of the wish.
+    fn recalled(mut self, now: Now) -> Self {
+        self.ends = self.entry.spec.until.map(|until| {
+            let known = self.ends.as_ref().and_then(Moment::of_this_boot);
+            Moment::new(known.unwrap_or_else(|| {
+                let whole = until.saturating_sub(self.entry.since);
+                let left = until.saturating_sub(now.unix).min(whole);
+                now.boot.saturating_add(left)
+            }))
+        });
+        self
+    }
+
+    /// Seconds until it is over; `None` if it has no deadline.
+    fn left(&self, now: Now) -> Option<u64> {
+        // A wish in memory is of this boot.
+        Some(self.ends.as_ref()?.seconds().saturating_sub(now.boot))
+    }
 }
 
 /// Where the wishes of the daemon with this file are in a state directory: each file has its own.
@@ -81,26 +121,26 @@ impl Admin {
     /// Those that are kept at `path`. A file that is broken is put aside, and said to be; one that
     /// cannot be read stays until there is something to write.
     pub fn recall(path: Option<PathBuf>) -> Self {
-        Self::read(path, true)
+        Self::read(path, true, Now::read())
     }
 
     /// The same for who only looks: whatever is there stays as it is.
     pub fn look(path: PathBuf) -> Self {
-        Self::read(Some(path), false)
+        Self::read(Some(path), false, Now::read())
     }
 
-    fn read(path: Option<PathBuf>, owner: bool) -> Self {
+    fn read(path: Option<PathBuf>, owner: bool, now: Now) -> Self {
         let mut admin = Self::default();
         let Some(path) = path else {
             return admin;
         };
-        let unread = admin.read_from(&path, owner);
+        let unread = admin.read_from(&path, owner, now);
         admin.keeper = Some(Arc::new(Keeper::new(path, unread)));
         admin
     }
 
     /// Takes what is in a file; gives whether there is something in it that was not taken.
-    fn read_from(&mut self, path: &Path, owner: bool) -> bool {
+    fn read_from(&mut self, path: &Path, owner: bool, now: Now) -> bool {
         let text = match std::fs::read(path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return false,
@@ -118,8 +158,8 @@ impl Admin {
                 let mut strange = String::new();
                 let mut entries = Vec::new();
                 for value in values.into_iter().take(ENTRIES_MAX) {
-                    match serde_json::from_value::<AdminEntry>(value) {
-                        Ok(entry) => entries.push(entry),
+                    match serde_json::from_value::<Wish>(value) {
+                        Ok(wish) => entries.push(wish.recalled(now)),
                         Err(error) => strange = format!(" ({error})"),
                     }
                 }
@@ -130,8 +170,8 @@ impl Admin {
                         path.display()
                     );
                 }
-                for entry in entries {
-                    self.insert(entry);
+                for wish in entries {
+                    self.insert(wish);
                 }
                 lost > 0
             }
@@ -148,22 +188,22 @@ impl Admin {
         }
     }
 
-    fn insert(&mut self, entry: AdminEntry) {
-        let target = entry.spec.target;
-        if self.entries.insert(target, entry).is_none() {
+    fn insert(&mut self, wish: Wish) {
+        let target = wish.entry.spec.target;
+        if self.entries.insert(target, wish).is_none() {
             self.by_host.entry(target.host).or_default().push(target);
         }
     }
 
     fn remove(&mut self, target: &Target) -> Option<AdminEntry> {
-        let entry = self.entries.remove(target)?;
+        let wish = self.entries.remove(target)?;
         if let Some(targets) = self.by_host.get_mut(&target.host) {
             targets.retain(|other| other != target);
             if targets.is_empty() {
                 self.by_host.remove(&target.host);
             }
         }
-        Some(entry)
+        Some(wish.entry)
     }
 
     /// What is wanted of a server: the strongest wish that is about it.
@@ -171,7 +211,7 @@ impl Admin {
         let targets = self.by_host.get(&server.ip())?.iter();
         targets
             .filter(|target| target.has(service, server))
-            .filter_map(|target| self.entries.get(target))
+            .filter_map(|target| Some(&self.entries.get(target)?.entry))
             .max_by_key(|entry| entry.spec.state)
     }
 
@@ -183,17 +223,27 @@ impl Admin {
 
     /// All wishes, in an order that stays.
     pub fn entries(&self) -> impl Iterator<Item = &AdminEntry> {
-        self.entries.values()
+        self.entries.values().map(|wish| &wish.entry)
+    }
+
+    /// All wishes, with the deadlines that the wall clock shows now.
+    pub fn shown(&self, now: Now) -> Vec<AdminEntry> {
+        let shown = self.entries.values().map(|wish| {
+            let mut entry = wish.entry.clone();
+            entry.spec.until = wish.left(now).map(|left| now.unix.saturating_add(left));
+            entry
+        });
+        shown.collect()
     }
 
     /// Takes a wish. That servers be ready ends all wishes for them, and for some of them.
     ///
     /// # Errors
     /// It makes no sense, in words; nothing has changed.
-    pub fn set(&mut self, spec: AdminSpec, now: u64) -> Result<(), String> {
+    pub fn set(&mut self, spec: AdminSpec, now: Now) -> Result<(), String> {
         check_words(&spec)?;
         if let Some(until) = spec.until
-            && until <= now
+            && until <= now.unix
         {
             return Err("the time until which this is to hold has passed".to_owned());
         }
@@ -214,17 +264,17 @@ impl Admin {
         if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&spec.target) {
             return Err(format!("there are {ENTRIES_MAX} such wishes already"));
         }
-        self.insert(AdminEntry { spec, since: now });
+        self.insert(Wish::new(spec, now));
         Ok(())
     }
 
     /// The wishes whose time is over; they are gone then.
-    pub fn expire(&mut self, now: u64) -> Vec<AdminEntry> {
-        let over = |entry: &&AdminEntry| entry.spec.until.is_some_and(|until| until <= now);
+    pub fn expire(&mut self, now: Now) -> Vec<AdminEntry> {
         let targets: Vec<Target> = self
-            .entries()
-            .filter(over)
-            .map(|entry| entry.spec.target)
+            .entries
+            .values()
+            .filter(|wish| wish.left(now) == Some(0))
+            .map(|wish| wish.entry.spec.target)
             .collect();
         targets
             .iter()
@@ -236,7 +286,7 @@ impl Admin {
     /// runtime that this is called in. A later call is written later, or in its place.
     pub fn keep(&self) -> Kept {
         match &self.keeper {
-            Some(keeper) => keeper.keep(self.entries().cloned().collect()),
+            Some(keeper) => keeper.keep(self.entries.values().cloned().collect()),
             None => Kept::nowhere(),
         }
     }
@@ -262,7 +312,7 @@ impl Admin {
 
 #[cfg(test)]
 mod tests {
-    use lvs_dataplane::control::daemon::ServiceKey;
+    use lvs_api::daemon::ServiceKey;
 
     use super::*;
 
@@ -295,9 +345,11 @@ mod tests {
         let server = SocketAddr::from(([10, 0, 0, 1], 80));
         assert_eq!(admin.state(service(1), server), AdminState::Ready);
         admin
-            .set(spec(Some(1), Some(80), AdminState::Maintenance), 5)
+            .set(spec(Some(1), Some(80), AdminState::Maintenance), Now::at(5))
             .unwrap();
-        admin.set(spec(None, None, AdminState::Drain), 6).unwrap();
+        admin
+            .set(spec(None, None, AdminState::Drain), Now::at(6))
+            .unwrap();
         admin.keep().done().await.unwrap();
         let mut admin = Admin::recall(Some(path.clone()));
         assert_eq!(admin.state(service(1), server), AdminState::Maintenance);
@@ -307,16 +359,18 @@ mod tests {
             AdminState::Ready
         );
         admin
-            .set(spec(Some(1), Some(80), AdminState::Ready), 7)
+            .set(spec(Some(1), Some(80), AdminState::Ready), Now::at(7))
             .unwrap();
         assert_eq!(admin.state(service(1), server), AdminState::Drain);
         let entry = admin.of(service(1), server).unwrap();
         assert_eq!((entry.since, entry.spec.who.as_deref()), (6, Some("ann")));
 
         admin
-            .set(spec(Some(1), Some(80), AdminState::Maintenance), 8)
+            .set(spec(Some(1), Some(80), AdminState::Maintenance), Now::at(8))
             .unwrap();
-        admin.set(spec(None, None, AdminState::Ready), 9).unwrap();
+        admin
+            .set(spec(None, None, AdminState::Ready), Now::at(9))
+            .unwrap();
         assert_eq!(admin.entries().count(), 0, "all services' ends each one's");
 
         std::fs::write(&path, "{").unwrap();
@@ -337,7 +391,9 @@ mod tests {
         std::fs::write(broken(""), "earlier").unwrap();
         let mut admin = Admin::recall(Some(path.clone()));
         assert!(path.is_dir(), "it stays until there is something to write");
-        admin.set(spec(None, None, AdminState::Drain), 6).unwrap();
+        admin
+            .set(spec(None, None, AdminState::Drain), Now::at(6))
+            .unwrap();
         admin.keep().done().await.unwrap();
         assert!(broken(".1").join("inside").exists());
         assert_eq!(std::fs::read(broken("")).unwrap(), b"earlier");
@@ -380,17 +436,17 @@ mod tests {
             wish
         };
         for n in 0..ENTRIES_MAX {
-            admin.set(wish(n), 1).unwrap();
+            admin.set(wish(n), Now::at(1)).unwrap();
         }
-        let refused = admin.set(wish(ENTRIES_MAX), 1).unwrap_err();
+        let refused = admin.set(wish(ENTRIES_MAX), Now::at(1)).unwrap_err();
         assert!(refused.contains("65536"), "{refused}");
         assert_eq!(admin.entries().count(), ENTRIES_MAX);
-        admin.set(wish(7), 2).expect("it is there already");
+        admin.set(wish(7), Now::at(2)).expect("it is there already");
         let mut ready = wish(7);
         ready.state = AdminState::Ready;
-        admin.set(ready, 3).unwrap();
+        admin.set(ready, Now::at(3)).unwrap();
         admin
-            .set(wish(ENTRIES_MAX), 4)
+            .set(wish(ENTRIES_MAX), Now::at(4))
             .expect("there is room again");
     }
 
@@ -399,7 +455,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let mut admin = Admin::recall(Some(path.clone()));
-        admin.set(spec(None, None, AdminState::Drain), 6).unwrap();
+        admin
+            .set(spec(None, None, AdminState::Drain), Now::at(6))
+            .unwrap();
         admin.keep().done().await.unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let newer = text.replacen('[', "[{\"state\":\"of a later version\"},", 1);
@@ -418,15 +476,102 @@ mod tests {
         let mut admin = Admin::default();
         let mut short = spec(None, None, AdminState::Drain);
         short.until = Some(100);
-        assert!(admin.set(short.clone(), 100).is_err());
-        admin.set(short, 99).unwrap();
-        assert_eq!(admin.expire(99), []);
-        assert_eq!(admin.expire(100).len(), 1);
+        assert!(admin.set(short.clone(), Now::at(100)).is_err());
+        admin.set(short, Now::at(99)).unwrap();
+        assert_eq!(admin.expire(Now::at(99)), []);
+        assert_eq!(admin.expire(Now::at(100)).len(), 1);
         assert_eq!(admin.entries().count(), 0);
         let mut forged = spec(None, None, AdminState::Drain);
         forged.why = Some("x\ny".to_owned());
-        assert!(admin.set(forged.clone(), 1).is_err());
+        assert!(admin.set(forged.clone(), Now::at(1)).is_err());
         forged.why = Some("x".repeat(WORDS_MAX + 1));
-        assert!(admin.set(forged, 1).is_err());
+        assert!(admin.set(forged, Now::at(1)).is_err());
+    }
+
+    fn drain_until(until: u64) -> AdminSpec {
+        let mut spec = spec(None, None, AdminState::Drain);
+        spec.until = Some(until);
+        spec
+    }
+
+    #[test]
+    fn clock_step_does_not_end_a_wish() {
+        let mut admin = Admin::default();
+        let start = Now {
+            unix: 1_000_000,
+            boot: 100,
+        };
+        admin.set(drain_until(1_000_600), start).unwrap();
+        // The clock is set two hours ahead, and then a day back.
+        for unix in [1_007_200, 913_600] {
+            let stepped = Now { unix, boot: 160 };
+            assert_eq!(admin.expire(stepped), []);
+            let shown = admin.shown(stepped);
+            assert_eq!(shown[0].spec.until, Some(unix + 540));
+        }
+        let last = Now {
+            unix: 913_600,
+            boot: 699,
+        };
+        assert_eq!(admin.expire(last), []);
+        let over = Now { boot: 700, ..last };
+        assert_eq!(admin.expire(over).len(), 1);
+    }
+
+    #[tokio::test]
+    async fn clock_step_while_lvsd_is_down_does_not_end_a_wish() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.admin.json");
+        let start = Now {
+            unix: 1_000_000,
+            boot: 100,
+        };
+        let mut admin = Admin::read(Some(path.clone()), true, start);
+        admin.set(drain_until(1_000_600), start).unwrap();
+        admin.keep().done().await.unwrap();
+        let stepped = Now {
+            unix: 1_007_200,
+            boot: 160,
+        };
+        let mut admin = Admin::read(Some(path), true, stepped);
+        assert_eq!(admin.expire(stepped), []);
+        let over = Now {
+            boot: 700,
+            ..stepped
+        };
+        assert_eq!(admin.expire(over).len(), 1);
+    }
+
+    #[test]
+    fn wish_of_an_earlier_boot_ends_by_the_wall_clock() {
+        let wish = |now: Now| {
+            let before = Now {
+                unix: 1_000_000,
+                boot: 9_000,
+            };
+            let mut wish = Wish::new(drain_until(1_000_600), before);
+            wish.ends = Some(Moment::of_another_boot(9_600));
+            wish.recalled(now).left(now)
+        };
+        let at = |unix| Now { unix, boot: 5 };
+        assert_eq!(wish(at(1_000_400)), Some(200));
+        assert_eq!(wish(at(1_000_600)), Some(0));
+        // A host without a battery behind its clock: not longer than was asked for.
+        assert_eq!(wish(at(0)), Some(600));
+    }
+
+    #[test]
+    fn wish_kept_by_an_older_version_ends_by_the_wall_clock() {
+        let now = Now {
+            unix: 1_000_000,
+            boot: 50,
+        };
+        let entry = AdminEntry {
+            spec: drain_until(1_000_600),
+            since: 999_000,
+        };
+        let text = serde_json::to_string(&entry).unwrap();
+        let wish: Wish = serde_json::from_str(&text).unwrap();
+        assert_eq!(wish.recalled(now).left(now), Some(600));
     }
 }

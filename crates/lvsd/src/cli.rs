@@ -5,6 +5,7 @@ mod convert;
 mod register;
 mod shell;
 
+use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,10 +14,11 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
+use lvs_api::daemon::{LoadStatus, Status};
+use lvs_api::{Address, LockError, steer, sweep, tidy};
 use lvs_core::api::Confinement;
-use lvs_dataplane::control::daemon::Status;
-use lvs_dataplane::control::{Address, LockError, steer};
-use lvs_dataplane::{confine, log};
+use lvs_process::{confine, log};
+use lvs_sys::signals::ignore_signals;
 use rustix::process::Signal as Kill;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -28,14 +30,15 @@ use crate::cluster;
 use crate::config::{Config, Facts, LoadError, Report, check_filter};
 use crate::daemon::{self, Options, Signal};
 use crate::door;
-use crate::engine::process::{Machine, become_engine, end_politely, lock, send};
+use crate::engine::process::{GIVEN, Machine, become_engine, end_politely, lock, send};
 use crate::events::Events;
+use crate::expand::expand;
 use crate::health::{self, Network, Pins};
 use crate::last_good;
 use crate::notify::Notify;
 use crate::schema;
 use crate::sources::{self, Gathered};
-use crate::tally::{self, Tally};
+use crate::tally::Tally;
 use crate::watchdog::{self, Pulses};
 use crate::words::counted;
 
@@ -46,6 +49,9 @@ const EXIT_FAILURE: u8 = 1;
 
 /// Where the configuration lies.
 const DEFAULT_CONFIG: &str = "/etc/lvsd/lvsd.toml";
+
+/// The file that `lvsd init` writes.
+const STARTER: &str = include_str!("cli/starter.toml");
 
 /// Where is kept what must outlive a reboot.
 const DEFAULT_STATE: &str = "/var/lib/lvsd";
@@ -60,18 +66,16 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// and with the health of the real servers.
 ///
 /// SIGHUP reads the file again and changes only what has changed. SIGTERM ends the daemon and
-/// leaves the engine, its services and addresses alone; SIGINT (Ctrl-C) ends the engine too. Exit
-/// codes: 0 done, 1 failure, 2 usage, 3 the configuration cannot be used.
+/// leaves the engine, its services and addresses alone; SIGINT (Ctrl-C) ends the engine too. SIGUSR2
+/// and SIGALRM are ignored. Exit codes: 0 done, 1 failure, 2 usage, 3 the configuration cannot be
+/// used.
 #[derive(Debug, Parser)]
 #[command(name = "lvsd", version)]
 pub struct Arguments {
-    /// The configuration. Default: /etc/lvsd/lvsd.toml; of `plan`, that of the daemon that runs.
+    /// The configuration. Default: /etc/lvsd/lvsd.toml; of `plan` and `keepalived-config`, that of
+    /// the daemon that runs.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
-
-    /// Check the configuration (FILE, or that of --config), say what is wrong, and change nothing.
-    #[arg(long, value_name = "FILE", num_args = 0..=1)]
-    check_config: Option<Option<PathBuf>>,
 
     /// Control socket of the engine: @NAME (abstract) or a path; wins over the file. Default: one
     /// in /run/lvs, of which every network namespace has its own.
@@ -87,10 +91,6 @@ pub struct Arguments {
     /// last.
     #[arg(long, global = true, value_name = "DIR", env = "STATE_DIRECTORY", default_value = DEFAULT_STATE)]
     state: PathBuf,
-
-    /// Leave the engine forwarding when the daemon ends. It always does now.
-    #[arg(long, hide = true)]
-    leave: bool,
 
     #[command(subcommand)]
     command: Option<Command>,
@@ -112,11 +112,22 @@ enum Command {
         #[arg(long)]
         all: bool,
     },
-    /// Check the configuration, and have the daemon that runs read it again.
+    /// Have the daemon that runs read its configuration again, and show what is wrong with it.
     Reload {
-        /// Also if it takes away more servers than max_remove allows.
+        /// Also if it takes away more servers than max_removed_percent allows.
         #[arg(long)]
         force: bool,
+    },
+    /// Check a configuration and report what is wrong with it, each finding with its line and the
+    /// fix. It changes nothing. Exit code 0: valid, perhaps with warnings; 3: invalid.
+    Check {
+        /// The configuration. Default: that of --config.
+        file: Option<PathBuf>,
+    },
+    /// Write a starter configuration with comments. A file that exists is never overwritten.
+    Init {
+        /// The file to write. Default: standard output.
+        file: Option<PathBuf>,
     },
     /// Say what a reload of the configuration would change, and change nothing. The exit code is 1
     /// if the daemon would refuse it.
@@ -146,6 +157,15 @@ enum Command {
         /// end.
         #[arg(long, value_name = "FILE")]
         rest: Option<PathBuf>,
+        /// Read the lines of keepalived.conf that begin with @ID, as `keepalived --config-id ID`
+        /// does.
+        #[arg(long, value_name = "ID")]
+        config_id: Option<String>,
+        /// Compare the result with keepalived's own reading of the file, instead of printing it. It
+        /// needs keepalived and root on this host. Exit code 1: they differ; 5: keepalived could not
+        /// be asked.
+        #[arg(long, conflicts_with = "rest")]
+        check: bool,
     },
     /// Take the whole director out of service, or back: another one takes over that is able to. It
     /// outlives restarts and reboots.
@@ -207,6 +227,14 @@ pub fn refused(error: &clap::Error) -> ExitCode {
             "  tip: a configuration is named with `--config {word}`"
         );
     }
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
+        && word.starts_with("--check-config")
+    {
+        let _ = writeln!(
+            std::io::stderr(),
+            "  tip: `lvsd check [FILE]` checks a configuration"
+        );
+    }
     match u8::try_from(error.exit_code()) {
         Ok(0) => printed,
         Ok(code) => ExitCode::from(code),
@@ -216,13 +244,28 @@ pub fn refused(error: &clap::Error) -> ExitCode {
 
 /// Does what the command line says.
 pub fn main(mut arguments: Arguments) -> ExitCode {
-    if let Some(file) = &arguments.check_config {
-        let file = file
-            .as_ref()
-            .map_or_else(|| arguments.config(), PathBuf::as_path);
-        return check(file, &Gathered::recall(&arguments.state, file));
-    }
+    // A signal may come while the file is read, which takes a while if it is long.
+    let early = match arguments.command {
+        None => match Early::new() {
+            Ok(early) => Some(early),
+            Err(why) => return fail(&why),
+        },
+        // The dataplane, which this process is to become, ignores them as well.
+        Some(Command::Engine) => {
+            ignore_signals();
+            None
+        }
+        _ => None,
+    };
     match arguments.command {
+        Some(Command::Check { ref file }) => {
+            let file = file.as_deref().unwrap_or_else(|| arguments.config());
+            return check(file, &Gathered::recall(&arguments.state, file));
+        }
+        Some(Command::Init { file: None }) => return print(STARTER.as_bytes()),
+        Some(Command::Init {
+            file: Some(ref file),
+        }) => return told(init(file)),
         Some(Command::Stop { all }) => return stop(&arguments, all),
         Some(Command::Reload { force }) => return reload(&arguments, force),
         Some(Command::Status { json }) => return told(ask::status(&steered(&arguments), json)),
@@ -251,7 +294,15 @@ pub fn main(mut arguments: Arguments) -> ExitCode {
             ref file,
             from,
             ref rest,
-        }) => return convert::run(file, from, rest.as_deref()),
+            ref config_id,
+            check,
+        }) => {
+            let id = config_id.as_deref();
+            return match check {
+                true => convert::check(file, from, id),
+                false => convert::run(file, from, rest.as_deref(), id),
+            };
+        }
         Some(Command::Man { config_file: false }) => return print(&shell::man()),
         Some(Command::Man { config_file: true }) => return print(schema::page().as_bytes()),
         Some(Command::Schema) => return print(format!("{:#}\n", schema::json()).as_bytes()),
@@ -259,13 +310,13 @@ pub fn main(mut arguments: Arguments) -> ExitCode {
         _ => {}
     }
     let running = match arguments.command {
-        Some(Command::Plan) => ask::running(&steered(&arguments)),
+        Some(Command::Plan | Command::KeepalivedConfig) => ask::running(&steered(&arguments)),
         _ => None,
     };
     if let (None, Some(daemon)) = (&arguments.config, &running) {
-        arguments.config = Some(PathBuf::from(&daemon.config));
+        arguments.config = Some(file_of(daemon));
     }
-    let (config, warnings) = match load(&arguments) {
+    let (config, warnings, loaded) = match load(&arguments) {
         Ok(loaded) => loaded,
         Err(code) => return code,
     };
@@ -275,7 +326,8 @@ pub fn main(mut arguments: Arguments) -> ExitCode {
             return fail(&why);
         }
         Some(Command::KeepalivedConfig) => {
-            return cluster::keepalived::text(&config)
+            let expanded = expand(&config, &gathered(&arguments));
+            return cluster::keepalived::text(&config, &expanded.services)
                 .map_or_else(|why| fail(&why), |text| print(text.as_bytes()));
         }
         Some(Command::Plan) => return plan(&arguments, &config, running.as_ref()),
@@ -291,7 +343,10 @@ pub fn main(mut arguments: Arguments) -> ExitCode {
     };
     // By the log's thread: whoever is to read them may not, and a daemon starts all the same.
     warnings.print();
-    match run(arguments, config) {
+    match early
+        .map_or_else(Early::new, Ok)
+        .and_then(|early| run(arguments, config, &warnings.text, loaded, early))
+    {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             tracing::error!("{why}");
@@ -342,10 +397,9 @@ fn fail(why: &str) -> ExitCode {
 
 /// The configuration. Where it cannot be used, and the engine runs on after a daemon that has
 /// ended, the daemon takes the one that it had last.
-fn load(arguments: &Arguments) -> Result<(Config, Report), ExitCode> {
-    let gathered = gathered(arguments);
-    let error = match Config::load_with(arguments.config(), None, &gathered) {
-        Ok(loaded) => return Ok(loaded),
+fn load(arguments: &Arguments) -> Result<(Config, Report, LoadStatus), ExitCode> {
+    let error = match Config::load(arguments.config()) {
+        Ok((config, report)) => return Ok((config, report, daemon::loaded_at_start())),
         Err(error) => error,
     };
     let code = refuse(&error);
@@ -356,8 +410,7 @@ fn load(arguments: &Arguments) -> Result<(Config, Report), ExitCode> {
         Some(Command::Engine) => (last_good::kept(&address), "the last engine has crashed"),
         Some(_) => return Err(code),
     };
-    let (kept, report) = kept.ok_or(code)?;
-    let kept = kept.with(&gathered).unwrap_or((kept, report));
+    let (config, report) = kept.ok_or(code)?;
     log::say(
         Level::ERROR,
         format_args!(
@@ -365,7 +418,22 @@ fn load(arguments: &Arguments) -> Result<(Config, Report), ExitCode> {
             arguments.config().display()
         ),
     );
-    Ok(kept)
+    let loaded = LoadStatus {
+        ok: false,
+        message: daemon::refused(&arguments.config().display().to_string(), &error),
+        ..daemon::loaded_at_start()
+    };
+    Ok((config, report, loaded))
+}
+
+/// The file of a daemon that runs. It may be named as seen from the daemon's directory.
+fn file_of(daemon: &Status) -> PathBuf {
+    let file = PathBuf::from(&daemon.config);
+    if file.is_absolute() {
+        return file;
+    }
+    let directory = std::fs::read_link(format!("/proc/{}/cwd", daemon.pid));
+    directory.map_or_else(|_| file.clone(), |directory| directory.join(&file))
 }
 
 /// The engine's control socket: that of the command line or environment, of the file, or the usual.
@@ -400,6 +468,11 @@ fn stop(arguments: &Arguments, all: bool) -> ExitCode {
             Ok(())
         }
     };
+    if all && result.is_ok() {
+        // Weights that were set by hand are for the next dataplane.
+        tidy(&address, GIVEN);
+        sweep();
+    }
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => fail(&why),
@@ -417,20 +490,28 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
             return print(format!("{}\n", done.message).as_bytes());
         }
         // One without a socket, or none.
-        Ok(None) => match Config::load(arguments.config()) {
-            Ok((_, warnings)) => warnings.print(),
-            Err(error) => return refuse(&error),
-        },
+        Ok(None) => {
+            if let Some(Err(error)) = arguments.config.as_deref().map(Config::load) {
+                return refuse(&error);
+            }
+        }
         // It has told its log what is wrong with its file.
         Err(why) => {
-            return match Config::load(arguments.config()) {
-                Err(error) => refuse(&error),
-                Ok(_) => fail(&why),
+            let daemon = ask::running(address);
+            let file = daemon.map(|daemon| Config::load(&file_of(&daemon)));
+            return match file {
+                Some(Err(error @ LoadError::Refused(_))) => refuse(&error),
+                Some(Err(_)) => {
+                    fail(&why);
+                    ExitCode::from(EXIT_CONFIG)
+                }
+                _ => fail(&why),
             };
         }
     }
     let signal = if force { Kill::USR1 } else { Kill::HUP };
     let result = match steer(address) {
+        // It reads its file, and its log tells what is wrong with that.
         Err(LockError::Held(Some(pid))) => send(pid, signal),
         Err(LockError::Held(None)) => Err("an lvsd runs, and cannot be told which".to_owned()),
         Err(LockError::Io(error)) => Err(format!("cannot see whether an lvsd runs: {error}")),
@@ -443,14 +524,16 @@ fn reload(arguments: &Arguments, force: bool) -> ExitCode {
 fn plan(arguments: &Arguments, config: &Config, running: Option<&Status>) -> ExitCode {
     let address = address(arguments, config);
     let admin = Admin::look(admin::path(&arguments.state, arguments.config()));
-    let printed = match daemon::plan(Machine::new(&address), config, &admin) {
+    let expanded = expand(config, &gathered(arguments));
+    let both = (config, &expanded);
+    let printed = match daemon::plan(Machine::new(&address), both, &admin) {
         Ok(text) => print(text.as_bytes()),
         Err(why) => return fail(&why),
     };
     let refused = running.and_then(|status| {
         let before = status.services.iter();
         let before = before.map(|service| (service.service, service.servers.len()));
-        daemon::too_much_away(before, config, false)
+        daemon::too_much_away(before, both, false)
     });
     match refused {
         Some((why, remedy)) => fail(&format!(
@@ -473,18 +556,37 @@ fn stop_engine(address: &Address) -> Result<(), String> {
     result
 }
 
+/// Writes the starter configuration to a file that does not exist yet.
+fn init(file: &Path) -> Result<(), String> {
+    let created = File::create_new(file);
+    let mut output = created.map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => format!(
+            "{} exists and is left as it is; `lvsd init` without a file prints the starter",
+            file.display()
+        ),
+        _ => format!("cannot create {}: {error}", file.display()),
+    })?;
+    let result = output.write_all(STARTER.as_bytes());
+    result.map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+    let text = format!(
+        "{}: edit the addresses, then run `lvsd check {0}`\n",
+        file.display()
+    );
+    write(text.as_bytes())
+}
+
 fn check(file: &Path, gathered: &Gathered) -> ExitCode {
-    match Config::load_with(file, Some(&Facts::read()), gathered) {
+    match Config::load_on(file, Some(&Facts::read())) {
         Ok((config, warnings)) => {
             warnings.print();
-            let servers = config.services.iter().map(|s| s.servers.len()).sum();
+            let expanded = expand(&config, gathered);
             // The exit code says it where nobody reads.
             let _ = writeln!(
                 std::io::stdout(),
                 "{}: valid, {} with {}",
                 file.display(),
-                counted(config.services.len(), "service"),
-                counted(servers, "server")
+                counted(expanded.services.len(), "service"),
+                counted(expanded.servers(), "server")
             );
             ExitCode::SUCCESS
         }
@@ -525,22 +627,97 @@ fn start_log(from_file: Option<&str>) -> Result<log::Guard, String> {
     log::start(filter, None).map_err(|error| format!("cannot start the log: {error}"))
 }
 
-fn run(arguments: Arguments, config: Config) -> Result<(), String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| format!("cannot start the event loop: {e}"))?;
-    // Before the lock says who we are: `lvsd reload` sends a signal to its holder, which would end
+/// The event loop of a daemon that starts, and the signals that it has received.
+struct Early {
+    runtime: tokio::runtime::Runtime,
+    sender: mpsc::Sender<Signal>,
+    signals: mpsc::Receiver<Signal>,
+}
+
+impl Early {
+    /// From now on, signals that ask for a reload are kept until the daemon runs, and those that mean
+    /// nothing here are ignored.
+    fn new() -> Result<Self, String> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| format!("cannot start the event loop: {e}"))?;
+        let (sender, signals) = mpsc::channel(8);
+        let this = Self {
+            runtime,
+            sender,
+            signals,
+        };
+        this.listen(&[
+            (SignalKind::hangup(), Signal::Reload),
+            (SignalKind::user_defined1(), Signal::ForcedReload),
+        ])?;
+        let entered = this.runtime.enter();
+        let others = [
+            SignalKind::user_defined2(),
+            SignalKind::alarm(),
+            SignalKind::io(),
+        ];
+        let numbers = [
+            Kill::VTALARM,
+            Kill::PROF,
+            Kill::POWER,
+            Kill::XFSZ,
+            Kill::XCPU,
+        ]
+        .map(Kill::as_raw);
+        // Real-time signals, but for those of C libraries.
+        let numbers = numbers.into_iter().chain(35..=64);
+        let numbers = numbers.map(SignalKind::from_raw);
+        for kind in others.into_iter().chain(numbers) {
+            // A handler stays when its stream is dropped.
+            let _ = signal(kind);
+        }
+        drop(entered);
+        Ok(this)
+    }
+
+    /// Has the daemon learn of these signals.
+    fn listen(&self, kinds: &[(SignalKind, Signal)]) -> Result<(), String> {
+        let _runtime = self.runtime.enter();
+        for &(kind, message) in kinds {
+            let stream = signal(kind);
+            let mut stream = stream.map_err(|e| format!("cannot listen for signals: {e}"))?;
+            let sender = self.sender.clone();
+            tokio::spawn(async move {
+                while stream.recv().await.is_some() {
+                    if sender.send(message).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        Ok(())
+    }
+}
+
+fn run(
+    arguments: Arguments,
+    config: Config,
+    text: &str,
+    loaded: LoadStatus,
+    early: Early,
+) -> Result<(), String> {
+    // Before the lock says who we are: `lvsd stop` sends a signal to its holder, which would end
     // one that does not listen yet.
-    let signals = {
-        let _runtime = runtime.enter();
-        signals().map_err(|e| format!("cannot listen for signals: {e}"))?
-    };
+    early.listen(&[
+        (SignalKind::terminate(), Signal::Stop),
+        (SignalKind::interrupt(), Signal::StopAll),
+    ])?;
+    let Early {
+        runtime, signals, ..
+    } = early;
     let address = address(&arguments, &config);
     let _lock = lock(&address)?;
+    sweep();
     let last_good = last_good::path(&address);
     if let Some(path) = &last_good {
-        last_good::keep(path, config.text());
+        last_good::keep(path, text);
     }
     let confinement = match config.daemon.confine.as_deref() {
         Some("off") => Confinement::default(),
@@ -550,8 +727,7 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
         tracing::warn!("lvsd is {confinement}");
     }
     health::raise_limits();
-    let counts = tally::path(&address);
-    let tally = Arc::new(Tally::recall(counts.as_deref()));
+    let tally = Arc::<Tally>::default();
     let pulses = Pulses::default();
     let checks = checks_thread(&pulses)?;
     let notify = Notify::from_env();
@@ -567,13 +743,8 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
         let network = Network { pins: pins.ok() };
         let events = Events::default();
         let (sender, asks) = door::channel();
-        let api = Arc::new(Api::counted_in(sender, Arc::clone(&tally)));
-        let opened = door::open(
-            &address,
-            &config.dataplane,
-            events.source(),
-            Arc::clone(&api),
-        );
+        let api = Arc::new(Api::new(sender, &events, Arc::clone(&tally)));
+        let opened = door::open(&address, &config.dataplane, Arc::clone(&api));
         if let Err(error) = opened {
             tracing::warn!(
                 "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd; --socket @NAME gives it a place that needs no rights"
@@ -582,6 +753,7 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
         let served = api::start(&api, &events, &address);
         let options = Options {
             attach: arguments.attach,
+            loaded,
             last_good,
             notify,
             checks: Some(checks),
@@ -598,7 +770,7 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
             admin: Some(admin::path(&arguments.state, arguments.config())),
             asks: Some(asks),
             events,
-            tally: Arc::clone(&tally),
+            tally,
             api: Some(api.settings()),
             confinement,
             ..Options::new(arguments.config().to_owned())
@@ -607,7 +779,6 @@ fn run(arguments: Arguments, config: Config) -> Result<(), String> {
         served.end();
         result
     });
-    tally.keep(counts.as_deref());
     // A call to an engine that hangs must not keep the daemon from ending.
     runtime.shutdown_background();
     result
@@ -626,26 +797,4 @@ fn checks_thread(pulses: &Pulses) -> Result<tokio::runtime::Handle, String> {
         .spawn(move || runtime.block_on(pulse.keep(BEAT)))
         .map_err(|e| format!("cannot start a thread: {e}"))?;
     Ok(handle)
-}
-
-/// The signals of the process as messages.
-fn signals() -> std::io::Result<mpsc::Receiver<Signal>> {
-    let (sender, receiver) = mpsc::channel(8);
-    for (kind, message) in [
-        (SignalKind::hangup(), Signal::Reload),
-        (SignalKind::user_defined1(), Signal::ForcedReload),
-        (SignalKind::terminate(), Signal::Stop),
-        (SignalKind::interrupt(), Signal::StopAll),
-    ] {
-        let mut stream = signal(kind)?;
-        let sender = sender.clone();
-        tokio::spawn(async move {
-            while stream.recv().await.is_some() {
-                if sender.send(message).await.is_err() {
-                    return;
-                }
-            }
-        });
-    }
-    Ok(receiver)
 }

@@ -19,7 +19,7 @@ pub struct Decision {
     pub quorum: bool,
     /// All its servers are taken to be up, because too few are.
     pub panic: bool,
-    /// The sorry server serves.
+    /// The sorry server serves, and no other.
     pub sorry: bool,
     /// Its VIP is given up.
     pub withdrawn: bool,
@@ -43,34 +43,43 @@ pub fn usable(servers: &[ServerView]) -> usize {
     servers.iter().filter(usable).count()
 }
 
-/// Decides about a service. As long as some of its servers are `settled` by no check, what was
-/// decided before holds.
+/// Decides about a service; `None` if nothing can be decided yet. Until the first checks of all its
+/// servers are done (`settled`), a quorum can be gained, and otherwise what was decided before holds:
+/// a server that is not known yet may be the one that makes the quorum.
 pub fn decide(
     service: &Service,
     servers: &[ServerView],
     settled: bool,
-    before: Decision,
-) -> Decision {
-    if !settled {
-        return before;
-    }
+    before: Option<Decision>,
+) -> Option<Decision> {
+    let decided = before;
+    let before = before.unwrap_or_default();
     let usable = usable(servers);
     let needed = match before.quorum {
         true => service.quorum.down,
         false => service.quorum.up,
     };
     let quorum = usable >= usize::try_from(needed).unwrap_or(usize::MAX);
+    if !settled {
+        return match quorum {
+            true => Some(Decision {
+                panic: before.panic,
+                ..Decision::default()
+            }),
+            false => decided,
+        };
+    }
     let sorry = service.sorry.is_some() && !quorum;
     let wanted = servers.iter().filter(|server| server.wanted).count();
-    // Where all have failed and there is somebody to say so, he does.
+    // The sorry server replaces all of them, however few they are.
     let few = usable * 100 < wanted * usize::from(service.min_share);
-    let panic = few && wanted > 0 && !(sorry && usable == 0);
-    Decision {
+    let panic = few && wanted > 0 && !sorry;
+    Some(Decision {
         quorum,
         panic,
         sorry,
         withdrawn: !quorum && !panic && service.below_quorum == BelowQuorum::GiveUp,
-    }
+    })
 }
 
 #[cfg(test)]
@@ -104,7 +113,7 @@ mod tests {
         steps
             .iter()
             .map(|&number| {
-                now = decide(service, &up(number), true, now);
+                now = decide(service, &up(number), true, Some(now)).expect("decided");
                 now
             })
             .collect()
@@ -130,20 +139,52 @@ mod tests {
     #[test]
     fn what_nobody_knows_changes_nothing() {
         let service = service("sorry = \"10.0.0.99\"");
-        let before = Decision::default();
-        assert_eq!(decide(&service, &up(0), false, before), before);
+        for before in [None, Some(Decision::default())] {
+            assert_eq!(decide(&service, &up(0), false, before), before);
+        }
+    }
+
+    #[test]
+    fn decide_unknown_servers_may_gain_a_quorum_and_lose_none() {
+        let service = service("quorum = 2\nsorry = \"10.0.0.99\"\npanic_below = 50");
+        let has = Some(Decision::default());
+        assert_eq!(decide(&service, &up(1), false, None), None);
+        assert_eq!(decide(&service, &up(2), false, None), has);
+        assert_eq!(decide(&service, &up(1), false, has), has);
+        let lost = decide(&service, &up(1), true, has);
+        assert!(lost.is_some_and(|lost| lost.sorry && !lost.quorum));
+        assert_eq!(decide(&service, &up(1), false, lost), lost);
+        assert_eq!(decide(&service, &up(2), false, lost), has);
+    }
+
+    #[test]
+    fn decide_sorry_server_overrides_the_minimum_share() {
+        let service =
+            service("quorum = { up = 3, down = 2 }\npanic_below = 60\nsorry = \"10.0.0.99\"");
+        let both: Vec<(bool, bool)> = walk(&service, &[4, 2, 1, 2, 3])
+            .iter()
+            .map(|d| (d.panic, d.sorry))
+            .collect();
+        let wanted = [
+            (false, false),
+            (true, false),
+            (false, true),
+            (false, true),
+            (false, false),
+        ];
+        assert_eq!(both, wanted);
     }
 
     #[test]
     fn below_the_minimum_share_all_are_used() {
-        let lone = service("min_share = 50");
+        let lone = service("panic_below = 50");
         let panic: Vec<bool> = walk(&lone, &[4, 2, 1, 0, 2])
             .iter()
             .map(|d| d.panic)
             .collect();
         assert_eq!(panic, [false, false, true, true, false]);
         // Unless there is somebody for when none is left.
-        let with = service("min_share = 50\nsorry = \"10.0.0.99\"");
+        let with = service("panic_below = 50\nsorry = \"10.0.0.99\"");
         let both: Vec<(bool, bool)> = walk(&with, &[1, 0])
             .iter()
             .map(|d| (d.panic, d.sorry))
@@ -175,12 +216,13 @@ mod tests {
             let down = up_at.saturating_sub(less).max(1);
             let sorry_line = if sorry { "sorry = \"10.0.0.99\"\n" } else { "" };
             let service = service(&format!(
-                "quorum = {{ up = {up_at}, down = {down} }}\nmin_share = {share}\nbelow_quorum = \"give-up\"\n{sorry_line}"
+                "quorum = {{ up = {up_at}, down = {down} }}\npanic_below = {share}\nbelow_quorum = \"give-up\"\n{sorry_line}"
             ));
             let mut before = Decision::default();
             for number in steps {
-                let now = decide(&service, &up(number), true, before);
+                let now = decide(&service, &up(number), true, Some(before)).expect("decided");
                 prop_assert_eq!(now.sorry, sorry && !now.quorum);
+                prop_assert!(!(now.sorry && now.panic));
                 prop_assert!(!now.withdrawn || !now.quorum);
                 let n = u32::try_from(number).expect("few");
                 if n >= up_at { prop_assert!(now.quorum); }

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use lvs_api::daemon::Event;
 use lvs_core::api::ServiceId;
-use lvs_dataplane::control::daemon::Event;
 use tokio::sync::broadcast;
 
 /// Events that a listener may be behind.

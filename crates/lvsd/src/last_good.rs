@@ -5,16 +5,14 @@
 
 use std::path::{Path, PathBuf};
 
-use lvs_dataplane::control::{Address, Client};
+use lvs_api::{Address, Client};
 
 use crate::config::{Config, Report};
 use crate::replace::replace;
 
 /// Where it is for the engine at `address`; nowhere for one that has no path.
 pub fn path(address: &Address) -> Option<PathBuf> {
-    let mut name = address.path()?.as_os_str().to_owned();
-    name.push(".lvsd.toml");
-    Some(PathBuf::from(name))
+    address.state_file(".lvsd.toml")
 }
 
 /// Keeps the text of a file that was good.
@@ -61,7 +59,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let address = Address::new(directory.path().join("engine.sock"));
         let kept = path(&address).unwrap();
-        for text in ["[lvsd]\nadopt = true\n", "[lvsd]\n"] {
+        for text in ["[lvsd]\nmanage_all_services = true\n", "[lvsd]\n"] {
             keep(&kept, text);
             assert_eq!(std::fs::read_to_string(&kept).unwrap(), text);
         }

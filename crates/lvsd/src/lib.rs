@@ -4,11 +4,13 @@
 //! config/         TOML ──▶ checked Config, or everything that is wrong with it
 //! convert/        other programs' files as lvsd's
 //! health/         one task for each question that services ask: is the server up?
-//! reconcile       Config and health against what the engine holds ──▶ ordered changes (pure)
+//! expand          the file's services with what DNS and etcd add (pure)
+//! reconcile       services and health against what the engine holds ──▶ ordered changes (pure)
 //! engine/         attach to an engine or start one; carry the changes out; start over when it is lost
 //! daemon          the loop that joins them
 //! host_addresses  which addresses the host has
 //! admin           what people want of servers, whatever file and checks say
+//! clock           deadlines that a step of the wall clock does not move
 //! decide          what becomes of a service when servers are missing (pure)
 //! cluster/        one director among several: keepalived, maintenance
 //! door            the daemon's own control socket
@@ -22,18 +24,20 @@
 //! proxy           services that the daemon serves itself
 //! sources/        servers that DNS names, and what was last known of them
 //! source          whom an address counts as, where places are shared out
+//! text/           findings with their place in a text, and keys of tables
 //! schema          the keys of the file, for editors and for reading
 //! ```
 //!
 //! The daemon may crash or be killed at any time: the engine keeps forwarding, and the next daemon
 //! attaches to it and finds nothing to change.
 #![forbid(unsafe_code)]
-// They wait for whoever reads, and panic where nobody can: `lvs_dataplane::log` does neither.
+// They wait for whoever reads, and panic where nobody can: `lvs_process::log` does neither.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod admin;
 pub mod api;
 pub mod cli;
+pub mod clock;
 pub mod cluster;
 pub mod config;
 pub mod convert;
@@ -42,18 +46,18 @@ pub mod decide;
 pub mod door;
 pub mod engine;
 pub mod events;
+pub mod expand;
 pub mod health;
 pub mod host_addresses;
 pub mod last_good;
 pub mod notify_command;
-pub mod proxy;
 pub mod reconcile;
 mod replace;
 pub mod schema;
-mod source;
 pub mod sources;
 pub mod tally;
+pub mod text;
 pub mod watchdog;
 mod words;
 
-pub use lvs_dataplane::notify;
+pub use lvs_process::notify;

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lvs_dataplane::control::daemon::Event;
+use lvs_api::daemon::Event;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::sync::{broadcast, oneshot, watch};

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
+use crate::config::DEFAULTS;
+
 /// What the file is read into.
 const SOURCE: &str = include_str!("config/raw.rs");
 
@@ -15,6 +17,7 @@ struct Table {
     keys: Vec<Key>,
 }
 
+#[derive(Clone)]
 struct Key {
     name: String,
     about: String,
@@ -78,6 +81,17 @@ fn tables() -> Vec<Table> {
         }
     }
     all.retain(|table| table.name.starts_with("Raw"));
+    let service = all.iter().position(|table| table.name == "RawService");
+    if let Some(at) = service {
+        let keys = all[at].keys.iter();
+        let keys = keys.filter(|key| DEFAULTS.contains(&key.name.as_str()));
+        let defaults = Table {
+            name: "RawDefaults".to_owned(),
+            about: "`[defaults]`: keys that services have unless they set their own.".to_owned(),
+            keys: keys.cloned().collect(),
+        };
+        all.insert(at, defaults);
+    }
     all
 }
 
@@ -94,7 +108,7 @@ fn kind(kind: &str) -> Value {
             json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] })
         }
         "RawQuorum" => either(json!({ "type": "integer" }), "RawQuorumTable"),
-        "RawSorry" => either(json!({ "type": "string" }), "RawServer"),
+        "RawTarget" => either(json!({ "type": "string" }), "RawServer"),
         "RawTunnel" => either(json!({ "type": "string" }), "RawTunnelTable"),
         // A kind of check has keys of its own.
         "RawCheck" => json!({ "anyOf": [{ "const": "none" }, { "type": "object" }] }),
@@ -144,7 +158,7 @@ pub fn page() -> String {
     };
     let mut page = String::from(
         ".TH lvsd.toml 5 \"\" \"lvsd\" \"Linux Virtual Server\"\n.SH NAME\nlvsd.toml \\- configuration of the daemon of a Linux Virtual Server\n\
-         .SH DESCRIPTION\nTOML. \\fBlvsd \\-\\-check\\-config\\fR says what is wrong with a file, \\fBlvsd plan\\fR what it would change.\n",
+         .SH DESCRIPTION\nTOML. \\fBlvsd check\\fR says what is wrong with a file, \\fBlvsd plan\\fR what it would change.\n",
     );
     for table in tables() {
         if table.name == "RawConfig" {
@@ -196,9 +210,12 @@ mod tests {
             ("RawService", "[[service]]"),
             ("RawServer", "[[service]]\n[[service.server]]"),
             ("RawDaemon", "[lvsd]"),
+            ("RawDefaults", "[defaults]"),
             ("RawDataplane", "[dataplane]"),
             ("RawMark", "[[mark]]"),
             ("RawSync", "[sync]"),
+            ("RawSyncIpvs", "[sync.ipvs]"),
+            ("RawSyncPeers", "[sync.peers]"),
             ("RawVrrp", "[vrrp]"),
             ("RawDns", "[dns]"),
             ("RawCluster", "[cluster]"),
@@ -217,11 +234,7 @@ mod tests {
                 .nth(1)
                 .expect("it lists them");
             let known = known.lines().next().unwrap_or_default();
-            for key in known
-                .split(", ")
-                .map(str::trim)
-                .filter(|key| *key != "helpers")
-            {
+            for key in known.split(", ").map(str::trim) {
                 assert!(
                     keys(table).iter().any(|k| k == key),
                     "{key} of {table}: {:?}",

@@ -1,13 +1,8 @@
-//! What the daemon has counted itself. It is kept when the daemon ends, and the next one goes on
-//! counting from there; after a crash everything begins at 0, as scrapers expect it of a counter.
+//! What the daemon has counted itself since its start.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-use lvs_dataplane::control::Address;
-use serde::{Deserialize, Serialize};
 
 /// Upper ends of the classes that times are counted in, in seconds; one more has no end.
 pub const BOUNDS: [f64; 13] = [
@@ -15,8 +10,7 @@ pub const BOUNDS: [f64; 13] = [
 ];
 
 /// How often something took how long.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     /// Of each class of [`BOUNDS`], and beyond.
     pub classes: [u64; BOUNDS.len() + 1],
@@ -35,8 +29,7 @@ impl Times {
 }
 
 /// The checks of one kind.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckCounts {
     /// What they took.
     pub times: Times,
@@ -49,8 +42,7 @@ pub struct CheckCounts {
 }
 
 /// All counts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Files that were taken.
     pub reloads: u64,
@@ -89,34 +81,7 @@ pub enum Outcome {
 #[derive(Debug, Default)]
 pub struct Tally(Mutex<Counts>);
 
-/// Where the counts of the daemon of this engine are kept: beside its socket, which lives as long
-/// as the engine's own counters do.
-pub fn path(address: &Address) -> Option<PathBuf> {
-    let mut name = address.path()?.as_os_str().to_owned();
-    name.push(".lvsd.counts.json");
-    Some(PathBuf::from(name))
-}
-
 impl Tally {
-    /// What the last daemon has kept; it counts once.
-    pub fn recall(path: Option<&Path>) -> Self {
-        let text = path.and_then(|path| std::fs::read(path).ok());
-        if let Some(path) = path {
-            let _ = std::fs::remove_file(path);
-        }
-        let counts = text.and_then(|text| serde_json::from_slice(&text).ok());
-        Self(Mutex::new(counts.unwrap_or_default()))
-    }
-
-    /// Keeps them for the next one.
-    pub fn keep(&self, path: Option<&Path>) {
-        let Some(path) = path else { return };
-        let text = serde_json::to_vec(&*self.counts()).unwrap_or_default();
-        if let Err(error) = std::fs::write(path, text) {
-            tracing::debug!("cannot keep the counters in {}: {error}", path.display());
-        }
-    }
-
     /// All of them now.
     pub fn get(&self) -> Counts {
         self.counts().clone()
@@ -190,23 +155,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_daemon_goes_on_and_one_after_a_crash_begins_anew() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("counts.json");
-        let first = Tally::recall(Some(&path));
-        first.check("tcp", Duration::from_millis(3), Outcome::Good);
-        first.check("tcp", Duration::from_secs(60), Outcome::Failed);
-        first.reload(true);
-        first.http(200);
-        first.keep(Some(&path));
-        let second = Tally::recall(Some(&path));
-        assert_eq!(second.get(), first.get());
-        let tcp = &second.get().checks["tcp"];
+    fn checks_are_counted_by_kind_and_time() {
+        let tally = Tally::default();
+        tally.check("tcp", Duration::from_millis(3), Outcome::Good);
+        tally.check("tcp", Duration::from_secs(60), Outcome::Failed);
+        let tcp = &tally.get().checks["tcp"];
         assert_eq!((tcp.good, tcp.failed, tcp.not_made), (1, 1, 0));
         assert_eq!(tcp.times.classes[2], 1);
         assert_eq!(tcp.times.classes[BOUNDS.len()], 1);
         assert_eq!(tcp.times.sum_us, 60_003_000);
-        // The second has ended without a word.
-        assert_eq!(Tally::recall(Some(&path)).get(), Counts::default());
     }
 }

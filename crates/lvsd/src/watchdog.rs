@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-pub use lvs_dataplane::notify::watchdog_interval as interval;
+pub use lvs_process::notify::watchdog_interval as interval;
 
 use crate::notify::Notify;
 
@@ -70,14 +70,23 @@ pub struct Pulses {
 impl Pulses {
     /// What has stopped, if the rest has to beat within `limit`.
     pub fn stopped(&self, limit: Duration) -> Option<&'static str> {
-        let all = [
-            ("the event loop", &self.event_loop, limit),
-            ("the health checks", &self.checks, limit),
-            ("the daemon's loop", &self.turns, TURN_LIMIT.max(limit)),
-        ];
-        let mut stopped = all.iter().filter(|(_, pulse, limit)| pulse.age() > *limit);
-        stopped.next().map(|(name, ..)| *name)
+        let ages = [&self.event_loop, &self.checks, &self.turns].map(Pulse::age);
+        first_stopped(ages, limit)
     }
+}
+
+/// The first of event loop, checks and daemon's loop whose last beat is too long ago.
+fn first_stopped(
+    [event_loop, checks, turns]: [Duration; 3],
+    limit: Duration,
+) -> Option<&'static str> {
+    let all = [
+        ("the event loop", event_loop, limit),
+        ("the health checks", checks, limit),
+        ("the daemon's loop", turns, TURN_LIMIT.max(limit)),
+    ];
+    let mut stopped = all.iter().filter(|(_, age, limit)| age > limit);
+    stopped.next().map(|(name, ..)| *name)
 }
 
 /// Feeds the watchdog from a thread of its own until the process ends.
@@ -110,20 +119,40 @@ pub fn feed(notify: Notify, pulses: Pulses, interval: Duration) -> std::io::Resu
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn what_stops_is_named() {
-        let limit = Duration::from_millis(100);
-        let pulses = Pulses::default();
-        tokio::spawn(pulses.event_loop.clone().keep(Duration::from_millis(10)));
-        let checks = tokio::spawn(pulses.checks.clone().keep(Duration::from_millis(10)));
-        tokio::time::sleep(3 * limit).await;
-        assert_eq!(pulses.stopped(limit), None);
-        checks.abort();
-        tokio::time::sleep(3 * limit).await;
-        assert_eq!(pulses.stopped(limit), Some("the health checks"));
-        // Nothing at all runs: somebody computes for too long.
-        pulses.checks.beat();
-        std::thread::sleep(2 * limit);
-        assert_eq!(pulses.stopped(limit), Some("the event loop"));
+    const LIMIT: Duration = Duration::from_secs(1);
+    const LATE: Duration = Duration::from_millis(1001);
+
+    #[test]
+    fn pulses_within_limit_report_nothing() {
+        assert_eq!(first_stopped([LIMIT, LIMIT, TURN_LIMIT], LIMIT), None);
+    }
+
+    #[test]
+    fn late_checks_are_reported() {
+        let stopped = first_stopped([LIMIT, LATE, LIMIT], LIMIT);
+        assert_eq!(stopped, Some("the health checks"));
+    }
+
+    #[test]
+    fn late_event_loop_is_reported_before_late_checks() {
+        let stopped = first_stopped([LATE, LATE, LATE], LIMIT);
+        assert_eq!(stopped, Some("the event loop"));
+    }
+
+    #[test]
+    fn late_turn_is_reported() {
+        let turn = TURN_LIMIT + Duration::from_millis(1);
+        let stopped = first_stopped([LIMIT, LIMIT, turn], LIMIT);
+        assert_eq!(stopped, Some("the daemon's loop"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kept_pulse_beats() {
+        let pulse = Pulse::default();
+        pulse.last.store(u64::MAX, Relaxed);
+        let kept = tokio::spawn(pulse.clone().keep(Duration::from_millis(10)));
+        tokio::task::yield_now().await;
+        assert_ne!(pulse.last.load(Relaxed), u64::MAX);
+        kept.abort();
     }
 }

@@ -6,10 +6,11 @@ use core::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    AnnounceSpec, CaptureFilter, FilterSpec, LocalPool, ServerSpec, ServiceId, ServiceSpec,
-    SyncDaemon, SyncRole, Sysctl, Timeouts,
+use super::types::{
+    AnnounceSpec, CaptureFilter, FilterSpec, LocalPool, ServerSpec, ServiceId, ServiceSpec, Sysctl,
+    Timeouts,
 };
+use crate::sync::{SyncDaemon, SyncRole};
 
 /// A call with the number that its answers carry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

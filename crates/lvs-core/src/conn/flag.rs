@@ -42,11 +42,21 @@ pub(crate) const TRACKED: u32 = 0x1000_0000;
 pub(crate) const HELPED: u32 = 0x2000_0000;
 /// Ended, and taken out before the next packet that is not the host's own answer.
 pub(crate) const DYING: u32 = 0x4000_0000;
-/// Its server is the one that its service's scheduler chooses, which is a function of what other
-/// directors know, too.
-pub(crate) const REGULAR: u32 = 0x8000_0000;
 /// What passes is looked at before anything else.
 pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;
+/// With these, a packet may change more of its connection than counters and the deadline, or be
+/// changed itself: only the slow path forwards it.
+pub(crate) const SLOW_PATH: u32 = HELPED
+    | ONE_PACKET
+    | GONE
+    | TRACKED
+    | TIMED
+    | OUT_SEQ
+    | IN_SEQ
+    | NO_CPORT
+    | CONTROLS
+    | TEMPLATE
+    | DYING;
+const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
 /// All of these: they are of no concern to others.
-pub(crate) const OWN: u32 =
-    PEER | LENT | TOLD | CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING | REGULAR;
+pub(crate) const OWN: u32 = PEER | LENT | TOLD | CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;

@@ -58,12 +58,7 @@ impl Control {
     ) -> bool {
         let keep = |entry: Entry<'_>| self.keeps(entry);
         let (pool, _) = self.local_pool();
-        let more = shard.adopt(adoption, now, budget, pool, local, keep);
-        if !more && self.settings.decides {
-            // Services may be others than those of the process that kept them.
-            shard.begin_review();
-        }
-        more
+        shard.adopt(adoption, now, budget, pool, local, keep)
     }
 
     /// Copies connections that another process has left in `memory`, whose table is not that of one
@@ -96,9 +91,6 @@ impl Control {
                 None => no_room += 1,
             }
         });
-        if self.settings.decides {
-            shards.iter_mut().for_each(Shard::begin_review);
-        }
         no_room
     }
 
@@ -165,6 +157,7 @@ mod tests {
     use core::time::Duration;
 
     use crate::memory::{Layout, Memory, Region};
+    use crate::offload::{LocalChange, LocalEnd};
     use crate::*;
 
     /// A director with two servers, and so many connections in each of so many shards.

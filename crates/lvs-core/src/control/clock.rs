@@ -132,9 +132,7 @@ impl Control {
                 service.apply_slow_start(at);
             }
             self.plan_service(number);
-            if slow {
-                self.choice_changed(number);
-            }
+            if slow {}
         }
         if due(self.next_trash) {
             self.empty_trash(at);

@@ -104,12 +104,19 @@ impl Defense {
         if self.rate == 0 {
             return false;
         }
-        self.counter = self.counter.saturating_sub(1);
-        if self.counter > 0 {
-            return false;
-        }
-        self.counter = self.rate;
-        true
+        let drops = self.drops_next();
+        self.counter = if drops { self.rate } else { self.counter - 1 };
+        drops
+    }
+
+    /// Whether the next such packet is dropped.
+    pub(crate) const fn drops_next(&self) -> bool {
+        self.rate != 0 && self.counter <= 1
+    }
+
+    /// One in how many such packets is dropped; 0 for none.
+    pub(crate) const fn rate(&self) -> u64 {
+        self.rate
     }
 
     /// How many slots of `len` to visit this second: one in 32.

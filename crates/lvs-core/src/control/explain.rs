@@ -4,16 +4,21 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::Control;
-use super::admit::template_key;
+use super::admit::{Ask, By, Packets, Refused, State, classify, may_lead_to};
 use super::service::ServiceKeyOrd;
-use crate::HashSlot;
+use crate::conn::{Key, Template};
+use crate::pool;
+use crate::sched::HashSlot;
 use crate::sched::{About, Request};
 use crate::shard::Shard;
-use crate::{Instant, Protocol, Server, Service, ServiceFlags, ServiceKey, Tuple};
+use crate::{
+    AcceptReason, DropReason, Forwarding, Hook, Instant, Protocol, Server, Service, ServiceFlags,
+    ServiceKey, Tuple,
+};
 
 /// Why a packet that may open a connection would go where it would go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,6 +49,9 @@ pub struct Explanation {
     pub server: Option<SocketAddr>,
     /// What would become of it, in a sentence.
     pub verdict: String,
+    /// Why it would open no connection: the name of a [`DropReason`] or an [`AcceptReason`]. Empty
+    /// if it would open one, or if that cannot be foreseen.
+    pub reason: String,
     /// Whether its connection's packets are forwarded in the kernel, if it belongs to one or would
     /// open one. Whoever forwards packets knows that, not the core.
     pub in_kernel: Option<bool>,
@@ -61,6 +69,7 @@ impl Explanation {
 /// A server of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Candidate {
     /// Its address.
     pub server: SocketAddr,
@@ -105,7 +114,10 @@ impl Control {
             told.verdict = match told.server {
                 Some(_) if lost.is_some() => lost.unwrap_or_default().to_string(),
                 Some(server) => belongs_to_a_connection(server),
-                None => "left to this host: it belongs to no service and no connection".to_string(),
+                None => {
+                    told.reason = AcceptReason::NoService.name().to_string();
+                    "left to this host: it belongs to no service and no connection".to_string()
+                }
             };
             return told;
         };
@@ -119,119 +131,312 @@ impl Control {
         } else if let Some(server) = told.server {
             told.verdict = belongs_to_a_connection(server);
         } else {
-            told.verdict = self.explain_new(&mut told, service, tuple, now);
+            // The host's own packets meet the director on their way out.
+            let hook = if self.is_local(src.ip()) {
+                Hook::Output
+            } else {
+                Hook::Local
+            };
+            let ask = Ask::new(tuple, mark, hook);
+            let (verdict, reason) = self.explain_new(shard, &mut told, service, &ask, now);
+            told.verdict = verdict;
+            told.reason = reason.to_string();
         }
         told
     }
 
-    /// What becomes of a packet of no connection: filter, template, scheduler, in the order in
-    /// which they are asked.
+    /// The verdict about a packet of no connection, and its reason.
     fn explain_new(
         &self,
+        shard: &Shard,
         told: &mut Explanation,
         service: &Service,
-        tuple: Tuple,
+        ask: &Ask<'_>,
         now: Instant,
-    ) -> String {
-        let Tuple { src, dst, .. } = tuple;
-        let number = self.index.get(&ServiceKeyOrd::from(&service.key));
-        let decided = number.and_then(|&number| self.filters.decide(number, src.ip()));
-        if let Some(decided) = decided.filter(|decided| !decided.taken()) {
-            return format!("dropped: {}", decided.describe(src.ip()));
-        }
-        if src.port() == crate::control::FTP_DATA {
-            return "left to this host: new connections from port 20 are not balanced".to_string();
-        }
-        let config = service.config();
-        if config.flags.has(ServiceFlags::PERSISTENT) {
-            if let Some(verdict) = self.explain_template(told, service, tuple, now) {
-                return verdict;
-            }
-        } else {
+    ) -> (String, &'static str) {
+        let request = ask.request(service.config().flags, now);
+        if !service.config().flags.has(ServiceFlags::PERSISTENT) {
             told.template_why = "the service is not persistent".to_string();
-            let by_mark = matches!(service.key, ServiceKey::Mark { .. });
-            if !by_mark && dst.port() != service.key.port() {
-                return "refused: only a persistent service takes other ports than its own"
-                    .to_string();
+        }
+        told.slot = service.pool.slot(&request);
+        let mut preview = Preview {
+            control: self,
+            shard,
+            told,
+        };
+        let refused = match classify(&mut preview, ask, now) {
+            Ok(forecast) => return (self.describe_forecast(told, service, &forecast), ""),
+            Err(refused) => refused,
+        };
+        match refused {
+            Refused::Accept(reason) => {
+                let why = self.describe_accept(reason, service);
+                (format!("left to this host: {why}"), reason.name())
+            }
+            Refused::Drop(reason) => {
+                let why = self.describe_drop(reason, service, ask);
+                (format!("dropped: {why}"), reason.name())
+            }
+            Refused::Unreachable(reason) => {
+                let by_mark = matches!(service.key, ServiceKey::Mark { .. });
+                let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
+                let why = if by_mark || persistent || ask.virt.port() == service.key.port() {
+                    "no server can take it"
+                } else {
+                    "only a persistent service takes other ports than its own"
+                };
+                (format!("refused (port unreachable): {why}"), reason.name())
+            }
+            Refused::Unknown(Unknown::Payload) => ("depends on the payload".to_string(), ""),
+            Refused::Unknown(Unknown::Scheduler) => {
+                let scheduler = &service.config().scheduler;
+                (
+                    format!("{scheduler} chooses; it cannot tell beforehand"),
+                    "",
+                )
             }
         }
-        explain_choice(told, service, tuple, now)
     }
 
-    /// Where a client's template leads, or why it leads nowhere.
-    fn explain_template(
+    fn describe_forecast(
         &self,
         told: &mut Explanation,
         service: &Service,
-        tuple: Tuple,
-        now: Instant,
-    ) -> Option<String> {
-        let config = service.config();
-        if config.engine.is_some() {
-            told.template_why =
-                "the persistence engine goes by the packet's payload, which is not known here"
-                    .to_string();
-            return Some("depends on the payload".to_string());
+        forecast: &Forecast,
+    ) -> String {
+        let Some(server) = forecast.server else {
+            return "goes to its own destination: no server can take it, and cache_bypass is set"
+                .to_string();
+        };
+        told.server = Some(server);
+        let scheduler = &service.config().scheduler;
+        let lots = if About::of(scheduler).is_some_and(|about| about.draws_lots) {
+            ", drawing lots"
+        } else {
+            ""
+        };
+        match forecast.by {
+            By::Pin => format!("goes to {server}: a health check through the VIP is pinned to it"),
+            By::Template(true) => format!("goes to {server}: its template says so"),
+            By::Template(false) | By::Scheduler => {
+                format!("goes to {server}: {scheduler} chooses it{lots}")
+            }
+            By::NextServer => format!(
+                "goes to {server}: full NAT has no local port left towards the server that \
+                 {scheduler} chooses"
+            ),
         }
-        let Tuple { protocol, src, dst } = tuple;
-        let (key, _) = template_key(service.key, config.netmask, protocol, src, dst);
-        let Some(index) = self.templates.find(&key, None) else {
-            told.template_why = format!("{} has none yet", key.client.ip());
+    }
+
+    fn describe_accept(&self, reason: AcceptReason, service: &Service) -> String {
+        match reason {
+            AcceptReason::SourcePort20 => {
+                "new connections from port 20 are not balanced".to_string()
+            }
+            AcceptReason::FtpData if service.config().flags.has(ServiceFlags::PERSISTENT) => {
+                "a data connection of FTP, and no server can take it".to_string()
+            }
+            AcceptReason::FtpData => {
+                "only a persistent service of FTP takes other ports than its own".to_string()
+            }
+            AcceptReason::LocalReply => {
+                "it answers a connection that its destination has to this host".to_string()
+            }
+            reason => reason.describe().trim().to_string(),
+        }
+    }
+
+    fn describe_drop(&self, reason: DropReason, service: &Service, ask: &Ask<'_>) -> String {
+        let limits = &service.config().extras.limits;
+        match reason {
+            DropReason::Filtered => {
+                let number = self.index.get(&ServiceKeyOrd::from(&service.key));
+                let client = ask.client.ip();
+                let decided = number.and_then(|&number| self.filters.decide(number, client));
+                decided.map_or_else(String::new, |decided| decided.describe(client))
+            }
+            DropReason::DropPacket => format!(
+                "the defence drop_packet drops one new connection in {}",
+                self.defense.rate()
+            ),
+            DropReason::ServiceFull => format!(
+                "the service has the {} connections that its limit allows",
+                limits.connections
+            ),
+            DropReason::ServiceRate => format!(
+                "the service has had the {} new connections a second that its limit allows",
+                limits.rate
+            ),
+            DropReason::SourceRate => format!(
+                "{} has opened the {} connections a second that the limit for one source allows",
+                ask.client.ip(),
+                limits.source_rate
+            ),
+            DropReason::TableFull => {
+                let max = self.options.max_connections;
+                format!("the table of connections or templates is full ({max} connections)")
+            }
+            reason => reason.describe().trim().to_string(),
+        }
+    }
+}
+
+/// A connection that a packet would open.
+struct Forecast {
+    /// `None`: it goes to its own destination.
+    server: Option<SocketAddr>,
+    /// A template is known already, or would be made.
+    by: By<bool>,
+}
+
+/// Why a preview cannot tell.
+enum Unknown {
+    /// The persistence engine goes by the packet's payload.
+    Payload,
+    /// The scheduler has no preview.
+    Scheduler,
+}
+
+/// The state as a decision would find it. Nothing is changed.
+struct Preview<'a> {
+    control: &'a Control,
+    shard: &'a Shard,
+    told: &'a mut Explanation,
+}
+
+impl State for Preview<'_> {
+    type Opened = Forecast;
+    type Template = bool;
+    type Unknown = Unknown;
+
+    fn control(&self) -> &Control {
+        self.control
+    }
+
+    fn shard(&self) -> &Shard {
+        self.shard
+    }
+
+    fn drops_packet(&mut self) -> bool {
+        self.control.defense.drops_next()
+    }
+
+    fn take_pin(&mut self, ask: &Ask<'_>, service: u32, now: Instant) -> Option<SocketAddr> {
+        let pins = &self.control.pins;
+        pins.find(ask.protocol, ask.client, service, now)
+    }
+
+    fn refresh(&mut self) {}
+
+    fn check_limits(
+        &mut self,
+        service: u32,
+        client: IpAddr,
+        now: Instant,
+    ) -> Result<(), DropReason> {
+        let service = &self.control.services[&service];
+        let (limits, seed) = (service.config.extras.limits, self.control.options.seed);
+        let servers = service.pool.servers().iter().map(|server| &**server);
+        let mut limiter = service.limiter.preview(&limits, client, seed);
+        limiter.check(&limits, client, servers, seed, now)
+    }
+
+    fn engine_data<'a>(&mut self, ask: &Ask<'a>) -> Result<Option<&'a [u8]>, Unknown> {
+        if ask.protocol != Protocol::UDP {
+            return Ok(None);
+        }
+        self.told.template_why =
+            "the persistence engine goes by the packet's payload, which is not known here"
+                .to_string();
+        Err(Unknown::Payload)
+    }
+
+    fn find_template(
+        &mut self,
+        key: &Key,
+        data: Option<&[u8]>,
+        now: Instant,
+    ) -> Option<(bool, Arc<Server>)> {
+        let (control, client) = (self.control, key.client.ip());
+        let Some(index) = control.templates.find(key, data) else {
+            self.told.template_why = format!("{client} has none yet");
             return None;
         };
-        let quiescent = self.settings.sysctls.expire_quiescent_template;
-        let template = self.templates.get(index);
-        let entry = self
-            .records
-            .get(template.server.load(Relaxed) as usize)
-            .filter(|entry| {
-                entry.server.is_available() && !(quiescent && entry.server.weight() == 0)
-            });
-        let Some(entry) = entry else {
-            told.template_why = format!(
-                "that of {} leads to a server that is gone{}",
-                key.client.ip(),
+        let quiescent = control.settings.sysctls.expire_quiescent_template;
+        let template = control.templates.get(index);
+        let entry = control.records.get(template.server.load(Relaxed) as usize);
+        let Some(entry) = entry.filter(|entry| may_lead_to(&entry.server, quiescent)) else {
+            self.told.template_why = format!(
+                "that of {client} leads to a server that is gone{}",
                 if quiescent { " or has weight 0" } else { "" }
             );
             return None;
         };
-        let server = entry.server.addr();
-        let expires = self.templates.table.get(index).expires();
-        told.template = Some(format!(
-            "{} to {server}, {} s left, controls {}",
-            key.client.ip(),
+        let expires = control.templates.table.get(index).expires();
+        self.told.template = Some(format!(
+            "{client} to {}, {} s left, controls {}",
+            entry.server.addr(),
             expires.saturating_since(now).as_secs(),
             template.controlled.load(Relaxed)
         ));
-        told.server = Some(server);
-        Some(format!("goes to {server}: its template says so"))
+        Some((true, entry.server.clone()))
+    }
+
+    fn make_template(&mut self, _: Template, _: &Server, _: Instant) -> Option<bool> {
+        self.control.has_template_room().then_some(false)
+    }
+
+    fn restart_template(&mut self, _: bool, _: Instant) {}
+
+    fn pick(&mut self, service: u32, request: &Request) -> Result<Option<Arc<Server>>, Unknown> {
+        let service = &self.control.services[&service];
+        match service.pool.preview(request) {
+            pool::Preview::Unknown => Err(Unknown::Scheduler),
+            pool::Preview::NoServer => Ok(None),
+            pool::Preview::Server(server) => Ok(Some(server.clone())),
+        }
+    }
+
+    fn bind(
+        &mut self,
+        server: &Arc<Server>,
+        port: u16,
+        ask: &Ask<'_>,
+        packets: Packets,
+        by: By<bool>,
+        now: Instant,
+    ) -> Result<Forecast, DropReason> {
+        let slot = self.control.draft(server, port, ask, packets);
+        let pool = &self.control.full_nat.pool;
+        if packets == Packets::Any && slot.method() == Forwarding::FullNat {
+            let has_port = self.shard.has_local_port(&slot, pool, now);
+            has_port.then_some(()).ok_or(DropReason::NoLocalPort)?;
+        }
+        self.enter(packets, now)?;
+        let server = Some(server.addr());
+        Ok(Forecast { server, by })
+    }
+
+    fn bypass(
+        &mut self,
+        _: &Ask<'_>,
+        packets: Packets,
+        now: Instant,
+    ) -> Result<Forecast, DropReason> {
+        self.enter(packets, now)?;
+        Ok(Forecast {
+            server: None,
+            by: By::Scheduler,
+        })
     }
 }
 
-/// What the scheduler would choose.
-fn explain_choice(told: &mut Explanation, service: &Service, tuple: Tuple, now: Instant) -> String {
-    let config = service.config();
-    let request = Request {
-        client: tuple.src,
-        virt: tuple.dst,
-        protocol: tuple.protocol,
-        flags: config.flags,
-        now,
-    };
-    told.slot = service.pool.slot(&request);
-    let scheduler = &config.scheduler;
-    match service.pool.preview(&request) {
-        None => format!("{scheduler} chooses; it cannot tell beforehand"),
-        Some(None) => "refused (port unreachable): no server can take it".to_string(),
-        Some(Some(server)) => {
-            told.server = Some(server.addr());
-            let lots = if About::of(scheduler).is_some_and(|about| about.draws_lots) {
-                ", drawing lots"
-            } else {
-                ""
-            };
-            format!("goes to {}: {scheduler} chooses it{lots}", server.addr())
-        }
+impl Preview<'_> {
+    /// Puts a connection into the table, unless it is one of a single packet.
+    fn enter(&self, packets: Packets, now: Instant) -> Result<(), DropReason> {
+        let evicts = self.control.settings.evicts;
+        let fits = packets == Packets::One || self.shard.has_room(evicts, now);
+        fits.then_some(()).ok_or(DropReason::TableFull)
     }
 }
 
@@ -287,10 +492,15 @@ fn candidate(server: &Arc<Server>) -> Candidate {
 
 #[cfg(test)]
 mod tests {
+    use alloc::collections::BTreeSet;
+    use core::time::Duration;
+
     use super::*;
+    use crate::filter::FilterLists;
+    use crate::random::SplitMix64;
     use crate::{
-        Director, Forwarding, Hook, Options, PacketMeta, Protocol, Segment, ServerConfig,
-        ServiceConfig, TcpFlags, Transport,
+        Director, Family, Limits, LocalAddress, Options, PacketMeta, Segment, ServerConfig,
+        ServiceConfig, SourceFilter, TcpFlags, Transport, Verdict, WhenFull,
     };
 
     fn tuple(client: &str) -> Tuple {
@@ -307,7 +517,7 @@ mod tests {
             protocol: Protocol::TCP,
             addr: "192.0.2.1:80".parse().unwrap(),
         };
-        let mut config = ServiceConfig::new(crate::Family::V4, scheduler);
+        let mut config = ServiceConfig::new(Family::V4, scheduler);
         config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
         config.timeout = 300;
         let control = &mut director.control;
@@ -351,7 +561,7 @@ mod tests {
                 };
                 let verdict = director.handle_packet(&meta, Instant::ZERO);
                 let target = match verdict {
-                    crate::Verdict::Forward(forward) => Some(forward.target),
+                    Verdict::Forward(forward) => Some(forward.target),
                     // `ovf` fills each server up to its weight.
                     _ => None,
                 };
@@ -380,5 +590,256 @@ mod tests {
             "{}",
             told.verdict
         );
+    }
+
+    /// A director with small tables, and a service for every rule that refuses connections.
+    struct Crowd {
+        director: Director,
+        random: SplitMix64,
+        now: Instant,
+        port: u16,
+        seen: BTreeSet<&'static str>,
+    }
+
+    const VIP: [u8; 4] = [192, 0, 2, 1];
+    const MARKED: u32 = 7;
+
+    fn at(ip: [u8; 4], port: u16) -> SocketAddr {
+        SocketAddr::from((ip, port))
+    }
+
+    fn pick<T>(all: &[T], number: u64) -> &T {
+        let at = usize::try_from(number % all.len() as u64).unwrap_or(0);
+        &all[at]
+    }
+
+    impl Crowd {
+        fn new(seed: u64) -> Self {
+            let mut random = SplitMix64::new(seed);
+            let options = Options {
+                max_connections: *pick(&[6, 64, 4096], seed),
+                when_full: *pick(&[WhenFull::Drop, WhenFull::Evict], seed / 3),
+                ..Options::default()
+            };
+            let mut director = Director::new(options);
+            let control = &mut director.control;
+            let pool = LocalAddress {
+                addr: IpAddr::from([10, 0, 0, 2]),
+                first: 1024,
+                last: 1025,
+            };
+            control.set_local_pool(alloc::vec![pool], false).unwrap();
+            control.set_ftp_ports(alloc::vec![21]).unwrap();
+            let local = [(IpAddr::from(VIP), 32), (IpAddr::from([192, 0, 2, 9]), 32)];
+            control.set_local_addresses(local.to_vec());
+            let scheduler = pick(&["rr", "wlc", "sh", "ovf"], random.draw());
+            let mut services = Vec::new();
+            let mut add = |key: ServiceKey, forwarding, change: &dyn Fn(&mut ServiceConfig)| {
+                let mut config = ServiceConfig::new(Family::V4, scheduler);
+                change(&mut config);
+                control.add_service(key, config, None).unwrap();
+                for n in 1..=3 {
+                    let server = at([10, 0, 0, 10 + n], 8000 + key.port());
+                    let config = ServerConfig::new(2, forwarding);
+                    let _ = control.add_server(&key, server, &config, Instant::ZERO);
+                }
+                services.push(key);
+            };
+            let persistent = |config: &mut ServiceConfig| {
+                config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
+                config.timeout = 300;
+            };
+            let limits =
+                |limits: Limits| move |config: &mut ServiceConfig| config.extras.limits = limits;
+            let tcp = |port| ServiceKey::tcp(at(VIP, port));
+            add(tcp(80), Forwarding::Nat, &|_| {});
+            add(tcp(81), Forwarding::Nat, &persistent);
+            add(tcp(82), Forwarding::FullNat, &|_| {});
+            let connections = 3;
+            let limit = limits(Limits {
+                connections,
+                ..Limits::default()
+            });
+            add(tcp(83), Forwarding::Nat, &limit);
+            let limit = limits(Limits {
+                rate: 4,
+                ..Limits::default()
+            });
+            add(tcp(84), Forwarding::Nat, &limit);
+            let limit = limits(Limits {
+                source_rate: 2,
+                ..Limits::default()
+            });
+            add(tcp(85), Forwarding::Nat, &limit);
+            add(tcp(21), Forwarding::Nat, &|config| {
+                if seed.is_multiple_of(2) {
+                    persistent(config);
+                }
+            });
+            let mark = ServiceKey::Mark {
+                family: Family::V4,
+                mark: MARKED,
+            };
+            add(mark, Forwarding::Route, &|_| {});
+            let lists = FilterLists {
+                deny: alloc::vec!["198.51.100.3/32".parse().unwrap()],
+                ..FilterLists::default()
+            };
+            let filter = SourceFilter::new(lists).unwrap();
+            control.set_filter(None, filter).unwrap();
+            for (name, value) in [("am_droprate", 5), ("drop_packet", 3 * (seed % 4 / 3))] {
+                control.set_sysctl(name, &value.to_string()).unwrap();
+            }
+            let cache_bypass = u8::from(seed.is_multiple_of(5));
+            control
+                .set_sysctl("cache_bypass", &cache_bypass.to_string())
+                .unwrap();
+            let now = Instant::from_secs(10);
+            director.advance(now);
+            Self {
+                director,
+                random,
+                now,
+                port: 2000,
+                seen: BTreeSet::new(),
+            }
+        }
+
+        fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+            *pick(all, self.random.draw())
+        }
+
+        /// Something changes: time, a weight, a pin.
+        fn change(&mut self) {
+            let key = ServiceKey::tcp(at(VIP, self.one_of(&[80, 81, 82, 21])));
+            let last = self.one_of(&[11, 12, 13]);
+            let server = at([10, 0, 0, last], 8000 + key.port());
+            let control = &mut self.director.control;
+            match self.random.draw_below(6) {
+                0 => {
+                    let step = *pick(&[1, 300, 2000], self.random.draw());
+                    self.now = self.now + Duration::from_millis(step);
+                    self.director.advance(self.now);
+                }
+                1 | 2 => {
+                    let weight = *pick(&[0, 1], self.random.draw());
+                    let forwarding = match key.port() {
+                        82 => Forwarding::FullNat,
+                        _ => Forwarding::Nat,
+                    };
+                    let config = ServerConfig::new(weight, forwarding);
+                    control.edit_server(&key, server, &config).unwrap();
+                }
+                3 => {
+                    let client = at([198, 51, 100, 3], self.port + 1);
+                    control.pin(&key, server, client, self.now).unwrap();
+                }
+                _ => {}
+            }
+        }
+
+        /// A client opens a connection: what is explained is what happens.
+        fn open(&mut self) {
+            self.port += 1;
+            let last = self.one_of(&[1, 2, 3, 4]);
+            let mut src = at([198, 51, 100, last], self.port);
+            let mut dst = at(VIP, self.one_of(&[80, 81, 82, 83, 84, 85, 21, 5000, 20]));
+            let mut mark = 0;
+            match self.random.draw_below(16) {
+                0 => src.set_port(20),
+                1 => src.set_ip(IpAddr::from([192, 0, 2, 9])),
+                2 => (mark, dst) = (MARKED, at([203, 0, 113, 5], 443)),
+                3 => dst.set_ip(IpAddr::from([203, 0, 113, 5])),
+                _ => {}
+            }
+            self.ask(src, dst, mark);
+            if self.random.draw_below(8) == 0 {
+                // A server of this host's answers it.
+                self.ask(at(VIP, 80), at(VIP, 81), 0);
+                self.ask(at(VIP, 81), at(VIP, 80), 0);
+            }
+        }
+
+        fn ask(&mut self, src: SocketAddr, dst: SocketAddr, mark: u32) {
+            let tuple = Tuple {
+                protocol: Protocol::TCP,
+                src,
+                dst,
+            };
+            let director = &mut self.director;
+            if director.shard.knows(&tuple) {
+                return;
+            }
+            let told = director
+                .control
+                .explain(&director.shard, tuple, mark, self.now);
+            let own = director.control.is_local(src.ip());
+            let meta = PacketMeta {
+                tuple,
+                transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
+                segment: Segment::NONE,
+                len: 40,
+                mark,
+                hook: if own { Hook::Output } else { Hook::Local },
+            };
+            let verdict = director.handle_packet(&meta, self.now);
+            let (reason, server) = match &verdict {
+                Verdict::Forward(forward) if forward.method == Forwarding::Bypass => ("", None),
+                Verdict::Forward(forward) => ("", Some(forward.target)),
+                Verdict::Drop(reason) | Verdict::Unreachable(reason) => (reason.name(), None),
+                Verdict::Accept(reason) => (reason.name(), None),
+                Verdict::Reply(_) => return,
+                Verdict::Reset(_) => unreachable!("nothing went down"),
+            };
+            assert_eq!(told.reason, reason, "{tuple:?} {told:?} {verdict:?}");
+            // Of a service of many ports the client's port stays.
+            let server = server.map(|server| server.ip());
+            assert_eq!(
+                told.server.map(|server| server.ip()),
+                server,
+                "{told:?} {verdict:?}"
+            );
+            self.seen.insert(reason);
+        }
+    }
+
+    #[test]
+    fn explain_gives_every_reason_that_admit_gives_for_the_same_state() {
+        let mut seen = BTreeSet::new();
+        for seed in 0..120 {
+            let mut crowd = Crowd::new(seed);
+            for _ in 0..60 {
+                crowd.change();
+                crowd.open();
+            }
+            seen.append(&mut crowd.seen);
+        }
+        let refusals = [
+            DropReason::Filtered,
+            DropReason::ServiceFull,
+            DropReason::ServiceRate,
+            DropReason::SourceRate,
+            DropReason::DropPacket,
+            DropReason::TableFull,
+            DropReason::NoLocalPort,
+            DropReason::NoServer,
+        ];
+        for reason in refusals {
+            assert!(
+                seen.contains(reason.name()),
+                "{reason} did not occur: {seen:?}"
+            );
+        }
+        for reason in [
+            AcceptReason::NoService,
+            AcceptReason::SourcePort20,
+            AcceptReason::FtpData,
+            AcceptReason::LocalReply,
+        ] {
+            assert!(
+                seen.contains(reason.name()),
+                "{reason} did not occur: {seen:?}"
+            );
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! director whatever way the servers' other packets go. IPVS has no such method.
 
 use super::Control;
+use super::admit::Packets;
 use super::check;
 use crate::conn::flag;
 pub(super) use crate::prefix::prefixes;
@@ -72,11 +73,11 @@ impl Control {
     /// The flags of a connection to `server`, which are `flags` as far as the server says: with
     /// another method where the director is the server itself, or where replies would not come
     /// back.
-    pub(crate) fn translated_flags(
+    pub(super) fn translated_flags(
         &self,
         server: &Server,
         client: IpAddr,
-        once: bool,
+        packets: Packets,
         flags: u32,
     ) -> u32 {
         let method = |method: Forwarding| flags & !flag::METHOD | method as u32;
@@ -86,7 +87,10 @@ impl Control {
             // interface.
             Forwarding::FullNat if local() => method(Forwarding::Nat),
             Forwarding::Nat
-                if self.full_nat.hairpin && !once && !local() && self.bypasses(server, client) =>
+                if self.full_nat.hairpin
+                    && packets == Packets::Any
+                    && !local()
+                    && self.bypasses(server, client) =>
             {
                 method(Forwarding::FullNat)
             }

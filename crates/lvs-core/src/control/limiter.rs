@@ -6,6 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::hash::Hasher;
 use core::net::IpAddr;
+use core::ops::Range;
 use core::time::Duration;
 use siphasher::sip::SipHasher13;
 
@@ -83,6 +84,24 @@ impl Limiter {
         Ok(())
     }
 
+    /// As much of this as [`check`](Self::check) reads for `client`, to try what it would find.
+    pub(crate) fn preview(&self, limits: &Limits, client: IpAddr, seed: u64) -> Self {
+        let set = self.sources.get(self.set(hash(limits, client, seed)));
+        Self {
+            rate: self.rate,
+            sources: set.map_or_else(|| vec![Source::default(); WAYS], <[Source]>::to_vec),
+            connections: self.connections,
+            looked: self.looked,
+        }
+    }
+
+    /// The places of the sources that a prefix is one of.
+    fn set(&self, prefix: u64) -> Range<usize> {
+        let sets = (self.sources.len() / WAYS).max(1);
+        let set = usize::try_from(prefix % sets as u64).unwrap_or(0) * WAYS;
+        set..set + WAYS
+    }
+
     /// Whether there are fewer connections than `most`.
     fn has_room<'a>(
         &mut self,
@@ -105,8 +124,8 @@ impl Limiter {
             self.sources = vec![Source::default(); SETS * WAYS];
         }
         let prefix = hash(limits, client, seed);
-        let set = usize::try_from(prefix % SETS as u64).unwrap_or(0) * WAYS;
-        let set = &mut self.sources[set..set + WAYS];
+        let set = self.set(prefix);
+        let set = &mut self.sources[set];
         let known = set.iter().position(|source| source.prefix == prefix);
         let place = known.unwrap_or_else(|| {
             let least = (0..WAYS).min_by_key(|&way| set[way].meter.0).unwrap_or(0);

@@ -9,6 +9,7 @@ mod clock;
 mod counters;
 mod defend;
 mod defense;
+mod digests;
 mod estimator;
 mod explain;
 mod full_nat;
@@ -16,7 +17,6 @@ mod keys;
 mod limiter;
 mod pins;
 mod records;
-mod regular;
 mod servers;
 mod service;
 mod services;
@@ -24,12 +24,12 @@ mod settings;
 mod slow_start;
 mod sweep;
 mod sync;
-mod tables;
 mod take_over;
 mod templates;
 
 use self::agenda::Agenda;
 use self::defense::Defense;
+pub use self::digests::DigestWalk;
 use self::estimator::Estimator;
 pub use self::explain::{Candidate, Explanation};
 use self::full_nat::FullNat;
@@ -39,7 +39,6 @@ use self::records::Records;
 pub use self::service::Service;
 pub(crate) use self::service::ServiceKeyOrd;
 use self::sweep::SweepWork;
-pub use self::tables::TablesWalk;
 pub use self::take_over::{Heard, TakenOver};
 use crate::conn::memory::{Layout, Memory, OutOfMemory};
 use crate::conn::{ConnTable, Templates, Timeouts};
@@ -218,8 +217,6 @@ pub struct Control {
     marks: Arc<[MarkRule]>,
     /// Virtual addresses that whoever embeds the director is to answer for.
     own_vips: Vec<IpAddr>,
-    /// Packets of connections of other directors that a scheduler has decided.
-    decided: u64,
     /// Synchronisation daemons as they were asked for, in the order in which they were started.
     daemons: Vec<SyncDaemon>,
 }
@@ -290,7 +287,6 @@ impl Control {
             filters: Filters::default(),
             marks: Arc::from([]),
             own_vips: Vec::new(),
-            decided: 0,
             daemons: Vec::new(),
         })
     }

@@ -39,7 +39,20 @@ impl Pins {
         if self.all.is_empty() {
             return None;
         }
-        let (server, until) = self.all.remove(&(protocol.0, client, service))?;
+        let server = self.find(protocol, client, service, now);
+        self.all.remove(&(protocol.0, client, service));
+        server
+    }
+
+    /// The server for this connection.
+    pub(super) fn find(
+        &self,
+        protocol: Protocol,
+        client: SocketAddr,
+        service: u32,
+        now: Instant,
+    ) -> Option<SocketAddr> {
+        let &(server, until) = self.all.get(&(protocol.0, client, service))?;
         (now < until).then_some(server)
     }
 

@@ -44,7 +44,6 @@ impl Control {
         service.pool.add(server);
         self.recount(number, addr, None, Some(config.forwarding));
         self.apply_slow_start(number, now);
-        self.choice_changed(number);
         self.changed();
         Ok(())
     }
@@ -67,7 +66,6 @@ impl Control {
         self.records.note(id.0);
         self.recount(number, addr, Some(before), Some(config.forwarding));
         self.apply_slow_start(number, self.clock.unwrap_or_default());
-        self.choice_changed(number);
         self.changed();
         Ok(())
     }
@@ -90,7 +88,6 @@ impl Control {
         self.recount(number, addr, Some(server.forwarding()), None);
         self.trash(server.id(), now);
         self.apply_slow_start(number, now);
-        self.choice_changed(number);
         self.changed();
         Ok(())
     }
@@ -113,7 +110,6 @@ impl Control {
         }
         service.next_tick = next_tick;
         self.plan_service(number);
-        self.choice_changed(number);
         self.changed();
         Ok(())
     }

@@ -8,7 +8,7 @@ use super::check::Census;
 use super::limiter::Limiter;
 use super::slow_start::SlowStart;
 use crate::stats::{ObjectStats, Stats};
-use crate::{Family, Instant, Pool, Protocol, Server, ServiceConfig, ServiceFlags, ServiceKey};
+use crate::{Family, Instant, Pool, Protocol, Server, ServiceConfig, ServiceKey};
 
 /// A service: its settings, its servers and its scheduler.
 #[derive(Debug)]
@@ -48,18 +48,6 @@ impl Service {
     /// Its real servers in the kernel's order: the one added last comes first.
     pub fn servers(&self) -> &[Arc<Server>] {
         self.pool.servers()
-    }
-
-    /// Whether the server of a new connection is a function of what other directors know, too: its
-    /// scheduler is one ([`Pool::is_function`]), and neither persistence nor limits nor marks, which
-    /// rules elsewhere give, have a say.
-    pub fn is_function(&self) -> bool {
-        let own = ServiceFlags::PERSISTENT | ServiceFlags::ONE_PACKET;
-        let by_address = matches!(self.key, ServiceKey::Address { .. });
-        by_address
-            && self.config.flags.0 & own == 0
-            && self.config.extras.limits.is_off()
-            && self.pool.is_function()
     }
 
     /// Its counters and rates.

@@ -61,7 +61,6 @@ impl Control {
         self.services.insert(number, Box::new(service));
         self.index.insert((&key).into(), number);
         self.plan_service(number);
-        self.choices_changed();
         self.changed();
         Ok(())
     }
@@ -100,7 +99,6 @@ impl Control {
         self.engines = self.engines - usize::from(before.engine.is_some()) + engine;
         self.apply_slow_start(number, self.clock.unwrap_or_default());
         self.plan_service(number);
-        self.choices_changed();
         self.changed();
         Ok(())
     }
@@ -115,7 +113,6 @@ impl Control {
         service: Option<&ServiceKey>,
         filter: SourceFilter,
     ) -> Result<(), Error> {
-        self.choices_changed();
         let Some(key) = service else {
             self.filters.director = filter;
             return Ok(());
@@ -174,7 +171,6 @@ impl Control {
         self.full_nat.count(family, service.census.full_nat, 0);
         self.records.note_trashed(key);
         self.leaving.extend(service.pool.servers().iter().cloned());
-        self.choices_changed();
         self.changed();
         Ok(())
     }

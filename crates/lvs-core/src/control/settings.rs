@@ -89,7 +89,7 @@ impl Control {
     ///
     /// # Errors
     /// [`Error::HelperPorts`] if a port is 0 or occurs twice, or if there are more than
-    /// [`FTP_PORTS_MAX`](crate::FTP_PORTS_MAX).
+    /// [`FTP_PORTS_MAX`](crate::ftp::FTP_PORTS_MAX).
     pub fn set_ftp_ports(&mut self, ports: Vec<u16>) -> Result<(), Error> {
         shard::check_ports(&ports)?;
         self.settings.ftp_ports = ports;

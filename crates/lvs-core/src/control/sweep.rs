@@ -16,8 +16,6 @@ pub(super) struct SweepWork {
     pub(super) drop_entry: u32,
     /// End the connections of servers that went down, as their services ask for.
     pub(super) end_down: bool,
-    /// Look which regular connections are still such.
-    pub(super) review: bool,
 }
 
 impl Control {
@@ -32,13 +30,10 @@ impl Control {
         let Some(work) = self.sweep_work.get_mut(shard.number()) else {
             return;
         };
-        if !work.flush_removed && !work.end_down && !work.review && work.drop_entry == 0 {
+        if !work.flush_removed && !work.end_down && work.drop_entry == 0 {
             return;
         }
         let work = core::mem::take(work);
-        if work.review {
-            shard.begin_review();
-        }
         if work.end_down {
             shard.begin_down();
         }

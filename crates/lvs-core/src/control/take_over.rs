@@ -43,6 +43,7 @@ pub struct TakenOver {
 
 /// What has become of items that a peer has told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Heard {
     /// What was taken over.
     pub taken: TakenOver,

@@ -243,8 +243,26 @@ impl Control {
         if !self.settings.evicts || table.len() < table.capacity() {
             return;
         }
-        let here = self.templates.hand;
-        let first = scattered(here, table.populated_len(), TEMPLATE_WINDOWS).find_map(|window| {
+        let first = self.evictable_template();
+        self.templates.hand = (self.templates.hand + 1) % windows(table.populated_len());
+        if let Some(index) = first {
+            self.remove_template(index);
+            self.evicted_templates += 1;
+        }
+    }
+
+    /// Whether a new template finds room.
+    pub(super) fn has_template_room(&self) -> bool {
+        let table = &self.templates.table;
+        table.len() < table.capacity()
+            || self.settings.evicts && self.evictable_template().is_some()
+    }
+
+    /// The template that would give way to a new one.
+    fn evictable_template(&self) -> Option<u32> {
+        let table = &self.templates.table;
+        let (hand, slots) = (self.templates.hand, table.populated_len());
+        let first = scattered(hand, slots, TEMPLATE_WINDOWS).find_map(|window| {
             let slots = table.populated_in(window).filter_map(|index| {
                 let template = self.templates.get(index);
                 let assured = template.assured.load(Relaxed);
@@ -253,11 +271,7 @@ impl Control {
             });
             slots.min()
         });
-        self.templates.hand = (here + 1) % windows(table.populated_len());
-        if let Some((.., index)) = first {
-            self.remove_template(index);
-            self.evicted_templates += 1;
-        }
+        first.map(|(.., index)| index)
     }
 
     /// Persistence templates that were ended to make room for new ones.

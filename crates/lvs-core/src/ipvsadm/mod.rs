@@ -25,17 +25,15 @@ mod lines;
 mod parse;
 mod popt;
 pub mod render;
+mod resolve;
 pub mod table;
 mod value;
-
-use alloc::string::String;
-use core::net::{IpAddr, Ipv4Addr};
 
 pub use command::{Command, Format, ListOptions, What};
 pub use lines::{Lines, WORD_MAX, rules};
 pub use parse::{Refusal, parse, parse_own};
+pub use resolve::{Numeric, Resolve};
 
-use crate::Protocol;
 use crate::api::{Failure, FailureCode};
 
 /// What `-v` prints, and the first line of `-h`.
@@ -47,40 +45,6 @@ pub const HELP_TEXT: &str = include_str!("help.txt");
 /// What ipvsadm prints after the reason why it found no IPVS.
 pub const NO_IPVS_HINT: &str =
     "Are you sure that IP Virtual Server is built in the kernel or as module?";
-
-/// Names of hosts and ports, both ways. All of it may answer "unknown".
-pub trait Resolve {
-    /// The IPv4 address of a host.
-    fn host(&self, name: &str) -> Option<Ipv4Addr>;
-    /// The port of a service.
-    fn port(&self, name: &str, protocol: Protocol) -> Option<u16>;
-    /// The name of a host.
-    fn host_name(&self, address: IpAddr) -> Option<String>;
-    /// The name of a port.
-    fn port_name(&self, port: u16, protocol: Protocol) -> Option<String>;
-}
-
-/// Knows no names.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Numeric;
-
-impl Resolve for Numeric {
-    fn host(&self, _: &str) -> Option<Ipv4Addr> {
-        None
-    }
-
-    fn port(&self, _: &str, _: Protocol) -> Option<u16> {
-        None
-    }
-
-    fn host_name(&self, _: IpAddr) -> Option<String> {
-        None
-    }
-
-    fn port_name(&self, _: u16, _: Protocol) -> Option<String> {
-        None
-    }
-}
 
 /// The line that ipvsadm prints when `command` is refused with `failure`, without its end.
 ///

@@ -5,9 +5,11 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use super::command::{Command, Format, ListOptions, What};
 use super::popt::{Problem, Words};
+use super::resolve::Resolve;
 use super::table::{self, CommandName, Flag, Flags, Meaning, Rule};
-use super::{Command, Format, ListOptions, Resolve, What, value};
+use super::value;
 use crate::api::{ServerSpec, ServiceId, ServiceSpec, SyncDaemon, SyncRole, Timeouts};
 use crate::{
     Extras, Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceFlags, Tunnel,

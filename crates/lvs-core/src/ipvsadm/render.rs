@@ -6,7 +6,8 @@ use core::cmp::Ordering;
 use core::fmt::{self, Write};
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use super::{Format, ListOptions, Resolve};
+use super::command::{Format, ListOptions};
+use super::resolve::Resolve;
 use crate::api::{
     ConnInfo, Counts, ServerInfo, ServiceId, ServiceInfo, SyncDaemon, SyncRole, Timeouts,
 };
@@ -729,6 +730,7 @@ mod tests {
                 inactive: 0,
                 persistent: 0,
                 overloaded: false,
+                last_weight: None,
                 slow_start: None,
                 latency_us: None,
                 unanswered: None,

@@ -3,7 +3,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::Resolve;
+use super::resolve::Resolve;
 use crate::Protocol;
 
 /// White space as `isspace` sees it in the C locale.

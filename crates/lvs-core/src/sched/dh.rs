@@ -45,10 +45,6 @@ impl DestinationHashing {
 }
 
 impl Scheduler for DestinationHashing {
-    fn is_function(&self, _: &[Arc<Server>]) -> bool {
-        true
-    }
-
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
         Some(Box::new(self.clone()))
     }

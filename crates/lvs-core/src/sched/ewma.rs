@@ -107,7 +107,7 @@ impl Wait {
 mod tests {
     use super::*;
     use crate::sched::tests::{clients, letters, pool};
-    use crate::{Pool, ServiceFlags};
+    use crate::{Pool, Preview, ServiceFlags};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -177,8 +177,10 @@ mod tests {
         let mut pool = pool("ewma", &[1, 1]);
         let request = request(Instant::from_secs(1));
         for _ in 0..3 {
-            let seen = pool.preview(&request).unwrap().unwrap().id();
-            assert_eq!(seen, pool.servers()[0].id());
+            let Preview::Server(seen) = pool.preview(&request) else {
+                panic!("it has a server to choose");
+            };
+            assert_eq!(seen.id(), pool.servers()[0].id());
         }
         assert_eq!(letters(&mut pool, alloc::vec![request; 2]), "BA");
     }

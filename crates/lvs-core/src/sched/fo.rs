@@ -25,10 +25,6 @@ pub(super) const ABOUT: About = About {
 pub struct Failover;
 
 impl Scheduler for Failover {
-    fn is_function(&self, _: &[Arc<Server>]) -> bool {
-        true
-    }
-
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
         Some(Box::new(*self))
     }

@@ -243,7 +243,9 @@ mod tests {
         LeastConnections, NeverQueue, ShortestExpectedDelay, WeightedLeastConnections,
     };
     use crate::server::OpenConnection;
-    use crate::{Forwarding, Instant, Pool, Protocol, Registry, ServerConfig, ServiceFlags};
+    use crate::{
+        Forwarding, Instant, Pool, Preview, Protocol, Registry, ServerConfig, ServiceFlags,
+    };
 
     fn addr(n: u32) -> SocketAddr {
         (Ipv4Addr::from_bits(0x0a00_0000 + n), 80).into()
@@ -334,8 +336,10 @@ mod tests {
         }
         let mut open = Vec::new();
         for _ in 0..250 {
-            let told = pool.preview(&request()).expect("it can tell").cloned();
-            let told = told.expect("somebody").addr();
+            let Preview::Server(server) = pool.preview(&request()) else {
+                panic!("it has a server to choose");
+            };
+            let told = server.addr();
             let chosen = pool.pick(&request()).expect("somebody");
             assert_eq!(chosen.addr(), told);
             open.push(chosen.clone().open());

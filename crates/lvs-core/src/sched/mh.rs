@@ -208,11 +208,6 @@ impl Scheduler for MaglevHashing {
         true
     }
 
-    fn is_function(&self, servers: &[Arc<Server>]) -> bool {
-        // Beyond, the table is that of a list that is not there any more.
-        servers.len() <= self.slots as usize
-    }
-
     fn start(&mut self, servers: &[Arc<Server>]) {
         self.table.clear();
         self.built.clear();

@@ -82,8 +82,8 @@ pub trait Scheduler: fmt::Debug + Send {
     }
 
     /// All lists that it will be given are one list, whose servers no other scheduler chooses from,
-    /// and it is told of every change: it may keep what it finds out between two choices. Called
-    /// by [`Pool`](crate::Pool), before [`start`](Self::start).
+    /// and every change is reported to it: it may keep results between two choices. A pool calls it
+    /// before [`start`](Self::start).
     fn follow(&mut self) {}
 
     /// The scheduler takes over a list that may have servers already (`init_service`).
@@ -136,14 +136,6 @@ pub trait Scheduler: fmt::Debug + Send {
     /// Whether it goes by [`Server::last_weight`], so that directors that are to choose alike need
     /// the same of a server without a weight, too.
     fn goes_by_last_weight(&self) -> bool {
-        false
-    }
-
-    /// Whether what it chooses from `servers` is a function of the request and of their addresses,
-    /// weights and order, as long as none of them is overloaded: a director whose servers are the
-    /// same chooses the same, whatever it has chosen before.
-    fn is_function(&self, servers: &[Arc<Server>]) -> bool {
-        let _ = servers;
         false
     }
 
@@ -357,10 +349,6 @@ impl NoScheduler {
 }
 
 impl Scheduler for NoScheduler {
-    fn is_function(&self, _: &[Arc<Server>]) -> bool {
-        true
-    }
-
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
         Some(Box::new(*self))
     }
@@ -479,54 +467,6 @@ pub(crate) mod tests {
             };
             assert_eq!(choices(1) != choices(2), about.draws_lots, "{}", about.name);
         }
-    }
-
-    /// Two pools with the same servers choose alike, whatever they have chosen and however their
-    /// lists came about, where a scheduler says that it is a function; all others do otherwise.
-    #[test]
-    fn who_is_a_function_says_so() {
-        let mut functions = Vec::new();
-        for about in BUILT_IN {
-            let name = about.name;
-            let mut one = pool(name, &[1, 2, 3]);
-            let mut two = pool(name, &[3, 1, 3]);
-            set_weight(&mut two, 0, 1);
-            set_weight(&mut two, 1, 2);
-            let requests = || clients(ServiceFlags::default());
-            // The second has chosen before; its connections are open.
-            let before: Vec<_> = requests()
-                .iter()
-                .take(7)
-                .filter_map(|request| Some(two.pick(request)?.open()))
-                .collect();
-            let alike = letters(&mut one, requests()) == letters(&mut two, requests());
-            // ewma goes by latencies, which nothing here has.
-            let chosen = alike && !about.draws_lots && !about.needs_replies;
-            assert_eq!(one.is_function(), two.is_function(), "{name}");
-            if one.is_function() {
-                assert!(chosen, "{name}");
-                functions.push(name);
-            } else {
-                assert!(
-                    !chosen || matches!(name, "lblc" | "lblcr" | "ovf"),
-                    "{name}"
-                );
-            }
-            drop(before);
-            // What is overloaded is not chosen: that is no matter of addresses and weights.
-            let config = ServerConfig {
-                upper: 7,
-                ..ServerConfig::new(1, Forwarding::Nat)
-            };
-            one.edit(server(1), &config).unwrap();
-            assert!(!one.is_function(), "{name}");
-            set_weight(&mut one, 0, 1);
-            assert_eq!(one.is_function(), two.is_function(), "{name}");
-            one.edit(server(1), &config).unwrap();
-            one.remove(server(1)).unwrap();
-            assert_eq!(one.is_function(), two.is_function(), "{name}");
-        }
-        assert_eq!(functions, ["dh", "sh", "fo", "mh", "none"]);
     }
 
     #[test]

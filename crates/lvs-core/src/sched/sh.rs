@@ -58,10 +58,6 @@ impl SourceHashing {
 }
 
 impl Scheduler for SourceHashing {
-    fn is_function(&self, _: &[Arc<Server>]) -> bool {
-        true
-    }
-
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
         Some(Box::new(self.clone()))
     }

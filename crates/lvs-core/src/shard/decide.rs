@@ -13,6 +13,22 @@ use crate::{
     Reply, ServerId, TcpFlags, Transport, Tunnel, Tuple, Verdict,
 };
 
+/// Whether the packet in hand has opened its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Age {
+    /// The packet has opened the connection.
+    New,
+    /// The connection was in the table before.
+    Known,
+}
+
+/// The end of a connection that a packet comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sender {
+    Client,
+    Server,
+}
+
 impl Shard {
     /// The packet's way through the hooks (`ip_vs_out_hook`, `ip_vs_in_hook`).
     pub(crate) fn decide(
@@ -111,7 +127,7 @@ impl Shard {
                 }
                 Err(replaced)
             }
-            _ => Ok(self.forward(index, meta, now, false)),
+            _ => Ok(self.forward(index, meta, now, Age::Known)),
         }
     }
 
@@ -142,6 +158,14 @@ impl Shard {
             return true;
         }
         if sysctls.conn_reuse_mode == 0 || slot.control() != NO_SLOT {
+            return false;
+        }
+        // A control connection of FTP stays, with its server, while it has data connections and the
+        // SYN is none of a new connection.
+        if slot.has(flag::HELPED)
+            && self.table.controlled(index) > 0
+            && self.is_same_control(index, meta)
+        {
             return false;
         }
         if slot.protocol() == Protocol::SCTP {
@@ -189,15 +213,15 @@ impl Shard {
         index: u32,
         meta: &PacketMeta<'_>,
         now: Instant,
-        new: bool,
+        age: Age,
     ) -> Verdict {
         if self.table.get(index).has(flag::WATCHED) {
             self.watch_request(index, meta, now);
         }
         let before = self.table.get(index).state();
         self.count(index, |counters| counters.count_in(meta.len));
-        self.transition(index, meta, true);
-        let verdict = self.transmit(index, meta, new, now);
+        self.transition(index, meta, Sender::Client);
+        let verdict = self.transmit(index, meta, age, now);
         let slot = self.table.get(index);
         slot.count_packet();
         if self.settings.master.is_some() {
@@ -212,7 +236,7 @@ impl Shard {
     }
 
     /// How a client's packet leaves.
-    fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, new: bool, now: Instant) -> Verdict {
+    fn transmit(&mut self, index: u32, meta: &PacketMeta<'_>, age: Age, now: Instant) -> Verdict {
         let slot = self.table.get(index);
         let helped = slot.has(flag::HELPED);
         match slot.method() {
@@ -229,7 +253,7 @@ impl Shard {
                     return match self.help_request(index, meta, now) {
                         Ok(shift) => Verdict::Forward(Forward {
                             shift,
-                            ..self.forward_of(index, new)
+                            ..self.forward_of(index, age)
                         }),
                         Err(reason) => Verdict::Drop(reason),
                     };
@@ -240,21 +264,13 @@ impl Shard {
             }
             _ => {}
         }
-        Verdict::Forward(self.forward_of(index, new))
+        Verdict::Forward(self.forward_of(index, age))
     }
 
     /// The one packet of a connection that is never in the table: counted, sent, forgotten.
     pub(crate) fn forward_once(&mut self, slot: &Draft, meta: &PacketMeta<'_>) -> Verdict {
         if let Some(link) = self.link_of(slot.server) {
             self.count_for(link, Counters::count_connection);
-            self.count_for(link, |counters| counters.count_in(meta.len));
-        }
-        Verdict::Forward(self.forward_without(slot))
-    }
-
-    /// The last packet of a connection that is not in the table and does not get there.
-    pub(crate) fn forward_ended(&self, slot: &Draft, meta: &PacketMeta<'_>) -> Verdict {
-        if let Some(link) = self.link_of(slot.server) {
             self.count_for(link, |counters| counters.count_in(meta.len));
         }
         Verdict::Forward(self.forward_without(slot))
@@ -268,7 +284,8 @@ impl Shard {
         }
     }
 
-    pub(crate) fn forward_of(&self, index: u32, new: bool) -> Forward {
+    pub(crate) fn forward_of(&self, index: u32, age: Age) -> Forward {
+        let new = age == Age::New;
         let entry = self.table.get(index);
         let (virt, server) = (entry.virt(), entry.server_addr());
         Forward {
@@ -343,7 +360,7 @@ impl Shard {
         }
         self.count(index, |counters| counters.count_out(meta.len));
         let before = self.table.get(index).state();
-        self.transition(index, meta, false);
+        self.transition(index, meta, Sender::Server);
         if self.table.get(index).has(flag::DYING) {
             // A packet of a connection that is about to end gives it time again.
             self.table.get(index).clear(flag::DYING);
@@ -376,25 +393,25 @@ impl Shard {
     /// The state machine, the timeout that goes with the new state, and the active and inactive
     /// counts.
     #[inline]
-    pub(super) fn transition(&mut self, index: u32, meta: &PacketMeta<'_>, input: bool) {
+    pub(super) fn transition(&mut self, index: u32, meta: &PacketMeta<'_>, sender: Sender) {
         let slot = self.table.get(index);
         let protocol = slot.protocol();
-        let direction = match (input, slot.has(flag::NO_OUTPUT)) {
-            (true, false) => Direction::Input,
-            (true, true) => Direction::InputOnly,
-            (false, _) => Direction::Output,
+        let direction = match (sender, slot.has(flag::NO_OUTPUT)) {
+            (Sender::Client, false) => Direction::Input,
+            (Sender::Client, true) => Direction::InputOnly,
+            (Sender::Server, _) => Direction::Output,
         };
         let next = match meta.transport {
             // A connection of another protocol that IPsec packets follow.
             _ if protocol != meta.tuple.protocol => return,
             Transport::Tcp(flags) => {
-                if !input {
+                if sender == Sender::Server {
                     slot.clear(flag::NO_OUTPUT);
                 }
                 tcp_next(self.settings.secure, direction, flags, slot.state())
             }
             Transport::Sctp(chunk) => {
-                if !input {
+                if sender == Sender::Server {
                     slot.clear(flag::NO_OUTPUT);
                 }
                 sctp_next(direction, chunk, slot.state())
@@ -410,7 +427,7 @@ impl Shard {
             slot.set_state(next);
         }
         let assures = match protocol {
-            Protocol::UDP => !input,
+            Protocol::UDP => sender == Sender::Server,
             _ => changed && next.assures(protocol),
         };
         let controlled = slot.control() != NO_SLOT;

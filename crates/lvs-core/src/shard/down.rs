@@ -11,6 +11,7 @@
 //! it expects, and that is answered with the right number: an entry that has ended stays for a
 //! while and resets what still comes.
 
+use super::decide::Age;
 use super::{NeedsControl, Shard, tcp};
 use crate::conn::{NO_SLOT, Sparse, State, flag};
 use crate::packet::{is_ipsec, opens};
@@ -60,6 +61,7 @@ impl Numbers {
 
 /// A TCP reset to be sent: a segment without payload from `tuple.src` to `tuple.dst`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Reset {
     /// Who it comes from and whom it is for: from the virtual address to the client, or from the
     /// client to the virtual address.
@@ -244,7 +246,7 @@ impl Shard {
             });
         }
         if let Some(seq) = of_client {
-            let forward = self.forward_of(index, false);
+            let forward = self.forward_of(index, Age::Known);
             self.down.resets.push(Reset {
                 tuple: tuple(client, virt),
                 seq,
@@ -326,7 +328,7 @@ impl Shard {
                 };
                 if flags.has(TcpFlags::RST) {
                     // The client's own answer to a server that does not know yet.
-                    return Ok(Verdict::Forward(self.forward_of(index, false)));
+                    return Ok(Verdict::Forward(self.forward_of(index, Age::Known)));
                 }
                 self.close(index);
                 self.table.restart(index, now);

@@ -33,6 +33,13 @@ impl Shard {
         Ok(index)
     }
 
+    /// Whether a connection that is translated at both ends would find a local port.
+    pub(crate) fn has_local_port(&self, slot: &Draft, pool: &[LocalAddress], now: Instant) -> bool {
+        let (protocol, server) = (slot.key.protocol, slot.server_addr);
+        let ports = &self.local_ports;
+        ports.has_free(protocol, server, pool, &self.table, now)
+    }
+
     /// From now on [`local_changes`](Self::local_changes) has what happens to local ends. Whoever
     /// calls this is to take it now and then: it is kept until then.
     pub fn follow_local_ends(&mut self) {

@@ -1,5 +1,6 @@
 //! ICMP errors about packets of connections.
 
+use super::decide::Age;
 use super::decide::{connection_tuple, is_balanced};
 use super::{NeedsControl, Shard};
 use crate::conn::{Key, NO_SLOT};
@@ -67,13 +68,11 @@ impl Shard {
             )
         };
         if let Some(index) = reply {
-            return Ok(self.forward_icmp_error(index, error, false));
+            return Ok(self.forward_icmp_error(index, error, Age::Known));
         }
         let may = !self.settings.backup_only && !is_ipsec(error.inner.protocol);
         let schedules = self.settings.sysctls.schedule_icmp && (request.is_none() || !out_first);
-        // About a connection of another director's.
-        let decides = self.settings.decides && error.inner_ports && request.is_none();
-        if may && (schedules || decides) {
+        if may && schedules {
             return Err(NeedsControl::NEW);
         }
         Ok(request.map_or(UNRELATED, |index| self.reply_icmp_error(index, error)))
@@ -93,7 +92,7 @@ impl Shard {
         &mut self,
         index: u32,
         error: &IcmpError,
-        new: bool,
+        age: Age,
     ) -> Verdict {
         let slot = self.table.get(index);
         let nat = slot.method().translates();
@@ -108,6 +107,6 @@ impl Shard {
         if unbound {
             return Verdict::Drop(DropReason::Unbound);
         }
-        Verdict::Forward(self.forward_of(index, new))
+        Verdict::Forward(self.forward_of(index, age))
     }
 }

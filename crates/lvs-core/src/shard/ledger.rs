@@ -35,16 +35,6 @@ impl Shard {
         }
     }
 
-    /// Whether connections need not be told whose server is what their service's scheduler, a
-    /// function, chooses: whoever listens decides about their packets alike
-    /// ([`Control::set_decides`](crate::Control::set_decides)). What was told stays told until it
-    /// ends.
-    pub fn set_spares(&mut self, spares: bool) {
-        if let Some(ledger) = &mut self.ledger {
-            ledger.spares = spares;
-        }
-    }
-
     /// Listens to a peer, from below [`PEERS_MAX`](crate::sync::bulk::PEERS_MAX), of which nothing
     /// is left any more ([`adopt_lent`](Self::adopt_lent)), and whose keys these are.
     pub fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
@@ -180,9 +170,6 @@ impl Shard {
 
     /// Whether others should know a connection: nothing that a flood opens.
     pub(super) fn is_worth(&self, slot: conn::Entry<'_>) -> bool {
-        if slot.has(flag::REGULAR) && self.ledger.as_ref().is_some_and(|ledger| ledger.spares) {
-            return false;
-        }
         let settled = match slot.protocol() {
             // ESTABLISHED, FIN_WAIT and CLOSE_WAIT.
             Protocol::TCP => matches!(slot.state().0, 1 | 4 | 7),
@@ -237,7 +224,7 @@ impl Shard {
     pub(crate) fn lend(&mut self, index: u32, peer: usize) {
         let slot = self.table.get(index);
         let number = u32::try_from(peer).unwrap_or(0);
-        slot.clear(flag::PEER | flag::REGULAR);
+        slot.clear(flag::PEER);
         slot.set(flag::LENT | number << flag::PEER_SHIFT & flag::PEER);
         let identity = identity(slot);
         if let Some(ledger) = &mut self.ledger {
@@ -324,6 +311,7 @@ pub(super) mod tests {
     use core::net::SocketAddr;
     use core::time::Duration;
 
+    use crate::replication::{Heard, TakenOver};
     use crate::sync::bulk::{self, Pass, Ranges};
     use crate::*;
 

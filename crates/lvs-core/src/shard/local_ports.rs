@@ -87,6 +87,15 @@ struct Free {
     used: u32,
 }
 
+impl Free {
+    /// The port of this number among those that have never been used, of a range of `count` ports
+    /// from `base` on.
+    fn port(&self, number: u16, count: u16, base: u32, workers: u16) -> Option<u16> {
+        let number = (u32::from(self.from) + u32::from(number)) % u32::from(count.max(1));
+        u16::try_from(base + number * u32::from(workers)).ok()
+    }
+}
+
 /// A port that was taken, with the range that it came from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
@@ -201,6 +210,41 @@ impl LocalPorts {
         None
     }
 
+    /// Whether [`take`](Self::take) would find a port.
+    pub(crate) fn has_free(
+        &self,
+        protocol: Protocol,
+        server: SocketAddr,
+        pool: &[LocalAddress],
+        table: &ConnTable,
+        now: Instant,
+    ) -> bool {
+        let family = |local: &&LocalAddress| local.addr.is_ipv4() == server.is_ipv4();
+        pool.iter().filter(family).any(|&local| {
+            let tuple = Tuple {
+                protocol,
+                server,
+                local,
+            };
+            let is_free = |port: u16| {
+                let taken = Taken { local, port };
+                self.find(protocol, server, taken.addr(), table).is_none()
+            };
+            let Some(free) = self.tuples.get(&tuple) else {
+                return self.count(local) > 0;
+            };
+            let (count, base) = (self.count(local), self.base(local));
+            let released = free.released.iter();
+            let quiet = released.filter(|Reverse((since, _))| *since + QUIET <= now);
+            let fresh = (0..free.fresh).rev().filter_map(|fresh| {
+                let port = free.port(fresh, count, base, self.workers)?;
+                (!free.apart.contains(&port)).then_some(port)
+            });
+            let ports = quiet.map(|Reverse((_, port))| *port).chain(fresh);
+            ports.take(TRIES).any(is_free)
+        })
+    }
+
     fn take_of(&mut self, tuple: &Tuple, now: Instant) -> Option<u16> {
         self.remember(tuple, now);
         let (count, base) = (self.count(tuple.local), self.base(tuple.local));
@@ -215,9 +259,7 @@ impl LocalPorts {
         } else {
             loop {
                 free.fresh = free.fresh.checked_sub(1)?;
-                let number =
-                    (u32::from(free.from) + u32::from(free.fresh)) % u32::from(count.max(1));
-                let port = u16::try_from(base + number * u32::from(self.workers)).ok()?;
+                let port = free.port(free.fresh, count, base, self.workers)?;
                 if !free.apart.remove(&port) {
                     break port;
                 }

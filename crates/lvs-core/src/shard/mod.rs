@@ -12,7 +12,6 @@ mod listing;
 mod local_ports;
 mod pass;
 mod publish;
-mod regular;
 mod room;
 mod settings;
 mod sync;
@@ -37,6 +36,7 @@ use crate::sync::bulk::Ledger;
 use crate::sync::wire::Sequences;
 use crate::{Forwarding, IcmpError, Instant, PacketMeta, Protocol, Tuple, Verdict};
 
+pub(crate) use self::decide::Age;
 pub use self::down::Reset;
 pub(crate) use self::ftp::check_ports;
 pub use self::ftp::{FTP_PORTS_MAX, helper_ports};
@@ -45,9 +45,7 @@ pub(crate) use self::links::{Links, ServerLink};
 pub use self::listing::Connection;
 pub use self::local_ports::{LocalAddress, worker_of};
 pub use self::pass::Passed;
-pub(crate) use self::publish::INVOLVED;
 pub use self::publish::{LocalChange, LocalEnd, Offer, Ripeness, Unpublished};
-use self::regular::Walk;
 pub use self::room::Evictions;
 pub(crate) use self::settings::{Settings, Shared};
 
@@ -64,7 +62,6 @@ pub(crate) use self::settings::{Settings, Shared};
 /// | time | [`advance`](Self::advance) until it returns false, with packets in between | at [`next_wakeup`](Self::next_wakeup), before [`Control::advance`](crate::Control::advance) |
 /// | changes | [`Control::sweep`](crate::Control::sweep) | after each; a shard that was not swept asks at its next packet |
 /// | servers that went down | [`end_down`](Self::end_down), whose resets are to be sent | while [`has_down`](Self::has_down), which a sweep may begin |
-/// | other directors that decide alike | [`Control::review`](crate::Control::review) | while [`has_review`](Self::has_review), which a sweep may begin |
 /// | synchronisation | [`take_sync_message`](Self::take_sync_message) until there is none | at [`next_sync_message`](Self::next_sync_message) |
 /// | questions | [`connections_from`](Self::connections_from), [`len`](Self::len) and others | at any time |
 ///
@@ -100,8 +97,6 @@ pub struct Shard {
     hand: Hand,
     /// What is told to other directors, and what they have told.
     pub(crate) ledger: Option<Box<Ledger>>,
-    /// The walk over regular connections.
-    review: Walk,
 }
 
 /// A packet that the shard alone cannot decide on.
@@ -165,7 +160,6 @@ impl Shard {
             sessions: BTreeMap::new(),
             hand: Hand::default(),
             ledger: None,
-            review: Walk::default(),
         }
     }
 

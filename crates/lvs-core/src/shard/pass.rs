@@ -5,14 +5,16 @@
 use core::net::{SocketAddr, SocketAddrV4};
 
 use super::Shard;
-use super::publish::{INVOLVED, is_still};
+use super::publish::is_still;
 use crate::conn::{Ahead, flag};
-use crate::{ConnId, Forward, Forwarding, Instant, Plain, Reply, ServerId, Tunnel, Verdict};
+use crate::fast_path::Plain;
+use crate::{ConnId, Forward, Forwarding, Instant, Reply, ServerId, Tunnel, Verdict};
 
 /// A packet that was decided on in passing: it is counted, and the timer of its connection runs
 /// anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the packet is lost if nobody sends it"]
+#[non_exhaustive]
 pub struct Passed {
     /// The connection.
     pub conn: ConnId,
@@ -100,7 +102,7 @@ impl Shard {
         let record = entry.server();
         let link = self.links.get(record)?;
         if !passes
-            || flags & INVOLVED != 0
+            || flags & flag::SLOW_PATH != 0
             || entry.is_live()
             || !is_still(entry)
             || !link.server.is_available()

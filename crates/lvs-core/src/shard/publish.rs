@@ -22,17 +22,15 @@ const REASONS: [(u32, Unpublished); 10] = [
     (flag::DYING, Unpublished::Ended),
 ];
 
-/// With these, a packet may change more of its connection than counters and the deadline, or be
-/// changed itself.
-pub(crate) const INVOLVED: u32 = {
+/// Each flag of the slow path has its reason, and no other has one.
+const _: () = {
     let (mut all, mut number) = (0, 0);
     while number < REASONS.len() {
         all |= REASONS[number].0;
         number += 1;
     }
-    all
+    assert!(all == flag::SLOW_PATH);
 };
-const _: () = assert!(INVOLVED & flag::WATCHED == flag::WATCHED);
 
 /// Why a program in the kernel is not to forward the packets of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,7 +143,7 @@ pub(super) fn is_still(entry: Entry<'_>) -> bool {
 #[inline]
 fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
     let flags = entry.flags();
-    if flags & INVOLVED != 0 {
+    if flags & flag::SLOW_PATH != 0 {
         let mut reasons = REASONS.iter();
         return reasons
             .find(|(flag, _)| flags & flag != 0)
@@ -405,6 +403,7 @@ impl Shard {
 mod tests {
     use core::net::SocketAddr;
 
+    use crate::offload::{Ripeness, Unpublished};
     use crate::*;
 
     fn packet(protocol: Protocol, flags: u8) -> PacketMeta<'static> {

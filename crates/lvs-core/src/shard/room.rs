@@ -33,6 +33,7 @@ const IDLE_AFTER: Duration = Duration::from_secs(60);
 
 /// Connections that were ended to make room for new ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Evictions {
     /// Half-open ones, and single datagrams.
     pub half_open: u64,
@@ -84,10 +85,32 @@ impl Shard {
         if !self.settings.evicts || self.table.len() < self.table.capacity() {
             return;
         }
+        let found = self.evictable(now);
+        self.hand.at = (self.hand.at + 1) % windows(self.table.populated_len());
+        let Some((worth, index)) = found else {
+            return;
+        };
+        self.hand.last = Some(index);
+        let taken = &mut self.hand.taken;
+        *match worth {
+            Worth::HalfOpen => &mut taken.half_open,
+            Worth::Ended => &mut taken.ended,
+            Worth::Unused => &mut taken.unused,
+            Worth::Idle => &mut taken.idle,
+        } += 1;
+        // The template of an unused connection stays until its own time.
+        let _ = self.destroy(index);
+    }
+
+    /// Whether a new connection finds room, if those that can go do (`evicts`) or do not.
+    pub(crate) fn has_room(&self, evicts: bool, now: Instant) -> bool {
+        self.table.len() < self.table.capacity() || evicts && self.evictable(now).is_some()
+    }
+
+    /// The connection that would give way to a new one.
+    fn evictable(&self, now: Instant) -> Option<(Worth, u32)> {
         let mut found: Option<(Worth, Reverse<Duration>, u32)> = None;
-        let here = self.hand.at;
-        self.hand.at = (here + 1) % windows(self.table.populated_len());
-        for window in scattered(here, self.table.populated_len(), WINDOWS) {
+        for window in scattered(self.hand.at, self.table.populated_len(), WINDOWS) {
             for index in self.table.populated_in(window) {
                 // Those that a helper looks at may be at work just now.
                 let slot = self.table.get(index);
@@ -103,19 +126,7 @@ impl Shard {
                 break;
             }
         }
-        let Some((worth, _, index)) = found else {
-            return;
-        };
-        self.hand.last = Some(index);
-        let taken = &mut self.hand.taken;
-        *match worth {
-            Worth::HalfOpen => &mut taken.half_open,
-            Worth::Ended => &mut taken.ended,
-            Worth::Unused => &mut taken.unused,
-            Worth::Idle => &mut taken.idle,
-        } += 1;
-        // The template of a connection that nobody used stays until its own time.
-        let _ = self.destroy(index);
+        found.map(|(worth, _, index)| (worth, index))
     }
 }
 

@@ -34,9 +34,6 @@ pub(crate) struct Settings {
     pub(crate) evicts: bool,
     /// A service's engine opens connections for datagrams from its servers.
     pub(crate) outbound: bool,
-    /// Packets of connections that another director may have had are decided by schedulers that are
-    /// functions.
-    pub(crate) decides: bool,
     /// Virtual ports whose connections the helper for FTP looks at.
     pub(crate) ftp_ports: Vec<u16>,
 }

@@ -11,6 +11,8 @@ pub(super) const ACKNOWLEDGEMENT: Range<usize> = 8..12;
 const DATA_OFFSET: usize = 12;
 /// Flags.
 pub(super) const FLAGS: usize = 13;
+/// Receive window, not scaled.
+pub(super) const WINDOW: Range<usize> = 14..16;
 /// Length of a header without options.
 pub(super) const HEADER_LEN: usize = 20;
 
@@ -22,4 +24,48 @@ pub(super) fn number(tcp: &[u8], field: Range<usize>) -> Option<u32> {
 /// The length that the header says that it has, in bytes; `None` if that is cut short.
 pub(super) fn data_offset(tcp: &[u8]) -> Option<usize> {
     Some(usize::from(tcp.get(DATA_OFFSET)? >> 4) * 4)
+}
+
+/// The shift count of the window scale option among the options of a SYN (RFC 7323 section 2.2).
+pub(super) fn window_scale(mut options: &[u8]) -> Option<u8> {
+    const END: u8 = 0;
+    const NOTHING: u8 = 1;
+    const WINDOW_SCALE: u8 = 3;
+    loop {
+        let (&kind, rest) = options.split_first()?;
+        options = match kind {
+            END => return None,
+            NOTHING => rest,
+            kind => {
+                let len = usize::from(*rest.first()?);
+                if (kind, len) == (WINDOW_SCALE, 3) {
+                    return rest.get(1).copied();
+                }
+                // A length that leaves out its own octets would go round for ever.
+                options.get(len.max(2)..)?
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn window_scale_reads_option_and_survives_damage() {
+        assert_eq!(window_scale(&[2, 4, 5, 180, 1, 3, 3, 7]), Some(7));
+        assert_eq!(window_scale(&[3, 3, 9]), Some(9));
+        for damaged in [
+            &[][..],
+            &[1, 1],
+            &[0, 3, 3, 7],
+            &[3, 3],
+            &[3],
+            &[2, 0, 2, 0],
+            &[8, 200],
+        ] {
+            assert_eq!(window_scale(damaged), None, "{damaged:?}");
+        }
+    }
 }

@@ -341,8 +341,6 @@ pub(crate) struct Ledger {
     lent: [Option<Lent>; PEERS_MAX],
     /// Somebody listens.
     pub(crate) heard: bool,
-    /// Whoever listens decides about regular connections alike: they are not told.
-    pub(crate) spares: bool,
     out: Vec<u8>,
     lost: bool,
 }
@@ -361,7 +359,6 @@ impl Ledger {
             told: Digest::default(),
             lent: [const { None }; PEERS_MAX],
             heard: false,
-            spares: false,
             out: Vec::new(),
             lost: false,
         }

@@ -9,7 +9,7 @@
 
 pub mod bulk;
 mod queue;
-pub mod tables;
+pub mod services;
 pub mod wire;
 
 pub(crate) use self::queue::{HZ, Queue, Subject, needed, sync_counted_template, sync_template};

@@ -6,6 +6,7 @@ use super::Shift;
 
 /// What is to be done to a segment from a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Edit {
     /// How its sequence number changes.
     pub shift: Shift,

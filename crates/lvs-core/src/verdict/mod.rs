@@ -107,7 +107,6 @@ macro_rules! reasons {
     ($(#[$meta:meta])* $name:ident { $($(#[doc = $doc:literal])+ $variant:ident => $text:literal,)+ }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[non_exhaustive]
         pub enum $name { $($(#[doc = $doc])+ $variant,)+ }
 
         impl $name {
@@ -141,6 +140,7 @@ macro_rules! reasons {
 
 reasons! {
     /// Why a packet was discarded.
+    #[non_exhaustive]
     DropReason {
         /// The packet belongs to a connection whose real server was removed.
         ServerRemoved => "server_removed",
@@ -190,6 +190,7 @@ reasons! {
 
 reasons! {
     /// Why a packet was left to the host.
+    #[non_exhaustive]
     AcceptReason {
         /// No service has this address, port or mark.
         NoService => "no_service",

@@ -8,8 +8,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use lvs_core::api::{CaptureFilter, CapturedPacket};
 use lvs_core::{Forwarding, Tuple, Verdict};
 
-use super::virtual_::hex;
-
 /// Readers at a time: each packet is shown to one after the other.
 pub(super) const READERS_MAX: usize = 8;
 /// Bytes of packets that may wait for a reader; the next ones are lost to it.
@@ -200,6 +198,15 @@ pub(super) fn describe(verdict: &Verdict) -> (String, bool) {
             true,
         ),
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
 }
 
 #[cfg(test)]

@@ -3,12 +3,16 @@
 use std::net::SocketAddrV4;
 use std::sync::Arc;
 
+use lvs_core::explain::Explanation;
+use lvs_core::fast_path::{Ahead, Passed, Plain};
 use lvs_core::mark::{MarkAction, MarkRule};
+use lvs_core::offload::Offer;
+use lvs_core::replication::{Heard, TakenOver};
 use lvs_core::sync::bulk::Item;
 use lvs_core::sync::wire::Entry;
 use lvs_core::{
-    AcceptReason, Ahead, ConnId, Connection, DropReason, Explanation, Forward, Heard, IcmpError,
-    Instant, Offer, PacketMeta, Passed, Plain, Protocol, Shard, TakenOver, Tuple, Verdict,
+    AcceptReason, ConnId, Connection, DropReason, Forward, IcmpError, Instant, PacketMeta,
+    Protocol, Shard, Tuple, Verdict,
 };
 
 use super::calls::Question;
@@ -16,16 +20,12 @@ use super::kernel_path::WithEngine;
 use super::shared::Shared;
 use super::{HookAction, PacketHook};
 use crate::in_kernel::RIPE;
-use crate::packet::intercept::Intercept;
-use crate::packet::pipeline::Decide;
-use crate::sys::prefetch;
+use lvs_packet::intercept::Intercept;
+use lvs_packet::pipeline::Decide;
+use lvs_sys::prefetch;
 
 /// Connections that may wait to be published; others do so with their next packet.
 const RIPE_MAX: usize = 4096;
-
-/// Slots that are looked at in one go for connections that others would put elsewhere: 256
-/// connections, less than 100 microseconds.
-const REVIEW: usize = 4096;
 
 /// The director as the packet path asks it: the worker's own shard first, the shared half where
 /// that is not enough.
@@ -105,13 +105,6 @@ impl Decider {
     /// Brings the shard up to date with the shared half, and ends what its settings say must end.
     pub(super) fn sweep(&mut self) {
         self.shared.control_for_packet().sweep(&mut self.shard);
-    }
-
-    /// Goes on looking which connections other directors would put elsewhere.
-    pub(super) fn review(&mut self, now: Instant) {
-        self.shared
-            .control_for_packet()
-            .review(&mut self.shard, REVIEW, now);
     }
 
     /// Takes over connections that another director has told of.
@@ -212,6 +205,7 @@ impl Decider {
         };
         let refused = |verdict: String| Explanation {
             verdict,
+            reason: DropReason::MarkRule.name().to_owned(),
             ..Explanation::default()
         };
         let mut told = match action {

@@ -11,7 +11,7 @@ use super::shared::Shared;
 use super::worker::Worker;
 use crate::host::keeper::REQUESTS_MAX;
 use crate::mailbox::Mailbox;
-use crate::packet::pipeline::Request;
+use lvs_packet::pipeline::Request;
 
 /// What others share with a packet worker. What one of them writes is in no line of the cache that
 /// another one reads for each packet.
@@ -120,14 +120,12 @@ mod tests {
     use lvs_core::{Control, Options};
 
     use super::*;
-    use crate::engine::shared::{HostSide, Side};
-    use crate::packet::net::PortId;
+    use lvs_packet::net::PortId;
 
     #[test]
     fn what_does_not_fit_the_queue_is_counted_and_holds_nobody_up() {
-        let side = Side::Host(HostSide::new(1).expect("descriptors"));
         let control = Control::new(Options::default());
-        let shared = Arc::new(Shared::new(control, side, false));
+        let shared = Arc::new(Shared::new(control, 1).expect("descriptors"));
         let (mut requests, queue) = Requests::new(shared);
         let request = Request::Resolve(PortId(2), IpAddr::from([10, 0, 0, 1]));
         let requested = std::iter::repeat_n(request, REQUESTS_MAX + 3);

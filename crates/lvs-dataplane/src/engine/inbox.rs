@@ -9,9 +9,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::packet::frame::Frame;
-use crate::packet::net::PortId;
-use crate::packet::pipeline::Whole;
+use lvs_packet::frame::Frame;
+use lvs_packet::net::PortId;
+use lvs_packet::pipeline::Whole;
 
 /// Frames that may wait for one worker, of all others together.
 pub(crate) const PARCELS_MAX: usize = 4096;

@@ -4,24 +4,23 @@ use std::io;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 
+use lvs_core::Control;
 use lvs_core::api::InKernelInfo;
 use lvs_core::memory::Memory;
-use lvs_core::{Control, Unpublished};
+use lvs_core::offload::Unpublished;
 use tracing::{info, warn};
 
 use super::{StartError, UseKernel};
 use crate::host::Backend;
 use crate::in_kernel::{InKernel, InKernelError, Room};
 use crate::outlive::Holder;
-use crate::packet::pipeline::{ReversePath, Settings};
-use crate::packet::ways::NoWay;
+use lvs_packet::pipeline::{ReversePath, Settings};
+use lvs_packet::ways::NoWay;
 
 /// What is wanted of it.
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) wanted: UseKernel,
-    /// Programs are to be attached as if there were no tcx.
-    pub(super) clsact: bool,
     /// Packets after which connections are published.
     pub(super) ripe: NonZeroU32,
     /// Connections in wide slots for which there is memory.
@@ -58,7 +57,12 @@ impl Wanted {
             }
             Err(error) if self.wanted == UseKernel::On => Err(StartError::InKernel(error)),
             Err(error) => {
-                info!("all packets are forwarded by the engine itself: {error}");
+                let cause = match (&error, self.wanted) {
+                    // The operator has asked for that setting, and not for the path in the kernel.
+                    (InKernelError::Setting { why, .. }, UseKernel::Try) => (*why).to_owned(),
+                    _ => error.to_string(),
+                };
+                info!("all packets are forwarded by the engine itself: {cause}");
                 if xdp {
                     warn!(
                         "--xdp has no effect: it is a part of the path in the kernel, which is not used"
@@ -80,7 +84,7 @@ impl Wanted {
             _ => Room::of_this_host(),
         };
         let layout = control.layout().with_wide(self.wide);
-        let in_kernel = InKernel::open_or_find(layout, xdp, self.clsact, room)?;
+        let in_kernel = InKernel::open_or_find(layout, xdp, room)?;
         if self.wanted == UseKernel::Try && self.outlive.is_some() && !in_kernel.outlives() {
             return Err(InKernelError::Setting {
                 why: "connections would not outlive the engine (--outlive): nothing can be left in /sys/fs/bpf, as the log says",

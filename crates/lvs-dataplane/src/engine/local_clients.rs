@@ -7,7 +7,7 @@ use std::collections::{HashSet, VecDeque};
 
 use lvs_core::Shard;
 
-use crate::packet::intercept::LocalClient;
+use lvs_packet::intercept::LocalClient;
 
 /// How many are looked at in one go.
 const PIECE: usize = 4096;

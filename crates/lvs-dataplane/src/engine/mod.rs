@@ -18,78 +18,46 @@ pub mod rig;
 mod rules;
 mod shared;
 mod successor;
-mod virtual_;
 mod worker;
-
-/// What a test says to an engine without interfaces (`--no-interfaces --virtual-time`).
-pub mod bench {
-    pub use super::virtual_::{
-        Advance, BenchFrame, Inject, Interface, Mark, Neighbour, Network, Route,
-    };
-}
 
 use std::fmt;
 use std::net::IpAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use lvs_core::api::WORKERS_MAX;
 use lvs_core::api::{Call, Failure, LocalPool, SyncDaemon};
 use lvs_core::mark::MarkRule;
-use lvs_core::memory::{Memory, OutOfMemory};
-use lvs_core::{Control, Explanation, Instant, Options, PacketMeta, Profile, Registry, WhenFull};
+use lvs_core::memory::OutOfMemory;
+use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry, WhenFull};
 use serde_json::Value;
 use tracing::{info, warn};
 
-use self::calls::Question;
-use self::capture::Capture;
-use self::decider::Decider;
 pub use self::door::Pauses;
 use self::door::Requests;
 use self::kernel_path::Wanted;
 use self::peers::Peers;
-pub use self::peers::{
-    ALARM as PEERS_ALARM, Config as PeersConfig, Tell as PeersTell, WAIT as PEERS_WAIT,
-};
-use self::report::Report;
+pub use self::peers::{ALARM as PEERS_ALARM, Config as PeersConfig, WAIT as PEERS_WAIT};
 pub use self::rules::RulesError;
 pub use self::shared::Shared;
-use self::shared::{HostSide, Side};
 use self::successor::{Estate, Shards};
-use self::virtual_::Offline;
 use self::worker::{Equipment, Worker};
-use crate::control::Address;
-use crate::control::server::{self, BindError, Handle, Permissions, Server, Sink};
+use crate::host::is_interface_name;
 use crate::host::keeper::{Keeper, Outliving, Setup};
 use crate::host::update::Update;
 use crate::host::view::View;
 pub use crate::host::{Backend, HostError};
 use crate::in_kernel::{InKernelError, RIPE};
-use crate::io::vlan::WantedInterface;
-use crate::mailbox::Mailbox;
 use crate::outlive::{Holder, Outlive};
-use crate::packet::common::Common;
-use crate::packet::pipeline::Settings;
-use crate::packet::steer::Steering;
 use crate::random::random;
-use crate::sys::{self, TablePages};
-
-/// A thread that handles packets, as the control server's threads ask it.
-trait Packets {
-    /// The director, and what it has decided.
-    fn decider(&self) -> &Decider;
-
-    /// What would become of a packet, without any of it happening.
-    fn explain(&mut self, question: &Question) -> Explanation;
-
-    /// What it has counted.
-    fn report(&mut self) -> Report;
-
-    /// Shows packets from now on.
-    fn capture(&mut self, capture: Capture);
-}
+use lvs_api::Address;
+use lvs_packet::common::Common;
+use lvs_packet::pipeline::Settings;
+use lvs_packet::steer::Steering;
+use lvs_process::server::{self, BindError, Handle, Permissions, Server, Sink};
+use lvs_sys::TablePages;
 
 /// How an engine is to run.
 #[derive(Debug, Default)]
@@ -103,8 +71,6 @@ pub struct Config {
     /// Packets from the client after which a connection is; `None` for
     /// [16](crate::in_kernel::RIPE).
     pub in_kernel_after: Option<NonZeroU32>,
-    /// The programs for that are attached as if the kernel had no tcx.
-    pub in_kernel_clsact: bool,
     /// Who holds connections, should the engine be killed, where the path in the kernel does not.
     pub outlive: Option<Holder>,
     /// Packet workers, [`WORKERS_MAX`] at most; `None` for one.
@@ -116,8 +82,6 @@ pub struct Config {
     /// is permitted.
     pub real_time: bool,
     /// The interfaces to use; empty for every Ethernet interface that is up and has no master.
-    /// Where the host has no `eth0.100`, the engine makes one for VLAN 100 of `eth0`, with the
-    /// addresses behind it: `eth0.100=10.0.100.1/24`.
     pub interfaces: Vec<String>,
     /// Where the control socket is; `None` for the default.
     pub address: Option<Address>,
@@ -153,14 +117,6 @@ pub struct Config {
     pub marks: Vec<MarkRule>,
     /// Ports of control connections that the helper for FTP looks at; empty for no helper.
     pub ftp_ports: Vec<u16>,
-    /// Use no interface at all: services and servers can be set up and listed, and no packet
-    /// comes. Needs no privileges.
-    pub no_interfaces: bool,
-    /// With `no_interfaces`: time stands still until a caller moves it, and the methods `test.*`
-    /// hand in frames.
-    pub virtual_time: bool,
-    /// The kernel whose set of schedulers to have; `None` for the newest.
-    pub compat: Option<Compat>,
     /// The timeouts to begin with.
     pub profile: Profile,
     /// Other directors that are told connections, and tell theirs.
@@ -183,13 +139,6 @@ pub enum UseKernel {
     Auto,
     /// Yes; an engine for which it is not possible does not start.
     On,
-}
-
-/// A kernel version to be like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compat {
-    /// As Debian 12 builds it: without the scheduler `twos`.
-    Linux6_1,
 }
 
 /// What an embedding program does with a packet before the director sees it.
@@ -248,7 +197,7 @@ pub enum StartError {
     /// The file of rules.
     #[error(transparent)]
     Rules(#[from] RulesError),
-    /// An interface that cannot be understood.
+    /// A name that no interface can have.
     #[error("--interface {0}")]
     Interface(String),
     /// The path in the kernel.
@@ -268,9 +217,6 @@ pub enum StartError {
     /// A thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
-    /// Virtual time and real interfaces.
-    #[error("--virtual-time is for engines without interfaces: add --no-interfaces")]
-    VirtualTime,
     /// More packet workers than there may be.
     #[error("--workers {0}: there may be {WORKERS_MAX} packet workers at most")]
     Workers(NonZeroUsize),
@@ -307,13 +253,7 @@ impl Engine {
     /// # Errors
     /// See [`StartError`].
     pub fn start(config: Config) -> Result<Self, StartError> {
-        if config.virtual_time && !config.no_interfaces {
-            return Err(StartError::VirtualTime);
-        }
-        let interfaces = config.interfaces.iter().map(|text| text.parse());
-        let interfaces = interfaces
-            .collect::<Result<Vec<WantedInterface>, String>>()
-            .map_err(StartError::Interface)?;
+        check_interface_names(&config.interfaces)?;
         let address = config.address.clone().unwrap_or_default();
         // First of all: a second engine must not touch anything.
         let permissions = Permissions {
@@ -326,9 +266,8 @@ impl Engine {
             Some(workers) if workers.get() > WORKERS_MAX => {
                 return Err(StartError::Workers(workers));
             }
-            // Whoever has no packets has none to divide.
-            Some(workers) if !config.no_interfaces => workers,
-            _ => NonZeroUsize::MIN,
+            Some(workers) => workers,
+            None => NonZeroUsize::MIN,
         };
         if workers.get() > 1 && config.peers.is_some() {
             let text = format!(
@@ -340,36 +279,30 @@ impl Engine {
             return Err(StartError::Hook(workers));
         }
         let (control, options) = new_control(&config, workers)?;
-        let mut engine = if config.no_interfaces {
-            Self::start_virtual(control, options, config.virtual_time)?
-        } else {
-            let setup = Setup {
-                backend: config.backend,
-                interfaces,
-                own_all_vips: config.own_vips,
-                in_kernel: None,
-                xdp: config.xdp,
-                steering: (workers.get() > 1)
-                    .then(|| steering(workers, &options, &config.ftp_ports)),
-                outlive: Outliving::default(),
-            };
-            let wanted = Wanted {
-                wanted: config.in_kernel,
-                clsact: config.in_kernel_clsact,
-                ripe: config.in_kernel_after.unwrap_or(RIPE),
-                wide: config
-                    .max_ipv6
-                    .unwrap_or_else(|| kernel_path::wide(options.max_connections)),
-                outlive: config.outlive,
-            };
-            let threads = Threads {
-                workers,
-                pin: config.pin.unwrap_or(workers.get() > 1),
-                hook: config.hook,
-                real_time: config.real_time,
-            };
-            Self::start_on_host(control, setup, config.settings, threads, wanted)?
+        let setup = Setup {
+            backend: config.backend,
+            interfaces: config.interfaces,
+            own_all_vips: config.own_vips,
+            in_kernel: None,
+            xdp: config.xdp,
+            steering: (workers.get() > 1).then(|| steering(workers, &options, &config.ftp_ports)),
+            outlive: Outliving::default(),
         };
+        let wanted = Wanted {
+            wanted: config.in_kernel,
+            ripe: config.in_kernel_after.unwrap_or(RIPE),
+            wide: config
+                .max_ipv6
+                .unwrap_or_else(|| kernel_path::wide(options.max_connections)),
+            outlive: config.outlive,
+        };
+        let threads = Threads {
+            workers,
+            pin: config.pin.unwrap_or(workers.get() > 1),
+            hook: config.hook,
+            real_time: config.real_time,
+        };
+        let mut engine = Self::start_on_host(control, setup, config.settings, threads, wanted)?;
         if !config.local_addresses.is_empty() || config.hairpin {
             engine
                 .call(Call::LocalSet(LocalPool {
@@ -390,14 +323,11 @@ impl Engine {
             rules::apply(&engine.shared, &text, &name)?;
         }
         if let Some(config) = config.peers.filter(|config| !config.peers.is_empty()) {
-            if matches!(engine.shared.side(), Side::Virtual { .. }) {
-                let text = "other directors are for engines with interfaces: leave out --no-interfaces, or --sync-peer";
-                return Err(StartError::Peers(text.to_owned()));
-            }
             let peers = Peers::start(&config, &engine.shared).map_err(StartError::Peers)?;
             engine.shared.use_peers(peers);
         }
         let handle = server.serve(engine.shared()).map_err(StartError::Thread)?;
+        engine.shared.use_lock(handle.leaving());
         engine.server = Some(handle);
         info!("ready at {address}");
         Ok(engine)
@@ -445,12 +375,9 @@ impl Engine {
             (shards, None)
         };
         let found = inheritance.is_some();
-        let side = HostSide::new(count.get()).map_err(StartError::Thread)?;
-        let shared = Arc::new(Shared::new(control, Side::Host(side), false));
-        if let Some(daemons) = shared.daemons() {
-            let director: Weak<Shared> = Arc::downgrade(&shared);
-            daemons.serve(director);
-        }
+        let shared = Arc::new(Shared::new(control, count.get()).map_err(StartError::Thread)?);
+        let director: Weak<Shared> = Arc::downgrade(&shared);
+        shared.daemons().serve(director);
         shared.not_in_kernel(why_not);
         if let Some(estate) = &estate {
             setup.outlive = estate.outliving();
@@ -526,9 +453,7 @@ impl Engine {
             })?;
         }
         engine.spawn("lvs-keeper".to_owned(), move || {
-            if let Some(mailbox) = shared.keeper() {
-                keeper.run(mailbox);
-            }
+            keeper.run(shared.keeper());
             shared.drop_ports();
             if let Some(estate) = estate {
                 estate.end();
@@ -549,25 +474,6 @@ impl Engine {
         self.spawn("lvs-sync-waits".to_owned(), move || {
             successor::start_daemons_in_time(&shared, waiting);
         })
-    }
-
-    /// Starts an engine without interfaces.
-    fn start_virtual(
-        control: Control,
-        options: Options,
-        virtual_time: bool,
-    ) -> Result<Self, StartError> {
-        let memory = Memory::try_heap(control.layout())?;
-        let shard = control.shard_in(0, memory).expect("there is at least one");
-        let side = Side::Virtual {
-            offline: Mailbox::new().map_err(StartError::Thread)?,
-            interfaces: Mutex::default(),
-        };
-        let shared = Arc::new(Shared::new(control, side, virtual_time));
-        let offline = Offline::new(shared.clone(), shard, options);
-        let mut engine = Self::new(shared);
-        engine.spawn("lvs-worker-0".to_owned(), move || offline.run())?;
-        Ok(engine)
     }
 
     const fn new(shared: Arc<Shared>) -> Self {
@@ -620,9 +526,7 @@ impl Engine {
             }
         }
         // What the packet workers had to say at last is sent.
-        if let Some(daemons) = self.shared.daemons() {
-            daemons.end();
-        }
+        self.shared.daemons().end();
         if let Some(peers) = self.shared.peers() {
             peers.end();
         }
@@ -644,6 +548,26 @@ struct Threads {
     real_time: bool,
 }
 
+/// Refuses names that no interface can have, and addresses.
+fn check_interface_names(names: &[String]) -> Result<(), StartError> {
+    for name in names {
+        let error = if let Some((vlan, _)) = name.split_once('=') {
+            format!(
+                "{name:?}: the dataplane does not create {vlan}: create the VLAN interface with `ip link add link TRUNK name {vlan} \
+                 type vlan id VLAN` and its addresses with `ip addr add`, and give --interface {vlan}"
+            )
+        } else if is_interface_name(name) {
+            continue;
+        } else {
+            format!(
+                "{name:?}: no interface can have that name: a name has 1 to 15 bytes, without /, : and whitespace"
+            )
+        };
+        return Err(StartError::Interface(error));
+    }
+    Ok(())
+}
+
 /// How packets are divided among workers.
 fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Arc<Steering> {
     // What is known of the one hash is to say nothing of the other.
@@ -653,7 +577,7 @@ fn steering(workers: NonZeroUsize, options: &Options, ftp_ports: &[u16]) -> Arc<
 
 /// A processor for each worker; none where there are fewer.
 fn own_cpus(workers: NonZeroUsize) -> Vec<usize> {
-    let cpus = sys::permitted_cpus();
+    let cpus = lvs_sys::permitted_cpus();
     if cpus.len() < workers.get() {
         info!(
             "packet workers run on any processor: {workers} workers, and {} processors that this process may use",
@@ -694,9 +618,6 @@ fn new_control(config: &Config, workers: NonZeroUsize) -> Result<(Control, Optio
     // Each worker has its part of the table.
     let max = config.max_connections.unwrap_or(options.max_connections);
     options.max_connections = max.div_ceil(workers.get());
-    if config.compat == Some(Compat::Linux6_1) {
-        options.schedulers.remove("twos");
-    }
     let mut control = Control::try_new(options.clone())?;
     for (name, value) in &config.sysctls {
         control
@@ -715,4 +636,30 @@ fn new_control(config: &Config, workers: NonZeroUsize) -> Result<(Control, Optio
 
 fn random_seed() -> Result<u64, StartError> {
     random().map(u64::from_ne_bytes).map_err(StartError::Random)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interface_name_that_kernel_refuses_is_refused() {
+        let check = |name: &str| check_interface_names(&[name.to_owned()]);
+        for good in ["eth0", "eth0.100", "eth0.4095", "wan.x", ".7"] {
+            assert!(check(good).is_ok(), "{good}");
+        }
+        for wrong in [
+            "",
+            ".",
+            "..",
+            "a-name-that-is-too-long",
+            "eth0/1",
+            "eth0:1",
+            "eth 0",
+        ] {
+            assert!(check(wrong).is_err(), "{wrong}");
+        }
+        let error = check("eth0.100=10.0.0.1/24").expect_err("it is an address");
+        assert!(error.to_string().contains("ip link add"), "{error}");
+    }
 }

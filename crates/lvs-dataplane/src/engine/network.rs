@@ -6,9 +6,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use crate::host::view::View;
-use crate::packet::net::{About, Net, NextHop, PortId, PortInfo};
-use crate::packet::ways::Way;
-use crate::packet::wire::Mac;
+use lvs_packet::drop::FrameDrop;
+use lvs_packet::net::{About, Net, NextHop, PortId, PortInfo};
+use lvs_packet::ways::Way;
+use lvs_packet::wire::Mac;
 
 /// What is remembered of one address.
 struct Place {
@@ -294,6 +295,10 @@ impl Net for TakenView {
     #[inline]
     fn route(&self, dst: IpAddr) -> Option<NextHop> {
         self.way(dst).hop.get()
+    }
+
+    fn why_no_route(&self, dst: IpAddr) -> FrameDrop {
+        self.view.tables.why_no_route(dst).reason()
     }
 
     #[inline]

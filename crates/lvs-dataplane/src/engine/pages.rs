@@ -7,7 +7,7 @@ use lvs_core::memory::{Memory, OutOfMemory};
 use lvs_core::{Control, Shard};
 use tracing::debug;
 
-use crate::sys::{TablePages, table_memory};
+use lvs_sys::{TablePages, table_memory};
 
 /// A table has as many connections as this part of its room when large pages are asked for: by then
 /// nearly every small page has one of them.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant as SystemInstant};
 
 use tracing::debug;
 
-use crate::sys::{run_in_real_time, run_in_slices, thread_time};
+use lvs_sys::{run_in_real_time, run_in_slices, thread_time};
 
 /// How much more of a processor packet workers get than other programs, where those want it too
 /// (sched_setattr(2)).

@@ -2,7 +2,8 @@
 
 use lvs_core::{AcceptReason, DropReason};
 
-use crate::packet::drop::FrameDrop;
+use crate::host::view::Tables;
+use lvs_packet::drop::FrameDrop;
 
 /// Nothing is wrong with the director, but perhaps with who sent it.
 const MALFORMED: &str = "A few are noise of the network. Many: lvsadm capture dropped -w FILE shows who sends them; look at that host, \
@@ -149,7 +150,21 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
         FrameDrop::MtuTooSmall => {
             "Raise the MTU of the interface towards the server: a tunnel needs 68 bytes (IPv6: 1280) beside its headers."
         }
-        FrameDrop::NoRoute => "ip route get ADDRESS of the server on this host; add the route.",
+        FrameDrop::NoRoute => {
+            "ip route get ADDRESS of the client or server on this host; add the route."
+        }
+        FrameDrop::NoLinkLayer => {
+            "`ip route get ADDRESS` of the client or server shows the device. Packet sockets cannot send over it: start \
+             lvs-dataplane with --backend tun (backend = \"tun\" in [dataplane]), or route that address over an Ethernet \
+             interface."
+        }
+        FrameDrop::UnusedInterface => {
+            "`ip route get ADDRESS` of the client or server shows the interface: add it with --interface (interface in \
+             [dataplane])."
+        }
+        FrameDrop::RouteRefuses => {
+            "`ip route get ADDRESS` of the client or server shows the route: delete it."
+        }
         FrameDrop::NoSource => {
             "Give the interface towards the server an address of the server's IP version."
         }
@@ -179,6 +194,32 @@ pub(super) const fn of_frame(reason: FrameDrop) -> &'static str {
     }
 }
 
+/// The fix for packets whose route leads over a device that the dataplane does not use, with the
+/// names of those that there are; `None` for other reasons.
+pub(super) fn of_route(reason: &str, tables: &Tables) -> Option<String> {
+    let no_link_layer = reason == FrameDrop::NoLinkLayer.name();
+    if !no_link_layer && reason != FrameDrop::UnusedInterface.name() {
+        return None;
+    }
+    // As many as a line takes.
+    const SHOWN: usize = 8;
+    let devices = tables.unused_devices(!no_link_layer);
+    let names = devices.iter().take(SHOWN).copied().collect::<Vec<_>>();
+    let names = match names.is_empty() {
+        true => return None,
+        false => names.join(", "),
+    };
+    Some(match no_link_layer {
+        true => format!(
+            "Routes lead over {names}, without a link layer: packet sockets cannot send there. Start lvs-dataplane with \
+             --backend tun (backend = \"tun\" in [dataplane]), or route these addresses over an Ethernet interface."
+        ),
+        false => format!(
+            "Routes lead over {names}, which the dataplane does not use: add --interface (interface in [dataplane])."
+        ),
+    })
+}
+
 /// What the counters beside the reasons are: name, meaning, remedy.
 pub(super) const NOT_SENT: [&str; 3] = [
     "not_sent",
@@ -205,7 +246,7 @@ pub(super) const INCOMPLETE: [&str; 3] = [
 pub(super) const VLAN: [&str; 3] = [
     "vlan",
     "Of a VLAN that has no device here.",
-    "If services are in it: --interface NAME.VLAN makes one.",
+    "If services are in it: ip link add link NAME name NAME.VLAN type vlan id VLAN.",
 ];
 const EVICTED: &str = "A flood, or a table that is too small for its clients: start lvs-dataplane with a larger --max-connections, \
                        and limit the service that is flooded (lvsadm limit).";
@@ -359,7 +400,74 @@ pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
 
 #[cfg(test)]
 mod tests {
+    use lvs_core::api::ReasonCount;
+
     use super::*;
+    use lvs_api::guidance::for_lvsd;
+
+    #[test]
+    fn remedy_for_lvsd_changes_no_service_by_hand() {
+        let drops = DropReason::ALL
+            .iter()
+            .map(|&reason| (reason.name(), of_drop(reason)));
+        let frames = FrameDrop::ALL
+            .iter()
+            .map(|&reason| (reason.name(), of_frame(reason)));
+        let evicted = [
+            EVICTED_HALF_OPEN,
+            EVICTED_ENDED,
+            EVICTED_UNUSED,
+            EVICTED_IDLE,
+            EVICTED_TEMPLATE,
+        ];
+        let evicted = evicted.map(|[name, _, remedy]| (name, remedy));
+        for (name, remedy) in drops.chain(frames).chain(evicted) {
+            let mut reasons = [ReasonCount {
+                action: "drop".to_owned(),
+                reason: name.to_owned(),
+                count: 1,
+                help: String::new(),
+                remedy: remedy.to_owned(),
+            }];
+            for_lvsd(&mut reasons);
+            let told = &reasons[0].remedy;
+            for change in ["lvsadm -", "(-a)", "(-e", "lvsadm limit"] {
+                let told = told.replace("lvsadm --set", "").replace("lvsadm -L", "");
+                assert!(!told.contains(change), "{name}: {told}");
+            }
+        }
+    }
+
+    /// Each is a series of its own in `/metrics`.
+    #[test]
+    fn reasons_of_one_action_have_different_names() {
+        let drops = DropReason::ALL.iter().map(|reason| reason.name());
+        let frames = FrameDrop::ALL.iter().map(|reason| reason.name());
+        let accepts = AcceptReason::ALL.iter().map(|reason| reason.name());
+        let others = [
+            NOT_SENT,
+            NOT_RECEIVED,
+            ICMP_LIMITED,
+            INCOMPLETE,
+            NO_NEIGHBOUR,
+            KEEPER_BUSY,
+            EVICTED_HALF_OPEN,
+            EVICTED_ENDED,
+            EVICTED_UNUSED,
+            EVICTED_IDLE,
+            EVICTED_TEMPLATE,
+        ];
+        let all = drops
+            .chain(frames)
+            .chain(others.map(|[name, ..]| name))
+            .map(|name| ("drop", name))
+            .chain(accepts.chain([VLAN[0]]).map(|name| ("host", name)))
+            .chain(KERNEL.map(|(action, [name, ..])| (action, name)));
+        let mut seen = std::collections::HashSet::new();
+        for (action, name) in all {
+            assert!(seen.insert((action, name)), "{action} {name}");
+        }
+    }
 
     #[test]
     fn no_reason_without_remedy() {

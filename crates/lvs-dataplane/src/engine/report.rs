@@ -8,10 +8,10 @@ use lvs_core::{AcceptReason, DropReason, Evictions};
 use super::decider::Decider;
 use super::remedies;
 use crate::in_kernel::Shares;
-use crate::packet::common::Common;
-use crate::packet::drop::FrameDrop;
-use crate::packet::net::PortId;
-use crate::packet::pipeline::{Counters, Pipeline};
+use lvs_packet::common::Common;
+use lvs_packet::drop::FrameDrop;
+use lvs_packet::net::PortId;
+use lvs_packet::pipeline::{Counters, Pipeline};
 
 /// Counts of one worker, or of several added.
 pub(super) struct Report {
@@ -123,9 +123,8 @@ impl Report {
         drops.chain(evicted).chain(accepts)
     }
 
-    /// All reasons. `templates`: as for [`decisions`](Self::decisions); `trunks`: frames that VLAN
-    /// trunks refused, and those of VLANs that there are none of here.
-    pub(super) fn reasons(&self, templates: u64, trunks: (u64, u64)) -> Vec<ReasonCount> {
+    /// All reasons. `templates`: as for [`decisions`](Self::decisions).
+    pub(super) fn reasons(&self, templates: u64) -> Vec<ReasonCount> {
         let frames = FrameDrop::ALL
             .iter()
             // What these two stand for is counted by the director's own reasons.
@@ -137,7 +136,7 @@ impl Report {
         let mut all: Vec<ReasonCount> = frames.chain(self.decisions(templates)).collect();
         let missed = self.ports.iter().map(|(.., lost)| lost).sum();
         all.extend([
-            reason("drop", self.unsent + trunks.0, remedies::NOT_SENT),
+            reason("drop", self.unsent, remedies::NOT_SENT),
             reason("drop", missed, remedies::NOT_RECEIVED),
             reason(
                 "drop",
@@ -149,7 +148,7 @@ impl Report {
                 self.common.reassembler.expired(),
                 remedies::INCOMPLETE,
             ),
-            reason("host", self.frames.tagged + trunks.1, remedies::VLAN),
+            reason("host", self.frames.tagged, remedies::VLAN),
             reason("drop", self.unresolved, remedies::NO_NEIGHBOUR),
             reason("drop", self.unasked, remedies::KEEPER_BUSY),
         ]);

@@ -12,15 +12,15 @@ use lvs_core::Control;
 
 use super::door::Requests;
 use super::pages;
-use super::shared::{HostSide, Shared, Side};
+use super::shared::Shared;
 use super::worker::{Equipment, Worker};
 use crate::host::EngineSide;
 use crate::host::view::{KnownPort, Tables, View};
 use crate::netlink::NetState;
-use crate::packet::common::Common;
-use crate::packet::frame::Frame;
-use crate::packet::net::{PortId, PortInfo};
-use crate::packet::pipeline::{Request, Settings};
+use lvs_packet::common::Common;
+use lvs_packet::frame::Frame;
+use lvs_packet::net::{PortId, PortInfo};
+use lvs_packet::pipeline::{Request, Settings};
 
 /// The only port: link 1 of the network.
 const PORT: PortId = PortId(1);
@@ -61,8 +61,7 @@ impl Rig {
         let shards = (0..).map_while(|number| pages::shard(&control, number).transpose());
         let shards: Vec<_> = shards.collect::<Result<_, _>>()?;
         let count = NonZeroUsize::new(shards.len()).context("a director without shards")?;
-        let side = Side::Host(HostSide::new(count.get())?);
-        let shared = Arc::new(Shared::new(control, side, false));
+        let shared = Arc::new(Shared::new(control, count.get())?);
         let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(count));
         let mut tables = Tables::new(network);
         let known = KnownPort {

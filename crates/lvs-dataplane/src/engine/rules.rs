@@ -3,8 +3,8 @@
 use lvs_core::ipvsadm::{Command, Lines, failure_text, parse_own};
 
 use super::shared::Shared;
-use crate::control::server::{Handler, Sink};
-use crate::names::Names;
+use lvs_api::names::Names;
+use lvs_process::server::{Handler, Sink};
 
 /// A line that cannot be applied.
 #[derive(Debug, thiserror::Error)]

@@ -14,21 +14,21 @@ use lvs_core::sync::Message;
 use lvs_core::sync::wire::Entry;
 use lvs_core::{Control, Instant};
 
-use super::Packets;
 use super::capture::Readers;
 use super::decider::Decider;
 use super::door::{Door, Longest, Pauses};
 use super::peers::Peers;
 use super::successor::{self, Estate};
-use super::virtual_::Offline;
+use super::worker::Worker;
 use crate::host::keeper::Keeper;
 use crate::host::view::{Published, View};
 use crate::host::{EngineSide, NeighbourNews};
 use crate::in_kernel::InKernel;
 use crate::io::port::{Port, Ports};
 use crate::mailbox::{Closing, Mailbox};
-use crate::packet::net::PortId;
 use crate::sync::{Daemons, Director, Ticket};
+use lvs_packet::net::PortId;
+use lvs_process::server::Leaving;
 
 /// How long a packet worker may take to answer; it looks at its mailbox after every few batches.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -51,40 +51,6 @@ pub struct Shared {
     changing: Mutex<()>,
     captures: Readers,
     started: SystemInstant,
-    /// The time in nanoseconds, where only a caller moves it.
-    virtual_time: Option<AtomicU64>,
-    side: Side,
-    stop: AtomicBool,
-    /// The path in the kernel.
-    in_kernel: OnceLock<Arc<InKernel>>,
-    /// Why there is none, though it was asked for.
-    not_in_kernel: OnceLock<InKernelInfo>,
-    /// What is kept for a successor.
-    estate: OnceLock<Estate>,
-    /// Something has changed that a successor would not find.
-    unkept: AtomicBool,
-    /// A packet worker runs, or did.
-    has_worked: AtomicBool,
-    /// How far the program has confined itself.
-    confinement: OnceLock<Confinement>,
-}
-
-/// Where packets come from.
-#[derive(Debug)]
-pub(super) enum Side {
-    /// From the host's interfaces.
-    Host(HostSide),
-    /// From nowhere, or from tests.
-    Virtual {
-        offline: Mailbox<Offline>,
-        /// Interfaces of the described network that take frames, by port.
-        interfaces: Mutex<Vec<String>>,
-    },
-}
-
-/// The threads of an engine with interfaces.
-#[derive(Debug)]
-pub(super) struct HostSide {
     keeper: Mailbox<Keeper>,
     published: Published,
     /// Those of the last view.
@@ -97,11 +63,44 @@ pub(super) struct HostSide {
     working: AtomicUsize,
     /// The ports of those that have: what depends on them goes first.
     ports: Mutex<Vec<Ports>>,
+    stop: AtomicBool,
+    /// The lock of the control socket, which says that this process ends.
+    lock: OnceLock<Leaving>,
+    /// The path in the kernel.
+    in_kernel: OnceLock<Arc<InKernel>>,
+    /// Why there is none, though it was asked for.
+    not_in_kernel: OnceLock<InKernelInfo>,
+    /// What is kept for a successor.
+    estate: OnceLock<Estate>,
+    /// Something has changed that a successor would not find.
+    unkept: AtomicBool,
+    /// Held while something is stored for a successor.
+    storing: Mutex<()>,
+    /// When counters, and services of which there are many, are stored again.
+    rests_until: Mutex<Option<SystemInstant>>,
+    /// A packet worker runs, or did.
+    has_worked: AtomicBool,
+    /// How far the program has confined itself.
+    confinement: OnceLock<Confinement>,
 }
 
-impl HostSide {
-    pub(super) fn new(workers: usize) -> io::Result<Self> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// That of a director with so many packet workers.
+    ///
+    /// # Errors
+    /// The process has no more file descriptors.
+    pub(super) fn new(control: Control, workers: usize) -> io::Result<Self> {
         Ok(Self {
+            control: Mutex::new(control),
+            wanted: AtomicUsize::new(0),
+            waited: Longest::default(),
+            changing: Mutex::default(),
+            captures: Readers::default(),
+            started: SystemInstant::now(),
             keeper: Mailbox::new()?,
             published: Published::default(),
             ways: AtomicU64::new(0),
@@ -112,29 +111,17 @@ impl HostSide {
             peers: OnceLock::new(),
             working: AtomicUsize::new(workers),
             ports: Mutex::default(),
-        })
-    }
-}
-
-impl Shared {
-    pub(super) fn new(control: Control, side: Side, virtual_time: bool) -> Self {
-        Self {
-            control: Mutex::new(control),
-            wanted: AtomicUsize::new(0),
-            waited: Longest::default(),
-            changing: Mutex::default(),
-            captures: Readers::default(),
-            started: SystemInstant::now(),
-            virtual_time: virtual_time.then(AtomicU64::default),
-            side,
             stop: AtomicBool::new(false),
+            lock: OnceLock::new(),
             in_kernel: OnceLock::new(),
             not_in_kernel: OnceLock::new(),
             estate: OnceLock::new(),
             unkept: AtomicBool::new(true),
+            storing: Mutex::default(),
+            rests_until: Mutex::default(),
             has_worked: AtomicBool::new(false),
             confinement: OnceLock::new(),
-        }
+        })
     }
 
     /// The director's control half. The lock is held for one short operation at a time, never while
@@ -216,12 +203,20 @@ impl Shared {
         let Some(estate) = self.estate.get() else {
             return;
         };
-        let control = self.control();
-        let small = successor::is_small(&control);
-        if small {
-            successor::keep(&control, estate);
+        if !successor::is_small(&self.control()) {
+            self.unkept.store(true, Ordering::Release);
+            return;
         }
-        self.unkept.store(!small, Ordering::Release);
+        self.store(estate);
+    }
+
+    /// Stores what a successor is to find. Snapshots are stored in the order in which they were
+    /// taken.
+    fn store(&self, estate: &Estate) {
+        let _turn = lock(&self.storing);
+        self.unkept.store(false, Ordering::Release);
+        let snapshot = successor::snapshot(&self.control());
+        snapshot.store(estate);
     }
 
     /// Takes over what the path in the kernel has counted.
@@ -233,50 +228,28 @@ impl Shared {
 
     /// Time since the engine started, as the core counts it.
     pub(super) fn now(&self) -> Instant {
-        match &self.virtual_time {
-            Some(nanos) => Instant::ZERO + Duration::from_nanos(nanos.load(Ordering::Acquire)),
-            None => Instant::ZERO + self.started.elapsed(),
-        }
-    }
-
-    pub(super) const fn has_virtual_time(&self) -> bool {
-        self.virtual_time.is_some()
-    }
-
-    /// Moves the virtual clock.
-    pub(super) fn set_now(&self, now: Instant) {
-        if let Some(nanos) = &self.virtual_time {
-            nanos.store(now.as_nanos(), Ordering::Release);
-        }
+        Instant::ZERO + self.started.elapsed()
     }
 
     pub(super) fn uptime(&self) -> Duration {
         self.started.elapsed()
     }
 
-    pub(super) const fn side(&self) -> &Side {
-        &self.side
-    }
-
-    const fn host(&self) -> Option<&HostSide> {
-        match &self.side {
-            Side::Host(host) => Some(host),
-            Side::Virtual { .. } => None,
-        }
+    /// The lock to mark when the engine stops.
+    pub(super) fn use_lock(&self, lock: Leaving) {
+        let _ = self.lock.set(lock);
     }
 
     /// Asks all threads to end.
     pub fn stop(&self) {
-        self.stop.store(true, Ordering::Release);
-        match &self.side {
-            Side::Host(host) => {
-                for door in &host.doors {
-                    door.mailbox.wake().notify();
-                }
-                host.keeper.wake().notify();
-            }
-            Side::Virtual { offline, .. } => offline.wake().notify(),
+        if let Some(lock) = self.lock.get() {
+            lock.mark();
         }
+        self.stop.store(true, Ordering::Release);
+        for door in &self.doors {
+            door.mailbox.wake().notify();
+        }
+        self.keeper.wake().notify();
     }
 
     pub(super) fn is_stopping(&self) -> bool {
@@ -290,12 +263,12 @@ impl Shared {
     /// # Panics
     /// If there is no such worker.
     pub(super) fn door(&self, number: usize) -> &Door {
-        &self.host().expect("it has packet workers").doors[number]
+        &self.doors[number]
     }
 
     /// The doors of all packet workers.
     pub(super) fn doors(&self) -> &[Door] {
-        self.host().map_or(&[][..], |host| &host.doors)
+        &self.doors
     }
 
     /// Has the engine tell how far its program has confined itself.
@@ -319,19 +292,13 @@ impl Shared {
 
     /// Keeps the ports of a packet worker that ends until the keeper has ended.
     pub(super) fn keep_ports(&self, ports: Ports) {
-        if let Some(host) = self.host() {
-            let kept = host.ports.lock();
-            kept.unwrap_or_else(PoisonError::into_inner).push(ports);
-        }
+        lock(&self.ports).push(ports);
     }
 
     /// Lets go of the ports that were kept.
     pub(super) fn drop_ports(&self) {
-        if let Some(host) = self.host() {
-            let mut kept = host.ports.lock().unwrap_or_else(PoisonError::into_inner);
-            for ports in kept.drain(..) {
-                ports.close();
-            }
+        for ports in lock(&self.ports).drain(..) {
+            ports.close();
         }
     }
 
@@ -341,28 +308,17 @@ impl Shared {
     /// If one does not answer.
     pub(super) fn ask<T: Send + 'static>(
         &self,
-        question: impl Fn(&mut dyn Packets) -> T + Clone + Send + 'static,
+        question: impl Fn(&mut Worker) -> T + Clone + Send + 'static,
     ) -> Result<Vec<T>, Failure> {
         let (reply, answers) = mpsc::channel();
-        let mut asked = 0;
-        match &self.side {
-            Side::Host(host) => {
-                for door in &host.doors {
-                    let (reply, question) = (reply.clone(), question.clone());
-                    door.mailbox
-                        .post(move |worker| drop(reply.send(question(worker))));
-                    asked += 1;
-                }
-            }
-            Side::Virtual { offline, .. } => {
-                let (reply, question) = (reply.clone(), question.clone());
-                offline.post(move |offline| drop(reply.send(question(offline))));
-                asked += 1;
-            }
+        for door in &self.doors {
+            let (reply, question) = (reply.clone(), question.clone());
+            door.mailbox
+                .post(move |worker| drop(reply.send(question(worker))));
         }
         drop(reply);
-        let mut all = Vec::with_capacity(asked);
-        while all.len() < asked {
+        let mut all = Vec::with_capacity(self.doors.len());
+        while all.len() < self.doors.len() {
             match answers.recv_timeout(WORKER_TIMEOUT) {
                 Ok(answer) => all.push(answer),
                 Err(_) => return Err(does_not_answer("packet worker")),
@@ -385,12 +341,11 @@ impl Shared {
 
     /// What packet workers were busy with at most, since this was last asked; the longest of all.
     pub fn take_pauses(&self) -> Pauses {
-        let doors = self.host().map_or(&[][..], |host| &host.doors);
         let pauses = Pauses {
             wait: self.waited.take(),
             ..Pauses::default()
         };
-        doors.iter().fold(pauses, |longest, door| {
+        self.doors.iter().fold(pauses, |longest, door| {
             let (batch, gap) = door.take_pauses();
             Pauses {
                 batch: longest.batch.max(batch),
@@ -403,61 +358,53 @@ impl Shared {
     /// The number of the latest view.
     #[inline]
     pub(super) fn generation(&self) -> u64 {
-        self.host().map_or(0, |host| host.published.generation())
+        self.published.generation()
     }
 
     /// The latest view.
     pub(super) fn view(&self) -> Arc<View> {
-        self.host()
-            .map(|host| host.published.latest())
-            .unwrap_or_default()
+        self.published.latest()
     }
 
     // --- synchronisation -------------------------------------------------------------------------
 
-    /// The synchronisation daemons; an engine without interfaces has none.
-    pub(super) fn daemons(&self) -> Option<&Daemons> {
-        Some(&self.host()?.daemons)
+    /// The synchronisation daemons.
+    pub(super) const fn daemons(&self) -> &Daemons {
+        &self.daemons
     }
 
     /// From now on, it talks to other directors.
     pub(super) fn use_peers(&self, peers: Arc<Peers>) {
-        if let Some(host) = self.host() {
-            let _ = host.peers.set(peers);
-        }
+        let _ = self.peers.set(peers);
     }
 
     /// Other directors of this kind.
     pub(super) fn peers(&self) -> Option<&Arc<Peers>> {
-        self.host()?.peers.get()
+        self.peers.get()
     }
 
     /// Has the packet worker that has the connections do something, after it has told others what
     /// has changed.
     pub(super) fn post_decider(&self, job: impl FnOnce(&mut Decider) + Send + 'static) {
         // There is one worker.
-        if let Some(door) = self.host().and_then(|host| host.doors.first()) {
+        if let Some(door) = self.doors.first() {
             door.mailbox.post(move |worker| worker.with_decider(job));
         }
     }
 
     // --- the keeper ------------------------------------------------------------------------------
 
-    pub(super) fn keeper(&self) -> Option<&Mailbox<Keeper>> {
-        Some(&self.host()?.keeper)
+    pub(super) const fn keeper(&self) -> &Mailbox<Keeper> {
+        &self.keeper
     }
 
-    /// Has the keeper do something. Without one, nothing concerns the host.
+    /// Has the keeper do something.
     pub(super) fn post_keeper(&self, job: impl FnOnce(&mut Keeper) + Send + 'static) {
-        if let Some(keeper) = self.keeper() {
-            keeper.post(job);
-        }
+        self.keeper.post(job);
     }
 
     pub(super) fn wake_keeper(&self) {
-        if let Some(keeper) = self.keeper() {
-            keeper.wake().notify();
-        }
+        self.keeper.wake().notify();
     }
 
     /// Has the keeper do something, and waits for what it gives to `reply`.
@@ -484,23 +431,20 @@ impl Director for Shared {
     }
 
     fn take_over(&self, entries: Vec<Entry>, ticket: Ticket) {
-        let Some(host) = self.host() else {
-            return;
-        };
         // A connection goes to the worker that its packets go to.
         let steering = self.view().steering.clone();
         let home = |entry: &Entry| {
             let (client, steering) = (entry.client, steering.as_ref());
             steering.map_or(0, |steering| steering.of_client(client.ip(), client.port()))
         };
-        let mut shares: Vec<Vec<Entry>> = host.doors.iter().map(|_| Vec::new()).collect();
+        let mut shares: Vec<Vec<Entry>> = self.doors.iter().map(|_| Vec::new()).collect();
         for entry in entries {
             let home = home(&entry);
             if let Some(share) = shares.get_mut(home) {
                 share.push(entry);
             }
         }
-        let shares = host.doors.iter().zip(shares);
+        let shares = self.doors.iter().zip(shares);
         for (door, entries) in shares.filter(|(_, share)| !share.is_empty()) {
             let ticket = ticket.clone();
             door.mailbox
@@ -511,14 +455,12 @@ impl Director for Shared {
 
 struct WorkerRuns<'a> {
     shared: &'a Shared,
-    _closing: Closing<'a, super::worker::Worker>,
+    _closing: Closing<'a, Worker>,
 }
 
 impl Drop for WorkerRuns<'_> {
     fn drop(&mut self) {
-        if let Some(host) = self.shared.host() {
-            host.working.fetch_sub(1, Ordering::AcqRel);
-        }
+        self.shared.working.fetch_sub(1, Ordering::AcqRel);
         self.shared.wake_keeper();
     }
 }
@@ -540,51 +482,47 @@ impl EngineSide for Shared {
     }
 
     fn has_ended(&self) -> bool {
-        let working = self.host().map(|host| host.working.load(Ordering::Acquire));
-        self.is_stopping() && working.is_none_or(|working| working == 0)
+        self.is_stopping() && self.working.load(Ordering::Acquire) == 0
     }
 
     fn publish(&self, view: Arc<View>) {
-        if let Some(host) = self.host() {
-            let ways = view.ways;
-            host.published.publish(view);
-            if let Some(in_kernel) = self.in_kernel()
-                && host.ways.swap(ways, Ordering::AcqRel) != ways
-            {
-                in_kernel.changed();
-            }
-            for door in &host.doors {
-                door.mailbox.wake().notify();
-            }
+        let ways = view.ways;
+        self.published.publish(view);
+        if let Some(in_kernel) = self.in_kernel()
+            && self.ways.swap(ways, Ordering::AcqRel) != ways
+        {
+            in_kernel.changed();
+        }
+        for door in &self.doors {
+            door.mailbox.wake().notify();
         }
     }
 
     fn taken(&self) -> u64 {
-        let doors = self.host().map_or(&[][..], |host| &host.doors);
-        let taken = doors.iter().map(|door| door.taken.load(Ordering::Acquire));
+        let doors = self.doors.iter();
+        let taken = doors.map(|door| door.taken.load(Ordering::Acquire));
         taken.min().unwrap_or(u64::MAX)
     }
 
     fn workers(&self) -> usize {
-        self.host().map_or(1, |host| host.doors.len())
+        self.doors.len()
     }
 
     fn attach(&self, port: PortId, ports: Vec<Port>) {
-        let doors = self.host().map_or(&[][..], |host| &host.doors);
-        for (door, io) in doors.iter().zip(ports) {
+        for (door, io) in self.doors.iter().zip(ports) {
             door.mailbox.post(move |worker| worker.attach(port, io));
         }
     }
 
     fn detach(&self, port: PortId) {
-        for door in self.host().map_or(&[][..], |host| &host.doors) {
+        for door in &self.doors {
             door.mailbox.post(move |worker| worker.detach(port));
         }
     }
 
     fn tell_neighbours(&self, neighbours: Vec<NeighbourNews>) {
         let neighbours: Arc<[NeighbourNews]> = neighbours.into();
-        for door in self.host().map_or(&[][..], |host| &host.doors) {
+        for door in &self.doors {
             let neighbours = neighbours.clone();
             door.mailbox
                 .post(move |worker| worker.hear_of_neighbours(&neighbours));
@@ -592,12 +530,20 @@ impl EngineSide for Shared {
     }
 
     fn keep(&self) {
-        if let Some(estate) = self.estate.get() {
-            estate.keep_counts(self);
-            if self.unkept.swap(false, Ordering::AcqRel) {
-                successor::keep(&self.control(), estate);
-            }
+        let Some(estate) = self.estate.get() else {
+            return;
+        };
+        let began = SystemInstant::now();
+        let mut rests = lock(&self.rests_until);
+        if rests.is_some_and(|until| began < until) {
+            return;
         }
+        estate.keep_counts(self);
+        if self.unkept.load(Ordering::Acquire) {
+            self.store(estate);
+        }
+        // A fifth of the caller's time at most, however many servers there are.
+        *rests = Some(SystemInstant::now() + began.elapsed() * 4);
     }
 
     fn local_addresses(&self) -> Option<Vec<IpAddr>> {
@@ -605,8 +551,8 @@ impl EngineSide for Shared {
         if !self.has_worked.load(Ordering::Acquire) {
             return Some(Vec::new());
         }
-        let all = self.ask(|packets| {
-            let addresses = packets.decider().shard.local_addresses();
+        let all = self.ask(|worker| {
+            let addresses = worker.decider().shard.local_addresses();
             addresses.collect::<Vec<IpAddr>>()
         });
         Some(all.ok()?.concat())

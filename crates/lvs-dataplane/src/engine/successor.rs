@@ -2,14 +2,15 @@
 //! settings and counters, beside the connection table, in the [kernel](crate::in_kernel) or with a
 //! [holder](crate::outlive).
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant as SystemInstant};
 
 use lvs_core::api::{
-    Call, FailureCode, FilterSpec, Host, LocalPool, ServerSpec, ServiceId, ServiceSpec, SyncDaemon,
-    Sysctl, Timeouts,
+    CHANGES_MAX, Call, FailureCode, FilterSpec, Host, LocalPool, ServerSpec, ServiceId,
+    ServiceSpec, SyncDaemon, Sysctl, Timeouts,
 };
 use lvs_core::memory::{Adoption, Memory};
 use lvs_core::{Control, Instant, Shard, Sysctls};
@@ -19,12 +20,15 @@ use tracing::{info, warn};
 
 use super::shared::Shared;
 use crate::host::keeper::{Keeper, Outliving};
-use crate::in_kernel::{Held, InKernel, LocalsLeft};
-use crate::outlive::{Area, Outlive, Record};
-use crate::packet::steer::Steering;
+use crate::in_kernel::{Held, HeldServices, InKernel, LocalsLeft};
+use crate::outlive::{Outlive, Record};
+use lvs_packet::steer::Steering;
 
 /// Services and servers up to which every change is kept at once; with more it is within a second.
 pub(super) const FEW: usize = 256;
+
+/// Servers whose counters are kept while the control half is locked once.
+const PORTION: usize = 4096;
 
 /// Where all that lies.
 #[derive(Clone, Debug)]
@@ -44,21 +48,35 @@ impl Estate {
         }
     }
 
-    fn area(&self) -> Area<'_> {
+    /// Saves services and settings.
+    fn save(&self, text: &[u8]) -> io::Result<()> {
         match self {
-            Self::InKernel(kernel) => kernel.area(),
-            Self::Memory(memory) => memory.area(),
+            Self::InKernel(kernel) => kernel.save(text),
+            Self::Memory(memory) => memory.save(text),
         }
     }
 
-    /// Keeps counters, and that there is an engine.
-    pub(super) fn keep_counts(&self, shared: &Shared) {
+    /// Services and settings that were saved.
+    fn saved(&self) -> Option<Vec<u8>> {
         match self {
-            Self::InKernel(kernel) => kernel.keep_counts(|| shared.control()),
-            Self::Memory(memory) => {
-                memory.is_alive(shared.now());
-                memory.area().keep_counts(&shared.control(), &[]);
-            }
+            Self::InKernel(kernel) => kernel.saved(),
+            Self::Memory(memory) => memory.area().saved(),
+        }
+    }
+
+    /// Keeps counters, and that there is an engine. The control half is locked for a portion of the
+    /// servers at a time: packets wait for it.
+    pub(super) fn keep_counts(&self, shared: &Shared) {
+        if let Self::Memory(memory) = self {
+            memory.is_alive(shared.now());
+        }
+        let mut next = Some(0);
+        while let Some(from) = next {
+            let places = from..from + PORTION;
+            next = match self {
+                Self::InKernel(kernel) => kernel.keep_counts(places, || shared.control()),
+                Self::Memory(memory) => memory.keep_counts(&shared.control(), places),
+            };
         }
     }
 
@@ -174,8 +192,15 @@ pub(super) struct Left {
     pub(super) daemons: Vec<SyncDaemon>,
 }
 
-/// Keeps what there is now.
-pub(super) fn keep(control: &Control, estate: &Estate) {
+/// What there is now, to be stored without the lock of the control half.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    kept: Kept<Call>,
+    held: HeldServices,
+}
+
+/// Takes a snapshot of what a successor is to find.
+pub(super) fn snapshot(control: &Control) -> Snapshot {
     let mut kept = Kept {
         calls: Vec::new(),
         records: Vec::new(),
@@ -231,22 +256,23 @@ pub(super) fn keep(control: &Control, estate: &Estate) {
         kept.calls.push(Call::VipsOwn { addresses });
     }
     kept.daemons = control.daemons().to_vec();
-    let services = control.services().filter_map(|service| {
-        let virt = match ServiceId::from(service.key()) {
-            ServiceId::Tcp { address } => (6, address),
-            ServiceId::Udp { address } => (17, address),
-            _ => return None,
-        };
-        Some(virt)
-    });
-    if let Estate::InKernel(in_kernel) = estate {
-        in_kernel.set_services(services);
-    }
-    match serde_json::to_vec(&kept) {
-        Ok(text) if estate.area().save(&text) => {}
-        _ => warn!(
-            "there are so many services and servers that a successor of this engine would not find them, should it be killed"
-        ),
+    let held = HeldServices::of(control);
+    Snapshot { kept, held }
+}
+
+impl Snapshot {
+    /// Stores it for a successor.
+    pub(super) fn store(&self, estate: &Estate) {
+        if let Estate::InKernel(in_kernel) = estate {
+            in_kernel.set_services(&self.held);
+        }
+        let text = serde_json::to_vec(&self.kept).map_err(io::Error::from);
+        if let Err(error) = text.and_then(|text| estate.save(&text)) {
+            warn!(
+                code = "warm_restart_incomplete",
+                "services and servers cannot be kept for a warm restart: {error}: should this dataplane be killed, its connections end"
+            );
+        }
     }
 }
 
@@ -272,11 +298,7 @@ pub(super) fn restore(
     estate: &Estate,
     now: Instant,
 ) -> Left {
-    let kept: Kept<Value> = match estate
-        .area()
-        .saved()
-        .map(|text| serde_json::from_slice(&text))
-    {
+    let kept: Kept<Value> = match estate.saved().map(|text| serde_json::from_slice(&text)) {
         Some(Ok(kept)) => kept,
         Some(Err(error)) => {
             warn!("what the engine before this one has left cannot be read: {error}");
@@ -286,9 +308,13 @@ pub(super) fn restore(
     };
     let calls = kept.calls.into_iter().filter_map(known);
     let calls: Vec<Call> = calls.collect();
-    if control.apply(&calls, host, now).is_err() {
+    // So many as are taken at once.
+    for calls in calls.chunks(CHANGES_MAX) {
+        if control.apply(calls, host, now).is_ok() {
+            continue;
+        }
         // What this engine cannot do any more is left out, and nothing else.
-        for call in &calls {
+        for call in calls {
             if let Err(refused) = control.apply(std::slice::from_ref(call), host, now) {
                 warn!(
                     "of what the engine before this one had: {}",
@@ -444,7 +470,60 @@ pub(super) fn take_over(
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
+    use lvs_core::memory::Layout;
+    use lvs_core::{Family, Forwarding, Options, ServerConfig, ServiceConfig};
+
     use super::*;
+    use crate::host::view::View;
+    use crate::in_kernel::InKernelError;
+
+    #[test]
+    fn successor_of_a_dataplane_with_100_000_servers_has_them_all() {
+        const SERVICES: u16 = 1000;
+        const SERVERS: u16 = 100;
+        let in_kernel = match InKernel::open(Layout::new(1000, 7), Instant::ZERO) {
+            Ok(in_kernel) => Arc::new(in_kernel),
+            // Where BPF is not permitted, there is nothing to see.
+            Err(InKernelError::Permission(_)) => return,
+            Err(error) => panic!("{error}"),
+        };
+        let estate = Estate::InKernel(in_kernel);
+        assert!(estate.saved().is_none());
+        let id = |n: u16| ServiceId::Tcp {
+            address: SocketAddr::from((Ipv4Addr::from(0xc000_0000 + u32::from(n)), 80)),
+        };
+        let mut calls = Vec::new();
+        for n in 0..SERVICES {
+            calls.push(Call::ServiceAdd(ServiceSpec {
+                service: id(n),
+                config: ServiceConfig::new(Family::V4, "rr"),
+                owner: None,
+            }));
+            for server in 0..SERVERS {
+                let ip = Ipv4Addr::from(0x0a00_0000 + u32::from(n) * 256 + u32::from(server));
+                calls.push(Call::ServerAdd(ServerSpec {
+                    service: id(n),
+                    server: SocketAddr::from((ip, 80)),
+                    config: ServerConfig::new(1, Forwarding::Nat),
+                }));
+            }
+        }
+        let host = View::default();
+        let mut before = Control::new(Options::default());
+        for calls in calls.chunks(CHANGES_MAX) {
+            let done = before.apply(calls, &host, Instant::ZERO);
+            done.expect("they are valid");
+        }
+        snapshot(&before).store(&estate);
+        let mut after = Control::new(Options::default());
+        let left = restore(&mut after, &host, &estate, Instant::ZERO);
+        assert_eq!(after.services().count(), usize::from(SERVICES));
+        let servers = usize::from(SERVICES) * usize::from(SERVERS);
+        assert_eq!(after.endpoints().count(), servers);
+        assert_eq!(left.records.len(), servers);
+    }
 
     /// What a later version adds is left out, and nothing else.
     #[test]

@@ -18,9 +18,9 @@ use crate::io::hop::HopDevice;
 use crate::io::port::Port;
 use crate::io::tun::HostDevice;
 use crate::netlink::NetState;
-use crate::packet::intercept::{Intercept, LocalClient};
 use crate::random::random;
-use crate::sys::{PacketSocket, TurnBack};
+use lvs_packet::intercept::{Intercept, LocalClient};
+use lvs_sys::{PacketSocket, TurnBack};
 
 /// How the engine comes to packets.
 #[derive(Debug)]
@@ -283,7 +283,7 @@ fn open_way_back() -> Option<TurnBack> {
     let turn = mark().and_then(TurnBack::load);
     turn.map_err(|error| {
         warn!(
-            "fragments and errors that are given back to the host come in by {}, not by the interface that they came from              ({error}): rules of the host that name an interface should name that one too. It takes Linux 6.6 with              CONFIG_NET_XGRESS, and CAP_BPF outside of containers with users of their own",
+            "fragments and errors that are given back to the host come in by {}, not by the interface that they came from ({error}): rules of the host that name an interface should name that one too. It takes Linux 6.6 with CONFIG_NET_XGRESS, and CAP_BPF outside of containers with users of their own",
             HostDevice::NAME
         );
     })

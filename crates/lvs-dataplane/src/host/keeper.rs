@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
-use lvs_core::api::{Conflict, LocalPool};
+use lvs_core::api::{Conflict, LocalPool, Waiting};
 use lvs_core::mark::MarkRule;
 use lvs_core::{Family, Instant};
 use tracing::{error, info, warn};
@@ -23,24 +23,21 @@ use super::announce::Announced;
 use super::interception::Interception;
 use super::local_nodes::LocalNodes;
 use super::neighbours::Neighbours;
-use super::trunks::Trunks;
 use super::view::{KnownPort, Tables, View};
 use super::vips::Vips;
-use super::{Backend, EngineSide, HostError, NeighbourNews};
+use super::waiting::Waits;
+use super::{Backend, EngineSide, HostError, NeighbourNews, is_interface_name};
 use crate::in_kernel::{Held, InKernel};
-use crate::io::BATCH;
 use crate::io::af_packet::Group;
 use crate::io::port::Port;
-use crate::io::vlan::WantedInterface;
 use crate::mailbox::{Closing, Mailbox};
 use crate::netlink::{Netlink, XdpFeatures};
-use crate::packet::frame::Frame;
-use crate::packet::intercept::{Intercept, LocalClient};
-use crate::packet::net::{PortId, PortInfo};
-use crate::packet::pipeline::Request;
-use crate::packet::steer::{Plan, Steering};
-use crate::packet::wire::Mac;
-use crate::sys::Poller;
+use lvs_packet::intercept::{Intercept, LocalClient};
+use lvs_packet::net::{PortId, PortInfo};
+use lvs_packet::pipeline::Request;
+use lvs_packet::steer::{Plan, Steering};
+use lvs_packet::wire::Mac;
+use lvs_sys::Poller;
 
 /// Between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
@@ -69,7 +66,7 @@ pub(crate) struct Outliving {
 pub(crate) struct Setup {
     pub(crate) backend: Backend,
     /// The interfaces to use; empty for all that are fit.
-    pub(crate) interfaces: Vec<WantedInterface>,
+    pub(crate) interfaces: Vec<String>,
     /// Own every virtual address that the host does not have.
     pub(crate) own_all_vips: bool,
     /// The path in the kernel.
@@ -85,9 +82,7 @@ pub(crate) struct Setup {
 impl Setup {
     /// Whether an interface was asked for by its name.
     pub(super) fn names(&self, interface: &str) -> bool {
-        self.interfaces
-            .iter()
-            .any(|wanted| wanted.name == interface)
+        self.interfaces.iter().any(|name| name == interface)
     }
 }
 
@@ -100,9 +95,8 @@ pub(crate) struct Keeper {
     pub(super) tables: Tables,
     /// How several workers share each interface.
     pub(super) groups: HashMap<PortId, Group>,
-    trunks: Trunks,
-    /// Room for what trunks relay.
-    frames: Vec<Frame>,
+    /// Configured interfaces that are not in use.
+    pub(super) waits: Waits,
     /// Where packets come as copies; a host that routes them knows the way.
     pub(super) local_nodes: Option<LocalNodes>,
     pub(super) vips: Vips,
@@ -194,19 +188,15 @@ impl Keeper {
             true => None,
         };
         let vips = Vips::open(routed).map_err(HostError::Requests)?;
-        let (mut netlink, mut state) = Netlink::open()?;
-        let trunks = Trunks::make(&setup.interfaces, &mut netlink, &mut state)?;
-        for WantedInterface { name, .. } in &setup.interfaces {
-            match state.link_by_name(name) {
-                None => return Err(HostError::NoInterface(name.clone())),
-                Some(link) if !routed && !link.is_arp_capable() => {
-                    return Err(HostError::NotEthernet(name.clone()));
-                }
-                Some(_) => {}
+        let (netlink, state) = Netlink::open()?;
+        for name in &setup.interfaces {
+            let link = state.link_by_name(name);
+            if !routed && link.is_some_and(|link| !link.is_arp_capable()) {
+                return Err(HostError::NotEthernet(name.clone()));
             }
         }
         if let Some(name) = setup.xdp.iter().find(|name| {
-            state.link_by_name(name).is_none() || !setup.interfaces.is_empty() && !setup.names(name)
+            !is_interface_name(name) || !setup.interfaces.is_empty() && !setup.names(name)
         }) {
             return Err(HostError::NoXdpInterface(name.clone()));
         }
@@ -222,8 +212,7 @@ impl Keeper {
             netlink,
             tables: Tables::new(state),
             groups: HashMap::new(),
-            trunks,
-            frames: (0..BATCH).map(|_| Frame::new()).collect(),
+            waits: Waits::default(),
             local_nodes,
             vips,
             announced: Announced::default(),
@@ -333,11 +322,8 @@ impl Keeper {
     pub(crate) fn run(mut self, mailbox: &Mailbox<Self>) {
         let _closing = Closing(mailbox);
         let mut poller = Poller::new();
-        let mut trunks = Vec::new();
         while !self.engine.has_ended() {
             poller.clear();
-            trunks.clear();
-            trunks.extend(self.trunks.fds().map(|fd| poller.add(fd)));
             let wake = poller.add(mailbox.wake().as_fd());
             let netlink = poller.add(self.netlink.fd());
             let now = self.engine.now();
@@ -348,9 +334,6 @@ impl Keeper {
             if let Err(error) = poller.wait(Some(wait)) {
                 error!("cannot wait for the kernel's events: {error}");
                 break;
-            }
-            if trunks.iter().any(|&place| poller.is_ready(place)) {
-                self.trunks.relay(&mut self.frames);
             }
             if poller.is_ready(netlink) {
                 self.follow_kernel();
@@ -525,6 +508,7 @@ impl Keeper {
         let now = self.engine.now();
         self.vips.answer_queries(&self.tables, now);
         self.vips.announce_due(&self.tables, now);
+        self.vips.report_due(&self.tables, now);
         if now < self.next_housekeeping {
             return;
         }
@@ -534,6 +518,9 @@ impl Keeper {
         self.follow_announced();
         self.check_way_back();
         self.check_programs();
+        if !self.waits.is_empty() {
+            self.follow_missing();
+        }
         self.engine.keep();
         let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
         // Connections of removed servers may have ended: what they needed hidden need not be hidden
@@ -646,13 +633,9 @@ impl Keeper {
             .collect()
     }
 
-    /// Frames of VLAN trunks: refused, and of VLANs that there are none of here.
-    pub(crate) fn trunk_counts(&self) -> (u64, u64) {
-        (self.trunks.refused(), self.trunks.strangers())
-    }
-
-    pub(super) fn follow_trunks(&mut self) {
-        self.trunks.follow(&self.tables.state);
+    /// Configured interfaces that are not there yet, or that cannot be used.
+    pub(crate) fn waiting(&self) -> Vec<Waiting> {
+        self.waits.all().cloned().collect()
     }
 }
 

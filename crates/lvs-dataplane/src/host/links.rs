@@ -1,21 +1,22 @@
 //! What the kernel tells: interfaces come and go, addresses, routes and neighbours change.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use lvs_core::api::Call;
 use tracing::{debug, info, warn};
 
 use super::keeper::Keeper;
+use super::shield::ShieldError;
 use super::view::KnownPort;
 use super::{HostError, NeighbourNews};
 use crate::io::PacketIo;
-use crate::io::af_packet::{AfPacket, Group};
+use crate::io::af_packet::{AfPacket, Group, OpenError};
 use crate::io::port::Port;
 use crate::io::tun::HostDevice;
 use crate::netlink::{Changes, Link};
-use crate::packet::net::{PortId, PortInfo};
-use crate::packet::wire::Mac;
+use lvs_packet::net::{PortId, PortInfo};
+use lvs_packet::wire::Mac;
 
 /// Whether a device of this kind takes Ethernet frames out of GRE. Other tunnels of Ethernet go
 /// over UDP, which IPVS balances, so that `ignore_tunneled` is not about them.
@@ -46,11 +47,10 @@ impl Keeper {
         if changes.links || changes.addresses || changes.routes || changes.resynchronised {
             self.tables.follow_routes();
         }
-        if changes.links {
-            self.follow_trunks();
-            if let Err(error) = self.attach_links(false) {
-                warn!("{error}");
-            }
+        if changes.links
+            && let Err(error) = self.attach_links(false)
+        {
+            warn!("{error}");
         }
         if changes.steering && self.interception.is_routed() {
             self.interception.distrust();
@@ -66,7 +66,38 @@ impl Keeper {
             // storm.
             self.changed.get_or_insert(self.engine.now());
         }
+        self.announce_behind(&changes.appeared);
         self.follow_neighbours(&changes);
+    }
+
+    /// Announces own addresses again where neighbours may have lost them: on these interfaces,
+    /// and on the bridges and bonds that they are ports of.
+    fn announce_behind(&mut self, appeared: &[u32]) {
+        // Bridges over bonds are as deep as it gets; more would be a loop.
+        const DEPTH: usize = 4;
+        let mut ports = BTreeSet::new();
+        let state = &self.tables.state;
+        for &ifindex in appeared {
+            let masters =
+                std::iter::successors(state.link(ifindex), |link| state.link(link.master?));
+            for link in masters.take(DEPTH) {
+                ports.extend(self.tables.port_of(link.index));
+            }
+        }
+        for port in ports {
+            self.vips.announce_again(port);
+        }
+    }
+
+    /// Tries again to use configured interfaces that are not in use.
+    pub(super) fn follow_missing(&mut self) {
+        if let Err(error) = self.attach_links(false) {
+            warn!("{error}");
+        }
+        if !self.next.attach.is_empty() {
+            self.next.tables_differ = true;
+            self.update_or_warn();
+        }
     }
 
     /// An address that comes to the host, or leaves it, has other ports than before.
@@ -157,6 +188,7 @@ impl Keeper {
             }
             match self.open_link(&link) {
                 Ok((ports, group)) => {
+                    self.waits.was_opened(&link.name);
                     known.info.gives_back = self.interception.gives_back(link.index);
                     let backend = ports[0].capabilities().name;
                     info!("using {} ({backend}, MTU {})", link.name, link.mtu);
@@ -164,14 +196,21 @@ impl Keeper {
                     self.tell_address(link.index, Mac(mac));
                     let port = self.tables.free_port();
                     self.tables.set_port(port, known);
+                    self.vips.announce_again(port);
                     self.groups.extend(group.map(|group| (port, group)));
                     let ports = ports.into_iter().map(|io| Port::AfPacket(Box::new(io)));
                     self.next.attach.push((port, ports.collect()));
                 }
+                // It went between two looks.
+                Err(
+                    HostError::Open(OpenError::NoInterface { .. })
+                    | HostError::Shield(ShieldError::NoInterface { .. }),
+                ) => {}
                 Err(error) if starting => return Err(error),
-                Err(error) => warn!("cannot use {}: {error}", link.name),
+                Err(error) => self.waits.has_failed(&link.name, error.to_string()),
             }
         }
+        self.follow_waiting();
         if automatic && starting && self.tables.interfaces().next().is_none() {
             warn!("no Ethernet interface is up: waiting for one");
         }
@@ -333,7 +372,9 @@ impl Keeper {
         });
         let links: BTreeMap<u32, String> =
             links.map(|link| (link.index, link.name.clone())).collect();
-        Ok(self.interception.set_interfaces(links)?)
+        self.interception.set_interfaces(links)?;
+        self.follow_waiting();
+        Ok(())
     }
 
     fn detach(&mut self, port: PortId) {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use lvs_core::Instant;
 
-use crate::packet::mld::Query;
-use crate::packet::net::PortId;
+use lvs_packet::mld::Query;
+use lvs_packet::net::PortId;
 
 /// How soon the same question is answered again.
 const AGAIN: Duration = Duration::from_secs(1);

@@ -18,7 +18,7 @@ use tracing::warn;
 use super::steering;
 use crate::netlink::Requests;
 use crate::netlink::policy::{Action, Entry, PolicyRoute, PolicyRule};
-use crate::packet::intercept::{Endpoint, Endpoints};
+use lvs_packet::intercept::{Endpoint, Endpoints};
 
 /// Where the host's own programs get their ports from.
 const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";

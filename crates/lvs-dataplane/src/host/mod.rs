@@ -10,10 +10,10 @@ mod neighbours;
 mod regions;
 pub mod shield;
 pub mod steering;
-mod trunks;
 pub(crate) mod update;
 pub(crate) mod view;
 mod vips;
+mod waiting;
 
 use std::net::IpAddr;
 use std::sync::{Arc, MutexGuard};
@@ -27,7 +27,7 @@ use crate::io::af_packet::OpenError;
 use crate::io::port::Port;
 use crate::io::tun::TunError;
 use crate::netlink::NetlinkError;
-use crate::packet::net::PortId;
+use lvs_packet::net::PortId;
 
 /// How packets come and go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,11 +63,6 @@ pub enum HostError {
     /// A socket for requests to the kernel's tables.
     #[error("cannot open a socket for rules and routes: {0}")]
     Requests(#[source] std::io::Error),
-    /// An interface that was asked for is not there.
-    #[error(
-        "there is no interface {0}: `ip link` lists them (and one called eth0.100 is made where there is an eth0)"
-    )]
-    NoInterface(String),
     /// An interface that was asked for is not Ethernet.
     #[error(
         "{0} is not an Ethernet interface: leave it out, packets of such interfaces reach the host only"
@@ -81,6 +76,13 @@ pub enum HostError {
         "cannot use --xdp, for which the kernel has to tell what its interfaces can (Linux 6.3): {0}"
     )]
     Xdp(#[source] std::io::Error),
+}
+
+/// Whether the kernel permits an interface of this name.
+pub(crate) fn is_interface_name(name: &str) -> bool {
+    // IFNAMSIZ is 16 with the NUL.
+    let is_wrong = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
+    (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(is_wrong)
 }
 
 /// The rest of the engine, as the keeper needs it. None of it blocks for long, and the keeper may

@@ -10,7 +10,7 @@ use tracing::debug;
 
 use super::view::Tables;
 use crate::netlink::Netlink;
-use crate::packet::net::PortId;
+use lvs_packet::net::PortId;
 
 /// Between two questions after the link-layer address of a server's next hop.
 const REFRESH_PERIOD: Duration = Duration::from_secs(20);

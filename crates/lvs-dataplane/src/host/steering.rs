@@ -31,7 +31,7 @@ use tracing::{info, warn};
 use crate::io::tun::{read_setting, write_setting};
 use crate::netlink::Requests;
 use crate::netlink::policy::{Action, Entry, PROTOCOL, PolicyRoute, PolicyRule, Proxy, host_bits};
-use crate::packet::intercept::Intercept;
+use lvs_packet::intercept::Intercept;
 
 /// The table of virtual addresses, and the one that leads everything to the device.
 const VIPS: u32 = 7676;

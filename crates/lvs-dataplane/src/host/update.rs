@@ -15,8 +15,8 @@ use tracing::warn;
 
 use super::keeper::Keeper;
 use super::view::View;
-use crate::packet::intercept::Intercept;
-use crate::packet::net::PortId;
+use lvs_packet::intercept::Intercept;
+use lvs_packet::net::PortId;
 
 /// Below so many services and servers, everything is gone through at every change: it takes less
 /// than a millisecond.

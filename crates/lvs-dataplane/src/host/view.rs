@@ -3,9 +3,10 @@
 //!
 //! A worker takes the latest between two batches: it compares one atomic number, and takes a lock
 //! for as long as it takes to copy a pointer when that has grown. Views share what did not change
-//! ([`SharedMap`](crate::packet::shared_map::SharedMap)).
+//! ([`SharedMap`](lvs_packet::shared_map::SharedMap)).
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -18,11 +19,12 @@ use super::interception;
 use super::local_nodes;
 use super::regions::Regions;
 use crate::netlink::{NetState, RouteKind};
-use crate::packet::intercept::Intercept;
-use crate::packet::net::{NextHop, PortId, PortInfo};
-use crate::packet::shared_map::SharedSet;
-use crate::packet::steer::Steering;
-use crate::packet::wire::Mac;
+use lvs_packet::drop::FrameDrop;
+use lvs_packet::intercept::Intercept;
+use lvs_packet::net::{NextHop, PortId, PortInfo};
+use lvs_packet::shared_map::SharedSet;
+use lvs_packet::steer::Steering;
+use lvs_packet::wire::Mac;
 
 /// The host as the packet path sees it.
 #[derive(Debug, Default)]
@@ -276,6 +278,81 @@ impl Tables {
             source: self.state.source_address(dst),
         };
         Some((hop, hit.gateway.is_some()))
+    }
+}
+
+impl Tables {
+    /// Why packets to `dst` have no way out.
+    pub(crate) fn why_no_route(&self, dst: IpAddr) -> NoRoute {
+        let Some(hit) = self.state.lookup(dst) else {
+            return NoRoute::Missing;
+        };
+        match self.state.link(hit.oif) {
+            _ if hit.kind != RouteKind::Unicast => NoRoute::Refuses,
+            Some(link) if self.hop.is_none() && !link.is_arp_capable() => {
+                NoRoute::NoLinkLayer(link.name.clone())
+            }
+            Some(link) if self.hop.is_none() => NoRoute::Unused(link.name.clone()),
+            _ => NoRoute::Missing,
+        }
+    }
+
+    /// The devices that routes lead over and that the dataplane does not use: those without a link
+    /// layer, or the others.
+    pub(crate) fn unused_devices(&self, link_layer: bool) -> Vec<&str> {
+        let links = self.state.routed_links();
+        let links = links.filter_map(|ifindex| self.state.link(ifindex));
+        let unused = links.filter(|link| {
+            link.hardware != libc::ARPHRD_LOOPBACK
+                && link.is_arp_capable() == link_layer
+                && self.port_of(link.index).is_none()
+        });
+        let mut names: Vec<&str> = unused.map(|link| link.name.as_str()).collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+/// Why packets to an address have no way out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoute {
+    /// There is no route.
+    Missing,
+    /// The route is one that refuses packets.
+    Refuses,
+    /// The route leads over this device, which has no link layer.
+    NoLinkLayer(String),
+    /// The route leads over this interface, which the dataplane does not use.
+    Unused(String),
+}
+
+impl NoRoute {
+    pub(crate) const fn reason(&self) -> FrameDrop {
+        match self {
+            Self::Missing => FrameDrop::NoRoute,
+            Self::Refuses => FrameDrop::RouteRefuses,
+            Self::NoLinkLayer(_) => FrameDrop::NoLinkLayer,
+            Self::Unused(_) => FrameDrop::UnusedInterface,
+        }
+    }
+}
+
+impl fmt::Display for NoRoute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => f.write_str("this host has no route there: add one"),
+            Self::Refuses => f.write_str(
+                "the route there is a blackhole, unreachable or prohibit route: delete it",
+            ),
+            Self::NoLinkLayer(device) => write!(
+                f,
+                "the route there leads over {device}, which has no link layer: use --backend tun"
+            ),
+            Self::Unused(device) => write!(
+                f,
+                "the route there leads over {device}, which the dataplane does not use: add --interface {device}"
+            ),
+        }
     }
 }
 

@@ -16,11 +16,11 @@ use tracing::{debug, error, info, warn};
 
 use super::listener::Answers;
 use super::view::{KnownPort, Tables};
-use crate::packet::mld::{self, MembershipChange};
-use crate::packet::net::PortId;
-use crate::packet::wire::Mac;
-use crate::packet::{arp, ndp};
-use crate::sys::PacketSocket;
+use lvs_packet::mld::{self, MembershipChange};
+use lvs_packet::net::PortId;
+use lvs_packet::wire::Mac;
+use lvs_packet::{arp, ndp};
+use lvs_sys::PacketSocket;
 
 /// The times between the announcements of an own address, last one first: one may be lost, or be
 /// undone by a host that another director has just answered.
@@ -39,12 +39,28 @@ const DEFEND_PERIOD: Duration = Duration::from_secs(10);
 /// Between two lines in the log about the same trouble.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 
-/// The announcements that an own address still gets.
+/// How long this director may take to give up an address that another one has announced. In a
+/// planned handover the new director announces first.
+const HANDOVER: Duration = Duration::from_secs(3);
+
+/// Another host's claim to an address, which may be the begin of a handover.
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    mac: Mac,
+    port: PortId,
+    /// From then on it is a conflict.
+    due: Instant,
+}
+
+/// The announcements that an own address still gets, or all of them on an interface.
 #[derive(Clone, Copy, Debug)]
 struct Burst {
     left: usize,
     next: Instant,
 }
+
+/// An interface that comes and goes all the time gets no more announcements than one in so long.
+const AGAIN_PERIOD: Duration = GAPS[GAPS.len() - 1];
 
 impl Burst {
     /// So many, the first of them at once.
@@ -53,6 +69,14 @@ impl Burst {
             left,
             next: Instant::ZERO,
         }
+    }
+
+    /// All of them again. `last` is when the last one was given.
+    fn renew(&mut self, last: Instant) {
+        *self = Self {
+            left: GAPS.len() + 1,
+            next: last + AGAIN_PERIOD,
+        };
     }
 
     /// Whether one is due; it is given then.
@@ -74,12 +98,16 @@ pub(super) struct Vips {
     socket: Option<PacketSocket>,
     /// Addresses that are answered for.
     own: HashMap<IpAddr, Burst>,
-    /// When the next of them may be due to be announced.
+    /// Interfaces on which all own addresses are announced again, and when that was last done there.
+    again: HashMap<PortId, (Burst, Instant)>,
+    /// When the next announcement may be due.
     next_announcement: Option<Instant>,
     /// Questions who else has the services' addresses, still to be asked.
     probing: HashMap<IpAddr, u8>,
     /// Addresses of services that another host claims, who, and when that was last said.
     conflicts: HashMap<IpAddr, (Mac, Instant)>,
+    /// Claims that are not conflicts yet.
+    claims: HashMap<IpAddr, Claim>,
     /// When own addresses were last announced against somebody else's claim.
     defended: HashMap<IpAddr, Instant>,
     /// Addresses of services that were said to be nobody's.
@@ -94,9 +122,11 @@ impl Vips {
         Ok(Self {
             socket: (!is_routed).then(PacketSocket::new).transpose()?,
             own: HashMap::new(),
+            again: HashMap::new(),
             next_announcement: None,
             probing: HashMap::new(),
             conflicts: HashMap::new(),
+            claims: HashMap::new(),
             defended: HashMap::new(),
             unclaimed: HashSet::new(),
             answers: Answers::default(),
@@ -133,6 +163,7 @@ impl Vips {
             self.defended.remove(addr);
             // Whoever has it now is right.
             self.conflicts.remove(addr);
+            self.claims.remove(addr);
         }
         let still = groups_of(self.own.keys());
         let mut groups = groups_of(gone.iter());
@@ -173,6 +204,7 @@ impl Vips {
     pub(super) fn set_services(&mut self, vips: &HashSet<IpAddr>) {
         self.probing.retain(|addr, _| vips.contains(addr));
         self.conflicts.retain(|addr, _| vips.contains(addr));
+        self.claims.retain(|addr, _| vips.contains(addr));
         for &addr in vips {
             self.add_service(addr);
         }
@@ -247,9 +279,45 @@ impl Vips {
         let own = self.own.iter_mut();
         let due = own.filter_map(|(addr, burst)| burst.take(now).then_some(*addr));
         let due: Vec<IpAddr> = due.collect();
-        let waiting = self.own.values().filter(|burst| burst.left > 0);
+        self.again.retain(|id, _| tables.port(*id).is_some());
+        let again = self.again.iter_mut();
+        let again = again.filter_map(|(id, (burst, last))| {
+            let due = burst.take(now);
+            if due {
+                *last = now;
+            }
+            due.then_some(*id)
+        });
+        let again: Vec<PortId> = again.collect();
+        let waiting = self
+            .own
+            .values()
+            .chain(self.again.values().map(|(burst, _)| burst));
+        let waiting = waiting.filter(|burst| burst.left > 0);
         self.next_announcement = waiting.map(|burst| burst.next).min();
         self.tell(&[], &due, tables);
+        if again.is_empty() {
+            return;
+        }
+        let own: Vec<IpAddr> = self.own.keys().copied().collect();
+        for id in again {
+            if let Some(port) = tables.port(id) {
+                self.tell_on(id, port, &[], &own, tables);
+            }
+        }
+    }
+
+    /// Neighbours on this interface have to learn again where own addresses are: the interface is
+    /// new, has come up, or has another link-layer address.
+    pub(super) fn announce_again(&mut self, id: PortId) {
+        if self.socket.is_none() || self.own.is_empty() {
+            return;
+        }
+        let never = (Burst::of(0), Instant::ZERO);
+        let (burst, last) = self.again.entry(id).or_insert(never);
+        burst.renew(*last);
+        let next = self.next_announcement.unwrap_or(burst.next);
+        self.next_announcement = Some(next.min(burst.next));
     }
 
     /// As [`announce`](Self::announce), for one address that has just come.
@@ -268,22 +336,33 @@ impl Vips {
         if self.socket.is_none() || (probes.is_empty() && announcements.is_empty()) {
             return;
         }
-        let groups = groups_of(announcements.iter());
         for (id, port) in tables.interfaces() {
-            // First, so that a switch lets the answers of others through.
-            self.report(id, port, &groups, MembershipChange::Joined, false, tables);
-            let mac = port.info.mac;
-            for addr in probes {
-                match *addr {
-                    IpAddr::V4(addr) => self.send(port, &arp::probe(mac, addr)),
-                    IpAddr::V6(addr) => self.send(port, &ndp::probe(mac, addr)),
-                }
+            self.tell_on(id, port, probes, announcements, tables);
+        }
+    }
+
+    fn tell_on(
+        &self,
+        id: PortId,
+        port: &KnownPort,
+        probes: &[IpAddr],
+        announcements: &[IpAddr],
+        tables: &Tables,
+    ) {
+        let groups = groups_of(announcements.iter());
+        // First, so that a switch lets the answers of others through.
+        self.report(id, port, &groups, MembershipChange::Joined, false, tables);
+        let mac = port.info.mac;
+        for addr in probes {
+            match *addr {
+                IpAddr::V4(addr) => self.send(port, &arp::probe(mac, addr)),
+                IpAddr::V6(addr) => self.send(port, &ndp::probe(mac, addr)),
             }
-            for addr in announcements {
-                match *addr {
-                    IpAddr::V4(addr) => self.send(port, &arp::gratuitous(mac, addr)),
-                    IpAddr::V6(addr) => self.send(port, &ndp::unsolicited(mac, addr)),
-                }
+        }
+        for addr in announcements {
+            match *addr {
+                IpAddr::V4(addr) => self.send(port, &arp::gratuitous(mac, addr)),
+                IpAddr::V6(addr) => self.send(port, &ndp::unsolicited(mac, addr)),
             }
         }
     }
@@ -309,9 +388,11 @@ impl Vips {
         }
     }
 
-    /// When the next query is to be answered, or the next address announced.
+    /// When the next query is to be answered, the next address announced, or the next claim a
+    /// conflict.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let next = [self.answers.next(), self.next_announcement];
+        let claims = self.claims.values().map(|claim| claim.due);
+        let next = [self.answers.next(), self.next_announcement, claims.min()];
         next.into_iter().flatten().min()
     }
 
@@ -367,8 +448,9 @@ impl Vips {
         }
     }
 
-    /// Another host answers for an address of a service: said once a minute for each address. Whoever
-    /// has heard it is told who has the address here.
+    /// Another host answers for an address of a service. That is a conflict if this director has
+    /// the address after [`HANDOVER`], too. Neighbours that have heard the other host are told who
+    /// has the address here.
     pub(super) fn report_conflict(
         &mut self,
         port: PortId,
@@ -379,7 +461,7 @@ impl Vips {
     ) {
         // An address that neither the host nor the engine has at the moment may well be another
         // director's.
-        if !tables.state.is_local(addr) && !tables.own.contains(&addr) {
+        if !has(addr, tables) {
             return;
         }
         // Others announce it, too.
@@ -391,10 +473,39 @@ impl Vips {
             return;
         }
         self.defend(addr, now);
-        let said = self.conflicts.get(&addr);
-        if said.is_some_and(|&(_, said)| now < said + COMPLAINT_PERIOD) {
+        if let Some(&(_, said)) = self.conflicts.get(&addr) {
+            if now >= said + COMPLAINT_PERIOD {
+                self.conflict(port, addr, mac, tables, now);
+            }
             return;
         }
+        self.claims.entry(addr).or_insert_with(|| {
+            info!(
+                "{mac} on {} answers for {addr}, which this director has: a handover, or a conflict",
+                tables.name(port)
+            );
+            Claim {
+                mac,
+                port,
+                due: now + HANDOVER,
+            }
+        });
+    }
+
+    /// Reports the claims to addresses that this director has not given up in time.
+    pub(super) fn report_due(&mut self, tables: &Tables, now: Instant) {
+        let due = self.claims.iter().filter(|(_, claim)| claim.due <= now);
+        let due: Vec<(IpAddr, Claim)> = due.map(|(addr, claim)| (*addr, *claim)).collect();
+        for (addr, Claim { mac, port, .. }) in due {
+            self.claims.remove(&addr);
+            if has(addr, tables) {
+                self.conflict(port, addr, mac, tables, now);
+            }
+        }
+    }
+
+    /// Logs a conflict, once a minute for each address.
+    fn conflict(&mut self, port: PortId, addr: IpAddr, mac: Mac, tables: &Tables, now: Instant) {
         self.conflicts.insert(addr, (mac, now));
         error!(
             "{mac} on {} answers for {addr} too, an address of this director's services: clients reach one or the other. \
@@ -424,6 +535,11 @@ impl Vips {
     }
 }
 
+/// Whether the host or the engine has an address.
+fn has(addr: IpAddr, tables: &Tables) -> bool {
+    tables.state.is_local(addr) || tables.own.contains(&addr)
+}
+
 /// The groups in which whoever has these addresses is asked for, each once.
 fn groups_of<'a>(addresses: impl Iterator<Item = &'a IpAddr>) -> Vec<Ipv6Addr> {
     let groups: BTreeSet<Ipv6Addr> = addresses
@@ -439,12 +555,57 @@ fn groups_of<'a>(addresses: impl Iterator<Item = &'a IpAddr>) -> Vec<Ipv6Addr> {
 mod tests {
     use super::*;
 
+    fn own(addr: IpAddr) -> Tables {
+        let mut tables = Tables::default();
+        tables.own.insert(addr);
+        tables
+    }
+
+    #[test]
+    fn claim_is_a_conflict_only_if_the_address_is_not_given_up() {
+        let at = |ms| Instant::ZERO + Duration::from_millis(ms);
+        let addr = IpAddr::from([192, 0, 2, 10]);
+        let mac = Mac([2, 0, 0, 0, 0, 9]);
+        let port = PortId::HOST;
+        let mut vips = Vips::open(true).expect("no socket is needed");
+        vips.report_conflict(port, addr, mac, &own(addr), at(1000));
+        vips.report_conflict(port, addr, mac, &own(addr), at(2000));
+        assert_eq!(vips.conflicts().count(), 0);
+        assert_eq!(vips.next_due(), Some(at(4000)));
+        vips.report_due(&own(addr), at(3999));
+        assert_eq!(vips.conflicts().count(), 0);
+        // Handed over in the meantime.
+        vips.report_due(&Tables::default(), at(4000));
+        assert_eq!((vips.conflicts().count(), vips.next_due()), (0, None));
+        // Not handed over.
+        vips.report_conflict(port, addr, mac, &own(addr), at(5000));
+        vips.report_due(&own(addr), at(8000));
+        assert_eq!(vips.conflicts().collect::<Vec<_>>(), [(addr, mac)]);
+        vips.report_conflict(port, addr, mac, &own(addr), at(9000));
+        assert_eq!((vips.conflicts().count(), vips.next_due()), (1, None));
+        // Given up and taken again.
+        vips.remove(&[addr], &Tables::default());
+        assert_eq!(vips.conflicts().count(), 0);
+    }
+
     #[test]
     fn an_address_is_announced_in_a_burst() {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let mut burst = Burst::of(GAPS.len() + 1);
         let taken = (1000..5000).filter(|&ms| burst.take(at(ms)));
         assert_eq!(taken.collect::<Vec<_>>(), [1000, 1200, 2000, 3000]);
+        // An interface that flaps all the time.
+        let (mut again, mut last, mut taken) = (Burst::of(0), Instant::ZERO, Vec::new());
+        for ms in 1000..5000 {
+            if (1000..1500).contains(&ms) {
+                again.renew(last);
+            }
+            if again.take(at(ms)) {
+                last = at(ms);
+                taken.push(ms);
+            }
+        }
+        assert_eq!(taken, [1000, 1200, 1400, 1600, 1800, 2600, 3600]);
         let mut defence = Burst::of(DEFENCES);
         let taken = (1000..5000).filter(|&ms| defence.take(at(ms)));
         assert_eq!(taken.collect::<Vec<_>>(), [1000, 2000]);

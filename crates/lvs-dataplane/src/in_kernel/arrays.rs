@@ -5,14 +5,17 @@ use std::sync::Arc;
 use lvs_core::memory::Layout;
 
 use super::error::{InKernelError, step};
-use super::layout::{ABOUT_WORDS, COUNT_WORDS, HOP_WORDS, SHARE_WORDS, TUNNEL_WORDS, conf};
+use super::growing::Growing;
+use super::layout::{
+    ABOUT_WORDS, COUNT_WORDS, HOP_WORDS, RULE_WORDS, RULES, SHARE_WORDS, TUNNEL_WORDS, conf,
+};
 use super::pins::Pins;
 use super::{HOPS, SERVERS};
-use crate::outlive::KEPT_WORDS;
-use crate::sys::{SharedArray, Types};
+use crate::outlive::{KEPT_WORDS, text_words};
+use lvs_sys::SharedArray;
 
-/// 64-bit words for services and settings: twice 4 MiB.
-const SAVED_WORDS: u32 = 1 + (1 << 20);
+/// Bytes of services and settings that there is room for at first, twice.
+const SAVED_FIRST: usize = 256 << 10;
 
 /// Where maps come from.
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +31,10 @@ pub(super) enum Maps<'a> {
 #[derive(Debug)]
 pub(super) struct Arrays {
     pub(super) about: Arc<SharedArray>,
-    pub(super) kept: Arc<SharedArray>,
-    pub(super) saved: Arc<SharedArray>,
+    /// Counters of servers, for a successor.
+    pub(super) kept: Growing,
+    /// Services and settings, for a successor.
+    pub(super) saved: Growing,
     pub(super) conf: Arc<SharedArray>,
     pub(super) narrow: Arc<SharedArray>,
     pub(super) narrow_tags: Arc<SharedArray>,
@@ -41,6 +46,7 @@ pub(super) struct Arrays {
     pub(super) tunnels: Arc<SharedArray>,
     pub(super) counts: Arc<SharedArray>,
     pub(super) shares: Arc<SharedArray>,
+    pub(super) rules: Arc<SharedArray>,
 }
 
 impl Arrays {
@@ -48,23 +54,26 @@ impl Arrays {
         layout: &Layout,
         processors: u32,
         maps: Maps<'_>,
-        types: Option<&Types>,
     ) -> Result<Self, InKernelError> {
         let array = |name: &'static str, words: usize, entries: u32| {
             let array = match maps {
-                Maps::New | Maps::Pinned(_) => SharedArray::new(name, words, entries, types),
+                Maps::New | Maps::Pinned(_) => SharedArray::new(name, words, entries),
                 Maps::Found(pins) => {
                     SharedArray::pinned(&pins.path(name), words * entries.max(1) as usize)
                 }
             };
             array.map(Arc::new).map_err(step("make memory"))
         };
+        let growing = |name, entry, entries| {
+            Growing::new(name, entry, entries, maps).map_err(step("make memory"))
+        };
+        let saved = u32::try_from(text_words(SAVED_FIRST)).unwrap_or(u32::MAX);
         let narrow = Layout::WAYS * Layout::NARROW_WORDS;
         let wide = Layout::WAYS * Layout::WIDE_WORDS;
         Ok(Self {
             about: array("lvs_about", ABOUT_WORDS + Layout::HEADER_WORDS, 1)?,
-            kept: array("lvs_kept", KEPT_WORDS, SERVERS)?,
-            saved: array("lvs_saved", 1, SAVED_WORDS)?,
+            kept: growing("lvs_kept", KEPT_WORDS, SERVERS)?,
+            saved: growing("lvs_saved", 1, saved)?,
             conf: array("lvs_conf", conf::WORDS, 1)?,
             narrow: array("lvs_narrow", narrow, layout.narrow_buckets)?,
             narrow_tags: array("lvs_narrow_tags", 1, layout.narrow_buckets)?,
@@ -76,15 +85,15 @@ impl Arrays {
             tunnels: array("lvs_tunnels", TUNNEL_WORDS, SERVERS)?,
             counts: array("lvs_counts", COUNT_WORDS, SERVERS * processors)?,
             shares: array("lvs_shares", SHARE_WORDS, processors)?,
+            rules: array("lvs_rules", RULE_WORDS * RULES as usize, 1)?,
         })
     }
 
-    /// Names and arrays.
-    pub(super) fn all(&self) -> [(&'static str, &SharedArray); 14] {
+    /// Names and arrays, but for those that grow.
+    pub(super) fn all(&self) -> [(&'static str, &SharedArray); 13] {
         [
             ("lvs_about", &self.about),
-            ("lvs_kept", &self.kept),
-            ("lvs_saved", &self.saved),
+            ("lvs_rules", &self.rules),
             ("lvs_overflow", &self.overflow),
             ("lvs_conf", &self.conf),
             ("lvs_narrow", &self.narrow),
@@ -104,8 +113,7 @@ impl Arrays {
     pub(super) fn zero(&mut self) -> Option<()> {
         let all = [
             &mut self.about,
-            &mut self.kept,
-            &mut self.saved,
+            &mut self.rules,
             &mut self.conf,
             &mut self.narrow,
             &mut self.narrow_tags,
@@ -121,6 +129,7 @@ impl Arrays {
         for array in all {
             Arc::get_mut(array)?.zero();
         }
-        Some(())
+        self.kept.zero()?;
+        self.saved.zero()
     }
 }

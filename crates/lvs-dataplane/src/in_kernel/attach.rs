@@ -10,9 +10,9 @@ use tracing::warn;
 
 use super::xdp::AttachedXdp;
 use super::{InKernel, lock};
-use crate::attached::{self, Place};
 use crate::netlink::Filters;
-use crate::sys::{Instruction, Program, ProgramKind, ProgramLink};
+use lvs_sys::attached::{self, Place};
+use lvs_sys::{Instruction, Program, ProgramKind, ProgramLink};
 
 /// A program at an interface; it goes with this value, not with the process.
 #[derive(Debug)]
@@ -109,15 +109,15 @@ impl InKernel {
     }
 }
 
-/// What attaches programs where there is no tcx, or filters are `wanted`; tried out.
-pub(super) fn filters(wanted: bool) -> io::Result<Option<Mutex<Filters>>> {
+/// What attaches programs if the kernel has no tcx; tried out.
+pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
     /// There is a loopback in every network namespace.
     const LOOPBACK: u32 = 1;
     let has_tcx = || match attached::ids(LOOPBACK, Place::Ingress) {
         Err(error) => error.raw_os_error() != Some(libc::EINVAL),
         Ok(_) => true,
     };
-    if !wanted && has_tcx() {
+    if has_tcx() {
         return Ok(None);
     }
     let mut filters = Filters::open()?;

@@ -20,8 +20,12 @@ pub(super) mod conf {
 
 /// Words of what describes the maps, before the connection table's own description.
 pub(super) const ABOUT_WORDS: usize = 4;
-/// Words of a virtual service.
+/// Words of a virtual service, and the bit of one whose clients open data connections to other ports.
 pub(super) const SERVICE_WORDS: usize = 3;
+pub(super) const SERVICE_DATA: u64 = 1 << 32;
+/// Rules for marks, with a range of ports each, and the words of one.
+pub(super) const RULES: u32 = 1024;
+pub(super) const RULE_WORDS: usize = 16;
 
 /// Words of a way out.
 pub(super) const HOP_WORDS: usize = 4;
@@ -41,7 +45,28 @@ pub(super) const TOLD_BYTES: u32 = 184;
 pub(super) mod next {
     pub(crate) const ALONE: u32 = 0;
     pub(crate) const INGRESS: u32 = 1;
-    pub(crate) const PROGRAMS: u32 = 2;
+    pub(crate) const HELD: u32 = 2;
+    pub(crate) const PROGRAMS: u32 = 3;
+}
+
+/// Words of a rule for marks.
+pub(super) mod rule {
+    pub(crate) const DST: usize = 0;
+    pub(crate) const DST_MASK: usize = 2;
+    pub(crate) const SRC: usize = 4;
+    pub(crate) const SRC_MASK: usize = 6;
+    pub(crate) const FIRST: usize = 8;
+    pub(crate) const LAST: usize = 9;
+    pub(crate) const LINK: usize = 10;
+    pub(crate) const LINK_MASK: usize = 11;
+    pub(crate) const KIND: usize = 12;
+    pub(crate) const KIND_MASK: usize = 13;
+    pub(crate) const WHAT: usize = 14;
+
+    pub(crate) const HOLD: u64 = 1;
+    pub(crate) const HOST: u64 = 2;
+    pub(crate) const LOOK: u64 = 3;
+    pub(crate) const TO_SERVICE: u64 = 0x100;
 }
 
 /// Words by which local ends are found, and of what there is to know of one.
@@ -154,6 +179,19 @@ mod tests {
             ("CONF_TRIES", conf::TRIES),
             ("CONF_WORDS", conf::WORDS),
             ("SERVICE_WORDS", SERVICE_WORDS),
+            ("RULES", RULES as usize),
+            ("RULE_WORDS", RULE_WORDS),
+            ("RULE_DST", rule::DST),
+            ("RULE_DST_MASK", rule::DST_MASK),
+            ("RULE_SRC", rule::SRC),
+            ("RULE_SRC_MASK", rule::SRC_MASK),
+            ("RULE_FIRST", rule::FIRST),
+            ("RULE_LAST", rule::LAST),
+            ("RULE_LINK", rule::LINK),
+            ("RULE_LINK_MASK", rule::LINK_MASK),
+            ("RULE_KIND", rule::KIND),
+            ("RULE_KIND_MASK", rule::KIND_MASK),
+            ("RULE_WHAT", rule::WHAT),
             ("HOP_WORDS", HOP_WORDS),
             ("HOP_LINK", hop::LINK),
             ("HOP_MACS", hop::MACS),
@@ -170,6 +208,7 @@ mod tests {
             ("TOLD_BYTES", TOLD_BYTES as usize),
             ("NEXT_ALONE", next::ALONE as usize),
             ("NEXT_INGRESS", next::INGRESS as usize),
+            ("NEXT_HELD", next::HELD as usize),
             ("NEXT_PROGRAMS", next::PROGRAMS as usize),
             ("TUNNEL_WORDS", TUNNEL_WORDS),
             ("TUNNEL_WAY", tunnel::WAY),
@@ -198,6 +237,12 @@ mod tests {
             ("TUNNEL_GRE", tunnel::GRE),
             ("TUNNEL_GUE", tunnel::GUE),
             ("TUNNEL_DF", tunnel::DF),
+            ("SERVICE_DATA", SERVICE_DATA),
+            ("RULE_ACTION", 0xff),
+            ("RULE_HOLD", rule::HOLD),
+            ("RULE_HOST", rule::HOST),
+            ("RULE_LOOK", rule::LOOK),
+            ("RULE_TO_SERVICE", rule::TO_SERVICE),
         ];
         let ours = ours.map(|(name, number)| (name, number as u64));
         let ours = ours.into_iter().chain(shapes);

@@ -17,15 +17,16 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
+use lvs_core::Protocol;
 use lvs_core::memory::Layout;
-use lvs_core::{LocalChange, LocalEnd, Protocol};
+use lvs_core::offload::{LocalChange, LocalEnd};
 use tracing::{debug, warn};
 
+use super::InKernel;
 use super::arrays::Maps;
 use super::layout::{LOCAL_KEY_WORDS, LOCAL_WORDS, local};
 use super::pins::Pins;
-use super::{InKernel, types};
-use crate::sys::{MapPlace, SharedMap};
+use lvs_sys::{MapPlace, SharedMap};
 
 /// The names of the array, and of the map in it.
 const PLACE: &str = "lvs_locals";
@@ -68,7 +69,7 @@ impl Locals {
     pub(super) fn new(layout: &Layout, maps: Maps<'_>) -> io::Result<Self> {
         let place = match maps {
             Maps::Found(pins) => MapPlace::pinned(&pins.path(PLACE))?,
-            Maps::New | Maps::Pinned(_) => MapPlace::new(PLACE, &Ends::new(ENDS, 1, None)?)?,
+            Maps::New | Maps::Pinned(_) => MapPlace::new(PLACE, &Ends::new(ENDS, 1)?)?,
         };
         Ok(Self {
             place,
@@ -112,7 +113,7 @@ impl Locals {
     }
 
     fn make(&self) -> io::Result<Ends> {
-        Ends::new(ENDS, self.entries, types::load().as_ref())
+        Ends::new(ENDS, self.entries)
     }
 
     /// By which requests find a connection in that slot.

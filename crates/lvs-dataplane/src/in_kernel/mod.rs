@@ -22,6 +22,7 @@ mod arrays;
 mod attach;
 mod epochs;
 mod error;
+mod growing;
 mod layout;
 mod locals;
 mod object;
@@ -29,7 +30,7 @@ mod open;
 mod outlive;
 mod pins;
 mod room;
-mod types;
+mod services;
 mod xdp;
 
 use std::collections::{HashMap, HashSet};
@@ -54,19 +55,20 @@ pub use self::epochs::Held;
 pub use self::error::InKernelError;
 use self::error::step;
 use self::layout::{
-    COUNT_WORDS, HOP_WORDS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS, conf, count, hop, share,
-    tunnel,
+    COUNT_WORDS, HOP_WORDS, RULE_WORDS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS, conf, count, hop,
+    share, tunnel,
 };
 use self::locals::Locals;
 pub(crate) use self::locals::{LocalsAre, LocalsLeft};
 use self::pins::Pins;
 pub(crate) use self::room::Room;
+pub(crate) use self::services::HeldServices;
 use self::xdp::Xdp;
 use crate::netlink::Filters;
 use crate::outlive::WITHOUT_ENGINE;
-use crate::packet::rewrite::tunnel::Template;
-use crate::packet::wire::Mac;
-use crate::sys::{self, Jump, PacketSocket, Program, ProgramArray, SharedSet};
+use lvs_packet::rewrite::tunnel::Template;
+use lvs_packet::wire::Mac;
+use lvs_sys::{Jump, PacketSocket, Program, ProgramArray, SharedSet};
 
 /// Packets from the client after which a connection is published: shorter ones stay with the
 /// engine, and a flood publishes nothing.
@@ -134,6 +136,9 @@ pub struct InKernel {
     ingress: Program,
     /// The kernel's number of it.
     ingress_id: u32,
+    /// What forwards or holds frames when there is no engine.
+    #[cfg(test)]
+    held: Program,
     /// What it goes on with.
     _next: ProgramArray,
     layout: Layout,
@@ -150,6 +155,7 @@ pub struct InKernel {
     /// Services that the programs know of.
     services: SharedSet<SERVICE_WORDS>,
     known_services: Mutex<HashSet<[u64; SERVICE_WORDS]>>,
+    known_rules: Mutex<Vec<[u64; RULE_WORDS]>>,
     /// Where the maps are kept for a successor.
     pins: Option<Pins>,
     /// Keeps other engines from them.
@@ -223,7 +229,7 @@ impl InKernel {
             self.arrays.wide_tags.clone(),
             self.arrays.overflow.clone(),
         ];
-        let memory = sys::shared_table(self.layout, arrays);
+        let memory = lvs_sys::shared_table(self.layout, arrays);
         let memory = memory.map_err(step("use the memory"))?;
         Ok(memory.quarantined(QUARANTINE))
     }
@@ -251,6 +257,13 @@ impl InKernel {
         &self.ingress
     }
 
+    /// What becomes of a frame of no connection when there is no engine.
+    #[cfg(test)]
+    fn held_alone(&self, frame: &[u8]) -> io::Result<(i32, Vec<u8>)> {
+        // By the loopback.
+        self.held.test_run(1, frame, 0, false)
+    }
+
     /// Frames with this mark are on their way back to the host.
     pub(crate) fn set_mark(&self, mark: u32) {
         self.set(conf::MARK, mark.into());
@@ -263,7 +276,10 @@ impl InKernel {
 
     /// Deadlines are by a clock that says `now`.
     pub fn set_clock(&self, now: Instant) {
-        self.set(conf::BASE, sys::monotonic().wrapping_sub(now.as_nanos()));
+        self.set(
+            conf::BASE,
+            lvs_sys::monotonic().wrapping_sub(now.as_nanos()),
+        );
         self.is_alive(now);
     }
 
@@ -271,7 +287,7 @@ impl InKernel {
     pub(crate) fn is_alive(&self, now: Instant) {
         let until = now + WITHOUT_ENGINE;
         self.set(conf::ALIVE, until.as_nanos());
-        let lived = sys::monotonic().saturating_sub(self.opened);
+        let lived = lvs_sys::monotonic().saturating_sub(self.opened);
         if Duration::from_nanos(lived) > LONG_ENOUGH {
             self.set(conf::TRIES, 0);
         }
@@ -474,9 +490,8 @@ mod tests {
         match InKernel::open(Layout::new(1000, 7), Instant::ZERO) {
             Ok(in_kernel) => Some(Arc::new(in_kernel)),
             Err(error @ InKernelError::Permission(_)) => {
-                assert!(!sys::is_root_of_all(), "{error}");
-                eprintln!("not tested, needs BPF: {error}");
-                None
+                assert!(!lvs_sys::is_root_of_all(), "{error}");
+                lvs_sys::testing::not_run(&format!("needs BPF: {error}"))
             }
             Err(error) => panic!("{error}"),
         }

@@ -1,7 +1,7 @@
 //! The programs as a compiler has written them: 64-bit ELF, from which instructions and the names
 //! of maps are read.
 
-use crate::sys::Instruction;
+use lvs_sys::Instruction;
 
 /// A program, and where the numbers of maps belong into it.
 #[derive(Debug)]

@@ -19,16 +19,16 @@ use super::locals::Locals;
 use super::pins::{self, Pins};
 use super::room::Room;
 use super::xdp::Xdp;
-use super::{InKernel, SERVERS, attach, lock, object, types};
-use crate::outlive::WITHOUT_ENGINE;
-use crate::sys::{
+use super::{InKernel, SERVERS, attach, lock, object};
+use crate::outlive::{INCOMPLETE, WITHOUT_ENGINE};
+use lvs_sys::{
     self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedSet,
 };
 
 /// The programs, compiled.
 pub(super) const OBJECT: &[u8] = include_bytes!("../../bpf/fast.bpf.o");
 /// Virtual services that programs know of, for when there is no engine.
-const SERVICES: u32 = 1 << 16;
+const SERVICES: u32 = 1 << 17;
 /// Engines that may take over in turn without any of them living for long: what they take over may be
 /// what ends them.
 const TRIES_MOST: u64 = 5;
@@ -48,20 +48,17 @@ impl InKernel {
     /// As [`open`](Self::open), with what another engine has left in this network namespace, if one
     /// was killed and this one can go on with it; and leaves as much itself, should it be
     /// killed. With `xdp`, interfaces can have the program that forwards before there is a socket
-    /// buffer; with `clsact`, programs are attached as if there were no tcx. What is made anew is
-    /// to take no more memory than there is `room`.
+    /// buffer. What is made again is to take no more memory than there is `room`.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub(crate) fn open_or_find(
         layout: Layout,
         xdp: bool,
-        clsact: bool,
         room: Room,
     ) -> Result<Self, InKernelError> {
         try_atomics()?;
-        let filters = attach::filters(clsact);
-        let filters = filters.map_err(step("attach a filter (clsact)"))?;
+        let filters = attach::filters().map_err(step("attach a filter (clsact)"))?;
         let by_filters = filters.is_some();
         let alone = |why| {
             // They would stay when the engine is killed, and nobody would know of them.
@@ -187,9 +184,7 @@ impl InKernel {
         change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
     ) -> Result<Self, InKernelError> {
         let processors = processors();
-        let types = types::load();
-        let types = types.as_ref();
-        let arrays = Arrays::new(&layout, processors, maps, types)?;
+        let arrays = Arrays::new(&layout, processors, maps)?;
         let (told, services, next) = match maps {
             // What is left of the other one's programs goes on with its own, until they are
             // replaced.
@@ -199,8 +194,8 @@ impl InKernel {
                 ProgramArray::pinned(&pins.path("lvs_next")),
             ),
             Maps::New | Maps::Pinned(_) => (
-                PerCpuArray::new("lvs_told", TOLD_BYTES, 1, types),
-                SharedSet::new("lvs_services", SERVICES, types),
+                PerCpuArray::new("lvs_told", TOLD_BYTES, 1),
+                SharedSet::new("lvs_services", SERVICES),
                 ProgramArray::new("lvs_next", next::PROGRAMS),
             ),
         };
@@ -208,7 +203,7 @@ impl InKernel {
         let told = told.map_err(step("make memory"))?;
         let services = services.map_err(step("make memory"))?;
         let next = next.map_err(step("make memory"))?;
-        let scratch = xdp.then(|| Xdp::memory(types)).transpose();
+        let scratch = xdp.then(Xdp::memory).transpose();
         let scratch = scratch.map_err(step("make memory"))?;
         let number = |name: &str| {
             let all = arrays.all();
@@ -225,12 +220,17 @@ impl InKernel {
         let load = |section, kind, name| {
             let code = object::code(OBJECT, section).and_then(|code| code.linked(number));
             let code = in_order(code.ok_or(InKernelError::Object)?);
-            Program::load_typed(kind, name, &change(code), types).map_err(step("load a program"))
+            Program::load(kind, name, &change(code)).map_err(step("load a program"))
         };
         let filter = load("socket", ProgramKind::SocketFilter, "lvs_filter")?;
         let ingress = load("tc", ProgramKind::Ingress, "lvs_ingress")?;
         let alone = load("alone", ProgramKind::Ingress, "lvs_alone")?;
-        for (number, program) in [(next::ALONE, &alone), (next::INGRESS, &ingress)] {
+        let held = load("held", ProgramKind::Ingress, "lvs_held")?;
+        for (number, program) in [
+            (next::ALONE, &alone),
+            (next::INGRESS, &ingress),
+            (next::HELD, &held),
+        ] {
             let put = next.put(number, program);
             put.map_err(step("let programs find each other"))?;
         }
@@ -265,6 +265,8 @@ impl InKernel {
             jump,
             ingress,
             ingress_id,
+            #[cfg(test)]
+            held,
             _next: next,
             layout,
             epochs: Mutex::new(Epochs {
@@ -279,10 +281,11 @@ impl InKernel {
             locals,
             services,
             known_services: Mutex::default(),
+            known_rules: Mutex::default(),
             pins: pins.cloned(),
             claim: None,
             found: matches!(maps, Maps::Found(_)),
-            opened: sys::monotonic(),
+            opened: lvs_sys::monotonic(),
             taking_over: AtomicBool::new(matches!(maps, Maps::Found(_))),
             attached: Mutex::default(),
             filters: None,
@@ -378,7 +381,13 @@ fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
     };
     let about = words("lvs_about", ABOUT_WORDS + Layout::HEADER_WORDS)?;
     let (about, description) = about.split_at(ABOUT_WORDS);
-    if about != pins::about(processors()) {
+    let own = pins::about(processors());
+    if about[..pins::COOKIE] == own[..pins::COOKIE] && about[pins::COOKIE] != own[pins::COOKIE] {
+        return Err(
+            "it was in a network namespace that is gone, whose number this one has".to_owned(),
+        );
+    }
+    if about != own {
         return Err("it was another version, or the machine has other processors".to_owned());
     }
     let description = description.try_into().map_err(|_| "a map is too short")?;
@@ -394,6 +403,14 @@ fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
     }
     if wide_buckets != layout.wide_buckets {
         info!("another --max-ipv6 takes effect when this engine is stopped and started again");
+    }
+    // Without services, their connections would be reset one by one.
+    if pins
+        .saved()
+        .map_err(|error| format!("lvs_saved: {error}"))?
+        .is_none()
+    {
+        return Err(INCOMPLETE.to_owned());
     }
     let conf = words("lvs_conf", conf::WORDS)?;
     if conf[conf::TRIES] >= TRIES_MOST {
@@ -414,4 +431,55 @@ fn processors() -> u32 {
     let last = text.trim().rsplit([',', '-']).next();
     last.and_then(|last| last.parse::<u32>().ok())
         .map_or(1024, |last| last + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::open;
+    use super::*;
+
+    #[test]
+    fn pins_of_another_namespace_or_without_services_are_not_taken_over() {
+        // Where BPF is not permitted, there is nothing to see.
+        if open().is_none() {
+            return;
+        }
+        let directory = format!("/sys/fs/bpf/lvs-test-{}", std::process::id());
+        let pins = Pins::at(directory.into()).expect("a directory");
+        let layout = Layout::new(1000, 7);
+        let first = InKernel::open_with(layout, Maps::Pinned(&pins), false, |code| code);
+        let first = first.expect("it is permitted");
+        first.set_clock(Instant::ZERO);
+        assert_eq!(found(&pins, &layout), Err(INCOMPLETE.to_owned()));
+        // The second one does not fit the first map.
+        for len in [100, 20 << 20, 7] {
+            let text = vec![b'x'; len];
+            first.save(&text).expect("memory");
+            assert_eq!(found(&pins, &layout), Ok(layout), "{len}");
+            assert_eq!(pins.saved().expect("it is there"), Some(text));
+            assert_eq!(first.saved().map(|text| text.len()), Some(len));
+        }
+        let names = fs::read_dir(pins.path("")).expect("it is there").count();
+        let cookie = &first.arrays.about.words()[pins::COOKIE];
+        cookie.fetch_add(1, Relaxed);
+        let gone = found(&pins, &layout).expect_err("another namespace");
+        assert!(gone.contains("namespace that is gone"), "{gone}");
+        cookie.fetch_sub(1, Relaxed);
+        let second = InKernel::open_with(layout, Maps::Found(&pins), false, |code| code);
+        let second = second.expect("it is permitted");
+        assert_eq!(second.saved().map(|text| text.len()), Some(7));
+        // What grows in a successor's hands is found by the next one.
+        second.save(&vec![b'y'; 50 << 20]).expect("memory");
+        assert_eq!(
+            pins.saved().expect("it is there").map(|text| text.len()),
+            Some(50 << 20)
+        );
+        assert_eq!(
+            fs::read_dir(pins.path("")).expect("it is there").count(),
+            names
+        );
+        drop(second);
+        drop(first);
+        assert!(!pins.are_there());
+    }
 }

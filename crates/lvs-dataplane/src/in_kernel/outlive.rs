@@ -1,20 +1,20 @@
 //! What outlives an engine that is killed: connections go on for a while, and its successor takes
 //! them over with their counters, the services and the settings.
 
-use std::collections::HashSet;
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
-use std::ops::DerefMut;
+use std::io;
+use std::ops::{Deref, Range};
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use lvs_core::{Control, Instant};
 use tracing::debug;
 
-use super::layout::{COUNT_WORDS, SERVICE_WORDS, conf};
+use super::layout::{COUNT_WORDS, conf};
 use super::{InKernel, SERVERS, lock};
-use crate::outlive::{Area, Record};
-use crate::sys;
+use crate::outlive::{Area, KEPT_WORDS, Record, text_words};
+use lvs_sys::SharedArray;
 
 /// How long a program may still work on a frame after what it went by is not in force any more.
 const SETTLED: Duration = Duration::from_millis(2);
@@ -28,7 +28,7 @@ impl InKernel {
     /// How far the clock by which deadlines are is ahead of one that says `now`.
     pub(crate) fn clock_ahead(&self, now: Instant) -> Duration {
         let base = self.arrays.conf.words()[conf::BASE].load(Relaxed);
-        let then = sys::monotonic().wrapping_sub(base);
+        let then = lvs_sys::monotonic().wrapping_sub(base);
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))
     }
 
@@ -59,11 +59,32 @@ impl InKernel {
         }
     }
 
-    /// Where services, settings and counters are kept.
-    pub(crate) fn area(&self) -> Area<'_> {
-        Area {
-            counts: self.arrays.kept.words(),
-            text: self.arrays.saved.words(),
+    /// Services and settings that were saved.
+    pub(crate) fn saved(&self) -> Option<Vec<u8>> {
+        text(&self.arrays.saved.get()).saved()
+    }
+
+    /// Saves services and settings for a successor.
+    ///
+    /// # Errors
+    /// The kernel has no memory for them; then a successor finds none.
+    pub(crate) fn save(&self, saved: &[u8]) -> io::Result<()> {
+        let words = text_words(saved.len());
+        let fill = |_: &[AtomicU64], new: &[AtomicU64]| {
+            let new = Area {
+                counts: &[],
+                text: new,
+            };
+            new.save(saved);
+        };
+        let (array, room) = match self.arrays.saved.with_room(words, fill) {
+            Ok(array) => (array, Ok(())),
+            // What was saved before is not complete: a successor is not to find it.
+            Err(error) => (self.arrays.saved.get(), Err(error)),
+        };
+        match text(&array).save(saved) {
+            true => Ok(()),
+            false => room.and(Err(io::ErrorKind::OutOfMemory.into())),
         }
     }
 
@@ -72,31 +93,33 @@ impl InKernel {
         let mut taken = lock(&self.taken);
         let mut sums = vec![[0_u64; COUNT_WORDS]; SERVERS as usize];
         self.sum(&mut sums);
-        self.area().take_counts(control, records, &sums);
+        counts(&self.arrays.kept.get()).take_counts(control, records, &sums);
         *taken = sums;
     }
 
-    /// Keeps counters for a successor.
-    pub(crate) fn keep_counts<C: DerefMut<Target = Control>>(&self, control: impl FnOnce() -> C) {
-        let taken = lock(&self.taken);
-        self.area().keep_counts(&control(), &taken);
-    }
-
-    /// Tells the programs which services there are: protocol, address and port (0 for all).
-    pub(crate) fn set_services(&self, services: impl Iterator<Item = (u8, SocketAddr)>) {
-        let services: HashSet<_> = services
-            .map(|(protocol, at)| service_key(protocol, at))
-            .collect();
-        let mut known = lock(&self.known_services);
-        for gone in known.difference(&services) {
-            let _ = self.services.remove(gone);
-        }
-        for new in services.difference(&known) {
-            if let Err(error) = self.services.insert(new) {
-                debug!("lvs_services: {error}");
+    /// Keeps the counters of servers in these places for a successor; gives the first place behind
+    /// them, if there are more. The counts are locked before the control half, as in
+    /// [`fold`](Self::fold).
+    pub(crate) fn keep_counts<C: Deref<Target = Control>>(
+        &self,
+        places: Range<usize>,
+        control: impl FnOnce() -> C,
+    ) -> Option<usize> {
+        let copy = |old: &[AtomicU64], new: &[AtomicU64]| {
+            for (to, from) in new.iter().zip(old) {
+                to.store(from.load(Relaxed), Relaxed);
             }
+        };
+        let taken = lock(&self.taken);
+        let control = control();
+        let all = control.endpoint_places();
+        let end = places.end.min(all);
+        let places = places.start.min(end)..end;
+        match self.arrays.kept.with_room(end * KEPT_WORDS, copy) {
+            Ok(array) => counts(&array).keep_counts(&control, places, &taken),
+            Err(error) => debug!("lvs_kept: {error}"),
         }
-        *known = services;
+        (end < all).then_some(end)
     }
 
     /// The engine ends in an orderly way, and leaves nothing.
@@ -108,28 +131,16 @@ impl InKernel {
     }
 }
 
-/// A service, as programs look for it.
-fn service_key(protocol: u8, at: SocketAddr) -> [u64; SERVICE_WORDS] {
-    let mut bytes = [0; 16];
-    let six = match at.ip() {
-        IpAddr::V4(addr) => {
-            bytes[..4].copy_from_slice(&addr.octets());
-            0
-        }
-        IpAddr::V6(addr) => {
-            bytes = addr.octets();
-            1
-        }
-    };
-    let half = |at: usize| {
-        let mut half = [0; 8];
-        half.copy_from_slice(&bytes[at..at + 8]);
-        u64::from_ne_bytes(half)
-    };
-    let port = u64::from(at.port().to_be());
-    [
-        half(0),
-        half(8),
-        port | u64::from(protocol) << 16 | six << 24,
-    ]
+fn text(array: &SharedArray) -> Area<'_> {
+    Area {
+        counts: &[],
+        text: array.words(),
+    }
+}
+
+fn counts(array: &SharedArray) -> Area<'_> {
+    Area {
+        counts: array.words(),
+        text: &[],
+    }
 }

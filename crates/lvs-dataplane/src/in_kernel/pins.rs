@@ -1,6 +1,9 @@
 //! What outlives the engine: maps and links under names in a BPF file system, a directory for each
 //! network namespace.
 //!
+//! The directory is named by the namespace's inode, which the kernel gives to another namespace when
+//! this one is gone. The maps say which one they are of, by its cookie, which is never used again.
+//!
 //! An engine that is killed leaves them, and with them its connections, which go on. Its successor
 //! finds them. One that ends in an orderly way takes them with it.
 
@@ -15,7 +18,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 
 use super::layout::{ABOUT_WORDS, conf};
-use crate::sys::{self, SharedArray};
+use crate::outlive::Area;
+use lvs_sys::SharedArray;
+use lvs_sys::netns;
 
 /// Where the BPF file system is.
 const FILE_SYSTEM: &str = "/sys/fs/bpf";
@@ -45,7 +50,7 @@ impl Pins {
     /// # Errors
     /// If there is no BPF file system, and none can be mounted.
     pub(super) fn here() -> io::Result<Self> {
-        sys::mount_bpf(Path::new(FILE_SYSTEM))?;
+        lvs_sys::mount_bpf(Path::new(FILE_SYSTEM))?;
         Self::if_mounted()
     }
 
@@ -56,6 +61,14 @@ impl Pins {
     pub(super) fn if_mounted() -> io::Result<Self> {
         let inode = fs::metadata("/proc/thread-self/ns/net")?.ino();
         let directory = Path::new(FILE_SYSTEM).join("lvs").join(inode.to_string());
+        Ok(Self { directory })
+    }
+
+    /// Those in a directory of a test's.
+    #[cfg(test)]
+    pub(super) fn at(directory: PathBuf) -> io::Result<Self> {
+        lvs_sys::mount_bpf(Path::new(FILE_SYSTEM))?;
+        make(&directory)?;
         Ok(Self { directory })
     }
 
@@ -146,6 +159,16 @@ impl Pins {
         let array = SharedArray::pinned(&self.path(name), words)?;
         let words = array.words().iter().map(|word| word.load(Relaxed));
         Ok(words.collect())
+    }
+
+    /// Services and settings that were saved, if they are complete.
+    pub(super) fn saved(&self) -> io::Result<Option<Vec<u8>>> {
+        let array = SharedArray::pinned_whole(&self.path("lvs_saved"))?;
+        let area = Area {
+            counts: &[],
+            text: array.words(),
+        };
+        Ok(area.saved())
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -239,21 +262,25 @@ fn another() -> io::Error {
 /// Whether an engine of these words of `lvs_conf` was killed so long ago that its connections have
 /// ended.
 pub(super) fn is_over(conf: &[u64]) -> bool {
-    sys::monotonic().wrapping_sub(conf[conf::BASE]) > conf[conf::ALIVE]
+    lvs_sys::monotonic().wrapping_sub(conf[conf::BASE]) > conf[conf::ALIVE]
 }
 
 /// What all words of a description mean depends on this: it changes with any map's shape or
 /// meaning.
-const VERSION: u64 = 5;
+const VERSION: u64 = 6;
 /// "LVSKERNL".
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
 
+/// The word of `lvs_about` with the cookie of the network namespace; 0 if the kernel has none.
+pub(super) const COOKIE: usize = 3;
+
 /// The first words of `lvs_about`, before the table's own description.
-pub(super) const fn about(processors: u32) -> [u64; ABOUT_WORDS] {
+pub(super) fn about(processors: u32) -> [u64; ABOUT_WORDS] {
     let mut words = [0; ABOUT_WORDS];
     words[0] = MAGIC;
     words[1] = VERSION;
-    words[2] = processors as u64;
+    words[2] = processors.into();
+    words[COOKIE] = netns::cookie().unwrap_or(0);
     words
 }
 

@@ -15,8 +15,8 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use super::attach::attach;
 use super::layout::{HOP_WORDS, MAC_PLACES, MAC_WORDS, TOLD_BYTES, hop, mac};
 use super::{InKernel, lock};
-use crate::packet::wire::Mac;
-use crate::sys::{PerCpuArray, Program, ProgramLink, SharedArray, Types};
+use lvs_packet::wire::Mac;
+use lvs_sys::{PerCpuArray, Program, ProgramLink, SharedArray};
 
 /// What only this program uses. A successor makes its own.
 #[derive(Debug)]
@@ -47,10 +47,10 @@ pub(super) struct Xdp {
 }
 
 impl Xdp {
-    pub(super) fn memory(types: Option<&Types>) -> io::Result<XdpMemory> {
+    pub(super) fn memory() -> io::Result<XdpMemory> {
         Ok(XdpMemory {
-            met: PerCpuArray::new("lvs_met", TOLD_BYTES, 1, types)?,
-            macs: SharedArray::new("lvs_macs", MAC_WORDS, MAC_PLACES, types)?,
+            met: PerCpuArray::new("lvs_met", TOLD_BYTES, 1)?,
+            macs: SharedArray::new("lvs_macs", MAC_WORDS, MAC_PLACES)?,
         })
     }
 

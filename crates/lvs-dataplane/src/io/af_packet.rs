@@ -30,9 +30,9 @@ use self::open::Back;
 pub use self::open::{Group, OpenError, SLOT};
 use super::{BATCH, Capabilities, PacketIo, vnet};
 use crate::in_kernel::Attached;
-use crate::packet::frame::{Frame, MAX_FRAME};
-use crate::packet::wire::{Mac, vlan};
-use crate::sys::{self, MessageBatch, PacketRing, PacketSocket, RingFrame};
+use lvs_packet::frame::{Frame, MAX_FRAME};
+use lvs_packet::wire::{Mac, vlan};
+use lvs_sys::{MessageBatch, PacketRing, PacketSocket, RingFrame};
 
 /// How long one call of `send` may wait in all for a full queue.
 const SEND_PATIENCE: Duration = Duration::from_millis(1);
@@ -96,7 +96,7 @@ impl AfPacket {
         match &self.back {
             Some(back) => {
                 for frame in &mut *frames {
-                    sys::turned(frame.bytes_mut());
+                    lvs_sys::turned(frame.bytes_mut());
                 }
                 send(&back.socket, &mut self.transmit, &mut self.counters, frames)
             }
@@ -619,7 +619,7 @@ fn send(
             Some(libc::EAGAIN | libc::ENOBUFS) => {
                 if !patience.is_zero() {
                     let started = std::time::Instant::now();
-                    sys::wait_writable(socket.as_fd(), patience);
+                    lvs_sys::wait_writable(socket.as_fd(), patience);
                     // A queue that is full though the socket is writable gets one more try, not a
                     // busy loop.
                     let spent = started.elapsed().max(SEND_PATIENCE / 4);

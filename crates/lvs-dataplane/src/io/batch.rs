@@ -3,7 +3,7 @@
 use std::io;
 
 use super::{BATCH, PacketIo};
-use crate::packet::frame::Frame;
+use lvs_packet::frame::Frame;
 
 /// What one call of [`Port::recv`](super::port::Port::recv) has received, and room for what the next one will.
 ///

@@ -20,9 +20,9 @@ use std::path::Path;
 use super::tun::{HostDevice, HostSender, Tun, TunError, failed, write_setting};
 use super::{Capabilities, PacketIo};
 use crate::netlink::Requests;
-use crate::packet::frame::Frame;
-use crate::packet::wire::{decrement_ttl, increment_ttl};
-use crate::sys::TunOptions;
+use lvs_packet::frame::Frame;
+use lvs_packet::wire::{decrement_ttl, increment_ttl};
+use lvs_sys::TunOptions;
 
 /// Packets that may wait for the director; the kernel's 500 are few for a burst of small ones.
 const QUEUE: u32 = 8192;

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 
 use super::batch::Batch;
 use super::{BATCH, Capabilities, PacketIo};
-use crate::packet::frame::Frame;
+use lvs_packet::frame::Frame;
 
 /// A port whose frames lie in two queues.
 #[derive(Debug, Default)]

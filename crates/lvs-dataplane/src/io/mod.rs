@@ -6,13 +6,12 @@ pub mod hop;
 pub mod memory;
 pub mod port;
 pub mod tun;
-pub mod vlan;
 mod vnet;
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use crate::packet::frame::Frame;
+use lvs_packet::frame::Frame;
 
 /// Frames that a backend receives in one call at most.
 pub const BATCH: usize = 64;

@@ -10,8 +10,8 @@ use super::hop::{HopDevice, HopSender};
 use super::memory::MemoryIo;
 use super::tun::{HostDevice, HostSender, TunError};
 use super::{Capabilities, PacketIo};
-use crate::packet::frame::Frame;
-use crate::packet::net::PortId;
+use lvs_packet::frame::Frame;
+use lvs_packet::net::PortId;
 
 /// One attachment to a network. The packet path knows no backend but this: one match a batch, no
 /// indirect call a frame.
@@ -62,7 +62,7 @@ impl Port {
 
     /// Gives packets back to the host as they came; returns how many were refused. An interface
     /// gives back frames as it receives them
-    /// ([`PortInfo::gives_back`](crate::packet::net::PortInfo::gives_back)), a device packets.
+    /// ([`PortInfo::gives_back`](lvs_packet::net::PortInfo::gives_back)), a device packets.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match self {
             Self::AfPacket(io) => io.give_back(frames),

@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use super::{Capabilities, PacketIo, vnet};
-use crate::packet::frame::Frame;
-use crate::sys::{self, TunDevice, TunOptions};
+use lvs_packet::frame::Frame;
+use lvs_sys::{TunDevice, TunOptions};
 
 /// What keeps a TUN device from being made ready.
 #[derive(Debug, thiserror::Error)]
@@ -115,7 +115,7 @@ impl Tun {
                 source,
             },
         })?;
-        let ifindex = sys::if_index(name).map_err(|source| TunError::Os {
+        let ifindex = lvs_sys::if_index(name).map_err(|source| TunError::Os {
             name: name.to_owned(),
             step: "find the index",
             source,
@@ -244,7 +244,7 @@ impl HostDevice {
         let name = tun.name.clone();
         let name = name.as_str();
         let fail = |step| failed(name, step);
-        sys::set_mtu(name, u16::MAX).map_err(fail("set the MTU"))?;
+        lvs_sys::set_mtu(name, u16::MAX).map_err(fail("set the MTU"))?;
         let conf = PathBuf::from("/proc/sys/net/ipv4/conf");
         write_setting(&conf.join(name).join("rp_filter"), 0)
             .map_err(fail("switch off rp_filter"))?;
@@ -260,7 +260,7 @@ impl HostDevice {
                 .map_err(fail("switch off IPv6 autoconfiguration"))?;
         }
         prepare(name)?;
-        sys::set_up(name).map_err(fail("set the link up"))?;
+        lvs_sys::set_up(name).map_err(fail("set the link up"))?;
         Ok(Self {
             tun,
             _rp_filter: rp_filter,

@@ -6,7 +6,7 @@
 //!  | flags| gso    | hdr_len | gso_size | csum_start| csum_offset|   all in the byte order of the host
 //! ```
 
-use crate::packet::frame::{Offload, PartialChecksum, SegmentKind, Segments};
+use lvs_packet::frame::{Offload, PartialChecksum, SegmentKind, Segments};
 
 /// Length of the header.
 pub(crate) const LEN: usize = 10;

@@ -28,7 +28,6 @@ pub use self::state::{
     Address, Changes, Link, LinkAddress, Neighbour, NetState, RouteHit, RouteKind,
 };
 pub(crate) use self::xdp::XdpFeatures;
-use crate::sys;
 
 /// What went wrong between this process and the kernel's routing tables.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +82,7 @@ impl Netlink {
             let requests = Requests::open()?;
             let mut events = Socket::new(NETLINK_ROUTE)?;
             events.bind_auto()?;
-            sys::set_receive_buffer(&events, EVENT_BUFFER)?;
+            lvs_sys::set_receive_buffer(&events, EVENT_BUFFER)?;
             events.set_non_blocking(true)?;
             for group in GROUPS {
                 events.add_membership(group)?;
@@ -155,6 +154,8 @@ impl Netlink {
                 let known = changes.neighbours.clone();
                 changes = Changes {
                     links: true,
+                    // What happened to them meanwhile is not known.
+                    appeared: fresh.running_links().collect(),
                     addresses: true,
                     routes: true,
                     neighbours: fresh.differing_neighbours(state),
@@ -249,30 +250,6 @@ impl Netlink {
             })
             .map_err(|source| NetlinkError::Os {
                 what: format!("confirm the neighbour {ip} on interface {ifindex}"),
-                source,
-            })
-    }
-
-    /// Gives an interface an address.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn add_address(
-        &mut self,
-        ifindex: u32,
-        ip: IpAddr,
-        prefix_len: u8,
-    ) -> Result<(), NetlinkError> {
-        let mut header = [family_of(ip), prefix_len, 0, 0, 0, 0, 0, 0];
-        header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-        let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
-        self.requests
-            .request(libc::RTM_NEWADDR, flags, &header, |b| {
-                b.attr(libc::IFA_LOCAL, &octets(ip));
-                b.attr(libc::IFA_ADDRESS, &octets(ip));
-            })
-            .map_err(|source| NetlinkError::Os {
-                what: format!("give interface {ifindex} the address {ip}/{prefix_len}"),
                 source,
             })
     }

@@ -5,7 +5,6 @@ use std::io;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use super::message::{Builder, Message, messages};
-use crate::sys;
 
 /// A socket for requests.
 #[derive(Debug)]
@@ -28,7 +27,7 @@ impl Requests {
         socket.connect(&SocketAddr::new(0, 0))?;
         socket.set_ext_ack(true)?;
         socket.set_cap_ack(true)?;
-        sys::set_receive_buffer(&socket, 1 << 20)?;
+        lvs_sys::set_receive_buffer(&socket, 1 << 20)?;
         Ok(Self {
             socket,
             seq: 1,

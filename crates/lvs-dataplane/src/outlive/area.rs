@@ -1,6 +1,7 @@
 //! Words in which services, settings and counters are kept for a successor, wherever they lie.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -20,6 +21,11 @@ pub(crate) struct Record {
     pub(crate) record: u32,
 }
 
+/// Words for a text of so many bytes.
+pub(crate) const fn text_words(bytes: usize) -> usize {
+    1 + 2 * bytes.div_ceil(8)
+}
+
 /// The words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Area<'a> {
@@ -35,9 +41,15 @@ impl Area<'_> {
         self.counts.get(at..at + KEPT_WORDS)
     }
 
-    /// Keeps counters; of each record, so much of them was `elsewhere`.
-    pub(crate) fn keep_counts(&self, control: &Control, elsewhere: &[[u64; COUNTED]]) {
-        for (_, server) in control.endpoints() {
+    /// Keeps the counters of servers in these places; of each record, so much of them was
+    /// `elsewhere`.
+    pub(crate) fn keep_counts(
+        &self,
+        control: &Control,
+        places: Range<usize>,
+        elsewhere: &[[u64; COUNTED]],
+    ) {
+        for (_, server) in control.endpoints_in(places) {
             let record = u32::try_from(server.id().index()).unwrap_or(u32::MAX);
             let Some(words) = self.kept(record) else {
                 continue;
@@ -98,7 +110,7 @@ impl Area<'_> {
         }
     }
 
-    /// Keeps a text; `false` if it is too long.
+    /// Keeps a text; `false` if it is too long, and a successor finds none.
     pub(crate) fn save(&self, text: &[u8]) -> bool {
         let (first, halves) = (self.text[0].load(Relaxed), &self.text[1..]);
         let half = halves.len() / 2;
@@ -141,7 +153,8 @@ mod tests {
 
     #[test]
     fn a_text_is_kept_or_the_one_before_it() {
-        let words: Vec<AtomicU64> = (0..1 + 2 * 4).map(|_| AtomicU64::new(0)).collect();
+        let words = text_words(32);
+        let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let area = Area {
             counts: &[],
             text: &words,

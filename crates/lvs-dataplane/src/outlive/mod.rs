@@ -18,29 +18,34 @@ mod holder;
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lvs_core::Instant;
 use lvs_core::api::WORKERS_MAX;
 use lvs_core::memory::{Layout, Memory};
+use lvs_core::{Control, Instant};
 use tracing::warn;
 
-pub(crate) use self::area::{Area, KEPT_WORDS, Record};
+pub(crate) use self::area::{Area, KEPT_WORDS, Record, text_words};
 pub use self::holder::{Holder, hold};
-use crate::sys::{self, SharedArray};
+use lvs_sys::SharedArray;
 
 /// How long connections wait for another engine.
 pub(crate) const WITHOUT_ENGINE: Duration = Duration::from_secs(300);
-/// Records of servers whose counters are kept.
-const RECORDS: usize = 1 << 16;
-/// 64-bit words for services and settings: twice 4 MiB.
-const TEXT_WORDS: usize = 1 + (1 << 20);
+/// Records of servers whose counters are kept. As with the text, memory is taken where something is
+/// written, not for all of them.
+const RECORDS: usize = 1 << 20;
+/// Bytes for services and settings, twice: more than a million servers need.
+const TEXT: usize = 1 << 29;
+/// Why connections are not taken over without services and servers.
+pub(crate) const INCOMPLETE: &str =
+    "its services and servers could not be kept for a warm restart, as its log says";
 /// "LVSOUTLV".
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSOUTLV");
 /// It changes with the meaning of any word, except those of the connection table.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// Words at the beginning.
 mod head {
@@ -52,6 +57,8 @@ mod head {
     pub(super) const ALIVE: usize = 3;
     /// How many tables there are; 0 for one.
     pub(super) const TABLES: usize = 4;
+    /// How many records of servers were kept.
+    pub(super) const RECORDS: usize = 5;
     /// The description of each table.
     pub(super) const TABLE: usize = 8;
     pub(super) const WORDS: usize = TABLE + super::Layout::HEADER_WORDS;
@@ -67,7 +74,7 @@ fn parts(layout: &Layout, tables: usize) -> (Vec<(u64, usize)>, u64) {
         layout.wide_buckets as usize,
         layout.overflow_words(),
     ];
-    let first = [head::WORDS, RECORDS * KEPT_WORDS, TEXT_WORDS];
+    let first = [head::WORDS, RECORDS * KEPT_WORDS, text_words(TEXT)];
     let mut at = 0;
     let all = first.into_iter().chain([table; WORKERS_MAX].concat());
     let parts = all.take(first.len() + table.len() * tables).map(|words| {
@@ -130,7 +137,7 @@ impl Mapped {
     fn memories(&self) -> io::Result<Vec<Memory>> {
         let tables = self.tables.iter();
         tables
-            .map(|table| sys::shared_table(self.layout, table.clone()))
+            .map(|table| lvs_sys::shared_table(self.layout, table.clone()))
             .collect()
     }
 
@@ -142,13 +149,14 @@ impl Mapped {
         if let Some(text) = left.area().saved() {
             self.area().save(&text);
         }
+        // Memory is taken where something is read, too.
+        let records = left.word(head::RECORDS);
+        self.set(head::RECORDS, records);
+        let words = usize::try_from(records).unwrap_or(usize::MAX);
+        let words = words.saturating_mul(KEPT_WORDS);
         let counts = self.counts.words().iter().zip(left.counts.words());
-        for (word, was) in counts {
-            let was = was.load(Relaxed);
-            // Memory is taken where something is written.
-            if was != 0 {
-                word.store(was, Relaxed);
-            }
+        for (word, was) in counts.take(words) {
+            word.store(was.load(Relaxed), Relaxed);
         }
     }
 }
@@ -178,6 +186,8 @@ impl Outlive {
                 Err(why) => warn!("connections of the engine before this one have ended: {why}"),
             }
         }
+        // What cannot be read is locked until the holder has the other memory.
+        let mut unread = None;
         let is_alike = |left: &Mapped| {
             let keys = left.layout.keys;
             (tables, left.tables.len()) == (1, 1) && left.layout == Layout { keys, ..layout }
@@ -192,11 +202,16 @@ impl Outlive {
                 });
             }
             Some(left) => Some((left, holder.take_other_memory()?)),
-            None => None,
+            None => {
+                // All zeros, and of a length of its own.
+                unread = match holder.is_used() {
+                    true => Some(holder.take_other_memory()?),
+                    false => None,
+                };
+                None
+            }
         };
         let (_, len) = parts(&layout, tables);
-        // All zeros, then.
-        holder.resize(0)?;
         holder.resize(len)?;
         let mapped = Mapped::map(holder.memory(), layout, tables)?;
         match &left {
@@ -209,6 +224,9 @@ impl Outlive {
         }
         mapped.set(head::VERSION, VERSION);
         mapped.set(head::MAGIC, MAGIC);
+        if unread.is_some() {
+            holder.hold_memory()?;
+        }
         Ok(Self {
             mapped,
             found: left.is_some(),
@@ -257,6 +275,35 @@ impl Outlive {
         self.mapped.area()
     }
 
+    /// Saves services and settings.
+    ///
+    /// # Errors
+    /// They are too long.
+    pub(crate) fn save(&self, text: &[u8]) -> io::Result<()> {
+        match self.area().save(text) {
+            true => Ok(()),
+            false => Err(io::Error::other(format!(
+                "they take {} MiB, and there is room for {}",
+                text.len() >> 20,
+                TEXT >> 20
+            ))),
+        }
+    }
+
+    /// Keeps the counters of servers in these places; gives the first place behind them, if there
+    /// are more.
+    pub(crate) fn keep_counts(&self, control: &Control, places: Range<usize>) -> Option<usize> {
+        let all = control.endpoint_places();
+        let end = places.end.min(all);
+        let places = places.start.min(end)..end;
+        let records = end.min(RECORDS) as u64;
+        if records > self.mapped.word(head::RECORDS) {
+            self.mapped.set(head::RECORDS, records);
+        }
+        self.area().keep_counts(control, places, &[]);
+        (end < all).then_some(end)
+    }
+
     /// Deadlines are by a clock that says `now`.
     pub(crate) fn set_clock(&self, now: Instant) {
         set_clock(&self.mapped, now);
@@ -269,7 +316,7 @@ impl Outlive {
 
     /// How far the clock by which deadlines are is ahead of one that says `now`.
     pub(crate) fn clock_ahead(&self, now: Instant) -> Duration {
-        let then = sys::monotonic().wrapping_sub(self.mapped.word(head::BASE));
+        let then = lvs_sys::monotonic().wrapping_sub(self.mapped.word(head::BASE));
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))
     }
 
@@ -291,7 +338,7 @@ impl Outlive {
 }
 
 fn set_clock(mapped: &Mapped, now: Instant) {
-    let base = sys::monotonic().wrapping_sub(now.as_nanos());
+    let base = lvs_sys::monotonic().wrapping_sub(now.as_nanos());
     mapped.set(head::BASE, base);
     is_alive(mapped, now);
 }
@@ -302,7 +349,7 @@ fn is_alive(mapped: &Mapped, now: Instant) {
 
 /// Whether an engine with these words may still have a successor.
 fn is_worth_waiting(base: u64, alive: u64) -> bool {
-    sys::monotonic().wrapping_sub(base) < alive
+    lvs_sys::monotonic().wrapping_sub(base) < alive
 }
 
 /// What another engine has left, if this one can read it; else why not.
@@ -324,5 +371,10 @@ fn found(holder: &Holder) -> Result<Mapped, String> {
         let seconds = WITHOUT_ENGINE.as_secs();
         return Err(format!("it was killed more than {seconds} s ago"));
     }
-    Mapped::map(holder.memory(), layout, tables).map_err(|error| error.to_string())
+    let mapped = Mapped::map(holder.memory(), layout, tables).map_err(|error| error.to_string())?;
+    // Without services, their connections would be reset one by one.
+    match mapped.area().saved() {
+        Some(_) => Ok(mapped),
+        None => Err(INCOMPLETE.to_owned()),
+    }
 }

@@ -7,13 +7,13 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use lvs_core::TakenOver;
+use lvs_core::replication::TakenOver;
 use lvs_core::sync::wire::{self, Entry, Unread};
 
 use super::counts::{Counts, count};
 use super::sockets::Sockets;
 use super::{Director, Stop, add_stop};
-use crate::sys::Poller;
+use lvs_sys::Poller;
 
 /// Between two looks at the interface.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -197,7 +197,7 @@ mod tests {
 
     use super::super::entry;
     use super::*;
-    use crate::sys::EventFd;
+    use lvs_sys::EventFd;
 
     /// A director that keeps portions until it is told to go on.
     #[derive(Default)]

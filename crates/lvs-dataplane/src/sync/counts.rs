@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lvs_core::TakenOver;
 use lvs_core::api::SyncCounts;
+use lvs_core::replication::TakenOver;
 
 /// Counters of all daemons that run or ran.
 #[derive(Debug, Default)]

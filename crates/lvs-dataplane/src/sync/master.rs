@@ -11,7 +11,7 @@ use super::counts::{Counts, count};
 use super::outbox::Outbox;
 use super::sockets::Sockets;
 use super::{Director, Stop, add_stop};
-use crate::sys::{Poller, wait_writable};
+use lvs_sys::{Poller, wait_writable};
 
 /// Between two looks at the interface, and at messages of no packet worker's.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -131,7 +131,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::*;
-    use crate::sys::EventFd;
+    use lvs_sys::EventFd;
 
     #[test]
     fn one_that_is_to_stop_waits_a_second_for_everything_that_is_left() {

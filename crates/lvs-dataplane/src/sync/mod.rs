@@ -34,7 +34,7 @@ pub(crate) use self::backup::Ticket;
 pub(crate) use self::counts::Counts;
 pub(crate) use self::outbox::Outbox;
 use self::sockets::Sockets;
-use crate::sys::EventFd;
+use lvs_sys::EventFd;
 
 /// The director, as the daemons' threads need it.
 pub(crate) trait Director: Send + Sync {
@@ -246,6 +246,6 @@ pub(crate) fn entry(port: u16) -> Entry {
 }
 
 /// What a thread of a daemon waits for.
-fn add_stop(poller: &mut crate::sys::Poller, stop: &Stop) {
+fn add_stop(poller: &mut lvs_sys::Poller, stop: &Stop) {
     poller.add(stop.wake.as_fd());
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lvs_core::sync::Message;
 
-use crate::sys::EventFd;
+use lvs_sys::EventFd;
 
 /// Bytes of messages that may wait, however many `sync_qlen_max` says.
 const BYTES_MAX: usize = 64 << 20;

@@ -9,7 +9,6 @@ use tracing::{info, warn};
 
 use super::counts::{Counts, count};
 use super::{group, role};
-use crate::sys;
 
 /// Sockets of a daemon at its interface, which may go and come back.
 #[derive(Debug)]
@@ -56,7 +55,7 @@ impl Sockets {
             away: false,
         };
         let refused = |error: io::Error| refusal(daemon, &error);
-        this.index = sys::if_index(&daemon.interface).map_err(refused)?;
+        this.index = lvs_sys::if_index(&daemon.interface).map_err(refused)?;
         this.source = this.primary();
         this.open = this.all(this.index).map_err(refused)?;
         this.lost = vec![0; this.open.len()];
@@ -81,14 +80,14 @@ impl Sockets {
         let socket = match self.daemon.role {
             SyncRole::Master => {
                 let ttl = self.daemon.ttl.unwrap_or(1);
-                sys::multicast_sender(name, index, target.ip(), ttl, self.source)?
+                lvs_sys::multicast_sender(name, index, target.ip(), ttl, self.source)?
             }
-            SyncRole::Backup => sys::multicast_receiver(name, index, target)?,
+            SyncRole::Backup => lvs_sys::multicast_receiver(name, index, target)?,
         };
         if self.sock_size > 0 {
             match self.daemon.role {
-                SyncRole::Master => sys::set_send_buffer(&socket, self.sock_size)?,
-                SyncRole::Backup => sys::set_receive_buffer(&socket, self.sock_size)?,
+                SyncRole::Master => lvs_sys::set_send_buffer(&socket, self.sock_size)?,
+                SyncRole::Backup => lvs_sys::set_receive_buffer(&socket, self.sock_size)?,
             };
         }
         Ok(socket)
@@ -97,7 +96,7 @@ impl Sockets {
     /// The address that a master of a group of IPv4 sends from: the interface's first.
     fn primary(&self) -> Option<Ipv4Addr> {
         let sends = self.daemon.role == SyncRole::Master && group(&self.daemon).is_ipv4();
-        sends.then(|| sys::primary_address(&self.daemon.interface).ok()?)?
+        sends.then(|| lvs_sys::primary_address(&self.daemon.interface).ok()?)?
     }
 
     /// Where the messages of port `number` go.
@@ -135,14 +134,14 @@ impl Sockets {
     pub(super) fn keep(&mut self, counts: &Counts) {
         for (socket, before) in self.open.iter().zip(&mut self.lost) {
             if self.daemon.role == SyncRole::Backup
-                && let Ok(lost) = sys::datagrams_lost(socket)
+                && let Ok(lost) = lvs_sys::datagrams_lost(socket)
             {
                 let more = lost.wrapping_sub(std::mem::replace(before, lost));
                 count(&counts.lost, more.into());
             }
         }
         let name = &self.daemon.interface;
-        let index = sys::if_index(name).unwrap_or(0);
+        let index = lvs_sys::if_index(name).unwrap_or(0);
         let source = self.primary();
         if index == self.index && source == self.source && !self.away {
             return;

@@ -1,6 +1,6 @@
 //! Aggregates of segments that no TCP makes.
 
-use lvs_dataplane::packet::frame::{Frame, SegmentKind};
+use lvs_packet::frame::{Frame, SegmentKind};
 
 use super::frames::{ACK, Kind, SYN, aggregate, ethernet, packet};
 use super::{Target, Volley};

@@ -1,6 +1,6 @@
 //! Floods: many connections, or many errors.
 
-use lvs_dataplane::packet::frame::Frame;
+use lvs_packet::frame::Frame;
 
 use super::frames::{ACK, Kind, SYN, ethernet, packet};
 use super::{Target, Volley};

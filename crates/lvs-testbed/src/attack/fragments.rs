@@ -1,14 +1,16 @@
 //! Datagrams in pieces of 8 bytes.
 
-use lvs_dataplane::packet::fragment::Cutter;
-use lvs_dataplane::packet::frame::Frame;
-use lvs_dataplane::packet::wire::{be16, ipv4, put16};
+use lvs_packet::fragment::Cutter;
+use lvs_packet::frame::Frame;
+use lvs_packet::wire::{be16, ipv4, put16};
 
 use super::frames::{Kind, ethernet, packet};
 use super::{Target, Volley};
 
 /// Pieces of a datagram.
 const PIECES: usize = 1024;
+/// Rounds before identifications are used again.
+const ROUNDS: u16 = 1000;
 
 /// Datagrams one after the other, each whole but for its last piece; then all last pieces at once,
 /// so that as many datagrams as the director has taken in come out of one batch.
@@ -55,7 +57,8 @@ impl TinyFragments {
             pieces,
             last,
             at: 0,
-            round: 0,
+            // Each sender has identifications of its own, so that a second strike adds datagrams.
+            round: u16::try_from(std::process::id() % u32::from(ROUNDS)).unwrap_or(0),
             target: *target,
         }
     }
@@ -81,7 +84,7 @@ impl Volley for TinyFragments {
         self.at += 1;
         if self.at == (many + 1) * datagrams {
             self.at = 0;
-            self.round = (self.round + 1) % 1000;
+            self.round = (self.round + 1) % ROUNDS;
         }
         ethernet(&self.target, &ip)
     }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use etherparse::PacketBuilder;
-use lvs_dataplane::packet::frame::{Frame, MAX_FRAME, Offload, SegmentKind, Segments};
+use lvs_packet::frame::{Frame, MAX_FRAME, Offload, SegmentKind, Segments};
 
 use super::Target;
 

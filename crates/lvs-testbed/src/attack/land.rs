@@ -1,6 +1,6 @@
 //! Packets whose answers would come back to the director.
 
-use lvs_dataplane::packet::frame::Frame;
+use lvs_packet::frame::Frame;
 
 use super::frames::{Kind, SYN, ethernet, packet};
 use super::{Target, Volley};

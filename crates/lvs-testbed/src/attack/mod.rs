@@ -54,6 +54,14 @@ struct Attack {
     memory_mb: u64,
 }
 
+impl Attack {
+    /// Whether the director has dropped packets for one of the attack's reasons, if it has any.
+    fn is_counted(&self, drops: &BTreeMap<String, u64>) -> bool {
+        let counted = |reason: &&str| drops.get(*reason).is_some_and(|&count| count > 0);
+        self.counted.is_empty() || self.counted.iter().any(counted)
+    }
+}
+
 /// By what means.
 enum Means {
     /// Frames on the clients' link.
@@ -318,9 +326,8 @@ impl Outcome {
             ensure!(honest.wrong == 0, "{}: {:?}", self.name, honest.error);
         }
         ensure!(self.beside.served > 0, "{}: nobody was served", self.name);
-        let counted = |reason: &&str| self.drops.get(*reason).is_some_and(|&count| count > 0);
         ensure!(
-            attack.counted.is_empty() || attack.counted.iter().any(counted),
+            attack.is_counted(&self.drops),
             "{}: none of {:?} was counted: {:?}",
             self.name,
             attack.counted,

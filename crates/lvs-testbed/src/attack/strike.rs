@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use lvs_dataplane::io::af_packet::AfPacket;
 use lvs_dataplane::io::{BATCH, PacketIo};
-use lvs_dataplane::packet::frame::Frame;
-use lvs_dataplane::sys;
+use lvs_packet::frame::Frame;
 
 use super::{Means, find};
 
@@ -99,7 +98,8 @@ pub fn strike(options: &StrikeOptions) -> Result<()> {
         anyhow::bail!("{} sends no frames", attack.name);
     };
     let interface = &options.interface;
-    let index = sys::if_index(interface).with_context(|| format!("no interface {interface}"))?;
+    let index =
+        lvs_sys::if_index(interface).with_context(|| format!("no interface {interface}"))?;
     let mut socket = AfPacket::open(index, interface)?;
     let mut volley = volley(&options.target);
     let (start, limit) = (Instant::now(), Duration::from_millis(options.for_ms));

@@ -6,8 +6,8 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use lvs_api::{Address, Client};
 use lvs_core::api::Call;
-use lvs_dataplane::control::{Address, Client};
 use serde::de::IgnoredAny;
 
 use crate::programs;

@@ -32,10 +32,8 @@ pub enum Scenario {
     Calm,
     /// Maintenance of one director, and its end.
     Members,
-    /// The same without `[sync]`.
+    /// The same without `[sync.peers]`.
     Alone,
-    /// The same with `tell = "exceptions"`.
-    Exceptions,
     /// The engine of one director is killed; lvsd starts another one.
     Engine,
     /// The directors do not hear each other for a time; then one is taken out of service.
@@ -81,7 +79,7 @@ impl Scenario {
     }
 
     /// All of them, with what they are.
-    pub const ALL: [(&'static str, Self, &'static str); 13] = [
+    pub const ALL: [(&'static str, Self, &'static str); 12] = [
         (
             "calm",
             Self::Calm,
@@ -95,12 +93,7 @@ impl Scenario {
         (
             "members-alone",
             Self::Alone,
-            "the same without [sync]: what the scheduler alone cannot know",
-        ),
-        (
-            "members-exceptions",
-            Self::Exceptions,
-            "the same with tell = \"exceptions\": what the scheduler cannot know is told, and nothing else",
+            "the same without [sync.peers]: what the scheduler alone cannot know",
         ),
         (
             "engine",
@@ -333,7 +326,6 @@ impl Lab {
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match scenario {
             Scenario::Alone => std::thread::sleep(Duration::from_secs(2)),
-            Scenario::Exceptions => self.wait_open(downloads)?,
             _ => self.wait_told(downloads)?,
         }
         Ok(match scenario {
@@ -341,18 +333,6 @@ impl Lab {
             Scenario::Members | Scenario::Alone => {
                 self.drain()?;
                 vec![self.there_and_back(3)?]
-            }
-            Scenario::Exceptions => {
-                self.drain()?;
-                let told = self.wait_exceptions(downloads)?;
-                self.said
-                    .push(format!("{told} of {downloads} connections were told"));
-                let taken = self.there_and_back(3)?;
-                for director in &self.directors {
-                    let said = self.site.lvsadm_on(&director.host, "sync")?;
-                    self.said.push(said);
-                }
-                vec![taken]
             }
             Scenario::Routed => vec![self.there_and_back(2)?, self.there_and_back(3)?],
             Scenario::Daemons => {
@@ -488,29 +468,6 @@ impl Lab {
         let all = |known: &[Option<u64>]| known.iter().all(|known| *known == Some(downloads));
         self.wait_known("all directors to know all connections", "", all)
             .map(drop)
-    }
-
-    /// Waits until the directors know all connections between them.
-    fn wait_open(&self, downloads: u64) -> Result<()> {
-        let all =
-            |known: &[Option<u64>]| known.iter().copied().sum::<Option<u64>>() == Some(downloads);
-        self.wait_known("all connections to be established", "", all)
-            .map(drop)
-    }
-
-    /// Waits until every director knows those of the drained server, and nobody knows all; how many
-    /// were told.
-    fn wait_exceptions(&self, downloads: u64) -> Result<u64> {
-        let (server, _) = self.drained();
-        let alike = |known: &[Option<u64>]| {
-            let first = known.first().copied().flatten();
-            first > Some(0) && known.iter().all(|known| *known == first)
-        };
-        let known = self.wait_known("the drained server's to be told", &server, alike)?;
-        self.wait_known("nobody to know all", "", |known| {
-            known.iter().all(|known| *known < Some(downloads))
-        })?;
-        Ok(known.first().copied().flatten().unwrap_or_default())
     }
 
     fn wait_in_step(&self) -> Result<()> {
@@ -666,12 +623,9 @@ impl Director {
             lvsd.replace_range(begin..begin + length, "");
             lvsd = lvsd
                 .replace("\n[announce]", &format!("\n[cluster]\netcd = \"{etcd}\"\ndirector = \"director-{number}\"\nlease = \"3s\"\ntimeout = \"1s\"\n\n[announce]"))
-                .replace("name      = \"web\"\n", "name      = \"web\"\nservers   = { etcd = \"web\" }\n");
+                .replace("name      = \"web\"\n", "name      = \"web\"\ndiscover   = { etcd = \"web\" }\n");
         }
-        if scenario == Scenario::Exceptions {
-            lvsd = lvsd.replace("\n[announce]", "tell     = \"exceptions\"\n\n[announce]");
-        }
-        if matches!(scenario, Scenario::Exceptions | Scenario::Alone) {
+        if scenario == Scenario::Alone {
             // One client's connections go to all servers, some to the one that is drained.
             lvsd = lvsd.replace(
                 "scheduler = \"mh\"",
@@ -683,7 +637,7 @@ impl Director {
             self.host.sysctl("ipv4/ip_forward", "1")?;
         }
         if scenario == Scenario::Alone {
-            let begin = lvsd.find("[sync]").context("a table")?;
+            let begin = lvsd.find("[sync.peers]").context("a table")?;
             let end = lvsd.find("[announce]").context("a table")?;
             lvsd.replace_range(begin..end, "");
         }

@@ -286,10 +286,10 @@ impl Lab {
                     ),
                     1,
                 )
-                .replacen("\nforward ", "\nservers = { etcd = \"web\" }\nforward ", 1);
+                .replacen("\nforward ", "\ndiscover = { etcd = \"web\" }\nforward ", 1);
         }
         super::put(&director.host, "/etc/lvsd/lvsd.toml", &text)?;
-        self.lvsd(index, &["--check-config"])?;
+        self.lvsd(index, &["check"])?;
         let made = self.lvsd(index, &["keepalived-config"])?;
         super::put(&director.host, KEEPALIVED, &made)
     }
@@ -316,7 +316,7 @@ impl Lab {
     fn one_arm(&self, peer: &str) -> Result<String> {
         let forward = self.site.options.forward;
         let mut text = format!(
-            "[dataplane]\ninterface = \"eth0\"\n\n[sync]\npeers = [\"{peer}\"]\nkey_file = \"/etc/lvs/sync.key\"\n\n\
+            "[dataplane]\ninterface = \"eth0\"\n\n[sync.peers]\naddresses = [\"{peer}\"]\nkey_file = \"/etc/lvs/sync.key\"\n\n\
              [vrrp]\ninterface = \"eth0\"\nrouter_id = 51\npeers = [\"{peer}\"]\n\n\
              [[service]]\nname = \"web\"\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"{}\"\n\
              check = {{ type = \"tcp\", interval = \"1s\", timeout = \"500ms\" }}\n",
@@ -395,7 +395,14 @@ impl Lab {
         director.balancer = Some(match self.kind {
             Balancer::Lvs => {
                 let lvsd = programs::find("lvsd")?;
-                director.host.spawn(lvsd, &["--state", &file("state")])?
+                let lvsd = director.host.spawn(lvsd, &["--state", &file("state")])?;
+                // keepalived drops a track file and a FIFO whose directory does not exist yet.
+                let made = "test -p /run/lvs/vrrp.fifo && test -e /run/lvs/vrrp.track";
+                let waited = wait_until("lvsd to make the files for keepalived", LIMIT, || {
+                    director.host.sh(made).is_ok()
+                });
+                waited.with_context(|| lvsd.log())?;
+                lvsd
             }
             Balancer::HaProxy => {
                 let config = file("haproxy.cfg");

@@ -4,7 +4,6 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -15,14 +14,14 @@ use lvs_core::{
 };
 use lvs_dataplane::io::PacketIo;
 use lvs_dataplane::io::memory::MemoryIo;
-use lvs_dataplane::packet::drop::FrameDrop;
-use lvs_dataplane::packet::frame::Frame;
-use lvs_dataplane::packet::intercept::Intercept;
-use lvs_dataplane::packet::net::{Net, PortId, PortInfo};
-use lvs_dataplane::packet::parse::{self, Icmp};
-use lvs_dataplane::packet::pipeline::{Env, Output, Pipeline, Request, Settings};
-use lvs_dataplane::packet::testing::{Edited, Prefix, Route, Table, contains, made_up_mac};
-use lvs_dataplane::packet::wire::{ETHERNET_LEN, Mac};
+use lvs_packet::drop::FrameDrop;
+use lvs_packet::frame::Frame;
+use lvs_packet::intercept::Intercept;
+use lvs_packet::net::{Net, PortId, PortInfo};
+use lvs_packet::parse::{self, Icmp};
+use lvs_packet::pipeline::{Env, Output, Pipeline, Request, Settings};
+use lvs_packet::testing::{Edited, Prefix, Route, Table, contains, made_up_mac};
+use lvs_packet::wire::{ETHERNET_LEN, Mac};
 use serde_json::Value;
 
 use super::case::{
@@ -31,7 +30,7 @@ use super::case::{
 };
 use super::frames::ethernet;
 use super::host::Host;
-use super::report::{Log, Seen, Through};
+use super::report::{Log, SharedSeen, Through};
 use crate::kernel_path::{Noting, Programs, listing, without_id};
 
 /// The link to the clients.
@@ -164,7 +163,7 @@ pub(super) struct Bed {
     programs: Option<Programs>,
     /// The size of the connection table.
     connections: usize,
-    seen: Rc<Seen>,
+    seen: SharedSeen,
 }
 
 impl Drop for Bed {
@@ -188,6 +187,12 @@ impl Bed {
             max_connections: connections,
             ..Options::default()
         };
+        Self::of(options, log)
+    }
+
+    /// As [`new`](Self::new), for a director with these options.
+    pub(super) fn of(options: Options, log: &Log) -> Replayed<Self> {
+        let connections = options.max_connections;
         let programs = match log.through {
             Through::Userspace => None,
             Through::InKernel => Some(Self::programs(&options)?),
@@ -410,17 +415,18 @@ impl Bed {
     /// Notes what has left, and what is listed now; of many connections now and then.
     fn trace(&self, emitted: &[Emitted]) {
         const MANY: usize = 64;
-        if !self.seen.traced {
+        let mut seen = self.seen.lock();
+        if !seen.traced {
             return;
         }
         let many = self.director.shard.len() > MANY;
-        let listed = !many || self.seen.trace.borrow().len().is_multiple_of(MANY);
+        let listed = !many || seen.trace.len().is_multiple_of(MANY);
         let sent = emitted.iter().map(|Emitted { port, frame }| {
             format!("{} {}", port_name(*port), hex(&without_id(frame)))
         });
         let listing = listed.then(|| listing(&self.director, self.now));
         let all = sent.chain(listing.into_iter().flatten()).collect();
-        self.seen.trace.borrow_mut().push(all);
+        seen.trace.push(all);
     }
 
     /// Shows a frame to the programs of the path in the kernel; `false` if it is left to the packet
@@ -436,7 +442,7 @@ impl Bed {
             return false;
         };
         programs.fold(&mut self.director.control);
-        self.seen.forwarded.set(programs.forwarded);
+        self.seen.lock().forwarded = programs.forwarded;
         let frame = frame.bytes().to_vec();
         self.emitted.push(Emitted { port: to, frame });
         true
@@ -511,7 +517,8 @@ impl Bed {
         self.output.recycle();
         if port == HOST {
             // Nothing for the director: it goes its way.
-            if self.pipeline.counters.dropped_for(FrameDrop::HostStray) != strays {
+            let stray = self.pipeline.counters.dropped_for(FrameDrop::HostStray) != strays;
+            if stray || self.pipeline.counters.left != left {
                 self.transmit(frame);
             }
         } else {

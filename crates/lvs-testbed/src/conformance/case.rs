@@ -36,6 +36,15 @@ impl From<lvs_core::Error> for Halt {
     }
 }
 
+impl From<Halt> for anyhow::Error {
+    fn from(halt: Halt) -> Self {
+        match halt {
+            Halt::Unsupported(what) => anyhow!("{what}: not supported"),
+            Halt::Broken(error) => error,
+        }
+    }
+}
+
 pub(super) type Replayed<T> = Result<T, Halt>;
 
 /// Typed access to JSON.
@@ -97,7 +106,7 @@ impl Json for Value {
     }
 }
 
-pub(super) fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
+pub(crate) fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
     if !text.is_ascii() || !text.len().is_multiple_of(2) {
         bail!("not pairs of hexadecimal digits");
     }

@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::bail;
 use lvs_core::Protocol;
-use lvs_dataplane::packet::wire::checksum::{self, Sum};
-use lvs_dataplane::packet::wire::{Mac, be16, ipv6, put16};
+use lvs_packet::wire::checksum::{self, Sum};
+use lvs_packet::wire::{Mac, be16, ipv6, put16};
 
 /// Hop count of every packet that starts here.
 const TTL: u8 = 64;

@@ -5,18 +5,16 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use lvs_core::{Instant, Protocol};
-use lvs_dataplane::packet::drop::FrameDrop;
-use lvs_dataplane::packet::fragment::{Cutter, History, Reassembler};
-use lvs_dataplane::packet::frame::Frame;
-use lvs_dataplane::packet::net::Net;
-use lvs_dataplane::packet::parse::{self, Packet};
-use lvs_dataplane::packet::testing::Table;
-use lvs_dataplane::packet::wire::checksum::Sum;
-use lvs_dataplane::packet::wire::icmp::{self, ErrorKind};
-use lvs_dataplane::packet::wire::ip_options::Refused;
-use lvs_dataplane::packet::wire::{
-    be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put16, tcp, udp,
-};
+use lvs_packet::drop::FrameDrop;
+use lvs_packet::fragment::{Cutter, History, Reassembler};
+use lvs_packet::frame::Frame;
+use lvs_packet::net::Net;
+use lvs_packet::parse::{self, Packet};
+use lvs_packet::testing::Table;
+use lvs_packet::wire::checksum::Sum;
+use lvs_packet::wire::icmp::{self, ErrorKind};
+use lvs_packet::wire::ip_options::Refused;
+use lvs_packet::wire::{be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put16, tcp, udp};
 
 /// What the host did with a packet.
 #[derive(Debug, Default)]
@@ -197,7 +195,7 @@ fn sum_ok(ip: &[u8], packet: &Packet) -> bool {
 }
 
 fn error(kind: ErrorKind, ip: &[u8], packet: &Packet, src: IpAddr) -> Option<Vec<u8>> {
-    if !lvs_dataplane::packet::icmp_limit::may_be_answered(packet, ip) {
+    if !lvs_packet::icmp_limit::may_be_answered(packet, ip) {
         return None;
     }
     let mut frame = Frame::new();
@@ -243,7 +241,11 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
 fn forward(ip: &[u8], packet: &Packet, history: Option<&History>, net: &Table) -> Done {
     let mut done = Done::default();
     let complain = |kind| {
-        let source = net.route(packet.src)?.source?;
+        let source = if net.is_local(packet.src) {
+            packet.src
+        } else {
+            net.route(packet.src)?.source?
+        };
         error(kind, ip, packet, source)
     };
     let Some(hop) = net.route(packet.dst) else {

@@ -1,13 +1,14 @@
 //! Replays recordings of the real kernel through the whole packet path and compares.
 //!
 //! A recording is a file of JSON objects, one case a line, plain or gzipped. Its frames go through
-//! [`lvs_dataplane::packet::pipeline`] and a [`lvs_core::Director`] over ports in memory and a
+//! [`lvs_packet::pipeline`] and a [`lvs_core::Director`] over ports in memory and a
 //! clock that only the case moves. Cases without bytes (a connection here, a packet with these
 //! flags there) become frames first. What the recordings show of the director's own IP stack is
 //! done by a small stand-in.
 
 mod bed;
 pub(crate) mod case;
+mod dataplane;
 mod frames;
 mod host;
 mod packets;
@@ -24,10 +25,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context;
+use lvs_api::Address;
+use lvs_core::Options;
 use lvs_core::memory::Layout;
 use serde_json::Value;
 
 use self::case::{Halt, Json, Replayed};
+pub use self::dataplane::MemoryDataplane;
 pub use self::report::Through;
 use self::report::{Log, Mismatch, Seen};
 use crate::kernel_path::{Forwarded, Programs};
@@ -156,14 +160,15 @@ fn run_case(case: &Value, through: Through) -> (Outcome, Forwarded) {
         let mut plain = Log::new(Through::Userspace, traced);
         // It would have been skipped above.
         let _ = replay_all(case, &mut plain);
-        compare_traces(&plain.seen, &mut log);
+        compare_traces(&plain.seen.lock(), &mut log);
     }
     let outcome = if log.mismatches.is_empty() {
         Outcome::Passed
     } else {
         Outcome::Failed(log.mismatches)
     };
-    (outcome, log.seen.forwarded.get())
+    let forwarded = log.seen.lock().forwarded;
+    (outcome, forwarded)
 }
 
 /// Replays a case to its end; gives what there is not.
@@ -181,7 +186,7 @@ fn replay_all(case: &Value, log: &mut Log) -> Result<(), String> {
 /// What was seen with the programs of the path in the kernel, beside what was seen without.
 fn compare_traces(plain: &Seen, log: &mut Log) {
     let seen = log.seen.clone();
-    let (expected, got) = (plain.trace.borrow(), seen.trace.borrow());
+    let (expected, got) = (&plain.trace, &seen.lock().trace);
     let same = |(number, (expected, got)): (usize, (&Vec<String>, &Vec<String>))| {
         (expected != got).then(|| {
             let only = |of: &[String], other: &[String]| {
@@ -191,7 +196,7 @@ fn compare_traces(plain: &Seen, log: &mut Log) {
             (number, only(expected, got), only(got, expected))
         })
     };
-    let mut differences = expected.iter().zip(&*got).enumerate().filter_map(same);
+    let mut differences = expected.iter().zip(got).enumerate().filter_map(same);
     if let Some((number, expected, got)) = differences.next() {
         let what = format!("as without the programs, frame or wait {number}");
         log.mismatch(&what, &expected, &got);
@@ -310,6 +315,20 @@ impl ConformanceReport {
     pub fn skipped(&self) -> usize {
         let skipped = self.kinds.values().flat_map(|tally| tally.skipped.values());
         skipped.sum()
+    }
+}
+
+/// Runs `lvs-testbed dataplane`: a dataplane in memory at this control socket, until the process is ended.
+///
+/// # Errors
+/// The socket cannot be bound.
+pub fn serve(socket: &str) -> anyhow::Result<()> {
+    let dataplane = MemoryDataplane::new(Options::default())?;
+    let address = Address::new(socket);
+    let _serving = dataplane.serve(&address)?;
+    println!("ready at {address}");
+    loop {
+        std::thread::park();
     }
 }
 

@@ -7,16 +7,16 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use lvs_core::api::{Counts, Stats};
 use lvs_core::{Protocol, ServiceKey, proc};
-use lvs_dataplane::packet::parse;
-use lvs_dataplane::packet::wire::checksum::Sum;
-use lvs_dataplane::packet::wire::{ETHERNET_LEN, be16};
+use lvs_packet::parse;
+use lvs_packet::wire::checksum::Sum;
+use lvs_packet::wire::{ETHERNET_LEN, be16};
 use serde_json::Value;
 
 use super::bed::{Bed, Emitted, port_name, port_named};
 use super::case::{Halt, Json, Replayed, hex, place, service_key, sysctl_text};
 use super::frames;
 use super::report::Log;
-use super::steps::compare_conns;
+use super::steps::{compare_conns, later};
 
 /// Replays a case with a `config`.
 pub(super) fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
@@ -408,7 +408,7 @@ fn compare_proc(bed: &Bed, step: &Value, log: &mut Log) -> anyhow::Result<()> {
     };
     log.compare(path, &texts(&expected), &texts(&got));
     for ((text, expected), (_, got)) in expected.iter().zip(&got) {
-        if expected.abs_diff(*got) > 1 {
+        if later(*expected, *got).abs() > 1 {
             log.mismatch(text, &expected.to_string(), &got.to_string());
         }
     }

@@ -1,8 +1,7 @@
 //! How a case is replayed, what is seen of it, and what is found wrong.
 
-use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::kernel_path::Forwarded;
 
@@ -23,9 +22,19 @@ pub(super) struct Seen {
     /// Whether anybody wants a trace.
     pub(super) traced: bool,
     /// After each frame and each wait: what has left, and what is listed.
-    pub(super) trace: RefCell<Vec<Vec<String>>>,
+    pub(super) trace: Vec<Vec<String>>,
     /// What the programs have forwarded.
-    pub(super) forwarded: Cell<Forwarded>,
+    pub(super) forwarded: Forwarded,
+}
+
+/// [`Seen`], which the test bed of a case writes and its log reads.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SharedSeen(Arc<Mutex<Seen>>);
+
+impl SharedSeen {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Something that the kernel did otherwise.
@@ -42,7 +51,7 @@ pub(super) struct Mismatch {
 #[derive(Debug, Default)]
 pub(super) struct Log {
     pub(super) through: Through,
-    pub(super) seen: Rc<Seen>,
+    pub(super) seen: SharedSeen,
     step: String,
     pub(super) mismatches: Vec<Mismatch>,
 }
@@ -50,15 +59,12 @@ pub(super) struct Log {
 impl Log {
     /// That of a case that goes `through` this, and is `traced` if somebody wants to compare.
     pub(super) fn new(through: Through, traced: bool) -> Self {
-        let seen = Rc::new(Seen {
-            traced,
-            ..Seen::default()
-        });
-        Self {
+        let log = Self {
             through,
-            seen,
             ..Self::default()
-        }
+        };
+        log.seen.lock().traced = traced;
+        log
     }
 
     /// The step that is replayed now.

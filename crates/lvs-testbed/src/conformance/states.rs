@@ -11,7 +11,9 @@ use super::case::{Halt, Json, Replayed, protocol, sysctl_text};
 use super::frames;
 use super::packets::seconds;
 use super::report::Log;
-use super::steps::{Known, compare_conns, compare_counts, from_client, from_server};
+use super::steps::{
+    Known, compare_conns, compare_counts, from_client, from_server, later, listed_seconds,
+};
 
 struct Replay<'a> {
     bed: Bed,
@@ -233,13 +235,13 @@ impl Replay<'_> {
     }
 
     fn compare_entry(&self, step: &Value, entry: &Connection, log: &mut Log) {
-        let left = i64::try_from(entry.expires.as_secs()).unwrap_or(i64::MAX);
+        let left = listed_seconds(entry.expires);
         if let Some(timeout) = step.maybe_number("timeout") {
             log.compare("timeout", &timeout, &left);
         }
         // The exact floor, or one less.
         if let Some(expires) = step.maybe_number("expires")
-            && !(left - 1..=left).contains(&expires)
+            && !(-1..=0).contains(&later(expires, left))
         {
             log.mismatch("expires", &expires.to_string(), &left.to_string());
         }

@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use lvs_core::{Protocol, ServiceKey};
-use lvs_dataplane::packet::testing::made_up_mac;
-use lvs_dataplane::packet::wire::{ETHERNET_LEN, Mac};
+use lvs_packet::testing::made_up_mac;
+use lvs_packet::wire::{ETHERNET_LEN, Mac};
 use serde_json::Value;
 
 use super::bed::{Bed, CLIENT_SIDE, CLIENTS, Emitted, GATEWAY, SERVERS};
@@ -506,9 +507,7 @@ pub(super) fn compare_conns(
             engine,
             origin.to_owned(),
         ];
-        // The kernel lists milliseconds in 32 bits.
-        let millis = conn.expires.as_millis() % (1 << 32);
-        let left = i64::try_from(millis / 1000).unwrap_or(i64::MAX);
+        let left = listed_seconds(conn.expires);
         got.entry(key).or_default().push(left);
     }
     for times in expected.values_mut().chain(got.values_mut()) {
@@ -545,11 +544,29 @@ pub(super) fn compare_conns(
 fn is_near(recorded: i64, ours: i64, key: &Entry, passed: u64) -> bool {
     let template = key[1].ends_with(":0");
     let late = if template { 1 + passed / 8 } else { 1 };
-    // An entry without a timer, which the kernel shows as one moment before it began.
-    if (recorded, ours) == (i64::from(u32::MAX / 1000), 0) {
-        return true;
+    (-1..=i64::try_from(late).unwrap_or(i64::MAX)).contains(&later(recorded, ours))
+}
+
+/// Seconds after which the kernel's listings begin again: it counts milliseconds in 32 bits.
+const LISTED_MAX: i64 = u32::MAX as i64 / 1000;
+
+/// The seconds that the kernel lists if so much time is left.
+pub(super) fn listed_seconds(left: Duration) -> i64 {
+    let millis = left.as_millis() % (1 << 32);
+    i64::try_from(millis / 1000).unwrap_or(i64::MAX)
+}
+
+/// By how many seconds a listed time is later than another. One just before its end and one just
+/// after it are neighbours. An entry without a timer is listed as one moment before it began.
+pub(super) const fn later(recorded: i64, ours: i64) -> i64 {
+    let by = recorded - ours;
+    if by > LISTED_MAX / 2 {
+        by - LISTED_MAX
+    } else if by < -LISTED_MAX / 2 {
+        by + LISTED_MAX
+    } else {
+        by
     }
-    (-1..=i64::try_from(late).unwrap_or(i64::MAX)).contains(&(recorded - ours))
 }
 
 /// A frame from a server on its link.
@@ -557,4 +574,27 @@ pub(super) fn from_server(server: IpAddr, packet: &[u8]) -> Vec<u8> {
     let frame = ethernet(super::bed::SERVER_SIDE, made_up_mac(server), packet);
     debug_assert!(frame.len() > ETHERNET_LEN);
     frame
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listed_seconds_begin_again_after_2_to_the_32_milliseconds() {
+        let listed = |seconds| listed_seconds(Duration::from_secs(seconds));
+        assert_eq!(listed(4_294_967), 4_294_967);
+        assert_eq!(listed(4_294_968), 0);
+        assert_eq!(listed(5_000_000), 705_032);
+    }
+
+    #[test]
+    fn later_compares_around_the_end_of_listed_times() {
+        assert_eq!(later(300, 299), 1);
+        assert_eq!(later(4_294_967, 0), 0, "an entry without a timer");
+        assert_eq!(later(0, 4_294_966), 1);
+        assert_eq!(later(4_294_966, 0), -1);
+        let key = std::array::from_fn(|_| "192.0.2.1:4000".to_owned());
+        assert!(is_near(4_294_966, 0, &key, 0) && !is_near(4_294_900, 0, &key, 0));
+    }
 }

@@ -7,9 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, bail, ensure};
-use lvs_dataplane::packet::wire::checksum::Sum;
-use lvs_dataplane::packet::wire::put16;
-use lvs_dataplane::sys::{TunDevice, TunOptions, unshare_network};
+use lvs_packet::wire::checksum::Sum;
+use lvs_packet::wire::put16;
+use lvs_sys::{TunDevice, TunOptions, unshare_network};
 use serde_json::{Value, json};
 
 use crate::conformance::case::{Json, sysctl_text};

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, bail};
 use lvs_core::Protocol;
-use lvs_dataplane::packet::wire::{be16, ipv4, ipv6};
+use lvs_packet::wire::{be16, ipv4, ipv6};
 use serde_json::{Value, json};
 
 use super::kernel::{self, Emitted, Kernel};
@@ -174,8 +174,7 @@ pub(super) enum Recorded {
     Case(Value),
     /// It varies more than a recording can say; what does.
     Unstable(String),
-    /// It meets something that is different here by intent, and is told in ARCHITECTURE; what it
-    /// is.
+    /// It reaches a deviation that docs/decisions.md lists; the name of the deviation.
     Deviation(String),
 }
 

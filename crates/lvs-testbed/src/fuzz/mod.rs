@@ -8,7 +8,7 @@ mod rules;
 use std::sync::Arc;
 
 use lvs_core::sync::bulk;
-use lvs_core::sync::tables::{self, Table, Tables};
+use lvs_core::sync::services::{SERVICE_LEN, ServiceDigests};
 use lvs_core::{
     Director, Forwarding, Instant, Options, Server, ServerConfig, Service, ServiceConfig,
     ServiceFlags, ServiceKey, TcpFlags, sync,
@@ -126,7 +126,7 @@ pub fn peer_decode(bytes: &[u8]) {
     if let Ok(digest) = bulk::Digest::parse(&told) {
         assert_eq!(digest, digest.clone());
     }
-    peer_tables(rest);
+    peer_services(rest);
     let Ok(items) = bulk::parse(&told) else {
         return;
     };
@@ -167,67 +167,32 @@ pub fn peer_decode(bytes: &[u8]) {
     assert_eq!(shard.told().count() + shard.lent(PEER), shard.len() as u64);
 }
 
-/// What a peer tells of its tables: what is read is written as it was, what was told is what is
-/// known, and what differs can be named.
-fn peer_tables(bytes: &[u8]) {
-    if let Ok(keys) = tables::asked(bytes) {
-        assert_eq!(tables::ask(&keys), bytes);
-    }
-    // Keys with a kind and a protocol that there are, and nothing where nothing is.
+/// The digests of a peer's services: what is read is written as it was, and does not differ from
+/// itself.
+fn peer_services(bytes: &[u8]) {
+    // Keys with a kind and a protocol that there are, and zeros where they are needed.
     let mut told = bytes.to_vec();
-    let (digests, _) = told.get_mut(1..).unwrap_or_default().as_chunks_mut::<36>();
-    let count = digests.len();
-    for digest in digests {
-        digest[0] %= 4;
-        digest[1] = 0;
-        if digest[0] < 2 {
-            digest[1] = [6, 17, 132][usize::from(digest[2] % 3)];
+    let (services, _) = told.as_chunks_mut::<SERVICE_LEN>();
+    let count = services.len();
+    for service in services {
+        service[0] %= 4;
+        service[1] = 0;
+        if service[0] < 2 {
+            service[1] = [6, 17, 132][usize::from(service[2] % 3)];
         } else {
-            digest[2..4].fill(0);
+            service[2..4].fill(0);
         }
-        if digest[0] != 1 {
-            digest[8..20].fill(0);
-        }
-    }
-    told.truncate(1 + count * 36);
-    let mut heard = Tables::default();
-    for bytes in [bytes, &told] {
-        let _ = heard.hear(bytes);
-        let mut again = Tables::default();
-        for told in heard.told_since(&again.clone(), 100) {
-            again.hear(&told).expect("it was told so");
-        }
-        assert_eq!(again, heard);
-        assert_eq!(heard.compare(&again).count(), 0);
-    }
-    let mut table = bytes.to_vec();
-    if let Some(head) = table.first_chunk_mut::<42>() {
-        head[0] = 2;
-        head[1..4].fill(0);
-        head[8..20].fill(0);
-        // As many servers as there are, and no names.
-        head[36..40].fill(0xff);
-        head[40..].fill(0);
-        let (servers, _) = table[42..].as_chunks_mut::<44>();
-        let count = servers.len();
-        for server in servers {
-            server[0] %= 2;
-            server[1] %= 6;
-            if server[0] == 0 {
-                server[8..20].fill(0);
-            }
-        }
-        table.truncate(42 + count * 44);
-    }
-    for bytes in [bytes, &table] {
-        if let Ok(table) = Table::parse(bytes) {
-            assert_eq!(table.to_bytes(), bytes);
-            let mut other = table.clone();
-            other.servers.reverse();
-            other.flags ^= 1;
-            assert!(!table.differences(&other, true).is_empty());
+        if service[0] != 1 {
+            service[8..20].fill(0);
         }
     }
+    told.truncate(count * SERVICE_LEN);
+    let _ = ServiceDigests::parse(bytes);
+    let heard = ServiceDigests::parse(&told).expect("they are in order");
+    let mut again = Vec::new();
+    heard.write(&mut again);
+    assert_eq!(ServiceDigests::parse(&again).as_ref(), Ok(&heard));
+    assert_eq!(heard.compare(&heard).count(), 0);
 }
 
 /// Synchronisation messages, read and taken over by a backup: whatever they say, the connections

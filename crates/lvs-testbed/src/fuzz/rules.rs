@@ -4,36 +4,38 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use lvs_api::Address;
 use lvs_core::api::Call;
 use lvs_core::ipvsadm::{self, Numeric};
 use lvs_core::mark;
-use lvs_dataplane::control::Address;
-use lvs_dataplane::engine::{Config, Engine};
-use lvsd::convert::{Kind, convert};
+use lvs_process::server::Handle;
+use lvsd::convert::{Kind, Options, convert};
 
-/// The engine that takes the calls: without interfaces, so that it needs no privileges.
-static ENGINE: LazyLock<(Engine, SocketAddr)> = LazyLock::new(|| {
-    // A thread of the engine that panics must not go unnoticed.
+use crate::conformance::MemoryDataplane;
+
+/// The dataplane that takes the calls: in memory, so that it needs no privileges.
+static DATAPLANE: LazyLock<(Arc<MemoryDataplane>, Handle, SocketAddr)> = LazyLock::new(|| {
+    // A thread of its control socket that panics must not go unnoticed.
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         usual(info);
-        let worker = std::thread::current().name().map(str::to_owned);
-        if worker.is_some_and(|name| name.starts_with("lvs-") || name.starts_with("control-")) {
+        let thread = std::thread::current().name().map(str::to_owned);
+        if thread.is_some_and(|name| name.starts_with("control-")) {
             std::process::abort();
         }
     }));
     let name = format!("lvs-fuzz-{}", std::process::id());
     let address = SocketAddr::from_abstract_name(&name).expect("a short name");
-    let engine = Engine::start(Config {
-        address: Some(Address::Abstract(name.into())),
-        no_interfaces: true,
-        max_connections: Some(64),
-        ..Config::default()
+    let dataplane = MemoryDataplane::new(lvs_core::Options {
+        max_connections: 64,
+        ..lvs_core::Options::default()
     });
-    (engine.expect("an engine without interfaces"), address)
+    let dataplane = dataplane.expect("one without a network");
+    let serving = dataplane.serve(&Address::Abstract(name.into()));
+    (dataplane, serving.expect("the name is free"), address)
 });
 
 /// From this first byte on, other programs' files are converted.
@@ -41,7 +43,7 @@ const CONVERSION: u8 = 250;
 
 /// The first byte says what the rest is: rules in the form of `ipvsadm-save`, rules for marks, a
 /// configuration of `lvsd`, lines on the control socket, or a file of another program's that is
-/// converted. None of it may panic, and the engine must answer afterwards.
+/// converted. None of it may panic, and the dataplane must answer afterwards.
 pub fn rules(bytes: &[u8]) {
     let (&kind, text) = bytes.split_first().unwrap_or((&0, &[]));
     if kind >= CONVERSION {
@@ -56,7 +58,7 @@ pub fn rules(bytes: &[u8]) {
 }
 
 fn commands(text: &[u8]) {
-    let engine = &ENGINE.0;
+    let dataplane = &DATAPLANE.0;
     for (_, words) in ipvsadm::rules(text) {
         // What is refused is refused with a text.
         match ipvsadm::parse("ipvsadm", &words, &Numeric) {
@@ -65,7 +67,7 @@ fn commands(text: &[u8]) {
                     let json = serde_json::to_string(&call).expect("calls can be written");
                     let read: Call = serde_json::from_str(&json).expect("and read again");
                     assert_eq!(read, call);
-                    if let Err(failure) = engine.call(call) {
+                    if let Err(failure) = dataplane.ask(call) {
                         assert!(!ipvsadm::failure_text(&command, &failure).is_empty());
                     }
                 }
@@ -80,13 +82,12 @@ fn commands(text: &[u8]) {
 }
 
 fn clean() {
-    let engine = &ENGINE.0;
     for call in [
         Call::ServiceFlush {},
         Call::MarkSet { rules: Vec::new() },
         Call::Info {},
     ] {
-        engine.call(call).expect("the engine is well");
+        DATAPLANE.0.ask(call).expect("the dataplane is well");
     }
 }
 
@@ -101,7 +102,7 @@ fn marks(text: &str) {
                 assert_eq!(again.as_ref(), Ok(rule), "{shown}");
             }
             let rules = rules.iter().map(ToString::to_string).collect();
-            let _ = ENGINE.0.call(Call::MarkSet { rules });
+            let _ = DATAPLANE.0.ask(Call::MarkSet { rules });
             clean();
         }
         Err((line, error)) => {
@@ -118,7 +119,8 @@ fn configuration(text: &str) {
     match lvsd::config::Config::from_toml("fuzz.toml", text) {
         Ok((config, _)) => {
             let _ = config.dataplane.arguments();
-            let _ = config.own_vips(|_| false);
+            let expanded = lvsd::expand::expand(&config, &lvsd::sources::Gathered::default());
+            let _ = expanded.own_vips(|_| false);
         }
         Err(report) => assert!(!report.to_string().is_empty()),
     }
@@ -131,7 +133,11 @@ fn conversion(kind: u8, text: &str) {
         1 => Kind::Ldirectord,
         _ => Kind::LvsConf,
     };
-    match convert(kind, "some.conf", text, &|_| Vec::new()) {
+    let options = Options {
+        include: &|_, _| Err("no such file".to_owned()),
+        config_id: None,
+    };
+    match convert(kind, "some.conf", text, &options) {
         Ok(done) => {
             let parsed: Result<toml::Table, _> = toml::from_str(&done.toml);
             assert!(parsed.is_ok(), "{}", done.toml);
@@ -142,7 +148,7 @@ fn conversion(kind: u8, text: &str) {
 }
 
 fn control(bytes: &[u8]) {
-    let mut stream = UnixStream::connect_addr(&ENGINE.1).expect("the engine listens");
+    let mut stream = UnixStream::connect_addr(&DATAPLANE.2).expect("the dataplane listens");
     for timeout in [
         stream.set_read_timeout(Some(Duration::from_secs(20))),
         stream.set_write_timeout(Some(Duration::from_secs(20))),
@@ -151,7 +157,7 @@ fn control(bytes: &[u8]) {
     }
     // The greeting, so that more than the first line is reached.
     let greeting = b"{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}\n";
-    // The engine may hang up on nonsense before it is all written.
+    // The dataplane may hang up on nonsense before it is all written.
     let _ = stream.write_all(greeting);
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);

@@ -4,20 +4,21 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddrV4};
 use std::time::Duration;
 
+use lvs_core::fast_path::{Ahead, Passed, Plain};
 use lvs_core::{
-    Ahead, ConnId, Control, Director, Forwarding, IcmpError, Instant, LocalAddress, Options,
-    PacketMeta, Passed, Plain, Protocol, Tunnel, TunnelChecksum, Tuple, Verdict,
+    ConnId, Control, Director, Forwarding, IcmpError, Instant, LocalAddress, Options, PacketMeta,
+    Protocol, Tunnel, TunnelChecksum, Tuple, Verdict,
 };
 use lvs_dataplane::in_kernel::InKernelError;
-use lvs_dataplane::packet::drop::FrameDrop;
-use lvs_dataplane::packet::fragment;
-use lvs_dataplane::packet::frame::{Frame, Offload};
-use lvs_dataplane::packet::held;
-use lvs_dataplane::packet::intercept::Intercept;
-use lvs_dataplane::packet::net::{Net, PortId, PortInfo};
-use lvs_dataplane::packet::pipeline::{Counters, Decide, Env, Output, Pipeline, Request, Settings};
-use lvs_dataplane::packet::testing::{Route, Table};
-use lvs_dataplane::packet::wire::Mac;
+use lvs_packet::drop::FrameDrop;
+use lvs_packet::fragment;
+use lvs_packet::frame::{Frame, Offload};
+use lvs_packet::held;
+use lvs_packet::intercept::Intercept;
+use lvs_packet::net::{Net, PortId, PortInfo};
+use lvs_packet::pipeline::{Counters, Decide, Env, Output, Pipeline, Request, Settings};
+use lvs_packet::testing::{Route, Table};
+use lvs_packet::wire::Mac;
 
 use super::entropy::Entropy;
 use super::generator::{Act, MACS, PEER, Shot, Side};
@@ -546,7 +547,7 @@ impl Bed {
             }
         }
         // Whatever an earlier frame has left in it.
-        if self.slot.tailroom() + self.slot.len() < lvs_dataplane::packet::frame::MAX_FRAME {
+        if self.slot.tailroom() + self.slot.len() < lvs_packet::frame::MAX_FRAME {
             self.slot = Frame::new();
         }
         self.slot.clear();

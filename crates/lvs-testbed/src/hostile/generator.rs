@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use lvs_core::{Family, Protocol, TcpFlags};
-use lvs_dataplane::packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
+use lvs_packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
 
 use super::entropy::Entropy;
 use super::scene::{self, Offer, Scene};

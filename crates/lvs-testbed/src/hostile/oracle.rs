@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use crc::{CRC_32_ISCSI, Crc, Table};
 use etherparse::checksum::Sum16BitWords;
 use lvs_core::Protocol;
-use lvs_dataplane::packet::frame::{Offload, SegmentKind};
+use lvs_packet::frame::{Offload, SegmentKind};
 
 static CRC32C: LazyLock<Crc<u32, Table<16>>> =
     LazyLock::new(|| Crc::<u32, Table<16>>::new(&CRC_32_ISCSI));

@@ -5,8 +5,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result};
 use lvs_dataplane::io::af_packet::AfPacket;
 use lvs_dataplane::io::{BATCH, PacketIo};
-use lvs_dataplane::packet::frame::Frame;
-use lvs_dataplane::sys;
+use lvs_packet::frame::Frame;
 
 use super::generator::{Act, Generator, MACS, Shot, Side};
 use super::{Entropy, Method, Scene};
@@ -107,7 +106,8 @@ fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame
 
 /// With everything that a virtual link carries beside the frame.
 fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
-    let index = sys::if_index(interface).with_context(|| format!("no interface {interface}"))?;
+    let index =
+        lvs_sys::if_index(interface).with_context(|| format!("no interface {interface}"))?;
     let mut socket = AfPacket::open(index, interface)?;
     let refused: usize = frames
         .chunks_mut(BATCH)

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 
 use lvs_core::{Forwarding, Protocol, TcpFlags};
 use lvs_dataplane::in_kernel::InKernelError;
-use lvs_dataplane::packet::frame::Frame;
-use lvs_dataplane::packet::net::PortId;
+use lvs_packet::frame::Frame;
+use lvs_packet::net::PortId;
 
 use super::generator::{MACS, PEER};
 use super::{Act, Bed, Entropy, Generator, Method, Scene, Shot, Side, WATCH, oracle, packet};

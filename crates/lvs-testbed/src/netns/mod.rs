@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -367,6 +368,26 @@ impl Testbed {
         entry
             .map(str::to_owned)
             .with_context(|| format!("{mac} is not in {learned}"))
+    }
+
+    /// Takes the carrier from `device` of `host`, whose address is `mac`, waits until that host has noticed, and gives it
+    /// back.
+    ///
+    /// # Errors
+    ///
+    /// When there is no LAN, the switch has not heard of the device, or the host does not notice.
+    pub fn pull_cable(&self, host: &Host, device: &str, mac: &str) -> Result<()> {
+        let switch = self.switch.as_ref().context("there is no LAN")?;
+        let entry = self.port_of(mac)?;
+        let port = entry.split_whitespace().nth(2).context("a port")?;
+        switch.sh(&format!("ip link set {port} down"))?;
+        // The kernel reports a carrier that is soon back not at all.
+        let state = format!("cat /sys/class/net/{device}/operstate");
+        wait_until("the loss of the carrier", Duration::from_secs(30), || {
+            host.sh(&state).is_ok_and(|state| state.trim() != "up")
+        })?;
+        switch.sh(&format!("ip link set {port} up"))?;
+        Ok(())
     }
 
     /// Runs a shell script on each host, all at the same time.

@@ -1,10 +1,10 @@
 //! Plays recorded sessions of ipvsadm with the kernel against the real programs, and compares to
 //! the byte.
 //!
-//! A recording is a file of JSON objects, one session each, plain or gzipped. Every session gets an
-//! engine of its own (`lvs-dataplane --no-interfaces --virtual-time`) in user, mount and network
-//! namespaces of its own, with the recording's `/etc/hosts`; the clock is set to the recorded time
-//! before each step, and recorded packets go through the packet path as frames.
+//! A recording is a file of JSON objects, one session each, plain or gzipped. Each session gets a
+//! dataplane in memory of its own (`MemoryDataplane`) in user, mount and network namespaces of its own,
+//! with the recording's `/etc/hosts`; the clock is set to the recorded time before each step, and
+//! recorded packets go through the packet path as frames.
 
 mod compare;
 pub(crate) mod etc;
@@ -143,9 +143,7 @@ pub fn transcripts(files: &[PathBuf], only: Option<&str>) -> anyhow::Result<Tran
         all.retain(|session| session.name.contains(only));
     }
     // What is not built is reported once, not by every session.
-    for program in ["lvs-dataplane", "lvsadm"] {
-        programs::find(program)?;
-    }
+    programs::find("lvsadm")?;
     let own = programs::own()?;
     let next = AtomicUsize::new(0);
     let reports = Mutex::new(Vec::with_capacity(all.len()));

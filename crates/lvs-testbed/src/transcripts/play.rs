@@ -1,35 +1,35 @@
-//! The player of one session: a process in namespaces of its own, with an engine of its own.
+//! The player of one session: a process in namespaces of its own, with a dataplane in memory of its own.
 
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
+use lvs_api::Address;
+use lvs_core::Options;
 use lvs_core::api::{Call, Sysctl};
-use lvs_dataplane::control::{Address, Client};
-use lvs_dataplane::engine::bench::{
-    Advance, BenchFrame, Inject, Interface, Mark, Neighbour, Network, Route,
-};
+use lvs_process::server::Handle;
 use nix::sched::{CloneFlags, unshare};
-use serde::de::IgnoredAny;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::compare::{Ran, same};
 use super::{Session, Step, TranscriptReport, etc};
+use crate::conformance::MemoryDataplane;
+use crate::conformance::case::{sysctl_text, unhex};
 use crate::programs;
 
 /// What the player says when it waits for its users and its session.
 pub(super) const READY: &str = "ready\n";
-/// How long an engine may take to start.
-const START: Duration = Duration::from_secs(20);
+
 /// `lvs-testbed play-transcript`: reads a session from stdin once its parent has given it users,
 /// and writes a report to stdout.
 ///
 /// # Errors
-/// There can be no namespaces, or the engine does not start.
+/// There can be no namespaces.
 pub fn main() -> anyhow::Result<()> {
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
         .context("making namespaces: are user namespaces forbidden here?")?;
@@ -44,23 +44,14 @@ pub fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The programs and files of a session.
+/// The dataplane, the program and the files of a session.
 struct Stage {
     lvsadm: PathBuf,
-    engine: Engine,
-    client: Client,
+    dataplane: Arc<MemoryDataplane>,
+    /// Its control socket.
+    _serving: Handle,
     /// Removed with everything in it; last.
     _dir: tempfile::TempDir,
-}
-
-/// Ended with the session.
-struct Engine(Child);
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 impl Stage {
@@ -72,27 +63,19 @@ impl Stage {
         let lvsadm = dir.path().join("lvsadm");
         fs::write(&lvsadm, "")?;
         etc::bind(&programs::find("lvsadm")?, &lvsadm)?;
-        let program = programs::find("lvs-dataplane")?;
         etc::replace(dir.path(), &session.hosts, &session.unknown_services)?;
-        let mut command = Command::new(program);
-        command.args(["--no-interfaces", "--virtual-time"]);
+        let mut options = Options::default();
         if session.kernel.starts_with("6.1.") {
-            command.args(["--compat", "6.1"]);
+            // Debian 12 builds its kernel without it.
+            options.schedulers.remove("twos");
         }
-        let engine = Engine(
-            command
-                .env_remove("LVS_SOCKET")
-                .env("LVS_LOG", "warn")
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .spawn()
-                .context("starting the engine")?,
-        );
-        let client = connect()?;
+        let dataplane = MemoryDataplane::new(options)?;
+        dataplane.set_up(&machine(session))?;
+        let serving = dataplane.serve(&Address::default())?;
         Ok(Self {
             lvsadm,
-            engine,
-            client,
+            dataplane,
+            _serving: serving,
             _dir: dir,
         })
     }
@@ -133,110 +116,18 @@ impl Stage {
     }
 }
 
-fn connect() -> anyhow::Result<Client> {
-    let started = Instant::now();
-    loop {
-        match Client::connect(&Address::default()) {
-            Ok(client) => return Ok(client),
-            Err(error) if started.elapsed() > START => bail!("the engine does not start: {error}"),
-            Err(_) => std::thread::sleep(Duration::from_millis(2)),
-        }
-    }
-}
-
-/// The machine on which the recordings were made.
-fn network(session: &Session) -> anyhow::Result<Network> {
-    let interface = |name: &str, mac: Option<&str>, mtu, addresses: [&str; 2]| Interface {
-        name: name.to_owned(),
-        mac: mac.map(str::to_owned),
-        mtu,
-        addresses: addresses.map(str::to_owned).to_vec(),
-    };
-    let gateways = [("0.0.0.0/0", "10.255.0.2"), ("::/0", "fd00:ff::2")];
-    let mut neighbours = Vec::new();
-    let mut routes = Vec::new();
-    for (to, via) in gateways {
-        let via = via.parse().context("a gateway")?;
-        routes.push(Route {
-            to: to.to_owned(),
-            via,
-            dev: "cl".to_owned(),
-        });
-        neighbours.push(Neighbour {
-            address: via,
-            mac: "02:00:00:00:00:c2".to_owned(),
-        });
-    }
-    for &server in &session.servers {
-        let octets = match server {
-            std::net::IpAddr::V4(addr) => addr.octets().to_vec(),
-            std::net::IpAddr::V6(addr) => addr.octets()[12..].to_vec(),
-        };
-        let tail: Vec<String> = octets.iter().map(|byte| format!("{byte:02x}")).collect();
-        neighbours.push(Neighbour {
-            address: server,
-            mac: format!("02:52:{}", tail.join(":")),
-        });
-    }
-    let marks = session.marks.iter().map(|mark| {
-        let number = mark.get("mark").and_then(Value::as_u64);
-        Ok(Mark {
-            to: mark
-                .get("dst")
-                .and_then(Value::as_str)
-                .context("a mark without destination")?
-                .to_owned(),
-            protocol: match mark.get("proto").and_then(Value::as_str) {
-                None => None,
-                Some("tcp") => Some(6),
-                Some("udp") => Some(17),
-                Some("sctp") => Some(132),
-                Some(other) => bail!("a mark for {other:?}"),
-            },
-            ports: Vec::new(),
-            mark: u32::try_from(number.context("a rule without mark")?)?,
-        })
-    });
-    Ok(Network {
-        interfaces: vec![
-            interface("lo", None, 65_536, ["127.0.0.1/8", "::1/128"]),
-            interface(
-                "cl",
-                Some("02:00:00:00:00:c1"),
-                1500,
-                ["10.255.0.1/24", "fd00:ff::1/64"],
-            ),
-            interface(
-                "sv",
-                Some("02:00:00:00:00:51"),
-                1500,
-                ["10.1.255.254/16", "fd00:1::ffff/64"],
-            ),
-        ],
-        local: session.vips.iter().chain(&session.local).cloned().collect(),
-        routes,
-        neighbours,
-        marks: marks.collect::<anyhow::Result<_>>()?,
-    })
+/// What the recording says of the machine on which it was made.
+fn machine(session: &Session) -> Value {
+    let local: Vec<&String> = session.vips.iter().chain(&session.local).collect();
+    json!({"local": local, "neigh": session.servers, "marks": session.marks})
 }
 
 fn play(session: &Session) -> anyhow::Result<TranscriptReport> {
-    let mut stage = Stage::set(session)?;
-    stage
-        .client
-        .other::<IgnoredAny, IgnoredAny>("test.reset", &network(session)?, |_| true)?;
+    let stage = Stage::set(session)?;
     let mut report = TranscriptReport::default();
     for (number, step) in session.steps.iter().enumerate() {
         if let Some(t) = step.t {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a recorded time is neither negative nor long"
-            )]
-            let to = Advance::ToMs((t * 1000.0).round() as u64);
-            stage
-                .client
-                .other::<IgnoredAny, IgnoredAny>("test.advance", &to, |_| true)?;
+            stage.dataplane.advance_to(Duration::try_from_secs_f64(t)?);
         }
         for line in &step.reset {
             let words = line.split_whitespace().map(str::to_owned);
@@ -244,27 +135,21 @@ fn play(session: &Session) -> anyhow::Result<TranscriptReport> {
             stage.run(&argv, "", None)?;
         }
         if let Some(name) = &step.sysctl {
-            let value = step.value.clone().unwrap_or_default();
-            let value = value
-                .as_str()
-                .map_or_else(|| value.to_string(), str::to_owned);
+            let value = step.value.as_ref().map(sysctl_text).unwrap_or_default();
             let name = name.rsplit(['.', '/']).next().unwrap_or(name).to_owned();
+            let set = Call::SysctlSet(Sysctl { name, value });
             stage
-                .client
-                .call::<IgnoredAny>(&Call::SysctlSet(Sysctl { name, value }))?;
+                .dataplane
+                .ask(set)
+                .map_err(|failure| anyhow::anyhow!(failure.message))?;
         }
-        if !step.packets.is_empty() {
-            let frames = step.packets.iter().map(|packet| BenchFrame {
-                dev: packet.dev.clone(),
-                frame: packet.frame.clone(),
-            });
-            let inject = Inject {
-                frames: frames.collect(),
-                repeat: step.repeat,
-            };
-            stage
-                .client
-                .other::<IgnoredAny, IgnoredAny>("test.inject", &inject, |_| true)?;
+        let frames = step.packets.iter();
+        let frames = frames.map(|packet| Ok((&packet.dev, unhex(&packet.frame)?)));
+        let frames: Vec<_> = frames.collect::<anyhow::Result<_>>()?;
+        for _ in 0..step.repeat.unwrap_or(1) {
+            for (link, frame) in &frames {
+                stage.dataplane.inject(link, frame)?;
+            }
         }
         let Some(argv) = &step.argv else { continue };
         let ran = stage.run(argv, &step.stdin, step.uid)?;
@@ -288,9 +173,6 @@ fn play(session: &Session) -> anyhow::Result<TranscriptReport> {
                 ran.stderr
             ));
         }
-    }
-    if let Some(status) = stage.engine.0.try_wait()? {
-        bail!("the engine has ended before the session: {status}");
     }
     Ok(report)
 }

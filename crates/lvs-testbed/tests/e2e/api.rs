@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use lvs_testbed::browser::Browser;
 use lvs_testbed::listing::rows;
 use lvs_testbed::servers::{NginxOptions, nginx};
-use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, open_metrics, programs, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -33,7 +33,7 @@ fn configure(site: &Site) -> Result<PathBuf> {
     fs::write(&token, TOKEN)?;
     fs::set_permissions(&token, fs::Permissions::from_mode(0o600))?;
     let mut text = format!(
-        "[api]\nlisten = \"127.0.0.1:9560\"\ntoken_file = \"{}\"\ncompat = \"node_ipvs\"\nprocfs = \"{}\"\n\
+        "[api]\nlisten = \"127.0.0.1:9560\"\ntoken_file = \"{}\"\nprocfs = \"{}\"\n\
          [dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\
          [defaults]\nforward = \"nat\"\ncheck = {{ type = \"tcp\", interval = \"200ms\", timeout = \"2s\" }}\n\
          [[service]]\nname = \"web\"\naddress = \"{}\"\nscheduler = \"rr\"\n",
@@ -103,9 +103,36 @@ fn load(site: &Site, requests: u64) -> Result<()> {
     Ok(())
 }
 
-/// `node_exporter` reads the files in the place of the kernel's, `promtool` finds nothing to say,
-/// and a Prometheus scrapes; counters go on where they were when lvsd is started again.
+/// No two samples alike, and every other rule of OpenMetrics, with services of all kinds.
 #[test]
+fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
+    let site = site("strict")?;
+    configure(&site)?;
+    let _lvsd = start(&site)?;
+    load(&site, 6)?;
+    let accept = "accept: application/openmetrics-text";
+    let url = "http://127.0.0.1:9560/metrics";
+    let mut page = String::new();
+    let words = ["-sSf", "-m", "20", "-H", accept, url];
+    wait_until("lvsd to see the dataplane", Duration::from_secs(20), || {
+        page = site.director.run("curl", &words).unwrap_or_default();
+        page.contains("lvs_engine_up 1")
+    })?;
+    let samples = open_metrics::read(&page).with_context(|| page.clone())?;
+    for series in [
+        "lvs_drops_total{reason=\"short_header\"}",
+        "lvs_drops_total{reason=\"untranslatable\"}",
+        "lvs_engine_up{}",
+    ] {
+        ensure!(samples.contains_key(series), "{series}:\n{page}");
+    }
+    Ok(())
+}
+
+/// `node_exporter` reads the files in the place of the kernel's, `promtool` finds nothing to say,
+/// and a Prometheus scrapes; counters of traffic go on where they were when lvsd is started again.
+#[test]
+#[ignore = "needs Prometheus and its node exporter"]
 fn programs_of_others_read_it() -> Result<()> {
     let site = site("metrics")?;
     configure(&site)?;
@@ -122,11 +149,11 @@ fn programs_of_others_read_it() -> Result<()> {
         .sh(&format!("promtool check metrics <{} 2>&1", file.display()))?;
     ensure!(lint.trim().is_empty(), "{lint}");
 
-    // Once everything is quiet, node_exporter says the same of the files as lvsd in its words.
+    // Once everything is quiet, node_exporter says the same of the files as lvsd in its own words.
     let proc = dir.join("proc");
     wait_until("quiet counters", Duration::from_secs(20), || {
         let text = get(&site, 9560, "metrics").unwrap_or_default();
-        text.contains("node_ipvs_connections_total 60\n")
+        text.contains("lvs_connections_total 60\n")
             && fs::read_to_string(proc.join("net/ip_vs_stats")).is_ok_and(|stats| {
                 stats
                     .lines()
@@ -174,20 +201,39 @@ fn programs_of_others_read_it() -> Result<()> {
         ],
     )?;
     site.director.wait_for_port("tcp", 9100)?;
-    let of = |text: &str| -> Result<BTreeMap<String, f64>> {
-        let all = series(text)?.into_iter();
-        Ok(all
-            .filter(|(name, _)| name.starts_with("node_ipvs_"))
-            .collect())
-    };
+    let same = [
+        ("lvs_connections_total", "node_ipvs_connections_total"),
+        (
+            "lvs_packets_total{direction=\"in\"}",
+            "node_ipvs_incoming_packets_total",
+        ),
+        (
+            "lvs_packets_total{direction=\"out\"}",
+            "node_ipvs_outgoing_packets_total",
+        ),
+        (
+            "lvs_bytes_total{direction=\"in\"}",
+            "node_ipvs_incoming_bytes_total",
+        ),
+        (
+            "lvs_bytes_total{direction=\"out\"}",
+            "node_ipvs_outgoing_bytes_total",
+        ),
+    ];
     let mut seen = (BTreeMap::new(), BTreeMap::new());
     wait_until("the same in both", Duration::from_secs(20), || {
-        let (own, theirs) = (get(&site, 9560, "metrics"), get(&site, 9100, "metrics"));
-        seen = (
-            of(&own.unwrap_or_default()).unwrap_or_default(),
-            of(&theirs.unwrap_or_default()).unwrap_or_default(),
-        );
-        seen.0 == seen.1 && seen.0.len() == 5 + 3 * 5
+        let of = |port| {
+            let text = get(&site, port, "metrics").unwrap_or_default();
+            series(&text).unwrap_or_default()
+        };
+        seen = (of(9560), of(9100));
+        let totals = same.iter().all(|(own, theirs)| {
+            let own = seen.0.get(*own);
+            own.is_some() && own == seen.1.get(*theirs)
+        });
+        let backends = seen.1.keys();
+        let backends = backends.filter(|name| name.starts_with("node_ipvs_backend_"));
+        totals && backends.count() == 3 * 5
     })
     .with_context(|| format!("{seen:#?}\n{}", exporter.log()))?;
 
@@ -234,7 +280,7 @@ fn programs_of_others_read_it() -> Result<()> {
     )
     .with_context(|| prometheus.log())?;
 
-    // Nothing goes back when lvsd is started again.
+    // What the engine counts does not go back when lvsd is started again.
     let before = series(&get(&site, 9560, "metrics")?)?;
     let status = lvsd.stop(Signal::SIGTERM)?;
     ensure!(status.success(), "{}", lvsd.log());
@@ -249,16 +295,25 @@ fn programs_of_others_read_it() -> Result<()> {
         Duration::from_secs(10),
         || {
             get(&site, 9560, "metrics")
-                .is_ok_and(|text| text.contains("node_ipvs_connections_total 90\n"))
+                .is_ok_and(|text| text.contains("lvs_connections_total 90\n"))
         },
     )?;
     let after = series(&get(&site, 9560, "metrics")?)?;
     for (name, value) in &before {
         let counter = name.split('{').next().unwrap_or_default();
-        if ["_total", "_count", "_sum", "_bucket"]
+        let parts = [
+            "service",
+            "server",
+            "worker",
+            "connections",
+            "packets",
+            "bytes",
+            "drops",
+        ];
+        let traffic = parts
             .iter()
-            .any(|end| counter.ends_with(end))
-        {
+            .any(|part| counter.starts_with(&format!("lvs_{part}_")));
+        if traffic && counter.ends_with("_total") {
             let now = after.get(name).with_context(|| format!("{name} is gone"))?;
             ensure!(now >= value, "{name}: {value}, then {now}");
         }
@@ -268,13 +323,7 @@ fn programs_of_others_read_it() -> Result<()> {
         Duration::from_secs(10),
         || ask(connections).is_ok_and(|n| (n - 90.0).abs() < 0.5),
     )?;
-    for name in [
-        "service_packets",
-        "server_bytes",
-        "drops",
-        "checks",
-        "http_requests",
-    ] {
+    for name in ["service_packets", "server_bytes", "drops"] {
         let resets = ask(&format!("sum(resets(lvs_{name}_total[5m]))"))?;
         ensure!(resets < 0.5, "lvs_{name}_total went back");
     }
@@ -408,9 +457,22 @@ fn a_long_list_of_connections_is_no_file() -> Result<()> {
     let long = Duration::from_secs(20);
     wait_until("an empty list", long, || file("ip_vs_conn").exists())?;
     load(&site, 30)?;
-    wait_until("no list", long, || !file("ip_vs_conn").exists())?;
-    ensure!(file("ip_vs").exists() && !file("ip_vs_conn_sync").exists());
-    std::thread::sleep(Duration::from_secs(5));
+    wait_until("no list", long, || {
+        let lists = ["ip_vs_conn", "ip_vs_conn_sync"];
+        !lists.iter().any(|name| file(name).exists()) && file("ip_vs").exists()
+    })?;
+    // The file is written again twice; the log has its line once.
+    for _ in 0..2 {
+        let written = || {
+            fs::metadata(file("ip_vs"))
+                .and_then(|file| file.modified())
+                .ok()
+        };
+        let before = written();
+        wait_until("the next file", long, || {
+            written().is_some_and(|now| Some(now) != before)
+        })?;
+    }
     let said = lvsd.log().matches("more than 10 connections").count();
     ensure!(said == 1, "{}", lvsd.log());
     fs::write(&path, text)?;
@@ -425,6 +487,7 @@ fn a_long_list_of_connections_is_no_file() -> Result<()> {
 
 /// What a person sees and does.
 #[test]
+#[ignore = "needs Chromium"]
 fn the_dashboard_in_a_browser() -> Result<()> {
     let mut site = site("page")?;
     configure(&site)?;

@@ -7,6 +7,7 @@ use lvs_testbed::attack;
 
 /// One attack at a time: each takes all the machine has.
 #[test]
+#[ignore = "long"]
 fn attacks_are_bounded_and_counted() -> Result<()> {
     for name in attack::names() {
         attack::run(name, 1, 1, None)?.check()?;

@@ -144,6 +144,7 @@ fn serve(host: &Host, dir: &Path) -> Result<Servers> {
 }
 
 #[test]
+#[ignore = "needs Unbound and Exim"]
 fn each_kind_against_a_real_server() -> Result<()> {
     let mut options = SiteOptions::new("kinds", Forward::Nat);
     options.servers = 1;
@@ -244,6 +245,89 @@ fn each_kind_against_a_real_server() -> Result<()> {
     wait_health(&site, "file", &["down"], &lvsd)?;
     ensure!(why("file").contains("by hand"), "{}", why("file"));
     wait_health(&site, "agent", &["up"], &lvsd)?;
+    ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
+    Ok(())
+}
+
+/// Without `ca` a server is up whatever its certificate is.
+#[test]
+fn https_without_ca_accepts_every_certificate() -> Result<()> {
+    let mut options = SiteOptions::new("certs", Forward::Nat);
+    options.servers = 1;
+    options.vip = Vip::Engine;
+    let site = Site::new(options)?;
+    let dir = site.testbed.dir().display().to_string();
+    let host = &site.servers[0];
+    let own = |name: &str, more: &str| {
+        format!(
+            "openssl req -x509 -nodes -keyout {name}.key -out {name}.pem -days 2 -subj /CN=x {more} 2>/dev/null"
+        )
+    };
+    let kinds = [
+        ("rsa2048", own("rsa2048", "-newkey rsa:2048")),
+        ("rsa1024", own("rsa1024", "-newkey rsa:1024")),
+        ("sha1", own("sha1", "-newkey rsa:2048 -sha1")),
+        ("p521", own("p521", "-newkey ec -pkeyopt ec_paramgen_curve:P-521")),
+        ("ed25519", own("ed25519", "-newkey ed25519")),
+        ("rsapss", own("rsapss", "-newkey rsa-pss -pkeyopt rsa_keygen_bits:2048")),
+        (
+            "critical",
+            own("critical", "-newkey rsa:2048 -addext 1.2.3.4.5=critical,DER:0500"),
+        ),
+        (
+            "v1",
+            "openssl genrsa -out v1.key 2048 2>/dev/null; openssl req -new -key v1.key -subj /CN=x -out v1.csr 2>/dev/null; \
+             openssl x509 -req -in v1.csr -signkey v1.key -days 2 -out v1.pem 2>/dev/null"
+                .to_owned(),
+        ),
+    ];
+    let mut running = Vec::new();
+    let mut text = String::new();
+    let mut names = Vec::new();
+    for (name, command) in &kinds {
+        host.sh(&format!("cd {dir} && {{ {command}; }}"))?;
+        for version in ["-tls1_2", "-tls1_3"] {
+            // The TLS library knows no such key with TLS 1.2.
+            if (*name, version) == ("rsapss", "-tls1_2") {
+                continue;
+            }
+            let port = 9100 + names.len();
+            let (file, key) = (format!("{dir}/{name}.pem"), format!("{dir}/{name}.key"));
+            running.push(host.spawn(
+                "openssl",
+                &[
+                    "s_server",
+                    "-accept",
+                    &port.to_string(),
+                    "-cert",
+                    &file,
+                    "-key",
+                    &key,
+                    "-www",
+                    "-quiet",
+                    "-cipher",
+                    "ALL:@SECLEVEL=0",
+                    version,
+                ],
+            )?);
+            write!(
+                text,
+                "[[service]]\nname = \"{name}{version}\"\naddress = \"{}:{port}\"\nforward = \"nat\"\n\
+                 check = {{ type = \"https\", interval = \"500ms\", timeout = \"3s\" }}\n\
+                 [[service.server]]\naddress = \"{}:{port}\"\n",
+                site.service(80).ip(),
+                site.real_address(0)
+            )?;
+            names.push((format!("{name}{version}"), u16::try_from(port)?));
+        }
+    }
+    for (_, port) in &names {
+        host.wait_for_port("tcp", *port)?;
+    }
+    let mut lvsd = start(&site, &text)?;
+    for (name, _) in &names {
+        wait_health(&site, name, &["up"], &lvsd)?;
+    }
     ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
     Ok(())
 }

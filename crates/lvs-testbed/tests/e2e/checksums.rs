@@ -1,19 +1,25 @@
-//! Ten million random rewrites, each compared with a full recomputation by another crate: what the
+//! Random rewrites (ten million in `make test-all`), each compared with a full recomputation by another crate: what the
 //! packet path adjusts, it adjusts right.
 
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::{Protocol, Tunnel, TunnelChecksum};
-use lvs_dataplane::packet::frame::{Frame, PartialChecksum};
-use lvs_dataplane::packet::parse;
-use lvs_dataplane::packet::rewrite::nat::{self, End};
-use lvs_dataplane::packet::rewrite::tunnel::{self, Outer};
-use lvs_dataplane::packet::wire;
+use lvs_packet::frame::{Frame, PartialChecksum};
+use lvs_packet::parse;
+use lvs_packet::rewrite::nat::{self, End};
+use lvs_packet::rewrite::tunnel::{self, Outer};
+use lvs_packet::wire;
 use lvs_testbed::hostile::oracle::{self, Health, Parts};
 use lvs_testbed::hostile::{Entropy, packet};
+use lvs_testbed::suite::size;
 
-/// One in so many without optimisation.
-const SHARE: u64 = if cfg!(debug_assertions) { 100 } else { 1 };
+/// `make test` does one in so many of the rewrites that `make test-all` does.
+const QUICK_SHARE: u64 = 50;
+
+/// The number of rewrites, of so many in `make test-all`.
+fn amount(full: u64) -> u64 {
+    size(full / QUICK_SHARE, full)
+}
 
 /// Translations of one packet, there and back and elsewhere.
 const CHAIN: u64 = 8;
@@ -90,7 +96,7 @@ fn translations(seed: u64, count: u64, six: bool) {
     let entropy = &mut entropy;
     let mut done = 0;
     let mut unfinished = 0;
-    while done < count / SHARE {
+    while done < amount(count) {
         let mut ip = random(entropy, six);
         let (parts, _) = right(&ip);
         let field = match Protocol(parts.protocol) {
@@ -160,7 +166,7 @@ fn translated_icmp_errors() {
     let mut entropy = Entropy::seeded(3);
     let entropy = &mut entropy;
     let mut done = 0;
-    while done < 1_500_000 / SHARE {
+    while done < amount(1_500_000) {
         let six = entropy.one_in(2);
         let mut inner = random(entropy, six);
         let parts = oracle::parts(&inner).expect("made right");
@@ -202,7 +208,7 @@ fn outer_headers() {
     ];
     let mut entropy = Entropy::seeded(4);
     let entropy = &mut entropy;
-    let count = 1_500_000 / SHARE;
+    let count = amount(1_500_000);
     for _ in 0..count {
         let (six, over6) = (entropy.one_in(2), entropy.one_in(2));
         let inner = random(entropy, six);

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use lvs_dataplane::in_kernel::InKernelError;
-use lvs_dataplane::sys::is_root_of_all;
+use lvs_sys::is_root_of_all;
+use lvs_sys::testing::not_run;
 use lvs_testbed::conformance::{ConformanceReport, Through, conformance};
 
 /// The recordings in a directory below `crates`.
@@ -46,6 +47,7 @@ fn check_kinds(directory: &str, wanted: &[(&str, usize)]) {
 }
 
 #[test]
+#[ignore = "long"]
 fn schedulers() {
     check("lvs-core/tests/golden/schedulers", "schedulers", 1232);
 }
@@ -56,6 +58,7 @@ fn persistence() {
 }
 
 #[test]
+#[ignore = "long"]
 fn connection_states() {
     check("lvs-core/tests/golden/tcpstates", "tcpstates", 1475);
 }
@@ -67,7 +70,7 @@ fn counters_and_rates() {
 
 #[test]
 fn packets() {
-    check("lvs-testbed/golden/packets", "packets", 229);
+    check("lvs-testbed/golden/packets", "packets", 272);
 }
 
 #[test]
@@ -77,10 +80,11 @@ fn proc_files() {
 
 #[test]
 fn ftp() {
-    check("lvs-testbed/golden/ftp", "ftp", 300);
+    check("lvs-testbed/golden/ftp", "ftp", 370);
 }
 
 #[test]
+#[ignore = "long"]
 fn synchronisation() {
     check("lvs-core/tests/golden/sync", "sync", 1910);
 }
@@ -113,8 +117,7 @@ fn check_in_kernel(files: &[PathBuf], forwarded: u64) {
             let cause = error.downcast_ref();
             let excused = matches!(cause, Some(InKernelError::Permission(_))) && !is_root_of_all();
             assert!(excused, "{error:?}");
-            eprintln!("not tested: {error}");
-            return;
+            not_run(&format!("needs BPF: {error}"));
         }
     };
     for (kind, tally) in &report.kinds {
@@ -134,11 +137,13 @@ fn in_the_kernel_packets_and_counters() {
 }
 
 #[test]
+#[ignore = "long"]
 fn in_the_kernel_connection_states() {
     check_in_kernel(&recordings("lvs-core/tests/golden/tcpstates"), 70);
 }
 
 #[test]
+#[ignore = "long"]
 fn in_the_kernel_persistence_and_helpers() {
     check_in_kernel(&recordings("lvs-core/tests/golden/persistence"), 4);
     check_in_kernel(&recordings("lvs-testbed/golden/ftp"), 10);
@@ -147,6 +152,7 @@ fn in_the_kernel_persistence_and_helpers() {
 /// Long bursts of first packets, which take their time and of which nothing is forwarded, are left
 /// out: `make twins` has them.
 #[test]
+#[ignore = "long"]
 fn in_the_kernel_schedulers_and_synchronisation() {
     let files = [
         recordings("lvs-core/tests/golden/schedulers"),
@@ -162,6 +168,7 @@ fn in_the_kernel_schedulers_and_synchronisation() {
 }
 
 #[test]
+#[ignore = "long"]
 fn in_the_kernel_random_operations() {
     check_in_kernel(&recordings("lvs-testbed/golden/differential"), 300);
 }

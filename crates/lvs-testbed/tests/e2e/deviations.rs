@@ -1,5 +1,5 @@
 //! Where the engine differs from the kernel's IPVS on purpose, as a host sees it: see
-//! ARCHITECTURE.md.
+//! docs/decisions.md.
 
 use crate::common;
 

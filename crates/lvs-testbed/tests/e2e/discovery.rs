@@ -96,7 +96,7 @@ fn file(site: &Site, name: &str, port: u16, more: &str) -> Result<()> {
         "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n\
          [dns]\nname_servers = \"{}:{port}\"\nmin_ttl = \"1s\"\ntimeout = \"500ms\"\n\n\
          [[service]]\nname = \"web\"\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"nat\"\ndrain = \"30s\"\n\
-         servers = {{ dns = \"{name}\" }}\n{more}",
+         discover = {{ dns = \"{name}\" }}\n{more}",
         site.real_address(0),
         site.service(80)
     );
@@ -172,6 +172,7 @@ fn servers_follow_a_zone_under_load_and_no_download_breaks() -> Result<()> {
 }
 
 #[test]
+#[ignore = "needs Unbound"]
 fn srv_records_by_tcp_name_hosts_ports_and_weights() -> Result<()> {
     let site = site("srv")?;
     let mut server = unbound(&site, &site.servers[0], &[0, 1])?;

@@ -218,3 +218,25 @@ fn an_address_that_nobody_has() -> Result<()> {
     ensure!(told.contains("lvsadm -a"), "{told}");
     Ok(())
 }
+
+/// A host with IPv6 sends listener reports, and a router more, on each device, that of the
+/// dataplane too.
+#[test]
+fn group_packets_of_an_ipv6_router_are_no_finding() -> Result<()> {
+    let site = site("doctmld", Forward::Nat)?;
+    site.director
+        .sh("sysctl -qw net.ipv6.conf.all.forwarding=1")?;
+    let sent = site
+        .director
+        .sh("ping -6 -q -c 3 -i 0.2 -W 1 -I lvs-host0 ff02::16 || true")?;
+    ensure!(sent.contains("3 packets transmitted"), "{sent}");
+    let drops = site.lvsadm("drops --all --json")?;
+    let drops: Value = serde_json::from_str(&drops)?;
+    let drops = drops.as_array().context("a list")?;
+    let stray = drops.iter().find(|drop| drop["reason"] == "host_stray");
+    ensure!(stray.context("host_stray")?["count"] == 0, "{stray:?}");
+    for (what, _) in findings(&site)? {
+        ensure!(!what.contains("dropped"), "{what}");
+    }
+    Ok(())
+}

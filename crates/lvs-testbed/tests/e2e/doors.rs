@@ -45,12 +45,11 @@ fn refused_by(site: &Site, launcher: &[&str], arguments: &str) -> Result<String>
     }
 }
 
-/// Something that takes a name which the programs use, as any user can: an engine without
-/// interfaces does.
+/// A process that takes a name which the programs use, as any user can: a dataplane in memory.
 fn squat(site: &Site, launcher: &[&str], name: &str) -> Result<Proc> {
-    let program = programs::find("lvs-dataplane")?.display().to_string();
+    let program = programs::own()?.display().to_string();
     let mut words = launcher.to_vec();
-    words.extend([&*program, "--no-interfaces", "--socket", name]);
+    words.extend([&*program, "dataplane", name]);
     let squatter = site.director.spawn(words[0], &words[1..])?;
     wait_until("the name to be taken", Duration::from_secs(10), || {
         squatter.log().contains("ready at")

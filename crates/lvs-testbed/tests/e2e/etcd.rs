@@ -143,10 +143,12 @@ fn file(site: &Site, name: &str, members: usize, dataplane: &str, more: &str) ->
 }
 
 const INTERFACES: &str = "interface = [\"eth0\", \"eth1\"]";
+/// A dataplane waits for an interface that the host does not have, and uses no other.
+const NO_INTERFACE: &str = "interface = \"none0\"";
 
 fn service(site: &Site, more: &str) -> String {
     format!(
-        "[[service]]\nname = \"web\"\naddress = \"{}\"\nservers = {{ etcd = \"web\" }}\n{more}",
+        "[[service]]\nname = \"web\"\naddress = \"{}\"\ndiscover = {{ etcd = \"web\" }}\n{more}",
         site.service(80)
     )
 }
@@ -171,6 +173,7 @@ fn register(site: &Site, n: usize) -> Result<Proc> {
 }
 
 #[test]
+#[ignore = "needs etcd"]
 fn services_and_servers_follow_etcd_and_go_on_without_it() -> Result<()> {
     let site = site("etcd")?;
     let mut members = Vec::new();
@@ -205,7 +208,7 @@ fn services_and_servers_follow_etcd_and_go_on_without_it() -> Result<()> {
         plan().is_ok_and(|plan| plan.contains("othing"))
     })
     .with_context(|| plan().unwrap_or_default())?;
-    let checked = ask(&site, &site.director, "d1", "--check-config")?;
+    let checked = ask(&site, &site.director, "d1", "check")?;
     ensure!(checked.contains("1 service with 3 servers"), "{checked}");
 
     let mut load = site.load();
@@ -293,6 +296,7 @@ fn services_and_servers_follow_etcd_and_go_on_without_it() -> Result<()> {
 
 /// What the engine has stays, until etcd says what there should be.
 #[test]
+#[ignore = "needs etcd"]
 fn a_director_that_knows_nothing_of_etcd_takes_nothing_away() -> Result<()> {
     let site = site("etcdunheard")?;
     let mut member = member(&site, 0, 1, &[])?;
@@ -305,7 +309,7 @@ fn a_director_that_knows_nothing_of_etcd_takes_nothing_away() -> Result<()> {
     add(1)?;
     file(&site, "d1", 1, INTERFACES, "")?;
     let own = format!(
-        "[[service]]\nname = \"mine\"\naddress = \"{}\"\nservers = {{ etcd = \"web\" }}\n",
+        "[[service]]\nname = \"mine\"\naddress = \"{}\"\ndiscover = {{ etcd = \"web\" }}\n",
         site.service(81)
     );
     let text = fs::read_to_string(path(&site, "d1.toml"))?;
@@ -384,6 +388,7 @@ fn a_director_that_knows_nothing_of_etcd_takes_nothing_away() -> Result<()> {
 }
 
 #[test]
+#[ignore = "needs etcd"]
 fn members_are_met_by_tls_and_by_password() -> Result<()> {
     let site = site("etcdtls")?;
     let dir = site.testbed.dir().display().to_string();
@@ -509,7 +514,8 @@ fn members_are_met_by_tls_and_by_password() -> Result<()> {
 }
 
 #[test]
-fn directors_see_each_other_and_agree_upon_servers() -> Result<()> {
+#[ignore = "needs etcd"]
+fn directors_see_each_other_and_each_judges_servers_by_itself() -> Result<()> {
     let site = site("etcdtwo")?;
     let _member = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;
@@ -519,48 +525,37 @@ fn directors_see_each_other_and_agree_upon_servers() -> Result<()> {
         let server = format!("{{\"address\":\"{}\"}}", site.real_address(n));
         put(&site, 0, &format!("/lvs/servers/web/{n}"), &server)?;
     }
-    file(&site, "d1", 1, INTERFACES, "agree = 2")?;
-    file(&site, "d2", 1, "no_interfaces = true", "agree = 2")?;
+    file(&site, "d1", 1, INTERFACES, "")?;
+    file(&site, "d2", 1, NO_INTERFACE, "")?;
     let lvsd = start(&site, &site.director, "d1")?;
     let other = &site.servers[3];
-    let second = start(&site, other, "d2")?;
+    let mut second = start(&site, other, "d2")?;
     wait_usable(&site, &[1, 2], &lvsd)?;
     wait_status(&site, "both directors", |status| {
         status.contains("director d2: revision")
-            && status.contains("finds 0 down; this one")
+            && status.contains("2 servers; this one")
             && !status.contains("RUNS SOMETHING ELSE")
             && !status.contains("NOT READY")
     })?;
-    // One of them reaches none of the servers any more; packets of clients go another way.
+    // The first director no longer reaches the servers, and the second one does.
     site.director.sh(
         "nft 'add table inet cut; add chain inet cut out { type filter hook output priority 0; }; add rule inet cut out tcp dport 80 drop'",
     )?;
-    wait_status(&site, "the disagreement", |status| {
-        status
-            .matches("1 of 2 directors find it down, 2 have to")
-            .count()
-            == 2
+    wait_usable(&site, &[], &lvsd)?;
+    let told = ask(&site, other, "d2", "status")?;
+    ensure!(told.contains("2 of 2 servers usable"), "{told}");
+    site.director.sh("nft delete table inet cut")?;
+    wait_usable(&site, &[1, 2], &lvsd)?;
+    second.kill();
+    wait_status(&site, "the second director to be gone", |status| {
+        !status.contains("director d2")
     })?;
     ensure!(usable(&site) == [1, 2], "{}", status(&site)?);
-    let mut load = site.load();
-    load.requests = 20;
-    site.client.load(&load)?.all_ok(20)?;
-    // A server that nobody reaches is down.
-    site.servers[1].sh(
-        "nft 'add table inet cut; add chain inet cut in { type filter hook input priority 0; }; add rule inet cut in tcp dport 80 drop'",
-    )?;
-    wait_usable(&site, &[2], &lvsd)?;
-    let told = ask(&site, other, "d2", "status")?;
-    ensure!(told.contains("2 of 2 directors find it down"), "{told}");
-    // Who is alone decides by himself.
-    second.signal(Signal::SIGKILL)?;
-    wait_usable(&site, &[], &lvsd)?;
-    site.director.sh("nft delete table inet cut")?;
-    wait_usable(&site, &[2], &lvsd)?;
     Ok(())
 }
 
 #[test]
+#[ignore = "needs etcd"]
 fn leases_that_are_lost_names_that_are_taken_and_other_clusters_are_noticed() -> Result<()> {
     let site = site("etcdodd")?;
     let mut first = member(&site, 0, 1, &[])?;
@@ -591,7 +586,7 @@ fn leases_that_are_lost_names_that_are_taken_and_other_clusters_are_noticed() ->
     let text = fs::read_to_string(path(&site, "d1.toml"))?;
     fs::write(
         path(&site, "twin.toml"),
-        text.replace(INTERFACES, "no_interfaces = true"),
+        text.replace(INTERFACES, NO_INTERFACE),
     )?;
     let other = &site.servers[3];
     let mut twin = start(&site, other, "twin")?;
@@ -626,6 +621,7 @@ fn leases_that_are_lost_names_that_are_taken_and_other_clusters_are_noticed() ->
 
 /// What is watched comes no more, and everything else does.
 #[test]
+#[ignore = "needs etcd"]
 fn a_watch_that_is_stuck_is_left() -> Result<()> {
     let site = site("etcdstuck")?;
     let _member = member(&site, 0, 1, &[])?;
@@ -675,6 +671,7 @@ fn a_watch_that_is_stuck_is_left() -> Result<()> {
 /// etcd forgets what happened while a director could not hear it: once it is cut off, and asks
 /// itself; and once it stands still, so that etcd tells it that its watch has missed something.
 #[test]
+#[ignore = "needs etcd"]
 fn history_that_was_compacted_is_read_anew() -> Result<()> {
     let site = site("etcdcompact")?;
     let buffers = |receive: &str, send: &str| -> Result<()> {

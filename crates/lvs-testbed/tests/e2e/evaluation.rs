@@ -17,6 +17,7 @@ const FILES: [u64; 10] = [
 ];
 
 #[test]
+#[ignore = "needs wget"]
 fn the_published_evaluation_runs_as_printed() -> Result<()> {
     let mut options = SiteOptions::new("evaluation", Forward::Nat);
     options.servers = 8;

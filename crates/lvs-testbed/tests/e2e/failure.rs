@@ -159,8 +159,10 @@ fn an_engine_that_cannot_run_says_why() -> Result<()> {
     common::ok(site.client.load(&load)?, 20)?;
     site.engine = None;
 
-    let said = refused(&site, &[], &["--interface", "nope0"])?;
-    ensure!(said.contains("nope0"), "a missing interface: {said}");
+    for name in ["no/pe0", "a-name-that-is-too-long", "eth0.7=10.7.0.1/24"] {
+        let said = refused(&site, &[], &["--interface", name])?;
+        ensure!(said.contains(name), "an impossible interface: {said}");
+    }
     let caps = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"];
     let said = refused(&site, &caps, &["--interface", "eth0"])?;
     ensure!(

@@ -5,9 +5,11 @@ use std::path::Path;
 
 use lvs_testbed::fuzz::{TARGETS, Target};
 use lvs_testbed::hostile::Entropy;
+use lvs_testbed::suite::size;
 
-/// Inputs for each target.
-const INPUTS: usize = if cfg!(debug_assertions) { 200 } else { 4000 };
+/// Inputs for each target: of `make test`, and of `make test-all`.
+const QUICK_INPUTS: u64 = 400;
+const FULL_INPUTS: u64 = 4000;
 
 fn target(name: &str) -> Target {
     *TARGETS
@@ -35,7 +37,7 @@ fn run(name: &str) {
     assert!(!kept.is_empty());
     kept.iter().for_each(|bytes| target(bytes));
     let mut entropy = Entropy::seeded(name.len() as u64);
-    for _ in 0..INPUTS {
+    for _ in 0..size(QUICK_INPUTS, FULL_INPUTS) {
         let bytes = if entropy.one_in(2) {
             let len = entropy.below(2000);
             entropy.bytes(len)

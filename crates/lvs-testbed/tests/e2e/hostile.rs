@@ -1,26 +1,25 @@
-//! A million frames that nobody should send for each forwarding method: none panics the packet
-//! path, each has one fate, and what leaves is right.
+//! Frames that no host should send, for each forwarding method (a million each in `make test-all`): none panics the packet
+//! path, each has one fate, and each frame that leaves is right.
 
 use std::collections::BTreeSet;
 
 use lvs_testbed::hostile::{Method, Summary, storm};
+use lvs_testbed::suite::size;
 
-/// Frames for each method. Without optimisation they take twenty times as long.
-const FRAMES: u64 = if cfg!(debug_assertions) {
-    40_000
-} else {
-    1_000_000
-};
+/// Frames for each method: of `make test`, and of `make test-all`.
+const QUICK_FRAMES: u64 = 40_000;
+const FULL_FRAMES: u64 = 1_000_000;
 
 /// Memory of all tests of this file at once: each has a pool of frames and a table of connections,
 /// and nothing that grows.
 const RESIDENT_MAX: usize = 768 << 20;
 
 fn weather(seed: u64, names: &[&str]) {
+    let frames = size(QUICK_FRAMES, FULL_FRAMES);
     let mut drops = BTreeSet::new();
     for name in names {
         let method = Method::named(name).expect("a method");
-        let summary = storm(method, seed, FRAMES);
+        let summary = storm(method, seed, frames);
         let Summary {
             counters,
             right,
@@ -38,17 +37,17 @@ fn weather(seed: u64, names: &[&str]) {
             summary.connections, summary.waiting, summary.fragments
         );
         // It was weather, not silence.
-        let tenth = FRAMES / 10;
-        assert!(counters.received >= FRAMES && counters.dropped_total() > tenth);
-        assert!(counters.sent > FRAMES / 50, "{counters:?}");
-        assert!(*came_right > tenth && *right > tenth && *trains > FRAMES / 1000);
+        let tenth = frames / 10;
+        assert!(counters.received >= frames && counters.dropped_total() > tenth);
+        assert!(counters.sent > frames / 50, "{counters:?}");
+        assert!(*came_right > tenth && *right > tenth && *trains > frames / 1000);
         for fate in [
             counters.held,
             counters.left,
             counters.given_back,
             counters.answered,
         ] {
-            assert!(fate > FRAMES / 1000, "{counters:?}");
+            assert!(fate > frames / 1000, "{counters:?}");
         }
         assert_eq!(*tunnelled > tenth / 4, method.name.contains("in"));
         drops.extend(summary.drops().into_keys());

@@ -7,23 +7,26 @@ use lvs_testbed::{Forward, Host, Site, SiteOptions, programs, wait_until};
 use nix::sys::signal::Signal;
 
 use super::common;
-use super::in_kernel::{is_permitted, shares};
+use super::in_kernel::{require_permission, shares};
 
-const ON: [&str; 3] = ["--in-kernel", "on", "--in-kernel-clsact"];
 /// The engine's filter, as tc shows it where the engine has made what it is in; and where not.
 const OWN: &str = "lvs_ingress+clsact";
 const SHARED: &str = "lvs_ingress direct-action";
 
-fn site(label: &str, servers: usize) -> Result<Option<Site>> {
-    if !is_permitted()? {
-        return Ok(None);
-    }
+fn site(label: &str, servers: usize) -> Result<Site> {
+    require_permission()?;
     let mut options = SiteOptions::new(label, Forward::Nat);
     options.servers = servers;
     let mut site = Site::new(options)?;
-    site.start_engine(&ON)?;
+    start(&mut site)?;
     site.add_service(80, "rr")?;
-    Ok(Some(site))
+    Ok(site)
+}
+
+/// Starts a dataplane as on a kernel without tcx.
+fn start(site: &mut Site) -> Result<()> {
+    let testbed = programs::own()?.display().to_string();
+    site.start_engine_by(&[&testbed, "without-tcx"], &["--in-kernel", "on"])
 }
 
 /// What tc shows of the ingress of an interface: queueing discipline and filters.
@@ -58,9 +61,7 @@ fn download(site: &Site) -> Result<common::Download> {
 /// Every byte, every listing; and what tells how it is attached tells that.
 #[test]
 fn every_byte_arrives_and_an_orderly_end_leaves_nothing() -> Result<()> {
-    let Some(mut site) = site("inkc-http", 4)? else {
-        return Ok(());
-    };
+    let mut site = site("inkc-http", 4)?;
     common::says(&site, "in the kernel (clsact)")?;
     let doctor = site.director.sh(&format!(
         "{} doctor || [ $? = 1 ]",
@@ -93,16 +94,14 @@ fn every_byte_arrives_and_an_orderly_end_leaves_nothing() -> Result<()> {
 /// What somebody else has there stays, and runs behind the engine's filter.
 #[test]
 fn other_filters_are_left_alone() -> Result<()> {
-    let Some(mut site) = site("inkc-other", 2)? else {
-        return Ok(());
-    };
+    let mut site = site("inkc-other", 2)?;
     // A filter that has no program of ours before it, and one that comes when ours is there.
     end(&mut site, Signal::SIGTERM)?;
     let other = "tc filter add dev eth0 ingress pref 1 protocol all handle 7 bpf direct-action bytecode \
                  '1,6 0 0 4294967295'";
     site.director.sh("tc qdisc add dev eth0 clsact")?;
     site.director.sh(other)?;
-    site.start_engine(&ON)?;
+    start(&mut site)?;
     site.add_service(80, "rr")?;
     let there = shown(&site.director, "eth0")?;
     let (ours, theirs) = (there.find(SHARED), there.find("handle 0x7"));
@@ -117,7 +116,7 @@ fn other_filters_are_left_alone() -> Result<()> {
     ensure!(filters(&site.director)? == 0, "{left}");
     // The engine's own discipline, which somebody else uses meanwhile.
     site.director.sh("tc qdisc del dev eth0 clsact")?;
-    site.start_engine(&ON)?;
+    start(&mut site)?;
     site.director.sh(&other.replace("pref 1", "pref 50"))?;
     end(&mut site, Signal::SIGTERM)?;
     let left = shown(&site.director, "eth0")?;
@@ -131,9 +130,7 @@ fn other_filters_are_left_alone() -> Result<()> {
 /// A filter in front of the engine's, or none of the engine's, is noticed as with tcx.
 #[test]
 fn a_filter_in_front_is_noticed() -> Result<()> {
-    let Some(site) = site("inkc-front", 2)? else {
-        return Ok(());
-    };
+    let site = site("inkc-front", 2)?;
     let mut running = download(&site)?;
     let doctor = || {
         let program = programs::find("lvsadm")?.display().to_string();
@@ -162,9 +159,7 @@ fn a_filter_in_front_is_noticed() -> Result<()> {
 /// Filters stay when the engine is killed, and its successor replaces them.
 #[test]
 fn connections_outlive_a_killed_engine() -> Result<()> {
-    let Some(mut site) = site("inkc-kill", 2)? else {
-        return Ok(());
-    };
+    let mut site = site("inkc-kill", 2)?;
     let mut running = download(&site)?;
     // What is kept is up to a second old.
     std::thread::sleep(Duration::from_secs(2));
@@ -173,7 +168,7 @@ fn connections_outlive_a_killed_engine() -> Result<()> {
     ensure!(before > 0 && filters(&site.director)? == before, "{before}");
     std::thread::sleep(Duration::from_secs(2));
     running.goes_on()?;
-    site.start_engine(&ON)?;
+    start(&mut site)?;
     common::says(&site, "took over")?;
     running.finish()?;
     ensure!(filters(&site.director)? == before, "the same places");
@@ -189,7 +184,7 @@ fn connections_outlive_a_killed_engine() -> Result<()> {
     }
     let running = download(&site)?;
     end(&mut site, Signal::SIGKILL)?;
-    site.start_engine(&ON)?;
+    start(&mut site)?;
     running.finish()?;
     end(&mut site, Signal::SIGTERM)?;
     let left = shown(&site.director, "eth0")?;
@@ -202,9 +197,7 @@ fn connections_outlive_a_killed_engine() -> Result<()> {
 
 #[test]
 fn what_a_killed_engine_leaves_can_be_taken_away() -> Result<()> {
-    let Some(mut site) = site("inkc-clean", 2)? else {
-        return Ok(());
-    };
+    let mut site = site("inkc-clean", 2)?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
     for cleanup in [true, false] {
         end(&mut site, Signal::SIGKILL)?;
@@ -219,7 +212,7 @@ fn what_a_killed_engine_leaves_can_be_taken_away() -> Result<()> {
                 !left.contains("clsact") && filters(&site.director)? == 0,
                 "{left}"
             );
-            site.start_engine(&ON)?;
+            start(&mut site)?;
             ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
             continue;
         }

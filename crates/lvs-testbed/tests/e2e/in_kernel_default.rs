@@ -7,7 +7,7 @@ use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, programs};
 use nix::sys::signal::Signal;
 
 use super::common::{READY, says};
-use super::in_kernel::{is_permitted, shares};
+use super::in_kernel::{is_permitted, require_permission, shares};
 
 /// What the engine says at its start.
 const IN_KERNEL: &str = "established connections are forwarded in the kernel";
@@ -79,9 +79,7 @@ fn it_is_used_where_it_is_possible_and_nothing_is_wrong_where_it_is_not() -> Res
 /// The units' capabilities are enough, and what is missing is named.
 #[test]
 fn capabilities_that_are_missing_are_named() -> Result<()> {
-    if !is_permitted()? {
-        return Ok(());
-    }
+    require_permission()?;
     let mut site = Site::new(SiteOptions::new("inkd-caps", Forward::Nat))?;
     for (more, expected) in [
         ("", "CAP_PERFMON is missing"),
@@ -102,9 +100,7 @@ fn capabilities_that_are_missing_are_named() -> Result<()> {
 
 #[test]
 fn one_that_does_not_use_it_ends_what_another_one_has_left() -> Result<()> {
-    if !is_permitted()? {
-        return Ok(());
-    }
+    require_permission()?;
     let mut site = Site::new(SiteOptions::new("inkd-off", Forward::Nat))?;
     start(&mut site, &[])?;
     site.add_service(80, "rr")?;
@@ -122,9 +118,7 @@ fn one_that_does_not_use_it_ends_what_another_one_has_left() -> Result<()> {
 /// What is taken over may be what ends them.
 #[test]
 fn engines_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
-    if !is_permitted()? {
-        return Ok(());
-    }
+    require_permission()?;
     let mut site = Site::new(SiteOptions::new("inkd-tries", Forward::Nat))?;
     start(&mut site, &[])?;
     site.add_service(80, "rr")?;

@@ -1,22 +1,26 @@
 //! The programs of the path in the kernel against the packet path: the same frames, honest and
 //! hostile, go through one with and one without them, and the same frames leave, with the same
-//! connections, states, deadlines and counters. `make twins` takes 1,000,000 frames.
+//! connections, states, deadlines and counters.
 
 use lvs_dataplane::in_kernel::InKernelError;
-use lvs_dataplane::sys::is_root_of_all;
+use lvs_sys::is_root_of_all;
+use lvs_sys::testing::not_run;
 use lvs_testbed::hostile::{Forwarded, Method, twins};
+use lvs_testbed::suite::size;
+
+/// Frames for each of the ten methods and families: of `make test`, and of `make test-rest`.
+const QUICK_FRAMES: u64 = 15_000;
+const FULL_FRAMES: u64 = 150_000;
 
 /// Without BPF there is nothing to compare; root of the first user namespace has no excuse.
-fn not_tested(error: &InKernelError) {
+fn not_tested(error: &InKernelError) -> ! {
     let excused = matches!(error, InKernelError::Permission(_)) && !is_root_of_all();
     assert!(excused, "{error:?}");
-    eprintln!("not tested: {error}");
+    not_run(&format!("needs BPF: {error}"));
 }
 
 fn same(names: &[&str], seed: u64) {
-    let frames = std::env::var("LVS_TWINS_FRAMES").ok();
-    let frames = frames.and_then(|frames| frames.parse().ok());
-    let frames: u64 = frames.unwrap_or(60_000);
+    let frames = size(QUICK_FRAMES, FULL_FRAMES);
     for name in names {
         let method = Method::named(name).expect("a method");
         match twins(method, seed, frames) {
@@ -32,7 +36,7 @@ fn same(names: &[&str], seed: u64) {
                     .any(|kind| name.starts_with(kind));
                 assert!(tunnel && early == 0 || early > all / 4, "{early} of {all}");
             }
-            Err(error) => return not_tested(&error),
+            Err(error) => not_tested(&error),
         }
     }
 }
@@ -74,7 +78,7 @@ fn other_tunnels_are_left_alone() {
         let method = Method::named(name).expect("a method");
         match twins(method, 6, 5000) {
             Ok(forwarded) => assert_eq!(forwarded, Forwarded::default()),
-            Err(error) => return not_tested(&error),
+            Err(error) => not_tested(&error),
         }
     }
 }

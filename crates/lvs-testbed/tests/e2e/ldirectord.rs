@@ -136,21 +136,25 @@ fn managed(forward: Forward, label: &str, quiescent: bool) -> Result<()> {
 }
 
 #[test]
+#[ignore = "needs ldirectord"]
 fn nat_quiescent() -> Result<()> {
     managed(Forward::Nat, "ldnatq", true)
 }
 
 #[test]
+#[ignore = "needs ldirectord"]
 fn nat_not_quiescent() -> Result<()> {
     managed(Forward::Nat, "ldnat", false)
 }
 
 #[test]
+#[ignore = "needs ldirectord"]
 fn direct_routing_quiescent() -> Result<()> {
     managed(Forward::Dr, "lddrq", true)
 }
 
 #[test]
+#[ignore = "needs ldirectord"]
 fn direct_routing_not_quiescent() -> Result<()> {
     managed(Forward::Dr, "lddr", false)
 }
@@ -158,6 +162,7 @@ fn direct_routing_not_quiescent() -> Result<()> {
 /// Rules saved, and restored at the start, by the init script of Debian's package ipvsadm,
 /// unmodified, with its files.
 #[test]
+#[ignore = "needs ipvsadm"]
 fn rules_are_saved_and_restored_as_debian_does() -> Result<()> {
     let mut site = site("debian", Forward::Nat)?;
     let etc = site.testbed.dir().join("etc");

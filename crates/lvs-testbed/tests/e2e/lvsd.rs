@@ -69,10 +69,9 @@ fn checks_reload_and_stop() -> Result<()> {
     let mut site = site("lvsd")?;
     let before = common::host_state(&site)?;
     let path = configure(&site, 2)?;
-    let checked = site.director.run(
-        programs::find("lvsd")?,
-        &["--check-config".into(), path.clone()],
-    )?;
+    let checked = site
+        .director
+        .run(programs::find("lvsd")?, &["check".into(), path.clone()])?;
     ensure!(checked.contains("valid"), "{checked}");
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 2, &lvsd)?;
@@ -457,6 +456,33 @@ fn lvsd(site: &Site, words: &str) -> Result<String> {
     ))
 }
 
+/// Whether lvsd runs or not.
+#[test]
+fn stop_all_removes_the_files_of_its_namespace() -> Result<()> {
+    let site = site("sweep")?;
+    configure(&site, 3)?;
+    let files = || {
+        site.director
+            .sh("ls /run/lvs | grep ^netns-$(stat -Lc %i /proc/self/ns/net) || true")
+    };
+    for ends_before in [false, true] {
+        let mut lvsd = start(&site, &[])?;
+        wait_usable(&site, 3, &lvsd)?;
+        let there = files()?;
+        for name in [".sock.lock", ".sock.lvsd.lock", ".lvsd.toml"] {
+            ensure!(there.contains(name), "{there}");
+        }
+        if ends_before {
+            lvsd.stop(Signal::SIGTERM)?;
+            ensure!(files()?.contains(".lvsd.toml"), "{}", files()?);
+        }
+        self::lvsd(&site, "stop --all")?;
+        ensure!(files()?.trim().is_empty(), "{ends_before}: {}", files()?);
+        lvsd.wait(Duration::from_secs(5))?;
+    }
+    Ok(())
+}
+
 /// `lvsadm drain` asks lvsd, which keeps the server drained over a reload, a restart and the loss
 /// of the engine, and says so.
 #[test]
@@ -528,8 +554,8 @@ fn a_drain_is_lvsds_and_outlives_it() -> Result<()> {
     Ok(())
 }
 
-/// Below the quorum the sorry server answers, and no longer when the quorum is back; a program is
-/// told of both.
+/// Below the quorum the sorry server has all new connections, and none when the quorum is back; a
+/// program is told of both. Connections to servers that are up go on.
 #[test]
 fn a_sorry_server_answers_while_too_few_do() -> Result<()> {
     let mut site = site("sorry")?;
@@ -547,6 +573,8 @@ fn a_sorry_server_answers_while_too_few_do() -> Result<()> {
             site.real_address(2)
         ),
     );
+    // The sorry server has weight 1.
+    let text = text.replace(":80\"\n\n[[", ":80\"\nweight = 100\n\n[[") + "weight = 100\n";
     fs::write(
         &path,
         format!("[lvsd]\nnotify = \"{script}\"\nnotify_user = \"root\"\n{text}"),
@@ -561,19 +589,45 @@ fn a_sorry_server_answers_while_too_few_do() -> Result<()> {
     load.requests = 20;
     let report = common::ok(site.client.load(&load)?, 20)?;
     ensure!(!report.servers.contains_key("rs3"), "{report:?}");
+    let sorry_serves = |site: &Site| {
+        wait_until("the sorry server", Duration::from_secs(10), || {
+            lvsd(site, "status")
+                .is_ok_and(|told| told.contains("BELOW ITS QUORUM; the sorry server"))
+        })?;
+        wait_usable(site, 1, &daemon)?;
+        let report = common::ok(site.client.load(&load)?, 20)?;
+        ensure!(report.servers.keys().eq(["rs3"]), "{report:?}");
+        anyhow::Ok(())
+    };
+    let quorum = |site: &Site| {
+        wait_until("the quorum", Duration::from_secs(10), || {
+            lvsd(site, "status")
+                .is_ok_and(|told| told.contains("2 of 2 servers usable") && !told.contains("BELOW"))
+        })?;
+        wait_usable(site, 2, &daemon)?;
+        let report = common::ok(site.client.load(&load)?, 20)?;
+        ensure!(!report.servers.contains_key("rs3"), "{report:?}");
+        anyhow::Ok(())
+    };
+    // One of two refuses the director's checks: that is too few.
+    let mut open = load.clone();
+    open.keepalive = true;
+    open.pause_ms = 5;
+    let steady = site.client.steady_load(&open)?;
+    site.servers[0].sh(
+        "nft 'table ip f { chain i { type filter hook input priority 0; ip saddr 10.0.0.1 reject; }; }'",
+    )?;
+    sorry_serves(&site)?;
+    let report = steady.finish()?;
+    report.all_ok(report.ok)?;
+    ensure!(!report.servers.contains_key("rs3"), "{report:?}");
+    site.servers[0].sh("nft delete table ip f")?;
+    quorum(&site)?;
     site.programs.remove(0).kill();
-    wait_until("the sorry server", Duration::from_secs(10), || {
-        lvsd(&site, "status").is_ok_and(|told| told.contains("BELOW ITS QUORUM; the sorry server"))
-    })?;
-    wait_usable(&site, 2, &daemon)?;
-    let report = common::ok(site.client.load(&load)?, 20)?;
-    ensure!(report.servers.contains_key("rs3"), "{report:?}");
+    sorry_serves(&site)?;
     site.programs
         .push(nginx(&site.servers[0], &NginxOptions::default())?);
-    wait_until("the quorum", Duration::from_secs(10), || {
-        lvsd(&site, "status")
-            .is_ok_and(|told| told.contains("2 of 2 servers usable") && !told.contains("BELOW"))
-    })?;
+    quorum(&site)?;
     for event in ["quorum_lost", "sorry_on", "server_down", "quorum_gained"] {
         let word = format!("\"event\":\"{event}\"");
         wait_until(event, Duration::from_secs(10), || {
@@ -606,7 +660,7 @@ fn a_vip_that_is_given_up_is_gone_from_the_wire() -> Result<()> {
     let path = configure(&site, 2)?;
     let text = fs::read_to_string(&path)?.replace(
         "scheduler = \"rr\"\n",
-        "scheduler = \"rr\"\nquorum = 2\nbelow_quorum = \"give-up\"\nomega = true\n",
+        "scheduler = \"rr\"\nquorum = 2\nbelow_quorum = \"give-up\"\nremove_on_exit = true\n",
     );
     fs::write(&path, text)?;
     // Whoever takes an address tells all; the client believes it, though it has not asked.
@@ -649,7 +703,7 @@ fn a_vip_that_is_given_up_is_gone_from_the_wire() -> Result<()> {
     load.sizes = vec![1000];
     common::ok(site.client.load(&load)?, 20)?;
 
-    // `omega`: it goes with lvsd, and the engine stays.
+    // `remove_on_exit`: it ends with lvsd, and the engine stays.
     let engine = engine_pid(&site)?;
     ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
     ensure!(!is_answered_for(&site), "{}", daemon.log());

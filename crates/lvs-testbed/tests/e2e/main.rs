@@ -3,13 +3,17 @@
 
 mod common;
 
+mod announcements;
 mod api;
 mod attack;
 mod beyond;
+mod boot;
 mod checks;
+mod checks_errors;
 mod checksums;
 mod cluster;
 mod conformance;
+mod convert;
 mod deviations;
 mod discovery;
 mod dns;
@@ -28,7 +32,6 @@ mod hostile_links;
 mod in_kernel;
 mod in_kernel_clsact;
 mod in_kernel_default;
-
 mod in_kernel_twins;
 mod in_kernel_xdp;
 mod ipv6;
@@ -46,7 +49,9 @@ mod networks;
 mod operator;
 mod peers;
 mod pmtu;
+mod program;
 mod quick_start;
+mod signals;
 mod silence;
 mod sip;
 mod sync;
@@ -56,4 +61,5 @@ mod tftp;
 mod transcripts;
 mod tun_backend;
 mod two_ways;
+mod warm_restart;
 mod workers;

@@ -29,11 +29,13 @@ fn nothing_breaks(scenario: Scenario, forward: Forward) -> Result<()> {
 }
 
 #[test]
+#[ignore = "needs BIRD"]
 fn one_of_three_is_taken_out_of_service_and_comes_back_dr() -> Result<()> {
     nothing_breaks(Scenario::Members, Forward::Dr)
 }
 
 #[test]
+#[ignore = "needs BIRD"]
 fn one_of_three_is_taken_out_of_service_and_comes_back_by_ipv6_dr() -> Result<()> {
     let options = ClusterOptions {
         ipv6: true,
@@ -46,21 +48,25 @@ fn one_of_three_is_taken_out_of_service_and_comes_back_by_ipv6_dr() -> Result<()
 }
 
 #[test]
+#[ignore = "needs BIRD"]
 fn one_of_three_is_taken_out_of_service_and_comes_back_tun() -> Result<()> {
     nothing_breaks(Scenario::Members, Forward::Tun)
 }
 
 #[test]
+#[ignore = "needs BIRD"]
 fn an_engine_dies_and_comes_back_tun() -> Result<()> {
     nothing_breaks(Scenario::Engine, Forward::Tun)
 }
 
 #[test]
+#[ignore = "needs BIRD"]
 fn directors_that_did_not_hear_each_other_are_in_step_again_dr() -> Result<()> {
     nothing_breaks(Scenario::Partition, Forward::Dr)
 }
 
 #[test]
+#[ignore = "needs BIRD"]
 fn nothing_breaks_while_an_engine_is_stopped_or_datagrams_are_lost_tun() -> Result<()> {
     let scenarios = [Scenario::Stopped, Scenario::Loss];
     let outcomes = play_in_turn(&scenarios, &options(Forward::Tun, 30))?;
@@ -75,6 +81,7 @@ fn nothing_breaks_while_an_engine_is_stopped_or_datagrams_are_lost_tun() -> Resu
 }
 
 #[test]
+#[ignore = "needs BIRD"]
 fn without_synchronisation_connections_of_a_drained_server_wait_dr() -> Result<()> {
     let outcomes = play_in_turn(&[Scenario::Alone], &options(Forward::Dr, 30))?;
     println!("{}", serde_json::to_string(&outcomes)?);
@@ -83,21 +90,25 @@ fn without_synchronisation_connections_of_a_drained_server_wait_dr() -> Result<(
 }
 
 #[test]
+#[ignore = "needs BIRD and etcd"]
 fn nothing_breaks_while_etcd_is_gone_dr() -> Result<()> {
     nothing_breaks(Scenario::Etcd, Forward::Dr)
 }
 
 #[test]
+#[ignore = "needs BIRD, FRR and ExaBGP"]
 fn routing_daemons_of_others_follow() -> Result<()> {
     nothing_breaks(Scenario::Daemons, Forward::Dr)
 }
 
 #[test]
+#[ignore = "needs BIRD, FRR and ExaBGP"]
 fn routing_daemons_follow_the_tun_backend() -> Result<()> {
     nothing_breaks(Scenario::Routed, Forward::Tun)
 }
 
 #[test]
+#[ignore = "needs BIRD"]
 fn nothing_breaks_when_bird_is_killed_or_the_power_goes_tun() -> Result<()> {
     let outcomes = play_in_turn(
         &[Scenario::Bird, Scenario::Power],

@@ -135,7 +135,7 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         site: &site,
         virt,
         protocol: "tcp",
-        settings: "on_server_down = \"reset\"",
+        settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"",
         program: None,
     };
     daemon.start(&[0, 1])?;
@@ -203,7 +203,7 @@ fn clients_of_a_server_that_died_are_reset_and_those_of_a_drained_one_are_not() 
         site: &site,
         virt,
         protocol: "tcp",
-        settings: "on_server_down = \"reset\"\n\
+        settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"\n\
                    check = { type = \"tcp\", interval = \"300ms\", timeout = \"1s\", fall = 2 }",
         program: None,
     };
@@ -251,8 +251,8 @@ fn the_clients_of_a_silent_server_are_reset_when_it_is_known() -> Result<()> {
         site: &site,
         virt,
         protocol: "tcp",
-        settings: "on_server_down = \"reset\"\n\
-                   check = { type = \"tcp\", interval = \"1s\", fast_interval = \"200ms\", timeout = \"200ms\", fall = 2 }",
+        settings: "on_server_down = \"reset\"\non_check_failure = \"remove\"\ndrain = \"0s\"\n\
+                   check = { type = \"tcp\", interval = \"1s\", timeout = \"1s\", fall = 2 }",
         program: None,
     };
     daemon.start(&[0, 1])?;
@@ -325,7 +325,7 @@ fn datagrams_of_one_client_go_to_another_server() -> Result<()> {
         site: &site,
         virt: site.service(53),
         protocol: "udp",
-        settings: "on_server_down = \"reschedule\"",
+        settings: "on_server_down = \"reschedule\"\non_check_failure = \"remove\"\ndrain = \"0s\"",
         program: None,
     };
     daemon.start(&[0, 1])?;

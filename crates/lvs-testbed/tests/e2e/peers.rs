@@ -299,10 +299,6 @@ fn what_is_wrong_with_the_options_is_said() -> Result<()> {
             format!("--sync-peer {TWO} --sync-peer {TWO}:9 --sync-key {good}"),
             "named twice",
         ),
-        (
-            format!("--sync-peer {TWO} --sync-listen 203.0.113.1 --sync-key {good}"),
-            "cannot listen at 203.0.113.1:8848",
-        ),
     ] {
         let script = format!("{program} --interface eth0 {options} 2>&1 || true");
         let answer = site.director.sh(&script)?;
@@ -331,7 +327,29 @@ fn wait_for_tables(site: &Site, word: &str) -> Result<()> {
     })
 }
 
-/// Two directors choose alike, or it shows in which service they do not, and for how long.
+/// The output of `lvsadm diff` on the first director, about the dataplane `other` on the second.
+fn diff(site: &Site, other: &Proc) -> Result<String> {
+    // Each host of the testbed has a /run of its own.
+    let socket = format!(
+        "/proc/{}/root/run/lvs/netns-$(stat -L -c %i /proc/{}/ns/net).sock",
+        other.pid(),
+        other.pid()
+    );
+    let program = programs::find("lvsadm")?;
+    let output = site.director.sh(&format!(
+        "status=0; {} diff {socket} || status=$?; echo \"exit status $status\"",
+        program.display(),
+    ))?;
+    let differ = !output.contains("the same services and servers");
+    ensure!(
+        output.contains(&format!("exit status {}\n", u8::from(differ))),
+        "{output}"
+    );
+    Ok(output)
+}
+
+/// The directors choose the same servers, or `lvsadm sync` names the service in which they do not,
+/// and for how long, and `lvsadm diff` shows why.
 #[test]
 fn what_differs_between_directors_is_shown_and_a_lasting_difference_is_an_alarm() -> Result<()> {
     let site = site("tables", Forward::Nat, 0)?;
@@ -375,14 +393,22 @@ fn what_differs_between_directors_is_shown_and_a_lasting_difference_is_an_alarm(
     };
     edit(7)?;
     let line = format!("{}: weight: 1 here, 7 there", server(1));
-    wait("the difference to be shown", || {
-        let said = site.lvsadm_on(&first, "sync");
-        said.is_ok_and(|said| said.contains(&line) && said.contains(&format!("TCP {vip}:80")))
-    })?;
+    let named = format!("TCP {vip}:80 differs");
+    let is_named = |director: &Host| {
+        let said = site.lvsadm_on(director, "sync");
+        said.is_ok_and(|said| said.contains(&named))
+    };
+    let shows = |line: &str| -> Result<()> {
+        let said = diff(&site, &two)?;
+        ensure!(said.contains(line), "{line}: {said}");
+        Ok(())
+    };
+    wait("the difference to be named", || is_named(&first))?;
+    shows(&format!("TCP {vip}:80\n    {line}\n"))?;
     wait_for_tables(&site, "alarm")?;
     wait("it to be said", || {
         let log = one.log();
-        log.contains("has not chosen as this director does for 5 s") && log.contains(&line)
+        log.contains("has not chosen as this director does for 5 s") && log.contains(&named)
     })
     .with_context(|| one.log())?;
     let said = first.sh(&format!(
@@ -392,6 +418,7 @@ fn what_differs_between_directors_is_shown_and_a_lasting_difference_is_an_alarm(
     ensure!(said.contains("lvsadm sync"), "{said}");
     edit(1)?;
     wait_for_tables(&site, "alike")?;
+    shows("both have the same services and servers")?;
     for log in [one.log(), two.log()] {
         ensure!(log.matches("has not chosen").count() == 1, "{log}");
         ensure!(log.matches("director does again").count() == 1, "{log}");
@@ -403,10 +430,8 @@ fn what_differs_between_directors_is_shown_and_a_lasting_difference_is_an_alarm(
     let server = server(1);
     site.lvsadm_on(&first, &format!("-e -t {vip}:80 -r {server} -m -w 0"))?;
     let line = format!("{server}: weight before it was 0: 1 here, 7 there");
-    wait("the difference to be shown", || {
-        let said = site.lvsadm_on(&first, "sync");
-        said.is_ok_and(|said| said.contains(&line))
-    })?;
+    wait("the difference to be named", || is_named(&first))?;
+    shows(&line)?;
     edit(1)?;
     edit(0)?;
     wait_for_tables(&site, "alike")?;
@@ -427,19 +452,21 @@ fn what_differs_between_directors_is_shown_and_a_lasting_difference_is_an_alarm(
     };
     again(&first, [0, 1])?;
     again(&second, [1, 0])?;
-    wait("the difference to be shown", || {
-        let said = site.lvsadm_on(&second, "sync");
-        said.is_ok_and(|said| said.contains("order of the servers: number 1 is"))
-    })?;
+    wait("the difference to be named", || is_named(&second))?;
+    shows("order of the servers: number 1 is")?;
     again(&second, [0, 1])?;
     wait_for_tables(&site, "alike")?;
 
     // A service of one only.
     site.lvsadm_on(&second, &format!("-D -t {vip}:81"))?;
-    wait("the difference to be shown", || {
-        let said = site.lvsadm_on(&first, "sync");
-        said.is_ok_and(|said| said.contains("the service is here only"))
-    })?;
+    for (director, side) in [(&first, "here"), (&second, "there")] {
+        let named = format!("TCP {vip}:81 is {side} only");
+        wait("the service to be named", || {
+            let said = site.lvsadm_on(director, "sync");
+            said.is_ok_and(|said| said.contains(&named))
+        })?;
+    }
+    shows(&format!("TCP {vip}:81\n    the service is here only\n"))?;
 
     // A director that is gone: nobody knows its connections.
     drop(two);
@@ -557,96 +584,4 @@ fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Resu
         let drops = site.lvsadm_on(&second, "drops");
         format!("{:?} {:?} {drops:?}", all("whole"), all("error"))
     })
-}
-
-/// Downloads come to a director that was never told of them, which puts them where they are; when a
-/// server is drained, those at it are told and nobody else's; and a director that would not decide
-/// so is told all.
-#[test]
-fn with_exceptions_only_a_director_that_was_told_nothing_goes_on() -> Result<()> {
-    const DOWNLOADS: u64 = 100;
-    let mut options = SiteOptions::new("exceptions", Forward::Dr);
-    options.standby = true;
-    options.vip = Vip::Routed;
-    options.servers = 3;
-    options.nginx = NginxOptions {
-        rate: 60_000,
-        ..NginxOptions::default()
-    };
-    let site = Site::new(options)?;
-    let (first, second) = (site.director.clone(), site.standby()?.clone());
-    let router = site.router.as_ref().context("there is a router")?;
-    let vip = site.vip;
-    let send_to = |address: &str| router.sh(&format!("ip route replace {vip}/32 via {address}"));
-    let key = key(&site, "key", KEY)?;
-    let start = |director: &Host, peer: &str, tell: &str| {
-        let extra = ["--sync-peer", peer, "--sync-key", &key, "--sync-tell", tell];
-        site.start_engine_on(director, &[], &[&extra[..], &ALONE].concat())
-    };
-    let one = start(&first, TWO, "exceptions")?;
-    let mut two = start(&second, ONE, "exceptions")?;
-    site.add_service(80, "mh -b mh-port")?;
-    copy_services(&site, &first, &second)?;
-    for director in [&first, &second] {
-        site.lvsadm_on(director, "sync --wait 15s")?;
-    }
-    wait_for_tables(&site, "alike")?;
-    send_to(ONE)?;
-    let mut load = site.load();
-    load.requests = DOWNLOADS;
-    load.concurrency = DOWNLOADS;
-    load.sizes = vec![1_000_000];
-    load.timeout_ms = 60_000;
-    load.first_port = 20_000;
-    let client = site.client.clone();
-    let drained = site.real_address(0).to_string();
-    let report: Result<LoadReport> = std::thread::scope(|scope| {
-        let downloads = scope.spawn(|| client.load(&load));
-        let at = |director: &Host, server: &str| {
-            let listing = site.lvsadm_on(director, "-L -c -n").unwrap_or_default();
-            let lines = listing.lines();
-            lines
-                .filter(|line| line.contains("ESTABLISHED") && line.contains(server))
-                .count() as u64
-        };
-        wait("all downloads to be established", || {
-            at(&first, ":80") == DOWNLOADS
-        })?;
-        ensure!(number(&site, &first, "told") == 0 && at(&second, ":80") == 0);
-        // The router's paths change.
-        send_to(TWO)?;
-        wait("the other to decide about all of them", || {
-            number(&site, &second, "decided") == DOWNLOADS
-        })?;
-        ensure!(number(&site, &second, "told") == 0 && at(&second, ":80") == DOWNLOADS);
-        let exceptions = at(&second, &drained);
-        ensure!(
-            exceptions > 0 && exceptions < DOWNLOADS,
-            "{exceptions} at {drained}"
-        );
-        for director in [&first, &second] {
-            site.lvsadm_on(director, &format!("-e -t {vip}:80 -r {drained}:80 -g -w 0"))?;
-        }
-        wait("those of the drained server to be told", || {
-            number(&site, &second, "told") == exceptions
-                && of_peer(&site, &first, "lent") == Some(exceptions)
-        })?;
-        println!("{exceptions} of {DOWNLOADS} are told");
-        send_to(ONE)?;
-        downloads
-            .join()
-            .unwrap_or_else(|_| bail!("a thread panicked"))
-    });
-    let report = report.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
-    report.all_ok(DOWNLOADS)?;
-
-    two.kill();
-    two = start(&second, ONE, "all")?;
-    copy_services(&site, &first, &second)?;
-    site.lvsadm_on(&second, "sync --wait 15s")?;
-    wait("it to be told all", || {
-        let said = site.lvsadm_on(&first, "sync");
-        said.is_ok_and(|said| said.contains("all, because 192.0.2.2:8848 would not decide"))
-    })
-    .with_context(|| format!("{}\n{}", one.log(), two.log()))
 }

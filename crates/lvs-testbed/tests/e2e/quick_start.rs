@@ -1,5 +1,5 @@
 //! The quick start of docs/operating.md, as it stands there: each block in its host's namespace, in
-//! order.
+//! order. And each block of README.md and docs/*.md that begins with a dataplane in the background.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -28,6 +28,84 @@ ip link set eth0 up; ip link set eth1 up
 on $client ip link set lo up; on $client ip address add 192.0.2.2/24 dev eth0; on $client ip link set eth0 up
 on $server ip link set lo up; on $server ip address add 10.0.0.2/24 dev eth0; on $server ip link set eth0 up
 ";
+
+/// A director with a network for clients and one for servers, and a `/run` of its own.
+const DIRECTOR: &str = r"
+mount --make-rprivate /
+mount -t tmpfs tmpfs /run
+ip link set lo up
+for n in 0 1; do ip link add eth$n type veth peer name peer$n; ip link set eth$n up; ip link set peer$n up; done
+ip address add 192.0.2.2/24 dev eth0; ip address add 10.0.0.1/24 dev eth1
+ip route add default via 192.0.2.1
+";
+
+/// The blocks of a page that are for a shell.
+fn shell_blocks(page: &str) -> impl Iterator<Item = &str> {
+    let blocks = page.split("\n```sh").skip(1);
+    blocks.filter_map(|block| Some(block.split_once('\n')?.1.split_once("\n```")?.0))
+}
+
+/// A command in the background: `&` at the end of a line, or before a comment.
+fn starts_dataplane(block: &str) -> bool {
+    block.lines().any(|line| {
+        let command = line.split('#').next().unwrap_or_default().trim_end();
+        command.starts_with("lvs-dataplane ") && command.ends_with(" &")
+    })
+}
+
+/// As a newcomer pastes it: `lvsadm` runs before the dataplane answers.
+#[test]
+fn block_that_starts_a_dataplane_works_in_one_paste() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages = vec![root.join("README.md")];
+    for entry in fs::read_dir(root.join("docs"))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "md") {
+            pages.push(path);
+        }
+    }
+    let programs = programs::find("lvsd")?;
+    let path = format!(
+        "{}:{}",
+        programs.parent().context("a directory")?.display(),
+        std::env::var("PATH")?
+    );
+    let mut blocks = 0;
+    for page in pages {
+        let text = fs::read_to_string(&page)?;
+        for block in shell_blocks(&text).filter(|block| starts_dataplane(block)) {
+            let script = format!(
+                "{DIRECTOR}bash -e <<'BLOCK'\n{block}\nlvsadm -Sn\nkill $!\nwait $! || true\nBLOCK\n"
+            );
+            let output = Command::new("unshare")
+                .args([
+                    "--net",
+                    "--mount",
+                    "--pid",
+                    "--fork",
+                    "--kill-child",
+                    "--mount-proc",
+                ])
+                .args(["timeout", "60", "bash", "-e", "-c", &script])
+                .env("PATH", &path)
+                .env_remove("LVS_SOCKET")
+                .output()?;
+            let out = String::from_utf8_lossy(&output.stdout);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            let place = page.display();
+            ensure!(output.status.success(), "{place}:\n{block}\n{out}{errors}");
+            for rule in ["-A -t 192.0.2.10:", "-a -t 192.0.2.10:"] {
+                ensure!(
+                    out.contains(rule),
+                    "{place}: no {rule}:\n{block}\n{out}{errors}"
+                );
+            }
+            blocks += 1;
+        }
+    }
+    ensure!(blocks >= 8, "{blocks} blocks");
+    Ok(())
+}
 
 #[test]
 fn every_block_does_what_it_says() -> Result<()> {

@@ -119,12 +119,14 @@ fn downloads_go_on_after_kill_9_nat() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn downloads_go_on_after_kill_9_dr() -> Result<()> {
     let group = "--mcast-interface eth0 --mcast-group ff02::81 --mcast-port 9000";
     downloads_go_on(Forward::Dr, group, group, &["sync_ports=4"])
 }
 
 #[test]
+#[ignore = "long"]
 fn downloads_go_on_after_kill_9_tun() -> Result<()> {
     downloads_go_on(Forward::Tun, PLAIN, PLAIN, &["sync_version=0"])
 }
@@ -145,7 +147,7 @@ fn downloads_go_on_between_two_lvsd() -> Result<()> {
     let path = site.testbed.dir().join("lvsd.toml");
     let mut text = format!(
         "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n\
-         [sync]\ninterface = \"eth0\"\nsyncid = 5\n\n\
+         [sync.ipvs]\ninterface = \"eth0\"\nsyncid = 5\n\n\
          [[service]]\nname = \"web\"\naddress = \"{}\"\nforward = \"nat\"\nvip = \"host\"\n",
         site.service(80)
     );

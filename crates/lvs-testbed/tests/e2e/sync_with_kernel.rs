@@ -107,7 +107,7 @@ impl Drop for Kernel {
 }
 
 #[test]
-#[ignore = "needs a kernel with IPVS: LVS_UML=COMMAND"]
+#[ignore = "by hand: needs a kernel with IPVS (make sync-with-kernel)"]
 fn downloads_go_from_the_kernel_to_us_and_back() -> Result<()> {
     let mut options = SiteOptions::new("kernel", Forward::Nat);
     options.standby = true;

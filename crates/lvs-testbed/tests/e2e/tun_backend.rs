@@ -68,6 +68,7 @@ fn tunnels() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long"]
 fn tunnels_bulk_and_datagrams() -> Result<()> {
     let site = site("hop-tun-bulk", Forward::Tun, 2)?;
     site.add_service(80, "rr")?;
@@ -523,7 +524,7 @@ fn under_the_daemon() -> Result<()> {
     };
     let lvsd = programs::find("lvsd")?;
     write("dr")?;
-    let refusal = site.director.run(&lvsd, &["--check-config", &path]);
+    let refusal = site.director.run(&lvsd, &["check", &path]);
     let text = format!("{:#}", refusal.err().context("it has to be refused")?);
     ensure!(
         text.contains("direct routing needs frames") && text.contains("lvsd.toml:"),

@@ -3,22 +3,21 @@
 //! frames leave, with the same connections, states, deadlines and counters.
 
 use lvs_testbed::hostile::{Method, two_ways};
+use lvs_testbed::suite::size;
 
-/// Frames for each method. Without optimisation they take twenty times as long.
-const FRAMES: u64 = if cfg!(debug_assertions) {
-    30_000
-} else {
-    1_000_000
-};
+/// Frames for each method: of `make test`, and of `make test-all`.
+const QUICK_FRAMES: u64 = 15_000;
+const FULL_FRAMES: u64 = 1_000_000;
 
 fn same(names: &[&str], seed: u64) {
+    let frames = size(QUICK_FRAMES, FULL_FRAMES);
     for name in names {
         let method = Method::named(name).expect("a method");
-        let passed = two_ways(method, seed, FRAMES);
-        println!("{name}: {passed} of {FRAMES} frames took the short way");
+        let passed = two_ways(method, seed, frames);
+        println!("{name}: {passed} of {frames} frames took the short way");
         // Only IPv4 has one.
         let short = name.ends_with("4") && !name.contains("6in");
-        assert_eq!(short, passed > FRAMES / 20, "{name}: {passed}");
+        assert_eq!(short, passed > frames / 20, "{name}: {passed}");
         assert!(short || passed == 0, "{name}: {passed}");
     }
 }

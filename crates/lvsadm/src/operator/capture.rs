@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::net::IpAddr;
 
+use lvs_api::Error;
 use lvs_core::api::{Call, CaptureFilter, CapturedPacket};
-use lvs_dataplane::control::Error;
 
 use super::pcapng::{ETHERNET, RAW, Writer};
 use super::{Outcome, Trouble, Words, connect, protocol};

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use lvs_api::Client;
+use lvs_api::daemon::{self, AdminSpec, AdminState, Client as Daemon, ServiceKey};
+use lvs_api::guidance::is_managed;
 use lvs_core::ServerConfig;
 use lvs_core::api::{Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo};
-use lvs_dataplane::control::Client;
-use lvs_dataplane::control::daemon::{self, AdminSpec, AdminState, Client as Daemon, ServiceKey};
 
 use super::{
     Outcome, Trouble, Words, change, connect, duration, maintenance, service_and_server,
@@ -174,9 +175,7 @@ impl Target {
         let services: Vec<ServiceInfo> = self.client.collect(&Call::ServiceList {
             service: Some(self.service),
         })?;
-        let owned = services
-            .iter()
-            .any(|service| service.owner.as_deref() == Some(maintenance::OWNER));
+        let owned = services.iter().any(is_managed);
         if owned {
             self.daemon = maintenance::daemon(run)?;
         }

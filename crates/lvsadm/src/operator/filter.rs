@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use lvs_core::api::{Call, Done, FilterItem, FilterSpec, ServiceId};
 use lvs_core::{FilterLists, Prefix, ServiceKey, SourceFilter, parse_prefixes};
 
-use lvs_dataplane::control::Error;
+use lvs_api::Error;
 
 use super::{Outcome, Trouble, Words, change, connect, service_named, service_text, service_words};
 use crate::program::Invocation;

@@ -3,17 +3,15 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use lvs_api::daemon::{
+    AdminDone, AdminSpec, AdminState, Client as Daemon, ServiceKey, Target, WORDS_MAX,
+};
+use lvs_api::guidance::is_managed;
 use lvs_core::ServerConfig;
 use lvs_core::api::{Call, ServerSpec, ServiceId, ServiceInfo};
-use lvs_dataplane::control::daemon::{
-    AdminDone, AdminSpec, AdminState, Ask, Client as Daemon, ServiceKey, Target, WORDS_MAX,
-};
 
 use super::{Outcome, Trouble, Words, change, connect, duration, service_and_server, service_text};
 use crate::program::Invocation;
-
-/// Who looks after the services of `lvsd`, as they say themselves.
-pub(super) const OWNER: &str = "lvsd";
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let target = target(run, words)?;
@@ -41,7 +39,7 @@ pub(super) fn undrain(run: &mut Invocation<'_>, words: &Words) -> Outcome {
             .iter()
             .find_map(|s| Some((s, s.servers.iter().find(|info| info.server == server)?)));
         // Somebody else's, or an lvsd of old.
-        let foreign = services.iter().any(|s| s.owner.as_deref() != Some(OWNER));
+        let foreign = !services.iter().all(is_managed);
         let daemon = match foreign {
             true => None,
             false => daemon(run)?,
@@ -97,7 +95,7 @@ pub(super) fn daemon(run: &Invocation<'_>) -> Result<Option<Daemon>, Trouble> {
 
 /// Has the daemon take a wish.
 pub(super) fn ask(daemon: &mut Daemon, spec: AdminSpec) -> Result<AdminDone, Trouble> {
-    daemon.ask(&Ask::Admin(spec)).map_err(Trouble::Engine)
+    daemon.admin(&spec).map_err(Trouble::Engine)
 }
 
 /// A wish, with what the options say of it.

@@ -3,6 +3,7 @@
 //! ipvsadm's command lines begin with an option, so no existing script can mean one of these.
 
 mod capture;
+mod diff;
 mod doctor;
 mod drain;
 mod explain;
@@ -23,11 +24,11 @@ mod words;
 use std::io;
 use std::time::Duration;
 
+use lvs_api::words::{meant, parse_duration};
+use lvs_api::{Client, Error};
 use lvs_core::api::{Call, Done, ServiceId};
 use lvs_core::ipvsadm::{self, Command};
 use lvs_core::{Family, Protocol, ServiceKey};
-use lvs_dataplane::control::{Client, Error};
-use lvs_dataplane::words::{meant, parse_duration};
 
 pub(crate) use self::table::OPERATORS;
 pub(crate) use self::words::Words;
@@ -331,7 +332,7 @@ pub(crate) fn help_on(word: &[u8]) -> Result<String, String> {
     }
     if word.starts_with('-') {
         return Ok(format!(
-            "{word}: an option of ipvsadm; `lvsadm --help' and ipvsadm(8) tell of all of them\n"
+            "{word}: an option of ipvsadm; `lvsadm --help' and lvsadm(8) list all of them\n"
         ));
     }
     let about = lvs_core::sched::BUILT_IN

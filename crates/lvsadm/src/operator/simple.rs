@@ -1,8 +1,9 @@
 //! `lvsadm drops`, `lvsadm workers` and `lvsadm sysctl`.
 
+use lvs_api::Error;
+use lvs_api::guidance::{for_lvsd, manages_any};
 use lvs_core::Sysctls;
-use lvs_core::api::{Call, Done, Info, ReasonCount, Sysctl};
-use lvs_dataplane::control::Error;
+use lvs_core::api::{Call, Done, Info, ReasonCount, ServiceInfo, Sysctl};
 
 use super::{Outcome, Trouble, Words, connect};
 use crate::program::Invocation;
@@ -12,6 +13,10 @@ pub(super) fn drops(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     words.no_arguments()?;
     let mut client = connect(run)?;
     let mut reasons: Vec<ReasonCount> = client.collect(&Call::Drops {})?;
+    let services: Vec<ServiceInfo> = client.collect(&Call::ServiceList { service: None })?;
+    if manages_any(&services) {
+        for_lvsd(&mut reasons);
+    }
     if !words.has("--all") {
         reasons.retain(|reason| reason.count > 0);
     }

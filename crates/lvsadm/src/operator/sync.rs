@@ -48,13 +48,8 @@ fn text(state: &SyncState) -> String {
         true => "ready".to_owned(),
         false => format!("not ready: {}", state.waits_for),
     };
-    let which = match (state.exceptions, state.tells_all.as_str()) {
-        (true, _) => ", which they would put elsewhere".to_owned(),
-        (false, "") => String::new(),
-        (false, why) => format!(": all, because {why}"),
-    };
     text.push_str(&format!(
-        "\n{} connections are told to others{which}\n\n{:<28}{:<9}{:>10}{:>10}{:>10}  {:<30}{}\n",
+        "\n{} connections are told to others\n\n{:<28}{:<9}{:>10}{:>10}{:>10}  {:<30}{}\n",
         state.told, "peer", "state", "tells", "here", "missing", "last bulk", "listens"
     ));
     for peer in &state.peers {
@@ -72,10 +67,6 @@ fn text(state: &SyncState) -> String {
         ("told again what was missing", state.repairs),
         ("told everything anew", state.told_anew),
         (
-            "packets of connections of others, decided by the scheduler",
-            state.decided,
-        ),
-        (
             "services that are too many to be compared",
             state.tables_beyond,
         ),
@@ -88,7 +79,7 @@ fn text(state: &SyncState) -> String {
     text
 }
 
-/// Whether every director chooses alike.
+/// Which services differ from those of other directors.
 fn tables(state: &SyncState) -> String {
     let mut text = String::new();
     for (n, info) in state.tables.iter().enumerate() {
@@ -100,14 +91,16 @@ fn tables(state: &SyncState) -> String {
         let shown = peer.map_or(&[][..], |peer| &peer.tables);
         for one in shown {
             let (service, seconds) = (ServiceKey::from(one.service), one.seconds);
-            text.push_str(&format!("    {service}, for {seconds} s\n"));
-            for what in &one.what {
-                text.push_str(&format!("        {what}\n"));
-            }
+            let how = match (one.here, one.there) {
+                (_, false) => "is here only",
+                (false, true) => "is there only",
+                (true, true) => "differs",
+            };
+            text.push_str(&format!("    {service} {how}, for {seconds} s\n"));
         }
         let more = info.differ.saturating_sub(shown.len() as u64);
         if more > 0 {
-            text.push_str(&format!("    and {more} more services\n"));
+            text.push_str(&format!("    and {more} more\n"));
         }
     }
     text
@@ -274,8 +267,8 @@ mod tests {
                 {{"peer": "{}", "state": "unknown"}},
                 {{"peer": "{}", "state": "differ", "differ": 1, "seconds": 2}}],
               "peers": [{{"address": "{}", "state": "in step", "tables": [
-                {{"service": {{"protocol": "tcp", "address": "203.0.113.10:80"}}, "seconds": 45,
-                  "what": ["10.0.0.2:80: weight: 5 here, 1 there"]}}]}}],
+                {{"service": {{"protocol": "tcp", "address": "203.0.113.10:80"}}, "seconds": 45, "here": true, "there": true}},
+                {{"service": {{"protocol": "tcp", "address": "203.0.113.10:81"}}, "seconds": 9, "here": false, "there": true}}]}}],
               "tables_beyond": 7}}"#,
             peer(2),
             peer(3),
@@ -287,7 +280,7 @@ mod tests {
         let state: SyncState = serde_json::from_str(&text).expect("a state");
         let said = super::text(&state);
         for part in [
-            "192.0.2.2:8848              ALARM: 3 services differ, for 45 s\n    TCP 203.0.113.10:80, for 45 s\n        10.0.0.2:80: weight: 5 here, 1 there\n    and 2 more services\n",
+            "192.0.2.2:8848              ALARM: 3 services differ, for 45 s\n    TCP 203.0.113.10:80 differs, for 45 s\n    TCP 203.0.113.10:81 is there only, for 9 s\n    and 1 more\n",
             "192.0.2.3:8848              alike\n",
             "192.0.2.4:8848              not compared: it runs an older version\n",
             "192.0.2.5:8848              not known\n",

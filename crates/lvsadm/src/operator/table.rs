@@ -1,7 +1,7 @@
 //! The one table of the additional commands.
 
 use super::{
-    Operator, capture, doctor, drain, explain, filter, flag, limit, local, maintenance, mark,
+    Operator, capture, diff, doctor, drain, explain, filter, flag, limit, local, maintenance, mark,
     realserver, shell, simple, sync, watch,
 };
 
@@ -215,7 +215,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "sync",
         arguments: "",
         summary: "show what other directors and this one tell each other, and whether it is ready",
-        text: "For the directors of lvs-dataplane --sync-peer: which of them is in step, how many of its connections are here and missing, when it last told everything, and how long it takes to have what it is told; and whether its services and servers are those of this director, so that both choose alike. This director is ready when it knows what they know. The daemons of --start-daemon are in `lvsadm -L --daemon'.",
+        text: "For the directors of lvs-dataplane --sync-peer: which of them is in step, how many of its connections are here and missing, when it last told everything, and how long it takes to have what it is told; and which of its services differ from those of this director, so that the two choose other servers for a client (lvsadm diff shows how). This director is ready when it knows what they know. The daemons of --start-daemon are in `lvsadm -L --daemon'.",
         flags: &[flag(
             "--wait",
             "TIME",
@@ -223,6 +223,15 @@ pub(crate) const OPERATORS: &[Operator] = &[
         )],
         examples: &["--wait 30s"],
         run: sync::run,
+    },
+    Operator {
+        name: "diff",
+        arguments: "SOCKET",
+        summary: "show in which services and servers another director differs from this one",
+        text: "SOCKET is the control socket of the other director: a path, or @NAME. That of another host is reached through ssh -L. Compared is what the choice of a server depends on, and how packets reach it; counters, limits and filters are not. The exit status is 1 if there are differences.",
+        flags: &[],
+        examples: &["/run/other.sock"],
+        run: diff::run,
     },
     Operator {
         name: "limit",

@@ -9,16 +9,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lvs_dataplane::control::daemon::AdminEntry;
 use tokio::sync::oneshot;
 
+use super::Wish;
 use crate::replace::replace_for_good;
 
 /// Files that are put aside.
 const ASIDE_MAX: u32 = 100;
 
 /// Writes the file.
-type Write = dyn Fn(&Path, &[AdminEntry]) -> io::Result<()> + Send + Sync;
+type Write = dyn Fn(&Path, &[Wish]) -> io::Result<()> + Send + Sync;
 
 /// The file of the wishes.
 pub(super) struct Keeper {
@@ -30,7 +30,7 @@ pub(super) struct Keeper {
 #[derive(Default)]
 struct State {
     /// What is to be written next.
-    next: Option<Vec<AdminEntry>>,
+    next: Option<Vec<Wish>>,
     /// Those who wait for that.
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
     /// A thread writes.
@@ -78,7 +78,7 @@ impl Keeper {
     fn writing_by(
         path: PathBuf,
         unread: bool,
-        write: impl Fn(&Path, &[AdminEntry]) -> io::Result<()> + Send + Sync + 'static,
+        write: impl Fn(&Path, &[Wish]) -> io::Result<()> + Send + Sync + 'static,
     ) -> Self {
         let state = State {
             unread,
@@ -96,7 +96,7 @@ impl Keeper {
     }
 
     /// Has all wishes written, in a runtime; gives when they are.
-    pub(super) fn keep(self: &Arc<Self>, all: Vec<AdminEntry>) -> Kept {
+    pub(super) fn keep(self: &Arc<Self>, all: Vec<Wish>) -> Kept {
         let (tell, told) = oneshot::channel();
         let mut state = self.lock();
         state.next = Some(all);
@@ -135,7 +135,7 @@ impl Keeper {
         }
     }
 
-    fn write_one(&self, all: &[AdminEntry], unread: bool) -> Result<(), String> {
+    fn write_one(&self, all: &[Wish], unread: bool) -> Result<(), String> {
         let path = &self.path;
         if unread {
             let aside = put_aside(path).map_err(|error| {
@@ -157,7 +157,7 @@ impl Keeper {
 }
 
 /// Writes all, as a whole or not at all.
-fn write(path: &Path, all: &[AdminEntry]) -> io::Result<()> {
+fn write(path: &Path, all: &[Wish]) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
     }
@@ -192,11 +192,12 @@ pub(super) fn put_aside(path: &Path) -> io::Result<PathBuf> {
 mod tests {
     use std::sync::mpsc;
 
-    use lvs_dataplane::control::daemon::{AdminSpec, AdminState, Target};
+    use lvs_api::daemon::{AdminSpec, AdminState, Target};
 
     use super::*;
+    use crate::clock::Now;
 
-    fn wish(n: u8) -> AdminEntry {
+    fn wish(n: u8) -> Wish {
         let target = Target {
             service: None,
             host: [10, 0, 0, n].into(),
@@ -209,7 +210,7 @@ mod tests {
             why: None,
             until: None,
         };
-        AdminEntry { spec, since: 1 }
+        Wish::new(spec, Now::at(1))
     }
 
     /// The disk takes its time with the first one; nobody waits but those who ask for it.

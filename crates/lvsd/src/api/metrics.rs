@@ -10,9 +10,9 @@ use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use lvs_api::daemon::{AdminState, ServerStatus, ServiceStatus};
 use lvs_core::api::{InterfaceInfo, ReasonCount, ServerInfo, ServiceId, ServiceInfo, WorkerInfo};
 use lvs_core::{Counts, Family};
-use lvs_dataplane::control::daemon::{AdminState, ServerStatus, ServiceStatus};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, MetricEncoder,
@@ -21,8 +21,7 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use crate::admin::unix_time;
-use crate::config;
+use crate::clock::unix_time;
 use crate::door::Look;
 use crate::tally::{self, BOUNDS, CheckCounts, Times};
 
@@ -62,17 +61,16 @@ const WORKER_COUNTERS: [WorkerCounter; 6] = [
     ),
 ];
 
+/// Servers that have metrics of their own, at most.
+const SERVERS_MAX: usize = 5000;
+
 /// Labels of something.
 type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
 
 /// All metrics in the text format of OpenMetrics 1.0.0.
-pub fn open_metrics(look: Arc<Look>, counts: tally::Counts, config: config::Api) -> String {
+pub fn open_metrics(look: Arc<Look>, counts: tally::Counts) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(View {
-        look,
-        counts,
-        config,
-    }));
+    registry.register_collector(Box::new(View { look, counts }));
     let mut out = String::new();
     // A string takes everything.
     let _ = text::encode(&mut out, &registry);
@@ -107,7 +105,6 @@ pub fn plain(open_metrics: &str) -> String {
 struct View {
     look: Arc<Look>,
     counts: tally::Counts,
-    config: config::Api,
 }
 
 /// A service, as the daemon and the engine know it.
@@ -260,11 +257,7 @@ impl Collector for View {
             })
             .collect();
         services_out(&mut out, &services)?;
-        self.servers(&mut out, &services)?;
-        if self.config.node_ipvs {
-            self.node_ipvs(&mut out)?;
-        }
-        Ok(())
+        self.servers(&mut out, &services)
     }
 }
 
@@ -293,20 +286,16 @@ impl View {
             "When lvsd was started, in seconds since 1970",
             unix_time().saturating_sub(status.uptime),
         )?;
-        // A daemon whose file could not be used would not run.
         let loaded = &status.loaded;
         out.gauge(
             "lvs_config_last_reload_successful",
             "Whether the last reading of the file was taken",
-            u32::from(loaded.ok || loaded.time == 0),
+            u32::from(loaded.ok),
         )?;
         out.gauge(
             "lvs_config_last_reload_timestamp_seconds",
             "When the file was last read, in seconds since 1970",
-            match loaded.time {
-                0 => unix_time().saturating_sub(status.uptime),
-                time => time,
-            },
+            loaded.time,
         )?;
         out.counters(
             "lvs_config_reloads",
@@ -382,7 +371,7 @@ impl View {
         )?;
         out.counter(
             "lvs_http_refused_connections",
-            "HTTP connections that there was no place for",
+            "HTTP connections and streams that there was no place for",
             counts.http_no_place,
         )
     }
@@ -600,11 +589,10 @@ impl View {
 
     fn servers(&self, out: &mut Out<'_>, services: &[Service<'_>]) -> fmt::Result {
         let count: usize = services.iter().map(|s| s.status.servers.len()).sum();
-        let most = self.config.server_series;
-        let shown = count <= most.unwrap_or(config::Api::SERVER_SERIES);
+        let shown = count <= SERVERS_MAX;
         out.gauge(
             "lvs_servers_without_series",
-            "Servers that have no metrics of their own, because there are more than server_series",
+            "Servers that have no metrics of their own, because there are more than 5000",
             if shown { 0 } else { count },
         )?;
         if !shown {
@@ -690,94 +678,6 @@ impl View {
             counts.map(|(labels, server)| (labels, server.stats.live)),
         )
     }
-
-    /// What node_exporter makes of `/proc/net/ip_vs` and `/proc/net/ip_vs_stats`.
-    fn node_ipvs(&self, out: &mut Out<'_>) -> fmt::Result {
-        let seen = &self.look.found.seen;
-        let Some(total) = self.look.engine().map(|info| &info.total.shown) else {
-            return Ok(());
-        };
-        for (name, help, value) in [
-            (
-                "node_ipvs_connections",
-                "The total number of connections made",
-                total.conns,
-            ),
-            (
-                "node_ipvs_incoming_packets",
-                "The total number of incoming packets",
-                total.in_packets,
-            ),
-            (
-                "node_ipvs_outgoing_packets",
-                "The total number of outgoing packets",
-                total.out_packets,
-            ),
-            (
-                "node_ipvs_incoming_bytes",
-                "The total amount of incoming data",
-                total.in_bytes,
-            ),
-            (
-                "node_ipvs_outgoing_bytes",
-                "The total amount of outgoing data",
-                total.out_bytes,
-            ),
-        ] {
-            out.counter(name, help, value)?;
-        }
-        let mut rows = Vec::new();
-        for service in &seen.services {
-            let (local_address, local_port, proto, mark) = match service.service {
-                ServiceId::Tcp { address } => of(address, "TCP"),
-                ServiceId::Udp { address } => of(address, "UDP"),
-                ServiceId::Sctp { address } => of(address, "SCTP"),
-                ServiceId::Fwmark { mark, .. } => {
-                    (String::new(), "0".to_owned(), "FWM", format!("{mark:08X}"))
-                }
-            };
-            for server in &service.servers {
-                let labels = [
-                    ("local_address", local_address.clone()),
-                    ("local_mark", mark.clone()),
-                    ("local_port", local_port.clone()),
-                    ("proto", proto.to_owned()),
-                    ("remote_address", server.server.ip().to_string()),
-                    ("remote_port", server.server.port().to_string()),
-                ];
-                rows.push((labels, server));
-            }
-        }
-        let value = |pick: fn(&ServerInfo) -> i64| {
-            let rows = &rows;
-            move |out: &mut Values<'_>| {
-                for (labels, server) in rows {
-                    out.gauge(&labels[..], pick(server))?;
-                }
-                Ok(())
-            }
-        };
-        out.gauges(
-            "node_ipvs_backend_connections_active",
-            "The current active connections by local and remote address",
-            value(|server| server.active.into()),
-        )?;
-        out.gauges(
-            "node_ipvs_backend_connections_inactive",
-            "The current inactive connections by local and remote address",
-            value(|server| server.inactive.into()),
-        )?;
-        out.gauges(
-            "node_ipvs_backend_weight",
-            "The current backend weight by local and remote address",
-            value(|server| server.config.weight.into()),
-        )
-    }
-}
-
-fn of(address: SocketAddr, proto: &'static str) -> (String, String, &'static str, String) {
-    let (ip, port) = (address.ip().to_string(), address.port().to_string());
-    (ip, port, proto, String::new())
 }
 
 fn labels_of<'a>(service: &'a Service<'_>, server: &'a Server<'_>) -> Labels<'a, 4> {
@@ -786,6 +686,18 @@ fn labels_of<'a>(service: &'a Service<'_>, server: &'a Server<'_>) -> Labels<'a,
 }
 
 fn services_out(out: &mut Out<'_>, services: &[Service<'_>]) -> fmt::Result {
+    out.gauges(
+        "lvs_service_checks_not_made",
+        "Servers whose checks this host cannot make, after three in a row",
+        |out| {
+            for service in services {
+                let of = service.status.servers.iter();
+                let of = of.filter(|server| server.check_not_made.is_some());
+                out.gauge(service.labels(), of.count())?;
+            }
+            Ok(())
+        },
+    )?;
     out.gauges(
         "lvs_service_servers",
         "Servers of a service in the file, by what their checks say",
@@ -902,12 +814,12 @@ fn traffic<'a, const N: usize>(
 
 #[cfg(test)]
 mod tests {
-    use lvs_dataplane::control::daemon::ProxyStatus;
+    use lvs_api::daemon::ProxyStatus;
 
     use super::*;
     use crate::api::overview::tests::look;
 
-    fn text(name: &str, config: config::Api) -> String {
+    fn text(name: &str) -> String {
         let tally = tally::Tally::default();
         tally.check(
             "tcp",
@@ -915,12 +827,12 @@ mod tests {
             tally::Outcome::Good,
         );
         tally.http(200);
-        open_metrics(Arc::new(look(name)), tally.get(), config)
+        open_metrics(Arc::new(look(name)), tally.get())
     }
 
     #[test]
     fn services_and_servers_have_their_series() {
-        let text = text("web", config::Api::default());
+        let text = text("web");
         for line in [
             r#"lvs_service_usable_servers{service="web",protocol="tcp",address="192.0.2.10:80"} 1"#,
             r#"lvs_service_servers{service="web",protocol="tcp",address="192.0.2.10:80",health="down"} 1"#,
@@ -934,7 +846,6 @@ mod tests {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }
         assert!(text.ends_with("# EOF\n"));
-        assert!(!text.contains("node_ipvs"));
     }
 
     #[test]
@@ -942,11 +853,7 @@ mod tests {
         let mut look = look("web");
         let found = Arc::make_mut(&mut look.found);
         Arc::make_mut(&mut found.seen).services.clear();
-        let text = open_metrics(
-            Arc::new(look),
-            tally::Counts::default(),
-            config::Api::default(),
-        );
+        let text = open_metrics(Arc::new(look), tally::Counts::default());
         assert!(text.contains("lvs_service_usable_servers{"));
         assert!(!text.contains("lvs_service_packets_total{"), "{text}");
     }
@@ -954,13 +861,7 @@ mod tests {
     #[test]
     fn what_a_proxy_refuses_is_counted() {
         let mut look = look("web");
-        let text = |look| {
-            open_metrics(
-                Arc::new(look),
-                tally::Counts::default(),
-                config::Api::default(),
-            )
-        };
+        let text = |look| open_metrics(Arc::new(look), tally::Counts::default());
         assert!(!text(look.clone()).contains("lvs_proxy"));
         look.status.proxy = Some(ProxyStatus {
             connections: 1,
@@ -983,34 +884,22 @@ mod tests {
 
     #[test]
     fn many_servers_have_no_series_of_their_own() {
-        let few = config::Api {
-            server_series: Some(1),
-            ..config::Api::default()
-        };
-        let text = text("web", few);
+        let mut look = look("web");
+        let servers = &mut look.status.services[0].servers;
+        servers.resize(SERVERS_MAX, servers[0].clone());
+        let text = |look: &Look| open_metrics(Arc::new(look.clone()), tally::Counts::default());
+        assert!(text(&look).contains("lvs_server_up"));
+        let servers = &mut look.status.services[0].servers;
+        servers.push(servers[0].clone());
+        let text = text(&look);
         assert!(!text.contains("lvs_server_up"), "{text}");
-        assert!(text.contains("lvs_servers_without_series 2\n"));
+        assert!(text.contains("lvs_servers_without_series 5001\n"));
         assert!(text.contains("lvs_service_usable_servers{"));
     }
 
     #[test]
-    fn names_of_node_exporter_are_there_if_asked_for() {
-        let compat = config::Api {
-            node_ipvs: true,
-            ..config::Api::default()
-        };
-        let text = text("web", compat);
-        for line in [
-            r#"node_ipvs_backend_weight{local_address="192.0.2.10",local_mark="",local_port="80",proto="TCP",remote_address="10.0.0.1",remote_port="80"} 1"#,
-            "node_ipvs_connections_total 9",
-        ] {
-            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
-        }
-    }
-
-    #[test]
     fn a_hostile_name_stays_in_its_quotes() {
-        let text = text("a\"} 1\\{b=\"", config::Api::default());
+        let text = text("a\"} 1\\{b=\"");
         assert!(
             text.contains(r#"lvs_service_quorum{service="a\"} 1\\{b=\"",protocol="tcp","#),
             "{text}"
@@ -1019,7 +908,7 @@ mod tests {
 
     #[test]
     fn the_older_format_names_counters_in_full() {
-        let plain = plain(&text("web", config::Api::default()));
+        let plain = plain(&text("web"));
         assert!(plain.contains("# HELP lvs_drops_total Packets that were dropped, by the reason\n# TYPE lvs_drops_total counter\nlvs_drops_total{"), "{plain}");
         assert!(plain.contains("# TYPE lvs_engine_up gauge\nlvs_engine_up 1\n"));
         assert!(plain.contains("# TYPE lvs_check_duration_seconds histogram\n"));

@@ -15,12 +15,15 @@
 //! of its own, so that neither checks nor the engine wait for strangers.
 
 pub mod history;
+mod host;
 pub mod http;
 pub mod metrics;
 pub mod overview;
 pub mod pages;
+mod places;
 pub mod procfs;
 mod routes;
+mod stream;
 #[cfg(test)]
 mod tests;
 pub mod token;
@@ -31,17 +34,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use lvs_dataplane::control::Address;
-use lvs_dataplane::control::daemon::{Ask, Event};
+use lvs_api::Address;
+use lvs_api::daemon::Event;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::config;
-use crate::door::{Answer, Asked, Look, ask_loop};
+use crate::door::{Answer, Ask, Asked, Look, ask_loop};
 use crate::events::{Events, unix_ms};
 use crate::tally::Tally;
 use history::History;
 use pages::{Own, Pages};
+use places::Places;
+pub(crate) use places::{Holder, Place};
 use token::Token;
 
 /// For how long what was seen is good enough.
@@ -61,7 +66,9 @@ const AGAIN: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Api {
     asks: mpsc::Sender<Asked>,
+    events: broadcast::Sender<Arc<Event>>,
     settings: watch::Sender<config::Api>,
+    places: Places,
     seen: tokio::sync::Mutex<Option<(Instant, Arc<Look>)>>,
     pages: Pages,
     own: Own,
@@ -76,16 +83,14 @@ pub struct Api {
 }
 
 impl Api {
-    /// One that asks the daemon behind `asks`.
-    pub fn new(asks: mpsc::Sender<Asked>) -> Self {
-        Self::counted_in(asks, Arc::default())
-    }
-
-    /// The same, which shows what is counted in `tally`.
-    pub fn counted_in(asks: mpsc::Sender<Asked>, tally: Arc<Tally>) -> Self {
+    /// One that asks the daemon behind `asks`, tells of its `events`, and shows what is counted in
+    /// `tally`.
+    pub fn new(asks: mpsc::Sender<Asked>, events: &Events, tally: Arc<Tally>) -> Self {
         Self {
             asks,
+            events: events.source(),
             settings: watch::Sender::default(),
+            places: Places::default(),
             seen: tokio::sync::Mutex::default(),
             pages: Pages::default(),
             own: Own::default(),
@@ -105,6 +110,15 @@ impl Api {
 
     fn config(&self) -> config::Api {
         self.settings.borrow().clone()
+    }
+
+    /// A place for a connection, or for a stream. That there is none is counted.
+    pub(crate) fn place(&self, holder: Holder) -> Option<Place> {
+        let place = self.places.take(holder);
+        if place.is_none() {
+            self.tally.no_place();
+        }
+        place
     }
 
     /// How everything is, or was less than [`FRESH`] ago.
@@ -254,7 +268,6 @@ async fn run(
     let mut settings = api.settings.subscribe();
     // The daemon may have said them before this thread ran.
     settings.mark_changed();
-    let places = http::Places::default();
     let mut listening: Vec<(SocketAddr, tokio::task::AbortHandle)> = Vec::new();
     let (end, ended) = watch::channel(false);
     let files = tokio::spawn(procfs::keep(Arc::clone(&api), engine, ended));
@@ -279,7 +292,7 @@ async fn run(
                 });
                 for address in config.listen {
                     if listening.iter().all(|(known, _)| *known != address) {
-                        let task = listen(address, Arc::clone(&api), places.clone());
+                        let task = listen(address, Arc::clone(&api));
                         listening.push((address, tokio::spawn(task).abort_handle()));
                     }
                 }
@@ -292,13 +305,13 @@ async fn run(
 }
 
 /// Listens, as soon as that can be done.
-async fn listen(address: SocketAddr, api: Arc<Api>, places: http::Places) {
+async fn listen(address: SocketAddr, api: Arc<Api>) {
     let mut said = false;
     loop {
         match http::bind(address) {
             Ok(listener) => {
                 tracing::info!("metrics, API and dashboard at http://{address}/");
-                http::accept(listener, &api, &places).await;
+                http::accept(listener, &api).await;
             }
             Err(error) if !said => {
                 said = true;
@@ -349,7 +362,7 @@ async fn sample(api: Arc<Api>) {
             continue;
         }
         let taken = match api.look().await {
-            Ok(look) => api.history().take(&look, crate::admin::unix_time()),
+            Ok(look) => api.history().take(&look, crate::clock::unix_time()),
             Err(_) => false,
         };
         if taken {

@@ -3,14 +3,12 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
+use lvs_api::daemon::{AdminEntry, AdminState, EngineStatus, LoadStatus, ServiceStatus};
 use lvs_core::Counts;
 use lvs_core::api::{Conflict, InterfaceInfo, ReasonCount, ServiceId, ServiceInfo};
-use lvs_dataplane::control::daemon::{
-    AdminEntry, AdminState, EngineStatus, LoadStatus, ServiceStatus,
-};
 use serde::Serialize;
 
-use crate::admin::unix_time;
+use crate::clock::unix_time;
 use crate::config::label;
 use crate::door::Look;
 
@@ -283,9 +281,9 @@ pub fn details(look: &Look, name: &str) -> Vec<Detail> {
 pub(super) mod tests {
     use std::sync::Arc;
 
+    use lvs_api::daemon::{ServerStatus, Status};
     use lvs_core::api::{Info, SyncCounts};
     use lvs_core::{Forwarding, ServerConfig, ServiceConfig, Stats};
-    use lvs_dataplane::control::daemon::{ServerStatus, Status};
 
     use super::*;
     use crate::engine::{EngineView, Found};
@@ -303,6 +301,7 @@ pub(super) mod tests {
             health: health.to_owned(),
             since: Some(60),
             reason: reason.to_owned(),
+            check_not_made: None,
             weight: Some(i32::from(n == 1)),
             active: 2,
             inactive: 1,
@@ -326,6 +325,7 @@ pub(super) mod tests {
             inactive: 1,
             persistent: 0,
             overloaded: false,
+            last_weight: None,
             slow_start: None,
             latency_us: None,
             unanswered: None,
@@ -350,6 +350,7 @@ pub(super) mod tests {
                     }),
                     peers: Vec::new(),
                     tables: Vec::new(),
+                    waiting: Vec::new(),
                     confinement: None,
                 },
                 services: vec![ServiceStatus {

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lvs_api::{Address, Client, Error};
 use lvs_core::api::{Call, ConnInfo, Info, Sysctl};
 use lvs_core::{Sysctls, proc};
-use lvs_dataplane::control::{Address, Client, Error};
 use rustix::fs::OFlags;
 use tokio::sync::watch;
 

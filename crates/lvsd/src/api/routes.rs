@@ -4,17 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
-use lvs_dataplane::control::daemon::{AdminSpec, Ask, Event};
+use lvs_api::daemon::{AdminSpec, Event, MaintenanceSpec};
 use serde::{Deserialize, Serialize};
 
-use super::http::Peer;
-use super::{Api, metrics, overview};
-use crate::door::Look;
+use super::http::{Deadline, FULL, Peer};
+use super::stream::{self, Stream};
+use super::{Api, Holder, host, metrics, overview};
+use crate::door::{Ask, Look};
 
 /// The longest body of a request.
 const BODY_MAX: usize = 16 << 10;
@@ -26,6 +27,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const JSON: &str = "application/json";
+const EVENTS: &str = "text/event-stream";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -66,7 +68,7 @@ const ASSETS: [(&str, &str, &[u8]); 6] = [
     ),
 ];
 
-type Reply = Response<Full<Bytes>>;
+type Reply = Response<Either<Full<Bytes>, Stream>>;
 
 /// Why something is not done: the code, and what to do.
 #[derive(Debug)]
@@ -163,7 +165,7 @@ fn set(reply: &mut Reply, name: HeaderName, value: &'static str) {
 }
 
 fn bytes(kind: &'static str, content: impl Into<Bytes>) -> Reply {
-    let mut reply = Response::new(Full::new(content.into()));
+    let mut reply = Response::new(Either::Left(Full::new(content.into())));
     set(&mut reply, header::CONTENT_TYPE, kind);
     reply
 }
@@ -190,7 +192,7 @@ fn own(api: &Api, content: Vec<u8>) -> Result<Reply, Refusal> {
 }
 
 fn is_change(path: &str) -> bool {
-    matches!(path, "/v1/admin" | "/v1/reload")
+    matches!(path, "/v1/admin" | "/v1/maintenance" | "/v1/reload")
 }
 
 async fn route(
@@ -199,6 +201,9 @@ async fn route(
     body: Incoming,
     peer: &Peer,
 ) -> Result<Reply, Refusal> {
+    if let Peer::Tcp(_) = peer {
+        answers_to(api, head)?;
+    }
     let path = head.uri.path();
     let changes = is_change(path);
     let fits = match head.method {
@@ -226,6 +231,19 @@ async fn route(
     show(api, head, peer).await
 }
 
+/// Refuses a request for a name that is not this director's.
+fn answers_to(api: &Api, head: &Parts) -> Result<(), Refusal> {
+    host::check(head, &api.config().allowed_hosts).map_err(|name| {
+        let name: String = name.chars().take(100).collect();
+        Refusal::new(
+            StatusCode::MISDIRECTED_REQUEST,
+            format!(
+                "this lvsd does not answer to the name `{name}`: use an IP address, or add the name to allowed_hosts in [api]"
+            ),
+        )
+    })
+}
+
 fn is_known(path: &str) -> bool {
     path == "/metrics"
         || path.starts_with("/v1/")
@@ -239,16 +257,13 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
     Ok(match path {
         "/metrics" => {
             let look = look().await?;
-            let (counts, config) = (api.tally.get(), api.config());
-            let accept = head.headers.get(header::ACCEPT);
-            let accept = accept.and_then(|value| value.to_str().ok());
-            if accept.is_some_and(|kinds| kinds.contains("application/openmetrics-text")) {
-                let write = |look| metrics::open_metrics(look, counts, config).into_bytes();
+            let counts = api.tally.get();
+            if accepts(head, "application/openmetrics-text") {
+                let write = |look| metrics::open_metrics(look, counts).into_bytes();
                 bytes(OPEN_METRICS, api.pages.metrics.of(&look, write).await)
             } else {
-                let write = |look| {
-                    metrics::plain(&metrics::open_metrics(look, counts, config)).into_bytes()
-                };
+                let write =
+                    |look| metrics::plain(&metrics::open_metrics(look, counts)).into_bytes();
                 bytes(
                     PLAIN_METRICS,
                     api.pages.plain_metrics.of(&look, write).await,
@@ -270,6 +285,7 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
             }
             json(&serde_json::json!({ "engine": look.status.engine.connected }))
         }
+        "/v1/events" if accepts(head, EVENTS) => events(api, head, peer)?,
         "/v1/events" => {
             let after = number(head, "after")?;
             let past = api.past();
@@ -310,6 +326,37 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
             own(api, json_bytes(&details))?
         }
     })
+}
+
+/// Whether the client names this type among those that it takes.
+fn accepts(head: &Parts, kind: &str) -> bool {
+    let accept = head.headers.get(header::ACCEPT);
+    let accept = accept.and_then(|value| value.to_str().ok());
+    accept.is_some_and(|kinds| kinds.contains(kind))
+}
+
+/// Events from now on, without an end.
+fn events(api: &Api, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
+    if parameter(head, "after")?.is_some() {
+        return Err(Refusal::new(
+            StatusCode::BAD_REQUEST,
+            "a stream has events from now on: leave `after` out, or ask for JSON",
+        ));
+    }
+    let place = match peer {
+        Peer::Tcp(address) => Some(
+            api.place(Holder::Stream(address.ip()))
+                .ok_or_else(|| Refusal::unavailable(FULL.to_owned()))?,
+        ),
+        Peer::Local { .. } => None,
+    };
+    let deadline = head.extensions.get::<Deadline>();
+    let deadline =
+        deadline.ok_or_else(|| Refusal::unavailable("lvsd is about to end".to_owned()))?;
+    let told = stream::tell(api.events.subscribe(), deadline.clone(), place);
+    let mut reply = Response::new(Either::Right(told));
+    set(&mut reply, header::CONTENT_TYPE, EVENTS);
+    Ok(reply)
 }
 
 fn no_service(name: &str) -> Refusal {
@@ -418,6 +465,11 @@ async fn change(api: &Arc<Api>, path: &str, body: &[u8], who: String) -> Result<
                 serde_json::from_slice(body).map_err(|error| bad(error.to_string()))?;
             crate::admin::check_words(&spec).map_err(bad)?;
             Ask::Admin(spec)
+        }
+        "/v1/maintenance" => {
+            let spec: MaintenanceSpec =
+                serde_json::from_slice(body).map_err(|error| bad(error.to_string()))?;
+            Ask::Maintenance(spec)
         }
         _ if body.is_empty() => Ask::Reload { force: false },
         _ => {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lvs_dataplane::control::daemon::{AdminDone, AdminSpec, Reloaded, Status};
+use lvs_api::daemon::{AdminDone, AdminSpec, DirectorStatus, MaintenanceSpec, Reloaded, Status};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
@@ -18,9 +18,10 @@ use crate::door::{answer, channel};
 fn api(name: &str) -> (Arc<Api>, mpsc::UnboundedReceiver<(Ask, String)>) {
     let (sender, mut asks) = channel();
     let (done, deeds) = mpsc::unbounded_channel();
-    let api = Arc::new(Api::new(sender));
+    let api = Arc::new(Api::new(sender, &Events::default(), Arc::default()));
     api.settings.send_replace(config::Api {
         dashboard: true,
+        allowed_hosts: vec!["x".to_owned()],
         ..config::Api::default()
     });
     let name = name.to_owned();
@@ -90,6 +91,50 @@ async fn post(api: &Arc<Api>, path: &str, token: Option<&str>, body: &str) -> (u
     );
     let (code, _, body) = send(api, stranger(), &request).await;
     (code, body)
+}
+
+#[tokio::test]
+async fn strange_host_is_refused_over_tcp_only() {
+    let (api, mut deeds) = api("web");
+    api.settings.send_modify(|settings| {
+        settings.token_file = None;
+    });
+    let request = |method: &str, path: &str, host: &str| {
+        format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 0\r\n\r\n")
+    };
+    for path in [
+        "/",
+        "/metrics",
+        "/v1/status",
+        "/v1/openapi.json",
+        "/nothing",
+    ] {
+        let (code, head, body) =
+            send(&api, stranger(), &request("GET", path, "evil.example:9560")).await;
+        assert_eq!(code, 421, "{path}: {head}");
+        assert!(
+            body.contains("`evil.example:9560`") && body.contains("allowed_hosts"),
+            "{body}"
+        );
+    }
+    let (code, ..) = send(
+        &api,
+        stranger(),
+        &request("POST", "/v1/reload", "evil.example"),
+    )
+    .await;
+    assert_eq!(code, 421);
+    assert!(deeds.try_recv().is_err(), "the daemon was not asked");
+    for host in ["198.51.100.1:9560", "[2001:db8::1]", "localhost", "x"] {
+        let (code, ..) = send(&api, stranger(), &request("GET", "/v1/status", host)).await;
+        assert_eq!(code, 200, "{host}");
+    }
+    let local = Peer::Local {
+        who: "uid 0".to_owned(),
+        denied: None,
+    };
+    let (code, ..) = send(&api, local, &request("GET", "/v1/status", "any.name")).await;
+    assert_eq!(code, 200);
 }
 
 fn description() -> Value {
@@ -209,6 +254,8 @@ fn every_example_is_what_it_is_an_example_of() {
                     ("/v1/whoami", _) => again::<routes::Whoami>(example),
                     ("/v1/admin", "request") => again::<AdminSpec>(example),
                     ("/v1/admin", _) => again::<AdminDone>(example),
+                    ("/v1/maintenance", "request") => again::<MaintenanceSpec>(example),
+                    ("/v1/maintenance", _) => again::<DirectorStatus>(example),
                     ("/v1/reload", "answer") => again::<Reloaded>(example),
                     ("/v1/reload" | "/v1/health", _) => example.clone(),
                     _ => panic!("which type is {method} {path} of?"),
@@ -396,7 +443,8 @@ async fn a_page_says_what_a_browser_may_do_with_it() {
     for name in names {
         assert_eq!(get(&api, &format!("/{name}")).await.0, 200, "{name}");
     }
-    api.settings.send_replace(config::Api::default());
+    api.settings
+        .send_modify(|settings| settings.dashboard = false);
     assert_eq!(get(&api, "/").await.0, 404);
     assert_eq!(get(&api, "/metrics").await.0, 200);
 }
@@ -405,7 +453,7 @@ async fn a_page_says_what_a_browser_may_do_with_it() {
 #[tokio::test(start_paused = true)]
 async fn the_loop_is_asked_how_it_is_twice_a_second_at_most() {
     let (sender, mut asks) = channel();
-    let api = Arc::new(Api::new(sender));
+    let api = Arc::new(Api::new(sender, &Events::default(), Arc::default()));
     let asked = tokio::spawn(async move {
         let mut looks = 0;
         while let Some(asked) = asks.recv().await {
@@ -477,19 +525,126 @@ async fn answers_that_slow_readers_leave_no_room_for_are_refused_and_counted() {
     assert_eq!(get(&api, "/v1/events").await.0, 200);
 }
 
+fn event(message: &str) -> Arc<Event> {
+    Arc::new(Event {
+        seq: 1,
+        time_ms: 5,
+        event: "drift".to_owned(),
+        service: None,
+        id: None,
+        server: None,
+        message: message.to_owned(),
+    })
+}
+
+const STREAM: &str = "GET /v1/events HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n";
+
+/// Reads until `wanted` has come.
+async fn read_to(client: &mut DuplexStream, wanted: &str) -> String {
+    let mut text = String::new();
+    while !text.contains(wanted) {
+        let mut bytes = [0; 1024];
+        let len = client.read(&mut bytes).await.expect("it goes on");
+        assert!(len > 0, "it has ended: {text}");
+        text.push_str(std::str::from_utf8(&bytes[..len]).expect("text"));
+    }
+    text
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_has_events_from_now_on_and_shows_that_it_lives() {
+    let (api, _deeds) = api("web");
+    let (mut client, task) = connect(&api, stranger());
+    client.write_all(STREAM.as_bytes()).await.expect("it fits");
+    let head = read_to(&mut client, "\r\n\r\n").await;
+    assert!(head.contains("content-type: text/event-stream"), "{head}");
+    let told = serde_json::to_string(&*event("two\nlines")).expect("JSON");
+    api.events.send(event("two\nlines")).expect("it listens");
+    read_to(&mut client, &format!("data: {told}\n\n")).await;
+    // Longer than any other answer may take.
+    for _ in 0..100 {
+        read_to(&mut client, ":\n\n").await;
+    }
+    api.events.send(event("late")).expect("it listens");
+    read_to(&mut client, "\"late\"").await;
+    drop(client);
+    task.await.expect("it ends with the client");
+    while api.events.receiver_count() > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_not_read_is_given_up() {
+    let (api, _deeds) = api("web");
+    for peer in [
+        stranger(),
+        Peer::Local {
+            who: "uid 0".to_owned(),
+            denied: None,
+        },
+    ] {
+        let (mut client, mut task) = connect(&api, peer);
+        client.write_all(STREAM.as_bytes()).await.expect("it fits");
+        read_to(&mut client, "\r\n\r\n").await;
+        let long = "x".repeat(4096);
+        let telling = async {
+            loop {
+                let _ = api.events.send(event(&long));
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        tokio::select! {
+            ended = &mut task => ended.expect("no panic"),
+            () = telling => unreachable!("it does not end"),
+            () = tokio::time::sleep(Duration::from_secs(90)) => panic!("it goes on"),
+        }
+        drop(client);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_over_tcp_are_bounded_for_each_source() {
+    let (api, _deeds) = api("web");
+    let mut held = Vec::new();
+    for _ in 0..places::STREAMS_MAX {
+        let (mut client, task) = connect(&api, stranger());
+        client.write_all(STREAM.as_bytes()).await.expect("it fits");
+        let head = read_to(&mut client, "\r\n\r\n").await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        held.push((client, task));
+    }
+    let (code, _, body) = send(&api, stranger(), STREAM).await;
+    assert!(code == 503 && body.contains("close some"), "{code} {body}");
+    let after = STREAM.replace("/events", "/events?after=3");
+    let (code, _, body) = send(&api, stranger(), &after).await;
+    assert!(code == 400 && body.contains("`after`"), "{code} {body}");
+    assert_eq!(get(&api, "/v1/events").await.0, 200);
+    for (client, task) in held {
+        drop(client);
+        task.await.expect("it ends");
+    }
+    while api.events.receiver_count() > 0 {
+        tokio::task::yield_now().await;
+    }
+    let (mut client, _task) = connect(&api, stranger());
+    client.write_all(STREAM.as_bytes()).await.expect("it fits");
+    let head = read_to(&mut client, "\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+}
+
 #[tokio::test]
 async fn connections_without_a_place_are_told_and_counted() {
     let (api, _deeds) = api("web");
     let listener = http::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
     let address = listener.local_addr().expect("it has one");
-    let places = http::Places::default();
     let accepting = {
-        let (api, places) = (Arc::clone(&api), places.clone());
-        tokio::spawn(async move { http::accept(listener, &api, &places).await })
+        let api = Arc::clone(&api);
+        tokio::spawn(async move { http::accept(listener, &api).await })
     };
     // In this order they are accepted, each before the next one is.
     let mut held = Vec::new();
-    for _ in 0..http::SOURCE_MAX {
+    for _ in 0..places::SOURCE_MAX {
         let stream = tokio::net::TcpStream::connect(address).await;
         held.push(stream.expect("it listens"));
     }

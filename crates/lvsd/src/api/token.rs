@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use lvs_dataplane::files::open_without_waiting;
+use lvs_api::files::open_without_waiting;
 use subtle::ConstantTimeEq;
 
 /// Characters that a token has at least, and at most.

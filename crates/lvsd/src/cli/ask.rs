@@ -4,42 +4,38 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::time::Duration;
 
-use lvs_core::api::{PeerStanding, ServiceId, TablesInfo, TablesState};
-use lvs_dataplane::control::Address;
-use lvs_dataplane::control::daemon::{
-    AdminState, Ask, Client, DirectorSeen, DirectorStatus, Event, MaintenanceSpec, Reloaded,
+use lvs_api::daemon::{
+    AdminState, Client, DirectorSeen, DirectorStatus, Event, MaintenanceSpec, Reloaded,
     ServerStatus, ServiceStatus, SourceStatus, Status,
 };
+use lvs_api::{Address, starting};
+use lvs_core::api::{PeerStanding, ServiceId, TablesInfo, TablesState, Waiting};
 
-use crate::admin::unix_time;
+use crate::clock::unix_time;
 use crate::config::label;
 use crate::words::counted;
 
 fn connect(engine: &Address) -> Result<Client, String> {
-    Client::connect(engine)?.ok_or_else(|| {
+    starting::connect_daemon(engine)?.ok_or_else(|| {
         format!("no lvsd runs for the engine at {engine}; start it with `systemctl start lvsd`")
     })
 }
 
 /// Has the daemon read its file again; nothing if it cannot be asked.
 pub(super) fn reload(engine: &Address, force: bool) -> Result<Option<Reloaded>, String> {
-    let Some(mut client) = Client::connect(engine)? else {
+    let Some(mut client) = starting::connect_daemon(engine)? else {
         return Ok(None);
     };
-    client.ask(&Ask::Reload { force }).map(Some)
+    client.reload(force).map(Some)
 }
 
 /// How the daemon that runs is, if one runs and tells.
 pub(super) fn running(engine: &Address) -> Option<Status> {
-    Client::connect(engine)
-        .ok()
-        .flatten()?
-        .ask(&Ask::Status {})
-        .ok()
+    Client::connect(engine).ok().flatten()?.status().ok()
 }
 
 pub(super) fn status(engine: &Address, json: bool) -> Result<(), String> {
-    let status: Status = connect(engine)?.ask(&Ask::Status {})?;
+    let status = connect(engine)?.status()?;
     let text = match json {
         true => serde_json::to_string_pretty(&status).map_err(|error| error.to_string())? + "\n",
         false => tell(&status, unix_time()),
@@ -54,8 +50,11 @@ pub(super) fn maintenance(
     why: Option<String>,
     json: bool,
 ) -> Result<(), String> {
-    let spec = MaintenanceSpec { on, who: None, why };
-    let status: DirectorStatus = connect(engine)?.ask(&Ask::Maintenance(spec))?;
+    let mut client = connect(engine)?;
+    let status = match on {
+        Some(on) => client.maintenance(&MaintenanceSpec { on, who: None, why })?,
+        None => client.status()?.director,
+    };
     let text = match json {
         true => serde_json::to_string_pretty(&status).map_err(|error| error.to_string())? + "\n",
         false => director(&status, unix_time()),
@@ -177,7 +176,8 @@ fn tell(status: &Status, now: u64) -> String {
         engine(status)
     );
     let loaded = &status.loaded;
-    if loaded.time > 0 {
+    // Without words it is the file of the start.
+    if !loaded.message.is_empty() {
         let ago = lasted(now.saturating_sub(loaded.time));
         let _ = writeln!(text, "{} ago: {}", ago, loaded.message);
     } else {
@@ -237,6 +237,9 @@ fn tell(status: &Status, now: u64) -> String {
     }
     // Of an engine that is gone, nobody knows.
     if status.engine.connected {
+        for Waiting { what, fix, .. } in &status.engine.waiting {
+            let _ = writeln!(text, "WAITING: {what}. To do: {fix}");
+        }
         for peer in &status.engine.peers {
             let mut tables = status.engine.tables.iter();
             tell_peer(&mut text, peer, tables.find(|one| one.peer == peer.peer));
@@ -339,9 +342,6 @@ fn tell_director(text: &mut String, director: &DirectorSeen, all: &[DirectorSeen
         counted(director.services, "service"),
         counted(director.servers, "server")
     );
-    if let Some(down) = director.down {
-        let _ = write!(text, ", finds {down} down");
-    }
     let own = all.iter().find(|one| one.own);
     for (is, words) in [
         (director.own, "this one"),
@@ -446,12 +446,19 @@ fn tell_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus
         (Some(file), Some(now))
             if file != now && server.admin == AdminState::Ready && server.health != "down" =>
         {
-            notes.push(format!("weight {file} in the file"));
+            notes.push(match service.sorry {
+                Some(_) if now == 0 => "the sorry server serves instead".to_owned(),
+                _ => format!("weight {file} in the file"),
+            });
         }
         _ => {}
     }
     if !server.reason.is_empty() {
         notes.push(server.reason.clone());
+    }
+    if let Some(not_made) = &server.check_not_made {
+        let time = lasted(not_made.seconds);
+        notes.push(format!("NOT CHECKED for {time}: {}", not_made.reason));
     }
     let _ = write!(text, " {}", notes.join("; "));
     let end = text.trim_end().len();
@@ -461,8 +468,8 @@ fn tell_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus
 
 #[cfg(test)]
 mod tests {
+    use lvs_api::daemon::{CheckNotMade, EngineStatus, ProxyStatus};
     use lvs_core::api::Confinement;
-    use lvs_dataplane::control::daemon::{EngineStatus, ProxyStatus};
 
     use super::*;
 
@@ -482,6 +489,10 @@ mod tests {
             health: health.to_owned(),
             since: Some(3723),
             reason: reason.to_owned(),
+            check_not_made: (n == 1).then(|| CheckNotMade {
+                seconds: 62,
+                reason: "too many open files".to_owned(),
+            }),
             weight: Some(0),
             active: 7,
             inactive: 0,
@@ -525,7 +536,7 @@ mod tests {
             "\nlvsd is not confined; the engine is confined by landlock, not by seccomp (why)\n",
             "\nproxied: 1 of 2 at a time; 3 refused for want of room, 4 evicted, 5 without a server\n",
             "web (tcp 192.0.2.10:80): 0 of 2 servers usable; BELOW ITS QUORUM",
-            "10.0.0.1:80              up 1h02m       weight 0     active 7      inactive 0      drain\n",
+            "10.0.0.1:80              up 1h02m       weight 0     active 7      inactive 0      drain; NOT CHECKED for 1m02s: too many open files\n",
             "down 1h02m     weight 0     active 7      inactive 0      connection refused\n",
         ] {
             assert!(text.contains(words), "{words}\n{text}");
@@ -562,6 +573,16 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}\n{text}");
         }
+        status.engine.waiting = vec![Waiting {
+            code: "interface_missing".to_owned(),
+            what: "eth7 is missing".to_owned(),
+            fix: "make it".to_owned(),
+        }];
+        let text = tell(&status, 1000);
+        assert!(
+            text.contains("WAITING: eth7 is missing. To do: make it\n"),
+            "{text}"
+        );
         status.engine.connected = false;
         assert!(!tell(&status, 1000).contains("peer "));
     }

@@ -1,19 +1,20 @@
 //! `lvsd convert`: another program's file as lvsd's.
 
-use std::cell::RefCell;
-use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
-use lvs_dataplane::log;
+use lvs_process::log;
 use tracing::Level;
 
 use super::{fail, print};
-use crate::convert::{Kind, LENGTH_MAX, convert, kind, printable};
+use crate::convert::{Converted, Kind, Options, ask, compare, convert, files, kind, printable};
 use crate::words::counted;
 
-/// What could not be converted is in the result as comments.
+/// Some statements have no counterpart: they are in the result as comments.
 const EXIT_LOSSY: u8 = 4;
+/// keepalived could not be asked.
+const EXIT_NOT_COMPARED: u8 = 5;
 
 /// A kind of file, as it is named on the command line.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -26,32 +27,96 @@ pub(super) enum From {
     LvsConf,
 }
 
-pub(super) fn run(file: &Path, from: Option<From>, rest: Option<&Path>) -> ExitCode {
-    let text = match read(file) {
-        Ok(text) => text,
-        Err(why) => return fail(&why),
-    };
+/// Its kind and what becomes of it; or why it cannot be converted.
+fn converted(
+    file: &Path,
+    from: Option<From>,
+    config_id: Option<&str>,
+) -> Result<(Kind, Converted), String> {
+    let text = files::read(file)?;
     let name = file.display().to_string();
     let known = from.map(|from| match from {
         From::Keepalived => Kind::Keepalived,
         From::Ldirectord => Kind::Ldirectord,
         From::LvsConf => Kind::LvsConf,
     });
-    let Some(kind) = known.or_else(|| kind(&name, &text)) else {
-        return fail(&format!(
+    let kind = known.or_else(|| kind(&name, &text)).ok_or_else(|| {
+        format!(
             "{name} is none of the files that can be converted; name its kind with --from keepalived, ldirectord or lvs-conf"
-        ));
+        )
+    })?;
+    let options = Options {
+        include: &files::included,
+        config_id,
     };
-    let directory = file.parent().map(Path::to_owned).unwrap_or_default();
-    let unread = RefCell::new(None);
-    let include = |pattern: &str| included(&directory, pattern, &unread);
-    let converted = match convert(kind, &name, &text, &include) {
+    let converted = convert(kind, &name, &text, &options)
+        .map_err(|why| printable(&format!("{name}: {why}")))?;
+    Ok((kind, converted))
+}
+
+/// Compares the result with keepalived's own reading of the file.
+pub(super) fn check(file: &Path, from: Option<From>, config_id: Option<&str>) -> ExitCode {
+    let (kind, converted) = match converted(file, from, config_id) {
         Ok(converted) => converted,
-        Err(why) => return fail(&printable(&format!("{name}: {why}"))),
+        Err(why) => return fail(&why),
     };
-    if let Some(why) = unread.take() {
-        return fail(&why);
+    let not_asked = |why: &str| {
+        let name = file.display();
+        log::say(
+            Level::ERROR,
+            format_args!("lvsd: {name} was not compared: {}", printable(why)),
+        );
+        ExitCode::from(EXIT_NOT_COMPARED)
+    };
+    if kind != Kind::Keepalived {
+        return not_asked("only keepalived prints how it reads its file");
     }
+    if converted.elsewhere {
+        return not_asked("keepalived would enter the network namespace that it names");
+    }
+    let compared = ask::keepalived(file, config_id)
+        .and_then(|printed| compare::compare(&converted.toml, &printed));
+    let compared = match compared {
+        Ok(compared) => compared,
+        Err(why) => return not_asked(&why),
+    };
+    let mut text = String::new();
+    for difference in &compared.differences {
+        text.push_str(&format!("{}\n", printable(difference)));
+    }
+    let services = counted(compared.services, "service");
+    let servers = counted(compared.servers, "server");
+    text.push_str(&format!("compared with keepalived: {services}, {servers}"));
+    text.push_str(match compared.whole {
+        true => "\n",
+        false => {
+            "; addresses and ports only, without groups: keepalived prints the rest where the kernel has IPVS (`modprobe ip_vs`)\n"
+        }
+    });
+    let lost = counted(converted.lost.len(), "thing");
+    text.push_str(&format!(
+        "{}; {lost} not converted, which `lvsd convert` without --check names\n",
+        match compared.differences.len() {
+            0 => "no difference".to_owned(),
+            number => counted(number, "difference"),
+        }
+    ));
+    match (print(text.as_bytes()), compared.differences.is_empty()) {
+        (ExitCode::SUCCESS, true) => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
+}
+
+pub(super) fn run(
+    file: &Path,
+    from: Option<From>,
+    rest: Option<&Path>,
+    config_id: Option<&str>,
+) -> ExitCode {
+    let (_, converted) = match converted(file, from, config_id) {
+        Ok(converted) => converted,
+        Err(why) => return fail(&why),
+    };
     let mut toml = converted.toml;
     match rest {
         Some(path) => {
@@ -86,77 +151,4 @@ pub(super) fn run(file: &Path, from: Option<From>, rest: Option<&Path>) -> ExitC
     );
     let _ = std::io::stderr().flush();
     ExitCode::from(EXIT_LOSSY)
-}
-
-fn read(path: &Path) -> Result<String, String> {
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(LENGTH_MAX + 1).read_to_end(&mut bytes))
-        .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    if bytes.len() as u64 > LENGTH_MAX {
-        return Err(format!(
-            "{} is longer than {} MiB; name the file that was meant, or split it",
-            path.display(),
-            LENGTH_MAX >> 20
-        ));
-    }
-    // Comments in old files are in whatever their writers had.
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// The files that `include` names: a path, the last part of which may have `*`. Why one that is
-/// there cannot be read is left in `unread`.
-fn included(
-    directory: &Path,
-    pattern: &str,
-    unread: &RefCell<Option<String>>,
-) -> Vec<(String, String)> {
-    let path = directory.join(pattern);
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Vec::new();
-    };
-    let name = name.to_string_lossy();
-    let mut paths: Vec<PathBuf> = match name.split_once('*') {
-        None => vec![path.clone()],
-        Some((before, after)) => {
-            let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
-            let fits = |path: &PathBuf| {
-                let name = path.file_name().unwrap_or_default().to_string_lossy();
-                name.len() >= before.len() + after.len()
-                    && name.starts_with(before)
-                    && name.ends_with(after)
-            };
-            entries.map(|entry| entry.path()).filter(fits).collect()
-        }
-    };
-    paths.sort();
-    paths.retain(|path| path.is_file());
-    let read = |path: PathBuf| match read(&path) {
-        Ok(text) => Some((path.display().to_string(), text)),
-        Err(why) => {
-            unread.borrow_mut().get_or_insert(why);
-            None
-        }
-    };
-    paths.into_iter().filter_map(read).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn files_that_are_too_long_are_refused_and_not_cut() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("long.conf");
-        let file = std::fs::File::create(&path).unwrap();
-        file.set_len(LENGTH_MAX).unwrap();
-        assert!(read(&path).is_ok());
-        file.set_len(LENGTH_MAX + 1).unwrap();
-        let refused = read(&path).unwrap_err();
-        assert!(refused.contains("longer than 16 MiB"), "{refused}");
-        let unread = RefCell::new(None);
-        assert!(included(directory.path(), "*.conf", &unread).is_empty());
-        assert_eq!(unread.take(), Some(refused));
-    }
 }

@@ -8,14 +8,15 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::config::{Cluster, Config};
+use crate::config::Config;
+use crate::sources::Cluster;
 use crate::sources::etcd::{Client, Registration};
 use crate::sources::retry;
 
 /// A server registers itself.
 #[derive(Debug, Args)]
 pub(super) struct Register {
-    /// Pool, as services name it: servers = { etcd = "POOL" }.
+    /// Pool, as services name it: discover = { etcd = "POOL" }.
     #[arg(long)]
     pool: String,
     /// Address and port at which this server serves; without port, that of the service.

@@ -1,17 +1,51 @@
 //! `lvsd man` and `lvsd completions`, from the same table as the command line.
 
+use std::io::{self, Write as _};
+
 use clap::CommandFactory;
+use clap_mangen::Man;
 
 use super::Arguments;
 
 pub(super) fn man() -> Vec<u8> {
     let mut page = Vec::new();
     // Into memory, which does not fail.
-    let _ = clap_mangen::Man::new(Arguments::command())
-        .section("8")
-        .manual("Linux Virtual Server")
-        .render(&mut page);
+    let _ = write_page(&mut page);
     page
+}
+
+/// One page for all commands: those of a command of their own would have to be shipped, too.
+fn write_page(page: &mut Vec<u8>) -> io::Result<()> {
+    let command = Arguments::command();
+    let man = Man::new(command.clone())
+        .section("8")
+        .manual("Linux Virtual Server");
+    man.render_title(page)?;
+    man.render_name_section(page)?;
+    man.render_synopsis_section(page)?;
+    man.render_description_section(page)?;
+    man.render_options_section(page)?;
+    writeln!(page, ".SH COMMANDS")?;
+    for command in command.get_subcommands().filter(|one| !one.is_hide_set()) {
+        let name = format!("lvsd {}", command.get_name());
+        writeln!(page, ".SS \"{}\"", name.replace('-', "\\-"))?;
+        let man = Man::new(command.clone().bin_name(name));
+        let mut part = Vec::new();
+        man.render_description_section(&mut part)?;
+        man.render_synopsis_section(&mut part)?;
+        man.render_options_section(&mut part)?;
+        for line in String::from_utf8_lossy(&part).lines() {
+            match line.strip_prefix(".SH ") {
+                Some("SYNOPSIS") => writeln!(page, ".PP")?,
+                Some(_) => {}
+                None => writeln!(page, "{line}")?,
+            }
+        }
+    }
+    writeln!(
+        page,
+        ".SH SEE ALSO\nlvs\\-dataplane(8), lvsadm(8), lvsd.toml(5)"
+    )
 }
 
 pub(super) fn completions(shell: clap_complete::Shell) -> Vec<u8> {
@@ -34,6 +68,29 @@ mod tests {
             let escaped = name.replace('-', "\\-");
             assert!(page.contains(&escaped) && bash.contains(name), "{name}");
         }
-        assert!(page.contains("check\\-config"), "{page}");
+    }
+
+    #[test]
+    fn page_has_the_options_of_all_commands_and_names_shipped_pages_only() {
+        let page = String::from_utf8(man()).expect("text");
+        for words in [
+            "\\-\\-force",
+            "\\-\\-why",
+            "\\-\\-rest",
+            "lvsd keepalived\\-config",
+        ] {
+            assert!(page.contains(words), "{words}: {page}");
+        }
+        // The pages of tools/package.
+        let shipped = ["lvsd(8)", "lvsadm(8)", "lvs\\-dataplane(8)", "lvsd.toml(5)"];
+        let pages = [page, crate::schema::page()];
+        for (page, section) in pages.iter().flat_map(|page| [(page, "(8)"), (page, "(5)")]) {
+            for (end, _) in page.match_indices(section) {
+                let before = &page[..end];
+                let start = before.rfind([' ', '\n', '"']).map_or(0, |at| at + 1);
+                let named = &page[start..end + section.len()];
+                assert!(shipped.contains(&named), "{named}");
+            }
+        }
     }
 }

@@ -10,12 +10,12 @@ use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use lvs_api::{Address, Client};
 use lvs_core::api::{AnnounceSpec, AnnounceVip, AnnouncedVip, Announcements, Call, Standing};
-use lvs_dataplane::control::{Address, Client};
 use tokio::sync::watch;
 
 use super::readiness::{self, Readiness};
-use crate::admin::unix_time;
+use crate::clock::Now;
 use crate::config::Announce;
 use crate::watchdog::{Pulse, TURN_LIMIT};
 
@@ -52,21 +52,30 @@ pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
     }
 }
 
+/// When a maintenance began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Began {
+    /// So many seconds after boot.
+    At(u64),
+    /// Before this boot, or at an unknown time.
+    Earlier,
+}
+
 /// What is wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wish {
     pub(super) addresses: BTreeMap<IpAddr, Option<Standing>>,
-    /// Since when the director is in maintenance, in seconds since 1970.
-    pub(super) maintenance: Option<u64>,
+    /// The director is in maintenance.
+    pub(super) maintenance: Option<Began>,
     pub(super) settings: Announce,
 }
 
 impl Wish {
-    /// What the engine is told at a time.
+    /// The announcements for the engine at a time, in seconds after boot.
     fn at(&self, now: u64, ready: bool) -> AnnounceSpec {
         let limit = match self.maintenance {
             _ if !ready => Standing::Withdrawn,
-            Some(since) if now < since.saturating_add(self.settings.drain.as_secs()) => {
+            Some(Began::At(since)) if now < since.saturating_add(self.settings.drain.as_secs()) => {
                 Standing::Leaving
             }
             Some(_) => Standing::Withdrawn,
@@ -157,7 +166,7 @@ fn tell(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<An
     let mut found = Announced::default();
     while let Some(wanted) = wish {
         let readiness = readiness::ask(address, &mut asks);
-        let spec = wanted.at(unix_time(), readiness.ready);
+        let spec = wanted.at(Now::read().boot, readiness.ready);
         // An engine that is there again knows nothing.
         let lost = found.readiness.as_ref() != Some(&readiness);
         let again = told
@@ -249,9 +258,12 @@ mod tests {
         };
         assert_eq!(at(&wish, 100, true), [Some(Standing::Announced), None]);
         assert_eq!(at(&wish, 100, false), [Some(Standing::Withdrawn); 2]);
-        wish.maintenance = Some(100);
+        wish.maintenance = Some(Began::At(100));
         assert_eq!(at(&wish, 104, true), [Some(Standing::Leaving), None]);
         assert_eq!(at(&wish, 105, true), [Some(Standing::Withdrawn); 2]);
+        wish.maintenance = Some(Began::Earlier);
+        assert_eq!(at(&wish, 0, true), [Some(Standing::Withdrawn); 2]);
+        wish.maintenance = Some(Began::At(100));
         wish.settings.drain = Duration::ZERO;
         assert_eq!(at(&wish, 100, true), [Some(Standing::Withdrawn); 2]);
     }

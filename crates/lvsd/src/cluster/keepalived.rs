@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use super::{INSTANCE, track};
-use crate::config::{Config, HostAddress, VipMode};
+use crate::config::{Config, HostAddress, Service, VipMode};
 
 /// What keepalived needs one of, where the host needs none.
 const PLACEHOLDER: &str = "169.254.0.51/32 dev lo scope host";
@@ -13,7 +13,7 @@ const PLACEHOLDER: &str = "169.254.0.51/32 dev lo scope host";
 ///
 /// # Errors
 /// The file says nothing about VRRP.
-pub fn text(config: &Config) -> Result<String, String> {
+pub fn text(config: &Config, services: &[Service]) -> Result<String, String> {
     let Some(vrrp) = &config.vrrp else {
         return Err(format!(
             "{} has no [vrrp]: add it with interface and router_id",
@@ -21,11 +21,10 @@ pub fn text(config: &Config) -> Result<String, String> {
         ));
     };
     let mut addresses = vrrp.addresses.clone();
-    let host = config
-        .services
+    let host = services
         .iter()
         .filter(|service| service.vip == VipMode::Host);
-    for ip in host.filter_map(crate::config::Service::virtual_ip) {
+    for ip in host.filter_map(Service::virtual_ip) {
         if addresses.iter().all(|address| address.ip != ip) {
             let len = if ip.is_ipv4() { 32 } else { 128 };
             addresses.push(HostAddress {
@@ -108,13 +107,13 @@ mod tests {
              forward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.11:80\"\n"
         );
         let (config, _) = Config::from_toml("x.toml", &text).expect("valid");
-        super::text(&config).expect("it has [vrrp]")
+        super::text(&config, &config.services).expect("it has [vrrp]")
     }
 
     #[test]
     fn has_what_the_host_is_to_have() {
         let text = made(
-            "address = [\"10.0.0.254/24 dev eth1\", \"fd00::fe/64 dev eth1\"]",
+            "host_addresses = [\"10.0.0.254/24 dev eth1\", \"fd00::fe/64 dev eth1\"]",
             "host",
         );
         for words in [
@@ -136,7 +135,7 @@ mod tests {
 
     #[test]
     fn without_the_table_there_is_nothing_to_print() {
-        let why = text(&Config::default()).unwrap_err();
+        let why = text(&Config::default(), &[]).unwrap_err();
         assert!(why.contains("no [vrrp]"), "{why}");
     }
 }

@@ -3,9 +3,35 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use lvs_dataplane::control::daemon::{Maintenance, WORDS_MAX};
+use lvs_api::daemon::{Maintenance, WORDS_MAX};
+use serde::{Deserialize, Serialize};
 
+use crate::clock::{Moment, Now};
 use crate::replace::replace_for_good;
+
+/// A maintenance, as it is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Kept {
+    #[serde(flatten)]
+    pub(super) wish: Maintenance,
+    /// Its begin by the clock that does not step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) began: Option<Moment>,
+}
+
+impl Kept {
+    /// One that begins now.
+    pub(super) fn begin(who: Option<String>, why: Option<String>, now: Now) -> Self {
+        Self {
+            wish: Maintenance {
+                since: now.unix,
+                who,
+                why,
+            },
+            began: Some(Moment::new(now.boot)),
+        }
+    }
+}
 
 /// Where it is kept for the daemon whose wishes for servers are at `admin`.
 pub fn path(admin: &Path) -> PathBuf {
@@ -16,7 +42,7 @@ pub fn path(admin: &Path) -> PathBuf {
 
 /// What is kept. One that cannot be read counts: a director that somebody took out of service must
 /// not serve because of a broken file.
-pub(super) fn recall(path: &Path) -> Option<Maintenance> {
+pub(super) fn recall(path: &Path) -> Option<Kept> {
     let text = match std::fs::read(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -25,15 +51,16 @@ pub(super) fn recall(path: &Path) -> Option<Maintenance> {
     Some(serde_json::from_slice(&text).unwrap_or_else(|error| unread(path, &error.to_string())))
 }
 
-fn unread(path: &Path, error: &str) -> Maintenance {
+fn unread(path: &Path, error: &str) -> Kept {
     let path = path.display();
     tracing::error!(
         "cannot read {path}: {error}; the director counts as in maintenance until `lvsd maintenance off`"
     );
-    Maintenance {
+    let wish = Maintenance {
         why: Some("what was kept of it cannot be read".to_owned()),
         ..Maintenance::default()
-    }
+    };
+    Kept { wish, began: None }
 }
 
 /// Whether its words can be shown.
@@ -49,7 +76,7 @@ pub(super) fn check(wish: Option<&Maintenance>) -> Result<(), String> {
     Ok(())
 }
 
-pub(super) fn keep(path: &Path, wish: Option<&Maintenance>) -> Result<(), String> {
+pub(super) fn keep(path: &Path, wish: Option<&Kept>) -> Result<(), String> {
     let result = match wish {
         Some(wish) => {
             super::make_directory_of(path);

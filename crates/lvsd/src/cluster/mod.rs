@@ -24,19 +24,18 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lvs_api::Address;
+use lvs_api::daemon::{AnnounceStatus, DirectorStatus, MaintenanceSpec, VrrpStatus};
 use lvs_core::api::{self, AnnouncedVip};
-use lvs_dataplane::control::Address;
-use lvs_dataplane::control::daemon::{
-    AnnounceStatus, DirectorStatus, Maintenance, MaintenanceSpec, VrrpStatus,
-};
 use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior};
 
+use crate::clock::{Moment, Now};
 use crate::config::{Announce, Vrrp};
 use crate::replace::replace;
 use crate::watchdog::Pulse;
 pub(crate) use announce::{Ability, standing};
-use announce::{Announcer, Wish};
+use announce::{Announcer, Began, Wish};
 use fifo::{Heard, State};
 pub use maintenance::path as maintenance_path;
 use readiness::Readiness;
@@ -64,7 +63,7 @@ pub struct Places {
 #[derive(Debug)]
 pub(crate) struct Cluster {
     places: Option<Places>,
-    maintenance: Option<Maintenance>,
+    maintenance: Option<maintenance::Kept>,
     quorum: bool,
     running: Option<Running>,
     /// Addresses that are announced by routes.
@@ -148,7 +147,10 @@ impl Cluster {
     }
 
     fn follow_announces(&mut self) {
-        self.announces.maintenance = self.maintenance.as_ref().map(|wish| wish.since);
+        self.announces.maintenance = self.maintenance.as_ref().map(|kept| {
+            let began = kept.began.as_ref().and_then(Moment::of_this_boot);
+            began.map_or(Began::Earlier, Began::At)
+        });
         match (&self.announcer, &self.places) {
             // Also when there are none any more: the engine is told that, too.
             (Some(announcer), _) => announcer.wish(self.announces.clone()),
@@ -268,19 +270,22 @@ impl Cluster {
     ///
     /// # Errors
     /// It cannot be kept: then it does not hold any more either.
-    pub(crate) fn wish(&mut self, spec: MaintenanceSpec, now: u64) -> Result<bool, String> {
-        let Some(on) = spec.on else { return Ok(false) };
+    pub(crate) fn wish(&mut self, spec: MaintenanceSpec, now: Now) -> Result<bool, String> {
+        let on = spec.on;
         let before = self.maintenance.clone();
         let wish = match (on, &before) {
             (false, _) => None,
             (true, Some(before)) if spec.why.is_none() => Some(before.clone()),
-            (true, before) => Some(Maintenance {
-                since: before.as_ref().map_or(now, |before| before.since),
-                who: spec.who,
-                why: spec.why,
-            }),
+            (true, before) => {
+                let mut kept = maintenance::Kept::begin(spec.who, spec.why, now);
+                if let Some(before) = before {
+                    kept.wish.since = before.wish.since;
+                    kept.began.clone_from(&before.began);
+                }
+                Some(kept)
+            }
         };
-        maintenance::check(wish.as_ref())?;
+        maintenance::check(wish.as_ref().map(|kept| &kept.wish))?;
         self.follow_wish(wish);
         if let Some(places) = &self.places
             && let Err(why) = maintenance::keep(&places.maintenance, self.maintenance.as_ref())
@@ -291,7 +296,7 @@ impl Cluster {
         Ok(before.is_some() != on)
     }
 
-    fn follow_wish(&mut self, wish: Option<Maintenance>) {
+    fn follow_wish(&mut self, wish: Option<maintenance::Kept>) {
         self.maintenance = wish;
         self.follow();
         self.follow_announces();
@@ -375,7 +380,7 @@ impl Cluster {
             );
         }
         DirectorStatus {
-            maintenance: self.maintenance.clone(),
+            maintenance: self.maintenance.as_ref().map(|kept| kept.wish.clone()),
             vrrp,
             announce,
             warnings,
@@ -470,7 +475,7 @@ mod tests {
 
     fn spec(on: bool) -> MaintenanceSpec {
         MaintenanceSpec {
-            on: Some(on),
+            on,
             ..MaintenanceSpec::default()
         }
     }
@@ -484,12 +489,17 @@ mod tests {
             turns: Pulse::default(),
         };
         let mut cluster = Cluster::recall(Some(places.clone()));
-        assert!(cluster.wish(spec(true), 7).unwrap());
-        assert!(!cluster.wish(spec(true), 9).unwrap(), "it is in it already");
-        let again = Cluster::recall(Some(places.clone()));
+        assert!(cluster.wish(spec(true), Now::at(7)).unwrap());
+        assert!(
+            !cluster.wish(spec(true), Now::at(9)).unwrap(),
+            "it is in it already"
+        );
+        let mut again = Cluster::recall(Some(places.clone()));
+        again.follow_announces();
+        assert_eq!(again.announces.maintenance, Some(Began::At(7)));
         assert_eq!(again.status().maintenance.unwrap().since, 7);
         assert_eq!(again.status().warnings.len(), 1, "nothing follows it");
-        assert!(cluster.wish(spec(false), 9).unwrap());
+        assert!(cluster.wish(spec(false), Now::at(9)).unwrap());
         assert!(
             Cluster::recall(Some(places.clone()))
                 .status()
@@ -499,11 +509,11 @@ mod tests {
         let why = Some("x\ny".to_owned());
         assert!(
             cluster
-                .wish(MaintenanceSpec { why, ..spec(true) }, 9)
+                .wish(MaintenanceSpec { why, ..spec(true) }, Now::at(9))
                 .is_err()
         );
         std::fs::create_dir(&places.maintenance).unwrap();
-        assert!(cluster.wish(spec(true), 9).is_err());
+        assert!(cluster.wish(spec(true), Now::at(9)).is_err());
         assert!(cluster.status().maintenance.is_none());
     }
 
@@ -514,7 +524,7 @@ mod tests {
         make_directory_of(&path);
         replace(&path, b"0\n", 0o644).unwrap();
         let path = directory.path().join("kept/x.maintenance.json");
-        maintenance::keep(&path, Some(&Maintenance::default())).unwrap();
+        maintenance::keep(&path, Some(&maintenance::Kept::default())).unwrap();
         assert!(maintenance::recall(&path).is_some());
     }
 

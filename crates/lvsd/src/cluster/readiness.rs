@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use lvs_api::{Address, Client};
 use lvs_core::api::{Call, SyncState};
-use lvs_dataplane::control::{Address, Client};
 use tokio::sync::watch;
 
 /// Between two questions.

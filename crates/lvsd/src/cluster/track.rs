@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use lvs_dataplane::files::open_without_waiting;
+use lvs_api::files::open_without_waiting;
 
 /// Not to be active at all: keepalived takes a number of -254 or less for a fault.
 pub(super) const UNFIT: i16 = -254;

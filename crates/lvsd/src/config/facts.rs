@@ -84,14 +84,8 @@ impl Facts {
         self.groups.iter().flatten().map(|(name, _)| name.as_str())
     }
 
-    /// Whether there is an interface of this name, or one that it is a VLAN of: the engine makes
-    /// that.
+    /// Whether there is an interface of this name.
     pub(super) fn has_interface(&self, name: &str) -> bool {
-        let trunk = name.rsplit_once('.').map(|(trunk, _)| trunk);
-        self.has(name) || trunk.is_some_and(|trunk| self.has(trunk))
-    }
-
-    fn has(&self, name: &str) -> bool {
         #[cfg(test)]
         if let Some(all) = &self.interfaces {
             return all.contains(name);
@@ -119,7 +113,7 @@ mod tests {
     #[test]
     fn this_host_has_a_loopback_and_roots_group() {
         let facts = Facts::read();
-        assert!(facts.has_interface("lo") && facts.has_interface("lo.100"));
+        assert!(facts.has_interface("lo"));
         assert!(!facts.has_interface("no-such"));
         assert!(facts.has_group("root") && facts.has_group("12345"));
         assert!(!facts.has_group("no-such-group"));

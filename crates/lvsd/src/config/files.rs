@@ -2,90 +2,29 @@
 //! their names, as one text.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read};
-use std::ops::Range;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use super::diagnostic::Diagnostic;
 use super::{LoadError, shape};
+use crate::text::{Files, Findings, read_at_most};
 
 /// Bytes of one file at most: 40,000 servers take a twentieth of it.
 const FILE_MAX: u64 = 64 << 20;
 
-/// Where the files of a configuration begin in its text.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Files(Vec<Part>);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Part {
-    path: String,
-    /// Its first byte in the whole text.
-    start: usize,
-    /// The lines before it.
-    lines: usize,
-}
-
-impl From<&str> for Files {
-    fn from(path: &str) -> Self {
-        Self(vec![Part {
-            path: path.to_owned(),
-            start: 0,
-            lines: 0,
-        }])
-    }
-}
-
-impl Files {
-    /// A line of the whole text, as `FILE:LINE`.
-    pub fn place(&self, line: usize) -> String {
-        let after = self.0.partition_point(|part| part.lines < line);
-        match after.checked_sub(1).and_then(|n| self.0.get(n)) {
-            Some(part) => format!("{}:{}", part.path, line - part.lines),
-            None => format!("line {line}"),
-        }
-    }
-
-    /// How many there are.
-    pub(super) const fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Which of them a byte of the whole text is in, from 0.
-    pub(super) fn number(&self, at: usize) -> usize {
-        let after = self.0.partition_point(|part| part.start <= at);
-        after.saturating_sub(1)
-    }
-
-    /// The file that a byte of the whole text of `length` is in: its path, and its bytes there.
-    pub(super) fn part(&self, at: usize, length: usize) -> Option<(&str, Range<usize>)> {
-        let n = self
-            .0
-            .partition_point(|part| part.start <= at)
-            .checked_sub(1)?;
-        let part = self.0.get(n)?;
-        let end = self.0.get(n + 1).map_or(length, |next| next.start);
-        Some((&part.path, part.start..end))
-    }
-}
-
 /// Text behind text.
-pub(super) struct Joined {
-    pub(super) text: String,
-    pub(super) files: Files,
+struct Joined {
+    text: String,
+    files: Files,
 }
 
 impl Joined {
     /// Puts a part behind what is there; its first byte comes back.
-    pub(super) fn push(&mut self, path: String, part: &str) -> usize {
+    fn push(&mut self, path: String, part: &str) -> usize {
         if !self.text.ends_with('\n') && !self.text.is_empty() {
             self.text.push('\n');
         }
         let start = self.text.len();
-        self.files.0.push(Part {
-            path,
-            start,
-            lines: self.text.bytes().filter(|b| *b == b'\n').count(),
-        });
+        self.files.begin(path, &self.text);
         self.text.push_str(part);
         start
     }
@@ -96,7 +35,7 @@ pub(super) struct Whole {
     pub(super) files: Files,
     pub(super) text: String,
     /// What is wrong with single files.
-    pub(super) findings: Vec<Diagnostic>,
+    pub(super) findings: Findings,
 }
 
 /// Reads the configuration at `path`.
@@ -105,7 +44,7 @@ pub(super) fn read(path: &Path) -> Result<Whole, LoadError> {
         text: read_one(path)?,
         files: Files::from(path.display().to_string().as_str()),
     };
-    let mut findings = Vec::new();
+    let mut findings = Findings::default();
     let parts = beside(path)?;
     if !parts.is_empty() {
         findings = shape::main_file(&joined.text);
@@ -114,7 +53,7 @@ pub(super) fn read(path: &Path) -> Result<Whole, LoadError> {
         let part = read_one(&path)?;
         let own = shape::part(&part);
         let start = joined.push(path.display().to_string(), &part);
-        findings.extend(own.into_iter().map(|finding| finding.shifted(start)));
+        findings.append(own.shifted(start));
     }
     Ok(Whole {
         files: joined.files,
@@ -157,17 +96,6 @@ fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
 /// The content of a file, which may be a pipe, but not one without end.
 pub(in crate::config) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     read_at_most(File::open(path)?, FILE_MAX)
-}
-
-/// The content of a file that has `max` bytes at most.
-pub(in crate::config) fn read_at_most(file: File, max: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    file.take(max + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > max {
-        let text = format!("it is longer than {} MiB", max >> 20);
-        return Err(io::Error::new(ErrorKind::FileTooLarge, text));
-    }
-    Ok(bytes)
 }
 
 fn read_one(path: &Path) -> Result<String, LoadError> {
@@ -227,7 +155,7 @@ mod tests {
         let places: Vec<String> = config
             .services
             .iter()
-            .map(|service| config.files.place(service.line.0))
+            .map(|service| config.files.place(service.line))
             .collect();
         assert!(places[0].ends_with("conf.d/a.toml:1"), "{places:?}");
         assert!(places[1].ends_with("conf.d/b.toml:1"), "{places:?}");

@@ -7,50 +7,47 @@
 //!           └───────────────────┴── findings with their place ──┘
 //! ```
 //!
-//! Each step reports all that it finds. A file with one error gives no [`Config`] at all.
+//! Each step reports all that it finds. A file with one error gives no [`Config`] at all. What DNS and
+//! etcd say is no part of it: [`expand`](crate::expand) adds that.
 
 mod check;
-mod diagnostic;
+pub(crate) mod clash;
 mod facts;
 mod files;
-mod keys;
-mod merge;
+pub(crate) mod fit;
 mod ports;
 mod raw;
 mod shape;
 mod syntax;
 #[cfg(test)]
 mod tests;
-mod value;
 
-use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use lvs_core::api::{LocalPool, ServiceId, SyncDaemon};
 use lvs_core::{ServerConfig, ServiceConfig, SourceFilter};
 use rustix::io::Errno;
 
-pub(crate) use check::{check_filter, label};
-pub use diagnostic::{Diagnostic, Report, Severity};
+pub(crate) use check::{check_filter, endpoint, label};
 pub use facts::Facts;
-pub use files::Files;
-pub(crate) use keys::Keys;
 pub use ports::ManyPorts;
 pub(crate) use ports::{generated_mark, is_generated};
-use shape::{shape, unknown_key};
+pub(crate) use raw::DEFAULTS;
+pub(crate) use shape::SERVICES_MAX;
+use shape::shape;
 
-use crate::health::Probe;
-use crate::proxy;
-use crate::sources::Gathered;
-use crate::sources::etcd::Access;
+pub(crate) use crate::text::bounded;
+pub use crate::text::{Diagnostic, Files, Report, Severity};
+
+use crate::health::Check;
+use crate::sources::{Cluster, Lookups, Source};
+use lvs_proxy as proxy;
 
 /// A file that has been checked.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     /// The file.
     pub path: String,
@@ -78,121 +75,25 @@ pub struct Config {
     pub marks: Vec<String>,
     /// Whose new connections services take, all of them; `None` leaves the engine's.
     pub filter: Option<SourceFilter>,
-    /// Rules that give services of many ports their marks, in the engine's words.
-    pub port_marks: Vec<String>,
     /// The services, in the order of the file.
     pub services: Vec<Service>,
-    /// Servers that sources name and that cannot serve, in words.
-    pub left_out: Vec<String>,
-    /// Services of etcd that are among the services: their names there, and their texts.
-    pub in_force: Vec<(String, Arc<str>)>,
-    /// What of etcd it has.
-    pub revision: Revision,
-    /// Nothing is known of etcd yet: there may be more services.
-    pub awaits_etcd: bool,
-    /// What it was made of, apart from what sources say.
-    pub base: Base,
+    /// The table `[defaults]` as text, for services of etcd.
+    defaults: String,
 }
 
-/// `[cluster]`.
+/// `discover` of a service: the source of further servers, and their settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cluster {
-    /// The members of etcd, and how they are met.
-    pub access: Access,
-    /// What all keys begin with.
-    pub prefix: String,
-    /// The name of this director.
-    pub director: String,
-    /// After this a director that says nothing is gone.
-    pub lease: Duration,
-    /// So many directors have to find a server down; 0 if each decides by itself.
-    pub agree: usize,
-}
-
-impl Cluster {
-    /// What keys begin with, if the file does not say it.
-    pub const PREFIX: &'static str = "/lvs/";
-    /// How long a director may say nothing, if the file does not say it.
-    pub const LEASE: Duration = Duration::from_secs(10);
-    /// How long a request may take, if the file does not say it.
-    pub const TIMEOUT: Duration = Duration::from_secs(3);
-    /// How long a lease may last.
-    pub const LEASES: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
-    /// Bytes of a prefix or a name.
-    const NAME_MAX: usize = 128;
-
-    /// Whether it can be a part of a key between slashes.
-    pub fn is_name(name: &str) -> bool {
-        let right = |c: char| !c.is_control() && !c.is_whitespace() && c != '/';
-        (1..=Self::NAME_MAX).contains(&name.len()) && name.chars().all(right)
-    }
-}
-
-/// The text of the files. Two configurations are the same whatever text they are from.
-#[derive(Clone, Debug, Default)]
-pub struct Base(Option<Arc<(String, Files)>>);
-
-impl PartialEq for Base {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Base {}
-
-/// The last change in etcd, and a digest of all that it says. Two configurations are the same
-/// whatever they have seen of it.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Revision {
-    /// The revision of the last change.
-    pub number: i64,
-    /// The same of everything that says the same.
-    pub digest: u32,
-}
-
-impl PartialEq for Revision {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Revision {}
-
-/// `[dns]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lookups {
-    /// Name servers; empty for those of `/etc/resolv.conf`.
-    pub name_servers: Vec<SocketAddr>,
-    /// How long one may say nothing.
-    pub timeout: Duration,
-    /// Shortest time between two look-ups of a name.
-    pub min: Duration,
-    /// Longest time between two look-ups of a name.
-    pub max: Duration,
-}
-
-impl Default for Lookups {
-    fn default() -> Self {
-        Self {
-            name_servers: Vec::new(),
-            timeout: Duration::from_secs(2),
-            min: Duration::from_secs(5),
-            max: Duration::from_secs(300),
-        }
-    }
-}
-
-/// `servers` of a service: where further servers come from.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct From {
-    /// A name in DNS, in lower case and without a dot at its end.
-    pub dns: Option<String>,
-    /// A pool of servers that have registered themselves in etcd.
-    pub etcd: Option<String>,
-    /// It is not known which servers they are: servers that are there may be among them.
-    pub incomplete: bool,
-    /// Nothing is known of where they come from yet.
-    pub unheard: bool,
+pub struct Discovery {
+    /// Where they come from.
+    pub source: Source,
+    /// The line where that stands.
+    pub line: usize,
+    /// The port of servers that come without one.
+    pub port: u16,
+    /// Their settings in the engine, with the weight of servers that come without one.
+    pub config: ServerConfig,
+    /// How their health is found out.
+    pub check: Option<Check>,
 }
 
 /// `[lvsd]`.
@@ -222,25 +123,20 @@ pub struct Daemon {
 pub struct Api {
     /// Where HTTP is answered.
     pub listen: Vec<SocketAddr>,
+    /// Names under which it is asked, besides those of this host.
+    pub allowed_hosts: Vec<String>,
     /// Where the token is that allows changes over TCP.
     pub token_file: Option<PathBuf>,
-    /// With the metrics of node_exporter.
-    pub node_ipvs: bool,
     /// The directory of a tree like `/proc`.
     pub procfs: Option<PathBuf>,
     /// It lists connections while there are at most so many; `None` for
     /// [`Self::PROCFS_CONNECTIONS`].
     pub procfs_connections: Option<usize>,
-    /// Each server has its own metrics while there are at most so many; `None` for
-    /// [`Self::SERVER_SERIES`].
-    pub server_series: Option<usize>,
     /// With the dashboard.
     pub dashboard: bool,
 }
 
 impl Api {
-    /// Servers that have metrics of their own, where the file does not say it.
-    pub const SERVER_SERIES: usize = 5_000;
     /// Connections that are listed, where the file does not say it.
     pub const PROCFS_CONNECTIONS: usize = 100_000;
 }
@@ -276,8 +172,6 @@ impl Daemon {
 pub struct Dataplane {
     /// Interfaces; empty for the engine's own choice.
     pub interfaces: Vec<String>,
-    /// No interface at all.
-    pub no_interfaces: bool,
     /// Packet backend.
     pub backend: Option<String>,
     /// Packet workers: a number, or `auto`.
@@ -408,14 +302,12 @@ pub struct Peers {
     pub wait: Option<Duration>,
     /// How long their services and servers may differ.
     pub alarm: Option<Duration>,
-    /// Which connections they are told.
-    pub tell: Option<String>,
 }
 
 impl Peers {
     /// What is wrong with the key, as an engine that starts would say.
     pub fn unusable_key(&self) -> Option<String> {
-        lvs_dataplane::directors::read_key(Path::new(&self.key_file)).err()
+        lvs_api::directors::read_key(Path::new(&self.key_file)).err()
     }
 }
 
@@ -431,7 +323,7 @@ impl Dataplane {
             changed.push("[dataplane]");
         }
         if self.peers != before.peers {
-            changed.push("[sync]");
+            changed.push("[sync.peers]");
         }
         changed
     }
@@ -445,9 +337,6 @@ impl Dataplane {
         };
         for interface in &self.interfaces {
             option("--interface", Some(interface.clone()));
-        }
-        if self.no_interfaces {
-            option("--no-interfaces", None);
         }
         if let Some(backend) = &self.backend {
             option("--backend", Some(backend.clone()));
@@ -519,9 +408,6 @@ impl Dataplane {
             if let Some(alarm) = peers.alarm {
                 option("--sync-alarm", Some(alarm.as_secs().to_string()));
             }
-            if let Some(tell) = &peers.tell {
-                option("--sync-tell", Some(tell.clone()));
-            }
         }
         all
     }
@@ -543,31 +429,20 @@ pub enum VipMode {
 }
 
 /// What a failed check does to a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnCheckFailure {
     /// Weight 0: no new connections, the existing ones go on.
+    #[default]
     Quiesce,
     /// The server is deleted: nothing reaches it, its connections hang until it is back.
     Remove,
 }
 
-/// A line of the file, from 1. Two things that differ only in where they stand are the same.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Line(pub usize);
-
-impl PartialEq for Line {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Line {}
-
 /// `[[service]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// Where it stands.
-    pub line: Line,
+    /// The line where it stands, from 1.
+    pub line: usize,
     /// Name in logs.
     pub name: String,
     /// What the engine knows it by.
@@ -584,6 +459,8 @@ pub struct Service {
     pub proxy: Option<proxy::Options>,
     /// What a failed check does.
     pub on_check_failure: OnCheckFailure,
+    /// Weight 0 keeps new connections from a server, and they go to the others.
+    pub quiesces_at_zero: bool,
     /// How long a server that has left the file may keep its connections.
     pub drain: Duration,
     /// How many servers it needs.
@@ -598,11 +475,16 @@ pub struct Service {
     /// Percentage of its servers of which at least so many are up; below it all are taken to be.
     /// 0 for none.
     pub min_share: u8,
-    /// Who serves below the quorum.
+    /// The server that replaces the others below the quorum.
     pub sorry: Option<Server>,
     /// Where further servers come from.
-    pub from: From,
-    /// Real servers, in the order of the file; behind them those that sources name.
+    pub discovery: Option<Discovery>,
+    /// It is not known which servers these are: servers that the engine has may be among them.
+    /// Never so in the file alone.
+    pub incomplete: bool,
+    /// Their source has never answered. Never so in the file alone.
+    pub unheard: bool,
+    /// Real servers, in the order of the file; behind them those that DNS and etcd name.
     pub servers: Vec<Server>,
 }
 
@@ -643,6 +525,16 @@ impl Service {
         }
     }
 
+    /// Counts its lines behind so many others.
+    pub(crate) fn move_lines(&mut self, by: usize) {
+        self.line += by;
+        if let Some(discovery) = &mut self.discovery {
+            discovery.line += by;
+        }
+        let servers = self.servers.iter_mut().chain(&mut self.sorry);
+        servers.for_each(|server| server.line += by);
+    }
+
     /// The virtual address without its port or ports.
     pub fn virtual_ip(&self) -> Option<IpAddr> {
         let many = self.ports.as_ref().map(|many| many.ip);
@@ -653,8 +545,8 @@ impl Service {
 /// `[[service.server]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// Where it stands.
-    pub line: Line,
+    /// The line where it stands, from 1.
+    pub line: usize,
     /// Address and port.
     pub address: SocketAddr,
     /// Its settings in the engine while it is healthy.
@@ -663,45 +555,12 @@ pub struct Server {
     pub check: Option<Check>,
 }
 
-/// A health check of one server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Check {
-    /// What is done.
-    pub probe: Probe,
-    /// The server.
-    pub server: SocketAddr,
-    /// On which way it goes, if that is not the host's own.
-    pub via: Option<Via>,
-    /// Time between the starts of two checks.
-    pub interval: Duration,
-    /// The same while the results speak against what is known.
-    pub fast_interval: Duration,
-    /// Percentage by which each interval varies.
-    pub jitter: u8,
-    /// Time after which a check has failed.
-    pub timeout: Duration,
-    /// Good checks in a row that bring the server back.
-    pub rise: u32,
-    /// Failed checks in a row that take it out.
-    pub fall: u32,
-    /// Attempts of clients to connect in a row that the engine may see fail.
-    pub passive: Option<u32>,
-}
-
-/// The way of a client: to a service, and by the engine to the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Via {
-    /// The service.
-    pub service: ServiceId,
-    /// Its virtual address and port.
-    pub virt: SocketAddr,
-}
-
-impl Check {
-    /// What it finds out, in whichever rhythm: two checks with the same identity know the same.
-    pub fn identity(&self) -> (Probe, SocketAddr, Option<Via>) {
-        (self.probe.clone(), self.server, self.via)
-    }
+/// The checks of all servers of these services.
+pub fn checks_of(services: &[Service]) -> impl Iterator<Item = ((ServiceId, SocketAddr), &Check)> {
+    services.iter().flat_map(|service| {
+        let servers = service.servers.iter();
+        servers.filter_map(|server| Some(((service.id, server.address), server.check.as_ref()?)))
+    })
 }
 
 impl Config {
@@ -720,18 +579,6 @@ impl Config {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn load_on(path: &Path, facts: Option<&Facts>) -> Result<(Self, Report), LoadError> {
-        Self::load_with(path, facts, &Gathered::default())
-    }
-
-    /// The same with what sources have said.
-    ///
-    /// # Errors
-    /// As [`load`](Self::load).
-    pub fn load_with(
-        path: &Path,
-        facts: Option<&Facts>,
-        gathered: &Gathered,
-    ) -> Result<(Self, Report), LoadError> {
         let whole = files::read(path)?;
         let name = path.display().to_string();
         if !whole.findings.is_empty() {
@@ -739,28 +586,21 @@ impl Config {
                 path: name,
                 text: whole.text,
                 files: whole.files,
-                findings: whole.findings,
+                more: whole.findings.more(),
+                findings: whole.findings.into_kept(),
             })));
         }
-        merge::read(&name, &whole.text, &whole.files, facts, gathered)
+        Self::read(&name, &whole.text, whole.files, facts)
             .map_err(|report| LoadError::Refused(Box::new(report)))
     }
 
-    /// The same files with what sources say now. The files are not read again.
+    /// The services of a key of etcd that has `text`, checked by themselves. `[defaults]` holds for
+    /// them.
     ///
     /// # Errors
-    /// What is wrong with them by now, such as a certificate that is gone.
-    pub fn with(&self, gathered: &Gathered) -> Result<(Self, Report), Report> {
-        let (text, files) = match &self.base.0 {
-            Some(base) => (base.0.as_str(), base.1.clone()),
-            None => ("", Files::default()),
-        };
-        merge::read(&self.path, text, &files, None, gathered)
-    }
-
-    /// The text of its files, without what sources say.
-    pub fn text(&self) -> &str {
-        self.base.0.as_ref().map_or("", |base| base.0.as_str())
+    /// What is wrong with it, in words.
+    pub(crate) fn services_of_etcd(&self, text: &str) -> Result<Vec<Service>, String> {
+        check::remote(self, text)
     }
 
     /// Whether the files at `path` may name the engine's socket; false is certain, and known
@@ -776,8 +616,7 @@ impl Config {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn from_toml(path: &str, text: &str) -> Result<(Self, Report), Report> {
-        let nothing = Gathered::default();
-        Self::read(path, text, Files::from(path), None, &nothing)
+        Self::read(path, text, Files::from(path), None)
     }
 
     fn read(
@@ -785,17 +624,15 @@ impl Config {
         text: &str,
         files: Files,
         facts: Option<&Facts>,
-        gathered: &Gathered,
     ) -> Result<(Self, Report), Report> {
-        let (raw, mut findings) = shape(text);
+        let (raw, mut findings) = shape(text, "");
         let mut config = None;
         if let Some(raw) = raw {
             let complete = findings.is_empty();
             config = Some(Self {
                 path: path.to_owned(),
-                files: files.clone(),
-                base: Base(Some(Arc::new((text.to_owned(), files.clone())))),
-                ..check::check(&raw, text, facts, gathered, complete, &mut findings)
+                files: files.clone().of(text),
+                ..check::check(&raw, text, facts, complete, &mut findings)
             });
             if complete && raw.service.is_empty() && raw.cluster.is_none() {
                 findings.push(
@@ -804,73 +641,17 @@ impl Config {
                 );
             }
         }
-        findings.sort_by_key(|d| d.primary.0.start);
-        // What is said of all addresses of a service, or of all services, is said once.
-        let mut said = HashSet::new();
-        findings.retain(|d| said.insert((d.primary.0.start, d.title.clone())));
         let report = Report {
             path: path.to_owned(),
             text: text.to_owned(),
             files,
-            findings,
+            more: findings.more(),
+            findings: findings.into_kept(),
         };
         match config {
             Some(config) if report.errors() == 0 => Ok((config, report)),
             _ => Err(report),
         }
-    }
-
-    /// How many servers all services have.
-    pub fn servers(&self) -> usize {
-        self.services.iter().map(|s| s.servers.len()).sum()
-    }
-
-    /// Whether the engine's service `id`, or servers of it, stay as they are until it is known
-    /// whether that is right.
-    pub fn awaits(&self, id: ServiceId) -> bool {
-        let mut services = self.services.iter();
-        match services.find(|service| service.id == id) {
-            Some(service) => service.from.unheard,
-            None => self.awaits_etcd,
-        }
-    }
-
-    /// The services that the daemon serves itself.
-    pub fn proxied(&self) -> HashMap<ServiceId, proxy::Options> {
-        let services = self.services.iter();
-        services
-            .filter_map(|service| Some((service.id, service.proxy?)))
-            .collect()
-    }
-
-    /// Whether a service is the engine's, or none is anybody's.
-    pub fn needs_engine(&self) -> bool {
-        self.services.is_empty() || self.services.iter().any(|service| service.proxy.is_none())
-    }
-
-    /// The VIPs that the engine should own, `on_host` telling whether the host has an address.
-    pub fn own_vips(&self, on_host: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
-        let said_host = |ip| {
-            self.services
-                .iter()
-                .filter(|s| matches!(s.vip, VipMode::Host | VipMode::Announce))
-                .any(|s| s.virtual_ip() == Some(ip))
-        };
-        let mut all: Vec<IpAddr> = self
-            .services
-            .iter()
-            .filter(|s| s.proxy.is_none())
-            .filter_map(|s| Some((s.vip, s.virtual_ip()?)))
-            .filter(|(mode, ip)| match mode {
-                VipMode::Own => true,
-                VipMode::Host | VipMode::Announce => false,
-                VipMode::Auto => !on_host(*ip) && !said_host(*ip),
-            })
-            .map(|(_, ip)| ip)
-            .collect();
-        all.sort_unstable();
-        all.dedup();
-        all
     }
 }
 

@@ -92,7 +92,7 @@ impl ManyPorts {
 
     /// The engine's rule, without the ports that have services of their own; `None` if none is
     /// left.
-    pub(super) fn rule(&self, apart: &[u16]) -> Option<MarkRule> {
+    pub(crate) fn rule(&self, apart: &[u16]) -> Option<MarkRule> {
         let mut ports = self.ports.clone();
         if ports.is_empty() && !apart.is_empty() {
             ports.push(PortRange(0, u16::MAX));

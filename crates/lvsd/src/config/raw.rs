@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde::de::{self, MapAccess, SeqAccess, Unexpected, Visitor};
 use toml::Spanned;
 
-use super::value::Value;
+use crate::text::Value;
 
 /// A whole file.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -22,8 +22,8 @@ pub(super) struct RawConfig {
     pub(super) lvsd: RawDaemon,
     pub(super) api: RawApi,
     pub(super) dataplane: RawDataplane,
-    /// Connections are told to other directors, and taken over from them.
-    pub(super) sync: Option<Spanned<RawSync>>,
+    /// Connections are replicated between directors.
+    pub(super) sync: RawSync,
     /// The virtual addresses move between directors, as keepalived's VRRP says.
     pub(super) vrrp: Option<Spanned<RawVrrp>>,
     /// How names of servers are looked up.
@@ -35,8 +35,11 @@ pub(super) struct RawConfig {
     /// Sysctls under the kernel's names (`/proc/sys/net/ipv4/vs/`).
     pub(super) sysctl: BTreeMap<Spanned<String>, Spanned<Scalar>>,
     pub(super) service: Vec<Spanned<RawService>>,
-    /// What services have that do not say otherwise.
+    /// Keys that services have unless they set their own; merged into each service as a table.
     pub(super) defaults: RawDefaults,
+    /// The same table as text, for services of etcd.
+    #[serde(skip)]
+    pub(super) defaults_text: String,
     pub(super) mark: Vec<Spanned<RawMark>>,
     /// For all services.
     pub(super) filter: Option<Spanned<RawFilter>>,
@@ -46,18 +49,19 @@ pub(super) struct RawConfig {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawDaemon {
-    /// Treat the services that were added by hand as the daemon's own: change those of the file,
-    /// delete the rest. Default: false.
-    pub(super) adopt: Option<bool>,
+    /// Manage services that were added with `lvsadm`, too: change those of the file, delete the
+    /// rest. Default: false.
+    pub(super) manage_all_services: Option<bool>,
     /// Whether the daemon gives up what it does not need, by seccomp: `off` or `auto`. Default:
     /// `auto`.
     pub(super) confine: Option<Spanned<String>>,
     /// What is logged, as `RUST_LOG` writes it (`info`, `debug`, `lvsd=debug`). Default: `info`.
     pub(super) log: Option<Spanned<String>>,
-    /// Percentage of all servers that a reload may take away unless it is forced. Default: 50.
-    pub(super) max_remove: Option<Spanned<Whole>>,
-    /// What is done about changes by hand: `repair` or `report`. Default: `repair`.
-    pub(super) drift: Option<Spanned<String>>,
+    /// Percentage of all servers that a reload may remove unless it is forced. Default: 50.
+    pub(super) max_removed_percent: Option<Spanned<Whole>>,
+    /// Manual changes to services of lvsd are undone or only reported: `revert` or `report`.
+    /// Default: `revert`.
+    pub(super) manual_changes: Option<Spanned<String>>,
     /// Program, and its arguments, that is told of events. Default: none.
     pub(super) notify: Option<Spanned<OneOrMore>>,
     /// User that it runs as. Default: `nobody`.
@@ -72,16 +76,15 @@ pub(super) struct RawDaemon {
 pub(super) struct RawApi {
     /// Addresses with ports to answer HTTP at: `127.0.0.1:9560`, or an array. Default: none.
     pub(super) listen: Option<Spanned<OneOrMore>>,
+    /// Names that clients may use in `Host`, besides addresses, `localhost` and this host's name: a
+    /// name, or an array. Default: none.
+    pub(super) allowed_hosts: Option<Spanned<OneOrMore>>,
     /// File with the token that allows changes over TCP. Default: none, so TCP only reads.
     pub(super) token_file: Option<Spanned<String>>,
-    /// Further metrics: `node_ipvs`, those of node_exporter. Default: none.
-    pub(super) compat: Option<Spanned<OneOrMore>>,
     /// Directory of a tree like `/proc`, with `net/ip_vs`. Default: none.
     pub(super) procfs: Option<Spanned<String>>,
     /// It has `net/ip_vs_conn` while there are at most so many connections. Default: 100000.
     pub(super) procfs_connections: Option<Spanned<Whole>>,
-    /// Each server has its own metrics while there are at most so many. Default: 5000.
-    pub(super) server_series: Option<Spanned<Whole>>,
     /// Whether `listen` serves the dashboard. Default: true.
     pub(super) dashboard: Option<bool>,
 }
@@ -93,8 +96,6 @@ pub(super) struct RawApi {
 pub(super) struct RawDataplane {
     /// Interfaces to use. Default: every Ethernet interface that is up and has no master.
     pub(super) interface: Option<Spanned<OneOrMore>>,
-    /// Use no interface at all. Default: false.
-    pub(super) no_interfaces: Option<Spanned<bool>>,
     /// `auto`, `af_packet` or `tun`. Default: `auto`.
     pub(super) backend: Option<Spanned<String>>,
     /// Packet workers: a number, or `auto`. Default: 1.
@@ -119,7 +120,6 @@ pub(super) struct RawDataplane {
     /// NAT translates both ends where replies would not come back here. Default: false.
     pub(super) hairpin: Option<Spanned<bool>>,
     /// Application helpers: `ftp`, or `ftp=PORT,...`. Default: none.
-    #[serde(alias = "helpers")]
     pub(super) helper: Option<Spanned<OneOrMore>>,
     /// Echo requests to addresses that the engine owns: `answer` or `drop`. Default: `answer`.
     pub(super) echo: Option<Spanned<String>>,
@@ -163,9 +163,19 @@ pub(super) struct RawDataplane {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawSync {
-    /// `master` tells of connections, `backup` takes them over, `both` does both. Default: `both`.
+    /// By multicast, in the protocol of the kernel's IPVS. Default: none.
+    pub(super) ipvs: Option<Spanned<RawSyncIpvs>>,
+    /// With directors that run lvsd: every connection, from the start on. Default: none.
+    pub(super) peers: Option<Spanned<RawSyncPeers>>,
+}
+
+/// `[sync.ipvs]`: synchronisation in the protocol of the kernel's IPVS.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawSyncIpvs {
+    /// `master` sends connections, `backup` receives them, `both` does both. Default: `both`.
     pub(super) role: Option<Spanned<String>>,
-    /// Interface of the multicast group. Required without `peers`.
+    /// Interface of the multicast group. Required.
     pub(super) interface: Option<Spanned<String>>,
     /// Identity in messages, 0 to 255; a backup with 0 takes all. Default: 0.
     pub(super) syncid: Option<Spanned<Whole>>,
@@ -177,21 +187,22 @@ pub(super) struct RawSync {
     pub(super) ttl: Option<Spanned<Whole>>,
     /// Longest message in bytes. Default: as the kernel's daemons choose it.
     pub(super) maxlen: Option<Spanned<Whole>>,
-    /// Directors of this kind, by address, that are told every connection and tell theirs.
-    /// Default: none.
-    pub(super) peers: Option<Spanned<OneOrMore>>,
-    /// File with the key that they share. Required with `peers`.
+}
+
+/// `[sync.peers]`: directors that replicate every connection to each other.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawSyncPeers {
+    /// Addresses of the other directors: `192.0.2.2`, `192.0.2.2:8848`, or an array. Required.
+    pub(super) addresses: Option<Spanned<OneOrMore>>,
+    /// File with the key that all directors share. Required.
     pub(super) key_file: Option<Spanned<String>>,
-    /// Where they connect to. Default: port 8848 of all addresses.
+    /// Address and port that peers connect to. Default: port 8848 of all addresses.
     pub(super) listen: Option<Spanned<String>>,
-    /// How long the engine waits at first for those that it cannot reach. Default: 10s.
-    pub(super) wait: Option<Spanned<RawDuration>>,
-    /// How long their services and servers may differ from the engine's before that is an alarm.
-    /// Default: 30s.
-    pub(super) alarm: Option<Spanned<RawDuration>>,
-    /// Which connections they are told: `all`, or `exceptions` to what schedulers that are functions
-    /// would choose now. Default: all.
-    pub(super) tell: Option<Spanned<String>>,
+    /// Time that a starting dataplane waits for peers that it cannot reach. Default: 10s.
+    pub(super) connect_timeout: Option<Spanned<RawDuration>>,
+    /// Time that services of a peer may differ before that is an alarm. Default: 30s.
+    pub(super) mismatch_alarm_after: Option<Spanned<RawDuration>>,
 }
 
 /// `[vrrp]`: the virtual addresses move between directors, as keepalived says.
@@ -210,10 +221,9 @@ pub(super) struct RawVrrp {
     /// Addresses of the other directors, where they do not hear each other by multicast. Default:
     /// none.
     pub(super) peers: Option<Spanned<OneOrMore>>,
-    /// Addresses that the host has while it is active, such as the servers' gateway:
+    /// Addresses that the host has while this director is active, such as the servers' gateway:
     /// `10.0.0.254/24 dev eth1`. Default: none.
-    #[serde(rename = "address")]
-    pub(super) addresses: Option<Spanned<OneOrMore>>,
+    pub(super) host_addresses: Option<Spanned<OneOrMore>>,
     /// Where keepalived is told how able this director is. Default: /run/lvs/vrrp.track.
     pub(super) track_file: Option<Spanned<String>>,
     /// Where keepalived tells whether this director is active. Default: /run/lvs/vrrp.fifo.
@@ -241,7 +251,7 @@ pub(super) struct RawDns {
 pub(super) struct RawCluster {
     /// Members of etcd: `https://10.0.0.5:2379`, or an array. Required.
     pub(super) etcd: Option<Spanned<OneOrMore>>,
-    /// What all keys begin with. Default: `/lvs/`.
+    /// The prefix of all keys. Default: `/lvs/`.
     pub(super) prefix: Option<Spanned<String>>,
     /// File with the certificates of the authorities that sign the members'. Required with `https`.
     pub(super) ca: Option<Spanned<String>>,
@@ -261,15 +271,12 @@ pub(super) struct RawCluster {
     /// Time after which a member that does not answer counts as gone, and the next one is asked.
     /// Default: 3s.
     pub(super) timeout: Option<Spanned<RawDuration>>,
-    /// Directors that have to find a server down before it is taken out; of fewer that live, all of
-    /// them. Default: 0, each director decides by itself.
-    pub(super) agree: Option<Spanned<Whole>>,
 }
 
-/// `servers = { ... }`: where further servers of a service come from.
+/// `discover = { ... }`: the source of further servers of a service.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct RawServers {
+pub(super) struct RawDiscover {
     /// Name in DNS: of SRV records if it begins with an underscore (`_http._tcp.example.org`), else
     /// of A and AAAA records.
     pub(super) dns: Option<Spanned<String>>,
@@ -286,12 +293,12 @@ pub(super) struct RawServers {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawAnnounce {
-    /// How long other directors are preferred before the addresses are withdrawn, when this one is
-    /// put into maintenance. Default: 5s.
-    pub(super) drain: Option<Spanned<RawDuration>>,
-    /// How long the engine goes on announcing when lvsd is gone; after ten seconds, other directors
-    /// are preferred. Default: 10m.
-    pub(super) hold: Option<Spanned<RawDuration>>,
+    /// Time in maintenance for which routers prefer other directors, before the addresses are
+    /// withdrawn. Default: 5s.
+    pub(super) withdraw_delay: Option<Spanned<RawDuration>>,
+    /// Time for which the dataplane announces addresses without lvsd; after ten seconds, routers
+    /// prefer other directors. Default: 10m.
+    pub(super) hold_without_lvsd: Option<Spanned<RawDuration>>,
 }
 
 /// `[[service]]`.
@@ -328,34 +335,30 @@ pub(super) struct RawService {
     pub(super) proxy: Option<Spanned<RawProxy>>,
     /// Whose address the VIP is: `own`, `host`, `announce` or `auto`. Default: `auto`.
     pub(super) vip: Option<Spanned<String>>,
-    /// Health check of every server: a table, or `"none"`. Default: none.
+    /// Health check of every server: a table, or `"none"`. Default: none, with a warning.
     pub(super) check: Option<Spanned<RawCheck>>,
     /// What is wrapped around packets to servers with `forward = "tun"`. Default: IPIP.
     pub(super) tunnel: Option<Spanned<RawTunnel>>,
-    /// What a failed check does to a server: `quiesce` or `remove`. Default: see the
-    /// documentation.
+    /// What a failed check does to a server: `quiesce` or `remove`. Default: `quiesce`.
     pub(super) on_check_failure: Option<Spanned<String>>,
-    /// The same under its old name.
-    pub(super) on_down: Option<Spanned<String>>,
     /// What happens to the connections of a server that is removed: `kernel`, `reset`,
     /// `reschedule` or `drop`. Default: `kernel`.
     pub(super) on_server_down: Option<Spanned<String>>,
-    /// How long a server that has left the file may keep its connections. Default: see the
-    /// documentation.
+    /// How long a server that has left the file may keep its connections. Default: 30s.
     pub(super) drain: Option<Spanned<RawDuration>>,
     /// Servers that it needs: a number, or a table. Default: 1.
     pub(super) quorum: Option<Spanned<RawQuorum>>,
     /// What becomes of its VIP below that: `keep` or `give-up`. Default: `keep`.
     pub(super) below_quorum: Option<Spanned<String>>,
-    /// Its servers are down until a check has passed, also where they serve when lvsd starts.
-    /// Default: false.
-    pub(super) alpha: Option<Spanned<bool>>,
-    /// It goes when lvsd ends, and its quorum is told to be lost. Default: false.
-    pub(super) omega: Option<Spanned<bool>>,
-    /// Percentage of its servers; if fewer are up, all are taken to be. Default: 0.
-    pub(super) min_share: Option<Spanned<Whole>>,
-    /// Who serves below the quorum: an address, or a table. Default: nobody.
-    pub(super) sorry: Option<Spanned<RawSorry>>,
+    /// Servers are down until a check has passed, also those in use when lvsd starts. Default:
+    /// false.
+    pub(super) start_down: Option<Spanned<bool>>,
+    /// Remove the service when lvsd ends, and report that its quorum is lost. Default: false.
+    pub(super) remove_on_exit: Option<Spanned<bool>>,
+    /// Percentage of its servers; if fewer are up, all are used. Default: 0.
+    pub(super) panic_below: Option<Spanned<Whole>>,
+    /// The server that replaces the others below the quorum: an address, or a table. Default: none.
+    pub(super) sorry: Option<Spanned<RawTarget>>,
     /// How long a server that joins the running service takes to reach its full share, in whole
     /// seconds. Default: none.
     pub(super) slow_start: Option<Spanned<RawDuration>>,
@@ -363,81 +366,39 @@ pub(super) struct RawService {
     pub(super) limits: Option<RawLimits>,
     /// Whose new connections it takes. Default: everybody's.
     pub(super) filter: Option<Spanned<RawFilter>>,
-    /// Where further servers come from: `{ dns = "_http._tcp.example.org" }`, `{ etcd = "web" }`.
-    /// Default: nowhere.
-    pub(super) servers: Option<Spanned<RawServers>>,
+    /// Source of further servers: `{ dns = "_http._tcp.example.org" }`, `{ etcd = "web" }`.
+    /// Default: none.
+    pub(super) discover: Option<Spanned<RawDiscover>>,
+    /// Its servers: `["10.0.0.11:80", { address = "10.0.0.12:80", weight = 2 }]`.
+    pub(super) servers: Vec<Spanned<RawTarget>>,
+    /// More of them, each as a table of its own.
     pub(super) server: Vec<Spanned<RawServer>>,
 }
 
-/// `[defaults]`: keys of services.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct RawDefaults {
-    pub(super) scheduler: Option<Spanned<String>>,
-    pub(super) scheduler_flags: Option<Vec<Spanned<String>>>,
-    pub(super) persistence: Option<Spanned<RawPersistence>>,
-    pub(super) forward: Option<Spanned<String>>,
-    pub(super) vip: Option<Spanned<String>>,
-    pub(super) check: Option<Spanned<RawCheck>>,
-    pub(super) tunnel: Option<Spanned<RawTunnel>>,
-    pub(super) on_check_failure: Option<Spanned<String>>,
-    pub(super) on_server_down: Option<Spanned<String>>,
-    pub(super) drain: Option<Spanned<RawDuration>>,
-    pub(super) quorum: Option<Spanned<RawQuorum>>,
-    pub(super) below_quorum: Option<Spanned<String>>,
-    pub(super) alpha: Option<Spanned<bool>>,
-    pub(super) omega: Option<Spanned<bool>>,
-    pub(super) min_share: Option<Spanned<Whole>>,
-    pub(super) sorry: Option<Spanned<RawSorry>>,
-    pub(super) slow_start: Option<Spanned<RawDuration>>,
-    pub(super) limits: Option<RawLimits>,
-}
+/// `[defaults]`: keys of services, as a table that is merged into each.
+pub(super) type RawDefaults = RawService;
 
-impl RawService {
-    /// Takes what it does not say itself.
-    pub(super) fn take_defaults(&mut self, defaults: &RawDefaults) {
-        fn take<T: Clone>(own: &mut Option<T>, default: &Option<T>) {
-            if own.is_none() {
-                own.clone_from(default);
-            }
-        }
-        // Flags are of one scheduler.
-        if self.scheduler.is_none() {
-            take(&mut self.scheduler_flags, &defaults.scheduler_flags);
-        }
-        take(&mut self.scheduler, &defaults.scheduler);
-        take(&mut self.persistence, &defaults.persistence);
-        take(&mut self.forward, &defaults.forward);
-        // A mark has no VIP.
-        if self.fwmark.is_none() {
-            take(&mut self.vip, &defaults.vip);
-            take(&mut self.below_quorum, &defaults.below_quorum);
-        }
-        take(&mut self.check, &defaults.check);
-        let of = |forward: &Option<Spanned<String>>| {
-            forward.as_ref().is_some_and(|word| word.get_ref() == "tun")
-        };
-        let tunnels = self
-            .server
-            .iter()
-            .any(|server| of(&server.get_ref().forward));
-        if of(&self.forward) || tunnels {
-            take(&mut self.tunnel, &defaults.tunnel);
-        }
-        if self.on_down.is_none() {
-            take(&mut self.on_check_failure, &defaults.on_check_failure);
-        }
-        take(&mut self.on_server_down, &defaults.on_server_down);
-        take(&mut self.drain, &defaults.drain);
-        take(&mut self.quorum, &defaults.quorum);
-        take(&mut self.alpha, &defaults.alpha);
-        take(&mut self.omega, &defaults.omega);
-        take(&mut self.min_share, &defaults.min_share);
-        take(&mut self.sorry, &defaults.sorry);
-        take(&mut self.slow_start, &defaults.slow_start);
-        take(&mut self.limits, &defaults.limits);
-    }
-}
+/// The keys of a service that `[defaults]` may have.
+pub(crate) const DEFAULTS: [&str; 18] = [
+    "scheduler",
+    "scheduler_flags",
+    "persistence",
+    "forward",
+    "vip",
+    "check",
+    "tunnel",
+    "on_check_failure",
+    "on_server_down",
+    "drain",
+    "quorum",
+    "below_quorum",
+    "start_down",
+    "remove_on_exit",
+    "panic_below",
+    "sorry",
+    "slow_start",
+    "limits",
+];
 
 /// One address, or several.
 #[derive(Clone, Debug)]
@@ -478,7 +439,7 @@ pub(super) struct RawFilter {
 }
 
 /// `limits = { ... }`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawLimits {
     /// Connections at a time. Default: no limit.
@@ -494,7 +455,7 @@ pub(super) struct RawLimits {
 }
 
 /// `quorum = 2`, or `quorum = { up = 3, down = 2 }`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawQuorum {
     /// Both.
     Number(Whole),
@@ -503,7 +464,7 @@ pub(super) enum RawQuorum {
 }
 
 /// The table of a quorum.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawQuorumTable {
     /// Servers from which on the service has its quorum. Required.
@@ -512,17 +473,31 @@ pub(super) struct RawQuorumTable {
     pub(super) down: Option<Spanned<Whole>>,
 }
 
-/// `sorry = "10.0.0.99:80"`, or a table.
-#[derive(Clone, Debug)]
-pub(super) enum RawSorry {
+/// A server in one value: `"10.0.0.99:80"`, or a table.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum RawTarget {
     /// Its address.
     Address(String),
     /// The table, as of a server.
     Table(Box<RawServer>),
 }
 
+impl RawTarget {
+    /// The server, at the place of the value.
+    pub(super) fn server(target: &Spanned<Self>) -> Spanned<RawServer> {
+        let server = match target.get_ref() {
+            Self::Address(address) => RawServer {
+                address: Some(Spanned::new(target.span(), address.clone())),
+                ..RawServer::default()
+            },
+            Self::Table(server) => RawServer::clone(server),
+        };
+        Spanned::new(target.span(), server)
+    }
+}
+
 /// `persistence = { ... }`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawPersistence {
     /// How long a client is remembered after its last new connection. Default: `6m`, as ipvsadm's.
@@ -535,7 +510,7 @@ pub(super) struct RawPersistence {
 }
 
 /// `[[service.server]]`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawServer {
     /// Address and port; without a port, the service's, and where that has many, the one that the
@@ -547,17 +522,17 @@ pub(super) struct RawServer {
     pub(super) forward: Option<Spanned<String>>,
     /// Replaces the service's as a whole.
     pub(super) tunnel: Option<Spanned<RawTunnel>>,
-    /// Connections at which it stops taking new ones; 0 means no limit. Default: 0.
-    pub(super) upper: Option<Spanned<Whole>>,
-    /// Connections below which it takes new ones again; 0 is three quarters of `upper`. Default:
-    /// 0.
-    pub(super) lower: Option<Spanned<Whole>>,
+    /// Connections at which it gets no new ones; 0 means no limit. Default: 0.
+    pub(super) max_connections: Option<Spanned<Whole>>,
+    /// Connections below which it gets new ones again; 0 is three quarters of `max_connections`.
+    /// Default: 0.
+    pub(super) resume_below: Option<Spanned<Whole>>,
     /// Overrides the service's; `"none"` switches it off.
     pub(super) check: Option<Spanned<RawCheck>>,
 }
 
 /// `tunnel = { ... }`, or `tunnel = "gre"` for `tunnel = { type = "gre" }`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawTunnel {
     /// The type.
     Word(String),
@@ -566,7 +541,7 @@ pub(super) enum RawTunnel {
 }
 
 /// The table of a tunnel.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawTunnelTable {
     /// `ipip`, `gre` or `gue`. Required.
@@ -579,7 +554,7 @@ pub(super) struct RawTunnelTable {
 }
 
 /// `check = { ... }` or `check = "none"`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawCheck {
     /// The string, whatever it says.
     Word(String),
@@ -589,7 +564,7 @@ pub(super) enum RawCheck {
 
 /// The table of a check: what every kind has, and the rest, which [`Probe`](crate::health::Probe)
 /// reads.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RawCheckTable {
     /// A kind of check. Required.
     pub(super) kind: Option<Spanned<String>>,
@@ -653,15 +628,15 @@ pub(super) struct RawMark {
 }
 
 /// `"5s"`, `"500ms"`, `"2m30s"`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct RawDuration(pub(super) Duration);
 
 /// A whole number; one that does not fit stands as the nearest that does, which no key takes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Whole(pub(super) i64);
 
 /// A string or a whole number, as text.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Scalar(pub(super) String);
 
 /// A string or an array of strings.
@@ -747,7 +722,7 @@ deserialize_by_shape!(
     Addresses,
     OneOrMore,
     RawQuorum,
-    RawSorry,
+    RawTarget,
     RawTunnel,
     RawCheck,
 );
@@ -769,7 +744,7 @@ impl Shape<'_> for RawDuration {
     const EXPECTED: &'static str = "a duration as a string, such as \"5s\"";
 
     fn string<E: de::Error>(text: &str) -> Result<Self, E> {
-        lvs_dataplane::words::parse_duration(text)
+        lvs_api::words::parse_duration(text)
             .map(Self)
             .map_err(E::custom)
     }
@@ -838,7 +813,7 @@ impl<'de> Shape<'de> for RawQuorum {
     }
 }
 
-impl<'de> Shape<'de> for RawSorry {
+impl<'de> Shape<'de> for RawTarget {
     const EXPECTED: &'static str =
         "an address as a string, or a table such as { address = \"10.0.0.99:80\" }";
 

@@ -9,45 +9,54 @@ use std::borrow::Cow;
 use std::mem::discriminant;
 use std::ops::Range;
 
-use lvs_dataplane::words::meant;
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue, ValueDeserializer};
 
-use super::diagnostic::Diagnostic;
-use super::raw::{Addresses, RawConfig, RawService};
+use super::raw::{Addresses, DEFAULTS, RawConfig, RawService, RawTarget};
 use super::syntax;
+use crate::text::{Diagnostic, Findings, unknown_key};
 
-/// What could be read of `text`, and what is wrong with it.
-pub(super) fn shape(text: &str) -> (Option<RawConfig>, Vec<Diagnostic>) {
-    let (tree, errors) = DeTable::parse_recoverable(text);
-    if !errors.is_empty() {
-        return (None, syntax::explain(&errors, text));
-    }
+/// The place of what stands in another text.
+pub(super) const NOWHERE: Range<usize> = usize::MAX..usize::MAX;
+
+/// Services of a file. Each takes some kilobytes, however few bytes it has in the file.
+pub(crate) const SERVICES_MAX: usize = 100_000;
+
+/// What could be read of `text`, and what is wrong with it. `defaults` is the text of a table for
+/// all services; one in `text` replaces it.
+pub(super) fn shape(text: &str, defaults: &str) -> (Option<RawConfig>, Findings) {
+    let tree = match syntax::parse(text) {
+        Ok(tree) => tree,
+        Err(findings) => return (None, findings),
+    };
     let mut reader = Reader {
         text,
-        findings: Vec::new(),
+        findings: Findings::default(),
     };
-    let raw = reader.file(tree);
+    let (defaults, _) = DeTable::parse_recoverable(defaults);
+    let raw = reader.file(tree, nowhere(defaults.into_inner()));
     (raw, reader.findings)
 }
 
 /// What is wrong with the main file of several by itself.
-pub(super) fn main_file(text: &str) -> Vec<Diagnostic> {
-    let (_, errors) = DeTable::parse_recoverable(text);
-    syntax::explain(&errors, text)
+pub(super) fn main_file(text: &str) -> Findings {
+    match syntax::parse(text) {
+        Ok(_) => Findings::default(),
+        Err(findings) => findings,
+    }
 }
 
 /// What is wrong with a file of `conf.d` by itself: it has tables only, and those of which there
 /// can be several.
-pub(super) fn part(text: &str) -> Vec<Diagnostic> {
-    let (tree, errors) = DeTable::parse_recoverable(text);
-    if !errors.is_empty() {
-        return syntax::explain(&errors, text);
-    }
+pub(super) fn part(text: &str) -> Findings {
+    let tree = match syntax::parse(text) {
+        Ok(tree) => tree,
+        Err(findings) => return findings,
+    };
     let mut reader = Reader {
         text,
-        findings: Vec::new(),
+        findings: Findings::default(),
     };
     let mut table = tree.into_inner();
     reader.orphans(&mut table);
@@ -77,7 +86,7 @@ pub(super) fn part(text: &str) -> Vec<Diagnostic> {
 /// # Errors
 /// That.
 pub(super) fn remote(text: &str) -> Result<(), String> {
-    if let Some(finding) = part(text).into_iter().next() {
+    if let Some(finding) = part(text).into_kept().into_iter().next() {
         let line = 1 + text[..finding.primary.0.start.min(text.len())]
             .matches('\n')
             .count();
@@ -114,28 +123,47 @@ fn runs_programs(value: &DeValue<'_>) -> bool {
 
 struct Reader<'a> {
     text: &'a str,
-    findings: Vec<Diagnostic>,
+    findings: Findings,
 }
 
 impl<'a> Reader<'a> {
-    fn file(&mut self, tree: Spanned<DeTable<'a>>) -> Option<RawConfig> {
+    fn file(&mut self, tree: Spanned<DeTable<'a>>, defaults: DeTable<'a>) -> Option<RawConfig> {
         let span = tree.span();
         let mut table = tree.into_inner();
         self.orphans(&mut table);
         let services = take_array(&mut table, "service");
         let marks = take_array(&mut table, "mark");
         let sysctls = take_table(&mut table, "sysctl");
-        let mut raw: RawConfig = self.read(Spanned::new(span, DeValue::Table(table)))?;
+        self.peers_of_sync(&mut table);
+        self.foreign_defaults(&mut table);
+        let mut file = Spanned::new(span, DeValue::Table(table));
+        let mut raw: RawConfig = self.read_in(&mut file)?;
+        let defaults = match file.into_inner() {
+            DeValue::Table(mut file) => {
+                match file.remove(&key("defaults")).map(Spanned::into_inner) {
+                    Some(DeValue::Table(own)) => own,
+                    _ => defaults,
+                }
+            }
+            _ => defaults,
+        };
+        raw.defaults_text = as_text(&defaults);
         for service in services {
-            if let Some(mut service) = self.service(service) {
-                service.get_mut().take_defaults(&raw.defaults);
+            if self.findings.is_full() || raw.service.len() > SERVICES_MAX {
+                break;
+            }
+            if let Some(service) = self.service(service, &defaults) {
                 self.each_address(service, &mut raw.service);
             }
         }
-        raw.mark = marks
-            .into_iter()
-            .filter_map(|mark| self.read(mark))
-            .collect();
+        if let Some(service) = raw.service.get(SERVICES_MAX) {
+            let title = format!("there are more than {SERVICES_MAX} services");
+            self.findings.push(
+                Diagnostic::error(service.span(), title)
+                    .help("an array of addresses is one service for each; is the file generated as was meant?"),
+            );
+        }
+        raw.mark = self.read_all(marks);
         for (key, value) in sysctls {
             let name = Spanned::new(key.span(), key.into_inner().into_owned());
             if let Some(value) = self.read(value) {
@@ -145,17 +173,80 @@ impl<'a> Reader<'a> {
         Some(raw)
     }
 
-    fn service(&mut self, mut item: Spanned<DeValue<'a>>) -> Option<Spanned<RawService>> {
-        let servers = match item.get_mut() {
-            DeValue::Table(table) => take_array(table, "server"),
-            _ => Vec::new(),
-        };
+    fn service(
+        &mut self,
+        mut item: Spanned<DeValue<'a>>,
+        defaults: &DeTable<'a>,
+    ) -> Option<Spanned<RawService>> {
+        let (mut inline, mut tables) = (Vec::new(), Vec::new());
+        if let DeValue::Table(table) = item.get_mut() {
+            inline = take_array(table, "servers");
+            tables = take_array(table, "server");
+            self.discovery_as_servers(table);
+            merge(table, defaults, [&inline, &tables]);
+        }
         let mut service: Spanned<RawService> = self.read(item)?;
-        service.get_mut().server = servers
-            .into_iter()
-            .filter_map(|server| self.read(server))
-            .collect();
+        let raw = service.get_mut();
+        raw.servers = self.read_all(inline);
+        raw.server = raw.servers.iter().map(RawTarget::server).collect();
+        raw.server.extend(self.read_all(tables));
         Some(service)
+    }
+
+    /// Reports keys of `[defaults]` that are no keys of all services.
+    fn foreign_defaults(&mut self, file: &mut DeTable<'a>) {
+        let Some(DeValue::Table(defaults)) = file.get_mut(&key("defaults")).map(Spanned::get_mut)
+        else {
+            return;
+        };
+        for (key, value) in std::mem::replace(defaults, DeTable::new()) {
+            if DEFAULTS.contains(&key.get_ref().as_ref()) {
+                defaults.insert(key, value);
+            } else {
+                self.unknown(&key, &value, &DEFAULTS);
+            }
+        }
+    }
+
+    /// `servers = { dns = ... }`, as it was written once.
+    fn discovery_as_servers(&mut self, service: &mut DeTable<'a>) {
+        if let Some(servers) = service.get(&key("servers"))
+            && matches!(servers.get_ref(), DeValue::Table(_))
+        {
+            self.findings.push(
+                Diagnostic::error(servers.span(), "`servers` is an array of servers")
+                    .help("write discover = { dns = \"...\" } or { etcd = \"...\" } for servers by DNS or etcd"),
+            );
+            service.remove(&key("servers"));
+        }
+    }
+
+    /// `[sync] peers = [...]`, as it was written once.
+    fn peers_of_sync(&mut self, file: &mut DeTable<'a>) {
+        let Some(DeValue::Table(sync)) = file.get_mut(&key("sync")).map(Spanned::get_mut) else {
+            return;
+        };
+        if let Some(peers) = sync.get(&key("peers"))
+            && matches!(peers.get_ref(), DeValue::Array(_) | DeValue::String(_))
+        {
+            self.findings.push(
+                Diagnostic::error(peers.span(), "`peers` of [sync] is a table")
+                    .help("write `addresses` below [sync.peers]"),
+            );
+            sync.remove(&key("peers"));
+        }
+    }
+
+    /// The items that can be read, until there are too many errors.
+    fn read_all<T: Deserialize<'a>>(&mut self, items: Vec<Spanned<DeValue<'a>>>) -> Vec<T> {
+        let mut all = Vec::new();
+        for item in items {
+            if self.findings.is_full() {
+                break;
+            }
+            all.extend(self.read(item));
+        }
+        all
     }
 
     /// A service with several addresses, once for each.
@@ -181,7 +272,8 @@ impl<'a> Reader<'a> {
                             .help("write at least one: address = [\"192.0.2.10:80\"]"),
                     );
                 }
-                for address in addresses {
+                let room = (SERVICES_MAX + 1).saturating_sub(all.len());
+                for address in addresses.into_iter().take(room) {
                     let mut one = service.clone();
                     one.get_mut().address = Some(address);
                     all.push(one);
@@ -211,6 +303,11 @@ impl<'a> Reader<'a> {
 
     /// A value as `T`, without what is wrong in it; `None` if nothing is left.
     fn read<T: Deserialize<'a>>(&mut self, mut value: Spanned<DeValue<'a>>) -> Option<T> {
+        self.read_in(&mut value)
+    }
+
+    /// The same; `value` has then only what is right.
+    fn read_in<T: Deserialize<'a>>(&mut self, value: &mut Spanned<DeValue<'a>>) -> Option<T> {
         // Every round removes something, and there are no more of them than keys that `T` has.
         loop {
             let error = match T::deserialize(ValueDeserializer::from(value.clone())) {
@@ -272,13 +369,8 @@ impl<'a> Reader<'a> {
         let finding = unknown_key(key.span(), key.get_ref(), known);
         let tables = matches!(value.get_ref(), DeValue::Array(items) if items.iter().any(|item| matches!(item.get_ref(), DeValue::Table(_))));
         let finding = match (tables, key.get_ref().as_ref()) {
-            (true, "services" | "servers" | "marks") => {
+            (true, "services" | "marks") => {
                 let word = key.get_ref().trim_end_matches('s');
-                let word = if word == "server" {
-                    "service.server"
-                } else {
-                    word
-                };
                 finding.help(format!("write [[{word}]]: each such table is one"))
             }
             _ => finding,
@@ -312,6 +404,65 @@ impl<'a> Reader<'a> {
         *items = kept;
         true
     }
+}
+
+/// Gives a service the defaults that it does not set itself and that can be meant for it.
+fn merge<'a>(
+    service: &mut DeTable<'a>,
+    defaults: &DeTable<'a>,
+    servers: [&Vec<Spanned<DeValue<'a>>>; 2],
+) {
+    // Flags belong to a scheduler, and a mark has no VIP.
+    let scheduler = service.contains_key(&key("scheduler"));
+    let mark = service.contains_key(&key("fwmark"));
+    let tunnels = |table: &DeTable<'_>| {
+        let forward = table.get(&key("forward")).map(Spanned::get_ref);
+        matches!(forward, Some(DeValue::String(word)) if word.as_ref() == "tun")
+    };
+    let mut servers = servers.into_iter().flatten();
+    let server =
+        servers.any(|server| matches!(server.get_ref(), DeValue::Table(server) if tunnels(server)));
+    let own = service.contains_key(&key("forward"));
+    let tunnel = server || tunnels(if own { service } else { defaults });
+    for (key, value) in defaults {
+        let meant = match key.get_ref().as_ref() {
+            "scheduler_flags" => !scheduler,
+            "vip" | "below_quorum" => !mark,
+            "tunnel" => tunnel,
+            _ => true,
+        };
+        if meant && !service.contains_key(key) {
+            service.insert(key.clone(), value.clone());
+        }
+    }
+}
+
+/// A table of another text.
+fn nowhere(table: DeTable<'_>) -> DeTable<'_> {
+    fn moved(value: Spanned<DeValue<'_>>) -> Spanned<DeValue<'_>> {
+        let value = match value.into_inner() {
+            DeValue::Table(table) => DeValue::Table(nowhere(table)),
+            DeValue::Array(items) => {
+                let mut all = DeArray::new();
+                items.into_iter().for_each(|item| all.push(moved(item)));
+                DeValue::Array(all)
+            }
+            other => other,
+        };
+        Spanned::new(NOWHERE, value)
+    }
+    let mut all = DeTable::new();
+    for (key, value) in table {
+        all.insert(Spanned::new(NOWHERE, key.into_inner()), moved(value));
+    }
+    all
+}
+
+/// A table as text, without its place.
+fn as_text(table: &DeTable<'_>) -> String {
+    let value = Spanned::new(0..0, DeValue::Table(table.clone()));
+    let table = toml::Table::deserialize(ValueDeserializer::from(value));
+    table.map_or_else(|_| String::new(), |table| table.to_string())
 }
 
 fn key(name: &str) -> Spanned<Cow<'_, str>> {
@@ -354,16 +505,6 @@ fn known_keys(message: &str) -> Option<Vec<&str>> {
     Some(list.split('`').skip(1).step_by(2).collect())
 }
 
-/// A key that the table does not have.
-pub(super) fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {
-    let finding =
-        Diagnostic::error(span, format!("unknown key `{key}`")).label("not a key of this table");
-    match meant(key, known.iter().copied()) {
-        Some(word) => finding.help(format!("did you mean `{word}`?")),
-        None => finding.help(format!("this table has the keys: {}", known.join(", "))),
-    }
-}
-
 /// serde's message in our words, with a suggestion for a misspelt key.
 fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
     let written = text.get(span.clone()).unwrap_or_default();
@@ -392,6 +533,8 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
             })
         } else if expected.starts_with("a string") && found != "map" {
             finding.help(format!("write it in quotes: \"{}\"", one_line(written)))
+        } else if expected.starts_with("an array of tables") && found.starts_with("string") {
+            finding.help(format!("write it in brackets: [{}]", one_line(written)))
         } else if expected.starts_with("an array of tables") && found == "map" {
             finding
                 .help("write the table's name in double brackets: [[service]], [[service.server]]")

@@ -2,23 +2,50 @@
 
 use std::ops::Range;
 
-use toml::de::Error;
+use toml::Spanned;
+use toml::de::{DeTable, Error};
 
-use super::diagnostic::Diagnostic;
+use crate::text::{Diagnostic, Findings, KEPT_MAX};
 
-/// The parser's errors, each cause once.
-pub(super) fn explain(errors: &[Error], text: &str) -> Vec<Diagnostic> {
+/// How far behind the first error further ones are looked for: the parser keeps all of them.
+const REACH: usize = 64 << 10;
+
+/// Characters of a line among which a strange one is looked for.
+const LINE_MAX: usize = 4096;
+
+/// The tree of a text.
+///
+/// # Errors
+/// The text is not TOML: the first error, and those that follow closely.
+pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, Findings> {
+    let first = match DeTable::parse(text) {
+        Ok(tree) => return Ok(tree),
+        Err(error) => error.span().map_or(0, |span| span.start),
+    };
+    let mut end = text.len().min(first.saturating_add(REACH));
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let (_, errors) = DeTable::parse_recoverable(&text[..end]);
+    Err(explain(&errors, text, end))
+}
+
+/// The parser's errors in the first `read` bytes of the text, each cause once.
+fn explain(errors: &[Error], text: &str, read: usize) -> Findings {
     let end = text.trim_end().len();
-    let mut findings: Vec<Diagnostic> = Vec::new();
-    for error in errors {
+    let mut findings = Findings::default();
+    let mut last = None;
+    for error in errors.iter().take(KEPT_MAX) {
         let span = error.span().unwrap_or(0..0);
+        // The text goes on there.
+        if read < end && span.end >= read {
+            break;
+        }
         let finding = strange_character(&span, text)
             .or_else(|| server_before_service(error, &span, text))
             .unwrap_or_else(|| syntax(error, span.clone(), end));
-        let known = findings
-            .last()
-            .is_some_and(|last| last.primary.0 == finding.primary.0);
-        if !known {
+        if last.as_ref() != Some(&finding.primary.0) {
+            last = Some(finding.primary.0.clone());
             findings.push(finding);
         }
         // All that is open where the file ends has one cause.
@@ -47,9 +74,9 @@ fn syntax(error: &Error, span: Range<usize>, end: usize) -> Diagnostic {
 fn strange_character(span: &Range<usize>, text: &str) -> Option<Diagnostic> {
     let before = text.get(..span.start)?;
     let start = before.rfind('\n').map_or(0, |at| at + 1);
-    let line = text[start..].split('\n').next().unwrap_or_default();
+    let line = text[start..].char_indices().take(LINE_MAX);
     let mut within = None;
-    let (at, strange) = line.char_indices().find(|(_, c)| {
+    let (at, strange) = line.take_while(|(_, c)| *c != '\n').find(|(_, c)| {
         match (within, *c) {
             (Some(quote), c) if quote == c => within = None,
             (None, '"' | '\'') => within = Some(*c),

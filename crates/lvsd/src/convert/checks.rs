@@ -1,29 +1,43 @@
-//! Other programs' health checks as lvsd's.
+//! keepalived's health checks as lvsd's.
 //!
-//! What comes out is read as `lvsd` reads it before it is used: a check that it would refuse
-//! becomes a TCP check, or none.
+//! Each check is parsed by `lvsd`'s own parser. Keys that it refuses are left out, with the reason.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
-
-use super::keepalived::Item;
-use super::{duration, port, quote, table};
+use super::keepalived::{Item, is_on};
+use super::service::{Keys, duration, port, quote, table};
 use crate::config::Config;
 
 /// A check's keys and their values, in TOML.
-pub(super) type Check = BTreeMap<&'static str, String>;
+pub(super) type Check = Keys;
 
 /// A kind of keepalived's: its name, ours, and the words that are read of it, beside [`RHYTHM`].
 type Known = (&'static str, &'static str, &'static [&'static str]);
 
 const KNOWN: &[Known] = &[
     ("TCP_CHECK", "tcp", &["connect_port"]),
-    ("HTTP_GET", "http", &["connect_port", "url", "virtualhost"]),
+    (
+        "HTTP_GET",
+        "http",
+        // All pages are asked at once here, as with `fast_recovery`.
+        &[
+            "connect_port",
+            "url",
+            "virtualhost",
+            "nb_get_retry",
+            "fast_recovery",
+        ],
+    ),
     (
         "SSL_GET",
         "https",
-        // It is always sent where there is a name.
-        &["connect_port", "url", "virtualhost", "enable_sni"],
+        // The name is always sent where there is one.
+        &[
+            "connect_port",
+            "url",
+            "virtualhost",
+            "nb_get_retry",
+            "fast_recovery",
+            "enable_sni",
+        ],
     ),
     ("SMTP_CHECK", "smtp", &["connect_port", "helo_name", "host"]),
     ("DNS_CHECK", "dns", &["connect_port", "name", "type"]),
@@ -36,7 +50,7 @@ const KNOWN: &[Known] = &[
     (
         "MISC_CHECK",
         "exec",
-        &["misc_path", "misc_timeout", "misc_dynamic"],
+        &["misc_path", "misc_timeout", "misc_dynamic", "user"],
     ),
 ];
 
@@ -44,21 +58,37 @@ const KNOWN: &[Known] = &[
 const RHYTHM: &[&str] = &[
     "delay_loop",
     "retry",
-    "nb_get_retry",
     "connect_timeout",
     "delay_before_retry",
-    "alpha",
-    "warmup",
-    "log_all_failures",
     "",
 ];
+
+/// Why `warmup` is lost.
+pub(super) const WARMUP: &str =
+    "first checks are not delayed; a server is not used before its first check";
+
+/// The surroundings of a check.
+pub(super) struct Context<'a> {
+    /// The blocks whose settings are its defaults, the innermost first.
+    pub(super) around: [&'a Item; 2],
+    /// The server's port, or 0.
+    pub(super) port: u16,
+    /// The user that scripts run as if the check does not say it.
+    pub(super) script_user: Option<&'a str>,
+}
 
 /// Whether a statement is a check that has a counterpart.
 pub(super) fn is_known(name: &str) -> bool {
     KNOWN.iter().any(|(known, ..)| *known == name)
 }
 
-/// How much a check tells of a server: that it is there, that it listens, that it serves.
+/// `lvsd`'s name of a kind of keepalived's.
+pub(super) fn kind(name: &str) -> Option<&'static str> {
+    let known = KNOWN.iter().find(|(known, ..)| *known == name);
+    known.map(|(_, kind, _)| *kind)
+}
+
+/// How deep a check looks: 1: the host answers, 2: the port answers, 3: the service answers.
 pub(super) fn depth(check: &Check) -> u8 {
     match check.get("type").map(String::as_str) {
         None => 0,
@@ -73,30 +103,45 @@ pub(super) fn none() -> Check {
     Check::from([("none", String::new())])
 }
 
-/// Whether `lvsd` takes it.
-fn is_valid(check: &Check) -> bool {
+/// The error of `lvsd` about a check, if it refuses it.
+pub(super) fn refused(check: &Check) -> Option<String> {
     let text = format!(
         "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\ncheck = {}\n\
          [[service.server]]\naddress = \"192.0.2.2:80\"\n",
         table(check)
     );
-    Config::from_toml("check", &text).is_ok()
+    Config::from_toml("check", &text).err()?;
+    super::refused(&text)
 }
 
-/// What a check says under one of these names, or else the first of the blocks around it that does.
-fn setting<'a>(item: &'a Item, around: &[&'a Item], names: &[&str]) -> Option<&'a Item> {
-    let said = |block: &&'a Item| names.iter().find_map(|name| block.find(name));
-    said(&item).or_else(|| around.iter().find_map(said))
+/// Removes from a check the keys for which `lvsd` refuses it, and returns them with the reasons.
+pub(super) fn repaired(
+    check: &mut Check,
+    optional: &[&'static str],
+) -> Result<Vec<String>, String> {
+    let mut out = Vec::new();
+    while let Some(why) = refused(check) {
+        let is_at_fault = |key: &&&'static str| {
+            let mut without = check.clone();
+            without.remove(**key).is_some() && refused(&without).as_ref() != Some(&why)
+        };
+        let Some(key) = optional.iter().find(is_at_fault) else {
+            return Err(why);
+        };
+        let value = check.remove(key).unwrap_or_default();
+        out.push(format!("{key} = {value}: {why}"));
+    }
+    Ok(out)
 }
 
-/// A check of keepalived's, of a server with this port. `around` are the blocks whose settings are
-/// its defaults, the innermost first.
-pub(super) fn keepalived(
-    item: &Item,
-    around: &[&Item],
-    server_port: u16,
-    lost: &mut Vec<String>,
-) -> Check {
+/// The setting of this name in a check, or else in the innermost block around it that has it.
+fn setting<'a>(item: &'a Item, around: &[&'a Item], name: &str) -> Option<&'a Item> {
+    item.find(name)
+        .or_else(|| around.iter().find_map(|block| block.find(name)))
+}
+
+/// A check of keepalived's.
+pub(super) fn keepalived(item: &Item, context: &Context<'_>, lost: &mut Vec<String>) -> Check {
     let name = item.name();
     let Some((_, kind, words)) = KNOWN.iter().find(|(known, ..)| *known == name) else {
         return none();
@@ -104,39 +149,46 @@ pub(super) fn keepalived(
     let mut check = Check::from([("type", quote(kind))]);
     for item in item.items() {
         let known = words.contains(&item.name()) || RHYTHM.contains(&item.name());
-        if !known {
-            lost.push(format!("{name}: {}", item.text()));
+        let off = matches!(item.name(), "alpha" | "log_all_failures") && !is_on(item);
+        if !known && !off {
+            lost.push(item.lost_of(
+                name,
+                match item.name() {
+                    "nb_get_retry" => "keepalived passes over it here, too",
+                    "warmup" => WARMUP,
+                    "alpha" => "set `start_down` of the service",
+                    "log_all_failures" => "`lvsd status` has the last reason",
+                    _ => "there is no counterpart",
+                },
+            ));
         }
     }
     let host = item.find("host");
     let own = item.find("connect_port");
     let own = own.or_else(|| host?.find("connect_port"));
-    let own = own.and_then(|item| port(item.word(1)));
+    let own_port = own.and_then(|item| port(item.word(1)));
+    if let Some(own) = own.filter(|_| own_port.is_none()) {
+        lost.push(own.lost_of(name, "not a port"));
+    }
     match *kind {
         "ping" | "exec" => {}
-        _ if own.is_none() && server_port == 0 => {
-            lost.push(format!("{name}: without a port nothing can be checked"));
+        _ if own_port.is_none() && context.port == 0 => {
+            lost.push(format!(
+                "{}: {name}: without a port nothing can be checked",
+                item.at()
+            ));
             return none();
         }
         _ => {
-            if let Some(port) = own.filter(|port| *port != 0) {
+            if let Some(port) = own_port.filter(|port| *port != 0) {
                 check.insert("port", port.to_string());
             }
         }
     }
-    rhythm(item, around, &mut check, lost);
+    rhythm(item, &context.around, &mut check);
     match *kind {
-        "http" | "https" => pages(item, around, &mut check, lost),
-        "smtp" => {
-            let helo = item.find("helo_name").map(|item| item.word(1));
-            if let Some(helo) = helo.filter(|helo| !helo.is_empty()) {
-                check.insert("helo", quote(helo));
-            }
-            let within = host.map_or(&[][..], Item::items);
-            for item in within.iter().filter(|item| item.name() != "connect_port") {
-                lost.push(format!("{name}: {}", item.text()));
-            }
-        }
+        "http" | "https" => pages(item, &context.around, &mut check, lost),
+        "smtp" => mail(item, &mut check, lost),
         "dns" => {
             if let Some(item) = item.find("name") {
                 check.insert("name", quote(item.word(1)));
@@ -146,17 +198,42 @@ pub(super) fn keepalived(
             }
         }
         "udp" => datagram(item, &mut check, lost),
-        "exec" => program(item, &mut check),
+        "exec" => {
+            if let Err(why) = program(item, context, &mut check, lost) {
+                lost.push(format!(
+                    "{}: {name}: {why}: the server is not checked",
+                    item.at()
+                ));
+                return none();
+            }
+        }
         _ => {}
     }
-    if is_valid(&check) {
-        return check;
+    let optional = [
+        "host",
+        "helo",
+        "name",
+        "record",
+        "payload_hex",
+        "reply_hex",
+        "user",
+        "port",
+    ];
+    match repaired(&mut check, &optional) {
+        Ok(out) => {
+            lost.extend(
+                out.iter()
+                    .map(|what| format!("{}: {name}: {what}", item.at())),
+            );
+            check
+        }
+        Err(why) => instead(item, kind, check, &why, lost),
     }
-    instead(name, kind, check, lost)
 }
 
-/// What a check becomes that `lvsd` would refuse.
-fn instead(name: &str, kind: &str, mut check: Check, lost: &mut Vec<String>) -> Check {
+/// Replaces a check that `lvsd` refuses for this reason.
+fn instead(item: &Item, kind: &str, mut check: Check, why: &str, lost: &mut Vec<String>) -> Check {
+    let (name, at) = (item.name(), item.at());
     let stream = matches!(kind, "http" | "https" | "smtp" | "tcp");
     let common = [
         "port",
@@ -168,103 +245,186 @@ fn instead(name: &str, kind: &str, mut check: Check, lost: &mut Vec<String>) -> 
     ];
     check.retain(|key, _| common.contains(key));
     check.insert("type", quote("tcp"));
-    if stream && is_valid(&check) {
-        lost.push(format!("{name}: a TCP connection is tried in its place"));
+    if stream && refused(&check).is_none() {
+        lost.push(format!(
+            "{at}: {name}: {why}: a TCP connection is tried in its place"
+        ));
         return check;
     }
-    lost.push(format!("{name}: the server is not checked"));
+    lost.push(format!("{at}: {name}: {why}: the server is not checked"));
     none()
 }
 
 /// How often, and for how long.
-fn rhythm(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String>) {
-    let number = |names: &[&str]| {
-        setting(item, around, names)?
-            .word(1)
-            .parse::<f64>()
-            .ok()
-            .filter(|n| n.is_finite())
-    };
-    let interval = number(&["delay_loop"]).unwrap_or(60.0);
-    let interval = interval.clamp(0.01, 86_400.0);
-    let program = item.name() == "MISC_CHECK";
-    let timeout = match program {
+fn rhythm(item: &Item, around: &[&Item], check: &mut Check) {
+    let finite = |text: &str| text.parse::<f64>().ok().filter(|n| n.is_finite());
+    let number = |name: &str| finite(setting(item, around, name)?.word(1));
+    let interval = number("delay_loop").unwrap_or(60.0).clamp(0.01, 86_400.0);
+    let name = item.name();
+    let pages = matches!(name, "HTTP_GET" | "SSL_GET");
+    let timeout = match name {
         // keepalived gives a program as long as the interval.
-        true => item.number("misc_timeout").filter(|n| n.is_finite()),
-        false => number(&["connect_timeout"]),
+        "MISC_CHECK" => item.number("misc_timeout").unwrap_or(interval),
+        _ => number("connect_timeout").unwrap_or(5.0),
     };
-    if let Some(timeout) = timeout.filter(|timeout| *timeout > interval) {
-        lost.push(too_long(item.name(), timeout, interval));
-    }
-    let default = if program { interval } else { 5.0 };
-    let timeout = timeout.unwrap_or(default).clamp(0.01, 600.0);
-    let retry = number(&["retry", "nb_get_retry"]).unwrap_or(match item.name() {
+    let own = match pages {
+        true => item.number("retry").or_else(|| item.number("nb_get_retry")),
+        false => None,
+    };
+    let retry = own.or_else(|| number("retry")).unwrap_or(match name {
         "MISC_CHECK" => 0.0,
         "DNS_CHECK" => 3.0,
         _ => 1.0,
     });
     let fall = (retry + 1.0).clamp(1.0, 1000.0);
+    let pause = number("delay_before_retry").unwrap_or(match name {
+        "DNS_CHECK" => interval,
+        _ if pages => 3.0,
+        _ => 1.0,
+    });
     check.insert("interval", duration(interval));
-    check.insert("timeout", duration(timeout.min(interval)));
+    check.insert("timeout", duration(timeout.clamp(0.01, 600.0)));
     check.insert("rise", "1".to_owned());
     check.insert("fall", format!("{fall:.0}"));
     // It is waited only before another attempt.
-    if let Some(pause) = number(&["delay_before_retry"]).filter(|_| fall > 1.0) {
-        check.insert("fast_interval", duration(pause.clamp(0.01, interval)));
+    if fall > 1.0 {
+        check.insert("fast_interval", duration(pause.clamp(0.01, 86_400.0)));
     }
 }
 
-/// What to say of a timeout that is cut: the next check does not begin before it.
-pub(super) fn too_long(what: &str, timeout: f64, interval: f64) -> String {
-    format!(
-        "{what}: a timeout of {timeout} s, longer than the {interval} s from check to check: \
-         after those it has failed"
-    )
+/// The word beside `regex` that makes it another check and has no counterpart, if there is one.
+fn changes_meaning(url: &Item) -> Option<String> {
+    for word in ["regex_no_match", "regex_min_offset", "regex_max_offset"] {
+        if url.find(word).is_some() {
+            return Some(word.to_owned());
+        }
+    }
+    let options = url.find("regex_options")?.rest(1);
+    let mut options = options.split_whitespace();
+    let other = options.find(|word| *word != "caseless")?;
+    Some(format!("regex_options {other}"))
+}
+
+/// A regular expression of PCRE or Perl for the crate `regex`, in which `$` and `\Z` do not match before a newline at the
+/// very end of the text.
+pub(super) fn with_pcre_ends(regex: &str) -> String {
+    const END: &str = r"(?:\n?\z)";
+    if regex.contains("(?m") {
+        return regex.to_owned();
+    }
+    let mut out = String::new();
+    // Characters since the `[` of the class that is open.
+    let mut class: Option<usize> = None;
+    let mut chars = regex.chars();
+    while let Some(c) = chars.next() {
+        match (c, class) {
+            ('\\', _) => match chars.next() {
+                Some('Z') if class.is_none() => out.push_str(END),
+                next => {
+                    out.push(c);
+                    out.extend(next);
+                }
+            },
+            ('$', None) => out.push_str(END),
+            // A class of POSIX, as in `[[:alpha:]$]`.
+            ('[', Some(_)) if chars.as_str().starts_with(':') => {
+                out.push(c);
+                for c in chars.by_ref() {
+                    out.push(c);
+                    if c == ']' {
+                        break;
+                    }
+                }
+            }
+            _ => out.push(c),
+        }
+        class = match (c, class) {
+            ('[', None) => Some(0),
+            // Directly behind `[` or `[^` it is a member.
+            (']', Some(1..)) => None,
+            ('^', Some(0)) => Some(0),
+            (_, Some(n)) => Some(n + 1),
+            (_, None) => None,
+        };
+    }
+    out
 }
 
 /// Pages of a web server.
 fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String>) {
     let name = item.name();
-    let host = setting(item, around, &["virtualhost"]);
-    let mut host = host.map(|item| item.word(1).to_owned());
+    let outer = setting(item, around, "virtualhost").map(|item| item.word(1).to_owned());
+    let mut hosts = Vec::new();
     let mut pages = Vec::new();
     for url in item.items().iter().filter(|item| item.name() == "url") {
         let mut page = Check::new();
+        let mut own = outer.clone();
         for item in url.items() {
             match item.name() {
                 "path" => {
-                    page.insert("path", quote(item.word(1)));
+                    let (path, named) = path(item, name, lost);
+                    page.insert("path", quote(&path));
+                    own = own.or(named);
                 }
                 "status_code" => {
-                    let ranges = item.words.get(1..).unwrap_or_default().join(",");
-                    page.insert("status", quote(&ranges));
-                }
-                "regex" if !item.word(1).is_empty() => {
-                    page.insert("regex", quote(item.word(1)));
-                }
-                "virtualhost" => {
-                    let own = item.word(1);
-                    match &host {
-                        None => host = Some(own.to_owned()),
-                        Some(first) if first == own => {}
-                        Some(_) => lost.push(format!("{name}: {}: one for all pages", item.text())),
+                    if let Some(ranges) = statuses(item, name, lost) {
+                        page.insert("status", quote(&ranges));
                     }
                 }
-                "digest" => lost.push(format!(
-                    "{name}: {}: pages are not compared by their digest",
-                    item.text()
-                )),
+                "regex" => match changes_meaning(url) {
+                    Some(word) => lost.push(
+                        item.lost_of(name, &format!("it would be another check without `{word}`")),
+                    ),
+                    None => {
+                        let regex = item.escaped().into_iter().next().unwrap_or_default();
+                        if !regex.is_empty() {
+                            let flags = if url.find("regex_options").is_some() {
+                                "(?i)"
+                            } else {
+                                ""
+                            };
+                            page.insert(
+                                "regex",
+                                quote(&format!("{flags}{}", with_pcre_ends(&regex))),
+                            );
+                        }
+                    }
+                },
+                "regex_options" if item.rest(1) == "caseless" => {}
+                "virtualhost" => own = Some(item.word(1).to_owned()),
+                "digest" => lost.push(item.lost_of(name, "pages are not compared by their digest")),
                 "" => {}
-                _ => lost.push(format!("{name}: {}", item.text())),
+                _ => lost.push(item.lost_of(name, "there is no counterpart")),
             }
+        }
+        if url.find("path").is_none() {
+            lost.push(url.lost_of(
+                name,
+                "keepalived ignores a url without a path; here / is asked for",
+            ));
+        }
+        hosts.push((url, own.filter(|host| !host.is_empty())));
+        for what in repaired_page(&mut page) {
+            lost.push(url.lost_of(name, &what));
         }
         pages.push(page);
     }
-    if let Some(host) = host.filter(|host| !host.is_empty()) {
+    let host = hosts.iter().find_map(|(_, host)| host.clone());
+    for (url, own) in hosts.iter().filter(|(_, own)| *own != host) {
+        let own = own.as_deref().unwrap_or("none");
+        let first = host.as_deref().unwrap_or_default();
+        let why = format!("virtualhost {own}: a check has one for all pages: {first}");
+        lost.push(url.lost_of(name, &why));
+    }
+    let host = host.or(outer).filter(|host| !host.is_empty());
+    if let Some(host) = host {
         check.insert("host", quote(&host));
     }
     match pages.as_mut_slice() {
-        [] => {}
+        [] => lost.push(item.lost_of(
+            "url",
+            "without a url keepalived ends again and again; here / is asked for",
+        )),
         [one] => check.append(one),
         many => {
             let many: Vec<String> = many.iter().map(table).collect();
@@ -273,40 +433,218 @@ fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String
     }
 }
 
+/// Removes from a page the keys that `lvsd` refuses, and returns them with the reasons.
+fn repaired_page(page: &mut Check) -> Vec<String> {
+    let mut check = page.clone();
+    check.insert("type", quote("http"));
+    match repaired(&mut check, &["regex", "status", "path"]) {
+        Ok(out) => {
+            check.remove("type");
+            *page = check;
+            out
+        }
+        Err(_) => Vec::new(),
+    }
+}
+
+/// The path of a page as HTTP has it, and the host of a whole address.
+fn path(item: &Item, name: &str, lost: &mut Vec<String>) -> (String, Option<String>) {
+    let said = item.word(1);
+    let whole = said
+        .strip_prefix("http://")
+        .or_else(|| said.strip_prefix("https://"));
+    let (host, path) = match whole {
+        Some(rest) => {
+            let end = rest.find('/').unwrap_or(rest.len());
+            let host = rest[..end].to_owned();
+            (Some(host).filter(|host| !host.is_empty()), &rest[end..])
+        }
+        None => (None, said),
+    };
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    let mut written = slash.to_owned();
+    for c in path.chars() {
+        match c {
+            c if c.is_ascii_graphic() => written.push(c),
+            c => {
+                let mut bytes = [0; 4];
+                for byte in c.encode_utf8(&mut bytes).bytes() {
+                    written.push_str(&format!("%{byte:02X}"));
+                }
+            }
+        }
+    }
+    if written != said {
+        lost.push(item.lost_of(name, &format!("{written} is asked for")));
+    }
+    (written, host)
+}
+
+/// `200 301-302 4xx`.
+fn statuses(item: &Item, name: &str, lost: &mut Vec<String>) -> Option<String> {
+    let code = |text: &str| {
+        text.parse::<u16>()
+            .ok()
+            .filter(|code| (100..=999).contains(code))
+    };
+    let mut ranges = Vec::new();
+    for n in 1..item.len() {
+        let word = item.word(n);
+        let class = word.strip_suffix("xx").or_else(|| word.strip_suffix("XX"));
+        let class = class.filter(|class| matches!(*class, "1" | "2" | "3" | "4" | "5"));
+        let range = match (class, word.split_once('-')) {
+            (Some(class), _) => Some(format!("{class}00-{class}99")),
+            (None, Some((first, last))) => match (code(first), code(last)) {
+                (Some(first), Some(last)) if first <= last => Some(format!("{first}-{last}")),
+                _ => None,
+            },
+            (None, None) => code(word).map(|code| code.to_string()),
+        };
+        match range {
+            Some(range) => ranges.push(range),
+            None => lost.push(item.lost_of(name, &format!("`{word}` is no status"))),
+        }
+    }
+    (!ranges.is_empty()).then(|| ranges.join(","))
+}
+
+/// A mail server.
+fn mail(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
+    let name = item.name();
+    if let Some(item) = item.find("helo_name")
+        && !item.word(1).is_empty()
+    {
+        check.insert("helo", quote(item.word(1)));
+    }
+    let hosts: Vec<&Item> = item
+        .items()
+        .iter()
+        .filter(|item| item.name() == "host")
+        .collect();
+    for (n, host) in hosts.iter().enumerate() {
+        if n + 1 < hosts.len() {
+            lost.push(host.lost_of(name, "a check asks one host: the last one"));
+            continue;
+        }
+        for item in host
+            .items()
+            .iter()
+            .filter(|item| item.name() != "connect_port")
+        {
+            lost.push(item.lost_of(name, "there is no counterpart"));
+        }
+    }
+}
+
 /// A datagram.
 fn datagram(item: &Item, check: &mut Check, lost: &mut Vec<String>) {
     if let Some(payload) = item.find("payload") {
-        check.insert("payload_hex", quote(&payload.words[1..].join(" ")));
+        match hex(&payload.rest(1)) {
+            Some(bytes) if !payload.rest(1).contains(['x', 'X']) => {
+                check.insert("payload_hex", quote(&bytes.join(" ")));
+            }
+            _ => lost.push(payload.lost_of("UDP_CHECK", "it is not hexadecimal")),
+        }
     }
     match item.find("require_reply") {
         None => {
             check.insert("silence", quote("up"));
         }
         Some(reply) if reply.word(1).is_empty() => {}
-        Some(reply) => lost.push(format!("UDP_CHECK: {}: any reply is good", reply.text())),
+        Some(reply) => match hex(&reply.rest(1)) {
+            Some(bytes) => {
+                let half = |byte: &String| byte != "XX" && byte.contains('X');
+                if bytes.iter().any(half) {
+                    lost.push(
+                        reply.lost_of("UDP_CHECK", "where half a byte is ignored, all of it is"),
+                    );
+                }
+                let bytes: Vec<&str> = bytes
+                    .iter()
+                    .map(|byte| if half(byte) { "XX" } else { byte })
+                    .collect();
+                check.insert("reply_hex", quote(&bytes.join(" ")));
+            }
+            None => {
+                lost.push(reply.lost_of("UDP_CHECK", "it is not hexadecimal: any reply is good"));
+            }
+        },
     }
+}
+
+/// The bytes of `Ab12f 3 456`: AB 12 0F 03 45 06. `X` is any half of a byte.
+fn hex(text: &str) -> Option<Vec<String>> {
+    let mut bytes = Vec::new();
+    for word in text.split_whitespace() {
+        let digits: Vec<char> = word
+            .chars()
+            .map(|c| if c == 'x' { 'X' } else { c })
+            .collect();
+        if !digits.iter().all(|c| c.is_ascii_hexdigit() || *c == 'X') {
+            return None;
+        }
+        for pair in digits.chunks(2) {
+            bytes.push(match pair {
+                ['X'] => "XX".to_owned(),
+                [one] => format!("0{one}"),
+                pair => pair.iter().collect(),
+            });
+        }
+    }
+    Some(bytes)
 }
 
 /// A program.
-fn program(item: &Item, check: &mut Check) {
-    let line = item
-        .find("misc_path")
-        .map(|item| item.words[1..].join(" "))
-        .unwrap_or_default();
-    check.insert("command", list(&words(&line)));
-    let dynamic = item.find("misc_dynamic");
-    if dynamic.is_some_and(|item| !matches!(item.word(1), "no" | "off" | "false")) {
+fn program(
+    item: &Item,
+    context: &Context<'_>,
+    check: &mut Check,
+    lost: &mut Vec<String>,
+) -> Result<(), String> {
+    let name = item.name();
+    let path = item.find("misc_path").ok_or("it has no misc_path")?;
+    let mut words = path.escaped();
+    if words.len() > 1 {
+        let more = words.split_off(1).join(" ");
+        let why =
+            format!("keepalived passes over `{more}`: it reads what is within the first quotes");
+        lost.push(path.lost_of(name, &why));
+    }
+    let command = self::words(&words.concat());
+    match command.first() {
+        Some(program) if program.starts_with('/') => {}
+        program => {
+            let program = program.map_or("", String::as_str);
+            return Err(format!("`{program}` is no whole path"));
+        }
+    }
+    check.insert("command", list(&command));
+    if item.find("misc_dynamic").is_some_and(is_on) {
         check.insert("dynamic", "true".to_owned());
     }
+    let user = item.find("user");
+    if let Some(item) = user.filter(|item| item.len() > 2) {
+        lost.push(item.lost_of(name, "the group is that of the user"));
+    }
+    match user.map(|item| item.word(1)).or(context.script_user) {
+        Some(user) => {
+            check.insert("user", quote(user));
+        }
+        None => lost.push(format!(
+            "{}: {name}: no `user`: it runs as nobody, not as keepalived_script or root; set `user` of the check",
+            item.at()
+        )),
+    }
+    Ok(())
 }
 
-fn list(words: &[String]) -> String {
+pub(super) fn list(words: &[String]) -> String {
     let words: Vec<String> = words.iter().map(|word| quote(word)).collect();
     format!("[{}]", words.join(", "))
 }
 
-/// The words of a command line, as a shell parts them. What else a shell does is not done.
-fn words(line: &str) -> Vec<String> {
+/// The words of a command line, as a shell splits them. Variables and the like stay as they are.
+pub(super) fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = None::<String>;
     let mut quote = None;
@@ -327,108 +665,34 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// What ldirectord says of a service's checks.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Negotiation {
-    pub(super) service: Option<String>,
-    pub(super) request: Option<String>,
-    pub(super) receive: Option<String>,
-    pub(super) host: Option<String>,
-    pub(super) method: Option<String>,
-    pub(super) command: Option<String>,
-}
-
-impl Negotiation {
-    /// Takes a line; false if it is none of these.
-    pub(super) fn take(&mut self, key: &str, value: &str) -> bool {
-        let place = match key {
-            "service" => &mut self.service,
-            "request" => &mut self.request,
-            "receive" => &mut self.receive,
-            "virtualhost" => &mut self.host,
-            "httpmethod" => &mut self.method,
-            "checkcommand" => &mut self.command,
-            _ => return false,
-        };
-        *place = Some(value.trim_matches('"').to_owned()).filter(|value| !value.is_empty());
-        true
-    }
-
-    /// What ldirectord takes a service for that does not say it.
-    fn protocol(&self, port: u16, datagrams: bool) -> &str {
-        match (&self.service, port) {
-            (Some(name), _) => name,
-            (None, 80) => "http",
-            (None, 443) => "https",
-            (None, 25) => "smtp",
-            (None, 53) if datagrams => "dns",
-            _ => "",
-        }
-    }
-
-    /// Adds what is asked to `check`, which has a rhythm; what it becomes, or why there is no
-    /// counterpart.
-    pub(super) fn negotiate(
-        &self,
-        mut check: Check,
-        port: u16,
-        datagrams: bool,
-    ) -> Result<Check, String> {
-        let protocol = self.protocol(port, datagrams);
-        let kind = match protocol {
-            "http" | "https" | "smtp" | "dns" => protocol,
-            other => return Err(format!("service={other}")),
-        };
-        check.insert("type", quote(kind));
-        match kind {
-            "http" | "https" => {
-                let request = self.request.as_deref().unwrap_or("/");
-                let slash = if request.starts_with('/') { "" } else { "/" };
-                check.insert("path", quote(&format!("{slash}{request}")));
-                if let Some(receive) = &self.receive {
-                    check.insert("regex", quote(receive));
-                }
-                if let Some(host) = &self.host {
-                    check.insert("host", quote(host));
-                }
-                if let Some(method) = &self.method {
-                    check.insert("method", quote(method));
-                }
-            }
-            "dns" => {
-                if let Some(name) = &self.request {
-                    check.insert("name", quote(name));
-                }
-                let answer = self.receive.as_ref();
-                if let Some(answer) = answer.filter(|answer| answer.parse::<IpAddr>().is_ok()) {
-                    check.insert("answer", quote(answer));
-                } else {
-                    check.insert("record", quote("A"));
-                }
-            }
-            _ => {}
-        }
-        match is_valid(&check) {
-            true => Ok(check),
-            false => Err(format!("service={protocol}")),
-        }
-    }
-
-    /// The check by a program, which gets the virtual and the real address and port.
-    pub(super) fn external(&self, mut check: Check, address: &str, port: &str) -> Option<Check> {
-        let mut command = words(self.command.as_deref()?);
-        let more = [address, port, "{address}", "{port}"];
-        command.extend(more.map(str::to_owned));
-        check.remove("port");
-        check.insert("type", quote("exec"));
-        check.insert("command", list(&command));
-        is_valid(&check).then_some(check)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn regex_with_an_end_matches_before_the_last_newline_like_pcre() {
+        for (pcre, matches, no_match) in [
+            ("^OK$", "OK\n", "OK\n\n"),
+            ("^OK\\Z", "OK\n", "OK!"),
+            ("[]$]a", "$a", "a"),
+            ("[^]$]a", "xa", "$a"),
+            ("a\\$", "a$", "a"),
+            ("[[:alpha:]$]!", "$!", "!"),
+        ] {
+            let regex = with_pcre_ends(pcre);
+            let compiled =
+                regex::bytes::Regex::new(&regex).unwrap_or_else(|e| panic!("{regex}: {e}"));
+            assert!(
+                compiled.is_match(matches.as_bytes()),
+                "{regex}: {matches:?}"
+            );
+            assert!(
+                !compiled.is_match(no_match.as_bytes()),
+                "{regex}: {no_match:?}"
+            );
+        }
+        assert_eq!(with_pcre_ends("(?m)^a$"), "(?m)^a$");
+    }
 
     #[test]
     fn command_lines_are_parted_as_by_a_shell() {
@@ -444,5 +708,13 @@ mod tests {
         ] {
             assert_eq!(words(line), expected, "{line}");
         }
+    }
+
+    #[test]
+    fn hex_digits_are_parted_into_bytes_as_by_keepalived() {
+        let bytes = hex("Ab12f 3 456 546443123").unwrap();
+        assert_eq!(bytes.join(" "), "Ab 12 0f 03 45 06 54 64 43 12 03");
+        assert_eq!(hex("22 xx X").unwrap().join(" "), "22 XX XX");
+        assert_eq!(hex("22 no"), None);
     }
 }

@@ -2,33 +2,83 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::checks::{Check, Negotiation};
-use super::{ADDRESSES_MAX, Server, Service, bare, duration, endpoint, port, quote, scheduler};
+use super::checks::Check;
+use super::negotiation::{Negotiated, Negotiation};
+use super::service::{
+    Keys, Server, Service, Sorry, bare, duration, endpoint, is_mask, port, quote, scheduler,
+};
+use super::{ADDRESSES_MAX, Read};
 
-/// What services inherit.
-#[derive(Clone, Debug)]
-struct Defaults {
-    interval: f64,
-    timeout: Option<f64>,
-    failures: u32,
-    quiescent: bool,
-    fallback: Option<String>,
+/// A line that was read: its number and its text.
+#[derive(Clone, Debug, Default)]
+struct Said {
+    line: usize,
+    text: String,
 }
 
-pub(super) fn read(text: &str) -> (Vec<Service>, Vec<String>, String) {
+impl Said {
+    fn lost(&self, why: &str) -> String {
+        format!("line {}: {}: {why}", self.line, self.text)
+    }
+}
+
+/// Settings of the file, and of a service.
+#[derive(Clone, Debug, Default)]
+struct Settings {
+    interval: Option<f64>,
+    /// For connections, pings and programs.
+    check_timeout: Option<f64>,
+    /// For negotiations.
+    negotiate_timeout: Option<f64>,
+    failures: Option<u32>,
+    /// Attempts of a ping.
+    attempts: Option<u32>,
+    quiescent: Option<bool>,
+    clean_stop: Option<bool>,
+    fallback: Option<(Said, String)>,
+    fallback6: Option<(Said, String)>,
+    fork: bool,
+}
+
+impl Settings {
+    /// Takes a line; false if it is none of these.
+    fn take(&mut self, key: &str, value: &str, said: &Said, lost: &mut Vec<String>) -> bool {
+        let number = leading(value).filter(|n| *n > 0.0);
+        let numbers = [
+            "checkinterval",
+            "checktimeout",
+            "negotiatetimeout",
+            "failurecount",
+            "checkcount",
+        ];
+        if numbers.contains(&key) && number.is_none() {
+            lost.push(said.lost("not a number above 0"));
+            return true;
+        }
+        match key {
+            "checkinterval" => self.interval = number,
+            "checktimeout" => self.check_timeout = number,
+            "negotiatetimeout" => self.negotiate_timeout = number,
+            "failurecount" => self.failures = number.map(count),
+            "checkcount" => self.attempts = number.map(count),
+            "quiescent" => self.quiescent = Some(yes(value)),
+            "cleanstop" => self.clean_stop = Some(yes(value)),
+            "fallback" => self.fallback = Some((said.clone(), value.to_owned())),
+            "fallback6" => self.fallback6 = Some((said.clone(), value.to_owned())),
+            _ => return false,
+        }
+        true
+    }
+}
+
+pub(super) fn read(text: &str) -> Read {
     let mut lost = Vec::new();
-    let mut defaults = Defaults {
-        interval: 10.0,
-        timeout: None,
-        failures: 1,
-        quiescent: false,
-        fallback: None,
-    };
+    let mut globals = Settings::default();
     let mut services: Vec<Building> = Vec::new();
     let mut within = false;
     // Addresses that ranges may still stand for, in the whole file.
     let mut room = ADDRESSES_MAX;
-    for line in text.lines() {
+    for (number, line) in (1..).zip(text.lines()) {
         let indented = line.starts_with([' ', '\t']);
         let bare = without_comment(line).trim();
         if bare.is_empty() || bare.starts_with('#') {
@@ -38,25 +88,46 @@ pub(super) fn read(text: &str) -> (Vec<Service>, Vec<String>, String) {
             Some((key, value)) => (key.trim(), value.trim()),
             None => (bare, ""),
         };
-        if !indented {
-            within = false;
-            if key == "virtual" || key == "virtual6" {
-                services.push(Building::new(value, defaults.clone(), &mut lost));
-                within = true;
-            } else {
-                global(key, value, &mut defaults, &mut lost);
+        // Passwords are not repeated.
+        let shown = match key {
+            "passwd" | "secret" => key,
+            _ => bare,
+        };
+        let said = Said {
+            line: number,
+            text: shown.chars().take(160).collect(),
+        };
+        let is_virtual = key == "virtual" || key == "virtual6";
+        match (indented, within, services.last_mut()) {
+            (true, _, _) if is_virtual => {
+                within = false;
+                lost.push(
+                    said.lost("it must not be indented; ldirectord does not read the file either"),
+                );
             }
-        } else if let (true, Some(service)) = (within, services.last_mut()) {
-            service.line(key, value, &mut room);
-        } else {
-            lost.push(bare.to_owned());
+            (true, true, Some(service)) => service.line(key, value, &said, &mut room),
+            (true, _, _) => {
+                lost.push(said.lost("there is no `virtual` at the first column above it"));
+            }
+            (false, _, _) if is_virtual => {
+                services.push(Building::new(value, said));
+                within = true;
+            }
+            (false, _, _) => {
+                within = false;
+                global(key, value, &said, &mut globals, &mut lost);
+            }
         }
     }
-    let done = services
+    let services = services
         .into_iter()
-        .filter_map(|service| service.finish(&mut lost))
+        .filter_map(|service| service.finish(&globals, &mut lost))
         .collect();
-    (done, lost, String::new())
+    Read {
+        services,
+        lost,
+        ..Read::default()
+    }
 }
 
 /// A line without the comment that stands behind a value.
@@ -81,21 +152,43 @@ fn unquoted(value: &str) -> &str {
     value.trim_matches('"')
 }
 
-fn global(key: &str, value: &str, defaults: &mut Defaults, lost: &mut Vec<String>) {
-    let number = value
-        .parse::<f64>()
-        .ok()
-        .filter(|n| n.is_finite() && *n > 0.0);
-    match (key, number) {
-        ("checkinterval", Some(n)) => defaults.interval = n,
-        ("checktimeout" | "negotiatetimeout", Some(n)) => defaults.timeout = Some(n),
-        ("failurecount", Some(n)) => defaults.failures = count(n),
-        ("quiescent", _) => defaults.quiescent = yes(value),
-        ("fallback" | "fallback6", _) => defaults.fallback = Some(value.to_owned()),
-        // The file is loaded when somebody says so; the log is lvsd's.
-        ("autoreload" | "logfile" | "supervised" | "fork" | "maintenancedir" | "cleanstop", _) => {}
-        _ => lost.push(format!("{key}={value}")),
+/// The number that a value begins with.
+fn leading(value: &str) -> Option<f64> {
+    let end = value
+        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
+        .unwrap_or(value.len());
+    value[..end].parse::<f64>().ok().filter(|n| n.is_finite())
+}
+
+/// Why e-mail is lost.
+const MAIL: &str = "lvsd sends no e-mail: use `notify` in [lvsd]";
+
+fn global(key: &str, value: &str, said: &Said, globals: &mut Settings, lost: &mut Vec<String>) {
+    if globals.take(key, value, said, lost) {
+        return;
     }
+    let why = match key {
+        "fork" => {
+            globals.fork = yes(value);
+            return;
+        }
+        "supervised" if !yes(value) && !value.is_empty() => return,
+        "supervised" => "lvsd runs in the foreground",
+        "logfile" => "lvsd logs to standard error, which systemd keeps in the journal",
+        "autoreload" if !yes(value) => return,
+        "autoreload" => "the file is read again with `lvsd reload`",
+        "readdquiescent" => "servers that are removed by hand come back",
+        "maintenancedir" => "servers that have a file there serve again: use `lvsadm maintenance`",
+        "callback" | "execute" => "see `notify` in [lvsd]",
+        "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
+        "emailalert" | "emailalertfrom" | "emailalertfreq" | "emailalertstatus" | "smtp" => MAIL,
+        "real" | "real6" | "service" | "scheduler" | "protocol" | "checktype" | "request"
+        | "receive" | "virtualhost" | "persistent" | "netmask" | "checkport" => {
+            "it must be indented, below its `virtual`"
+        }
+        _ => "ldirectord has no such word",
+    };
+    lost.push(said.lost(why));
 }
 
 fn count(n: f64) -> u32 {
@@ -110,151 +203,186 @@ fn count(n: f64) -> u32 {
 
 struct Building {
     service: Service,
-    defaults: Defaults,
+    own: Settings,
+    said: Said,
     port: u16,
     six: bool,
     check: String,
     check_port: Option<u16>,
     protocol: Option<String>,
     negotiation: Negotiation,
-    bad: Option<String>,
+    /// Request and answer that single servers have, in the order of the servers.
+    of_servers: Vec<Option<(String, String)>>,
+    persistent: Option<u64>,
+    netmask: Option<(Said, String)>,
+    one_packet: Option<Said>,
+    bad: Option<&'static str>,
 }
 
 impl Building {
-    fn new(value: &str, defaults: Defaults, _: &mut [String]) -> Self {
+    fn new(value: &str, said: Said) -> Self {
         let mut new = Self {
-            service: Service::default(),
-            defaults,
+            service: Service {
+                at: format!("line {}", said.line),
+                ..Service::default()
+            },
+            own: Settings::default(),
+            six: said.text.starts_with("virtual6") || value.starts_with('['),
+            said,
             port: 0,
-            six: value.starts_with('['),
             check: "negotiate".to_owned(),
             check_port: None,
             protocol: None,
             negotiation: Negotiation::default(),
+            of_servers: Vec::new(),
+            persistent: None,
+            netmask: None,
+            one_packet: None,
             bad: None,
         };
-        if let Ok(mark) = value.parse::<u32>() {
+        if let Some(mark) = value.parse::<u32>().ok().filter(|mark| *mark > 0) {
             new.service.fwmark = Some((mark, false));
-            new.check = "connect".to_owned();
+            new.negotiation.service = Some("none".to_owned());
         } else if let Some((ip, number)) = address(value)
             && let Some(number) = number
         {
             new.port = number;
             new.service.addresses = vec![endpoint(ip, number)];
         } else {
-            new.bad = Some(format!(
-                "virtual={value}: names are not resolved; write address and port"
-            ));
+            new.bad = Some("names are not resolved; write address and port");
         }
         new
     }
 
-    fn line(&mut self, key: &str, value: &str, room: &mut usize) {
-        let number = value
-            .parse::<f64>()
-            .ok()
-            .filter(|n| n.is_finite() && *n > 0.0);
-        match key {
-            "real" | "real6" => self.real(value, room),
-            "scheduler" => match scheduler(value) {
-                Ok(name) => self.service.string("scheduler", name),
-                Err(why) => self.service.lose(why),
-            },
-            "persistent" => {
-                let seconds = value.parse::<u64>().unwrap_or(600).clamp(1, 31 * 86_400);
-                let mask = self.service.keys.remove("netmask");
-                let mask = mask
-                    .map(|mask| format!(", netmask = {mask}"))
-                    .unwrap_or_default();
-                self.service.keys.insert(
-                    "persistence",
-                    format!("{{ timeout = \"{seconds}s\"{mask} }}"),
-                );
-            }
-            "netmask" => match self.service.keys.get_mut("persistence") {
-                Some(persistence) => {
-                    let inner = persistence.trim_matches(['{', '}', ' ']).to_owned();
-                    *persistence = format!("{{ {inner}, netmask = {} }}", quote(value));
-                }
-                None => {
-                    self.service.keys.insert("netmask", quote(value));
-                }
-            },
-            "protocol" => self.protocol = Some(value.to_owned()),
-            "checktype" => self.check = value.to_owned(),
-            "checkport" => self.check_port = value.parse().ok(),
-            "checkinterval" => self.defaults.interval = number.unwrap_or(self.defaults.interval),
-            "checktimeout" | "negotiatetimeout" => self.defaults.timeout = number,
-            "failurecount" | "checkcount" => self.defaults.failures = number.map_or(1, count),
-            "quiescent" => self.defaults.quiescent = yes(value),
-            "fallback" | "fallback6" => self.defaults.fallback = Some(value.to_owned()),
-            "ops" => {
-                if yes(value) {
-                    self.service.keys.insert("one_packet", "true".to_owned());
-                }
-            }
-            "name" => self.service.string("name", unquoted(value)),
-            // What other negotiations need; that there is none is said once.
-            "login" | "passwd" | "database" | "secret" | "load" | "ignorecase" => {}
-            _ if self.negotiation.take(key, value) => {}
-            _ => self.service.lose(format!("{key}={value}")),
+    fn line(&mut self, key: &str, value: &str, said: &Said, room: &mut usize) {
+        if self.own.take(key, value, said, &mut self.service.lost) {
+            return;
         }
+        let why = match key {
+            "real" | "real6" => return self.real(value, said, room),
+            "scheduler" => {
+                match scheduler(value) {
+                    Ok(name) => self.service.string("scheduler", name),
+                    Err(why) => self.service.lose(format!("line {}: {why}", said.line)),
+                }
+                return;
+            }
+            "schedflags" => {
+                let known = [
+                    "sh-fallback",
+                    "sh-port",
+                    "mh-fallback",
+                    "mh-port",
+                    "flag-1",
+                    "flag-2",
+                    "flag-3",
+                ];
+                let flags: Vec<&str> = value.split(',').map(str::trim).collect();
+                if flags.iter().all(|flag| known.contains(flag)) {
+                    let flags: Vec<String> = flags.iter().map(|flag| quote(flag)).collect();
+                    let flags = format!("[{}]", flags.join(", "));
+                    self.service.keys.insert("scheduler_flags", flags);
+                    return;
+                }
+                "not flags of a scheduler"
+            }
+            "persistent" => match value.parse::<u64>() {
+                Ok(seconds) => {
+                    self.persistent = Some(seconds);
+                    return;
+                }
+                Err(_) => "not a number of seconds",
+            },
+            "netmask" => {
+                self.netmask = Some((said.clone(), value.to_owned()));
+                return;
+            }
+            "protocol" => {
+                self.protocol = Some(value.to_owned());
+                return;
+            }
+            "checktype" => {
+                self.check = value.to_owned();
+                return;
+            }
+            "checkport" => match value.parse::<u16>() {
+                Ok(port) if port > 0 => {
+                    self.check_port = Some(port);
+                    return;
+                }
+                _ => "not a port",
+            },
+            "ops" => {
+                self.one_packet = yes(value).then(|| said.clone());
+                return;
+            }
+            "name" | "servicename" => {
+                self.service.string("name", unquoted(value));
+                return;
+            }
+            "login" | "passwd" | "database" | "secret" => "no check of lvsd's logs in to a server",
+            "load" | "ignorecase" => "there is no counterpart",
+            "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
+            "emailalert" | "emailalertfreq" | "emailalertstatus" | "smtp" | "comment" => MAIL,
+            "monitorfile" => "`lvsd events` has what happens",
+            _ if self.negotiation.take(key, value) => return,
+            _ => "ldirectord has no such word",
+        };
+        self.service.lose(said.lost(why));
     }
 
-    fn real(&mut self, value: &str, room: &mut usize) {
-        let mut words = value.split_whitespace();
-        let (Some(target), method) = (words.next(), words.next().unwrap_or("masq")) else {
-            self.service.lose(format!("real={value}"));
-            return;
+    fn real(&mut self, value: &str, said: &Said, room: &mut usize) {
+        let (target, rest) = value.split_once(char::is_whitespace).unwrap_or((value, ""));
+        let (method, flags) = match rest.trim_start().split_once(char::is_whitespace) {
+            Some((method, flags)) => (method, flags.trim_start()),
+            None => (rest.trim(), ""),
         };
-        let rest: Vec<&str> = words.collect();
         let forward = match method {
             "gate" => "dr",
-            "masq" => "nat",
+            "masq" | "" => "nat",
             "ipip" => "tun",
-            other => {
-                self.service
-                    .lose(format!("real={value}: {other} is not a forwarding method"));
+            _ => {
+                let why = format!("{method} is not a forwarding method");
+                self.service.lose(said.lost(&why));
                 return;
             }
         };
         let (ips, number) = match range(target, room) {
             Ok(range) => range,
             Err(why) => {
-                self.service.lose(format!("real={value}: {why}"));
+                self.service.lose(said.lost(&why));
                 return;
             }
         };
-        let weight = rest.first().and_then(|word| word.parse::<u32>().ok());
-        let more = &rest[usize::from(weight.is_some())..];
+        let mut keys = Keys::from([("forward", quote(forward))]);
+        let (asked, more) = flags_of_server(flags, &mut keys);
         for ip in ips {
             let mut server = Server {
+                at: format!("line {}", said.line),
                 address: match number {
                     Some(0) | None => bare(ip),
                     Some(port) => endpoint(ip, port),
                 },
+                keys: keys.clone(),
                 ..Server::default()
             };
-            server.keys.insert("forward", quote(forward));
-            if let Some(weight) = weight {
-                server.keys.insert("weight", weight.to_string());
-            }
             if !more.is_empty() {
                 server
                     .lost
-                    .push(format!("request and reply {}", more.join(" ")));
+                    .push(said.lost(&format!("`{more}` cannot be read")));
             }
             self.six |= ip.is_ipv6();
             self.service.servers.push(server);
+            self.of_servers.push(asked.clone());
         }
     }
 
-    fn finish(mut self, lost: &mut Vec<String>) -> Option<Service> {
+    fn finish(mut self, globals: &Settings, lost: &mut Vec<String>) -> Option<Service> {
         if let Some(bad) = self.bad {
-            lost.push(bad);
+            lost.push(self.said.lost(bad));
+            lost.extend(self.service.lost);
             return None;
         }
-        self.service.keys.remove("netmask");
         // Its default, which is not lvsd's.
         if !self.service.keys.contains_key("scheduler") {
             self.service.string("scheduler", "wrr");
@@ -265,73 +393,175 @@ impl Building {
         if let Some((_, six)) = &mut self.service.fwmark {
             *six = self.six;
         }
-        match self.protocol.as_deref() {
-            Some("udp") if self.service.fwmark.is_none() => self.service.string("protocol", "udp"),
-            Some("tcp" | "fwm" | "udp") | None => {}
-            Some(other) => self.service.lose(format!("protocol={other}")),
-        }
-        self.checks();
-        let quiesce = if self.defaults.quiescent {
-            "quiesce"
-        } else {
-            "remove"
+        let udp = match self.protocol.as_deref() {
+            Some("udp") if self.service.fwmark.is_none() => true,
+            Some("tcp" | "fwm" | "udp") | None => false,
+            Some(other) => {
+                let why = format!("protocol={other}: it is tcp");
+                self.service.lose(self.said.lost(&why));
+                false
+            }
         };
+        if udp {
+            self.service.string("protocol", "udp");
+        }
+        if let Some(said) = self.one_packet.take() {
+            match udp {
+                true => {
+                    self.service.keys.insert("one_packet", "true".to_owned());
+                }
+                false => {
+                    let why = "it is for UDP services only, as with ldirectord";
+                    self.service.lose(said.lost(why));
+                }
+            }
+        }
+        self.persistence();
+        self.checks(globals, udp);
+        let quiescent = self.own.quiescent.or(globals.quiescent).unwrap_or(false);
+        let quiesce = if quiescent { "quiesce" } else { "remove" };
         self.service.string("on_check_failure", quiesce);
-        if let Some(fallback) = self.defaults.fallback.take() {
-            self.fallback(&fallback);
+        // Its default is yes, which would have every restart of lvsd interrupt services.
+        if self.own.clean_stop.or(globals.clean_stop).unwrap_or(false) {
+            self.service
+                .keys
+                .insert("remove_on_exit", "true".to_owned());
+        }
+        let fallback = match self.six {
+            true => self.own.fallback6.take().or(globals.fallback6.clone()),
+            false => self.own.fallback.take().or(globals.fallback.clone()),
+        };
+        let other = match self.six {
+            true => self.own.fallback.take(),
+            false => self.own.fallback6.take(),
+        };
+        if let Some((said, _)) = other {
+            self.service
+                .lose(said.lost("its family is not the service's"));
+        }
+        if let Some((said, value)) = fallback {
+            self.fallback(&said, &value);
         }
         Some(self.service)
     }
 
-    fn checks(&mut self) {
-        let interval = self.defaults.interval.clamp(0.01, 86_400.0);
-        if let Some(timeout) = self.defaults.timeout.filter(|timeout| *timeout > interval) {
-            self.service
-                .lose(super::checks::too_long("checktimeout", timeout, interval));
+    fn persistence(&mut self) {
+        match (self.persistent, self.netmask.take()) {
+            (None, None) => {}
+            (None, Some((said, _))) => self
+                .service
+                .lose(said.lost("without `persistent` there is no mask, as with ldirectord")),
+            (Some(seconds), mask) => {
+                let seconds = seconds.clamp(1, 31 * 86_400);
+                let mask = mask.filter(|(said, mask)| {
+                    let valid = is_mask(mask, self.six);
+                    if !valid {
+                        self.service
+                            .lose(said.lost("it is no netmask: each address counts on its own"));
+                    }
+                    valid
+                });
+                let mask = mask.map(|(_, mask)| format!(", netmask = {}", quote(&mask)));
+                let keys = format!("{{ timeout = \"{seconds}s\"{} }}", mask.unwrap_or_default());
+                self.service.keys.insert("persistence", keys);
+            }
         }
-        // Unless it says something else, a negotiation has 30 seconds.
-        let default = match self.check.as_str() {
-            "connect" | "ping" | "external" => 5.0,
-            _ => 30.0,
+    }
+
+    /// Interval, timeout and failures of a check of this kind.
+    fn rhythm(&mut self, globals: &Settings, kind: &str) -> Check {
+        let (own, all) = (&self.own, globals);
+        let mut interval = all.interval.unwrap_or(10.0);
+        if let Some(of_service) = own.interval {
+            match globals.fork {
+                true => interval = of_service,
+                false => self.service.lost.push(format!(
+                    "{}: checkinterval={of_service}: ldirectord passes over it here without fork=yes: it is {interval} s",
+                    self.service.at
+                )),
+            }
+        }
+        let timeout = match kind {
+            "negotiate" => own
+                .negotiate_timeout
+                .or(own.check_timeout)
+                .or(all.negotiate_timeout)
+                .or(all.check_timeout)
+                .unwrap_or(30.0),
+            _ => own
+                .check_timeout
+                .or(own.negotiate_timeout)
+                .or(all.check_timeout)
+                .or(all.negotiate_timeout)
+                .unwrap_or(5.0),
         };
-        let timeout = self.defaults.timeout.unwrap_or(default).clamp(0.01, 600.0);
+        let attempts = match kind {
+            "ping" => own.attempts.or(all.attempts).unwrap_or(1),
+            _ => 1,
+        };
+        let failures = own.failures.or(all.failures).unwrap_or(1);
         let mut check = Check::new();
         if let Some(port) = self.check_port {
             check.insert("port", port.to_string());
         }
-        check.insert("interval", duration(interval));
-        check.insert("timeout", duration(timeout.min(interval)));
+        check.insert("interval", duration(interval.clamp(0.01, 86_400.0)));
+        check.insert("timeout", duration(timeout.clamp(0.01, 600.0)));
         check.insert("rise", "1".to_owned());
-        check.insert("fall", self.defaults.failures.to_string());
+        let fall = failures.saturating_mul(attempts).min(1000);
+        check.insert("fall", fall.to_string());
+        if fall > 1 && failures > 1 {
+            check.insert("fast_interval", duration(interval.clamp(0.01, 86_400.0)));
+        }
+        check
+    }
+
+    fn checks(&mut self, globals: &Settings, udp: bool) {
+        let number = self.check.parse::<u32>().is_ok();
+        let protocol = self.negotiation.protocol(self.port).to_owned();
+        let none = protocol == "none";
+        let kind = match self.check.as_str() {
+            // Connections between negotiations that check nothing.
+            _ if number && none && udp => "ping",
+            _ if number && none => "connect",
+            _ if number => "negotiate",
+            "connect" if udp => "ping",
+            kind => kind,
+        }
+        .to_owned();
+        let mut check = self.rhythm(globals, &kind);
+        let at = self.said.line;
+        let lose = |service: &mut Service, why: &str| {
+            service.lost.push(format!("line {at}: {why}"));
+        };
+        // Without a port nothing can be connected to.
+        let bare = |server: &Server| server.endpoint().is_none();
+        if self.check_port.is_none()
+            && self.port == 0
+            && matches!(kind.as_str(), "connect" | "negotiate")
+            && self.service.servers.iter().any(bare)
+            && !(kind == "negotiate" && none)
+        {
+            let known = self.negotiation.port(self.port);
+            match known.filter(|_| kind == "negotiate") {
+                Some(port) => {
+                    check.insert("port", port.to_string());
+                }
+                None => {
+                    let why = "checks: without `checkport` nothing can be checked";
+                    lose(&mut self.service, why);
+                    return;
+                }
+            }
+        }
         let with_type = |mut check: Check, kind: &str| {
             check.insert("type", quote(kind));
             check
         };
-        let datagrams = self.protocol.as_deref() == Some("udp");
-        let number = self.check.parse::<f64>().is_ok();
-        let kind = match self.check.as_str() {
-            _ if number => "negotiate",
-            kind => kind,
-        };
-        // Without a port nothing can be connected to.
-        let portless = self.check_port.is_none()
-            && self.port == 0
-            && self
-                .service
-                .servers
-                .iter()
-                .any(|s| s.address.parse::<std::net::SocketAddr>().is_err());
-        if portless && matches!(kind, "connect" | "negotiate") {
-            self.service
-                .lose("checks: without `checkport` nothing can be checked");
-            return;
-        }
-        let check = match kind {
+        self.service.check = match kind.as_str() {
             "on" => return,
             "off" => {
-                self.service.lose(
-                    "checktype=off: ldirectord uses none of the servers; here they are used, without a check",
-                );
+                let why = "checktype=off: ldirectord uses none of the servers; here they are used, without a check";
+                lose(&mut self.service, why);
                 return;
             }
             "connect" => with_type(check, "tcp"),
@@ -344,52 +574,95 @@ impl Building {
                 let address = first.and_then(|text| address(text));
                 let (address, port) = match (address, self.service.fwmark) {
                     (Some((ip, port)), _) => (ip.to_string(), port.unwrap_or(0).to_string()),
-                    (None, mark) => (mark.unwrap_or_default().0.to_string(), "-".to_owned()),
+                    (None, mark) => (mark.unwrap_or_default().0.to_string(), "0".to_owned()),
                 };
                 match self.negotiation.external(check, &address, &port) {
-                    Some(check) => check,
-                    None => {
-                        self.service.lose(
-                            "checktype=external: `checkcommand` is no whole path: the servers are not checked",
-                        );
+                    Ok(check) => {
+                        let why =
+                            "checkcommand runs as nobody, not as root; set `user` of the check";
+                        lose(&mut self.service, why);
+                        check
+                    }
+                    Err(why) => {
+                        let why = format!("checktype=external, {why}: the servers are not checked");
+                        lose(&mut self.service, &why);
                         return;
                     }
                 }
             }
+            "negotiate" if none => {
+                let why = format!(
+                    "service=none{}: ldirectord does not check the servers, and neither does lvsd; set `check`",
+                    match (self.port, &self.negotiation.service) {
+                        (0, _) => ", which a mark without `service` has".to_owned(),
+                        (_, Some(_)) => String::new(),
+                        (port, None) => format!(", which port {port} has"),
+                    }
+                );
+                lose(&mut self.service, &why);
+                return;
+            }
             "negotiate" => {
                 if number {
-                    self.service
-                        .lose(format!("checktype={}: each check negotiates", self.check));
+                    let why = format!("checktype={}: each check negotiates", self.check);
+                    lose(&mut self.service, &why);
                 }
-                let port = self.check_port.unwrap_or(self.port);
-                match self.negotiation.negotiate(check.clone(), port, datagrams) {
-                    Ok(check) => check,
-                    Err(what) if datagrams => {
-                        self.service.lose(format!(
-                            "checktype={}, {what}: the servers are not checked",
-                            self.check
-                        ));
+                match self.negotiation.negotiate(check.clone(), &protocol, udp) {
+                    Ok(Negotiated { check: made, lost }) => {
+                        for why in lost {
+                            lose(&mut self.service, &why);
+                        }
+                        self.check_servers(&check, &protocol, udp);
+                        made
+                    }
+                    Err(what) if udp => {
+                        let why = format!("{what}: the servers are not checked");
+                        lose(&mut self.service, &why);
                         return;
                     }
                     Err(what) => {
-                        self.service.lose(format!(
-                            "checktype={}, {what}: a TCP connection is tried in its place",
-                            self.check
-                        ));
+                        let why = format!("{what}: a TCP connection is tried in its place");
+                        lose(&mut self.service, &why);
                         with_type(check, "tcp")
                     }
                 }
             }
             other => {
-                self.service
-                    .lose(format!("checktype={other}: the servers are not checked"));
+                let why = format!("checktype={other}: the servers are not checked");
+                lose(&mut self.service, &why);
                 return;
             }
         };
-        self.service.check = check;
     }
 
-    fn fallback(&mut self, value: &str) {
+    /// Gives servers that have a request and an answer of their own a check of their own.
+    fn check_servers(&mut self, check: &Check, protocol: &str, udp: bool) {
+        for (server, asked) in self.service.servers.iter_mut().zip(&self.of_servers) {
+            let Some((request, receive)) = asked else {
+                continue;
+            };
+            let own = Negotiation {
+                request: Some(request.clone()),
+                receive: Some(receive.clone()).filter(|text| !text.is_empty()),
+                ..self.negotiation.clone()
+            };
+            let at = &server.at;
+            match own.negotiate(check.clone(), protocol, udp) {
+                Ok(Negotiated { check, lost }) => {
+                    server.check = check;
+                    let lost = lost.iter().map(|why| format!("{at}: {why}"));
+                    server.lost.extend(lost);
+                }
+                Err(why) => {
+                    let why =
+                        format!("{at}: request {request:?}: {why}: the service's check is used");
+                    server.lost.push(why);
+                }
+            }
+        }
+    }
+
+    fn fallback(&mut self, said: &Said, value: &str) {
         let mut words = value.split_whitespace();
         let target = words.next().unwrap_or_default();
         let forward = match words.next() {
@@ -398,20 +671,74 @@ impl Building {
             _ => "dr",
         };
         match address(target) {
-            // The director itself: the engine serves no local node of loopback.
-            Some((ip, _)) if ip.is_loopback() => self.service.lose(format!(
-                "fallback={value}: give the address of another host as `sorry`, or one of this host's own"
-            )),
-            Some((ip, number)) => {
-                let port = number.filter(|port| *port != 0).unwrap_or(self.port);
-                self.service.keys.insert(
-                    "sorry",
-                    format!("{{ address = {}, forward = \"{forward}\" }}", quote(&endpoint(ip, port))),
-                );
+            Some((ip, _)) if ip.is_ipv6() != self.six => {
+                self.service
+                    .lose(said.lost("its family is not the service's"));
             }
-            None => self.service.lose(format!("fallback={value}")),
+            Some((ip, number)) => {
+                self.service.sorry = Some(Sorry {
+                    said: format!("line {}: {}", said.line, said.text),
+                    ip,
+                    port: number.filter(|port| *port != 0),
+                    keys: Keys::from([("forward", quote(forward))]),
+                });
+            }
+            None => self
+                .service
+                .lose(said.lost("names are not resolved; write the address")),
         }
     }
+}
+
+/// Request and answer of a server that has its own.
+type Own = Option<(String, String)>;
+
+/// The flags behind a server's method, `5 "request", "receive" l:10 u:20`; what cannot be read is
+/// left.
+fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, String) {
+    let mut rest = text.trim();
+    let word = rest.split_whitespace().next().unwrap_or_default();
+    if let Ok(weight) = word.parse::<u32>() {
+        keys.insert("weight", weight.to_string());
+        rest = rest[word.len()..].trim_start();
+    }
+    let mut asked = None;
+    let quoted = |text: &str| {
+        let (inner, after) = text.strip_prefix('"')?.split_once('"')?;
+        Some((inner.to_owned(), after.to_owned()))
+    };
+    let pair = quoted(rest).and_then(|(request, after)| {
+        let (receive, after) = quoted(after.trim_start_matches([',', ' ', '\t']))?;
+        Some((request, receive, after))
+    });
+    let rest = match pair {
+        Some((request, receive, after)) => {
+            asked = Some((request, receive));
+            after
+        }
+        None => rest.to_owned(),
+    };
+    let mut left = Vec::new();
+    let (mut lower, mut upper) = (None, None);
+    for word in rest.split_whitespace() {
+        let number = |letter: &str| word.strip_prefix(letter)?.parse::<u32>().ok();
+        match (number("l:"), number("u:")) {
+            (Some(number), _) => lower = Some(number),
+            (_, Some(number)) => upper = Some(number),
+            _ => left.push(word),
+        }
+    }
+    if let Some(upper) = upper {
+        keys.insert("max_connections", upper.to_string());
+    }
+    match lower {
+        Some(lower) if lower <= upper.unwrap_or(0) => {
+            keys.insert("resume_below", lower.to_string());
+        }
+        Some(_) => left.push("l: above u:"),
+        None => {}
+    }
+    (asked, left.join(" "))
 }
 
 /// `192.0.2.1:80`, `[2001:db8::1]:http`, `192.0.2.1`.
@@ -431,6 +758,9 @@ fn range(text: &str, room: &mut usize) -> Result<(Vec<IpAddr>, Option<u16>), Str
         let (ip, port) = address(text).ok_or_else(names)?;
         return Ok((vec![ip], port));
     };
+    if first.starts_with('[') {
+        return Err("a range is of IPv4 addresses; write the servers that there are".to_owned());
+    }
     let first: Ipv4Addr = first.parse().map_err(|_| names())?;
     let (IpAddr::V4(last), port) = address(last).ok_or_else(names)? else {
         return Err("a range is of IPv4 addresses".to_owned());

@@ -2,18 +2,21 @@
 
 use std::net::IpAddr;
 
-use super::{Server, Service, endpoint, port, quote, scheduler};
+use super::Read;
+use super::service::{Server, Service, endpoint, port, quote, scheduler};
 
-pub(super) fn read(text: &str) -> (Vec<Service>, Vec<String>, String) {
+pub(super) fn read(text: &str) -> Read {
     let mut lost = Vec::new();
     let mut vips: Vec<IpAddr> = Vec::new();
     let mut forward = "dr";
     let mut services = Vec::new();
-    for line in text.lines() {
+    for (number, line) in (1..).zip(text.lines()) {
         let line = line.split('#').next().unwrap_or_default().trim();
+        let shown: String = line.chars().take(160).collect();
+        let mut lose = |why: &str| lost.push(format!("line {number}: {shown}: {why}"));
         let Some((name, value)) = line.split_once('=') else {
             if !line.is_empty() {
-                lost.push(line.to_owned());
+                lose("not NAME=VALUE");
             }
             continue;
         };
@@ -23,19 +26,32 @@ pub(super) fn read(text: &str) -> (Vec<Service>, Vec<String>, String) {
                 "VS_NAT" => forward = "nat",
                 "VS_DR" => forward = "dr",
                 "VS_TUN" => forward = "tun",
-                _ => lost.push(line.to_owned()),
+                _ => lose("it is VS_NAT, VS_DR or VS_TUN"),
             },
             // VIP=eth0:110 192.168.1.110 255.255.255.255 192.168.1.110
             "VIP" => match words.iter().find_map(|word| word.parse().ok()) {
                 Some(vip) => vips.push(vip),
-                None => lost.push(format!("{line}: names are not resolved; write the address")),
+                None => lose("names are not resolved; write the address"),
             },
             "SERVICE" => match service(&words, &vips) {
-                Ok(service) => services.push(service),
-                Err(why) => lost.push(format!("{line}: {why}")),
+                Ok(mut service) => {
+                    service.at = format!("line {number}");
+                    for server in &mut service.servers {
+                        server.at.clone_from(&service.at);
+                        for lost in &mut server.lost {
+                            *lost = format!("line {number}: {lost}");
+                        }
+                    }
+                    for lost in &mut service.lost {
+                        *lost = format!("line {number}: {lost}");
+                    }
+                    services.push(service);
+                }
+                Err(why) => lose(&why),
             },
-            // The state at the start, and what the script does around it.
-            "INITIAL_STATE" | "CLEAR_IPVS_TABLES" => {}
+            "INITIAL_STATE" if value.trim() == "on" => {}
+            "INITIAL_STATE" => lose("services are there when lvsd has started"),
+            "CLEAR_IPVS_TABLES" => lose("lvsd removes its own services only"),
             "DIP"
             | "DIRECTOR_INSIDEIP"
             | "DIRECTOR_GW"
@@ -45,17 +61,19 @@ pub(super) fn read(text: &str) -> (Vec<Service>, Vec<String>, String) {
             | "SERVER_DEFAULT_GW"
             | "SERVER_GW"
             | "RUN_REALSERVERS_CONF" => {
-                lost.push(format!(
-                    "{line}: addresses and routes are the host's (`lvsadm realserver-setup`)"
-                ));
+                lose("addresses and routes are the host's (`lvsadm realserver-setup`)");
             }
-            _ => lost.push(line.to_owned()),
+            _ => lose("there is no counterpart"),
         }
     }
     for service in &mut services {
         service.string("forward", forward);
     }
-    (services, lost, String::new())
+    Read {
+        services,
+        lost,
+        ..Read::default()
+    }
 }
 
 /// `t telnet rr 192.168.1.11 192.168.1.12:telnet,3`.

@@ -4,20 +4,21 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use lvs_core::api::{ServiceId, SyncCounts};
-use lvs_dataplane::control::daemon::{
-    AdminDone, AdminEntry, AdminSpec, AdminState, Ask, DirectorStatus, EngineStatus,
+use lvs_api::daemon::{
+    AdminDone, AdminEntry, AdminSpec, AdminState, CheckNotMade, DirectorStatus, EngineStatus,
     MaintenanceSpec, ProxyStatus, Reloaded, ServerStatus, ServiceStatus, SourceStatus, Status,
 };
+use lvs_core::api::{ServiceId, SyncCounts};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Daemon;
-use crate::admin::{Kept, unix_time};
+use crate::admin::Kept;
+use crate::clock::Now;
 use crate::cluster::{self, Ability};
 use crate::config::{BelowQuorum, Service, VipMode};
 use crate::decide::{self, Decision, ServerView};
-use crate::door::{Asked, Look, answer};
+use crate::door::{Ask, Asked, Look, answer};
 use crate::engine::{Found, Seen};
 use crate::events::About;
 use crate::health::{Prober, Serving};
@@ -46,7 +47,6 @@ impl<P: Prober> Daemon<P> {
             }
         };
         let result = match ask {
-            Ask::Status {} => answer(&self.status_of_all()),
             Ask::Admin(spec) => match self.set_admin(spec, who) {
                 Ok((mut done, kept)) => {
                     // It holds at once, and is answered when it is on disk.
@@ -69,7 +69,6 @@ impl<P: Prober> Daemon<P> {
                 self.reload(force);
                 return;
             }
-            Ask::Events {} => Err("events are told elsewhere".to_owned()),
         };
         // Whoever asked may have gone.
         let _ = reply.send(result);
@@ -97,13 +96,13 @@ impl<P: Prober> Daemon<P> {
         let who = spec.who.get_or_insert(who).clone();
         let why = spec.why.as_ref().map(|why| format!(": {why}"));
         let on = spec.on;
-        if self.cluster.wish(spec, unix_time())? {
+        if self.cluster.wish(spec, Now::read())? {
             let words = match on {
-                Some(true) => format!(
+                true => format!(
                     "this director is in maintenance by {who}{}",
                     why.unwrap_or_default()
                 ),
-                _ => format!("this director may be active again, says {who}"),
+                false => format!("this director may be active again, says {who}"),
             };
             tracing::warn!(event = "maintenance", "{words}");
             self.events.tell("maintenance", About::default(), words);
@@ -126,7 +125,7 @@ impl<P: Prober> Daemon<P> {
     fn set_admin(&mut self, mut spec: AdminSpec, who: String) -> Result<(AdminDone, Kept), String> {
         let (target, state) = (spec.target, spec.state);
         let mut servers: Vec<(ServiceId, SocketAddr)> = Vec::new();
-        for service in &self.config.services {
+        for service in &self.expanded.services {
             let all = service.servers.iter().map(|server| server.address);
             let matching = all.filter(|server| target.has(service.id, *server));
             servers.extend(matching.map(|server| (service.id, server)));
@@ -140,7 +139,7 @@ impl<P: Prober> Daemon<P> {
         spec.who = spec.who.or(Some(who));
         let why = spec.why.clone();
         let who = spec.who.clone().unwrap_or_default();
-        self.admin.set(spec, unix_time())?;
+        self.admin.set(spec, Now::read())?;
         let kept = self.admin.keep();
         let mut warnings: Vec<String> = Vec::new();
         if state == AdminState::Ready {
@@ -187,7 +186,7 @@ impl<P: Prober> Daemon<P> {
 
     fn name(&self, id: &ServiceId) -> Option<&str> {
         let service = self
-            .config
+            .expanded
             .services
             .iter()
             .find(|service| service.id == *id);
@@ -196,7 +195,7 @@ impl<P: Prober> Daemon<P> {
 
     /// Forgets the wishes whose time is over.
     pub(super) fn expire(&mut self) {
-        let over = self.admin.expire(unix_time());
+        let over = self.admin.expire(Now::read());
         if over.is_empty() {
             return;
         }
@@ -227,8 +226,10 @@ impl<P: Prober> Daemon<P> {
             );
         }
         let before = self.unheard();
+        let drained = found.drained != self.found.0.drained;
         self.found = (Arc::clone(found), Some(now));
-        if self.unheard() != before {
+        // A server that is drained by hand does not count for the quorum.
+        if drained || self.unheard() != before {
             self.goal_changed();
         }
     }
@@ -236,8 +237,8 @@ impl<P: Prober> Daemon<P> {
     /// The services with sources of which nothing is known, and what that means for them as far as
     /// the engine is known.
     fn unheard(&self) -> Vec<(ServiceId, bool, bool)> {
-        let services = self.config.services.iter();
-        let unheard = services.filter(|service| service.from.unheard);
+        let services = self.expanded.services.iter();
+        let unheard = services.filter(|service| service.unheard);
         unheard
             .map(|one| (one.id, self.serves_unheard(one), self.is_veiled(one)))
             .collect()
@@ -275,11 +276,14 @@ impl<P: Prober> Daemon<P> {
     /// Decides about all services, and tells what is new.
     pub(super) fn decide(&mut self) {
         let mut news = Vec::new();
-        for service in &self.config.services {
+        for service in &self.expanded.services {
             let views = self.views(service);
-            let before = self.decisions.get(&service.id).copied().unwrap_or_default();
-            let settled = self.is_settled(service) || self.begins_down(service);
-            let now = decide::decide(service, &views, settled, before);
+            let before = self.decisions.get(&service.id).copied();
+            let settled = self.is_known(service) || self.begins_down(service);
+            let Some(now) = decide::decide(service, &views, settled, before) else {
+                continue;
+            };
+            let before = before.unwrap_or_default();
             if now != before {
                 let usable = decide::usable(&views);
                 news.push((service.id, service.name.clone(), before, now, usable));
@@ -298,7 +302,7 @@ impl<P: Prober> Daemon<P> {
     /// Says what routers are to be told of addresses that are announced.
     fn announce(&mut self) {
         let mut abilities: BTreeMap<IpAddr, Vec<Ability>> = BTreeMap::new();
-        for service in &self.config.services {
+        for service in &self.expanded.services {
             let Some(ip) = service.virtual_ip() else {
                 continue;
             };
@@ -330,7 +334,7 @@ impl<P: Prober> Daemon<P> {
     pub(super) fn tell_end(&mut self, service: &Service) {
         let before = self.decisions.get(&service.id).copied();
         let before = before.unwrap_or_default();
-        let words = "the service ends with lvsd (omega)";
+        let words = "the service ends with lvsd (remove_on_exit)";
         tracing::warn!(event = "quorum_lost", service = %service.name, "{words}");
         let about = About {
             service: Some((&service.name, service.id)),
@@ -375,7 +379,7 @@ impl<P: Prober> Daemon<P> {
         match (before.panic, now.panic) {
             (false, true) => tell(
                 "panic_on",
-                format!("{servers}, less than `min_share`: all servers are taken to be up"),
+                format!("{servers}, less than `panic_below`: all servers are used"),
             ),
             (true, false) => tell(
                 "panic_off",
@@ -425,24 +429,25 @@ impl<P: Prober> Daemon<P> {
             loaded: self.load_status.clone(),
             engine: EngineStatus {
                 connected: self.contact.1,
-                idle: !self.config.needs_engine(),
+                idle: !self.expanded.needs_engine(),
                 pid: self.contact.0,
                 seen_ms: seen.map(|at| u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX)),
                 vips: found.vips.iter().copied().collect(),
                 sync: self.sync_counts(),
                 peers: found.seen.info.peers.clone(),
                 tables: found.seen.info.tables.clone(),
+                waiting: found.seen.info.waiting.clone(),
                 confinement: Some(&found.seen.info)
                     .filter(|info| info.pid != 0)
                     .map(|info| info.confinement.clone()),
             },
             services: self
-                .config
+                .expanded
                 .services
                 .iter()
                 .map(|service| self.status_of(service, seen_of(service)))
                 .collect(),
-            admin: self.admin.entries().cloned().collect(),
+            admin: self.admin.shown(Now::read()),
             drift: found.drift.clone(),
             refused: found.refused.clone(),
             check_lag_ms: u64::try_from(self.checks.peek_lag().as_millis()).unwrap_or(u64::MAX),
@@ -457,7 +462,7 @@ impl<P: Prober> Daemon<P> {
             director: self.cluster.status(),
             sources: self.sources_status(),
             left_out: self
-                .config
+                .expanded
                 .left_out
                 .iter()
                 .chain(&self.held_back)
@@ -504,29 +509,16 @@ impl<P: Prober> Daemon<P> {
                     AdminState::Ready if found.drained.contains(&key) => AdminState::Drain,
                     state => state,
                 };
-                let mut health = match known.as_ref().map(|known| known.up) {
+                let health = match known.as_ref().map(|known| known.up) {
                     None => "unchecked",
                     Some(None) => "unknown",
                     Some(Some(true)) => "up",
                     Some(Some(false)) => "down",
                 };
-                let mut reason = known
+                let reason = known
                     .as_ref()
                     .map(|known| known.reason.clone())
                     .unwrap_or_default();
-                let own = self.checks.health(&key);
-                if let Some(count) = self.votes.count(&key, own)
-                    && count.down > 0
-                {
-                    health = match count.health() {
-                        Health::Down => "down",
-                        _ => "up",
-                    };
-                    if !reason.is_empty() {
-                        reason.push_str("; ");
-                    }
-                    reason.push_str(&count.words());
-                }
                 ServerStatus {
                     server: server.address,
                     configured: Some(server.config.weight),
@@ -534,6 +526,12 @@ impl<P: Prober> Daemon<P> {
                     health: health.to_owned(),
                     since: known.as_ref().map(|known| known.lasted.as_secs()),
                     reason,
+                    check_not_made: known.and_then(|known| known.not_made).map(|not_made| {
+                        CheckNotMade {
+                            seconds: not_made.since.elapsed().as_secs(),
+                            reason: not_made.reason,
+                        }
+                    }),
                     weight: seen.map(|seen| seen.weight),
                     active: seen.map_or(0, |seen| seen.active),
                     inactive: seen.map_or(0, |seen| seen.inactive),
@@ -550,6 +548,7 @@ impl<P: Prober> Daemon<P> {
                 health: "unchecked".to_owned(),
                 since: None,
                 reason: String::new(),
+                check_not_made: None,
                 weight: Some(seen.weight),
                 active: seen.active,
                 inactive: seen.inactive,
@@ -568,7 +567,7 @@ impl<P: Prober> Daemon<P> {
             sorry: sorry.map(|sorry| sorry.address),
             withdrawn: decision.withdrawn,
             conflict: found.conflicts.contains(&service.id),
-            unheard: service.from.unheard,
+            unheard: service.unheard,
             servers,
         }
     }
@@ -577,7 +576,7 @@ impl<P: Prober> Daemon<P> {
     pub(super) fn out_of_service(&self) -> usize {
         let mut out = self.found.0.drained.len();
         if self.admin.entries().next().is_some() {
-            for service in &self.config.services {
+            for service in &self.expanded.services {
                 let state =
                     |server: &crate::config::Server| self.admin.state(service.id, server.address);
                 out += service

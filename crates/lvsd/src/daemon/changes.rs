@@ -13,15 +13,25 @@ use crate::reconcile::Health;
 use crate::words::counted;
 
 impl<P: Prober> Daemon<P> {
-    /// Takes a report and logs it: once for a change, with the reason and how long it had lasted.
-    pub(super) fn take(&mut self, report: Report) {
-        for change in self.checks.take(report) {
-            self.tell_change(&change);
+    /// Takes a report and logs it: once for a change, with the reason and how long it had lasted,
+    /// and once for each further reason of a server that stays down. True if it concerns the engine.
+    pub(super) fn take(&mut self, report: Report) -> bool {
+        let news = self.checks.take(report);
+        for change in &news.changes {
+            self.tell_change(change);
         }
+        for (key, reason) in &news.reasons {
+            let mut services = self.expanded.services.iter();
+            if let Some(service) = services.find(|service| service.id == key.0) {
+                let (name, server) = (&service.name, key.1);
+                tracing::warn!(event = "server_reason", service = %name, %server, "server is still down, now for another reason: {reason}");
+            }
+        }
+        news.advice || !news.changes.is_empty()
     }
 
     fn tell_change(&mut self, change: &Change) {
-        let mut services = self.config.services.iter();
+        let mut services = self.expanded.services.iter();
         let Some(service) = services.find(|service| service.id == change.key.0) else {
             return;
         };
@@ -59,11 +69,9 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// What its checks say of a server; where directors have to agree, what they agree upon.
+    /// The health of a server, as its checks say.
     pub(super) fn health(&self, key: &Key) -> Health {
-        let own = self.checks.health(key);
-        let count = self.votes.count(key, own);
-        count.map_or(own, super::gathering::Count::health)
+        self.checks.health(key)
     }
 
     /// One line about everything.
@@ -72,13 +80,13 @@ impl<P: Prober> Daemon<P> {
         let drained = self.out_of_service();
         let mut up = 0;
         let mut all = 0;
-        for service in &self.config.services {
+        for service in &self.expanded.services {
             for server in &service.servers {
                 all += 1;
                 up += usize::from(self.is_up(service, server));
             }
         }
-        let services = counted(self.config.services.len(), "service");
+        let services = counted(self.expanded.services.len(), "service");
         let mut line = format!("{services}, {up} of {} up", counted(all, "server"));
         if drained > 0 {
             line.push_str(&format!(", {drained} out of service by hand"));
@@ -86,6 +94,13 @@ impl<P: Prober> Daemon<P> {
         let lag = self.checks.lag();
         if lag >= Duration::from_secs(1) {
             line.push_str(&format!(", checks start up to {lag:.1?} late"));
+        }
+        let not_made = self.checks.not_made();
+        if not_made > 0 {
+            line.push_str(&format!(
+                ", {} that lvsd cannot make",
+                counted(not_made, "check")
+            ));
         }
         if found.unnamed > 0 {
             let left = counted(found.unnamed, "service");

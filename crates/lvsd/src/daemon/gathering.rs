@@ -1,167 +1,134 @@
-//! What sources say: it is put together with the files away from the loop, and taken as a reload.
+//! The file and what DNS and etcd say: both are read away from the loop, one at a time, and taken as
+//! a reload.
 
-use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use lvs_dataplane::control::daemon::DirectorSeen;
+use lvs_api::daemon::DirectorSeen;
 
-use super::{Daemon, Reading, summary};
-use crate::config::{Config, Report, label};
+use super::Daemon;
+use crate::config::{Config, LoadError, Report};
 use crate::engine::Links;
 use crate::events::About;
-use crate::health::{Key, Prober};
-use crate::reconcile::Health;
+use crate::expand::{Expanded, expand};
+use crate::health::Prober;
 use crate::sources::Gathered;
-use crate::sources::etcd::{DOWN_MAX, Director, Told, Verdict};
+use crate::sources::etcd::Director;
 use crate::words::counted;
 
-/// What other directors find of servers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Votes {
-    /// So many have to find a server down, if that is asked for.
-    agree: usize,
-    /// What each of the others finds down.
-    others: Vec<BTreeSet<String>>,
+/// What is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Reading {
+    /// What DNS and etcd say, beside the file that is in force.
+    Sources,
+    /// The file, and what DNS and etcd say.
+    File,
 }
 
-/// How directors find a server: so many of so many find it down, and so many have to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Count {
-    pub(super) down: usize,
-    pub(super) all: usize,
-    pub(super) needed: usize,
-}
-
-impl Votes {
-    /// What all find of a server that this director finds to be so; nothing if it decides alone.
-    pub(super) fn count(&self, key: &Key, own: Health) -> Option<Count> {
-        if self.agree == 0 || self.others.is_empty() || own == Health::Unknown {
-            return None;
-        }
-        let name = name(key);
-        let others = self.others.iter().filter(|down| down.contains(&name));
-        let all = self.others.len() + 1;
-        Some(Count {
-            down: others.count() + usize::from(own == Health::Down),
-            all,
-            needed: self.agree.min(all),
-        })
-    }
-}
-
-impl Count {
-    pub(super) const fn health(self) -> Health {
-        match self.down >= self.needed {
-            true => Health::Down,
-            false => Health::Up,
-        }
-    }
-
-    pub(super) fn words(self) -> String {
-        format!(
-            "{} of {} directors find it down, {} have to",
-            self.down, self.all, self.needed
-        )
-    }
-}
-
-/// A server, as directors name it to each other.
-fn name(key: &Key) -> String {
-    format!("{} {}", label(&key.0), key.1)
-}
-
-/// What sources say, with the files of that generation.
-pub(super) struct Merged {
-    generation: u64,
+/// What came of it.
+pub(super) struct Done {
     gathered: Gathered,
-    result: Result<(Config, Report), Report>,
+    read: Result<Read, LoadError>,
+}
+
+/// A file, and its services with what DNS and etcd say.
+pub(super) struct Read {
+    pub(super) config: Arc<Config>,
+    pub(super) expanded: Expanded,
+    /// What is questionable about the file, if that was read.
+    pub(super) report: Option<Report>,
 }
 
 impl<P: Prober> Daemon<P> {
-    /// Sources say something else.
+    /// DNS and etcd say something else.
     pub(super) fn take_sources(&mut self) {
-        self.take_votes();
-        // A file that is being read may be older than this.
         if self.reading.is_some() {
-            self.reading = Some(Reading::Again);
-        } else if self.merging.is_some() {
-            self.merging = Some(Reading::Again);
-        } else {
-            self.merge();
+            self.again = self.again.max(Some(Reading::Sources));
+        } else if self.sources.gathered() != self.gathered {
+            self.read(Reading::Sources);
         }
     }
 
-    /// Has what sources say put together with the files, away from the loop.
-    fn merge(&mut self) {
-        let gathered = self.sources.gathered();
-        if gathered == self.gathered && self.held_back.is_none() {
+    /// Whether the file is being read, or has to be.
+    pub(super) fn reads_file(&self) -> bool {
+        self.reading.max(self.again) == Some(Reading::File)
+    }
+
+    /// Has it read, at once or after what is being read.
+    pub(super) fn read(&mut self, what: Reading) {
+        if self.reading.is_some() {
+            self.again = self.again.max(Some(what));
             return;
         }
-        self.merging = Some(Reading::Once);
-        let sender = self.merged.0.clone();
-        let (config, generation) = (self.config.clone(), self.generation);
+        self.reading = Some(what);
+        let sender = self.done.0.clone();
+        let (path, config) = (self.options.path.clone(), Arc::clone(&self.config));
+        let gathered = self.sources.gathered();
         tokio::task::spawn_blocking(move || {
-            let result = config.with(&gathered);
-            // Nobody takes it when the daemon is ending.
-            let _ = sender.blocking_send(Merged {
-                generation,
-                gathered,
-                result,
+            let read = match what {
+                Reading::Sources => Ok((config, None)),
+                Reading::File => {
+                    let loaded = Config::load(&path);
+                    loaded.map(|(config, report)| (Arc::new(config), Some(report)))
+                }
+            };
+            let read = read.map(|(config, report)| Read {
+                expanded: expand(&config, &gathered),
+                config,
+                report,
             });
+            // The daemon may be ending.
+            let _ = sender.blocking_send(Done { gathered, read });
         });
     }
 
-    /// Takes it, as a reload of the same files.
-    pub(super) fn take_merged(&mut self, merged: Merged, link: &Links) {
-        let again = self.merging.take() == Some(Reading::Again);
-        if self.reading.is_some() {
-            self.reading = Some(Reading::Again);
+    /// Takes what was read.
+    pub(super) fn take_done(&mut self, done: Done, link: &Links) {
+        let read = self.reading.take();
+        let again = self.again.take();
+        if again == Some(Reading::File) {
+            self.read(Reading::File);
             return;
         }
-        if merged.generation != self.generation {
-            self.merge();
-            return;
+        let taken = match (read, done.read) {
+            (Some(Reading::Sources), Ok(read)) => {
+                self.take_expanded(read, link);
+                true
+            }
+            (_, read) => self.take_file(read, link),
+        };
+        if taken {
+            self.gathered = done.gathered;
         }
-        self.take_gathered(merged, link);
-        if again {
-            self.merge();
+        // A file that is refused brings nothing of what they say into force.
+        if again.is_some() || !taken {
+            self.take_sources();
         }
     }
 
-    fn take_gathered(&mut self, merged: Merged, link: &Links) {
-        self.gathered = merged.gathered;
-        let refusal = match merged.result {
-            Ok((config, _)) if config == self.config => {
-                self.config.revision = config.revision;
-                self.held_back = None;
-                return;
+    /// Takes what DNS and etcd say beside the file that is in force.
+    fn take_expanded(&mut self, read: Read, link: &Links) {
+        let expanded = read.expanded;
+        if expanded.is_same(&self.expanded) {
+            self.expanded.revision = expanded.revision;
+            self.held_back = None;
+            return;
+        }
+        let Some(refusal) = self.refusal(&read.config, &expanded, "what sources say") else {
+            let (before, after) = (self.expanded.servers(), expanded.servers());
+            let message = format!(
+                "what sources say has changed: {} (there were {before})",
+                counted(after, "server")
+            );
+            tracing::info!(event = "sources", "{message}");
+            self.events.tell("sources", About::default(), message);
+            let lines = expanded.left_out.iter();
+            for line in lines.filter(|line| !self.expanded.left_out.contains(line)) {
+                tracing::warn!(event = "left_out", "left out: {line}");
             }
-            Ok((config, _)) => match self.refusal(&config, "what sources say") {
-                None => {
-                    let (before, after) = (self.config.servers(), config.servers());
-                    let message = format!(
-                        "what sources say has changed: {} (there were {before})",
-                        counted(after, "server")
-                    );
-                    tracing::info!(event = "sources", "{message}");
-                    self.events.tell("sources", About::default(), message);
-                    for line in config
-                        .left_out
-                        .iter()
-                        .filter(|line| !self.config.left_out.contains(line))
-                    {
-                        tracing::warn!(event = "left_out", "left out: {line}");
-                    }
-                    self.load(config, link);
-                    self.held_back = None;
-                    self.goal_changed();
-                    return;
-                }
-                Some(why) => why,
-            },
-            Err(report) => format!(
-                "what sources say is not taken, because the file is no longer valid: {}",
-                summary(&report)
-            ),
+            self.load(read.config, expanded, link);
+            self.held_back = None;
+            self.goal_changed();
+            return;
         };
         if self.held_back.as_ref() != Some(&refusal) {
             tracing::error!(event = "sources_refused", "{refusal}");
@@ -171,54 +138,23 @@ impl<P: Prober> Daemon<P> {
         self.held_back = Some(refusal);
     }
 
-    /// Takes what other directors find of servers.
-    pub(super) fn take_votes(&mut self) {
-        let cluster = self.config.cluster.as_ref();
-        let votes = match cluster.filter(|cluster| cluster.agree > 0) {
-            Some(cluster) => Votes {
-                agree: cluster.agree,
-                others: self.sources.verdicts(&cluster.director),
-            },
-            None => Votes::default(),
-        };
-        if votes != self.votes {
-            if votes.others.len() != self.votes.others.len() {
-                let others = counted(votes.others.len(), "other director");
-                tracing::info!(event = "votes", "{others} share what they find of servers");
-            }
-            self.votes = votes;
-            self.goal_changed();
-        }
-    }
-
     /// Tells other directors how this one is.
     pub(super) fn tell_directors(&mut self) {
-        let Some(cluster) = &self.config.cluster else {
+        if self.config.cluster.is_none() {
             return;
-        };
+        }
         let status = self.cluster.status();
         let director = Director {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            revision: self.config.revision.number,
-            digest: self.config.revision.digest,
-            services: self.config.services.len(),
-            servers: self.config.servers(),
+            revision: self.expanded.revision.number,
+            digest: self.expanded.revision.digest,
+            services: self.expanded.services.len(),
+            servers: self.expanded.servers(),
             ready: self.ready && self.contact.1,
             maintenance: status.maintenance.is_some(),
-            left_out: !self.config.left_out.is_empty() || self.held_back.is_some(),
+            left_out: !self.expanded.left_out.is_empty() || self.held_back.is_some(),
         };
-        let verdict = (cluster.agree > 0).then(|| {
-            let services = self.config.services.iter();
-            let keys = services.flat_map(|service| {
-                let servers = service.servers.iter();
-                servers.map(|server| (service.id, server.address))
-            });
-            let down = keys.filter(|key| self.checks.health(key) == Health::Down);
-            Verdict {
-                down: down.map(|key| name(&key)).take(DOWN_MAX).collect(),
-            }
-        });
-        self.sources.tell(Told { director, verdict });
+        self.sources.tell(director);
     }
 
     /// The directors that etcd knows.
@@ -227,7 +163,7 @@ impl<P: Prober> Daemon<P> {
             return Vec::new();
         };
         let all = self.sources.directors().into_iter();
-        all.map(|(name, director, down)| DirectorSeen {
+        all.map(|(name, director)| DirectorSeen {
             own: name == cluster.director,
             name,
             version: director.version,
@@ -238,49 +174,7 @@ impl<P: Prober> Daemon<P> {
             ready: director.ready,
             maintenance: director.maintenance,
             left_out: director.left_out,
-            down,
         })
         .collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use lvs_core::api::ServiceId;
-
-    use super::*;
-
-    #[test]
-    fn a_server_is_down_when_so_many_of_those_that_live_find_it_down() {
-        let address = ([192, 0, 2, 10], 80).into();
-        let key: Key = (ServiceId::Tcp { address }, ([10, 0, 0, 1], 80).into());
-        let finds = |down: bool| -> BTreeSet<String> {
-            let down = down.then(|| "tcp 192.0.2.10:80 10.0.0.1:80".to_owned());
-            down.into_iter().collect()
-        };
-        for (agree, others, own, health) in [
-            (0, &[true, true][..], Health::Up, None),
-            (2, &[], Health::Down, None),
-            (2, &[true], Health::Unknown, None),
-            (2, &[false, false], Health::Down, Some(Health::Up)),
-            (2, &[true, false], Health::Down, Some(Health::Down)),
-            (2, &[true, true], Health::Up, Some(Health::Down)),
-            (3, &[true, false], Health::Down, Some(Health::Up)),
-            // Of fewer than have to agree, all.
-            (3, &[true], Health::Down, Some(Health::Down)),
-            (3, &[false], Health::Down, Some(Health::Up)),
-            (1, &[false, false], Health::Down, Some(Health::Down)),
-        ] {
-            let votes = Votes {
-                agree,
-                others: others.iter().map(|down| finds(*down)).collect(),
-            };
-            let count = votes.count(&key, own);
-            assert_eq!(
-                count.map(Count::health),
-                health,
-                "{agree} {others:?} {own:?}"
-            );
-        }
     }
 }

@@ -1,9 +1,9 @@
-//! The daemon's loop: what the file says and what the checks find become a [`Goal`]; the [`Link`]
-//! carries it out.
+//! The daemon's loop: what file, DNS and etcd say and what the checks find become a [`Goal`]; the
+//! [`Link`] carries it out.
 //!
 //! ```text
 //! file ──(start, SIGHUP)──┐
-//!                         ├──▶ Goal ──▶ Link::step ──▶ engine
+//! DNS, etcd ──(news)──────┼──▶ Goal ──▶ Link::step ──▶ engine
 //! checks ──(up, down)─────┘               ▲
 //! timer ──(look again, backoff)───────────┘
 //! ```
@@ -23,30 +23,32 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use lvs_api::daemon::{AdminState, LoadStatus};
 use lvs_core::api::{Confinement, ServiceId};
-use lvs_dataplane::control::daemon::{AdminState, LoadStatus};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::admin::{Admin, unix_time};
+use crate::admin::Admin;
+use crate::clock::unix_time;
 use crate::cluster::{self, Cluster};
-use crate::config::{Config, LoadError, Peers, Report, Server, Service, Severity};
+use crate::config::{Config, LoadError, Peers, Report, Server, Service, Severity, checks_of};
 use crate::decide::Decision;
 use crate::door::{Answer, Asked};
 use crate::engine::{Found, Goal, Host, Link, Links, Proxied, Step};
 use crate::events::{About, Events};
+use crate::expand::{Expanded, expand};
 use crate::health::{self, Advice, Checks, Prober};
 use crate::last_good;
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
-use crate::proxy;
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health, Unnamed};
 use crate::sources::{Gathered, Sources};
 use crate::tally::Tally;
 use crate::watchdog::Pulse;
 use crate::words::counted;
-use gathering::{Merged, Votes};
+use gathering::{Done, Read, Reading};
+use lvs_proxy as proxy;
 use waiting::Signals;
 
 /// Services whose first checks take longer do not hold back that the daemon is ready.
@@ -75,6 +77,8 @@ pub struct Options {
     pub path: PathBuf,
     /// Wait for an engine, and start none.
     pub attach: bool,
+    /// The result of reading the file at the start.
+    pub loaded: LoadStatus,
     /// Where the last good configuration is kept.
     pub last_good: Option<PathBuf>,
     /// The way to the service manager.
@@ -108,6 +112,7 @@ impl Options {
         Self {
             path,
             attach: false,
+            loaded: loaded_at_start(),
             last_good: None,
             notify: Notify::default(),
             admin: None,
@@ -124,12 +129,34 @@ impl Options {
     }
 }
 
-/// A file that was read.
-type Loaded = Result<(Config, Report), LoadError>;
+/// The status of a file that was read at the start and is in force.
+pub fn loaded_at_start() -> LoadStatus {
+    LoadStatus {
+        time: unix_time(),
+        ok: true,
+        message: String::new(),
+    }
+}
+
+/// Why the file at `path` is not in force, in words.
+pub fn refused(path: &str, error: &LoadError) -> String {
+    match error {
+        LoadError::Refused(report) => format!(
+            "{path} is not valid, the old configuration stays: {}",
+            summary(report)
+        ),
+        error => format!("{error}; the old configuration stays"),
+    }
+}
 
 struct Daemon<P> {
     options: Options,
-    config: Config,
+    /// The file that is in force.
+    config: Arc<Config>,
+    /// Its services, with what DNS and etcd add.
+    expanded: Expanded,
+    /// What DNS and etcd had said when they were last read.
+    gathered: Gathered,
     /// The VIPs that the engine should own, decided when the file was loaded.
     vips: BTreeSet<IpAddr>,
     /// How many servers each service had when that was last known.
@@ -144,6 +171,8 @@ struct Daemon<P> {
     announced: BTreeSet<IpAddr>,
     /// All services are so far.
     settled: bool,
+    /// Services of which not all servers have had their first check.
+    unknown: usize,
     /// What the engine was last given, or is about to be.
     goal: Arc<Goal>,
     /// The goal is another one than the engine was last given.
@@ -152,11 +181,13 @@ struct Daemon<P> {
     next: Instant,
     /// The service manager has been told that we are ready.
     ready: bool,
-    /// A file is being read, away from the loop.
+    /// What is being read, away from the loop.
     reading: Option<Reading>,
-    /// What it takes away is meant.
+    /// What has to be read after that.
+    again: Option<Reading>,
+    done: (mpsc::Sender<Done>, mpsc::Receiver<Done>),
+    /// What the file takes away is meant.
     forced: bool,
-    files: (mpsc::Sender<Loaded>, mpsc::Receiver<Loaded>),
     /// The service manager has been told of a reload, and not that it is over.
     reloading: bool,
     /// What it was last told about our state.
@@ -169,13 +200,6 @@ struct Daemon<P> {
     sources: Sources,
     /// What they said and was refused as a whole, and why.
     held_back: Option<String>,
-    /// What they say is being put together with the files, away from the loop.
-    merging: Option<Reading>,
-    merged: (mpsc::Sender<Merged>, mpsc::Receiver<Merged>),
-    /// What was last put together with them.
-    gathered: Gathered,
-    /// What other directors find of servers.
-    votes: Votes,
     asks: Option<mpsc::Receiver<Asked>>,
     /// Those who wait for a reload to be done.
     reloads: Vec<oneshot::Sender<Answer>>,
@@ -200,15 +224,6 @@ struct Daemon<P> {
     telling: (oneshot::Sender<()>, tokio::task::JoinHandle<()>),
 }
 
-/// What is to be done when the file that is being read has been read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reading {
-    /// Nothing but to take it.
-    Once,
-    /// It is to be read again.
-    Again,
-}
-
 /// Runs until it is told to stop.
 ///
 /// # Errors
@@ -226,7 +241,9 @@ pub async fn run<P: Prober>(
     let link = Box::new(Links::new(Box::new(host), options.attach, Instant::now()));
     let mut daemon = Daemon::new(options, checks, reports);
     let settled = daemon.admin.settled();
-    daemon.load(config, &link);
+    daemon.gathered = daemon.sources.gathered();
+    let expanded = expand(&config, &daemon.gathered);
+    daemon.load(Arc::new(config), expanded, &link);
     let result = turn(daemon, link, signals).await;
     settled.await;
     result
@@ -249,10 +266,9 @@ async fn turn<P: Prober>(
                 Signal::Stop => break false,
                 Signal::StopAll => break true,
             },
-            Some(file) = daemon.files.1.recv() => daemon.take_file(file, &link),
+            Some(done) = daemon.done.1.recv() => daemon.take_done(done, &link),
             () = daemon.cluster.changed() => daemon.take_cluster(),
             () = daemon.sources.changed() => daemon.take_sources(),
-            Some(merged) = daemon.merged.1.recv() => daemon.take_merged(merged, &link),
             // Before what people ask, of whom there may be many.
             Some(report) = daemon.reports.recv() => daemon.take_all(report),
             Some(asked) = asks::next(&mut daemon.asks) => daemon.take_ask(asked),
@@ -306,16 +322,12 @@ impl<P: Prober> Daemon<P> {
             cluster: Cluster::recall(options.cluster.take()),
             sources: Sources::recall(options.sources.take()),
             held_back: None,
-            merging: None,
-            merged: mpsc::channel(1),
-            gathered: Gathered::default(),
-            votes: Votes::default(),
             asks: options.asks.take(),
             reloads: Vec::new(),
             readied: HashSet::new(),
             decisions: HashMap::new(),
             generation: 0,
-            load_status: LoadStatus::default(),
+            load_status: options.loaded.clone(),
             load_warnings: Vec::new(),
             found: (Arc::default(), None),
             contact: (None, false),
@@ -323,7 +335,9 @@ impl<P: Prober> Daemon<P> {
             notice,
             telling,
             options,
-            config: Config::default(),
+            config: Arc::default(),
+            expanded: Expanded::default(),
+            gathered: Gathered::default(),
             vips: BTreeSet::new(),
             standing: HashMap::new(),
             checks,
@@ -332,13 +346,15 @@ impl<P: Prober> Daemon<P> {
             loaded: now,
             announced: BTreeSet::new(),
             settled: false,
+            unknown: 0,
             goal: Arc::default(),
             changed: true,
             next: now,
             ready: false,
             reading: None,
+            again: None,
+            done: mpsc::channel(1),
             forced: false,
-            files: mpsc::channel(1),
             reloading: false,
             status: String::new(),
         }
@@ -358,7 +374,7 @@ impl<P: Prober> Daemon<P> {
             let connections = counted(proxied, "proxied connection");
             tracing::warn!("{connections} end with lvsd");
         }
-        if !all && self.config.needs_engine() {
+        if !all && self.expanded.needs_engine() {
             tracing::info!("stopping; the engine keeps forwarding (`lvsd stop --all` ends it)");
         }
     }
@@ -374,14 +390,14 @@ impl<P: Prober> Daemon<P> {
         mut link: Box<Links>,
         signals: &mut Signals,
     ) -> Result<Option<Box<Links>>, String> {
-        let services = std::mem::take(&mut self.config.services);
+        let services = std::mem::take(&mut self.expanded.services);
         let (end, stay): (Vec<Service>, _) = services.into_iter().partition(|one| one.omega);
-        self.config.services = stay;
+        self.expanded.services = stay;
         if end.is_empty() {
             return Ok(Some(link));
         }
         let stays = |ip: &IpAddr| {
-            let mut stay = self.config.services.iter();
+            let mut stay = self.expanded.services.iter();
             stay.any(|service| service.virtual_ip() == Some(*ip))
         };
         self.vips.retain(stays);
@@ -428,11 +444,14 @@ impl<P: Prober> Daemon<P> {
     /// What arrives at one moment goes into one step.
     fn take_all(&mut self, report: health::Report) {
         let mut report = Some(report);
+        let mut changed = false;
         while let Some(one) = report {
-            self.take(one);
+            changed |= self.take(one);
             report = self.reports.try_recv().ok();
         }
-        self.goal_changed();
+        if changed {
+            self.goal_changed();
+        }
     }
 
     /// Brings the engine one step nearer to the goal. Nothing comes back if the daemon is told to
@@ -452,7 +471,7 @@ impl<P: Prober> Daemon<P> {
         let mut work = pin!(waiting::blocking(link, move |link, now| {
             link.step(&goal, changed, now)
         }));
-        let lets_go = self.config.services.iter().any(|service| service.omega);
+        let lets_go = self.expanded.services.iter().any(|service| service.omega);
         let mut hurries = pin!(signals.hurries(&engine, lets_go));
         self.changed = false;
         let (mut link, step) = loop {
@@ -464,7 +483,9 @@ impl<P: Prober> Daemon<P> {
                 hang = &mut hurries => return hang.map(|()| None),
                 Some(report) = self.reports.recv() => {
                     self.take_all(report);
-                    news.store(true, Ordering::Release);
+                    if self.changed {
+                        news.store(true, Ordering::Release);
+                    }
                 }
                 () = self.cluster.changed() => {
                     self.take_cluster();
@@ -519,30 +540,30 @@ impl<P: Prober> Daemon<P> {
             self.ready = true;
             self.options.notify.send("READY=1");
             tracing::info!("ready: {now}");
-        } else if self.ready && self.reloading && self.reading.is_none() {
+        } else if self.ready && self.reloading && !self.reads_file() {
             self.options.notify.send("READY=1");
         }
-        if self.reading.is_none() {
+        if !self.reads_file() {
             self.answer_reloads();
         }
-        self.reloading &= !self.ready || self.reading.is_some();
+        self.reloading &= !self.ready || self.reads_file();
         if now != self.status {
             self.options.notify.send(&format!("STATUS={now}"));
             self.status = now;
         }
     }
 
-    fn load(&mut self, config: Config, link: &Links) {
+    fn load(&mut self, config: Arc<Config>, expanded: Expanded, link: &Links) {
         let addresses = link.addresses();
-        self.vips = config
+        self.vips = expanded
             .own_vips(|ip| addresses.has(ip))
             .into_iter()
             .collect();
-        self.checks.set(&config);
+        self.checks.set(checks_of(&expanded.services));
         self.loaded = Instant::now();
         self.settled = false;
         self.generation += 1;
-        let wanted: HashSet<ServiceId> = config.services.iter().map(|s| s.id).collect();
+        let wanted: HashSet<ServiceId> = expanded.services.iter().map(|s| s.id).collect();
         self.decisions.retain(|id, _| wanted.contains(id));
         self.notice.send_replace(Notice {
             words: config.daemon.notify.clone(),
@@ -557,26 +578,34 @@ impl<P: Prober> Daemon<P> {
         }
         // What waits to be known stands as it did, unless it is meant to go.
         let forced = self.forced;
-        self.standing.retain(|id, _| !forced && config.awaits(*id));
-        for service in &config.services {
+        self.standing
+            .retain(|id, _| !forced && expanded.awaits(*id));
+        for service in &expanded.services {
             let standing = self.standing.entry(service.id).or_default();
             *standing = service.servers.len().max(*standing);
         }
         self.cluster.set(config.vrrp.as_ref());
-        self.sources.set(&config);
+        self.sources.set(
+            &config.lookups,
+            config.cluster.as_ref(),
+            &expanded.dns_names(),
+            &expanded.in_force,
+        );
         self.config = config;
-        self.take_votes();
+        self.expanded = expanded;
     }
 
     /// Sees which services have had their first checks; true if that changes what the engine may
     /// own.
     fn settle(&mut self) -> bool {
-        if self.settled && !self.changed {
+        if self.settled && self.unknown == 0 && !self.changed {
             return false;
         }
         let mut unsettled = BTreeSet::new();
         self.settled = true;
-        for service in &self.config.services {
+        let before = std::mem::take(&mut self.unknown);
+        for service in &self.expanded.services {
+            self.unknown += usize::from(!self.is_known(service));
             if !self.is_settled(service) {
                 self.settled = false;
                 if self.is_veiled(service) {
@@ -585,7 +614,7 @@ impl<P: Prober> Daemon<P> {
             }
         }
         let announced = self.vips.difference(&unsettled).copied().collect();
-        let changed = announced != self.announced;
+        let changed = announced != self.announced || self.unknown < before;
         self.announced = announced;
         changed
     }
@@ -593,17 +622,20 @@ impl<P: Prober> Daemon<P> {
     /// Whether a service can be told from one that nobody has looked at: a server is up, or all are
     /// known, or they have had their time.
     fn is_settled(&self, service: &Service) -> bool {
+        let is_up = |server: &Server| self.health(&(service.id, server.address)) == Health::Up;
+        !self.serves_unheard(service)
+            && (service.servers.iter().any(is_up) || self.is_known(service))
+    }
+
+    /// Whether the first checks of all servers of a service are done, or have had their time.
+    fn is_known(&self, service: &Service) -> bool {
         if self.serves_unheard(service) {
             return false;
         }
         let mut unknown = false;
         let mut longest = Duration::ZERO;
         for server in &service.servers {
-            match self.health(&(service.id, server.address)) {
-                Health::Up => return true,
-                Health::Down => {}
-                Health::Unknown => unknown = true,
-            }
+            unknown |= self.health(&(service.id, server.address)) == Health::Unknown;
             let timeout = server.check.as_ref().map(|check| check.timeout);
             longest = longest.max(timeout.unwrap_or_default());
         }
@@ -613,7 +645,7 @@ impl<P: Prober> Daemon<P> {
     /// Whether a service has servers in the engine, or may have, of which it is not known whether
     /// they are those of its source.
     pub(super) fn serves_unheard(&self, service: &Service) -> bool {
-        service.from.unheard
+        service.unheard
             && match &self.found {
                 (_, None) => true,
                 (found, Some(_)) => {
@@ -626,7 +658,7 @@ impl<P: Prober> Daemon<P> {
     /// Whether nothing can be said yet of a service that is not settled, so that its VIP has to
     /// wait.
     pub(super) fn is_veiled(&self, service: &Service) -> bool {
-        let unseen = service.from.unheard && self.found.1.is_none();
+        let unseen = service.unheard && self.found.1.is_none();
         unseen || !self.waits_for_its_vip(service)
     }
 
@@ -644,30 +676,11 @@ impl<P: Prober> Daemon<P> {
         let notify = &self.options.notify;
         notify.send(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_us()));
         self.reloading = true;
-        if self.reading.is_some() {
-            self.reading = Some(Reading::Again);
-        } else {
-            self.read();
-        }
+        self.read(Reading::File);
     }
 
-    fn read(&mut self) {
-        self.reading = Some(Reading::Once);
-        let path = self.options.path.clone();
-        let sender = self.files.0.clone();
-        let gathered = self.sources.gathered();
-        tokio::task::spawn_blocking(move || {
-            // Nobody takes it when the daemon is ending.
-            let _ = sender.blocking_send(Config::load_with(&path, None, &gathered));
-        });
-    }
-
-    /// Takes a file that was read.
-    fn take_file(&mut self, file: Loaded, link: &Links) {
-        if self.reading.take() == Some(Reading::Again) {
-            self.read();
-            return;
-        }
+    /// Takes a file that was read; false if it is refused.
+    fn take_file(&mut self, file: Result<Read, LoadError>, link: &Links) -> bool {
         let message = self.reload_file(file, link);
         let ok = message.is_ok();
         self.options.tally.reload(ok);
@@ -681,45 +694,51 @@ impl<P: Prober> Daemon<P> {
         };
         self.forced = false;
         self.goal_changed();
+        ok
     }
 
     /// What came of it, in words.
-    fn reload_file(&mut self, file: Loaded, link: &Links) -> Result<String, String> {
+    fn reload_file(
+        &mut self,
+        file: Result<Read, LoadError>,
+        link: &Links,
+    ) -> Result<String, String> {
         let path = self.options.path.display().to_string();
-        let (config, warnings) = match file {
-            Ok(loaded) => loaded,
+        let Read {
+            config,
+            expanded,
+            report,
+        } = match file {
+            Ok(read) => read,
             Err(error) => {
-                let why = match &error {
-                    LoadError::Refused(report) => {
-                        report.print();
-                        format!(
-                            "{path} is not valid, the old configuration stays: {}",
-                            summary(report)
-                        )
-                    }
-                    error => format!("{error}; the old configuration stays"),
-                };
+                if let LoadError::Refused(report) = &error {
+                    report.print();
+                }
+                let why = refused(&path, &error);
                 tracing::error!(event = "reload_refused", "{why}");
                 return Err(why);
             }
         };
-        let refusal = self.refusal(&config, &path);
+        let refusal = self.refusal(&config, &expanded, &path);
         if let Some(why) = refusal {
             tracing::error!(event = "reload_refused", "{why}");
             return Err(why);
         }
-        warnings.print();
-        self.load_warnings = warnings.lines(false);
-        if let Some(kept) = &self.options.last_good {
-            last_good::keep(kept, config.text());
+        if let Some(report) = report {
+            report.print();
+            self.load_warnings = report.lines(false);
+            if let Some(kept) = &self.options.last_good {
+                last_good::keep(kept, &report.text);
+            }
         }
-        let mut message = match config == self.config {
+        let same = config == self.config && expanded.is_same(&self.expanded);
+        let mut message = match same {
             true => format!("reloaded {path}: nothing has changed"),
             false => format!("reloaded {path}"),
         };
         let peers = config.dataplane.peers.as_ref();
         if let Some(why) = peers.and_then(Peers::unusable_key) {
-            tracing::warn!("[sync]: {why}; the engine will not start with it");
+            tracing::warn!("[sync.peers]: {why}; the engine will not start with it");
             message.push_str(&format!("; the engine will not start with it: {why}"));
         }
         tracing::info!(event = "reloaded", "{message}");
@@ -729,15 +748,15 @@ impl<P: Prober> Daemon<P> {
         if config.daemon.log != self.config.daemon.log {
             tracing::warn!("`log` has changed; it takes effect when lvsd is restarted");
         }
-        self.load(config, link);
+        self.load(config, expanded, link);
         self.held_back = None;
         Ok(message)
     }
 
     /// Why a configuration is not taken, if it takes too much away.
-    fn refusal(&self, config: &Config, what: &str) -> Option<String> {
+    fn refusal(&self, config: &Config, expanded: &Expanded, what: &str) -> Option<String> {
         let before = self.standing.iter().map(|(id, servers)| (*id, *servers));
-        let (why, remedy) = too_much_away(before, config, self.forced)?;
+        let (why, remedy) = too_much_away(before, (config, expanded), self.forced)?;
         Some(format!("{what} has {why}: nothing was changed; {remedy}"))
     }
 
@@ -749,12 +768,12 @@ impl<P: Prober> Daemon<P> {
             false => &nothing,
         };
         let mut desired = desired(
-            &self.config,
+            (&self.config, &self.expanded),
             vips,
             (&self.admin, self.generation == 1),
             |key| self.health(key),
             |key| self.checks.advice(key),
-            |id| self.decisions.get(id).copied().unwrap_or_default(),
+            |id| self.decisions.get(id).copied(),
         );
         if let Some(unnamed) = &mut desired.unnamed
             && !self.cluster.may_own()
@@ -763,7 +782,7 @@ impl<P: Prober> Daemon<P> {
         }
         desired.generation = self.generation;
         let checks = self.checks.descriptors();
-        let proxied = Proxied::part(&mut desired, self.config.proxied(), checks);
+        let proxied = Proxied::part(&mut desired, self.expanded.proxied(), checks);
         Goal {
             proxied,
             desired,
@@ -777,17 +796,18 @@ impl<P: Prober> Daemon<P> {
 /// What the file and people ask for, with servers of such health. `first`: the file is the first
 /// one that the daemon has.
 fn desired(
-    config: &Config,
+    (config, expanded): (&Config, &Expanded),
     vips: &BTreeSet<IpAddr>,
     (admin, first): (&Admin, bool),
     health: impl Fn(&health::Key) -> Health,
     advice: impl Fn(&health::Key) -> Advice,
-    decision: impl Fn(&ServiceId) -> Decision,
+    decided: impl Fn(&ServiceId) -> Option<Decision>,
 ) -> Desired {
     let mut vips = vips.clone();
-    let mut services = Vec::with_capacity(config.services.len());
-    for service in &config.services {
-        let decision = decision(&service.id);
+    let mut services = Vec::with_capacity(expanded.services.len());
+    for service in &expanded.services {
+        let decided = decided(&service.id);
+        let decision = decided.unwrap_or_default();
         if decision.withdrawn
             && let Some(ip) = service.virtual_ip()
         {
@@ -800,6 +820,17 @@ fn desired(
             if state == AdminState::Drain {
                 config.weight = 0;
             }
+            let stays = server
+                .check
+                .as_ref()
+                .is_some_and(|check| check.via.is_some());
+            // The sorry server replaces the others: no new connections for them. If weight 0 does
+            // not do that, they go as if they had left the file.
+            let replaced = decision.sorry && config.weight != 0;
+            let goes = replaced && !service.quiesces_at_zero && !stays;
+            if replaced {
+                config.weight = 0;
+            }
             let health = match health(&(service.id, server.address)) {
                 Health::Down if decision.panic => Health::Up,
                 // Nothing is taken over from whoever was here before.
@@ -810,12 +841,9 @@ fn desired(
                 address: server.address,
                 line: server.line,
                 config,
-                stays: server
-                    .check
-                    .as_ref()
-                    .is_some_and(|check| check.via.is_some()),
+                stays,
                 health,
-                leaves: state == AdminState::Maintenance,
+                leaves: goes || state == AdminState::Maintenance,
             }
         };
         let mut servers: Vec<DesiredServer> = service.servers.iter().map(server).collect();
@@ -829,6 +857,7 @@ fn desired(
                 leaves: false,
             });
         }
+        let sorry = service.sorry.as_ref().map(|sorry| sorry.address);
         services.push(DesiredService {
             id: service.id,
             name: service.name.clone(),
@@ -838,22 +867,25 @@ fn desired(
             on_check_failure: service.on_check_failure,
             drain: service.drain,
             servers,
-            incomplete: service.from.incomplete,
+            incomplete: service.incomplete,
+            undecided: sorry.filter(|_| decided.is_none()),
+            removed_at_once: sorry
+                .filter(|_| decided.is_some() && !decision.sorry && !service.quiesces_at_zero),
         });
     }
     Desired {
-        file: config.files.clone(),
+        file: expanded.files.clone(),
         services,
         vips,
         sysctls: config.sysctls.clone(),
         sync: config.sync.clone(),
         // A file without any leaves to others what they have set.
         marks: (!config.marks.is_empty()).then(|| config.marks.clone()),
-        port_marks: config.port_marks.clone(),
+        port_marks: expanded.port_marks.clone(),
         filter: config.filter.clone(),
         local: config.dataplane.local.clone(),
-        unnamed: config.awaits_etcd.then(|| {
-            let named = config.services.iter();
+        unnamed: expanded.awaits_etcd.then(|| {
+            let named = expanded.services.iter();
             let named = named.filter_map(Service::virtual_ip);
             Unnamed {
                 beside: Some(named.collect()),
@@ -865,46 +897,52 @@ fn desired(
     }
 }
 
-/// What is left of services with so many servers if `config` takes more away than a reload may, in
+/// What is left of services with so many servers if a file takes more away than a reload may, in
 /// words, and what to do if that is meant. What waits until a source is known is not taken away.
 /// `forced`: as many servers may go as people want.
 pub fn too_much_away(
     before: impl Iterator<Item = (ServiceId, usize)>,
-    config: &Config,
+    (config, expanded): (&Config, &Expanded),
     forced: bool,
 ) -> Option<(String, &'static str)> {
-    let before = before.filter(|(id, _)| !config.awaits(*id));
+    let before = before.filter(|(id, _)| !expanded.awaits(*id));
     let (services, servers) = before.fold((0, 0), |(services, all), (_, servers)| {
         (services + 1, all + servers)
     });
-    if config.services.is_empty() && services > 0 {
+    if expanded.services.is_empty() && services > 0 {
         // As likely half of a write as a wish, and an outage.
         return Some((
             "no [[service]]".to_owned(),
             "to take all services down, stop lvsd",
         ));
     }
-    let left = config.services.iter();
-    let left = left.filter(|service| !service.from.unheard);
+    let left = expanded.services.iter();
+    let left = left.filter(|service| !service.unheard);
     let left = left.map(|service| service.servers.len()).sum();
     let allowed = forced || config.daemon.may_shrink(servers, left);
     (!allowed).then(|| {
         (
-            format!("{left} of {servers} servers left, which is less than `max_remove` allows"),
+            format!(
+                "{left} of {servers} servers left, which is less than `max_removed_percent` allows"
+            ),
             "if that is meant, use `lvsd reload --force`",
         )
     })
 }
 
-/// What a reload of `config` would change in the engine, in words. Nobody has checked new servers:
+/// What a reload of a file would change in the engine, in words. Nobody has checked new servers:
 /// they are taken to serve.
 ///
 /// # Errors
 /// There is no engine, or it does not tell.
-pub fn plan(host: impl Host, config: &Config, admin: &Admin) -> Result<String, String> {
+pub fn plan(
+    host: impl Host,
+    (config, expanded): (&Config, &Expanded),
+    admin: &Admin,
+) -> Result<String, String> {
     let mut link = Link::new(Box::new(host), true, Instant::now());
     let addresses = link.addresses();
-    let vips: BTreeSet<IpAddr> = config
+    let vips: BTreeSet<IpAddr> = expanded
         .own_vips(|ip| addresses.has(ip))
         .into_iter()
         .collect();
@@ -915,15 +953,15 @@ pub fn plan(host: impl Host, config: &Config, admin: &Admin) -> Result<String, S
         false => Health::Up,
     };
     let mut desired = desired(
-        config,
+        (config, expanded),
         &vips,
         (admin, false),
         health,
         |_| Advice::NONE,
-        |_| Decision::default(),
+        |_| None,
     );
     // The daemon that runs has them, and nobody else.
-    let proxied = Proxied::part(&mut desired, config.proxied(), 0);
+    let proxied = Proxied::part(&mut desired, expanded.proxied(), 0);
     let goal = Goal {
         proxied: None,
         desired,

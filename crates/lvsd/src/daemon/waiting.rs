@@ -65,7 +65,10 @@ impl Signals {
 /// killed.
 pub(super) async fn stop(link: Box<Links>) -> Result<(), String> {
     let engine = link.engine();
-    tracing::info!("stopping; waiting up to {STOP_LIMIT:?} for {engine}");
+    match link.contact().0 {
+        Some(_) => tracing::info!("stopping; waiting up to {STOP_LIMIT:?} for {engine}"),
+        None => tracing::info!("stopping"),
+    }
     let limit = Instant::now() + STOP_LIMIT;
     let (mut link, stopped) = blocking(link, Links::stop).await?;
     match stopped {

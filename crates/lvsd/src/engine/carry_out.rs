@@ -170,7 +170,7 @@ mod tests {
     use lvs_core::{Family, Forwarding, ServerConfig, ServiceConfig};
 
     use super::*;
-    use crate::config::{Line, OnCheckFailure};
+    use crate::config::OnCheckFailure;
     use crate::engine::fake::World;
     use crate::reconcile::{Desired, DesiredService};
 
@@ -218,10 +218,12 @@ mod tests {
             file: "lvsd.toml".into(),
             services: vec![DesiredService {
                 incomplete: false,
+                undecided: None,
+                removed_at_once: None,
                 filter: lvs_core::SourceFilter::default(),
                 id: id(1),
                 name: "web".to_owned(),
-                line: Line(7),
+                line: 7,
                 config: ServiceConfig::new(Family::V4, "rr"),
                 on_check_failure: OnCheckFailure::Quiesce,
                 drain: Duration::ZERO,

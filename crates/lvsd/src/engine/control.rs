@@ -9,7 +9,7 @@ use lvs_core::api::{
 };
 
 /// Owner that the daemon writes into its services.
-pub const OWNER: &str = "lvsd";
+pub use lvs_api::guidance::OWNER;
 
 /// Why an engine did not do what it was asked.
 #[derive(Debug, thiserror::Error)]

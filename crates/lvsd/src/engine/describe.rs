@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use lvs_core::api::{Call, ServiceId, SyncRole};
 use lvs_core::{Forwarding, Tunnel};
 
-use crate::config::{Files, Line, label};
+use super::EngineView;
+use crate::config::{Files, label};
 use crate::reconcile::{Desired, DesiredService};
 use crate::words::counted;
 
@@ -163,7 +164,7 @@ impl<'a> Names<'a> {
             return String::new();
         };
         let mut servers = service.servers.iter();
-        let Line(line) = match server.and_then(|at| servers.find(|s| s.address == at)) {
+        let line = match server.and_then(|at| servers.find(|s| s.address == at)) {
             Some(server) => server.line,
             None => service.line,
         };
@@ -175,5 +176,82 @@ const fn role(role: SyncRole) -> &'static str {
     match role {
         SyncRole::Master => "master",
         SyncRole::Backup => "backup",
+    }
+}
+
+/// The fate of packets while there is no engine. `how`: how its process ended, if that is
+/// known; `seen`: the engine, as it was.
+pub(super) fn without_engine(how: Option<&str>, seen: &EngineView) -> &'static str {
+    // An engine that stops takes its programs out of the kernel.
+    let stopped = how.is_some_and(|how| how.ends_with("exit status: 0"));
+    if seen.info.in_kernel.active && !stopped {
+        return match how {
+            Some(_) => {
+                "established connections go on in the kernel, and packets of new ones wait for the next engine"
+            }
+            None => {
+                "unless it was stopped, established connections go on in the kernel, and packets of new ones wait \
+                 for the next engine"
+            }
+        };
+    }
+    let vips = seen.services.iter().filter_map(|info| match info.service {
+        ServiceId::Tcp { address } | ServiceId::Udp { address } | ServiceId::Sctp { address } => {
+            Some(address.ip())
+        }
+        ServiceId::Fwmark { .. } => None,
+    });
+    let mut vips = vips.peekable();
+    let all_own = vips.peek().is_some() && vips.all(|vip| seen.info.own_vips.contains(&vip));
+    match all_own {
+        true => "nobody answers for the VIPs until there is another",
+        false => {
+            "the host's own stack sees packets for VIPs that are on the host or routed to it, until there is another"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lvs_core::api::ServiceInfo;
+    use lvs_core::api::Stats;
+    use lvs_core::{Family, ServiceConfig};
+
+    use super::*;
+
+    fn view(in_kernel: bool, own: bool) -> EngineView {
+        let vip = [192, 0, 2, 10];
+        let mut view = EngineView::default();
+        view.info.in_kernel.active = in_kernel;
+        if own {
+            view.info.own_vips.push(vip.into());
+        }
+        view.services.push(ServiceInfo {
+            service: ServiceId::Tcp {
+                address: (vip, 80).into(),
+            },
+            config: ServiceConfig::new(Family::V4, "wlc"),
+            owner: None,
+            stats: Stats::default(),
+            servers: Vec::new(),
+        });
+        view
+    }
+
+    #[test]
+    fn host_stack_is_named_only_if_it_sees_packets() {
+        let killed = Some("it ended with signal: 9 (SIGKILL)");
+        let stopped = Some("it ended with exit status: 0");
+        for (how, in_kernel, own, words) in [
+            (killed, true, false, "established connections go on"),
+            (None, true, false, "unless it was stopped, established"),
+            (stopped, true, false, "the host's own stack sees"),
+            (stopped, true, true, "nobody answers"),
+            (killed, false, false, "the host's own stack sees"),
+            (None, false, true, "nobody answers"),
+        ] {
+            let told = without_engine(how, &view(in_kernel, own));
+            assert!(told.starts_with(words), "{how:?} {in_kernel} {own}: {told}");
+        }
     }
 }

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
+use lvs_api::daemon::ServiceKey;
 use lvs_core::api::{Call, ServiceId};
 use lvs_core::{ServerConfig, ServiceConfig};
-use lvs_dataplane::control::daemon::ServiceKey;
 
 use super::describe::Names;
 use crate::config::{OnDrift, is_generated};

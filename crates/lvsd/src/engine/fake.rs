@@ -107,6 +107,7 @@ fn server_info(server: &lvs_core::Server) -> ServerInfo {
         inactive: server.inactive(),
         persistent: server.templates(),
         overloaded: server.is_overloaded(),
+        last_weight: None,
         slow_start: None,
         latency_us: None,
         unanswered: None,

@@ -8,11 +8,11 @@ use std::sync::atomic::AtomicBool;
 use lvs_core::api::ServiceId;
 use tokio::time::Instant;
 
+use super::proxy_host::ProxyHost;
 use super::{Found, Goal, Host, Link, Step, Stopped};
 use crate::host_addresses::Addresses;
-use crate::proxy::control::ProxyHost;
-use crate::proxy::{self, Proxy};
 use crate::reconcile::Desired;
+use lvs_proxy::{self as proxy, Proxy};
 
 /// What the proxy should do.
 #[derive(Clone, Debug, Default)]

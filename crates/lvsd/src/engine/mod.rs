@@ -21,6 +21,7 @@ mod given;
 mod links;
 mod plan;
 pub mod process;
+mod proxy_host;
 pub mod socket;
 #[cfg(test)]
 mod tests;
@@ -32,13 +33,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use lvs_api::guidance::for_lvsd;
 use lvs_core::api::{Call, Info, ReasonCount, ServiceId, ServiceInfo};
 use tokio::time::Instant;
 
 use crate::config::Dataplane;
 use crate::engine::carry_out::CarryOut;
 use crate::engine::control::{ControlError, EngineControl};
-use crate::engine::describe::Names;
+use crate::engine::describe::{Names, without_engine};
 use crate::engine::drift::{Base, Drift};
 pub use crate::engine::given::Given;
 use crate::engine::given::{Weights, weights};
@@ -433,8 +435,9 @@ impl Link {
         let how = self.host.ended();
         tracing::error!(
             event = "engine_lost",
-            "the engine is lost: {}; the host's own stack sees the VIPs' packets until there is another",
-            how.as_deref().unwrap_or(why)
+            "the engine is lost: {}; {}",
+            how.as_deref().unwrap_or(why),
+            without_engine(how.as_deref(), &self.found.seen)
         );
         self.control = None;
         self.told = None;
@@ -585,7 +588,7 @@ impl Link {
         log_drained(&names, &drained);
         for id in &plan.conflicts {
             refusals.push(format!(
-                "{} exists and was not made by lvsd, so it is left as it is; delete it (lvsadm -D) or set adopt = true in [lvsd]",
+                "{} exists and was not made by lvsd, so it is left as it is; delete it (lvsadm -D) or set manage_all_services = true in [lvsd]",
                 names.service_with_place(id)
             ));
         }
@@ -761,7 +764,9 @@ impl Link {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));
         };
-        Ok(lost_only(control.drops(), refusals)?.unwrap_or_default())
+        let mut reasons = lost_only(control.drops(), refusals)?.unwrap_or_default();
+        for_lvsd(&mut reasons);
+        Ok(reasons)
     }
 
     fn complain(&mut self, complaint: String) {
@@ -898,7 +903,7 @@ fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
         if *is {
             tracing::warn!(
                 "{server} of {service} was given weight 0 by hand, and keeps it until it is given another weight by hand \
-                 (`lvsadm -e ... -w N`) or leaves the file"
+                 (`lvsadm undrain SERVICE SERVER`) or leaves the file"
             );
         } else {
             tracing::info!("{server} of {service} is no longer drained by hand");

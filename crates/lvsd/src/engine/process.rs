@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use lvs_dataplane::control::{Address, LockError, SOCKET_VARIABLE, Steering, steer};
+use lvs_api::{Address, LockError, SOCKET_VARIABLE, Steering, steer};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -23,6 +23,9 @@ use crate::replace::replace;
 /// Tells an engine of ours from others: it stands in the environment of those that a daemon has
 /// started.
 const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
+
+/// What the name of the file about what was set in the dataplane has more than its socket's.
+pub const GIVEN: &str = ".lvsd.json";
 
 /// How long a process that was killed may take to be gone.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -203,9 +206,7 @@ impl Host for Machine {
 impl Machine {
     /// Where is kept what was set in the engine: beside its socket, which lives as long.
     fn memory(&self) -> Option<PathBuf> {
-        let mut name = self.address.path()?.as_os_str().to_owned();
-        name.push(".lvsd.json");
-        Some(PathBuf::from(name))
+        self.address.state_file(GIVEN)
     }
 }
 

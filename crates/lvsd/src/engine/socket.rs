@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use lvs_api::{Address, Client, Error};
 use lvs_core::FilterLists;
 use lvs_core::api::{
     Call, Done, FailureCode, FilterItem, Info, LocalInfo, LocalPool, MarkText, ReasonCount,
     ServiceId, ServiceInfo, SyncDaemon, Sysctl,
 };
-use lvs_dataplane::control::{Address, Client, Error};
 use serde::de::IgnoredAny;
 
 use crate::engine::ConnectError;

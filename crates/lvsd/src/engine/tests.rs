@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::fake::{Fault, World};
 use super::*;
-use crate::config::{Files, Line, OnCheckFailure, OnDrift};
+use crate::config::{Files, OnCheckFailure, OnDrift};
 use crate::reconcile::{DesiredServer, DesiredService, Health};
 
 /// Something that happens.
@@ -54,17 +54,18 @@ prop_compose! {
     ) -> Desired {
         Desired {
             file: Files::default(),
-            services: services.into_iter().map(|(n, (rr, remove, servers))| DesiredService { incomplete: false,
+            services: services.into_iter().map(|(n, (rr, remove, servers))| DesiredService { incomplete: false, undecided: None,
+            removed_at_once: None,
                 id: id(n),
                 name: format!("s{n}"),
-                line: Line(0),
+                line: 0,
                 config: ServiceConfig::new(Family::V4, if rr { "rr" } else { "wlc" }),
                 filter: SourceFilter::default(),
                 on_check_failure: if remove { OnCheckFailure::Remove } else { OnCheckFailure::Quiesce },
                 drain: Duration::ZERO,
                 servers: servers.into_iter().map(|(n, (weight, up, admin))| DesiredServer {
                     address: address(n),
-                    line: Line(0),
+                    line: 0,
                     config: ServerConfig::new(weight, Forwarding::Nat),
                     health: if up { Health::Up } else { Health::Down },
                     stays: false,

@@ -9,6 +9,7 @@
 //! ```
 
 mod advice;
+mod check;
 mod permits;
 pub mod pins;
 pub mod probe;
@@ -27,16 +28,15 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::config::{Check, Config, Via};
-use crate::reconcile::Health;
 use crate::tally::{Outcome, Tally};
 
 pub use advice::{Advice, Weight};
+pub use check::{Check, Via};
 pub use permits::raise_limits;
 use permits::{Permits, Standing};
 pub use pins::Pins;
 pub use probe::{Network, Probe, ProbeError, Prober};
-pub use state::State;
+pub use state::{Health, State};
 pub use timing::Quantiles;
 
 /// A server in a service.
@@ -60,10 +60,35 @@ pub struct Report {
     check: Arc<Check>,
     /// Which task says so; one that was replaced in the meantime is not listened to.
     task: u64,
-    up: bool,
-    /// Why, in words; empty for a good check.
+    /// `None` as long as nothing is known.
+    up: Option<bool>,
+    /// Why it is down now, in words; empty while it is not.
     reason: String,
+    /// The last check has failed, for that reason.
+    failed: bool,
     advice: Advice,
+    /// Set while this host cannot make the check.
+    not_made: Option<NotMade>,
+}
+
+/// A check that this host cannot make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotMade {
+    /// When the first of a row of checks could not be made.
+    pub since: Instant,
+    /// Why the last one could not be made.
+    pub reason: String,
+}
+
+/// The news in a report.
+#[derive(Clone, Debug, Default)]
+pub struct News {
+    /// Changes of state, one for each service that asks.
+    pub changes: Vec<Change>,
+    /// Servers that are still down, for a reason that was not logged since they went down.
+    pub reasons: Vec<(Key, String)>,
+    /// The server wants another weight than before.
+    pub advice: bool,
 }
 
 /// A change of state, for the log.
@@ -113,8 +138,11 @@ struct Task {
     up: Option<bool>,
     /// Why it is down.
     reason: String,
+    /// The reasons that were logged since it went down, up to [`REASONS_MAX`].
+    logged: Vec<String>,
     advice: Advice,
     since: Instant,
+    not_made: Option<NotMade>,
     /// What the engine had counted when the server was last good, for each service.
     unanswered: HashMap<Key, u32>,
     /// Has it asked at once: so many attempts of clients to connect have failed.
@@ -127,10 +155,12 @@ struct Task {
 pub struct Known {
     /// Whether it is up; `None` if nobody knows yet.
     pub up: Option<bool>,
-    /// Why it is down.
+    /// Why it is down now.
     pub reason: String,
     /// For how long it has been so.
     pub lasted: Duration,
+    /// Set while this host cannot make its check.
+    pub not_made: Option<NotMade>,
 }
 
 impl Drop for Task {
@@ -170,13 +200,13 @@ impl<P: Prober> Checks<P> {
         (checks, receiver)
     }
 
-    /// Checks the servers of `config`, and no others. A check that has not changed goes on
+    /// Makes these checks, each for a server of a service, and no others. A check that has not changed goes on
     /// undisturbed; one that asks the same in another rhythm keeps what it knows.
     #[expect(
         clippy::mutable_key_type,
         reason = "what a check was made of does not change"
     )]
-    pub fn set(&mut self, config: &Config) {
+    pub fn set<'a>(&mut self, wanted: impl IntoIterator<Item = (Key, &'a Check)>) {
         let mut old = std::mem::take(&mut self.tasks);
         self.questions.clear();
         for task in old.values_mut() {
@@ -191,33 +221,27 @@ impl<P: Prober> Checks<P> {
                 Some((check.identity(), told))
             })
             .collect();
-        for service in &config.services {
-            for server in &service.servers {
-                let Some(check) = &server.check else {
-                    continue;
-                };
-                let key = (service.id, server.address);
-                let question = match self.tasks.get_key_value(check) {
-                    Some((question, _)) => Arc::clone(question),
-                    None => {
-                        let (question, task) = match old.remove_entry(check) {
-                            Some(entry) => entry,
-                            None => {
-                                let question = Arc::new(check.clone());
-                                let known = known.get(&check.identity()).cloned();
-                                let task = self.spawn(&question, known);
-                                (question, task)
-                            }
-                        };
-                        self.tasks.insert(Arc::clone(&question), task);
-                        question
-                    }
-                };
-                if let Some(task) = self.tasks.get_mut(&question) {
-                    task.keys.push(key);
+        for (key, check) in wanted {
+            let question = match self.tasks.get_key_value(check) {
+                Some((question, _)) => Arc::clone(question),
+                None => {
+                    let (question, task) = match old.remove_entry(check) {
+                        Some(entry) => entry,
+                        None => {
+                            let question = Arc::new(check.clone());
+                            let known = known.get(&check.identity()).cloned();
+                            let task = self.spawn(&question, known);
+                            (question, task)
+                        }
+                    };
+                    self.tasks.insert(Arc::clone(&question), task);
+                    question
                 }
-                self.questions.insert(key, question);
+            };
+            if let Some(task) = self.tasks.get_mut(&question) {
+                task.keys.push(key);
             }
+            self.questions.insert(key, question);
         }
     }
 
@@ -242,46 +266,65 @@ impl<P: Prober> Checks<P> {
             task: self.next,
             state: State::new(check.rise, check.fall, up),
             advice,
+            reason: reason.clone(),
+            unmade: Unmade::default(),
             check: Arc::clone(check),
-            complained: false,
         };
         Task {
             id: self.next,
             keys: Vec::new(),
             up,
+            logged: vec![reason.clone()],
             reason,
             advice,
             since,
+            not_made: None,
             unanswered: HashMap::new(),
             prompts,
             abort: self.runtime.spawn(runner.run()).abort_handle(),
         }
     }
 
-    /// Takes a report: the changes of state that it is, one for each service that asks. None comes
-    /// from a check that no longer exists, or says something else than a state.
-    pub fn take(&mut self, report: Report) -> Vec<Change> {
+    /// Takes a report, and gives the news in it: none if it comes from a check that no longer
+    /// exists.
+    pub fn take(&mut self, report: Report) -> News {
         let Some(task) = self.tasks.get_mut(&report.check) else {
-            return Vec::new();
+            return News::default();
         };
         if task.id != report.task {
-            return Vec::new();
+            return News::default();
         }
+        let mut news = News {
+            advice: task.advice != report.advice,
+            ..News::default()
+        };
         task.advice = report.advice;
         task.reason.clone_from(&report.reason);
-        if task.up == Some(report.up) {
-            return Vec::new();
+        task.not_made = report.not_made;
+        let Some(up) = report.up else {
+            return news;
+        };
+        if task.up == Some(up) {
+            let new = report.failed && !task.logged.contains(&report.reason);
+            if new && task.logged.len() < REASONS_MAX {
+                task.logged.push(report.reason.clone());
+                let keys = task.keys.iter();
+                news.reasons = keys.map(|key| (*key, report.reason.clone())).collect();
+            }
+            return news;
         }
         let lasted = task.up.map(|_| task.since.elapsed());
-        task.up = Some(report.up);
+        task.up = Some(up);
         task.since = Instant::now();
+        task.logged = vec![report.reason.clone()];
         let change = |key: &Key| Change {
             key: *key,
-            up: report.up,
+            up,
             reason: report.reason.clone(),
             lasted,
         };
-        task.keys.iter().map(change).collect()
+        news.changes = task.keys.iter().map(change).collect();
+        news
     }
 
     /// Takes what the engine does: one failed check does not condemn a server that it gives
@@ -349,7 +392,14 @@ impl<P: Prober> Checks<P> {
             up: task.up,
             reason: task.reason.clone(),
             lasted: task.since.elapsed(),
+            not_made: task.not_made.clone(),
         })
+    }
+
+    /// How many questions this host cannot ask, for long.
+    pub fn not_made(&self) -> usize {
+        let tasks = self.tasks.values();
+        tasks.filter(|task| task.not_made.is_some()).count()
     }
 
     /// How many questions are asked, of however many services.
@@ -390,7 +440,31 @@ struct Runner<P> {
     check: Arc<Check>,
     state: State,
     advice: Advice,
-    complained: bool,
+    /// The reason that was last reported.
+    reason: String,
+    unmade: Unmade,
+}
+
+/// Checks in a row that could not be made.
+#[derive(Debug, Default)]
+struct Unmade {
+    count: u32,
+    /// The row as it was last noted, with the reason of its last check.
+    row: Option<NotMade>,
+}
+
+impl Unmade {
+    /// Notes another one.
+    fn note(&mut self, reason: String) {
+        self.count = self.count.saturating_add(1);
+        let since = self.row.take().map_or_else(Instant::now, |row| row.since);
+        self.row = Some(NotMade { since, reason });
+    }
+
+    /// The row, once it is long enough to be reported.
+    fn long(&self) -> Option<NotMade> {
+        self.row.clone().filter(|_| self.count >= NOT_MADE_MIN)
+    }
 }
 
 impl<P: Prober> Runner<P> {
@@ -449,7 +523,8 @@ impl<P: Prober> Runner<P> {
                     "{}; the last {attempts} attempts of clients to connect had no answer either (passive)",
                     short(reason)
                 );
-                self.state.condemn().is_none() || self.report(reason)
+                self.unmade = Unmade::default();
+                self.state.condemn().is_none() || self.report(reason, true)
             }
             result => self.take(result).await,
         }
@@ -489,37 +564,52 @@ impl<P: Prober> Runner<P> {
         let (good, reason, advice) = match result {
             Ok(advice) => (true, String::new(), advice),
             Err(ProbeError::Server(reason)) => (false, short(reason), Advice::NONE),
-            Err(ProbeError::Local(reason)) => {
-                let reason = short(reason);
-                if !self.complained {
-                    tracing::warn!(
-                        %server,
-                        "cannot check the server, its state stays as it is: {reason}"
-                    );
-                    self.complained = true;
-                }
-                return true;
-            }
+            Err(ProbeError::Local(reason)) => return self.take_unmade(short(reason)),
         };
-        self.complained = false;
+        let unmade = std::mem::take(&mut self.unmade);
+        if let Some(NotMade { since, .. }) = unmade.long() {
+            let lasted = since.elapsed();
+            tracing::info!(%server, "the server is checked again, after {lasted:.0?} without a check");
+        }
         tracing::debug!(%server, good, reason, "checked");
         let serves = !good && self.state.up().is_none() && self.serves().await;
         let changed = self.state.observe(good, serves).is_some();
         let said = self.advice.take(advice);
+        let reason = match self.state.up() {
+            Some(false) if good => format!(
+                "its last check succeeded; it is up after {} such checks in a row",
+                self.check.rise
+            ),
+            Some(false) => reason,
+            Some(true) | None => String::new(),
+        };
         let known = self.state.up().is_some();
-        !(changed || said && known) || self.report(reason)
+        let news = changed || (known && (said || reason != self.reason));
+        !(news || unmade.long().is_some()) || self.report(reason, !good)
     }
 
-    fn report(&self, reason: String) -> bool {
-        let Some(up) = self.state.up() else {
-            return true;
-        };
+    /// Takes that the check could not be made; false if the daemon is ending.
+    fn take_unmade(&mut self, reason: String) -> bool {
+        let before = self.unmade.long();
+        if self.unmade.count == 0 {
+            let server = self.check.server;
+            tracing::warn!(%server, "cannot check the server, its state stays as it is: {reason}");
+        }
+        self.unmade.note(reason);
+        self.unmade.long() == before || self.report(self.reason.clone(), false)
+    }
+
+    /// Reports how the server is; false if the daemon is ending.
+    fn report(&mut self, reason: String, failed: bool) -> bool {
+        self.reason.clone_from(&reason);
         let report = Report {
             check: Arc::clone(&self.check),
             task: self.task,
-            up,
+            up: self.state.up(),
             reason,
+            failed,
             advice: self.advice,
+            not_made: self.unmade.long(),
         };
         self.sender.send(report).is_ok()
     }
@@ -555,6 +645,14 @@ impl<P: Prober> Runner<P> {
         pause.as_secs_f64() * (1.0 + spread * (2.0 * fraction() - 1.0))
     }
 }
+
+/// Checks in a row that could not be made, before that is reported: some time without a check is
+/// nothing, and a server that has failed meanwhile would have been noticed by then.
+const NOT_MADE_MIN: u32 = 3;
+
+/// Reasons that are logged of a server that is down, until it is up again: a program may give
+/// another one each time.
+const REASONS_MAX: usize = 8;
 
 /// Bytes of a reason: servers and programs have a say in some.
 const REASON_MAX: usize = 256;

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
+use lvs_api::{Address, Client, Error};
 use lvs_core::api::{Call, Done, ServiceId};
-use lvs_dataplane::control::{Address, Client, Error};
 use tokio::sync::{mpsc, oneshot};
 
 /// How long the engine may say nothing.

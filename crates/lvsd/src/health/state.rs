@@ -1,5 +1,16 @@
 //! Counting good and failed checks: pure, reports only a change.
 
+/// What is known about a server's health.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It serves, or nobody checks it.
+    Up,
+    /// It is to get no new connections.
+    Down,
+    /// Not checked yet: what the engine does with it now goes on.
+    Unknown,
+}
+
 /// What a row of checks says about a server.
 #[derive(Clone, Copy, Debug)]
 pub struct State {

@@ -1,6 +1,7 @@
 use std::sync::Mutex;
 
 use super::*;
+use crate::config::{Config, checks_of};
 
 /// Always up, unless told otherwise; remembers when it was asked.
 #[derive(Clone, Default)]
@@ -50,7 +51,7 @@ async fn what_is_known_goes_with_the_whole_identity_of_a_check() {
     let (mut checks, mut reports) = Checks::new(Well::default(), None);
     let tcp = "type = \"tcp\"";
     let first = config(&[(1, tcp)]);
-    checks.set(&first);
+    checks.set(checks_of(&first.services));
     assert_eq!(health(&checks, &first), [Unknown]);
     let report = reports.recv().await.expect("a report");
     checks.take(report);
@@ -62,12 +63,12 @@ async fn what_is_known_goes_with_the_whole_identity_of_a_check() {
         (2, tcp),
         (3, "type = \"tcp\", port = 81"),
     ]);
-    checks.set(&second);
+    checks.set(checks_of(&second.services));
     assert_eq!(health(&checks, &second), [Up, Up, Unknown]);
 
     // The same server and port, asked in another way.
     let third = config(&[(1, "type = \"banner\", expect = \"220\"")]);
-    checks.set(&third);
+    checks.set(checks_of(&third.services));
     assert_eq!(health(&checks, &third), [Unknown]);
 }
 
@@ -77,9 +78,9 @@ async fn services_that_ask_the_same_share_one_probe() {
     let (mut checks, mut reports) = Checks::new(well.clone(), None);
     let tcp = "type = \"tcp\", interval = \"1s\", jitter = 0";
     let all = config(&[(1, tcp), (2, tcp), (3, tcp)]);
-    checks.set(&all);
+    checks.set(checks_of(&all.services));
     assert_eq!(checks.len(), 1);
-    let changes = checks.take(reports.recv().await.expect("a report"));
+    let changes = checks.take(reports.recv().await.expect("a report")).changes;
     let told: Vec<Key> = changes.iter().map(|change| change.key).collect();
     assert_eq!(told, keys(&all));
     assert_eq!(health(&checks, &all), [Health::Up; 3]);
@@ -87,7 +88,7 @@ async fn services_that_ask_the_same_share_one_probe() {
     let asked = well.asked.lock().unwrap().len();
     assert!((100..=102).contains(&asked), "{asked}");
     // One of them goes, the others go on.
-    checks.set(&config(&[(2, tcp)]));
+    checks.set(checks_of(&config(&[(2, tcp)]).services));
     assert_eq!(checks.len(), 1);
     assert_eq!(health(&checks, &all), [Health::Up; 3], "or is not checked");
 }
@@ -97,13 +98,13 @@ async fn in_doubt_it_asks_again_soon() {
     let well = Well::default();
     let (mut checks, mut reports) = Checks::new(well.clone(), None);
     let check = "type = \"tcp\", interval = \"10s\", fast_interval = \"1s\", jitter = 0, fall = 3, rise = 2";
-    checks.set(&config(&[(1, check)]));
+    checks.set(checks_of(&config(&[(1, check)]).services));
     let _ = reports.recv().await.expect("up");
     tokio::time::sleep(Duration::from_secs(60)).await;
     *well.down.lock().unwrap() = true;
     well.asked.lock().unwrap().clear();
     let report = reports.recv().await.expect("down");
-    assert!(!report.up);
+    assert_eq!(report.up, Some(false));
     let asked = well.asked.lock().unwrap().clone();
     let between: Vec<u64> = asked.windows(2).map(|w| (w[1] - w[0]).as_secs()).collect();
     assert_eq!(between, [1, 1]);
@@ -116,10 +117,9 @@ async fn in_doubt_it_asks_again_soon() {
 async fn intervals_vary_as_far_as_they_may() {
     let well = Well::default();
     let (mut checks, _reports) = Checks::new(well.clone(), None);
-    checks.set(&config(&[(
-        1,
-        "type = \"tcp\", interval = \"10s\", jitter = 20",
-    )]));
+    checks.set(checks_of(
+        &config(&[(1, "type = \"tcp\", interval = \"10s\", jitter = 20")]).services,
+    ));
     tokio::time::sleep(Duration::from_secs(10_000)).await;
     let asked = well.asked.lock().unwrap().clone();
     let between = asked[1..].windows(2).map(|w| (w[1] - w[0]).as_secs_f64());
@@ -140,7 +140,7 @@ async fn one_failed_check_is_not_the_truth_about_who_serves() {
         *well.down.lock().unwrap() = true;
         let (mut checks, mut reports) = Checks::new(well.clone(), None);
         let config = config(&[(1, check)]);
-        checks.set(&config);
+        checks.set(checks_of(&config.services));
         // The engine is asked a little later than the server.
         tokio::time::sleep(Duration::from_millis(300)).await;
         let server = config.services[0].servers[0].address;
@@ -153,7 +153,7 @@ async fn one_failed_check_is_not_the_truth_about_who_serves() {
         assert_eq!(told.is_ok(), soon, "{told:?}");
         if serving {
             let report = reports.recv().await.expect("down in the end");
-            assert!(!report.up);
+            assert_eq!(report.up, Some(false));
             assert_eq!(well.asked.lock().unwrap().len(), 3);
         }
     }
@@ -168,10 +168,10 @@ async fn what_clients_get_no_answer_to_has_the_server_asked_at_once() {
         1,
         "type = \"tcp\", passive = 3, rise = 2, fall = 3, interval = \"100s\", fast_interval = \"1s\", jitter = 0",
     )]);
-    checks.set(&config);
+    checks.set(checks_of(&config.services));
     let key = keys(&config)[0];
     let up = reports.recv().await.expect("up");
-    assert_eq!(checks.take(up).len(), 1);
+    assert_eq!(checks.take(up).changes.len(), 1);
     let take = |checks: &mut Checks<Well>, count| {
         checks.take_unanswered([(key, count)].into_iter());
     };
@@ -203,7 +203,7 @@ async fn what_clients_get_no_answer_to_has_the_server_asked_at_once() {
     let since = Instant::now();
     let down = reports.recv().await.expect("down");
     assert!(since.elapsed() <= Duration::from_secs(1));
-    let change = checks.take(down).pop().expect("a change");
+    let change = checks.take(down).changes.pop().expect("a change");
     assert!(
         !change.up && change.reason.contains("refused") && change.reason.contains("3 attempts"),
         "{change:?}"
@@ -211,8 +211,12 @@ async fn what_clients_get_no_answer_to_has_the_server_asked_at_once() {
     // Clients that are still there and try again keep nobody down.
     *well.down.lock().unwrap() = false;
     take(&mut checks, 330);
+    let good = reports.recv().await.expect("a good check");
+    assert!(checks.take(good).changes.is_empty());
+    let known = checks.known(&key).expect("known");
+    assert!(known.reason.contains("succeeded"), "{known:?}");
     let up = reports.recv().await.expect("up again");
-    assert!(checks.take(up).pop().expect("a change").up);
+    assert!(checks.take(up).changes.pop().expect("a change").up);
     let before = asked(&well);
     take(&mut checks, 332);
     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -230,9 +234,9 @@ async fn reasons_are_short() {
     }
     let (mut checks, mut reports) = Checks::new(Wordy, None);
     let config = config(&[(1, "type = \"tcp\"")]);
-    checks.set(&config);
+    checks.set(checks_of(&config.services));
     let report = reports.recv().await.expect("down");
-    let change = checks.take(report).pop().expect("a change");
+    let change = checks.take(report).changes.pop().expect("a change");
     assert!(
         (250..=256).contains(&change.reason.len()),
         "{}",
@@ -247,10 +251,120 @@ async fn reasons_are_short() {
 async fn checks_say_how_many_descriptors_they_need() {
     let (mut checks, _reports) = Checks::new(Well::default(), None);
     let exec = "type = \"exec\", command = \"/bin/true\"";
-    checks.set(&config(&[
-        (1, "type = \"tcp\""),
-        (2, "type = \"tcp\""),
-        (3, exec),
-    ]));
+    checks.set(checks_of(
+        &config(&[(1, "type = \"tcp\""), (2, "type = \"tcp\""), (3, exec)]).services,
+    ));
     assert_eq!(checks.descriptors(), 1 + 4);
+}
+
+/// Answers what it is told to, and remembers nothing.
+#[derive(Clone)]
+struct Told(Arc<Mutex<Result<Advice, ProbeError>>>);
+
+impl Told {
+    fn new(reason: &str) -> Self {
+        Self(Arc::new(Mutex::new(Err(ProbeError::Server(reason.into())))))
+    }
+
+    fn set(&self, result: Result<Advice, ProbeError>) {
+        *self.0.lock().unwrap() = result;
+    }
+}
+
+impl Prober for Told {
+    async fn probe(&self, _: &Check) -> Result<Advice, ProbeError> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn reason_of_a_down_server_is_that_of_the_last_check() {
+    let told = Told::new("refused");
+    let (mut checks, mut reports) = Checks::new(told.clone(), None);
+    let config = config(&[(1, "type = \"tcp\", interval = \"1s\", rise = 3")]);
+    checks.set(checks_of(&config.services));
+    let key = keys(&config)[0];
+    let down = checks.take(reports.recv().await.expect("down"));
+    assert_eq!(down.changes.len(), 1);
+    let mut logged = Vec::new();
+    for reason in ["status 503", "refused", "status 503", "status 500"] {
+        told.set(Err(ProbeError::Server(reason.into())));
+        let news = checks.take(reports.recv().await.expect("another reason"));
+        assert!(news.changes.is_empty() && !news.advice, "no event");
+        assert_eq!(checks.known(&key).expect("known").reason, reason);
+        logged.extend(news.reasons.into_iter().map(|(_, reason)| reason));
+    }
+    assert_eq!(logged, ["status 503", "status 500"], "each once");
+    // The same reason again is no news.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(reports.try_recv().is_err());
+    // A program that gives another reason each time fills no log.
+    for n in 0..100 {
+        told.set(Err(ProbeError::Server(format!("at {n}"))));
+        let news = checks.take(reports.recv().await.expect("another reason"));
+        logged.extend(news.reasons.into_iter().map(|(_, reason)| reason));
+    }
+    assert_eq!(checks.known(&key).expect("known").reason, "at 99");
+    assert_eq!(logged.len(), REASONS_MAX - 1, "with that of the change");
+    // While it comes back, the reason is not the old one.
+    told.set(Ok(Advice::NONE));
+    let news = checks.take(reports.recv().await.expect("a good check"));
+    assert!(news.changes.is_empty() && news.reasons.is_empty());
+    let reason = checks.known(&key).expect("known").reason;
+    assert!(
+        reason.contains("succeeded") && reason.contains('3'),
+        "{reason}"
+    );
+    let up = checks.take(reports.recv().await.expect("up"));
+    assert!(up.changes[0].up);
+    assert_eq!(checks.known(&key).expect("known").reason, "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn check_that_cannot_be_made_is_reported_and_heals() {
+    let told = Told::new("refused");
+    told.set(Ok(Advice::NONE));
+    let (mut checks, mut reports) = Checks::new(told.clone(), None);
+    let config = config(&[(1, "type = \"tcp\", interval = \"1s\", jitter = 0")]);
+    checks.set(checks_of(&config.services));
+    let key = keys(&config)[0];
+    assert!(checks.take(reports.recv().await.expect("up")).changes[0].up);
+    // The second check comes at a random time.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    told.set(Err(ProbeError::Local("no descriptors".into())));
+    tokio::time::sleep(Duration::from_millis(1_900)).await;
+    assert!(reports.try_recv().is_err(), "not after two");
+    let news = checks.take(reports.recv().await.expect("the third"));
+    assert!(news.changes.is_empty() && news.reasons.is_empty() && !news.advice);
+    assert_eq!(checks.not_made(), 1);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let known = checks.known(&key).expect("known");
+    assert_eq!(known.up, Some(true), "its state stays as it is");
+    let not_made = known.not_made.expect("reported");
+    assert_eq!(not_made.reason, "no descriptors");
+    assert!((61..64).contains(&not_made.since.elapsed().as_secs()));
+    assert!(reports.try_recv().is_err(), "once is enough");
+    // Another cause is shown; a check that is made ends it.
+    told.set(Err(ProbeError::Local("no memory".into())));
+    checks.take(reports.recv().await.expect("another cause"));
+    let known = checks.known(&key).expect("known").not_made;
+    assert_eq!(known.expect("reported").reason, "no memory");
+    told.set(Ok(Advice::NONE));
+    let news = checks.take(reports.recv().await.expect("healed"));
+    assert!(news.changes.is_empty());
+    assert_eq!(checks.known(&key).expect("known").not_made, None);
+    assert_eq!(checks.not_made(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn check_that_could_never_be_made_is_reported() {
+    let told = Told::new("");
+    told.set(Err(ProbeError::Local("no descriptors".into())));
+    let (mut checks, mut reports) = Checks::new(told, None);
+    let config = config(&[(1, "type = \"tcp\", interval = \"1s\"")]);
+    checks.set(checks_of(&config.services));
+    checks.take(reports.recv().await.expect("the third"));
+    let known = checks.known(&keys(&config)[0]).expect("known");
+    assert_eq!(known.up, None);
+    assert!(known.not_made.is_some());
 }

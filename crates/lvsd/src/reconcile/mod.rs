@@ -24,23 +24,14 @@ use lvs_core::api::{
 };
 use lvs_core::{FilterLists, ServerConfig, ServiceConfig, SourceFilter};
 
-use crate::config::{Files, Line, OnCheckFailure, OnDrift, generated_mark, is_generated};
+pub use crate::health::Health;
+
+use crate::config::{Files, OnCheckFailure, OnDrift, generated_mark, is_generated};
 use crate::engine::control::OWNER;
 use service::OneService;
 pub(crate) use service::{same_server, same_service};
 
 mod service;
-
-/// What is known about a server's health.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Health {
-    /// It serves, or nobody checks it.
-    Up,
-    /// It is to get no new connections.
-    Down,
-    /// Not checked yet: what the engine does with it now goes on.
-    Unknown,
-}
 
 /// What an engine should hold for us.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -89,7 +80,7 @@ pub struct DesiredService {
     /// What the log calls it.
     pub name: String,
     /// Where it stands in the file.
-    pub line: Line,
+    pub line: usize,
     /// Its settings.
     pub config: ServiceConfig,
     /// Whose new connections it takes.
@@ -102,6 +93,10 @@ pub struct DesiredService {
     pub servers: Vec<DesiredServer>,
     /// There may be more: those that the engine has stay until that is known.
     pub incomplete: bool,
+    /// The sorry server, as long as nothing is decided: if the engine has it, it stays.
+    pub undecided: Option<SocketAddr>,
+    /// The sorry server, if it must not drain: weight 0 would not keep its persistent clients away.
+    pub removed_at_once: Option<SocketAddr>,
 }
 
 /// A server as it should be.
@@ -110,7 +105,7 @@ pub struct DesiredServer {
     /// Address and port.
     pub address: SocketAddr,
     /// Where it stands in the file.
-    pub line: Line,
+    pub line: usize,
     /// Settings while it is up.
     pub config: ServerConfig,
     /// Whether it is.

@@ -61,12 +61,22 @@ impl<'a> OneService<'a> {
         let servers = there.map_or(&[][..], |there| &there.servers);
         let now: HashMap<SocketAddr, &ServerInfo> = servers.iter().map(|s| (s.server, s)).collect();
         let (mut expected, mut arrived) = (false, false);
+        let sorry = |there: &&ServerInfo| service.undecided == Some(there.server);
+        let sorry_serves = servers
+            .iter()
+            .find(sorry)
+            .is_some_and(|s| s.config.weight > 0);
         for server in service.servers.iter().filter(|server| !server.leaves) {
+            let mut server = *server;
+            if sorry_serves && server.health == Health::Up {
+                // A daemon that was restarted below the quorum: one server is not a quorum.
+                server.health = Health::Unknown;
+            }
             let now = now.get(&server.address).map(|server| server.config);
             let absent = now.is_none_or(|now| server.stays && now.weight == 0);
             expected |= absent && server.health == Health::Unknown;
             arrived |= absent && server.health == Health::Up;
-            self.wanted(server, now);
+            self.wanted(&server, now);
         }
         self.urgent.append(&mut self.failed);
         self.plan.changes.append(&mut self.emptied);
@@ -75,7 +85,9 @@ impl<'a> OneService<'a> {
         let told = service.servers.iter().filter(|server| server.leaves);
         let told: HashSet<SocketAddr> = told.map(|server| server.address).collect();
         for server in servers.iter().filter(|s| !wanted.contains(&s.server)) {
-            let awaited = service.incomplete || (expected && !arrived);
+            let awaited = service.incomplete
+                || (expected && !arrived)
+                || service.undecided == Some(server.server);
             if awaited && !told.contains(&server.server) {
                 self.plan.held.push((service.id, server.server));
             } else {
@@ -163,7 +175,9 @@ impl<'a> OneService<'a> {
         let key = (self.desired.id, server.server);
         let limit = self.desired.drain;
         let connections = u64::from(server.active) + u64::from(server.inactive);
-        let late = limit.is_zero() || self.overdue.contains(&key);
+        let late = limit.is_zero()
+            || self.desired.removed_at_once == Some(server.server)
+            || self.overdue.contains(&key);
         if late || connections == 0 || (server.config.weight == 0 && server.active == 0) {
             self.plan.changes.push(Call::ServerDelete {
                 service: key.0,

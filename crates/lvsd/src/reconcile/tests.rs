@@ -21,10 +21,12 @@ fn address(n: u8) -> SocketAddr {
 fn service(scheduler: &str) -> DesiredService {
     DesiredService {
         incomplete: false,
+        undecided: None,
+        removed_at_once: None,
         filter: SourceFilter::default(),
         id: id(1),
         name: String::new(),
-        line: Line(0),
+        line: 0,
         config: ServiceConfig::new(lvs_core::Family::V4, scheduler),
         on_check_failure: OnCheckFailure::Remove,
         drain: Duration::ZERO,
@@ -68,15 +70,16 @@ prop_compose! {
             unnamed: None,
             filter: None,
             file: Files::default(),
-            services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService { incomplete: false,
+            services: services.into_iter().map(|(n, (config, remove, servers))| DesiredService { incomplete: false, undecided: None,
+            removed_at_once: None,
                 filter: SourceFilter::default(),
                 id: id(n),
                 name: String::new(),
-                line: Line(0),
+                line: 0,
                 config,
                 drain: Duration::ZERO,
                 on_check_failure: if remove { OnCheckFailure::Remove } else { OnCheckFailure::Quiesce },
-                servers: servers.into_iter().map(|(n, (config, health))| DesiredServer { address: address(n), line: Line(0), config, health, stays: false, leaves: false }).collect(),
+                servers: servers.into_iter().map(|(n, (config, health))| DesiredServer { address: address(n), line: 0, config, health, stays: false, leaves: false }).collect(),
             }).collect(),
             vips: vips.into_iter().map(|n| IpAddr::from([192, 0, 2, n])).collect(),
             sysctls: vec![("conn_reuse_mode".into(), "0".into())],
@@ -355,16 +358,18 @@ fn order_is_kind_to_connections() {
     let desired = Desired {
         services: vec![DesiredService {
             incomplete: false,
+            undecided: None,
+            removed_at_once: None,
             filter: SourceFilter::default(),
             id: id(1),
             name: String::new(),
-            line: Line(0),
+            line: 0,
             config,
             on_check_failure: OnCheckFailure::Quiesce,
             drain: Duration::ZERO,
             servers: vec![DesiredServer {
                 address: address(2),
-                line: Line(0),
+                line: 0,
                 config: old,
                 health: Health::Up,
                 stays: false,
@@ -395,7 +400,7 @@ fn directors_choose_alike_whatever_they_have_seen() {
     let wish = |states: [Health; 4], scheduler: &str, order: [u8; 4]| {
         let servers = order.into_iter().map(|n| DesiredServer {
             address: address(n),
-            line: Line(0),
+            line: 0,
             config: ServerConfig::new(i32::from(n), Forwarding::Nat),
             health: states[usize::from(n) - 1],
             stays: false,
@@ -476,16 +481,18 @@ fn another_tunnel_is_an_edit() {
             let desired = Desired {
                 services: vec![DesiredService {
                     incomplete: false,
+                    undecided: None,
+                    removed_at_once: None,
                     filter: SourceFilter::default(),
                     id: id(1),
                     name: String::new(),
-                    line: Line(0),
+                    line: 0,
                     config: config.clone(),
                     on_check_failure: OnCheckFailure::Quiesce,
                     drain: Duration::ZERO,
                     servers: vec![DesiredServer {
                         address: address(1),
-                        line: Line(0),
+                        line: 0,
                         config: tunnelled(wanted),
                         health: Health::Up,
                         stays: false,
@@ -517,10 +524,12 @@ fn replaced(
     let desired = Desired {
         services: vec![DesiredService {
             incomplete: false,
+            undecided: None,
+            removed_at_once: None,
             id: id(1),
             name: String::new(),
             filter: SourceFilter::default(),
-            line: Line(0),
+            line: 0,
             config: config.clone(),
             on_check_failure: OnCheckFailure::Quiesce,
             drain,
@@ -528,7 +537,7 @@ fn replaced(
                 .iter()
                 .map(|&(n, health)| DesiredServer {
                     address: address(n),
-                    line: Line(0),
+                    line: 0,
                     config: ServerConfig::new(1, Forwarding::Nat),
                     health,
                     stays: false,

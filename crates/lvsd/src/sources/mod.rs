@@ -13,6 +13,7 @@
 pub(crate) mod dns;
 pub mod etcd;
 mod kept;
+mod settings;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -20,15 +21,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lvs_dataplane::control::daemon::SourceStatus;
+use lvs_api::daemon::SourceStatus;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use crate::admin::unix_time;
-use crate::config::{Cluster, Config, Lookups};
-use etcd::{Director, Etcd, Told};
+use crate::clock::unix_time;
+pub use settings::{Cluster, Lookups, Source};
+
+use etcd::{Director, Etcd};
 
 #[doc(hidden)]
 pub use dns::fuzz as fuzz_dns;
@@ -137,7 +139,7 @@ struct State {
     dns: BTreeMap<String, Standing>,
     etcd: Standing,
     view: etcd::View,
-    told: Option<Told>,
+    told: Option<Director>,
 }
 
 impl Shared {
@@ -194,17 +196,14 @@ impl Shared {
         {
             tracing::warn!(event = "left_out", "left out: {line}");
         }
-        let news = before != etcd
-            || state.view.directors != model.directors
-            || state.view.verdicts != model.verdicts;
-        if before != etcd {
+        let news = before != etcd;
+        if news {
             self.keep.notify_one();
         }
         state.gathered.etcd = Some(etcd);
         state.view = etcd::View {
             left_out,
             directors: model.directors.clone(),
-            verdicts: model.verdicts.clone(),
             untold: state.view.untold.take(),
         };
         if news {
@@ -225,12 +224,7 @@ impl Shared {
 
     /// Nobody knows whether they live.
     fn forget_directors(&self) {
-        let mut state = self.lock();
-        if !state.view.directors.is_empty() || !state.view.verdicts.is_empty() {
-            state.view.directors.clear();
-            state.view.verdicts.clear();
-            self.news.notify_one();
-        }
+        self.lock().view.directors.clear();
     }
 
     fn untold(&self, why: Option<String>) {
@@ -243,7 +237,7 @@ impl Shared {
         state.view.untold = why;
     }
 
-    fn told(&self) -> Option<Told> {
+    fn told(&self) -> Option<Director> {
         self.lock().told.clone()
     }
 }
@@ -288,20 +282,25 @@ impl Sources {
         }
     }
 
-    /// Follows the sources of `config`, and no others.
-    pub(crate) fn set(&mut self, config: &Config) {
-        let from = config.services.iter().map(|service| &service.from);
-        let names: BTreeSet<&String> = from.filter_map(|from| from.dns.as_ref()).collect();
-        if names.is_empty() && config.cluster.is_none() && self.runtime.is_none() {
+    /// Follows these names in DNS and this etcd, and nothing else. `in_force` are the texts of its
+    /// services that are right.
+    pub(crate) fn set(
+        &mut self,
+        lookups: &Lookups,
+        cluster: Option<&Cluster>,
+        names: &BTreeSet<&String>,
+        in_force: &[(String, String)],
+    ) {
+        if names.is_empty() && cluster.is_none() && self.runtime.is_none() {
             return;
         }
         let Some(runtime) = self.runtime() else {
             return;
         };
         let _inside = runtime.enter();
-        self.set_etcd(config);
-        if self.lookups != config.lookups {
-            self.lookups = config.lookups.clone();
+        self.set_etcd(cluster, in_force);
+        if self.lookups != *lookups {
+            self.lookups = lookups.clone();
             self.names.drain().for_each(|(_, task)| task.abort());
         }
         self.names.retain(|name, task| {
@@ -318,7 +317,7 @@ impl Sources {
         if state.gathered.dns.len() != before {
             self.shared.keep.notify_one();
         }
-        for name in names.into_iter().take(dns::NAMES_MAX) {
+        for &name in names.iter().take(dns::NAMES_MAX) {
             state.dns.entry(name.clone()).or_default();
             self.names.entry(name.clone()).or_insert_with(|| {
                 dns::follow(name.clone(), self.lookups.clone(), Arc::clone(&self.shared))
@@ -326,9 +325,9 @@ impl Sources {
         }
     }
 
-    /// Follows the etcd of `config`, and notes what it has that is right.
-    fn set_etcd(&mut self, config: &Config) {
-        let stays = match (&self.etcd, &config.cluster) {
+    /// Follows an etcd, and notes the texts of its services that are right.
+    fn set_etcd(&mut self, cluster: Option<&Cluster>, in_force: &[(String, String)]) {
+        let stays = match (&self.etcd, cluster) {
             (Some((now, _)), Some(cluster)) => now == cluster,
             (None, None) => true,
             _ => false,
@@ -338,7 +337,7 @@ impl Sources {
         }
         let mut state = self.shared.lock();
         let state = &mut *state;
-        let prefix = config.cluster.as_ref().map(|cluster| &cluster.prefix);
+        let prefix = cluster.map(|cluster| &cluster.prefix);
         if !stays {
             state.etcd = Standing::default();
             state.view = etcd::View::default();
@@ -350,23 +349,23 @@ impl Sources {
             }
         }
         if let Some(etcd) = &mut state.gathered.etcd {
-            for (name, text) in &config.in_force {
+            for (name, text) in in_force {
                 if let Some(known) = etcd.services.get_mut(name)
                     && known.good.as_deref() != Some(text)
                 {
-                    known.good = Some(text.to_string());
+                    known.good = Some(text.clone());
                     self.shared.keep.notify_one();
                 }
             }
         }
-        if let (Some(cluster), None) = (&config.cluster, &self.etcd) {
+        if let (Some(cluster), None) = (cluster, &self.etcd) {
             let task = etcd::follow(cluster.clone(), Arc::clone(&self.shared));
             self.etcd = Some((cluster.clone(), task));
         }
     }
 
     /// Tells other directors about this one.
-    pub(crate) fn tell(&self, told: Told) {
+    pub(crate) fn tell(&self, told: Director) {
         if self.etcd.is_none() {
             return;
         }
@@ -440,25 +439,9 @@ impl Sources {
         all
     }
 
-    /// The directors that etcd knows, and how many servers they find down.
-    pub(crate) fn directors(&self) -> Vec<(String, Director, Option<usize>)> {
-        let state = self.shared.lock();
-        let all = state.view.directors.iter();
-        all.map(|(name, director)| {
-            let verdict = state.view.verdicts.get(name);
-            let down = verdict.map(|verdict| verdict.down.len());
-            (name.clone(), director.clone(), down)
-        })
-        .collect()
-    }
-
-    /// What directors other than `own` find down.
-    pub(crate) fn verdicts(&self, own: &str) -> Vec<BTreeSet<String>> {
-        let state = self.shared.lock();
-        let live = state.view.verdicts.iter().filter(|(name, _)| {
-            name.as_str() != own && state.view.directors.contains_key(name.as_str())
-        });
-        live.map(|(_, verdict)| verdict.down.clone()).collect()
+    /// The directors that etcd knows.
+    pub(crate) fn directors(&self) -> BTreeMap<String, Director> {
+        self.shared.lock().view.directors.clone()
     }
 
     /// Keys of etcd that are not understood, and what else is wrong with it.

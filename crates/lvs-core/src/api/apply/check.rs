@@ -6,7 +6,8 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-use super::super::{Call, Failure, FailureCode, LocalPool};
+use super::super::call::Call;
+use super::super::types::{Failure, FailureCode, LocalPool};
 use super::host::{Host, Need};
 use super::step::{Step, serves};
 use crate::control::check::{self, View};

@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use super::super::Failure;
+use super::super::types::Failure;
 use crate::mark::MarkRule;
 use crate::sync::SyncDaemon;
 use crate::{Forwarding, LocalAddress, ServiceKey};

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
 use super::super::plan::Plan;
-use super::super::{ServerSpec, ServiceSpec, Sysctl, Timeouts};
+use super::super::types::{ServerSpec, ServiceSpec, Sysctl, Timeouts};
 use super::Applied;
 use crate::mark::MarkRule;
 use crate::sync::{self, SyncDaemon, SyncRole};

@@ -12,7 +12,8 @@ use super::slot::{
 };
 use super::{ConnTable, is_same};
 use crate::conn::{Key, NO_SLOT};
-use crate::{Forwarding, Plain, Protocol};
+use crate::fast_path::Plain;
+use crate::{Forwarding, Protocol};
 
 impl ConnTable {
     /// The connection of a packet from a client (`ip_vs_conn_in_get`); the newest one of equals.

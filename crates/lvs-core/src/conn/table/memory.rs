@@ -220,6 +220,11 @@ pub struct Region {
 enum Store {
     Heap(Box<[AtomicU64]>),
     Lent(&'static [AtomicU64]),
+    /// The words, and the owner that keeps them mapped.
+    Shared(
+        &'static [AtomicU64],
+        #[expect(dead_code, reason = "its life is what matters")] Arc<dyn Any + Send + Sync>,
+    ),
 }
 
 impl Region {
@@ -236,10 +241,22 @@ impl Region {
         })
     }
 
-    /// Words of somebody else's. Who lends memory that can end says so with [`Memory::hold`].
+    /// Words that exist for as long as the process.
     pub const fn lent(words: &'static [AtomicU64]) -> Self {
         Self {
             words: Store::Lent(words),
+            first: 0,
+        }
+    }
+
+    /// Words that exist for as long as `owner`, such as a mapping. The region owns `owner` from
+    /// its construction on, and gives the words only to borrowers of itself.
+    ///
+    /// The words are a slice, and not asked of the owner at each access: that would be an indirect
+    /// call for each line of the table.
+    pub fn shared(words: &'static [AtomicU64], owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self {
+            words: Store::Shared(words, owner),
             first: 0,
         }
     }
@@ -248,7 +265,7 @@ impl Region {
     fn all(&self) -> &[AtomicU64] {
         match &self.words {
             Store::Heap(words) => words,
-            Store::Lent(words) => words,
+            Store::Lent(words) | Store::Shared(words, _) => words,
         }
     }
 
@@ -277,6 +294,7 @@ impl fmt::Debug for Region {
         f.write_str(match self.words {
             Store::Heap(_) => "on the heap",
             Store::Lent(_) => "lent",
+            Store::Shared(..) => "shared",
         })
     }
 }
@@ -290,8 +308,6 @@ pub struct Memory {
     pub(crate) wide_tags: Region,
     pub(crate) overflow: Region,
     pub(crate) quarantine: Duration,
-    /// Behind the regions, so that it goes last.
-    held: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Memory {
@@ -318,7 +334,6 @@ impl Memory {
             wide_tags: region(layout.wide_buckets as usize)?,
             overflow: region(layout.overflow_words())?,
             quarantine: Duration::ZERO,
-            held: None,
         })
     }
 
@@ -345,15 +360,7 @@ impl Memory {
             wide_tags,
             overflow,
             quarantine: Duration::ZERO,
-            held: None,
         })
-    }
-
-    /// Keeps `owner` for as long as the table uses the memory.
-    #[must_use]
-    pub fn hold(mut self, owner: Arc<dyn Any + Send + Sync>) -> Self {
-        self.held = Some(owner);
-        self
     }
 
     /// Others read the slots of published connections while they change: a slot that was published
@@ -375,13 +382,13 @@ impl fmt::Debug for Memory {
         f.debug_struct("Memory")
             .field("layout", &self.layout)
             .field("slots", &self.narrow)
-            .field("held", &self.held.is_some())
             .finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
     use core::sync::atomic::Ordering::Relaxed;
 
     use super::*;
@@ -433,6 +440,34 @@ mod tests {
             assert_eq!(line.as_ptr().align_offset(LINE), 0);
             assert!(line.iter().all(|word| word.load(Relaxed) == 0));
         }
+    }
+
+    #[test]
+    fn region_shared_drops_its_owner_with_the_table() {
+        let layout = Layout::new(1, 1);
+        let sizes = [
+            layout.narrow_words(),
+            layout.narrow_buckets as usize,
+            layout.wide_words(),
+            layout.wide_buckets as usize,
+            layout.overflow_words(),
+        ];
+        let owners = sizes.map(|_| Arc::new(()));
+        let regions: Vec<Region> = sizes
+            .into_iter()
+            .zip(&owners)
+            .map(|(size, owner)| {
+                let words: &'static [AtomicU64] = Box::leak(bytemuck::zeroed_slice_box(size));
+                Region::shared(words, owner.clone())
+            })
+            .collect();
+        let regions = <[Region; 5]>::try_from(regions).expect("five regions");
+        let memory = Memory::new(layout, regions).expect("they are long enough");
+        let table = crate::conn::ConnTable::with_memory(1, memory);
+        let uses = || owners.each_ref().map(Arc::strong_count);
+        assert_eq!(uses(), [2; 5]);
+        drop(table);
+        assert_eq!(uses(), [1; 5]);
     }
 
     /// More than any processor can address.

@@ -1,32 +1,35 @@
 //! The decision about packets of no known connection: which service, which real server, which
 //! template.
 
+mod classify;
 mod outbound;
 mod persistent;
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
+use core::convert::Infallible;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::sync::atomic::Ordering::Relaxed;
 
-pub(super) use self::persistent::template_key;
+pub(super) use self::classify::{By, Packets, Refused, State, classify};
+pub(super) use self::persistent::may_lead_to;
 use crate::conn::{Ahead, Draft, Key, Template, flag};
-use crate::control::regular::is_found_again;
-use crate::control::{Control, FTP, FTP_DATA, Service};
+use crate::control::Control;
 use crate::packet::{SCTP_ABORT, SCTP_INIT};
+use crate::persistence_sip;
 use crate::sched::Request;
-use crate::shard::{NeedsControl, Shard};
+use crate::shard::{Age, NeedsControl, Shard};
 use crate::stats::Counters;
 use crate::{
     AcceptReason, DropReason, Forwarding, Hook, IcmpError, Instant, PacketMeta, Protocol, Server,
-    ServiceFlags, ServiceKey, TcpFlags, Transport, Tuple, Verdict,
+    ServiceFlags, TcpFlags, Transport, Tuple, Verdict,
 };
 
 /// A packet that may open a connection, seen from the client's side even if it is embedded in an
 /// ICMP error.
-struct Ask<'a> {
-    protocol: Protocol,
-    client: SocketAddr,
-    virt: SocketAddr,
+pub(super) struct Ask<'a> {
+    pub(super) protocol: Protocol,
+    pub(super) client: SocketAddr,
+    pub(super) virt: SocketAddr,
     /// The destination in the packet's header: what schedulers by destination go by.
     destination: SocketAddr,
     mark: u32,
@@ -34,22 +37,14 @@ struct Ask<'a> {
     /// What follows the UDP header.
     payload: Option<&'a [u8]>,
     embedded: bool,
-    /// It opens nothing: another director may have had its connection.
-    elsewhere: bool,
 }
 
-/// Servers that are tried for a connection where full NAT has no local port left towards the one
-/// that was chosen.
-const OTHERS: usize = 8;
-
-/// What came of it.
+/// A connection that was opened.
 enum Opened {
     /// A connection in the shard's table.
     Entry(u32),
     /// A connection of one packet, with the template that it was made from.
     Once(Draft, Option<(u32, Arc<Template>)>),
-    /// None.
-    Refused(Verdict),
 }
 
 impl Control {
@@ -125,22 +120,22 @@ impl Control {
         let Tuple { protocol, src, dst } = meta.tuple;
         let sysctls = &self.settings.sysctls;
         let mut payload = None;
-        let (mut elsewhere, mut ends) = (false, false);
+        let mut opens = true;
         match meta.transport {
             Transport::Tcp(flags) => {
-                ends = flags.has(TcpFlags::RST);
-                elsewhere = ends || !(flags.has(TcpFlags::SYN) || sysctls.sloppy_tcp);
+                opens =
+                    !flags.has(TcpFlags::RST) && (flags.has(TcpFlags::SYN) || sysctls.sloppy_tcp);
             }
             Transport::Sctp(chunk) => {
-                ends = chunk.first == SCTP_ABORT;
-                elsewhere = ends || !(chunk.first == SCTP_INIT || sysctls.sloppy_sctp);
+                opens =
+                    chunk.first != SCTP_ABORT && (chunk.first == SCTP_INIT || sysctls.sloppy_sctp);
             }
             Transport::Udp(data) => payload = Some(data),
             Transport::Short { .. } | Transport::Other => {
                 return Verdict::Drop(DropReason::ShortHeader);
             }
         }
-        if elsewhere && !self.settings.decides {
+        if !opens {
             return Verdict::Accept(AcceptReason::NotNew);
         }
         let ask = Ask {
@@ -152,62 +147,16 @@ impl Control {
             hook: meta.hook,
             payload,
             embedded: false,
-            elsewhere,
         };
-        if ends {
-            return self.pass_on(shard, &ask, meta, now);
-        }
         match self.open(shard, &ask, now) {
-            Opened::Entry(index) => shard.forward(index, meta, now, true),
-            Opened::Once(slot, template) => {
+            Ok(Opened::Entry(index)) => shard.forward(index, meta, now, Age::New),
+            Ok(Opened::Once(slot, template)) => {
                 let verdict = shard.forward_once(&slot, meta);
                 self.close_once(shard, &slot, template, now);
                 verdict
             }
-            Opened::Refused(Verdict::Accept(_)) if elsewhere => {
-                Verdict::Accept(AcceptReason::NotNew)
-            }
-            Opened::Refused(verdict) => verdict,
+            Err(refused) => refused.into(),
         }
-    }
-
-    /// Passes the end of a connection that another director may have had on to its server.
-    fn pass_on(
-        &mut self,
-        shard: &mut Shard,
-        ask: &Ask<'_>,
-        meta: &PacketMeta<'_>,
-        now: Instant,
-    ) -> Verdict {
-        const NOT_NEW: Verdict = Verdict::Accept(AcceptReason::NotNew);
-        let Some(number) = self.find_service(ask.mark, ask.protocol, ask.virt) else {
-            return NOT_NEW;
-        };
-        self.refresh(shard);
-        let taken = self.filters.decide(number, ask.client.ip());
-        let service = self.services.get_mut(&number);
-        let service = service.filter(|service| {
-            taken.is_none_or(crate::filter::Decided::taken)
-                && service.is_function()
-                && ask.virt.port() == service.key.port()
-        });
-        let server = service.and_then(|service| {
-            let flags = service.config.flags;
-            service.pool.pick(&ask.request(flags, now)).cloned()
-        });
-        let Some(server) = server.filter(|server| is_found_again(server.forwarding())) else {
-            return NOT_NEW;
-        };
-        let port = match server.addr().port() {
-            0 => ask.virt.port(),
-            port => port,
-        };
-        let addr = SocketAddr::new(server.addr().ip(), port);
-        let flags = server.connection_flags(self.settings.sysctls.conntrack);
-        let mut slot = Draft::new(&ask.key(), addr, flags);
-        slot.server = server.id().0;
-        self.decided += 1;
-        shard.forward_ended(&slot, meta)
     }
 
     /// Opens a connection for an ICMP error, as if the packet that it is about had come from the
@@ -231,165 +180,62 @@ impl Control {
             hook: error.hook,
             payload: None,
             embedded: true,
-            elsewhere: !self.settings.sysctls.schedule_icmp,
         };
         match self.open(shard, &ask, now) {
-            Opened::Entry(index) => shard.forward_icmp_error(index, error, true),
-            Opened::Once(slot, template) => {
+            Ok(Opened::Entry(index)) => shard.forward_icmp_error(index, error, Age::New),
+            Ok(Opened::Once(slot, template)) => {
                 // A datagram's error: the connection is gone before anything can follow.
                 let Some(index) = self.enter_once(shard, slot, template, now) else {
                     return Verdict::Drop(DropReason::TableFull);
                 };
-                let verdict = shard.forward_icmp_error(index, error, true);
+                let verdict = shard.forward_icmp_error(index, error, Age::New);
                 shard.end(index);
                 shard.reap();
                 verdict
             }
             // In transit, the error may still be about a packet from a client.
-            Opened::Refused(Verdict::Accept(reason)) if error.hook == Hook::Transit => {
+            Err(Refused::Accept(reason)) if error.hook == Hook::Transit => {
                 match shard.find_from_server(protocol, dst, src) {
                     Some(index) => shard.reply_icmp_error(index, error),
-                    None if ask.elsewhere => Verdict::Accept(AcceptReason::UnrelatedIcmp),
                     None => Verdict::Accept(reason),
                 }
             }
-            Opened::Refused(Verdict::Accept(_)) if ask.elsewhere => {
-                Verdict::Accept(AcceptReason::UnrelatedIcmp)
-            }
-            Opened::Refused(verdict) => verdict,
+            Err(refused) => refused.into(),
         }
     }
 
-    /// `ip_vs_schedule`.
-    fn open(&mut self, shard: &mut Shard, ask: &Ask<'_>, now: Instant) -> Opened {
-        let Some(number) = self.find_service(ask.mark, ask.protocol, ask.virt) else {
-            return Opened::Refused(Verdict::Accept(AcceptReason::NoService));
-        };
-        let decides =
-            |service: &Service| service.is_function() && ask.virt.port() == service.key.port();
-        if ask.elsewhere && !self.services.get(&number).is_some_and(|it| decides(it)) {
-            return Opened::Refused(Verdict::Accept(AcceptReason::NotNew));
-        }
-        if self.defense.drops_packet() {
-            return Opened::Refused(Verdict::Drop(DropReason::DropPacket));
-        }
-        if ask.client.port() == FTP_DATA {
-            return Opened::Refused(Verdict::Accept(AcceptReason::SourcePort20));
-        }
-        if ask.hook == Hook::Output {
-            let reversed = Key {
-                protocol: ask.protocol,
-                client: ask.virt,
-                virt: ask.client,
-            };
-            if shard.find_from_client(&reversed).is_some() {
-                return Opened::Refused(Verdict::Accept(AcceptReason::LocalReply));
-            }
-        }
-        let pinned = self
-            .pins
-            .take(ask.protocol, ask.client, number, now)
-            .and_then(|server| {
-                let servers = self.services.get(&number)?.servers();
-                servers.iter().find(|s| s.addr() == server).cloned()
-            });
-        if let Some(server) = pinned {
-            self.refresh(shard);
-            let port = match server.addr().port() {
-                0 => ask.virt.port(),
-                port => port,
-            };
-            return self.bind(shard, &server, port, ask, false, None, now);
-        }
-        let decided = self.filters.decide(number, ask.client.ip());
-        if decided.is_some_and(|decided| !decided.taken()) {
-            return Opened::Refused(Verdict::Drop(DropReason::Filtered));
-        }
-        self.refresh(shard);
-        let service = self
-            .services
-            .get_mut(&number)
-            .expect("the index leads to services only");
-        let limits = service.config.extras.limits;
-        if !limits.is_off() {
-            let servers = service.pool.servers().iter().map(|server| &**server);
-            let client = ask.client.ip();
-            let limiter = &mut service.limiter;
-            if let Err(reason) = limiter.check(&limits, client, servers, self.options.seed, now) {
-                return Opened::Refused(Verdict::Drop(reason));
-            }
-        }
-        let by_mark = matches!(service.key, ServiceKey::Mark { .. });
-        let flags = service.config.flags;
-        let once = flags.has(ServiceFlags::ONE_PACKET) && ask.protocol == Protocol::UDP;
-        if flags.has(ServiceFlags::PERSISTENT) {
-            return self.open_persistent(shard, number, ask, once, now);
-        }
-        // Only a persistent service takes other ports than its own: an FTP service, or one of port
-        // 0.
-        let picked = (by_mark || ask.virt.port() == service.key.port())
-            .then(|| service.pool.pick(&ask.request(flags, now)).cloned())
-            .flatten();
-        let Some(server) = picked else {
-            if ask.elsewhere {
-                // Silence: who had it may be about to tell.
-                return Opened::Refused(Verdict::Drop(DropReason::NoServer));
-            }
-            return self.leave(shard, number, ask, once, now);
-        };
-        if ask.elsewhere && !is_found_again(server.forwarding()) {
-            return Opened::Refused(Verdict::Accept(AcceptReason::NotNew));
-        }
-        let regular =
-            self.settings.decides && is_found_again(server.forwarding()) && service.is_function();
-        let port = match server.addr().port() {
-            0 => ask.virt.port(),
-            port => port,
-        };
-        let opened = self.bind(shard, &server, port, ask, once, None, now);
-        match opened {
-            Opened::Refused(Verdict::Drop(DropReason::NoLocalPort)) => {
-                self.open_elsewhere(shard, number, &server, ask, now)
-            }
-            Opened::Entry(index) if regular => {
-                self.decided += u64::from(ask.elsewhere);
-                shard.set_regular(index);
-                Opened::Entry(index)
-            }
-            opened => opened,
-        }
-    }
-
-    /// Full NAT has no local port left towards the server that was chosen: the next ones in the
-    /// list are tried.
-    fn open_elsewhere(
+    /// Opens a connection for a packet, if it may and a server can take it.
+    fn open(
         &mut self,
         shard: &mut Shard,
-        number: u32,
-        but: &Arc<Server>,
         ask: &Ask<'_>,
         now: Instant,
-    ) -> Opened {
-        let servers = self
-            .services
-            .get(&number)
-            .map_or(&[][..], |service| service.servers());
-        let after = servers.iter().position(|server| Arc::ptr_eq(server, but));
-        let (before, after) = servers.split_at(after.map_or(0, |after| after + 1));
-        let others = after.iter().chain(before);
-        let others = others.filter(|server| server.is_usable() && !Arc::ptr_eq(server, but));
-        let others: Vec<Arc<Server>> = others.take(OTHERS).cloned().collect();
-        for server in others {
-            let port = match server.addr().port() {
-                0 => ask.virt.port(),
-                port => port,
-            };
-            match self.bind(shard, &server, port, ask, false, None, now) {
-                Opened::Refused(Verdict::Drop(DropReason::NoLocalPort)) => {}
-                opened => return opened,
-            }
-        }
-        Opened::Refused(Verdict::Drop(DropReason::NoLocalPort))
+    ) -> Result<Opened, Refused<Infallible>> {
+        let control = self;
+        classify(&mut Admission { control, shard }, ask, now)
+    }
+
+    /// A connection to `server`, as it begins.
+    pub(super) fn draft(
+        &self,
+        server: &Server,
+        port: u16,
+        ask: &Ask<'_>,
+        packets: Packets,
+    ) -> Draft {
+        let mut flags = server.connection_flags(self.settings.sysctls.conntrack);
+        flags = self.translated_flags(server, ask.client.ip(), packets, flags);
+        flags |= self.settings.helper_flags(ask.protocol, ask.virt, flags);
+        flags |= if packets == Packets::One {
+            flag::ONE_PACKET
+        } else {
+            server.watches(ask.protocol)
+        };
+        let addr = SocketAddr::new(server.addr().ip(), port);
+        let mut slot = Draft::new(&ask.key(), addr, flags);
+        slot.server = server.id().0;
+        slot.mark = ask.mark;
+        slot
     }
 
     /// Makes the connection (`ip_vs_conn_new`, `ip_vs_bind_dest`).
@@ -400,25 +246,14 @@ impl Control {
         server: &Arc<Server>,
         port: u16,
         ask: &Ask<'_>,
-        once: bool,
+        packets: Packets,
         template: Option<(u32, Arc<Template>)>,
         now: Instant,
-    ) -> Opened {
-        let mut flags = server.connection_flags(self.settings.sysctls.conntrack);
-        flags = self.translated_flags(server, ask.client.ip(), once, flags);
-        flags |= self.settings.helper_flags(ask.protocol, ask.virt, flags);
-        flags |= if once {
-            flag::ONE_PACKET
-        } else {
-            server.watches(ask.protocol)
-        };
-        let addr = SocketAddr::new(server.addr().ip(), port);
-        let mut slot = Draft::new(&ask.key(), addr, flags);
-        slot.server = server.id().0;
-        slot.mark = ask.mark;
-        if once {
+    ) -> Result<Opened, DropReason> {
+        let slot = self.draft(server, port, ask, packets);
+        if packets == Packets::One {
             server.bind(false);
-            return Opened::Once(slot, template);
+            return Ok(Opened::Once(slot, template));
         }
         let opened = if slot.method() == Forwarding::FullNat {
             shard.open_full_nat(slot, template, &self.full_nat.pool, now)
@@ -426,13 +261,10 @@ impl Control {
             let opened = shard.open(slot, template, now);
             opened.ok_or(DropReason::TableFull)
         };
-        let index = match opened {
-            Ok(index) => index,
-            Err(reason) => return Opened::Refused(Verdict::Drop(reason)),
-        };
+        let index = opened?;
         server.bind(false);
         shard.count(index, Counters::count_connection);
-        Opened::Entry(index)
+        Ok(Opened::Entry(index))
     }
 
     /// Puts a connection of one packet into the table, where what follows looks for it; `None` if
@@ -469,62 +301,39 @@ impl Control {
             entry.server.unbind(false);
         }
     }
-
-    /// Whether a packet to `addr` may go there itself when no server can take it
-    /// (`ip_vs_addr_is_unicast`): of IPv4 not to an address of the host. With IPv6 the kernel
-    /// does not ask, opens the connection, and loses its packets.
-    fn may_bypass(&self, addr: IpAddr) -> bool {
-        is_unicast(addr) && (addr.is_ipv6() || !self.is_local(addr))
-    }
-
-    /// No server can take the connection (`ip_vs_leave`).
-    fn leave(
-        &mut self,
-        shard: &mut Shard,
-        number: u32,
-        ask: &Ask<'_>,
-        once: bool,
-        now: Instant,
-    ) -> Opened {
-        let service = &self.services[&number];
-        let by_mark = matches!(service.key, ServiceKey::Mark { .. });
-        if self.settings.sysctls.cache_bypass
-            && by_mark
-            && !ask.embedded
-            && self.may_bypass(ask.virt.ip())
-        {
-            let nowhere = match ask.virt {
-                SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-                SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-            };
-            let mut flags = Forwarding::Bypass as u32;
-            if self.settings.sysctls.conntrack {
-                flags |= flag::NFCT;
-            }
-            if once {
-                flags |= flag::ONE_PACKET;
-            }
-            let mut slot = Draft::new(&ask.key(), SocketAddr::new(nowhere, 0), flags);
-            slot.mark = ask.mark;
-            if once {
-                return Opened::Once(slot, None);
-            }
-            return match shard.open(slot, None, now) {
-                Some(index) => Opened::Entry(index),
-                None => Opened::Refused(Verdict::Drop(DropReason::TableFull)),
-            };
-        }
-        Opened::Refused(if service.key.port() == FTP && ask.virt.port() != FTP {
-            Verdict::Accept(AcceptReason::FtpData)
-        } else if ask.embedded {
-            Verdict::Drop(DropReason::NoServer)
-        } else {
-            Verdict::Unreachable(DropReason::NoServer)
-        })
-    }
 }
 
-impl Ask<'_> {
+impl<'a> Ask<'a> {
+    /// A packet from `src` that may open a connection, without its payload.
+    pub(super) const fn new(tuple: Tuple, mark: u32, hook: Hook) -> Self {
+        let Tuple { protocol, src, dst } = tuple;
+        Self {
+            protocol,
+            client: src,
+            virt: dst,
+            destination: dst,
+            mark,
+            hook,
+            payload: None,
+            embedded: false,
+        }
+    }
+
+    /// The part of the datagram that the persistence engine goes by. Embedded or not UDP, there is
+    /// none.
+    fn engine_data(&self) -> Option<&'a [u8]> {
+        let message = self.payload.filter(|_| self.protocol == Protocol::UDP);
+        message.and_then(persistence_sip::call_id)
+    }
+
+    /// The port of the server that the connection goes to.
+    fn port_at(&self, server: &Server) -> u16 {
+        match server.addr().port() {
+            0 => self.virt.port(),
+            port => port,
+        }
+    }
+
     fn key(&self) -> Key {
         Key {
             protocol: self.protocol,
@@ -533,7 +342,7 @@ impl Ask<'_> {
         }
     }
 
-    fn request(&self, flags: ServiceFlags, now: Instant) -> Request {
+    pub(super) fn request(&self, flags: ServiceFlags, now: Instant) -> Request {
         Request {
             client: self.client,
             virt: self.destination,
@@ -541,6 +350,139 @@ impl Ask<'_> {
             flags,
             now,
         }
+    }
+}
+
+/// The state itself: what is decided happens.
+struct Admission<'a> {
+    control: &'a mut Control,
+    shard: &'a mut Shard,
+}
+
+impl State for Admission<'_> {
+    type Opened = Opened;
+    type Template = u32;
+    type Unknown = Infallible;
+
+    fn control(&self) -> &Control {
+        self.control
+    }
+
+    fn shard(&self) -> &Shard {
+        self.shard
+    }
+
+    fn drops_packet(&mut self) -> bool {
+        self.control.defense.drops_packet()
+    }
+
+    fn take_pin(&mut self, ask: &Ask<'_>, service: u32, now: Instant) -> Option<SocketAddr> {
+        let pins = &mut self.control.pins;
+        pins.take(ask.protocol, ask.client, service, now)
+    }
+
+    fn refresh(&mut self) {
+        self.control.refresh(self.shard);
+    }
+
+    fn check_limits(
+        &mut self,
+        service: u32,
+        client: IpAddr,
+        now: Instant,
+    ) -> Result<(), DropReason> {
+        let seed = self.control.options.seed;
+        let Some(service) = self.control.services.get_mut(&service) else {
+            return Ok(());
+        };
+        let limits = service.config.extras.limits;
+        let servers = service.pool.servers().iter().map(|server| &**server);
+        let limiter = &mut service.limiter;
+        limiter.check(&limits, client, servers, seed, now)
+    }
+
+    fn engine_data<'a>(&mut self, ask: &Ask<'a>) -> Result<Option<&'a [u8]>, Infallible> {
+        Ok(ask.engine_data())
+    }
+
+    fn find_template(
+        &mut self,
+        key: &Key,
+        data: Option<&[u8]>,
+        _now: Instant,
+    ) -> Option<(u32, Arc<Server>)> {
+        let Control {
+            templates,
+            records,
+            settings,
+            ..
+        } = &mut *self.control;
+        let quiescent = settings.sysctls.expire_quiescent_template;
+        let index = templates.find_valid(key, data, |place| {
+            let entry = records.get(place);
+            entry.is_some_and(|entry| may_lead_to(&entry.server, quiescent))
+        })?;
+        let place = templates.get(index).server.load(Relaxed) as usize;
+        Some((index, records.get(place)?.server.clone()))
+    }
+
+    fn make_template(&mut self, template: Template, server: &Server, now: Instant) -> Option<u32> {
+        self.control.make_template_room();
+        let (index, _) = self.control.templates.insert(template, now)?;
+        server.bind_template();
+        Some(index)
+    }
+
+    fn restart_template(&mut self, template: u32, now: Instant) {
+        self.control.templates.restart(template, now);
+    }
+
+    fn pick(&mut self, service: u32, request: &Request) -> Result<Option<Arc<Server>>, Infallible> {
+        let service = self.control.services.get_mut(&service);
+        Ok(service.and_then(|service| service.pool.pick(request).cloned()))
+    }
+
+    fn bind(
+        &mut self,
+        server: &Arc<Server>,
+        port: u16,
+        ask: &Ask<'_>,
+        packets: Packets,
+        by: By<u32>,
+        now: Instant,
+    ) -> Result<Opened, DropReason> {
+        let template = match by {
+            By::Template(index) => Some((index, self.control.templates.get(index).clone())),
+            By::Pin | By::Scheduler | By::NextServer => None,
+        };
+        self.control
+            .bind(self.shard, server, port, ask, packets, template, now)
+    }
+
+    fn bypass(
+        &mut self,
+        ask: &Ask<'_>,
+        packets: Packets,
+        now: Instant,
+    ) -> Result<Opened, DropReason> {
+        let nowhere = match ask.virt {
+            SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        let mut flags = Forwarding::Bypass as u32;
+        if self.control.settings.sysctls.conntrack {
+            flags |= flag::NFCT;
+        }
+        if packets == Packets::One {
+            flags |= flag::ONE_PACKET;
+        }
+        let mut slot = Draft::new(&ask.key(), SocketAddr::new(nowhere, 0), flags);
+        slot.mark = ask.mark;
+        if packets == Packets::One {
+            return Ok(Opened::Once(slot, None));
+        }
+        let index = self.shard.open(slot, None, now);
+        index.map(Opened::Entry).ok_or(DropReason::TableFull)
     }
 }
 

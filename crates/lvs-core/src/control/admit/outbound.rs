@@ -3,7 +3,7 @@
 use core::net::SocketAddr;
 
 use super::persistent::{may_lead_to, network};
-use super::{Ask, Opened};
+use super::{Ask, Opened, Packets};
 use crate::conn::{Key, Template};
 use crate::control::Control;
 use crate::persistence_sip;
@@ -39,7 +39,11 @@ impl Control {
             return None;
         }
         let config = &service.config;
-        let once = config.flags.has(ServiceFlags::ONE_PACKET);
+        let packets = if config.flags.has(ServiceFlags::ONE_PACKET) {
+            Packets::One
+        } else {
+            Packets::Any
+        };
         let mut template = None;
         if config.flags.has(ServiceFlags::PERSISTENT) {
             let data = persistence_sip::call_id(message)?;
@@ -78,19 +82,18 @@ impl Control {
             hook: meta.hook,
             payload: None,
             embedded: false,
-            elsewhere: false,
         };
         let port = server.addr().port();
-        match self.bind(shard, &server, port, &ask, once, template, now) {
-            Opened::Entry(index) => Some(shard.reply(index, meta, now)),
-            Opened::Once(slot, template) => {
+        match self.bind(shard, &server, port, &ask, packets, template, now) {
+            Ok(Opened::Entry(index)) => Some(shard.reply(index, meta, now)),
+            Ok(Opened::Once(slot, template)) => {
                 let index = self.enter_once(shard, slot, template, now)?;
                 let verdict = shard.reply(index, meta, now);
                 shard.end(index);
                 shard.reap();
                 Some(verdict)
             }
-            Opened::Refused(_) => None,
+            Err(_) => None,
         }
     }
 }

@@ -12,15 +12,17 @@
 //! and so is one that comes before the server's answer to the SYN.
 
 mod announce;
+mod track;
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
 
 use self::announce::FtpCommand;
+use self::track::{From, Track};
 use super::{Shard, tcp};
 use crate::conn::{Draft, Key, State, flag};
-use crate::verdict::{Edit, Replacement, Shift, is_after};
+use crate::verdict::{Edit, Replacement, Shift};
 use crate::{
     DropReason, Error, Family, Forwarding, Instant, PacketMeta, Protocol, TcpFlags, Transport,
 };
@@ -109,63 +111,27 @@ pub(crate) struct Session {
     /// The reply that was changed last: its number and what it answered. It may have to be sent
     /// again.
     changed: Option<(u32, Mode)>,
-    /// Past the last byte that the client has sent, once it has sent something.
-    client_end: Option<u32>,
-    /// The same of the server.
-    server_end: Option<u32>,
-    /// What the server has acknowledged, and what the client has, in the server's numbers.
-    client_acknowledged: Option<u32>,
-    server_acknowledged: Option<u32>,
-    /// The client's SYN has been seen.
-    opened: bool,
+    track: Track,
 }
-
-/// How far a stream may be ahead of what has been acknowledged of it: the largest window there is
-/// (RFC 7323 section 2.3).
-const WINDOW_MAX: u32 = 1 << 30;
 
 impl Session {
     /// Follows a segment from the client. `true` if it belongs to the stream.
     fn follow_client(&mut self, tcp: &Tcp<'_>) -> bool {
-        if tcp.flags.has(TcpFlags::SYN) && !tcp.flags.has(TcpFlags::ACK) {
-            self.opened = true;
+        if self.track.begins_again(tcp) {
+            *self = Self {
+                mode: self.mode,
+                ..Self::default()
+            };
         }
-        let possible = match self.server_end {
-            _ if !tcp.acknowledges() => true,
-            Some(end) => !is_after(self.shift.acknowledgement(tcp.acknowledgement), end),
-            None => !self.opened,
-        };
-        // A stray SYN says nothing about where a known stream ends.
-        if possible && !(tcp.flags.has(TcpFlags::SYN) && self.client_end.is_some()) {
-            extend(&mut self.client_end, tcp.end(), self.client_acknowledged);
-            if tcp.acknowledges() {
-                let acknowledged = self.shift.acknowledgement(tcp.acknowledgement);
-                extend(&mut self.server_acknowledged, acknowledged, None);
-            }
-        }
-        possible
+        let acknowledged = tcp.acknowledges().then_some(tcp.acknowledgement);
+        let acknowledged = acknowledged.map(|number| self.shift.acknowledgement(number));
+        self.track.follow(From::Client, tcp, acknowledged)
     }
 
     /// The same of a segment from the server.
     fn follow_server(&mut self, tcp: &Tcp<'_>) -> bool {
-        let acknowledged = |end| !is_after(tcp.acknowledgement, end);
-        let possible = !tcp.acknowledges() || self.client_end.is_none_or(acknowledged);
-        if possible {
-            extend(&mut self.server_end, tcp.end(), self.server_acknowledged);
-            if tcp.acknowledges() {
-                extend(&mut self.client_acknowledged, tcp.acknowledgement, None);
-            }
-        }
-        possible
-    }
-}
-
-/// Moves a mark forward, but no further ahead of what is `acknowledged` than a window reaches: else
-/// a few forged segments would carry it around the circle of numbers.
-fn extend(end: &mut Option<u32>, to: u32, acknowledged: Option<u32>) {
-    let reaches = acknowledged.is_none_or(|from| to.wrapping_sub(from) <= WINDOW_MAX);
-    if reaches && end.is_none_or(|end| is_after(to, end)) {
-        *end = Some(to);
+        let acknowledged = tcp.acknowledges().then_some(tcp.acknowledgement);
+        self.track.follow(From::Server, tcp, acknowledged)
     }
 }
 
@@ -174,6 +140,9 @@ struct Tcp<'a> {
     sequence: u32,
     acknowledgement: u32,
     flags: TcpFlags,
+    window: u16,
+    /// The window scale that a SYN offers.
+    scale: Option<u8>,
     payload: &'a [u8],
 }
 
@@ -189,6 +158,11 @@ impl<'a> Tcp<'a> {
             sequence: tcp::number(header, tcp::SEQUENCE)?,
             acknowledgement: tcp::number(header, tcp::ACKNOWLEDGEMENT)?,
             flags,
+            window: u16::from_be_bytes([header[tcp::WINDOW.start], header[tcp::WINDOW.start + 1]]),
+            scale: flags
+                .has(TcpFlags::SYN)
+                .then(|| tcp::window_scale(bytes.get(tcp::HEADER_LEN..len)?))
+                .flatten(),
             // A header that claims to be shorter than it can be has nothing behind it.
             payload: bytes
                 .get(len..)
@@ -218,6 +192,12 @@ impl<'a> Tcp<'a> {
 }
 
 impl Shard {
+    /// Whether a client's SYN belongs to control connection `index` as it is tracked, rather than
+    /// to a new one on the same addresses and ports.
+    pub(super) fn is_same_control(&self, index: u32, meta: &PacketMeta<'_>) -> bool {
+        Tcp::read(meta).is_some_and(|tcp| !self.session(index).track.begins_again(&tcp))
+    }
+
     /// Looks at a segment from the client of control connection `index`, whose state it has changed
     /// already (`ip_vs_ftp_in`). Gives the shift of the server's stream, in whose numbers the
     /// client acknowledges.
@@ -250,16 +230,6 @@ impl Shard {
                 }
                 None => {}
             }
-        } else if slot.state() == State::TCP_SYN_RECV
-            && tcp.flags.has(TcpFlags::SYN)
-            && session.client_end != Some(tcp.end())
-        {
-            // The first segment of a new connection, be it with the addresses and ports of an old
-            // one.
-            session = Session {
-                mode: session.mode,
-                ..Session::default()
-            };
         }
         let possible = session.follow_client(&tcp);
         let shift = session.shift;
@@ -434,31 +404,144 @@ const fn before(addr: SocketAddr) -> SocketAddr {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use alloc::string::ToString;
 
-    fn tcp(sequence: u32, acknowledgement: u32) -> Tcp<'static> {
-        Tcp {
-            sequence,
-            acknowledgement,
-            flags: TcpFlags(TcpFlags::ACK),
-            payload: &[],
+    use super::*;
+    use crate::{
+        Director, Hook, Options, Segment, ServerConfig, ServiceConfig, ServiceKey, Tuple, Verdict,
+    };
+
+    const NOW: Instant = Instant::ZERO;
+    const CLIENT: ([u8; 4], u16) = ([198, 51, 100, 7], 4001);
+    const VIP: ([u8; 4], u16) = ([192, 0, 2, 10], 21);
+
+    /// A control connection to one of two servers, over which the server has announced a data
+    /// connection if `data`.
+    struct Control {
+        director: Director,
+        key: ServiceKey,
+        server: SocketAddr,
+    }
+
+    fn addr(at: ([u8; 4], u16)) -> SocketAddr {
+        at.into()
+    }
+
+    impl Control {
+        fn new(sysctl: &str, data: bool) -> Self {
+            let mut director = Director::new(Options::default());
+            let control = &mut director.control;
+            control.set_ftp_ports([21].into()).unwrap();
+            control.set_sysctl(sysctl, &1.to_string()).unwrap();
+            let key = ServiceKey::tcp(addr(VIP));
+            let config = ServiceConfig::new(Family::V4, "rr");
+            control.add_service(key, config, None).unwrap();
+            for last in [1, 2] {
+                let config = ServerConfig::new(1, Forwarding::Nat);
+                let server = addr(([10, 0, 0, last], 21));
+                control.add_server(&key, server, &config, NOW).unwrap();
+            }
+            let server = addr(VIP);
+            let mut all = Self {
+                director,
+                key,
+                server,
+            };
+            all.server = all.request(TcpFlags::SYN, 1000, 0, b"").expect("it opens");
+            all.reply(TcpFlags::SYN | TcpFlags::ACK, 5000, 1001, b"");
+            all.request(TcpFlags::ACK, 1001, 5001, b"");
+            if data {
+                all.request(TcpFlags::ACK, 1001, 5001, b"EPSV\r\n");
+                all.reply(TcpFlags::ACK, 5001, 1007, b"229 (|||40000|)\r\n");
+                assert_eq!(all.director.shard.len(), 2, "with its data connection");
+            }
+            all
+        }
+
+        fn send(
+            &mut self,
+            ends: [SocketAddr; 2],
+            flags: u8,
+            numbers: [u32; 2],
+            data: &[u8],
+        ) -> Verdict {
+            let [src, dst] = ends;
+            let mut bytes = Vec::new();
+            bytes.extend(src.port().to_be_bytes());
+            bytes.extend(dst.port().to_be_bytes());
+            bytes.extend(numbers.map(u32::to_be_bytes).as_flattened());
+            bytes.extend([0x50, flags, 0x20, 0, 0, 0, 0, 0]);
+            bytes.extend(data);
+            let meta = PacketMeta {
+                tuple: Tuple {
+                    protocol: Protocol::TCP,
+                    src,
+                    dst,
+                },
+                transport: Transport::Tcp(TcpFlags(flags)),
+                segment: Segment {
+                    bytes: &bytes,
+                    trusted: true,
+                },
+                len: 20,
+                mark: 0,
+                hook: if dst == addr(VIP) {
+                    Hook::Local
+                } else {
+                    Hook::Transit
+                },
+            };
+            self.director.handle_packet(&meta, NOW)
+        }
+
+        /// The server that a client's segment goes to.
+        fn request(
+            &mut self,
+            flags: u8,
+            sequence: u32,
+            ack: u32,
+            data: &[u8],
+        ) -> Option<SocketAddr> {
+            match self.send([addr(CLIENT), addr(VIP)], flags, [sequence, ack], data) {
+                Verdict::Forward(forward) => Some(forward.target),
+                _ => None,
+            }
+        }
+
+        fn reply(&mut self, flags: u8, sequence: u32, ack: u32, data: &[u8]) {
+            let ends = [self.server, addr(CLIENT)];
+            let verdict = self.send(ends, flags, [sequence, ack], data);
+            assert!(matches!(verdict, Verdict::Reply(_)), "{verdict:?}");
         }
     }
 
     #[test]
-    fn forged_segments_do_not_carry_a_stream_around_the_circle() {
-        let mut session = Session::default();
-        assert!(session.follow_client(&tcp(1000, 5000)));
-        assert!(session.follow_server(&tcp(5000, 1000)));
-        for jump in 1..=4u32 {
-            let far = 1000u32.wrapping_add(jump.wrapping_mul(0x3fff_ffff));
-            session.follow_client(&tcp(far, 5000));
+    fn control_entry_is_used_again_after_reset() {
+        for data in [false, true] {
+            let mut control = Control::new("conn_reuse_mode", data);
+            let (seq, ack) = if data { (5018, 1007) } else { (5001, 1001) };
+            control.reply(TcpFlags::RST | TcpFlags::ACK, seq, ack, b"");
+            let before = control.director.shard.len();
+            let server = control.request(TcpFlags::SYN, 900_000, 0, b"");
+            assert_eq!(server == Some(control.server), data, "{server:?}");
+            assert!(
+                server.is_some(),
+                "the kernel drops this SYN if there are no data"
+            );
+            assert_eq!(control.director.shard.len(), before);
         }
-        assert!(
-            session.follow_server(&tcp(5000, 1010)),
-            "the server's own go on"
-        );
-        let ahead = session.client_end.map(|end| end.wrapping_sub(1000));
-        assert!(ahead.is_some_and(|ahead| ahead <= WINDOW_MAX), "{ahead:?}");
+    }
+
+    #[test]
+    fn control_entry_of_weight_0_is_replaced() {
+        for data in [false, true] {
+            let mut control = Control::new("expire_nodest_conn", data);
+            let (key, server) = (control.key, control.server);
+            let config = ServerConfig::new(0, Forwarding::Nat);
+            let edited = control.director.control.edit_server(&key, server, &config);
+            edited.unwrap();
+            let other = control.request(TcpFlags::SYN, 900_000, 0, b"");
+            assert!(other.is_some_and(|other| other != server), "{other:?}");
+        }
     }
 }

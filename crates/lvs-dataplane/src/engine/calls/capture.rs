@@ -7,9 +7,9 @@ use lvs_core::api::{CaptureFilter, CapturedPacket, Failure, FailureCode};
 use serde_json::Value;
 
 use super::end;
-use crate::control::server::Sink;
 use crate::engine::capture::{Capture, QUEUE, READERS_MAX, Reader};
 use crate::engine::shared::Shared;
+use lvs_process::server::Sink;
 
 /// How long a capture without packets is silent.
 const IDLE: Duration = Duration::from_secs(1);
@@ -30,8 +30,8 @@ impl Shared {
         let (sender, packets) = mpsc::sync_channel(QUEUE);
         let reader = Arc::<Reader>::default();
         let weak = Arc::downgrade(&reader);
-        self.ask(move |packets| {
-            packets.capture(Capture::new(filter.clone(), sender.clone(), weak.clone()));
+        self.ask(move |worker| {
+            worker.capture(Capture::new(filter.clone(), sender.clone(), weak.clone()));
         })?;
         while !self.is_stopping() {
             match packets.recv_timeout(IDLE) {
@@ -46,10 +46,7 @@ impl Shared {
                 // Shows whether the client is still there.
                 Err(mpsc::RecvTimeoutError::Timeout) => out.item(&CapturedPacket::default())?,
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::new(
-                        FailureCode::Unsupported,
-                        "no packet ever comes: the engine has no interfaces or ends",
-                    ));
+                    return Err(Failure::new(FailureCode::Unsupported, "the dataplane ends"));
                 }
             }
             out.flush()?;

@@ -9,7 +9,7 @@ use lvs_core::{LocalAddress, sync};
 use serde_json::Value;
 
 use super::to_value;
-use crate::engine::shared::{Shared, Side};
+use crate::engine::shared::Shared;
 use crate::host::update::Update;
 use crate::host::view::View;
 use crate::in_kernel::InKernel;
@@ -31,21 +31,11 @@ impl Shared {
             change: list.then_some(refused.change),
             ..refused.failure
         };
-        let warnings = match self.side() {
-            Side::Host(_) => self.apply_on_host(&changes).map_err(refused)?,
-            Side::Virtual { offline, .. } => {
-                let (reply, answer) = std::sync::mpsc::channel();
-                offline.post(move |offline| drop(reply.send(offline.apply(&changes))));
-                match answer.recv() {
-                    Ok(applied) => applied.map_err(refused)?,
-                    Err(_) => vec!["the engine ends".to_owned()],
-                }
-            }
-        };
+        let warnings = self.apply_all(&changes).map_err(refused)?;
         to_value(&Done { warnings })
     }
 
-    fn apply_on_host(&self, changes: &[Call]) -> Result<Vec<String>, Refused> {
+    fn apply_all(&self, changes: &[Call]) -> Result<Vec<String>, Refused> {
         let _changing = self.changing();
         let daemons = self.prepare_daemons(changes);
         let applied = {
@@ -94,9 +84,9 @@ impl Shared {
     /// anyway, nor for what stands behind a change that is.
     fn prepare_daemons(&self, changes: &[Call]) -> Vec<Attempt> {
         let starts = |call: &Call| matches!(call, Call::DaemonStart(_));
-        let Some(daemons) = self.daemons().filter(|_| changes.iter().any(starts)) else {
+        if !changes.iter().any(starts) {
             return Vec::new();
-        };
+        }
         let view = self.view();
         let changes = &changes[..self.possible(changes, &view)];
         let (mut sysctls, mut running, next) = {
@@ -127,7 +117,9 @@ impl Shared {
                     running.push(daemon.role);
                     let ports = *ports.get_or_insert_with(|| sync::ports(sysctls.sync_ports));
                     let daemon = daemon.completed(mtu);
-                    let made = daemons.prepare(&daemon, ports, sysctls.sync_sock_size);
+                    let made = self
+                        .daemons()
+                        .prepare(&daemon, ports, sysctls.sync_sock_size);
                     attempts.push((daemon, made));
                 }
                 _ => {}
@@ -150,11 +142,9 @@ impl Shared {
 
     /// Stops and starts synchronisation daemons, as the control half has them.
     fn follow_daemons(&self, attempts: Vec<Attempt>) {
-        if let Some(daemons) = self.daemons() {
-            let wanted = self.control().daemons().to_vec();
-            let prepared = attempts.into_iter().filter_map(|(_, made)| made.ok());
-            daemons.follow(&wanted, prepared.collect());
-        }
+        let wanted = self.control().daemons().to_vec();
+        let prepared = attempts.into_iter().filter_map(|(_, made)| made.ok());
+        self.daemons().follow(&wanted, prepared.collect());
     }
 
     /// Has the keeper follow a change, and waits until every packet worker has what it has
@@ -234,13 +224,12 @@ mod tests {
     use lvs_core::{Control, Family, Options, ServiceConfig};
 
     use super::*;
-    use crate::engine::shared::HostSide;
 
     #[test]
     fn what_is_done_and_not_followed_is_a_success_with_a_warning() {
-        let side = Side::Host(HostSide::new(1).expect("descriptors"));
-        let shared = Shared::new(Control::new(Options::default()), side, false);
-        shared.keeper().expect("a host has one").close();
+        let control = Control::new(Options::default());
+        let shared = Shared::new(control, 1).expect("descriptors");
+        shared.keeper().close();
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 1], 80).into(),
         };

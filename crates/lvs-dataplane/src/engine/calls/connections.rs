@@ -1,12 +1,11 @@
 //! Connections and persistence templates, listed.
 
-use lvs_core::Connection;
 use lvs_core::api::{ConnInfo, Failure};
 use serde_json::Value;
 
 use super::end;
-use crate::control::server::Sink;
 use crate::engine::shared::Shared;
+use lvs_process::server::Sink;
 
 /// What is looked at in one go, in free slots of the table, so that a listing never holds up
 /// packets for long: 512 connections.
@@ -19,10 +18,10 @@ impl Shared {
         loop {
             let first = starts.is_empty();
             let from = starts.clone();
-            let pieces = self.ask(move |packets| packets.decider().connections(&from, PIECE))?;
+            let pieces = self.ask(move |worker| worker.decider().connections(&from, PIECE))?;
             for (number, piece, next) in pieces {
                 for connection in &piece {
-                    out.item(&conn_info(connection))?;
+                    out.item(&ConnInfo::of(connection))?;
                 }
                 if starts.len() <= number {
                     starts.resize(number + 1, Some(0));
@@ -53,28 +52,8 @@ impl Shared {
         let now = self.now();
         let control = self.control();
         let (templates, next) = control.templates_piece(from, PIECE, now);
-        let templates = templates.into_iter().map(|template| {
-            let engine = control.template_engine(template.id);
-            ConnInfo {
-                engine: engine.map(|(name, data)| (name.to_owned(), data.to_vec())),
-                ..conn_info(&template)
-            }
-        });
+        let templates = templates.iter();
+        let templates = templates.map(|template| ConnInfo::of_template(&control, template));
         (templates.collect(), next)
-    }
-}
-
-fn conn_info(connection: &Connection) -> ConnInfo {
-    ConnInfo {
-        protocol: connection.protocol.0,
-        client: connection.client,
-        virt: connection.virt,
-        server: connection.server,
-        state: connection.state.to_owned(),
-        expires_ms: u64::try_from(connection.expires.as_millis()).unwrap_or(u64::MAX),
-        forwarding: connection.method,
-        template: connection.template,
-        synced: connection.synced,
-        engine: None,
     }
 }

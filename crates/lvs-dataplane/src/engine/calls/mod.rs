@@ -13,8 +13,7 @@ use serde_json::Value;
 
 pub(super) use self::question::Question;
 use super::shared::Shared;
-use super::virtual_;
-use crate::control::server::{Handler, Sink};
+use lvs_process::server::{Handler, Sink};
 
 /// The size of the kernel's connection table, which listings print.
 const KERNEL_TABLE_SIZE: u32 = 4096;
@@ -85,10 +84,6 @@ impl Handler for Shared {
             Call::Apply { changes } => self.apply(changes, true),
             lvs_core::any_change!() => self.apply(vec![call], false),
         }
-    }
-
-    fn test(&self, method: &str, params: Value, out: &mut Sink<'_>) -> Result<Value, Failure> {
-        virtual_::test(self, method, params, out)
     }
 }
 

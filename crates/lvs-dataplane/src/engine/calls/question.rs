@@ -19,7 +19,7 @@ pub(in crate::engine) struct Question {
 
 impl Shared {
     pub(super) fn explain(&self, question: Question) -> Result<Value, Failure> {
-        let all = self.ask(move |packets| packets.explain(&question))?;
+        let all = self.ask(move |worker| worker.explain(&question))?;
         // A packet that opens a connection is decided on in the same way by every worker; only one
         // of them knows a connection that is there.
         to_value(&all.into_iter().max_by_key(|one| one.connection.is_some()))

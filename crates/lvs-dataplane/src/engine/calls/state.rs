@@ -9,16 +9,18 @@ use lvs_core::api::{
 use serde_json::Value;
 
 use super::end;
-use crate::control::server::Sink;
+use crate::engine::remedies;
 use crate::engine::report::{Report, shares, sync};
-use crate::engine::shared::{Shared, Side};
+use crate::engine::shared::Shared;
+use crate::engine::worker::Worker;
 use crate::host::view::View;
-use crate::packet::net::PortId;
+use lvs_packet::net::PortId;
+use lvs_process::server::Sink;
 
 impl Shared {
     /// What all packet workers have counted.
     fn report(&self) -> Result<Report, Failure> {
-        let all = self.ask(|packets| packets.report())?;
+        let all = self.ask(Worker::report)?;
         let all = all.into_iter().reduce(Report::add);
         Ok(all.expect("there is a packet worker"))
     }
@@ -56,27 +58,28 @@ impl Shared {
                 .map_or_else(Vec::new, |peers| peers.tables_info()),
             ..Info::default()
         };
-        if let Side::Host(_) = self.side() {
-            info.interfaces = interfaces(&self.view(), &report);
-            (
-                info.own_vips,
-                info.conflicts,
-                (info.announced, info.announced_ago),
-            ) = self.ask_keeper(|keeper, reply| {
-                let _ = reply.send((
-                    keeper.answered_vips(),
-                    keeper.conflicts(),
-                    keeper.announcements(),
-                ));
-            })?;
-        }
+        info.interfaces = interfaces(&self.view(), &report);
+        (
+            info.own_vips,
+            info.conflicts,
+            info.waiting,
+            (info.announced, info.announced_ago),
+        ) = self.ask_keeper(|keeper, reply| {
+            let _ = reply.send((
+                keeper.answered_vips(),
+                keeper.conflicts(),
+                keeper.waiting(),
+                keeper.announcements(),
+            ));
+        })?;
+        info.waiting
+            .extend(self.peers().and_then(|peers| peers.waiting()));
         Ok(info)
     }
 
     /// What synchronisation has counted.
     fn sync_counts(&self, report: &Report) -> SyncCounts {
-        let daemons = self.daemons();
-        let mut counts = daemons.map_or_else(SyncCounts::default, |all| all.counts.read());
+        let mut counts = self.daemons().counts.read();
         counts.queue_full += report.unsynced;
         counts
     }
@@ -99,9 +102,6 @@ impl Shared {
                 format!("{count} addresses to announce: {ANNOUNCED_MAX} at most are taken"),
             ));
         }
-        let Side::Host(_) = self.side() else {
-            return Ok(Announcements::default());
-        };
         let announced = self.ask_keeper(move |keeper, reply| {
             keeper.announce(&spec);
             let _ = reply.send(keeper.announcements().0);
@@ -112,20 +112,17 @@ impl Shared {
     pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, Failure> {
         let report = self.report()?;
         let templates = self.control().evicted_templates();
-        match self.side() {
-            Side::Virtual { .. } => Ok(report.decisions(templates).collect()),
-            Side::Host(_) => {
-                let trunks = self.ask_keeper(|keeper, reply| {
-                    let _ = reply.send(keeper.trunk_counts());
-                })?;
-                let mut reasons = report.reasons(templates, trunks);
-                reasons.extend(sync(&self.sync_counts(&report)));
-                if let Some(in_kernel) = self.in_kernel() {
-                    reasons.extend(shares(&in_kernel.shares()));
-                }
-                Ok(reasons)
-            }
+        let mut reasons = report.reasons(templates);
+        reasons.extend(sync(&self.sync_counts(&report)));
+        if let Some(in_kernel) = self.in_kernel() {
+            reasons.extend(shares(&in_kernel.shares()));
         }
+        let view = self.view();
+        for reason in reasons.iter_mut().filter(|reason| reason.count > 0) {
+            let remedy = remedies::of_route(&reason.reason, &view.tables);
+            reason.remedy = remedy.unwrap_or(std::mem::take(&mut reason.remedy));
+        }
+        Ok(reasons)
     }
 
     pub(super) fn list_marks(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
@@ -169,8 +166,8 @@ impl Shared {
             (pool.to_vec(), hairpin)
         };
         let addresses: Vec<_> = pool.iter().map(|local| local.addr).collect();
-        let counts = self.ask(move |packets| {
-            let shard = &packets.decider().shard;
+        let counts = self.ask(move |worker| {
+            let shard = &worker.decider().shard;
             let count = |&addr| shard.local_connections(addr);
             addresses.iter().map(count).collect::<Vec<u64>>()
         })?;

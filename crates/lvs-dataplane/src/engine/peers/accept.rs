@@ -4,15 +4,17 @@ use std::io::{self, Write};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use lvs_core::api::Waiting;
 use tracing::{error, info, warn};
 
 use super::frame::{Handshake, INTRODUCTION_LEN, Introduction, PROOF_LEN};
-use super::{Peer, Peers, teller};
-use crate::deadline;
+use super::{Peer, Peers, bind, is_missing, teller};
 use crate::random::random;
-use crate::sys::Poller;
+use lvs_process::deadline;
+use lvs_sys::Poller;
 
 /// How long a peer may take to prove itself.
 const PROOF: Duration = Duration::from_secs(3);
@@ -23,8 +25,14 @@ const SETTLE: Duration = Duration::from_secs(10);
 /// Between two complaints about strangers.
 const COMPLAIN: Duration = Duration::from_secs(60);
 
-/// Takes connections until the engine ends.
-pub(super) fn run(peers: &Arc<Peers>, socket: &TcpListener) {
+/// Between two attempts to listen at an address that the host does not have.
+const BIND_AGAIN: Duration = Duration::from_millis(500);
+
+/// Takes connections until the engine ends. Without a socket, waits for the address first.
+pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
+    let Some(socket) = socket.or_else(|| listen_in_time(peers)) else {
+        return;
+    };
     let mut poller = Poller::new();
     let mut complained: Option<Instant> = None;
     while !peers.is_stopping() {
@@ -82,6 +90,34 @@ pub(super) fn run(peers: &Arc<Peers>, socket: &TcpListener) {
     }
 }
 
+/// Waits until the host has the address to listen at; `None` if the engine ends first.
+fn listen_in_time(peers: &Peers) -> Option<TcpListener> {
+    let listen = peers.listen;
+    let mut said = String::new();
+    if let Some(Waiting { code, what, fix }) = peers.waiting() {
+        warn!(code, "{what}. To do: {fix}");
+    }
+    while !peers.is_stopping() {
+        match bind(listen) {
+            Ok(socket) => {
+                peers.listens.store(true, Ordering::Release);
+                info!("other directors can connect to {listen}");
+                return Some(socket);
+            }
+            Err(error) if is_missing(&error) => {}
+            Err(error) => {
+                let text = error.to_string();
+                if said != text {
+                    warn!("cannot listen at {listen}: {text}: does another program have the port?");
+                }
+                said = text;
+            }
+        }
+        peers.pause(BIND_AGAIN);
+    }
+    None
+}
+
 /// An address of IPv4 as such.
 fn plain(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
@@ -124,7 +160,7 @@ fn try_greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> io::Result<Optio
     let Some(theirs) = Introduction::parse(&theirs) else {
         return Ok(None);
     };
-    let ours = Introduction::new(peers.identity, random()?, peers.tell);
+    let ours = Introduction::new(peers.identity, random()?);
     let handshake = Handshake::new(&peers.key, theirs, ours);
     let mut answer = ours.to_bytes().to_vec();
     answer.extend(handshake.teller_proof());
@@ -163,14 +199,12 @@ fn serve(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &H
     let (before, mine) = {
         let mut state = peer.state();
         state.telling += 1;
-        state.decides = handshake.listener_decides();
         (state.tells.replace(tells), state.telling)
     };
     if let Some(before) = before {
         let _ = before.shutdown(Shutdown::Both);
     }
     info!("{} listens", peer.address);
-    peers.look_whether_spares();
     teller::run(peers, peer, stream, handshake);
     {
         let mut state = peer.state();
@@ -178,5 +212,4 @@ fn serve(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &H
             state.tells = None;
         }
     }
-    peers.look_whether_spares();
 }

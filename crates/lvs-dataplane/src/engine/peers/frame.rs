@@ -9,9 +9,9 @@
 //! frame    length 4 | kind 1 | payload | code 16
 //! ```
 //!
-//! Frames of kinds that a director does not know end a connection, so that it is only sent those
-//! that it says it understands. One that is older says nothing: all of its nonce is random, and has
-//! the marker once in 2^48 connections, which then end and begin anew.
+//! What a director does not understand ends a connection, so that it is only sent what it says it
+//! understands. An older director says nothing: all of its nonce is random, and has the marker once
+//! in 2^48 connections, which then end and begin again.
 //!
 //! A proof is an HMAC-SHA-256 with the shared key over all that was said, with another label for
 //! each side. Each direction of a connection has a key of its own, derived from the same; the code
@@ -23,10 +23,11 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use hmac::{Hmac, KeyInit, Mac};
+use lvs_core::sync::bulk::DIGEST_LEN;
+use lvs_core::sync::services::{SERVICE_LEN, SERVICES_MAX};
 use sha2::Sha256;
 
-use super::Tell;
-use crate::directors;
+use lvs_api::directors;
 
 /// What a connection begins with.
 const MAGIC: [u8; 8] = *b"LVSPEER1";
@@ -35,8 +36,8 @@ pub(super) const INTRODUCTION_LEN: usize = 56;
 /// Length of a proof.
 pub(super) const PROOF_LEN: usize = 32;
 
-/// Bytes of a payload at most.
-pub(super) const PAYLOAD_MAX: usize = 64 << 10;
+/// Bytes of a payload at most: a digest, with those of all services.
+pub(super) const PAYLOAD_MAX: usize = 8 + DIGEST_LEN + SERVICES_MAX * SERVICE_LEN;
 const HEADER_LEN: usize = 5;
 const CODE_LEN: usize = 16;
 
@@ -77,10 +78,8 @@ fn new_mac(key: &[u8]) -> Hmac<Sha256> {
 
 /// In a nonce: what follows says what the director understands.
 const MARKER: [u8; 6] = *b"\xf1lvsp\xf1";
-/// Understands tables: [`Kind::Tables`], [`Kind::Ask`] and [`Kind::Table`].
-const TABLES: u16 = 1;
-/// Decides about packets of connections that it does not know as their teller would.
-const DECIDES: u16 = 2;
+/// Understands digests of services in [`Kind::Digest`].
+const SERVICES: u16 = 4;
 
 /// What a director says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,31 +92,18 @@ pub(super) struct Introduction {
 
 impl Introduction {
     /// This director's, with random bytes.
-    pub(super) fn new(identity: [u8; 16], random: [u8; 24], tell: Tell) -> Self {
-        let is = match tell {
-            Tell::All => TABLES,
-            Tell::Exceptions => TABLES | DECIDES,
-        };
+    pub(super) fn new(identity: [u8; 16], random: [u8; 24]) -> Self {
         let mut nonce = [0; 32];
         nonce[..24].copy_from_slice(&random);
         nonce[24..30].copy_from_slice(&MARKER);
-        nonce[30..].copy_from_slice(&is.to_be_bytes());
+        nonce[30..].copy_from_slice(&SERVICES.to_be_bytes());
         Self { identity, nonce }
     }
 
-    /// Whether it understands tables.
-    pub(super) fn compares_tables(&self) -> bool {
-        self.says(TABLES)
-    }
-
-    /// Whether it need not be told connections that it would put where they are.
-    fn decides(&self) -> bool {
-        self.says(DECIDES)
-    }
-
-    fn says(&self, what: u16) -> bool {
+    /// Whether it understands digests of services.
+    fn compares_services(&self) -> bool {
         let [.., high, low] = self.nonce;
-        self.nonce[24..30] == MARKER && u16::from_be_bytes([high, low]) & what != 0
+        self.nonce[24..30] == MARKER && u16::from_be_bytes([high, low]) & SERVICES != 0
     }
 
     pub(super) fn to_bytes(self) -> [u8; INTRODUCTION_LEN] {
@@ -145,10 +131,8 @@ pub(super) struct Handshake {
     key: Key,
     listener: [u8; INTRODUCTION_LEN],
     teller: [u8; INTRODUCTION_LEN],
-    /// Both understand tables.
-    tables: bool,
-    /// The listener need not be told connections that it would put where they are.
-    decides: bool,
+    /// Both understand digests of services.
+    services: bool,
 }
 
 const TELLER: &str = "lvs peer: I tell";
@@ -162,19 +146,13 @@ impl Handshake {
             key: key.clone(),
             listener: listener.to_bytes(),
             teller: teller.to_bytes(),
-            tables: listener.compares_tables() && teller.compares_tables(),
-            decides: listener.decides(),
+            services: listener.compares_services() && teller.compares_services(),
         }
     }
 
-    /// Whether tables are compared over this connection.
-    pub(super) fn compares_tables(&self) -> bool {
-        self.tables
-    }
-
-    /// Whether the listener decides about packets of connections that it does not know.
-    pub(super) fn listener_decides(&self) -> bool {
-        self.decides
+    /// Whether services are compared over this connection.
+    pub(super) fn compares_services(&self) -> bool {
+        self.services
     }
 
     fn code(&self, label: &str) -> [u8; 32] {
@@ -225,7 +203,8 @@ pub(super) enum Kind {
     Keys = 1,
     /// Teller: items.
     Items = 2,
-    /// Teller: a serial number of 8 bytes, and the digest after everything before it.
+    /// Teller: a serial number of 8 bytes, the digest after everything before it, and the digests of
+    /// its services.
     Digest = 3,
     /// Teller: everything was told once.
     Whole = 4,
@@ -233,25 +212,16 @@ pub(super) enum Kind {
     Want = 5,
     /// Listener: the serial number of a digest that it has compared.
     Seen = 6,
-    /// Teller: digests of its services' tables, those that have changed.
-    Tables = 7,
-    /// Listener: services whose tables it wants to see.
-    Ask = 8,
-    /// Teller: a service's table.
-    Table = 9,
 }
 
 impl Kind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 6] = [
         Self::Keys,
         Self::Items,
         Self::Digest,
         Self::Whole,
         Self::Want,
         Self::Seen,
-        Self::Tables,
-        Self::Ask,
-        Self::Table,
     ];
 
     fn of(number: u8) -> Option<Self> {
@@ -404,20 +374,21 @@ mod tests {
 
     #[test]
     fn what_a_director_understands_is_in_its_nonce() {
-        let new = Introduction::new([3; 16], [4; 24], Tell::All);
+        let new = Introduction::new([3; 16], [4; 24]);
         let old = Introduction {
             identity: [5; 16],
             nonce: [6; 32],
         };
-        assert!(new.compares_tables() && !old.compares_tables());
+        assert!(new.compares_services() && !old.compares_services());
         assert_eq!(Introduction::parse(&new.to_bytes()), Some(new));
-        let both =
-            |listener, teller| Handshake::new(&Key::of(b"one"), listener, teller).compares_tables();
+        let both = |listener, teller| {
+            Handshake::new(&Key::of(b"one"), listener, teller).compares_services()
+        };
         assert!(both(new, new) && !both(new, old) && !both(old, new));
         // The proofs cover it: who takes it away on the way is found out.
         let mut without = new;
         without.nonce[31] = 0;
-        assert!(!without.compares_tables());
+        assert!(!without.compares_services());
         let [told, heard] = [new, without].map(|it| Handshake::new(&Key::of(b"one"), new, it));
         assert!(!heard.is_teller(&told.teller_proof()));
     }

@@ -5,7 +5,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lvs_core::sync::bulk::{DIGEST_LEN, Digest};
-use lvs_core::sync::tables::TableKey;
 
 /// Bytes that may wait for one listener; then it is told everything anew.
 const WAITING_MAX: usize = 16 << 20;
@@ -87,8 +86,6 @@ struct Queue {
     lost: bool,
     closed: bool,
     wanted: Vec<u16>,
-    /// Tables that it asks for, a few.
-    asked: Vec<TableKey>,
 }
 
 /// What a session has to do.
@@ -138,16 +135,6 @@ impl Outgoing {
             }
         }
         self.changed.notify_one();
-    }
-
-    /// The listener asks for these tables; it may have done so for others, which it has forgotten.
-    pub(super) fn ask(&self, keys: Vec<TableKey>) {
-        self.queue().asked = keys;
-    }
-
-    /// The tables that it asks for.
-    pub(super) fn asked(&self) -> Vec<TableKey> {
-        std::mem::take(&mut self.queue().asked)
     }
 
     /// The session is over.

@@ -6,15 +6,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use lvs_core::Heard;
-use lvs_core::sync::bulk::{self, Digest, Item, Ranges};
-use lvs_core::sync::tables::{self, Table};
+use lvs_core::replication::Heard;
+use lvs_core::sync::bulk::{self, DIGEST_LEN, Digest, Item, Ranges};
+use lvs_core::sync::services::ServiceDigests;
 use tracing::{info, warn};
 
 use super::accept::read_until;
-use super::frame::{
-    FrameError, Handshake, INTRODUCTION_LEN, Introduction, Kind, PROOF_LEN, Sequence,
-};
+use super::frame::{FrameError, Handshake, INTRODUCTION_LEN, Introduction, Kind, PROOF_LEN};
 use super::tables::Said;
 use super::{Peer, Peers, Step, Trouble, frame};
 use crate::random::random;
@@ -97,12 +95,11 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), E
     stream.set_nodelay(true).map_err(away)?;
     let hangs_up = stream.try_clone().map_err(away)?;
     peer.linked(identity, hangs_up);
-    let said = peer.tables().begin(identity, handshake.compares_tables());
-    say(peers, peer, said);
+    let said = peer.tables().begin(identity, handshake.compares_services());
+    say(peer, said);
     *lent = true;
     let ended = hear(peers, peer, identity, &mut stream, &handshake);
     peer.tables().end();
-    peers.look_whether_spares();
     match ended {
         Ok(()) => Ok(()),
         Err(error) => {
@@ -120,7 +117,7 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), E
 fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handshake), Ended> {
     let until = Instant::now() + CONNECT;
     stream.set_write_timeout(Some(CONNECT)).map_err(away)?;
-    let ours = Introduction::new(peers.identity, random().map_err(away)?, peers.tell);
+    let ours = Introduction::new(peers.identity, random().map_err(away)?);
     stream.write_all(&ours.to_bytes()).map_err(away)?;
     let mut theirs = [0; INTRODUCTION_LEN];
     let closed = "it closes the connection: is this director among its peers, under the address that it sees? Its log tells";
@@ -252,8 +249,13 @@ fn hear(
                 }
             }
             Kind::Digest => {
-                let (serial, digest) = payload.split_at_checked(8).ok_or(FrameError::Malformed)?;
+                let (serial, rest) = payload.split_at_checked(8).ok_or(FrameError::Malformed)?;
+                let (digest, services) = rest
+                    .split_at_checked(DIGEST_LEN)
+                    .ok_or(FrameError::Malformed)?;
                 let digest = Digest::parse(digest).map_err(|_| FrameError::Malformed)?;
+                let services =
+                    ServiceDigests::parse(services).map_err(|_| FrameError::Malformed)?;
                 let differ = peers
                     .ask_worker(move |decider, _| decider.shard.compare_lent(number, &digest))
                     .ok_or_else(gone)?;
@@ -274,26 +276,13 @@ fn hear(
                     asked.seal(Kind::Want, &ranges, &mut out);
                 }
                 asked.seal(Kind::Seen, serial, &mut out);
-                if handshake.compares_tables() {
-                    compare_tables(peers, peer, &mut asked, &mut out);
-                }
                 stream.write_all(&out)?;
+                if handshake.compares_services() {
+                    compare_services(peers, peer, &services);
+                }
                 peer.compared(differ.told, differ.missing, repairs >= REPAIRS_IN_A_ROW);
                 peers.look_after(peer);
                 peers.look_whether_ready();
-            }
-            Kind::Tables if handshake.compares_tables() => {
-                let heard = peer.tables().hear(&payload);
-                if heard.map_err(|_| FrameError::Malformed)? {
-                    out.clear();
-                    compare_tables(peers, peer, &mut asked, &mut out);
-                    stream.write_all(&out)?;
-                }
-            }
-            Kind::Table if handshake.compares_tables() => {
-                let theirs = Table::parse(&payload).map_err(|_| FrameError::Malformed)?;
-                let ours = peers.table(&theirs.key);
-                peer.tables().see(&theirs, ours.as_ref());
             }
             _ => return Err(FrameError::Malformed),
         }
@@ -301,14 +290,12 @@ fn hear(
     Ok(())
 }
 
-/// Compares a peer's tables with this director's, and asks for some of those that differ.
-fn compare_tables(peers: &Peers, peer: &Peer, asked: &mut Sequence, out: &mut Vec<u8>) {
-    let ours = peers.tables();
-    let (ask, said) = peer.tables().compare(&ours, peers.alarm, Instant::now());
-    say(peers, peer, said);
-    if !ask.is_empty() {
-        asked.seal(Kind::Ask, &tables::ask(&ask), out);
-    }
+/// Compares a peer's services with those of this director.
+fn compare_services(peers: &Peers, peer: &Peer, theirs: &ServiceDigests) {
+    let ours = peers.services();
+    let now = Instant::now();
+    let said = peer.tables().compare(&ours, theirs, peers.alarm, now);
+    say(peer, said);
 }
 
 /// Tells from now on what a peer has lent.
@@ -325,11 +312,8 @@ fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
     }
 }
 
-/// Writes into the log what became of a comparison, and does what follows from it.
-fn say(peers: &Peers, peer: &Peer, said: Option<Said>) {
-    if said.is_some() {
-        peers.look_whether_spares();
-    }
+/// Writes into the log what became of a comparison.
+fn say(peer: &Peer, said: Option<Said>) {
     match said {
         Some(Said::Differ(text)) => warn!("{} {text}", peer.address),
         Some(Said::Alike(text)) => info!("{} {text}", peer.address),
@@ -339,19 +323,15 @@ fn say(peers: &Peers, peer: &Peer, said: Option<Said>) {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroUsize;
     use std::thread;
 
     use lvs_core::sync::bulk::Kind as Told;
     use lvs_core::{Control, Options};
 
-    use super::super::tests::peers_of;
+    use super::super::tests::{peers_of, worker_of};
     use super::*;
-    use crate::engine::door::Requests;
-    use crate::engine::shared::{HostSide, Shared, Side};
-    use crate::engine::worker::{Equipment, Worker};
-    use crate::packet::common::Common;
-    use crate::packet::pipeline::Settings;
+    use crate::engine::shared::Shared;
+    use crate::engine::worker::Worker;
     use crate::sync::entry;
 
     fn item(port: u16) -> Item {
@@ -367,19 +347,8 @@ mod tests {
     fn what_a_peer_tells_waits_for_the_packet_worker_in_two_portions() {
         const ALL: u16 = 1000;
         let control = Control::new(Options::default());
-        let shard = control.shard(0).expect("the first");
-        let side = Side::Host(HostSide::new(1).expect("descriptors"));
-        let shared = Arc::new(Shared::new(control, side, false));
-        let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(NonZeroUsize::MIN));
-        let (requests, _queue) = Requests::new(shared.clone());
-        let mut worker = Worker::new(
-            shared.clone(),
-            0,
-            shard,
-            Equipment::new(common),
-            requests,
-            None,
-        );
+        let shared = Arc::new(Shared::new(control, 1).expect("descriptors"));
+        let mut worker = worker_of(&shared);
         worker.with_decider(|decider| {
             decider.shard.keep_ledger([3, 4]);
             decider.shard.listen_to(0, [1, 2]);

@@ -26,11 +26,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use lvs_core::Heard;
-use lvs_core::api::{PeerInfo, PeerStanding, SyncState, TablesInfo, TablesState};
+use lvs_core::api::{PeerInfo, PeerStanding, SyncState, TablesInfo, Waiting};
+use lvs_core::replication::Heard;
 use lvs_core::sync::PORT;
 use lvs_core::sync::bulk::PEERS_MAX;
-use lvs_core::sync::tables::{Table, TableKey, Tables};
+use lvs_core::sync::services::ServiceDigests;
 use tracing::{info, warn};
 
 use self::frame::{FrameError, Key};
@@ -38,7 +38,7 @@ pub(super) use self::hub::Hub;
 use super::decider::Decider;
 use super::shared::Shared;
 use crate::random::random;
-use crate::sys::EventFd;
+use lvs_sys::EventFd;
 
 /// How long a packet worker may take to answer.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -69,21 +69,6 @@ pub struct Config {
     pub wait: Duration,
     /// How long the tables of one may differ from this one's before that is an alarm.
     pub alarm: Duration,
-    /// Which connections they are told.
-    pub tell: Tell,
-}
-
-/// Which connections others are told.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Tell {
-    /// All.
-    #[default]
-    All,
-    /// Where a service's scheduler is a function of what the others know, too, those only that it
-    /// would put elsewhere now; else all. Packets of connections that are not known here are decided
-    /// by those schedulers ([`lvs_core::Control::set_decides`]). As long as one of the others does not
-    /// do so, or its tables are another's for too long, it is told all.
-    Exceptions,
 }
 
 /// The peers of an engine.
@@ -96,12 +81,11 @@ pub(in crate::engine) struct Peers {
     /// Of the digests.
     keys: [u64; 2],
     listen: SocketAddr,
+    /// Whether others can connect there: the host may not have the address yet.
+    listens: AtomicBool,
     wait: Duration,
     /// How long tables may differ.
     alarm: Duration,
-    tell: Tell,
-    /// Only exceptions are told.
-    spares: Mutex<bool>,
     tables: Mutex<tables::Own>,
     started: Instant,
     peers: Vec<Arc<Peer>>,
@@ -170,8 +154,6 @@ struct State {
     /// The stream that we tell it by, and how many there have been.
     tells: Option<TcpStream>,
     telling: u64,
-    /// Whoever listens decides about packets of connections that it does not know.
-    decides: bool,
     /// When the log was last told of somebody there who has not proved to have the key.
     complained: Option<Instant>,
     greeting: usize,
@@ -233,11 +215,16 @@ impl Peers {
         if listen.port() == 0 {
             listen.set_port(PORT);
         }
-        let socket = TcpListener::bind(listen).map_err(|error| {
-            format!("cannot listen at {listen}: {error}: is it an address of this host, and does nobody else have the port?")
-        })?;
         let failed = |error: io::Error| format!("cannot talk to other directors: {error}");
-        socket.set_nonblocking(true).map_err(failed)?;
+        let socket = match bind(listen) {
+            Ok(socket) => Some(socket),
+            Err(error) if is_missing(&error) => None,
+            Err(error) => {
+                return Err(format!(
+                    "cannot listen at {listen}: {error}: does another program have the port?"
+                ));
+            }
+        };
         let keys = frame::keys(random().map_err(failed)?);
         let peers = addresses.into_iter().enumerate().map(|(number, address)| {
             Arc::new(Peer {
@@ -254,10 +241,9 @@ impl Peers {
             identity: random().map_err(failed)?,
             keys,
             listen,
+            listens: AtomicBool::new(socket.is_some()),
             wait: config.wait,
             alarm: config.alarm,
-            tell: config.tell,
-            spares: Mutex::new(false),
             tables: Mutex::default(),
             started: Instant::now(),
             peers: peers.collect(),
@@ -269,18 +255,14 @@ impl Peers {
             sleeping: Default::default(),
             threads: Mutex::default(),
         });
-        if config.tell == Tell::Exceptions {
-            shared.control().set_decides(true);
-        }
         this.on_worker(move |decider| decider.shard.keep_ledger(keys));
-        this.look_whether_spares();
         for peer in &this.peers {
             let (peers, peer) = (this.clone(), peer.clone());
             this.spawn("lvs-peer-hears", move || listener::run(&peers, &peer))
                 .map_err(failed)?;
         }
         let peers = this.clone();
-        this.spawn("lvs-peers", move || accept::run(&peers, &socket))
+        this.spawn("lvs-peers", move || accept::run(&peers, socket))
             .map_err(failed)?;
         Ok(this)
     }
@@ -360,40 +342,6 @@ impl Peers {
         answer.recv_timeout(WORKER_TIMEOUT).ok()
     }
 
-    /// Why those are told everything who should be told exceptions only.
-    fn tells_all_because(&self) -> Option<String> {
-        self.peers.iter().find_map(|peer| {
-            let address = peer.address;
-            let state = peer.state();
-            if state.tells.is_some() && !state.decides {
-                return Some(format!(
-                    "{address} would not decide about their packets: it is of an older version, or has --sync-tell all"
-                ));
-            }
-            drop(state);
-            let alarm = peer.tables_info().state == TablesState::Alarm;
-            alarm.then(|| format!("{address} would choose other servers"))
-        })
-    }
-
-    /// Has only exceptions told, if that is enough for everybody.
-    fn look_whether_spares(&self) {
-        if self.tell == Tell::All {
-            return;
-        }
-        // Held until the packet worker knows, so that it hears of each change in its order.
-        let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
-        let why = self.tells_all_because();
-        let now = why.is_none();
-        if std::mem::replace(&mut *spares, now) != now {
-            match why {
-                Some(why) => info!("all connections are told from now on: {why}"),
-                None => info!("only connections are told that others would put elsewhere"),
-            }
-            self.on_worker(move |decider| decider.shard.set_spares(now));
-        }
-    }
-
     fn set_heard(&self, heard: bool) {
         self.on_worker(move |decider| decider.shard.set_heard(heard));
     }
@@ -412,18 +360,30 @@ impl Peers {
         control.told_templates_piece(from, budget, since, now)
     }
 
-    /// The digests of this director's tables.
-    fn tables(&self) -> Arc<Tables> {
+    /// The digests of this director's services.
+    fn services(&self) -> Arc<ServiceDigests> {
         let mut own = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(shared) = self.shared.upgrade() {
             own.follow(&shared);
         }
-        own.tables()
+        own.digests()
     }
 
-    /// A service's table, and whether the order of its servers matters.
-    fn table(&self, key: &TableKey) -> Option<(Table, bool)> {
-        tables::read(&*self.shared.upgrade()?, key)
+    /// The address to listen at, if the host does not have it yet.
+    pub(super) fn waiting(&self) -> Option<Waiting> {
+        let listen = self.listen;
+        (!self.listens.load(Ordering::Acquire)).then(|| Waiting {
+            code: "sync_listen_missing".to_owned(),
+            what: format!(
+                "other directors cannot connect to this one: waiting for the address {}, which this host does not have",
+                listen.ip()
+            ),
+            fix: format!(
+                "`ip addr add {}/LENGTH dev NAME`, or correct the address (--sync-listen; listen in [sync.peers] of lvsd's file) \
+                 and restart the dataplane",
+                listen.ip()
+            ),
+        })
     }
 
     /// How far the connections of the others are known here.
@@ -517,17 +477,11 @@ impl Peers {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counts = &self.counts;
         let told = self.ask_worker(|decider, _| decider.shard.told().count());
-        let exceptions = self.tell == Tell::Exceptions;
-        let all = exceptions.then(|| self.tells_all_because()).flatten();
-        let shared = self.shared.upgrade();
         SyncState {
             ready: waits.is_none(),
             waits_for: waits.unwrap_or_default(),
             listen: Some(self.listen),
             told: told.unwrap_or(0),
-            exceptions: exceptions && all.is_none(),
-            tells_all: all.unwrap_or_default(),
-            decided: shared.map_or(0, |shared| shared.control().decided()),
             peers: self.peers.iter().map(|peer| self.report_on(peer)).collect(),
             items_sent: read(&counts.items_sent),
             bytes_sent: read(&counts.bytes_sent),
@@ -574,6 +528,18 @@ impl Peers {
             tables: peer.tables().differences(Instant::now()),
         }
     }
+}
+
+/// A socket to accept connections of other directors.
+fn bind(listen: SocketAddr) -> io::Result<TcpListener> {
+    let socket = TcpListener::bind(listen)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// Whether the host does not have the address, or the interface of its scope: it may come.
+fn is_missing(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(libc::ENODEV)
 }
 
 impl State {

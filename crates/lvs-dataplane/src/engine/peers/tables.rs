@@ -1,34 +1,35 @@
-//! Whether every director chooses alike: the digests of the services' tables, and how those of a
-//! peer compare with them.
+//! Whether a peer chooses as this director does: the digests of both directors' services.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lvs_core::TablesWalk;
+use lvs_core::ServiceKey;
 use lvs_core::api::{TableDifference, TablesInfo, TablesState};
-use lvs_core::sync::bulk::Malformed;
-use lvs_core::sync::tables::{ASKED_MAX, Table, TableDigest, TableKey, Tables};
+use lvs_core::replication::DigestWalk;
+use lvs_core::sync::services::{Differs, ServiceDigests};
 
 use crate::engine::shared::Shared;
 
 /// Servers that are looked at while packets wait.
 const PIECE: usize = 256;
-/// Between two looks at what changes all the time.
+/// Between two looks at services that change all the time.
 const PERIOD: Duration = Duration::from_secs(1);
+/// Services that are named of those that differ.
+const NAMED_MAX: usize = 16;
 
-/// This director's.
+/// The digests of this director's services.
 #[derive(Debug, Default)]
 pub(super) struct Own {
-    tables: Arc<Tables>,
+    digests: Arc<ServiceDigests>,
     beyond: usize,
     /// The generation of what they were made from.
     made: Option<(u32, Instant)>,
 }
 
 impl Own {
-    /// Makes them anew if services or servers have changed.
+    /// Makes the digests again if services or servers have changed.
     pub(super) fn follow(&mut self, shared: &Shared) {
         let generation = shared.control().generation();
         if let Some((made, at)) = self.made
@@ -37,25 +38,17 @@ impl Own {
             return;
         }
         let mut all = Vec::new();
-        let mut next = Some(TablesWalk::default());
+        let mut next = Some(DigestWalk::default());
         while let Some(walk) = next {
-            next = shared.control().tables_piece(walk, PIECE, &mut all);
+            next = shared.control().digests_piece(walk, PIECE, &mut all);
         }
-        // What changes all the time is as it was when it did not.
-        let known = all.into_iter().filter_map(|(key, digest)| match digest {
-            TableDigest::GONE => Some((key, self.tables.get(&key)?)),
-            _ => Some((key, digest)),
-        });
-        let (tables, beyond) = Tables::new(known);
-        self.beyond = beyond;
+        let (digests, beyond) = ServiceDigests::new(all);
+        (self.digests, self.beyond) = (Arc::new(digests), beyond);
         self.made = Some((generation, Instant::now()));
-        if tables != *self.tables {
-            self.tables = Arc::new(tables);
-        }
     }
 
-    pub(super) fn tables(&self) -> Arc<Tables> {
-        self.tables.clone()
+    pub(super) fn digests(&self) -> Arc<ServiceDigests> {
+        self.digests.clone()
     }
 
     /// Services that are not compared.
@@ -64,79 +57,41 @@ impl Own {
     }
 }
 
-/// A service's table, and whether the order of its servers matters.
-pub(super) fn read(shared: &Shared, key: &TableKey) -> Option<(Table, bool)> {
-    let key = key.service();
-    let (mut table, ordered, mut more) = shared.control().table_piece(&key, 0, PIECE)?;
-    while more {
-        let from = table.servers.len();
-        let (piece, _, rest) = shared.control().table_piece(&key, from, PIECE)?;
-        // It may have got shorter meanwhile.
-        more = rest && !piece.servers.is_empty();
-        table.servers.extend(piece.servers);
-        table.count = piece.count;
-    }
-    Some((table, ordered))
-}
-
 /// What is to be said of a comparison.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Said {
-    /// They have differed for too long.
+    /// The directors have differed for too long.
     Differ(String),
-    /// They do not any more, or that is to be seen.
+    /// They do not differ any more, or the peer was started again.
     Alike(String),
 }
 
-/// A peer's tables, and how they compare with ours.
+/// How a peer's services compare with those of this director.
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
     identity: Option<[u8; 16]>,
-    /// There is a connection, over which they are not told.
+    /// There is a connection, over which the peer sends no digests of services.
     older: bool,
-    theirs: Tables,
-    /// They were told, and compared.
+    /// The peer has sent digests over this connection.
     compared: bool,
-    differ: BTreeMap<TableKey, Difference>,
+    differ: Vec<Difference>,
     alarm: bool,
 }
 
 #[derive(Debug)]
 struct Difference {
     since: Instant,
-    here: TableDigest,
-    there: TableDigest,
-    /// What differs was asked for.
-    asked: bool,
-    what: Box<[String]>,
-}
-
-impl Difference {
-    /// There is none, or it is another than it was.
-    fn new(since: Instant, here: TableDigest, there: TableDigest) -> Self {
-        let only = match (here, there) {
-            (TableDigest::GONE, _) => Some("the service is there only"),
-            (_, TableDigest::GONE) => Some("the service is here only"),
-            _ => None,
-        };
-        Self {
-            since,
-            here,
-            there,
-            asked: only.is_some(),
-            what: only.into_iter().map(str::to_owned).collect(),
-        }
-    }
+    differs: Differs,
 }
 
 impl Comparison {
-    /// There is a connection; `told`: over which they are told. Gives what is to be said.
+    /// There is a connection; `told`: the peer sends digests over it. Gives what is to be said.
     pub(super) fn begin(&mut self, identity: [u8; 16], told: bool) -> Option<Said> {
         let mut said = None;
-        // One that was started anew has nothing at first.
+        // A peer that was started again has no services at first.
         if self.identity != Some(identity) {
-            let anew = "was started anew, and is compared anew".to_owned();
-            said = self.alarm.then_some(Said::Alike(anew));
+            let again = "was started again, and is compared again".to_owned();
+            said = self.alarm.then_some(Said::Alike(again));
             *self = Self::default();
         }
         self.identity = Some(identity);
@@ -144,63 +99,45 @@ impl Comparison {
         said
     }
 
-    /// The connection is over. What differed before, and still does when there is another one, has
-    /// differed all the time.
+    /// The connection is over. A service that differed before, and still does over the next
+    /// connection, has differed all the time.
     pub(super) fn end(&mut self) {
         (self.older, self.compared) = (false, false);
-        self.theirs = Tables::default();
     }
 
-    /// Takes what the peer tells; `true` if that is all for now.
-    pub(super) fn hear(&mut self, told: &[u8]) -> Result<bool, Malformed> {
-        let all = self.theirs.hear(told)?;
-        self.compared |= all;
-        Ok(all)
-    }
-
-    /// Compares them with `ours`; gives the services to ask about, and what is to be said.
+    /// Compares the digests that a peer has sent with `ours`; gives what is to be said.
     pub(super) fn compare(
         &mut self,
-        ours: &Tables,
+        ours: &ServiceDigests,
+        theirs: &ServiceDigests,
         alarm: Duration,
         now: Instant,
-    ) -> (Vec<TableKey>, Option<Said>) {
-        if !self.compared {
-            return (Vec::new(), None);
-        }
-        let mut before = std::mem::take(&mut self.differ);
-        for (key, here, there) in ours.compare(&self.theirs) {
-            let difference = match before.remove(&key) {
-                Some(known) if known.here == here && known.there == there => known,
-                Some(known) => Difference::new(known.since, here, there),
-                None => Difference::new(now, here, there),
-            };
-            self.differ.insert(key, difference);
-        }
-        let mut ask = Vec::new();
-        for (key, difference) in self.differ.iter_mut().take(ASKED_MAX) {
-            if !std::mem::replace(&mut difference.asked, true) {
-                ask.push(*key);
-            }
-        }
+    ) -> Option<Said> {
+        self.compared = true;
+        let before: HashMap<ServiceKey, Instant> = std::mem::take(&mut self.differ)
+            .into_iter()
+            .map(|known| (known.differs.service, known.since))
+            .collect();
+        let differ = ours.compare(theirs).map(|differs| Difference {
+            since: before.get(&differs.service).copied().unwrap_or(now),
+            differs,
+        });
+        self.differ = differ.collect();
         let mut lasting = self
             .differ
             .iter()
-            .filter(|(_, difference)| now.saturating_duration_since(difference.since) >= alarm);
+            .filter(|one| now.saturating_duration_since(one.since) >= alarm);
         let said = match (lasting.next(), self.alarm) {
-            (Some((key, difference)), false) => {
-                let what = match difference.what.first() {
-                    Some(what) => format!(": {what}"),
-                    None => String::new(),
-                };
+            (Some(one), false) => {
                 let more = match lasting.count() {
                     0 => String::new(),
+                    1 => ", and 1 more service".to_owned(),
                     more => format!(", and {more} more services"),
                 };
                 Some(Said::Differ(format!(
-                    "has not chosen as this director does for {} s: {}{what}{more}; lvsadm sync shows what differs",
+                    "has not chosen as this director does for {} s: {} differs{more}; lvsadm sync names what differs, lvsadm diff shows how",
                     alarm.as_secs(),
-                    key.service()
+                    one.differs.service
                 )))
             }
             (None, true) => Some(Said::Alike(match self.differ.len() {
@@ -216,18 +153,7 @@ impl Comparison {
             Some(Said::Alike(_)) => self.alarm = false,
             None => {}
         }
-        (ask, said)
-    }
-
-    /// Takes what a table that was asked for says, beside ours.
-    pub(super) fn see(&mut self, theirs: &Table, ours: Option<&(Table, bool)>) {
-        if let (Some(difference), Some((ours, ordered))) = (self.differ.get_mut(&theirs.key), ours)
-        {
-            let what = ours.differences(theirs, *ordered);
-            // Nothing: it has changed since.
-            difference.asked = !what.is_empty();
-            difference.what = what.into();
-        }
+        said
     }
 
     fn state(&self) -> TablesState {
@@ -242,8 +168,8 @@ impl Comparison {
 
     /// How they compare.
     pub(super) fn info(&self, peer: SocketAddr, now: Instant) -> TablesInfo {
-        let differ = self.differ.values().filter(|_| self.compared);
-        let first = differ.clone().map(|difference| difference.since).min();
+        let differ = self.differ.iter().filter(|_| self.compared);
+        let first = differ.clone().map(|one| one.since).min();
         TablesInfo {
             peer,
             state: self.state(),
@@ -252,30 +178,29 @@ impl Comparison {
         }
     }
 
-    /// What differs.
+    /// The first services that differ.
     pub(super) fn differences(&self, now: Instant) -> Vec<TableDifference> {
         let differ = self.differ.iter().filter(|_| self.compared);
-        let shown = differ.take(ASKED_MAX);
-        shown
-            .map(|(key, difference)| TableDifference {
-                service: key.service().into(),
-                seconds: now.saturating_duration_since(difference.since).as_secs(),
-                what: difference.what.to_vec(),
-            })
-            .collect()
+        let named = differ.take(NAMED_MAX).map(|one| TableDifference {
+            service: one.differs.service.into(),
+            seconds: now.saturating_duration_since(one.since).as_secs(),
+            here: one.differs.here,
+            there: one.differs.there,
+        });
+        named.collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use lvs_core::{Control, Family, Forwarding, Options, ServerConfig, ServiceConfig, ServiceKey};
+    use lvs_core::{Control, Family, Forwarding, Options, ServerConfig, ServiceConfig};
 
     use super::*;
 
     const ALARM: Duration = Duration::from_secs(30);
 
-    /// A director with a service and a server of this weight.
-    fn director(weight: i32) -> Control {
+    /// The digests of a director with a service and a server of this weight.
+    fn digests(weight: i32) -> ServiceDigests {
         let mut control = Control::new(Options::default());
         let key = ServiceKey::tcp(([198, 51, 100, 1], 80).into());
         let config = ServiceConfig::new(Family::V4, "mh");
@@ -284,22 +209,9 @@ mod tests {
         let (address, now) = (([10, 0, 0, 1], 80).into(), lvs_core::Instant::ZERO);
         let added = control.add_server(&key, address, &server, now);
         added.expect("a good one");
-        control
-    }
-
-    fn tables(control: &Control) -> Tables {
         let mut all = Vec::new();
-        control.tables_piece(TablesWalk::default(), PIECE, &mut all);
-        Tables::new(all).0
-    }
-
-    /// What a peer of this weight tells.
-    fn hear(comparison: &mut Comparison, known: &mut Tables, weight: i32) {
-        let now = tables(&director(weight));
-        for told in now.told_since(known, 1000) {
-            comparison.hear(&told).expect("it is in order");
-        }
-        *known = now;
+        control.digests_piece(DigestWalk::default(), PIECE, &mut all);
+        ServiceDigests::new(all).0
     }
 
     fn state(comparison: &Comparison, now: Instant) -> (TablesState, u64, u64) {
@@ -309,87 +221,73 @@ mod tests {
 
     #[test]
     fn a_difference_that_lasts_is_an_alarm_once() {
-        let (ours, mut known) = (director(1), Tables::default());
-        let own = tables(&ours);
+        let ours = digests(1);
         let begun = Instant::now();
         let at = |second| begun + Duration::from_secs(second);
         let mut it = Comparison::default();
         assert_eq!(it.begin([1; 16], true), None);
         assert_eq!(state(&it, at(0)).0, TablesState::Unknown);
-        assert_eq!(it.compare(&own, ALARM, at(0)), (Vec::new(), None));
-        hear(&mut it, &mut known, 1);
-        assert_eq!(it.compare(&own, ALARM, at(0)), (Vec::new(), None));
+        // A peer whose server has this weight.
+        let hear = |it: &mut Comparison, weight, second| {
+            it.compare(&ours, &digests(weight), ALARM, at(second))
+        };
+        assert_eq!(hear(&mut it, 1, 0), None);
         assert_eq!(state(&it, at(0)), (TablesState::Alike, 0, 0));
 
         // What differs shortly, and again, is no alarm.
         for second in [10, 30, 50] {
-            hear(&mut it, &mut known, 2);
-            assert_eq!(it.compare(&own, ALARM, at(second)).1, None);
-            assert_eq!(it.compare(&own, ALARM, at(second + 15)).1, None);
+            assert_eq!(hear(&mut it, 2, second), None);
+            assert_eq!(hear(&mut it, 2, second + 15), None);
             assert_eq!(state(&it, at(second + 15)), (TablesState::Differ, 1, 15));
-            hear(&mut it, &mut known, 1);
-            assert_eq!(it.compare(&own, ALARM, at(second + 16)).1, None);
+            assert_eq!(hear(&mut it, 1, second + 16), None);
         }
-        // It is asked about once, and again when it is another difference, as old as it is.
-        hear(&mut it, &mut known, 2);
-        let (ask, _) = it.compare(&own, ALARM, at(100));
-        assert_eq!(ask.len(), 1);
-        assert!(it.compare(&own, ALARM, at(102)).0.is_empty());
-        hear(&mut it, &mut known, 3);
-        let (ask, _) = it.compare(&own, ALARM, at(104));
-        let of = |control: &Control| {
-            control
-                .table_piece(&ask[0].service(), 0, PIECE)
-                .expect("it")
-        };
-        let ((theirs, ..), (here, ordered, _)) = (of(&director(3)), of(&ours));
-        it.see(&theirs, Some(&(here, ordered)));
+        // It is as old as it is, also when it becomes another difference.
+        assert_eq!(hear(&mut it, 2, 100), None);
+        assert_eq!(hear(&mut it, 3, 104), None);
         let shown = it.differences(at(110));
-        assert_eq!(shown[0].what, ["10.0.0.1:80: weight: 1 here, 3 there"]);
-        assert_eq!(shown[0].seconds, 10);
-        assert_eq!(it.compare(&own, ALARM, at(129)).1, None);
-        let Some(Said::Differ(text)) = it.compare(&own, ALARM, at(130)).1 else {
+        assert_eq!(
+            (shown[0].seconds, shown[0].here, shown[0].there),
+            (10, true, true)
+        );
+        assert_eq!(hear(&mut it, 3, 129), None);
+        let Some(Said::Differ(text)) = hear(&mut it, 3, 130) else {
             panic!("it has lasted")
         };
         assert!(
-            text.contains("for 30 s: TCP 198.51.100.1:80: 10.0.0.1:80: weight: 1 here, 3 there;"),
+            text.contains("for 30 s: TCP 198.51.100.1:80 differs;"),
             "{text}"
         );
-        assert_eq!(it.compare(&own, ALARM, at(132)).1, None, "it was said");
+        assert_eq!(hear(&mut it, 3, 132), None, "it was said");
         assert_eq!(state(&it, at(132)), (TablesState::Alarm, 1, 32));
 
-        // While nothing is told, nothing is known; what still differs then has differed all along.
+        // While the peer sends nothing, nothing is known; what still differs then has differed all
+        // along.
         it.end();
         assert_eq!(state(&it, at(133)), (TablesState::Unknown, 0, 0));
         assert!(it.differences(at(133)).is_empty());
         assert_eq!(it.begin([1; 16], true), None);
-        known = Tables::default();
-        hear(&mut it, &mut known, 3);
-        assert_eq!(it.compare(&own, ALARM, at(140)).1, None);
+        assert_eq!(hear(&mut it, 3, 140), None);
         assert_eq!(state(&it, at(140)), (TablesState::Alarm, 1, 40));
-        hear(&mut it, &mut known, 1);
-        let said = it.compare(&own, ALARM, at(142)).1;
+        let said = hear(&mut it, 1, 142);
         assert!(matches!(said, Some(Said::Alike(_))), "{said:?}");
         assert_eq!(state(&it, at(142)), (TablesState::Alike, 0, 0));
     }
 
     #[test]
-    fn who_is_started_anew_or_is_older_is_compared_anew_or_not_at_all() {
-        let own = tables(&director(1));
+    fn comparison_starts_again_for_restarted_peer_and_skips_older_peer() {
+        let (own, none) = (digests(1), ServiceDigests::default());
         let now = Instant::now();
         let mut it = Comparison::default();
         assert_eq!(it.begin([1; 16], true), None);
-        // It has nothing, and says so.
-        assert_eq!(it.hear(&[0]), Ok(true));
-        it.compare(&own, ALARM, now);
+        assert_eq!(it.compare(&own, &none, ALARM, now), None);
         let later = now + ALARM;
-        assert!(it.compare(&own, ALARM, later).1.is_some());
-        assert_eq!(it.differences(later)[0].what, ["the service is here only"]);
+        assert!(it.compare(&own, &none, ALARM, later).is_some());
+        let shown = it.differences(later);
+        assert_eq!((shown[0].here, shown[0].there), (true, false));
         it.end();
         let said = it.begin([2; 16], true);
         assert!(matches!(said, Some(Said::Alike(_))), "{said:?}");
-        assert_eq!(it.hear(&[0]), Ok(true));
-        assert_eq!(it.compare(&own, ALARM, later).1, None);
+        assert_eq!(it.compare(&own, &none, ALARM, later), None);
         assert_eq!(state(&it, later), (TablesState::Differ, 1, 0));
         it.end();
         assert_eq!(it.begin([3; 16], false), None, "there was no alarm");

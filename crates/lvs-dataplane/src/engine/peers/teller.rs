@@ -8,20 +8,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lvs_core::sync::bulk::{Pass, Ranges, count, portions};
-use lvs_core::sync::tables::{self, Tables};
 use tracing::{info, warn};
 
-use super::frame::{FrameError, Handshake, Kind, PAYLOAD_MAX, Sequence};
+use super::frame::{FrameError, Handshake, Kind, Sequence};
 use super::hub::{Outgoing, Said, Work};
 use super::{Peer, Peers};
-use crate::deadline::write_within;
+use lvs_process::deadline::write_within;
 
 /// Slots that a packet worker looks at in one go, as in a listing: 512 connections.
 const PIECE: usize = 8192;
 /// Bytes that wait before the walk over the table goes on.
 const AHEAD: usize = 256 << 10;
+/// Bytes of items in a frame, at most.
+const ITEMS_MAX: usize = 64 << 10;
 /// Bytes of items that go into a frame together, so that it gets nearly full.
-const PORTION: usize = PAYLOAD_MAX / 4;
+const PORTION: usize = ITEMS_MAX / 4;
 /// Between two digests.
 const DIGEST_PERIOD: Duration = Duration::from_secs(2);
 /// Between two walks that tell of connections which had packets.
@@ -112,58 +113,8 @@ fn read(
                 let serial = serial.try_into().map_err(|_| FrameError::Malformed)?;
                 peer.seen(u64::from_be_bytes(serial));
             }
-            (Kind::Ask, keys) => {
-                outgoing.ask(tables::asked(&keys).map_err(|_| FrameError::Malformed)?);
-            }
             _ => return Err(FrameError::Malformed),
         }
-    }
-}
-
-/// What a listener knows of the services' tables.
-struct ToldTables {
-    known: Option<Arc<Tables>>,
-    /// When it is told what has changed.
-    due: Instant,
-}
-
-impl ToldTables {
-    /// Tells which tables have changed, and those that it asks for, when it is time.
-    fn tell(
-        &mut self,
-        peers: &Peers,
-        stream: &TcpStream,
-        told: &mut Sequence,
-        outgoing: &Outgoing,
-    ) -> io::Result<()> {
-        if Instant::now() < self.due {
-            return Ok(());
-        }
-        self.due = Instant::now() + DIGEST_PERIOD;
-        let now = peers.tables();
-        let mut write = |kind, payload: &[u8]| {
-            let mut bytes = Vec::new();
-            told.seal(kind, payload, &mut bytes);
-            peers.add(|counts| &counts.bytes_sent, bytes.len() as u64);
-            write_within(stream, &bytes, PATIENCE)
-        };
-        let portions = match &self.known {
-            Some(known) if Arc::ptr_eq(&now, known) => Vec::new(),
-            Some(known) => now.told_since(known, PAYLOAD_MAX),
-            // That there are none is to be known, too.
-            None if now.is_empty() => vec![vec![0]],
-            None => now.told_since(&Tables::default(), PAYLOAD_MAX),
-        };
-        for portion in portions {
-            write(Kind::Tables, &portion)?;
-        }
-        self.known = Some(now);
-        for key in outgoing.asked() {
-            if let Some((table, _)) = peers.table(&key) {
-                write(Kind::Table, &table.to_bytes())?;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -183,14 +134,7 @@ fn tell(
     let mut visited = peers.now();
     let (mut refresh, mut digest) = (Instant::now() + REFRESH_PERIOD, Instant::now());
     let mut serial = 0_u64;
-    let mut tables = handshake.compares_tables().then(|| ToldTables {
-        known: None,
-        due: Instant::now(),
-    });
     while !peers.is_stopping() {
-        if let Some(tables) = &mut tables {
-            tables.tell(peers, stream, &mut told, outgoing)?;
-        }
         let mut until = Instant::now();
         match &mut walk {
             Some(going) => {
@@ -241,7 +185,7 @@ fn tell(
         if said.is_empty() && !closed {
             continue;
         }
-        write(peers, peer, stream, &mut told, &mut serial, said)?;
+        write(peers, peer, stream, handshake, &mut told, &mut serial, said)?;
         if closed {
             break;
         }
@@ -255,7 +199,7 @@ fn tell(
         if said.is_empty() {
             return Ok(());
         }
-        write(peers, peer, stream, &mut told, &mut serial, said)?;
+        write(peers, peer, stream, handshake, &mut told, &mut serial, said)?;
     }
 }
 
@@ -264,6 +208,7 @@ fn write(
     peers: &Peers,
     peer: &Peer,
     stream: &TcpStream,
+    handshake: &Handshake,
     told: &mut Sequence,
     serial: &mut u64,
     all: VecDeque<Said>,
@@ -280,7 +225,7 @@ fn write(
         match said {
             Said::Items(more) => {
                 for more in portions(&more, PORTION) {
-                    if items.len() + more.len() > PAYLOAD_MAX {
+                    if items.len() + more.len() > ITEMS_MAX {
                         seal_items(told, &mut items, &mut bytes);
                     }
                     items.extend(more);
@@ -292,6 +237,9 @@ fn write(
                 *serial += 1;
                 let mut payload = serial.to_be_bytes().to_vec();
                 digest.write(&mut payload);
+                if handshake.compares_services() {
+                    peers.services().write(&mut payload);
+                }
                 peer.sent(*serial);
                 told.seal(Kind::Digest, &payload, &mut bytes);
             }

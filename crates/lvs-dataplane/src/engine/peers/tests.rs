@@ -1,12 +1,20 @@
 //! Peers that say what they should not, or do not listen, over connections of this host.
 
 use std::io::{Read, Write};
+use std::num::NonZeroUsize;
 
 use super::frame::{
     Handshake, INTRODUCTION_LEN, Introduction, Kind, PAYLOAD_MAX, PROOF_LEN, Sequence,
 };
+use lvs_core::api::TablesState;
+use lvs_core::sync::bulk::DIGEST_LEN;
+use lvs_core::sync::services::SERVICES_MAX;
+
 use super::*;
-use crate::engine::shared::{HostSide, Side};
+use crate::engine::door::Requests;
+use crate::engine::worker::{Equipment, Worker};
+use lvs_packet::common::Common;
+use lvs_packet::pipeline::Settings;
 
 const KEY: &[u8] = b"0123456789abcdef0123456789abcdef";
 const ITEMS: usize = 1 << 20;
@@ -38,10 +46,9 @@ pub(super) fn peers_of(shared: Weak<Shared>, address: SocketAddr) -> Arc<Peers> 
         identity: [1; 16],
         keys: [1, 2],
         listen: address,
+        listens: AtomicBool::new(true),
         wait: Duration::ZERO,
         alarm: ALARM,
-        tell: Tell::All,
-        spares: Mutex::new(false),
         tables: Mutex::default(),
         started: Instant::now(),
         peers: vec![Arc::new(peer)],
@@ -53,6 +60,22 @@ pub(super) fn peers_of(shared: Weak<Shared>, address: SocketAddr) -> Arc<Peers> 
         sleeping: Default::default(),
         threads: Mutex::default(),
     })
+}
+
+/// An engine's only packet worker, which runs its jobs when it is told to.
+pub(super) fn worker_of(shared: &Arc<Shared>) -> Worker {
+    let shard = shared.control().shard(0).expect("the first");
+    let common = Common::new(Settings::UNLIMITED).with_workers(NonZeroUsize::MIN);
+    let (requests, _) = Requests::new(shared.clone());
+    let equipment = Equipment::new(Arc::new(common));
+    Worker::new(shared.clone(), 0, shard, equipment, requests, None)
+}
+
+/// Runs the jobs that wait for the packet worker.
+fn run_jobs(shared: &Shared, worker: &mut Worker) {
+    for job in shared.doors()[0].mailbox.take() {
+        job(worker);
+    }
 }
 
 /// What is counted of frames that nobody should send.
@@ -76,23 +99,17 @@ struct Listens {
     teller: JoinHandle<()>,
 }
 
-/// One of an older version.
+/// One of an older version, to an engine whose packet worker is gone.
 fn listens() -> Listens {
-    listens_as(introduction(2))
+    listens_to(Weak::new(), introduction(2))
 }
 
-fn listens_as(introduced: Introduction) -> Listens {
-    listens_to(introduced, tables::Own::default())
-}
-
-/// To one with these tables.
-fn listens_to(introduced: Introduction, own: tables::Own) -> Listens {
+fn listens_to(shared: Weak<Shared>, introduced: Introduction) -> Listens {
     let (listener, address) = listener();
     let stream = TcpStream::connect(address).expect("it listens");
     let (theirs, _) = listener.accept().expect("it has connected");
-    let peers = peers(address);
-    *peers.tables.lock().expect("nobody has panicked") = own;
-    let ours = Introduction::new([1; 16], [1; 24], Tell::All);
+    let peers = peers_of(shared, address);
+    let ours = Introduction::new([1; 16], [1; 24]);
     let handshake = Handshake::new(&Key::of(KEY), introduced, ours);
     let (told, asked) = (handshake.told(), handshake.asked());
     let all = peers.clone();
@@ -164,22 +181,19 @@ fn repeated(frame: &[u8]) -> Vec<u8> {
 
 /// Another connection between the same two directors, of which somebody has kept what was said.
 fn recorded() -> Handshake {
-    let of = |identity| Introduction::new([identity; 16], [9; 24], Tell::All);
+    let of = |identity| Introduction::new([identity; 16], [9; 24]);
     Handshake::new(&Key::of(KEY), of(2), of(1))
 }
 
 #[test]
 fn what_a_listener_should_not_send_ends_its_connection_and_is_counted() {
     type Make = fn(&mut Sequence) -> Vec<u8>;
-    let cases: [(Make, (u64, u64)); 10] = [
+    let cases: [(Make, (u64, u64)); 8] = [
         // As long as a frame may be.
         (|asked| sealed(asked, Kind::Want, &[0; PAYLOAD_MAX]), (0, 0)),
         (|_| too_long(), (1, 0)),
         (|asked| changed(sealed(asked, Kind::Want, &[0; 2])), (1, 0)),
         (|asked| sealed(asked, Kind::Seen, &[0; 7]), (0, 1)),
-        // Tables of nothing, and of too many.
-        (|asked| sealed(asked, Kind::Ask, &[]), (0, 1)),
-        (|asked| sealed(asked, Kind::Ask, &[0; PAYLOAD_MAX]), (0, 1)),
         // What only a teller says, and what was made another kind on the way.
         (|asked| sealed(asked, Kind::Items, &[]), (0, 1)),
         (|asked| unknown(sealed(asked, Kind::Seen, &[0; 8])), (1, 0)),
@@ -220,23 +234,20 @@ fn too_long() -> Vec<u8> {
 fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
     type Make<'a> = &'a dyn Fn(&mut Sequence) -> Vec<u8>;
     let keys = |told: &mut Sequence| sealed(told, Kind::Keys, &[0; 16]);
-    let (whole, broken) = (tables_payload(), [&tables_payload()[..], &[0]].concat());
-    let cases: [(Make<'_>, (u64, u64)); 11] = [
-        // A table that nobody has asked for is none of ours.
+    // Digests without a service, of one, and of a part of one.
+    let digest = |services: usize| vec![0; 8 + DIGEST_LEN + services];
+    let cases: [(Make<'_>, (u64, u64)); 10] = [
         (
-            &|told| [keys(told), sealed(told, Kind::Table, &table_payload())].concat(),
-            (0, 0),
-        ),
-        (
-            &|told| [keys(told), sealed(told, Kind::Tables, &whole)].concat(),
-            (0, 0),
-        ),
-        (
-            &|told| [keys(told), sealed(told, Kind::Tables, &broken)].concat(),
+            &|told| [keys(told), sealed(told, Kind::Digest, &digest(0)[1..])].concat(),
             (0, 1),
         ),
         (
-            &|told| [keys(told), sealed(told, Kind::Table, &[7; 30])].concat(),
+            &|told| [keys(told), sealed(told, Kind::Digest, &digest(35))].concat(),
+            (0, 1),
+        ),
+        // A service of no protocol.
+        (
+            &|told| [keys(told), sealed(told, Kind::Digest, &digest(36))].concat(),
             (0, 1),
         ),
         (&|_| too_long(), (1, 0)),
@@ -267,7 +278,7 @@ fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
         let mut theirs = [0; INTRODUCTION_LEN];
         stream.read_exact(&mut theirs).expect("it is introduced");
         let theirs = Introduction::parse(&theirs).expect("an introduction");
-        let ours = Introduction::new([2; 16], [2; 24], Tell::All);
+        let ours = Introduction::new([2; 16], [2; 24]);
         let handshake = Handshake::new(&Key::of(KEY), theirs, ours);
         let mut bytes = ours.to_bytes().to_vec();
         bytes.extend(handshake.teller_proof());
@@ -291,125 +302,88 @@ fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
     }
 }
 
-/// A service, its table and its digest.
-fn service() -> (lvs_core::Control, TableKey) {
-    use lvs_core::{Control, Family, Options, ServiceConfig, ServiceKey};
-    let mut control = Control::new(Options::default());
-    let key = ServiceKey::tcp(([198, 51, 100, 1], 80).into());
-    let config = ServiceConfig::new(Family::V4, "mh");
-    control.add_service(key, config, None).expect("a good one");
-    (control, TableKey::from(&key))
-}
-
-fn tables_payload() -> Vec<u8> {
-    let (control, mut all) = (service().0, Vec::new());
-    control.tables_piece(lvs_core::TablesWalk::default(), 256, &mut all);
-    let told = Tables::new(all)
-        .0
-        .told_since(&Tables::default(), PAYLOAD_MAX);
-    told.concat()
-}
-
-fn table_payload() -> Vec<u8> {
-    let (control, key) = service();
-    let table = control.table_piece(&key.service(), 0, 256);
-    table.expect("there is one").0.to_bytes()
-}
-
-/// A director of an older version ends a connection over which it is told what it does not know.
-#[test]
-fn who_does_not_say_that_it_understands_tables_is_told_none() {
-    for (introduced, understands) in [
-        (introduction(2), false),
-        (Introduction::new([2; 16], [2; 24], Tell::All), true),
-    ] {
-        let mut it = listens_as(introduced);
-        let mut kinds = Vec::new();
-        while !kinds.contains(&Kind::Whole) {
-            kinds.push(it.told.read(&mut it.stream).expect("a frame").0);
+/// The first digest that a director sends to a listener.
+fn first_digest(shared: &Arc<Shared>, worker: &mut Worker, introduced: Introduction) -> Vec<u8> {
+    let mut it = listens_to(Arc::downgrade(shared), introduced);
+    let digest = thread::scope(|scope| {
+        let (stream, told) = (&mut it.stream, &mut it.told);
+        let reads = scope.spawn(move || {
+            loop {
+                let (kind, payload) = told.read(stream).expect("a frame");
+                if kind == Kind::Digest {
+                    return payload;
+                }
+            }
+        });
+        while !reads.is_finished() {
+            run_jobs(shared, worker);
+            thread::yield_now();
         }
-        assert_eq!(kinds.contains(&Kind::Tables), understands, "{kinds:?}");
-        drop(it.stream);
-        it.teller.join().expect("it ends");
+        reads.join().expect("no panic")
+    });
+    drop(it.stream);
+    while !it.teller.is_finished() {
+        run_jobs(shared, worker);
+        thread::yield_now();
     }
+    it.teller.join().expect("it ends");
+    assert_eq!(it.peers.counts.malformed.load(Ordering::Relaxed), 0);
+    digest
 }
 
-/// As many services as are compared, and one more: told in portions that fit, heard, and found alike;
-/// and when nothing is alike, no more is asked or shown than a few.
+/// As many services as are compared, and one more. A director that does not say that it understands
+/// digests of services is sent none: an older one would end the connection. When all differ, no more
+/// services are named than a few.
 #[test]
-fn digests_of_as_many_services_as_are_compared_are_told() {
-    use lvs_core::sync::tables::{ASKED_MAX, TABLES_MAX};
+fn digests_of_as_many_services_as_are_compared_are_told_to_directors_that_understand_them() {
     use lvs_core::{Control, Family, Options, ServiceConfig, ServiceKey};
     let mut control = Control::new(Options::default());
     let family = Family::V4;
-    let count = u32::try_from(TABLES_MAX).expect("it fits") + 1;
+    let count = u32::try_from(SERVICES_MAX).expect("it fits") + 1;
     for mark in 1..=count {
         let config = ServiceConfig::new(family, "rr");
         let added = control.add_service(ServiceKey::Mark { family, mark }, config, None);
         added.expect("a good one");
     }
-    let side = Side::Host(HostSide::new(1).expect("descriptors"));
-    let shared = Arc::new(Shared::new(control, side, false));
+    let shared = Arc::new(Shared::new(control, 1).expect("descriptors"));
     let mut own = tables::Own::default();
     let begun = Instant::now();
     own.follow(&shared);
-    println!("{TABLES_MAX} digests: made in {:.1?}", begun.elapsed());
+    println!("{SERVICES_MAX} digests: made in {:.1?}", begun.elapsed());
     assert_eq!(own.beyond(), 1);
-    let ours = own.tables();
-    assert_eq!(ours.len(), TABLES_MAX);
+    let ours = own.digests();
+    assert_eq!(ours.len(), SERVICES_MAX);
 
+    let mut worker = worker_of(&shared);
+    worker.with_decider(|decider| decider.shard.keep_ledger([1, 2]));
+    let older = first_digest(&shared, &mut worker, introduction(2));
+    assert_eq!(older.len(), 8 + DIGEST_LEN);
+    let understands = Introduction::new([2; 16], [2; 24]);
     let begun = Instant::now();
-    let mut it = listens_to(Introduction::new([2; 16], [2; 24], Tell::All), own);
+    let sent = first_digest(&shared, &mut worker, understands);
+    println!("sent in {:.1?}: {} bytes", begun.elapsed(), sent.len());
+    assert_eq!(sent.len(), PAYLOAD_MAX);
+
     let mut theirs = tables::Comparison::default();
     theirs.begin([1; 16], true);
-    let mut bytes = 0;
-    loop {
-        let (kind, payload) = it.told.read(&mut it.stream).expect("a frame");
-        if kind == Kind::Tables {
-            bytes += payload.len();
-            if theirs.hear(&payload).expect("it is in order") {
-                break;
-            }
-        }
-    }
-    println!("told in {:.1?}: {bytes} bytes", begun.elapsed());
-    assert!(bytes < 40 * TABLES_MAX, "{bytes}");
     let now = Instant::now();
-    let address = it.peers.listen;
-    assert_eq!(theirs.compare(&ours, ALARM, now), (Vec::new(), None));
+    let address = ([192, 0, 2, 2], 8848).into();
+    let heard = ServiceDigests::parse(&sent[8 + DIGEST_LEN..]).expect("it is in order");
+    assert_eq!(theirs.compare(&ours, &heard, ALARM, now), None);
     assert_eq!(theirs.info(address, now).state, TablesState::Alike);
 
-    let none = Tables::default();
+    let none = ServiceDigests::default();
     let begun = Instant::now();
-    let (ask, _) = theirs.compare(&none, ALARM, now);
+    assert_eq!(theirs.compare(&none, &heard, ALARM, now), None);
     println!("compared in {:.1?}", begun.elapsed());
-    assert!(ask.len() <= ASKED_MAX, "{}", ask.len());
     let info = theirs.info(address, now + ALARM);
-    assert_eq!(info.differ, TABLES_MAX as u64);
-    assert!(theirs.differences(now + ALARM).len() <= ASKED_MAX);
-    let said = theirs.compare(&none, ALARM, now + ALARM).1;
+    assert_eq!(info.differ, SERVICES_MAX as u64);
+    assert_eq!(theirs.differences(now + ALARM).len(), 16);
+    let said = theirs.compare(&none, &heard, ALARM, now + ALARM);
     let Some(tables::Said::Differ(text)) = said else {
         panic!("{said:?}");
     };
     assert!(text.len() < 500, "{text}");
-    drop(it.stream);
-    it.teller.join().expect("it ends");
-    assert_eq!(counted(&it.peers), (0, 0));
-}
-
-/// Who is told exceptions has to decide about the rest: an older director does not.
-#[test]
-fn who_does_not_say_that_it_decides_is_told_all() {
-    let says = |tell| Introduction::new([2; 16], [2; 24], tell);
-    for (introduced, decides) in [
-        (introduction(2), false),
-        (says(Tell::All), false),
-        (says(Tell::Exceptions), true),
-    ] {
-        let ours = Introduction::new([1; 16], [1; 24], Tell::Exceptions);
-        let handshake = Handshake::new(&Key::of(KEY), introduced, ours);
-        assert_eq!(handshake.listener_decides(), decides, "{introduced:?}");
-    }
 }
 
 /// A peer is out of step until it was compared with nothing missing, and counts as such for no
@@ -448,9 +422,8 @@ fn how_a_peer_stands() {
 
 #[test]
 fn no_more_peers_are_taken_than_an_engine_can_tell() {
-    let side = Side::Host(HostSide::new(1).expect("descriptors"));
     let control = lvs_core::Control::new(lvs_core::Options::default());
-    let shared = Arc::new(Shared::new(control, side, false));
+    let shared = Arc::new(Shared::new(control, 1).expect("descriptors"));
     for (count, words) in [(8, "cannot read the key"), (9, "9 peers: 8 at most")] {
         let config = Config {
             peers: (1..=count)

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lvs_core::{ConnId, Instant, LocalChange, Offer, Ripeness};
+use lvs_core::offload::{LocalChange, Offer, Ripeness};
+use lvs_core::{ConnId, Instant};
 use tracing::warn;
 
 use super::Worker;
 use crate::engine::kernel_path::WithEngine;
 use crate::in_kernel::{Held, InKernel, LocalsAre, WayOut};
-use crate::packet::ways::{Way, Ways};
+use lvs_packet::ways::{Way, Ways};
 
 /// How long packets that have come in may always be waiting before connections are published all
 /// the same.

@@ -14,8 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant as SystemInstant};
 
+use lvs_core::explain::Explanation;
 use lvs_core::sync::wire::Entry;
-use lvs_core::{Explanation, Instant, Shard};
+use lvs_core::{Instant, Shard};
 use tracing::{error, info, warn};
 
 use self::kernel::KernelSide;
@@ -29,18 +30,18 @@ use super::network::TakenView;
 use super::priority::Priority;
 use super::report::Report;
 use super::shared::Shared;
-use super::{PacketHook, Packets, pages};
+use super::{PacketHook, pages};
 use crate::host::NeighbourNews;
 use crate::in_kernel::InKernel;
 use crate::io::BATCH;
 use crate::io::port::{Batch, Port, Ports};
-use crate::packet::common::Common;
-use crate::packet::drop::FrameDrop;
-use crate::packet::frame::Frame;
-use crate::packet::net::{Net, PortId};
-use crate::packet::pipeline::{Env, Output, Pipeline, Request, Share};
 use crate::sync::Ticket;
-use crate::sys::{self, Poller, TablePages};
+use lvs_packet::common::Common;
+use lvs_packet::drop::FrameDrop;
+use lvs_packet::frame::Frame;
+use lvs_packet::net::{Net, PortId};
+use lvs_packet::pipeline::{Env, Output, Pipeline, Request, Share};
+use lvs_sys::{Poller, TablePages};
 
 /// Batches of one port before the others have their turn.
 const BATCHES_PER_TURN: usize = 4;
@@ -189,7 +190,7 @@ impl Worker {
         let shared = self.shared.clone();
         let _ended = shared.worker_runs(self.number);
         if let Some(cpu) = self.others.cpu
-            && let Err(error) = sys::run_on(cpu)
+            && let Err(error) = lvs_sys::run_on(cpu)
         {
             warn!(
                 "packet worker {} runs on any processor (sched_setaffinity to {cpu}: {error})",
@@ -290,7 +291,7 @@ impl Worker {
 
     fn until_next_timer(&self) -> Duration {
         let now = self.shared.now();
-        if self.decider.shard.has_down() || self.decider.shard.has_review() {
+        if self.decider.shard.has_down() {
             return DOWN_PERIOD;
         }
         if self.decider.shard.has_changes() {
@@ -632,9 +633,7 @@ impl Worker {
     }
 
     fn send_sync_until(&mut self, now: Instant) {
-        let Some(daemons) = self.shared.daemons() else {
-            return;
-        };
+        let daemons = self.shared.daemons();
         let shard = &mut self.decider.shard;
         let max = shard.sync_messages_max();
         while let Some(message) = shard.take_sync_message(now) {
@@ -720,9 +719,6 @@ impl Worker {
         if self.decider.shard.has_down() {
             self.end_down(now);
         }
-        if self.decider.shard.has_review() {
-            self.decider.review(now);
-        }
         if now < self.next_housekeeping {
             return;
         }
@@ -780,22 +776,39 @@ impl Worker {
             "what became of the packets"
         );
     }
-}
 
-impl Packets for Worker {
-    fn decider(&self) -> &Decider {
+    // --- what the control socket asks -------------------------------------------------------------
+
+    /// The director, and what it has decided.
+    pub(super) const fn decider(&self) -> &Decider {
         &self.decider
     }
 
-    fn explain(&mut self, question: &Question) -> Explanation {
+    /// What would become of a packet, without any of it happening.
+    pub(super) fn explain(&mut self, question: &Question) -> Explanation {
         // As whoever publishes does.
         if self.decider.shard.is_behind() {
             self.decider.sweep();
         }
-        self.decider.explain(question, |conn| self.in_kernel(conn))
+        let mut told = self.decider.explain(question, |conn| self.in_kernel(conn));
+        // Packets that cannot be sent, whatever the director decides.
+        let ends = told.server.map(|server| ("server", server.ip()));
+        let ends = ends.map(|server| [server, ("client", question.tuple.src.ip())]);
+        let tables = &self.network.view().tables;
+        for (end, addr) in ends.into_iter().flatten() {
+            if !tables.state.is_local(addr) && tables.route(addr).is_none() {
+                let why = tables.why_no_route(addr);
+                told.verdict.push_str(&format!(
+                    "; but packets to the {end} {addr} are dropped ({}): {why}",
+                    why.reason()
+                ));
+            }
+        }
+        told
     }
 
-    fn report(&mut self) -> Report {
+    /// What it has counted.
+    pub(super) fn report(&mut self) -> Report {
         let mut report = Report::of(&self.decider, &self.pipeline);
         report.unsent = self.ports.refused;
         let demoted = self.priority.as_ref().map_or(0, Priority::demoted);
@@ -812,7 +825,8 @@ impl Packets for Worker {
         report
     }
 
-    fn capture(&mut self, capture: Capture) {
+    /// Shows packets from now on.
+    pub(super) fn capture(&mut self, capture: Capture) {
         // All packets are to be shown.
         let hold = || self.kernel.path.as_ref().map(InKernel::hold);
         self.kernel.shown = self.kernel.shown.take().or_else(hold);

@@ -49,9 +49,8 @@ use netlink_sys::{Socket, SocketAddr as NetlinkAddr, protocols::NETLINK_NETFILTE
 use self::nft::{Base, Batch, REG, SetSpec, TYPE_ICMP};
 use self::sets::{HIDE, ICMP_ERRORS, LOCAL_CLIENTS, V4, V6, elements};
 use crate::netlink::message::messages;
-use crate::packet::intercept::{Intercept, LocalClient};
-use crate::packet::wire::vlan;
-use crate::sys;
+use lvs_packet::intercept::{Intercept, LocalClient};
+use lvs_packet::wire::vlan;
 
 /// Before connection tracking, NAT and everything else that the host may have at its ingress.
 const PRIORITY: i32 = -300;
@@ -358,7 +357,7 @@ impl Shield {
         let table = self.table.clone();
         let mut batch = Batch::new(&table, self.seq);
         for client in clients {
-            let (set, key) = client.element();
+            let (set, key) = sets::local_client(client);
             batch.add_elements(&set, &[key]);
         }
         if batch.is_empty() {
@@ -377,7 +376,7 @@ impl Shield {
         let table = self.table.clone();
         let mut batch = Batch::new(&table, self.seq);
         for client in clients {
-            let (set, key) = client.element();
+            let (set, key) = sets::local_client(client);
             batch.delete_elements(&set, &[key]);
         }
         if batch.is_empty() {
@@ -406,7 +405,7 @@ impl Shield {
         // A datagram must fit the send buffer; the kernel counts about as much again for itself.
         if bytes.len() > 64 << 10 {
             let room = i32::try_from(bytes.len().saturating_mul(2)).unwrap_or(i32::MAX);
-            sys::set_send_buffer(&self.socket, room)?;
+            lvs_sys::set_send_buffer(&self.socket, room)?;
         }
         self.socket.send(&bytes, 0)?;
         let mut acknowledged = false;

@@ -7,7 +7,7 @@ use super::sets::{
     HIDE, ICMP_ERRORS, ICMP_FRAGMENTS, ICMP_IN_TRANSIT, IpVersion, LOCAL_ADDRESSES, LOCAL_CLIENTS,
     OWN_VIPS, SERVER_ADDRESSES, SERVER_HOSTS, SERVERS, SERVICE_HOSTS, SERVICES, SHORT, VIPS,
 };
-use crate::packet::parse::HEADERS;
+use lvs_packet::parse::HEADERS;
 
 impl IpVersion {
     /// The chain that decides what is hidden.

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::nft::{TYPE_IP4, TYPE_IP6, TYPE_PORT, TYPE_PROTOCOL};
-use crate::packet::intercept::{Intercept, LocalClient};
-use crate::packet::wire::ipv6;
+use lvs_packet::intercept::{Intercept, LocalClient};
+use lvs_packet::wire::ipv6;
 
 /// Names of sets and chains; `4` or `6` follows.
 pub(super) const OWN_VIPS: &str = "own_vips";
@@ -156,16 +156,14 @@ pub(super) fn elements(spec: &Intercept) -> BTreeMap<String, BTreeSet<Vec<u8>>> 
     sets
 }
 
-impl LocalClient {
-    /// Its set and its key.
-    pub(super) fn element(&self) -> (String, Vec<u8>) {
-        let mut key = address_key(self.server.ip());
-        key.extend([self.protocol.0, 0, 0, 0]);
-        key.extend(port_key(self.server.port()));
-        key.extend(address_key(self.local.ip()));
-        key.extend(port_key(self.local.port()));
-        (IpVersion::of(self.server.ip()).name(LOCAL_CLIENTS), key)
-    }
+/// The name of the set that a local client belongs to, and its key there.
+pub(super) fn local_client(client: &LocalClient) -> (String, Vec<u8>) {
+    let mut key = address_key(client.server.ip());
+    key.extend([client.protocol.0, 0, 0, 0]);
+    key.extend(port_key(client.server.port()));
+    key.extend(address_key(client.local.ip()));
+    key.extend(port_key(client.local.port()));
+    (IpVersion::of(client.server.ip()).name(LOCAL_CLIENTS), key)
 }
 
 fn address_key(ip: IpAddr) -> Vec<u8> {
@@ -188,7 +186,7 @@ mod tests {
     use lvs_core::Protocol;
 
     use super::*;
-    use crate::packet::intercept::Endpoint;
+    use lvs_packet::intercept::Endpoint;
 
     fn endpoint(address: &str, protocol: u8, port: u16) -> Endpoint {
         Endpoint {
@@ -237,7 +235,7 @@ mod tests {
                 server: SocketAddr::new(ip.parse().unwrap(), 80),
                 local: SocketAddr::new(ip.parse().unwrap(), 40_000),
             };
-            let (set, key) = client.element();
+            let (set, key) = local_client(&client);
             sets.entry(set).or_default().insert(key);
             let declared = family.sets();
             assert_eq!(sets.len(), declared.len());

@@ -8,8 +8,8 @@ use super::{AfPacket, Firsts, Inlet, Receiver, SocketCounters};
 use crate::in_kernel::InKernel;
 use crate::io::BATCH;
 use crate::io::tun::HostDevice;
-use crate::packet::steer::Plan;
-use crate::sys::{self, MessageBatch, PacketRing, PacketSocket, TurnBack, TurnedBack};
+use lvs_packet::steer::Plan;
+use lvs_sys::{MessageBatch, PacketRing, PacketSocket, TurnBack, TurnedBack};
 
 /// Receive and send buffer of a socket: room for some hundred aggregates, or ten thousand small
 /// frames.
@@ -83,7 +83,7 @@ pub enum OpenError {
 ///                                                            the host sees it as it came
 /// ```
 ///
-/// What leaves in spite of that is nobody's on the wire ([`sys::turned`]).
+/// What leaves in spite of that is nobody's on the wire ([`lvs_sys::turned`]).
 #[derive(Debug)]
 pub(super) struct Back {
     pub(super) socket: PacketSocket,
@@ -95,7 +95,7 @@ impl Back {
     fn open(ifindex: u32, turn: &TurnBack, first: bool) -> io::Result<Self> {
         let socket = PacketSocket::new()?;
         socket.set_packet_option(libc::PACKET_VNET_HDR, 1)?;
-        sys::set_send_buffer(&socket, BUFFER)?;
+        lvs_sys::set_send_buffer(&socket, BUFFER)?;
         // Nothing may leave with the mark before the program is there.
         let turned = first.then(|| turn.attach(ifindex)).transpose()?;
         socket.bind_to_send(ifindex, turn.mark())?;
@@ -121,16 +121,6 @@ impl AfPacket {
     /// See [`OpenError`].
     pub fn open_without_ring(ifindex: u32, name: &str) -> Result<Self, OpenError> {
         Opening::new(ifindex, name, By::Messages).open()
-    }
-
-    /// As [`Self::open_without_ring`], for frames with a VLAN tag only.
-    ///
-    /// # Errors
-    /// See [`OpenError`].
-    pub fn open_tagged(ifindex: u32, name: &str) -> Result<Self, OpenError> {
-        let opening = Opening::new(ifindex, name, By::Messages);
-        let tagged = true;
-        Opening { tagged, ..opening }.open()
     }
 
     /// As [`Self::open`], with a queue of its own for what begins TCP connections, a way back for
@@ -260,7 +250,6 @@ struct Opening<'a> {
     ifindex: u32,
     name: &'a str,
     by: By,
-    tagged: bool,
     turn: Option<&'a TurnBack>,
     in_kernel: Option<&'a Arc<InKernel>>,
     /// That begins before there is a socket buffer.
@@ -277,7 +266,6 @@ impl<'a> Opening<'a> {
             ifindex,
             name,
             by,
-            tagged: false,
             turn: None,
             in_kernel: None,
             xdp: false,
@@ -308,8 +296,9 @@ impl<'a> Opening<'a> {
     fn open(self) -> Result<AfPacket, OpenError> {
         let name = self.name;
         let socket = self.socket()?;
-        let tx = sys::set_send_buffer(&socket, BUFFER).map_err(self.fail("set SO_SNDBUF"))?;
-        let rx = sys::set_receive_buffer(&socket, BUFFER).map_err(self.fail("set SO_RCVBUF"))?;
+        let tx = lvs_sys::set_send_buffer(&socket, BUFFER).map_err(self.fail("set SO_SNDBUF"))?;
+        let rx =
+            lvs_sys::set_receive_buffer(&socket, BUFFER).map_err(self.fail("set SO_RCVBUF"))?;
         if rx < BUFFER || tx < BUFFER {
             tracing::info!(
                 interface = name,
@@ -391,9 +380,6 @@ impl<'a> Opening<'a> {
 
     /// Has a socket receive what it is to receive, and no more.
     fn filter(&self, socket: &PacketSocket) -> Result<(), OpenError> {
-        if self.tagged {
-            return socket.only_tagged().map_err(self.fail("filter for tags"));
-        }
         if let Some(in_kernel) = self.in_kernel {
             // It minds the mark as well.
             let filtered = in_kernel.filter(socket);
@@ -442,7 +428,7 @@ impl<'a> Opening<'a> {
             .and_then(|()| PacketRing::new(&socket, self.share(FIRST_SLOTS), FIRST_SLOT, RESERVE))
             .and_then(|ring| {
                 // Longer ones, by its queue.
-                sys::set_receive_buffer(&socket, FIRST_BUFFER)?;
+                lvs_sys::set_receive_buffer(&socket, FIRST_BUFFER)?;
                 // It receives nothing until it shares what the other one receives.
                 socket.bind(self.ifindex)?;
                 join(&socket)?;

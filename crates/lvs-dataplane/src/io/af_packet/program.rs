@@ -1,5 +1,5 @@
 //! The program of the classic packet filter that divides what comes in on an interface among packet
-//! workers: [`Steering::home`](crate::packet::steer::Steering::home), as far as the kernel can tell
+//! workers: [`Steering::home`](lvs_packet::steer::Steering::home), as far as the kernel can tell
 //! at a glance.
 //!
 //! ```text
@@ -11,8 +11,8 @@
 //! Fragments, ICMP, extension headers of IPv6 and whatever has no ports go by address. Nested tags
 //! and what is not IP are the first worker's; a VLAN tag is out of the frame by then.
 
-use crate::packet::steer::{Kind, Plan, Range};
-use crate::sys::classic::{
+use lvs_packet::steer::{Kind, Plan, Range};
+use lvs_sys::classic::{
     ADD, ADD_X, AND, IF_ANY_BIT, IF_EQUAL, IF_GREATER, IF_NOT_LESS, JUMP, LOAD, LOAD_8,
     LOAD_8_AT_X, LOAD_16, LOAD_16_AT_X, LOAD_K, LOAD_MEMORY, LOAD_X_K, LOAD_X_MEMORY, MODULO,
     MULTIPLY, Op, PROTOCOL, RETURN, RETURN_A, SHIFT_LEFT, SHIFT_RIGHT, STORE, STORE_X, TO_X, XOR_X,
@@ -251,10 +251,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::packet::intercept::Intercept;
-    use crate::packet::parse;
-    use crate::packet::steer::{RANGES_MAX, Steering};
-    use crate::packet::testing::Table;
+    use lvs_packet::intercept::Intercept;
+    use lvs_packet::parse;
+    use lvs_packet::steer::{RANGES_MAX, Steering};
+    use lvs_packet::testing::Table;
 
     const WORKERS: usize = 3;
 
@@ -360,7 +360,7 @@ mod tests {
                 ip.extend(dst.octets());
                 // An option: no operation.
                 ip.extend([1; 4]);
-                let sum = crate::packet::wire::checksum::Sum::ZERO.bytes(&ip).finish();
+                let sum = lvs_packet::wire::checksum::Sum::ZERO.bytes(&ip).finish();
                 ip[10..12].copy_from_slice(&sum.to_be_bytes());
                 ip.extend(l4);
                 (0x0800, ip)

@@ -158,6 +158,10 @@ impl Neighbour {
 pub struct Changes {
     /// Links.
     pub links: bool,
+    /// Interfaces behind which neighbours have to learn again where addresses of this host are: they
+    /// are new, have come up, have another link-layer address or another master, or the kernel asks
+    /// for it (`NETDEV_NOTIFY_PEERS`: a virtual machine has moved, a bond has failed over).
+    pub appeared: Vec<u32>,
     /// Addresses.
     pub addresses: bool,
     /// Routes.

@@ -1,7 +1,7 @@
 //! What the kernel has told of links, addresses, routes and neighbours: a snapshot that is asked
 //! without system calls.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -11,10 +11,14 @@ use lvs_core::Prefix;
 pub use self::facts::{Address, Changes, Link, LinkAddress, Neighbour, RouteHit, RouteKind};
 use self::routes::{Route, Table, Tables};
 use super::message::{Message, attributes, text, u16_at, u32_at};
-use crate::packet::shared_map::SharedMap;
+use lvs_packet::shared_map::SharedMap;
 
 mod facts;
 mod routes;
+
+/// Why the kernel tells of a link that may not have changed (`linux/if_link.h`).
+const IFLA_EVENT: u16 = 44;
+const IFLA_EVENT_NOTIFY_PEERS: u32 = 4;
 
 /// The snapshot. A copy shares what does not change after it.
 #[derive(Clone, Default)]
@@ -40,6 +44,12 @@ impl NetState {
     /// All links, in no order.
     pub fn links(&self) -> impl Iterator<Item = &Link> {
         self.links.values()
+    }
+
+    /// The links that are up and have a carrier.
+    pub(super) fn running_links(&self) -> impl Iterator<Item = u32> {
+        let running = self.links.values().filter(|link| link.running);
+        running.map(|link| link.index)
     }
 
     /// The addresses of an interface, in the kernel's order.
@@ -86,6 +96,16 @@ impl NetState {
         let tables = tables.flat_map(|family| [&family.main, &family.default]);
         let hits = tables.flat_map(Table::routes).map(|route| route.hit);
         hits.filter_map(|hit| Some((hit.oif, hit.gateway?)))
+    }
+
+    /// The interfaces that routes lead over, each once.
+    pub(crate) fn routed_links(&self) -> impl Iterator<Item = u32> {
+        let tables = [&self.v4, &self.v6].into_iter();
+        let tables = tables.flat_map(|family| [&family.main, &family.default]);
+        let hits = tables.flat_map(Table::routes).map(|route| route.hit);
+        let unicast = hits.filter(|hit| hit.kind == RouteKind::Unicast);
+        let links: BTreeSet<u32> = unicast.map(|hit| hit.oif).collect();
+        links.into_iter()
     }
 
     /// What is known of a neighbour.
@@ -194,6 +214,7 @@ impl NetState {
             parent: None,
         };
         let mut parent_elsewhere = false;
+        let mut notify_peers = false;
         for (kind, value) in attributes(payload.get(16..)?) {
             match kind {
                 libc::IFLA_IFNAME => link.name = text(value),
@@ -202,6 +223,7 @@ impl NetState {
                 libc::IFLA_MASTER => link.master = u32_at(value, 0),
                 libc::IFLA_LINK => link.parent = u32_at(value, 0).filter(|i| *i != 0),
                 libc::IFLA_LINK_NETNSID => parent_elsewhere = true,
+                IFLA_EVENT => notify_peers = u32_at(value, 0) == Some(IFLA_EVENT_NOTIFY_PEERS),
                 libc::IFLA_LINKINFO => {
                     link.kind = attributes(value)
                         .find(|(kind, _)| *kind == libc::IFLA_INFO_KIND)
@@ -214,6 +236,11 @@ impl NetState {
             link.parent = None;
         }
         let old = self.links.get(&link.index);
+        let as_before =
+            |old: &Link| old.running && old.mac == link.mac && old.master == link.master;
+        if link.running && (notify_peers || !old.is_some_and(as_before)) {
+            changes.appeared.push(link.index);
+        }
         if old == Some(&link) {
             return Some(false);
         }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use lvs_core::Prefix;
 
 use super::RouteHit;
-use crate::packet::shared_map::SharedMap;
+use lvs_packet::shared_map::SharedMap;
 
 /// One route of one table.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -169,6 +169,47 @@ fn an_unchanged_route_is_no_change() {
     assert!(apply(&mut state, &b).is_empty());
 }
 
+/// Up; with a carrier if it is `running`.
+fn link_message(b: &mut Builder, running: bool, mac: [u8; 6], master: u32, event: Option<u32>) {
+    let running = if running { libc::IFF_RUNNING } else { 0 };
+    let flags = (libc::IFF_UP | running).cast_unsigned();
+    let mut head = [0; 16];
+    head[2..4].copy_from_slice(&libc::ARPHRD_ETHER.to_ne_bytes());
+    head[4..8].copy_from_slice(&7_u32.to_ne_bytes());
+    head[8..12].copy_from_slice(&flags.to_ne_bytes());
+    b.begin(libc::RTM_NEWLINK, 0, &head);
+    b.attr(libc::IFLA_IFNAME, b"eth0\0");
+    b.attr(libc::IFLA_ADDRESS, &mac);
+    if master != 0 {
+        b.attr(libc::IFLA_MASTER, &master.to_ne_bytes());
+    }
+    if let Some(event) = event {
+        b.attr(IFLA_EVENT, &event.to_ne_bytes());
+    }
+    b.end();
+}
+
+#[test]
+fn link_that_neighbours_may_not_know_has_appeared() {
+    let mut state = NetState::default();
+    let mut appears = |running, mac, master, event| {
+        let mut b = Builder::new(1);
+        link_message(&mut b, running, mac, master, event);
+        let changes = apply(&mut state, &b);
+        assert!(changes.appeared.iter().all(|&ifindex| ifindex == 7));
+        changes.appeared.len() == 1
+    };
+    let (one, two) = ([2; 6], [4; 6]);
+    assert!(!appears(false, one, 0, None), "it has no carrier");
+    assert!(appears(true, one, 0, None), "it comes up");
+    assert!(!appears(true, one, 0, None), "nothing has changed");
+    assert!(appears(true, two, 0, None), "another link-layer address");
+    assert!(appears(true, two, 3, None), "a port of a bridge");
+    assert!(appears(true, two, 3, Some(IFLA_EVENT_NOTIFY_PEERS)));
+    assert!(!appears(true, two, 3, Some(2)), "another event");
+    assert!(!appears(false, two, 3, Some(IFLA_EVENT_NOTIFY_PEERS)));
+}
+
 proptest::proptest! {
     #[test]
     fn any_message_is_applied_without_panic(kind in 16_u16..40, payload: Vec<u8>) {

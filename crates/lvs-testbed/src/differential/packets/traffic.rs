@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_core::Protocol;
-use lvs_dataplane::packet::wire::ipv6;
+use lvs_packet::wire::ipv6;
 use serde_json::{Value, json};
 
 use super::{GUE, Scene};

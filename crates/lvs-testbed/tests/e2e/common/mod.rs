@@ -8,8 +8,9 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::{Row, connections, rows};
 use lvs_testbed::servers::NginxOptions;
 use lvs_testbed::{
-    Forward, Host, LoadOptions, LoadReport, Proc, Site, SiteOptions, content, servers,
+    Forward, Host, LoadOptions, LoadReport, Proc, Site, SiteOptions, content, servers, suite,
 };
+use serde_json::Value;
 
 /// A site with its engine running.
 pub(crate) fn site(options: SiteOptions) -> Result<Site> {
@@ -93,6 +94,26 @@ pub(crate) fn wait_for_snapshot() {
     std::thread::sleep(Duration::from_millis(2500));
 }
 
+/// Waits, after the last packet, for the snapshot that has all packets. No counter may be zeroed.
+fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
+    // Packets on their way, and the dataplane's usual period.
+    wait_for_snapshot();
+    let is_whole = |one: &Value| one["stats"]["shown"] == one["stats"]["live"];
+    lvs_testbed::wait_until(
+        "the snapshot of all packets",
+        Duration::from_secs(10),
+        || {
+            let listing = site.lvsadm("--json -L -n").unwrap_or_default();
+            let services: Vec<Value> = serde_json::from_str(&listing).unwrap_or_default();
+            let servers = |one: &Value| one["servers"].as_array().cloned().unwrap_or_default();
+            !services.is_empty()
+                && services
+                    .iter()
+                    .all(|one| is_whole(one) && servers(one).iter().all(is_whole))
+        },
+    )
+}
+
 /// The requests must have gone to the first servers in these numbers.
 pub(crate) fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
     let names: Vec<String> = (1..=expected.len())
@@ -110,11 +131,20 @@ pub(crate) fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
     Ok(())
 }
 
+/// Resets that the client and the servers have sent. On a busy machine a host repeats its FIN, and
+/// the other one, which has closed already, resets: the connection is in state CLOSE then, and leaves
+/// the list after 10 s, as in the kernel.
+fn resets(site: &Site) -> Result<u64> {
+    let hosts = site.servers.iter().chain([&site.client]);
+    hosts.map(|host| host.counter("Tcp", "OutRsts")).sum()
+}
+
 /// 2,000 requests of 1 byte to 10 MiB; listings right after and counters at the next snapshot.
 pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     site.add_service(80, "rr")?;
     let mut load = site.load();
     load.requests = 2000;
+    let before = resets(site)?;
     let report = site.client.load(&load)?;
     report.all_ok(2000)?;
     spread(&report, &[500; 4])?;
@@ -122,17 +152,19 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     let listing = site.lvsadm("-L -n")?;
     let servers: Vec<_> = rows(&listing).into_iter().filter(Row::is_server).collect();
     ensure!(servers.len() == 4, "{listing}");
+    let listed = connections(&site.lvsadm("-L -n -c")?)?;
+    let resets = resets(site)? - before;
     for server in &servers {
+        let inactive = server.number(3)?;
         ensure!(
-            (server.number(2)?, server.number(3)?) == (0, 500),
-            "ActiveConn and InActConn: {listing}"
+            server.number(2)? == 0 && inactive <= 500 && inactive + resets >= 500,
+            "{resets} resets, ActiveConn and InActConn: {listing}"
         );
     }
-    let listed = connections(&site.lvsadm("-L -n -c")?)?;
+    let count = listed.len() as u64;
     ensure!(
-        listed.len() == 2000,
-        "{} connections are listed",
-        listed.len()
+        count <= 2000 && count + resets >= 2000,
+        "{count} connections are listed, {resets} were reset"
     );
     let client = client_address(site)?;
     for connection in &listed {
@@ -147,7 +179,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
         );
     }
 
-    wait_for_snapshot();
+    wait_for_whole_snapshot(site)?;
     let listing = site.lvsadm("-L -n --stats --exact")?;
     let rows = rows(&listing);
     ensure!(rows.len() == 5, "{listing}");
@@ -189,15 +221,15 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// 512 MiB down and up, SHA-256 equal, and few segments sent twice.
+/// Downloads and uploads the bulk file, compares each copy byte by byte, and accepts few retransmitted segments.
 pub(crate) fn bulk(site: &Site) -> Result<()> {
     bulk_with(site, 2)
 }
 
-/// The same, with so many in a hundred sent twice at most.
+/// Like [`bulk`], with at most `percent` of the segments retransmitted.
 pub(crate) fn bulk_with(site: &Site, percent: u64) -> Result<()> {
-    let file = site.serve("bulk", content::BULK)?;
-    let expected = sum(&site.client.sh(&format!("sha256sum < {}", file.display()))?);
+    let file = site.serve("bulk", suite::size(content::BULK, content::FULL_BULK))?;
+    let path = file.display();
     let vip = site.vip;
 
     let senders = || -> Result<(u64, u64)> {
@@ -209,14 +241,14 @@ pub(crate) fn bulk_with(site: &Site, percent: u64) -> Result<()> {
         Ok(total)
     };
     let before = senders()?;
-    let printed = site.client.sh(&format!(
-        "curl --fail --silent --show-error --max-time 120 http://{vip}/bulk | sha256sum"
-    ))?;
-    ensure!(sum(&printed) == expected, "the download differs");
+    site.client
+        .sh(&format!(
+            "curl --fail --silent --show-error --max-time 120 http://{vip}/bulk | cmp - {path}"
+        ))
+        .context("the download differs")?;
     let between = senders()?;
     site.client.sh(&format!(
-        "curl --fail --silent --show-error --max-time 120 -T {} http://{vip}/up/bulk",
-        file.display()
+        "curl --fail --silent --show-error --max-time 120 -T {path} http://{vip}/up/bulk"
     ))?;
     let after = senders()?;
     let uploaded: Vec<_> = (1..=site.servers.len())
@@ -227,10 +259,9 @@ pub(crate) fn bulk_with(site: &Site, percent: u64) -> Result<()> {
         uploaded.len() == 1,
         "one server has the upload: {uploaded:?}"
     );
-    let printed = site
-        .client
-        .sh(&format!("sha256sum < {}", uploaded[0].display()))?;
-    ensure!(sum(&printed) == expected, "the upload differs");
+    site.client
+        .sh(&format!("cmp {} {path}", uploaded[0].display()))
+        .context("the upload differs")?;
     for (what, from, to) in [("download", before, between), ("upload", between, after)] {
         let (sent, again) = (to.0 - from.0, to.1 - from.1);
         println!("{what}: {sent} segments, {again} sent again");
@@ -242,21 +273,13 @@ pub(crate) fn bulk_with(site: &Site, percent: u64) -> Result<()> {
     Ok(())
 }
 
-fn sum(printed: &str) -> String {
-    printed
-        .split_ascii_whitespace()
-        .next()
-        .unwrap_or_default()
-        .to_owned()
-}
-
 /// What iperf3 reports of one second. Its server may still be busy with the end of the test before.
-pub(crate) fn iperf(site: &Site, options: &str) -> Result<serde_json::Value> {
+pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
     let command = format!(
         "timeout 20 iperf3 -c {} -t 1 -J {options} || true",
         site.vip
     );
-    let mut report = serde_json::Value::Null;
+    let mut report = Value::Null;
     lvs_testbed::wait_until("iperf3's server", Duration::from_secs(20), || {
         let printed = site.client.sh(&command).unwrap_or_default();
         report = serde_json::from_str(&printed).unwrap_or_default();

@@ -3,8 +3,7 @@
 //!
 //! ```text
 //!  network ─▶ XDP ─▶ eth0 ─▶ packet socket ─▶ tc, netdev chains ─▶ the host
-//!  network ─▶ XDP ─▶ eth0 ─────────────────▶ tc, netdev chains ─▶ eth0.100 ─▶ packet socket     (VLAN of the kernel's)
-//!  network ─▶ XDP ─▶ eth0 ─▶ packet socket ─────────────────────▶ eth0.100 ─▶ packet socket     (of the engine's own)
+//!  network ─▶ XDP ─▶ eth0 ─────────────────▶ tc, netdev chains ─▶ eth0.100 ─▶ packet socket     (VLAN)
 //! ```
 
 use serde_json::Value;
@@ -34,12 +33,11 @@ pub(super) fn all(ports: &[&str], links: &str) -> Vec<Device> {
             }
             let link = links.iter().find(|link| link["ifname"] == *name);
             let below = link.map(|link| below(link, links)).unwrap_or_default();
-            for lower in below {
-                next.push(match lower {
-                    Below::Own(trunk) => (trunk, None),
-                    Below::Kernels(lower) => (lower, Some((*port).to_owned())),
-                });
-            }
+            next.extend(
+                below
+                    .into_iter()
+                    .map(|lower| (lower, Some((*port).to_owned()))),
+            );
             devices.push(Device {
                 xdp: link.map(programs).unwrap_or_default(),
                 name,
@@ -50,34 +48,17 @@ pub(super) fn all(ports: &[&str], links: &str) -> Vec<Device> {
     devices
 }
 
-/// A device below another.
-enum Below {
-    /// The kernel passes on to the upper one what came in here.
-    Kernels(String),
-    /// The engine does, which has a packet socket here.
-    Own(String),
-}
-
-fn below(link: &Value, links: &[Value]) -> Vec<Below> {
-    let name = |link: &Value| link["ifname"].as_str().unwrap_or_default().to_owned();
+/// The devices below another: the kernel passes on to the upper one the frames that come in there.
+fn below(link: &Value, links: &[Value]) -> Vec<String> {
     match link["linkinfo"]["info_kind"].as_str().unwrap_or_default() {
         "vlan" | "macvlan" | "ipvlan" => {
             let lower = link["link"].as_str().map(str::to_owned);
-            lower.into_iter().map(Below::Kernels).collect()
+            lower.into_iter().collect()
         }
         "bond" | "team" => {
             let ports = links.iter().filter(|port| port["master"] == link["ifname"]);
-            ports.map(|port| Below::Kernels(name(port))).collect()
-        }
-        // The engine makes such a device for a VLAN that the kernel has none for.
-        "tun" => {
-            let own = name(link);
-            let trunk = own.rsplit_once('.').filter(|(trunk, vlan)| {
-                let is_there = |link: &Value| link["ifname"] == *trunk;
-                vlan.parse::<u16>().is_ok() && links.iter().any(is_there)
-            });
-            let trunk = trunk.map(|(trunk, _)| trunk.to_owned());
-            trunk.into_iter().map(Below::Own).collect()
+            let names = ports.map(|port| port["ifname"].as_str().unwrap_or_default().to_owned());
+            names.collect()
         }
         _ => Vec::new(),
     }
@@ -111,7 +92,6 @@ mod tests {
         {"ifname": "eth0", "link": "peer", "linkinfo": {"info_kind": "veth"},
          "xdp": {"mode": 1, "prog": {"id": 7, "name": "filter"}, "attached": [{"mode": 1, "prog": {"id": 7, "name": "filter"}}]}},
         {"ifname": "peer", "link": "eth0", "linkinfo": {"info_kind": "veth"}},
-        {"ifname": "eth0.100", "linkinfo": {"info_kind": "tun", "info_data": {"type": "tap"}}},
         {"ifname": "eth0.200", "link": "eth0", "linkinfo": {"info_kind": "vlan"}},
         {"ifname": "bond0", "linkinfo": {"info_kind": "bond"}},
         {"ifname": "bond0.3", "link": "bond0", "linkinfo": {"info_kind": "vlan"}},
@@ -146,14 +126,5 @@ mod tests {
         assert_eq!(told(&["vnet.7"]), ["vnet.7 - "]);
         assert_eq!(told(&["gone"]), ["gone - "]);
         assert_eq!(all(&["eth0"], "").len(), 1);
-    }
-
-    #[test]
-    fn a_trunk_that_the_engine_cuts_is_the_engines() {
-        assert_eq!(told(&["eth0.100"]), ["eth0.100 - ", "eth0 - filter"]);
-        assert_eq!(
-            told(&["eth0", "eth0.100"]),
-            ["eth0 - filter", "eth0.100 - "]
-        );
     }
 }

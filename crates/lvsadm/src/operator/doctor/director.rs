@@ -3,7 +3,8 @@
 
 use std::net::IpAddr;
 
-use lvs_dataplane::control::daemon::{Ask, Status, VrrpStatus};
+use lvs_api::daemon::{AdminState, ServerStatus, Status, VrrpStatus};
+use lvs_core::api::ServiceId;
 
 use super::Findings;
 use super::services::address_of;
@@ -17,8 +18,84 @@ pub(super) struct Director(Status);
 impl Director {
     pub(super) fn ask(run: &Invocation<'_>) -> Self {
         let daemon = daemon(run).ok().flatten();
-        let status = daemon.and_then(|mut daemon| daemon.ask(&Ask::Status {}).ok());
+        let status = daemon.and_then(|mut daemon| daemon.status().ok());
         Self(status.unwrap_or_default())
+    }
+
+    /// The file of `lvsd`, in words.
+    pub(super) fn file(&self) -> &str {
+        match self.0.config.as_str() {
+            "" => "the file of lvsd",
+            path => path,
+        }
+    }
+
+    /// Why a service of `lvsd` has no usable server, and what to do about it.
+    pub(super) fn why_unusable(&self, service: &ServiceId) -> String {
+        let file = self.file();
+        let Some(status) = self.0.services.iter().find(|one| one.service == *service) else {
+            return format!(
+                "lvsd manages it, and lvsd does not answer or does not know it (any more): start lvsd, or look at {file}"
+            );
+        };
+        let servers = status
+            .servers
+            .iter()
+            .filter(|server| server.configured.is_some());
+        let servers: Vec<&ServerStatus> = servers.collect();
+        if servers.is_empty() {
+            return format!(
+                "lvsd manages it as `{}`: add servers to it in {file} and run lvsd reload",
+                status.name
+            );
+        }
+        let mut causes = Vec::new();
+        let down = servers.iter().filter(|server| server.health == "down");
+        let down: Vec<String> = down
+            .map(|server| match server.reason.as_str() {
+                "" => server.server.to_string(),
+                reason => format!("{}: {reason}", server.server),
+            })
+            .collect();
+        if let Some(first) = down.first() {
+            causes.push(format!(
+                "the checks of {} of its {} servers fail ({first}): repair them",
+                down.len(),
+                servers.len()
+            ));
+        }
+        let away = servers
+            .iter()
+            .filter(|server| server.admin != AdminState::Ready);
+        match away.count() {
+            0 => {}
+            n => causes.push(format!(
+                "{n} of its {} servers are drained or in maintenance: lvsadm undrain ends that",
+                servers.len()
+            )),
+        }
+        let by_check = servers
+            .iter()
+            .filter(|server| server.configured.is_some_and(|weight| weight > 0))
+            .filter(|server| server.health == "up" && server.weight == Some(0));
+        match by_check.count() {
+            n if n > 0 && causes.is_empty() => causes.push(format!(
+                "the checks of {n} of its {} servers set their weight to 0: let the program or the agent of the check answer \
+                 another weight",
+                servers.len()
+            )),
+            _ => {}
+        }
+        if causes.is_empty() {
+            causes.push(format!(
+                "give a server a weight above 0 in {file} and run lvsd reload"
+            ));
+        }
+        format!(
+            "lvsd manages it as `{}`: {}; lvsd status shows each server",
+            status.name,
+            causes.join("; ")
+        )
     }
 
     /// keepalived, if it says that another director has the addresses, or if nobody is to have
@@ -83,7 +160,7 @@ impl Director {
 
 #[cfg(test)]
 mod tests {
-    use lvs_dataplane::control::daemon::{DirectorStatus, ServiceStatus};
+    use lvs_api::daemon::{DirectorStatus, ServiceStatus};
 
     use super::*;
 
@@ -111,6 +188,77 @@ mod tests {
         let mut findings = Findings::default();
         director.look(&mut findings);
         findings.0.into_iter().map(|one| one.what).collect()
+    }
+
+    #[test]
+    fn unusable_service_is_explained_by_its_servers() {
+        let service = ServiceId::Tcp {
+            address: (VIP, 80).into(),
+        };
+        let server = |n: u8, health: &str, admin, reason: &str| ServerStatus {
+            check_not_made: None,
+            server: ([10, 0, 0, n], 80).into(),
+            configured: Some(1),
+            admin,
+            health: health.to_owned(),
+            since: None,
+            reason: reason.to_owned(),
+            weight: Some(0),
+            active: 0,
+            inactive: 0,
+        };
+        let why = |servers: Vec<ServerStatus>| {
+            let status = ServiceStatus {
+                name: "web".to_owned(),
+                service,
+                proxied: false,
+                usable: 0,
+                quorum: false,
+                panic: false,
+                sorry: None,
+                withdrawn: false,
+                conflict: false,
+                unheard: false,
+                servers,
+            };
+            let director = Director(Status {
+                config: "/etc/lvsd/web.toml".to_owned(),
+                services: vec![status],
+                ..Status::default()
+            });
+            director.why_unusable(&service)
+        };
+        let ready = AdminState::Ready;
+        let told = why(vec![
+            server(1, "down", ready, "connection refused"),
+            server(2, "up", AdminState::Drain, ""),
+        ]);
+        for words in [
+            "`web`",
+            "1 of its 2 servers fail (10.0.0.1:80: connection refused)",
+            "lvsadm undrain",
+            "lvsd status",
+        ] {
+            assert!(told.contains(words), "{words}: {told}");
+        }
+        let told = why(vec![server(1, "up", ready, "")]);
+        assert!(told.contains("set their weight to 0"), "{told}");
+        let idle = ServerStatus {
+            configured: Some(0),
+            ..server(1, "up", ready, "")
+        };
+        let told = why(vec![idle]);
+        assert!(
+            told.contains("weight above 0 in /etc/lvsd/web.toml"),
+            "{told}"
+        );
+        let told = why(Vec::new());
+        assert!(
+            told.contains("add servers to it in /etc/lvsd/web.toml"),
+            "{told}"
+        );
+        let unknown = Director::default().why_unusable(&service);
+        assert!(unknown.contains("start lvsd"), "{unknown}");
     }
 
     #[test]

@@ -10,7 +10,10 @@ pub(super) fn look(info: &Info, reasons: &[ReasonCount], findings: &mut Findings
 }
 
 fn state(info: &Info, findings: &mut Findings) {
-    if info.interfaces.is_empty() {
+    for waiting in &info.waiting {
+        findings.add(waiting.what.clone(), waiting.fix.clone());
+    }
+    if info.interfaces.is_empty() && info.waiting.is_empty() {
         findings.add(
             "the engine uses no interface: no packet reaches it",
             "bring an Ethernet interface up, or name one with lvs-dataplane --interface",
@@ -68,8 +71,8 @@ fn state(info: &Info, findings: &mut Findings) {
                     tables.differ,
                     tables.seconds
                 ),
-                "lvsadm sync shows what differs; give both the same configuration file and reload lvsd, or undo what was \
-                 changed by hand",
+                "lvsadm sync names the services, lvsadm diff shows how they differ; give both the same configuration file and reload \
+                 lvsd, or undo what was changed by hand",
             );
         }
     }
@@ -106,11 +109,12 @@ fn counters(reasons: &[ReasonCount], findings: &mut Findings) {
         // Packets that were too big are reported by server, lost frames by interface.
         let reported = ["too_big", "not_received"].contains(&reason.reason.as_str());
         if reason.action == "drop" && reason.count > 0 && !reported {
+            let packets = match reason.count {
+                1 => "1 packet was".to_owned(),
+                n => format!("{n} packets were"),
+            };
             findings.add(
-                format!(
-                    "{} packets were dropped: {}: {}",
-                    reason.count, reason.reason, reason.help
-                ),
+                format!("{packets} dropped: {}: {}", reason.reason, reason.help),
                 reason.remedy.clone(),
             );
         }
@@ -179,6 +183,19 @@ mod tests {
         let finding = found("alarm").expect("one");
         assert!(finding.what.contains("2 differ, for 40 s"), "{finding:?}");
         assert!(finding.cure.starts_with("lvsadm sync"), "{finding:?}");
+    }
+
+    #[test]
+    fn doctor_missing_interface_is_a_finding() {
+        let info: Info = serde_json::from_str(
+            r#"{"waiting": [{"code": "interface_missing", "what": "waiting for eth7", "fix": "make it"}]}"#,
+        )
+        .expect("info");
+        let mut findings = Findings::default();
+        state(&info, &mut findings);
+        assert_eq!(findings.0.len(), 1, "{findings:?}");
+        assert_eq!(findings.0[0].what, "waiting for eth7");
+        assert_eq!(findings.0[0].cure, "make it");
     }
 
     #[test]

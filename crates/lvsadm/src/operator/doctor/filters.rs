@@ -2,7 +2,7 @@
 //! them, and those that do.
 
 use lvs_core::api::{Info, ServiceInfo};
-use lvs_dataplane::attached::{self, Place};
+use lvs_sys::attached::{self, Place};
 
 use super::Findings;
 use super::devices::{self, Device};

@@ -7,6 +7,7 @@ mod filters;
 mod host;
 mod services;
 
+use lvs_api::guidance::{for_lvsd, manages_any, with_keys};
 use lvs_core::api::{Call, ConnInfo, Info, ReasonCount, ServiceInfo};
 use serde::Serialize;
 
@@ -39,7 +40,11 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     let mut client = connect(run)?;
     let info: Info = client.call(&Call::Info {})?;
     let services: Vec<ServiceInfo> = client.collect(&Call::ServiceList { service: None })?;
-    let reasons: Vec<ReasonCount> = client.collect(&Call::Drops {})?;
+    let mut reasons: Vec<ReasonCount> = client.collect(&Call::Drops {})?;
+    let managed = manages_any(&services);
+    if managed {
+        for_lvsd(&mut reasons);
+    }
     let mut seen = services::Seen::default();
     client.list(&Call::ConnList {}, |conn: ConnInfo| seen.add(&conn))?;
     let mut findings = Findings::default();
@@ -48,7 +53,12 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     director.look(&mut findings);
     services::look(&services, &info, &seen, &director, &mut findings);
     host::look(&services, &info, &mut findings);
-    let Findings(findings) = findings;
+    let Findings(mut findings) = findings;
+    if managed {
+        for finding in &mut findings {
+            finding.cure = with_keys(&finding.cure);
+        }
+    }
     if !run.json {
         writeln!(run.output, "the engine is {}", info.confinement)?;
         if let Some(words) = engine::in_kernel(&info.in_kernel) {

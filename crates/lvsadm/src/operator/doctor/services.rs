@@ -7,6 +7,8 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use lvs_core::Forwarding;
 use lvs_core::api::{ConnInfo, Info, ServerInfo, ServiceId, ServiceInfo, TooBig};
 
+use lvs_api::guidance::is_managed;
+
 use super::director::Director;
 use super::{Findings, is_routed};
 use crate::operator::service_text;
@@ -22,11 +24,11 @@ pub(super) fn look(
     findings: &mut Findings,
 ) {
     let is_wanted = |vip| !director.has_given_up(vip);
-    addresses(services, info, &is_wanted, &is_local, findings);
+    addresses(services, info, director, &is_wanted, &is_local, findings);
     for service in services {
-        usable(service, findings);
+        usable(service, director, findings);
         for server in &service.servers {
-            threshold(service, server, findings);
+            threshold(service, server, director, findings);
             silent(service, server, seen, findings);
         }
         ftp(service, info, findings);
@@ -58,6 +60,7 @@ fn is_local(addr: IpAddr) -> bool {
 fn addresses(
     services: &[ServiceInfo],
     info: &Info,
+    director: &Director,
     is_wanted: &dyn Fn(IpAddr) -> bool,
     is_local: &dyn Fn(IpAddr) -> bool,
     findings: &mut Findings,
@@ -74,7 +77,16 @@ fn addresses(
         if info.own_vips.contains(&vip) || announced() || !is_wanted(vip) || is_local(vip) {
             continue;
         }
-        let own = "start the engine with --own-vips (lvsd owns its VIPs by default)";
+        let managed = services.iter().any(|service| {
+            is_managed(service) && virt(service).is_some_and(|addr| addr.ip() == vip)
+        });
+        let own = match managed {
+            true => format!(
+                "set vip = \"own\" for its services in {} and run lvsd reload",
+                director.file()
+            ),
+            false => "start the engine with --own-vips (lvsd owns its VIPs by default)".to_owned(),
+        };
         let cure = if is_routed(info) {
             format!("{own}, unless a router routes this address here")
         } else {
@@ -88,7 +100,7 @@ fn addresses(
     }
 }
 
-fn usable(service: &ServiceInfo, findings: &mut Findings) {
+fn usable(service: &ServiceInfo, director: &Director, findings: &mut Findings) {
     let mut servers = service.servers.iter();
     if servers.any(|server| server.config.weight != 0) {
         return;
@@ -100,11 +112,21 @@ fn usable(service: &ServiceInfo, findings: &mut Findings) {
         } else {
             format!("all servers of {name} have weight 0: new clients are refused")
         },
-        "add a server (lvsadm -a), or give one a weight (lvsadm -e ... -w 1)",
+        match is_managed(service) {
+            true => director.why_unusable(&service.service),
+            false => {
+                "add a server (lvsadm -a), or give one a weight (lvsadm -e ... -w 1)".to_owned()
+            }
+        },
     );
 }
 
-fn threshold(service: &ServiceInfo, server: &ServerInfo, findings: &mut Findings) {
+fn threshold(
+    service: &ServiceInfo,
+    server: &ServerInfo,
+    director: &Director,
+    findings: &mut Findings,
+) {
     if server.overloaded {
         findings.add(
             format!(
@@ -113,7 +135,13 @@ fn threshold(service: &ServiceInfo, server: &ServerInfo, findings: &mut Findings
                 service_text(service.service),
                 server.config.upper
             ),
-            "raise it (lvsadm -e ... -x), or add servers",
+            match is_managed(service) {
+                true => format!(
+                    "raise `max_connections` of the server, or add servers, in {} and run lvsd reload",
+                    director.file()
+                ),
+                false => "raise it (lvsadm -e ... -x), or add servers".to_owned(),
+            },
         );
     }
 }
@@ -286,8 +314,45 @@ mod tests {
         let mut findings = Findings::default();
         unanswered(&seen, &mut findings);
         assert!(findings.0.is_empty());
-        usable(&services("nat", 0)[0], &mut findings);
+        usable(&services("nat", 0)[0], &Director::default(), &mut findings);
         assert!(findings.0[0].what.contains("weight 0"));
+        assert!(findings.0[0].cure.contains("lvsadm -e"));
+    }
+
+    #[test]
+    fn managed_service_gets_remedies_of_lvsd() {
+        let mut services = services("nat", 0);
+        services[0].owner = Some("lvsd".to_owned());
+        services[0].servers[0].overloaded = true;
+        let mut findings = Findings::default();
+        let director = Director::default();
+        let (info, nowhere) = (Info::default(), |_| false);
+        addresses(
+            &services,
+            &info,
+            &director,
+            &|_| true,
+            &nowhere,
+            &mut findings,
+        );
+        usable(&services[0], &director, &mut findings);
+        threshold(
+            &services[0],
+            &services[0].servers[0],
+            &director,
+            &mut findings,
+        );
+        services[0].servers.clear();
+        usable(&services[0], &director, &mut findings);
+        assert_eq!(findings.0.len(), 4);
+        for finding in &findings.0 {
+            let cure = &finding.cure;
+            assert!(cure.contains("lvsd"), "{cure}");
+            assert!(
+                !cure.contains("lvsadm -") && !cure.contains("--own-vips"),
+                "{cure}"
+            );
+        }
     }
 
     #[test]
@@ -295,7 +360,15 @@ mod tests {
         let mut findings = Findings::default();
         let mut look = |info: &Info, wanted: bool, local: bool| {
             let services = services("nat", 1);
-            addresses(&services, info, &|_| wanted, &|_| local, &mut findings);
+            let director = Director::default();
+            addresses(
+                &services,
+                info,
+                &director,
+                &|_| wanted,
+                &|_| local,
+                &mut findings,
+            );
             std::mem::take(&mut findings.0)
         };
         let info = Info::default();

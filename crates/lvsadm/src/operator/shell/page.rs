@@ -114,7 +114,7 @@ pub(super) fn page() -> String {
         item(&mut text, status, meaning);
     }
     section(&mut text, "SEE ALSO");
-    text.push_str(".BR lvs\\-dataplane (8),\n.BR lvsd (8),\n.BR ipvsadm (8)\n");
+    text.push_str(".BR lvs\\-dataplane (8),\n.BR lvsd (8),\n.BR lvsd.toml (5)\n");
     text
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lvs_core::api::{Call, ServiceInfo};
 
-use lvs_dataplane::control::Client;
+use lvs_api::Client;
 
 use self::table::{Before, Sort, lines, table};
 use self::terminal::{Key, Terminal, wait};

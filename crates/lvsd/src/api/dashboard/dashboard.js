@@ -297,6 +297,7 @@
       const e = engine.get(server.server);
       const notes = [];
       if (server.reason) notes.push(server.reason);
+      if (server.check_not_made) notes.push("not checked: " + server.check_not_made.reason);
       if (server.configured === null) notes.push(s.sorry === server.server ? "sorry server" : "not in the file");
       if (server.weight === null) notes.push("the engine does not have it");
       const admin = server.admin === "ready" ? null : make("span", server.admin, "word warn");

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use lvs_api::daemon::{DirectorStatus, Status, VrrpStatus};
 use lvs_core::api::{Info, PeerStanding, SyncCounts, TablesInfo, TablesState};
-use lvs_dataplane::control::daemon::{DirectorStatus, Status, VrrpStatus};
 
 use super::{Out, Values};
-use crate::admin::unix_time;
+use crate::clock::unix_time;
 use crate::cluster::vrrp_states;
 
 /// Whether it is in maintenance, and how it stands with keepalived.
@@ -264,7 +264,7 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
 mod tests {
     use std::sync::Arc;
 
-    use lvs_dataplane::control::daemon::{DirectorSeen, Maintenance, SourceStatus};
+    use lvs_api::daemon::{DirectorSeen, Maintenance, SourceStatus};
 
     use super::super::*;
     use super::*;
@@ -272,13 +272,7 @@ mod tests {
 
     #[test]
     fn keepalived_and_maintenance() {
-        let text = |look| {
-            open_metrics(
-                Arc::new(look),
-                tally::Counts::default(),
-                config::Api::default(),
-            )
-        };
+        let text = |look| open_metrics(Arc::new(look), tally::Counts::default());
         let mut look = look("web");
         let alone = text(look.clone());
         assert!(alone.contains("lvs_maintenance 0\n") && !alone.contains("lvs_vrrp"));
@@ -327,11 +321,7 @@ mod tests {
         };
         look.status.sources = vec![source("dns", None), source("etcd", Some(unix_time()))];
         look.status.directors = vec![director("d1", true), director("d2", false)];
-        let text = open_metrics(
-            Arc::new(look),
-            tally::Counts::default(),
-            config::Api::default(),
-        );
+        let text = open_metrics(Arc::new(look), tally::Counts::default());
         for line in [
             "lvs_source_up{kind=\"dns\",name=\"x\"} 0\n",
             "lvs_source_up{kind=\"etcd\",name=\"x\"} 1\n",

@@ -5,9 +5,9 @@ use std::time::Duration;
 use toml::Spanned;
 
 use super::Checker;
-use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::{RawConfig, RawDuration};
 use crate::config::{Announce, Service, VipMode};
+use crate::text::Diagnostic;
 
 /// How long other directors may be preferred before an address is withdrawn.
 const DRAIN_MAX: Duration = Duration::from_secs(3600);
@@ -29,16 +29,16 @@ impl Checker<'_> {
             }
             let table = table.get_ref();
             if let Some(drain) = self.announce_time(
-                table.drain.as_ref(),
-                "`drain`",
+                table.withdraw_delay.as_ref(),
+                "`withdraw_delay`",
                 Duration::ZERO..=DRAIN_MAX,
                 "give \"0s\" to \"1h\": how long other directors are preferred before an address is withdrawn",
             ) {
                 settings.drain = drain;
             }
             if let Some(hold) = self.announce_time(
-                table.hold.as_ref(),
-                "`hold`",
+                table.hold_without_lvsd.as_ref(),
+                "`hold_without_lvsd`",
                 HOLD,
                 "give \"15s\" to \"7d\": how long an engine that lvsd says nothing to goes on announcing",
             ) {
@@ -52,10 +52,9 @@ impl Checker<'_> {
             let Some(vip) = &place.get_ref().vip else {
                 continue;
             };
-            let nat = service
-                .servers
-                .iter()
-                .any(|server| server.config.forwarding == lvs_core::Forwarding::Nat);
+            let servers = service.servers.iter().map(|server| &server.config);
+            let mut servers = servers.chain(service.discovery.iter().map(|one| &one.config));
+            let nat = servers.any(|config| config.forwarding == lvs_core::Forwarding::Nat);
             if service.vip == VipMode::Announce && nat {
                 self.report(
                     Diagnostic::warning(
@@ -67,10 +66,7 @@ impl Checker<'_> {
                 break;
             }
         }
-        if raw
-            .sync
-            .as_ref()
-            .is_none_or(|sync| sync.get_ref().peers.is_none())
+        if raw.sync.peers.is_none()
             && let Some(vip) = raw.service.iter().find_map(|service| {
                 let vip = service.get_ref().vip.as_ref()?;
                 (vip.get_ref() == "announce").then_some(vip)
@@ -81,7 +77,7 @@ impl Checker<'_> {
                     vip.span(),
                     "the directors share no connections: some break whenever routers share packets out anew",
                 )
-                .help("add [sync] with peers and key_file"),
+                .help("add [sync.peers] with addresses and key_file"),
             );
         }
         settings
@@ -113,20 +109,29 @@ mod tests {
     use std::time::Duration;
 
     use crate::config::{Config, VipMode};
+    use crate::expand::expand;
+    use crate::sources::Gathered;
 
-    const SERVICE: &str = "[[service]]\naddress = \"192.0.2.10:80\"\nvip = \"announce\"\nforward = \"dr\"\n\
+    const SERVICE: &str = "[[service]]\naddress = \"192.0.2.10:80\"\nvip = \"announce\"\nforward = \"dr\"\ncheck = \"none\"\n\
                            [[service.server]]\naddress = \"192.0.2.11:80\"\n";
-    const SYNC: &str = "[sync]\npeers = [\"192.0.2.2\"]\nkey_file = \"/etc/lvs/sync.key\"\n";
+    const SYNC: &str =
+        "[sync.peers]\naddresses = [\"192.0.2.2\"]\nkey_file = \"/etc/lvs/sync.key\"\n";
 
     #[test]
     fn addresses_are_announced_and_nobodys_on_a_link() {
         let (config, report) = Config::from_toml("x", &format!("{SYNC}{SERVICE}")).unwrap();
         assert_eq!(config.services[0].vip, VipMode::Announce);
-        assert!(config.own_vips(|_| false).is_empty());
+        assert!(
+            expand(&config, &Gathered::default())
+                .own_vips(|_| false)
+                .is_empty()
+        );
         assert_eq!(config.announce.drain, Duration::from_secs(5));
         assert_eq!(config.announce.hold, Duration::from_secs(600));
         assert!(report.findings.is_empty(), "{report}");
-        let text = format!("[announce]\ndrain = \"0s\"\nhold = \"1h\"\n{SYNC}{SERVICE}");
+        let text = format!(
+            "[announce]\nwithdraw_delay = \"0s\"\nhold_without_lvsd = \"1h\"\n{SYNC}{SERVICE}"
+        );
         let (config, _) = Config::from_toml("x", &text).unwrap();
         assert_eq!(config.announce.drain, Duration::ZERO);
         assert_eq!(config.announce.hold, Duration::from_secs(3600));
@@ -153,9 +158,9 @@ mod tests {
             assert!(report.contains(words), "{text}: {report}");
         }
         for (keys, words) in [
-            ("drain = \"2h\"", "out of range"),
-            ("hold = \"1s\"", "out of range"),
-            ("hold = \"20500ms\"", "whole seconds"),
+            ("withdraw_delay = \"2h\"", "out of range"),
+            ("hold_without_lvsd = \"1s\"", "out of range"),
+            ("hold_without_lvsd = \"20500ms\"", "whole seconds"),
         ] {
             let text = format!("[announce]\n{keys}\n{SYNC}{SERVICE}");
             let report = Config::from_toml("x", &text).expect_err(keys).to_string();

@@ -8,8 +8,8 @@ use toml::Spanned;
 use super::Checker;
 use crate::api::token::Token;
 use crate::config::Api;
-use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::{OneOrMore, RawApi};
+use crate::text::Diagnostic;
 
 impl Checker<'_> {
     pub(super) fn api(&mut self, raw: &RawApi) -> Api {
@@ -30,8 +30,8 @@ impl Checker<'_> {
         }
         Api {
             listen,
+            allowed_hosts: self.allowed_hosts(raw.allowed_hosts.as_ref()),
             token_file,
-            node_ipvs: self.compat(raw.compat.as_ref()),
             procfs: self.procfs(raw.procfs.as_ref()),
             procfs_connections: self
                 .number(
@@ -39,9 +39,6 @@ impl Checker<'_> {
                     "`procfs_connections`",
                     0..=10_000_000,
                 )
-                .and_then(|most| usize::try_from(most).ok()),
-            server_series: self
-                .number(raw.server_series.as_ref(), "`server_series`", 0..=1_000_000)
                 .and_then(|most| usize::try_from(most).ok()),
             dashboard: raw.dashboard.unwrap_or(true),
         }
@@ -75,17 +72,25 @@ impl Checker<'_> {
         all
     }
 
-    fn compat(&mut self, words: Option<&Spanned<OneOrMore>>) -> bool {
-        let Some(words) = words else { return false };
+    fn allowed_hosts(&mut self, words: Option<&Spanned<OneOrMore>>) -> Vec<String> {
+        let Some(words) = words else {
+            return Vec::new();
+        };
+        let mut all = Vec::new();
         for word in &words.get_ref().0 {
-            if word != "node_ipvs" {
-                self.report(
-                    Diagnostic::error(words.span(), format!("`{word}` is not a set of metrics"))
-                        .help("there is \"node_ipvs\", the names of node_exporter"),
-                );
+            let name = word.strip_suffix('.').unwrap_or(word);
+            let fits = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+            if !name.is_empty() && name.chars().all(fits) {
+                all.push(name.to_owned());
+                continue;
             }
+            self.report(
+                Diagnostic::error(words.span(), format!("`{word}` is not a host name")).help(
+                    "write the name alone, without scheme, port or wildcard: \"lb.example.com\"",
+                ),
+            );
         }
-        words.get_ref().0.iter().any(|word| word == "node_ipvs")
+        all
     }
 
     fn procfs(&mut self, place: Option<&Spanned<String>>) -> Option<PathBuf> {

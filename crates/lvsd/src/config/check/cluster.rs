@@ -7,17 +7,15 @@ use std::time::Duration;
 use toml::Spanned;
 
 use super::Checker;
-use crate::config::diagnostic::Diagnostic;
-use crate::config::keys::read_file;
 use crate::config::raw::{RawCluster, RawConfig, RawDuration};
-use crate::config::{Cluster, From};
 use crate::health::probe::Tls;
+use crate::sources::Cluster;
 use crate::sources::etcd::{Access, Endpoint, Password};
+use crate::text::Diagnostic;
+use crate::text::read_file;
 
 /// Members that are asked.
 const MEMBERS_MAX: usize = 16;
-/// Directors that may have to agree.
-const AGREE_MAX: i64 = 64;
 const TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(30);
 
 impl Checker<'_> {
@@ -32,7 +30,6 @@ impl Checker<'_> {
             Cluster::LEASE,
         );
         let timeout = self.etcd_time(raw.timeout.as_ref(), "timeout", &TIMEOUT, Cluster::TIMEOUT);
-        let agree = self.number(raw.agree.as_ref(), "`agree`", 0..=AGREE_MAX);
         if timeout >= lease {
             let place = raw.timeout.as_ref().or(raw.lease.as_ref());
             let span = place.map_or_else(|| spanned.span(), Spanned::span);
@@ -78,7 +75,6 @@ impl Checker<'_> {
             prefix,
             director,
             lease,
-            agree: agree.and_then(|n| usize::try_from(n).ok()).unwrap_or(0),
         })
     }
 
@@ -277,20 +273,17 @@ impl Checker<'_> {
         }
     }
 
-    /// Servers of a pool.
-    pub(super) fn pool(&mut self, pool: &Spanned<String>) -> From {
+    /// The name of a pool.
+    pub(super) fn pool(&mut self, pool: &Spanned<String>) -> Option<String> {
         let name = pool.get_ref();
         if !Cluster::is_name(name) {
             self.report(
                 Diagnostic::error(pool.span(), format!("{name:?} is not the name of a pool"))
                     .help("write what stands behind servers/ in the keys, without blanks and slashes: { etcd = \"web\" }"),
             );
-            return From::default();
+            return None;
         }
-        From {
-            etcd: Some(name.clone()),
-            ..From::default()
-        }
+        Some(name.clone())
     }
 
     /// Nobody asks for the servers of a pool where no etcd is named.
@@ -299,8 +292,8 @@ impl Checker<'_> {
             return;
         }
         for service in &raw.service {
-            let servers = service.get_ref().servers.as_ref();
-            if let Some(pool) = servers.and_then(|servers| servers.get_ref().etcd.as_ref()) {
+            let discover = service.get_ref().discover.as_ref();
+            if let Some(pool) = discover.and_then(|discover| discover.get_ref().etcd.as_ref()) {
                 self.report(Diagnostic::error(pool.span(), "no etcd is named").help(
                     "add [cluster] with etcd = [\"https://10.0.0.5:2379\"] to the main file",
                 ));

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use lvs_dataplane::words::meant;
+use lvs_api::words::meant;
 
 use super::Checker;
-use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::RawDaemon;
 use crate::config::{Daemon, OnDrift};
 use crate::notify_command;
+use crate::text::Diagnostic;
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
@@ -22,15 +22,19 @@ impl Checker<'_> {
         }
         Daemon {
             confine: self.one_of(raw.confine.as_ref(), &["off", "auto"]),
-            adopt: raw.adopt.unwrap_or(false),
+            adopt: raw.manage_all_services.unwrap_or(false),
             max_remove: self
-                .number(raw.max_remove.as_ref(), "`max_remove`", 0..=100)
+                .number(
+                    raw.max_removed_percent.as_ref(),
+                    "`max_removed_percent`",
+                    0..=100,
+                )
                 .and_then(|percent| u8::try_from(percent).ok()),
             log: log.map(|words| words.get_ref().clone()),
             on_drift: self
                 .word(
-                    raw.drift.as_ref(),
-                    &[("repair", OnDrift::Repair), ("report", OnDrift::Report)],
+                    raw.manual_changes.as_ref(),
+                    &[("revert", OnDrift::Repair), ("report", OnDrift::Report)],
                 )
                 .unwrap_or_default(),
             notify: self.notify(raw),

@@ -6,9 +6,9 @@ use toml::Spanned;
 use super::Checker;
 use super::sense::ServerPlace;
 use super::server::ServerDefaults;
-use crate::config::diagnostic::Diagnostic;
-use crate::config::raw::{RawQuorum, RawServer, RawService, RawSorry};
+use crate::config::raw::{RawQuorum, RawService, RawTarget};
 use crate::config::{BelowQuorum, Quorum, Server};
+use crate::text::Diagnostic;
 
 /// A quorum of more servers than any service has is a mistake.
 const QUORUM_MAX: i64 = 65_536;
@@ -98,7 +98,7 @@ impl Checker<'_> {
     }
 
     pub(super) fn min_share(&mut self, raw: &RawService) -> u8 {
-        let percent = self.number(raw.min_share.as_ref(), "`min_share`", 0..=100);
+        let percent = self.number(raw.panic_below.as_ref(), "`panic_below`", 0..=100);
         percent
             .and_then(|percent| u8::try_from(percent).ok())
             .unwrap_or(0)
@@ -114,15 +114,10 @@ impl Checker<'_> {
     ) -> Option<Server> {
         let sorry = raw.sorry.as_ref()?;
         let id = id?;
-        let server = match sorry.get_ref() {
-            RawSorry::Address(address) => RawServer {
-                address: Some(Spanned::new(sorry.span(), address.clone())),
-                ..RawServer::default()
-            },
-            RawSorry::Table(server) => RawServer::clone(server),
-        };
-        let place = server.address.as_ref().map_or(sorry.span(), Spanned::span);
-        let mut checked = self.server(&Spanned::new(sorry.span(), server), raw, &id, defaults)?;
+        let server = RawTarget::server(sorry);
+        let address = server.get_ref().address.as_ref();
+        let place = address.map_or(sorry.span(), Spanned::span);
+        let mut checked = self.server(&server, raw, &id, defaults)?;
         if servers
             .iter()
             .any(|server| server.address == checked.address)

@@ -4,17 +4,18 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::time::Duration;
 
+use lvs_api::words::meant;
+use lvs_core::Sysctls;
 use lvs_core::api::{LocalPool, WORKERS_MAX};
-use lvs_core::mark::{MarkRule, Prefix};
-use lvs_core::{Sysctls, helper_ports};
-use lvs_dataplane::words::meant;
+use lvs_core::ftp::helper_ports;
+use lvs_core::mark::MarkRule;
 use toml::Spanned;
 
 use super::Checker;
 use crate::config::Dataplane;
-use crate::config::diagnostic::Diagnostic;
 use crate::config::ports::{self, is_generated};
 use crate::config::raw::{OneOrMore, RawConfig, RawDataplane, RawMark, Whole};
+use crate::text::Diagnostic;
 
 /// What the engine takes for `--max-connections`.
 const CONNECTIONS_MAX: i64 = 1 << 28;
@@ -78,7 +79,6 @@ impl Checker<'_> {
         let list = |v: &Option<Spanned<OneOrMore>>| v.as_ref().map(|v| v.get_ref().0.clone());
         Dataplane {
             interfaces: list(&raw.interface).unwrap_or_default(),
-            no_interfaces: raw.no_interfaces.as_ref().is_some_and(|n| *n.get_ref()),
             backend,
             workers: raw.workers.as_ref().map(|n| n.get_ref().0.clone()),
             socket: raw.socket.as_ref().map(|s| s.get_ref().clone()),
@@ -144,19 +144,20 @@ impl Checker<'_> {
             return;
         };
         for interface in &interfaces.get_ref().0 {
-            let (name, addresses) = match interface.split_once('=') {
-                Some((name, addresses)) => (name, Some(addresses)),
-                None => (interface.as_str(), None),
-            };
-            if addresses.is_some_and(|all| !are_vlan_addresses(name, all)) {
+            if let Some((name, _)) = interface.split_once('=') {
                 self.report(
                     Diagnostic::error(
                         interfaces.span(),
-                        format!("`{interface}` is not a VLAN with addresses"),
+                        format!("the dataplane does not create `{name}`"),
                     )
-                    .help("as \"eth0.100=10.0.100.1/24,fd00:100::1/64\", VLANs 1 to 4094"),
+                    .help(
+                        "create the VLAN interface with `ip link add link TRUNK name NAME type vlan id VLAN` and its addresses with \
+                         `ip addr add`, and give its name only",
+                    ),
                 );
+                continue;
             }
+            let name = interface.as_str();
             // IFNAMSIZ is 16 with the NUL.
             if !is_interface(name) {
                 self.report(
@@ -168,23 +169,14 @@ impl Checker<'_> {
                 );
             } else if self.facts.is_some_and(|facts| !facts.has_interface(name)) {
                 self.report(
-                    Diagnostic::error(
+                    Diagnostic::warning(
                         interfaces.span(),
                         format!("there is no interface `{name}` here"),
                     )
-                    .label("the engine does not start without it")
+                    .label("the dataplane waits for it")
                     .help("`ip -br link` lists the interfaces of this host and network namespace"),
                 );
             }
-        }
-        if raw.no_interfaces.as_ref().is_some_and(|n| *n.get_ref()) {
-            self.report(
-                Diagnostic::error(
-                    interfaces.span(),
-                    "`interface` and `no_interfaces` contradict each other",
-                )
-                .help("remove one of them"),
-            );
         }
     }
 
@@ -252,17 +244,13 @@ impl Checker<'_> {
     /// Several workers, and other directors that are told: an engine refuses both together.
     pub(super) fn workers_beside_peers(&mut self, raw: &RawConfig) {
         let value = raw.dataplane.workers.as_ref();
-        let peers = raw
-            .sync
-            .as_ref()
-            .is_some_and(|raw| raw.get_ref().peers.is_some());
+        let peers = raw.sync.peers.is_some();
         let Some(value) = value.filter(|value| peers && value.get_ref().0 != "1") else {
             return;
         };
         let title = "several packet workers do not tell peers of their connections".to_owned();
         self.report(
-            Diagnostic::error(value.span(), title)
-                .help("leave out workers, or the peers of [sync]"),
+            Diagnostic::error(value.span(), title).help("remove `workers`, or [sync.peers]"),
         );
     }
 
@@ -520,19 +508,6 @@ fn wrong_rule(words: &[RuleWords], reason: &str, whole: Range<usize>) -> Diagnos
 /// Whether a key is there and has this value.
 fn is(value: Option<&Spanned<String>>, word: &str) -> bool {
     value.is_some_and(|value| value.get_ref() == word)
-}
-
-/// Whether `name` is that of a VLAN of a trunk, and `all` addresses with prefix lengths.
-fn are_vlan_addresses(name: &str, all: &str) -> bool {
-    let vlan = name.rsplit_once('.').is_some_and(|(trunk, number)| {
-        let number = number.parse::<u16>();
-        !trunk.is_empty() && number.is_ok_and(|number| (1..=4094).contains(&number))
-    });
-    let prefix = |text: &str| {
-        let (ip, len) = text.split_once('/')?;
-        Prefix::new(ip.parse().ok()?, len.parse().ok()?)
-    };
-    vlan && all.split(',').all(|address| prefix(address).is_some())
 }
 
 /// Whether the kernel would take it for the name of an interface (`dev_valid_name`).

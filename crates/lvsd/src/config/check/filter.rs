@@ -7,9 +7,9 @@ use lvs_core::{FilterLists, Prefix, SourceFilter, parse_prefixes};
 use toml::Spanned;
 
 use super::Checker;
-use crate::config::diagnostic::Diagnostic;
 use crate::config::files::read_bounded;
 use crate::config::raw::{OneOrMore, RawFilter};
+use crate::text::Diagnostic;
 
 impl Checker<'_> {
     pub(super) fn filter(&mut self, raw: &Spanned<RawFilter>) -> SourceFilter {

@@ -7,8 +7,8 @@ use lvs_core::{Forwarding, Tunnel, TunnelChecksum, TunnelType};
 use toml::Spanned;
 
 use super::Checker;
-use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::{RawService, RawTunnel, RawTunnelTable};
+use crate::text::Diagnostic;
 
 /// Types of tunnels for a remedy: `"gre" or "gue"`.
 fn names(types: impl Iterator<Item = &'static TunnelType>) -> String {

@@ -1,20 +1,18 @@
 //! Checks of real servers.
 
-use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
 
+use lvs_api::words::meant;
 use lvs_core::Forwarding;
 use lvs_core::api::ServiceId;
-use lvs_dataplane::words::meant;
 use toml::Spanned;
 
 use super::{Checker, endpoint};
-use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::{RawCheck, RawCheckTable, RawDuration, Whole};
-use crate::config::{Check, Keys, Severity, Via, unknown_key};
-use crate::health::Probe;
 use crate::health::probe::KindInfo;
+use crate::health::{Check, Probe, Via};
+use crate::text::{Diagnostic, Findings, Keys, unknown_key};
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -62,7 +60,7 @@ impl Checker<'_> {
             }
             RawCheck::Table(table) => table,
         };
-        let before = self.findings.len();
+        let before = self.findings.reported();
         let kind = self.kind(table, raw.span());
         let probe = self.probe(kind, table, raw.span(), service);
         self.check_rhythm(table, raw.span());
@@ -70,8 +68,7 @@ impl Checker<'_> {
         let passive = self.number(table.passive.as_ref(), "`passive`", 1..=1_000_000);
         let words = [("server", false), ("service", true)];
         let via = self.word(table.via.as_ref(), &words).unwrap_or(false);
-        let wrong = |finding: &Diagnostic| finding.severity == Severity::Error;
-        if self.findings[before..].iter().any(wrong) {
+        if self.findings.reported() > before {
             return None;
         }
         let (probe, kind) = (probe?, kind?);
@@ -91,12 +88,10 @@ impl Checker<'_> {
         })
     }
 
-    /// The check of one server; `at` is where it is said that the check does not fit it.
+    /// The check of servers of a service, for none of them yet.
     pub(super) fn check(
         &mut self,
         plan: &CheckPlan,
-        server: SocketAddr,
-        at: &Range<usize>,
         service: &ServiceId,
         (method, vip): (Forwarding, Option<&Spanned<String>>),
     ) -> Option<Check> {
@@ -107,24 +102,18 @@ impl Checker<'_> {
         if let Some((_, at)) = &plan.passive {
             self.passive(service, method, at)?;
         }
-        match plan.probe.bind(server) {
-            Ok(probe) => Some(Check {
-                probe,
-                server,
-                via,
-                interval: plan.interval,
-                fast_interval: plan.fast_interval,
-                jitter: plan.jitter,
-                timeout: plan.timeout,
-                rise: plan.rise,
-                fall: plan.fall,
-                passive: plan.passive.as_ref().map(|(number, _)| *number),
-            }),
-            Err(misfit) => {
-                self.report(Diagnostic::error(at.clone(), misfit.title).help(misfit.help));
-                None
-            }
-        }
+        Some(Check {
+            probe: plan.probe.clone(),
+            server: Check::NO_SERVER,
+            via,
+            interval: plan.interval,
+            fast_interval: plan.fast_interval,
+            jitter: plan.jitter,
+            timeout: plan.timeout,
+            rise: plan.rise,
+            fall: plan.fall,
+            passive: plan.passive.as_ref().map(|(number, _)| *number),
+        })
     }
 
     /// The way of a client to this service, of which `vip` says whose address that is.
@@ -247,10 +236,10 @@ impl Checker<'_> {
             entries: &table.own,
             text: self.text,
             service,
-            findings: Vec::new(),
+            findings: Findings::default(),
         };
         let probe = (kind?.parse)(&mut keys);
-        self.findings.append(&mut keys.findings);
+        self.findings.append(keys.findings);
         probe
     }
 

@@ -6,10 +6,10 @@ mod api;
 mod cluster;
 mod daemon;
 mod decisions;
+mod discovery;
 mod engine;
 mod filter;
 mod forward;
-mod found;
 mod health;
 mod proxy;
 mod scheduling;
@@ -19,7 +19,7 @@ mod service;
 mod sync;
 mod vrrp;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
@@ -29,13 +29,13 @@ use toml::Spanned;
 
 pub(crate) use self::daemon::check_filter;
 use self::sense::ServerPlace;
-use lvs_dataplane::words::meant;
+use lvs_api::words::meant;
 
-use crate::config::diagnostic::Diagnostic;
 use crate::config::facts::Facts;
 use crate::config::raw::{RawConfig, Whole};
-use crate::config::{Base, Config, Files, Line, Revision, Service};
-use crate::sources::Gathered;
+use crate::config::shape::{self, NOWHERE};
+use crate::config::{Config, Files, Service};
+use crate::text::{Diagnostic, Findings, Severity};
 
 /// The longest slow start: a day.
 const SLOW_START_MAX: u64 = 86_400;
@@ -49,43 +49,27 @@ pub(in crate::config) fn check(
     raw: &RawConfig,
     text: &str,
     facts: Option<&Facts>,
-    gathered: &Gathered,
     complete: bool,
-    findings: &mut Vec<Diagnostic>,
+    findings: &mut Findings,
 ) -> Config {
-    let mut checker = Checker {
-        text,
-        facts,
-        gathered,
-        line_ends: text.match_indices('\n').map(|(at, _)| at).collect(),
-        complete,
-        findings,
-        servers: Vec::new(),
-        once: HashSet::new(),
-        routed: None,
-        local: None,
-        left_out: Vec::new(),
-    };
+    let mut checker = Checker::new(text, facts, complete, findings);
     let mut dataplane = checker.dataplane(&raw.dataplane);
     checker.local = dataplane
         .local
         .as_ref()
         .map(|local| local.addresses.clone());
-    let sync = raw.sync.as_ref().and_then(|sync| checker.sync(sync));
-    dataplane.peers = raw.sync.as_ref().and_then(|sync| checker.peers(sync));
+    let ipvs = raw.sync.ipvs.as_ref();
+    let sync = ipvs.map(|ipvs| checker.sync(ipvs));
+    let peers = raw.sync.peers.as_ref();
+    dataplane.peers = peers.and_then(|peers| checker.peers(peers));
     checker.workers_beside_peers(raw);
     let sysctls = checker.sysctls(raw);
     let filter = raw.filter.as_ref().map(|filter| checker.filter(filter));
     let marks = checker.marks(raw);
-    let reuse_templates = sysctls
-        .iter()
-        .any(|(n, v)| n == "expire_quiescent_template" && v != "0");
-    let mut services = checker.services(&raw.service, !reuse_templates);
-    checker.found_loops(&mut services);
+    let services = checker.services(&raw.service, templates_stay(&sysctls));
     checker.few_names(raw);
-    let port_marks = port_marks(&services);
-    if let Some(table) = raw.sync.as_ref().filter(|_| sync.is_some()) {
-        checker.families_beside_sync(table, &services);
+    if let Some(table) = ipvs {
+        checker.families_beside_sync(&table.span(), &services);
     }
     let vrrp = raw.vrrp.as_ref();
     let vrrp = vrrp.and_then(|vrrp| checker.vrrp(vrrp, raw, &services));
@@ -111,34 +95,56 @@ pub(in crate::config) fn check(
         sysctls,
         filter,
         marks,
-        port_marks,
         services,
-        left_out: checker.left_out,
-        in_force: Vec::new(),
-        revision: Revision::default(),
-        awaits_etcd: false,
-        base: Base::default(),
+        defaults: raw.defaults_text.clone(),
     }
 }
 
-/// The rules for services of many ports.
-fn port_marks(services: &[Service]) -> Vec<String> {
-    let mut single: HashMap<(Protocol, IpAddr), Vec<u16>> = HashMap::new();
-    for (protocol, addr) in services.iter().filter_map(|service| endpoint(&service.id)) {
-        let ports = single.entry((protocol, addr.ip())).or_default();
-        ports.push(addr.port());
+/// Checks a service of etcd by itself, beside a file that is right. It gives several services if
+/// it has several addresses.
+///
+/// # Errors
+/// What is wrong with it first, in words.
+pub(in crate::config) fn remote(config: &Config, text: &str) -> Result<Vec<Service>, String> {
+    shape::remote(text)?;
+    let (raw, mut findings) = shape::shape(text, &config.defaults);
+    let mut services = Vec::new();
+    if let Some(raw) = raw {
+        let complete = findings.is_empty();
+        let mut checker = Checker::new(text, None, complete, &mut findings);
+        let dataplane = &config.dataplane;
+        checker.routed = (dataplane.backend.as_deref() == Some("tun")).then_some(NOWHERE);
+        checker.local = dataplane
+            .local
+            .as_ref()
+            .map(|local| local.addresses.clone());
+        services = checker.services(&raw.service, templates_stay(&config.sysctls));
+        if config.sync.is_some() {
+            checker.families_beside_sync(&NOWHERE, &services);
+        }
+        checker.servers_that_are_services(&services);
     }
-    let many = services.iter().filter_map(|service| service.ports.as_ref());
-    many.filter_map(|many| {
-        let apart = single.get(&(many.protocol, many.ip));
-        many.rule(apart.map_or(&[][..], Vec::as_slice))
-    })
-    .map(|rule| rule.to_string())
-    .collect()
+    let mut all = findings.into_kept().into_iter();
+    match all.find(|finding| finding.severity == Severity::Error) {
+        None => Ok(services),
+        Some(wrong) => Err(match text.get(..wrong.primary.0.start) {
+            Some(before) => {
+                let line = 1 + before.matches('\n').count();
+                format!("line {line}: {}", wrong.title)
+            }
+            None => format!("with [defaults] of the file: {}", wrong.title),
+        }),
+    }
+}
+
+/// Whether a persistence template leads its client to a server of weight 0.
+fn templates_stay(sysctls: &[(String, String)]) -> bool {
+    let mut sysctls = sysctls.iter();
+    !sysctls.any(|(name, value)| name == "expire_quiescent_template" && value != "0")
 }
 
 /// Protocol, virtual address and port of a service that has them.
-const fn endpoint(id: &ServiceId) -> Option<(Protocol, SocketAddr)> {
+pub(crate) const fn endpoint(id: &ServiceId) -> Option<(Protocol, SocketAddr)> {
     match *id {
         ServiceId::Tcp { address } => Some((Protocol::TCP, address)),
         ServiceId::Udp { address } => Some((Protocol::UDP, address)),
@@ -151,11 +157,9 @@ struct Checker<'a> {
     text: &'a str,
     /// What there is on this host, where that matters.
     facts: Option<&'a Facts>,
-    /// What sources say.
-    gathered: &'a Gathered,
     line_ends: Vec<usize>,
     complete: bool,
-    findings: &'a mut Vec<Diagnostic>,
+    findings: &'a mut Findings,
     /// All servers so far.
     servers: Vec<ServerPlace>,
     /// Place and title of what was reported once for all servers of a service.
@@ -164,8 +168,27 @@ struct Checker<'a> {
     routed: Option<Range<usize>>,
     /// Addresses for full NAT, where the file names them.
     local: Option<Vec<IpAddr>>,
-    /// Servers that sources name and that cannot serve, in words.
-    left_out: Vec<String>,
+}
+
+impl<'a> Checker<'a> {
+    fn new(
+        text: &'a str,
+        facts: Option<&'a Facts>,
+        complete: bool,
+        findings: &'a mut Findings,
+    ) -> Self {
+        Self {
+            text,
+            facts,
+            line_ends: text.match_indices('\n').map(|(at, _)| at).collect(),
+            complete,
+            findings,
+            servers: Vec::new(),
+            once: HashSet::new(),
+            routed: None,
+            local: None,
+        }
+    }
 }
 
 impl Checker<'_> {
@@ -174,8 +197,8 @@ impl Checker<'_> {
     }
 
     /// The line that something begins in.
-    fn line(&self, span: &Range<usize>) -> Line {
-        Line(1 + self.line_ends.partition_point(|end| *end < span.start))
+    fn line(&self, span: &Range<usize>) -> usize {
+        1 + self.line_ends.partition_point(|end| *end < span.start)
     }
 
     /// The first line of a table, which is where something missing is shown.
@@ -249,7 +272,10 @@ impl Checker<'_> {
         if range.contains(&n) {
             return Some(n);
         }
-        let n = self.written(value);
+        let n = match self.text.get(value.span()) {
+            Some(written) => written.to_owned(),
+            None => n.to_string(),
+        };
         self.report(
             Diagnostic::error(value.span(), format!("{what} {n} is out of range")).help(format!(
                 "give a number from {} to {}",
@@ -274,7 +300,7 @@ const fn is_direction(c: char) -> bool {
     matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-fn virtual_address(id: &ServiceId) -> Option<SocketAddr> {
+pub(super) fn virtual_address(id: &ServiceId) -> Option<SocketAddr> {
     match *id {
         ServiceId::Tcp { address } | ServiceId::Udp { address } | ServiceId::Sctp { address } => {
             Some(address)

@@ -7,10 +7,10 @@ use lvs_core::api::ServiceId;
 use toml::Spanned;
 
 use super::{Checker, virtual_address};
-use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::{RawDuration, RawProxy, RawService};
-use crate::proxy::Options;
-use crate::proxy::header::Version;
+use crate::text::Diagnostic;
+use lvs_proxy::Options;
+use lvs_proxy::header::Version;
 
 /// The shortest and the longest time that a proxy waits for something.
 const TIMES: std::ops::RangeInclusive<Duration> =

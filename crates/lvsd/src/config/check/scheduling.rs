@@ -4,18 +4,18 @@ use std::net::Ipv4Addr;
 use std::ops::Range;
 use std::time::Duration;
 
+use lvs_api::words::meant;
 use lvs_core::api::ServiceId;
 use lvs_core::sched::{self, BUILT_IN};
 use lvs_core::{Family, Limits, OnServerDown, ServiceConfig, ServiceFlags};
-use lvs_dataplane::words::meant;
 use toml::Spanned;
 
 use super::{Checker, SLOW_START_MAX, port};
 use crate::config::OnCheckFailure;
-use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::{RawLimits, RawPersistence, RawService, Whole};
+use crate::text::Diagnostic;
 
-/// How long a server that has left the file may keep its connections, where nothing else is said.
+/// How long a server that has left the file may keep its connections by default.
 const DRAIN: Duration = Duration::from_secs(30);
 const DRAIN_MAX: Duration = Duration::from_secs(86_400);
 
@@ -214,7 +214,20 @@ impl Checker<'_> {
     /// How long a server that has left the file may keep its connections.
     pub(super) fn drain(&mut self, raw: &RawService, config: &ServiceConfig) -> Duration {
         let Some(drain) = &raw.drain else {
-            return default_drain(config);
+            if let (Some(at), Some(fallback)) = (&raw.scheduler, refuses_at_weight_0(config)) {
+                self.once(
+                    Diagnostic::warning(
+                        at.span(),
+                        "clients of a server that drains are refused for up to 30 s",
+                    )
+                    .label("it chooses no other server for them")
+                    .help(fix(
+                        fallback,
+                        "drain = \"0s\" to delete servers at once, or \"30s\" to accept it",
+                    )),
+                );
+            }
+            return DRAIN;
         };
         if drain.get_ref().0 > DRAIN_MAX {
             self.report(
@@ -231,78 +244,78 @@ impl Checker<'_> {
         raw: &RawService,
         config: &ServiceConfig,
         templates_stay: bool,
+        checked: bool,
     ) -> OnCheckFailure {
-        if let Some(old) = &raw.on_down {
-            let finding = match &raw.on_check_failure {
-                Some(new) => Diagnostic::error(old.span(), "`on_down` is the old name of `on_check_failure`, and both are given")
-                    .context(new.span(), "the new name")
-                    .help("remove `on_down`"),
-                None => Diagnostic::warning(old.span(), "`on_down` is now called `on_check_failure`")
-                    .help("rename it; `on_server_down` is another setting: what becomes of the connections of a server that goes"),
-            };
-            self.report(finding);
-        }
-        let given = raw.on_check_failure.as_ref().or(raw.on_down.as_ref());
+        let given = raw.on_check_failure.as_ref();
         let words = [
             ("quiesce", OnCheckFailure::Quiesce),
             ("remove", OnCheckFailure::Remove),
         ];
-        let chosen = self
-            .word(given, &words)
-            .unwrap_or_else(|| default_on_check_failure(config, templates_stay));
-        if let Some(at) = given
-            && chosen == OnCheckFailure::Quiesce
-            && config.extras.on_server_down != OnServerDown::Kernel
-        {
-            self.report(
-                Diagnostic::warning(
-                    at.span(),
-                    "a server whose check fails stays in the service: `on_server_down` does nothing then",
-                )
-                .label("weight 0: its connections go on")
-                .help(
-                    "remove this line, or say \"remove\"; keep it if only servers that are removed from the file should count as down",
-                ),
+        let chosen = self.word(given, &words).unwrap_or_default();
+        if chosen == OnCheckFailure::Remove || !(checked || given.is_some()) {
+            return chosen;
+        }
+        let moot =
+            "a server whose check fails stays in the service: `on_server_down` does nothing then";
+        let (at, title, help) = if config.extras.on_server_down != OnServerDown::Kernel {
+            let at = given.or(raw.on_server_down.as_ref());
+            let help = "set on_check_failure = \"remove\"; keep it if only servers that leave the file count as down";
+            (at.map(Spanned::span), moot, help.to_owned())
+        } else if given.is_some() {
+            return chosen;
+        } else if let Some(fallback) = refuses_at_weight_0(config) {
+            let at = raw.scheduler.as_ref().map(Spanned::span);
+            let title = "clients of a server whose check fails are refused";
+            let help = fix(
+                fallback,
+                "on_check_failure = \"remove\", or \"quiesce\" to accept it",
+            );
+            (at, title, help)
+        } else if !quiesces_at_zero(config, templates_stay) {
+            let at = raw.persistence.as_ref().map(Spanned::span);
+            let title = "clients stay with a server whose check fails";
+            let help = "set on_check_failure = \"remove\", the sysctl expire_quiescent_template = 1, or \"quiesce\" to accept it";
+            (at, title, help.to_owned())
+        } else {
+            return chosen;
+        };
+        if let Some(at) = at {
+            self.once(
+                Diagnostic::warning(at, title)
+                    .label("by default, a failed check sets the weight to 0")
+                    .help(help),
             );
         }
         chosen
     }
 }
 
-/// How long a server that has left the file may keep its connections, where the file does not say
-/// it: not at all where it says what becomes of them, or where weight 0 turns clients away.
-fn default_drain(config: &ServiceConfig) -> Duration {
-    if config.extras.on_server_down != OnServerDown::Kernel || refuses_at_weight_0(config) {
-        Duration::ZERO
-    } else {
-        DRAIN
+/// What to do about a scheduler that refuses clients: `key`, or its flag, if it has one.
+fn fix(fallback: Option<&str>, key: &str) -> String {
+    match fallback {
+        Some(flag) => format!("set {key}; or set scheduler_flags = [\"{flag}\"]"),
+        None => format!("set {key}"),
     }
 }
 
-/// Whether the scheduler refuses a client whose server has weight 0
-/// ([`lvs_core::sched::AtZero`]).
-fn refuses_at_weight_0(config: &ServiceConfig) -> bool {
-    let about = BUILT_IN.iter().find(|about| about.name == config.scheduler);
-    about.is_some_and(|about| about.refuses_at_zero(config.flags))
+/// If the scheduler refuses a client whose server has weight 0 ([`lvs_core::sched::AtZero`]), its
+/// flag against that, if there is one.
+fn refuses_at_weight_0(config: &ServiceConfig) -> Option<Option<&'static str>> {
+    let about = BUILT_IN
+        .iter()
+        .find(|about| about.name == config.scheduler)?;
+    let flags = about.flags.iter().map(|(name, _)| *name);
+    let mut fallback = flags.filter(|name| name.ends_with("-fallback"));
+    about.refuses_at_zero(config.flags).then(|| fallback.next())
 }
 
-/// What a failed check does where the file does not say it.
-///
-/// Who says what becomes of the connections of a server that is down means one whose check has
-/// failed: it goes. Weight 0 is gentler: a false alarm then costs no established connection, and a
-/// listing still shows the server. But it keeps *new* connections coming where the choice does not
-/// depend on the weight: a persistence template leads its client to a server of weight 0 (unless
-/// the sysctl `expire_quiescent_template` is set), and some schedulers
-/// ([`lvs_core::sched::AtZero`]) refuse a client whose server it is. There the server must go.
-fn default_on_check_failure(config: &ServiceConfig, templates_stay: bool) -> OnCheckFailure {
-    if config.extras.on_server_down != OnServerDown::Kernel
-        || refuses_at_weight_0(config)
-        || (templates_stay && config.flags.has(ServiceFlags::PERSISTENT))
-    {
-        OnCheckFailure::Remove
-    } else {
-        OnCheckFailure::Quiesce
-    }
+/// Whether weight 0 sends new connections to the other servers. It does not if the choice does not
+/// depend on the weight: a persistence template leads its client to a server of weight 0 (unless the
+/// sysctl `expire_quiescent_template` is set), and some schedulers ([`lvs_core::sched::AtZero`])
+/// refuse a client whose server it is.
+pub(super) fn quiesces_at_zero(config: &ServiceConfig, templates_stay: bool) -> bool {
+    let templates = templates_stay && config.flags.has(ServiceFlags::PERSISTENT);
+    !templates && refuses_at_weight_0(config).is_none()
 }
 
 fn parse_netmask(text: &str, family: Family) -> Option<u32> {

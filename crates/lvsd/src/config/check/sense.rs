@@ -5,15 +5,18 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
+use lvs_core::Forwarding;
 use lvs_core::api::ServiceId;
 use lvs_core::mark::{MarkAction, MarkRule};
 use lvs_core::sched::{self, BUILT_IN, Weights};
 use toml::Spanned;
 
-use super::{Checker, endpoint, label};
-use crate::config::diagnostic::Diagnostic;
+use super::{Checker, label};
+use crate::config::Server;
+use crate::config::Service;
+use crate::config::clash::{is_it, listens_at, listens_everywhere};
 use crate::config::raw::{RawConfig, RawService};
-use crate::config::{Service, VipMode};
+use crate::text::Diagnostic;
 
 /// A server, and where its address stands.
 pub(super) struct ServerPlace {
@@ -36,7 +39,7 @@ impl Checker<'_> {
     }
 
     /// A server that is a service sends packets round in the director.
-    fn servers_that_are_services(&mut self, services: &[Service]) {
+    pub(super) fn servers_that_are_services(&mut self, services: &[Service]) {
         let mut vips: HashMap<IpAddr, Vec<&Service>> = HashMap::new();
         for service in services {
             if let Some(ip) = service.virtual_ip() {
@@ -44,13 +47,37 @@ impl Checker<'_> {
             }
         }
         // Few or none, beside which the servers may be many.
-        let everywhere = |service: &&Service| {
-            let own = endpoint(&service.id).filter(|_| service.proxy.is_some());
-            own.is_some_and(|(_, own)| own.ip().is_unspecified())
-        };
-        let listeners: Vec<&Service> = services.iter().filter(everywhere).collect();
+        let listeners: Vec<&Service> = services
+            .iter()
+            .filter(|one| listens_everywhere(one))
+            .collect();
+        let facts = self.facts;
+        let has = |ip| facts.is_some_and(|facts| facts.has_address(ip));
+        // The host itself serves what direct routing sends to it.
+        let translates = |server: &Server| server.config.forwarding != Forwarding::Route;
+        let loopback: HashSet<(ServiceId, SocketAddr)> = services
+            .iter()
+            .filter(|service| service.proxy.is_none())
+            .flat_map(|service| {
+                let servers = service.servers.iter().chain(&service.sorry);
+                let servers = servers.filter(|server| server.address.ip().is_loopback());
+                let servers = servers.filter(|server| translates(server));
+                servers.map(|server| (service.id, server.address))
+            })
+            .collect();
         for server in std::mem::take(&mut self.servers) {
-            let listener = listeners.iter().find(|other| self.listens(other, &server));
+            if loopback.contains(&(server.service, server.address)) {
+                let title = format!("the dataplane cannot reach the server {}", server.address);
+                self.report(
+                    Diagnostic::warning(server.place, title)
+                        .label("a loopback address")
+                        .help("give another address of this host, or set forward = \"dr\" or \"proxy\""),
+                );
+                continue;
+            }
+            let mut listeners = listeners.iter();
+            let listener =
+                listeners.find(|one| listens_at(one, &server.service, server.address, has));
             if let Some(listener) = listener {
                 let title = format!(
                     "the server {} is the service {}, which listens there",
@@ -77,20 +104,6 @@ impl Checker<'_> {
                 .help("give the address of a real server; a VIP is none, whatever it leads to");
             self.report(finding);
         }
-    }
-
-    /// Whether `service`, which is proxied at all addresses of this host, listens at the server's.
-    fn listens(&self, service: &Service, server: &ServerPlace) -> bool {
-        let Some((protocol, own)) = endpoint(&service.id) else {
-            return false;
-        };
-        let (ip, port) = (server.address.ip(), server.address.port());
-        let same = endpoint(&server.service).is_some_and(|(its, _)| its == protocol);
-        if !same || port != own.port() {
-            return false;
-        }
-        let here = ip.is_loopback() || self.facts.is_some_and(|facts| facts.has_address(ip));
-        own.is_ipv4() == ip.is_ipv4() && here
     }
 
     /// A service of a mark gets no packet without a rule that sets it.
@@ -165,16 +178,4 @@ impl Checker<'_> {
             );
         }
     }
-}
-
-/// Whether packets to the server are packets of the service.
-pub(super) fn is_it(server: SocketAddr, other: &Service) -> bool {
-    let port = server.port();
-    let its_port = match (&other.ports, endpoint(&other.id)) {
-        (Some(many), _) => many.has(port),
-        (None, Some((_, addr))) => addr.port() == port || addr.port() == 0 || port == 0,
-        (None, None) => false,
-    };
-    // No real server has an address that the engine owns.
-    matches!(other.vip, VipMode::Own | VipMode::Announce) || its_port
 }

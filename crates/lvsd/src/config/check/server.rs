@@ -10,10 +10,11 @@ use toml::Spanned;
 use super::health::CheckPlan;
 use super::proxy::{is_proxied, is_word};
 use super::service::many_ports;
-use super::{Checker, WEIGHT_MAX, port, virtual_address};
+use super::{Checker, WEIGHT_MAX, port};
 use crate::config::Server;
-use crate::config::diagnostic::Diagnostic;
+use crate::config::fit::{misfit, unusable};
 use crate::config::raw::{RawServer, RawService};
+use crate::text::Diagnostic;
 
 /// What a service says for all its servers, unless they say otherwise.
 pub(super) struct ServerDefaults {
@@ -54,7 +55,8 @@ impl Checker<'_> {
         let place = forward.map_or_else(|| text.span(), Spanned::span);
         self.sees_answers(service, method, &place)?;
         self.fits(text, address, service, id, method)?;
-        self.fits_full_nat(text, address, service, method)?;
+        let family = Family::of(&address.ip());
+        self.fits_full_nat(&text.span(), family, service, method)?;
         let (plan, at) = match (&raw.check, &own_check) {
             (Some(raw), Some(own)) => (own.as_ref(), raw.span()),
             _ => (defaults.check.as_ref(), text.span()),
@@ -69,7 +71,12 @@ impl Checker<'_> {
             address,
             config,
             check: plan.and_then(|plan| {
-                self.check(plan, address, &at, id, (method, service.vip.as_ref()))
+                let check = self.check(plan, id, (method, service.vip.as_ref()))?;
+                let bound = check.of(address);
+                if let Err(misfit) = &bound {
+                    self.report(Diagnostic::error(at, misfit.title).help(misfit.help));
+                }
+                bound.ok()
             }),
         })
     }
@@ -77,22 +84,26 @@ impl Checker<'_> {
     /// Upper and lower threshold.
     fn thresholds(&mut self, raw: &RawServer) -> (Option<i64>, Option<i64>) {
         let bound = 0..=i64::from(i32::MAX);
-        let upper = self.number(raw.upper.as_ref(), "upper threshold", bound.clone());
-        let lower = self.number(raw.lower.as_ref(), "lower threshold", bound);
-        if let (Some(at), Some(lower)) = (&raw.lower, lower)
+        let upper = self.number(
+            raw.max_connections.as_ref(),
+            "`max_connections`",
+            bound.clone(),
+        );
+        let lower = self.number(raw.resume_below.as_ref(), "`resume_below`", bound);
+        if let (Some(at), Some(lower)) = (&raw.resume_below, lower)
             && lower > upper.unwrap_or(0)
         {
             let title = format!(
-                "`lower` ({lower}) is above `upper` ({})",
+                "`resume_below` ({lower}) is above `max_connections` ({})",
                 upper.unwrap_or(0)
             );
             let finding = Diagnostic::error(at.span(), title);
-            self.report(match &raw.upper {
-                Some(upper) => finding.context(upper.span(), "the upper threshold").help(
-                    "a server takes connections again below `lower`, which is at most `upper`",
+            self.report(match &raw.max_connections {
+                Some(upper) => finding.context(upper.span(), "the most connections").help(
+                    "a server gets connections again below `resume_below`, which is at most `max_connections`",
                 ),
                 None => {
-                    finding.help("set `upper` too: the number of connections at which it stops")
+                    finding.help("set `max_connections` too: the number of connections at which it gets no new ones")
                 }
             });
         }
@@ -144,25 +155,24 @@ impl Checker<'_> {
         own.or(defaults.tunnel).unwrap_or_default()
     }
 
-    /// Whether a server of full NAT can have what that needs.
-    fn fits_full_nat(
+    /// Whether servers of full NAT can have what that needs.
+    pub(super) fn fits_full_nat(
         &mut self,
-        text: &Spanned<String>,
-        address: SocketAddr,
+        at: &Range<usize>,
+        family: Family,
         service: &RawService,
         method: Forwarding,
     ) -> Option<()> {
         if method != Forwarding::FullNat {
             return Some(());
         }
-        let family = Family::of(&address.ip());
         let local = self.local.as_ref();
         if local.is_some_and(|local| !local.iter().any(|addr| Family::of(addr) == family))
             || local.is_none()
         {
             let kind = if family == Family::V4 { "IPv4" } else { "IPv6" };
             self.report(
-                Diagnostic::error(text.span(), format!("full NAT needs an {kind} local address")).help(
+                Diagnostic::error(at.clone(), format!("full NAT needs an {kind} local address")).help(
                     "add local_addresses = [\"...\"] to [dataplane]: addresses of this host, or free ones that the engine will answer for",
                 ),
             );
@@ -174,7 +184,7 @@ impl Checker<'_> {
                     one.span(),
                     "full NAT keeps connections, which one-packet scheduling does not",
                 )
-                .context(text.span(), "a server with full NAT")
+                .context(at.clone(), "a server with full NAT")
                 .help("remove `one_packet`, or set forward = \"nat\""),
             );
             return None;
@@ -191,80 +201,17 @@ impl Checker<'_> {
         id: &ServiceId,
         method: Forwarding,
     ) -> Option<()> {
-        let vip = virtual_address(id);
-        let vip_span = service.address.as_ref().map(Spanned::span);
-        let family = match id {
-            ServiceId::Fwmark { family, .. } => Some(*family),
-            _ => vip.map(|v| Family::of(&v.ip())),
-        };
-        if family.is_some_and(|f| f != Family::of(&address.ip())) && method != Forwarding::Tunnel {
-            self.report(
-                Diagnostic::error(text.span(), "server and service are of different families")
-                    .help("give a server of the service's family, or set forward = \"tun\""),
-            );
-            return None;
-        }
-        let Some(vip) = vip else {
-            if !method.translates() && address.port() != 0 && many_ports(service).is_some() {
-                self.report(
-                    Diagnostic::error(
-                        text.span(),
-                        "only NAT can send the packets of many ports to one port",
-                    )
-                    .help(format!("write \"{}\" without a port", address.ip())),
-                );
-                return None;
-            }
+        let Some(misfit) = misfit(id, many_ports(service).is_some(), address, method) else {
             return Some(());
         };
-        if address.ip() == vip.ip() && (!method.translates() || address.port() == vip.port()) {
-            let mut finding = Diagnostic::error(
-                text.span(),
-                "the server is the virtual service itself: a loop",
-            )
-            .help("give the real server's own address, not the VIP that it has on lo");
-            if let Some(span) = vip_span {
-                finding = finding.context(span, "the VIP");
-            }
-            self.report(finding);
-            return None;
+        let mut finding = Diagnostic::error(text.span(), misfit.title)
+            .label(misfit.label)
+            .help(misfit.help);
+        if let (Some(words), Some(vip)) = (misfit.vip, &service.address) {
+            finding = finding.context(vip.span(), words);
         }
-        if !method.translates() && address.port() != vip.port() {
-            let name = if method == Forwarding::Route {
-                "direct routing"
-            } else {
-                "tunnelling"
-            };
-            let mut finding = Diagnostic::error(
-                text.span(),
-                format!(
-                    "{name} cannot change the port {} to {}",
-                    vip.port(),
-                    address.port()
-                ),
-            )
-            .label("the server gets the packet as the client sent it")
-            .help(format!(
-                "write \"{}\" and let the server listen on port {}, or set forward = \"nat\"",
-                SocketAddr::new(address.ip(), vip.port()),
-                vip.port()
-            ));
-            if let Some(span) = vip_span {
-                finding = finding.context(span, "the service's port");
-            }
-            self.report(finding);
-            return None;
-        }
-        if vip.port() != 0 && address.port() == 0 {
-            self.report(
-                Diagnostic::error(text.span(), "port 0 is not a server's port").help(format!(
-                    "leave the port out to take the service's, {}",
-                    vip.port()
-                )),
-            );
-            return None;
-        }
-        Some(())
+        self.report(finding);
+        None
     }
 
     /// An address with its port, or with `default_port` if it has none.
@@ -312,16 +259,6 @@ impl Checker<'_> {
 
     /// Whether packets can be sent to such an address at all (`ip_vs_new_dest`).
     pub(super) fn usable(&mut self, span: Range<usize>, ip: IpAddr, what: &str) -> Option<()> {
-        let bad = match ip {
-            // 0.0.0.0/8 and 240.0.0.0/4 are no addresses of hosts (RFC 1122, 3.2.1.3; RFC 1112, 4).
-            IpAddr::V4(v4) => v4.is_multicast() || matches!(v4.octets()[0], 0 | 240..),
-            IpAddr::V6(v6) => {
-                v6.is_unspecified()
-                    || v6.is_multicast()
-                    || v6.is_unicast_link_local()
-                    || v6.to_ipv4_mapped().is_some()
-            }
-        };
         if what == "VIP" && ip.is_loopback() {
             self.report(
                 Diagnostic::error(span, format!("no client can reach the VIP {ip}"))
@@ -329,11 +266,8 @@ impl Checker<'_> {
             );
             return None;
         }
-        if bad {
-            self.report(
-                Diagnostic::error(span, format!("{ip} cannot be the address of a {what}"))
-                    .help("give a unicast address that is not link-local"),
-            );
+        if let Some((title, help)) = unusable(ip, what) {
+            self.report(Diagnostic::error(span, title).help(help));
             return None;
         }
         // As the kernel (`ip_vs_new_dest`); a network's first address is anybody's to it.
@@ -404,7 +338,6 @@ mod tests {
     use std::net::IpAddr;
 
     use crate::config::{Config, Facts, Files};
-    use crate::sources::Gathered;
 
     #[test]
     fn a_broadcast_address_of_this_host_is_no_server() {
@@ -414,14 +347,7 @@ mod tests {
                 "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n\
                  [[service.server]]\naddress = \"{server}:80\"\n"
             );
-            Config::read(
-                "lvsd.toml",
-                &text,
-                Files::from("lvsd.toml"),
-                facts,
-                &Gathered::default(),
-            )
-            .map(|_| ())
+            Config::read("lvsd.toml", &text, Files::from("lvsd.toml"), facts).map(|_| ())
         };
         check("10.0.0.0", Some(&facts)).expect("the kernel takes it");
         check("10.0.0.255", None).expect("on another host it may be right");

@@ -1,7 +1,7 @@
 //! A service: what it is, and what it takes.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
@@ -9,29 +9,16 @@ use lvs_core::{Family, Forwarding, Protocol, SourceFilter};
 use toml::Spanned;
 
 use super::proxy::is_proxied;
+use super::scheduling::quiesces_at_zero;
 use super::sense::ServerPlace;
 use super::server::{ServerDefaults, no_address};
 use super::{Checker, WEIGHT_MAX, label};
 use crate::config::BelowQuorum;
-use crate::config::diagnostic::Diagnostic;
+use crate::config::clash::Taken;
 use crate::config::ports::{self, ManyPorts};
 use crate::config::raw::RawService;
 use crate::config::{Server, Service, VipMode};
-
-/// What services must not have in common, with the place of the first that has it.
-#[derive(Default)]
-struct Taken {
-    ids: HashMap<ServiceId, Range<usize>>,
-    names: HashMap<String, Range<usize>>,
-    owners: HashMap<IpAddr, (VipMode, Range<usize>)>,
-    /// By protocol and address, within which they may overlap.
-    many: HashMap<(Protocol, IpAddr), Vec<ManyPlace>>,
-    /// By the mark that stands for them.
-    marks: HashMap<u32, ManyPlace>,
-}
-
-/// Many ports, and where they stand.
-type ManyPlace = (ManyPorts, Range<usize>);
+use crate::text::Diagnostic;
 
 impl Checker<'_> {
     pub(super) fn services(
@@ -39,33 +26,44 @@ impl Checker<'_> {
         raw: &[Spanned<RawService>],
         templates_stay: bool,
     ) -> Vec<Service> {
-        let mut taken = Taken::default();
+        let (mut taken, mut names) = (Taken::default(), HashMap::new());
         let mut all = Vec::new();
         for service in raw {
+            if self.findings.is_full() {
+                break;
+            }
             let span = service.span();
             let service = service.get_ref();
-            self.unique_name(service, &mut taken);
+            self.unique_name(service, &mut names);
             let Some(checked) = self.service(service, &span, templates_stay) else {
                 continue;
             };
             let address = service.address.as_ref().map(Spanned::span);
             let mark = service.fwmark.as_ref().map(Spanned::span);
             let place = address.or(mark).unwrap_or(span);
-            self.unique_id(&checked, &place, &mut taken);
-            self.overlaps(&checked, &place, &mut taken);
-            self.one_owner(service, &checked, &mut taken);
+            let vip = service.vip.as_ref().map_or(place.clone(), Spanned::span);
+            for clash in taken.clashes(&checked) {
+                let at = if clash.about_vip { &vip } else { &place };
+                let (first, words) = clash.first;
+                self.report(
+                    Diagnostic::error(at.clone(), clash.title)
+                        .context(first, words)
+                        .help(clash.help),
+                );
+            }
+            taken.take(&checked, place, vip);
             all.push(checked);
         }
         all
     }
 
-    fn unique_name(&mut self, raw: &RawService, taken: &mut Taken) {
+    fn unique_name(&mut self, raw: &RawService, names: &mut HashMap<String, Range<usize>>) {
         let Some(name) = &raw.name else {
             return;
         };
         self.printable(name, "the name");
         // A service with several addresses has one name.
-        if let Some(first) = taken.names.insert(name.get_ref().clone(), name.span())
+        if let Some(first) = names.insert(name.get_ref().clone(), name.span())
             && first != name.span()
         {
             let title = format!("two services are called `{}`", name.get_ref());
@@ -75,85 +73,6 @@ impl Checker<'_> {
                     .help("give each its own name; it is what the log says"),
             );
         }
-    }
-
-    fn unique_id(&mut self, service: &Service, place: &Range<usize>, taken: &mut Taken) {
-        if let Some(first) = taken.ids.insert(service.id, place.clone()) {
-            let title = format!("service {} exists twice", label(&service.id));
-            self.report(
-                Diagnostic::error(place.clone(), title)
-                    .context(first, "the first one")
-                    .help("put all its servers into one [[service]], or change address, port or protocol"),
-            );
-        }
-    }
-
-    /// One address cannot be the engine's and the host's at once.
-    fn one_owner(&mut self, raw: &RawService, service: &Service, taken: &mut Taken) {
-        let (Some(mode), Some(address)) = (&raw.vip, service.virtual_ip()) else {
-            return;
-        };
-        if service.vip == VipMode::Auto {
-            return;
-        }
-        match taken.owners.get(&address) {
-            Some((other, first)) if *other != service.vip => {
-                let title = match (other, service.vip) {
-                    (VipMode::Announce, _) | (_, VipMode::Announce) => {
-                        format!("{address} is announced for one service and not for another")
-                    }
-                    _ => format!(
-                        "{address} is the engine's own for one service and the host's for another"
-                    ),
-                };
-                self.report(
-                    Diagnostic::error(mode.span(), title)
-                        .context(first.clone(), "here it is otherwise")
-                        .help("give every service of this address the same `vip`"),
-                );
-            }
-            Some(_) => {}
-            None => {
-                taken.owners.insert(address, (service.vip, mode.span()));
-            }
-        }
-    }
-
-    /// Two services of many ports must not take the same packets.
-    fn overlaps(&mut self, service: &Service, place: &Range<usize>, taken: &mut Taken) {
-        let Some(many) = &service.ports else {
-            return;
-        };
-        let here = (many.clone(), place.clone());
-        let beside = taken.many.entry((many.protocol, many.ip)).or_default();
-        // What is written twice has been said already.
-        let mut beside_it = beside.iter().filter(|(other, _)| other != many);
-        let other = beside_it
-            .find(|(other, _)| other.overlaps(many))
-            .or_else(|| {
-                let same = taken.marks.get(&many.mark());
-                same.filter(|(other, _)| other != many)
-            });
-        if let Some((other, first)) = other {
-            let (title, help) = if other.overlaps(many) {
-                (
-                    "two services take the same ports",
-                    "give each port of an address to one service; one with a single port may be inside of another's",
-                )
-            } else {
-                (
-                    "two services come to the same mark by chance",
-                    "write the ports of one of them otherwise: in two ranges, say",
-                )
-            };
-            self.report(
-                Diagnostic::error(place.clone(), title)
-                    .context(first.clone(), "the first one")
-                    .help(help),
-            );
-        }
-        beside.push(here.clone());
-        taken.marks.entry(many.mark()).or_insert(here);
     }
 
     fn service(
@@ -168,7 +87,7 @@ impl Checker<'_> {
         let ports = many_ports(raw).and_then(Result::ok);
         let proxy = self.proxy(raw, id.as_ref());
         let vip = self.vip(raw, id, ports.is_some());
-        let on_check_failure = self.on_check_failure(raw, &config, templates_stay);
+        let quiesces_at_zero = quiesces_at_zero(&config, templates_stay);
         let drain = self.drain(raw, &config);
         let defaults = ServerDefaults {
             forward: self.forward(raw.forward.as_ref()),
@@ -178,15 +97,21 @@ impl Checker<'_> {
                 .as_ref()
                 .and_then(|check| self.check_plan(check, id.as_ref())),
         };
-        let mut servers = self.servers(raw, id, &defaults);
+        let servers = self.servers(raw, id, &defaults);
         self.used_tunnel(raw, &defaults, &servers);
-        let from = self.found_servers(raw, id, &defaults, &mut servers);
-        let mut checks = servers.iter().filter_map(|server| server.check.as_ref());
+        let discovery = self.discovery(raw, id, &defaults);
+        let discovered = discovery.as_ref().and_then(|one| one.check.as_ref());
+        let checked = discovered.is_some() || servers.iter().any(|server| server.check.is_some());
+        let on_check_failure = self.on_check_failure(raw, &config, templates_stay, checked);
+        self.unchecked(raw, span);
+        let checks = servers.iter().filter_map(|server| server.check.as_ref());
+        let mut checks = checks.chain(discovered);
         config.extras.count_unanswered = checks.any(|check| check.passive.is_some());
         let quorum = self.quorum(raw);
         let below_quorum = self.below_quorum(raw, id);
         let min_share = self.min_share(raw);
-        let mut checks = servers.iter().filter_map(|server| server.check.as_ref());
+        let checks = servers.iter().filter_map(|server| server.check.as_ref());
+        let mut checks = checks.chain(discovered);
         if below_quorum == BelowQuorum::GiveUp && checks.any(|check| check.via.is_some()) {
             let at = raw
                 .below_quorum
@@ -198,14 +123,14 @@ impl Checker<'_> {
             );
         }
         let sorry = self.sorry(raw, id, &defaults, &servers);
-        if raw.server.is_empty() && raw.servers.is_none() && self.complete {
+        if raw.server.is_empty() && raw.discover.is_none() && self.complete {
             let span = self.first_line(span);
             self.report(
                 Diagnostic::warning(
                     span,
                     "the service has no server and refuses every connection",
                 )
-                .help("add a [[service.server]] with its address below"),
+                .help("add servers = [\"10.0.0.11:80\"], with the address of each"),
             );
         }
         let id = id?;
@@ -225,16 +150,41 @@ impl Checker<'_> {
                 .as_ref()
                 .map_or_else(SourceFilter::default, |filter| self.filter(filter)),
             on_check_failure,
+            quiesces_at_zero,
             drain,
             quorum,
             below_quorum,
-            alpha: raw.alpha.as_ref().is_some_and(|alpha| *alpha.get_ref()),
-            omega: raw.omega.as_ref().is_some_and(|omega| *omega.get_ref()),
+            alpha: raw
+                .start_down
+                .as_ref()
+                .is_some_and(|alpha| *alpha.get_ref()),
+            omega: raw
+                .remove_on_exit
+                .as_ref()
+                .is_some_and(|omega| *omega.get_ref()),
             min_share,
             sorry,
-            from,
+            discovery,
+            incomplete: false,
+            unheard: false,
             servers,
         })
+    }
+
+    /// Warns of servers without a health check, unless the file says that there is none.
+    fn unchecked(&mut self, raw: &RawService, span: &Range<usize>) {
+        let mut servers = raw.server.iter();
+        let any = servers.any(|server| server.get_ref().check.is_none()) || raw.discover.is_some();
+        if raw.check.is_none() && any && self.complete {
+            let span = self.first_line(span);
+            self.once(
+                Diagnostic::warning(
+                    span,
+                    "servers have no health check: a dead one gets connections all the same",
+                )
+                .help("add check = { type = \"tcp\" } to the service, or check = \"none\""),
+            );
+        }
     }
 
     /// Whose address the VIP is.

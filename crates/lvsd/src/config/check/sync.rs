@@ -2,20 +2,21 @@
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::time::Duration;
 
+use lvs_api::directors;
 use lvs_core::api::{SyncDaemon, SyncRole};
 use lvs_core::sync::PORT;
 use lvs_core::sync::bulk::PEERS_MAX;
 use lvs_core::{Family, ServiceKey};
-use lvs_dataplane::directors;
 use toml::Spanned;
 
 use super::Checker;
 use super::engine::is_interface;
-use crate::config::diagnostic::Diagnostic;
-use crate::config::raw::RawSync;
+use crate::config::raw::{RawSyncIpvs, RawSyncPeers};
 use crate::config::{Peers, Service};
+use crate::text::Diagnostic;
 
 /// The longest payload of a datagram that ipvsadm takes.
 const MAXLEN_MAX: i64 = 65_507;
@@ -28,26 +29,9 @@ const ALARM: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(86_400);
 
 impl Checker<'_> {
-    /// The daemons that speak IPVS's protocol; `None` if there is nothing about them.
-    pub(super) fn sync(&mut self, spanned: &Spanned<RawSync>) -> Option<Vec<SyncDaemon>> {
+    /// The daemons that speak IPVS's protocol.
+    pub(super) fn sync(&mut self, spanned: &Spanned<RawSyncIpvs>) -> Vec<SyncDaemon> {
         let raw = spanned.get_ref();
-        if raw.peers.is_some() && raw.interface.is_none() {
-            let alone = [
-                ("role", raw.role.as_ref().map(Spanned::span)),
-                ("group", raw.group.as_ref().map(Spanned::span)),
-            ];
-            for (key, span) in alone {
-                if let Some(span) = span {
-                    let title = format!("`{key}` is about multicast, and there is no interface");
-                    self.report(
-                        Diagnostic::error(span, title).help(
-                            "add interface = \"...\", or leave it out: `peers` needs neither",
-                        ),
-                    );
-                }
-            }
-            return None;
-        }
         let role = self.one_of(raw.role.as_ref(), &["master", "backup", "both"]);
         let roles: &[SyncRole] = match role.as_deref() {
             Some("master") => &[SyncRole::Master],
@@ -66,7 +50,7 @@ impl Checker<'_> {
             }
             None => {
                 self.report(
-                    Diagnostic::error(spanned.span(), "[sync] has no interface")
+                    Diagnostic::error(spanned.span(), "[sync.ipvs] has no interface")
                         .help("add interface = \"...\": the one that leads to the other directors"),
                 );
                 String::new()
@@ -97,28 +81,18 @@ impl Checker<'_> {
             port: port.and_then(|n| u16::try_from(n).ok()),
             ttl: ttl.and_then(|n| u8::try_from(n).ok()),
         };
-        Some(roles.iter().map(daemon).collect())
+        roles.iter().map(daemon).collect()
     }
 
     /// Directors of this kind, as the engine's options name them.
-    pub(super) fn peers(&mut self, spanned: &Spanned<RawSync>) -> Option<Peers> {
+    pub(super) fn peers(&mut self, spanned: &Spanned<RawSyncPeers>) -> Option<Peers> {
         let raw = spanned.get_ref();
-        let Some(peers) = &raw.peers else {
-            for (key, span) in [
-                ("key_file", raw.key_file.as_ref().map(Spanned::span)),
-                ("listen", raw.listen.as_ref().map(Spanned::span)),
-                ("wait", raw.wait.as_ref().map(Spanned::span)),
-                ("alarm", raw.alarm.as_ref().map(Spanned::span)),
-                ("tell", raw.tell.as_ref().map(Spanned::span)),
-            ] {
-                if let Some(span) = span {
-                    let title = format!("`{key}` says nothing without peers");
-                    self.report(
-                        Diagnostic::error(span, title)
-                            .help("add peers = [\"...\"], or leave it out"),
-                    );
-                }
-            }
+        let Some(peers) = &raw.addresses else {
+            self.missing(
+                &spanned.span(),
+                "`addresses` of [sync.peers]",
+                "name the other directors: addresses = [\"192.0.2.2\"]",
+            );
             return None;
         };
         let listen = raw.listen.as_ref().and_then(|text| {
@@ -161,26 +135,23 @@ impl Checker<'_> {
                     .help(format!("name 1 to {PEERS_MAX} directors")),
             );
         }
-        if let Some(wait) = raw.wait.as_ref().filter(|wait| wait.get_ref().0 > WAIT_MAX) {
+        let wait = raw.connect_timeout.as_ref();
+        if let Some(wait) = wait.filter(|wait| wait.get_ref().0 > WAIT_MAX) {
             self.report(
-                Diagnostic::error(wait.span(), "`wait` is out of range")
-                    .help("give at most \"1h\"; \"0s\" waits for nobody"),
+                Diagnostic::error(wait.span(), "`connect_timeout` is out of range")
+                    .help("give at most \"1h\"; with \"0s\" the dataplane does not wait"),
             );
         }
-        if let Some(alarm) = raw
-            .alarm
-            .as_ref()
-            .filter(|alarm| !ALARM.contains(&alarm.get_ref().0))
-        {
+        let alarm = raw.mismatch_alarm_after.as_ref();
+        if let Some(alarm) = alarm.filter(|alarm| !ALARM.contains(&alarm.get_ref().0)) {
             self.report(
-                Diagnostic::error(alarm.span(), "`alarm` is out of range")
+                Diagnostic::error(alarm.span(), "`mismatch_alarm_after` is out of range")
                     .help("give \"1s\" to \"1d\""),
             );
         }
-        let tell = self.one_of(raw.tell.as_ref(), &["all", "exceptions"]);
         let Some(key_file) = &raw.key_file else {
             self.report(
-                Diagnostic::error(spanned.span(), "[sync] has peers and no key_file").help(
+                Diagnostic::error(spanned.span(), "[sync.peers] has no key_file").help(
                     "add key_file = \"/etc/lvs/sync.key\", the same file on all directors: openssl rand -hex 32",
                 ),
             );
@@ -190,9 +161,8 @@ impl Checker<'_> {
             addresses: peers.get_ref().0.clone(),
             key_file: key_file.get_ref().clone(),
             listen: raw.listen.as_ref().map(|text| text.get_ref().clone()),
-            wait: raw.wait.as_ref().map(|wait| wait.get_ref().0),
-            alarm: raw.alarm.as_ref().map(|alarm| alarm.get_ref().0),
-            tell,
+            wait: wait.map(|wait| wait.get_ref().0),
+            alarm: alarm.map(|alarm| alarm.get_ref().0),
         };
         if self.facts.is_some()
             && let Some(why) = all.unusable_key()
@@ -221,7 +191,7 @@ impl Checker<'_> {
 
     /// A message has room for one family only, so that an engine refuses servers of another family
     /// than their service's while it synchronises, and the other way round.
-    pub(super) fn families_beside_sync(&mut self, sync: &Spanned<RawSync>, services: &[Service]) {
+    pub(super) fn families_beside_sync(&mut self, sync: &Range<usize>, services: &[Service]) {
         let other = self.servers.iter().find(|server| {
             let proxied = || {
                 let mut all = services.iter();
@@ -233,14 +203,14 @@ impl Checker<'_> {
         let Some((address, place)) = other.map(|other| (other.address, other.place.clone())) else {
             return;
         };
-        let at = self.first_line(&sync.span());
+        let at = self.first_line(sync);
         self.report(
             Diagnostic::error(
                 place,
                 format!("the server {address} is not of its service's family, which synchronisation does not carry"),
             )
             .context(at, "the engine takes one of the two")
-            .help("reach the server by an address of the family of the virtual one, or remove [sync]"),
+            .help("reach the server by an address of the family of the virtual one, or remove [sync.ipvs]"),
         );
     }
 }
@@ -252,14 +222,13 @@ mod tests {
 
     use crate::config::Config;
     use crate::config::facts::Facts;
-    use crate::sources::Gathered;
 
     /// As on the host that has 192.0.2.1.
     fn here(keys: &str) -> Result<(), String> {
-        let text = format!("[sync]\n{keys}\n");
+        let text = format!("[sync.peers]\n{keys}\n");
         let facts = Facts::with_address([192, 0, 2, 1].into());
         let path = "lvsd.toml";
-        let read = Config::read(path, &text, path.into(), Some(&facts), &Gathered::default());
+        let read = Config::read(path, &text, path.into(), Some(&facts));
         read.map(drop).map_err(|report| report.render(false))
     }
 
@@ -275,7 +244,7 @@ mod tests {
             "[fe80::2%2]:8848",
             "127.0.0.1:9",
         ] {
-            here(&format!("peers = {peer:?}\n{key}")).expect(peer);
+            here(&format!("addresses = {peer:?}\n{key}")).expect(peer);
         }
         for (peers, listen, words) in [
             ("\"0.0.0.0\"", "", "0.0.0.0 is nobody's"),
@@ -300,7 +269,7 @@ mod tests {
                 "192.0.2.2 is named twice",
             ),
         ] {
-            let said = here(&format!("peers = {peers}\n{listen}\n{key}")).expect_err(peers);
+            let said = here(&format!("addresses = {peers}\n{listen}\n{key}")).expect_err(peers);
             assert!(said.contains(words), "{peers}: {said}");
         }
     }
@@ -311,7 +280,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let with = |name: &str| {
             let path = directory.path().join(name);
-            here(&format!("peers = \"192.0.2.2\"\nkey_file = {path:?}"))
+            here(&format!("addresses = \"192.0.2.2\"\nkey_file = {path:?}"))
         };
         let write = |name: &str, text: &str, mode: u32| {
             let path = directory.path().join(name);
@@ -347,7 +316,7 @@ mod tests {
             assert!(said.contains("chown root"), "{said}");
         }
         // Where the file is for another host, its key need not be here.
-        let text = "[sync]\npeers = \"192.0.2.2\"\nkey_file = \"/nowhere\"\n";
+        let text = "[sync.peers]\naddresses = \"192.0.2.2\"\nkey_file = \"/nowhere\"\n";
         Config::from_toml("lvsd.toml", text).expect("valid elsewhere");
     }
 
@@ -360,7 +329,7 @@ mod tests {
             );
             Config::from_toml("lvsd.toml", &text).map(|_| ())
         };
-        let sync = "[sync]\ninterface = \"eth1\"\n";
+        let sync = "[sync.ipvs]\ninterface = \"eth1\"\n";
         file("", "[2001:db8::7]:80").expect("a tunnel of the other family");
         file(sync, "10.0.0.7:80").expect("of the same family");
         let report = file(sync, "[2001:db8::7]:80").expect_err("the engine would refuse it");
@@ -370,6 +339,6 @@ mod tests {
             said.contains("[2001:db8::7]:80 is not of its service's family"),
             "{said}"
         );
-        assert!(said.contains("remove [sync]"), "{said}");
+        assert!(said.contains("remove [sync.ipvs]"), "{said}");
     }
 }

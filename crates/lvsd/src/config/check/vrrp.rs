@@ -10,9 +10,9 @@ use toml::Spanned;
 use super::engine::is_interface;
 use super::{Checker, label};
 use crate::cluster::PRIORITY_ENOUGH;
-use crate::config::diagnostic::Diagnostic;
 use crate::config::raw::{OneOrMore, RawConfig, RawVrrp};
 use crate::config::{HostAddress, Service, VipMode, Vrrp};
+use crate::text::Diagnostic;
 
 /// VRRP counts centiseconds, in twelve bits.
 const ADVERT: std::ops::RangeInclusive<Duration> =
@@ -125,13 +125,13 @@ impl Checker<'_> {
                     .help("remove own_vips from [dataplane]: services have the engine own their addresses by themselves"),
             );
         }
-        if all.sync.is_none() {
+        if all.sync.ipvs.is_none() && all.sync.peers.is_none() {
             self.report(
                 Diagnostic::warning(
                     spanned.span(),
                     "the directors share no connections: all break when the addresses move",
                 )
-                .help("add [sync] with peers and key_file"),
+                .help("add [sync.peers] with addresses and key_file"),
             );
         }
         if let Some(backend) = self.routed.clone() {
@@ -141,12 +141,12 @@ impl Checker<'_> {
                     "the backend `tun` announces no address that moves: neighbours go on with the other director until their entry expires",
                 )
                 .context(backend, "the backend")
-                .help("have routers route the virtual addresses to an `address` of [vrrp], which keepalived announces; or remove `backend`"),
+                .help("have routers route the virtual addresses to one of the `host_addresses` of [vrrp], which keepalived announces; or remove `backend`"),
             );
         }
         let announced = |service: &Service| service.vip == VipMode::Announce;
         if self.complete
-            && raw.addresses.is_none()
+            && raw.host_addresses.is_none()
             && !services.is_empty()
             && services.iter().all(announced)
         {
@@ -159,7 +159,7 @@ impl Checker<'_> {
             );
         }
         let peers = self.vrrp_peers(raw.peers.as_ref());
-        let addresses = self.vrrp_addresses(raw.addresses.as_ref(), services);
+        let addresses = self.vrrp_addresses(raw.host_addresses.as_ref(), services);
         let track_file = self.vrrp_path(raw.track_file.as_ref(), "track_file", Vrrp::TRACK_FILE);
         let fifo = self.vrrp_path(raw.fifo.as_ref(), "fifo", Vrrp::FIFO);
         if track_file == fifo {
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn what_is_left_out_has_a_value() {
         let text = format!(
-            "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\naddress = \"10.0.0.254/24 dev eth1\"\n{SERVICE}"
+            "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\nhost_addresses = \"10.0.0.254/24 dev eth1\"\n{SERVICE}"
         );
         let (config, report) = Config::from_toml("x", &text).expect("valid");
         let vrrp = config.vrrp.expect("it is there");
@@ -325,7 +325,7 @@ mod tests {
         for (vip, warned) in [("own", true), ("auto", true), ("host", false)] {
             let service = SERVICE.replace("forward", &format!("vip = \"{vip}\"\nforward"));
             let text = format!(
-                "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\naddress = \"192.0.2.10\"\n{service}"
+                "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\nhost_addresses = \"192.0.2.10\"\n{service}"
             );
             let (_, report) = Config::from_toml("x", &text).expect("valid");
             let said = report.to_string().contains("which the engine answers for");
@@ -348,7 +348,7 @@ mod tests {
         let another = SERVICE.replace("192.0.2.10", "192.0.2.11");
         assert!(said("", &announced, moves));
         assert!(!said("", &format!("{announced}{another}"), moves));
-        assert!(!said("address = \"10.0.0.254\"", &announced, moves));
+        assert!(!said("host_addresses = \"10.0.0.254\"", &announced, moves));
         let silent = "announces no address that moves";
         let tun = format!("[dataplane]\nbackend = \"tun\"\n{SERVICE}");
         assert!(said("", &tun, silent) && !said("", SERVICE, silent));
@@ -381,11 +381,11 @@ mod tests {
                 "of another host",
             ),
             (
-                "interface = \"eth0\"\nrouter_id = 1\naddress = \"10.0.0.1 dev a{\"",
+                "interface = \"eth0\"\nrouter_id = 1\nhost_addresses = \"10.0.0.1 dev a{\"",
                 "not an address of a host",
             ),
             (
-                "interface = \"eth0\"\nrouter_id = 1\naddress = \"224.0.0.1\"",
+                "interface = \"eth0\"\nrouter_id = 1\nhost_addresses = \"224.0.0.1\"",
                 "cannot be moved",
             ),
             (
@@ -405,11 +405,11 @@ mod tests {
                 "the same file",
             ),
             (
-                "interface = \"eth0\"\nrouter_id = 1\naddress = \"10.0.0.1/33\"",
+                "interface = \"eth0\"\nrouter_id = 1\nhost_addresses = \"10.0.0.1/33\"",
                 "not an address of a host",
             ),
             (
-                "interface = \"eth0\"\nrouter_id = 1\naddress = \"10.0.0.1 dev a b\"",
+                "interface = \"eth0\"\nrouter_id = 1\nhost_addresses = \"10.0.0.1 dev a b\"",
                 "not an address of a host",
             ),
             (

@@ -3,12 +3,12 @@
 use super::*;
 
 #[test]
-fn what_the_engine_is_told_about_icmp_and_vlans() {
-    let text = "[dataplane]\ninterface = [\"eth0.100=10.0.100.1/24,fd00::1/64\", \"eth1\"]\necho = \"drop\"\necho_limit = 10\n\
+fn dataplane_icmp_options_become_arguments() {
+    let text = "[dataplane]\ninterface = [\"eth0.100\", \"eth1\"]\necho = \"drop\"\necho_limit = 10\n\
                 clamp_mss = 1360\nicmp_ratelimit = \"500ms\"\nicmp_msgs_per_sec = 0\nicmp_msgs_burst = 1\n";
     assert_eq!(
         load(text).dataplane.arguments().join(" "),
-        "--interface eth0.100=10.0.100.1/24,fd00::1/64 --interface eth1 --echo drop --echo-limit 10 --clamp-mss 1360 \
+        "--interface eth0.100 --interface eth1 --echo drop --echo-limit 10 --clamp-mss 1360 \
          --icmp-ratelimit 500 --icmp-msgs-per-sec 0 --icmp-msgs-burst 1"
     );
     for (line, wanted) in [
@@ -22,16 +22,8 @@ fn what_the_engine_is_told_about_icmp_and_vlans() {
         ("icmp_msgs_burst = 0", "is out of range"),
         ("echo_limit = -1", "is out of range"),
         (
-            "interface = \"eth0=10.0.0.1/24\"",
-            "is not a VLAN with addresses",
-        ),
-        (
-            "interface = \"eth0.100=10.0.0.1\"",
-            "is not a VLAN with addresses",
-        ),
-        (
-            "interface = \"eth0.4095=10.0.0.1/24\"",
-            "is not a VLAN with addresses",
+            "interface = \"eth0.100=10.0.0.1/24\"",
+            "the dataplane does not create `eth0.100`",
         ),
     ] {
         let found = errors(&format!("[dataplane]\n{line}\n"));
@@ -43,7 +35,7 @@ fn what_the_engine_is_told_about_icmp_and_vlans() {
 fn helpers_and_their_ports() {
     for (line, arguments) in [
         ("helper = \"ftp\"", "--helper ftp"),
-        ("helpers = [\"ftp=21,2121\"]", "--helper ftp=21,2121"),
+        ("helper = [\"ftp=21,2121\"]", "--helper ftp=21,2121"),
     ] {
         let text = format!("[dataplane]\n{line}\n");
         assert_eq!(load(&text).dataplane.arguments().join(" "), arguments);
@@ -64,6 +56,12 @@ fn helpers_and_their_ports() {
 #[test]
 fn what_the_engine_does_not_have_is_refused_with_its_place() {
     for (line, place, title, help) in [
+        (
+            "no_interfaces = true",
+            "test.toml:2:1",
+            "unknown key `no_interfaces`",
+            "run lvsd in a network namespace",
+        ),
         (
             "backend = \"af_xdp\"",
             "test.toml:2:11",
@@ -131,15 +129,15 @@ fn what_the_engine_does_not_have_is_refused_with_its_place() {
 fn synchronisation_is_asked_for_with_an_interface() {
     use lvs_core::api::SyncRole;
     assert_eq!(load("").sync, None, "it stays as it is");
-    let daemons = load("[sync]\ninterface = \"eth2\"\nsyncid = 5\n").sync;
+    let daemons = load("[sync.ipvs]\ninterface = \"eth2\"\nsyncid = 5\n").sync;
     let daemons = daemons.expect("they are wanted");
     let roles: Vec<SyncRole> = daemons.iter().map(|daemon| daemon.role).collect();
     assert_eq!(roles, [SyncRole::Master, SyncRole::Backup]);
     assert!(daemons.iter().all(|daemon| daemon.syncid == 5));
-    let one = load("[sync]\ninterface = \"eth2\"\nrole = \"backup\"\n").sync;
+    let one = load("[sync.ipvs]\ninterface = \"eth2\"\nrole = \"backup\"\n").sync;
     assert_eq!(one.map(|daemons| daemons.len()), Some(1));
     for (text, title) in [
-        ("role = \"both\"", "[sync] has no interface"),
+        ("role = \"both\"", "[sync.ipvs] has no interface"),
         (
             "interface = \"10.0.0.1/24\"",
             "is not the name of an interface",
@@ -155,7 +153,7 @@ fn synchronisation_is_asked_for_with_an_interface() {
         ("interface = \"eth2\"\nport = 0", "port 0 is out of range"),
         ("interface = \"eth2\"\nrole = \"boss\"", "boss"),
     ] {
-        let said = errors(&format!("[sync]\n{text}\n"));
+        let said = errors(&format!("[sync.ipvs]\n{text}\n"));
         assert!(said.contains(title), "{said}");
     }
 }
@@ -163,19 +161,21 @@ fn synchronisation_is_asked_for_with_an_interface() {
 #[test]
 fn peers_are_options_of_the_engine() {
     let config = load(
-        "[sync]\npeers = [\"192.0.2.2\", \"[2001:db8::3]:9\"]\nkey_file = \"/key\"\nlisten = \"192.0.2.1\"\nwait = \"1m\"\nalarm = \"2m\"\n",
+        "[sync.peers]\naddresses = [\"192.0.2.2\", \"[2001:db8::3]:9\"]\nkey_file = \"/key\"\nlisten = \"192.0.2.1\"\nconnect_timeout = \"1m\"\nmismatch_alarm_after = \"2m\"\n",
     );
     assert_eq!(config.sync, None, "multicast is another matter");
     assert_eq!(
         config.dataplane.arguments().join(" "),
         "--sync-peer 192.0.2.2 --sync-peer [2001:db8::3]:9 --sync-key /key --sync-listen 192.0.2.1 --sync-wait 60 --sync-alarm 120"
     );
-    let both = load("[sync]\ninterface = \"eth2\"\npeers = \"192.0.2.2\"\nkey_file = \"/key\"\n");
+    let both = load(
+        "[sync.ipvs]\ninterface = \"eth2\"\n[sync.peers]\naddresses = \"192.0.2.2\"\nkey_file = \"/key\"\n",
+    );
     assert_eq!(both.sync.map(|daemons| daemons.len()), Some(2));
     assert!(both.dataplane.peers.is_some());
     let workers = |count: &str| {
         format!(
-            "[dataplane]\nworkers = {count}\n[sync]\npeers = \"192.0.2.2\"\nkey_file = \"/key\"\n"
+            "[dataplane]\nworkers = {count}\n[sync.peers]\naddresses = \"192.0.2.2\"\nkey_file = \"/key\"\n"
         )
     };
     load(&workers("1"));
@@ -189,40 +189,33 @@ fn peers_are_options_of_the_engine() {
     let key = "key_file = \"/key\"\n";
     for (text, title) in [
         (
-            "peers = \"192.0.2.2\"\n".to_owned(),
-            "peers and no key_file",
+            "addresses = \"192.0.2.2\"\n".to_owned(),
+            "[sync.peers] has no key_file",
         ),
         (
-            format!("peers = \"other\"\n{key}"),
+            format!("addresses = \"other\"\n{key}"),
             "`other` is not an address",
         ),
-        (format!("peers = []\n{key}"), "there are 0 peers"),
+        (format!("addresses = []\n{key}"), "there are 0 peers"),
         (
-            format!("peers = [\"192.0.2.2\", \"192.0.2.2:9\"]\n{key}"),
+            format!("addresses = [\"192.0.2.2\", \"192.0.2.2:9\"]\n{key}"),
             "192.0.2.2 is named twice",
         ),
         (
-            format!("peers = \"192.0.2.2\"\nlisten = \"eth0\"\n{key}"),
+            format!("addresses = \"192.0.2.2\"\nlisten = \"eth0\"\n{key}"),
             "`eth0` is not an address",
         ),
         (
-            format!("peers = \"192.0.2.2\"\nwait = \"2h\"\n{key}"),
-            "`wait` is out of range",
+            format!("addresses = \"192.0.2.2\"\nconnect_timeout = \"2h\"\n{key}"),
+            "`connect_timeout` is out of range",
         ),
         (
-            format!("peers = \"192.0.2.2\"\nalarm = \"0s\"\n{key}"),
-            "`alarm` is out of range",
+            format!("addresses = \"192.0.2.2\"\nmismatch_alarm_after = \"0s\"\n{key}"),
+            "`mismatch_alarm_after` is out of range",
         ),
-        (
-            format!("peers = \"192.0.2.2\"\nrole = \"master\"\n{key}"),
-            "`role` is about multicast",
-        ),
-        (
-            format!("interface = \"eth2\"\n{key}"),
-            "`key_file` says nothing",
-        ),
+        (key.to_owned(), "`addresses` of [sync.peers] is missing"),
     ] {
-        let said = errors(&format!("[sync]\n{text}"));
+        let said = errors(&format!("[sync.peers]\n{text}"));
         assert!(said.contains(title), "{title}: {said}");
     }
 }

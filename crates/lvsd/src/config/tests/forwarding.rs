@@ -36,7 +36,7 @@ address = "2001:db8::11"
         panic!("{:?}", all.id)
     };
     assert_eq!(
-        config.port_marks,
+        alone(&config).port_marks,
         [
             format!(
                 "--destination 192.0.2.10 --protocol tcp --ports 8000-8442,8444-8999 --mark {mark}"
@@ -45,7 +45,7 @@ address = "2001:db8::11"
         ]
     );
     let owned: [IpAddr; 2] = ["192.0.2.10", "2001:db8::1"].map(|ip| ip.parse().unwrap());
-    assert_eq!(config.own_vips(|_| false), owned);
+    assert_eq!(alone(&config).own_vips(|_| false), owned);
 }
 
 #[test]
@@ -297,7 +297,8 @@ fn a_proxied_service_is_of_this_host() {
         let (config, _) = Config::from_toml("x", &text).unwrap_or_else(|report| panic!("{report}"));
         let service = &config.services[0];
         assert_eq!(service.proxy, Some(proxy::Options::default()));
-        assert!(config.own_vips(|_| false).is_empty() && !config.needs_engine());
+        let alone = alone(&config);
+        assert!(alone.own_vips(|_| false).is_empty() && !alone.needs_engine());
     }
     let tcp = "address = \"127.0.0.1:8080\"";
     let udp = |rest: &str| format!("address = \"127.0.0.1:53\"\nprotocol = \"udp\"\n{rest}");
@@ -395,12 +396,6 @@ fn a_proxied_service_is_not_its_own_server() {
     let facts = Facts::with_address(own);
     let files = Files::from("test.toml");
     let text = text("0.0.0.0:8080", "192.0.2.77:8080", "");
-    let read = Config::read(
-        "test.toml",
-        &text,
-        files,
-        Some(&facts),
-        &Gathered::default(),
-    );
+    let read = Config::read("test.toml", &text, files, Some(&facts));
     assert!(read.is_err_and(|report| report.to_string().contains("which listens there")));
 }

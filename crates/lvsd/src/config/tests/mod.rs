@@ -2,6 +2,9 @@
 //! should.
 
 use super::*;
+use crate::expand::{Expanded, expand};
+use crate::health::Probe;
+use crate::sources::Gathered;
 
 mod engine;
 mod forwarding;
@@ -37,9 +40,10 @@ const EXAMPLES: [(&str, &str); 9] = [
 /// Every table and every key.
 const FULL: &str = r#"
 [lvsd]
-adopt = true
+manage_all_services = true
 log = "debug"
-max_remove = 20
+max_removed_percent = 20
+manual_changes = "report"
 
 [dataplane]
 interface = ["eth0", "eth1"]
@@ -75,15 +79,15 @@ router_id = 51
 priority = 160
 advert = "1s"
 peers = ["192.0.2.2"]
-address = ["10.0.0.254/24 dev eth1"]
+host_addresses = ["10.0.0.254/24 dev eth1"]
 track_file = "/run/lvs/vrrp.track"
 fifo = "/run/lvs/vrrp.fifo"
 
 [announce]
-drain = "10s"
-hold = "5m"
+withdraw_delay = "10s"
+hold_without_lvsd = "5m"
 
-[sync]
+[sync.ipvs]
 role = "both"
 interface = "eth2"
 syncid = 5
@@ -91,11 +95,13 @@ group = "224.0.0.81"
 port = 8848
 ttl = 1
 maxlen = 1400
-peers = ["192.0.2.2", "[2001:db8::3]:8849"]
+
+[sync.peers]
+addresses = ["192.0.2.2", "[2001:db8::3]:8849"]
 key_file = "/etc/lvsd/sync.key"
 listen = "192.0.2.1"
-wait = "30s"
-alarm = "1m"
+connect_timeout = "30s"
+mismatch_alarm_after = "1m"
 
 [sysctl]
 conn_reuse_mode = 1
@@ -122,8 +128,8 @@ address = "[2001:db8::11]:443"
 weight = 2
 forward = "tun"
 tunnel = { type = "gre", checksum = "full" }
-upper = 10
-lower = 5
+max_connections = 10
+resume_below = 5
 
 [service.server.check]
 type = "tcp"
@@ -150,6 +156,7 @@ on_check_failure = "remove"
 on_server_down = "drop"
 slow_start = "1m"
 drain = "5m"
+check = "none"
 
 [[service.server]]
 address = "2001:db8::2"
@@ -161,6 +168,7 @@ one_packet = true
 forward = "nat"
 vip = "host"
 persistence = { timeout = "1h", engine = "sip" }
+check = "none"
 
 [[service.server]]
 address = "10.0.0.1:5060"
@@ -169,6 +177,7 @@ address = "10.0.0.1:5060"
 address = "192.0.2.3:80"
 forward = "tun"
 vip = "announce"
+check = "none"
 
 [[service.server]]
 address = "10.0.0.3:80"
@@ -178,6 +187,11 @@ fn load(text: &str) -> Config {
     Config::from_toml("test.toml", text)
         .unwrap_or_else(|report| panic!("{report}"))
         .0
+}
+
+/// The services of a file, without what DNS and etcd say.
+fn alone(config: &Config) -> Expanded {
+    expand(config, &Gathered::default())
 }
 
 fn errors(text: &str) -> String {
@@ -280,7 +294,6 @@ fn defaults_and_the_full_file() {
         dr.services[0].servers[0].address,
         "192.0.2.11:80".parse().unwrap()
     );
-    // A template would keep leading clients to a server of weight 0.
     assert_eq!(dr.services[1].on_check_failure, OnCheckFailure::Remove);
     assert_eq!(dr.services[1].config.netmask, 0xffff_ff00);
     assert_eq!(dr.services[1].config.timeout, 600);
@@ -296,7 +309,7 @@ fn defaults_and_the_full_file() {
     assert_eq!(full.services[1].name, "mark 7 ipv6");
     assert_eq!(full.services[1].servers[0].address.port(), 0);
     assert_eq!(
-        full.own_vips(|_| false),
+        alone(&full).own_vips(|_| false),
         ["2001:db8::1".parse::<IpAddr>().unwrap()]
     );
 }

@@ -30,13 +30,13 @@ fn what_does_not_fit_is_refused() {
         ),
         (
             "",
-            "address = \"10.0.0.1:80\"\nupper = 5\nlower = 6",
-            "`lower` (6) is above `upper` (5)",
+            "address = \"10.0.0.1:80\"\nmax_connections = 5\nresume_below = 6",
+            "`resume_below` (6) is above `max_connections` (5)",
         ),
         (
             "",
-            "address = \"10.0.0.1:80\"\nlower = 6",
-            "`lower` (6) is above `upper` (0)",
+            "address = \"10.0.0.1:80\"\nresume_below = 6",
+            "`resume_below` (6) is above `max_connections` (0)",
         ),
         ("", "address = \"[2001:db8::1]:80\"", "different families"),
         (
@@ -331,18 +331,18 @@ fn what_the_start_or_the_engine_would_refuse_is_refused() {
 fn what_cannot_be_meant_is_warned_about() {
     let service = |keys: &str, weights: [&str; 2]| {
         format!(
-            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n{}\n[[service.server]]\naddress = \"10.0.0.2:80\"\n{}\n",
+            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\ncheck = \"none\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n{}\n[[service.server]]\naddress = \"10.0.0.2:80\"\n{}\n",
             weights[0], weights[1]
         )
     };
     for (text, wanted) in [
         (
             service("scheduler = \"rr\"", ["", "weight = 2"]),
-            "10:10 the scheduler rr does not go by weights",
+            "11:10 the scheduler rr does not go by weights",
         ),
         (
             service("", ["weight = 0", "weight = 0"]),
-            "7:10 all servers of the service have the weight 0",
+            "8:10 all servers of the service have the weight 0",
         ),
         (
             service("", ["", ""]).replace("address = \"192.0.2.1:80\"", "fwmark = 7"),
@@ -362,28 +362,28 @@ fn what_cannot_be_meant_is_warned_about() {
 
 #[test]
 fn what_only_the_host_can_have_is_looked_for() {
-    let facts = Facts::with("root:x:0:\nlvs:x:999:\n", &["eth0"]);
-    let read = |text: &str| {
-        Config::read(
-            "test.toml",
-            text,
-            Files::from("test.toml"),
-            Some(&facts),
-            &Gathered::default(),
-        )
-    };
+    let facts = Facts::with("root:x:0:\nlvs:x:999:\n", &["eth0", "eth0.100"]);
+    let read = |text: &str| Config::read("test.toml", text, Files::from("test.toml"), Some(&facts));
     for good in [
         "[dataplane]\ninterface = [\"eth0\", \"eth0.100\"]\ngroup = \"lvs\"\n",
         "[dataplane]\nreaders = \"12345\"\n",
     ] {
         read(good).unwrap_or_else(|report| panic!("{good}: {report}"));
     }
-    for (bad, words) in [
+    // It may come later: the dataplane waits for it.
+    for (waits, words) in [
         ("interface = \"eth1\"", "there is no interface `eth1` here"),
         (
-            "interface = \"eth1.7\"",
-            "there is no interface `eth1.7` here",
+            "interface = \"eth0.7\"",
+            "there is no interface `eth0.7` here",
         ),
+    ] {
+        let text = format!("[dataplane]\n{waits}\n");
+        let (_, report) = read(&text).unwrap_or_else(|report| panic!("{waits}: {report}"));
+        let report = report.to_string();
+        assert!(report.contains(words), "{waits}: {report}");
+    }
+    for (bad, words) in [
         ("group = \"lvz\"", "did you mean \"lvs\"?"),
         ("readers = \"operators\"", "`groupadd --system operators`"),
     ] {
@@ -392,5 +392,76 @@ fn what_only_the_host_can_have_is_looked_for() {
         assert!(report.contains(words), "{bad}: {report}");
         // Another host may have it.
         Config::from_toml("test.toml", &text).unwrap_or_else(|report| panic!("{report}"));
+    }
+}
+
+#[test]
+fn a_removed_key_names_its_replacement() {
+    for (text, key, help) in [
+        ("[api]\ncompat = \"node_ipvs\"\n", "compat", "`procfs`"),
+        ("[api]\nserver_series = 1\n", "server_series", "5000"),
+        ("[dataplane]\nhelpers = \"ftp\"\n", "helpers", "`helper`"),
+        (
+            "[defaults]\non_down = \"remove\"\n",
+            "on_down",
+            "`on_check_failure`",
+        ),
+    ] {
+        let found = errors(text);
+        assert!(found.contains(&format!("unknown key `{key}`")), "{found}");
+        assert!(found.contains(help), "{found}");
+    }
+}
+
+#[test]
+fn renamed_key_is_refused_with_its_new_name() {
+    for (table, old, new) in [
+        ("[lvsd]", "adopt = true", "`manage_all_services`"),
+        ("[lvsd]", "drift = \"report\"", "`manual_changes`"),
+        ("[lvsd]", "max_remove = 20", "`max_removed_percent`"),
+        ("[[service]]", "alpha = true", "`start_down`"),
+        ("[defaults]", "omega = true", "`remove_on_exit`"),
+        ("[[service]]", "min_share = 30", "`panic_below`"),
+        (
+            "[[service]]\n[[service.server]]",
+            "upper = 9",
+            "`max_connections`",
+        ),
+        (
+            "[[service]]\n[[service.server]]",
+            "lower = 9",
+            "`resume_below`",
+        ),
+        (
+            "[[service]]",
+            "servers = [{ upper = 9 }]",
+            "`max_connections`",
+        ),
+        ("[[service]]", "servers = { dns = \"a.b\" }", "discover = {"),
+        ("[announce]", "drain = \"5s\"", "`withdraw_delay`"),
+        ("[announce]", "hold = \"10m\"", "`hold_without_lvsd`"),
+        ("[vrrp]", "address = \"10.0.0.254\"", "`host_addresses`"),
+        ("[sync]", "interface = \"eth0\"", "below [sync.ipvs]"),
+        (
+            "[sync]",
+            "peers = [\"192.0.2.2\"]",
+            "`addresses` below [sync.peers]",
+        ),
+        ("[sync]", "key_file = \"/key\"", "below [sync.peers]"),
+        (
+            "[sync]",
+            "wait = \"10s\"",
+            "`connect_timeout` below [sync.peers]",
+        ),
+        ("[sync.peers]", "wait = \"10s\"", "`connect_timeout`"),
+        ("[sync.peers]", "alarm = \"10s\"", "`mismatch_alarm_after`"),
+        ("[sync.peers]", "peers = \"192.0.2.2\"", "`addresses`"),
+    ] {
+        let found = errors(&format!("{table}\n{old}\n"));
+        let help = found.lines().find(|line| line.contains("help: write"));
+        assert!(
+            help.is_some_and(|help| help.contains(new)),
+            "{old}: {found}"
+        );
     }
 }

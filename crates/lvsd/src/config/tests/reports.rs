@@ -168,6 +168,80 @@ fn any_number_of_typos_is_told_at_once() {
     }
 }
 
+/// A file of a broken generator.
+#[test]
+fn report_of_a_million_errors_is_bounded() {
+    let mut keys = String::from("[lvsd]\n");
+    for n in 0..150_000 {
+        keys.push_str(&format!("key{n} = 1\n"));
+    }
+    let report = report(&keys);
+    assert_eq!((report.errors(), report.findings.len()), (100_000, 1000));
+    let said = report.to_string();
+    assert_eq!(said.matches("error: ").count(), 20);
+    let rest = "and 99980 more: 100000 errors, 0 warnings in all, and lvsd has not read on";
+    assert!(said.ends_with(rest), "{said}");
+
+    // So is the memory of services that are right so far.
+    let services = format!(
+        "[[service]]\naddress = [{}]\nforward = \"nat\"\n",
+        "\"192.0.2.1:80\", ".repeat(200_000)
+    );
+    for text in [services, "[[service]]\n".repeat(300_000)] {
+        let said = self::report(&text).to_string();
+        assert!(
+            said.contains("there are more than 100000 services"),
+            "{said}"
+        );
+    }
+
+    // The parser finds an error in each line, and keeps them all if it is let.
+    let syntax = format!("{}=\n", "a = \n".repeat(200_000));
+    let report = self::report(&syntax);
+    assert!(
+        (20..=1000).contains(&report.errors()),
+        "{}",
+        report.errors()
+    );
+
+    // Warnings do not hide an error behind them.
+    let mut warned = String::new();
+    for n in 0..1200 {
+        let (high, low) = (n >> 8, n & 255);
+        warned.push_str(&format!(
+            "[[service]]\naddress = \"10.9.{high}.{low}:80\"\nforward = \"nat\"\n"
+        ));
+    }
+    warned.push_str("check = { type = \"tcp\", rise = 0 }\n");
+    let report = self::report(&warned);
+    assert_eq!((report.errors(), report.findings.len()), (1, 1001));
+    let said = report.to_string();
+    assert!(said.contains("`rise` is out of range"), "{said}");
+    assert!(
+        said.ends_with("and 1181 more: 1 error, 1200 warnings in all"),
+        "{said}"
+    );
+}
+
+/// The renderer gets the lines of the finding only; their numbers are those of the file.
+#[test]
+fn finding_far_down_in_a_file_is_shown_with_its_line() {
+    let mut text = "# a comment\n".repeat(5000);
+    text.push_str("[[service]]\nnane = \"web\"\n# end\n");
+    let said = errors(&text);
+    for words in [
+        "test.toml:5002:1",
+        "5002 | nane = \"web\"",
+        "did you mean `name`?",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert!(
+        !said.contains("# end") && !said.contains("[[service]]\n"),
+        "{said}"
+    );
+}
+
 #[test]
 fn errors_are_shown_before_warnings() {
     let mut text = String::new();
@@ -190,7 +264,7 @@ fn errors_are_shown_before_warnings() {
 fn messages_lead_to_the_cause() {
     let service = |address: &str| {
         format!(
-            "[[service]]\naddress = \"{address}\"\nforward = \"nat\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
+            "[[service]]\naddress = \"{address}\"\nforward = \"nat\"\ncheck = \"none\"\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
         )
     };
     for (text, place, help) in [
@@ -226,5 +300,21 @@ fn messages_lead_to_the_cause() {
         assert_eq!(errors, [place], "{text}");
         let said = self::errors(&text) + "\n";
         assert!(said.contains(help), "{text}: {said}");
+    }
+}
+
+#[test]
+fn loopback_server_is_warned_of_unless_the_service_is_proxied() {
+    for (forward, warns) in [("nat", true), ("dr", false), ("proxy", false)] {
+        let text = format!(
+            "[[service]]\naddress = \"192.0.2.10:8080\"\nforward = \"{forward}\"\ncheck = {{ type = \"tcp\" }}\n[[service.server]]\naddress = \"127.0.0.1:8080\"\n"
+        );
+        let (_, warnings) = Config::from_toml("test.toml", &text).unwrap();
+        let warnings = warnings.to_string();
+        assert_eq!(
+            warnings.contains("cannot reach the server"),
+            warns,
+            "{warnings}"
+        );
     }
 }

@@ -2,52 +2,77 @@
 
 use super::*;
 
-#[test]
-fn on_check_failure_by_default() {
-    let with = |keys: &str, top: &str| {
-        let text = format!(
-            "{top}\n[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
-        );
-        load(&text).services[0].on_check_failure
+/// A service with one server that is checked, unless `keys` have another check.
+fn checked(keys: &str, top: &str) -> String {
+    let check = match keys.contains("check = ") {
+        true => "",
+        false => "check = { type = \"tcp\" }",
     };
+    format!(
+        "{top}\n[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{check}\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
+    )
+}
+
+/// The defaults are the same for every service, and a combination that harms clients is told.
+#[test]
+fn defaults_of_failures_are_fixed_and_bad_combinations_warn() {
     let persistence = "persistence = { timeout = \"6m\" }";
-    assert_eq!(with("", ""), OnCheckFailure::Quiesce);
-    assert_eq!(with("scheduler = \"dh\"", ""), OnCheckFailure::Remove);
-    assert_eq!(with("scheduler = \"mh\"", ""), OnCheckFailure::Remove);
-    assert_eq!(
-        with(
+    let expires = "[sysctl]\nexpire_quiescent_template = 1";
+    let stay = "clients stay with a server whose check fails";
+    let refused = "clients of a server whose check fails are refused";
+    let drained = "clients of a server that drains are refused";
+    let moot = "`on_server_down` does nothing then";
+    for (keys, top, warnings) in [
+        ("", "", &[][..]),
+        (persistence, "", &[stay]),
+        (persistence, expires, &[]),
+        ("scheduler = \"dh\"", "", &[drained, refused]),
+        ("scheduler = \"sh\"", "", &[drained, refused]),
+        ("scheduler = \"mh\"\ncheck = \"none\"", "", &[drained]),
+        (
             "scheduler = \"mh\"\nscheduler_flags = [\"mh-fallback\"]",
-            ""
+            "",
+            &[],
         ),
-        OnCheckFailure::Quiesce
-    );
-    assert_eq!(with(persistence, ""), OnCheckFailure::Remove);
-    assert_eq!(
-        with(persistence, "[sysctl]\nexpire_quiescent_template = 1"),
-        OnCheckFailure::Quiesce
-    );
+        ("on_server_down = \"reset\"", "", &[moot]),
+        ("on_server_down = \"reset\"\ncheck = \"none\"", "", &[]),
+    ] {
+        let text = checked(keys, top);
+        let (config, report) = Config::from_toml("test.toml", &text).expect("only warnings");
+        let service = &config.services[0];
+        assert_eq!(service.on_check_failure, OnCheckFailure::Quiesce, "{keys}");
+        assert_eq!(service.drain.as_secs(), 30, "{keys}");
+        assert_eq!(report.findings.len(), warnings.len(), "{keys}: {report}");
+        let said = report.to_string();
+        for words in warnings {
+            assert!(said.contains(words), "{keys}: {said}");
+        }
+    }
+    for keys in [
+        "scheduler = \"sh\"\non_check_failure = \"remove\"\ndrain = \"0s\"",
+        "scheduler = \"sh\"\non_check_failure = \"quiesce\"\ndrain = \"30s\"",
+        "persistence = { timeout = \"6m\" }\non_check_failure = \"remove\"",
+        "on_server_down = \"reset\"\non_check_failure = \"remove\"",
+    ] {
+        assert_eq!(report(&checked(keys, "")).to_string(), "", "{keys}");
+    }
+    let said = errors(&checked("drain = \"2d\"", ""));
+    assert!(said.contains("`drain` is out of range"), "{said}");
 }
 
 #[test]
-fn drain_by_default() {
-    let with = |keys: &str| {
-        let text = format!(
-            "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
-        );
-        load(&text).services[0].drain.as_secs()
-    };
-    assert_eq!(with(""), 30);
-    assert_eq!(with("drain = \"0s\""), 0);
-    assert_eq!(with("scheduler = \"sh\""), 0);
-    assert_eq!(
-        with("scheduler = \"sh\"\nscheduler_flags = [\"sh-fallback\"]"),
-        30
-    );
-    assert_eq!(with("on_server_down = \"reset\""), 0);
-    assert_eq!(with("on_server_down = \"reset\"\ndrain = \"10s\""), 10);
-    let said =
-        errors("[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\ndrain = \"2d\"\n");
-    assert!(said.contains("`drain` is out of range"), "{said}");
+fn service_without_a_check_is_warned_about_unless_it_says_none() {
+    let words = "servers have no health check";
+    let text = checked("check = \"none\"", "");
+    assert_eq!(report(&text).to_string(), "");
+    let none = text.replace("check = \"none\"", "");
+    assert_eq!(report(&none).to_string().matches(words).count(), 1);
+    let several = none.replace("\"192.0.2.1:80\"", "[\"192.0.2.1:80\", \"192.0.2.2:80\"]");
+    assert_eq!(report(&several).to_string().matches(words).count(), 1);
+    let by_default = none.replace("[[service]]", "[defaults]\ncheck = \"none\"\n[[service]]");
+    assert_eq!(report(&by_default).to_string(), "");
+    let discovered = "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\ndiscover = { dns = \"a.b\" }\n";
+    assert!(report(discovered).to_string().contains(words));
 }
 
 #[test]
@@ -56,11 +81,13 @@ fn a_vip_that_exists_twice_shows_both_places() {
         r#"[[service]]
 address = "192.0.2.10:80"
 forward = "nat"
+check = "none"
 [[service.server]]
 address = "10.0.0.11:80"
 [[service]]
 address = "192.0.2.10:80"
 forward = "nat"
+check = "none"
 [[service.server]]
 address = "10.0.0.12:80"
 "#,
@@ -68,12 +95,12 @@ address = "10.0.0.12:80"
     assert_eq!(
         found,
         r#"error: service tcp 192.0.2.10:80 exists twice
- --> test.toml:7:11
+ --> test.toml:8:11
   |
 2 | address = "192.0.2.10:80"
   |           --------------- the first one
 ...
-7 | address = "192.0.2.10:80"
+8 | address = "192.0.2.10:80"
   |           ^^^^^^^^^^^^^^^
   |
   = help: put all its servers into one [[service]], or change address, port or protocol"#
@@ -115,11 +142,7 @@ fn what_goes_beyond_the_kernel() {
         service.config.extras.on_server_down,
         lvs_core::OnServerDown::Reset
     );
-    assert_eq!(
-        service.on_check_failure,
-        OnCheckFailure::Remove,
-        "a failed check means down"
-    );
+    assert_eq!(service.on_check_failure, OnCheckFailure::Quiesce);
     let limits = "limits = { connections = 1000, source_rate = 20, source_bits_v6 = 56 }";
     let limited = load(&file(&format!("forward = \"nat\"\n{limits}")));
     assert_eq!(
@@ -134,7 +157,8 @@ fn what_goes_beyond_the_kernel() {
     let plain = load(&file("forward = \"nat\""));
     assert!(plain.services[0].config.extras.is_off());
 
-    let text = file("forward = \"nat\"\non_down = \"quiesce\"\non_server_down = \"reschedule\"");
+    let text =
+        file("forward = \"nat\"\non_check_failure = \"quiesce\"\non_server_down = \"reschedule\"");
     let (_, warnings) = Config::from_toml("test.toml", &text).expect("only a warning");
     let said = warnings.to_string();
     assert!(
@@ -184,22 +208,6 @@ fn a_file_without_a_service_is_warned_about() {
     let text = "[cluster]\netcd = \"http://10.0.0.5:2379\"\n";
     let (_, warnings) = Config::from_toml("test.toml", text).expect("it is allowed");
     assert_eq!(warnings.to_string(), "");
-}
-
-#[test]
-fn the_old_name_of_on_check_failure_is_reported() {
-    let file = |keys: &str| tunnelled(&format!("forward = \"nat\"\n{keys}"), "");
-    let (config, warnings) =
-        Config::from_toml("test.toml", &file("on_down = \"remove\"")).expect("it still works");
-    assert_eq!(config.services[0].on_check_failure, OnCheckFailure::Remove);
-    let said = warnings.to_string();
-    assert!(
-        said.contains("warning: `on_down` is now called `on_check_failure`\n --> test.toml:4:11"),
-        "{said}"
-    );
-    let said = errors(&file("on_down = \"remove\"\non_check_failure = \"remove\""));
-    assert!(said.contains("and both are given"), "{said}");
-    assert!(said.contains("help: remove `on_down`"), "{said}");
 }
 
 #[test]
@@ -263,7 +271,7 @@ fn decisions_are_checked() {
             "the sorry server is a server of the service",
         ),
         ("sorry = \"x\"", "is not an address and a port"),
-        ("min_share = 101", "`min_share` 101 is out of range"),
+        ("panic_below = 101", "`panic_below` 101 is out of range"),
         ("below_quorum = \"giveup\"", "did you mean \"give-up\"?"),
         (
             "vip = \"host\"\nbelow_quorum = \"give-up\"",
@@ -277,5 +285,55 @@ fn decisions_are_checked() {
             Ok((_, report)) | Err(report) => report.to_string(),
         };
         assert!(report.contains(words), "{line}: {report}");
+    }
+}
+
+#[test]
+fn inline_servers_are_the_same_as_tables() {
+    let service = "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n";
+    let inline = format!(
+        "{service}servers = [\"10.0.0.1\", {{ address = \"10.0.0.2:8080\", weight = 2 }}]\n"
+    );
+    let tables = format!(
+        "{service}[[service.server]]\naddress = \"10.0.0.1\"\n\
+         [[service.server]]\naddress = \"10.0.0.2:8080\"\nweight = 2\n"
+    );
+    let servers = |text: &str| {
+        let mut servers = load(text).services[0].servers.clone();
+        servers.iter_mut().for_each(|server| server.line = 0);
+        servers
+    };
+    assert_eq!(servers(&inline), servers(&tables));
+    let both = format!("{inline}[[service.server]]\naddress = \"10.0.0.3\"\n");
+    assert_eq!(servers(&both).len(), 3);
+    for (line, told) in [
+        (
+            "servers = [\"10.0.0.1\", \"10.0.0.1:80\"]",
+            "server 10.0.0.1:80 exists twice",
+        ),
+        (
+            "servers = [\"10.0.0.1\", \"10.0.0.300\"]",
+            "300 in `10.0.0.300`",
+        ),
+        (
+            "servers = [\"10.0.0.1\", 7]",
+            "expected an address as a string, or a table",
+        ),
+        (
+            "servers = [{ adress = \"10.0.0.1\" }]",
+            "did you mean `address`?",
+        ),
+        (
+            "servers = [{ weight = 1 }]",
+            "`address` of the server is missing",
+        ),
+        (
+            "servers = \"10.0.0.1\"",
+            "write it in brackets: [\"10.0.0.1\"]",
+        ),
+    ] {
+        let said = errors(&format!("{service}{line}\n"));
+        assert_eq!(said.matches("error: ").count(), 1, "{said}");
+        assert!(said.contains(told), "{line}: {said}");
     }
 }

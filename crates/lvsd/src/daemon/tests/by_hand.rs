@@ -191,7 +191,7 @@ fn by_hand(world: &World, weight: i32) {
 async fn changes_by_hand_beside_services_are_told_too() {
     for report in [false, true] {
         let line = if report {
-            "[lvsd]\ndrift = \"report\"\n"
+            "[lvsd]\nmanual_changes = \"report\"\n"
         } else {
             ""
         };
@@ -214,7 +214,7 @@ async fn changes_by_hand_beside_services_are_told_too() {
         let events = daemon.events();
         let told = events.iter().filter(|event| *event == "drift").count();
         assert_eq!(told, 3, "each once: {events:?}");
-        let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+        let status = daemon.status().await;
         let engine = daemon.world.engine();
         let left = (
             engine.vips().is_empty(),
@@ -240,7 +240,7 @@ async fn changes_by_hand_beside_services_are_told_too() {
 async fn changes_by_hand_are_put_right_or_left() {
     for report in [false, true] {
         let line = if report {
-            "[lvsd]\ndrift = \"report\"\n"
+            "[lvsd]\nmanual_changes = \"report\"\n"
         } else {
             ""
         };
@@ -257,7 +257,7 @@ async fn changes_by_hand_are_put_right_or_left() {
         };
         daemon.world.control().apply(&[delete]).unwrap();
         tokio::time::sleep(Duration::from_secs(5)).await;
-        let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+        let status = daemon.status().await;
         let told = daemon
             .events()
             .iter()
@@ -279,7 +279,7 @@ async fn changes_by_hand_are_put_right_or_left() {
         daemon
             .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
             .await;
-        let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+        let status = daemon.status().await;
         assert_eq!(status.drift, [""; 0]);
         daemon.stop().await;
     }

@@ -41,8 +41,8 @@ impl Model {
         }
         let sorry = self.sorry && !self.has_quorum;
         let too_few = usable * 100 < wanted * self.share;
-        let all = too_few && !(sorry && usable == 0);
-        let weight = |n: usize| i32::from(!self.drained[n] && (self.up[n] || all));
+        let all = too_few && !sorry;
+        let weight = |n: usize| i32::from(!sorry && !self.drained[n] && (self.up[n] || all));
         let owned = self.has_quorum || all;
         ((0..4).map(weight).collect(), sorry.then_some(1), owned)
     }
@@ -87,7 +87,7 @@ proptest::proptest! {
         };
         let mut text = format!(
             "[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\ndrain = \"0s\"\n\
-             quorum = {{ up = {}, down = {} }}\nmin_share = {share}\nbelow_quorum = \"give-up\"\n\
+             quorum = {{ up = {}, down = {} }}\npanic_below = {share}\nbelow_quorum = \"give-up\"\n\
              check = {{ type = \"tcp\", interval = \"1s\", timeout = \"1s\", rise = 1, fall = 1 }}\n",
             model.quorum.0, model.quorum.1
         );

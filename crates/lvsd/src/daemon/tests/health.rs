@@ -44,7 +44,7 @@ async fn health_quiesces_and_brings_back() {
 async fn on_check_failure_remove_takes_the_server_out() {
     let text = FILE.replace(
         "forward = \"nat\"",
-        "forward = \"nat\"\non_down = \"remove\"",
+        "forward = \"nat\"\non_check_failure = \"remove\"",
     );
     let daemon = Running::start(World::default(), Dead::default(), &text);
     daemon
@@ -99,16 +99,18 @@ async fn a_sorry_server_serves_below_the_quorum_and_the_vip_goes() {
         .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)])
         .await;
     assert!(!daemon.world.engine().vips().contains(&vip));
-    let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+    let status = daemon.status().await;
     assert!(!status.services[0].quorum && status.services[0].withdrawn);
     assert_eq!(
         status.services[0].sorry,
         Some("10.0.0.99:80".parse().unwrap())
     );
-    // One is enough to keep the quorum, and not to gain it.
+    // One is enough to keep the quorum, and not to gain it: the sorry server serves alone.
     daemon.dead.set("10.0.0.1:80", false);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(daemon.first_server().await.health, "up");
     daemon
-        .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)])
+        .weights(&[("10.0.0.1:80", 0), ("10.0.0.2:80", 0), ("10.0.0.99:80", 1)])
         .await;
     daemon.dead.set("10.0.0.2:80", false);
     daemon.weights(&both).await;
@@ -132,11 +134,11 @@ async fn a_sorry_server_serves_below_the_quorum_and_the_vip_goes() {
     daemon.stop().await;
 }
 
-/// With `alpha` nobody is trusted who was there before: what serves has to pass a check first.
+/// With `start_down` a server that is in use has to pass a check first, too.
 #[tokio::test(start_paused = true)]
-async fn alpha_takes_over_nothing_that_was_not_checked() {
+async fn start_down_ignores_servers_in_use_until_a_check_passes() {
     for alpha in [false, true] {
-        let line = if alpha { "alpha = true\n" } else { "" };
+        let line = if alpha { "start_down = true\n" } else { "" };
         let text = FILE.replace(
             "forward = \"nat\"",
             &format!(
@@ -180,9 +182,9 @@ async fn alpha_takes_over_nothing_that_was_not_checked() {
     }
 }
 
-/// With `omega` a service goes with the daemon, and others stay.
+/// With `remove_on_exit` a service ends with the daemon, and others stay.
 #[tokio::test]
-async fn omega_ends_a_service_and_says_so() {
+async fn remove_on_exit_removes_the_service_and_reports_it() {
     let directory = tempfile::tempdir().unwrap();
     let told = directory.path().join("told");
     for signal in [Signal::Stop, Signal::StopAll] {
@@ -195,7 +197,7 @@ async fn omega_ends_a_service_and_says_so() {
             told.display(),
             TWO.replace(
                 "name = \"slow\"",
-                "name = \"slow\"\nomega = true\nbelow_quorum = \"give-up\""
+                "name = \"slow\"\nremove_on_exit = true\nbelow_quorum = \"give-up\""
             )
         );
         let mut daemon = Running::start(World::default(), Dead::default(), &text);
@@ -222,7 +224,7 @@ async fn omega_ends_a_service_and_says_so() {
             let line = events.lines().find(|line| line.contains(event));
             let line = line.unwrap_or_else(|| panic!("{event}: {events}"));
             assert!(
-                line.contains("\"slow\"") && line.contains("omega"),
+                line.contains("\"slow\"") && line.contains("remove_on_exit"),
                 "{line}"
             );
         }
@@ -241,14 +243,14 @@ async fn omega_ends_a_service_and_says_so() {
 
 #[tokio::test(start_paused = true)]
 async fn too_few_servers_are_all_used() {
-    let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\nmin_share = 60");
+    let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\npanic_below = 60");
     let daemon = Running::start(World::default(), Dead::default(), &text);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
     daemon.weights(&both).await;
     daemon.dead.set("10.0.0.1:80", true);
     tokio::time::sleep(Duration::from_secs(10)).await;
     daemon.weights(&both).await;
-    let status: Status = daemon.ask(Ask::Status {}).await.unwrap();
+    let status = daemon.status().await;
     assert!(status.services[0].panic);
     assert_eq!(status.services[0].servers[0].health, "down");
     daemon.stop().await;

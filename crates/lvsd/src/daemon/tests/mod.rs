@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex};
 use lvs_core::api::{Call, ServiceId};
 
 use super::*;
-use crate::config::Check;
+use crate::door::Ask;
 use crate::engine::fake::World;
+use crate::health::Check;
 use crate::health::{Advice, ProbeError};
-use lvs_dataplane::control::daemon::{
-    AdminDone, AdminSpec, Ask, Event, Reloaded, ServerStatus, ServiceKey, Status, Target,
+use lvs_api::daemon::{
+    AdminDone, AdminSpec, Event, Reloaded, ServerStatus, ServiceKey, Status, Target,
 };
 use tokio::sync::broadcast;
 
@@ -21,6 +22,7 @@ mod decisions;
 mod health;
 mod life;
 mod reload;
+mod sorry;
 mod unheard;
 
 /// Servers that are dead.
@@ -147,6 +149,12 @@ impl Running {
         Ok(serde_json::from_str(raw.get()).unwrap())
     }
 
+    async fn status(&self) -> Status {
+        let (reply, look) = oneshot::channel();
+        self.asks.send(Asked::Look(reply)).await.unwrap();
+        look.await.unwrap().status
+    }
+
     /// Puts 10.0.0.1 into a state.
     async fn admin(&self, state: AdminState) -> AdminDone {
         self.ask(Ask::Admin(AdminSpec {
@@ -165,7 +173,7 @@ impl Running {
     }
 
     async fn first_server(&self) -> ServerStatus {
-        let status: Status = self.ask(Ask::Status {}).await.unwrap();
+        let status = self.status().await;
         status.services[0].servers[0].clone()
     }
 

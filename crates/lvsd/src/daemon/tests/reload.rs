@@ -178,7 +178,8 @@ async fn a_plan_says_what_a_reload_would_do() {
     let before = daemon.world.changes().len();
     let planned = |text: &str| {
         let (config, _) = Config::from_toml("lvsd.toml", text).unwrap();
-        plan(daemon.world.host(), &config, &Admin::default()).unwrap()
+        let expanded = expand(&config, &Gathered::default());
+        plan(daemon.world.host(), (&config, &expanded), &Admin::default()).unwrap()
     };
     assert_eq!(planned(FILE), "nothing to change\n");
     let other = FILE
@@ -209,14 +210,15 @@ async fn a_reload_that_takes_most_servers_away_needs_force() {
         }
         text
     };
-    let config = |text: &str| Config::from_toml("f", text).unwrap().0;
-    let refused = |n, options| {
-        too_much_away([(web(), 30)].into_iter(), &config(&file(n, options)), false)
-            .map_or(String::new(), |(why, _)| why)
+    let away = |text: &str, forced| {
+        let (config, _) = Config::from_toml("f", text).unwrap();
+        let expanded = expand(&config, &Gathered::default());
+        too_much_away([(web(), 30)].into_iter(), (&config, &expanded), forced)
     };
+    let refused = |n, options| away(&file(n, options), false).map_or(String::new(), |(why, _)| why);
     assert!(refused(14, "").starts_with("14 of 30 servers left"));
     assert_eq!(refused(15, ""), "");
-    let nothing = too_much_away([(web(), 30)].into_iter(), &config(""), true).unwrap();
+    let nothing = away("", true).unwrap();
     assert_eq!(nothing.0, "no [[service]]");
     let daemon = Running::start(World::default(), Dead::default(), &file(30, ""));
     let count = |daemon: &Running| daemon.world.weights(web()).len();
@@ -228,7 +230,7 @@ async fn a_reload_that_takes_most_servers_away_needs_force() {
         // Of few servers all may go.
         (file(5, ""), 5),
         (file(30, ""), 30),
-        (file(14, "[lvsd]\nmax_remove = 60\n"), 14),
+        (file(14, "[lvsd]\nmax_removed_percent = 60\n"), 14),
         (file(30, ""), 30),
     ] {
         daemon.reload(&text).await;

@@ -23,7 +23,7 @@ async fn left_behind() -> World {
 
 async fn status(daemon: &Running) -> Status {
     tokio::time::sleep(Duration::from_secs(10)).await;
-    daemon.ask(Ask::Status {}).await.unwrap()
+    daemon.status().await
 }
 
 #[tokio::test(start_paused = true)]
@@ -34,7 +34,7 @@ async fn services_and_servers_of_the_engine_stay_until_etcd_is_known() {
     let (before, engine) = (world.changes().len(), world.engine());
     let file = format!(
         "{CLUSTER}[[service]]\nname = \"web\"\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\n\
-         below_quorum = \"give-up\"\nservers = {{ etcd = \"web\" }}\n"
+         below_quorum = \"give-up\"\ndiscover = {{ etcd = \"web\" }}\n"
     );
     let mut daemon = Running::start(world, Dead::default(), &file);
     let told = status(&daemon).await;
@@ -123,7 +123,7 @@ async fn a_pool_that_is_not_known_and_without_servers_in_the_engine_is_below_its
         let file = format!(
             "{CLUSTER}[dns]\nname_servers = [\"127.0.0.1:1\"]\n\
              [[service]]\nname = \"web\"\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\n\
-             servers = {{ {from} }}\n"
+             discover = {{ {from} }}\n"
         );
         let daemon = Running::start(World::default(), Dead::default(), &file);
         let told = status(&daemon).await;

@@ -7,7 +7,7 @@ use tokio::io::AsyncWriteExt;
 use super::line::{Line, Lines};
 use super::words::{self, LINE_MAX};
 use super::{Advice, Asked, Kind, Port, ProbeError};
-use crate::config::{Diagnostic, Keys};
+use crate::text::{Diagnostic, Keys};
 
 /// A line of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -49,10 +49,8 @@ impl Kind for Agent {
         let target = self.port.address(asked.server);
         let failed = asked.failing(target);
         let mut stream = asked.connect(target).await?;
-        stream
-            .write_all(self.send.as_bytes())
-            .await
-            .map_err(failed)?;
+        // An agent may have answered before, and have gone.
+        let _ = stream.write_all(self.send.as_bytes()).await;
         let answer = Lines::new(stream, LINE_MAX).next().await.map_err(failed)?;
         let wrong =
             |why: String| ProbeError::Server(format!("{}: {why}", self.target(asked.server)));
@@ -72,7 +70,7 @@ impl Kind for Agent {
 mod tests {
     use super::*;
     use crate::health::Weight;
-    use crate::health::probe::hostile::{answering, probe};
+    use crate::health::probe::hostile::{answering, probe, serving};
 
     #[tokio::test]
     async fn its_words_count() {
@@ -91,6 +89,21 @@ mod tests {
             let server = answering(words).await;
             let said = probe(check, server).await.expect_err("down");
             assert!(format!("{said:?}").contains(wanted), "{said:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn agent_answer_without_reading_counts() {
+        let server = serving(|mut stream| async move {
+            let _ = stream.write_all(b"up 50%").await;
+            // What was sent, unread, makes the end a reset.
+            let _ = stream.readable().await;
+        })
+        .await;
+        let half = Advice::weight(Weight::Percent(50));
+        for _ in 0..40 {
+            let check = "{ type = \"agent\", port = 1, send = \"how?\\n\" }";
+            assert_eq!(probe(check, server).await, Ok(half));
         }
     }
 }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
 use super::{Advice, Asked, Kind, ProbeError};
-use crate::config::{Diagnostic, Keys};
+use crate::text::{Diagnostic, Keys};
 
 /// Bytes that are read at most.
 const LINE_MAX: u64 = 512;
@@ -61,7 +61,8 @@ mod tests {
     use tokio::io::AsyncWriteExt;
 
     use super::*;
-    use crate::config::{Check, Config};
+    use crate::config::Config;
+    use crate::health::Check;
     use crate::health::{Network, Prober};
 
     fn file(check: &str) -> String {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use lvs_core::Protocol;
 
 use super::{Advice, Asked, Kind, Port, ProbeError};
-use crate::config::{Diagnostic, Keys};
+use crate::text::{Diagnostic, Keys};
 
 /// What is read of an answer; the question says so.
 const ANSWER_MAX: usize = 1232;

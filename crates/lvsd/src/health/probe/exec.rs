@@ -1,15 +1,16 @@
 //! `type = "exec"`: a program's exit code says how the server is, as keepalived's `MISC_CHECK`.
 
+use std::io;
 use std::net::SocketAddr;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 
 use tokio::io::AsyncReadExt;
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdout, Command};
 
 use super::{Advice, Asked, Kind, Misfit, ProbeError, quoted};
-use crate::config::{Diagnostic, Keys};
 use crate::health::Weight;
 use crate::notify_command;
+use crate::text::{Diagnostic, Keys};
 
 /// What a program may say that is told as the reason.
 const OUTPUT_MAX: usize = 1024;
@@ -102,18 +103,8 @@ impl Kind for Exec {
         }
         let child = command.spawn().map_err(|error| here(error.to_string()))?;
         let mut group = Group(child);
-        let mut said = Vec::new();
-        if let Some(output) = group.0.stdout.take() {
-            let mut start = output.take(OUTPUT_MAX as u64);
-            // Who says more is not read; who closes it and goes on is waited for.
-            let _ = start.read_to_end(&mut said).await;
-            let mut rest = start.into_inner();
-            let mut ignored = [0; 4096];
-            while matches!(rest.read(&mut ignored).await, Ok(1..)) {}
-        }
-        let status = group
-            .0
-            .wait()
+        let output = group.0.stdout.take();
+        let (status, said) = finished(&mut group.0, output)
             .await
             .map_err(|error| here(error.to_string()))?;
         match status.code() {
@@ -130,7 +121,44 @@ impl Kind for Exec {
     }
 }
 
-/// A program, which ends with all that it has started when its time is up.
+/// Waits until a program has ended: its status, and the beginning of its output. A child of it that
+/// goes on and holds the output is not waited for.
+async fn finished(
+    child: &mut Child,
+    output: Option<ChildStdout>,
+) -> io::Result<(ExitStatus, Vec<u8>)> {
+    let mut said = Vec::new();
+    let Some(mut output) = output else {
+        return Ok((child.wait().await?, said));
+    };
+    let mut piece = [0; 4096];
+    let status = loop {
+        tokio::select! {
+            biased;
+            status = child.wait() => break status?,
+            // All is read, so that a program with much to say does not wait for ever.
+            read = output.read(&mut piece) => match read {
+                Ok(read @ 1..) => keep(&mut said, &piece[..read]),
+                Ok(0) | Err(_) => break child.wait().await?,
+            },
+        }
+    };
+    // What is in the pipe already, and no more: a read of it never waits.
+    while said.len() < OUTPUT_MAX
+        && let Ok(read @ 1..) = rustix::io::read(&output, &mut piece)
+    {
+        keep(&mut said, &piece[..read]);
+    }
+    Ok((status, said))
+}
+
+/// Adds what was read to what is kept, up to [`OUTPUT_MAX`].
+fn keep(said: &mut Vec<u8>, read: &[u8]) {
+    let room = OUTPUT_MAX - said.len();
+    said.extend_from_slice(&read[..read.len().min(room)]);
+}
+
+/// A program, which ends with its process group when its time is up.
 struct Group(Child);
 
 impl Drop for Group {
@@ -184,6 +212,55 @@ mod tests {
         assert!(matches!(missing, Err(ProbeError::Local(_))), "{missing:?}");
         let endless = probe(&shell("yes | head -c 3000000; exit 1", ""), server).await;
         assert!(matches!(endless, Err(ProbeError::Server(_))), "{endless:?}");
+    }
+
+    #[tokio::test]
+    async fn exec_child_that_holds_output_is_not_waited_for() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("child");
+        let child = format!("sleep 600 & echo $! > {}", file.display());
+        let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
+        let user = format!(", user = \"{}\"", rustix::process::getuid().as_raw());
+        for (script, wanted) in [
+            (format!("{child}; exit 0"), None),
+            (
+                format!("{child}; echo disk full; exit 1"),
+                Some("disk full"),
+            ),
+            (format!("yes | head -c 3000000; {child}; exit 0"), None),
+            // The program itself goes on.
+            (format!("{child}; wait"), Some("did not answer")),
+        ] {
+            let mut check = check(&shell(&script, &user), server);
+            if wanted == Some("did not answer") {
+                check.timeout = Duration::from_millis(300);
+            }
+            let result = Network::default().probe(&check).await;
+            match (wanted, &result) {
+                (None, Ok(advice)) => assert_eq!(*advice, Advice::NONE),
+                (Some(why), Err(ProbeError::Server(reason))) => {
+                    assert!(reason.contains(why), "{script}: {reason}");
+                }
+                _ => panic!("{script}: {result:?}"),
+            }
+            if wanted == Some("did not answer") {
+                // Its child has ended with it.
+                continue;
+            }
+            let pid = std::fs::read_to_string(&file).expect("its child");
+            let pid = rustix::process::Pid::from_raw(pid.trim().parse().expect("a number"));
+            let pid = pid.expect("a process");
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it goes on");
+        }
+    }
+
+    /// A child that writes without end neither fills the memory nor keeps the check.
+    #[tokio::test]
+    async fn exec_child_that_writes_for_ever_is_not_waited_for() {
+        let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
+        let user = format!(", user = \"{}\"", rustix::process::getuid().as_raw());
+        let check = shell("yes & exit 0", &user);
+        assert_eq!(probe(&check, server).await, Ok(Advice::NONE));
     }
 
     #[tokio::test]

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lvs_dataplane::files::open_without_waiting;
+use lvs_api::files::open_without_waiting;
 use tokio::sync::Notify;
 
 use super::words::{self, LINE_MAX};
 use super::{Advice, Asked, Kind, Misfit, ProbeError};
-use crate::config::{Diagnostic, Keys};
+use crate::text::{Diagnostic, Keys};
 
 /// Files that are read at a time: each has a thread, and a disk that does not answer keeps it.
 const READS_MAX: usize = 64;

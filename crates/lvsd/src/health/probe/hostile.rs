@@ -7,7 +7,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{Network, ProbeError};
-use crate::config::{Check, Config};
+use crate::config::Config;
+use crate::health::Check;
 use crate::health::{Advice, Prober};
 
 /// The check that a file asks of a server.
@@ -131,14 +132,11 @@ pub(crate) async fn survives(check: &str, words: &'static [u8]) {
         ("silent", stalling(b"").await),
         ("stalls", stalling(&words[..words.len() / 2]).await),
     ] {
-        let begun = tokio::time::Instant::now();
         let result = probe(&quick, server).await;
         let endless_end = what == "endless random" && result.is_ok();
         assert!(
             endless_end || matches!(result, Err(ProbeError::Server(_))),
             "{check}, {what}: {result:?}"
         );
-        // The bound of the check, with room for a busy machine.
-        assert!(begun.elapsed() < Duration::from_secs(20), "{check}, {what}");
     }
 }

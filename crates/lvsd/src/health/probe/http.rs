@@ -14,8 +14,9 @@ use hyper_util::rt::TokioIo;
 use lvs_core::Protocol;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::eager::Eager;
 use super::{Advice, Asked, Kind, Port, ProbeError, quoted};
-use crate::config::{Diagnostic, Keys};
+use crate::text::{Diagnostic, Keys};
 
 /// Bytes of a page that are looked at.
 pub(super) const BODY_MAX: usize = 256 * 1024;
@@ -415,7 +416,11 @@ where
     let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
         .max_buf_size(HEAD_MAX)
         .max_headers(HEADERS_MAX)
-        .handshake(TokioIo::new(stream))
+        // Old servers fold lines and write whitespace before a colon; clients accept both.
+        .allow_obsolete_multiline_headers_in_responses(true)
+        .allow_spaces_after_header_name_in_responses(true)
+        .ignore_invalid_headers_in_responses(true)
+        .handshake(TokioIo::new(Eager::new(stream)))
         .await
         .map_err(|error| in_words(&error))?;
     let talk = async {
@@ -472,6 +477,12 @@ async fn judge(page: &Page, response: Response<Incoming>) -> Result<Came, String
 
 /// An error of HTTP, with its cause.
 fn in_words(error: &hyper::Error) -> String {
+    if error.is_parse_too_large() {
+        return format!(
+            "is not served: its header has more than {HEADERS_MAX} fields or {} KiB",
+            HEAD_MAX >> 10
+        );
+    }
     let cause = std::error::Error::source(error);
     let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
     format!("is not served: {error}{cause}")
@@ -505,7 +516,9 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
-    use crate::health::probe::hostile::{endless_reply, probe, replying, serving, survives};
+    use crate::health::probe::hostile::{
+        answering, endless_reply, probe, replying, serving, survives,
+    };
 
     const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nall is well";
 
@@ -516,6 +529,24 @@ mod tests {
         for wrong in ["", "ok", "99", "600", "299-200", "200-", "200,,201"] {
             assert_eq!(status(wrong), None, "{wrong}");
         }
+    }
+
+    #[tokio::test]
+    async fn invalid_header_field_is_skipped_and_too_many_are_named() {
+        let server =
+            replying(b"HTTP/1.1 200 OK\r\nX Odd Name: 1\r\nContent-Length: 11\r\n\r\nall is well")
+                .await;
+        let done = probe("{ type = \"http\", body = \"well\" }", server).await;
+        assert!(done.is_ok(), "{done:?}");
+        let mut many = b"HTTP/1.1 200 OK\r\n".to_vec();
+        for _ in 0..=HEADERS_MAX {
+            many.extend(b"A: b\r\n");
+        }
+        many.extend(b"\r\n");
+        let server = replying(many.leak()).await;
+        let done = probe("{ type = \"http\" }", server).await;
+        let reason = format!("{:?}", done.err());
+        assert!(reason.contains("more than 128 fields"), "{reason}");
     }
 
     #[tokio::test]
@@ -638,6 +669,76 @@ mod tests {
         );
         let said = probe("{ type = \"http\", regex = 'ill' }", server).await;
         assert!(format!("{said:?}").contains("does not match"), "{said:?}");
+    }
+
+    #[tokio::test]
+    async fn http_answer_before_request_is_an_answer() {
+        // As xinetd, a shell loop around nc, and a program that knows its answer do it.
+        let reset = |stream: tokio::net::TcpStream| {
+            let _ = stream.set_zero_linger();
+        };
+        let at_once = serving(|mut stream| async move {
+            let _ = stream.write_all(OK).await;
+        })
+        .await;
+        let then_reads = answering(OK).await;
+        let without_length = serving(move |mut stream| async move {
+            let _ = stream
+                .write_all(b"HTTP/1.0 200 OK\r\n\r\nall is well")
+                .await;
+            // The request, unread, makes the end a reset.
+            let _ = stream.readable().await;
+            tokio::task::yield_now().await;
+            reset(stream);
+        })
+        .await;
+        for (name, server) in [
+            ("at once", at_once),
+            ("then reads", then_reads),
+            ("without a length", without_length),
+        ] {
+            for _ in 0..40 {
+                for more in ["", ", body = \"well\"", ", regex = 'well$'"] {
+                    let result = probe(&format!("{{ type = \"http\"{more} }}"), server).await;
+                    assert_eq!(result, Ok(Advice::NONE), "{name}{more}");
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn http_answer_cut_short_is_a_failure() {
+        let short = answering(b"HTTP/1.1 200 OK\r\nContent-Length: 800\r\n\r\nall is").await;
+        let chunk = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\nall is";
+        let chunked = answering(chunk).await;
+        let head = answering(b"HTTP/1.1 200 OK\r\nContent-").await;
+        for server in [short, chunked, head] {
+            let result = probe("{ type = \"http\", body = \"well\" }", server).await;
+            assert!(matches!(result, Err(ProbeError::Server(_))), "{result:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn http_odd_header_lines_are_accepted() {
+        for lines in [
+            "X-A: one\r\n two",
+            "X-A: one\r\n\ttwo\r\n  three",
+            "X-A:\r\n one",
+            "X-A : one",
+            "X-A\t: one",
+            "X-A : one\r\n two",
+        ] {
+            for length in [
+                "Content-Length: 11",
+                "Content-Length : 11",
+                "Content-Length:\r\n 11",
+            ] {
+                let answer = format!("HTTP/1.1 200 OK\r\n{lines}\r\n{length}\r\n\r\nall is well");
+                let server = replying(answer.clone().leak().as_bytes()).await;
+                let result = probe("{ type = \"http\", body = \"well\" }", server).await;
+                assert_eq!(result, Ok(Advice::NONE), "{answer:?}");
+            }
+        }
     }
 
     #[test]

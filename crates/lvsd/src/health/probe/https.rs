@@ -7,7 +7,7 @@ use lvs_core::Protocol;
 use super::http::Http;
 use super::tls::Tls;
 use super::{Advice, Asked, Kind, Port, ProbeError};
-use crate::config::Keys;
+use crate::text::Keys;
 
 /// Pages of a server that talks TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -57,10 +57,8 @@ impl Kind for Https {
 
     async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
         let target = self.http.address(asked.server);
-        let open = || async {
-            let stream = asked.connect(target).await?;
-            self.tls.meet(stream, target).await
-        };
+        let connect = || asked.connect(target);
+        let open = || self.tls.meet_by(connect, target);
         self.http.ask("https", asked, open).await
     }
 }

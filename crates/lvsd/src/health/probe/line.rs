@@ -2,6 +2,8 @@
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
+use super::eager::hangs_up;
+
 /// What came of reading a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line {
@@ -56,7 +58,11 @@ impl<R: AsyncRead + Unpin> Lines<R> {
                 return Ok(Line::TooLong);
             }
             let mut piece = [0; 1024];
-            let read = self.stream.read(&mut piece).await?;
+            let read = match self.stream.read(&mut piece).await {
+                // It has answered, and did not read all that it was sent.
+                Err(error) if hangs_up(&error) && !self.buffer.is_empty() => 0,
+                read => read?,
+            };
             if read == 0 {
                 self.seen = 0;
                 return Ok(Line::End(std::mem::take(&mut self.buffer)));

@@ -7,6 +7,7 @@ mod agent;
 #[cfg(test)]
 mod banner;
 mod dns;
+mod eager;
 mod exec;
 mod file;
 #[doc(hidden)]
@@ -25,24 +26,27 @@ mod words;
 
 use std::fmt;
 use std::future::Future;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use lvs_core::Protocol;
+use lvs_sys::icmp_errors;
+use rustix::io::Errno;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 
 pub(crate) use tls::Tls;
 
 use super::{Advice, Pins};
-use crate::config::{Check, Keys, Via};
+use crate::health::{Check, Via};
+use crate::text::Keys;
 
 /// Why a probe did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeError {
     /// The server does not serve: the reason.
     Server(String),
-    /// This host could not even ask, which says nothing about the server: the reason.
+    /// This host could not make the check, which says nothing about the server: the reason.
     Local(String),
 }
 
@@ -54,19 +58,35 @@ impl ProbeError {
         let words = words.split(" (os error").next().unwrap_or_default();
         let (first, rest) = words.split_at(words.chars().next().map_or(0, char::len_utf8));
         let reason = format!("{target}: {}{rest}", first.to_lowercase());
-        match error.kind() {
-            ErrorKind::ConnectionRefused
-            | ErrorKind::ConnectionReset
-            | ErrorKind::ConnectionAborted
-            | ErrorKind::BrokenPipe
-            | ErrorKind::UnexpectedEof
-            | ErrorKind::HostUnreachable
-            | ErrorKind::NetworkUnreachable
-            | ErrorKind::TimedOut => Self::Server(reason),
-            // Out of descriptors, of ports, of memory, or forbidden by a local rule.
-            _ => Self::Local(reason),
+        match is_own_shortage(error) {
+            true => Self::Local(reason),
+            false => Self::Server(reason),
         }
     }
+}
+
+/// Whether this host lacks something that a check needs (descriptors, memory, ports), or its own
+/// output filter has dropped the packet. Every other error of a socket blames the server or the
+/// path to it: a refusal, a missing route, an ICMP error of the server's firewall, of which there
+/// are more kinds than anyone lists.
+///
+/// The number of the error decides, not its [`io::ErrorKind`]: EPERM comes from this host's filter,
+/// EACCES from a route that prohibits or from ICMPv6 "administratively prohibited", and both are one
+/// kind.
+fn is_own_shortage(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(
+            Errno::MFILE
+                | Errno::NFILE
+                | Errno::NOMEM
+                | Errno::NOBUFS
+                | Errno::NOSPC
+                | Errno::ADDRNOTAVAIL
+                | Errno::ADDRINUSE
+                | Errno::PERM
+        )
+    )
 }
 
 /// Asks a server whether it serves.
@@ -136,21 +156,20 @@ impl Asked<'_> {
     /// A connection to `target`, or by way of the service. It ends with a reset instead of a
     /// farewell: neither end keeps anything of a probe.
     pub(crate) async fn connect(&self, target: SocketAddr) -> Result<TcpStream, ProbeError> {
-        let stream = match self.via {
-            None => TcpStream::connect(target).await,
-            Some(via) => {
-                let socket = match via.virt {
-                    SocketAddr::V4(_) => TcpSocket::new_v4(),
-                    SocketAddr::V6(_) => TcpSocket::new_v6(),
-                };
-                let source = own_address(via.virt).await?;
-                let here = |error: io::Error| ProbeError::Local(format!("{source}: {error}"));
-                let socket = socket.map_err(here)?;
-                socket.bind(source).map_err(here)?;
-                self.pin(via, socket.local_addr().map_err(here)?).await?;
-                socket.connect(via.virt).await
-            }
+        let to = self.via.map_or(target, |via| via.virt);
+        let socket = match to {
+            SocketAddr::V4(_) => TcpSocket::new_v4(),
+            SocketAddr::V6(_) => TcpSocket::new_v6(),
         };
+        // A socket that cannot be made has not left this host.
+        let socket = socket.map_err(|error| ProbeError::Local(format!("{to}: {error}")))?;
+        if let Some(via) = self.via {
+            let source = own_address(via.virt).await?;
+            let here = |error: io::Error| ProbeError::Local(format!("{source}: {error}"));
+            socket.bind(source).map_err(here)?;
+            self.pin(via, socket.local_addr().map_err(here)?).await?;
+        }
+        let stream = socket.connect(to).await;
         let stream = stream.map_err(|error| self.failed(&error, target))?;
         let _ = stream.set_zero_linger();
         let _ = stream.set_nodelay(true);
@@ -165,6 +184,7 @@ impl Asked<'_> {
         };
         let here = |error: io::Error| ProbeError::Local(format!("{source}: {error}"));
         let socket = UdpSocket::bind(source).await.map_err(here)?;
+        icmp_errors::receive(&socket, target.ip()).map_err(here)?;
         if let Some(via) = self.via {
             self.pin(via, socket.local_addr().map_err(here)?).await?;
         }
@@ -441,6 +461,62 @@ mod tests {
         );
         let without = DOCUMENTATION.replace("| `helo` |", "| helo |");
         assert_eq!(undocumented(&without), ["smtp.helo", "banner"]);
+    }
+
+    /// An error with this number, as the kernel gives it to a socket.
+    fn of_number(errno: Errno) -> ProbeError {
+        ProbeError::of_socket(&errno.into(), "10.0.0.1:80")
+    }
+
+    #[test]
+    fn probe_unreachable_server_is_down() {
+        for errno in [
+            Errno::CONNREFUSED,
+            Errno::CONNRESET,
+            Errno::CONNABORTED,
+            Errno::PIPE,
+            Errno::HOSTUNREACH,
+            Errno::NETUNREACH,
+            Errno::TIMEDOUT,
+            // ICMPv6 "administratively prohibited", a route of the type `prohibit`.
+            Errno::ACCESS,
+            // A route of the type `blackhole`.
+            Errno::INVAL,
+            // ICMP "protocol unreachable", "host unknown", "host isolated", "source route failed",
+            // "fragmentation needed", "parameter problem".
+            Errno::NOPROTOOPT,
+            Errno::HOSTDOWN,
+            Errno::NONET,
+            Errno::OPNOTSUPP,
+            Errno::MSGSIZE,
+            Errno::PROTO,
+            Errno::NETDOWN,
+            Errno::NETRESET,
+            Errno::NODEV,
+        ] {
+            let error = of_number(errno);
+            assert!(matches!(error, ProbeError::Server(_)), "{error:?}");
+        }
+        let ended = io::Error::from(io::ErrorKind::UnexpectedEof);
+        let error = ProbeError::of_socket(&ended, "10.0.0.1:80");
+        assert!(matches!(error, ProbeError::Server(_)), "{error:?}");
+    }
+
+    #[test]
+    fn probe_own_shortage_blames_nobody() {
+        for errno in [
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOMEM,
+            Errno::NOBUFS,
+            Errno::NOSPC,
+            Errno::ADDRNOTAVAIL,
+            Errno::ADDRINUSE,
+            Errno::PERM,
+        ] {
+            let error = of_number(errno);
+            assert!(matches!(error, ProbeError::Local(_)), "{error:?}");
+        }
     }
 
     #[test]

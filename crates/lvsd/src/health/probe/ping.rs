@@ -8,7 +8,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 
 use super::{Advice, Asked, Kind, ProbeError};
-use crate::config::Keys;
+use crate::text::Keys;
 
 const PAYLOAD: &[u8; 16] = b"lvsd health ping";
 

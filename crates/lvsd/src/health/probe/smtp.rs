@@ -7,7 +7,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use super::line::{Line, Lines};
 use super::{Advice, Asked, Kind, Port, ProbeError, quoted};
-use crate::config::{Diagnostic, Keys};
+use crate::text::{Diagnostic, Keys};
 
 /// RFC 5321 has 512 bytes; servers with long greetings exist.
 const LINE_MAX: usize = 2048;

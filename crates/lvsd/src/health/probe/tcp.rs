@@ -6,7 +6,7 @@ use lvs_core::Protocol;
 use lvs_core::api::ServiceId;
 
 use super::{Advice, Asked, Kind, Port, ProbeError};
-use crate::config::{Diagnostic, Keys};
+use crate::text::{Diagnostic, Keys};
 
 /// A TCP connection to the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

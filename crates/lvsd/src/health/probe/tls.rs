@@ -3,21 +3,25 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::{ActiveKeyExchange, CipherSuiteCommon, CryptoProvider, SupportedKxGroup};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::{
+    AlertDescription, ClientConfig, DigitallySignedStruct, NamedGroup, RootCertStore,
+    SignatureScheme, SupportedCipherSuite, Tls12CipherSuite,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::ProbeError;
-use crate::config::{Diagnostic, Keys};
+use crate::text::{Diagnostic, Keys};
 
 /// How a server is met.
 #[derive(Clone)]
@@ -25,6 +29,8 @@ pub(crate) struct Tls {
     /// What it was made of: two with the same do the same.
     made_of: Arc<MadeOf>,
     config: Arc<ClientConfig>,
+    /// For another attempt, at a server of TLS 1.2 that wants its certificate's curve to be named.
+    curves: Option<Arc<ClientConfig>>,
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -142,10 +148,15 @@ impl Tls {
             return None;
         }
         let made_of = MadeOf { ca, cert, key, sni };
-        match config(&made_of) {
-            Ok(config) => Some(Self {
+        let configs = config(&made_of, false).and_then(|first| {
+            let curves = made_of.ca.is_none().then(|| config(&made_of, true));
+            Ok((first, curves.transpose()?))
+        });
+        match configs {
+            Ok((config, curves)) => Some(Self {
                 made_of: Arc::new(made_of),
                 config: Arc::new(config),
+                curves: curves.map(Arc::new),
             }),
             Err((key, why, help)) => {
                 let at = keys.place(key);
@@ -170,9 +181,13 @@ impl Tls {
             key: key.map(Secret),
             sni: None,
         };
-        let config = Arc::new(config(&made_of)?);
+        let config = Arc::new(config(&made_of, false)?);
         let made_of = Arc::new(made_of);
-        Ok(Self { made_of, config })
+        Ok(Self {
+            made_of,
+            config,
+            curves: None,
+        })
     }
 
     /// Talks TLS with the server of that name or address.
@@ -197,9 +212,13 @@ impl Tls {
             key: None,
             sni: None,
         };
-        let config = Arc::new(config(&made_of).ok()?);
+        let config = Arc::new(config(&made_of, false).ok()?);
         let made_of = Arc::new(made_of);
-        Some(Self { made_of, config })
+        Some(Self {
+            made_of,
+            config,
+            curves: None,
+        })
     }
 
     /// The name that `server` has to have.
@@ -218,23 +237,75 @@ impl Tls {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let connector = TlsConnector::from(Arc::clone(&self.config));
-        let met = connector.connect(self.name(server), stream).await;
+        let met = self.attempt(&self.config, stream, server).await;
         met.map_err(|error| ProbeError::Server(format!("{server}: TLS: {error}")))
     }
+
+    /// The same over a connection that `open` makes. Without an authority, a server that refuses the
+    /// handshake is asked once more, over another one.
+    pub(super) async fn meet_by<S, F>(
+        &self,
+        open: impl Fn() -> F,
+        server: SocketAddr,
+    ) -> Result<TlsStream<S>, ProbeError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+        F: Future<Output = Result<S, ProbeError>>,
+    {
+        let error = match self.attempt(&self.config, open().await?, server).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => error,
+        };
+        if let (Some(config), true) = (&self.curves, is_refused(&error))
+            && let Ok(stream) = self.attempt(config, open().await?, server).await
+        {
+            return Ok(stream);
+        }
+        Err(ProbeError::Server(format!("{server}: TLS: {error}")))
+    }
+
+    async fn attempt<S>(
+        &self,
+        config: &Arc<ClientConfig>,
+        stream: S,
+        server: SocketAddr,
+    ) -> io::Result<TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let connector = TlsConnector::from(Arc::clone(config));
+        connector.connect(self.name(server), stream).await
+    }
+}
+
+/// Whether a server has found nothing in the handshake that it can do, too.
+fn is_refused(error: &io::Error) -> bool {
+    let inner = error.get_ref();
+    let inner = inner.and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    let refused = rustls::Error::AlertReceived(AlertDescription::HandshakeFailure);
+    inner == Some(&refused)
 }
 
 /// Where it is wrong, why, and what to do.
 pub(crate) type Wrong = (&'static str, String, String);
 
-fn config(of: &MadeOf) -> Result<ClientConfig, Wrong> {
+/// With `curves` for TLS 1.2 alone, naming curves of certificates that no key is exchanged with.
+fn config(of: &MadeOf, curves: bool) -> Result<ClientConfig, Wrong> {
     let provider =
         provider().map_err(|why| ("type", "`https` is not to be had here".to_owned(), why))?;
-    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| ("type", error.to_string(), "report this".to_owned()))?;
+    let provider = match of.ca {
+        None if curves => naming_curves(&lenient(&provider)),
+        None => lenient(&provider),
+        Some(_) => provider,
+    };
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
+    let builder = match curves {
+        true => builder.with_protocol_versions(&[&rustls::version::TLS12]),
+        false => builder.with_safe_default_protocol_versions(),
+    };
+    let builder = builder.map_err(|error| ("type", error.to_string(), "report this".to_owned()))?;
     let verifier: Arc<dyn ServerCertVerifier> = match &of.ca {
-        None => Arc::new(Anybody(provider)),
+        None => Arc::new(AnyCertificate),
         Some(pem) => {
             let help = "give a file with certificates in PEM, that of the authority that has signed the server's";
             let wrong = |why: String| ("ca", why, help.to_owned());
@@ -290,12 +361,102 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-/// Takes any certificate: who asks without an authority wants to know whether the server serves,
-/// not who it is.
-#[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
+/// The provider for checks without an authority. Its suites of TLS 1.2 take a signature by any kind
+/// of key, because [`AnyCertificate`] does not verify it.
+fn lenient(provider: &CryptoProvider) -> Arc<CryptoProvider> {
+    static LENIENT: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
+    static TLS12: OnceLock<Vec<Tls12CipherSuite>> = OnceLock::new();
+    let lenient = LENIENT.get_or_init(|| {
+        let suites = provider.cipher_suites.iter();
+        let tls12 = suites.clone().filter_map(|suite| match suite {
+            SupportedCipherSuite::Tls12(suite) => Some(Tls12CipherSuite {
+                common: CipherSuiteCommon { ..suite.common },
+                sign: SCHEMES,
+                ..**suite
+            }),
+            SupportedCipherSuite::Tls13(_) => None,
+        });
+        let tls12 = TLS12.get_or_init(|| tls12.collect()).iter();
+        let tls13 = suites.filter(|suite| matches!(suite, SupportedCipherSuite::Tls13(_)));
+        let tls12 = tls12.map(SupportedCipherSuite::Tls12);
+        Arc::new(CryptoProvider {
+            cipher_suites: tls13.copied().chain(tls12).collect(),
+            ..provider.clone()
+        })
+    });
+    Arc::clone(lenient)
+}
 
-impl ServerCertVerifier for Anybody {
+/// A curve that is named and not used. A server of TLS 1.2 sends a certificate only if the client
+/// names the certificate's curve, among those for the exchange of keys.
+#[derive(Debug)]
+struct CurveName(NamedGroup);
+
+impl SupportedKxGroup for CurveName {
+    fn start(&self) -> Result<Box<dyn ActiveKeyExchange>, rustls::Error> {
+        let why = format!("no keys are exchanged with {:?}", self.0);
+        Err(rustls::Error::General(why))
+    }
+
+    fn name(&self) -> NamedGroup {
+        self.0
+    }
+}
+
+/// The same provider, and curves of certificates: P-521, secp256k1 and those of Brainpool.
+fn naming_curves(provider: &CryptoProvider) -> Arc<CryptoProvider> {
+    static CURVES: [CurveName; 5] = [
+        CurveName(NamedGroup::secp521r1),
+        CurveName(NamedGroup::Unknown(22)),
+        CurveName(NamedGroup::Unknown(26)),
+        CurveName(NamedGroup::Unknown(27)),
+        CurveName(NamedGroup::Unknown(28)),
+    ];
+    let mut provider = provider.clone();
+    let curves = CURVES.iter().map(|one| one as &dyn SupportedKxGroup);
+    // Behind the others: a server that goes by the order exchanges keys with one of those.
+    provider.kx_groups.extend(curves);
+    Arc::new(provider)
+}
+
+/// Every way to sign a handshake that a server may have, beginning with the usual ones.
+const SCHEMES: &[SignatureScheme] = &[
+    SignatureScheme::ECDSA_NISTP256_SHA256,
+    SignatureScheme::ECDSA_NISTP384_SHA384,
+    SignatureScheme::ECDSA_NISTP521_SHA512,
+    SignatureScheme::ED25519,
+    SignatureScheme::ED448,
+    SignatureScheme::RSA_PSS_SHA256,
+    SignatureScheme::RSA_PSS_SHA384,
+    SignatureScheme::RSA_PSS_SHA512,
+    SignatureScheme::RSA_PKCS1_SHA256,
+    SignatureScheme::RSA_PKCS1_SHA384,
+    SignatureScheme::RSA_PKCS1_SHA512,
+    // Keys for RSA-PSS alone (rsa_pss_pss_*), which TLS 1.3 takes.
+    SignatureScheme::Unknown(0x0809),
+    SignatureScheme::Unknown(0x080a),
+    SignatureScheme::Unknown(0x080b),
+    // Brainpool curves of TLS 1.3.
+    SignatureScheme::Unknown(0x081a),
+    SignatureScheme::Unknown(0x081b),
+    SignatureScheme::Unknown(0x081c),
+    // ML-DSA.
+    SignatureScheme::Unknown(0x0904),
+    SignatureScheme::Unknown(0x0905),
+    SignatureScheme::Unknown(0x0906),
+    // SHA-1.
+    SignatureScheme::ECDSA_SHA1_Legacy,
+    SignatureScheme::RSA_PKCS1_SHA1,
+];
+
+/// Accepts any certificate. A check without an authority asks whether the server serves, not which
+/// one it is. The signature of the handshake proves only that the server has the certificate's key.
+/// Without a known certificate that proves nothing, so the signature is not verified: the certificate
+/// need not be parsed, and its algorithm need not be supported.
+#[derive(Debug)]
+struct AnyCertificate;
+
+impl ServerCertVerifier for AnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -309,25 +470,127 @@ impl ServerCertVerifier for Anybody {
 
     fn verify_tls12_signature(
         &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signed, algorithms)
+        Ok(HandshakeSignatureValid::assertion())
     }
 
     fn verify_tls13_signature(
         &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signed, algorithms)
+        Ok(HandshakeSignatureValid::assertion())
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        SCHEMES.to_vec()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::server::{ClientHello, ResolvesServerCert};
+    use rustls::sign::{CertifiedKey, Signer, SigningKey};
+    use rustls::version::{TLS12, TLS13};
+    use rustls::{ServerConfig, SignatureAlgorithm, SupportedProtocolVersion};
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    /// A key whose signatures are wrong, and whose certificate is none.
+    #[derive(Clone, Debug)]
+    struct Junk(SignatureScheme, SignatureAlgorithm);
+
+    impl SigningKey for Junk {
+        fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
+            let signer: Box<dyn Signer> = Box::new(self.clone());
+            offered.contains(&self.0).then_some(signer)
+        }
+
+        fn algorithm(&self) -> SignatureAlgorithm {
+            self.1
+        }
+    }
+
+    impl Signer for Junk {
+        fn sign(&self, _: &[u8]) -> Result<Vec<u8>, rustls::Error> {
+            Ok(vec![7; 64])
+        }
+
+        fn scheme(&self) -> SignatureScheme {
+            self.0
+        }
+    }
+
+    impl ResolvesServerCert for Junk {
+        fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+            let certificate = CertificateDer::from(b"no DER".to_vec());
+            let key = Arc::new(self.clone());
+            Some(Arc::new(CertifiedKey::new(vec![certificate], key)))
+        }
+    }
+
+    /// What a check without `ca` says to a server with such a key.
+    async fn met(key: Junk, version: &'static SupportedProtocolVersion) -> Result<(), ProbeError> {
+        let provider = lenient(&provider().expect("a provider"));
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[version])
+            .expect("a version")
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(key));
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+        let (client, server) = tokio::io::duplex(1 << 16);
+        let serves = tokio::spawn(async move {
+            if let Ok(mut stream) = acceptor.accept(server).await {
+                let _ = stream.write_all(b"x").await;
+            }
+        });
+        let address = ([192, 0, 2, 1], 443).into();
+        let tls = Tls::plain().expect("TLS");
+        let result = tls.meet(client, address).await.map(drop);
+        serves.await.expect("the server ends");
+        result
+    }
+
+    #[tokio::test]
+    async fn tls_without_ca_accepts_any_certificate_and_key() {
+        use SignatureAlgorithm::{ECDSA, ED448, ED25519, RSA};
+        use SignatureScheme as Scheme;
+        for (scheme, algorithm, versions) in [
+            (Scheme::ECDSA_NISTP256_SHA256, ECDSA, &[&TLS12, &TLS13][..]),
+            (Scheme::ECDSA_NISTP384_SHA384, ECDSA, &[&TLS12, &TLS13]),
+            (Scheme::ECDSA_NISTP521_SHA512, ECDSA, &[&TLS12, &TLS13]),
+            (Scheme::ED25519, ED25519, &[&TLS12, &TLS13]),
+            (Scheme::ED448, ED448, &[&TLS12, &TLS13]),
+            (Scheme::RSA_PSS_SHA256, RSA, &[&TLS12, &TLS13]),
+            (Scheme::RSA_PSS_SHA512, RSA, &[&TLS12, &TLS13]),
+            (Scheme::RSA_PKCS1_SHA256, RSA, &[&TLS12]),
+            (Scheme::RSA_PKCS1_SHA1, RSA, &[&TLS12]),
+        ] {
+            for version in versions {
+                let result = met(Junk(scheme, algorithm), version).await;
+                assert_eq!(result, Ok(()), "{scheme:?} {version:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn tls_lenient_provider_has_the_suites_of_the_strict_one() {
+        let provider = provider().expect("a provider");
+        let ours = provider.cipher_suites.iter();
+        let lenient = lenient(&provider);
+        let theirs: Vec<_> = lenient
+            .cipher_suites
+            .iter()
+            .map(SupportedCipherSuite::suite)
+            .collect();
+        for suite in ours {
+            assert!(theirs.contains(&suite.suite()), "{suite:?}");
+        }
+        assert_eq!(theirs.len(), provider.cipher_suites.len());
     }
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use lvs_core::Protocol;
 
 use super::{Advice, Asked, Kind, Port, ProbeError, quoted};
-use crate::config::{Diagnostic, Keys};
+use crate::text::{Diagnostic, Keys};
 
 /// The longest payload, and the longest answer that is looked at.
 const PAYLOAD_MAX: usize = 1400;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use super::{Shared, retry};
-use crate::config::Lookups;
+use crate::sources::Lookups;
 
 /// Names that are looked up.
 pub(crate) const NAMES_MAX: usize = 1024;

@@ -10,7 +10,7 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
 use super::message::{self, Answer, Came, DATAGRAM_MAX, Data, Kind};
-use crate::config::Lookups;
+use crate::sources::Lookups;
 use crate::sources::Record;
 
 /// Where the host's own name servers are.

@@ -4,10 +4,9 @@
 //! services/NAME     a service, as a file of conf.d has it
 //! servers/POOL/ID   a server that has registered itself
 //! directors/NAME    a director that lives
-//! verdicts/NAME     the servers that this director finds down
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
 
@@ -30,8 +29,6 @@ const SERVERS_MAX: usize = 16_384;
 const DIRECTORS_MAX: usize = 64;
 /// Bytes of what a server or a director says of itself.
 const RECORD_MAX: usize = 4 << 10;
-/// Servers that a director finds down.
-pub(crate) const DOWN_MAX: usize = 4096;
 /// Bytes of a name.
 const NAME_MAX: usize = 128;
 /// Characters of why a key is refused.
@@ -127,19 +124,11 @@ pub(crate) struct Director {
     pub(crate) left_out: bool,
 }
 
-/// The servers that a director finds down, each as `tcp 192.0.2.10:80 10.0.0.11:80`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct Verdict {
-    pub(crate) down: BTreeSet<String>,
-}
-
 /// Everything under the prefix.
 #[derive(Clone, Debug, Default)]
 pub(in crate::sources) struct Model {
     pub(in crate::sources) etcd: Etcd,
     pub(in crate::sources) directors: BTreeMap<String, Director>,
-    pub(in crate::sources) verdicts: BTreeMap<String, Verdict>,
     /// Keys that are not understood, and why.
     pub(in crate::sources) refused: BTreeMap<String, String>,
     /// The last revision of each key, by a hash: names may be long.
@@ -151,7 +140,7 @@ pub(in crate::sources) struct Model {
 pub(super) struct Concerns {
     /// Services or servers.
     pub(super) config: bool,
-    /// Directors or their verdicts.
+    /// Directors.
     pub(super) directors: bool,
 }
 
@@ -267,7 +256,7 @@ impl Model {
         };
         let mut parts = rest.split('/');
         let known = match parts.next()? {
-            "services" | "directors" | "verdicts" => parts.next().is_some_and(plain),
+            "services" | "directors" => parts.next().is_some_and(plain),
             "servers" => parts.next().is_some_and(plain) && parts.next().is_some_and(plain),
             _ => false,
         };
@@ -282,7 +271,6 @@ impl Model {
         let (kind, name) = rest.split_once('/').unwrap_or_default();
         let longest = match kind {
             "services" => SERVICE_MAX,
-            "verdicts" => DOWN_MAX * 128,
             _ => RECORD_MAX,
         };
         if value.len() > longest {
@@ -321,25 +309,13 @@ impl Model {
                     return Err(format!("has more than {SERVERS_MAX} servers"));
                 }
             }
-            "directors" => {
+            _ => {
                 let director = match serde_json::from_slice::<Director>(value) {
                     Ok(director) => director,
                     Err(error) => return Ok(Err(json(error))),
                 };
                 if self.directors.len() < DIRECTORS_MAX || self.directors.contains_key(name) {
                     self.directors.insert(name.to_owned(), director);
-                } else {
-                    return Ok(Err(format!("there are {DIRECTORS_MAX} directors")));
-                }
-            }
-            _ => {
-                let verdict = match serde_json::from_slice::<Verdict>(value) {
-                    Ok(verdict) if verdict.down.len() <= DOWN_MAX => verdict,
-                    Ok(_) => return Ok(Err(format!("more than {DOWN_MAX} servers are down"))),
-                    Err(error) => return Ok(Err(json(error))),
-                };
-                if self.verdicts.len() < DIRECTORS_MAX || self.verdicts.contains_key(name) {
-                    self.verdicts.insert(name.to_owned(), verdict);
                 } else {
                     return Ok(Err(format!("there are {DIRECTORS_MAX} directors")));
                 }
@@ -371,11 +347,8 @@ impl Model {
                     }
                 }
             }
-            Some(("directors", name)) => {
-                self.directors.remove(name);
-            }
             Some((_, name)) => {
-                self.verdicts.remove(name);
+                self.directors.remove(name);
             }
             None => {}
         }
@@ -450,7 +423,7 @@ mod tests {
             ("/lvs/servers/web/a", SERVER),
             ("/lvs/servers/web/b", r#"{"address":"2001:db8::1"}"#),
             ("/lvs/directors/d1", r#"{"revision":3,"new":true}"#),
-            ("/lvs/verdicts/d1", r#"{"down":["tcp a b"]}"#),
+            ("/lvs/verdicts/d1", "{}"),
             ("/lvs/something/else", "x"),
             ("/lvs/servers/deep/er/x", SERVER),
         ] {
@@ -531,13 +504,9 @@ mod tests {
         let mut model = Model::new("/");
         for n in 0..=DIRECTORS_MAX {
             model.put(&kv(&format!("/directors/{n}"), "{}", 1)).unwrap();
-            model.put(&kv(&format!("/verdicts/{n}"), "{}", 1)).unwrap();
         }
-        assert_eq!((model.directors.len(), model.verdicts.len()), (64, 64));
-        let down: Vec<String> = (0..=DOWN_MAX).map(|n| n.to_string()).collect();
-        let down = serde_json::json!({ "down": down }).to_string();
-        model.put(&kv("/verdicts/0", &down, 1)).unwrap();
-        assert!(model.refused["verdicts/0"].contains("4096"));
+        assert_eq!(model.directors.len(), 64);
+        assert!(model.refused["directors/64"].contains("64 directors"));
     }
 
     #[test]
@@ -590,7 +559,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_may_come(key in "/lvs/(services|servers|directors|verdicts|x)/[a-z/]{0,12}", value: Vec<u8>) {
+        fn anything_may_come(key in "/lvs/(services|servers|directors|x)/[a-z/]{0,12}", value: Vec<u8>) {
             let mut model = Model::new("/lvs/");
             let mut one = kv(&key, "", 2);
             one.value = Bytes(value);

@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
 pub(crate) use client::{Access, Client, Endpoint, Password};
-pub(crate) use keys::{DOWN_MAX, Director, Registration, Verdict};
+pub(crate) use keys::{Director, Registration};
 pub use keys::{Etcd, Text};
 
 use self::client::{Error, Watching};
@@ -30,7 +30,7 @@ pub(super) use self::keys::Model;
 use self::keys::{KEYS_MAX, hash};
 use self::message::{Bytes, Number, Range, Ranged, end_of};
 use super::{Shared, retry};
-use crate::config::Cluster;
+use crate::sources::Cluster;
 
 /// Keys that are asked for at once.
 const PAGE: i64 = 500;
@@ -52,18 +52,8 @@ pub(super) struct View {
     pub(super) left_out: Vec<String>,
     /// The directors that live.
     pub(super) directors: BTreeMap<String, Director>,
-    /// What they say of servers.
-    pub(super) verdicts: BTreeMap<String, Verdict>,
     /// Why this director is not among them.
     pub(super) untold: Option<String>,
-}
-
-/// What this director tells of itself.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Told {
-    pub(crate) director: Director,
-    /// The servers that it finds down, where that is shared.
-    pub(crate) verdict: Option<Verdict>,
 }
 
 /// Follows what etcd says until it is aborted.
@@ -86,7 +76,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
                 seen: 0,
                 heard,
                 lease: None,
-                written: Told::default(),
+                written: None,
                 keep_at: Instant::now(),
                 twin: None,
             };
@@ -184,7 +174,7 @@ struct Session<'a> {
     heard: Instant,
     lease: Option<i64>,
     /// What was last written under it.
-    written: Told,
+    written: Option<Director>,
     /// When the lease is to be kept, or asked for.
     keep_at: Instant,
     /// When somebody else last wrote what this director tells of itself.
@@ -367,7 +357,7 @@ impl Session<'_> {
             if seen.elapsed() > self.settings.lease {
                 self.twin = None;
             }
-            self.written = Told::default();
+            self.written = None;
             return self.tell().await;
         }
         match self.client.grant(self.settings.lease).await {
@@ -388,7 +378,7 @@ impl Session<'_> {
             "etcd took this director for gone; it registers itself again"
         );
         self.lease = None;
-        self.written = Told::default();
+        self.written = None;
         self.keep_at = Instant::now() + GATHER;
     }
 
@@ -414,7 +404,7 @@ impl Session<'_> {
             )));
         }
         if gone || noticed {
-            self.written = Told::default();
+            self.written = None;
         }
         gone || noticed
     }
@@ -425,50 +415,39 @@ impl Session<'_> {
         self.lease = None;
         let name = &self.settings.director;
         self.shared.untold(Some(format!(
-            "other directors do not see this one ({name}): etcd {error}; give the user the right to write under {}directors/ and {0}verdicts/",
+            "other directors do not see this one ({name}): etcd {error}; give the user the right to write under {}directors/",
             self.settings.prefix
         )));
     }
 
     /// Writes what this director tells of itself, as far as that is new.
     async fn tell(&mut self) -> Result<(), Error> {
-        let (Some(lease), told) = (self.lease, self.shared.told()) else {
+        let (Some(lease), Some(told)) = (self.lease, self.shared.told()) else {
             return Ok(());
         };
-        let Some(told) = told.filter(|told| *told != self.written) else {
+        if self.written.as_ref() == Some(&told) {
             return Ok(());
-        };
+        }
         let (prefix, name) = (&self.settings.prefix, &self.settings.director);
-        let mut all = Vec::new();
-        if told.director != self.written.director {
-            let value = serde_json::to_string(&told.director);
-            all.push((format!("{prefix}directors/{name}"), value));
-        }
-        if told.verdict != self.written.verdict
-            && let Some(verdict) = &told.verdict
-        {
-            let value = serde_json::to_string(verdict);
-            all.push((format!("{prefix}verdicts/{name}"), value));
-        }
-        for (key, value) in all {
-            let value = value.map_err(|error| Error::Failed(error.to_string()))?;
-            match self.client.put(&key, &value, lease).await {
-                Ok(()) => {}
-                Err(error) if error.is_gone() => {
-                    self.lose_lease();
-                    return Ok(());
-                }
-                Err(error) if error.is_forbidden() => {
-                    self.untold(&error);
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
+        let value =
+            serde_json::to_string(&told).map_err(|error| Error::Failed(error.to_string()))?;
+        let key = format!("{prefix}directors/{name}");
+        match self.client.put(&key, &value, lease).await {
+            Ok(()) => {}
+            Err(error) if error.is_gone() => {
+                self.lose_lease();
+                return Ok(());
             }
+            Err(error) if error.is_forbidden() => {
+                self.untold(&error);
+                return Ok(());
+            }
+            Err(error) => return Err(error),
         }
         if self.twin.is_none() {
             self.shared.untold(None);
         }
-        self.written = told;
+        self.written = Some(told);
         Ok(())
     }
 }

@@ -1,0 +1,380 @@
+//! `lvs-bench cluster`, end to end: that all hosts ask and who fails is named, not how fast it is.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use lvs_testbed::{Host, Link, Proc, Testbed};
+use serde_json::Value;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_lvs-bench");
+
+fn cluster(words: &[&str]) -> Output {
+    let mut command = Command::new(PROGRAM);
+    command.arg("cluster").args(words);
+    command.output().expect("it starts")
+}
+
+fn json(output: &Output) -> Value {
+    let error = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("no JSON: {error}"))
+}
+
+/// A program in place of httperf.
+fn fake(directory: &Path, script: &str) -> String {
+    let file = directory.join("httperf");
+    fs::write(&file, format!("#!/bin/sh\n{script}\n")).expect("written");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("executable");
+    file.display().to_string()
+}
+
+/// What httperf printed for 500 connections, 10 of which failed.
+fn printed() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cluster/httperf.txt")
+}
+
+fn web(host: &Host, directory: &Path) -> Proc {
+    let file = directory.join("web.conf");
+    let text = format!(
+        "user root;\nworker_processes 1;\ndaemon off;\npid {}/web.pid;\nerror_log stderr crit;\n\
+         events {{ worker_connections 1000; }}\n\
+         http {{\n  access_log off;\n  server {{ listen 80; location / {{ return 200 'hello'; }} }}\n}}\n",
+        directory.display()
+    );
+    fs::write(&file, text).expect("written");
+    let server = host
+        .spawn("nginx", &["-c", &file.display().to_string()])
+        .expect("nginx");
+    host.wait_for_port("tcp", 80).expect("nginx listens");
+    server
+}
+
+#[test]
+fn wrong_words_are_refused() {
+    let usual = ["--server", "192.0.2.1", "--rates", "10"];
+    for (words, said) in [
+        (
+            &["here"][..],
+            "here is no host; a host is local, netns:NAME or ssh:",
+        ),
+        (&["ssh:"], "ssh:[USER@]HOST[:PORT]"),
+        (&["ssh:-oProxyCommand=x"], "nothing that ssh could reach"),
+        (&["netns:a/b"], "no name of a network namespace"),
+        (&[], "HOST"),
+        (&["local", "--rates", "20..10/1"], "goes down"),
+        (&["local", "--seconds", "0"], "0 is not in 1..=3600"),
+        (&["local", "--stop-at-errors", "0"], "is no percentage"),
+        (&["local", "--uri", "page"], "begins with /"),
+        (
+            &["local", "--server", "$(reboot)"],
+            "give an address or a host's name",
+        ),
+        (&["local", "--ssh-option", "x"], "NAME=VALUE"),
+        (
+            &["local", "--httperf", "/no/such"],
+            "/no/such is not installed there",
+        ),
+        (
+            &["netns:lvs-no-such"],
+            "no host is left:\nnetns:lvs-no-such: ",
+        ),
+    ] {
+        let mut all = words.to_vec();
+        for pair in usual.chunks(2) {
+            if !words.contains(&pair[0]) {
+                all.extend(pair);
+            }
+        }
+        let output = cluster(&all);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && error.contains(said),
+            "{words:?}: {error}"
+        );
+    }
+}
+
+#[test]
+fn figures_of_all_hosts_are_merged_and_errors_end_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let seen = directory.path().join("seen").display().to_string();
+    let script = format!("echo \"$@\" >>{seen}\ncat {}", printed().display());
+    let httperf = fake(directory.path(), &script);
+    let words = [
+        "local",
+        "local",
+        "--server",
+        "192.0.2.1,192.0.2.2",
+        "--uri",
+        "/a'b?c=$d",
+        "--rates",
+        "100..300/100",
+        "--seconds",
+        "2",
+        "--pause",
+        "0",
+        "--stop-at-errors",
+        "3",
+        "--httperf",
+        &httperf,
+    ];
+    let output = cluster(&[&words[..], &["--json"]].concat());
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let result = json(&output);
+    assert_eq!(result["schema"], 1);
+    assert_eq!(result["complete"], true);
+    let steps = result["steps"].as_array().expect("steps");
+    assert_eq!(steps.len(), 1, "4 % of errors are enough");
+    assert_eq!(steps[0]["connections"], 1000);
+    assert_eq!(steps[0]["rate"], 480.0);
+    assert_eq!(steps[0]["error_percent"], 4.0);
+    assert_eq!(steps[0]["errors"]["timeout"], 14);
+    assert_eq!(steps[0]["lifetime"]["p99_ms"], 6);
+    assert_eq!(steps[0]["hosts"].as_array().map(Vec::len), Some(2));
+    // Each has half of the rate, and a server of its own.
+    let seen = fs::read_to_string(seen).expect("what they were told");
+    for server in ["192.0.2.1", "192.0.2.2"] {
+        let words = format!(
+            "--server={server} --port=80 --uri=/a'b?c=$d --timeout=1 --rate=50.000 --num-conns=100"
+        );
+        assert!(seen.contains(&words), "{seen}");
+    }
+    let output = cluster(&words);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().nth(1).unwrap_or_default();
+    let numbers: Vec<_> = line.split_ascii_whitespace().take(9).collect();
+    assert_eq!(
+        numbers,
+        ["100", "480.0", "4.00", "4.5", "0.2", "<1", "<2", "<6", "2"],
+        "{text}"
+    );
+    assert!(
+        line.contains("timeout 14, no descriptor 6, 4xx 8, 5xx 12"),
+        "{line}"
+    );
+    assert!(line.contains("more hosts are needed"), "{line}");
+}
+
+/// One of two hosts hangs, or fails: it is named, and what the other saw is kept.
+#[test]
+fn a_host_that_fails_is_named() {
+    for (fails, why) in [
+        ("exec sleep 1000", "httperf did not end in time"),
+        (
+            "echo it is out of order; exit 3",
+            "httperf ended with status 3: it is out of order",
+        ),
+        ("echo nothing; exit 0", "httperf says nothing of"),
+        (
+            "kill -9 $(cut -d' ' -f4 /proc/$PPID/stat)",
+            "its shell ended",
+        ),
+        (
+            "while :; do echo 0123456789012345678901234567890123456789; done",
+            "it prints more than httperf does",
+        ),
+    ] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let first = directory.path().join("first").display().to_string();
+        let script = format!(
+            "if mkdir {first} 2>/dev/null; then {fails}; fi\ncat {}",
+            printed().display()
+        );
+        let httperf = fake(directory.path(), &script);
+        let output = cluster(&[
+            "local",
+            "local",
+            "--server",
+            "192.0.2.1",
+            "--rates",
+            "10,20",
+            "--seconds",
+            "1",
+            "--grace",
+            "1",
+            "--pause",
+            "0",
+            "--httperf",
+            &httperf,
+            "--json",
+        ]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && error.contains("incomplete: host local failed"),
+            "{error}"
+        );
+        let result = json(&output);
+        assert_eq!(result["complete"], false);
+        let failed = result["failed"].as_array().expect("who failed");
+        assert_eq!(failed.len(), 1);
+        assert!(
+            failed[0]["why"]
+                .as_str()
+                .is_some_and(|said| said.contains(why)),
+            "{failed:?}"
+        );
+        assert_eq!(failed[0]["offered"], 10.0);
+        for step in result["steps"].as_array().expect("steps") {
+            assert_eq!(
+                (&step["incomplete"], &step["rate"]),
+                (&Value::Bool(true), &Value::from(240.0))
+            );
+            assert_eq!(step["hosts"].as_array().map(Vec::len), Some(1));
+        }
+        assert_eq!(result["steps"].as_array().map(Vec::len), Some(2));
+    }
+}
+
+#[test]
+#[ignore = "needs httperf"]
+fn namespaces_ask_together() {
+    let mut testbed = Testbed::new("cluster").expect("a testbed");
+    let [a, b, server] = testbed.hosts(["a", "b", "server"]).expect("hosts");
+    let ports = [(&a, "eth0"), (&b, "eth0"), (&server, "eth0")];
+    let lan = Link::Lan {
+        name: "lan",
+        ports: ports.to_vec(),
+        mtu: 1500,
+    };
+    testbed.connect(&[lan]).expect("a LAN");
+    for (host, address) in [(&a, "10.9.0.1"), (&b, "10.9.0.2"), (&server, "10.9.0.3")] {
+        let script = format!("ip addr add {address}/24 dev eth0\nip link set eth0 up");
+        host.sh(&script).expect("configured");
+    }
+    let _web = web(&server, testbed.dir());
+    let prefixes = testbed.expose(&[&a, &b]).expect("names");
+    let names: Vec<_> = prefixes
+        .iter()
+        .map(|prefix| format!("netns:{}", prefix.trim_start_matches("ip netns exec ")))
+        .collect();
+    let output = cluster(&[
+        &names[0],
+        &names[1],
+        "--server",
+        "10.9.0.3",
+        "--rates",
+        "40,80",
+        "--seconds",
+        "1",
+        "--pause",
+        "0",
+        "--json",
+    ]);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let result = json(&output);
+    for (step, offered) in result["steps"]
+        .as_array()
+        .expect("steps")
+        .iter()
+        .zip([40, 80])
+    {
+        assert_eq!(
+            (&step["connections"], &step["status"][1]),
+            (&Value::from(offered), &Value::from(offered))
+        );
+        assert_eq!(step["error_percent"], 0.0);
+        for (host, name) in step["hosts"].as_array().expect("hosts").iter().zip(&names) {
+            assert_eq!(
+                (&host["host"], &host["connections"]),
+                (&Value::from(&**name), &Value::from(offered / 2))
+            );
+        }
+    }
+    assert_eq!(result["steps"].as_array().map(Vec::len), Some(2));
+}
+
+/// A real sshd, with a key and a configuration of its own, in a namespace.
+#[test]
+#[ignore = "needs httperf, ssh and sshd"]
+fn machines_ask_by_ssh() {
+    let mut testbed = Testbed::new("cluster").expect("a testbed");
+    let [host] = testbed.hosts(["machine"]).expect("a host");
+    let directory = testbed.dir().to_owned();
+    let at = |name: &str| directory.join(name).display().to_string();
+    // Where sshd keeps what is not privileged, on this host only.
+    host.sh("ip link set lo up\nmount -t tmpfs none /run\nmkdir -m 755 /run/sshd")
+        .expect("prepared");
+    for key in ["host", "client"] {
+        let words = ["-q", "-t", "ed25519", "-N", "", "-f", &at(key)];
+        host.run("ssh-keygen", &words).expect("a key");
+    }
+    let text = format!(
+        "Port 2222\nListenAddress 127.0.0.1\nListenAddress ::1\nHostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\n\
+         PermitRootLogin prohibit-password\nPasswordAuthentication no\nPidFile none\n",
+        at("host"),
+        at("client.pub")
+    );
+    fs::write(at("sshd.conf"), text).expect("written");
+    let _sshd = host
+        .spawn("/usr/sbin/sshd", &["-D", "-e", "-f", &at("sshd.conf")])
+        .expect("sshd");
+    host.wait_for_port("tcp", 2222).expect("sshd listens");
+    let _web = web(&host, &directory);
+    let key = format!("IdentityFile={}", at("client"));
+    let mut words = vec!["cluster"];
+    for option in [
+        "StrictHostKeyChecking=no",
+        "UserKnownHostsFile=/dev/null",
+        "IdentitiesOnly=yes",
+        &key,
+    ] {
+        words.extend(["--ssh-option", option]);
+    }
+    words.extend(["ssh:root@127.0.0.1:2222", "ssh:root@[::1]:2222"]);
+    words.extend([
+        "--server",
+        "127.0.0.1",
+        "--rates",
+        "20,40",
+        "--seconds",
+        "1",
+        "--pause",
+        "0",
+        "--json",
+    ]);
+    let run = |words: &[&str]| {
+        host.command(PROGRAM)
+            .args(words)
+            .output()
+            .expect("it starts")
+    };
+    let output = run(&words);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let result = json(&output);
+    assert_eq!(
+        (&result["complete"], &result["steps"][1]["status"][1]),
+        (&Value::Bool(true), &Value::from(40))
+    );
+    assert_eq!(result["steps"][1]["hosts"][1]["connections"], 20);
+
+    // Nobody listens there.
+    for word in words.iter_mut().filter(|word| word.contains("::1")) {
+        *word = "ssh:root@127.0.0.1:2223";
+    }
+    let output = run(&words);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && error.contains("host ssh:root@127.0.0.1 port 2223 failed"),
+        "{error}"
+    );
+    let result = json(&output);
+    assert_eq!(
+        (&result["complete"], &result["steps"][1]["status"][1]),
+        (&Value::Bool(false), &Value::from(20))
+    );
+    let why = result["failed"][0]["why"].as_str().expect("a reason");
+    assert!(why.contains("Connection refused"), "{why}");
+}

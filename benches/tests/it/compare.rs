@@ -1,0 +1,75 @@
+//! `lvs-bench compare`, end to end: that it measures, not what.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+fn compare(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lvs-bench"));
+    command.arg("compare").args(arguments);
+    command
+}
+
+#[test]
+fn rows_are_listed() {
+    let output = compare(&["--list"]).output().expect("it starts");
+    let list = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success());
+    for row in [
+        "nat-1k",
+        "replies-1m",
+        "tun-1k",
+        "bulk",
+        "latency-half-p99",
+        "bytes-10m",
+    ] {
+        assert!(
+            list.lines().any(|line| line.starts_with(row)),
+            "{row}:\n{list}"
+        );
+    }
+}
+
+#[test]
+fn an_unknown_row_is_refused() {
+    let output = compare(&["no-such-row"]).output().expect("it starts");
+    let error = String::from_utf8(output.stderr).expect("text");
+    assert!(!output.status.success());
+    assert!(error.contains("there is no row no-such-row"), "{error}");
+}
+
+#[test]
+fn a_row_in_memory_is_measured() {
+    measured(&["new-rr"]);
+}
+
+/// Needs the programs built beside the test; `make e2e` has them.
+#[test]
+fn floods_are_measured() {
+    let report = measured(&["routing-1k", "tun-1k"]);
+    let jobs = report["jobs"].as_array().expect("jobs");
+    for job in jobs {
+        assert!(job["value"]["median"].as_f64() > Some(0.0), "{job}");
+        assert!(job["cpu_ns"].is_object(), "{job}");
+    }
+}
+
+/// Measures rows for as short a time as can be, whatever else the machine does.
+fn measured(rows: &[&str]) -> Value {
+    let mut command = compare(rows);
+    command.args([
+        "--quick", "--json", "--busy", "--rounds", "1", "--window", "20",
+    ]);
+    let output = command.output().expect("it starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["schema"], 1);
+    let lines = report["rows"].as_array().expect("rows");
+    assert_eq!(lines.len(), rows.len(), "{report}");
+    for line in lines {
+        assert!(line["error"].is_null(), "{line}");
+        assert!(line["ratio"]["median"].as_f64() > Some(0.0), "{line}");
+    }
+    report
+}

@@ -1,0 +1,138 @@
+//! Where an engine listens.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
+use super::peer::{self, Own, Refusal};
+use super::place;
+
+/// The environment variable that names another socket than the default one.
+pub const SOCKET_VARIABLE: &str = "LVS_SOCKET";
+
+/// How long a listener may leave connections waiting.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How soon it is tried again.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Where an engine listens, or is looked for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// Where an engine of this network namespace is when nobody says: at this path in `/run/lvs`.
+    /// An engine that may not listen there, and one of a version before 0.2, has the abstract name
+    /// `@lvs-dataplane`, and is found.
+    Usual(PathBuf),
+    /// A name in the abstract namespace, without the NUL in front. Every network namespace has its
+    /// own, and any user can take one that is free.
+    Abstract(Vec<u8>),
+    /// A path.
+    Path(PathBuf),
+}
+
+impl Address {
+    /// `@name` is an abstract name, everything else a path.
+    pub fn new(text: impl AsRef<OsStr>) -> Self {
+        let text = text.as_ref();
+        match text.as_bytes().strip_prefix(b"@") {
+            Some(name) => Self::Abstract(name.to_vec()),
+            None => Self::Path(PathBuf::from(text)),
+        }
+    }
+
+    /// The address in `LVS_SOCKET`, or the default one if that is not set or empty.
+    pub fn from_env() -> Self {
+        match std::env::var_os(SOCKET_VARIABLE) {
+            Some(text) if !text.is_empty() => Self::new(text),
+            _ => Self::default(),
+        }
+    }
+
+    /// The path, if it has one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Abstract(_) => None,
+            Self::Usual(path) | Self::Path(path) => Some(path),
+        }
+    }
+
+    /// The abstract name for those who have no place in `/run/lvs`.
+    pub fn by_name() -> Self {
+        Self::Abstract(lvs_core::api::DEFAULT_SOCKET.as_bytes().to_vec())
+    }
+
+    /// The address as the system calls take it.
+    ///
+    /// # Errors
+    /// If the name or the path is too long for a socket address.
+    pub fn socket_addr(&self) -> io::Result<SocketAddr> {
+        match self {
+            Self::Abstract(name) => SocketAddr::from_abstract_name(name),
+            Self::Usual(path) | Self::Path(path) => SocketAddr::from_pathname(path),
+        }
+    }
+
+    /// Connects to exactly this address. `WouldBlock`: somebody listens, and does not take the
+    /// connections that wait.
+    pub fn connect(&self) -> io::Result<UnixStream> {
+        let address = match self {
+            Self::Abstract(name) => SocketAddrUnix::new_abstract_name(name)?,
+            Self::Usual(path) | Self::Path(path) => SocketAddrUnix::new(path.as_path())?,
+        };
+        // An ordinary connect would wait for as long as a listener likes, and anybody may listen at
+        // a name.
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match rustix::net::connect(&socket, &address) {
+                Ok(()) => break,
+                Err(Errno::AGAIN) if Instant::now() < deadline => thread::sleep(PAUSE),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(false)?;
+        Ok(stream)
+    }
+}
+
+impl Default for Address {
+    /// The usual one of this thread's network namespace; `@lvs-dataplane` where `/proc` does not
+    /// tell which that is.
+    fn default() -> Self {
+        place::socket().map_or_else(Self::by_name, Self::Usual)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Abstract(name) => write!(f, "@{}", name.escape_ascii()),
+            Self::Usual(path) | Self::Path(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Who listens at the other end of `stream`, if that is not to be believed: its user, and why.
+///
+/// A listener whose capabilities cannot be seen is believed if it is root's: to ask it does less
+/// harm than to obey it.
+pub fn impostor(stream: &UnixStream) -> Option<(u32, Refusal)> {
+    let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
+    let uid = peer.uid.as_raw();
+    let pid = u32::try_from(peer.pid.as_raw_pid()).unwrap_or(0);
+    match Own::look().trusts(uid, || peer::root(pid, || true)) {
+        Ok(()) | Err(Refusal::Unseen) => None,
+        Err(refusal) => Some((uid, refusal)),
+    }
+}

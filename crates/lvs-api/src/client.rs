@@ -1,0 +1,403 @@
+//! The asking side.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use lvs_core::api::{Call, Failure, Hello, ListEnd, NumberedCall, VERSION};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
+
+use super::Address;
+use super::address::impostor;
+
+/// The longest line of an answer: a service with very many servers is one line.
+const LINE_MAX: u64 = 256 << 20;
+
+/// How long an engine may say nothing before it counts as stopped. It gives up on its own packet
+/// worker before that, and greets when it has started, which takes seconds on a busy host.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// Why an engine gave no answer, or a refusal.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nobody listens there.
+    #[error(
+        "no engine answers at {address}: start lvs-dataplane, or name its socket with --socket or {variable}",
+        variable = super::SOCKET_VARIABLE
+    )]
+    Absent {
+        /// Where.
+        address: Address,
+    },
+    /// A socket file without a listener.
+    #[error(
+        "{address} is a stale socket of an engine that has ended: start lvs-dataplane, which replaces it"
+    )]
+    Stale {
+        /// Where.
+        address: Address,
+    },
+    /// The socket's or its directory's permissions.
+    #[error("permission denied on {address}: run as root or as the engine's user")]
+    Denied {
+        /// Where.
+        address: Address,
+    },
+    /// Somebody else has taken the name. In the abstract namespace anybody can, so only root and
+    /// this user are believed.
+    #[error(
+        "{address} is served by a process of user {uid}, which is neither this user nor root with \
+         CAP_NET_ADMIN: it may not be an engine. If it is yours, have it listen on a path (--socket /run/...) and name that"
+    )]
+    Impostor {
+        /// Where.
+        address: Address,
+        /// Whose process listens.
+        uid: u32,
+    },
+    /// The path is of something else.
+    #[error("{address} is not a socket: name the engine's with --socket or {variable}", variable = super::SOCKET_VARIABLE)]
+    NotASocket {
+        /// Where.
+        address: Address,
+    },
+    /// It cannot be connected for another reason.
+    #[error("cannot connect to {address}: {source}")]
+    Connect {
+        /// Where.
+        address: Address,
+        /// Why.
+        source: io::Error,
+    },
+    /// The engine speaks another version of the protocol.
+    #[error(
+        "the engine at {address} speaks another version of the control protocol than this program ({VERSION}): {message}; install both from the same release, then restart the engine"
+    )]
+    Version {
+        /// Where.
+        address: Address,
+        /// What the engine said.
+        message: String,
+    },
+    /// It accepts connections, but does not answer: stopped (SIGSTOP, a debugger), or its host has
+    /// no time for it.
+    #[error(
+        "the engine at {address} does not answer{}: is it stopped (state T in ps), or is this host overloaded? kill -CONT \
+         resumes a stopped one; otherwise end it and start lvs-dataplane again",
+        of_pid(*.pid)
+    )]
+    Silent {
+        /// Where.
+        address: Address,
+        /// Its process, if it is in this PID namespace.
+        pid: Option<u32>,
+    },
+    /// The connection ended before the answer did.
+    #[error(
+        "the engine at {address} ended while it was answering: look at its log, and start it again"
+    )]
+    Gone {
+        /// Where.
+        address: Address,
+    },
+    /// What came is not an answer.
+    #[error("what answers at {address} is not an engine: {message}")]
+    Garbled {
+        /// Where.
+        address: Address,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The caller wanted no more of a list.
+    #[error("the list was not read to its end")]
+    Stopped,
+    /// The engine refused.
+    #[error("{}", .0.message)]
+    Refused(Failure),
+}
+
+/// A connection to an engine.
+#[derive(Debug)]
+pub struct Client {
+    address: Address,
+    stream: BufReader<UnixStream>,
+    line: Vec<u8>,
+    next_id: u64,
+    hello: Hello,
+}
+
+fn of_pid(pid: Option<u32>) -> String {
+    pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
+}
+
+/// Why nobody listens at `address`.
+fn refused(address: Address) -> Error {
+    match address.path().map(std::fs::symlink_metadata) {
+        None => Error::Absent { address },
+        Some(Ok(meta)) if !meta.file_type().is_socket() => Error::NotASocket { address },
+        Some(_) => Error::Stale { address },
+    }
+}
+
+/// Connects to exactly this address.
+fn open(address: &Address) -> Result<UnixStream, Error> {
+    let stream = address.connect().map_err(|source| {
+        let address = address.clone();
+        match source.kind() {
+            io::ErrorKind::NotFound => Error::Absent { address },
+            io::ErrorKind::ConnectionRefused => refused(address),
+            io::ErrorKind::PermissionDenied => Error::Denied { address },
+            io::ErrorKind::WouldBlock => Error::Silent { address, pid: None },
+            _ => Error::Connect { address, source },
+        }
+    })?;
+    // A path that somebody has named is believed: nobody listens there but who may write to its
+    // directory.
+    if !matches!(address, Address::Path(_))
+        && let Some((uid, _)) = impostor(&stream)
+    {
+        let address = address.clone();
+        return Err(Error::Impostor { address, uid });
+    }
+    Ok(stream)
+}
+
+/// Connects to the usual path, or else to an engine that has nothing but the abstract name. Whoever
+/// else holds that is as if he were not there: no user keeps an engine from being started.
+fn open_usual(address: &Address) -> Result<UnixStream, Error> {
+    match open(address) {
+        Err(absent @ (Error::Absent { .. } | Error::Stale { .. })) => {
+            open(&Address::by_name()).map_err(|_| absent)
+        }
+        other => other,
+    }
+}
+
+/// One line of an answer.
+#[derive(Deserialize)]
+struct Line<I, R> {
+    id: u64,
+    item: Option<I>,
+    result: Option<R>,
+    error: Option<Failure>,
+}
+
+impl Client {
+    /// Connects and says hello.
+    ///
+    /// # Errors
+    /// Everything in [`Error`].
+    pub fn connect(address: &Address) -> Result<Self, Error> {
+        Self::connect_patiently(address, SILENCE)
+    }
+
+    /// As [`connect`](Self::connect), to an engine that counts as stopped ([`Error::Silent`]) when
+    /// it has said nothing for this long.
+    ///
+    /// # Errors
+    /// Everything in [`Error`].
+    pub fn connect_patiently(address: &Address, patience: Duration) -> Result<Self, Error> {
+        let stream = match address {
+            Address::Usual(_) => open_usual(address)?,
+            _ => open(address)?,
+        };
+        // A socket that takes no timeout is none of this system's.
+        let _ = stream.set_read_timeout(Some(patience));
+        let _ = stream.set_write_timeout(Some(patience));
+        let mut client = Self {
+            address: address.clone(),
+            stream: BufReader::with_capacity(64 << 10, stream),
+            line: Vec::new(),
+            next_id: 1,
+            hello: Hello {
+                version: 0,
+                engine: String::new(),
+                table_size: 0,
+                writable: false,
+            },
+        };
+        let hello: Hello = match client.call(&Call::Hello { version: VERSION }) {
+            Err(Error::Refused(failure)) if failure.code == lvs_core::api::FailureCode::Version => {
+                return Err(Error::Version {
+                    address: client.address,
+                    message: failure.message,
+                });
+            }
+            other => other?,
+        };
+        if hello.version != VERSION {
+            return Err(Error::Version {
+                address: client.address,
+                message: format!("it speaks version {}", hello.version),
+            });
+        }
+        client.hello = hello;
+        Ok(client)
+    }
+
+    /// From now on the engine counts as stopped when it has said nothing for this long.
+    pub fn set_patience(&self, patience: Duration) {
+        let stream = self.stream.get_ref();
+        let _ = stream.set_read_timeout(Some(patience));
+        let _ = stream.set_write_timeout(Some(patience));
+    }
+
+    /// What the engine said of itself.
+    pub const fn hello(&self) -> &Hello {
+        &self.hello
+    }
+
+    /// Where it is connected to.
+    pub const fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Makes a call whose answer is one value; [`IgnoredAny`] if it does not matter.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], or that the connection is of no use any more.
+    pub fn call<R: DeserializeOwned>(&mut self, call: &Call) -> Result<R, Error> {
+        self.exchange(call, |_: IgnoredAny| true)
+    }
+
+    /// Makes a call whose answer is a list, and hands over its items as they come, so that its
+    /// length does not matter.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], or that the connection is of no use any more.
+    pub fn list<I: DeserializeOwned>(
+        &mut self,
+        call: &Call,
+        mut each: impl FnMut(I),
+    ) -> Result<ListEnd, Error> {
+        self.list_while(call, |item| {
+            each(item);
+            true
+        })
+    }
+
+    /// As [`list`](Self::list), until `each` gives `false`. Then the connection is of no use any
+    /// more, and every later call fails.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`], and as [`list`](Self::list).
+    pub fn list_while<I: DeserializeOwned>(
+        &mut self,
+        call: &Call,
+        each: impl FnMut(I) -> bool,
+    ) -> Result<ListEnd, Error> {
+        self.exchange(call, each)
+    }
+
+    /// Makes a call whose answer is a list, and collects it.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    pub fn collect<I: DeserializeOwned>(&mut self, call: &Call) -> Result<Vec<I>, Error> {
+        let mut items = Vec::new();
+        self.list(call, |item| items.push(item))?;
+        Ok(items)
+    }
+
+    fn exchange<I: DeserializeOwned, R: DeserializeOwned>(
+        &mut self,
+        call: &Call,
+        each: impl FnMut(I) -> bool,
+    ) -> Result<R, Error> {
+        let id = self.next_id;
+        self.send(&NumberedCall {
+            id,
+            call: call.clone(),
+        })?;
+        self.answer(each)
+    }
+
+    /// Reads the answer to the request that was sent last.
+    fn answer<I: DeserializeOwned, R: DeserializeOwned>(
+        &mut self,
+        mut each: impl FnMut(I) -> bool,
+    ) -> Result<R, Error> {
+        let id = self.next_id;
+        self.next_id += 1;
+        loop {
+            let line: Line<I, R> = self.receive()?;
+            if let Some(failure) = line.error {
+                // An engine that has no room for another connection answers before it is asked,
+                // with the number 0.
+                return Err(Error::Refused(failure));
+            }
+            if line.id != id {
+                return Err(self.garbled(format!("answer {} to request {id}", line.id)));
+            }
+            match (line.item, line.result) {
+                (Some(item), None) => {
+                    if !each(item) {
+                        let _ = self.stream.get_ref().shutdown(Shutdown::Both);
+                        return Err(Error::Stopped);
+                    }
+                }
+                (None, Some(result)) => return Ok(result),
+                _ => return Err(self.garbled("a line is neither item, result nor error".into())),
+            }
+        }
+    }
+
+    fn send(&mut self, request: &impl Serialize) -> Result<(), Error> {
+        let mut line = serde_json::to_vec(request).map_err(|e| self.garbled(e.to_string()))?;
+        line.push(b'\n');
+        match self.stream.get_mut().write_all(&line) {
+            Ok(()) => Ok(()),
+            // It may have said why before it closed the connection: that is read next.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    fn receive<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
+        self.line.clear();
+        let read = self
+            .stream
+            .by_ref()
+            .take(LINE_MAX)
+            .read_until(b'\n', &mut self.line);
+        match read {
+            Ok(_) if self.line.last() == Some(&b'\n') => {}
+            Ok(len) if len as u64 == LINE_MAX => {
+                return Err(self.garbled("a line of its answer is too long".into()));
+            }
+            Ok(_) => return Err(self.gone()),
+            Err(error) => return Err(self.failed(&error)),
+        }
+        serde_json::from_slice(&self.line).map_err(|e| self.garbled(e.to_string()))
+    }
+
+    /// Why nothing could be read or written.
+    fn failed(&self, error: &io::Error) -> Error {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Silent {
+                address: self.address.clone(),
+                pid: rustix::net::sockopt::socket_peercred(self.stream.get_ref())
+                    .ok()
+                    .and_then(|peer| u32::try_from(peer.pid.as_raw_pid()).ok()),
+            },
+            _ => self.gone(),
+        }
+    }
+
+    fn gone(&self) -> Error {
+        Error::Gone {
+            address: self.address.clone(),
+        }
+    }
+
+    fn garbled(&self, message: String) -> Error {
+        Error::Garbled {
+            address: self.address.clone(),
+            message,
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! The client of `lvsd`'s control socket: HTTP, a request a connection.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    AdminDone, AdminSpec, DirectorStatus, Event, MaintenanceSpec, Reloaded, Status, socket,
+};
+use crate::Address;
+use crate::address::impostor;
+
+/// The longest body of an answer, and the longest event: a file may have very many servers.
+const BODY_MAX: u64 = 256 << 20;
+/// The longest head of an answer.
+const HEAD_MAX: u64 = 64 << 10;
+/// How long the daemon may say nothing: it waits for an engine as long as that at most.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// Asks the daemon.
+#[derive(Debug)]
+pub struct Client {
+    address: Address,
+    /// The connection for the next request, if there is one already.
+    stream: Option<UnixStream>,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    error: Failure,
+}
+
+#[derive(Deserialize)]
+struct Failure {
+    message: String,
+}
+
+/// The head of an answer.
+struct Head {
+    code: u16,
+    /// Bytes of the body; `None` if it goes on until the end of the connection.
+    length: Option<u64>,
+}
+
+impl Client {
+    /// Connects to the daemon of the engine at `engine`; nothing if none runs.
+    ///
+    /// # Errors
+    /// In words: a process listens there, and cannot be talked to.
+    pub fn connect(engine: &Address) -> Result<Option<Self>, String> {
+        let address = socket(engine);
+        let stream = open(&address)?;
+        Ok(stream.map(|stream| Self {
+            address,
+            stream: Some(stream),
+        }))
+    }
+
+    /// How the daemon is, and what it looks after.
+    ///
+    /// # Errors
+    /// The daemon's refusal, or that it does not answer.
+    pub fn status(&mut self) -> Result<Status, String> {
+        self.ask("GET /v1/status HTTP/1.0\r\n\r\n")
+    }
+
+    /// Puts servers into an administrative state.
+    ///
+    /// # Errors
+    /// As [`status`](Self::status).
+    pub fn admin(&mut self, spec: &AdminSpec) -> Result<AdminDone, String> {
+        self.post("admin", spec)
+    }
+
+    /// Puts the director itself into maintenance, or takes it out.
+    ///
+    /// # Errors
+    /// As [`status`](Self::status).
+    pub fn maintenance(&mut self, spec: &MaintenanceSpec) -> Result<DirectorStatus, String> {
+        self.post("maintenance", spec)
+    }
+
+    /// Has the file read again; with `force` whatever that takes away.
+    ///
+    /// # Errors
+    /// As [`status`](Self::status).
+    pub fn reload(&mut self, force: bool) -> Result<Reloaded, String> {
+        self.post("reload", &serde_json::json!({ "force": force }))
+    }
+
+    /// Events from now on, until `each` says false.
+    ///
+    /// # Errors
+    /// As [`status`](Self::status); that the daemon has ended.
+    pub fn events(&mut self, mut each: impl FnMut(Event) -> bool) -> Result<(), String> {
+        let (head, mut stream) =
+            self.send("GET /v1/events HTTP/1.0\r\naccept: text/event-stream\r\n\r\n")?;
+        if head.code != 200 {
+            return Err(self.refusal(&head, stream));
+        }
+        // There may be none for a long time.
+        let _ = stream.get_ref().set_read_timeout(None);
+        loop {
+            let line = self.line(&mut stream, BODY_MAX)?;
+            // An empty line ends an event, and a comment shows that the daemon lives.
+            if let Some(event) = line.strip_prefix(b"data:")
+                && !each(self.json(event)?)
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    fn post<R: DeserializeOwned>(
+        &mut self,
+        what: &str,
+        body: &impl Serialize,
+    ) -> Result<R, String> {
+        let body = serde_json::to_string(body).map_err(|error| error.to_string())?;
+        let length = body.len();
+        let request = format!("POST /v1/{what} HTTP/1.0\r\ncontent-length: {length}\r\n\r\n{body}");
+        self.ask(&request)
+    }
+
+    fn ask<R: DeserializeOwned>(&mut self, request: &str) -> Result<R, String> {
+        let (head, stream) = self.send(request)?;
+        match head.code {
+            200 => self.json(&self.body(&head, stream)?),
+            _ => Err(self.refusal(&head, stream)),
+        }
+    }
+
+    /// Sends a request on a connection of its own.
+    fn send(&mut self, request: &str) -> Result<(Head, BufReader<UnixStream>), String> {
+        let stream = match self.stream.take() {
+            Some(stream) => stream,
+            None => open(&self.address)?.ok_or_else(|| self.ended())?,
+        };
+        match (&stream).write_all(request.as_bytes()) {
+            // It may have said why before it closed the connection.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                return Err(self.silent(&error));
+            }
+            _ => {}
+        }
+        let mut stream = BufReader::new(stream);
+        let head = self.head(&mut stream)?;
+        Ok((head, stream))
+    }
+
+    fn head(&self, stream: &mut impl BufRead) -> Result<Head, String> {
+        let mut stream = stream.take(HEAD_MAX);
+        let first = self.line(&mut stream, HEAD_MAX)?;
+        let words = String::from_utf8_lossy(&first).into_owned();
+        let code = words.strip_prefix("HTTP/1.").and_then(|rest| {
+            let code = rest.split(' ').nth(1)?;
+            code.trim_end().parse().ok()
+        });
+        let code = code.ok_or_else(|| self.garbled(&format!("it says `{}`", words.trim_end())))?;
+        let mut length = None;
+        loop {
+            let line = self.line(&mut stream, HEAD_MAX)?;
+            let line = String::from_utf8_lossy(line.trim_ascii_end()).into_owned();
+            match line.split_once(':') {
+                _ if line.is_empty() => return Ok(Head { code, length }),
+                Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
+                    let value = value.trim().parse();
+                    length = Some(value.map_err(|_| self.garbled(&format!("it says `{line}`")))?);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A whole line, without its end.
+    fn line(&self, stream: &mut impl BufRead, most: u64) -> Result<Vec<u8>, String> {
+        let mut line = Vec::new();
+        match stream.take(most).read_until(b'\n', &mut line) {
+            Err(error) => Err(self.silent(&error)),
+            Ok(_) if line.pop() == Some(b'\n') => Ok(line),
+            Ok(_) => Err(self.ended()),
+        }
+    }
+
+    fn body(&self, head: &Head, stream: impl Read) -> Result<Vec<u8>, String> {
+        let mut body = Vec::new();
+        let most = head.length.unwrap_or(BODY_MAX).min(BODY_MAX);
+        let read = stream.take(most).read_to_end(&mut body);
+        read.map_err(|error| self.silent(&error))?;
+        match head.length {
+            Some(length) if length > BODY_MAX => Err(self.garbled("an answer without end")),
+            Some(length) if (body.len() as u64) < length => Err(self.ended()),
+            _ => Ok(body),
+        }
+    }
+
+    fn json<R: DeserializeOwned>(&self, bytes: &[u8]) -> Result<R, String> {
+        serde_json::from_slice(bytes).map_err(|error| {
+            let strange = serde_json::from_slice::<IgnoredAny>(bytes).is_ok();
+            let hint = if strange {
+                "; is it of another version?"
+            } else {
+                ""
+            };
+            self.garbled(&format!("{error}{hint}"))
+        })
+    }
+
+    /// The message of a refusal.
+    fn refusal(&self, head: &Head, stream: impl Read) -> String {
+        let refusal = self.body(head, stream).and_then(|body| self.json(&body));
+        match refusal {
+            Ok(Refusal { error }) => error.message,
+            Err(why) => why,
+        }
+    }
+
+    fn ended(&self) -> String {
+        format!("lvsd at {} has ended", self.address)
+    }
+
+    fn silent(&self, error: &io::Error) -> String {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                format!(
+                    "lvsd at {} does not answer; its log says what it waits for",
+                    self.address
+                )
+            }
+            _ => format!("{}: {error}", self.ended()),
+        }
+    }
+
+    fn garbled(&self, what: &str) -> String {
+        format!("what answers at {} is not this lvsd: {what}", self.address)
+    }
+}
+
+/// A connection to `address`; nothing if no process listens there.
+fn open(address: &Address) -> Result<Option<UnixStream>, String> {
+    let stream = match address.connect() {
+        Ok(stream) => stream,
+        Err(error) => {
+            return match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(None),
+                io::ErrorKind::WouldBlock => Err(format!(
+                    "lvsd at {address} does not answer: is it stopped (state T in ps)?"
+                )),
+                _ => Err(format!("cannot connect to lvsd at {address}: {error}")),
+            };
+        }
+    };
+    // Anybody can take a name.
+    if matches!(address, Address::Abstract(_))
+        && let Some((uid, _)) = impostor(&stream)
+    {
+        return Err(format!(
+            "{address} is served by a process of user {uid}, which is neither this user nor root with CAP_NET_ADMIN"
+        ));
+    }
+    let _ = stream.set_read_timeout(Some(SILENCE));
+    let _ = stream.set_write_timeout(Some(SILENCE));
+    Ok(Some(stream))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The client's result for an answer to `status`, after which the connection ends.
+    fn answered(text: &str) -> Result<u32, String> {
+        let (own, mut other) = UnixStream::pair().expect("a pair");
+        other.write_all(text.as_bytes()).expect("it fits");
+        drop(other.shutdown(std::net::Shutdown::Write));
+        let mut client = Client {
+            address: Address::Path("/nowhere".into()),
+            stream: Some(own),
+        };
+        client.status().map(|status| status.pid)
+    }
+
+    #[test]
+    fn status_answer_whole_is_read() {
+        let status = serde_json::to_string(&Status {
+            pid: 7,
+            ..Status::default()
+        });
+        let status = status.expect("JSON");
+        let length = status.len();
+        let text = format!("HTTP/1.0 200 OK\r\nA: b\r\nContent-Length: {length}\r\n\r\n{status}");
+        assert_eq!(answered(&text), Ok(7));
+        assert_eq!(
+            answered(&format!("HTTP/1.1 200\nx:\n\n{status}")),
+            Ok(7),
+            "until the end of the connection"
+        );
+        let cut = &text[..text.len() - 1];
+        assert!(answered(cut).expect_err("cut").contains("has ended"));
+    }
+
+    #[test]
+    fn status_answer_strange_is_an_error_in_words() {
+        let refused = r#"HTTP/1.0 403 Forbidden
+
+{"error":{"message":"only root may"}}"#;
+        for (text, words) in [
+            (refused, "only root may"),
+            ("", "has ended"),
+            ("HTTP/1.0 200 OK\r\n", "has ended"),
+            ("{\"id\":0}\n", "is not this lvsd: it says `{\"id\":0}`"),
+            (
+                "HTTP/1.0 200 OK\r\ncontent-length: -1\r\n\r\n",
+                "is not this lvsd",
+            ),
+            ("HTTP/1.0 200 OK\r\n\r\n[]", "is it of another version?"),
+            ("HTTP/1.0 502 Bad\r\n\r\n<html>", "is not this lvsd"),
+        ] {
+            let said = answered(text).expect_err("an error");
+            assert!(said.contains(words), "{text}: {said}");
+        }
+        let long = format!("HTTP/1.0 200 OK\r\n{}", "a: b\r\n".repeat(12_000));
+        assert!(answered(&long).is_err());
+    }
+}

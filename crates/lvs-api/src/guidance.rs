@@ -1,0 +1,153 @@
+//! Remedies for services that `lvsd` manages. It undoes changes that are made with `lvsadm`, so they
+//! are made in its file.
+
+use lvs_core::api::{ReasonCount, ServiceInfo};
+
+/// The owner of the services of `lvsd`, as the dataplane knows it.
+pub const OWNER: &str = "lvsd";
+
+/// Options of `lvs-dataplane` that remedies name, and that are keys of `[dataplane]`.
+const OPTIONS: [&str; 14] = [
+    "--clamp-mss",
+    "--echo",
+    "--echo-limit",
+    "--helper",
+    "--icmp-msgs-burst",
+    "--icmp-msgs-per-sec",
+    "--icmp-ratelimit",
+    "--in-kernel",
+    "--interface",
+    "--max-connections",
+    "--own-vips",
+    "--reverse-path",
+    "--when-full",
+    "--workers",
+];
+
+/// The begin of the sentence that names keys.
+const WITH_LVSD: &str = "With lvsd:";
+
+/// Whether `lvsd` manages one of these services.
+pub fn manages_any(services: &[ServiceInfo]) -> bool {
+    services.iter().any(is_managed)
+}
+
+/// Whether `lvsd` manages a service.
+pub fn is_managed(service: &ServiceInfo) -> bool {
+    service.owner.as_deref() == Some(OWNER)
+}
+
+/// Replaces the remedies of reasons by those for a host whose services `lvsd` manages.
+pub fn for_lvsd(reasons: &mut [ReasonCount]) {
+    for reason in reasons {
+        reason.remedy = match by_reason(&reason.reason) {
+            Some(remedy) => remedy.to_owned(),
+            None => with_keys(&reason.remedy),
+        };
+    }
+}
+
+fn by_reason(reason: &str) -> Option<&'static str> {
+    Some(match reason {
+        "no_server" => {
+            "lvsd status shows which servers are down, drained or in maintenance, and why. Repair a server whose check \
+             fails, end a drain (lvsadm undrain), or add servers to the file of lvsd and run lvsd reload. A server at its \
+             upper threshold takes no new connections either: raise `upper` there."
+        }
+        "service_full" | "service_rate" => {
+            "A limit of the service: raise it in `limits` in the file of lvsd and run lvsd reload, or see where so many \
+             connections come from (lvsadm -Lnc)."
+        }
+        "source_rate" => {
+            "One source opens more connections than the limit of the service for one source allows. Behind an address \
+             translator many clients are one source: raise `source_rate` in `limits` in the file of lvsd and run lvsd \
+             reload if honest ones are meant."
+        }
+        "table_full" | "evicted_half_open" | "evicted_ended" | "evicted_unused"
+        | "evicted_idle" | "evicted_template" => {
+            "Raise `max_connections` in [dataplane] in the file of lvsd and restart lvs-dataplane, or shorten the timeouts \
+             (lvsadm --set). Under a flood, set `when_full = \"evict\"` there, and `limits` of the service."
+        }
+        "own_address" => {
+            "A client tries ports of a virtual address that no service takes: ordinary, or a service is missing in the file \
+             of lvsd."
+        }
+        "no_local_port" => {
+            "More addresses for full NAT (`local_addresses` in [dataplane] in the file of lvsd), or shorter timeouts \
+             (lvsadm --set)."
+        }
+        "server_removed" => {
+            "Clients of a server that was deleted hang until they give up. Drain it first (lvsadm drain, or the service's \
+             `drain` in the file of lvsd), or have such connections end at once: expire_nodest_conn = 1 in [sysctl] there."
+        }
+        _ => return None,
+    })
+}
+
+/// A remedy that names options of `lvs-dataplane`, with the keys that stand for them.
+pub fn with_keys(remedy: &str) -> String {
+    if remedy.starts_with("Nothing:") {
+        return remedy.to_owned();
+    }
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let mut keys: Vec<String> = remedy
+        .split(|c| !word(c))
+        .filter(|word| OPTIONS.contains(word))
+        .map(|option| format!("`{}`", option[2..].replace('-', "_")))
+        .collect();
+    keys.sort_unstable();
+    keys.dedup();
+    if keys.is_empty() || remedy.contains(WITH_LVSD) {
+        return remedy.to_owned();
+    }
+    let end = if remedy.ends_with('.') { "" } else { "." };
+    format!(
+        "{remedy}{end} {WITH_LVSD} {} in [dataplane] of its file; restart lvs-dataplane then.",
+        keys.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remedy_that_asks_for_nothing_gets_no_advice() {
+        let nothing = "Nothing: this is what --in-kernel is for.";
+        assert_eq!(with_keys(nothing), nothing);
+    }
+
+    fn remedy(reason: &str, remedy: &str) -> String {
+        let mut reasons = [ReasonCount {
+            action: "drop".to_owned(),
+            reason: reason.to_owned(),
+            count: 1,
+            help: String::new(),
+            remedy: remedy.to_owned(),
+        }];
+        for_lvsd(&mut reasons);
+        let [ReasonCount { remedy, .. }] = reasons;
+        remedy
+    }
+
+    #[test]
+    fn no_server_names_lvsd_and_no_change_by_hand() {
+        let told = remedy("no_server", "Add one (-a).");
+        assert!(
+            told.contains("lvsd status") && !told.contains("-a)"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn option_is_named_as_a_key() {
+        let told = remedy("x", "Start with --max-connections, --when-full evict");
+        assert!(
+            told.contains("With lvsd: `max_connections`, `when_full` in [dataplane]"),
+            "{told}"
+        );
+        assert_eq!(remedy("x", &told), told);
+        // `--set` is an option of lvsadm.
+        assert_eq!(remedy("x", "lvsadm --set 1 2 3."), "lvsadm --set 1 2 3.");
+    }
+}

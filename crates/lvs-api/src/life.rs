@@ -1,0 +1,174 @@
+//! Whether a process runs, or is ending: the kernel frees what a killed process had only after it
+//! has given up its memory, which takes seconds where that is much.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+/// How long a process that is ending is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a process is waited for that may be about to end: one that seems to run, and one of
+/// another PID namespace.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    running: Duration,
+    unseen: Duration,
+}
+
+impl Limits {
+    /// For a dataplane that starts.
+    pub const START: Self = Self {
+        running: Duration::from_millis(300),
+        unseen: Duration::from_secs(2),
+    };
+    /// For a caller that only looks whether there is one.
+    pub const LOOK: Self = Self {
+        running: PAUSE,
+        unseen: Duration::from_millis(100),
+    };
+    /// For a sweep: a file that is locked stays.
+    pub const NONE: Self = Self {
+        running: Duration::ZERO,
+        unseen: Duration::ZERO,
+    };
+}
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// How a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// It runs.
+    Running,
+    /// It was killed or ends; its files, locks and sockets may still be open.
+    Ending,
+    /// All its files are closed, or it belongs to another PID namespace.
+    Gone,
+}
+
+impl Life {
+    /// The state of the process `pid`, by `/proc`.
+    pub fn of(pid: u32) -> Self {
+        let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}"));
+        match (read("stat"), read("status")) {
+            (Ok(stat), Ok(status)) => Self::read(&stat, &status),
+            _ => Self::Gone,
+        }
+    }
+
+    /// By `/proc/PID/stat` and `/proc/PID/status`.
+    fn read(stat: &str, status: &str) -> Self {
+        /// `PF_EXITING` and `PF_SIGNALED` of `linux/sched.h`.
+        const ENDING: u32 = 0x4 | 0x400;
+        const SIGKILL: u64 = 1 << (Signal::KILL.as_raw() - 1);
+        // Behind the name in parentheses: state (3rd field), flags (9th), threads (20th).
+        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let mut fields = rest.split_ascii_whitespace();
+        let state = fields.next().unwrap_or("X");
+        let flags: u32 = fields.nth(5).and_then(|n| n.parse().ok()).unwrap_or(0);
+        let threads: u32 = fields.nth(10).and_then(|n| n.parse().ok()).unwrap_or(0);
+        let pending = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+                .is_some_and(|mask| mask & SIGKILL != 0)
+        };
+        match state {
+            // The other threads have the files.
+            "Z" | "X" if threads > 1 => Self::Ending,
+            "Z" | "X" => Self::Gone,
+            _ if flags & ENDING != 0 || pending("SigPnd:") || pending("ShdPnd:") => Self::Ending,
+            _ => Self::Running,
+        }
+    }
+}
+
+/// The process that owns a lock or a name, or owned it last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// Its process id, if it is known.
+    pub pid: Option<u32>,
+    /// It has marked its lock: it ends.
+    pub leaves: bool,
+}
+
+impl From<Option<u32>> for Owner {
+    fn from(pid: Option<u32>) -> Self {
+        Self { pid, leaves: false }
+    }
+}
+
+/// How long another process has been waited for.
+#[derive(Debug)]
+pub struct Patience {
+    began: Instant,
+    limits: Limits,
+}
+
+impl Patience {
+    /// Begins to wait.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            began: Instant::now(),
+            limits,
+        }
+    }
+
+    /// Waits a moment, if it is worth while to try again: the owner is ending, has just gone, or may
+    /// just have been told to end.
+    pub fn waits_for(&self, owner: impl Into<Owner>) -> bool {
+        let Owner { pid, leaves } = owner.into();
+        let limit = match pid.map_or(Life::Gone, Life::of) {
+            Life::Ending => PATIENCE,
+            Life::Running if leaves => PATIENCE,
+            Life::Running => self.limits.running,
+            Life::Gone => self.limits.unseen,
+        };
+        let waits = self.began.elapsed() < limit;
+        if waits {
+            thread::sleep(PAUSE);
+        }
+        waits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn life(state: &str, flags: u32, threads: u32, pending: &str) -> Life {
+        let stat =
+            format!("7 (a) b) {state} 1 7 7 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 {threads} 0 9");
+        let status = format!("Name:\tx\nSigPnd:\t0000000000000000\nShdPnd:\t{pending}\n");
+        Life::read(&stat, &status)
+    }
+
+    #[test]
+    fn life_of_killed_process_is_ending_until_threads_are_gone() {
+        let none = "0000000000000000";
+        assert_eq!(life("S", 0x0040_0040, 9, none), Life::Running);
+        assert_eq!(life("R", 0x0040_0044, 9, none), Life::Ending);
+        assert_eq!(life("R", 0x0040_0440, 9, none), Life::Ending);
+        assert_eq!(life("S", 0x0040_0040, 9, "0000000000000100"), Life::Ending);
+        assert_eq!(life("S", 0x0040_0040, 9, "0000000000004000"), Life::Running);
+        assert_eq!(life("Z", 0x0040_0044, 2, none), Life::Ending);
+        assert_eq!(life("Z", 0x0040_0044, 1, none), Life::Gone);
+        assert_eq!(Life::of(std::process::id()), Life::Running);
+        assert_eq!(Life::of(u32::MAX), Life::Gone);
+    }
+
+    #[test]
+    fn patience_with_running_process_ends_soon() {
+        let own = Some(std::process::id());
+        let patience = Patience::new(Limits::LOOK);
+        let waited = (0..1000).take_while(|_| patience.waits_for(own)).count();
+        assert!(waited < 1000);
+        let leaves = Owner {
+            pid: own,
+            leaves: true,
+        };
+        assert!(patience.waits_for(leaves));
+    }
+}

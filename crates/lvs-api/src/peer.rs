@@ -1,0 +1,217 @@
+//! Whom a process at the other end of a control socket is to be taken for.
+//!
+//! The kernel lets those configure IPVS who have `CAP_NET_ADMIN` in the user namespace of their
+//! network, not those whose user id is 0: a container's root on the host's network has the one and
+//! not the other (CVE-2020-15257 was a daemon that did not ask). So user 0 has to have the
+//! capability, as far as `/proc` tells. Other users have to be the engine's own, or in its group.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+/// `CAP_NET_ADMIN` of capability.h, as a bit.
+const NET_ADMIN: u64 = 1 << 12;
+/// Inode of the user namespace that the machine begins with (`USER_NS_INIT_INO` of nsfs.h).
+const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
+
+/// A process of user 0, as `/proc` shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Root {
+    /// In our user namespace.
+    Here {
+        /// It has `CAP_NET_ADMIN` in effect.
+        net_admin: bool,
+    },
+    /// In another user namespace.
+    Elsewhere,
+    /// In another PID namespace, ended, or hidden.
+    Unseen,
+}
+
+/// This process.
+#[derive(Clone, Copy, Debug)]
+pub struct Own {
+    /// Effective user.
+    pub uid: u32,
+    /// It has `CAP_NET_ADMIN` in effect. Without, it has nothing to guard that its user does not
+    /// have anyway.
+    pub net_admin: bool,
+    /// Its user namespace is the machine's first one, so that its user 0 is the machine's.
+    pub initial: bool,
+}
+
+/// Why a process may not change things. Displayed after what it asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It is neither root nor the engine's own user.
+    #[error(
+        "only root with CAP_NET_ADMIN, the engine's own user and the group of --group may do this"
+    )]
+    User,
+    /// Root without the capability.
+    #[error(
+        "this process is root's, but does not have CAP_NET_ADMIN: give it the capability (docker run --cap-add NET_ADMIN), or \
+         its user the group of the engine's --group"
+    )]
+    NoCapability,
+    /// Root of another user namespace.
+    #[error(
+        "this process is root in a user namespace of its own, which is not the engine's: run it in the engine's, or give its \
+         user the group of the engine's --group"
+    )]
+    UserNamespace,
+    /// Root, and nobody knows with which capabilities.
+    #[error(
+        "the engine does not see this process in /proc and cannot tell whether it has CAP_NET_ADMIN: run it in the engine's \
+         PID namespace, or give its user the group of the engine's --group"
+    )]
+    Unseen,
+}
+
+impl Own {
+    /// Looks at this process.
+    pub fn look() -> Self {
+        Self {
+            uid: rustix::process::geteuid().as_raw(),
+            net_admin: fs::read_to_string("/proc/self/status")
+                .is_ok_and(|status| effective(&status).is_some_and(|all| all & NET_ADMIN != 0)),
+            initial: fs::metadata("/proc/self/ns/user")
+                .is_ok_and(|meta| meta.ino() == INITIAL_USER_NAMESPACE),
+        }
+    }
+
+    /// Whether a process of `uid` may do what this one does; `root` tells what is known of it, and
+    /// is asked only of user 0.
+    pub fn trusts(&self, uid: u32, root: impl FnOnce() -> Root) -> Result<(), Refusal> {
+        if uid != 0 {
+            return if uid == self.uid {
+                Ok(())
+            } else {
+                Err(Refusal::User)
+            };
+        }
+        if self.uid == 0 && !self.net_admin {
+            return Ok(());
+        }
+        match root() {
+            Root::Here { net_admin: true } => Ok(()),
+            Root::Here { net_admin: false } => Err(Refusal::NoCapability),
+            // The user that became root by making our user namespace, coming from outside of it.
+            Root::Elsewhere if self.uid == 0 && !self.initial => Ok(()),
+            Root::Elsewhere => Err(Refusal::UserNamespace),
+            Root::Unseen => Err(Refusal::Unseen),
+        }
+    }
+}
+
+/// What `/proc` says of process `pid`. It is believed only if `still_there` says afterwards that
+/// the process has not ended, so that the id cannot have become another's.
+pub fn root(pid: u32, still_there: impl FnOnce() -> bool) -> Root {
+    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return Root::Unseen;
+    };
+    let same = same_user_namespace(pid);
+    match (effective(&status), same) {
+        _ if pid == 0 || !still_there() => Root::Unseen,
+        (Some(all), Ok(true)) => Root::Here {
+            net_admin: all & NET_ADMIN != 0,
+        },
+        (Some(_), Ok(false)) => Root::Elsewhere,
+        (None, _) | (_, Err(_)) => Root::Unseen,
+    }
+}
+
+/// The effective capabilities in the text of `/proc/PID/status`.
+fn effective(status: &str) -> Option<u64> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}
+
+/// Whether process `pid` is in this one's user namespace. Where that may not be asked (a process
+/// with more capabilities than this one), the maps tell, which everybody may read: another
+/// namespace has the same ones only if somebody with power over all users' ids wrote them.
+fn same_user_namespace(pid: u32) -> io::Result<bool> {
+    let name = |of: &str| fs::metadata(format!("/proc/{of}/ns/user")).map(|m| (m.dev(), m.ino()));
+    match name(&pid.to_string()) {
+        Ok(theirs) => Ok(theirs == name("self")?),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            for map in ["uid_map", "gid_map"] {
+                if fs::read(format!("/proc/{pid}/{map}"))? != fs::read(format!("/proc/self/{map}"))?
+                {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: Root = Root::Here { net_admin: true };
+    const BARE: Root = Root::Here { net_admin: false };
+
+    #[test]
+    fn who_may_change_things() {
+        let own = |uid, net_admin, initial| Own {
+            uid,
+            net_admin,
+            initial,
+        };
+        let engine = own(0, true, true);
+        let user = own(1000, false, true);
+        let rootless = own(0, true, false);
+        let bare = own(0, false, true);
+        for (own, uid, root, expected) in [
+            (engine, 0, HERE, Ok(())),
+            (engine, 0, BARE, Err(Refusal::NoCapability)),
+            (engine, 0, Root::Elsewhere, Err(Refusal::UserNamespace)),
+            (engine, 0, Root::Unseen, Err(Refusal::Unseen)),
+            (engine, 1000, HERE, Err(Refusal::User)),
+            (user, 1000, BARE, Ok(())),
+            (user, 1001, HERE, Err(Refusal::User)),
+            (user, 0, HERE, Ok(())),
+            (user, 0, BARE, Err(Refusal::NoCapability)),
+            (rootless, 0, HERE, Ok(())),
+            (rootless, 0, BARE, Err(Refusal::NoCapability)),
+            (rootless, 0, Root::Elsewhere, Ok(())),
+            (rootless, 0, Root::Unseen, Err(Refusal::Unseen)),
+            (rootless, 1000, HERE, Err(Refusal::User)),
+            (bare, 0, BARE, Ok(())),
+            (bare, 0, Root::Unseen, Ok(())),
+            (bare, 1000, HERE, Err(Refusal::User)),
+        ] {
+            assert_eq!(own.trusts(uid, || root), expected, "{own:?} {uid} {root:?}");
+        }
+    }
+
+    #[test]
+    fn this_process_is_in_its_own_user_namespace() {
+        let own = Own::look();
+        let pid = std::process::id();
+        let seen = Root::Here {
+            net_admin: own.net_admin,
+        };
+        assert_eq!(root(pid, || true), seen);
+        assert_eq!(
+            root(pid, || false),
+            Root::Unseen,
+            "it may be another one by now"
+        );
+        assert_eq!(root(0, || true), Root::Unseen);
+        assert_eq!(root(u32::MAX, || true), Root::Unseen);
+    }
+
+    #[test]
+    fn capabilities_are_read_from_the_text_of_the_kernel() {
+        let text = "Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t0000000000001000\n";
+        assert_eq!(effective(text), Some(NET_ADMIN));
+        assert_eq!(effective("CapEff:\tx\n"), None);
+        assert_eq!(effective(""), None);
+    }
+}

@@ -1,0 +1,306 @@
+//! Where an engine listens when nobody says: a directory of root's, in which no other user can take
+//! a name.
+//!
+//! ```text
+//! /run/lvs/                          root's, 0755
+//!   netns-4026531840.sock            the control socket of the engine in that network namespace
+//!   netns-4026531840.sock.lock       locked while it runs
+//!   netns-4026531840.sock.lvsd.lock  locked while an lvsd steers it
+//! ```
+//!
+//! Network namespaces share `/run`, so the name says which one: by the inode that
+//! `/proc/self/ns/net` shows, and nobody needs a privilege to read. It may be another namespace's
+//! after a reboot or when one has gone. A lock shows whether a process of ours runs there; state
+//! that outlives processes has the namespace's cookie in its name ([`Address::state_file`]).
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use lvs_core::api::DEFAULT_SOCKET;
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
+
+use super::Address;
+use super::address::impostor;
+use super::life::{Limits, Owner, Patience};
+
+/// What the name of the lock of those who steer has more than the socket's.
+pub const STEERED: &str = ".lvsd.lock";
+/// What the name of a dataplane's lock has more than the socket's.
+pub const LOCK: &str = ".lock";
+/// Attempts to lock a file that other processes remove.
+const ATTEMPTS: usize = 100;
+
+/// The directory.
+pub const DIRECTORY: &str = "/run/lvs";
+
+/// The control socket of this thread's network namespace; `None` where `/proc` does not tell.
+pub fn socket() -> Option<PathBuf> {
+    let inode = fs::metadata("/proc/thread-self/ns/net").ok()?.ino();
+    Some(Path::new(DIRECTORY).join(format!("netns-{inode}.sock")))
+}
+
+/// Makes the directory if it is not there.
+///
+/// # Errors
+/// This process may not, or others than root and this user may write there.
+pub fn prepare(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o755).create(directory) {
+        // Whatever the mask of this process took away.
+        Ok(()) => fs::set_permissions(directory, Permissions::from_mode(0o755))?,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error),
+    }
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+    let meta = File::from(openat(CWD, directory, flags, Mode::empty())?).metadata()?;
+    let own = rustix::process::geteuid().as_raw();
+    if meta.uid() != 0 && meta.uid() != own {
+        let uid = meta.uid();
+        return Err(io::Error::other(format!("it is user {uid}'s, not root's")));
+    }
+    if meta.mode() & 0o022 != 0 {
+        return Err(io::Error::other("others than its owner may write there"));
+    }
+    Ok(())
+}
+
+/// Makes this process the only one that steers the engine at `address`, for as long as what it gets
+/// lives, and among those of this network namespace.
+///
+/// # Errors
+/// [`LockError::Held`]: another one does. Anybody can take the abstract name that goes with it, so
+/// that is believed only of those who could be an `lvsd`.
+pub fn steer(address: &Address) -> Result<Steering, LockError> {
+    let file = match address {
+        Address::Usual(path) => path
+            .parent()
+            .map_or(Ok(()), prepare)
+            .map_err(LockError::Io)
+            .and_then(|()| Lock::beside(path, STEERED, Limits::LOOK)),
+        Address::Path(path) => Lock::beside(path, STEERED, Limits::LOOK),
+        Address::Abstract(_) => Err(LockError::Io(io::ErrorKind::Unsupported.into())),
+    };
+    let file = match file {
+        Err(held @ LockError::Held(_)) => return Err(held),
+        other => other,
+    };
+    // Older versions know nothing but the name.
+    let name = match address {
+        Address::Usual(_) => "lvsd".to_owned(),
+        Address::Abstract(name) if name == DEFAULT_SOCKET.as_bytes() => "lvsd".to_owned(),
+        other => format!("lvsd:{other}"),
+    };
+    let name = Address::Abstract(name.into_bytes());
+    let patience = Patience::new(Limits::LOOK);
+    let name = loop {
+        let bound = name
+            .socket_addr()
+            .and_then(|address| UnixListener::bind_addr(&address));
+        match bound {
+            Ok(listener) => break Some(listener),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => match name.connect() {
+                Ok(stream) if impostor(&stream).is_none() => {
+                    let peer = rustix::net::sockopt::socket_peercred(&stream).ok();
+                    let pid = peer.and_then(|peer| u32::try_from(peer.pid.as_raw_pid()).ok());
+                    let pid = pid.filter(|pid| *pid != 0);
+                    if !patience.waits_for(pid) {
+                        return Err(LockError::Held(pid));
+                    }
+                }
+                // Somebody else's, or gone by now.
+                _ => break None,
+            },
+            Err(error) => {
+                return file
+                    .map(|lock| Steering(Some(lock), None))
+                    .map_err(|_| error.into());
+            }
+        }
+    };
+    Ok(Steering(file.ok(), name))
+}
+
+/// What [`steer`] gives: a locked file where there can be one, and a name.
+#[derive(Debug)]
+pub struct Steering(
+    #[expect(dead_code, reason = "its life is what matters")] Option<Lock>,
+    #[expect(dead_code, reason = "its life is what matters")] Option<UnixListener>,
+);
+
+/// A file that is locked for as long as this lives, and with the process gone, however that ends.
+#[derive(Debug)]
+pub struct Lock(File);
+
+/// Why there is no lock.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another process has it.
+    #[error("it is locked{}", .0.map(|pid| format!(" by process {pid}")).unwrap_or_default())]
+    Held(Option<u32>),
+    /// The system refused.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl Lock {
+    /// Locks the file beside `socket` that has `suffix` more. A process that has the lock and is ending
+    /// is waited for.
+    ///
+    /// # Errors
+    /// See [`LockError`].
+    pub fn beside(socket: &Path, suffix: &str, limits: Limits) -> Result<Self, LockError> {
+        let mut file = Self::locked(&lock_path(socket, suffix), OFlags::CREATE, limits)?;
+        // For those who find it locked.
+        file.set_len(0)?;
+        file.rewind()?;
+        writeln!(file, "{}", std::process::id())?;
+        Ok(Self(file))
+    }
+
+    /// Marks the lock: it will soon be free.
+    pub fn leave(&self) {
+        let text = format!("{} {LEAVES}\n", std::process::id());
+        let _ = self.0.write_all_at(text.as_bytes(), 0);
+    }
+
+    /// As [`beside`](Self::beside), if there is such a file; it stays as it is.
+    ///
+    /// # Errors
+    /// See [`LockError`].
+    pub fn existing(socket: &Path, suffix: &str) -> Result<Option<Self>, LockError> {
+        match Self::locked(&lock_path(socket, suffix), OFlags::empty(), Limits::NONE) {
+            Ok(file) => Ok(Some(Self(file))),
+            Err(LockError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A lock of the file that is at this path: one that was removed can be locked by another
+    /// process, too.
+    fn locked(path: &Path, create: OFlags, limits: Limits) -> Result<File, LockError> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | create;
+        let patience = Patience::new(limits);
+        for _ in 0..ATTEMPTS {
+            let file = openat(CWD, path, flags, Mode::RUSR | Mode::WUSR)
+                .map(File::from)
+                .map_err(io::Error::from)?;
+            loop {
+                match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                    Ok(()) => break,
+                    Err(rustix::io::Errno::WOULDBLOCK) => {
+                        let owner = owner_in(&file);
+                        if !patience.waits_for(owner) {
+                            return Err(LockError::Held(owner.pid));
+                        }
+                    }
+                    Err(error) => return Err(io::Error::from(error).into()),
+                }
+            }
+            let same = |meta: fs::Metadata| {
+                let own = file.metadata();
+                own.is_ok_and(|own| (own.dev(), own.ino()) == (meta.dev(), meta.ino()))
+            };
+            if fs::symlink_metadata(path).is_ok_and(same) {
+                return Ok(file);
+            }
+        }
+        Err(LockError::Held(None))
+    }
+}
+
+/// The mark of a process that ends, behind its number.
+const LEAVES: &str = "ending";
+
+/// The process that has locked `file`, or had.
+fn owner_in(file: &File) -> Owner {
+    let mut text = [0; 32];
+    let len = file.read_at(&mut text, 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&text[..len]);
+    let mut words = text.split_ascii_whitespace();
+    Owner {
+        pid: words.next().and_then(|word| word.parse().ok()),
+        leaves: words.next() == Some(LEAVES),
+    }
+}
+
+/// The process that has the lock beside `socket`, or had it last, and whether it has it.
+pub fn owner_beside(socket: &Path, suffix: &str) -> Option<(Owner, bool)> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = openat(CWD, lock_path(socket, suffix), flags, Mode::empty()).ok()?;
+    let file = File::from(file);
+    let held = flock(&file, FlockOperation::NonBlockingLockShared).is_err();
+    Some((owner_in(&file), held))
+}
+
+/// The path of the lock beside `socket` that has `suffix` more.
+pub fn lock_path(socket: &Path, suffix: &str) -> PathBuf {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn directory(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("lvs-place-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        path
+    }
+
+    #[test]
+    fn a_directory_is_made_and_others_are_refused() {
+        let path = directory("made");
+        prepare(&path).expect("it is made");
+        prepare(&path).expect("it is there");
+        assert_eq!(
+            fs::metadata(&path).expect("it is there").mode() & 0o777,
+            0o755
+        );
+        fs::set_permissions(&path, Permissions::from_mode(0o1777)).expect("it is ours");
+        let open = prepare(&path).expect_err("everybody's");
+        assert!(open.to_string().contains("others than its owner"), "{open}");
+
+        let link = directory("link");
+        let _ = fs::remove_file(&link);
+        std::os::unix::fs::symlink(&path, &link).expect("a link");
+        prepare(&link).expect_err("a link");
+        fs::remove_file(&link).expect("it is ours");
+        fs::remove_dir_all(&path).expect("it is ours");
+        prepare(&path.join("below")).expect_err("no directory to make it in");
+    }
+
+    #[test]
+    fn one_has_the_lock() {
+        let path = directory("lock");
+        prepare(&path).expect("it is made");
+        let socket = path.join("socket");
+        let first = Lock::beside(&socket, ".lock", Limits::LOOK).expect("it is free");
+        match Lock::beside(&socket, ".lock", Limits::LOOK) {
+            Err(LockError::Held(pid)) => assert_eq!(pid, Some(std::process::id())),
+            other => panic!("{other:?}"),
+        }
+        {
+            let own = Some(std::process::id());
+            let there = |leaves| Some((Owner { pid: own, leaves }, true));
+            assert_eq!(owner_beside(&socket, ".lock"), there(false));
+            first.leave();
+            assert_eq!(owner_beside(&socket, ".lock"), there(true));
+        }
+        let _other = Lock::beside(&socket, ".lvsd.lock", Limits::LOOK).expect("another one");
+        // A process that removes the file lets go of a lock that is nobody else's.
+        fs::remove_file(path.join("socket.lock")).expect("it is ours");
+        let second = Lock::beside(&socket, ".lock", Limits::LOOK).expect("the new file is free");
+        Lock::beside(&socket, ".lock", Limits::LOOK).expect_err("the new file is locked");
+        drop(second);
+        drop(first);
+        Lock::beside(&socket, ".lock", Limits::LOOK).expect("it is free again");
+        std::os::unix::fs::symlink("/nonexistent", path.join("link.lock")).expect("a link");
+        Lock::beside(&path.join("link"), ".lock", Limits::LOOK)
+            .expect_err("a link is not followed");
+        fs::remove_dir_all(&path).expect("it is ours");
+    }
+}

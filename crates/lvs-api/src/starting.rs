@@ -1,0 +1,355 @@
+//! Finds programs that have just been started and do not answer yet, so that
+//! `lvs-dataplane & lvsadm -A ...` in one line works.
+//!
+//! A client that finds no socket waits only while such a process exists. Without one it fails at
+//! once, so that scripts on a host without a dataplane stay fast.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::client::{Client, Error};
+use super::{Address, daemon};
+
+/// How long a program may take to answer after its start.
+const START_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a shell may take from `fork` to `exec`.
+const EXEC_LIMIT: Duration = Duration::from_secs(1);
+
+/// The pause between two attempts.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The programs that lead to a dataplane: `lvsd` starts one itself.
+const DATAPLANE: [&str; 2] = ["lvs-dataplane", "lvsd"];
+
+/// Connects to the dataplane at `address`, and waits for one that is starting.
+///
+/// # Errors
+/// As [`Client::connect`]: at once if no dataplane is starting, else when its start has failed or
+/// has taken ten seconds.
+pub fn connect(address: &Address) -> Result<Client, Error> {
+    let own_namespace = !matches!(address, Address::Path(_));
+    retry(
+        || Client::connect(address),
+        |result| matches!(result, Err(Error::Absent { .. } | Error::Stale { .. })),
+        |waited| Processes::system().is_starting(&DATAPLANE, own_namespace, waited),
+    )
+}
+
+/// Connects to the `lvsd` of the dataplane at `engine`, and waits for one that is starting.
+///
+/// # Errors
+/// As [`daemon::Client::connect`].
+pub fn connect_daemon(engine: &Address) -> Result<Option<daemon::Client>, String> {
+    let own_namespace = !matches!(engine, Address::Path(_));
+    retry(
+        || daemon::Client::connect(engine),
+        |result| matches!(result, Ok(None)),
+        |waited| Processes::system().is_starting(&DATAPLANE[1..], own_namespace, waited),
+    )
+}
+
+/// Repeats `attempt` while it `failed` and a start is `promised`.
+fn retry<T>(
+    mut attempt: impl FnMut() -> T,
+    failed: impl Fn(&T) -> bool,
+    mut promised: impl FnMut(Duration) -> bool,
+) -> T {
+    let begin = Instant::now();
+    loop {
+        // Looked at first: a program that begins to answer and ends in between has answered.
+        let waited = begin.elapsed();
+        let result = attempt();
+        if !failed(&result) {
+            return result;
+        }
+        if waited > START_LIMIT || !promised(waited) {
+            // The start may have been completed between the attempt and the look.
+            return attempt();
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// The processes in a `/proc`.
+struct Processes<'a> {
+    root: &'a Path,
+    /// This process.
+    own: u32,
+    /// The unit of times in `/proc/PID/stat`.
+    ticks_per_second: u64,
+}
+
+/// A process, as far as it matters here.
+struct Process {
+    parent: u32,
+    /// In ticks after boot.
+    start: u64,
+    command_line: Vec<u8>,
+}
+
+impl Processes<'static> {
+    fn system() -> Self {
+        Self {
+            root: Path::new("/proc"),
+            own: std::process::id(),
+            ticks_per_second: rustix::param::clock_ticks_per_second(),
+        }
+    }
+}
+
+impl Processes<'_> {
+    /// Whether one of `programs` was started at most [`START_LIMIT`] before this process, or a
+    /// sibling is about to become one. `own_namespace`: in this network namespace; a process whose
+    /// namespace cannot be read may be in it. `waited`: for how long this process has waited.
+    ///
+    /// Younger processes do not count, so that two clients (`lvsd status`) do not wait for each
+    /// other.
+    fn is_starting(&self, programs: &[&str], own_namespace: bool, waited: Duration) -> bool {
+        let Some(own) = self.process(self.own) else {
+            return false;
+        };
+        let namespace = own_namespace.then(|| self.namespace(self.own)).flatten();
+        let parent = self.process(own.parent);
+        let Ok(entries) = fs::read_dir(self.root) else {
+            return false;
+        };
+        entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .filter(|pid: &u32| *pid != self.own)
+            .any(|pid| {
+                let Some(process) = self.process(pid) else {
+                    return false;
+                };
+                if (own.start, self.own) < (process.start, pid) {
+                    return false;
+                }
+                let age = self.seconds(own.start - process.start);
+                // A shell's child before its exec still has the shell's command line. While it is
+                // replaced, it has none.
+                let before_exec = || {
+                    waited <= EXEC_LIMIT
+                        && age <= EXEC_LIMIT
+                        && process.parent == own.parent
+                        && parent.as_ref().is_some_and(|parent| {
+                            process.command_line.is_empty()
+                                || process.command_line == parent.command_line
+                        })
+                };
+                // `nsenter` and `ip netns exec` enter the namespace before they become the program.
+                let enters =
+                    age <= EXEC_LIMIT && process.names(programs) && !process.is_program(programs);
+                age <= START_LIMIT
+                    && (process.names(programs) || before_exec())
+                    && match (&namespace, self.namespace(pid)) {
+                        _ if enters => true,
+                        (Some(own), Some(its)) => *own == its,
+                        _ => true,
+                    }
+            })
+    }
+
+    fn seconds(&self, ticks: u64) -> Duration {
+        Duration::from_millis(ticks.saturating_mul(1000) / self.ticks_per_second.max(1))
+    }
+
+    fn process(&self, pid: u32) -> Option<Process> {
+        let directory = self.root.join(pid.to_string());
+        let stat = fs::read_to_string(directory.join("stat")).ok()?;
+        // The name in parentheses may contain blanks and parentheses.
+        let (_, fields) = stat.rsplit_once(") ")?;
+        let mut fields = fields.split(' ');
+        // One that has ended and waits for its parent starts nothing.
+        fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
+        Some(Process {
+            parent: fields.next()?.parse().ok()?,
+            start: fields.nth(17)?.parse().ok()?,
+            command_line: fs::read(directory.join("cmdline")).unwrap_or_default(),
+        })
+    }
+
+    fn namespace(&self, pid: u32) -> Option<PathBuf> {
+        fs::read_link(self.root.join(pid.to_string()).join("ns/net")).ok()
+    }
+}
+
+impl Process {
+    /// Whether it is one of `programs` itself, and not a program that starts one.
+    fn is_program(&self, programs: &[&str]) -> bool {
+        let word = self.command_line.split(|byte| *byte == 0).next();
+        let name = word.and_then(|word| Path::new(std::ffi::OsStr::from_bytes(word)).file_name());
+        programs
+            .iter()
+            .any(|program| name.is_some_and(|name| name == *program))
+    }
+
+    /// Whether a word of the command line is one of `programs`: the first, or, behind `sudo`,
+    /// `nice` or `ip netns exec`, a later one.
+    fn names(&self, programs: &[&str]) -> bool {
+        self.command_line
+            .split(|byte| *byte == 0)
+            .filter_map(|word| Path::new(std::ffi::OsStr::from_bytes(word)).file_name())
+            .any(|name| programs.iter().any(|program| name == *program))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A `/proc` with this process (20) and its shell (5), both 1,000 seconds after boot.
+    struct Proc(tempfile::TempDir);
+
+    impl Proc {
+        fn new() -> Self {
+            let proc = Self(tempfile::tempdir().expect("a directory"));
+            proc.add(5, 1, 1000, "bash\0setup.sh\0", Some(7));
+            proc.add(20, 5, 100_000, "lvsadm\0-Ln\0", Some(7));
+            proc
+        }
+
+        fn add(&self, pid: u32, parent: u32, start: u64, command_line: &str, net: Option<u32>) {
+            let directory = self.0.path().join(pid.to_string());
+            fs::create_dir_all(directory.join("ns")).expect("it is ours");
+            // Fields 5 to 21 do not matter.
+            let between = "0 ".repeat(17);
+            let stat = format!("{pid} (a) b) S {parent} {between}{start} 0 0\n");
+            fs::write(directory.join("stat"), stat).expect("it is ours");
+            fs::write(directory.join("cmdline"), command_line).expect("it is ours");
+            if let Some(net) = net {
+                let link = directory.join("ns/net");
+                std::os::unix::fs::symlink(format!("net:[{net}]"), link).expect("it is ours");
+            }
+        }
+
+        fn is_starting(&self, own_namespace: bool, waited: Duration) -> bool {
+            let processes = Processes {
+                root: self.0.path(),
+                own: 20,
+                ticks_per_second: 100,
+            };
+            processes.is_starting(&DATAPLANE, own_namespace, waited)
+        }
+    }
+
+    /// Whether a process with these properties is waited for.
+    fn waits_for(parent: u32, start: u64, command_line: &str, net: Option<u32>) -> bool {
+        let proc = Proc::new();
+        proc.add(11, parent, start, command_line, net);
+        proc.is_starting(true, Duration::ZERO)
+    }
+
+    #[test]
+    fn no_dataplane_process_is_not_waited_for() {
+        assert!(!Proc::new().is_starting(true, Duration::ZERO));
+        assert!(!waits_for(5, 100_000, "nginx\0", Some(7)));
+        assert!(!waits_for(
+            5,
+            100_000,
+            "vi\0lvs-dataplane.service\0",
+            Some(7)
+        ));
+    }
+
+    #[test]
+    fn young_dataplane_is_waited_for() {
+        for command_line in [
+            "lvs-dataplane\0--own-vips\0",
+            "/usr/sbin/lvs-dataplane\0",
+            "sudo\0-E\0/usr/sbin/lvs-dataplane\0--own-vips\0",
+            "lvsd\0--config\0web.toml\0",
+        ] {
+            assert!(
+                waits_for(1, 99_999, command_line, Some(7)),
+                "{command_line}"
+            );
+        }
+    }
+
+    #[test]
+    fn younger_process_is_not_waited_for() {
+        assert!(!waits_for(1, 100_001, "lvsd\0status\0", Some(7)));
+        // Started in the same tick: the process number decides.
+        let proc = Proc::new();
+        proc.add(21, 1, 100_000, "lvsd\0status\0", Some(7));
+        assert!(!proc.is_starting(true, Duration::ZERO));
+    }
+
+    #[test]
+    fn old_dataplane_is_not_waited_for() {
+        assert!(waits_for(1, 99_000, "lvs-dataplane\0", Some(7)));
+        assert!(!waits_for(1, 98_990, "lvs-dataplane\0", Some(7)));
+    }
+
+    #[test]
+    fn dataplane_of_another_namespace_is_waited_for_only_with_a_path() {
+        let proc = Proc::new();
+        proc.add(11, 1, 100_000, "lvs-dataplane\0", Some(8));
+        assert!(!proc.is_starting(true, Duration::ZERO));
+        assert!(proc.is_starting(false, Duration::ZERO));
+        // The namespace of another user's process cannot be read.
+        assert!(waits_for(1, 100_000, "lvs-dataplane\0", None));
+    }
+
+    #[test]
+    fn dataplane_behind_a_launcher_is_waited_for_before_it_enters_the_namespace() {
+        let command_line = "nsenter\0--net=/run/netns/lb\0lvs-dataplane\0";
+        assert!(waits_for(5, 100_000, command_line, Some(8)));
+        assert!(!waits_for(5, 99_800, command_line, Some(8)), "too old");
+    }
+
+    #[test]
+    fn sibling_before_exec_is_waited_for_one_second() {
+        for command_line in ["bash\0setup.sh\0", ""] {
+            assert!(waits_for(5, 100_000, command_line, Some(7)));
+            assert!(!waits_for(4, 100_000, command_line, Some(7)), "no sibling");
+            assert!(!waits_for(5, 99_800, command_line, Some(7)), "too old");
+        }
+        let proc = Proc::new();
+        proc.add(11, 5, 100_000, "bash\0setup.sh\0", Some(7));
+        assert!(!proc.is_starting(true, Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn ended_process_is_not_waited_for() {
+        let proc = Proc::new();
+        proc.add(11, 5, 100_000, "", Some(7));
+        let stat = proc.0.path().join("11/stat");
+        let text = fs::read_to_string(&stat).expect("it is there");
+        fs::write(stat, text.replace(") S ", ") Z ")).expect("it is ours");
+        assert!(!proc.is_starting(true, Duration::ZERO));
+    }
+
+    #[test]
+    fn retry_ends_when_the_promise_ends() {
+        let mut attempts = 0;
+        let mut promises = 3;
+        let result = retry(
+            || {
+                attempts += 1;
+                attempts
+            },
+            |_| true,
+            |_| {
+                promises -= 1;
+                promises > 0
+            },
+        );
+        // Three failed, and one more after the last look.
+        assert_eq!(result, 4);
+        let result = retry(|| 1, |_| false, |_| panic!("it has succeeded"));
+        assert_eq!(result, 1);
+    }
+
+    #[test]
+    fn own_process_is_read() {
+        let own = Processes::system().process(std::process::id());
+        let own = own.expect("this process");
+        assert!(own.start > 0 && !own.command_line.is_empty());
+        assert_eq!(own.parent, std::os::unix::process::parent_id());
+    }
+}

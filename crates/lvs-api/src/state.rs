@@ -1,0 +1,365 @@
+//! Files beside a control socket that outlive the processes that wrote them, and what is left of
+//! network namespaces that are gone.
+//!
+//! The usual socket is named by the inode of the network namespace, which the kernel gives to
+//! another namespace once this one is gone. So the names of state files beside it have the
+//! namespace's cookie, too, which is never used again: a new namespace finds none of them.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::Address;
+use super::place::{self, LOCK, Lock, STEERED};
+use lvs_sys::netns;
+
+/// Files that a sweep looks at, at most.
+const FILES_MOST: usize = 4096;
+/// Processes that are asked for their network namespace, at most.
+const PROCESSES_MOST: usize = 1 << 16;
+/// A namespace of which nothing is seen is gone if its files are so old, where not all processes
+/// can be asked (without `CAP_SYS_PTRACE`, or in a process namespace of its own).
+const UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
+
+impl Address {
+    /// The file with this suffix in which a daemon keeps state beside its dataplane's socket; `None`
+    /// if the socket has no path. Another network namespace never has the same one, unless the
+    /// operator has named the socket, or the kernel is older than 5.14.
+    pub fn state_file(&self, suffix: &str) -> Option<PathBuf> {
+        let mut name = self.path()?.as_os_str().to_owned();
+        if let (Self::Usual(_), Some(cookie)) = (self, netns::cookie()) {
+            name.push(format!(".{cookie}"));
+        }
+        name.push(suffix);
+        Some(PathBuf::from(name))
+    }
+}
+
+/// Removes what is left in `/run/lvs` of network namespaces that are gone. Files of running
+/// processes stay, and those of namespaces that have none but still exist.
+pub fn sweep() {
+    if let Some(own) = place::socket() {
+        sweep_in(Path::new(place::DIRECTORY), &own, netns::cookie(), live);
+    }
+}
+
+/// Removes the files beside the socket at `address` when its dataplane and its daemon have been
+/// stopped, but for those that end in `but`. Files of running processes stay.
+pub fn tidy(address: &Address, but: &str) {
+    let Some(path) = address.path() else { return };
+    let Some(directory) = path.parent() else {
+        return;
+    };
+    let names = names(directory).into_iter();
+    // Nobody else's files are named so.
+    let own = names.filter(|name| {
+        let rest = name.to_str().and_then(|name| {
+            let socket = path.file_name()?.to_str()?;
+            name.strip_prefix(socket)
+        });
+        rest.is_some_and(|rest| is_state(rest) && !rest.ends_with(but))
+    });
+    let files: Vec<PathBuf> = own.map(|name| directory.join(name)).collect();
+    remove(path, &files);
+}
+
+/// Whether the name of a file of ours goes on so behind the socket's.
+fn is_state(rest: &str) -> bool {
+    let numbered = rest.strip_prefix('.').and_then(|rest| {
+        let (number, _) = rest.split_once('.')?;
+        number.parse::<u64>().ok()?;
+        rest.strip_prefix(number)
+    });
+    let rest = numbered.unwrap_or(rest);
+    let daemon = rest.strip_prefix(".lvsd");
+    rest == LOCK || daemon.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// The names in a directory, so many at most.
+fn names(directory: &Path) -> Vec<OsString> {
+    let all = fs::read_dir(directory).into_iter().flatten().flatten();
+    let names = all.map(|entry| entry.file_name());
+    names.take(FILES_MOST).collect()
+}
+
+/// Removes files of the socket at `socket`, unless a dataplane or a daemon runs there. Locks go
+/// last.
+fn remove(socket: &Path, files: &[PathBuf]) {
+    let locks = [LOCK, STEERED].map(|suffix| Lock::existing(socket, suffix));
+    let [Ok(_dataplane), Ok(_daemon)] = &locks else {
+        return;
+    };
+    let is_lock = |path: &PathBuf| {
+        [LOCK, STEERED]
+            .map(|suffix| place::lock_path(socket, suffix))
+            .contains(path)
+    };
+    let (last, first): (Vec<_>, Vec<_>) = files.iter().partition(|path| is_lock(path));
+    for file in first.into_iter().chain(last) {
+        // It may be gone, or another user's.
+        let _ = fs::remove_file(file);
+    }
+}
+
+/// As [`sweep`], in a directory. `own` is the usual socket in it, `cookie` that of this namespace,
+/// and `live` gives the inodes of namespaces that exist, as far as can be seen.
+fn sweep_in(
+    directory: &Path,
+    own: &Path,
+    cookie: Option<u64>,
+    live: impl FnOnce() -> (HashSet<u64>, bool),
+) {
+    let own = own.file_name().and_then(|name| inode(name.to_str()?));
+    let own = own.map(|(inode, _)| inode);
+    let mut others: BTreeMap<u64, Vec<PathBuf>> = BTreeMap::new();
+    for name in names(directory) {
+        let Some((inode, rest)) = name.to_str().and_then(inode) else {
+            continue;
+        };
+        let path = directory.join(&name);
+        if Some(inode) == own {
+            // Of a namespace before this one.
+            if cookie.is_some() && cookie_of(rest).is_some() && cookie_of(rest) != cookie {
+                let _ = fs::remove_file(path);
+            }
+            continue;
+        }
+        others.entry(inode).or_default().push(path);
+    }
+    if others.is_empty() {
+        return;
+    }
+    let (live, sees_all) = live();
+    let now = SystemTime::now();
+    for (inode, files) in others {
+        let is_old = |path: &PathBuf| {
+            let changed = fs::symlink_metadata(path).and_then(|meta| meta.modified());
+            changed.is_ok_and(|then| now.duration_since(then).is_ok_and(|age| age > UNUSED))
+        };
+        if !live.contains(&inode) && (sees_all || files.iter().all(is_old)) {
+            remove(&directory.join(format!("netns-{inode}.sock")), &files);
+        }
+    }
+}
+
+/// The inode in the name of a file beside a usual socket, and what follows the socket's name.
+fn inode(name: &str) -> Option<(u64, &str)> {
+    let (inode, rest) = name.strip_prefix("netns-")?.split_once(".sock")?;
+    let inode = inode.parse().ok()?;
+    (rest.is_empty() || is_state(rest)).then_some((inode, rest))
+}
+
+/// The cookie in what follows a socket's name.
+fn cookie_of(rest: &str) -> Option<u64> {
+    let (cookie, _) = rest.strip_prefix('.')?.split_once('.')?;
+    cookie.parse().ok()
+}
+
+/// The inodes of network namespaces that processes are in or that are mounted, and whether all
+/// processes of this host were seen.
+fn live() -> (HashSet<u64>, bool) {
+    let mut mounted = HashSet::new();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    // The root of a mount of nsfs is the namespace.
+    let roots = mounts.lines().filter_map(|line| line.split(' ').nth(3));
+    mounted.extend(roots.filter_map(of_link));
+    let mut inodes = HashSet::new();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let ids: Vec<u32> = ids.take(PROCESSES_MOST).collect();
+    // A namespace is also known by the inode of a file that each has its own of, and that can be
+    // seen of every process.
+    let file = |id: u32| fs::metadata(format!("/proc/{id}/net/dev")).map(|meta| meta.ino());
+    let (mut files, mut others) = (HashSet::new(), HashSet::new());
+    let mut sees_all = is_first_of_processes() && ids.len() < PROCESSES_MOST;
+    for id in ids {
+        match fs::read_link(format!("/proc/{id}/ns/net")) {
+            Ok(link) => {
+                let inode = link.to_str().and_then(of_link);
+                if inode.is_some_and(|inode| inodes.insert(inode)) {
+                    files.extend(file(id).ok());
+                }
+            }
+            // It has ended.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(_) => match file(id) {
+                Ok(file) => {
+                    others.insert(file);
+                }
+                Err(_) => sees_all &= !Path::new(&format!("/proc/{id}")).exists(),
+            },
+        }
+    }
+    // Someone hides processes, or `/proc` is not mounted.
+    sees_all &= Path::new("/proc/1").exists() && others.is_subset(&files);
+    inodes.extend(mounted);
+    (inodes, sees_all)
+}
+
+/// The inode in `net:[4026531840]`.
+fn of_link(text: &str) -> Option<u64> {
+    text.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// Whether this process is in the first process namespace, and sees the processes of all others.
+fn is_first_of_processes() -> bool {
+    /// `PROC_PID_INIT_INO`.
+    const FIRST: &str = "pid:[4026531836]";
+    fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new(FIRST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::life::Limits;
+
+    fn files(directory: &Path, names: &[&str]) {
+        for name in names {
+            fs::write(directory.join(name), "x").expect("it can be written");
+        }
+    }
+
+    fn left(directory: &Path) -> Vec<String> {
+        let names = names(directory).into_iter();
+        let mut names: Vec<_> = names.filter_map(|name| name.into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
+    const OWN: &str = "netns-1.sock";
+
+    #[test]
+    fn sweep_namespace_gone_removes_its_files_only() {
+        let root = tempfile::tempdir().expect("a directory");
+        let mine = [
+            "netns-1.sock.7.lvsd.toml",
+            "netns-1.sock.lock",
+            "other",
+            "vrrp.track",
+        ];
+        let live_ones = ["netns-2.sock.8.lvsd.json", "netns-2.sock.lvsd.lock"];
+        let gone = [
+            "netns-3.sock",
+            "netns-3.sock.lock",
+            "netns-3.sock.lvsd",
+            "netns-3.sock.lvsd.lock",
+            "netns-3.sock.9.lvsd.json",
+            "netns-3.sock.9.lvsd.toml.new",
+        ];
+        let foreign = ["netns-3.sock.notes", "netns-x.sock.lock", "netns-4.socket"];
+        for names in [&mine[..], &live_ones, &gone, &foreign] {
+            files(root.path(), names);
+        }
+        let own = root.path().join(OWN);
+        sweep_in(root.path(), &own, Some(7), || (HashSet::from([2]), true));
+        let mut expected = [&mine[..], &live_ones, &foreign].concat();
+        expected.sort_unstable();
+        assert_eq!(left(root.path()), expected);
+    }
+
+    #[test]
+    fn sweep_same_inode_other_cookie_removes_state() {
+        let root = tempfile::tempdir().expect("a directory");
+        let of = [
+            "netns-1.sock.6.lvsd.toml",
+            "netns-1.sock.7.lvsd.toml",
+            "netns-1.sock.lvsd.lock",
+        ];
+        files(root.path(), &of);
+        let own = root.path().join(OWN);
+        sweep_in(root.path(), &own, Some(7), || panic!("nothing of others"));
+        assert_eq!(left(root.path()), of[1..]);
+        // Without a cookie nothing is known of others.
+        files(root.path(), &of);
+        sweep_in(root.path(), &own, None, || panic!("nothing of others"));
+        assert_eq!(left(root.path()), of);
+    }
+
+    #[test]
+    fn sweep_running_process_keeps_files() {
+        let root = tempfile::tempdir().expect("a directory");
+        files(root.path(), &["netns-3.sock.9.lvsd.json"]);
+        let own = root.path().join(OWN);
+        let none = || (HashSet::new(), true);
+        for suffix in [LOCK, STEERED] {
+            let lock = Lock::beside(&root.path().join("netns-3.sock"), suffix, Limits::LOOK)
+                .expect("it is free");
+            sweep_in(root.path(), &own, Some(7), none);
+            assert!(left(root.path()).contains(&"netns-3.sock.9.lvsd.json".to_owned()));
+            drop(lock);
+        }
+        sweep_in(root.path(), &own, Some(7), none);
+        assert_eq!(left(root.path()), [""; 0]);
+    }
+
+    #[test]
+    fn sweep_processes_unseen_removes_old_files_only() {
+        let root = tempfile::tempdir().expect("a directory");
+        files(root.path(), &["netns-3.sock.lock", "netns-4.sock.lock"]);
+        let old = fs::File::options()
+            .write(true)
+            .open(root.path().join("netns-3.sock.lock"));
+        let then = SystemTime::now() - UNUSED - Duration::from_secs(60);
+        old.and_then(|file| file.set_modified(then))
+            .expect("it is ours");
+        let own = root.path().join(OWN);
+        sweep_in(root.path(), &own, Some(7), || (HashSet::new(), false));
+        assert_eq!(left(root.path()), ["netns-4.sock.lock"]);
+    }
+
+    #[test]
+    fn live_finds_the_own_namespace() {
+        let own = fs::read_link("/proc/self/ns/net").expect("it is there");
+        let own = own.to_str().and_then(of_link).expect("a number");
+        assert!(live().0.contains(&own));
+    }
+
+    #[test]
+    fn tidy_removes_all_files_but_those_asked_for() {
+        let root = tempfile::tempdir().expect("a directory");
+        let names = [
+            "engine.sock.conf",
+            "engine.sock.lock",
+            "engine.sock.lvsd",
+            "engine.sock.lvsd.json",
+            "engine.sock.lvsd.lock",
+            "engine.sock.lvsd.toml",
+            "engine.socket",
+        ];
+        files(root.path(), &names);
+        let socket = root.path().join("engine.sock");
+        let address = Address::Path(socket.clone());
+        let lock = Lock::beside(&socket, LOCK, Limits::LOOK).expect("it is free");
+        tidy(&address, ".lvsd.json");
+        assert_eq!(left(root.path()), names, "a dataplane runs");
+        drop(lock);
+        tidy(&address, ".lvsd.json");
+        let kept = ["engine.sock.conf", "engine.sock.lvsd.json", "engine.socket"];
+        assert_eq!(left(root.path()), kept);
+    }
+
+    #[test]
+    fn state_file_usual_address_has_the_cookie() {
+        let usual = Address::Usual(PathBuf::from("/run/lvs/netns-1.sock"));
+        let named = Address::Path(PathBuf::from("/run/lvs/x.sock"));
+        let cookie = netns::cookie().map(|cookie| format!(".{cookie}"));
+        let expected = format!(
+            "/run/lvs/netns-1.sock{}.lvsd.toml",
+            cookie.unwrap_or_default()
+        );
+        assert_eq!(
+            usual.state_file(".lvsd.toml"),
+            Some(PathBuf::from(expected))
+        );
+        let expected = PathBuf::from("/run/lvs/x.sock.lvsd.toml");
+        assert_eq!(named.state_file(".lvsd.toml"), Some(expected));
+        assert_eq!(
+            Address::Abstract(b"x".to_vec()).state_file(".lvsd.toml"),
+            None
+        );
+    }
+}

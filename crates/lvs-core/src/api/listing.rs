@@ -1,0 +1,69 @@
+//! Services, servers and connections of a director as listings show them.
+
+use alloc::borrow::ToOwned;
+use alloc::vec::Vec;
+
+use super::types::{ConnInfo, ServerInfo, ServiceInfo};
+use crate::{Connection, Control, Instant, Server, Service};
+
+impl ServiceInfo {
+    /// A service without its servers.
+    pub fn of(service: &Service) -> Self {
+        Self {
+            service: service.key().into(),
+            config: service.config().clone(),
+            owner: service.owner().map(ToOwned::to_owned),
+            stats: service.stats(),
+            servers: Vec::with_capacity(service.servers().len()),
+        }
+    }
+}
+
+impl ServerInfo {
+    /// A server of a service.
+    pub fn of(control: &Control, service: &Service, server: &Server, now: Instant) -> Self {
+        let latency = server.latency().average(now);
+        let counted = service.config().extras.count_unanswered;
+        Self {
+            server: server.addr(),
+            config: server.config(),
+            active: server.active(),
+            inactive: server.inactive(),
+            persistent: server.templates(),
+            overloaded: server.is_overloaded(),
+            last_weight: service.last_weight(server),
+            slow_start: server.slow_start(),
+            latency_us: latency
+                .map(|average| u64::try_from(average.as_micros()).unwrap_or(u64::MAX)),
+            unanswered: counted.then(|| server.unanswered()),
+            stats: control.server_stats(server.id()).unwrap_or_default(),
+        }
+    }
+}
+
+impl ConnInfo {
+    /// A connection of a shard.
+    pub fn of(connection: &Connection) -> Self {
+        Self {
+            protocol: connection.protocol.0,
+            client: connection.client,
+            virt: connection.virt,
+            server: connection.server,
+            state: connection.state.to_owned(),
+            expires_ms: u64::try_from(connection.expires.as_millis()).unwrap_or(u64::MAX),
+            forwarding: connection.method,
+            template: connection.template,
+            synced: connection.synced,
+            engine: None,
+        }
+    }
+
+    /// A persistence template.
+    pub fn of_template(control: &Control, template: &Connection) -> Self {
+        let engine = control.template_engine(template.id);
+        Self {
+            engine: engine.map(|(name, data)| (name.to_owned(), data.to_vec())),
+            ..Self::of(template)
+        }
+    }
+}

@@ -1,0 +1,957 @@
+//! Parameters and answers of the calls.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::stats::{Counts, Stats};
+use crate::{
+    Error, Family, FilterLists, Protocol, ServerConfig, ServiceConfig, ServiceKey, SourceFilter,
+};
+
+/// Version of the protocol; both sides must speak the same one.
+pub const VERSION: u32 = 1;
+
+/// The abstract Unix socket (without its leading NUL) that an engine listens on when it is told
+/// nothing else. Every network namespace has its own.
+pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
+
+/// Packet workers at most.
+pub const WORKERS_MAX: usize = 64;
+
+/// A service as the protocol names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "protocol", deny_unknown_fields)]
+pub enum ServiceId {
+    /// TCP.
+    Tcp {
+        /// Virtual address and port.
+        address: SocketAddr,
+    },
+    /// UDP.
+    Udp {
+        /// Virtual address and port.
+        address: SocketAddr,
+    },
+    /// SCTP.
+    Sctp {
+        /// Virtual address and port.
+        address: SocketAddr,
+    },
+    /// A firewall mark.
+    Fwmark {
+        /// The mark, not 0.
+        mark: u32,
+        /// Family of the packets.
+        family: Family,
+    },
+}
+
+impl From<ServiceId> for ServiceKey {
+    fn from(id: ServiceId) -> Self {
+        match id {
+            ServiceId::Tcp { address: addr } => Self::Address {
+                protocol: Protocol::TCP,
+                addr,
+            },
+            ServiceId::Udp { address: addr } => Self::Address {
+                protocol: Protocol::UDP,
+                addr,
+            },
+            ServiceId::Sctp { address: addr } => Self::Address {
+                protocol: Protocol::SCTP,
+                addr,
+            },
+            ServiceId::Fwmark { mark, family } => Self::Mark { family, mark },
+        }
+    }
+}
+
+impl From<ServiceKey> for ServiceId {
+    /// A key of another protocol than TCP, UDP and SCTP cannot exist in a director; it would become
+    /// TCP.
+    fn from(key: ServiceKey) -> Self {
+        match key {
+            ServiceKey::Address {
+                protocol: Protocol::UDP,
+                addr: address,
+            } => Self::Udp { address },
+            ServiceKey::Address {
+                protocol: Protocol::SCTP,
+                addr: address,
+            } => Self::Sctp { address },
+            ServiceKey::Address { addr: address, .. } => Self::Tcp { address },
+            ServiceKey::Mark { family, mark } => Self::Fwmark { mark, family },
+        }
+    }
+}
+
+/// Identity and settings of a service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceSpec {
+    /// Which service.
+    pub service: ServiceId,
+    /// Its settings.
+    pub config: ServiceConfig,
+    /// Who answers for it: absent for a service typed by hand, `lvsd` for one of the daemon's
+    /// file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+/// Identity and settings of a real server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServerSpec {
+    /// The service that it serves.
+    pub service: ServiceId,
+    /// Address and port.
+    pub server: SocketAddr,
+    /// Its settings.
+    pub config: ServerConfig,
+}
+
+/// The addresses that stand for clients towards servers of full NAT.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalPool {
+    /// The host's own, or ones that the engine answers for.
+    pub addresses: Vec<core::net::IpAddr>,
+    /// NAT translates both ends where replies would not come back to the director.
+    #[serde(default)]
+    pub hairpin: bool,
+}
+
+/// Answer to [`Call::LocalGet`](super::Call::LocalGet).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LocalInfo {
+    /// The addresses, in the order in which they were given.
+    pub addresses: Vec<LocalAddressInfo>,
+    /// NAT translates both ends where replies would not come back to the director.
+    pub hairpin: bool,
+}
+
+/// An address that stands for clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalAddressInfo {
+    /// The address.
+    pub address: core::net::IpAddr,
+    /// The first port that is used.
+    pub first: u16,
+    /// The last one.
+    pub last: u16,
+    /// Connections that it stands for the clients of.
+    pub connections: u64,
+}
+
+/// Answer to [`Call::Hello`](super::Call::Hello).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`VERSION`] of the engine.
+    pub version: u32,
+    /// Name and version of the engine: `lvs-dataplane 0.1.0`.
+    pub engine: String,
+    /// Size of the connection table as the kernel prints it (`size=4096`).
+    pub table_size: u32,
+    /// The client may change things.
+    pub writable: bool,
+}
+
+/// Answer to [`Call::Info`](super::Call::Info).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Info {
+    /// Process id of the engine.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime: u64,
+    /// Connections now.
+    pub connections: u64,
+    /// Connections that the table holds at most.
+    pub capacity: u64,
+    /// Network interfaces in use.
+    pub interfaces: Vec<InterfaceInfo>,
+    /// Configured interfaces and addresses that this host does not have yet, or that cannot be used.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<Waiting>,
+    /// Virtual addresses that the engine owns.
+    pub own_vips: Vec<core::net::IpAddr>,
+    /// Virtual addresses that are announced by routes ([`Call::VipsAnnounce`](super::Call::VipsAnnounce)), or are to be.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub announced: Vec<AnnouncedVip>,
+    /// Seconds since somebody said which these are to be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub announced_ago: Option<u64>,
+    /// How far other directors' connections are known here.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<PeerStanding>,
+    /// How other directors' services and servers compare with those of this one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<TablesInfo>,
+    /// Virtual addresses for which another host answers, too.
+    pub conflicts: Vec<Conflict>,
+    /// Requests that were too long for the way to their server.
+    pub too_big: Vec<TooBig>,
+    /// Virtual ports at which the helper for FTP looks; none without it.
+    pub ftp_ports: Vec<u16>,
+    /// Counters of everything, services that are gone included.
+    pub total: Stats,
+    /// The packet workers.
+    pub workers: Vec<WorkerInfo>,
+    /// The path in the kernel (`lvs-dataplane --in-kernel`).
+    pub in_kernel: InKernelInfo,
+    /// What the synchronisation daemons have counted.
+    pub sync: SyncCounts,
+    /// How far it has confined itself.
+    pub confinement: Confinement,
+}
+
+/// How far a process has confined itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Confinement {
+    /// By what: `seccomp`, `landlock`.
+    pub by: Vec<String>,
+    /// By what not, and why.
+    pub not_by: Vec<String>,
+}
+
+impl core::fmt::Display for Confinement {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match (self.by.is_empty(), self.not_by.is_empty()) {
+            (true, true) => f.write_str("not confined"),
+            (false, true) => write!(f, "confined by {}", self.by.join(" and ")),
+            (true, false) => write!(f, "not confined by {}", self.not_by.join(", ")),
+            (false, false) => write!(
+                f,
+                "confined by {}, not by {}",
+                self.by.join(" and "),
+                self.not_by.join(", ")
+            ),
+        }
+    }
+}
+
+/// A packet worker: a thread with its own part of the connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkerInfo {
+    /// Its number, from 0.
+    pub number: u32,
+    /// The processor that it is pinned to.
+    pub cpu: Option<u32>,
+    /// Connections now.
+    pub connections: u64,
+    /// Connections that its part of the table holds at most.
+    pub capacity: u64,
+    /// Frames that it has received.
+    pub packets: u64,
+    /// Frames that came faster than it read them, and were lost.
+    pub lost: u64,
+    /// Frames that it has received and handed over to the worker that they belong to.
+    pub handed_over: u64,
+    /// Frames that others have handed over to it.
+    pub taken: u64,
+    /// Frames for which such a worker had no room: dropped.
+    pub busy: u64,
+    /// How often it took more than half of a processor and left real time.
+    pub demoted: u64,
+    /// What it has forwarded, up to now.
+    pub counts: Counts,
+}
+
+/// What synchronisation daemons have counted: all that ran since the engine started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SyncCounts {
+    /// Messages that a master has sent.
+    pub sent: u64,
+    /// Bytes of them.
+    pub sent_bytes: u64,
+    /// Messages that were not sent, because as many as may (`sync_qlen_max`) waited already.
+    pub queue_full: u64,
+    /// Messages that the interface did not take.
+    pub not_sent: u64,
+    /// Datagrams that a backup has received.
+    pub received: u64,
+    /// Bytes of them.
+    pub received_bytes: u64,
+    /// Connections and templates that were taken over, or brought up to date.
+    pub taken: u64,
+    /// Datagrams that found no room in a socket's buffer.
+    pub lost: u64,
+    /// Datagrams that are longer than messages may be.
+    pub too_long: u64,
+    /// Messages that were damaged, or parts of which were.
+    pub malformed: u64,
+    /// Messages with another syncid.
+    pub other_id: u64,
+    /// Connections that make no sense.
+    pub nonsense: u64,
+    /// Connections for which the table had no room.
+    pub no_room: u64,
+}
+
+impl SyncCounts {
+    /// What was lost or refused, by the names that [`Call::Drops`](super::Call::Drops) has for the reasons.
+    pub const fn losses(&self) -> [(&'static str, u64); 8] {
+        [
+            ("sync_queue_full", self.queue_full),
+            ("sync_not_sent", self.not_sent),
+            ("sync_lost", self.lost),
+            ("sync_too_long", self.too_long),
+            ("sync_malformed", self.malformed),
+            ("sync_other_id", self.other_id),
+            ("sync_nonsense", self.nonsense),
+            ("sync_no_room", self.no_room),
+        ]
+    }
+}
+
+/// Answer to [`Call::SyncGet`](super::Call::SyncGet): other directors of this kind (`lvs-dataplane --sync-peer`), and
+/// what was counted since the engine started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SyncState {
+    /// It knows the connections of the others, or was told not to wait for them; always, without
+    /// any. Once so, it stays so.
+    pub ready: bool,
+    /// What it waits for until then.
+    pub waits_for: String,
+    /// Where others connect to; absent without any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+    /// The others.
+    pub peers: Vec<PeerInfo>,
+    /// Connections that this director tells now: those whose packets come here.
+    pub told: u64,
+    /// Items (connections and templates, and ends of connections) that were told to others.
+    pub items_sent: u64,
+    /// Bytes of them, and of digests.
+    pub bytes_sent: u64,
+    /// Items that others have told.
+    pub items_received: u64,
+    /// Items that were taken over, or brought up to date.
+    pub taken: u64,
+    /// Connections that have ended because they have at others.
+    pub ended: u64,
+    /// Connections that others told and whose packets came here later.
+    pub kept: u64,
+    /// Items that make no sense.
+    pub nonsense: u64,
+    /// Connections for which the table had no room.
+    pub no_room: u64,
+    /// Requests of others to tell again what they miss.
+    pub repairs: u64,
+    /// How often too much waited for a listener, which was told everything anew.
+    pub told_anew: u64,
+    /// Connections from addresses that are none of a peer's.
+    pub refused_address: u64,
+    /// Connections from a peer's address while two others from there had not proved themselves.
+    pub refused_places: u64,
+    /// Connections whose other end has not proved that it has the key.
+    pub refused_key: u64,
+    /// Connections that ended because a frame was changed, repeated or too long.
+    pub forged: u64,
+    /// Connections that ended because what was in a frame was not understood.
+    pub malformed: u64,
+    /// How the others' services and servers compare with those of this director.
+    pub tables: Vec<TablesInfo>,
+    /// Services that are not compared, because there are more than may be.
+    pub tables_beyond: u64,
+}
+
+/// How another director's services and servers compare with those of this one: whether both choose
+/// the same server for a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TablesInfo {
+    /// The other director.
+    pub peer: SocketAddr,
+    /// How they compare.
+    pub state: TablesState,
+    /// Services whose tables differ.
+    #[serde(default)]
+    pub differ: u64,
+    /// For how many seconds one of them has differed.
+    #[serde(default)]
+    pub seconds: u64,
+}
+
+/// How the tables of two directors compare.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TablesState {
+    /// It has told nothing of them: it is away, or has not told all of them yet.
+    #[default]
+    Unknown,
+    /// It does not tell them: it runs an older version.
+    Older,
+    /// They are alike.
+    Alike,
+    /// They differ, as they do for a moment after each change.
+    Differ,
+    /// They have differed for too long (`lvs-dataplane --sync-alarm`).
+    Alarm,
+}
+
+impl TablesState {
+    /// In a word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Older => "older",
+            Self::Alike => "alike",
+            Self::Differ => "differ",
+            Self::Alarm => "alarm",
+        }
+    }
+}
+
+/// A service in which another director differs from this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TableDifference {
+    /// The service.
+    pub service: ServiceId,
+    /// For how many seconds it has differed.
+    pub seconds: u64,
+    /// This director has it.
+    pub here: bool,
+    /// The other director has it.
+    pub there: bool,
+}
+
+/// What routers are told of a virtual address. The greater, the rather it is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Standing {
+    /// Nothing: there is no route.
+    #[default]
+    Withdrawn,
+    /// To prefer another director: a route with the protocol [`Standing::LEAVING`].
+    Leaving,
+    /// A route with the protocol [`Standing::ANNOUNCED`].
+    Announced,
+}
+
+impl Standing {
+    /// The protocol (`proto` of `ip route`) of routes to addresses that are announced. None of
+    /// those that the kernel, BIRD, FRR, systemd or keepalived give to routes of their own.
+    pub const ANNOUNCED: u8 = 77;
+    /// The protocol of routes to addresses for which another director is to be preferred.
+    pub const LEAVING: u8 = 78;
+
+    /// In a word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Withdrawn => "withdrawn",
+            Self::Leaving => "leaving",
+            Self::Announced => "announced",
+        }
+    }
+
+    /// The protocol of its route, if it has one.
+    pub const fn protocol(self) -> Option<u8> {
+        match self {
+            Self::Withdrawn => None,
+            Self::Leaving => Some(Self::LEAVING),
+            Self::Announced => Some(Self::ANNOUNCED),
+        }
+    }
+}
+
+/// Parameters of [`Call::VipsAnnounce`](super::Call::VipsAnnounce).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AnnounceSpec {
+    /// All addresses that are to be announced by routes, whether they are now or not; at most
+    /// [`ANNOUNCED_MAX`].
+    pub addresses: Vec<AnnounceVip>,
+    /// For how many seconds this holds if nobody says it again. Before that, when it was not said
+    /// for ten seconds, another director is to be preferred.
+    pub hold: u32,
+}
+
+/// Addresses that an engine announces by routes, at most.
+pub const ANNOUNCED_MAX: usize = 4096;
+
+/// One of [`AnnounceSpec::addresses`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AnnounceVip {
+    /// The address.
+    pub address: core::net::IpAddr,
+    /// What routers are to be told; as before, if it is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standing: Option<Standing>,
+}
+
+/// Answer to [`Call::VipsAnnounce`](super::Call::VipsAnnounce).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Announcements {
+    /// The routes that there are.
+    pub announced: Vec<AnnouncedVip>,
+}
+
+/// What routers are told of a virtual address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnnouncedVip {
+    /// The address.
+    pub address: core::net::IpAddr,
+    /// The route that there is.
+    pub standing: Standing,
+    /// Why that is not what was asked for.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub trouble: String,
+}
+
+/// Another director.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerInfo {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// `away`, `refused`, `bulk` (it tells everything), `behind` (some of it is missing), `silent`
+    /// (it has compared nothing for four seconds) or `in step`.
+    pub state: String,
+    /// Why it is away, or refused.
+    #[serde(default)]
+    pub trouble: String,
+    /// Connections that it tells.
+    #[serde(default)]
+    pub told: u64,
+    /// Connections here that it has told.
+    #[serde(default)]
+    pub lent: u64,
+    /// How many of those that it tells are missing here, at least.
+    #[serde(default)]
+    pub missing: u64,
+    /// Milliseconds since it was last compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heard_ms: Option<u64>,
+    /// Connections and templates that it told when it last told everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bulk_connections: Option<u64>,
+    /// How many milliseconds that took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bulk_ms: Option<u64>,
+    /// How many seconds ago it was done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bulk_ago: Option<u64>,
+    /// It listens to this director.
+    #[serde(default)]
+    pub listens: bool,
+    /// Milliseconds until it had what it was told last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lag_ms: Option<u64>,
+    /// The first services in which it differs from this director.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<TableDifference>,
+}
+
+/// How far another director's connections are known here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerStanding {
+    /// The other director.
+    pub peer: SocketAddr,
+    /// As [`PeerInfo::state`].
+    pub state: String,
+    /// Seconds since it was last in step, or since this engine began; 0 while it is.
+    #[serde(default)]
+    pub seconds: u64,
+    /// As [`PeerInfo::missing`].
+    #[serde(default)]
+    pub missing: u64,
+    /// As [`PeerInfo::trouble`].
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub trouble: String,
+}
+
+impl PeerStanding {
+    /// Seconds out of step after which that is a finding, and no moment after a start.
+    pub const ALARM: u64 = 10;
+
+    /// Its connections are known here, as of some seconds ago.
+    pub fn is_in_step(&self) -> bool {
+        self.state == "in step"
+    }
+
+    /// It has not been in step for so long that somebody should look after it.
+    pub fn is_alarming(&self) -> bool {
+        !self.is_in_step() && self.seconds >= Self::ALARM
+    }
+}
+
+/// Where established connections are forwarded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct InKernelInfo {
+    /// It was asked for.
+    pub wanted: bool,
+    /// Connections are forwarded in the kernel.
+    pub active: bool,
+    /// What its programs are attached by, if it was opened: `tcx` or `clsact`.
+    pub attached_by: String,
+    /// Why none is, though it was asked for; empty otherwise.
+    pub reason: String,
+    /// What to do about that.
+    pub remedy: String,
+}
+
+/// Requests that did not fit the way to a server, and whose senders were told so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TooBig {
+    /// The server.
+    pub server: core::net::IpAddr,
+    /// The way is a tunnel.
+    pub tunnel: bool,
+    /// Bytes of an IP packet that it takes.
+    pub room: u32,
+    /// Bytes of the longest packet that came.
+    pub longest: u32,
+    /// How many came.
+    pub packets: u64,
+}
+
+/// Another host with a virtual address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conflict {
+    /// The address.
+    pub address: core::net::IpAddr,
+    /// Who answers.
+    pub mac: String,
+}
+
+/// An interface in use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InterfaceInfo {
+    /// Its name.
+    pub name: String,
+    /// The backend that serves it: `af_packet`.
+    pub backend: String,
+    /// MTU in bytes.
+    pub mtu: u32,
+    /// Whether it is up now.
+    pub up: bool,
+    /// Frames that came faster than the engine read them, and were lost.
+    #[serde(default)]
+    pub lost: u64,
+}
+
+/// A configured interface or address that the dataplane waits for: it uses it as soon as it is
+/// there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Waiting {
+    /// Stable code of the condition: `interface_missing`.
+    pub code: String,
+    /// Condition in words.
+    pub what: String,
+    /// How to end it.
+    pub fix: String,
+}
+
+/// A service in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceInfo {
+    /// Which service.
+    pub service: ServiceId,
+    /// Its settings.
+    pub config: ServiceConfig,
+    /// Who answers for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Its counters.
+    pub stats: Stats,
+    /// Its real servers in the kernel's list order: the one added last comes first.
+    pub servers: Vec<ServerInfo>,
+}
+
+/// A real server in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerInfo {
+    /// Address and port.
+    pub server: SocketAddr,
+    /// Its settings.
+    pub config: ServerConfig,
+    /// Connections in active states.
+    pub active: u32,
+    /// Other connections.
+    pub inactive: u32,
+    /// Persistence templates.
+    pub persistent: u32,
+    /// It has reached its upper threshold.
+    pub overloaded: bool,
+    /// The weight that it had before it got none; absent if it has one, and if the scheduler does
+    /// not go by that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_weight: Option<i32>,
+    /// Percentage of its weight that a slow start gives it now; absent if it has all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slow_start: Option<u8>,
+    /// Microseconds that it takes to answer a new connection, a moving average; absent if nobody
+    /// measures that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_us: Option<u64>,
+    /// New connections in a row that it has refused or not answered in time; absent if nobody
+    /// counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unanswered: Option<u32>,
+    /// Its counters.
+    pub stats: Stats,
+}
+
+/// A connection or a persistence template in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnInfo {
+    /// IP protocol number; 0 for a template of a firewall mark.
+    pub protocol: u8,
+    /// Client; port 0 for a template.
+    pub client: SocketAddr,
+    /// Virtual address and port.
+    #[serde(rename = "virtual")]
+    pub virt: SocketAddr,
+    /// Real server's address and port.
+    pub server: SocketAddr,
+    /// State as the kernel names it: `ESTABLISHED`.
+    pub state: String,
+    /// Milliseconds until it expires.
+    pub expires_ms: u64,
+    /// Forwarding method.
+    pub forwarding: crate::Forwarding,
+    /// It is a persistence template.
+    #[serde(default)]
+    pub template: bool,
+    /// It came by a synchronisation message.
+    #[serde(default)]
+    pub synced: bool,
+    /// Name of the persistence engine and its data (bytes, for SIP the Call-ID).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<(String, Vec<u8>)>,
+}
+
+/// End of a listing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListEnd {
+    /// How many items came.
+    pub count: u64,
+}
+
+/// The timeouts of `ipvsadm --set`, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Timeouts {
+    /// TCP ESTABLISHED.
+    pub tcp: u32,
+    /// TCP FIN_WAIT.
+    pub tcp_fin: u32,
+    /// UDP.
+    pub udp: u32,
+}
+
+/// A sysctl under the kernel's own name, with its value as the kernel writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sysctl {
+    /// `conn_reuse_mode`.
+    pub name: String,
+    /// `1`, or `3 50` for `sync_threshold`.
+    pub value: String,
+}
+
+/// A filter by source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilterSpec {
+    /// The service; absent: the director's, which is asked for each of its services.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceId>,
+    /// The prefixes; none at all: it is off.
+    #[serde(flatten)]
+    pub filter: SourceFilter,
+}
+
+/// A filter, or a part of a long one, in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilterItem {
+    /// The service; absent: the director's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceId>,
+    /// Its prefixes.
+    #[serde(flatten)]
+    pub lists: FilterLists,
+}
+
+/// A rule that gives packets marks, in a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MarkText {
+    /// Its place, from 1.
+    pub position: usize,
+    /// Its words.
+    pub rule: String,
+    /// Packets that it took.
+    pub packets: u64,
+}
+
+/// A counted reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReasonCount {
+    /// `drop` or `host` (left or given back to the host); of the path in the kernel `kernel`
+    /// (forwarded there) or `up` (handed to the engine).
+    pub action: String,
+    /// Name of the reason.
+    pub reason: String,
+    /// Packets.
+    pub count: u64,
+    /// What it means.
+    pub help: String,
+    /// What to do about it.
+    #[serde(default)]
+    pub remedy: String,
+}
+
+/// Which packets a capture takes: those that fit everything that is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CaptureFilter {
+    /// IP protocol number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<u8>,
+    /// Source or destination.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<core::net::IpAddr>,
+    /// Source or destination.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<u16>,
+    /// Only packets that are dropped or refused.
+    pub dropped: bool,
+}
+
+/// A packet in a capture.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CapturedPacket {
+    /// Microseconds since 1970.
+    pub time_us: u64,
+    /// Where it arrived.
+    pub interface: String,
+    /// The frame begins with an Ethernet header; else with an IP header.
+    pub ethernet: bool,
+    /// The frame as it arrived, in hexadecimal; empty in an item that only shows that the engine
+    /// lives.
+    pub frame: String,
+    /// What was decided.
+    pub verdict: String,
+    /// Packets that this capture has lost so far, because its reader was too slow.
+    pub lost: u64,
+}
+
+/// One line of an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer<T> {
+    /// The request's number.
+    pub id: u64,
+    /// What came of it.
+    #[serde(flatten)]
+    pub body: Body<T>,
+}
+
+/// The three kinds of lines in an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Body<T> {
+    /// One entry of a listing; more lines follow.
+    Item(T),
+    /// The end of a successful answer.
+    Result(T),
+    /// The end of a failed one; nothing has changed.
+    Error(Failure),
+}
+
+/// A refusal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What kind, for programs.
+    pub code: FailureCode,
+    /// What, where and what to do, for people.
+    pub message: String,
+    /// Of a refused [`Call::Apply`](super::Call::Apply): which change it was, from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<usize>,
+}
+
+impl Failure {
+    /// A refusal of one call.
+    pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            change: None,
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    /// The refusal that the kernel would give for the same reason.
+    fn from(error: Error) -> Self {
+        let code = match error {
+            Error::ServiceExists | Error::ServerExists => FailureCode::Exists,
+            Error::NoService => FailureCode::NoService,
+            Error::NoServer | Error::UnknownSysctl => FailureCode::NoServer,
+            Error::NoDevice => FailureCode::NoDevice,
+            Error::DaemonRunning => FailureCode::Running,
+            Error::DaemonNotRunning => FailureCode::NotRunning,
+            Error::UnknownScheduler | Error::UnknownEngine | Error::UnknownHelper => {
+                FailureCode::NoScheduler
+            }
+            Error::WeightRange | Error::ThresholdRange => FailureCode::Range,
+            Error::TooManyPins => FailureCode::Full,
+            Error::LocalAddressNeeded => FailureCode::NoLocalAddress,
+            Error::Unsupported(_) | Error::FullNatOnePacket => FailureCode::Unsupported,
+            _ => FailureCode::Invalid,
+        };
+        Self::new(code, alloc::string::ToString::to_string(&error))
+    }
+}
+
+/// Kinds of refusals. Those up to `Permission` are the error numbers that the kernel would give
+/// `ipvsadm`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureCode {
+    /// The service or server exists already (EEXIST).
+    Exists,
+    /// No such service (ESRCH).
+    NoService,
+    /// No such real server (ENOENT).
+    NoServer,
+    /// No such scheduler or persistence engine (ENOENT).
+    NoScheduler,
+    /// A value that is not allowed (EINVAL).
+    Invalid,
+    /// A number out of range (ERANGE).
+    Range,
+    /// No memory left for it, or a configured bound is reached (ENOMEM).
+    Full,
+    /// The caller may not do this (EPERM).
+    Permission,
+    /// No such network interface (ENODEV).
+    NoDevice,
+    /// The interface of a synchronisation daemon is down (ENETUNREACH).
+    Unreachable,
+    /// No daemon of that role is running (ESRCH).
+    NotRunning,
+    /// A daemon of that role is running (EEXIST).
+    Running,
+    /// Full NAT without an address of the director's that could stand for clients.
+    NoLocalAddress,
+    /// Not possible with this engine, or not yet.
+    Unsupported,
+    /// The line is not a request.
+    Malformed,
+    /// The client speaks another version of the protocol.
+    Version,
+    /// The engine itself failed.
+    Internal,
+}

@@ -1,0 +1,331 @@
+//! The steps of the decision about a packet that may open a connection (`ip_vs_schedule`).
+//!
+//! The steps and their order are here, and only here. [`Control::admit`] takes them with
+//! [`Admission`](super::Admission), which changes the state. [`Control::explain`] takes them with a
+//! preview, which changes nothing.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+
+use super::persistent::template_key;
+use super::{Ask, is_unicast};
+use crate::conn::{Key, Template};
+use crate::control::{Control, FTP, FTP_DATA};
+use crate::persistence_sip;
+use crate::sched::Request;
+use crate::shard::Shard;
+use crate::{
+    AcceptReason, DropReason, Hook, Instant, Protocol, Server, ServiceFlags, ServiceKey, Verdict,
+};
+
+/// Servers that are tried for a connection if full NAT has no local port left towards the server
+/// that was chosen.
+const OTHERS: usize = 8;
+
+/// Why a packet opens no connection.
+pub(in crate::control) enum Refused<U> {
+    Accept(AcceptReason),
+    Drop(DropReason),
+    Unreachable(DropReason),
+    /// A preview cannot foresee the decision.
+    Unknown(U),
+}
+
+impl<U> From<AcceptReason> for Refused<U> {
+    fn from(reason: AcceptReason) -> Self {
+        Self::Accept(reason)
+    }
+}
+
+impl<U> From<DropReason> for Refused<U> {
+    fn from(reason: DropReason) -> Self {
+        Self::Drop(reason)
+    }
+}
+
+impl From<Refused<core::convert::Infallible>> for Verdict {
+    fn from(refused: Refused<core::convert::Infallible>) -> Self {
+        match refused {
+            Refused::Accept(reason) => Self::Accept(reason),
+            Refused::Drop(reason) => Self::Drop(reason),
+            Refused::Unreachable(reason) => Self::Unreachable(reason),
+            Refused::Unknown(never) => match never {},
+        }
+    }
+}
+
+/// How many packets a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::control) enum Packets {
+    /// One-packet scheduling: the connection ends with its first packet.
+    One,
+    /// The connection lasts until its timer ends.
+    Any,
+}
+
+/// The step that has led to a connection's server.
+#[derive(Clone, Copy)]
+pub(in crate::control) enum By<T> {
+    Pin,
+    Template(T),
+    Scheduler,
+    /// Full NAT had no local port left towards the scheduler's choice.
+    NextServer,
+}
+
+/// The state that the decision reads, and that it changes unless this is a preview.
+pub(in crate::control) trait State {
+    type Opened;
+    type Template: Copy;
+    /// Why a preview cannot foresee a step.
+    type Unknown;
+
+    fn control(&self) -> &Control;
+
+    fn shard(&self) -> &Shard;
+
+    /// Whether the defence `drop_packet` chooses this packet.
+    fn drops_packet(&mut self) -> bool;
+
+    /// The server that a pin leads this client to, once.
+    fn take_pin(&mut self, ask: &Ask<'_>, service: u32, now: Instant) -> Option<SocketAddr>;
+
+    /// Brings the shard's copies up to date.
+    fn refresh(&mut self);
+
+    fn check_limits(
+        &mut self,
+        service: u32,
+        client: IpAddr,
+        now: Instant,
+    ) -> Result<(), DropReason>;
+
+    /// The part of a datagram that the persistence engine goes by.
+    fn engine_data<'a>(&mut self, ask: &Ask<'a>) -> Result<Option<&'a [u8]>, Self::Unknown>;
+
+    /// A template that leads to a server which may be used.
+    fn find_template(
+        &mut self,
+        key: &Key,
+        data: Option<&[u8]>,
+        now: Instant,
+    ) -> Option<(Self::Template, Arc<Server>)>;
+
+    /// Keeps a new template; `None` if there is no room for it.
+    fn make_template(
+        &mut self,
+        template: Template,
+        server: &Server,
+        now: Instant,
+    ) -> Option<Self::Template>;
+
+    fn restart_template(&mut self, template: Self::Template, now: Instant);
+
+    /// Has the service's scheduler choose.
+    fn pick(
+        &mut self,
+        service: u32,
+        request: &Request,
+    ) -> Result<Option<Arc<Server>>, Self::Unknown>;
+
+    /// Opens a connection to `server` (`ip_vs_conn_new`, `ip_vs_bind_dest`).
+    fn bind(
+        &mut self,
+        server: &Arc<Server>,
+        port: u16,
+        ask: &Ask<'_>,
+        packets: Packets,
+        by: By<Self::Template>,
+        now: Instant,
+    ) -> Result<Self::Opened, DropReason>;
+
+    /// Opens a connection that passes by all servers (`cache_bypass`).
+    fn bypass(
+        &mut self,
+        ask: &Ask<'_>,
+        packets: Packets,
+        now: Instant,
+    ) -> Result<Self::Opened, DropReason>;
+}
+
+type Classified<S> = Result<<S as State>::Opened, Refused<<S as State>::Unknown>>;
+
+/// Decides on a packet that may open a connection (`ip_vs_schedule`).
+pub(in crate::control) fn classify<S: State>(
+    state: &mut S,
+    ask: &Ask<'_>,
+    now: Instant,
+) -> Classified<S> {
+    let control = state.control();
+    let number = control
+        .find_service(ask.mark, ask.protocol, ask.virt)
+        .ok_or(AcceptReason::NoService)?;
+    if state.drops_packet() {
+        return Err(DropReason::DropPacket.into());
+    }
+    if ask.client.port() == FTP_DATA {
+        return Err(AcceptReason::SourcePort20.into());
+    }
+    if ask.hook == Hook::Output {
+        let reversed = Key {
+            protocol: ask.protocol,
+            client: ask.virt,
+            virt: ask.client,
+        };
+        if state.shard().find_from_client(&reversed).is_some() {
+            return Err(AcceptReason::LocalReply.into());
+        }
+    }
+    let pinned = state.take_pin(ask, number, now).and_then(|server| {
+        let servers = state.control().services.get(&number)?.servers();
+        servers.iter().find(|s| s.addr() == server).cloned()
+    });
+    if let Some(server) = pinned {
+        state.refresh();
+        let port = ask.port_at(&server);
+        return Ok(state.bind(&server, port, ask, Packets::Any, By::Pin, now)?);
+    }
+    let decided = state.control().filters.decide(number, ask.client.ip());
+    if decided.is_some_and(|decided| !decided.taken()) {
+        return Err(DropReason::Filtered.into());
+    }
+    state.refresh();
+    let control = state.control();
+    let service = &control.services[&number];
+    let (key, flags) = (service.key, service.config.flags);
+    if !service.config.extras.limits.is_off() {
+        state.check_limits(number, ask.client.ip(), now)?;
+    }
+    let one = flags.has(ServiceFlags::ONE_PACKET) && ask.protocol == Protocol::UDP;
+    let packets = if one { Packets::One } else { Packets::Any };
+    if flags.has(ServiceFlags::PERSISTENT) {
+        return persistent(state, number, ask, packets, now);
+    }
+    // Only a persistent service takes other ports than its own: an FTP service, or one of port 0.
+    let by_mark = matches!(key, ServiceKey::Mark { .. });
+    let picked = if by_mark || ask.virt.port() == key.port() {
+        let picked = state.pick(number, &ask.request(flags, now));
+        picked.map_err(Refused::Unknown)?
+    } else {
+        None
+    };
+    let Some(server) = picked else {
+        return leave(state, number, ask, packets, now);
+    };
+    let port = ask.port_at(&server);
+    match state.bind(&server, port, ask, packets, By::Scheduler, now) {
+        Ok(opened) => Ok(opened),
+        Err(DropReason::NoLocalPort) => next_server(state, number, &server, ask, now),
+        Err(reason) => Err(reason.into()),
+    }
+}
+
+/// Full NAT has no local port left towards the server that was chosen: the next servers in the list
+/// are tried.
+fn next_server<S: State>(
+    state: &mut S,
+    number: u32,
+    but: &Arc<Server>,
+    ask: &Ask<'_>,
+    now: Instant,
+) -> Classified<S> {
+    let servers = match state.control().services.get(&number) {
+        Some(service) => service.servers(),
+        None => &[],
+    };
+    let after = servers.iter().position(|server| Arc::ptr_eq(server, but));
+    let (before, after) = servers.split_at(after.map_or(0, |after| after + 1));
+    let others = after.iter().chain(before);
+    let others = others.filter(|server| server.is_usable() && !Arc::ptr_eq(server, but));
+    let others: Vec<Arc<Server>> = others.take(OTHERS).cloned().collect();
+    for server in others {
+        let port = ask.port_at(&server);
+        match state.bind(&server, port, ask, Packets::Any, By::NextServer, now) {
+            Err(DropReason::NoLocalPort) => {}
+            opened => return Ok(opened?),
+        }
+    }
+    Err(DropReason::NoLocalPort.into())
+}
+
+/// A template decides (`ip_vs_sched_persist`).
+fn persistent<S: State>(
+    state: &mut S,
+    number: u32,
+    ask: &Ask<'_>,
+    packets: Packets,
+    now: Instant,
+) -> Classified<S> {
+    let service = &state.control().services[&number];
+    let (service_key, netmask) = (service.key, service.config.netmask);
+    let (flags, timeout) = (service.config.flags, service.config.timeout);
+    let mut data = None;
+    if service.config.engine.is_some() {
+        data = state.engine_data(ask).map_err(Refused::Unknown)?;
+        if data.is_none() {
+            return Err(DropReason::PersistenceEngine.into());
+        }
+    }
+    let (key, keeps_port) = template_key(service_key, netmask, ask.protocol, ask.client, ask.virt);
+    let (template, server) = match state.find_template(&key, data, now) {
+        Some(found) => found,
+        None => {
+            let picked = state.pick(number, &ask.request(flags, now));
+            let Some(server) = picked.map_err(Refused::Unknown)? else {
+                return leave(state, number, ask, packets, now);
+            };
+            let port = if keeps_port { server.addr().port() } else { 0 };
+            let bits = server.connection_flags(state.control().settings.sysctls.conntrack);
+            let addr = SocketAddr::new(server.addr().ip(), port);
+            let mut template = Template::new(key, addr, bits, timeout, now);
+            template.server = server.id().0.into();
+            template.mark = ask.mark;
+            template.engine = data.map(|data| (persistence_sip::SIP, data.into()));
+            let made = state.make_template(template, &server, now);
+            (made.ok_or(DropReason::TableFull)?, server)
+        }
+    };
+    let port = match server.addr().port() {
+        port if port != 0 && ask.virt.port() == service_key.port() => port,
+        _ => ask.virt.port(),
+    };
+    let opened = state.bind(&server, port, ask, packets, By::Template(template), now);
+    state.restart_template(template, now);
+    Ok(opened?)
+}
+
+/// No server can take the connection (`ip_vs_leave`).
+fn leave<S: State>(
+    state: &mut S,
+    number: u32,
+    ask: &Ask<'_>,
+    packets: Packets,
+    now: Instant,
+) -> Classified<S> {
+    let control = state.control();
+    let key = control.services[&number].key;
+    if control.settings.sysctls.cache_bypass
+        && matches!(key, ServiceKey::Mark { .. })
+        && !ask.embedded
+        && control.may_bypass(ask.virt.ip())
+    {
+        return Ok(state.bypass(ask, packets, now)?);
+    }
+    Err(if key.port() == FTP && ask.virt.port() != FTP {
+        AcceptReason::FtpData.into()
+    } else if ask.embedded {
+        DropReason::NoServer.into()
+    } else {
+        Refused::Unreachable(DropReason::NoServer)
+    })
+}
+
+impl Control {
+    /// Whether a packet to `addr` may go there itself when no server can take it
+    /// (`ip_vs_addr_is_unicast`): of IPv4 not to an address of the host. With IPv6 the kernel
+    /// does not ask, opens the connection, and loses its packets.
+    fn may_bypass(&self, addr: IpAddr) -> bool {
+        is_unicast(addr) && (addr.is_ipv6() || !self.is_local(addr))
+    }
+}

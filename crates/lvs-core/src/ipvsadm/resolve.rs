@@ -1,0 +1,40 @@
+//! Names of hosts and ports.
+
+use alloc::string::String;
+use core::net::{IpAddr, Ipv4Addr};
+
+use crate::Protocol;
+
+/// Names of hosts and ports, both ways. All of it may answer "unknown".
+pub trait Resolve {
+    /// The IPv4 address of a host.
+    fn host(&self, name: &str) -> Option<Ipv4Addr>;
+    /// The port of a service.
+    fn port(&self, name: &str, protocol: Protocol) -> Option<u16>;
+    /// The name of a host.
+    fn host_name(&self, address: IpAddr) -> Option<String>;
+    /// The name of a port.
+    fn port_name(&self, port: u16, protocol: Protocol) -> Option<String>;
+}
+
+/// Knows no names.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Numeric;
+
+impl Resolve for Numeric {
+    fn host(&self, _: &str) -> Option<Ipv4Addr> {
+        None
+    }
+
+    fn port(&self, _: &str, _: Protocol) -> Option<u16> {
+        None
+    }
+
+    fn host_name(&self, _: IpAddr) -> Option<String> {
+        None
+    }
+
+    fn port_name(&self, _: u16, _: Protocol) -> Option<String> {
+        None
+    }
+}

@@ -1,0 +1,356 @@
+//! Digests of services and of their servers, which show whether two directors choose the same
+//! server for a client.
+//!
+//! ```text
+//! services  each: key 20 | choice 8 | ways 8
+//! key       kind 1 | protocol 1 | port 2 | address or mark 16
+//! ```
+//!
+//! Digests are of SipHash-1-3 with keys that all directors have: only peers send them, and a peer
+//! has nothing to gain from two services with one digest.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::hash::Hasher;
+use core::net::{IpAddr, SocketAddr};
+
+use siphasher::sip::SipHasher13;
+
+use super::bulk::Malformed;
+use crate::conn::sip13;
+use crate::control::ServiceKeyOrd;
+use crate::{Family, Forwarding, Protocol, ServerConfig, ServiceConfig, ServiceKey};
+
+/// Services of which digests are sent, at most: the first by their keys.
+pub const SERVICES_MAX: usize = 1 << 16;
+/// Bytes of a service's key and digest.
+pub const SERVICE_LEN: usize = KEY_LEN + 16;
+const KEY_LEN: usize = 20;
+
+/// Keys of the digests.
+const KEYS: [u64; 2] = [0x6c76_7320_7461_626c, 0x6573_206f_6620_616c];
+
+fn key_bytes(key: &ServiceKey) -> [u8; KEY_LEN] {
+    let mut bytes = [0; KEY_LEN];
+    match *key {
+        ServiceKey::Address { protocol, addr } => {
+            bytes[1] = protocol.0;
+            bytes[2..4].copy_from_slice(&addr.port().to_be_bytes());
+            match addr.ip() {
+                IpAddr::V4(ip) => bytes[4..8].copy_from_slice(&ip.octets()),
+                IpAddr::V6(ip) => {
+                    bytes[0] = 1;
+                    bytes[4..].copy_from_slice(&ip.octets());
+                }
+            }
+        }
+        ServiceKey::Mark { family, mark } => {
+            bytes[0] = match family {
+                Family::V4 => 2,
+                Family::V6 => 3,
+            };
+            bytes[4..8].copy_from_slice(&mark.to_be_bytes());
+        }
+    }
+    bytes
+}
+
+fn parse_key(bytes: &[u8; KEY_LEN]) -> Result<ServiceKey, Malformed> {
+    let [kind, protocol, high, low, address @ ..] = *bytes;
+    let [a, b, c, d, ..] = address;
+    let protocol = Protocol(protocol);
+    let at = |ip: IpAddr| ServiceKey::Address {
+        protocol,
+        addr: SocketAddr::new(ip, u16::from_be_bytes([high, low])),
+    };
+    let mark = |family| ServiceKey::Mark {
+        family,
+        mark: u32::from_be_bytes([a, b, c, d]),
+    };
+    let known = [Protocol::TCP, Protocol::UDP, Protocol::SCTP].contains(&protocol);
+    let key = match kind {
+        0 if known => at([a, b, c, d].into()),
+        1 if known => at(address.into()),
+        2 => mark(Family::V4),
+        3 => mark(Family::V6),
+        _ => return Err(Malformed),
+    };
+    // Bytes that this kind of key does not use are zero.
+    match key_bytes(&key) == *bytes {
+        true => Ok(key),
+        false => Err(Malformed),
+    }
+}
+
+/// The digest of a service and of its servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceDigest {
+    /// Of everything that the choice of a server depends on.
+    pub choice: u64,
+    /// Of the ways to the servers; 0 if one of them is the director itself, because no other
+    /// director has that way.
+    pub ways: u64,
+}
+
+impl ServiceDigest {
+    /// Whether two directors choose the same servers, and reach them in the same way.
+    pub const fn is_like(&self, other: &Self) -> bool {
+        let unknown = self.ways == 0 || other.ways == 0;
+        self.choice == other.choice && (unknown || self.ways == other.ways)
+    }
+}
+
+/// The digests of a director's services.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceDigests(BTreeMap<ServiceKeyOrd, ServiceDigest>);
+
+/// A service in which two directors differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Differs {
+    /// The service.
+    pub service: ServiceKey,
+    /// This director has it.
+    pub here: bool,
+    /// The other director has it.
+    pub there: bool,
+}
+
+impl ServiceDigests {
+    /// Digests of the first [`SERVICES_MAX`] services, and the number of services beyond.
+    pub fn new(all: impl IntoIterator<Item = (ServiceKey, ServiceDigest)>) -> (Self, usize) {
+        let all = all.into_iter();
+        let mut all: BTreeMap<_, _> = all
+            .map(|(key, digest)| (ServiceKeyOrd::from(&key), digest))
+            .collect();
+        let beyond = match all.keys().nth(SERVICES_MAX).copied() {
+            Some(first) => all.split_off(&first).len(),
+            None => 0,
+        };
+        (Self(all), beyond)
+    }
+
+    /// Services.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// There is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Appends them.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        for (key, digest) in &self.0 {
+            out.extend(key_bytes(&(*key).into()));
+            out.extend(digest.choice.to_be_bytes());
+            out.extend(digest.ways.to_be_bytes());
+        }
+    }
+
+    /// Reads what [`write`](Self::write) has written.
+    ///
+    /// # Errors
+    /// If it is anything else, or of more than [`SERVICES_MAX`] services.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        let (services, []) = bytes.as_chunks::<SERVICE_LEN>() else {
+            return Err(Malformed);
+        };
+        if services.len() > SERVICES_MAX {
+            return Err(Malformed);
+        }
+        let mut all = BTreeMap::new();
+        for service in services {
+            let (key, words) = service.split_first_chunk().ok_or(Malformed)?;
+            let [choice, ways] = *words.as_chunks().0 else {
+                return Err(Malformed);
+            };
+            let [choice, ways] = [choice, ways].map(u64::from_be_bytes);
+            let key = ServiceKeyOrd::from(&parse_key(key)?);
+            all.insert(key, ServiceDigest { choice, ways });
+        }
+        Ok(Self(all))
+    }
+
+    /// In which services another director differs from this one.
+    pub fn compare<'a>(&'a self, theirs: &'a Self) -> impl Iterator<Item = Differs> + 'a {
+        let ours = self.0.iter().filter_map(|(key, digest)| {
+            let other = theirs.0.get(key);
+            let same = other.is_some_and(|other| digest.is_like(other));
+            (!same).then(|| Differs {
+                service: (*key).into(),
+                here: true,
+                there: other.is_some(),
+            })
+        });
+        let theirs = theirs.0.keys().filter(|key| !self.0.contains_key(key));
+        ours.chain(theirs.map(|key| Differs {
+            service: (*key).into(),
+            here: false,
+            there: true,
+        }))
+    }
+}
+
+/// The part of a service's settings in [`ServiceDigest::choice`]; `slots` are those of the
+/// scheduler's hash table.
+pub(crate) fn settings(key: &ServiceKey, config: &ServiceConfig, slots: u32, servers: u32) -> u64 {
+    let mut hasher = SipHasher13::new_with_keys(KEYS[0], KEYS[1]);
+    hasher.write(&key_bytes(key));
+    let flags = config.flags.0 & crate::ServiceFlags::ALL;
+    for number in [flags, config.timeout, config.netmask, slots, servers] {
+        hasher.write(&number.to_be_bytes());
+    }
+    for name in [
+        &*config.scheduler,
+        config.engine.as_deref().unwrap_or_default(),
+    ] {
+        hasher.write(name.as_bytes());
+        hasher.write(&[0]);
+    }
+    hasher.finish()
+}
+
+fn address(addr: SocketAddr) -> [u64; 3] {
+    let ip = match addr.ip() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    let [a, b, c, d, e, f, g, h] = ip.segments().map(u64::from);
+    [
+        a << 48 | b << 32 | c << 16 | d,
+        e << 48 | f << 32 | g << 16 | h,
+        u64::from(addr.is_ipv6()) << 16 | u64::from(addr.port()),
+    ]
+}
+
+/// A server's part in [`ServiceDigest::choice`]; `place` is its place among the servers if the
+/// scheduler goes by it, else 0.
+pub(crate) fn server(addr: SocketAddr, config: &ServerConfig, last_weight: i32, place: u64) -> u64 {
+    let [a, b, c] = address(addr);
+    let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+    let weights = pair(config.weight.cast_unsigned(), last_weight.cast_unsigned());
+    let thresholds = pair(config.upper, config.lower);
+    sip13(KEYS, [a, b, c, weights, thresholds, place])
+}
+
+/// A server's part in [`ServiceDigest::ways`]; `None` if it is the director itself.
+pub(crate) fn way(addr: SocketAddr, config: &ServerConfig) -> Option<u64> {
+    let [a, b, c] = address(addr);
+    let tunnel = match config.forwarding {
+        Forwarding::Local => return None,
+        Forwarding::Tunnel => config.tunnel.pack(),
+        _ => 0,
+    };
+    Some(sip13(KEYS, [a, b, c, config.forwarding as u64, tunnel]))
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+
+    fn key(n: u16) -> ServiceKey {
+        ServiceKey::tcp(SocketAddr::from(([198, 51, 100, 1], n)))
+    }
+
+    fn digest(n: u64) -> ServiceDigest {
+        ServiceDigest { choice: n, ways: 1 }
+    }
+
+    #[test]
+    fn service_key_round_trips_and_other_bytes_are_refused() {
+        let keys = [
+            ServiceKey::tcp("198.51.100.1:80".parse().unwrap()),
+            ServiceKey::udp("[2001:db8::1]:53".parse().unwrap()),
+            ServiceKey::Mark {
+                family: Family::V6,
+                mark: 7,
+            },
+        ];
+        for key in keys {
+            let bytes = key_bytes(&key);
+            assert_eq!(parse_key(&bytes), Ok(key));
+            // A kind, a protocol and a byte of the address that no service has.
+            for (at, byte) in [(0, 4), (1, 1), (19, 1)] {
+                let mut other = bytes;
+                other[at] ^= byte;
+                let fine = at == 19 && key.family() == Family::V6 && key.port() != 0;
+                assert_eq!(parse_key(&other).is_ok(), fine, "{key} {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn digests_that_differ_name_their_services_and_the_side_that_has_them() {
+        let ours = [
+            (key(1), digest(1)),
+            (key(2), digest(2)),
+            (key(3), digest(3)),
+        ];
+        let theirs = [
+            (key(1), digest(1)),
+            (key(2), digest(9)),
+            (key(4), digest(4)),
+        ];
+        let (ours, theirs) = (ServiceDigests::new(ours).0, ServiceDigests::new(theirs).0);
+        let mut bytes = Vec::new();
+        theirs.write(&mut bytes);
+        assert_eq!(ServiceDigests::parse(&bytes), Ok(theirs.clone()));
+        let differs = |n, here, there| Differs {
+            service: key(n),
+            here,
+            there,
+        };
+        let found: Vec<_> = ours.compare(&theirs).collect();
+        assert_eq!(
+            found,
+            [
+                differs(2, true, true),
+                differs(3, true, false),
+                differs(4, false, true)
+            ]
+        );
+        assert_eq!(ours.compare(&ours).count(), 0);
+        assert_eq!(ServiceDigests::default().compare(&ours).count(), 3);
+    }
+
+    #[test]
+    fn digests_beyond_the_maximum_are_refused() {
+        let all = |count: u32| {
+            (0..count).map(|mark| {
+                let family = Family::V4;
+                (ServiceKey::Mark { family, mark }, digest(1))
+            })
+        };
+        let count = u32::try_from(SERVICES_MAX).unwrap();
+        let (most, beyond) = ServiceDigests::new(all(count + 2));
+        assert_eq!((most.len(), beyond), (SERVICES_MAX, 2));
+        let mut bytes = Vec::new();
+        most.write(&mut bytes);
+        assert_eq!(ServiceDigests::parse(&bytes), Ok(most));
+        let one_more = vec![0; bytes.len() + SERVICE_LEN];
+        assert_eq!(ServiceDigests::parse(&one_more), Err(Malformed));
+    }
+
+    #[test]
+    fn digests_match_if_one_director_is_a_server() {
+        let here = ServiceDigest { choice: 5, ways: 6 };
+        let local = ServiceDigest { ways: 0, ..here };
+        assert!(here.is_like(&local) && local.is_like(&here));
+        assert!(!here.is_like(&ServiceDigest { ways: 7, ..here }));
+        assert!(!local.is_like(&ServiceDigest { choice: 7, ..here }));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn nothing_received_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
+            if let Ok(digests) = ServiceDigests::parse(&bytes) {
+                let mut again = Vec::new();
+                digests.write(&mut again);
+                proptest::prop_assert_eq!(ServiceDigests::parse(&again), Ok(digests));
+            }
+        }
+    }
+}

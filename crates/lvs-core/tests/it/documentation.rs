@@ -1,0 +1,342 @@
+//! The documentation has everything that can be named: a scheduler, a sysctl, a call or a tunnel
+//! type that is added without a line there fails here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use lvs_core::sched::BUILT_IN;
+use lvs_core::{Sysctls, TunnelChecksum, TunnelType};
+
+/// The text of a file, by its path from the root of the project.
+fn text(path: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The part of a page from a heading to the next one of the same or a higher rank.
+fn section(path: &str, heading: &str) -> String {
+    let page = text(path);
+    let rank = heading.bytes().take_while(|&byte| byte == b'#').count();
+    let mut lines = page.lines().skip_while(|line| *line != heading);
+    assert!(lines.next().is_some(), "{path} has no section `{heading}`");
+    let ends = |line: &&str| {
+        let hashes = line.bytes().take_while(|&byte| byte == b'#').count();
+        !(1..=rank).contains(&hashes)
+    };
+    lines.take_while(ends).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn every_scheduler_is_documented() {
+    let config = section("docs/configuration.md", "## [[service]]");
+    let row = config
+        .lines()
+        .find(|line| line.starts_with("| `scheduler` |"))
+        .expect("docs/configuration.md has no key `scheduler`");
+    let table = section("docs/lvsadm.md", "## Schedulers");
+    for about in BUILT_IN {
+        let name = about.name;
+        assert!(
+            row.contains(&format!("`\"{name}\"`")),
+            "docs/configuration.md: the key `scheduler` does not list {name}"
+        );
+        assert!(
+            table.contains(&format!("\n| `{name}` | ")),
+            "docs/lvsadm.md: no line for {name}"
+        );
+        if !about.in_kernel {
+            assert!(
+                text("docs/beyond-the-kernel.md").contains(&format!("`{name}`")) || name == "none",
+                "docs/beyond-the-kernel.md does not mention {name}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_sysctl_is_documented_with_its_default() {
+    let section = section("docs/configuration.md", "## [sysctl]");
+    let defaults = Sysctls::default();
+    for name in Sysctls::NAMES {
+        let value = defaults.get(name).unwrap().replace('\t', " ");
+        let cells: Vec<Vec<&str>> = section
+            .lines()
+            .filter(|line| line.starts_with(&format!("| `{name}` |")))
+            .map(|line| line.split('|').map(str::trim).collect())
+            .collect();
+        assert!(
+            cells.iter().any(|cells| cells.get(3) == Some(&&*value)),
+            "docs/configuration.md: no line for {name} with the default {value}: {cells:?}"
+        );
+    }
+}
+
+#[test]
+fn every_tunnel_type_is_documented() {
+    let pages = [
+        ("docs/tunnelling.md", "tun-type "),
+        ("docs/configuration.md", "\""),
+        ("docs/control-protocol.md", "\"type\":\""),
+    ];
+    for kind in TunnelType::ALL {
+        for (page, before) in pages {
+            let word = kind.name;
+            assert!(
+                text(page).contains(&format!("{before}{word}")),
+                "{page} does not have `{before}{word}`"
+            );
+        }
+    }
+    for checksum in TunnelChecksum::ALL {
+        for (page, word) in [
+            ("docs/tunnelling.md", format!("--tun-{}", checksum.option())),
+            ("docs/configuration.md", format!("\"{}\"", checksum.name())),
+        ] {
+            assert!(text(page).contains(&word), "{page} does not have {word}");
+        }
+    }
+}
+
+#[cfg(feature = "api")]
+#[test]
+fn every_call_is_documented() {
+    let methods = section("docs/control-protocol.md", "## Methods");
+    for (name, _) in lvs_core::api::Call::METHODS {
+        assert!(
+            methods
+                .lines()
+                .filter_map(|line| line.strip_prefix("| ")?.split_once(" |"))
+                .any(|(cell, _)| cell.contains(&format!("`{name}`"))),
+            "docs/control-protocol.md: no line for {name}"
+        );
+    }
+}
+
+/// The places that ARCHITECTURE sends a reader to are there.
+#[test]
+fn the_code_map_names_files_that_exist() {
+    let map = section("ARCHITECTURE.md", "## Code map");
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut seen = 0;
+    for word in map.split('`').skip(1).step_by(2) {
+        let is_path = [
+            "lvs-api/",
+            "lvs-core/",
+            "lvs-dataplane/",
+            "lvs-packet/",
+            "lvs-process/",
+            "lvs-proxy/",
+            "lvs-sys/",
+            "lvsd/",
+            "lvsadm/",
+            "lvs-testbed/",
+        ]
+        .iter()
+        .any(|start| word.starts_with(start));
+        if !is_path || word.contains("NAME") || word.contains('{') {
+            continue;
+        }
+        seen += 1;
+        assert!(
+            crates.join(word).exists(),
+            "ARCHITECTURE.md: {word} does not exist"
+        );
+    }
+    assert!(seen > 20, "paths in the code map: {seen}");
+}
+
+/// `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
+fn spelled_out(path: &str) -> Vec<String> {
+    match path.split_once('{') {
+        Some((before, rest)) => {
+            let (names, after) = rest.split_once('}').expect("a closing brace");
+            let names = names.split(',');
+            names.map(|name| format!("{before}{name}{after}")).collect()
+        }
+        None => vec![path.to_owned()],
+    }
+}
+
+fn sources_below(directory: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            sources_below(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path.display().to_string());
+        }
+    }
+}
+
+/// The pages may name a file by the end of its path.
+#[test]
+fn files_that_architecture_names_exist() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut sources = Vec::new();
+    sources_below(&crates, &mut sources);
+    let mut count = 0;
+    for page in ["ARCHITECTURE.md", "docs/decisions.md", "docs/limits.md"] {
+        let content = text(page);
+        let words = content.split('`').skip(1).step_by(2);
+        let named = words.filter(|word| word.ends_with(".rs") && !word.contains("NAME"));
+        for path in named.flat_map(spelled_out) {
+            count += 1;
+            let end = format!("/{path}");
+            assert!(
+                sources.iter().any(|source| source.ends_with(&end)),
+                "{page}: there is no {path}"
+            );
+        }
+    }
+    assert!(count > 150, "files named: {count}");
+    let way = section("ARCHITECTURE.md", "### From socket to socket");
+    let files = way.split('`').skip(1).step_by(2);
+    let alternatives = way.matches("(or `").count();
+    assert_eq!(files.count() - alternatives, 15, "{way}");
+}
+
+/// The names of the tests below a directory of crates, and the files that they are in.
+fn tests_below(directory: &Path, found: &mut Vec<(String, PathBuf)>) {
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            tests_below(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let source = fs::read_to_string(&path).expect("a source file");
+            let mut marked = false;
+            for line in source.lines().map(str::trim_start) {
+                let name = line
+                    .trim_start_matches("async ")
+                    .strip_prefix("fn ")
+                    .and_then(|rest| rest.split('(').next());
+                match name {
+                    Some(name) if marked => found.push((name.to_owned(), path.clone())),
+                    _ => {}
+                }
+                // Other attributes and comments may stand in between.
+                marked = line == "#[test]"
+                    || line.starts_with("#[tokio::test")
+                    || (marked && (line.starts_with("#[") || line.starts_with("//")));
+            }
+        }
+    }
+}
+
+/// Each deviation in docs/decisions.md names its test, each test that the list names exists, and the
+/// list has each test of the files `deviations.rs`.
+#[test]
+fn every_deviation_has_its_test() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut tests = Vec::new();
+    tests_below(&crates, &mut tests);
+    let exists = |name: &str| match name.strip_suffix('*') {
+        Some(front) => tests.iter().any(|(test, _)| test.starts_with(front)),
+        None => tests.iter().any(|(test, _)| test == name),
+    };
+    let list = section("docs/decisions.md", "## Deviations from the kernel");
+    let mut named = Vec::new();
+    for entry in list.split("\n* ").skip(1) {
+        let quoted: Vec<&str> = entry.split('`').skip(1).step_by(2).collect();
+        let title = entry.lines().next().unwrap_or_default();
+        assert!(
+            quoted.iter().any(|name| exists(name)),
+            "docs/decisions.md: no test of `{title}`"
+        );
+        // Names of tests are sentences; sysctls and keys have fewer words.
+        let sentence = |name: &&&str| {
+            name.bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"_*".contains(&byte))
+                && name.matches('_').count() > 2
+        };
+        for name in quoted.iter().filter(sentence) {
+            assert!(
+                exists(name),
+                "docs/decisions.md: {name} of `{title}` is no test"
+            );
+        }
+        named.extend(quoted);
+    }
+    for (test, path) in &tests {
+        if path.ends_with("tests/e2e/deviations.rs") {
+            assert!(
+                named.contains(&test.as_str()),
+                "docs/decisions.md: the deviation that {test} pins is missing"
+            );
+        }
+    }
+}
+
+/// Each line of docs/limits.md names a test that reaches the limit, and the file of the test.
+#[test]
+fn every_limit_has_its_test() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut tests = Vec::new();
+    tests_below(&crates, &mut tests);
+    let page = text("docs/limits.md");
+    let rows: Vec<&str> = page
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.starts_with("| subject | limit |"))
+        .collect();
+    assert!(rows.len() > 60, "{rows:?}");
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        assert_eq!(cells.len(), 5, "docs/limits.md: {row}");
+        let (what, cell) = (cells[0], cells[4]);
+        // Tests that come without a file are in the file that is named next, or in any.
+        let mut named = Vec::new();
+        for quoted in cell.split('`').skip(1).step_by(2) {
+            if quoted.ends_with(".rs") {
+                for test in named.drain(..) {
+                    let there = |path: &PathBuf| path.to_string_lossy().ends_with(quoted);
+                    assert!(
+                        tests.iter().any(|(name, path)| name == test && there(path)),
+                        "docs/limits.md: {quoted} has no test {test} (`{what}`)"
+                    );
+                }
+            } else {
+                assert!(
+                    tests.iter().any(|(name, _)| name == quoted),
+                    "docs/limits.md: {quoted} of `{what}` is no test"
+                );
+                named.push(quoted);
+            }
+        }
+        let is_test = |quoted: &str| tests.iter().any(|(name, _)| name == quoted);
+        assert!(
+            cell.split('`').any(is_test),
+            "docs/limits.md: no test of `{what}`"
+        );
+    }
+}
+
+/// What a client may ask is decided by the method's name before its parameters are read. Whoever
+/// opens a call to everybody says so here as well.
+#[cfg(feature = "api")]
+#[test]
+fn what_everybody_may_ask_is_this_and_no_more() {
+    use lvs_core::api::{Access, Call};
+
+    let reads = Call::METHODS.iter().filter(|(_, a)| *a == Access::Read);
+    let reads: Vec<&str> = reads.map(|(name, _)| *name).collect();
+    let expected = [
+        "hello",
+        "info",
+        "service.list",
+        "conn.list",
+        "timeouts.get",
+        "sysctl.get",
+        "daemon.list",
+        "sync.get",
+        "drops",
+        "explain",
+        "mark.list",
+        "filter.list",
+        "local.get",
+    ];
+    assert_eq!(reads, expected);
+    assert!(Call::METHODS.len() >= 34);
+    for (name, access) in Call::METHODS {
+        assert_eq!(Access::of_method(name), *access, "{name}");
+    }
+    assert_eq!(Access::of_method("no.such.call"), Access::Write);
+}

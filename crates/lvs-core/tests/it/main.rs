@@ -1,0 +1,15 @@
+//! The integration tests of the crate, in one executable.
+
+mod apply;
+mod beyond;
+mod deviations;
+mod documentation;
+mod filter;
+mod floods;
+mod full_nat;
+mod kernel_vectors;
+mod misuse;
+mod passing;
+mod replay;
+mod semantics;
+mod threads;

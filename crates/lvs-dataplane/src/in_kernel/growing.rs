@@ -1,0 +1,130 @@
+//! Arrays that grow: what the dataplane saves for a successor takes memory in proportion to the
+//! services and servers there are.
+//!
+//! The kernel cannot make an array larger. A larger one is filled and takes over the name of the
+//! old one in one step, so that a successor finds one of the two, whole.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use super::arrays::Maps;
+use super::lock;
+use lvs_sys::SharedArray;
+
+/// An array that no program reads.
+#[derive(Debug)]
+pub(super) struct Growing {
+    name: &'static str,
+    /// Words of an entry.
+    entry: usize,
+    array: Mutex<Arc<SharedArray>>,
+    /// Its name in the BPF file system, if it stays when this process is killed.
+    pin: Option<PathBuf>,
+}
+
+impl Growing {
+    /// An array of so many entries at first, or the one that another dataplane has left.
+    pub(super) fn new(
+        name: &'static str,
+        entry: usize,
+        entries: u32,
+        maps: Maps<'_>,
+    ) -> io::Result<Self> {
+        let new = || SharedArray::new(name, entry, entries);
+        let (array, pin) = match maps {
+            Maps::New => (new()?, None),
+            Maps::Pinned(pins) => {
+                let (array, path) = (new()?, pins.path(name));
+                array.pin(&path)?;
+                (array, Some(path))
+            }
+            Maps::Found(pins) => {
+                let path = pins.path(name);
+                (SharedArray::pinned_whole(&path)?, Some(path))
+            }
+        };
+        Ok(Self {
+            name,
+            entry,
+            array: Mutex::new(Arc::new(array)),
+            pin,
+        })
+    }
+
+    /// The array as it is now.
+    pub(super) fn get(&self) -> Arc<SharedArray> {
+        lock(&self.array).clone()
+    }
+
+    /// The array, with room for `words`. A new one is filled by `fill`, which gets the words of the
+    /// old one and its own, before it replaces the old one.
+    ///
+    /// # Errors
+    /// The kernel has no memory for it, or it cannot take over the name. The old one stays.
+    pub(super) fn with_room(
+        &self,
+        words: usize,
+        fill: impl FnOnce(&[AtomicU64], &[AtomicU64]),
+    ) -> io::Result<Arc<SharedArray>> {
+        let mut array = lock(&self.array);
+        if array.words().len() >= words {
+            return Ok(array.clone());
+        }
+        // An eighth more than is needed: it is seldom made again.
+        let entries = (words + words / 8).div_ceil(self.entry);
+        let entries = u32::try_from(entries).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let new = SharedArray::new(self.name, self.entry, entries)?;
+        fill(array.words(), new.words());
+        if let Some(path) = &self.pin {
+            // Names with a dot are the kernel's.
+            let beside = path.with_file_name(format!("{}-new", self.name));
+            // Of a dataplane that was killed here.
+            let _ = fs::remove_file(&beside);
+            new.pin(&beside)?;
+            fs::rename(&beside, path)?;
+        }
+        *array = Arc::new(new);
+        Ok(array.clone())
+    }
+
+    /// Makes it as it was when it was made; `None` if it is in use.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn zero(&mut self) -> Option<()> {
+        let array = self.array.get_mut();
+        let array = array.unwrap_or_else(std::sync::PoisonError::into_inner);
+        Arc::get_mut(array)?.zero();
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+
+    #[test]
+    fn growing_array_keeps_its_words_when_it_grows() {
+        // Where BPF is not permitted, there is nothing to see.
+        if super::super::tests::open().is_none() {
+            return;
+        }
+        let growing = Growing::new("lvs_test", 1, 4, Maps::New).expect("memory");
+        growing.get().words()[3].store(7, Relaxed);
+        let copy = |old: &[AtomicU64], new: &[AtomicU64]| {
+            for (to, from) in new.iter().zip(old) {
+                to.store(from.load(Relaxed), Relaxed);
+            }
+        };
+        let same = growing.with_room(4, copy).expect("there is room");
+        assert!(Arc::ptr_eq(&same, &growing.get()));
+        let more = growing.with_room(5000, copy).expect("memory");
+        assert!(more.words().len() >= 5000);
+        assert!(Arc::ptr_eq(&more, &growing.get()));
+        assert_eq!(more.words()[3].load(Relaxed), 7);
+        assert_eq!(more.words()[4].load(Relaxed), 0);
+    }
+}

@@ -1,0 +1,144 @@
+//! The program with a standard error that takes nothing: it runs on, and it ends when it is told
+//! to.
+//!
+//! What packets do meanwhile is tested with real ones in `lvs-testbed/tests/e2e/doors.rs`.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lvs_api::{Address, Client};
+use lvs_core::api::{Call, Info};
+use serde::de::IgnoredAny;
+
+/// Long enough for a machine that does much else.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Engine {
+    process: Child,
+    dir: PathBuf,
+}
+
+impl Engine {
+    fn start(name: &str, stderr: impl Into<Stdio>, environment: &[(&str, &str)]) -> Self {
+        let dir = std::env::temp_dir().join(format!("lvs-log-{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("a directory");
+        let process = crate::dataplane()
+            .arg("--socket")
+            .arg(dir.join("socket"))
+            .env_remove("JOURNAL_STREAM")
+            .env_remove("LVS_STARTED_BY")
+            .env("LVS_LOG", "trace")
+            .envs(environment.iter().copied())
+            .stdin(Stdio::null())
+            .stderr(stderr)
+            .spawn()
+            .expect("the engine");
+        Self { process, dir }
+    }
+
+    fn client(&mut self) -> Client {
+        let address = Address::new(self.dir.join("socket"));
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match Client::connect(&address) {
+                Ok(client) => return client,
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+            let ended = self.process.try_wait().expect("a child");
+            assert!(ended.is_none(), "{ended:?}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Asks it for this and that, then to stop; it ends as it should.
+    fn works_and_ends(mut self) {
+        let mut client = self.client();
+        for _ in 0..100 {
+            client.call::<Info>(&Call::Info {}).expect("an answer");
+        }
+        client.call::<IgnoredAny>(&Call::Stop {}).expect("it stops");
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.process.try_wait().expect("a child") {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "it does not end");
+            thread::sleep(Duration::from_millis(10));
+        };
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+#[test]
+fn a_full_disk() {
+    let full = OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .expect("/dev/full");
+    Engine::start("full", full, &[]).works_and_ends();
+}
+
+#[test]
+fn a_reader_that_goes_after_the_first_line() {
+    let mut engine = Engine::start("head", Stdio::piped(), &[]);
+    let mut reader = BufReader::new(engine.process.stderr.take().expect("a pipe"));
+    let mut line = String::new();
+    reader.read_line(&mut line).expect("a line");
+    assert!(line.contains("INFO"), "{line}");
+    drop(reader);
+    engine.works_and_ends();
+}
+
+#[test]
+fn a_reader_that_never_reads() {
+    let (from, to) = std::io::pipe().expect("a pipe");
+    let mut filler = to.try_clone().expect("a copy");
+    rustix::io::ioctl_fionbio(&filler, true).expect("it need not block");
+    while std::io::Write::write(&mut filler, &[b'\n'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&filler, false).expect("it may block");
+    drop(filler);
+    Engine::start("pipe", to, &[]).works_and_ends();
+    drop(from);
+}
+
+#[test]
+fn the_end_is_logged() {
+    let (mut from, to) = std::io::pipe().expect("a pipe");
+    Engine::start("end", to, &[("LVS_STARTED_BY", "lvsd")]).works_and_ends();
+    let mut text = String::new();
+    from.read_to_string(&mut text).expect("text");
+    assert!(text.contains("  INFO engine: ready at "), "{text}");
+}
+
+#[test]
+fn the_journal_is_what_the_environment_names_by_its_inode() {
+    use std::os::unix::fs::MetadataExt;
+    let path = std::env::temp_dir().join(format!("lvs-journal-{}", std::process::id()));
+    for (inode, prefix) in [(0, "2"), (1, "<6> INFO ready at ")] {
+        let file = File::create(&path).expect("a file");
+        let meta = file.metadata().expect("its inode");
+        let stream = format!("{}:{}", meta.dev(), meta.ino() * inode);
+        Engine::start(
+            "file",
+            file,
+            &[("JOURNAL_STREAM", &stream), ("LVS_LOG", "info")],
+        )
+        .works_and_ends();
+        let text = fs::read_to_string(&path).expect("text");
+        let ready = text.lines().find(|line| line.contains(" ready at "));
+        assert!(ready.is_some_and(|line| line.starts_with(prefix)), "{text}");
+    }
+    fs::remove_file(&path).expect("it is ours");
+}

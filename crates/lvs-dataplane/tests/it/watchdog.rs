@@ -1,0 +1,54 @@
+//! The program under a service manager that watches it: fed while it answers, and not when it
+//! hangs.
+
+use std::os::unix::net::UnixDatagram;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// What comes within this time has come at once, on a machine that does much else.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn next(manager: &UnixDatagram) -> Option<String> {
+    let mut buffer = [0; 256];
+    let length = manager.recv(&mut buffer).ok()?;
+    Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
+}
+
+#[test]
+fn fed_while_it_answers() {
+    let dir = std::env::temp_dir().join(format!("lvs-watchdog-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let manager = UnixDatagram::bind(dir.join("notify")).expect("a socket");
+    manager.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let mut engine = crate::dataplane()
+        .arg("--socket")
+        .arg(dir.join("socket"))
+        .env("NOTIFY_SOCKET", dir.join("notify"))
+        .env("WATCHDOG_USEC", "300000")
+        .env_remove("WATCHDOG_PID")
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the engine");
+    assert_eq!(next(&manager).as_deref(), Some("READY=1"));
+    for _ in 0..3 {
+        assert_eq!(next(&manager).as_deref(), Some("WATCHDOG=1"));
+    }
+    let pid = Pid::from_child(&engine);
+    kill_process(pid, Signal::STOP).expect("it is ours");
+    // A stopped process sends nothing: all messages of before are in the socket.
+    let status = format!("/proc/{}/status", engine.id());
+    while !std::fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tT")) {
+        std::thread::yield_now();
+    }
+    manager.set_nonblocking(true).expect("a socket");
+    while next(&manager).is_some() {}
+    manager.set_nonblocking(false).expect("a socket");
+    kill_process(pid, Signal::CONT).expect("it is ours");
+    manager.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    assert_eq!(next(&manager).as_deref(), Some("WATCHDOG=1"));
+    kill_process(pid, Signal::TERM).expect("it is ours");
+    assert!(engine.wait().expect("a child").success());
+    std::fs::remove_dir_all(&dir).expect("it is ours");
+}

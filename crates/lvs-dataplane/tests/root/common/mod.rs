@@ -1,0 +1,111 @@
+//! Network namespaces for tests: each is a host, and goes with its last descriptor. Needs root.
+#![allow(dead_code, reason = "each test program uses some of it")]
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::process::Command;
+use std::thread;
+
+/// A network namespace without a name.
+pub(crate) struct Host(OwnedFd);
+
+impl Host {
+    /// A new namespace with its loopback up.
+    pub(crate) fn new() -> Self {
+        let fd = thread::spawn(|| {
+            lvs_sys::unshare_network().expect("this test makes network namespaces: run it as root");
+            sh("ip link set lo up; sysctl -qw net.ipv6.conf.default.accept_dad=0");
+            lvs_sys::current_network().expect("/proc is mounted")
+        })
+        .join()
+        .expect("a namespace can be made");
+        Self(fd)
+    }
+
+    /// Runs something inside, on a thread of its own.
+    pub(crate) fn run<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
+        self.spawn(f)
+            .join()
+            .expect("no panic inside of the namespace")
+    }
+
+    /// As [`Self::run`], without waiting.
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        f: impl FnOnce() -> T + Send + 'static,
+    ) -> thread::JoinHandle<T> {
+        let fd = self.0.try_clone().expect("descriptors are left");
+        thread::spawn(move || {
+            lvs_sys::enter_network(&fd).expect("run as root");
+            f()
+        })
+    }
+
+    /// `ip` inside.
+    pub(crate) fn ip(&self, args: &str) {
+        let args = args.to_owned();
+        self.run(move || ip(&args));
+    }
+
+    /// Any command inside; its output.
+    pub(crate) fn sh(&self, command: &str) -> String {
+        let command = command.to_owned();
+        self.run(move || sh(&command))
+    }
+
+    /// A veth pair between two hosts.
+    pub(crate) fn veth(&self, name: &str, other: &Self, other_name: &str) {
+        let path = format!("/proc/{}/fd/{}", std::process::id(), other.0.as_raw_fd());
+        self.ip(&format!(
+            "link add {name} type veth peer name {other_name} netns {path}"
+        ));
+        self.ip(&format!("link set {name} up"));
+        other.ip(&format!("link set {other_name} up"));
+        // The kernel notices the carrier by and by, on a busy machine after a while.
+        self.sh(&running(name));
+        other.sh(&running(other_name));
+    }
+}
+
+/// A command that waits up to ten seconds for a link to run.
+fn running(link: &str) -> String {
+    format!(
+        "for n in $(seq 100); do ip -br link show dev {link} | grep -qw UP && exit; sleep 0.1; done; \
+         echo {link} does not come up; exit 1"
+    )
+}
+
+impl AsFd for Host {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// `ip` in this thread's namespace.
+pub(crate) fn ip(args: &str) {
+    sh(&format!("ip {args}"));
+}
+
+/// A shell command in this thread's namespace; its output.
+pub(crate) fn sh(command: &str) -> String {
+    let output = Command::new("sh")
+        .args(["-ec", command])
+        .output()
+        .expect("there is a shell");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{command}: {}{text}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text
+}
+
+/// As [`sh`], but says only whether it succeeded.
+pub(crate) fn try_sh(command: &str) -> bool {
+    Command::new("sh")
+        .args(["-ec", command])
+        .output()
+        .expect("there is a shell")
+        .status
+        .success()
+}

@@ -1,0 +1,278 @@
+//! The device of a director that is a hop of its host's routing, and what leads packets there,
+//! against a real kernel. Needs root.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use crate::common::Host;
+use lvs_core::Protocol;
+use lvs_dataplane::host::steering::{Steering, SteeringError};
+use lvs_dataplane::io::hop::{HopDevice, HopQueue};
+use lvs_dataplane::io::{BATCH, PacketIo};
+use lvs_packet::frame::Frame;
+use lvs_packet::intercept::{Endpoint, Intercept};
+use lvs_sys::Poller;
+
+const DEVICE: &str = HopDevice::NAME;
+
+fn addr(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// The IPv4 packets that wait, each as its source port and its TTL. The host has IPv6 packets of
+/// its own to send as well (router solicitations, listener reports), when it has had the time.
+fn received(io: &mut impl PacketIo) -> Vec<(u16, u8)> {
+    let mut batch: Vec<Frame> = (0..BATCH).map(|_| Frame::new()).collect();
+    let mut poller = Poller::new();
+    poller.add(io.fd().unwrap());
+    poller.wait(Some(Duration::from_millis(200))).unwrap();
+    let mut all = Vec::new();
+    loop {
+        let count = io.recv(&mut batch).unwrap();
+        if count == 0 {
+            return all;
+        }
+        let packets = batch[..count].iter().map(Frame::bytes);
+        all.extend(
+            packets
+                .filter(|ip| ip[0] >> 4 == 4)
+                .map(|ip| (u16::from_be_bytes([ip[20], ip[21]]), ip[8])),
+        );
+    }
+}
+
+#[test]
+fn queues_share_the_flows_and_lost_hops_are_given_back() {
+    let host = Host::new();
+    host.ip("link add name br0 type bridge");
+    host.sh("ip addr add 10.0.0.1/24 dev br0; ip link set br0 up");
+    let (mut device, mut queue): (HopDevice, HopQueue) = host.run(|| {
+        let mut device = HopDevice::open(DEVICE, None).unwrap();
+        let queue = device.another_queue().unwrap();
+        (device, queue)
+    });
+    let about = host.sh(&format!("ip link show {DEVICE}"));
+    assert!(
+        about.contains("qlen 8192") && about.contains("mtu 65535"),
+        "{about}"
+    );
+    host.ip(&format!("route add 192.0.2.1/32 dev {DEVICE}"));
+    host.run(|| {
+        for _ in 0..64 {
+            let socket = UdpSocket::bind("10.0.0.1:0").unwrap();
+            socket.set_ttl(40).unwrap();
+            for _ in 0..3 {
+                socket.send_to(b"?", "192.0.2.1:53").unwrap();
+            }
+        }
+    });
+    let (one, two) = (received(&mut device), received(&mut queue));
+    assert_eq!(one.len() + two.len(), 3 * 64);
+    assert!(!one.is_empty() && !two.is_empty());
+    let ports = |all: &[(u16, u8)]| -> HashSet<u16> { all.iter().map(|(port, _)| *port).collect() };
+    assert!(
+        ports(&one).is_disjoint(&ports(&two)),
+        "a flow stays in its queue"
+    );
+    assert!(one.iter().chain(&two).all(|(_, ttl)| *ttl == 41));
+    assert_eq!(device.drops(), 0);
+    drop((device, queue));
+    assert!(!host.sh("ip -br link").contains(DEVICE));
+}
+
+/// What a NAT service of an address steers.
+fn spec(vip: &str, server: &str, port: u16) -> Intercept {
+    let endpoint =
+        |address: &str, port| Endpoint::new(Protocol::UDP, SocketAddr::new(addr(address), port));
+    Intercept {
+        services: [endpoint(vip, 53)].into(),
+        own_vips: [addr(vip)].into(),
+        nat_servers: [endpoint(server, port)].into(),
+        ..Intercept::default()
+    }
+}
+
+/// A host between two links, with a device to steer to.
+struct Router {
+    host: Host,
+    /// Held, so that its links stay up.
+    _others: [Host; 2],
+    device: HopDevice,
+    links: BTreeMap<u32, String>,
+}
+
+impl Router {
+    fn new() -> Self {
+        let (host, others) = (Host::new(), [Host::new(), Host::new()]);
+        host.veth("e0", &others[0], "o0");
+        host.veth("e1", &others[1], "o1");
+        host.sh("ip addr add 192.0.2.1/24 dev e0; ip addr add 10.0.0.1/24 dev e1; ip addr add fd00:10::1/64 dev e1");
+        host.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
+        let (device, links) = host.run(|| {
+            let links = ["e0"].map(|name| (lvs_sys::if_index(name).unwrap(), name.to_owned()));
+            (
+                HopDevice::open(DEVICE, None).unwrap(),
+                BTreeMap::from(links),
+            )
+        });
+        Self {
+            host,
+            _others: others,
+            device,
+            links,
+        }
+    }
+
+    /// Runs something with what steers, in the host's namespace, and hands it back.
+    fn with(
+        &self,
+        steering: Option<Steering>,
+        act: impl FnOnce(&mut Steering) + Send + 'static,
+    ) -> Steering {
+        let (ifindex, links) = (self.device.ifindex(), self.links.clone());
+        self.host.run(move || {
+            let mut steering = steering.unwrap_or_else(|| {
+                let mut steering = Steering::open(DEVICE, ifindex, false).unwrap();
+                steering.set_interfaces(links).unwrap();
+                steering
+            });
+            act(&mut steering);
+            steering
+        })
+    }
+
+    fn steered(&self) -> BTreeSet<String> {
+        let text = self.host.sh(
+            "for f in -4 -6; do ip $f rule | grep 'proto 76' || true; ip $f neigh show proxy; \
+             ip $f route show table 7676 2> /dev/null || true; ip $f route show table 7677 2> /dev/null || true; done",
+        );
+        text.lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect()
+    }
+
+    /// Which way a packet that came in on an interface takes.
+    fn way(&self, packet: &str) -> String {
+        self.host.sh(&format!("ip route get {packet}"))
+    }
+}
+
+#[test]
+fn packets_find_the_device_once() {
+    let router = Router::new();
+    let steering = router.with(None, |steering| {
+        steering.check_forwarding().unwrap();
+        steering
+            .update(&spec("192.0.2.10", "10.0.0.11", 53))
+            .unwrap();
+    });
+    let client = "10.0.0.77 from 10.0.0.11 iif e1 ipproto udp";
+    for (packet, device) in [
+        ("192.0.2.10 from 192.0.2.77 iif e0".to_owned(), true),
+        ("192.0.2.10".to_owned(), true),
+        // What comes out of the device is not led back, whatever it is.
+        (format!("10.0.0.11 from 192.0.2.77 iif {DEVICE}"), false),
+        (
+            format!("192.0.2.77 from 10.0.0.11 iif {DEVICE} ipproto udp sport 53 dport 99"),
+            false,
+        ),
+        (format!("{client} sport 53 dport 99"), true),
+        (format!("{client} sport 54 dport 99"), false),
+        // A fragment.
+        (client.to_owned(), true),
+        (
+            "10.0.0.77 from 10.0.0.11 iif e1 ipproto tcp sport 53 dport 99".to_owned(),
+            false,
+        ),
+    ] {
+        let way = router.way(&packet);
+        assert_eq!(
+            way.contains(&format!("dev {DEVICE}")),
+            device,
+            "{packet}: {way}"
+        );
+    }
+    // Another service; then neither.
+    let steering = router.with(Some(steering), |steering| {
+        steering
+            .extend(&spec("192.0.2.20", "10.0.0.12", 65_535))
+            .unwrap();
+    });
+    assert!(router.way("192.0.2.20").contains(DEVICE));
+    let edge = "10.0.0.77 from 10.0.0.12 iif e1 ipproto udp dport 9 sport";
+    assert!(router.way(&format!("{edge} 65535")).contains(DEVICE));
+    assert!(!router.way(&format!("{edge} 65534")).contains(DEVICE));
+    let steering = router.with(Some(steering), |steering| {
+        steering
+            .update(&spec("192.0.2.20", "10.0.0.12", 0))
+            .unwrap();
+    });
+    assert!(!router.way("192.0.2.10").contains(DEVICE));
+    assert!(router.way(&format!("{edge} 65534")).contains(DEVICE));
+    router.host.run(move || drop(steering));
+    assert_eq!(router.steered(), BTreeSet::new());
+}
+
+#[test]
+fn what_is_somebody_elses_stays_and_what_is_lost_comes_back() {
+    let router = Router::new();
+    router
+        .host
+        .sh("ip neigh add proxy 192.0.2.10 dev e0; ip rule add pref 62 from 10.9.9.9 lookup 99");
+    let before = router.host.sh("ip rule; ip neigh show proxy");
+    let six = spec("fd00:192::10", "fd00:10::11", 53);
+    let both = {
+        let mut both = spec("192.0.2.10", "10.0.0.11", 53);
+        both.services.extend(six.services);
+        both.own_vips.extend(six.own_vips);
+        both.nat_servers.extend(six.nat_servers);
+        both
+    };
+    let wanted = both.clone();
+    let steering = router.with(None, move |steering| steering.update(&wanted).unwrap());
+    let all = router.steered();
+    assert!(
+        all.iter()
+            .any(|line| line.starts_with("fd00:192::10 dev e0")),
+        "{all:?}"
+    );
+    let proxy_ndp = || router.host.sh("cat /proc/sys/net/ipv6/conf/e0/proxy_ndp");
+    assert_eq!(proxy_ndp(), "1\n");
+
+    // Rules that are deleted, and proxy neighbours that go with an interface that is set down.
+    router.host.sh(
+        "ip rule del pref 61; ip -6 rule del pref 60; ip link set e0 down; ip link set e0 up; ip route flush table 7676",
+    );
+    assert_ne!(router.steered(), all);
+    router.host.sh("ip neigh add proxy 192.0.2.10 dev e0");
+    let wanted = both.clone();
+    let steering = router.with(Some(steering), move |steering| {
+        steering.distrust();
+        steering.update(&wanted).unwrap();
+    });
+    assert_eq!(router.steered(), all);
+
+    // As after a `kill -9`: the next one takes it down.
+    std::mem::forget(steering);
+    let steering = router.with(None, |_| {});
+    assert_eq!(router.host.sh("ip rule; ip neigh show proxy"), before);
+    assert_eq!(proxy_ndp(), "1\n", "nobody knows what it was before");
+    let steering = router.with(Some(steering), move |steering| {
+        steering.update(&both).unwrap();
+    });
+    assert_eq!(router.steered(), all);
+    router.host.run(move || drop(steering));
+    assert_eq!(router.host.sh("ip rule; ip neigh show proxy"), before);
+
+    router
+        .host
+        .sh("sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0");
+    router.with(None, |steering| {
+        let refusal = steering.check_forwarding();
+        assert!(
+            matches!(refusal, Err(SteeringError::NotForwarding)),
+            "{refusal:?}"
+        );
+    });
+}

@@ -1,0 +1,80 @@
+//! What the packet paths of one director have in common.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use crate::fragment::Reassembler;
+use crate::icmp_limit::{Bucket, RateLimit};
+use crate::ip_id::IpIds;
+use crate::oversize::Oversize;
+use crate::pipeline::Settings;
+use crate::tunnel_path::TunnelPaths;
+
+/// What belongs to the director rather than to one of its workers. Each
+/// [`Pipeline`](crate::pipeline::Pipeline) has an `Arc` of it. Limits hold for all workers
+/// together, and what one worker learns counts for all.
+///
+/// | | shared by | taken by |
+/// |---|---|---|
+/// | fragments | 16 parts with a lock each | fragments |
+/// | limits on ICMP errors | an atomic, and 16 parts with a lock each | ICMP errors made here |
+/// | limit on answers to echo requests | an atomic | echo requests to addresses of the engine's own |
+/// | identifications | atomics | packets made here, tunnel packets without "don't fragment" |
+/// | path MTUs of tunnels | a lock, each entry an atomic | the first packet of a worker to a server, ICMP errors about tunnel packets; later packets read the atomic |
+/// | requests that were too long | a lock | ICMP "fragmentation needed" made here |
+///
+/// So an established connection takes no lock. Packets that wait for a neighbour are each worker's
+/// own, because it sends them, in order, before those that come later; their limits are divided
+/// ([`Held::of_workers`](crate::held::Held::of_workers)).
+#[derive(Debug)]
+pub struct Common {
+    /// Fragments that wait for the rest.
+    pub reassembler: Reassembler,
+    /// Limits on ICMP errors.
+    pub rate_limit: RateLimit,
+    /// Requests that were too long for the way to their server.
+    pub oversize: Oversize,
+    pub(super) echo: Bucket,
+    pub(super) ip_ids: IpIds,
+    pub(super) tunnels: TunnelPaths,
+    pub(super) settings: Settings,
+    pub(super) midnight: Duration,
+    pub(super) workers: NonZeroUsize,
+}
+
+impl Common {
+    /// For a director of one worker that starts at midnight.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            reassembler: Reassembler::default(),
+            rate_limit: RateLimit::new(settings.limits),
+            oversize: Oversize::default(),
+            echo: Bucket::new(settings.echo_per_second, settings.echo_per_second),
+            ip_ids: IpIds::default(),
+            tunnels: TunnelPaths::default(),
+            settings,
+            midnight: Duration::ZERO,
+            workers: NonZeroUsize::MIN,
+        }
+    }
+
+    /// For so many workers.
+    #[must_use]
+    pub fn with_workers(mut self, workers: NonZeroUsize) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// What was learned of the ways through tunnels.
+    pub const fn tunnels(&self) -> &TunnelPaths {
+        &self.tunnels
+    }
+
+    /// `midnight`: how long after midnight, UTC, the clock of the packets'
+    /// [`Instant`](lvs_core::Instant)s was at 0. For time stamps in IPv4 options.
+    #[must_use]
+    pub fn with_midnight(mut self, midnight: Duration) -> Self {
+        self.midnight = midnight;
+        self
+    }
+}

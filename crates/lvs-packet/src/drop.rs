@@ -1,0 +1,98 @@
+//! Why the packet path discards a frame.
+
+use lvs_core::reasons;
+
+reasons! {
+    /// Why the packet path discarded a frame. What the director decided to drop is one of them; its
+    /// own reason is counted in `lvs_core`.
+    FrameDrop {
+        /// The frame or packet is shorter than its headers say.
+        Truncated => "truncated",
+        /// The version in the IP header does not match the EtherType.
+        IpVersion => "ip_version",
+        /// The header length in the IP header is below 20.
+        IpHeaderLength => "ip_header_length",
+        /// The checksum of the IP header is wrong.
+        IpChecksum => "ip_checksum",
+        /// The total length in the IP header is shorter than the header.
+        IpLength => "ip_length",
+        /// The unfinished checksum that a device announced lies outside the frame.
+        BadOffload => "bad_offload",
+        /// An ICMP message of less than 8 bytes.
+        IcmpShort => "icmp_short",
+        /// The frame came on a port that is not known (any more).
+        NoPort => "no_port",
+        /// A fragment that contradicts the others of its datagram, is empty, or reaches beyond 64
+        /// KiB.
+        BadFragment => "bad_fragment",
+        /// A first fragment of IPv6 that ends before its headers do, where they are needed.
+        TinyFragment => "tiny_fragment",
+        /// A fragment for which there was no room: too many datagrams wait for their other
+        /// fragments.
+        FragmentMemory => "fragment_memory",
+        /// The director decided to drop it.
+        Verdict => "verdict",
+        /// The director had it answered with an ICMP unreachable error.
+        Rejected => "rejected",
+        /// Its time to live ran out here.
+        TtlExceeded => "ttl_exceeded",
+        /// Longer than the MTU of its way, and not to be fragmented.
+        TooBig => "too_big",
+        /// The MTU of the way is too small for a tunnel.
+        MtuTooSmall => "mtu_too_small",
+        /// No route to where it is to go.
+        NoRoute => "no_route",
+        /// The route to where it is to go leads over a device without a link layer (tun, WireGuard,
+        /// PPP), on which packet sockets cannot send.
+        NoLinkLayer => "no_link_layer",
+        /// The route to where it is to go leads over an Ethernet interface that the dataplane does
+        /// not use.
+        UnusedInterface => "unused_interface",
+        /// The route to where it is to go refuses packets (blackhole, unreachable, prohibit).
+        RouteRefuses => "route_refuses",
+        /// No address to send from on that way.
+        NoSource => "no_source",
+        /// Too short to be translated.
+        ShortHeader => "untranslatable",
+        /// A SYN of a client that is not known, while SYNs took more than half of the time: their
+        /// share was used up.
+        SynFlood => "syn_flood",
+        /// A mix of address families or a method that this version cannot send; with the backend
+        /// tun also direct routing, and connections of this host itself to servers behind NAT.
+        Unsupported => "unsupported",
+        /// An aggregate of segments that contradicts its own headers.
+        BadAggregate => "bad_aggregate",
+        /// An aggregate of smaller segments than a TCP makes, or of more of them than any host puts
+        /// into one.
+        TinySegments => "tiny_segments",
+        /// A priority tag (VLAN 0) in another one: no sender has a reason for that.
+        NestedTags => "nested_tags",
+        /// No room in front of the packet for another header.
+        NoRoom => "no_room",
+        /// From an address that no other host can have (one of this host's own, loopback, a group,
+        /// an unspecified one), or a translation to a loopback address.
+        Martian => "martian",
+        /// Its source is not routed back to where it came from (`--reverse-path`).
+        ReversePath => "reverse_path",
+        /// It belongs to another packet worker, whose queue of what is handed over was full.
+        WorkerBusy => "worker_busy",
+        /// An IPv4 option that makes no sense; the sender is told (parameter problem).
+        IpOptions => "ip_options",
+        /// Its sender chose the way (IPv4 source routing), which hosts do not allow.
+        SourceRoute => "source_route",
+        /// An echo request to an address that the engine owns, and answers to them are switched off
+        /// (`--echo drop`).
+        EchoOff => "echo_off",
+        /// An echo request to an address that the engine owns, beyond what is answered in a second
+        /// (`--echo-limit`).
+        EchoLimit => "echo_limit",
+        /// It would come straight back: the host routes this address to the engine.
+        Loop => "loop",
+        /// There is no way to give it back to the host.
+        NoHostPort => "no_host_port",
+        /// The host sent something into the engine's device that is not for a virtual address.
+        HostStray => "host_stray",
+        /// For an address that the engine owns, and nobody answers there.
+        OwnAddress => "own_address",
+    }
+}

@@ -1,0 +1,258 @@
+//! Cutting a datagram into fragments, one at a time.
+
+use crate::drop::FrameDrop;
+use crate::frame::{Frame, Offload};
+use crate::wire::{be16, ipv4, ipv6, put16, put32};
+
+/// The fragments that a datagram is cut into, in order. They are not made before they are asked
+/// for.
+#[derive(Clone, Debug)]
+pub struct Cutter<'a> {
+    headers: &'a [u8],
+    data: &'a [u8],
+    /// Sizes to keep, if they fit; else the pieces are even.
+    sizes: Option<std::slice::Iter<'a, usize>>,
+    /// Bytes behind the headers that a fragment has room for.
+    room: usize,
+    at: usize,
+    /// An IPv6 datagram without payload is a fragment, too.
+    done: bool,
+    version: Version,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Version {
+    V4 {
+        /// Offset of the datagram itself, which may be a fragment.
+        first: usize,
+        /// It is not the last fragment of another.
+        more: bool,
+        df: bool,
+    },
+    V6 {
+        id: u32,
+        /// Where the protocol behind the unfragmentable headers is named, and which it is.
+        named_at: usize,
+        next: u8,
+    },
+}
+
+/// One fragment that is to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    headers: &'a [u8],
+    data: &'a [u8],
+    /// Where `data` lies in the payload that is cut.
+    at: usize,
+    more: bool,
+    version: Version,
+}
+
+impl<'a> Cutter<'a> {
+    /// Cuts the IPv4 packet `ip` into fragments of at most `mtu` bytes. `sizes` are the payload
+    /// sizes to keep, where they all fit. `df` is what the fragments carry. Checksums must be
+    /// finished.
+    ///
+    /// # Errors
+    /// [`FrameDrop::MtuTooSmall`] if nothing can be sent behind the headers.
+    pub fn v4(
+        ip: &'a [u8],
+        mtu: usize,
+        sizes: Option<&'a [usize]>,
+        df: bool,
+    ) -> Result<Self, FrameDrop> {
+        let room = mtu.saturating_sub(ipv4::header_len(ip));
+        let (headers, data) = split(ip, ipv4::header_len(ip), room)?;
+        let flags = be16(ip, ipv4::field::FLAGS);
+        Ok(Self {
+            headers,
+            data,
+            sizes: kept(sizes, data.len(), room),
+            room,
+            at: 0,
+            done: data.is_empty(),
+            version: Version::V4 {
+                first: usize::from(flags & ipv4::OFFSET) * 8,
+                more: flags & ipv4::MF != 0,
+                df,
+            },
+        })
+    }
+
+    /// Cuts the IPv6 packet `ip` into fragments of at most `mtu` bytes, all with `id`. `sizes` are
+    /// those to keep of what follows the unfragmentable headers, if they all fit. Checksums
+    /// must be finished.
+    ///
+    /// # Errors
+    /// [`FrameDrop::MtuTooSmall`] if nothing can be sent behind the headers.
+    pub fn v6(
+        ip: &'a [u8],
+        mtu: usize,
+        sizes: Option<&'a [usize]>,
+        id: u32,
+    ) -> Result<Self, FrameDrop> {
+        let (header_len, named_at) = ipv6::unfragmentable(ip);
+        let room = mtu.saturating_sub(header_len + ipv6::FRAGMENT_LEN);
+        let (headers, data) = split(ip, header_len, room)?;
+        if data.len() > usize::from(u16::MAX) {
+            return Err(FrameDrop::BadFragment);
+        }
+        Ok(Self {
+            headers,
+            data,
+            sizes: kept(sizes, data.len(), room)
+                .filter(|sizes| sizes.as_slice().iter().all(|&size| size > 0)),
+            room,
+            at: 0,
+            done: false,
+            version: Version::V6 {
+                id,
+                named_at,
+                next: ip.get(named_at).copied().unwrap_or(0),
+            },
+        })
+    }
+
+    /// All fragments, each in a frame of its own size.
+    pub fn frames(self) -> impl Iterator<Item = Frame> + use<'a> {
+        self.map(|piece| {
+            let mut frame = Frame::with_capacity(piece.len());
+            let fits = piece.write(&mut frame);
+            debug_assert!(fits, "the frame is made for it");
+            frame
+        })
+    }
+}
+
+/// Headers and payload, where a fragment of at least 8 bytes can be sent.
+fn split(ip: &[u8], headers: usize, room: usize) -> Result<(&[u8], &[u8]), FrameDrop> {
+    if room < 8 {
+        return Err(FrameDrop::MtuTooSmall);
+    }
+    ip.split_at_checked(headers).ok_or(FrameDrop::MtuTooSmall)
+}
+
+/// `sizes`, if fragments of these sizes can carry `len` bytes.
+fn kept(sizes: Option<&[usize]>, len: usize, room: usize) -> Option<std::slice::Iter<'_, usize>> {
+    let sizes = sizes?;
+    let fit = sizes.iter().sum::<usize>() == len
+        && sizes.iter().all(|&size| size <= room)
+        && sizes.iter().rev().skip(1).all(|size| size % 8 == 0);
+    fit.then(|| sizes.iter())
+}
+
+impl<'a> Iterator for Cutter<'a> {
+    type Item = Piece<'a>;
+
+    fn next(&mut self) -> Option<Piece<'a>> {
+        if self.done {
+            return None;
+        }
+        let left = self.data.len() - self.at;
+        let size = match &mut self.sizes {
+            Some(sizes) => sizes.find(|&&size| size > 0).map_or(left, |size| *size),
+            // A remainder that fits is one piece, even if it is not a multiple of 8.
+            None if left <= self.room => left,
+            None => self.room & !7,
+        };
+        let end = self.at + size.min(left);
+        let piece = Piece {
+            headers: self.headers,
+            data: &self.data[self.at..end],
+            at: self.at,
+            more: end < self.data.len(),
+            version: self.version,
+        };
+        self.at = end;
+        self.done = !piece.more;
+        Some(piece)
+    }
+}
+
+impl Piece<'_> {
+    /// Length of the fragment, headers included.
+    pub const fn len(&self) -> usize {
+        let extra = match self.version {
+            Version::V4 { .. } => 0,
+            Version::V6 { .. } => ipv6::FRAGMENT_LEN,
+        };
+        self.headers.len() + extra + self.data.len()
+    }
+
+    /// Whether it carries nothing.
+    pub const fn is_empty(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    /// Writes the fragment, finished, to `out`; `false` if there is no room.
+    #[must_use]
+    pub fn write(&self, out: &mut Frame) -> bool {
+        out.clear();
+        let fits = match self.version {
+            Version::V4 { first, more, df } => self.write4(out, first, more, df),
+            Version::V6 { id, named_at, next } => self.write6(out, id, named_at, next),
+        };
+        out.offload = Offload::default();
+        fits
+    }
+
+    fn write4(&self, out: &mut Frame, first: usize, more: bool, df: bool) -> bool {
+        if !out.extend(self.headers) || !out.extend(self.data) {
+            return false;
+        }
+        let len = u16::try_from(self.len()).unwrap_or(u16::MAX);
+        let offset = u16::try_from((first + self.at) / 8).unwrap_or(ipv4::OFFSET) & ipv4::OFFSET;
+        let flags = if self.more || more { ipv4::MF } else { 0 } | if df { ipv4::DF } else { 0 };
+        let ip = out.bytes_mut();
+        ipv4::set_total_len(ip, len);
+        put16(ip, ipv4::field::FLAGS, offset | flags);
+        if self.at > 0 {
+            blank_options(&mut ip[ipv4::HEADER_LEN..self.headers.len()]);
+        }
+        ipv4::finish_header(ip);
+        true
+    }
+
+    fn write6(&self, out: &mut Frame, id: u32, named_at: usize, next: u8) -> bool {
+        let offset = u16::try_from(self.at).unwrap_or(u16::MAX) & ipv6::OFFSET;
+        let mut header = [0; ipv6::FRAGMENT_LEN];
+        header[ipv6::fragment_field::NEXT_HEADER] = next;
+        put16(
+            &mut header,
+            ipv6::fragment_field::OFFSET,
+            offset | u16::from(self.more),
+        );
+        put32(&mut header, ipv6::fragment_field::ID, id);
+        if !out.extend(self.headers) || !out.extend(&header) || !out.extend(self.data) {
+            return false;
+        }
+        let ip = out.bytes_mut();
+        ip[named_at] = ipv6::FRAGMENT;
+        ipv6::finish_len(ip);
+        true
+    }
+}
+
+/// Later fragments carry only the options whose "copied" bit is set; the others become padding
+/// (`ip_options_fragment`).
+fn blank_options(options: &mut [u8]) {
+    const END: u8 = 0;
+    const NOP: u8 = 1;
+    let mut at = 0;
+    while at < options.len() {
+        match options[at] {
+            END => return,
+            NOP => at += 1,
+            kind => {
+                let len = usize::from(options.get(at + 1).copied().unwrap_or(0));
+                if len < 2 || at + len > options.len() {
+                    return;
+                }
+                if kind & 0x80 == 0 {
+                    options[at..at + len].fill(NOP);
+                }
+                at += len;
+            }
+        }
+    }
+}

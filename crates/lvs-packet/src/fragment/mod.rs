@@ -1,0 +1,310 @@
+//! Fragments: putting datagrams together and cutting them anew (RFC 791, RFC 8200 section 4.5), by
+//! the kernel's rules.
+
+mod cut;
+mod reassembly;
+
+pub use self::cut::{Cutter, Piece};
+pub use self::reassembly::{Assembled, MEMORY_MAX, Reassembler, TIMEOUT};
+
+use lvs_core::Protocol;
+
+/// How a datagram had been cut when it came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct History {
+    /// Payload bytes of each fragment, in order.
+    pub sizes: Vec<usize>,
+    /// Length of the longest fragment, IP header included.
+    pub longest: usize,
+    /// Length of the headers that each fragment had; of IPv6, those before the fragment header.
+    pub headers: usize,
+    /// The longest fragment was not to be cut, so nothing is that it becomes (`IPSKB_FRAG_PMTU`).
+    /// IPv4 only.
+    pub df: bool,
+    /// What the fragments said that they carried; of IPv6, it may be an extension header.
+    pub protocol: Protocol,
+}
+
+impl History {
+    /// As it is once the first `len` bytes of the datagram lie in one piece, because somebody has
+    /// written to them (`skb_ensure_writable`): what the first fragment lacks is taken from
+    /// those behind it.
+    pub fn with_first(&self, len: usize) -> Self {
+        let mut history = self.clone();
+        let Some((first, rest)) = history.sizes.split_first_mut() else {
+            return history;
+        };
+        let mut missing = len.saturating_sub(self.headers + *first);
+        for size in rest {
+            let taken = missing.min(*size);
+            *size -= taken;
+            *first += taken;
+            missing -= taken;
+        }
+        history.sizes.retain(|&size| size > 0);
+        history
+    }
+
+    /// The pieces of the datagram, of any IP version, behind the first `headers` bytes of a packet
+    /// that has `added` bytes in front of it. Empty if the first piece had not even the
+    /// headers.
+    pub fn behind(&self, headers: usize, added: usize) -> Vec<usize> {
+        let mut sizes = self.sizes.clone();
+        if let Some(first) = sizes.first_mut() {
+            match (*first + self.headers + added).checked_sub(headers) {
+                Some(size) => *first = size,
+                None => sizes.clear(),
+            }
+        }
+        sizes
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "small numbers")]
+mod tests {
+    use super::*;
+    use crate::drop::FrameDrop;
+    use crate::frame::Frame;
+    use crate::parse;
+    use crate::wire::{ipv4, ipv6, put16};
+    use etherparse::PacketBuilder;
+    use lvs_core::Instant;
+    use proptest::prelude::*;
+
+    fn datagram(len: usize) -> Vec<u8> {
+        let data: Vec<u8> = (0..len).map(|i| i as u8).collect();
+        let mut ip = Vec::new();
+        PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+            .udp(1, 2)
+            .write(&mut ip, &data)
+            .expect("a vector takes all");
+        put16(&mut ip, 4, 77);
+        put16(&mut ip, 6, 0);
+        ipv4::finish_header(&mut ip);
+        ip
+    }
+
+    fn cut(ip: &[u8], mtu: usize) -> Vec<Frame> {
+        let cut = Cutter::v4(ip, mtu, None, false).expect("mtu is enough");
+        cut.frames().collect()
+    }
+
+    fn push(r: &Reassembler, frame: &Frame, now: Instant) -> Result<Option<Assembled>, FrameDrop> {
+        let p = parse::ip(frame.bytes(), false).expect("valid");
+        r.push(
+            frame.bytes(),
+            &p,
+            p.fragment.expect("a fragment"),
+            true,
+            now,
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_cut_of_ipv6_is_put_together(len in 1300usize..9000, mtu in 100usize..1280, options: bool, atomic: bool, seed: u64) {
+            let data: Vec<u8> = (0..len).map(|i| i as u8).collect();
+            let mut ip = Vec::new();
+            PacketBuilder::ipv6([1; 16], [2; 16], 64)
+                .udp(1, 2)
+                .write(&mut ip, &data)
+                .expect("a vector takes all");
+            if options {
+                // Hop-by-hop options with a router alert.
+                ip.splice(40..40, [17, 0, 5, 2, 0, 0, 1, 0]);
+                ip[6] = 0;
+                ipv6::finish_len(&mut ip);
+            }
+            let mtu = if atomic { 20_000 } else { mtu };
+            let mut pieces: Vec<Frame> = Cutter::v6(&ip, mtu, None, 99).expect("mtu is enough").frames().collect();
+            for p in &pieces {
+                prop_assert!(p.len() <= mtu);
+                prop_assert!(etherparse::SlicedPacket::from_ip(p.bytes()).is_ok());
+            }
+            let n = pieces.len();
+            for i in 0..n {
+                pieces.swap(i, (seed.rotate_left(i as u32 % 64) % n as u64) as usize);
+            }
+            let r = Reassembler::default();
+            let mut done = None;
+            for (i, piece) in pieces.iter().enumerate() {
+                let got = push(&r, piece, Instant::ZERO).expect("no contradiction");
+                prop_assert_eq!(got.is_some(), i + 1 == n);
+                done = got;
+            }
+            let done = done.expect("complete");
+            prop_assert_eq!(done.frame.bytes(), &ip[..]);
+            prop_assert_eq!(r.memory(), 0);
+            // And again along the old boundaries.
+            let sizes = done.history.behind(ipv6::unfragmentable(&ip).0, 0);
+            let again = Cutter::v6(done.frame.bytes(), mtu, Some(&sizes), 1).expect("fits");
+            prop_assert_eq!(again.count(), n);
+        }
+
+        /// The kernel discards a first fragment that ends before the header of its protocol does
+        /// (RFC 8200 section 4.5).
+        #[test]
+        fn a_first_fragment_of_ipv6_has_the_whole_header(tcp: bool, options: bool, len in 8usize..60) {
+            let len = len & !7;
+            let protocol = if tcp { 6 } else { 17 };
+            let mut ip = vec![0; 40];
+            ipv6::write_header(&mut ip, protocol, 64, [1; 16].into(), [2; 16].into(), 0);
+            ip.extend(0..64u8);
+            let mut header = if tcp { 20 } else { 8 };
+            if options {
+                ip.splice(40..40, [protocol, 0, 1, 4, 0, 0, 0, 0]);
+                // Behind the fragment header: destination options.
+                ip[6] = 60;
+                header += 8;
+            }
+            let next = ip[6];
+            ip[6] = ipv6::FRAGMENT;
+            ip.splice(40..40, [next, 0, 0, 1, 0, 0, 0, 9]);
+            ip.truncate(48 + len);
+            ipv6::finish_len(&mut ip);
+            let got = push(&Reassembler::default(), &Frame::from_bytes(&ip), Instant::ZERO);
+            prop_assert_eq!(got.is_ok(), len >= header, "{:?}", got);
+        }
+
+        #[test]
+        fn what_is_cut_is_put_together(len in 600usize..5000, mtu in 68usize..600, seed: u64) {
+            let ip = datagram(len);
+            let mut pieces = cut(&ip, mtu);
+            for p in &pieces {
+                prop_assert!(p.len() <= mtu);
+            }
+            let longest = pieces.iter().map(Frame::len).max();
+            let n = pieces.len();
+            for i in 0..n {
+                pieces.swap(i, (seed.rotate_left(i as u32 % 64) % n as u64) as usize);
+            }
+            let r = Reassembler::default();
+            let mut done = None;
+            for (i, piece) in pieces.iter().enumerate() {
+                let got = push(&r, piece, Instant::ZERO).expect("no contradiction");
+                prop_assert_eq!(got.is_some(), i + 1 == n);
+                done = got;
+            }
+            let done = done.expect("complete");
+            prop_assert_eq!(done.frame.bytes(), &ip[..]);
+            prop_assert_eq!(Some(done.history.longest), longest);
+            prop_assert_eq!(r.memory(), 0);
+            // And again along the old boundaries.
+            let again = Cutter::v4(done.frame.bytes(), mtu, Some(&done.history.sizes), false).expect("fits");
+            prop_assert_eq!(again.count(), n);
+        }
+    }
+
+    #[test]
+    fn an_overlap_kills_the_datagram_and_a_repetition_does_not() {
+        let ip = datagram(1000);
+        let pieces = cut(&ip, 420);
+        let r = Reassembler::default();
+        assert!(
+            push(&r, &pieces[0], Instant::ZERO)
+                .expect("first")
+                .is_none()
+        );
+        assert!(matches!(
+            push(&r, &pieces[0], Instant::ZERO),
+            Err(FrameDrop::BadFragment)
+        ));
+        assert_eq!(r.waiting(), 1);
+        let other = cut(&ip, 300);
+        assert!(matches!(
+            push(&r, &other[1], Instant::ZERO),
+            Err(FrameDrop::BadFragment)
+        ));
+        assert_eq!((r.waiting(), r.memory()), (0, 0));
+    }
+
+    /// RFC 8200 section 4.5: nothing of a datagram with overlapping fragments is delivered,
+    /// whatever else comes.
+    #[test]
+    fn overlapping_fragments_of_ipv6_are_never_put_together() {
+        let mut ip = Vec::new();
+        PacketBuilder::ipv6([1; 16], [2; 16], 64)
+            .udp(1, 2)
+            .write(&mut ip, &[9; 3000])
+            .expect("a vector takes all");
+        let cut = |mtu: usize| {
+            let cut = Cutter::v6(&ip, mtu, None, 7).expect("mtu is enough");
+            cut.frames().collect::<Vec<_>>()
+        };
+        let (honest, other) = (cut(1280), cut(600));
+        let r = Reassembler::default();
+        assert!(
+            push(&r, &honest[0], Instant::ZERO)
+                .expect("first")
+                .is_none()
+        );
+        // It begins within the first one and ends behind it.
+        let overlap = other.iter().find(|piece| {
+            let header = ipv6::walk(piece.bytes()).and_then(|chain| chain.fragment);
+            let (header, _) = header.expect("a fragment");
+            let end = header.offset + piece.len() - 48;
+            header.offset < 1232 && end > 1232
+        });
+        let overlap = overlap.expect("sizes differ");
+        assert!(matches!(
+            push(&r, overlap, Instant::ZERO),
+            Err(FrameDrop::BadFragment)
+        ));
+        assert_eq!((r.waiting(), r.memory(), r.expired()), (0, 0, 1));
+        for piece in &honest[1..] {
+            assert!(push(&r, piece, Instant::ZERO).expect("alone").is_none());
+        }
+    }
+
+    #[test]
+    fn memory_is_bounded_and_time_is_too() {
+        let ip = datagram(3000);
+        let r = Reassembler::default();
+        let (mut taken, mut refused) = (0u64, 0u64);
+        for id in 0..20_000u16 {
+            let mut piece = cut(&ip, 1500).swap_remove(0);
+            ipv4::set_id(piece.bytes_mut(), id);
+            match push(&r, &piece, Instant::ZERO) {
+                Ok(None) => taken += 1,
+                Err(FrameDrop::FragmentMemory) => refused += 1,
+                other => panic!("{other:?}"),
+            }
+            assert!(r.memory() <= MEMORY_MAX);
+        }
+        assert!(
+            taken > 2000 && taken + refused == 20_000,
+            "{taken} and {refused}"
+        );
+        let later = Instant::ZERO + TIMEOUT;
+        r.expire(Instant::from_nanos(later.as_nanos() - 1));
+        assert_eq!((r.waiting() as u64, r.expired()), (taken, 0));
+        r.expire(later);
+        assert_eq!((r.memory(), r.waiting()), (0, 0));
+        assert_eq!(r.expired(), taken);
+    }
+
+    #[test]
+    fn a_datagram_in_more_pieces_than_it_may_have_is_given_up() {
+        const PIECES: usize = 1024;
+        let pieces = |count: usize| cut(&datagram(8 * count - 8), 28);
+        let all = pieces(PIECES);
+        assert_eq!(all.len(), PIECES);
+        let r = Reassembler::default();
+        for (n, piece) in (1..).zip(&all) {
+            let got = push(&r, piece, Instant::ZERO).expect("there is room");
+            assert_eq!(got.is_some(), n == PIECES);
+        }
+        assert_eq!((r.memory(), r.expired()), (0, 0));
+
+        let all = pieces(PIECES + 1);
+        for piece in &all[..PIECES] {
+            let got = push(&r, piece, Instant::ZERO).expect("there is room");
+            assert!(got.is_none());
+        }
+        assert_eq!(r.waiting(), PIECES);
+        let last = push(&r, &all[PIECES], Instant::ZERO);
+        assert!(matches!(last, Err(FrameDrop::BadFragment)));
+        assert_eq!((r.memory(), r.waiting(), r.expired()), (0, 0, 1024));
+    }
+}

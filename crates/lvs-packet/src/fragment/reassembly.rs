@@ -1,0 +1,424 @@
+//! Datagrams that wait for their missing fragments.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lvs_core::{Instant, Protocol};
+
+use super::History;
+use crate::drop::FrameDrop;
+use crate::frame::Frame;
+use crate::parse::{Fragment, Packet};
+use crate::wire::{ipv4, ipv6, put16};
+
+/// How long a datagram waits for its missing fragments (`net.ipv4.ipfrag_time`).
+pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// Bytes of unfinished datagrams at most, of all workers together (`net.ipv4.ipfrag_high_thresh`).
+pub const MEMORY_MAX: usize = 4 << 20;
+/// Fragments of one datagram at most; 64 KiB in pieces of 68 bytes are fewer.
+const PIECES_MAX: usize = 1024;
+/// What a stored fragment costs beside its bytes: its own allocation, its place among the others,
+/// and the frame that it becomes on the way out with its headers (of IPv6, a fragment header each).
+/// 4 MiB are 15,887 fragments of 8 bytes.
+const PIECE_COST: usize = 256;
+/// What a datagram costs before its first fragment: its place in the table, and room for pieces.
+const QUEUE_COST: usize = 320;
+/// Parts of the table with a lock each, so that workers seldom meet.
+const SHARDS: usize = 16;
+
+/// A datagram that was put together.
+#[derive(Debug)]
+pub struct Assembled {
+    /// The datagram: a bare IP packet.
+    pub frame: Frame,
+    /// How it had been cut.
+    pub history: History,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    src: IpAddr,
+    dst: IpAddr,
+    id: u32,
+    /// IPv4 only.
+    protocol: u8,
+    /// IPv4 datagrams to this host and those passing through are put together apart.
+    local: bool,
+}
+
+impl Key {
+    fn new(packet: &Packet, fragment: &Fragment, local: bool) -> Self {
+        let six = packet.is_ipv6();
+        Self {
+            src: packet.src,
+            dst: packet.dst,
+            id: fragment.id,
+            protocol: if six { 0 } else { packet.protocol.0 },
+            local: local && !six,
+        }
+    }
+}
+
+/// A fragment whose own headers make sense.
+struct Part<'a> {
+    headers: &'a [u8],
+    data: &'a [u8],
+    offset: usize,
+    more: bool,
+}
+
+impl<'a> Part<'a> {
+    fn of(ip: &'a [u8], packet: &Packet, fragment: &Fragment) -> Result<Self, FrameDrop> {
+        let six = packet.is_ipv6();
+        let payload = ip.get(packet.l4..packet.len).ok_or(FrameDrop::Truncated)?;
+        if six && fragment.offset == 0 && !ipv6::has_upper_header(&ip[..packet.len]) {
+            return Err(FrameDrop::TinyFragment);
+        }
+        // All but the last carry a multiple of 8; what exceeds that is cut off, or is an error of
+        // an IPv6 sender.
+        let size = if fragment.more && six && payload.len() % 8 != 0 {
+            0
+        } else if fragment.more {
+            payload.len() & !7
+        } else {
+            payload.len()
+        };
+        // The total length of IPv4 counts all headers, the payload length of IPv6 those behind the
+        // fixed one.
+        let (headers, counted) = if six {
+            let headers = packet.l4 - ipv6::FRAGMENT_LEN;
+            (headers, headers - ipv6::HEADER_LEN)
+        } else {
+            (packet.l4, packet.l4)
+        };
+        if size == 0 || fragment.offset + size + counted > usize::from(u16::MAX) {
+            return Err(FrameDrop::BadFragment);
+        }
+        Ok(Self {
+            headers: &ip[..headers],
+            data: &payload[..size],
+            offset: fragment.offset,
+            more: fragment.more,
+        })
+    }
+
+    const fn end(&self) -> usize {
+        self.offset + self.data.len()
+    }
+}
+
+#[derive(Debug)]
+struct Piece {
+    offset: usize,
+    data: Vec<u8>,
+}
+
+impl Piece {
+    const fn end(&self) -> usize {
+        self.offset + self.data.len()
+    }
+}
+
+/// A datagram that is not complete.
+#[derive(Debug)]
+struct Queue {
+    since: Instant,
+    /// In order; no two overlap.
+    pieces: Vec<Piece>,
+    /// That of the first fragment, without the fragment header, and what it says it carries.
+    header: Option<(Vec<u8>, Protocol)>,
+    /// Where the datagram's payload ends, once the last fragment is here.
+    end: Option<usize>,
+    /// Payload bytes that are here.
+    have: usize,
+    cost: usize,
+    longest: usize,
+    longest_df: usize,
+    /// A bit for each ECN codepoint that was seen.
+    ecn: u8,
+}
+
+/// Why a fragment does not fit the others of its datagram.
+enum Misfit {
+    /// It alone is discarded.
+    Fragment,
+    /// It takes the whole datagram with it.
+    Datagram,
+}
+
+impl Queue {
+    const fn new(now: Instant) -> Self {
+        Self {
+            since: now,
+            pieces: Vec::new(),
+            header: None,
+            end: None,
+            have: 0,
+            cost: QUEUE_COST,
+            longest: 0,
+            longest_df: 0,
+            ecn: 0,
+        }
+    }
+
+    /// The place of a fragment among the others. A repetition is dropped alone, an overlap kills
+    /// the datagram (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the kernel applies to
+    /// IPv4 as well).
+    fn place(&self, part: &Part<'_>) -> Result<usize, Misfit> {
+        let reach = self.pieces.last().map_or(0, Piece::end);
+        let contradicts = match self.end {
+            Some(known) => part.end() > known || (!part.more && part.end() != known),
+            None => !part.more && part.end() < reach,
+        };
+        if contradicts {
+            return Err(Misfit::Fragment);
+        }
+        let place = self
+            .pieces
+            .partition_point(|piece| piece.end() <= part.offset);
+        match self.pieces.get(place) {
+            Some(next) if next.offset < part.end() => {
+                let repeated = next.offset <= part.offset && part.end() <= next.end();
+                Err(if repeated {
+                    Misfit::Fragment
+                } else {
+                    Misfit::Datagram
+                })
+            }
+            _ if self.pieces.len() >= PIECES_MAX => Err(Misfit::Datagram),
+            _ => Ok(place),
+        }
+    }
+
+    fn insert(&mut self, place: usize, part: &Part<'_>, packet: &Packet, fragment: &Fragment) {
+        if !part.more {
+            self.end = Some(part.end());
+        }
+        if part.offset == 0 {
+            let mut header = part.headers.to_vec();
+            if packet.is_ipv6() {
+                // The datagram has no fragment header.
+                header[fragment.named_at] = packet.protocol.0;
+            }
+            self.header = Some((header, packet.protocol));
+        }
+        self.ecn |= 1 << (packet.tos & 3);
+        self.longest = self.longest.max(packet.len);
+        if packet.df {
+            self.longest_df = self.longest_df.max(packet.len);
+        }
+        self.have += part.data.len();
+        self.cost += part.data.len() + PIECE_COST;
+        let piece = Piece {
+            offset: part.offset,
+            data: part.data.to_vec(),
+        };
+        self.pieces.insert(place, piece);
+    }
+
+    fn is_complete(&self) -> bool {
+        self.end == Some(self.have) && self.header.is_some()
+    }
+
+    fn assemble(self, six: bool) -> Result<Assembled, FrameDrop> {
+        // RFC 3168 section 5.3: congestion seen by one fragment was seen by the datagram; a mix
+        // with Not-ECT is invalid.
+        const NOT_ECT: u8 = 1;
+        const CE: u8 = 1 << 3;
+        if self.ecn & NOT_ECT != 0 && self.ecn != NOT_ECT {
+            return Err(FrameDrop::BadFragment);
+        }
+        let (header, protocol) = self.header.ok_or(FrameDrop::BadFragment)?;
+        let mut frame = Frame::with_capacity(header.len() + self.have);
+        let mut fits = frame.extend(&header);
+        for piece in &self.pieces {
+            fits &= frame.extend(&piece.data);
+        }
+        let len = u16::try_from(frame.len());
+        if !fits {
+            return Err(FrameDrop::BadFragment);
+        }
+        let congested = self.ecn & CE != 0;
+        // The datagram keeps "don't fragment" if its longest fragment had it (`ip_frag_reasm`).
+        let df = self.longest_df == self.longest;
+        let ip = frame.bytes_mut();
+        if six {
+            ipv6::finish_len(ip);
+            if congested {
+                ipv6::set_congestion(ip);
+            }
+        } else {
+            ipv4::set_total_len(ip, len.map_err(|_| FrameDrop::BadFragment)?);
+            put16(ip, ipv4::field::FLAGS, if df { ipv4::DF } else { 0 });
+            if congested {
+                ipv4::set_congestion(ip);
+            }
+            ipv4::finish_header(ip);
+        }
+        let history = History {
+            headers: header.len(),
+            sizes: self.pieces.iter().map(|piece| piece.data.len()).collect(),
+            longest: self.longest,
+            df,
+            protocol,
+        };
+        Ok(Assembled { frame, history })
+    }
+}
+
+/// Datagrams that wait for their missing fragments, of all workers of a director: fragments carry
+/// no ports, so that those of one datagram may come to different workers. Whichever brings the last
+/// one gets the datagram. Bounded in memory.
+#[derive(Debug)]
+pub struct Reassembler {
+    shards: [Mutex<HashMap<Key, Queue>>; SHARDS],
+    hasher: RandomState,
+    memory: AtomicUsize,
+    expired: AtomicU64,
+}
+
+impl Default for Reassembler {
+    fn default() -> Self {
+        Self {
+            shards: Default::default(),
+            hasher: RandomState::new(),
+            memory: AtomicUsize::new(0),
+            expired: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Reassembler {
+    /// Takes in the fragment `ip`, which `packet` describes; the datagram, when this was its last
+    /// missing piece.
+    ///
+    /// # Errors
+    /// [`FrameDrop::BadFragment`]: the fragment is discarded, and the whole datagram with it if it overlaps another
+    /// fragment. [`FrameDrop::FragmentMemory`]: too many datagrams wait.
+    /// [`FrameDrop::TinyFragment`]: a first fragment of IPv6 without all headers.
+    pub fn push(
+        &self,
+        ip: &[u8],
+        packet: &Packet,
+        fragment: Fragment,
+        local: bool,
+        now: Instant,
+    ) -> Result<Option<Assembled>, FrameDrop> {
+        let part = Part::of(ip, packet, &fragment)?;
+        let reserved = part.data.len() + PIECE_COST + QUEUE_COST;
+        self.reserve(reserved)?;
+        let key = Key::new(packet, &fragment, local);
+        let mut queues = self.shard(&key);
+        let mut unused = 0;
+        let mut entry = match queues.entry(key) {
+            Entry::Vacant(entry) => entry.insert_entry(Queue::new(now)),
+            Entry::Occupied(entry) => {
+                unused = QUEUE_COST;
+                entry
+            }
+        };
+        let complete = match entry.get().place(&part) {
+            Ok(place) => {
+                let queue = entry.get_mut();
+                queue.insert(place, &part, packet, &fragment);
+                let complete = queue.is_complete();
+                complete.then(|| entry.remove())
+            }
+            Err(misfit) => {
+                // There were others that it does not fit, so the datagram is not new.
+                self.release(reserved);
+                if matches!(misfit, Misfit::Datagram) {
+                    self.give_up(&entry.remove());
+                }
+                return Err(FrameDrop::BadFragment);
+            }
+        };
+        drop(queues);
+        self.release(unused);
+        let Some(queue) = complete else {
+            return Ok(None);
+        };
+        self.release(queue.cost);
+        let pieces = queue.pieces.len() as u64;
+        let assembled = queue.assemble(packet.is_ipv6());
+        if assembled.is_err() {
+            self.expired.fetch_add(pieces, Ordering::Relaxed);
+        }
+        assembled.map(Some)
+    }
+
+    fn shard(&self, key: &Key) -> MutexGuard<'_, HashMap<Key, Queue>> {
+        let hash = self.hasher.hash_one(key);
+        let shard = &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)];
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As the kernel does (`inet_frag_create`), what is new is refused when the room is taken: to
+    /// look for something older to give up would cost an attacker nothing and the director a
+    /// lot.
+    fn reserve(&self, bytes: usize) -> Result<(), FrameDrop> {
+        let grown = |memory: usize| Some(memory + bytes).filter(|&memory| memory <= MEMORY_MAX);
+        match self
+            .memory
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown)
+        {
+            Ok(_) => Ok(()),
+            Err(_) => Err(FrameDrop::FragmentMemory),
+        }
+    }
+
+    fn release(&self, bytes: usize) {
+        self.memory.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn give_up(&self, queue: &Queue) {
+        self.release(queue.cost);
+        self.expired
+            .fetch_add(queue.pieces.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Gives up the datagrams that have waited for [`TIMEOUT`]. Whichever worker calls it does it
+    /// for all.
+    pub fn expire(&self, now: Instant) {
+        if self.memory() == 0 {
+            return;
+        }
+        for shard in &self.shards {
+            let mut queues = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            queues.retain(|_, queue| {
+                let keep = now.saturating_since(queue.since) < TIMEOUT;
+                if !keep {
+                    self.give_up(queue);
+                }
+                keep
+            });
+        }
+    }
+
+    /// Fragments that wait.
+    pub fn waiting(&self) -> usize {
+        let of_shard = |shard: &Mutex<HashMap<Key, Queue>>| {
+            let queues = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            queues
+                .values()
+                .map(|queue| queue.pieces.len())
+                .sum::<usize>()
+        };
+        self.shards.iter().map(of_shard).sum()
+    }
+
+    /// Bytes that the waiting fragments are taken to cost.
+    pub fn memory(&self) -> usize {
+        self.memory.load(Ordering::Relaxed)
+    }
+
+    /// Fragments that were given up: timed out, or in contradiction.
+    pub fn expired(&self) -> u64 {
+        self.expired.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,408 @@
+//! One frame in a buffer with room in front, and what is known of its unfinished checksums and
+//! segments.
+
+use std::fmt;
+use std::mem;
+use std::ops::{Deref, DerefMut, Range};
+
+pub use lvs_sys::{Arena, Lent};
+
+/// Bytes in front of a frame that is received here: enough for an outer IPv6, UDP and GUE header,
+/// or a VLAN tag.
+pub const HEADROOM: usize = 128;
+
+/// The longest frame: 64 KiB of IP and an Ethernet header with two VLAN tags.
+pub const MAX_FRAME: usize = 65_535 + 14 + 8;
+
+/// What a device or a peer on a virtual link has left undone (the fields of `virtio_net_hdr`,
+/// offsets relative to the first byte of the frame).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offload {
+    /// The transport checksum field holds only the sum of the pseudo-header (not complemented);
+    /// the sum from `start` to the end of the frame is to be stored at `start + offset`
+    /// (`VIRTIO_NET_HDR_F_NEEDS_CSUM`).
+    pub checksum: Option<PartialChecksum>,
+    /// The frame is an aggregate that is to be cut into segments.
+    pub segments: Option<Segments>,
+    /// The device has verified the checksum (`VIRTIO_NET_HDR_F_DATA_VALID`).
+    pub verified: bool,
+}
+
+impl Offload {
+    /// The transport checksum needs no look: somebody has verified it, or will finish it.
+    pub const fn is_checked(&self) -> bool {
+        self.checksum.is_some() || self.verified
+    }
+}
+
+/// Where an unfinished checksum is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartialChecksum {
+    /// First byte that it covers, from the start of the frame.
+    pub start: u16,
+    /// Its field, from `start`.
+    pub offset: u16,
+}
+
+/// How an aggregate is to be cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segments {
+    /// TCP over IPv4 or IPv6, or UDP.
+    pub kind: SegmentKind,
+    /// Payload bytes of each segment but the last.
+    pub size: u16,
+    /// Length of all headers, as the sender knew it; 0 is unknown.
+    pub header_len: u16,
+    /// The first segment alone carries CWR (`VIRTIO_NET_HDR_GSO_ECN`).
+    pub ecn: bool,
+}
+
+/// Kinds of aggregates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentKind {
+    /// TCP over IPv4.
+    Tcp4,
+    /// TCP over IPv6.
+    Tcp6,
+    /// UDP datagrams of equal size (UDP GSO).
+    Udp,
+    /// One UDP datagram to be fragmented (UFO).
+    UdpFragments,
+}
+
+/// Where a frame's bytes are.
+enum Storage {
+    /// On the heap.
+    Owned(Box<[u8]>),
+    /// In a slot of a backend's memory, which comes back to it when the frame is dropped or sent.
+    Lent(Lent),
+}
+
+impl Deref for Storage {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Owned(bytes) => bytes,
+            Self::Lent(bytes) => bytes,
+        }
+    }
+}
+
+impl DerefMut for Storage {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Owned(bytes) => bytes,
+            Self::Lent(bytes) => bytes,
+        }
+    }
+}
+
+/// One frame: Ethernet on an interface, bare IP on a TUN device. It is changed where it is, whether
+/// its bytes are its own or a backend's.
+///
+/// ```text
+///  0          start                    end        capacity
+///  ├─ headroom ─┼───────── frame ────────┼─ tailroom ─┤
+/// ```
+pub struct Frame {
+    buf: Storage,
+    start: usize,
+    end: usize,
+    /// What is unfinished about it.
+    pub offload: Offload,
+}
+
+impl Frame {
+    /// An empty frame with room for the longest one.
+    pub fn new() -> Self {
+        Self::with_capacity(MAX_FRAME)
+    }
+
+    /// An empty frame with room for `len` bytes behind the headroom.
+    pub fn with_capacity(len: usize) -> Self {
+        Self {
+            buf: Storage::Owned(vec![0; HEADROOM + len].into_boxed_slice()),
+            start: HEADROOM,
+            end: HEADROOM,
+            offload: Offload::default(),
+        }
+    }
+
+    /// A frame without any room, which takes no memory: what is left where one was taken out.
+    pub fn vacant() -> Self {
+        Self {
+            buf: Storage::Owned(Box::default()),
+            start: 0,
+            end: 0,
+            offload: Offload::default(),
+        }
+    }
+
+    /// A frame with a copy of `bytes`.
+    pub fn from_bytes(bytes: &[u8]) -> Self {
+        let mut frame = Self::with_capacity(bytes.len());
+        frame.buf[HEADROOM..].copy_from_slice(bytes);
+        frame.end = frame.buf.len();
+        frame
+    }
+
+    /// The frame at `place` of a slot that a backend lends.
+    ///
+    /// # Panics
+    /// If the slot is shorter.
+    pub fn lent(slot: Lent, place: Range<usize>, offload: Offload) -> Self {
+        assert!(
+            place.start <= place.end && place.end <= slot.len(),
+            "a frame lies within its slot"
+        );
+        Self {
+            buf: Storage::Lent(slot),
+            start: place.start,
+            end: place.end,
+            offload,
+        }
+    }
+
+    /// The slot that it was received in, if it is a backend's; where the frame lies in it is
+    /// [`Self::place`].
+    #[inline]
+    pub const fn slot(&self) -> Option<&Lent> {
+        match &self.buf {
+            Storage::Lent(slot) => Some(slot),
+            Storage::Owned(_) => None,
+        }
+    }
+
+    /// Where the frame lies in its storage.
+    pub const fn place(&self) -> Range<usize> {
+        self.start..self.end
+    }
+
+    /// Takes the frame out, and leaves one without room.
+    #[inline]
+    #[must_use]
+    pub fn take(&mut self) -> Self {
+        mem::replace(self, Self::vacant())
+    }
+
+    /// Bytes that it can have behind the standard headroom, when it is cleared. 0 for memory that
+    /// is not its own.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        match &self.buf {
+            Storage::Owned(bytes) => bytes.len().saturating_sub(HEADROOM),
+            Storage::Lent(_) => 0,
+        }
+    }
+
+    /// The frame's bytes.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.buf[self.start..self.end]
+    }
+
+    /// The frame's bytes, to be changed in place.
+    #[inline]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.buf[self.start..self.end]
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Whether it has no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Bytes that [`Self::push_front`] can still add.
+    #[inline]
+    pub fn headroom(&self) -> usize {
+        self.start
+    }
+
+    /// Bytes that the frame can still grow at its end.
+    #[inline]
+    pub fn tailroom(&self) -> usize {
+        self.buf.len() - self.end
+    }
+
+    /// Grows the frame by `n` bytes at its front and gives them (their content is undefined);
+    /// `None`, and nothing changed, if there is no room. Offsets in `offload` are moved along.
+    #[inline]
+    #[must_use]
+    pub fn push_front(&mut self, n: usize) -> Option<&mut [u8]> {
+        self.start = self.start.checked_sub(n)?;
+        if let Some(csum) = &mut self.offload.checksum {
+            csum.start = csum
+                .start
+                .saturating_add(u16::try_from(n).unwrap_or(u16::MAX));
+        }
+        Some(&mut self.buf[self.start..self.start + n])
+    }
+
+    /// Writes `header` in front of the frame, which stays as it is, and gives both; `None`, and
+    /// nothing written, if there is no room. What is in front of a frame has no meaning
+    /// afterwards.
+    #[inline]
+    pub fn behind(&mut self, header: &[u8]) -> Option<&[u8]> {
+        let start = self.start.checked_sub(header.len())?;
+        self.buf[start..self.start].copy_from_slice(header);
+        Some(&self.buf[start..self.end])
+    }
+
+    /// Cuts `n` bytes off the front; `false`, and nothing changed, if it is shorter.
+    #[inline]
+    #[must_use]
+    pub fn pull_front(&mut self, n: usize) -> bool {
+        if n > self.len() {
+            return false;
+        }
+        self.start += n;
+        if let Some(csum) = &mut self.offload.checksum {
+            csum.start = csum
+                .start
+                .saturating_sub(u16::try_from(n).unwrap_or(u16::MAX));
+        }
+        true
+    }
+
+    /// Cuts the frame to `len` bytes; longer than it is changes nothing.
+    #[inline]
+    pub fn truncate(&mut self, len: usize) {
+        self.end = self.end.min(self.start + len);
+    }
+
+    /// Appends `bytes`; `false`, and nothing changed, if there is no room.
+    #[must_use]
+    pub fn extend(&mut self, bytes: &[u8]) -> bool {
+        if bytes.len() > self.tailroom() {
+            return false;
+        }
+        self.buf[self.end..self.end + bytes.len()].copy_from_slice(bytes);
+        self.end += bytes.len();
+        true
+    }
+
+    /// Puts `text` instead of some bytes; `false`, and nothing changed, if there is no room in
+    /// front. Whatever is before the place keeps its offset, the ones in `offload` included.
+    #[must_use]
+    pub fn replace(&mut self, place: Range<usize>, text: &[u8]) -> bool {
+        let start = self.start;
+        if place.start > place.end || place.end > self.len() || start + place.len() < text.len() {
+            return false;
+        }
+        // What is in front is shorter than what is behind: it moves.
+        self.start = start + place.len() - text.len();
+        self.buf.copy_within(start..start + place.start, self.start);
+        let at = self.start + place.start;
+        self.buf[at..at + text.len()].copy_from_slice(text);
+        true
+    }
+
+    /// Forgets the content: an empty frame with the standard headroom, as far as there is room for
+    /// it.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.start = HEADROOM.min(self.buf.len());
+        self.end = self.start;
+        self.offload = Offload::default();
+    }
+
+    /// The room behind the headroom, for a receive call to fill; follow it by [`Self::filled`]. A
+    /// frame that does not have room for the longest one gets it.
+    pub fn receive_buffer(&mut self) -> &mut [u8] {
+        if self.capacity() < MAX_FRAME {
+            *self = Self::new();
+        }
+        self.clear();
+        &mut self.buf[HEADROOM..]
+    }
+
+    /// Declares that a receive call has put `len` bytes into [`Self::receive_buffer`].
+    ///
+    /// # Panics
+    /// If `len` is longer than that buffer.
+    pub fn filled(&mut self, len: usize, offload: Offload) {
+        assert!(
+            HEADROOM + len <= self.buf.len(),
+            "a receive call cannot fill more than its buffer"
+        );
+        self.start = HEADROOM;
+        self.end = HEADROOM + len;
+        self.offload = offload;
+    }
+}
+
+impl Default for Frame {
+    /// [`Frame::new`].
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clone for Frame {
+    /// The copy is on the heap. It has room for what the original holds, and the standard headroom.
+    fn clone(&self) -> Self {
+        let mut copy = Self::from_bytes(self.bytes());
+        copy.offload = self.offload;
+        copy
+    }
+}
+
+impl fmt::Debug for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frame")
+            .field("len", &self.len())
+            .field("offload", &self.offload)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lent_frame_is_changed_where_it_is() {
+        let arena = Arena::new(1, 256).expect("a mapping");
+        let mut slot = arena.lend(0).expect("free");
+        slot[64..68].copy_from_slice(b"data");
+        let mut frame = Frame::lent(slot, 64..68, Offload::default());
+        frame
+            .push_front(4)
+            .expect("headroom")
+            .copy_from_slice(b"link");
+        assert!(frame.extend(b"tail"));
+        assert!(frame.push_front(61).is_none());
+        assert_eq!(
+            (frame.bytes(), frame.place()),
+            (&b"linkdatatail"[..], 60..72)
+        );
+        assert_eq!((frame.headroom(), frame.tailroom()), (60, 184));
+        assert_eq!(frame.behind(b"head"), Some(&b"headlinkdatatail"[..]));
+        assert_eq!(frame.behind(&[0; 61]), None);
+        assert_eq!(frame.place(), 60..72);
+        let copy = frame.clone();
+        assert!(copy.slot().is_none() && frame.slot().is_some_and(|slot| slot.is_of(&arena)));
+        drop(frame.take());
+        assert_eq!((frame.len(), arena.lent()), (0, 0));
+        assert_eq!(&arena.lend(0).expect("it came back")[60..72], copy.bytes());
+    }
+
+    #[test]
+    fn a_frame_without_room_gets_it_where_it_is_to_receive() {
+        let mut frame = Frame::vacant();
+        assert!(frame.push_front(1).is_none() && !frame.extend(b"x"));
+        assert_eq!(frame.receive_buffer().len(), MAX_FRAME);
+        frame.filled(3, Offload::default());
+        assert_eq!(frame.len(), 3);
+    }
+}

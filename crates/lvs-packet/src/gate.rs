@@ -1,0 +1,560 @@
+//! Who may open TCP connections while there is a flood of SYNs.
+//!
+//! A SYN is the most expensive packet that a stranger can send, and needs nothing to be sent but a
+//! forged source. As long as SYNs take less than half of a worker's time all pass: whatever honest
+//! clients send beside them takes more than that. Beyond, each of three kinds of clients has a
+//! share of the time, for which the others do not compete:
+//!
+//! * clients that have had a connection, with more than its handshake, within minutes (a forged
+//!   source has had none);
+//! * SYNs that come again, as those of every honest client do after a second;
+//! * the rest.
+//!
+//! Within a kind, a share is shared out to networks of sources (/24 of IPv4, /48 of IPv6), so that
+//! the flood of one network leaves the others theirs. What is remembered has a fixed size, however
+//! many sources there are.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use lvs_core::Instant;
+
+/// Beyond this share of the time, SYNs are sorted: one half.
+const CALM: u32 = 2;
+/// One in so many parts of the time for SYNs of known clients, for those that come again, for the
+/// rest.
+const SHARES: [u32; KINDS] = [3, 16, 16];
+/// Known clients, SYNs that come again, the rest.
+const KINDS: usize = 3;
+/// What may be saved up: that of so many nanoseconds.
+const SAVED: i64 = 50_000_000;
+/// How long after the last SYN that had to be dropped they are still sorted.
+const CAUTIOUS: Duration = Duration::from_secs(1);
+/// How often what there is gets shared out anew, in nanoseconds.
+const EPOCH: u64 = 50_000_000;
+/// Networks that are told apart.
+const NETWORKS: u16 = 1024;
+
+/// Packets from a client that make it a known one: a handshake takes two.
+pub(super) const KNOWN_AFTER: u32 = 3;
+
+/// Clients are known for once to twice this.
+const KNOWN_FOR: Duration = Duration::from_secs(300);
+/// Bits for them, in each of two generations: a million clients are known with one of 16 others
+/// taken for known.
+const KNOWN_BITS: usize = 1 << 23;
+/// A SYN is remembered for once to twice this: clients send theirs again after one, three and seven
+/// seconds.
+const SEEN_FOR: Duration = Duration::from_secs(4);
+/// Bits for these: of a flood of 200,000 a second, one in 300 is taken for one that comes again.
+const SEEN_BITS: usize = 1 << 24;
+
+/// Time to be spent: so much of each second, and what was saved.
+#[derive(Debug)]
+struct Purse {
+    /// Nanoseconds. Below zero, it was overspent by the last batch.
+    left: i64,
+}
+
+impl Purse {
+    /// As much as can be saved at one in so many parts.
+    const fn most(part: u32) -> i64 {
+        SAVED / part as i64
+    }
+
+    fn full(part: u32) -> Self {
+        Self {
+            left: Self::most(part),
+        }
+    }
+
+    fn earn(&mut self, passed: Duration, part: u32) {
+        let earned = i64::try_from(passed.as_nanos()).unwrap_or(i64::MAX) / i64::from(part);
+        self.left = self.left.saturating_add(earned).min(Self::most(part));
+    }
+
+    /// A debt is no greater than what can be saved: nobody pays for long for one batch.
+    fn spend(&mut self, nanoseconds: u64, part: u32) {
+        let spent = i64::try_from(nanoseconds).unwrap_or(i64::MAX);
+        self.left = self.left.saturating_sub(spent).max(-Self::most(part));
+    }
+
+    const fn has_any(&self) -> bool {
+        self.left > 0
+    }
+}
+
+/// What one kind of clients has, and who has taken of it in this epoch.
+#[derive(Debug)]
+struct Kind {
+    part: u32,
+    purse: Purse,
+    /// SYNs that each network has had in this epoch.
+    taken: Box<[u16; NETWORKS as usize]>,
+    /// Networks that have asked for any in this epoch.
+    asking: u32,
+    /// What each may have.
+    quota: u16,
+    /// What is left when each has had that: one more SYN each for so many of them.
+    rest: u64,
+    /// SYNs in the batch at hand.
+    passed: u32,
+}
+
+impl Kind {
+    fn new(part: u32) -> Self {
+        Self {
+            part,
+            purse: Purse::full(part),
+            taken: Box::new([0; NETWORKS as usize]),
+            asking: 0,
+            quota: u16::MAX,
+            rest: 0,
+            passed: 0,
+        }
+    }
+
+    /// Shares out anew: among as many networks as have asked in the last epoch.
+    fn share_out(&mut self, cost: u64) {
+        let all = EPOCH / u64::from(self.part) / cost.max(1);
+        let asking = u64::from(self.asking.max(1));
+        self.quota = u16::try_from(all / asking).unwrap_or(u16::MAX).max(1);
+        self.rest = all.saturating_sub(u64::from(self.quota) * asking);
+        self.taken.fill(0);
+        self.asking = 0;
+    }
+
+    /// What is left over is for whoever comes, but not the half of the purse that is kept for those
+    /// who have not had their quota.
+    fn pass(&mut self, network: u16) -> bool {
+        let taken = &mut self.taken[usize::from(network)];
+        self.asking += u32::from(*taken == 0);
+        let passes = if *taken < self.quota {
+            *taken += 1;
+            self.purse.has_any()
+        } else if *taken == self.quota
+            && self.rest > 0
+            && self.purse.left > Purse::most(self.part) / 2
+        {
+            *taken = taken.saturating_add(1);
+            self.rest -= 1;
+            true
+        } else {
+            false
+        };
+        self.passed += u32::from(passes);
+        passes
+    }
+}
+
+/// Hashes that were there, in two generations: what comes is in the first, and with time only the
+/// last one's are forgotten.
+#[derive(Debug)]
+struct Memory {
+    generations: [Box<[u64]>; 2],
+    /// Whether anything is in them.
+    used: [bool; 2],
+    since: Instant,
+    lasts: Duration,
+}
+
+impl Memory {
+    fn new(bits: usize, lasts: Duration) -> Self {
+        let generation = || vec![0; bits / 64].into_boxed_slice();
+        Self {
+            generations: [generation(), generation()],
+            used: [false; 2],
+            since: Instant::ZERO,
+            lasts,
+        }
+    }
+
+    /// Forgets what is old.
+    fn age(&mut self, now: Instant) {
+        let passed = now.saturating_since(self.since);
+        if passed < self.lasts {
+            return;
+        }
+        // After a long time, both.
+        let turns = if passed >= 2 * self.lasts { 2 } else { 1 };
+        for _ in 0..turns {
+            self.generations.swap(0, 1);
+            self.used.swap(0, 1);
+            if std::mem::take(&mut self.used[0]) {
+                self.generations[0].fill(0);
+            }
+        }
+        self.since = now;
+    }
+
+    /// The places of a hash: word and bit.
+    fn places(&self, hash: u64) -> [(usize, u64); 3] {
+        let bits = self.generations[0].len() as u64 * 64;
+        // The number of bits is a power of two, and one of the steps is odd.
+        let (start, step) = (hash, (hash >> 32) | 1);
+        [0, 1, 2].map(|n| {
+            let bit = start.wrapping_add(step.wrapping_mul(n)) & (bits - 1);
+            ((bit / 64) as usize, 1 << (bit % 64))
+        })
+    }
+
+    fn insert(&mut self, hash: u64) {
+        for (word, bit) in self.places(hash) {
+            self.generations[0][word] |= bit;
+        }
+        self.used[0] = true;
+    }
+
+    fn contains(&self, hash: u64) -> bool {
+        let places = self.places(hash);
+        self.generations.iter().any(|generation| {
+            places
+                .iter()
+                .all(|&(word, bit)| generation[word] & bit != 0)
+        })
+    }
+}
+
+/// What a worker knows of those who open TCP connections.
+#[derive(Debug)]
+pub struct Gate {
+    hasher: RandomState,
+    known: Memory,
+    seen: Memory,
+    kinds: [Kind; KINDS],
+    all: Purse,
+    /// SYNs are sorted until then.
+    until: Option<Instant>,
+    /// What one costs, nanoseconds: a moving average.
+    cost: u64,
+    /// When time was last earned.
+    earned: Instant,
+    epoch: Instant,
+    /// SYNs that have passed without being sorted, in the batch at hand.
+    passed: u32,
+    /// Those that have not passed.
+    refused: u32,
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self {
+            hasher: RandomState::new(),
+            known: Memory::new(KNOWN_BITS, KNOWN_FOR),
+            seen: Memory::new(SEEN_BITS, SEEN_FOR),
+            kinds: SHARES.map(Kind::new),
+            all: Purse::full(CALM),
+            until: None,
+            cost: 4000,
+            earned: Instant::ZERO,
+            epoch: Instant::ZERO,
+            passed: 0,
+            refused: 0,
+        }
+    }
+}
+
+impl Gate {
+    /// Whether SYNs are sorted, because there are too many of them.
+    pub const fn sorts(&self) -> bool {
+        self.until.is_some()
+    }
+
+    /// SYNs cost all the time that there is, for an hour.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn is_flooded(&mut self, now: Instant) {
+        self.until = Some(now + Duration::from_secs(3600));
+        self.cost = 1_000_000_000;
+        self.epoch = now;
+        for kind in &mut self.kinds {
+            kind.share_out(self.cost);
+        }
+    }
+
+    /// A client has had a connection.
+    pub(super) fn meets(&mut self, client: IpAddr, now: Instant) {
+        self.known.age(now);
+        let hash = self.hasher.hash_one(host_of(client));
+        self.known.insert(hash);
+    }
+
+    /// Whether a SYN with this sequence number may pass.
+    pub(super) fn passes(
+        &mut self,
+        client: SocketAddr,
+        to: SocketAddr,
+        number: u32,
+        now: Instant,
+    ) -> bool {
+        if self.until.is_none() {
+            self.passed += 1;
+            return true;
+        }
+        self.next_epoch(now);
+        self.seen.age(now);
+        let flow = (host_of(client.ip()), client.port(), to.port(), number);
+        let flow = self.hasher.hash_one(flow);
+        let kind = if self
+            .known
+            .contains(self.hasher.hash_one(host_of(client.ip())))
+        {
+            0
+        } else if self.seen.contains(flow) {
+            1
+        } else {
+            2
+        };
+        self.seen.insert(flow);
+        let [a, b, ..] = self.hasher.hash_one(network_of(client.ip())).to_be_bytes();
+        let network = u16::from_be_bytes([a, b]) % NETWORKS;
+        let passes = self.kinds[kind].pass(network);
+        if !passes {
+            self.refused += 1;
+            self.until = Some(now + CAUTIOUS);
+        }
+        passes
+    }
+
+    fn next_epoch(&mut self, now: Instant) {
+        if now.saturating_since(self.epoch) >= Duration::from_nanos(EPOCH) {
+            self.epoch = now;
+            for kind in &mut self.kinds {
+                kind.share_out(self.cost);
+            }
+        }
+    }
+
+    /// A batch of `frames` has taken so long, and it is now `now`.
+    pub fn spent(&mut self, frames: usize, took: Duration, now: Instant) {
+        let passed = now.saturating_since(self.earned);
+        self.earned = now;
+        self.all.earn(passed, CALM);
+        for kind in &mut self.kinds {
+            kind.purse.earn(passed, kind.part);
+        }
+        let unsorted = std::mem::take(&mut self.passed);
+        let refused = std::mem::take(&mut self.refused) as usize;
+        let sorted: u32 = self.kinds.iter().map(|kind| kind.passed).sum();
+        if unsorted + sorted > 0 {
+            // What was refused has cost next to nothing.
+            let others = frames.saturating_sub(refused).max(1) as u64;
+            let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+            let each = took / others;
+            self.cost = (self.cost * 63 + each) / 64;
+            self.all.spend(each * u64::from(unsorted + sorted), CALM);
+            for kind in &mut self.kinds {
+                let passed = u64::from(std::mem::take(&mut kind.passed));
+                kind.purse.spend(each * passed, kind.part);
+            }
+        }
+        match self.until {
+            None if !self.all.has_any() => self.until = Some(now + CAUTIOUS),
+            Some(until) if until <= now => self.until = None,
+            _ => {}
+        }
+    }
+}
+
+/// What stands for a client: an address of IPv4, or the network of an IPv6 host, which has 2^64
+/// addresses.
+fn host_of(addr: IpAddr) -> u64 {
+    match addr {
+        IpAddr::V4(addr) => addr.to_bits().into(),
+        IpAddr::V6(addr) => (addr.to_bits() >> 64) as u64,
+    }
+}
+
+/// The network that a client is in.
+fn network_of(addr: IpAddr) -> u64 {
+    match addr {
+        IpAddr::V4(addr) => u64::from(addr.to_bits() >> 8),
+        IpAddr::V6(addr) => (addr.to_bits() >> 80) as u64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TO: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 10)), 80);
+    /// What a SYN that passes costs.
+    const COST: Duration = Duration::from_micros(8);
+    /// Between two SYNs of a flood.
+    const STEP: Duration = Duration::from_micros(5);
+
+    fn client(n: u32) -> SocketAddr {
+        // Of 2^16 addresses, and many ports.
+        let mixed = n.wrapping_mul(0x9e37_79b1);
+        let [a, b, c, d] = mixed.to_be_bytes();
+        SocketAddr::from(([198, 18, a, b], u16::from_be_bytes([c, d])))
+    }
+
+    /// A gate in a flood of 200,000 SYNs a second, and what of that has passed.
+    struct Flood {
+        gate: Gate,
+        now: Instant,
+        sent: u32,
+        passed: u32,
+        source: fn(u32) -> SocketAddr,
+    }
+
+    impl Flood {
+        fn new(source: fn(u32) -> SocketAddr) -> Self {
+            Self {
+                gate: Gate::default(),
+                now: Instant::ZERO,
+                sent: 0,
+                passed: 0,
+                source,
+            }
+        }
+
+        /// One batch of the flood, and of others as many as fit; which of these have passed.
+        fn batch(&mut self, others: &[(SocketAddr, u32)]) -> Vec<bool> {
+            let mut passed = 0;
+            for _ in 0..32 {
+                let source = (self.source)(self.sent);
+                passed += u32::from(self.gate.passes(source, TO, self.sent, self.now));
+                self.sent += 1;
+            }
+            self.passed += passed;
+            let others = others
+                .iter()
+                .map(|&(client, number)| self.gate.passes(client, TO, number, self.now));
+            let others: Vec<bool> = others.collect();
+            let took = COST * (passed + u32::try_from(others.len()).unwrap());
+            self.now = self.now + took.max(STEP * 32);
+            self.gate.spent(32 + others.len(), took, self.now);
+            others
+        }
+
+        fn run(&mut self, time: Duration) {
+            let end = self.now + time;
+            while self.now < end {
+                self.batch(&[]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_flood_takes_its_share_and_known_clients_pass() {
+        let mut flood = Flood::new(client);
+        let honest = |n: u16| SocketAddr::from(([192, 0, 2, 100], n));
+        flood.gate.meets(honest(1).ip(), flood.now);
+        flood.run(Duration::from_secs(1));
+        let (begun, already) = (flood.now, flood.passed);
+        for n in 0..1000 {
+            assert_eq!(flood.batch(&[(honest(n), n.into())]), [true], "{n}");
+            flood.run(Duration::from_millis(1));
+        }
+        let passed = f64::from(flood.passed - already);
+        let share = passed * COST.as_secs_f64() / flood.now.saturating_since(begun).as_secs_f64();
+        // A sixteenth at most, and what is taken for a SYN that comes again.
+        assert!((0.05..0.08).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn a_syn_that_comes_again_passes() {
+        let mut flood = Flood::new(client);
+        flood.run(Duration::from_secs(2));
+        let mut at_once = 0;
+        for n in 0..100_u16 {
+            let stranger = SocketAddr::from(([198, 18, 7, 7], n));
+            at_once += u32::from(flood.batch(&[(stranger, 7)])[0]);
+        }
+        assert!(
+            at_once < 50,
+            "most of the flood's network have to wait: {at_once}"
+        );
+        flood.run(Duration::from_secs(1));
+        let mut again = 0;
+        for n in 0..100_u16 {
+            let stranger = SocketAddr::from(([198, 18, 7, 7], n));
+            again += u32::from(flood.batch(&[(stranger, 7)])[0]);
+            flood.run(Duration::from_millis(10));
+        }
+        assert!(again >= 95, "{again}");
+    }
+
+    #[test]
+    fn the_flood_of_one_network_leaves_others_theirs() {
+        let one = |n: u32| {
+            let [_, b, c, d] = n.wrapping_mul(0x9e37_79b1).to_be_bytes();
+            SocketAddr::from(([203, 0, 113, b], u16::from_be_bytes([c, d])))
+        };
+        let mut flood = Flood::new(one);
+        flood.run(Duration::from_secs(2));
+        let mut passed = 0;
+        for n in 0..100 {
+            let other = SocketAddr::from(([192, 0, 2, n], 4000));
+            passed += u32::from(flood.batch(&[(other, 1)])[0]);
+            flood.run(Duration::from_millis(5));
+        }
+        assert!(passed >= 95, "{passed}");
+    }
+
+    #[test]
+    fn what_a_flood_of_many_networks_has_more_than_its_quota_is_nobody_elses() {
+        let mut flood = Flood::new(client);
+        flood.run(Duration::from_secs(2));
+        let mut passed = 0;
+        for n in 0..1000_u16 {
+            let [high, low] = n.to_be_bytes();
+            let other = SocketAddr::from(([100, 64 + high, low, 7], 4000));
+            passed += u32::from(flood.batch(&[(other, 1)])[0]);
+            flood.run(Duration::from_millis(5));
+        }
+        // Three of ten are in one of 1,024 places with a network of the flood.
+        assert!(passed >= 650, "{passed}");
+    }
+
+    #[test]
+    fn what_takes_less_than_half_of_the_time_passes_and_calm_returns() {
+        let mut gate = Gate::default();
+        let mut now = Instant::ZERO;
+        for n in 0..200_000_u32 {
+            // As with connections that are used: the rest of the time is for their other packets.
+            assert!(gate.passes(client(n), TO, n, now));
+            now = now + COST * 3;
+            gate.spent(1, COST, now);
+        }
+        let mut flood = Flood::new(client);
+        flood.run(Duration::from_secs(1));
+        assert!(flood.gate.until.is_some());
+        flood.now = flood.now + Duration::from_secs(2);
+        flood.gate.spent(1, COST, flood.now);
+        assert!(flood.gate.until.is_none());
+    }
+
+    #[test]
+    fn what_is_known_is_forgotten_in_time() {
+        let mut memory = Memory::new(1 << 12, Duration::from_secs(10));
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        memory.insert(7);
+        memory.age(at(10));
+        memory.insert(8);
+        assert!(memory.contains(7) && memory.contains(8) && !memory.contains(9));
+        memory.age(at(20));
+        assert!(!memory.contains(7) && memory.contains(8));
+        memory.age(at(99));
+        assert!(!memory.contains(8));
+    }
+
+    /// Of others, one in 16 is taken for one of a million that are known; one in 300 for one of a
+    /// flood of 200,000 a second.
+    #[test]
+    fn with_more_than_are_told_apart_some_are_taken_for_known() {
+        let gate = Gate::default();
+        let hash = |n: u64| gate.hasher.hash_one(n);
+        for (mut memory, count, part) in [(gate.known, 1_000_000, 16), (gate.seen, 800_000, 300)] {
+            let size = memory.generations.each_ref().map(|bits| bits.len());
+            (0..count).for_each(|n| memory.insert(hash(n)));
+            assert!((0..1000).all(|n| memory.contains(hash(n))));
+            let others = (count..count + 100_000).filter(|&n| memory.contains(hash(n)));
+            let others = others.count();
+            assert!((1..100_000 / part).contains(&others), "{others}");
+            assert_eq!(memory.generations.each_ref().map(|bits| bits.len()), size);
+        }
+    }
+}

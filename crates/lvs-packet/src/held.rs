@@ -1,0 +1,299 @@
+//! Packets that wait: for the link-layer address of their next hop, or until the host does not see
+//! their answers.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use lvs_core::Instant;
+
+use crate::frame::Frame;
+use crate::intercept::LocalClient;
+use crate::net::PortId;
+
+/// Packets that wait for one neighbour at most; the oldest gives way (the kernel's `unres_qlen`
+/// default).
+pub const PER_NEIGHBOUR: usize = 101;
+/// Packets of a director that wait at most.
+pub const TOTAL: usize = 4096;
+/// Bytes of a director that wait at most.
+pub const BYTES: usize = 16 << 20;
+/// How long a packet waits at most. The kernel gives up a neighbour after three questions, one
+/// second apart, and says so; this is for those of which it never speaks again.
+pub const TIMEOUT: Duration = Duration::from_millis(3500);
+/// How long until the kernel is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// What a packet waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Cause {
+    Neighbour(PortId, IpAddr),
+    /// It is one of the host's own, whose answers are not intercepted yet.
+    LocalClient(LocalClient),
+}
+
+#[derive(Debug)]
+struct Queue {
+    frames: VecDeque<(Instant, Frame)>,
+    asked: Instant,
+}
+
+/// The packets of one worker that wait, in copies of their own size.
+#[derive(Debug)]
+pub struct Held {
+    queues: HashMap<Cause, Queue>,
+    /// Queues of local clients.
+    clients: usize,
+    frames: usize,
+    bytes: usize,
+    limits: Limits,
+    /// Packets that waited in vain, or gave way to others.
+    pub dropped: u64,
+}
+
+/// What may wait at most.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    per_neighbour: usize,
+    total: usize,
+    bytes: usize,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self::of_workers(NonZeroUsize::MIN)
+    }
+}
+
+impl Held {
+    /// Nothing waits. One of `workers` that hold packets: what a director may hold is divided among
+    /// them.
+    pub fn of_workers(workers: NonZeroUsize) -> Self {
+        let share = |all: usize| all.div_ceil(workers.get());
+        Self {
+            queues: HashMap::new(),
+            clients: 0,
+            frames: 0,
+            bytes: 0,
+            limits: Limits {
+                per_neighbour: share(PER_NEIGHBOUR),
+                total: share(TOTAL),
+                bytes: share(BYTES),
+            },
+            dropped: 0,
+        }
+    }
+
+    /// Lets `frame` wait; whether the kernel should be asked for the address now.
+    pub fn hold(&mut self, port: PortId, addr: IpAddr, frame: Frame, now: Instant) -> bool {
+        self.hold_for(Cause::Neighbour(port, addr), frame, now)
+    }
+
+    /// Lets a packet of the host's own, translated and without link header, wait until its
+    /// connection's answers are intercepted; whether that should be asked for now.
+    pub fn hold_local_client(&mut self, client: LocalClient, frame: Frame, now: Instant) -> bool {
+        self.hold_for(Cause::LocalClient(client), frame, now)
+    }
+
+    fn hold_for(&mut self, cause: Cause, frame: Frame, now: Instant) -> bool {
+        if self.frames >= self.limits.total || self.bytes + frame.len() > self.limits.bytes {
+            // All queues are bounded together: the newcomer loses, whoever has waited is served
+            // first. Its next hop is asked for all the same, or nobody would get there
+            // as long as others fill the queues.
+            self.dropped += 1;
+            return self.asks(cause, now);
+        }
+        let mut ask = false;
+        let queue = self.queues.entry(cause).or_insert_with(|| {
+            ask = true;
+            self.clients += usize::from(matches!(cause, Cause::LocalClient(_)));
+            Queue {
+                frames: VecDeque::new(),
+                asked: now,
+            }
+        });
+        if now.saturating_since(queue.asked) >= ASK_AGAIN {
+            queue.asked = now;
+            ask = true;
+        }
+        if queue.frames.len() >= self.limits.per_neighbour
+            && let Some((_, old)) = queue.frames.pop_front()
+        {
+            self.frames -= 1;
+            self.bytes -= old.len();
+            self.dropped += 1;
+        }
+        self.frames += 1;
+        self.bytes += frame.len();
+        queue.frames.push_back((now, frame));
+        ask
+    }
+
+    /// Whether what no packet may wait for should be asked for.
+    fn asks(&mut self, cause: Cause, now: Instant) -> bool {
+        let room = self.queues.len() < 2 * self.limits.total;
+        match self.queues.entry(cause) {
+            Entry::Occupied(queue) if now.saturating_since(queue.get().asked) < ASK_AGAIN => false,
+            Entry::Occupied(mut queue) => {
+                queue.get_mut().asked = now;
+                true
+            }
+            Entry::Vacant(place) if room => {
+                self.clients += usize::from(matches!(cause, Cause::LocalClient(_)));
+                place.insert(Queue {
+                    frames: VecDeque::new(),
+                    asked: now,
+                });
+                true
+            }
+            Entry::Vacant(_) => false,
+        }
+    }
+
+    /// Takes out what waits for a neighbour, in order.
+    pub fn take(&mut self, port: PortId, addr: IpAddr) -> impl Iterator<Item = Frame> + use<> {
+        self.take_for(Cause::Neighbour(port, addr))
+    }
+
+    /// Takes out the packets of local clients whose answers are intercepted by now, as
+    /// `is_intercepted` says.
+    pub fn take_local_clients(
+        &mut self,
+        is_intercepted: impl Fn(&LocalClient) -> bool,
+    ) -> Vec<Frame> {
+        let ready: Vec<Cause> = self
+            .queues
+            .keys()
+            .filter(|cause| matches!(cause, Cause::LocalClient(client) if is_intercepted(client)))
+            .copied()
+            .collect();
+        let mut frames = Vec::new();
+        for cause in ready {
+            frames.extend(self.take_for(cause));
+        }
+        frames
+    }
+
+    /// Whether packets of local clients wait.
+    pub const fn has_local_clients(&self) -> bool {
+        self.clients > 0
+    }
+
+    fn take_for(&mut self, cause: Cause) -> impl Iterator<Item = Frame> + use<> {
+        let queue = self.queues.remove(&cause);
+        if queue.is_some() && matches!(cause, Cause::LocalClient(_)) {
+            self.clients -= 1;
+        }
+        let frames = queue.map(|queue| queue.frames).unwrap_or_default();
+        self.frames -= frames.len();
+        self.bytes -= frames.iter().map(|(_, frame)| frame.len()).sum::<usize>();
+        frames.into_iter().map(|(_, frame)| frame)
+    }
+
+    /// Gives up what waits for a neighbour that does not answer: the packets, in order, which count
+    /// as dropped.
+    pub fn give_up(&mut self, port: PortId, addr: IpAddr) -> Vec<Frame> {
+        let lost: Vec<Frame> = self.take(port, addr).collect();
+        self.dropped += lost.len() as u64;
+        lost
+    }
+
+    /// Drops what has waited for [`TIMEOUT`].
+    pub fn expire(&mut self, now: Instant) {
+        let Self {
+            queues,
+            clients,
+            frames,
+            bytes,
+            dropped,
+            limits: _,
+        } = self;
+        queues.retain(|cause, queue| {
+            while let Some((since, _)) = queue.frames.front()
+                && now.saturating_since(*since) >= TIMEOUT
+                && let Some((_, frame)) = queue.frames.pop_front()
+            {
+                *frames -= 1;
+                *bytes -= frame.len();
+                *dropped += 1;
+            }
+            let asked = now.saturating_since(queue.asked) < ASK_AGAIN;
+            let empty = queue.frames.is_empty() && !asked;
+            *clients -= usize::from(empty && matches!(cause, Cause::LocalClient(_)));
+            !empty
+        });
+    }
+
+    /// Packets that wait.
+    pub const fn len(&self) -> usize {
+        self.frames
+    }
+
+    /// Whether none waits.
+    pub const fn is_empty(&self) -> bool {
+        self.frames == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_next_hop_is_asked_for_though_others_fill_the_queues() {
+        let mut held = Held::default();
+        let (port, now) = (PortId(1), Instant::from_secs(1));
+        let hop = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
+        let frame = || Frame::from_bytes(&[0; 60]);
+        for n in 0..4096 {
+            assert!(held.hold(port, hop(n), frame(), now));
+        }
+        // Full: the packet is lost, the question is asked; once a second, and not for everybody.
+        assert!(held.hold(port, hop(9000), frame(), now));
+        assert!(!held.hold(port, hop(9000), frame(), now));
+        assert!(held.hold(port, hop(9000), frame(), now + ASK_AGAIN));
+        let asked = (10_000..40_000).filter(|&n| held.hold(port, hop(n), frame(), now));
+        assert_eq!(asked.count(), TOTAL - 1);
+        assert_eq!((held.len(), held.take(port, hop(9000)).count()), (TOTAL, 0));
+        // All but those that were asked for again have waited in vain by then, and all are counted.
+        let lost = held.dropped;
+        assert_eq!(lost, 3 + 30_000);
+        let later = now + TIMEOUT;
+        held.expire(Instant::from_nanos(later.as_nanos() - 1));
+        assert_eq!((held.len(), held.dropped), (TOTAL, lost));
+        held.expire(later);
+        assert!(held.is_empty() && held.queues.is_empty());
+        assert_eq!(held.dropped, lost + 4096);
+    }
+
+    #[test]
+    fn what_waits_for_one_neighbour_and_in_bytes_is_bounded() {
+        let (port, now) = (PortId(1), Instant::from_secs(1));
+        let hop = |n: u8| IpAddr::from([10, 0, 0, n]);
+        let mut held = Held::default();
+        for n in 0..150 {
+            held.hold(port, hop(1), Frame::from_bytes(&[n; 60]), now);
+        }
+        assert_eq!((held.len(), held.dropped), (PER_NEIGHBOUR, 49));
+        let first = held.take(port, hop(1)).next().expect("they wait");
+        assert_eq!(first.bytes()[0], 49, "the oldest give way");
+
+        let mut held = Held::default();
+        let long = Frame::from_bytes(&[0; 65_536]);
+        for n in 0..4 {
+            for _ in 0..64 {
+                held.hold(port, hop(n), Frame::from_bytes(long.bytes()), now);
+            }
+        }
+        assert_eq!((held.bytes, held.dropped), (BYTES, 0));
+        assert!(
+            held.hold(port, hop(9), Frame::from_bytes(&[0]), now),
+            "asked"
+        );
+        assert_eq!((held.bytes, held.len(), held.dropped), (BYTES, 256, 1));
+        assert_eq!(held.give_up(port, hop(0)).len(), 64);
+        assert_eq!(held.dropped, 65);
+    }
+}

@@ -1,0 +1,301 @@
+//! When the director may send an ICMP error, and how many.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use lvs_core::{Instant, Protocol};
+
+use crate::parse::Packet;
+use crate::wire::icmp::ErrorKind;
+
+/// Buckets for single receivers. Two that share one share its tokens.
+const PEERS: usize = 1024;
+/// Buckets behind one lock.
+const STRIPE: usize = 64;
+/// Errors that a receiver may get at once (`XRLIM_BURST_FACTOR`).
+const PEER_BURST: i64 = 6;
+
+/// How many errors may be sent, after the kernel's sysctls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Time between two errors to one receiver, after a burst of six (`icmp_ratelimit`); zero is
+    /// no limit.
+    pub per_receiver: Duration,
+    /// Errors a second to all (`icmp_msgs_per_sec`).
+    pub per_second: u32,
+    /// Errors at once (`icmp_msgs_burst`).
+    pub burst: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            per_receiver: Duration::from_secs(1),
+            per_second: 1000,
+            burst: 50,
+        }
+    }
+}
+
+impl Limits {
+    /// No limit at all.
+    pub const NONE: Self = Self {
+        per_receiver: Duration::ZERO,
+        per_second: 0,
+        burst: 0,
+    };
+}
+
+/// A token bucket that workers share, full at first.
+#[derive(Debug)]
+pub struct Bucket {
+    /// Nanoseconds that one costs; 0 is no limit.
+    cost: i64,
+    /// Nanoseconds that are saved at most.
+    full: i64,
+    /// The moment since which nothing was taken out, in nanoseconds: what lies between it and now
+    /// is saved.
+    since: AtomicI64,
+}
+
+impl Bucket {
+    /// `per_second` in the long run (0 is no limit), and `burst` at once.
+    pub fn new(per_second: u32, burst: u32) -> Self {
+        let cost = 1_000_000_000_i64
+            .checked_div(per_second.into())
+            .unwrap_or(0);
+        Self {
+            cost,
+            full: cost.saturating_mul(burst.max(1).into()),
+            since: AtomicI64::new(i64::MIN),
+        }
+    }
+
+    /// Takes one out, if there is one.
+    pub fn take(&self, now: Instant) -> bool {
+        if self.cost == 0 {
+            return true;
+        }
+        let now = nanos(now);
+        let taken = |since| take(since, now, self.cost, self.full);
+        self.since
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken)
+            .is_ok()
+    }
+
+    /// Whether there is one to take.
+    fn has_some(&self, now: Instant) -> bool {
+        let since = self.since.load(Ordering::Relaxed);
+        self.cost == 0 || take(since, nanos(now), self.cost, self.full).is_some()
+    }
+}
+
+/// What [`Bucket::since`] becomes when one is taken out at `now`; `None` if nothing is left.
+fn take(since: i64, now: i64, cost: i64, full: i64) -> Option<i64> {
+    let since = since.max(now.saturating_sub(full));
+    (now.saturating_sub(since) >= cost).then(|| since.saturating_add(cost))
+}
+
+fn nanos(now: Instant) -> i64 {
+    i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Peer {
+    addr: IpAddr,
+    /// As in [`Bucket`].
+    since: i64,
+    last: i64,
+}
+
+/// Token buckets of a director, which its workers share: one for all errors, one for each receiver
+/// (`icmp_global_allow`, `inet_peer_xrlim_allow`).
+#[derive(Debug)]
+pub struct RateLimit {
+    limits: Limits,
+    all: Bucket,
+    /// In stripes with a lock each, so that workers seldom meet.
+    peers: [Mutex<[Option<Peer>; STRIPE]>; PEERS / STRIPE],
+    suppressed: AtomicU64,
+}
+
+impl RateLimit {
+    /// Full buckets.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            all: Bucket::new(limits.per_second, limits.burst),
+            limits,
+            peers: std::array::from_fn(|_| Mutex::new([None; STRIPE])),
+            suppressed: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether an error may go to `receiver` now.
+    pub fn allow(&self, kind: ErrorKind, receiver: IpAddr, now: Instant) -> bool {
+        // Path MTU discovery is never limited (`icmpv4_mask_allow`), and no limit is none.
+        if matches!(
+            kind,
+            ErrorKind::FragmentationNeeded(_)
+                | ErrorKind::Relayed {
+                    kind: 3,
+                    code: 4,
+                    ..
+                }
+        ) || self.limits.per_receiver.is_zero()
+        {
+            return true;
+        }
+        // One receiver's errors that are not sent take nothing from the others (CVE-2024-47678).
+        let allowed = self.all.has_some(now) && self.peer(receiver, now) && self.all.take(now);
+        if !allowed {
+            self.suppressed.fetch_add(1, Ordering::Relaxed);
+        }
+        allowed
+    }
+
+    /// Errors that were not sent.
+    pub fn suppressed(&self) -> u64 {
+        self.suppressed.load(Ordering::Relaxed)
+    }
+
+    fn peer(&self, receiver: IpAddr, now: Instant) -> bool {
+        let cost = i64::try_from(self.limits.per_receiver.as_nanos()).unwrap_or(i64::MAX);
+        let full = cost.saturating_mul(PEER_BURST);
+        let now = nanos(now);
+        let slot = slot(receiver);
+        let mut stripe = self.peers[slot / STRIPE]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let peer = &mut stripe[slot % STRIPE];
+        let since = match *peer {
+            // A slot taken over keeps its debt while it is fresh, so that many addresses cannot
+            // refill it.
+            Some(old) if old.addr == receiver || now.saturating_sub(old.last) < cost => old.since,
+            _ => i64::MIN,
+        };
+        let taken = take(since, now, cost, full);
+        *peer = Some(Peer {
+            addr: receiver,
+            since: taken.unwrap_or(since),
+            last: now,
+        });
+        taken.is_some()
+    }
+}
+
+/// A receiver's place in the table.
+fn slot(receiver: IpAddr) -> usize {
+    // Fibonacci hashing spreads neighbouring addresses.
+    let bits = match receiver {
+        IpAddr::V4(addr) => addr.to_bits(),
+        IpAddr::V6(addr) => addr.segments().chunks(2).fold(0, |bits: u32, pair| {
+            (bits.rotate_left(5) ^ (u32::from(pair[0]) << 16 | u32::from(pair[1])))
+                .wrapping_mul(0x85eb_ca6b)
+        }),
+    };
+    (bits.wrapping_mul(0x9e37_79b9) >> 22) as usize % PEERS
+}
+
+/// Whether an error about `packet` may be sent at all (RFC 1122 section 3.2.2).
+pub fn may_be_answered(packet: &Packet, ip: &[u8]) -> bool {
+    let broadcast = |addr| matches!(addr, IpAddr::V4(addr) if addr.is_broadcast());
+    let group = packet.dst.is_multicast() || broadcast(packet.dst);
+    let nobody = packet.src.is_unspecified()
+        || packet.src.is_multicast()
+        || broadcast(packet.src)
+        || packet.src.is_loopback();
+    let later_fragment = packet.fragment.is_some_and(|f| f.offset > 0);
+    // Never an error about an error; queries (echo and the like) may be answered.
+    let kind = ip.get(packet.l4).copied();
+    let error = if packet.is_ipv6() {
+        packet.protocol == Protocol::ICMPV6 && !matches!(kind, Some(128..=136 | 138..))
+    } else {
+        packet.protocol == Protocol::ICMP && !matches!(kind, Some(0 | 8 | 9 | 10 | 13..=18))
+    };
+    !(group || nobody || later_fragment || error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_receiver_gets_six_and_then_one_a_second() {
+        let limit = RateLimit::new(Limits::default());
+        let a = IpAddr::from([192, 0, 2, 1]);
+        let kind = ErrorKind::PortUnreachable;
+        let now = Instant::from_secs(100);
+        assert_eq!((0..20).filter(|_| limit.allow(kind, a, now)).count(), 6);
+        assert!(limit.allow(ErrorKind::FragmentationNeeded(1480), a, now));
+        let later = now + Duration::from_secs(1);
+        assert_eq!((0..20).filter(|_| limit.allow(kind, a, later)).count(), 1);
+        assert_eq!(limit.suppressed(), 33);
+    }
+
+    #[test]
+    fn all_receivers_share_a_burst() {
+        let limit = RateLimit::new(Limits::default());
+        let now = Instant::from_secs(100);
+        let sent = (0..200u32)
+            .filter(|i| {
+                limit.allow(
+                    ErrorKind::TtlExceeded,
+                    IpAddr::from((i * 7919).to_be_bytes()),
+                    now,
+                )
+            })
+            .count();
+        assert!(sent <= 50, "{sent}");
+        assert_eq!(limit.suppressed(), 200 - sent as u64);
+        // And a thousand in each second that follows, be there ten times as many.
+        let tries = (1..=10_000_u32).filter(|&n| {
+            let at = now + Duration::from_micros(100) * n;
+            let receiver = IpAddr::from((0x0a00_0000 + n * 7919).to_be_bytes());
+            limit.allow(ErrorKind::TtlExceeded, receiver, at)
+        });
+        let tries = tries.count();
+        assert!((900..=1000).contains(&tries), "{tries}");
+        assert_eq!(limit.suppressed(), 10_200 - (sent + tries) as u64);
+    }
+
+    /// The order of CVE-2024-47678: whoever is over its own limit must not use up what belongs to
+    /// all.
+    #[test]
+    fn a_flooded_receiver_takes_nothing_from_others() {
+        let limit = RateLimit::new(Limits::default());
+        let now = Instant::from_secs(100);
+        let flooded = IpAddr::from([192, 0, 2, 1]);
+        let flood = (0..1000)
+            .filter(|_| limit.allow(ErrorKind::PortUnreachable, flooded, now))
+            .count();
+        assert_eq!(flood, 6);
+        let others = (0..30u8)
+            .filter(|&n| limit.allow(ErrorKind::PortUnreachable, [198, 51, 100, n].into(), now))
+            .count();
+        assert_eq!(others, 30);
+    }
+
+    #[test]
+    fn workers_do_not_get_more_together() {
+        let limit = RateLimit::new(Limits::default());
+        let now = Instant::from_secs(100);
+        let send = |worker: u32| {
+            let receiver = |n: u32| IpAddr::from(((worker << 24) | (n * 7919)).to_be_bytes());
+            (0..500)
+                .filter(|&n| limit.allow(ErrorKind::TtlExceeded, receiver(n), now))
+                .count()
+        };
+        let sent: usize = std::thread::scope(|scope| {
+            let workers: Vec<_> = (1..5)
+                .map(|worker| scope.spawn(move || send(worker)))
+                .collect();
+            workers
+                .into_iter()
+                .map(|worker| worker.join().expect("no panic"))
+                .sum()
+        });
+        assert_eq!(sent, 50);
+    }
+}

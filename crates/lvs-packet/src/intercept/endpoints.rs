@@ -1,0 +1,142 @@
+//! Addresses, protocols and ports that are intercepted, and sets of them.
+
+use std::hash::Hash;
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::Protocol;
+
+use crate::shared_map::{SharedMap, SharedSet};
+
+/// An address, a protocol and a port; port 0 is every port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Endpoint {
+    /// The address.
+    pub address: IpAddr,
+    /// The IP protocol.
+    pub protocol: Protocol,
+    /// The port, 0 for all.
+    pub port: u16,
+}
+
+impl Endpoint {
+    /// The endpoint at `addr`.
+    pub const fn new(protocol: Protocol, addr: SocketAddr) -> Self {
+        Self {
+            address: addr.ip(),
+            protocol,
+            port: addr.port(),
+        }
+    }
+}
+
+/// A set of endpoints that knows its addresses too, and is cheap to copy.
+#[derive(Clone, Debug, Default)]
+pub struct Endpoints {
+    all: SharedSet<Endpoint>,
+    /// How many there are of each address.
+    addresses: SharedMap<IpAddr, usize>,
+    /// How many there are of IPv4, and of IPv6.
+    families: [usize; 2],
+}
+
+impl Endpoints {
+    /// Adds an endpoint; whether it is new.
+    pub fn insert(&mut self, endpoint: Endpoint) -> bool {
+        let new = self.all.insert(endpoint);
+        if new {
+            *self.addresses.entry(endpoint.address, || 0) += 1;
+            self.families[usize::from(endpoint.address.is_ipv6())] += 1;
+        }
+        new
+    }
+
+    /// Takes an endpoint out; whether it was there.
+    pub fn remove(&mut self, endpoint: &Endpoint) -> bool {
+        let there = self.all.remove(endpoint);
+        if there {
+            decrement(&mut self.addresses, endpoint.address);
+            self.families[usize::from(endpoint.address.is_ipv6())] -= 1;
+        }
+        there
+    }
+
+    /// Whether this endpoint is in it.
+    #[inline]
+    pub fn contains(&self, endpoint: &Endpoint) -> bool {
+        self.all.contains(endpoint)
+    }
+
+    /// Whether an endpoint has this address.
+    #[inline]
+    pub fn has_address(&self, addr: IpAddr) -> bool {
+        self.addresses.contains_key(&addr)
+    }
+
+    /// Whether an endpoint has an address of the same version of IP as this one.
+    pub fn has_family(&self, of: IpAddr) -> bool {
+        self.families[usize::from(of.is_ipv6())] > 0
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// All endpoints, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
+        self.all.iter()
+    }
+
+    /// Their addresses, each once, in no order.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.addresses.keys().copied()
+    }
+}
+
+fn decrement<K: Clone + Eq + Hash>(counts: &mut SharedMap<K, usize>, key: K) {
+    let left = counts.entry(key.clone(), || 1);
+    *left -= 1;
+    if *left == 0 {
+        counts.remove(&key);
+    }
+}
+
+impl PartialEq for Endpoints {
+    /// The rest follows from the endpoints.
+    fn eq(&self, other: &Self) -> bool {
+        self.all == other.all
+    }
+}
+
+impl Eq for Endpoints {}
+
+impl Extend<Endpoint> for Endpoints {
+    fn extend<T: IntoIterator<Item = Endpoint>>(&mut self, endpoints: T) {
+        for endpoint in endpoints {
+            self.insert(endpoint);
+        }
+    }
+}
+
+impl FromIterator<Endpoint> for Endpoints {
+    fn from_iter<T: IntoIterator<Item = Endpoint>>(endpoints: T) -> Self {
+        let mut all = Self::default();
+        all.extend(endpoints);
+        all
+    }
+}
+
+impl<const N: usize> From<[Endpoint; N]> for Endpoints {
+    fn from(endpoints: [Endpoint; N]) -> Self {
+        endpoints.into_iter().collect()
+    }
+}
+
+impl IntoIterator for Endpoints {
+    type Item = Endpoint;
+    type IntoIter = std::vec::IntoIter<Endpoint>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter().copied().collect::<Vec<_>>().into_iter()
+    }
+}

@@ -1,0 +1,452 @@
+//! What the director intercepts: packets that the host's own stack does not see.
+//!
+//! A packet socket receives a *copy*: the host handles the original unless the shield drops it
+//! there. Whoever leaves a packet to the host has to know whether the host has it. [`Intercept`] is
+//! the specification that both sides use: the shield's rules are built from it, and the pipeline
+//! asks it whether a packet has to be given back. Where there are no packet sockets, packets are
+//! steered into the engine by the same specification (`host/steering.rs` of the dataplane).
+
+mod endpoints;
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::mark::MarkRule;
+use lvs_core::{Control, Protocol, Server, Service, ServiceFlags, ServiceKey, Tuple};
+
+use crate::parse::Packet;
+use crate::shared_map::SharedSet;
+use crate::wire::ipv6;
+
+pub use self::endpoints::{Endpoint, Endpoints};
+
+/// Port of FTP's control connections.
+const FTP: u16 = 21;
+
+/// The protocols and the port that a server's answers come from; port 0 is any. `helped` are the
+/// ports of FTP's helper.
+fn reply_ports<'a>(
+    key: &'a ServiceKey,
+    server: SocketAddr,
+    helped: &[u16],
+) -> (&'a [Protocol], u16) {
+    match key {
+        // Services of many ports may keep the port that the client asked for; data connections have
+        // ports of their own.
+        ServiceKey::Address { protocol, addr }
+            if matches!(addr.port(), 0 | FTP) || helped.contains(&addr.port()) =>
+        {
+            (std::slice::from_ref(protocol), 0)
+        }
+        ServiceKey::Address { protocol, .. } => (std::slice::from_ref(protocol), server.port()),
+        ServiceKey::Mark { .. } => (&MARKED_PROTOCOLS[..], 0),
+    }
+}
+
+/// Where a server's answers come from.
+fn answers(
+    key: ServiceKey,
+    server: SocketAddr,
+    helped: &[u16],
+) -> impl Iterator<Item = Endpoint> + use<> {
+    let (protocols, port) = reply_ports(&key, server, helped);
+    let endpoints: Vec<Endpoint> = protocols
+        .iter()
+        .map(|&protocol| Endpoint::new(protocol, SocketAddr::new(server.ip(), port)))
+        .collect();
+    endpoints.into_iter()
+}
+
+/// What a service takes, if it is one of an address.
+fn service_endpoint(key: ServiceKey) -> Option<Endpoint> {
+    match key {
+        ServiceKey::Address { protocol, addr } => Some(Endpoint::new(protocol, addr)),
+        ServiceKey::Mark { .. } => None,
+    }
+}
+
+/// Every port of an FTP service's address: while it is persistent, it takes data connections to
+/// ports that have no service of their own; the helper for the ports `helped` knows which will
+/// come.
+fn any_port(key: ServiceKey, helped: &[u16]) -> Option<Endpoint> {
+    match key {
+        ServiceKey::Address {
+            protocol: Protocol::TCP,
+            addr,
+        } if addr.port() == FTP || helped.contains(&addr.port()) => {
+            Some(Endpoint::new(Protocol::TCP, SocketAddr::new(addr.ip(), 0)))
+        }
+        _ => None,
+    }
+}
+
+/// A connection that the director's own host has made to a service, as its real server's answers
+/// look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LocalClient {
+    /// The IP protocol.
+    pub protocol: Protocol,
+    /// The real server: where replies come from.
+    pub server: SocketAddr,
+    /// The client's address and port on the director.
+    pub local: SocketAddr,
+}
+
+/// IPsec, which follows ISAKMP connections and has no ports of its own.
+const IPSEC: [Protocol; 2] = [Protocol::AH, Protocol::ESP];
+/// ISAKMP's port (RFC 2408 section 2.5.1).
+const ISAKMP: u16 = 500;
+
+/// An endpoint, and what comes with it: IPsec beside ISAKMP.
+fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
+    let isakmp = endpoint.protocol == Protocol::UDP && matches!(endpoint.port, 0 | ISAKMP);
+    let followers = IPSEC.map(|protocol| Endpoint {
+        protocol,
+        port: 0,
+        ..endpoint
+    });
+    let followers = followers.into_iter().filter(move |_| isakmp);
+    std::iter::once(endpoint).chain(followers)
+}
+
+/// A firewall mark rule with more ports than this intercepts every port.
+const PORTS_MAX: usize = 16;
+
+/// What a firewall mark stands for where no protocol is named.
+const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
+
+/// Whether a fragment may be one of ICMP: of IPv6 each says what comes first, which may be a header
+/// on the way there.
+fn may_be_icmp(packet: &Packet) -> bool {
+    packet.is_icmp() || packet.is_ipv6() && ipv6::EXTENSIONS.contains(&packet.protocol.0)
+}
+
+/// What the host's own stack does not see, because the director takes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Intercept {
+    /// What the services take. Fragments and ICMP errors to their addresses are intercepted with
+    /// them, ICMP errors about packets to them, and packets whose header of TCP, UDP or SCTP
+    /// is not whole, or stands behind AH. What servers without translation send from
+    /// there is intercepted too, except to the host itself: the host would take it for forged
+    /// where it has the address.
+    pub services: Endpoints,
+    /// Virtual addresses that the engine answers for itself: everything to them is intercepted.
+    pub own_vips: HashSet<IpAddr>,
+    /// Of these, those for which nobody is to be told a link-layer address: routers know the way.
+    pub quiet_vips: HashSet<IpAddr>,
+    /// Real servers whose answers the director translates: what they send from these ports, except
+    /// to the host itself. Their fragments are intercepted with them, and ICMP errors about
+    /// packets to them, whoever sends those: so is every fragment of ICMP that passes through,
+    /// because what it is about shows when it is put together.
+    pub nat_servers: Endpoints,
+    /// Addresses of the host that stand for clients towards servers: what those servers send to
+    /// them is intercepted although it is addressed to the host.
+    pub local_addresses: HashSet<IpAddr>,
+    /// Servers on this host itself, whose answers its routes lead into the engine. Nothing is
+    /// intercepted for them: what is no answer of a service's leaves as it is.
+    pub local_nodes: Endpoints,
+    /// Connections of the host's own: their servers' answers are intercepted although they are
+    /// addressed to the host. They come and go one by one, not with the rest.
+    pub local_clients: SharedSet<LocalClient>,
+    /// Whatever is ICMP and passes through is intercepted: an error about any packet may open a
+    /// connection (`schedule_icmp`).
+    pub every_icmp: bool,
+    /// The host has seen nothing of what comes in: it has handed it over instead of having a copy
+    /// taken.
+    pub everything: bool,
+}
+
+impl Intercept {
+    /// What the services and servers of `control` need, without own addresses and local clients.
+    /// `before` is what was intercepted until now.
+    pub fn of(control: &Control, before: &Self) -> Self {
+        let mut spec = Self {
+            every_icmp: control.sysctls().schedule_icmp,
+            ..Self::default()
+        };
+        for service in control.services() {
+            spec.add_service(service, control.ftp_ports());
+        }
+        if control.backup().is_some() {
+            spec.add_every_port();
+        }
+        // Without services nothing is balanced, old connections included (the kernel takes its
+        // hooks away).
+        let any = control.services().next().is_some();
+        for (key, server) in control.endpoints().filter(|_| any) {
+            spec.add_endpoint(key, server, control.ftp_ports(), before);
+        }
+        spec
+    }
+
+    /// Intercepts what a service takes; `helped` are the ports of FTP's helper.
+    pub fn add_service(&mut self, service: &Service, helped: &[u16]) {
+        let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
+        self.add_key(service.key(), helped, persistent);
+    }
+
+    /// Intercepts every port of the services' addresses: connections that come from a master may be
+    /// for any.
+    pub fn add_every_port(&mut self) {
+        for addr in self.vips() {
+            for protocol in MARKED_PROTOCOLS {
+                let any = Endpoint::new(protocol, SocketAddr::new(addr, 0));
+                self.services.extend(with_followers(any));
+            }
+        }
+    }
+
+    /// Intercepts what a server needs that is configured, or still has connections.
+    pub fn add_endpoint(
+        &mut self,
+        key: ServiceKey,
+        server: &Server,
+        helped: &[u16],
+        before: &Self,
+    ) {
+        self.add_key(key, helped, false);
+        // The connections of an FTP service that is persistent no longer, on ports that it takes no
+        // more, go on.
+        self.services.extend(any_port(key, helped).filter(|any| {
+            let kept = before.services.contains(any);
+            kept && server.total() > 0
+        }));
+        for endpoint in answers(key, server.addr(), helped) {
+            // A server that was taken from NAT to another method still has connections that are
+            // translated.
+            let nat = server.forwarding().translates()
+                || (server.total() > 0 && before.nat_servers.contains(&endpoint));
+            if nat {
+                self.nat_servers.extend(with_followers(endpoint));
+            }
+        }
+    }
+
+    /// Intercepts the answers of a server that translates.
+    pub fn add_server(&mut self, key: ServiceKey, server: SocketAddr, helped: &[u16]) {
+        let endpoints = answers(key, server, helped);
+        self.nat_servers.extend(endpoints.flat_map(with_followers));
+    }
+
+    /// Lets a server that is this host itself answer through the director.
+    pub fn add_local_node(&mut self, key: ServiceKey, server: SocketAddr, helped: &[u16]) {
+        self.local_nodes.extend(answers(key, server, helped));
+    }
+
+    /// Intercepts what a service with this key takes, data connections of FTP included.
+    pub fn add_key(&mut self, key: ServiceKey, helped: &[u16], persistent: bool) {
+        let endpoint = service_endpoint(key);
+        self.services
+            .extend(endpoint.into_iter().flat_map(with_followers));
+        let data = persistent || helped.contains(&key.port());
+        self.services.extend(any_port(key, helped).filter(|_| data));
+    }
+
+    /// Intercepts what a firewall mark rule takes. Where it names many ports, all ports are
+    /// intercepted, and those that it does not name are given back.
+    pub fn add_marked(&mut self, rule: &MarkRule) {
+        let named: Vec<u16> = rule
+            .ports
+            .iter()
+            .flat_map(|range| range.0..=range.1)
+            .take(PORTS_MAX + 1)
+            .collect();
+        let ports = if named.is_empty() || named.len() > PORTS_MAX {
+            vec![0]
+        } else {
+            named
+        };
+        let protocols = match &rule.protocol {
+            Some(protocol) => std::slice::from_ref(protocol),
+            None => &MARKED_PROTOCOLS[..],
+        };
+        for address in rule.addresses() {
+            for &protocol in protocols {
+                let endpoint = |&port: &u16| Endpoint {
+                    address,
+                    protocol,
+                    port,
+                };
+                let endpoints = ports.iter().map(endpoint);
+                self.services.extend(endpoints.flat_map(with_followers));
+            }
+        }
+    }
+
+    /// Whether some service takes packets with this destination.
+    pub fn is_to_service(&self, tuple: &Tuple) -> bool {
+        let (address, protocol) = (tuple.dst.ip(), tuple.protocol);
+        [tuple.dst.port(), 0].iter().any(|&port| {
+            self.services.contains(&Endpoint {
+                address,
+                protocol,
+                port,
+            })
+        })
+    }
+
+    /// Whether a packet of this host's own comes from a server on it.
+    pub fn is_of_local_node(&self, packet: &Packet) -> bool {
+        let from = |port| Endpoint {
+            address: packet.src,
+            protocol: packet.protocol,
+            port,
+        };
+        let (sport, _) = packet.ports.unwrap_or_default();
+        self.local_nodes.has_address(packet.src)
+            // No rule can name the port 65535: its rule is for all.
+            && [sport, 0, u16::MAX]
+                .iter()
+                .any(|&port| self.local_nodes.contains(&from(port)))
+    }
+
+    /// The addresses of the services.
+    pub fn vips(&self) -> HashSet<IpAddr> {
+        self.services.addresses().collect()
+    }
+
+    /// Whether some service has this address.
+    pub fn is_vip(&self, addr: IpAddr) -> bool {
+        self.services.has_address(addr)
+    }
+
+    /// Whether ICMP of the same version of IP as `of` is intercepted where it passes through in
+    /// fragments.
+    pub fn takes_icmp_fragments(&self, of: IpAddr) -> bool {
+        self.every_icmp || self.nat_servers.has_family(of)
+    }
+
+    fn is_nat_server(&self, addr: IpAddr) -> bool {
+        self.nat_servers.has_address(addr)
+    }
+
+    /// Whether `packet`, received on an interface, is intercepted. `inner` is the destination of
+    /// the packet inside an ICMP error, `to_host` whether it is addressed to the host itself.
+    pub fn covers(
+        &self,
+        packet: &Packet,
+        inner: Option<(Protocol, SocketAddr)>,
+        to_host: bool,
+    ) -> bool {
+        let (src, dst) = (packet.src, packet.dst);
+        if self.everything || self.own_vips.contains(&dst) {
+            return true;
+        }
+        if self.every_icmp && !to_host && packet.is_icmp() {
+            return true;
+        }
+        if let Some((_, about)) = inner {
+            let about = about.ip();
+            if self.is_vip(dst) {
+                return true;
+            }
+            return if to_host {
+                self.local_addresses.contains(&dst) && self.is_nat_server(about)
+            } else {
+                self.is_nat_server(about) || self.is_vip(about)
+            };
+        }
+        // Neither a fragment's ports are known nor, to nf_tables, those behind AH.
+        if packet.fragment.is_some() || packet.authenticated {
+            let covered = self.is_vip(dst)
+                || (!to_host && self.is_vip(src))
+                || ((!to_host || self.local_addresses.contains(&dst)) && self.is_nat_server(src));
+            let icmp = !to_host && may_be_icmp(packet) && self.takes_icmp_fragments(dst);
+            if covered || packet.fragment.is_some() {
+                return covered || icmp;
+            }
+        }
+        let (sport, dport) = packet.ports.unwrap_or_default();
+        let protocol = packet.protocol;
+        if packet.is_short() && self.is_vip(dst) {
+            return true;
+        }
+        let one_of = |set: &Endpoints, address, port| {
+            [port, 0].iter().any(|&port| {
+                set.contains(&Endpoint {
+                    address,
+                    protocol,
+                    port,
+                })
+            })
+        };
+        if one_of(&self.services, dst, dport) {
+            return true;
+        }
+        if !to_host {
+            return one_of(&self.nat_servers, src, sport) || one_of(&self.services, src, sport);
+        }
+        if self.local_addresses.contains(&dst) && one_of(&self.nat_servers, src, sport) {
+            return true;
+        }
+        !self.local_clients.is_empty()
+            && self.local_clients.contains(&LocalClient {
+                protocol,
+                server: SocketAddr::new(src, sport),
+                local: SocketAddr::new(dst, dport),
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lvs_core::{
+        Director, Family, Forwarding, Hook, Instant, Options, PacketMeta, ServerConfig,
+        ServiceConfig, TcpFlags, Transport, Verdict,
+    };
+
+    use super::*;
+
+    /// The kernel goes on with the connections of an FTP service that has lost its persistence, on
+    /// any port.
+    #[test]
+    fn connections_outlive_the_persistence_of_their_ftp_service() {
+        let now = Instant::ZERO;
+        let virt = SocketAddr::from(([10, 0, 237, 228], FTP));
+        let server = SocketAddr::from(([10, 1, 42, 209], FTP));
+        let key = ServiceKey::tcp(virt);
+        let mut config = ServiceConfig::new(Family::V4, "rr");
+        config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
+        let mut director = Director::new(Options::default());
+        director.advance(now);
+        let control = &mut director.control;
+        control
+            .add_service(key, config.clone(), None)
+            .expect("a new service");
+        let direct = ServerConfig::new(1, Forwarding::Route);
+        control
+            .add_server(&key, server, &direct, now)
+            .expect("a new server");
+        let persistent = Intercept::of(control, &Intercept::default());
+        let any = any_port(key, &[]).expect("an FTP service");
+        assert!(persistent.services.contains(&any));
+
+        let verdict = director.handle_packet(
+            &PacketMeta {
+                hook: Hook::Local,
+                tuple: Tuple {
+                    protocol: Protocol::TCP,
+                    src: SocketAddr::from(([192, 0, 2, 7], 59667)),
+                    dst: SocketAddr::new(virt.ip(), 5000),
+                },
+                transport: Transport::Tcp(TcpFlags(TcpFlags::SYN)),
+                mark: 0,
+                len: 40,
+                segment: lvs_core::Segment::NONE,
+            },
+            now,
+        );
+        assert!(matches!(verdict, Verdict::Forward(_)), "{verdict:?}");
+        config.flags = ServiceFlags::default();
+        let control = &mut director.control;
+        control
+            .edit_service(&key, config, None)
+            .expect("a known service");
+        let plain = Intercept::of(control, &persistent);
+        assert!(plain.services.contains(&any), "with its connection");
+
+        director.advance(now + std::time::Duration::from_secs(100));
+        let after = Intercept::of(&director.control, &plain);
+        assert!(!after.services.contains(&any), "without connections");
+    }
+}

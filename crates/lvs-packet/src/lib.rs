@@ -1,0 +1,28 @@
+//! The packet path: frames in, frames out. Pure: it does no I/O and reads no clock.
+#![forbid(unsafe_code)]
+
+pub mod arp;
+pub mod common;
+pub mod drop;
+pub mod fragment;
+pub mod frame;
+pub mod gate;
+pub mod held;
+pub mod icmp_limit;
+pub mod intercept;
+pub mod ip_id;
+pub mod mld;
+pub mod ndp;
+pub mod net;
+pub mod oversize;
+pub mod parse;
+pub mod pipeline;
+pub mod rewrite;
+pub mod segment;
+pub mod shared_map;
+pub mod steer;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod tunnel_path;
+pub mod ways;
+pub mod wire;

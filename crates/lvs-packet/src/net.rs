@@ -1,0 +1,137 @@
+//! What the packet path knows of the network around it: ports, routes, neighbours, virtual
+//! addresses.
+
+use std::net::IpAddr;
+
+use crate::drop::FrameDrop;
+use crate::ways::Way;
+use crate::wire::Mac;
+
+/// An attachment to a network: an interface, or the TUN device that leads to the host. A small
+/// index that the engine gives out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PortId(pub u16);
+
+impl PortId {
+    /// The port that leads to the host.
+    pub const HOST: Self = Self(0);
+    /// The port of the device that everything is routed through. It is the same device as the
+    /// host's, but what is sent here is forwarded, and what is sent there given back.
+    pub const HOP: Self = Self(1);
+
+    /// The index, for tables.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What there is to know of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortInfo {
+    /// Its link-layer address.
+    pub mac: Mac,
+    /// The longest IP packet that it takes.
+    pub mtu: u32,
+    /// Frames begin with an Ethernet header; else they are bare IP packets.
+    pub ethernet: bool,
+    /// It takes unfinished checksums and aggregates of segments.
+    pub offload: bool,
+    /// Frames can be given back to the host on it, as if they had just come in.
+    pub gives_back: bool,
+}
+
+/// The way to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextHop {
+    /// The port to leave by.
+    pub port: PortId,
+    /// Who takes the packet there: a gateway, or the destination itself where the route is
+    /// on-link.
+    pub addr: IpAddr,
+    /// The longest packet on that way.
+    pub mtu: u32,
+    /// The address that the host would use as source.
+    pub source: Option<IpAddr>,
+}
+
+impl NextHop {
+    /// Whether packets to `dst` go to `dst` itself, without a gateway.
+    #[inline]
+    pub fn on_link(&self, dst: IpAddr) -> bool {
+        self.addr == dst
+    }
+}
+
+/// What is known of an address, all at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct About {
+    /// The host has it: [`Net::is_local`].
+    pub local: bool,
+    /// A virtual service has it: [`Net::is_vip`].
+    pub vip: bool,
+    /// The engine owns it: [`Net::is_own_vip`].
+    pub own: bool,
+    /// Where packets to it leave; `None` if they cannot, or must wait for their neighbour.
+    pub way: Option<Way>,
+}
+
+/// The network as the packet path sees it. Cheap look-ups, no I/O.
+pub trait Net {
+    /// The port's properties; `None` if it is gone.
+    fn port(&self, port: PortId) -> Option<PortInfo>;
+
+    /// The port that leads to the host's own stack, if there is one.
+    fn host_port(&self) -> Option<PortId>;
+
+    /// Whether the host has this address (VIPs on its interfaces included, the engine's own ones
+    /// not).
+    fn is_local(&self, addr: IpAddr) -> bool;
+
+    /// Whether a packet from another host cannot have this source, because it is the host's own
+    /// (`fib_validate_source`) or the engine's. Called for each packet.
+    fn is_forged(&self, src: IpAddr) -> bool {
+        self.is_local(src) || self.is_own_vip(src)
+    }
+
+    /// Whether a VIP that the host has is a forged source too, as it is to the kernel: the answers
+    /// of direct routing do not pass a director that is the servers' gateway there. The engine
+    /// lets them pass.
+    fn forges_vips(&self) -> bool {
+        false
+    }
+
+    /// Whether it is the address of a virtual service, whoever owns it.
+    fn is_vip(&self, addr: IpAddr) -> bool;
+
+    /// Whether it is a VIP that the engine itself owns: it answers ARP and echo for it.
+    fn is_own_vip(&self, addr: IpAddr) -> bool;
+
+    /// The way to `dst`, which is not local; `None` if it is unreachable.
+    fn route(&self, dst: IpAddr) -> Option<NextHop>;
+
+    /// Why there is no way to `dst`.
+    fn why_no_route(&self, dst: IpAddr) -> FrameDrop {
+        let _ = dst;
+        FrameDrop::NoRoute
+    }
+
+    /// The link-layer address of a neighbour; `None` if it is not known (yet).
+    fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac>;
+
+    /// All of this about an address.
+    fn about(&self, addr: IpAddr) -> About {
+        About {
+            local: self.is_local(addr),
+            vip: self.is_vip(addr),
+            own: self.is_own_vip(addr),
+            way: self.route(addr).and_then(|hop| Way::by(&hop, self)),
+        }
+    }
+
+    /// Whether ARP requests for `addr` are answered on `port`.
+    fn answers_arp(&self, port: PortId, addr: IpAddr) -> bool {
+        let _ = port;
+        self.is_own_vip(addr)
+    }
+}

@@ -1,0 +1,211 @@
+//! What a host does with a packet beside IPVS: it believes no impossible sources, minds IPv4
+//! options, and may lower the segment size of TCP.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use lvs_core::{Hook, Instant, Reply};
+
+use super::datagram::Job;
+use super::{ClampMss, Cx, Fate, Pipeline};
+use crate::drop::FrameDrop;
+use crate::frame::Frame;
+use crate::net::{Net, NextHop};
+use crate::rewrite::mss;
+use crate::segment::Cut;
+use crate::wire::icmp::ErrorKind;
+use crate::wire::ip_options::{self, Refused};
+use crate::wire::{ipv4, ipv6};
+
+/// Whether no other host can have sent this (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`: it
+/// is addressed to a service's address. Real servers that have the address themselves may send from
+/// it through a director that is their gateway, if [`Net::forges_vips`] does not say otherwise. The
+/// kernel believes an IPv6 packet from an address of its own; here its answer would come back to
+/// the host, or to the engine, or go round for ever.
+#[inline]
+pub(crate) fn is_martian<N: Net>(src: IpAddr, dst: IpAddr, to_vip: bool, net: &N) -> bool {
+    let forged =
+        |forges_vips: bool| net.is_forged(src) && (to_vip || forges_vips || !net.is_vip(src));
+    match src {
+        IpAddr::V4(src) => {
+            src.is_loopback()
+                || dst.is_loopback()
+                || src.is_multicast()
+                || src.is_broadcast()
+                || src.octets()[0] == 0
+                || forged(net.forges_vips())
+        }
+        IpAddr::V6(src) => {
+            src.is_loopback()
+                || dst.is_loopback()
+                || src.to_ipv4_mapped().is_some()
+                || forged(false)
+        }
+    }
+}
+
+/// The length of what does not fit `mtu` and must not be fragmented: the packet, or the longest of
+/// its segments.
+fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, FrameDrop> {
+    let packet = &job.packet;
+    // What came in fragments of IPv6 fits as it fitted before.
+    let longest = match job.history {
+        Some(history) if packet.is_ipv6() => history.longest,
+        _ => packet.len,
+    };
+    // An ICMP error that is being relayed is rather fragmented; one of IPv6 is lost.
+    if !packet.df || longest <= mtu || (job.inner.is_some() && !packet.is_ipv6()) {
+        return Ok(None);
+    }
+    let longest = match Cut::new(frame, packet)? {
+        Some(cut) => cut.longest(packet.len),
+        None => longest,
+    };
+    Ok((longest > mtu).then_some(longest))
+}
+
+impl Pipeline {
+    /// Complains about a packet that does not fit `mtu` and must not be fragmented
+    /// (`ensure_mtu_is_adequate`). `way`: to which server it was, and whether by tunnel.
+    pub(super) fn too_big<N: Net>(
+        &mut self,
+        frame: &Frame,
+        job: &Job<'_>,
+        mtu: usize,
+        way: Option<(IpAddr, bool)>,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        let longest = match longest(frame, job, mtu) {
+            Ok(Some(longest)) => longest,
+            Ok(None) => return None,
+            Err(reason) => return Some(Fate::Dropped(reason)),
+        };
+        if let Some((server, tunnel)) = way {
+            self.common.oversize.note(server, tunnel, mtu, longest);
+        }
+        let reported = u16::try_from(mtu).unwrap_or(u16::MAX);
+        self.icmp_error(ErrorKind::FragmentationNeeded(reported), frame, job, cx);
+        Some(Fate::Dropped(FrameDrop::TooBig))
+    }
+
+    /// Whether a packet fits `mtu`, or may be fragmented.
+    pub(super) fn fits(frame: &Frame, job: &Job<'_>, mtu: usize) -> bool {
+        matches!(longest(frame, job, mtu), Ok(None))
+    }
+
+    /// Looks at the IPv4 options of what the host does not see; what becomes of the packet, if they
+    /// are its end.
+    pub(super) fn read_options<N: Net>(
+        &mut self,
+        frame: &Frame,
+        job: &mut Job<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        // Where the host routes the packets, it has looked at them already, and fills them in on
+        // both ways.
+        if job.from_host || cx.env.intercept.everything {
+            return None;
+        }
+        let net = cx.env.net;
+        let own = |addr: Ipv4Addr| net.is_local(addr.into()) || net.is_own_vip(addr.into());
+        match ip_options::read(frame.bytes(), own) {
+            Ok(wanted) => {
+                job.options = wanted;
+                None
+            }
+            Err(_) if !self.intercepted(job, cx) => Some(Fate::Left),
+            Err(Refused::Malformed(at)) => {
+                self.icmp_error(ErrorKind::ParameterProblem(at), frame, job, cx);
+                Some(Fate::Dropped(FrameDrop::IpOptions))
+            }
+            Err(Refused::SourceRoute) => Some(Fate::Dropped(FrameDrop::SourceRoute)),
+        }
+    }
+
+    /// Writes what the options of a request ask for: the address that it was sent to.
+    pub(super) fn fill_options_of_request<N: Net>(
+        &self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        cx: &Cx<'_, N>,
+    ) {
+        if job.options.is_nothing() {
+            return;
+        }
+        let addr = match job.hook {
+            Hook::Local => Some(job.packet.dst),
+            _ => near(job.packet.src, cx.env.net),
+        };
+        if let Some(IpAddr::V4(addr)) = addr {
+            job.options
+                .fill(frame.bytes_mut(), addr, addr, self.time_of_day(cx.now));
+        }
+    }
+
+    /// Writes what the options of an answer ask for: a route records the address that it leaves
+    /// from, a time stamp the one on the side where it came in.
+    pub(super) fn fill_options_of_reply<N: Net>(
+        &self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        reply: &Reply,
+        hop: &NextHop,
+        cx: &Cx<'_, N>,
+    ) {
+        if job.options.is_nothing() {
+            return;
+        }
+        let route = reply.source.map(|source| source.ip()).or(hop.source);
+        let stamp = near(job.packet.src, cx.env.net);
+        if let (Some(IpAddr::V4(route)), Some(IpAddr::V4(stamp))) = (route, stamp.or(route)) {
+            job.options
+                .fill(frame.bytes_mut(), route, stamp, self.time_of_day(cx.now));
+        }
+    }
+
+    /// Milliseconds since midnight, UTC.
+    fn time_of_day(&self, now: Instant) -> u32 {
+        const DAY_MS: u128 = 86_400_000;
+        let since = self.common.midnight + now.saturating_since(Instant::ZERO);
+        u32::try_from(since.as_millis() % DAY_MS).unwrap_or(0)
+    }
+
+    /// Lowers the segment size of a packet that opens a TCP connection, where that is wished.
+    /// `mtu`: what its way carries.
+    #[inline]
+    pub(super) fn clamp_mss<N: Net>(
+        &self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        mtu: usize,
+        cx: &Cx<'_, N>,
+    ) {
+        let Some(clamp) = self.common.settings.clamp_mss else {
+            return;
+        };
+        if !mss::opens(frame.bytes(), &job.packet) {
+            return;
+        }
+        let limit = match clamp {
+            ClampMss::To(size) => size,
+            ClampMss::Auto => {
+                const TCP_LEN: usize = 20;
+                let headers = if job.packet.is_ipv6() {
+                    ipv6::HEADER_LEN
+                } else {
+                    ipv4::HEADER_LEN
+                };
+                // What the packet asks for comes by the way back.
+                let back = cx.env.net.route(job.packet.src);
+                let mtu = back.map_or(mtu, |hop| mtu.min(hop.mtu as usize));
+                let size = mtu.saturating_sub(headers + TCP_LEN);
+                u16::try_from(size).unwrap_or(u16::MAX).max(ClampMss::LEAST)
+            }
+        };
+        mss::clamp(frame, &job.packet, limit);
+    }
+}
+
+/// The address that this host has towards `addr`.
+fn near<N: Net>(addr: IpAddr, net: &N) -> Option<IpAddr> {
+    net.route(addr)?.source
+}

@@ -1,0 +1,196 @@
+//! What became of frames, and how many.
+
+use std::ops::AddAssign;
+
+use crate::drop::FrameDrop;
+
+/// What became of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Sent on a port, whole, in segments or in fragments.
+    Sent,
+    /// Waits for the link-layer address of its next hop.
+    Held,
+    /// Left to the host, which has its own copy.
+    Left,
+    /// Given to the host through its TUN device.
+    GivenBack,
+    /// Answered here: ARP, NDP, echo and resets for addresses that the engine owns.
+    Answered,
+    /// A fragment that was put aside; its datagram gets a fate of its own.
+    Fragment,
+    /// Handed over to the worker that it belongs to.
+    HandedOver,
+    /// Discarded.
+    Dropped(FrameDrop),
+}
+
+/// A field of [`Counters`]: one number, or one for each reason.
+trait Count {
+    const ZERO: Self;
+
+    fn add(&mut self, other: &Self);
+}
+
+impl Count for u64 {
+    const ZERO: Self = 0;
+
+    fn add(&mut self, other: &Self) {
+        *self += other;
+    }
+}
+
+impl<const N: usize> Count for [u64; N] {
+    const ZERO: Self = [0; N];
+
+    fn add(&mut self, other: &Self) {
+        for (ours, theirs) in self.iter_mut().zip(other) {
+            *ours += theirs;
+        }
+    }
+}
+
+/// Declares the counters once, so that no sum can miss one.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident: $kind:ty,)+) => {
+        /// What became of all frames. `received + reassembled + taken` equals the sum of all fates. The
+        /// counters of several workers can be added.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Counters {
+            $($(#[$doc])* pub $name: $kind,)+
+        }
+
+        impl Default for Counters {
+            fn default() -> Self {
+                Self {
+                    $($name: <$kind as Count>::ZERO,)+
+                }
+            }
+        }
+
+        impl AddAssign<&Self> for Counters {
+            fn add_assign(&mut self, other: &Self) {
+                $(Count::add(&mut self.$name, &other.$name);)+
+            }
+        }
+    };
+}
+
+counters! {
+    /// Frames that came in.
+    received: u64,
+    /// Datagrams put together from fragments.
+    reassembled: u64,
+    /// Frames and datagrams that other workers have handed over.
+    taken: u64,
+    /// Frames with fate [`Fate::Sent`].
+    sent: u64,
+    /// Frames with fate [`Fate::Held`].
+    held: u64,
+    /// Of these, sent later.
+    released: u64,
+    /// Frames with fate [`Fate::Left`].
+    left: u64,
+    /// Frames with fate [`Fate::GivenBack`].
+    given_back: u64,
+    /// Frames with fate [`Fate::Answered`].
+    answered: u64,
+    /// Frames with fate [`Fate::Fragment`].
+    fragments: u64,
+    /// Frames with fate [`Fate::HandedOver`].
+    handed_over: u64,
+    /// Frames with fate [`Fate::Dropped`], by [`FrameDrop::index`].
+    dropped: [u64; FrameDrop::ALL.len()],
+    /// Frames of VLANs that have no device here, among those left to the host.
+    tagged: u64,
+    /// ICMP errors made here.
+    icmp_sent: u64,
+    /// TCP resets made here.
+    resets_sent: u64,
+    /// Frames that left, segments and fragments counted one by one.
+    emitted: u64,
+    /// Frames that had to be copied, because the backend that had lent them had left too little
+    /// room in front.
+    copied: u64,
+}
+
+impl Counters {
+    /// Frames dropped, for whatever reason.
+    pub fn dropped_total(&self) -> u64 {
+        self.dropped.iter().sum()
+    }
+
+    /// Frames dropped for `reason`.
+    pub const fn dropped_for(&self, reason: FrameDrop) -> u64 {
+        self.dropped[reason.index()]
+    }
+
+    /// The sum of all fates; equals `received + reassembled + taken`.
+    pub fn accounted(&self) -> u64 {
+        self.sent
+            + self.held
+            + self.left
+            + self.given_back
+            + self.answered
+            + self.fragments
+            + self.handed_over
+            + self.dropped_total()
+    }
+
+    pub(super) const fn count(&mut self, fate: Fate) {
+        match fate {
+            Fate::Sent => self.sent += 1,
+            Fate::Held => self.held += 1,
+            Fate::Left => self.left += 1,
+            Fate::GivenBack => self.given_back += 1,
+            Fate::Answered => self.answered += 1,
+            Fate::Fragment => self.fragments += 1,
+            Fate::HandedOver => self.handed_over += 1,
+            Fate::Dropped(reason) => self.dropped[reason.index()] += 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sum_has_every_counter() {
+        let fates = [
+            Fate::Sent,
+            Fate::Held,
+            Fate::Left,
+            Fate::GivenBack,
+            Fate::Answered,
+            Fate::Fragment,
+            Fate::HandedOver,
+        ];
+        let mut one = Counters {
+            received: 7 + FrameDrop::ALL.len() as u64,
+            tagged: 1,
+            resets_sent: 1,
+            copied: 1,
+            ..Counters::default()
+        };
+        fates.into_iter().for_each(|fate| one.count(fate));
+        let drops = FrameDrop::ALL.iter().copied();
+        drops.for_each(|reason| one.count(Fate::Dropped(reason)));
+        assert_eq!(one.received, one.accounted());
+        let mut sum = one.clone();
+        sum += &one;
+        // Whatever the counters are: in the sum, each number is twice what it was.
+        let doubled = |text: &str| {
+            text.split(|c: char| !c.is_ascii_digit())
+                .filter(|number| !number.is_empty())
+                .map(|number| number.parse::<u64>().expect("a number"))
+                .map(|number| 2 * number)
+                .collect::<Vec<_>>()
+        };
+        let numbers = |counters: &Counters| format!("{counters:?}");
+        let halves = doubled(&numbers(&one));
+        let sums: Vec<u64> = doubled(&numbers(&sum)).iter().map(|n| n / 2).collect();
+        assert_eq!(halves, sums);
+    }
+}

@@ -1,0 +1,224 @@
+//! A whole datagram: the director is asked, and its verdict done.
+
+use std::net::SocketAddr;
+
+use lvs_core::{Hook, PacketMeta, Protocol, TcpFlags, Transport, Verdict};
+
+use super::{Cx, Decide, Fate, Pipeline};
+use crate::drop::FrameDrop;
+use crate::fragment::History;
+use crate::frame::Frame;
+use crate::gate::KNOWN_AFTER;
+use crate::net::{Net, NextHop, PortId};
+use crate::parse::{self, Icmp, Packet};
+use crate::rewrite::tunnel;
+use crate::wire::icmp::ErrorKind;
+use crate::wire::ip_options::WantedOptions;
+use crate::wire::{Mac, decrement_ttl, ipv4, tcp};
+
+/// How a packet came in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    pub(super) port: PortId,
+    /// Who sent the frame.
+    pub(super) sender: Mac,
+}
+
+/// A packet on its way through the steps.
+#[derive(Clone, Copy)]
+pub(super) struct Job<'a> {
+    pub(super) packet: Packet,
+    pub(super) hook: Hook,
+    /// It came from the host itself, through its TUN device.
+    pub(super) from_host: bool,
+    /// It is addressed to the host.
+    pub(super) to_host: bool,
+    /// Destination of the packet inside, if it is an ICMP error to be related.
+    pub(super) inner: Option<(Protocol, SocketAddr)>,
+    /// The interface that it came in by, if it was one.
+    pub(super) arrival: Option<Arrival>,
+    /// How it had been cut, if it came in fragments.
+    pub(super) history: Option<&'a History>,
+    /// What its IPv4 options ask a router to write.
+    pub(super) options: WantedOptions,
+    /// Where it goes if it passes through as it is, once that has been looked up.
+    pub(super) hop: Option<NextHop>,
+}
+
+impl Job<'_> {
+    /// A packet by itself, without a past.
+    pub(super) fn new(packet: Packet, hook: Hook, from_host: bool, to_host: bool) -> Self {
+        Self {
+            packet,
+            hook,
+            from_host,
+            to_host,
+            inner: None,
+            arrival: None,
+            history: None,
+            options: WantedOptions::default(),
+            hop: None,
+        }
+    }
+}
+
+/// The sequence number of what begins a TCP connection. Whatever has SYN and no RST opens one, as
+/// in the kernel; with ACK, it is also what answers a SYN, which does not.
+fn number_of_syn(meta: &PacketMeta<'_>, decide: &impl Decide) -> Option<u32> {
+    let Transport::Tcp(flags) = meta.transport else {
+        return None;
+    };
+    let begins = flags.has(TcpFlags::SYN)
+        && !flags.has(TcpFlags::RST)
+        && !(flags.has(TcpFlags::ACK) && decide.knows(&meta.tuple));
+    begins.then(|| {
+        let number = meta.segment.bytes.get(tcp::field::SEQUENCE);
+        number
+            .and_then(|bytes| bytes.try_into().ok())
+            .map_or(0, u32::from_be_bytes)
+    })
+}
+
+impl Pipeline {
+    /// Whether the packet was intercepted: the host does not have it.
+    pub(super) fn intercepted<N: Net>(&self, job: &Job<'_>, cx: &Cx<'_, N>) -> bool {
+        // What came in fragments was intercepted (or not) as fragments, which do not tell what an
+        // error is about.
+        let (mut packet, mut inner) = (job.packet, job.inner);
+        if let Some(history) = job.history {
+            inner = None;
+            packet.protocol = history.protocol;
+            packet.fragment = Some(parse::Fragment {
+                id: 0,
+                offset: 0,
+                more: true,
+                named_at: 0,
+            });
+        }
+        job.from_host || cx.env.intercept.covers(&packet, inner, job.to_host)
+    }
+
+    /// A whole datagram.
+    pub(super) fn datagram<N: Net, D: Decide>(
+        &mut self,
+        frame: &mut Frame,
+        mut job: Job<'_>,
+        decide: &mut D,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let packet = &job.packet;
+        let icmp = packet
+            .is_icmp()
+            .then(|| packet.icmp(frame.bytes(), job.hook, 0));
+        if let Some(Icmp::Error(error)) = icmp {
+            job.inner = Some((error.inner.protocol, error.inner.dst));
+            if job.to_host && error.checksum_ok && tunnel::is_outer(error.inner.protocol) {
+                // The host keeps its copy.
+                let message = frame.bytes().get(packet.l4..).unwrap_or_default();
+                self.tunnel_complaint(message, packet.is_ipv6(), decide, cx);
+            }
+        }
+        if packet.l4 > ipv4::HEADER_LEN
+            && !packet.is_ipv6()
+            && let Some(fate) = self.read_options(frame, &mut job, cx)
+        {
+            return fate;
+        }
+        // Forwarding comes before netfilter's hook: what cannot be forwarded never gets to the
+        // director (`ip_forward`).
+        if job.hook == Hook::Transit
+            && let Some(fate) = self.transit_checks(frame, &mut job, cx)
+        {
+            return fate;
+        }
+        let verdict = match &icmp {
+            Some(Icmp::Error(error)) => decide.icmp_error(error, cx.now),
+            Some(Icmp::Short) => {
+                return if self.intercepted(&job, cx) {
+                    Fate::Dropped(FrameDrop::IcmpShort)
+                } else {
+                    Fate::Left
+                };
+            }
+            Some(Icmp::Host) => return self.accept(frame, &job, cx),
+            None => {
+                let mut meta = job.packet.meta(frame.bytes(), job.hook, 0);
+                meta.segment.trusted = frame.offload.is_checked();
+                if job.hook == Hook::Local
+                    && let Some(number) = number_of_syn(&meta, decide)
+                    && !self
+                        .gate
+                        .passes(meta.tuple.src, meta.tuple.dst, number, cx.now)
+                {
+                    // The host has what is its own.
+                    return self.drop_or_leave(FrameDrop::SynFlood, &job, cx);
+                }
+                match &cx.ahead {
+                    Some(ahead) => decide.packet_ahead(&meta, ahead, cx.now),
+                    None => decide.packet(&meta, cx.now),
+                }
+            }
+        };
+        let ports = matches!(&icmp, Some(Icmp::Error(error)) if error.inner_ports);
+        match verdict {
+            Verdict::Forward(forward) => {
+                if let Some(conn) = forward.conn
+                    && job.packet.protocol == Protocol::TCP
+                    && decide.packets_of(conn) == KNOWN_AFTER
+                {
+                    self.gate.meets(job.packet.src, cx.now);
+                }
+                self.forward(frame, &job, &forward, ports, cx)
+            }
+            Verdict::Reply(reply) => self.reply(frame, &job, &reply, ports, cx),
+            Verdict::Accept(_) => self.accept(frame, &job, cx),
+            Verdict::Unreachable(_) => {
+                // A packet that passes through has lost a hop already where netfilter meets it.
+                if job.hook == Hook::Transit {
+                    decrement_ttl(frame.bytes_mut());
+                }
+                self.icmp_error(ErrorKind::PortUnreachable, frame, &job, cx);
+                Fate::Dropped(FrameDrop::Rejected)
+            }
+            Verdict::Reset(_) => {
+                self.answer_with_reset(frame, &job.packet, cx);
+                Fate::Dropped(FrameDrop::Rejected)
+            }
+            Verdict::Drop(_) => Fate::Dropped(FrameDrop::Verdict),
+        }
+    }
+
+    /// What a router checks before netfilter's FORWARD hook, where the host does not do it.
+    pub(super) fn transit_checks<N: Net>(
+        &mut self,
+        frame: &Frame,
+        job: &mut Job<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        if job.packet.ttl <= 1 {
+            if !self.intercepted(job, cx) {
+                return Some(Fate::Left);
+            }
+            self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
+            return Some(Fate::Dropped(FrameDrop::TtlExceeded));
+        }
+        // Of IPv4, each fragment has been looked at by itself.
+        if !job.packet.df || (job.history.is_some() && !job.packet.is_ipv6()) {
+            return None;
+        }
+        let hop = cx.env.net.route(job.packet.dst)?;
+        job.hop = Some(hop);
+        // To a router, an ICMP error is a packet like any other.
+        let plain = Job {
+            inner: None,
+            ..*job
+        };
+        if job.packet.len <= hop.mtu as usize || Self::fits(frame, &plain, hop.mtu as usize) {
+            return None;
+        }
+        if !self.intercepted(job, cx) {
+            return Some(Fate::Left);
+        }
+        self.too_big(frame, &plain, hop.mtu as usize, None, cx)
+    }
+}

@@ -1,0 +1,227 @@
+//! What is the host's: left to it, given back to it, or answered instead of it.
+
+use lvs_core::{Protocol, TcpFlags};
+
+use super::datagram::{Arrival, Job};
+use super::leave::{Pieces, dont_fragment};
+use super::{Cx, Echo, Fate, Output, Pipeline};
+use crate::drop::FrameDrop;
+use crate::fragment::{Cutter, History};
+use crate::frame::Frame;
+use crate::net::{Net, PortId};
+use crate::rewrite::mac;
+use crate::segment::finish_checksum;
+use crate::wire::icmp::{self as wire_icmp, ErrorKind};
+use crate::wire::{Mac, ipv6, tcp, udp};
+
+/// The way of a packet back to the host.
+#[derive(Clone, Copy)]
+enum Back {
+    /// The TUN device.
+    Device(PortId),
+    /// The interface that it came in by, and whose link-layer address that is.
+    Interface(Arrival, Mac),
+}
+
+impl Back {
+    /// Queues a packet.
+    fn push(self, mut frame: Frame, out: &mut Output) -> Result<(), FrameDrop> {
+        match self {
+            Self::Device(port) => out.push(port, frame),
+            Self::Interface(Arrival { port, sender }, receiver) => {
+                mac::ethernet(&mut frame, receiver, sender)?;
+                out.push_back(port, frame);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Pipeline {
+    /// Not for the director.
+    pub(super) fn accept<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        if cx.env.net.is_own_vip(job.packet.dst) && !job.to_host {
+            return self.own_host(frame, job, cx);
+        }
+        if job.from_host {
+            return self.host_sends(frame, job, cx);
+        }
+        if !self.intercepted(job, cx) {
+            return Fate::Left;
+        }
+        self.give_back_as_it_came(frame, job, cx)
+    }
+
+    /// What the host sends through here: nothing, but for what a server on it says to others than
+    /// the clients of services.
+    fn host_sends<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
+        if !cx.env.intercept.is_of_local_node(&job.packet) {
+            return Fate::Dropped(FrameDrop::HostStray);
+        }
+        let Some(hop) = cx.env.net.route(job.packet.dst) else {
+            self.icmp_error(ErrorKind::HostUnreachable, frame, job, cx);
+            return Fate::Dropped(cx.env.net.why_no_route(job.packet.dst));
+        };
+        if let Some(fate) = self.too_big(frame, job, hop.mtu as usize, None, cx) {
+            return fate;
+        }
+        let pieces = job.history.map_or(Pieces::Whole, Pieces::Along);
+        self.leave(frame, &job.packet, &hop, pieces, cx)
+    }
+
+    /// Gives a packet to the host that the host should have seen: by the interface that it came in
+    /// by where that is possible, so that the host's filters meet it as they would have, or
+    /// else through the TUN device.
+    pub(super) fn give_back_as_it_came<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        // On its way back the sender is the receiver, which must not be a group.
+        let arrival = job.arrival.filter(|arrival| !arrival.sender.is_multicast());
+        let back = arrival.and_then(|arrival| {
+            let info = cx.env.net.port(arrival.port)?;
+            info.gives_back
+                .then_some(Back::Interface(arrival, info.mac))
+        });
+        let Some(back) = back else {
+            return self.give_back(frame, job, cx);
+        };
+        if let Some(history) = job.history {
+            return self.give_back_fragments(back, frame, history, job.packet.is_ipv6(), cx);
+        }
+        match back.push(frame.take(), cx.out) {
+            Ok(()) => {
+                self.counters.emitted += 1;
+                Fate::GivenBack
+            }
+            Err(reason) => Fate::Dropped(reason),
+        }
+    }
+
+    /// Gives a packet to the host through its TUN device.
+    pub(super) fn give_back<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let Some((port, info)) = cx
+            .env
+            .net
+            .host_port()
+            .and_then(|port| Some((port, cx.env.net.port(port)?)))
+        else {
+            return Fate::Dropped(FrameDrop::NoHostPort);
+        };
+        if let Some(history) = job.history {
+            let back = Back::Device(port);
+            return self.give_back_fragments(back, frame, history, job.packet.is_ipv6(), cx);
+        }
+        if !info.offload
+            && let Err(reason) = finish_checksum(frame)
+        {
+            return Fate::Dropped(reason);
+        }
+        self.counters.emitted += 1;
+        cx.out.push(port, frame.take());
+        Fate::GivenBack
+    }
+
+    /// As it came: the host puts it together, or forwards it, as it would have.
+    fn give_back_fragments<N: Net>(
+        &mut self,
+        back: Back,
+        frame: &Frame,
+        history: &History,
+        six: bool,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let ip = frame.bytes();
+        let behind;
+        let cutter = if six {
+            let (headers, _) = ipv6::unfragmentable(ip);
+            behind = history.behind(headers, 0);
+            let limit = history.longest.max(ipv6::MTU_MIN);
+            Cutter::v6(
+                ip,
+                limit,
+                Some(&behind),
+                self.common.ip_ids.next_fragments(),
+            )
+        } else {
+            Cutter::v4(
+                ip,
+                history.longest,
+                Some(&history.sizes),
+                dont_fragment(frame),
+            )
+        };
+        let cutter = match cutter {
+            Ok(cutter) => cutter,
+            Err(reason) => return Fate::Dropped(reason),
+        };
+        for piece in cutter {
+            let mut out = cx.out.spare(piece.len());
+            if piece.write(&mut out) && back.push(out, cx.out).is_ok() {
+                self.counters.emitted += 1;
+            }
+        }
+        Fate::GivenBack
+    }
+
+    /// What the host's own stack would do, for an address that the engine owns.
+    fn own_host<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
+        let packet = &job.packet;
+        match packet.protocol {
+            _ if packet.is_icmp() => self.echo(frame, job, cx),
+            Protocol::TCP => {
+                let flags = frame.bytes().get(packet.l4 + tcp::field::FLAGS);
+                let long = frame.len() >= packet.l4 + tcp::HEADER_LEN;
+                if !long || flags.is_none_or(|&flags| TcpFlags(flags).has(TcpFlags::RST)) {
+                    return Fate::Dropped(FrameDrop::OwnAddress);
+                }
+                self.answer_with_reset(frame, packet, cx)
+                    .unwrap_or(Fate::Dropped(FrameDrop::OwnAddress))
+            }
+            Protocol::UDP => {
+                if let Some(end) = udp::end(frame.bytes(), packet.l4) {
+                    frame.truncate(end);
+                    if !frame.offload.is_checked() && !udp::is_intact(frame.bytes(), packet.l4) {
+                        return Fate::Dropped(FrameDrop::OwnAddress);
+                    }
+                    self.icmp_error(ErrorKind::PortUnreachable, frame, job, cx);
+                }
+                Fate::Dropped(FrameDrop::OwnAddress)
+            }
+            _ => {
+                self.icmp_error(ErrorKind::ProtocolUnreachable, frame, job, cx);
+                Fate::Dropped(FrameDrop::OwnAddress)
+            }
+        }
+    }
+
+    /// Answers an echo request to an address that the engine owns.
+    fn echo<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
+        let packet = &job.packet;
+        if !wire_icmp::is_echo_request(frame.bytes(), packet.l4) {
+            return Fate::Dropped(FrameDrop::OwnAddress);
+        }
+        if self.common.settings.echo == Echo::Drop {
+            return Fate::Dropped(FrameDrop::EchoOff);
+        }
+        if !self.common.echo.take(cx.now) {
+            return Fate::Dropped(FrameDrop::EchoLimit);
+        }
+        let ids = &self.common.ip_ids;
+        let id = ids.next(packet.dst, packet.src, Protocol::ICMP.0, 1);
+        wire_icmp::echo_reply(frame, packet.l4, id);
+        self.send_own(frame, cx)
+    }
+}

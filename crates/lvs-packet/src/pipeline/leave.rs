@@ -1,0 +1,271 @@
+//! The way out: cut to what the link takes, resolve the neighbour, queue.
+
+use super::datagram::Job;
+use super::{Cx, Fate, Output, Pipeline, Request};
+use crate::drop::FrameDrop;
+use crate::fragment::{Cutter, History};
+use crate::frame::Frame;
+use crate::net::{Net, NextHop, PortInfo};
+use crate::parse::Packet;
+use crate::rewrite::mac;
+use crate::segment::{Cut, finish_checksum};
+use crate::wire::{ETHERNET_LEN, be16, ipv4, ipv6, is_ipv6};
+
+/// In how many pieces a packet leaves.
+#[derive(Clone, Copy)]
+pub(super) enum Pieces<'a> {
+    /// In one, or cut evenly where it does not fit and says that it may be.
+    Whole,
+    /// In one, or cut evenly whatever it says: a relayed ICMP error.
+    Relayed,
+    /// It came in fragments: cut evenly, and never longer than the longest of them. Of a tunnel
+    /// packet around it too.
+    Even(&'a History),
+    /// It came in fragments and passes through, or is IPv6: cut where it had been, if that fits.
+    Along(&'a History),
+    /// It is a tunnel packet around IPv6 that came in fragments: cut where that had been, behind so
+    /// many bytes of the tunnel, if it does not fit.
+    Around(&'a History, usize),
+}
+
+impl Job<'_> {
+    /// How the packet leaves on its way to a server, if it has come like this.
+    pub(super) fn pieces<'a>(&self, history: Option<&'a History>) -> Pieces<'a> {
+        match history {
+            Some(history) if self.packet.is_ipv6() => Pieces::Along(history),
+            Some(history) => Pieces::Even(history),
+            None if self.inner.is_some() => Pieces::Relayed,
+            None => Pieces::Whole,
+        }
+    }
+}
+
+/// The link that a packet leaves by.
+#[derive(Clone, Copy)]
+struct Link<'a> {
+    hop: &'a NextHop,
+    info: &'a PortInfo,
+}
+
+impl Pipeline {
+    /// Sends a finished packet by `hop`, cut as it has to be.
+    #[inline]
+    pub(super) fn leave<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        packet: &Packet,
+        hop: &NextHop,
+        pieces: Pieces<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let Some(info) = cx.env.net.port(hop.port) else {
+            return Fate::Dropped(FrameDrop::NoPort);
+        };
+        let link = Link { hop, info: &info };
+        let offload = &frame.offload;
+        let finished = offload.segments.is_none() && offload.checksum.is_none();
+        let whole = matches!(pieces, Pieces::Whole | Pieces::Relayed);
+        if whole && frame.len() <= hop.mtu as usize && (info.offload || finished) {
+            return self.emit(frame, link, cx);
+        }
+        match Cut::new(frame, packet) {
+            Ok(Some(cut)) => self.leave_aggregate(frame, packet, cut, link, cx),
+            Ok(None) => self.leave_cut(frame, packet, link, pieces, cx),
+            Err(reason) => Fate::Dropped(reason),
+        }
+    }
+
+    /// As [`Self::leave`], for an aggregate of segments.
+    fn leave_aggregate<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        packet: &Packet,
+        cut: Cut,
+        link: Link<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let mtu = link.hop.mtu as usize;
+        let fits = cut.longest(frame.len()) <= mtu;
+        if fits && link.info.offload {
+            return self.emit(frame, link, cx);
+        }
+        let segments = match cut.segments(frame, packet) {
+            Ok(segments) => segments,
+            Err(reason) => return Fate::Dropped(reason),
+        };
+        let mut fate = Fate::Dropped(FrameDrop::BadAggregate);
+        for segment in segments {
+            let mut out = cx.out.spare(segment.len());
+            fate = if !segment.write(&mut out) {
+                Fate::Dropped(FrameDrop::NoRoom)
+            } else if fits {
+                self.emit(&mut out, link, cx)
+            } else {
+                let cutter = self.cutter(out.bytes(), mtu, None, false);
+                self.fragments(cutter, link, cx)
+            };
+            cx.out.keep(out);
+        }
+        fate
+    }
+
+    /// As [`Self::leave`], for what is no aggregate and does not leave as it is.
+    fn leave_cut<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        packet: &Packet,
+        link: Link<'_>,
+        pieces: Pieces<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        if let Err(reason) = finish_checksum(frame) {
+            return Fate::Dropped(reason);
+        }
+        frame.offload.segments = None;
+        if packet.is_ipv6() {
+            return self.leave_cut6(frame, link, pieces, cx);
+        }
+        let mtu = link.hop.mtu as usize;
+        let fits = frame.len() <= mtu;
+        let df = dont_fragment(frame);
+        let ip = frame.bytes();
+        let behind;
+        let cutter = match pieces {
+            Pieces::Around(..) | Pieces::Whole | Pieces::Relayed if fits => {
+                return self.emit(frame, link, cx);
+            }
+            Pieces::Whole if df => return Fate::Dropped(FrameDrop::TooBig),
+            Pieces::Whole | Pieces::Relayed => self.cutter(ip, mtu, None, false),
+            Pieces::Around(history, added) => {
+                behind = history.behind(0, added);
+                self.cutter(ip, mtu, Some(&behind), false)
+            }
+            Pieces::Even(history) => self.cutter(ip, mtu.min(history.longest), None, history.df),
+            Pieces::Along(history) => {
+                // One that has become the whole datagram is cut anew, like any that does not fit.
+                let sizes = (history.sizes.len() > 1).then_some(history.sizes.as_slice());
+                self.cutter(ip, mtu.min(history.longest), sizes, df)
+            }
+        };
+        self.fragments(cutter, link, cx)
+    }
+
+    /// As [`Self::leave_cut`], for IPv6 (`ip6_fragment`).
+    fn leave_cut6<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        link: Link<'_>,
+        pieces: Pieces<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let mtu = link.hop.mtu as usize;
+        let (headers, _) = ipv6::unfragmentable(frame.bytes());
+        let whole = match pieces {
+            Pieces::Along(history) => mtu.min(history.longest),
+            _ => mtu,
+        };
+        if frame.len() <= whole {
+            return self.emit(frame, link, cx);
+        }
+        let sizes = match pieces {
+            Pieces::Along(history) => history.behind(headers, 0),
+            // The headers of the outer packet are all that there is in front.
+            Pieces::Around(history, added) => history.behind(0, added),
+            // Only its sender fragments it.
+            Pieces::Whole => return Fate::Dropped(FrameDrop::TooBig),
+            Pieces::Relayed | Pieces::Even(_) => Vec::new(),
+        };
+        let limit = match pieces {
+            Pieces::Along(_) => whole.max(ipv6::MTU_MIN),
+            _ => mtu,
+        };
+        let cutter = self.cutter(frame.bytes(), limit, Some(&sizes), false);
+        self.fragments(cutter, link, cx)
+    }
+
+    /// Cuts a packet of either IP version into fragments of at most `limit` bytes. `sizes` and `df`
+    /// are [`Cutter`]'s.
+    fn cutter<'a>(
+        &self,
+        ip: &'a [u8],
+        limit: usize,
+        sizes: Option<&'a [usize]>,
+        df: bool,
+    ) -> Result<Cutter<'a>, FrameDrop> {
+        if is_ipv6(ip) {
+            Cutter::v6(ip, limit, sizes, self.common.ip_ids.next_fragments())
+        } else {
+            Cutter::v4(ip, limit, sizes, df)
+        }
+    }
+
+    /// Sends fragments, each in a frame of its own size.
+    fn fragments<N: Net>(
+        &mut self,
+        cutter: Result<Cutter<'_>, FrameDrop>,
+        link: Link<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let cutter = match cutter {
+            Ok(cutter) => cutter,
+            Err(reason) => return Fate::Dropped(reason),
+        };
+        let mut fate = Fate::Dropped(FrameDrop::MtuTooSmall);
+        for piece in cutter {
+            let mut out = cx.out.spare(piece.len());
+            fate = if piece.write(&mut out) {
+                self.emit(&mut out, link, cx)
+            } else {
+                Fate::Dropped(FrameDrop::NoRoom)
+            };
+            cx.out.keep(out);
+        }
+        fate
+    }
+
+    /// Puts the link header on and queues the frame, or lets it wait for its neighbour.
+    #[inline]
+    fn emit<N: Net>(&mut self, frame: &mut Frame, link: Link<'_>, cx: &mut Cx<'_, N>) -> Fate {
+        let Link { hop, info } = link;
+        if info.ethernet {
+            let Some(mac) = cx.env.net.neighbour(hop.port, hop.addr) else {
+                // A copy of its own size waits; the buffer goes on receiving, or goes back to the
+                // backend that lent it.
+                if self.held.hold(hop.port, hop.addr, frame.clone(), cx.now) {
+                    cx.out.request(Request::Resolve(hop.port, hop.addr));
+                }
+                return Fate::Held;
+            };
+            self.make_room(frame, ETHERNET_LEN, cx.out);
+            if let Err(reason) = mac::ethernet(frame, mac, info.mac) {
+                return Fate::Dropped(reason);
+            }
+        }
+        self.counters.emitted += 1;
+        cx.out.push(hop.port, frame.take());
+        Fate::Sent
+    }
+
+    /// Sees to `n` bytes in front of a frame. One that a backend has lent without that room goes on
+    /// in a copy.
+    #[inline]
+    pub(super) fn make_room(&mut self, frame: &mut Frame, n: usize, out: &mut Output) {
+        if frame.headroom() < n {
+            self.copy(frame, out);
+        }
+    }
+
+    #[cold]
+    fn copy(&mut self, frame: &mut Frame, out: &mut Output) {
+        let mut copy = out.spare(frame.len());
+        if copy.extend(frame.bytes()) {
+            copy.offload = frame.offload;
+            self.counters.copied += 1;
+            *frame = copy;
+        }
+    }
+}
+
+pub(super) fn dont_fragment(frame: &Frame) -> bool {
+    be16(frame.bytes(), ipv4::field::FLAGS) & ipv4::DF != 0
+}

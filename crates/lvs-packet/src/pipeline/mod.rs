@@ -1,0 +1,336 @@
+//! The packet path: frames in, frames out. No I/O, no clock; tests, fuzzing and benches call what
+//! the engine calls.
+//!
+//! ```text
+//!  passing ── a plain packet of an established connection ─────────────────────────────────────────────────────── out
+//!  intake ─── link layer, IP header ──── (fragments) ──▶ datagram ── decide ─┬─ forward ─┬─ (tunnel) ─┬─ leave ── out
+//!    │                                                                       ├─ reply ───┘            │
+//!    └─ link: ARP, NDP                                                       └─ host: left, given back, answered
+//! ```
+//!
+//! Each frame has exactly one [`Fate`], and [`Counters`] account for all of them.
+
+mod checks;
+mod counters;
+mod datagram;
+mod failure;
+mod forward;
+mod host;
+mod intake;
+mod leave;
+mod link;
+mod output;
+mod own;
+mod passing;
+mod reply;
+mod reset;
+mod settings;
+mod share;
+mod tunnel;
+mod warm;
+
+use std::net::{IpAddr, SocketAddrV4};
+use std::sync::Arc;
+
+use lvs_core::fast_path::{Ahead, Passed, Plain};
+use lvs_core::{ConnId, Director, IcmpError, Instant, PacketMeta, Protocol, Tuple, Verdict};
+
+use crate::common::Common;
+use crate::drop::FrameDrop;
+use crate::frame::{Frame, MAX_FRAME};
+use crate::gate::Gate;
+use crate::held::Held;
+use crate::intercept::Intercept;
+use crate::net::{Net, PortId};
+use crate::parse;
+use crate::rewrite::mac;
+use crate::tunnel_path::KnownPaths;
+use crate::wire::Mac;
+use lvs_sys::prefetch;
+
+pub(crate) use self::checks::is_martian;
+pub use self::counters::{Counters, Fate};
+use self::leave::Pieces;
+pub use self::output::{Output, Request};
+use self::own::OwnError;
+pub use self::settings::{ClampMss, Echo, ReversePath, Settings};
+pub use self::share::{Share, Whole};
+use self::warm::{AHEAD, Known};
+
+/// Who decides what becomes of packets: the director.
+pub trait Decide {
+    /// Decides on a datagram.
+    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict;
+
+    /// Decides on an ICMP error about a packet.
+    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict;
+
+    /// Whether there is a connection that a datagram belongs to.
+    fn knows(&self, _tuple: &Tuple) -> bool {
+        false
+    }
+
+    /// How many packets of a client's a connection has had.
+    fn packets_of(&self, _conn: ConnId) -> u32 {
+        0
+    }
+
+    /// Where deciding on a datagram between these two will look; `None` if that is not known, or not worth the while.
+    fn ahead(&self, _protocol: Protocol, _src: SocketAddrV4, _dst: SocketAddrV4) -> Option<Ahead> {
+        None
+    }
+
+    /// Looks there; what that leads to will be read next.
+    fn aim(&self, _ahead: &mut Ahead) {}
+
+    /// As [`packet`](Self::packet), of one of which it is known where to look.
+    fn packet_ahead(&mut self, meta: &PacketMeta<'_>, _ahead: &Ahead, now: Instant) -> Verdict {
+        self.packet(meta, now)
+    }
+
+    /// As [`packet_ahead`](Self::packet_ahead), in passing: `None` says that nothing has happened,
+    /// and that `packet_ahead` decides.
+    fn pass(&mut self, _packet: &Plain, _ahead: &Ahead, _now: Instant) -> Option<Passed> {
+        None
+    }
+}
+
+impl Decide for Director {
+    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+        self.handle_packet(meta, now)
+    }
+
+    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
+        self.handle_icmp_error(error, now)
+    }
+
+    fn knows(&self, tuple: &Tuple) -> bool {
+        self.shard.knows(tuple)
+    }
+
+    fn packets_of(&self, conn: ConnId) -> u32 {
+        self.shard.packets_of(conn)
+    }
+
+    fn ahead(&self, protocol: Protocol, src: SocketAddrV4, dst: SocketAddrV4) -> Option<Ahead> {
+        Some(self.shard.ahead_v4(protocol, src, dst, prefetch))
+    }
+
+    fn aim(&self, ahead: &mut Ahead) {
+        self.shard.aim(ahead, prefetch);
+    }
+
+    fn packet_ahead(&mut self, meta: &PacketMeta<'_>, ahead: &Ahead, now: Instant) -> Verdict {
+        self.handle_packet_ahead(meta, ahead, now)
+    }
+
+    fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
+        Self::pass(self, packet, ahead, now)
+    }
+}
+
+/// What the packet path looks at beside the packets.
+#[derive(Debug)]
+pub struct Env<'a, N> {
+    /// The network around.
+    pub net: &'a N,
+    /// What the host's own stack does not see.
+    pub intercept: &'a Intercept,
+    /// Tunnels copy "don't fragment" to the outer header and complain about what does not fit
+    /// (`pmtu_disc`).
+    pub pmtu_disc: bool,
+}
+
+/// Frames that are made before they are sent, but for those that one more frame becomes.
+const PORTION: usize = 1024;
+
+/// Fields that all steps of one packet share.
+struct Cx<'a, N> {
+    env: &'a Env<'a, N>,
+    now: Instant,
+    out: &'a mut Output,
+    /// What is known of the frame at hand.
+    ahead: Option<Ahead>,
+}
+
+/// The packet path of one worker. What belongs to the whole director is in its [`Common`].
+#[derive(Debug)]
+pub struct Pipeline {
+    /// What became of the frames so far.
+    pub counters: Counters,
+    /// Packets that wait for their neighbours.
+    pub held: Held,
+    /// Who may open connections while there is a flood.
+    pub gate: Gate,
+    /// Which of several workers it belongs to; `None` if all packets are its own.
+    pub share: Option<Share>,
+    common: Arc<Common>,
+    tunnels: KnownPaths,
+    /// The ICMP error that the packet at hand was answered with.
+    own_error: Option<OwnError>,
+}
+
+impl Pipeline {
+    /// An idle packet path of the director that `common` belongs to.
+    pub fn new(common: Arc<Common>) -> Self {
+        Self {
+            counters: Counters::default(),
+            held: Held::of_workers(common.workers),
+            gate: Gate::default(),
+            share: None,
+            tunnels: KnownPaths::default(),
+            own_error: None,
+            common,
+        }
+    }
+
+    /// The only packet path of a director.
+    pub fn alone(settings: Settings) -> Self {
+        Self::new(Arc::new(Common::new(settings)))
+    }
+
+    /// What it shares with those of the other workers.
+    pub const fn common(&self) -> &Arc<Common> {
+        &self.common
+    }
+
+    /// Processes a batch of frames that came in on `port`. Afterwards, the caller applies the
+    /// requests in `out`, sends its frames and recycles it. What is left in `frames` has no
+    /// meaning but may receive again; where a backend's frame was taken, it is
+    /// [vacant](Frame::vacant).
+    pub fn process<N: Net, D: Decide>(
+        &mut self,
+        port: PortId,
+        frames: &mut [Frame],
+        env: &Env<'_, N>,
+        decide: &mut D,
+        now: Instant,
+        out: &mut Output,
+    ) {
+        let mut rest = frames;
+        while !rest.is_empty() {
+            let done = self.process_some(port, rest, env, decide, now, out);
+            rest = &mut rest[done..];
+        }
+    }
+
+    /// As [`process`](Self::process), but stops once there is a portion to send, so that frames
+    /// which become many (fragments, segments) are never all there at a time. Returns how many
+    /// were processed, at least one of any.
+    pub fn process_some<N: Net, D: Decide>(
+        &mut self,
+        port: PortId,
+        frames: &mut [Frame],
+        env: &Env<'_, N>,
+        decide: &mut D,
+        now: Instant,
+        out: &mut Output,
+    ) -> usize {
+        let info = env.net.port(port);
+        let ethernet = info.is_some_and(|info| info.ethernet);
+        let mut known: Known = [None; AHEAD];
+        let mut cx = Cx {
+            env,
+            now,
+            out,
+            ahead: None,
+        };
+        for done in 0..frames.len() {
+            if done > 0 && cx.out.queued() >= PORTION {
+                return done;
+            }
+            if done % AHEAD == 0 {
+                let end = frames.len().min(done + AHEAD);
+                warm::look_ahead(&frames[done..end], ethernet, decide, &mut known);
+            }
+            let frame = &mut frames[done];
+            let ahead = known[done % AHEAD].as_ref();
+            self.counters.received += 1;
+            let lent = frame.slot().is_some();
+            let receives = frame.capacity() >= MAX_FRAME;
+            let fate = match info {
+                Some(info) => {
+                    let passed = ahead.and_then(|ahead| {
+                        self.in_passing(port, &info, frame, ahead, decide, &mut cx)
+                    });
+                    passed.unwrap_or_else(|| {
+                        cx.ahead = ahead.copied();
+                        self.intake(port, &info, frame, decide, &mut cx)
+                    })
+                }
+                None => Fate::Dropped(FrameDrop::NoPort),
+            };
+            self.counters.count(fate);
+            if lent {
+                // Whatever became of it, the backend has its slot back once the output is sent.
+                drop(frame.take());
+            } else if receives && frame.capacity() == 0 {
+                *frame = cx.out.receiver();
+            }
+            self.finish_own_error(decide, &mut cx);
+        }
+        frames.len()
+    }
+
+    /// Sends what waited for a neighbour.
+    pub fn neighbour_resolved<N: Net>(
+        &mut self,
+        port: PortId,
+        addr: IpAddr,
+        mac: Mac,
+        env: &Env<'_, N>,
+        out: &mut Output,
+    ) {
+        let Some(info) = env.net.port(port) else {
+            self.held.give_up(port, addr);
+            return;
+        };
+        for mut frame in self.held.take(port, addr) {
+            if mac::ethernet(&mut frame, mac, info.mac).is_ok() {
+                self.counters.released += 1;
+                self.counters.emitted += 1;
+                out.push(port, frame);
+            } else {
+                self.held.dropped += 1;
+            }
+        }
+    }
+
+    /// Sends what the host's own clients have said, as far as their answers are intercepted by now.
+    pub fn local_clients_intercepted<N: Net>(
+        &mut self,
+        env: &Env<'_, N>,
+        now: Instant,
+        out: &mut Output,
+    ) {
+        let is_intercepted = |client: &_| env.intercept.local_clients.contains(client);
+        let mut cx = Cx {
+            env,
+            now,
+            out,
+            ahead: None,
+        };
+        for mut frame in self.held.take_local_clients(is_intercepted) {
+            let aggregate = frame.offload.segments.is_some();
+            let fate = match parse::ip(frame.bytes(), aggregate) {
+                Ok(packet) => match env.net.route(packet.dst) {
+                    Some(hop) => self.leave(&mut frame, &packet, &hop, Pieces::Whole, &mut cx),
+                    None => Fate::Dropped(env.net.why_no_route(packet.dst)),
+                },
+                Err(reason) => Fate::Dropped(reason),
+            };
+            match fate {
+                Fate::Sent => self.counters.released += 1,
+                // For its neighbour, now.
+                Fate::Held => {}
+                _ => self.held.dropped += 1,
+            }
+        }
+    }
+
+    /// Gives up what has waited for too long. To be called about once a second.
+    pub fn expire(&mut self, now: Instant) {
+        self.held.expire(now);
+        self.common.reassembler.expire(now);
+    }
+}

@@ -1,0 +1,205 @@
+//! What the packet path hands back: frames to send, and requests.
+
+use std::net::IpAddr;
+
+use super::Whole;
+use crate::frame::{Frame, MAX_FRAME};
+use crate::intercept::LocalClient;
+use crate::mld;
+use crate::net::PortId;
+use crate::wire::Mac;
+
+/// What the caller does beside sending, and before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Ask the kernel for a neighbour's link-layer address, and report it by
+    /// [`Pipeline::neighbour_resolved`](super::Pipeline::neighbour_resolved).
+    Resolve(PortId, IpAddr),
+    /// A client has to repeat itself to whoever is behind this neighbour: have the kernel ask
+    /// whether it is still there.
+    Confirm(PortId, IpAddr),
+    /// A router asks on a port who listens to which groups.
+    ListenerQuery(PortId, mld::Query),
+    /// A client on the director itself opens a connection: intercept the server's replies.
+    InterceptLocalClient(LocalClient),
+    /// Another host claims an address of a service.
+    AddressConflict {
+        /// Where it was heard.
+        port: PortId,
+        /// The address.
+        addr: IpAddr,
+        /// Who claims it.
+        mac: Mac,
+    },
+}
+
+/// Frames to send, by port, and requests. Apply the requests first.
+#[derive(Debug, Default)]
+pub struct Output {
+    ports: Vec<Vec<Frame>>,
+    /// By the port that they came in by.
+    back: Vec<Vec<Frame>>,
+    /// To be applied before the frames are sent.
+    pub requests: Vec<Request>,
+    /// Datagrams that other workers are to go on with, and the ports that they came in by.
+    pub elsewhere: Vec<(usize, PortId, Whole)>,
+    /// Empty frames that may receive.
+    large: Vec<Frame>,
+    /// Empty frames of [`SMALL`] bytes at least.
+    small: Vec<Frame>,
+}
+
+impl Output {
+    /// Nothing to send.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Frames for `port`, in order.
+    pub fn frames(&mut self, port: PortId) -> &mut [Frame] {
+        self.ports
+            .get_mut(port.index())
+            .map_or(&mut [], Vec::as_mut_slice)
+    }
+
+    /// Ports with frames to send, and these.
+    pub fn queues(&mut self) -> impl Iterator<Item = (PortId, &mut [Frame])> {
+        (0..=u16::MAX)
+            .map(PortId)
+            .zip(self.ports.iter_mut())
+            .filter(|(_, frames)| !frames.is_empty())
+            .map(|(port, frames)| (port, frames.as_mut_slice()))
+    }
+
+    /// Ports with frames that are to be given back to the host there, and these.
+    pub fn returned(&mut self) -> impl Iterator<Item = (PortId, &mut [Frame])> {
+        (0..=u16::MAX)
+            .map(PortId)
+            .zip(self.back.iter_mut())
+            .filter(|(_, frames)| !frames.is_empty())
+            .map(|(port, frames)| (port, frames.as_mut_slice()))
+    }
+
+    /// Frames to send or to give back.
+    #[inline]
+    pub(super) fn queued(&self) -> usize {
+        let both = self.ports.iter().chain(&self.back);
+        both.map(Vec::len).sum()
+    }
+
+    /// Forgets what was sent and applied; the buffers are used again.
+    pub fn recycle(&mut self) {
+        self.requests.clear();
+        self.elsewhere.clear();
+        let Self {
+            ports,
+            back,
+            large,
+            small,
+            ..
+        } = self;
+        let both = ports.iter_mut().chain(back);
+        for frame in both.flat_map(|frames| frames.drain(..)) {
+            keep(large, small, frame);
+        }
+    }
+
+    /// Asks for something, once a batch.
+    pub(super) fn request(&mut self, request: Request) {
+        if !self.requests.contains(&request) {
+            self.requests.push(request);
+        }
+    }
+
+    /// An empty frame for what is made here: it has room for `len` bytes and, where it must be
+    /// made, not much more.
+    pub(super) fn spare(&mut self, len: usize) -> Frame {
+        if len > SMALL {
+            self.large
+                .pop()
+                .unwrap_or_else(|| Frame::with_capacity(len))
+        } else if let Some(frame) = self.small.pop() {
+            frame
+        } else if len > SMALL / 2 {
+            Frame::with_capacity(SMALL)
+        } else {
+            // Many tiny frames (fragments) must not cost more than they are.
+            Frame::with_capacity(len)
+        }
+    }
+
+    /// An empty frame that may receive.
+    #[inline]
+    pub(super) fn receiver(&mut self) -> Frame {
+        self.large.pop().unwrap_or_default()
+    }
+
+    #[inline]
+    pub(super) fn queue(&mut self, port: PortId) -> &mut Vec<Frame> {
+        queue_of(&mut self.ports, port)
+    }
+
+    /// Queues a frame that is to come in again on `port`.
+    pub(super) fn push_back(&mut self, port: PortId, frame: Frame) {
+        queue_of(&mut self.back, port).push(frame);
+    }
+
+    /// Takes back the buffer of a frame that is done with. A backend's goes back to it.
+    pub(super) fn keep(&mut self, frame: Frame) {
+        keep(&mut self.large, &mut self.small, frame);
+    }
+
+    /// Queues a frame that is to be sent.
+    #[inline]
+    pub(super) fn push(&mut self, port: PortId, frame: Frame) {
+        self.queue(port).push(frame);
+    }
+}
+
+#[inline]
+fn queue_of(queues: &mut Vec<Vec<Frame>>, port: PortId) -> &mut Vec<Frame> {
+    let index = port.index();
+    if queues.len() <= index {
+        queues.resize_with(index + 1, Vec::new);
+    }
+    &mut queues[index]
+}
+
+/// Frames of each kind that are kept for reuse at most.
+const POOL_MAX: usize = 512;
+/// What frames made here usually need: a packet of 1500 bytes in a tunnel.
+const SMALL: usize = 1920;
+
+fn keep(large: &mut Vec<Frame>, small: &mut Vec<Frame>, mut frame: Frame) {
+    let pool = match frame.capacity() {
+        MAX_FRAME.. => large,
+        SMALL.. => small,
+        _ => return,
+    };
+    if pool.len() < POOL_MAX {
+        frame.clear();
+        pool.push(frame);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_costs_what_it_needs_and_is_used_again() {
+        let mut out = Output::new();
+        assert_eq!(out.spare(8).capacity(), 8);
+        assert_eq!(out.spare(1514).capacity(), SMALL);
+        assert_eq!(out.spare(9000).capacity(), 9000);
+        assert_eq!(out.receiver().capacity(), MAX_FRAME);
+        for capacity in [8, SMALL, 9000, MAX_FRAME] {
+            out.push(PortId(3), Frame::with_capacity(capacity));
+        }
+        out.recycle();
+        assert_eq!((out.small.len(), out.large.len()), (2, 1));
+        assert!(out.spare(8).capacity() >= SMALL);
+        (0..2 * POOL_MAX).for_each(|_| out.keep(Frame::with_capacity(SMALL)));
+        assert_eq!(out.small.len(), POOL_MAX);
+    }
+}

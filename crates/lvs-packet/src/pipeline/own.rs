@@ -1,0 +1,154 @@
+//! Packets that the dataplane makes itself: ICMP errors, and how they leave.
+
+use lvs_core::{Hook, IcmpError, Protocol, Verdict};
+
+use super::datagram::Job;
+use super::leave::Pieces;
+use super::{Cx, Decide, Fate, Pipeline};
+use crate::drop::FrameDrop;
+use crate::frame::{Frame, Offload};
+use crate::icmp_limit::may_be_answered;
+use crate::net::Net;
+use crate::parse::{self, Icmp, Packet};
+use crate::wire::icmp::{self as wire_icmp, ErrorKind};
+
+/// The ICMP error that the packet at hand was answered with. It passes the director as well, as the
+/// host's own packets pass IPVS in `LOCAL_OUT`.
+#[derive(Debug)]
+pub(super) enum OwnError {
+    /// It was sent: the director counts it for its connection.
+    Sent(IcmpError),
+    /// It is addressed to a virtual address, because a reply of a server could not be forwarded.
+    /// The director relays it to that server.
+    ToVip(Frame),
+}
+
+impl Pipeline {
+    /// Sends an answer made here; it counts as [`Fate::Answered`] unless it cannot leave.
+    pub(super) fn send_own<N: Net>(&mut self, frame: &mut Frame, cx: &mut Cx<'_, N>) -> Fate {
+        frame.offload = Offload::default();
+        let packet = match parse::ip(frame.bytes(), false) {
+            Ok(packet) => packet,
+            Err(reason) => return Fate::Dropped(reason),
+        };
+        let net = cx.env.net;
+        let dst = packet.dst;
+        if net.is_local(dst) {
+            let Some(port) = net.host_port() else {
+                return Fate::Dropped(FrameDrop::NoHostPort);
+            };
+            self.counters.emitted += 1;
+            cx.out.push(port, frame.take());
+            return Fate::Answered;
+        }
+        if net.is_own_vip(dst) {
+            return Fate::Dropped(FrameDrop::OwnAddress);
+        }
+        let Some(hop) = net.route(dst) else {
+            return Fate::Dropped(net.why_no_route(dst));
+        };
+        match self.leave(frame, &packet, &hop, Pieces::Relayed, cx) {
+            Fate::Dropped(reason) => Fate::Dropped(reason),
+            _ => Fate::Answered,
+        }
+    }
+
+    /// Makes an ICMP error about the packet in `frame` and sends it to its source.
+    pub(super) fn icmp_error<N: Net>(
+        &mut self,
+        kind: ErrorKind,
+        frame: &Frame,
+        job: &Job<'_>,
+        cx: &mut Cx<'_, N>,
+    ) {
+        let net = cx.env.net;
+        let packet = &job.packet;
+        if !may_be_answered(packet, frame.bytes())
+            || !self.common.rate_limit.allow(kind, packet.src, cx.now)
+        {
+            return;
+        }
+        let to_vip = net.is_vip(packet.src) || net.is_own_vip(packet.src);
+        let src = if to_vip {
+            // The host's error to an address of its own comes from that address.
+            packet.src
+        } else if job.to_host || net.is_own_vip(packet.dst) {
+            packet.dst
+        } else {
+            // A router's error comes from its address on the link towards the receiver.
+            match net.route(packet.src).and_then(|hop| hop.source) {
+                Some(addr) => addr,
+                // The host of a VIP that is only routed here: nothing is better than the address
+                // that was asked.
+                _ if job.hook != Hook::Transit => packet.dst,
+                _ => return,
+            }
+        };
+        let id = self
+            .common
+            .ip_ids
+            .next(src, packet.src, Protocol::ICMP.0, 1);
+        let mut error = cx.out.spare(wire_icmp::ERROR_LEN_MAX);
+        if wire_icmp::error(&mut error, kind, frame.bytes(), src, id) {
+            if to_vip {
+                self.own_error = Some(OwnError::ToVip(error));
+                return;
+            }
+            if let Ok(made) = parse::ip(error.bytes(), false)
+                && let Icmp::Error(about) = made.icmp(error.bytes(), Hook::Output, 0)
+            {
+                self.own_error = Some(OwnError::Sent(about));
+            }
+            let fate = self.send_own(&mut error, cx);
+            self.counters.icmp_sent += u64::from(fate == Fate::Answered);
+        }
+        cx.out.keep(error);
+    }
+
+    /// Passes the ICMP error that the last packet was answered with through the director.
+    pub(super) fn finish_own_error<N: Net, D: Decide>(
+        &mut self,
+        decide: &mut D,
+        cx: &mut Cx<'_, N>,
+    ) {
+        match self.own_error.take() {
+            None => {}
+            Some(OwnError::Sent(error)) => {
+                // Of a connection that is not translated, it counts as a packet to the client.
+                let _ = decide.icmp_error(&error, cx.now);
+            }
+            Some(OwnError::ToVip(mut error)) => {
+                if let Ok(made) = parse::ip(error.bytes(), false) {
+                    self.translate_own_error(&mut error, made, decide, cx);
+                }
+                cx.out.keep(error);
+            }
+        }
+    }
+
+    /// Sends an ICMP error that the host has made, as the director wants it.
+    pub(super) fn translate_own_error<N: Net, D: Decide>(
+        &mut self,
+        error: &mut Frame,
+        packet: Packet,
+        decide: &mut D,
+        cx: &mut Cx<'_, N>,
+    ) {
+        let Icmp::Error(about) = packet.icmp(error.bytes(), Hook::Output, 0) else {
+            return;
+        };
+        let job = Job {
+            inner: Some((about.inner.protocol, about.inner.dst)),
+            ..Job::new(packet, Hook::Output, true, false)
+        };
+        let ports = about.inner_ports;
+        let fate = match decide.icmp_error(&about, cx.now) {
+            Verdict::Forward(forward) => self.forward(error, &job, &forward, ports, cx),
+            Verdict::Reply(reply) => self.reply(error, &job, &reply, ports, cx),
+            Verdict::Accept(_) => self.send_own(error, cx),
+            Verdict::Unreachable(_) | Verdict::Reset(_) | Verdict::Drop(_) => return,
+        };
+        let sent = matches!(fate, Fate::Sent | Fate::Held | Fate::Answered);
+        self.counters.icmp_sent += u64::from(sent);
+    }
+}

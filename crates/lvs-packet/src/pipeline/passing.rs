@@ -1,0 +1,153 @@
+//! The short way: a whole IPv4 packet of an established connection, of which the director says in
+//! passing where it goes. It leaves as it would on the long way, which everything else takes.
+
+use std::net::IpAddr;
+
+use lvs_core::fast_path::{Ahead, Passed, Plain};
+use lvs_core::{Forwarding, Hook, Protocol};
+
+use super::datagram::{Arrival, Job};
+use super::{Cx, Decide, Fate, Pipeline, ReversePath, is_martian};
+use crate::frame::Frame;
+use crate::gate::KNOWN_AFTER;
+use crate::net::{Net, PortId, PortInfo};
+use crate::parse;
+use crate::rewrite::nat::{self, End};
+use crate::ways::Way;
+use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, Mac, be16, ethernet, ethernet_header, ipv4};
+
+impl Pipeline {
+    /// Takes a frame the short way. `None` says that nothing has happened.
+    #[inline]
+    pub(super) fn in_passing<N: Net, D: Decide>(
+        &mut self,
+        port: PortId,
+        info: &PortInfo,
+        frame: &mut Frame,
+        ahead: &Ahead,
+        decide: &mut D,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        let mut packet = plain(frame, info)?;
+        let net = cx.env.net;
+        let (src, dst) = (IpAddr::V4(*packet.src.ip()), IpAddr::V4(*packet.dst.ip()));
+        let to = net.about(dst);
+        let virtual_dst = to.vip || to.own;
+        if is_martian(src, dst, virtual_dst, net)
+            || virtual_dst && self.common.settings.reverse_path != ReversePath::Off
+        {
+            return None;
+        }
+        packet.transit = !to.local && !virtual_dst;
+        // What passes through is a reply, or nothing for the director.
+        if packet.transit && !to.way.is_some_and(|way| takes(&way, frame, &packet, net)) {
+            return None;
+        }
+        let passed = decide.pass(&packet, ahead, cx.now)?;
+        if passed.reply {
+            return Some(self.send_on(frame, &packet, &passed, &to.way?, cx));
+        }
+        if packet.protocol == Protocol::TCP && passed.packets == KNOWN_AFTER {
+            self.gate.meets(src, cx.now);
+        }
+        if passed.method != Forwarding::Tunnel {
+            let server = net.about(IpAddr::V4(*passed.target.ip()));
+            if let Some(way) = server.way
+                && !server.local
+                && !server.own
+                && takes(&way, frame, &packet, net)
+            {
+                return Some(self.send_on(frame, &packet, &passed, &way, cx));
+            }
+        }
+        Some(self.send_request(port, frame, to.local, &passed, cx))
+    }
+
+    /// Sends it as it is, but for its addresses.
+    #[inline]
+    fn send_on<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        packet: &Plain,
+        passed: &Passed,
+        way: &Way,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        frame.truncate(ETHERNET_LEN + packet.len as usize);
+        // The transport checksum is all that can be unfinished, and lies behind both headers.
+        let unfinished = frame.offload.checksum.is_some_and(|partial| {
+            let l4 = usize::from(partial.start) == ETHERNET_LEN + ipv4::HEADER_LEN;
+            l4 && nat::header(packet.protocol)
+                .is_some_and(|(_, field)| usize::from(partial.offset) == field)
+        });
+        let (link, ip) = frame.bytes_mut().split_at_mut(ETHERNET_LEN);
+        ethernet_header(link, way.to, way.from, ETHERTYPE_IPV4);
+        ipv4::decrement_ttl(ip);
+        if passed.method == Forwarding::Nat {
+            let (end, to) = if passed.reply {
+                (End::Source, passed.virt)
+            } else {
+                (End::Destination, passed.target)
+            };
+            if let Err(reason) = nat::translate_plain(ip, packet.protocol, end, to, unfinished) {
+                return Fate::Dropped(reason);
+            }
+        }
+        self.counters.emitted += 1;
+        cx.out.push(way.port, frame.take());
+        Fate::Sent
+    }
+
+    /// Sends a request as the long way does.
+    #[cold]
+    fn send_request<N: Net>(
+        &mut self,
+        port: PortId,
+        frame: &mut Frame,
+        to_host: bool,
+        passed: &Passed,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        let mut sender = Mac::default();
+        sender.0.copy_from_slice(&frame.bytes()[ethernet::SOURCE]);
+        let _whole = frame.pull_front(ETHERNET_LEN);
+        let packet = match parse::ipv4(frame.bytes(), false) {
+            Ok(packet) => packet,
+            Err(reason) => return Fate::Dropped(reason),
+        };
+        frame.truncate(packet.len);
+        let job = Job {
+            arrival: Some(Arrival { port, sender }),
+            ..Job::new(packet, Hook::Local, false, to_host)
+        };
+        self.forward(frame, &job, &passed.forward(), false, cx)
+    }
+}
+
+/// The packet in a frame, if it is plain and what the frame says of it is.
+#[inline]
+fn plain(frame: &Frame, info: &PortInfo) -> Option<Plain> {
+    let (link, ip) = frame.bytes().split_at_checked(ETHERNET_LEN)?;
+    if !info.ethernet
+        || link[ethernet::DESTINATION] != info.mac.0
+        || be16(link, ethernet::ETHERTYPE) != ETHERTYPE_IPV4
+        || frame.offload.segments.is_some()
+    {
+        return None;
+    }
+    let packet = parse::plain(ip)?;
+    // What a virtual link says of a frame is a peer's word.
+    let finishable = frame.offload.checksum.is_none_or(|partial| {
+        let start = usize::from(partial.start);
+        start >= ETHERNET_LEN + ipv4::HEADER_LEN
+            && start + usize::from(partial.offset) + 2 <= ETHERNET_LEN + packet.len as usize
+    });
+    finishable.then_some(packet)
+}
+
+/// Whether a packet can leave there as it is.
+#[inline]
+fn takes<N: Net>(way: &Way, frame: &Frame, packet: &Plain, net: &N) -> bool {
+    packet.len <= way.mtu
+        && (frame.offload.checksum.is_none() || net.port(way.port).is_some_and(|port| port.offload))
+}

@@ -1,0 +1,158 @@
+//! Server to client: translated back, or left alone.
+
+use std::net::SocketAddr;
+
+use lvs_core::Reply;
+use lvs_core::edit::Edit;
+
+use super::datagram::Job;
+use super::leave::Pieces;
+use super::{Cx, Fate, Pipeline};
+use crate::drop::FrameDrop;
+use crate::frame::Frame;
+use crate::net::Net;
+use crate::rewrite::nat::{self, End};
+use crate::rewrite::payload;
+use crate::wire::icmp::ErrorKind;
+use crate::wire::{ETHERNET_LEN, decrement_ttl, ipv4, ipv6, is_ipv6};
+
+impl Pipeline {
+    /// Server to client.
+    pub(super) fn reply<N: Net>(
+        &mut self,
+        frame: &mut Frame,
+        job: &Job<'_>,
+        reply: &Reply,
+        ports: bool,
+        cx: &mut Cx<'_, N>,
+    ) -> Fate {
+        // Not translated: the host forwards (or takes) its own copy, if it has one.
+        if reply.source.is_none() && !self.intercepted(job, cx) {
+            return Fate::Left;
+        }
+        // Full NAT's replies are addressed to the director, whoever the client is.
+        let (dst, to_host) = match reply.destination {
+            Some(client) => (client.ip(), cx.env.net.is_local(client.ip())),
+            None => (job.packet.dst, job.to_host),
+        };
+        let hop = if to_host {
+            None
+        } else {
+            let known = job.hop.filter(|_| reply.destination.is_none());
+            let Some(hop) = known.or_else(|| cx.env.net.route(dst)) else {
+                self.icmp_error(ErrorKind::NetUnreachable, frame, job, cx);
+                return Fate::Dropped(cx.env.net.why_no_route(dst));
+            };
+            if job.packet.ttl <= 1 {
+                self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
+                return Fate::Dropped(FrameDrop::TtlExceeded);
+            }
+            // The server has to be told in terms of the packet that it sent, so this comes before
+            // the translation.
+            if (job.history.is_none() || job.packet.is_ipv6())
+                && let Some(fate) = self.too_big(frame, job, hop.mtu as usize, None, cx)
+            {
+                return fate;
+            }
+            Some(hop)
+        };
+        if let Err(reason) = rewrite_reply(frame, job, reply, ports) {
+            return Fate::Dropped(reason);
+        }
+        let edited;
+        let job = match &reply.edit {
+            None => job,
+            Some(edit) => {
+                let text = edit.replacement.as_ref().map_or(0, |new| new.text().len());
+                self.make_room(frame, text + ETHERNET_LEN, cx.out);
+                if let Err(reason) = payload::edit(frame, &job.packet, edit) {
+                    return Fate::Dropped(reason);
+                }
+                edited = job.edited(frame, edit);
+                &edited
+            }
+        };
+        let Some(hop) = hop else {
+            // The client is the director itself.
+            return self.give_back(frame, job, cx);
+        };
+        // What the host has made itself starts its way here.
+        if !job.from_host {
+            decrement_ttl(frame.bytes_mut());
+        }
+        self.fill_options_of_reply(frame, job, reply, &hop, cx);
+        self.clamp_mss(frame, job, hop.mtu as usize, cx);
+        let written = job
+            .history
+            .filter(|_| reply.source.is_some())
+            .map(|history| history.with_first(written_by_nat(frame.bytes(), job, ports)));
+        let pieces = written
+            .as_ref()
+            .or(job.history)
+            .map_or(Pieces::Whole, Pieces::Along);
+        self.leave(frame, &job.packet, &hop, pieces, cx)
+    }
+}
+
+/// How much of a packet, from its first byte on, translation makes lie in one piece: the transport
+/// header, or that of the packet inside an ICMP error with its ports.
+pub(super) fn written_by_nat(ip: &[u8], job: &Job<'_>, ports: bool) -> usize {
+    const PORTS: usize = 4;
+    let l4 = job.packet.l4;
+    if job.inner.is_none() {
+        return l4 + nat::header(job.packet.protocol).map_or(0, |(len, _)| len);
+    }
+    let inner = ip.get(l4 + 8..).unwrap_or_default();
+    let header = if is_ipv6(inner) {
+        ipv6::walk(inner).map_or(ipv6::HEADER_LEN, |chain| chain.l4)
+    } else {
+        ipv4::header_len(inner)
+    };
+    l4 + 8 + header + if ports { PORTS } else { 0 }
+}
+
+/// Translates a server's packet.
+#[inline]
+fn rewrite_reply(
+    frame: &mut Frame,
+    job: &Job<'_>,
+    reply: &Reply,
+    ports: bool,
+) -> Result<(), FrameDrop> {
+    if let Some(source) = reply.source {
+        rewrite(frame, job, End::Source, source, ports)?;
+    }
+    if let Some(client) = reply.destination {
+        rewrite(frame, job, End::Destination, client, ports)?;
+    }
+    Ok(())
+}
+
+impl Job<'_> {
+    /// The packet as it is after `edit`.
+    fn edited(&self, frame: &Frame, edit: &Edit) -> Self {
+        let mut job = *self;
+        if edit.replacement.is_some() {
+            job.packet.len = frame.len();
+            // It is not the one any more that came in fragments.
+            job.history = None;
+        }
+        job
+    }
+}
+
+/// Translates one end of a packet, or of an ICMP error and the packet inside it.
+#[inline]
+pub(super) fn rewrite(
+    frame: &mut Frame,
+    job: &Job<'_>,
+    end: End,
+    to: SocketAddr,
+    ports: bool,
+) -> Result<(), FrameDrop> {
+    if job.inner.is_some() {
+        nat::translate_icmp(frame.bytes_mut(), job.packet.l4, end, to, ports)
+    } else {
+        nat::translate(frame, &job.packet, end, to)
+    }
+}

@@ -1,0 +1,67 @@
+//! TCP resets for connections whose servers went down.
+
+use lvs_core::{Hook, Instant, Protocol, Reset};
+
+use super::datagram::Job;
+use super::{Cx, Env, Fate, Output, Pipeline};
+use crate::frame::Frame;
+use crate::net::Net;
+use crate::parse::{self, Packet};
+use crate::wire::tcp;
+
+impl Pipeline {
+    /// Sends a reset that the director asks for.
+    pub fn send_reset<N: Net>(
+        &mut self,
+        reset: &Reset,
+        env: &Env<'_, N>,
+        now: Instant,
+        out: &mut Output,
+    ) {
+        let mut cx = Cx {
+            env,
+            now,
+            out,
+            ahead: None,
+        };
+        let mut frame = cx.out.spare(tcp::RESET_LEN_MAX);
+        let (src, dst) = (reset.tuple.src, reset.tuple.dst);
+        if tcp::own_reset(&mut frame, src, dst, reset.seq, reset.ack) {
+            let fate = match (&reset.forward, parse::ip(frame.bytes(), false)) {
+                (Some(forward), Ok(packet)) => {
+                    // As if the client had sent it.
+                    let net = env.net;
+                    let (from_host, to_host) = (net.is_local(packet.src), net.is_local(packet.dst));
+                    let job = Job::new(packet, Hook::Local, from_host, to_host);
+                    self.forward(&mut frame, &job, forward, true, &mut cx)
+                }
+                _ => self.send_own(&mut frame, &mut cx),
+            };
+            self.counters.resets_sent += u64::from(!matches!(fate, Fate::Dropped(_)));
+        }
+        cx.out.keep(frame);
+    }
+
+    /// Answers a segment as a host without the connection would.
+    pub(super) fn answer_with_reset<N: Net>(
+        &mut self,
+        frame: &Frame,
+        packet: &Packet,
+        cx: &mut Cx<'_, N>,
+    ) -> Option<Fate> {
+        if !frame.offload.is_checked()
+            && !tcp::checksum_ok(frame.bytes(), packet.l4, Protocol::TCP.0)
+        {
+            return None;
+        }
+        let mut answer = cx.out.spare(tcp::RESET_LEN_MAX);
+        let mut fate = None;
+        if tcp::reset(&mut answer, frame.bytes(), packet.l4) {
+            let sent = self.send_own(&mut answer, cx);
+            self.counters.resets_sent += u64::from(sent == Fate::Answered);
+            fate = Some(sent);
+        }
+        cx.out.keep(answer);
+        fate
+    }
+}

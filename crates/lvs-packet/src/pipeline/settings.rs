@@ -1,0 +1,153 @@
+//! What whoever runs the packet path may choose. None of it is IPVS's: see `net.ipv4.vs` in
+//! `lvs_core` for that.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::icmp_limit::Limits;
+
+/// How the packet path behaves where IPVS has no say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// ICMP errors at most.
+    pub limits: Limits,
+    /// What becomes of echo requests to addresses that the engine owns.
+    pub echo: Echo,
+    /// Echo requests that are answered in a second, all senders together; 0 is no limit.
+    pub echo_per_second: u32,
+    /// Lower the segment size that TCP connections are opened with.
+    pub clamp_mss: Option<ClampMss>,
+    /// Where requests to services must be routed back to.
+    pub reverse_path: ReversePath,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            limits: Limits::default(),
+            echo: Echo::Answer,
+            echo_per_second: 1000,
+            clamp_mss: None,
+            reverse_path: ReversePath::Off,
+        }
+    }
+}
+
+impl Settings {
+    /// No limit on anything.
+    pub const UNLIMITED: Self = Self {
+        limits: Limits::NONE,
+        echo: Echo::Answer,
+        echo_per_second: 0,
+        clamp_mss: None,
+        reverse_path: ReversePath::Off,
+    };
+}
+
+/// Whether the source of a request to a service must be routed back (RFC 3704), as `rp_filter` asks
+/// for the host's own packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReversePath {
+    /// No matter where.
+    #[default]
+    Off,
+    /// Through any interface.
+    Loose,
+    /// Through the interface that it came in by.
+    Strict,
+}
+
+impl FromStr for ReversePath {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            "loose" => Ok(Self::Loose),
+            "strict" => Ok(Self::Strict),
+            _ => Err("expected off, loose or strict".to_owned()),
+        }
+    }
+}
+
+/// What becomes of echo requests to addresses that the engine owns. Those to the host's addresses
+/// are always the host's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Echo {
+    /// They are answered.
+    #[default]
+    Answer,
+    /// They are dropped.
+    Drop,
+}
+
+impl FromStr for Echo {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "answer" => Ok(Self::Answer),
+            "drop" => Ok(Self::Drop),
+            _ => Err("it is \"answer\" or \"drop\"".to_owned()),
+        }
+    }
+}
+
+/// To what the maximum segment size in SYNs is lowered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClampMss {
+    /// To what the way of the packet and the way back carry, as far as they are known.
+    Auto,
+    /// To so many bytes.
+    To(u16),
+}
+
+impl ClampMss {
+    /// No smaller segments are asked for: every IPv4 host takes these (RFC 9293 section 3.7.1).
+    pub const LEAST: u16 = 536;
+}
+
+impl FromStr for ClampMss {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        match text.parse() {
+            Ok(size) if size >= Self::LEAST => Ok(Self::To(size)),
+            _ => Err(format!(
+                "it is \"auto\" or a segment size from {} to {}",
+                Self::LEAST,
+                u16::MAX
+            )),
+        }
+    }
+}
+
+impl fmt::Display for ClampMss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::To(size) => size.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_read_and_others_refused() {
+        assert_eq!("auto".parse(), Ok(ClampMss::Auto));
+        assert_eq!("1360".parse(), Ok(ClampMss::To(1360)));
+        assert_eq!("drop".parse(), Ok(Echo::Drop));
+        for wrong in ["", "0", "535", "65536", "-1", "Auto"] {
+            assert!(wrong.parse::<ClampMss>().is_err(), "{wrong}");
+        }
+        assert!("host".parse::<Echo>().is_err());
+        assert_eq!("loose".parse(), Ok(ReversePath::Loose));
+        assert!("1".parse::<ReversePath>().is_err());
+    }
+}

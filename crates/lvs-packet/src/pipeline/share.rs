@@ -1,0 +1,170 @@
+//! What one of several workers does about packets that are another's.
+
+use std::sync::Arc;
+
+use lvs_core::{Hook, Instant};
+
+use super::datagram::{Arrival, Job};
+use super::{Cx, Decide, Env, Fate, Output, Pipeline};
+use crate::drop::FrameDrop;
+use crate::fragment::History;
+use crate::frame::Frame;
+use crate::net::{Net, PortId, PortInfo};
+use crate::parse::{self, Packet};
+use crate::steer::Steering;
+use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, be16, ethernet, vlan};
+
+/// Which of several workers a pipeline belongs to.
+#[derive(Clone, Debug)]
+pub struct Share {
+    /// The worker's number.
+    pub number: usize,
+    /// How packets are divided.
+    pub steering: Arc<Steering>,
+}
+
+/// A datagram that was put together by a worker that it does not belong to.
+#[derive(Debug)]
+pub struct Whole {
+    frame: Frame,
+    history: History,
+    from_host: bool,
+    arrival: Option<Arrival>,
+}
+
+impl Whole {
+    /// Bytes of memory that it takes.
+    pub fn size(&self) -> usize {
+        self.frame.capacity()
+    }
+}
+
+impl Pipeline {
+    /// The worker that a frame belongs to which has come in, if it is not this one.
+    pub fn home_of<N: Net>(
+        &self,
+        info: &PortInfo,
+        frame: &Frame,
+        env: &Env<'_, N>,
+    ) -> Option<usize> {
+        let share = self.share.as_ref()?;
+        let bytes = frame.bytes();
+        let ip = if info.ethernet {
+            let mut ethertype = be16(bytes.get(..ETHERNET_LEN)?, ethernet::ETHERTYPE);
+            let mut at = ETHERNET_LEN;
+            if bytes[..6] != info.mac.0 {
+                return None;
+            }
+            // A priority tag.
+            if ethertype == vlan::TAG && be16(bytes.get(..at + 2)?, at) & 0xfff == 0 {
+                at += vlan::TAG_LEN;
+                ethertype = be16(bytes.get(..at)?, at - 2);
+            }
+            if ethertype != ETHERTYPE_IPV4 && ethertype != ETHERTYPE_IPV6 {
+                return None;
+            }
+            bytes.get(at..)?
+        } else {
+            bytes
+        };
+        // What makes no sense is refused where it is.
+        let packet = parse::ip(ip, frame.offload.segments.is_some()).ok()?;
+        self.other_home(share, &packet, ip, env)
+    }
+
+    fn other_home<N: Net>(
+        &self,
+        share: &Share,
+        packet: &Packet,
+        ip: &[u8],
+        env: &Env<'_, N>,
+    ) -> Option<usize> {
+        let home = share.steering.home(packet, ip, env.net, env.intercept);
+        (home != share.number).then_some(home)
+    }
+
+    /// Counts what other workers were given: so many frames, for which nothing else was counted,
+    /// among other things, of all of which some found no room.
+    pub const fn count_handed_over(&mut self, frames: usize, lost: usize) {
+        let (frames, lost) = (frames as u64, lost as u64);
+        self.counters.received += frames;
+        // Datagrams were counted when they were put aside.
+        self.counters.handed_over = (self.counters.handed_over + frames).saturating_sub(lost);
+        self.counters.dropped[FrameDrop::WorkerBusy.index()] += lost;
+    }
+
+    /// Counts what other workers have received, and not this one.
+    pub const fn count_taken(&mut self, frames: usize) {
+        self.counters.received -= frames as u64;
+        self.counters.taken += frames as u64;
+    }
+
+    /// A datagram that was put together here, if it is another worker's: that one gets it. Says
+    /// whether it does.
+    pub(super) fn hand_over<N: Net>(
+        &self,
+        whole: &mut Frame,
+        packet: &Packet,
+        history: &History,
+        job: &Job<'_>,
+        cx: &mut Cx<'_, N>,
+    ) -> bool {
+        let Some(share) = &self.share else {
+            return false;
+        };
+        let Some(home) = self.other_home(share, packet, whole.bytes(), cx.env) else {
+            return false;
+        };
+        let port = job.arrival.map(|arrival| arrival.port);
+        let port = port.or_else(|| cx.env.net.host_port());
+        let whole = Whole {
+            frame: whole.take(),
+            history: history.clone(),
+            from_host: job.from_host,
+            arrival: job.arrival,
+        };
+        cx.out
+            .elsewhere
+            .push((home, port.unwrap_or(PortId::HOST), whole));
+        true
+    }
+
+    /// Goes on with a datagram that another worker has put together.
+    pub fn process_whole<N: Net, D: Decide>(
+        &mut self,
+        mut whole: Whole,
+        env: &Env<'_, N>,
+        decide: &mut D,
+        now: Instant,
+        out: &mut Output,
+    ) {
+        let mut cx = Cx {
+            env,
+            now,
+            out,
+            ahead: None,
+        };
+        self.counters.taken += 1;
+        let fate = match parse::ip(whole.frame.bytes(), false) {
+            Ok(packet) => {
+                let to_host = env.net.is_local(packet.dst);
+                let virt = env.net.is_vip(packet.dst) || env.net.is_own_vip(packet.dst);
+                let hook = match (whole.from_host, to_host || virt) {
+                    (true, _) => Hook::Output,
+                    (false, true) => Hook::Local,
+                    (false, false) => Hook::Transit,
+                };
+                let job = Job {
+                    arrival: whole.arrival,
+                    history: Some(&whole.history),
+                    ..Job::new(packet, hook, whole.from_host, to_host)
+                };
+                self.datagram(&mut whole.frame, job, decide, &mut cx)
+            }
+            Err(reason) => Fate::Dropped(reason),
+        };
+        self.counters.count(fate);
+        cx.out.keep(whole.frame);
+        self.finish_own_error(decide, &mut cx);
+    }
+}

@@ -1,0 +1,21 @@
+//! The link header of a packet that leaves.
+
+use crate::drop::FrameDrop;
+use crate::frame::Frame;
+use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Mac, ethernet_header, is_ipv6};
+
+/// Puts an Ethernet header in front of an IP packet.
+///
+/// # Errors
+/// [`FrameDrop::NoRoom`] if the frame has no headroom left.
+#[inline]
+pub fn ethernet(frame: &mut Frame, dst: Mac, src: Mac) -> Result<(), FrameDrop> {
+    let ethertype = if is_ipv6(frame.bytes()) {
+        ETHERTYPE_IPV6
+    } else {
+        ETHERTYPE_IPV4
+    };
+    let header = frame.push_front(ETHERNET_LEN).ok_or(FrameDrop::NoRoom)?;
+    ethernet_header(header, dst, src, ethertype);
+    Ok(())
+}

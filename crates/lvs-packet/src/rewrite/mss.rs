@@ -1,0 +1,157 @@
+//! The maximum segment size that a TCP connection is opened with (RFC 9293 section 3.7.1).
+
+use lvs_core::Protocol;
+
+use crate::frame::Frame;
+use crate::parse::Packet;
+use crate::wire::checksum::Delta;
+use crate::wire::tcp::{self, field, header_len};
+use crate::wire::{be16, put16};
+
+const SYN: u8 = 2;
+const ACK: u8 = 16;
+const END: u8 = 0;
+const NOP: u8 = 1;
+const MSS: u8 = 2;
+const MSS_LEN: u8 = 4;
+
+/// Whether `packet`, whose bytes are `ip`, opens a TCP connection, or agrees to one.
+#[inline]
+pub fn opens(ip: &[u8], packet: &Packet) -> bool {
+    packet.protocol == Protocol::TCP
+        && ip
+            .get(packet.l4 + field::FLAGS)
+            .is_some_and(|flags| flags & SYN != 0)
+}
+
+/// Whether `packet`, whose bytes are `ip`, asks for a TCP connection.
+#[inline]
+pub fn asks(ip: &[u8], packet: &Packet) -> bool {
+    packet.protocol == Protocol::TCP
+        && ip
+            .get(packet.l4 + field::FLAGS)
+            .is_some_and(|flags| flags & (SYN | ACK) == SYN)
+}
+
+/// Lowers the segment size that the SYN in `frame`, which `packet` describes, asks for to `limit`.
+/// Whether it was more. A SYN without the option asks for what every host takes, and stays as it
+/// is.
+pub fn clamp(frame: &mut Frame, packet: &Packet, limit: u16) -> bool {
+    let unfinished = frame
+        .offload
+        .checksum
+        .is_some_and(|partial| usize::from(partial.start) == packet.l4);
+    let Some(tcp) = frame.bytes_mut().get_mut(packet.l4..) else {
+        return false;
+    };
+    let Some(at) = tcp.get(..header_len(tcp)).and_then(find) else {
+        return false;
+    };
+    let asked = be16(tcp, at);
+    if asked <= limit {
+        return false;
+    }
+    put16(tcp, at, limit);
+    if !unfinished {
+        // At an odd place, its bytes are halves of two words; swapped, they sum to the same (RFC
+        // 1071 section 2 B).
+        let (old, new) = if at % 2 == 0 {
+            (asked, limit)
+        } else {
+            (asked.swap_bytes(), limit.swap_bytes())
+        };
+        let sum = Delta::NONE.word(old, new).apply(be16(tcp, field::CHECKSUM));
+        put16(tcp, field::CHECKSUM, sum);
+    }
+    true
+}
+
+/// Where the size is in a TCP header.
+fn find(header: &[u8]) -> Option<usize> {
+    let mut at = tcp::HEADER_LEN;
+    loop {
+        match *header.get(at)? {
+            END => return None,
+            NOP => at += 1,
+            kind => {
+                let len = *header.get(at + 1)?;
+                if kind == MSS && len == MSS_LEN && at + 4 <= header.len() {
+                    return Some(at + 2);
+                }
+                if len < 2 {
+                    return None;
+                }
+                at += usize::from(len);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::PartialChecksum;
+    use crate::parse;
+    use crate::segment::finish_checksum;
+    use crate::wire::checksum::Sum;
+    use crate::wire::tcp::checksum_ok;
+    use crate::wire::{ip_dst, ip_src};
+    use etherparse::{PacketBuilder, TcpOptionElement};
+    use proptest::prelude::*;
+
+    fn syn(six: bool, options: &[u8]) -> (Vec<u8>, usize) {
+        let builder = if six {
+            PacketBuilder::ipv6([1; 16], [2; 16], 64)
+        } else {
+            PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+        };
+        let mut ip = Vec::new();
+        builder
+            .tcp(1, 2, 3, 4)
+            .syn()
+            .options_raw(options)
+            .expect("at most 40 bytes")
+            .write(&mut ip, &[])
+            .expect("a vector takes all");
+        (ip, if six { 40 } else { 20 })
+    }
+
+    proptest! {
+        #[test]
+        fn the_sum_stays_right(six: bool, pad in 0usize..4, asked: u16, limit in 536u16.., partial: bool) {
+            let mut options = vec![NOP; pad];
+            options.extend([MSS, MSS_LEN]);
+            options.extend(asked.to_be_bytes());
+            let (ip, l4) = syn(six, &options);
+            let mut frame = Frame::from_bytes(&ip);
+            if partial {
+                let sum = Sum::ZERO.pseudo(ip_src(&ip), ip_dst(&ip), 6, ip.len() - l4).fold();
+                put16(frame.bytes_mut(), l4 + 16, sum);
+                let start = u16::try_from(l4).expect("small");
+                frame.offload.checksum = Some(PartialChecksum { start, offset: 16 });
+            }
+            let packet = parse::ip(&ip, false).expect("valid");
+            prop_assert!(opens(&ip, &packet));
+            prop_assert_eq!(clamp(&mut frame, &packet, limit), asked > limit);
+            finish_checksum(&mut frame).expect("in bounds");
+            prop_assert!(checksum_ok(frame.bytes(), l4, 6));
+            let (headers, _) = etherparse::TcpHeader::from_slice(&frame.bytes()[l4..]).expect("a header");
+            let told = headers.options_iterator().find_map(|option| match option {
+                Ok(TcpOptionElement::MaximumSegmentSize(size)) => Some(size),
+                _ => None,
+            });
+            prop_assert_eq!(told, Some(asked.min(limit)));
+        }
+
+        #[test]
+        fn no_options_lead_outside(options in proptest::collection::vec(any::<u8>(), 0..40), cut in 0usize..60) {
+            let (mut ip, _) = syn(false, &options);
+            let packet = parse::ip(&ip, false).expect("valid");
+            ip.truncate(ip.len().saturating_sub(cut));
+            let len = ip.len();
+            let mut frame = Frame::from_bytes(&ip);
+            clamp(&mut frame, &packet, 536);
+            prop_assert_eq!(frame.len(), len);
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! Network address translation of packets and of the packets inside ICMP errors (`ip_vs_nat_xmit`,
+//! `handle_response`, `ip_vs_nat_icmp`).
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+
+use lvs_core::Protocol;
+
+use crate::drop::FrameDrop;
+use crate::frame::Frame;
+use crate::parse::Packet;
+use crate::wire::checksum::{self, Delta, Sum};
+use crate::wire::{be16, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16, sctp, tcp, udp};
+
+/// Which end of a packet is translated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Source: replies.
+    Source,
+    /// Destination: requests.
+    Destination,
+}
+
+/// Length of the transport header that translation changes, and where its checksum is; `None` if it
+/// changes none.
+#[inline]
+pub const fn header(protocol: Protocol) -> Option<(usize, usize)> {
+    match protocol {
+        Protocol::TCP => Some((tcp::HEADER_LEN, tcp::field::CHECKSUM.start)),
+        Protocol::UDP => Some((udp::HEADER_LEN, udp::field::CHECKSUM.start)),
+        Protocol::SCTP => Some((sctp::HEADER_LEN, sctp::field::CHECKSUM.start)),
+        _ => None,
+    }
+}
+
+/// Translates one end of the packet in `frame`, which `packet` describes, to `to`. Changes nothing
+/// if it fails.
+///
+/// # Errors
+/// [`FrameDrop::ShortHeader`] if the transport header is cut short, [`FrameDrop::Unsupported`] if
+/// `to` is of another IP version.
+#[inline]
+pub fn translate(
+    frame: &mut Frame,
+    packet: &Packet,
+    end: End,
+    to: SocketAddr,
+) -> Result<(), FrameDrop> {
+    let l4 = packet.l4;
+    // AH, ESP and the like: the IP header is all there is to change.
+    let (header, field) = header(packet.protocol).unwrap_or_default();
+    // The device sums from the transport header on: then the field holds the sum of the
+    // pseudo-header alone.
+    let unfinished = frame.offload.checksum.is_some_and(|partial| {
+        usize::from(partial.start) == l4 && usize::from(partial.offset) == field
+    });
+    let ip = frame.bytes_mut();
+    if ip.len() < l4 + header {
+        return Err(FrameDrop::ShortHeader);
+    }
+    let addresses = match (packet.src, to.ip()) {
+        (IpAddr::V4(_), IpAddr::V4(new)) => address(ip, end, new),
+        (IpAddr::V6(_), IpAddr::V6(new)) => {
+            let old = match end {
+                End::Source => ipv6::src(ip),
+                End::Destination => ipv6::dst(ip),
+            };
+            match end {
+                End::Source => ipv6::set_src(ip, new),
+                End::Destination => ipv6::set_dst(ip, new),
+            }
+            Delta::NONE.addr6(old, new)
+        }
+        _ => return Err(FrameDrop::Unsupported),
+    };
+    if header > 0 {
+        let change = Change {
+            end,
+            port: to.port(),
+            addresses,
+            unfinished,
+        };
+        change.apply(ip, l4, packet.protocol, field);
+    }
+    Ok(())
+}
+
+/// As [`translate`], of TCP or UDP over IPv4 in `ip`, without options, whose transport header is
+/// whole. `unfinished`: the transport checksum is that of the pseudo-header alone.
+///
+/// # Errors
+/// [`FrameDrop::ShortHeader`] if it is not.
+#[inline]
+pub fn translate_plain(
+    ip: &mut [u8],
+    protocol: Protocol,
+    end: End,
+    to: SocketAddrV4,
+    unfinished: bool,
+) -> Result<(), FrameDrop> {
+    let (header, field) = header(protocol).unwrap_or_default();
+    if header == 0 || ip.len() < ipv4::HEADER_LEN + header {
+        return Err(FrameDrop::ShortHeader);
+    }
+    let change = Change {
+        end,
+        port: to.port(),
+        addresses: address(ip, end, *to.ip()),
+        unfinished,
+    };
+    change.apply(ip, ipv4::HEADER_LEN, protocol, field);
+    Ok(())
+}
+
+/// Translates an address of an IPv4 header.
+#[inline]
+fn address(ip: &mut [u8], end: End, new: Ipv4Addr) -> Delta {
+    let old = match end {
+        End::Source => ipv4::src(ip),
+        End::Destination => ipv4::dst(ip),
+    };
+    match end {
+        End::Source => ipv4::set_src(ip, new),
+        End::Destination => ipv4::set_dst(ip, new),
+    }
+    Delta::NONE.addr(old, new)
+}
+
+/// What a translation does behind the IP header.
+struct Change {
+    end: End,
+    port: u16,
+    /// What it has done to the addresses.
+    addresses: Delta,
+    unfinished: bool,
+}
+
+impl Change {
+    /// Translates the port of the header at `l4`, and updates the checksum, `field` bytes behind.
+    #[inline]
+    fn apply(&self, ip: &mut [u8], l4: usize, protocol: Protocol, field: usize) {
+        let port_at = l4 + port(self.end);
+        let old_port = be16(ip, port_at);
+        put16(ip, port_at, self.port);
+        let all = self.addresses.word(old_port, self.port);
+        let at = l4 + field;
+        let stored = be16(ip, at);
+        match protocol {
+            Protocol::SCTP => {
+                if old_port != self.port && !self.unfinished {
+                    let sum = checksum::sctp(&ip[l4..]);
+                    ip[at..at + 4].copy_from_slice(&sum);
+                }
+            }
+            _ if self.unfinished => put16(ip, at, self.addresses.apply_unfinished(stored)),
+            // An absent checksum is computed, as the kernel does; and 0 would mean absent (RFC
+            // 768).
+            Protocol::UDP if stored == 0 => finish_udp(ip, l4),
+            Protocol::UDP => put16(ip, at, nonzero(all.apply(stored))),
+            _ => put16(ip, at, all.apply(stored)),
+        }
+    }
+}
+
+/// Where the port of an end is in a transport header: the same in TCP, UDP and SCTP.
+const fn port(end: End) -> usize {
+    match end {
+        End::Source => udp::field::SOURCE.start,
+        End::Destination => udp::field::DESTINATION.start,
+    }
+}
+
+const fn nonzero(sum: u16) -> u16 {
+    if sum == 0 { 0xffff } else { sum }
+}
+
+/// Computes the checksum of a whole UDP datagram.
+fn finish_udp(ip: &mut [u8], l4: usize) {
+    put16(ip, l4 + udp::field::CHECKSUM.start, 0);
+    let datagram = &ip[l4..];
+    let sum = Sum::ZERO
+        .pseudo(ip_src(ip), ip_dst(ip), Protocol::UDP.0, datagram.len())
+        .bytes(datagram)
+        .finish();
+    put16(ip, l4 + udp::field::CHECKSUM.start, nonzero(sum));
+}
+
+/// Translates an ICMP error: `outer` end of the message itself to the address of `to`, and the
+/// other end of the packet inside to `to`, so that its sender recognises it. The checksum inside
+/// the inner transport header is left as it is.
+///
+/// # Errors
+/// [`FrameDrop::ShortHeader`] if the inner header is cut short (which the parser has ruled out),
+/// [`FrameDrop::Unsupported`] if `to` is of another IP version.
+pub fn translate_icmp(
+    ip: &mut [u8],
+    l4: usize,
+    outer: End,
+    to: SocketAddr,
+    ports: bool,
+) -> Result<(), FrameDrop> {
+    match to.ip() {
+        IpAddr::V4(addr) if !is_ipv6(ip) => {
+            let inner = ip
+                .get_mut(l4 + icmp::HEADER_LEN..)
+                .ok_or(FrameDrop::ShortHeader)?;
+            let header = ipv4::header_len(inner);
+            if header < ipv4::HEADER_LEN || inner.len() < header {
+                return Err(FrameDrop::ShortHeader);
+            }
+            // The message comes from (or goes to) one end; the packet inside went the other way.
+            let other = match outer {
+                End::Source => ipv4::field::DESTINATION,
+                End::Destination => ipv4::field::SOURCE,
+            };
+            inner[other].copy_from_slice(&addr.octets());
+            if ports && has_ports(inner[ipv4::field::PROTOCOL]) {
+                set_port(inner, header, outer, to.port());
+            }
+            ipv4::finish_header(inner);
+            match outer {
+                End::Source => ipv4::set_src(ip, addr),
+                End::Destination => ipv4::set_dst(ip, addr),
+            }
+        }
+        IpAddr::V6(addr) if is_ipv6(ip) => {
+            let inner = ip
+                .get_mut(l4 + icmp::HEADER_LEN..)
+                .ok_or(FrameDrop::ShortHeader)?;
+            let chain = ipv6::walk(inner).ok_or(FrameDrop::ShortHeader)?;
+            match outer {
+                End::Source => ipv6::set_dst(inner, addr),
+                End::Destination => ipv6::set_src(inner, addr),
+            }
+            if ports && has_ports(chain.protocol) {
+                set_port(inner, chain.l4, outer, to.port());
+            }
+            match outer {
+                End::Source => ipv6::set_src(ip, addr),
+                End::Destination => ipv6::set_dst(ip, addr),
+            }
+            icmpv6::finish_checksum(ip, l4);
+            return Ok(());
+        }
+        _ => return Err(FrameDrop::Unsupported),
+    }
+    put16(ip, l4 + icmp::field::CHECKSUM.start, 0);
+    let sum = Sum::ZERO.bytes(&ip[l4..]).finish();
+    put16(ip, l4 + icmp::field::CHECKSUM.start, sum);
+    Ok(())
+}
+
+const fn has_ports(protocol: u8) -> bool {
+    matches!(
+        Protocol(protocol),
+        Protocol::TCP | Protocol::UDP | Protocol::SCTP
+    )
+}
+
+/// Stores the port of the packet inside an error: of the end that `outer` is on the other side of.
+fn set_port(inner: &mut [u8], l4: usize, outer: End, to: u16) {
+    let other = match outer {
+        End::Source => End::Destination,
+        End::Destination => End::Source,
+    };
+    put16(inner, l4 + port(other), to);
+}
+
+#[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "small numbers")]
+mod tests {
+    use super::*;
+    use crate::frame::PartialChecksum;
+    use crate::parse;
+    use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
+    use proptest::prelude::*;
+
+    fn check(ip: &[u8]) {
+        let sliced = SlicedPacket::from_ip(ip).expect("it is a packet");
+        if let Some(etherparse::NetSlice::Ipv4(net)) = &sliced.net {
+            let header = net.header().to_header();
+            assert_eq!(header.calc_header_checksum(), header.header_checksum);
+        }
+        let (src, dst) = (ip_src(ip), ip_dst(ip));
+        match sliced.transport.expect("a transport header") {
+            TransportSlice::Tcp(tcp) => {
+                let header = tcp.to_header();
+                let sum = match (src, dst) {
+                    (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                        header.calc_checksum_ipv4_raw(src.octets(), dst.octets(), tcp.payload())
+                    }
+                    (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                        header.calc_checksum_ipv6_raw(src.octets(), dst.octets(), tcp.payload())
+                    }
+                    _ => panic!("two versions"),
+                };
+                assert_eq!(sum.expect("short"), tcp.checksum());
+            }
+            TransportSlice::Udp(udp) => {
+                let header = udp.to_header();
+                let sum = match (src, dst) {
+                    (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                        header.calc_checksum_ipv4_raw(src.octets(), dst.octets(), udp.payload())
+                    }
+                    (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                        header.calc_checksum_ipv6_raw(src.octets(), dst.octets(), udp.payload())
+                    }
+                    _ => panic!("two versions"),
+                };
+                assert_eq!(sum.expect("short"), udp.checksum());
+            }
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+
+    fn shorten(addr: [u8; 16]) -> [u8; 4] {
+        [addr[0], addr[1], addr[2], addr[3]]
+    }
+
+    proptest! {
+        #[test]
+        fn checksums_stay_right(mut src: [u8; 16], dst: [u8; 16], sport: u16, dport: u16, to: [u8; 16], port: u16, source: bool, udp: bool,
+                                absent: bool, partial: bool, six: bool, payload in proptest::collection::vec(any::<u8>(), 0..200)) {
+            src[0] &= 0x7f; // Not a group.
+            let mut ip = Vec::new();
+            let builder = if six {
+                PacketBuilder::ipv6(src, dst, 64)
+            } else {
+                PacketBuilder::ipv4(shorten(src), shorten(dst), 64)
+            };
+            let to: IpAddr = if six { to.into() } else { shorten(to).into() };
+            if udp {
+                builder.udp(sport, dport).write(&mut ip, &payload).expect("a vector takes all");
+            } else {
+                builder.tcp(sport, dport, 7, 9).ack(3).write(&mut ip, &payload).expect("a vector takes all");
+            }
+            let l4 = if six { 40 } else { 20 };
+            let field = l4 + if udp { 6 } else { 16 };
+            let partial = partial && !(udp && absent);
+            if partial {
+                let protocol = if udp { 17 } else { 6 };
+                let sum = Sum::ZERO.pseudo(ip_src(&ip), ip_dst(&ip), protocol, ip.len() - l4).fold();
+                put16(&mut ip, field, sum);
+            } else if udp && absent {
+                put16(&mut ip, field, 0);
+            }
+            let mut frame = Frame::from_bytes(&ip);
+            if partial {
+                frame.offload.checksum = Some(PartialChecksum { start: l4 as u16, offset: (field - l4) as u16 });
+            }
+            let packet = parse::ip(frame.bytes(), false).expect("valid");
+            let end = if source { End::Source } else { End::Destination };
+            translate(&mut frame, &packet, end, SocketAddr::new(to, port)).expect("long enough");
+            crate::segment::finish_checksum(&mut frame).expect("in bounds");
+            check(frame.bytes());
+            // Whatever the new source is: a group is not read any more.
+            let bytes = frame.bytes();
+            let ports = (be16(bytes, l4), be16(bytes, l4 + 2));
+            if source {
+                prop_assert_eq!((ip_src(bytes), ports), (to, (port, dport)));
+            } else {
+                prop_assert_eq!((ip_dst(bytes), ports), (to, (sport, port)));
+            }
+        }
+
+        #[test]
+        fn a_translated_error_is_right(vip: [u8; 16], client: [u8; 16], server: [u8; 16], port: u16, len in 0usize..200, cut in 0usize..200) {
+            // The server complains about a packet of the client's that was translated to it.
+            let mut inner = Vec::new();
+            PacketBuilder::ipv6(client, server, 63).udp(1000, 8053).write(&mut inner, &vec![9; len]).expect("a vector takes all");
+            inner.truncate(inner.len() - cut.min(len));
+            let mut ip = Vec::new();
+            let kind = etherparse::Icmpv6Type::DestinationUnreachable(etherparse::icmpv6::DestUnreachableCode::Port);
+            PacketBuilder::ipv6(server, client, 64).icmpv6(kind).write(&mut ip, &inner).expect("a vector takes all");
+            translate_icmp(&mut ip, 40, End::Source, SocketAddr::new(vip.into(), port), true).expect("whole headers");
+            let sliced = SlicedPacket::from_ip(&ip).expect("it is a packet");
+            let Some(TransportSlice::Icmpv6(message)) = sliced.transport else { panic!("not ICMPv6") };
+            prop_assert!(message.is_checksum_valid(vip, client));
+            prop_assert_eq!(ip_dst(message.payload()), IpAddr::from(vip));
+            prop_assert_eq!(be16(message.payload(), 42), port);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! What a helper changes in TCP segments: text, sequence numbers, and what is acknowledged
+//! (`nf_nat_mangle_tcp_packet`, `nf_ct_seq_adjust`). Addresses and ports have been translated
+//! before.
+
+use lvs_core::edit::{Edit, Shift};
+use lvs_core::{Protocol, TcpFlags};
+
+use crate::drop::FrameDrop;
+use crate::frame::Frame;
+use crate::parse::Packet;
+use crate::wire::checksum::{Delta, Sum};
+use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32, tcp};
+
+/// Places in a TCP header.
+const SEQUENCE: usize = tcp::field::SEQUENCE.start;
+const ACKNOWLEDGEMENT: usize = tcp::field::ACKNOWLEDGEMENT.start;
+const CHECKSUM: usize = tcp::field::CHECKSUM.start;
+const OPTIONS: usize = tcp::HEADER_LEN;
+
+/// Kinds of TCP options (RFC 9293 section 3.1, RFC 2018).
+const OPTION_END: u8 = 0;
+const OPTION_NOP: u8 = 1;
+const OPTION_SACK: u8 = 5;
+
+/// Changes a server's segment, which `packet` describes. A segment with a wrong checksum must not
+/// come here.
+///
+/// # Errors
+/// [`FrameDrop::NoRoom`] if it became longer than a packet can be. Then nothing has changed.
+pub fn edit(frame: &mut Frame, packet: &Packet, edit: &Edit) -> Result<(), FrameDrop> {
+    let l4 = packet.l4;
+    if let Some(replacement) = &edit.replacement {
+        let payload = l4 + header_len(frame.bytes(), l4);
+        let place = replacement.place();
+        let place = payload + place.start..payload + place.end;
+        let len = frame.len() - l4;
+        let longest = usize::from(u16::MAX)
+            + if packet.is_ipv6() {
+                ipv6::HEADER_LEN
+            } else {
+                0
+            };
+        let grown = frame.len() + replacement.text().len() - place.len().min(frame.len());
+        if grown > longest || !frame.replace(place, replacement.text()) {
+            return Err(FrameDrop::NoRoom);
+        }
+        finish(frame, packet, len);
+    }
+    let sent = be32(frame.bytes(), l4 + SEQUENCE);
+    let mut delta = Delta::NONE;
+    store(
+        frame.bytes_mut(),
+        l4,
+        SEQUENCE,
+        edit.shift.sequence(sent),
+        &mut delta,
+    );
+    update(frame, l4, delta);
+    Ok(())
+}
+
+/// Tells the server in its own numbers what the client acknowledges in the TCP segment at `l4`, and
+/// which parts it has selectively acknowledged.
+pub fn acknowledge(frame: &mut Frame, l4: usize, shift: Shift) {
+    let end = header_len(frame.bytes(), l4);
+    let ip = frame.bytes_mut();
+    if ip.len() < l4 + OPTIONS || !TcpFlags(ip[l4 + tcp::field::FLAGS]).has(TcpFlags::ACK) {
+        return;
+    }
+    let mut delta = Delta::NONE;
+    let mut turn = |ip: &mut [u8], at| {
+        let seen = be32(ip, l4 + at);
+        store(ip, l4, at, shift.acknowledgement(seen), &mut delta);
+    };
+    turn(ip, ACKNOWLEDGEMENT);
+    let mut at = OPTIONS;
+    while at < end {
+        let (kind, len) = match (ip[l4 + at], ip.get(l4 + at + 1)) {
+            (OPTION_END, _) => break,
+            (OPTION_NOP, _) => (OPTION_NOP, 1),
+            (kind, Some(&len)) => (kind, usize::from(len)),
+            (_, None) => break,
+        };
+        // Not whole: what follows cannot be read.
+        if len == 0 || (kind != OPTION_NOP && len < 2) || at + len > end {
+            break;
+        }
+        if kind == OPTION_SACK && len % 8 == 2 {
+            (at + 2..at + len)
+                .step_by(4)
+                .for_each(|edge| turn(ip, edge));
+        }
+        at += len;
+    }
+    update(frame, l4, delta);
+}
+
+/// Length of the TCP header at `l4`, as far as it is there.
+fn header_len(ip: &[u8], l4: usize) -> usize {
+    let tcp = ip.get(l4..).unwrap_or_default();
+    tcp::header_len(tcp).min(tcp.len())
+}
+
+/// Stores a number at `at` in the TCP header at `l4`, and notes what it does to the checksum.
+fn store(ip: &mut [u8], l4: usize, at: usize, number: u32, delta: &mut Delta) {
+    let words = |number: u32| {
+        let [a, b, c, d] = number.to_be_bytes();
+        // Options may begin at odd places, where high bytes are low ones of the sum.
+        if at.is_multiple_of(2) {
+            [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])]
+        } else {
+            [u16::from_be_bytes([b, a]), u16::from_be_bytes([d, c])]
+        }
+    };
+    let (old, new) = (words(be32(ip, l4 + at)), words(number));
+    *delta = delta.word(old[0], new[0]).word(old[1], new[1]);
+    put32(ip, l4 + at, number);
+}
+
+/// Whether the TCP checksum's field holds the pseudo-header's sum alone.
+fn is_unfinished(frame: &Frame, l4: usize) -> bool {
+    frame.offload.checksum.is_some_and(|partial| {
+        usize::from(partial.start) == l4 && usize::from(partial.offset) == CHECKSUM
+    })
+}
+
+/// Brings a finished checksum up to date.
+fn update(frame: &mut Frame, l4: usize, delta: Delta) {
+    if !is_unfinished(frame, l4) {
+        let at = l4 + CHECKSUM;
+        let ip = frame.bytes_mut();
+        put16(ip, at, delta.apply(be16(ip, at)));
+    }
+}
+
+/// Sets lengths and checksums of a packet whose payload has changed; `len` is what its segment's
+/// length was.
+fn finish(frame: &mut Frame, packet: &Packet, len: usize) {
+    let l4 = packet.l4;
+    let unfinished = is_unfinished(frame, l4);
+    let total = frame.len();
+    let ip = frame.bytes_mut();
+    if packet.is_ipv6() {
+        ipv6::finish_len(ip);
+    } else {
+        ipv4::set_total_len(ip, u16::try_from(total).unwrap_or(u16::MAX));
+    }
+    let at = l4 + CHECKSUM;
+    if unfinished {
+        // The pseudo-header has the length.
+        let word = |len: usize| u16::try_from(len).unwrap_or(u16::MAX);
+        let delta = Delta::NONE.word(word(len), word(total - l4));
+        put16(ip, at, delta.apply_unfinished(be16(ip, at)));
+    } else {
+        put16(ip, at, 0);
+        let sum = Sum::ZERO
+            .pseudo(ip_src(ip), ip_dst(ip), Protocol::TCP.0, total - l4)
+            .bytes(&ip[l4..])
+            .finish();
+        put16(ip, at, sum);
+    }
+}

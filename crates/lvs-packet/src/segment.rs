@@ -1,0 +1,362 @@
+//! What a network device does for others, in software: finishing checksums and cutting aggregates
+//! into segments.
+
+use crate::drop::FrameDrop;
+use crate::frame::{Frame, SegmentKind};
+use crate::parse::Packet;
+use crate::wire::checksum::Sum;
+use crate::wire::{be16, be32, ip_dst, ip_src, ipv4, ipv6, put16, put32, tcp, udp};
+
+/// Options and payload that a TCP puts into a segment at least (Linux's `TCP_MIN_SND_MSS`; no IPv4
+/// link carries less than 68 bytes, RFC 791 section 3.2).
+const TCP_LEAST: usize = 48;
+/// Segments of an aggregate of TCP at most: 64 KiB of the smallest.
+const TCP_MOST: usize = 65_535 / TCP_LEAST;
+/// Segments of an aggregate that is cut here, and does not pass whole: one frame of a sender's
+/// becomes so many at most. 64 KiB in 512 are segments of 128 bytes; a sender with smaller ones
+/// repeats them one by one, and they pass.
+const CUT_MOST: usize = 512;
+/// The same for smaller ones: a few of them harm nobody.
+const TINY_MOST: usize = 64;
+/// Datagrams of an aggregate of UDP at most (Linux's `UDP_MAX_SEGMENTS`).
+const UDP_MOST: usize = 128;
+const FIN_PSH: u8 = 0x09;
+const CWR: u8 = 0x80;
+
+/// Finishes the checksum of `frame`, if it is unfinished.
+///
+/// # Errors
+/// [`FrameDrop::BadOffload`] if the checksum lies outside the frame.
+pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
+    let Some(partial) = frame.offload.checksum else {
+        return Ok(());
+    };
+    let start = usize::from(partial.start);
+    let at = start + usize::from(partial.offset);
+    let bytes = frame.bytes_mut();
+    if start > bytes.len() || at + 2 > bytes.len() {
+        return Err(FrameDrop::BadOffload);
+    }
+    // The field holds the pseudo-header's sum, so the sum over all is the checksum.
+    let sum = Sum::ZERO.bytes(&bytes[start..]).finish();
+    // An all-zero UDP checksum means none. Other protocols can store either zero.
+    put16(bytes, at, if sum == 0 { 0xffff } else { sum });
+    frame.offload.checksum = None;
+    Ok(())
+}
+
+/// Whether what is said to be unfinished about `frame` can be: a checksum within the payload of the
+/// packet, an aggregate of the packet's own protocol. A guest on a virtual link can say anything.
+///
+/// # Errors
+/// [`FrameDrop::BadOffload`], [`FrameDrop::BadAggregate`].
+#[inline]
+pub fn check_offload(frame: &Frame, packet: &Packet) -> Result<(), FrameDrop> {
+    if let Some(partial) = frame.offload.checksum {
+        let start = usize::from(partial.start);
+        if start < packet.l4 || start + usize::from(partial.offset) + 2 > packet.len {
+            return Err(FrameDrop::BadOffload);
+        }
+    }
+    match frame.offload.segments {
+        Some(_) if packet.fragment.is_some() => Err(FrameDrop::BadAggregate),
+        Some(_) => Cut::new(frame, packet).map(|_| ()),
+        None => Ok(()),
+    }
+}
+
+/// Where an aggregate is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    kind: SegmentKind,
+    /// Length of IP and transport header.
+    headers: usize,
+    size: usize,
+}
+
+impl Cut {
+    /// How the aggregate in `frame` is cut; `None` if it is none, or is one datagram to be
+    /// fragmented (UFO).
+    ///
+    /// # Errors
+    /// [`FrameDrop::BadAggregate`] if it contradicts its headers; [`FrameDrop::TinySegments`] if it
+    /// would become more packets than any host means by it.
+    #[inline]
+    pub fn new(frame: &Frame, packet: &Packet) -> Result<Option<Self>, FrameDrop> {
+        let Some(segments) = frame.offload.segments else {
+            return Ok(None);
+        };
+        let ip = frame.bytes();
+        let header = match (segments.kind, packet.protocol.0, packet.is_ipv6()) {
+            (SegmentKind::Tcp4, 6, false) | (SegmentKind::Tcp6, 6, true) => ip
+                .get(packet.l4 + tcp::field::DATA_OFFSET)
+                .map_or(0, |b| usize::from(b >> 4) * 4),
+            (SegmentKind::Udp, 17, _) => 8,
+            (SegmentKind::UdpFragments, 17, _) if segments.size > 0 => return Ok(None),
+            _ => return Err(FrameDrop::BadAggregate),
+        };
+        let headers = packet.l4 + header;
+        let udp = segments.kind == SegmentKind::Udp;
+        let least = if udp { 8 } else { 20 };
+        if header < least || ip.len() < headers || segments.size == 0 {
+            return Err(FrameDrop::BadAggregate);
+        }
+        let cut = Self {
+            kind: segments.kind,
+            headers,
+            size: usize::from(segments.size),
+        };
+        let tiny = !udp && header - least + cut.size < TCP_LEAST;
+        let most = if udp { UDP_MOST } else { TCP_MOST };
+        if cut.count(ip.len()) > if tiny { TINY_MOST } else { most } {
+            return Err(FrameDrop::TinySegments);
+        }
+        Ok(Some(cut))
+    }
+
+    /// Length of the longest segment, IP header included.
+    #[inline]
+    pub const fn longest(&self, len: usize) -> usize {
+        let segment = self.headers + self.size;
+        if segment < len { segment } else { len }
+    }
+
+    /// The number of segments of an aggregate of `len` bytes.
+    #[inline]
+    pub const fn count(&self, len: usize) -> usize {
+        let data = len.saturating_sub(self.headers);
+        if data == 0 {
+            1
+        } else {
+            data.div_ceil(self.size)
+        }
+    }
+
+    /// The segments of the aggregate in `frame`, in order. They are not made before they are asked
+    /// for.
+    ///
+    /// # Errors
+    /// [`FrameDrop::TinySegments`] if there are more than one frame may become.
+    pub fn segments<'a>(
+        &self,
+        frame: &'a Frame,
+        packet: &'a Packet,
+    ) -> Result<impl Iterator<Item = Segment<'a>> + use<'a>, FrameDrop> {
+        let ip = frame.bytes();
+        let (headers, data) = ip.split_at(self.headers.min(ip.len()));
+        let (cut, count) = (*self, self.count(ip.len()));
+        if count > CUT_MOST {
+            return Err(FrameDrop::TinySegments);
+        }
+        Ok((0..count).map(move |index| {
+            let from = (index * cut.size).min(data.len());
+            Segment {
+                kind: cut.kind,
+                packet,
+                headers,
+                data: &data[from..(from + cut.size).min(data.len())],
+                from,
+                index,
+                last: index + 1 == count,
+            }
+        }))
+    }
+}
+
+/// One segment that is to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    kind: SegmentKind,
+    packet: &'a Packet,
+    headers: &'a [u8],
+    data: &'a [u8],
+    /// Where `data` lies in the payload that is cut.
+    from: usize,
+    index: usize,
+    last: bool,
+}
+
+impl Segment<'_> {
+    /// Length of the segment, headers included.
+    pub const fn len(&self) -> usize {
+        self.headers.len() + self.data.len()
+    }
+
+    /// Whether it carries nothing.
+    pub const fn is_empty(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    /// Writes the segment, finished, to `out`; `false` if there is no room.
+    #[must_use]
+    pub fn write(&self, out: &mut Frame) -> bool {
+        out.clear();
+        if !out.extend(self.headers) || !out.extend(self.data) {
+            return false;
+        }
+        let ip = out.bytes_mut();
+        self.finish_ip(ip);
+        self.finish_transport(ip);
+        true
+    }
+
+    fn finish_ip(&self, ip: &mut [u8]) {
+        if self.packet.is_ipv6() {
+            return ipv6::finish_len(ip);
+        }
+        let len = u16::try_from(ip.len()).unwrap_or(u16::MAX);
+        put16(ip, ipv4::field::TOTAL_LEN, len);
+        // The segments of one aggregate count up, as a sender's would.
+        let index = u16::try_from(self.index).unwrap_or(0);
+        let id = be16(ip, ipv4::field::ID).wrapping_add(index);
+        put16(ip, ipv4::field::ID, id);
+        ipv4::finish_header(ip);
+    }
+
+    fn finish_transport(&self, ip: &mut [u8]) {
+        let (src, dst) = (ip_src(ip), ip_dst(ip));
+        let l4 = &mut ip[self.packet.l4..];
+        let checksum = if self.kind == SegmentKind::Udp {
+            let len = u16::try_from(l4.len()).unwrap_or(u16::MAX);
+            put16(l4, udp::field::LENGTH, len);
+            udp::field::CHECKSUM
+        } else {
+            let before = u32::try_from(self.from).unwrap_or(0);
+            let sequence = be32(l4, tcp::field::SEQUENCE).wrapping_add(before);
+            put32(l4, tcp::field::SEQUENCE, sequence);
+            if !self.last {
+                l4[tcp::field::FLAGS] &= !FIN_PSH;
+            }
+            if self.index > 0 {
+                l4[tcp::field::FLAGS] &= !CWR;
+            }
+            tcp::field::CHECKSUM
+        };
+        put16(l4, checksum.clone(), 0);
+        let sum = Sum::ZERO
+            .pseudo(src, dst, self.packet.protocol.0, l4.len())
+            .bytes(l4)
+            .finish();
+        put16(l4, checksum, if sum == 0 { 0xffff } else { sum });
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "small numbers")]
+mod tests {
+    use super::*;
+    use crate::frame::Segments;
+    use crate::parse;
+    use crate::wire::tcp::checksum_ok;
+    use etherparse::PacketBuilder;
+    use proptest::prelude::*;
+
+    fn aggregate(
+        kind: SegmentKind,
+        size: u16,
+        options: usize,
+        len: usize,
+    ) -> Result<usize, FrameDrop> {
+        let mut ip = Vec::new();
+        let data = vec![0; len];
+        let builder = PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
+        if kind == SegmentKind::Udp {
+            builder
+                .udp(1, 2)
+                .write(&mut ip, &data)
+                .expect("a vector takes all");
+        } else {
+            let builder = builder.tcp(1, 2, 3, 9).options_raw(&vec![1; options]);
+            let builder = builder.expect("options of a header");
+            builder.write(&mut ip, &data).expect("a vector takes all");
+        }
+        let mut frame = Frame::from_bytes(&ip);
+        frame.offload.segments = Some(Segments {
+            kind,
+            size,
+            header_len: 0,
+            ecn: false,
+        });
+        let packet = parse::ip(frame.bytes(), true).expect("valid");
+        Cut::new(&frame, &packet).map(|cut| cut.expect("an aggregate").count(ip.len()))
+    }
+
+    #[test]
+    fn segments_that_no_host_makes_are_refused() {
+        let tiny = Err(FrameDrop::TinySegments);
+        for (kind, size, options, len, expected) in [
+            (SegmentKind::Tcp4, 1, 0, 60_000, tiny),
+            (SegmentKind::Tcp4, 47, 0, 60_000, tiny),
+            (SegmentKind::Tcp4, 48, 0, 60_000, Ok(1250)),
+            // Time stamps take their room of the smallest segment; with all options, 8 bytes are
+            // left.
+            (SegmentKind::Tcp4, 36, 12, 36_000, Ok(1000)),
+            (SegmentKind::Tcp4, 35, 12, 36_000, tiny),
+            (SegmentKind::Tcp4, 8, 40, 8 * 1365, Ok(1365)),
+            (SegmentKind::Tcp4, 8, 40, 8 * 1365 + 1, tiny),
+            (SegmentKind::Tcp4, 1, 0, 64, Ok(64)),
+            (SegmentKind::Tcp4, 1, 0, 65, tiny),
+            (SegmentKind::Udp, 1, 0, 128, Ok(128)),
+            (SegmentKind::Udp, 1, 0, 129, tiny),
+            (SegmentKind::Udp, 500, 0, 64_000, Ok(128)),
+        ] {
+            let got = aggregate(kind, size, options, len);
+            assert_eq!(
+                got, expected,
+                "{kind:?} of {size}, {options} bytes of options, {len}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn segments_carry_every_byte_once(data in proptest::collection::vec(any::<u8>(), 0..9000), size in 71u16..1500, udp: bool, six: bool) {
+            let mut ip = Vec::new();
+            let builder = if six {
+                PacketBuilder::ipv6([1; 16], [2; 16], 64)
+            } else {
+                PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+            };
+            let l4 = if six { 40 } else { 20 };
+            if udp {
+                builder.udp(1, 2).write(&mut ip, &data).expect("a vector takes all");
+            } else {
+                builder.tcp(1, 2, u32::MAX - 10, 9).psh().fin().ack(1).cwr().write(&mut ip, &data).expect("a vector takes all");
+            }
+            let mut frame = Frame::from_bytes(&ip);
+            let kind = match (udp, six) {
+                (true, _) => SegmentKind::Udp,
+                (false, false) => SegmentKind::Tcp4,
+                (false, true) => SegmentKind::Tcp6,
+            };
+            frame.offload.segments = Some(Segments { kind, size, header_len: 0, ecn: false });
+            let packet = parse::ip(frame.bytes(), true).expect("valid");
+            let cut = Cut::new(&frame, &packet).expect("consistent").expect("an aggregate");
+            let parts: Vec<Frame> = cut
+                .segments(&frame, &packet)
+                .expect("not too many")
+                .map(|segment| {
+                    let mut part = Frame::with_capacity(segment.len());
+                    assert!(segment.write(&mut part));
+                    part
+                })
+                .collect();
+            prop_assert_eq!(parts.len(), cut.count(ip.len()));
+            let mut joined = Vec::new();
+            for (i, part) in parts.iter().enumerate() {
+                let p = parse::ip(part.bytes(), false).expect("valid");
+                prop_assert!(checksum_ok(part.bytes(), p.l4, p.protocol.0));
+                prop_assert!(p.len <= cut.longest(ip.len()));
+                if !udp {
+                    let want = (u32::MAX - 10).wrapping_add(joined.len() as u32);
+                    prop_assert_eq!(be32(part.bytes(), l4 + 4), want);
+                    let last = i + 1 == parts.len();
+                    prop_assert_eq!(part.bytes()[l4 + 13] & FIN_PSH, if last { FIN_PSH } else { 0 });
+                    prop_assert_eq!(part.bytes()[l4 + 13] & CWR, if i == 0 { CWR } else { 0 });
+                }
+                joined.extend_from_slice(&part.bytes()[cut.headers..]);
+            }
+            prop_assert_eq!(joined, data);
+        }
+    }
+}

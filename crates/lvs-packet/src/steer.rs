@@ -1,0 +1,328 @@
+//! Which of several workers a packet belongs to.
+//!
+//! A connection is one worker's, so both of its directions are: the worker is chosen by what they
+//! have in common, the client's side. To a virtual address that is the source, else the
+//! destination; towards servers of full NAT a local port stands for the client, and the worker
+//! chose it ([`worker_of`]).
+//!
+//! ```text
+//!  kernel: program of the fan-out group ([`Plan`], approximate) ─▶ worker's ring ─▶ [`Steering::home`] (exact)
+//!                                                                                      ├─ its own: decide
+//!                                                                                      └─ another's: bounded queue
+//! ```
+//!
+//! The program in the kernel spares the second step's queue almost every packet; what is right
+//! depends on [`Steering`] alone, which every worker has in the same way.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+
+use lvs_core::{Hook, Protocol, SplitMix64, Tuple, worker_of};
+
+use crate::intercept::{Intercept, LocalClient};
+use crate::net::Net;
+use crate::parse::{Icmp, Packet};
+
+/// Ranges of addresses that the program in the kernel looks in, of each family.
+pub const RANGES_MAX: usize = 256;
+
+/// ISAKMP's port: AH and ESP belong to its connection.
+const ISAKMP: u16 = 500;
+
+/// Numbers that only this engine knows, so that nobody outside can choose his worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keys {
+    /// What the words of an IPv6 address are multiplied by.
+    pub words: [u32; 4],
+    /// What is added first.
+    pub seed: u32,
+    /// What it is multiplied by then, once before the port and twice behind it.
+    pub factors: [u32; 3],
+}
+
+impl Keys {
+    /// Keys that follow from a random number.
+    pub fn new(seed: u64) -> Self {
+        let mut numbers = SplitMix64::new(seed);
+        let mut next = || u32::try_from(numbers.draw() >> 32).unwrap_or(0);
+        // Odd factors lose nothing.
+        Self {
+            words: std::array::from_fn(|_| next() | 1),
+            seed: next(),
+            factors: std::array::from_fn(|_| next() | 1),
+        }
+    }
+
+    /// An address in 32 bits; of IPv6, the first `words` words of it.
+    pub fn fold(&self, addr: IpAddr, words: usize) -> u32 {
+        match addr {
+            IpAddr::V4(addr) => addr.to_bits(),
+            IpAddr::V6(addr) => {
+                let octets = addr.octets();
+                let parts = octets.chunks_exact(4).zip(self.words).take(words);
+                parts.fold(0, |sum, (part, factor)| {
+                    let word = u32::from_be_bytes([part[0], part[1], part[2], part[3]]);
+                    sum.wrapping_add(word.wrapping_mul(factor))
+                })
+            }
+        }
+    }
+
+    /// The hash of a client's side.
+    pub fn hash(&self, fold: u32, port: u16) -> u32 {
+        let [first, second, third] = self.factors;
+        let mut hash = fold.wrapping_add(self.seed).wrapping_mul(first);
+        hash ^= hash >> 16;
+        hash = hash.wrapping_add(u32::from(port)).wrapping_mul(second);
+        hash ^= hash >> 15;
+        hash = hash.wrapping_mul(third);
+        hash ^ (hash >> 16)
+    }
+}
+
+/// How packets are divided among workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Steering {
+    workers: NonZeroUsize,
+    keys: Keys,
+    /// All of a client's connections are one worker's: the helper for FTP has connections that
+    /// belong to others.
+    by_address: bool,
+    /// Addresses that stand for clients towards servers of full NAT.
+    local: HashSet<IpAddr>,
+}
+
+impl Steering {
+    /// Among `workers`, by the client's address and port, or its address alone.
+    pub fn new(workers: NonZeroUsize, seed: u64, by_address: bool) -> Self {
+        Self {
+            workers,
+            keys: Keys::new(seed),
+            by_address,
+            local: HashSet::new(),
+        }
+    }
+
+    /// With these addresses that stand for clients.
+    #[must_use]
+    pub fn with_local(&self, local: HashSet<IpAddr>) -> Self {
+        Self {
+            local,
+            ..self.clone()
+        }
+    }
+
+    /// Whether these addresses stand for clients, and no others.
+    pub fn has_local(&self, local: &HashSet<IpAddr>) -> bool {
+        self.local == *local
+    }
+
+    /// How many there are.
+    pub const fn workers(&self) -> NonZeroUsize {
+        self.workers
+    }
+
+    /// The worker of all connections of a client that comes from this address and port.
+    pub fn of_client(&self, addr: IpAddr, port: u16) -> usize {
+        let port = if self.by_address { 0 } else { port };
+        let fold = self.keys.fold(addr, 4);
+        self.keys.hash(fold, port) as usize % self.workers
+    }
+
+    /// The worker that a packet, whose bytes are `ip`, belongs to.
+    pub fn home<N: Net>(
+        &self,
+        packet: &Packet,
+        ip: &[u8],
+        net: &N,
+        intercept: &Intercept,
+    ) -> usize {
+        let (src, dst) = (packet.src, packet.dst);
+        let ports = match packet.protocol {
+            // The fragments of a datagram come together, wherever that is; it goes on from there.
+            _ if packet.fragment.is_some() => None,
+            Protocol::AH | Protocol::ESP => Some((ISAKMP, ISAKMP)),
+            _ if packet.is_icmp() => {
+                if let Icmp::Error(error) = packet.icmp(ip, Hook::Local, 0) {
+                    return self.of_offending(&error.inner, net);
+                }
+                None
+            }
+            _ => packet.ports,
+        };
+        let (from, to) = ports.unwrap_or_default();
+        let is_vip = net.is_vip(dst);
+        let tuple = Tuple {
+            protocol: packet.protocol,
+            src: SocketAddr::new(src, from),
+            dst: SocketAddr::new(dst, to),
+        };
+        if self.local.contains(&dst) && !(is_vip && intercept.is_to_service(&tuple)) {
+            return worker_of(to, self.workers.get());
+        }
+        // A VIP of the host may be where its own client is.
+        let answers = || {
+            let clients = &intercept.local_clients;
+            let client = LocalClient {
+                protocol: tuple.protocol,
+                server: tuple.src,
+                local: tuple.dst,
+            };
+            !clients.is_empty() && clients.contains(&client)
+        };
+        if is_vip && !answers() {
+            self.of_client(src, from)
+        } else {
+            self.of_client(dst, to)
+        }
+    }
+
+    /// The worker of the connection that a packet belonged to which somebody complains of.
+    fn of_offending<N: Net>(&self, packet: &Tuple, net: &N) -> usize {
+        let Tuple { protocol, src, dst } = *packet;
+        if self.local.contains(&src.ip()) {
+            return worker_of(src.port(), self.workers.get());
+        }
+        let client = if !net.is_vip(dst.ip()) && net.is_vip(src.ip()) {
+            dst
+        } else {
+            src
+        };
+        let port = match protocol {
+            Protocol::AH | Protocol::ESP => ISAKMP,
+            _ => client.port(),
+        };
+        self.of_client(client.ip(), port)
+    }
+
+    /// What the kernel needs to know to do the same for most packets. `virt` are the virtual
+    /// addresses.
+    pub fn plan(&self, virt: impl IntoIterator<Item = IpAddr>) -> Plan {
+        let (mut four, mut six) = (Vec::new(), Vec::new());
+        for addr in virt {
+            match addr {
+                IpAddr::V4(addr) => four.push(addr.to_bits()),
+                IpAddr::V6(_) => six.push(addr),
+            }
+        }
+        let (mut local4, mut local6) = (Vec::new(), Vec::new());
+        for addr in &self.local {
+            match addr {
+                IpAddr::V4(addr) => local4.push(addr.to_bits()),
+                IpAddr::V6(_) => local6.push(*addr),
+            }
+        }
+        four.sort_unstable();
+        four.dedup();
+        let (words, six) = self.prefixes(&six);
+        let local6: Vec<u32> = local6
+            .iter()
+            .map(|addr| self.keys.fold(*addr, words))
+            .collect();
+        Plan {
+            workers: u32::try_from(self.workers.get()).unwrap_or(u32::MAX),
+            keys: self.keys,
+            by_address: self.by_address,
+            four: ranges(&four, &local4, true),
+            six: ranges(&six, &local6, false),
+            words,
+        }
+    }
+
+    /// The first words of addresses, as many as leave no more different ones than there may be.
+    fn prefixes(&self, addresses: &[IpAddr]) -> (usize, Vec<u32>) {
+        for words in (1..=4).rev() {
+            let folds = addresses.iter().map(|addr| self.keys.fold(*addr, words));
+            let mut folds: Vec<u32> = folds.collect();
+            folds.sort_unstable();
+            folds.dedup();
+            if folds.len() <= RANGES_MAX {
+                return (words, folds);
+            }
+        }
+        (4, Vec::new())
+    }
+}
+
+/// What the addresses of a range are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Virtual ones, or between some.
+    Virtual,
+    /// They stand for clients.
+    Local,
+}
+
+/// Addresses from the first to the last, as 32 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The first one.
+    pub first: u32,
+    /// The last one.
+    pub last: u32,
+    /// What they are.
+    pub kind: Kind,
+}
+
+/// [`Steering`] as a program in the kernel can follow it: what differs are ICMP errors, fragments,
+/// extension headers, and addresses between virtual ones where there are many.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Workers.
+    pub workers: u32,
+    /// The keys of the hash.
+    pub keys: Keys,
+    /// By the client's address alone.
+    pub by_address: bool,
+    /// IPv4 addresses, in order.
+    pub four: Vec<Range>,
+    /// IPv6 addresses, folded, in order.
+    pub six: Vec<Range>,
+    /// How many words of an IPv6 address are folded to look it up.
+    pub words: usize,
+}
+
+/// Ranges of sorted addresses, [`RANGES_MAX`] at most. `close`: where there are more, the smallest
+/// gaps are taken for virtual addresses too.
+fn ranges(virt: &[u32], local: &[u32], close: bool) -> Vec<Range> {
+    let mut all: Vec<(u32, Kind)> = virt.iter().map(|&addr| (addr, Kind::Virtual)).collect();
+    let others = local
+        .iter()
+        .filter(|addr| virt.binary_search(addr).is_err());
+    all.extend(others.map(|&addr| (addr, Kind::Local)));
+    all.sort_unstable_by_key(|(addr, _)| *addr);
+    all.dedup();
+    let joined = |gap: u32| {
+        let mut ranges: Vec<Range> = Vec::new();
+        for &(addr, kind) in &all {
+            match ranges.last_mut() {
+                Some(range) if range.kind == kind && addr - range.last <= gap => range.last = addr,
+                _ => ranges.push(Range {
+                    first: addr,
+                    last: addr,
+                    kind,
+                }),
+            }
+        }
+        ranges
+    };
+    let mut ranges = joined(1);
+    if close && ranges.len() > RANGES_MAX {
+        let mut gaps: Vec<u32> = ranges
+            .windows(2)
+            .map(|two| two[1].first - two[0].last)
+            .collect();
+        gaps.sort_unstable_by(|a, b| b.cmp(a));
+        // As many stay apart as there may be; those that are as far apart are joined.
+        ranges = joined(gaps[RANGES_MAX - 1]);
+    }
+    ranges.truncate(RANGES_MAX);
+    ranges
+}
+
+impl Default for Steering {
+    fn default() -> Self {
+        Self::new(NonZeroUsize::MIN, 0, false)
+    }
+}

@@ -1,0 +1,184 @@
+//! A network in tables, for whoever runs the packet path in memory: tests, fuzzing, replay of
+//! recordings. Not part of the programs (feature `testing`).
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+
+use lvs_core::{IcmpError, Instant, PacketMeta, Verdict};
+
+use crate::net::{Net, NextHop, PortId, PortInfo};
+use crate::pipeline::Decide;
+use crate::wire::Mac;
+
+/// An address and how many of its bits count.
+pub type Prefix = (IpAddr, u8);
+
+/// Whether `addr` is of `prefix`.
+pub fn contains((net, bits): Prefix, addr: IpAddr) -> bool {
+    lvs_core::Prefix::new(net, bits).is_some_and(|prefix| prefix.contains(addr))
+}
+
+/// Where packets to a prefix go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The prefix.
+    pub to: Prefix,
+    /// The port, the gateway if there is one, and the address that the host has there; `None` if
+    /// it cannot be reached.
+    pub way: Option<(PortId, Option<IpAddr>, Option<IpAddr>)>,
+}
+
+impl Route {
+    /// A way out by `port`, with or without a gateway.
+    ///
+    /// # Panics
+    /// If `to` is no prefix, or `gateway` or `source` no address.
+    pub fn new(to: &str, port: PortId, gateway: Option<&str>, source: &str) -> Self {
+        let addr = |text: &str| text.parse::<IpAddr>().expect("an address");
+        Self {
+            to: parse_prefix(to),
+            way: Some((port, gateway.map(addr), Some(addr(source)))),
+        }
+    }
+
+    /// No way.
+    ///
+    /// # Panics
+    /// If `to` is no prefix.
+    pub fn unreachable(to: &str) -> Self {
+        Self {
+            to: parse_prefix(to),
+            way: None,
+        }
+    }
+}
+
+fn parse_prefix(text: &str) -> Prefix {
+    let (addr, bits) = text.split_once('/').expect("an address and a length");
+    let addr = addr.parse().expect("an address");
+    (addr, bits.parse().expect("a length"))
+}
+
+/// A network in tables.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    /// Ports by [`PortId::index`].
+    pub ports: Vec<PortInfo>,
+    /// The one that leads to the host.
+    pub host_port: Option<PortId>,
+    /// Addresses of the host.
+    pub local: HashSet<IpAddr>,
+    /// Whole prefixes of the host's.
+    pub local_prefixes: Vec<Prefix>,
+    /// Addresses of services.
+    pub vips: HashSet<IpAddr>,
+    /// Those of them that the engine owns.
+    pub own: HashSet<IpAddr>,
+    /// Routes; the first that fits counts.
+    pub routes: Vec<Route>,
+    /// Neighbours that are known.
+    pub neighbours: HashMap<(PortId, IpAddr), Mac>,
+    /// On this port, all neighbours are known: each has [`made_up_mac`].
+    pub all_neighbours: Option<PortId>,
+    /// The host's own addresses are no forged sources (`net.ipv4.conf.all.accept_local`).
+    pub accept_local: bool,
+    /// See [`Net::forges_vips`].
+    pub forges_vips: bool,
+}
+
+impl Table {
+    /// The port of a number.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn port_mut(&mut self, port: PortId) -> &mut PortInfo {
+        &mut self.ports[port.index()]
+    }
+
+    /// What the host has, as prefixes.
+    pub fn local_addresses(&self) -> Vec<Prefix> {
+        let bits = |addr: &IpAddr| if addr.is_ipv6() { 128 } else { 32 };
+        let single = self.local.iter().map(|addr| (*addr, bits(addr)));
+        single.chain(self.local_prefixes.iter().copied()).collect()
+    }
+}
+
+/// A link-layer address made of the last four bytes of an IP address.
+pub fn made_up_mac(addr: IpAddr) -> Mac {
+    let [a, b, c, d] = match addr {
+        IpAddr::V4(addr) => addr.octets(),
+        IpAddr::V6(addr) => {
+            let [.., a, b, c, d] = addr.octets();
+            [a, b, c, d]
+        }
+    };
+    Mac([2, 0x52, a, b, c, d])
+}
+
+impl Net for Table {
+    fn port(&self, port: PortId) -> Option<PortInfo> {
+        self.ports.get(port.index()).copied()
+    }
+
+    fn host_port(&self) -> Option<PortId> {
+        self.host_port
+    }
+
+    fn is_local(&self, addr: IpAddr) -> bool {
+        let of_host = |&prefix: &Prefix| contains(prefix, addr);
+        self.local.contains(&addr) || self.local_prefixes.iter().any(of_host)
+    }
+
+    fn is_forged(&self, src: IpAddr) -> bool {
+        !self.accept_local && (self.is_local(src) || self.is_own_vip(src))
+    }
+
+    fn forges_vips(&self) -> bool {
+        self.forges_vips
+    }
+
+    fn is_vip(&self, addr: IpAddr) -> bool {
+        self.vips.contains(&addr)
+    }
+
+    fn is_own_vip(&self, addr: IpAddr) -> bool {
+        self.own.contains(&addr)
+    }
+
+    fn route(&self, dst: IpAddr) -> Option<NextHop> {
+        let route = self.routes.iter().find(|route| contains(route.to, dst))?;
+        let (port, gateway, source) = route.way?;
+        Some(NextHop {
+            port,
+            addr: gateway.unwrap_or(dst),
+            mtu: self.port(port)?.mtu,
+            source: source.filter(|source| source.is_ipv4() == dst.is_ipv4()),
+        })
+    }
+
+    fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac> {
+        let known = self.neighbours.get(&(port, addr)).copied();
+        known.or_else(|| (self.all_neighbours == Some(port)).then(|| made_up_mac(addr)))
+    }
+}
+
+/// Asks another one about packets that `edit` has gone over: marks, another hook.
+#[derive(Debug)]
+pub struct Edited<'a, D, F> {
+    /// Who decides.
+    pub decide: &'a mut D,
+    /// What happens to a packet before.
+    pub edit: F,
+}
+
+impl<D: Decide, F: FnMut(&mut PacketMeta<'_>)> Decide for Edited<'_, D, F> {
+    fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict {
+        let mut meta = *meta;
+        (self.edit)(&mut meta);
+        self.decide.packet(&meta, now)
+    }
+
+    fn icmp_error(&mut self, error: &IcmpError, now: Instant) -> Verdict {
+        self.decide.icmp_error(error, now)
+    }
+}

@@ -1,0 +1,142 @@
+//! The ways of a connection's packets, both of them, where nothing about a packet itself could
+//! change them: what the packet path would do with each, told beforehand for whoever forwards them
+//! in its place.
+
+use lvs_core::offload::Offer;
+use lvs_core::{Forwarding, Instant};
+
+use super::net::{Net, NextHop, PortId};
+use super::pipeline::is_martian;
+use super::rewrite::tunnel::{self, Template};
+use super::tunnel_path::TunnelPaths;
+use super::wire::Mac;
+
+/// Where packets leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// The port.
+    pub port: PortId,
+    /// The longest packet.
+    pub mtu: u32,
+    /// The neighbour that takes them on.
+    pub to: Mac,
+    /// The port's own address.
+    pub from: Mac,
+}
+
+impl Way {
+    /// That by a next hop; `None` if it is none by Ethernet, or its neighbour is not known.
+    pub fn by<N: Net + ?Sized>(hop: &NextHop, net: &N) -> Option<Self> {
+        let port = net.port(hop.port).filter(|port| port.ethernet)?;
+        Some(Self {
+            port: hop.port,
+            mtu: hop.mtu,
+            to: net.neighbour(hop.port, hop.addr)?,
+            from: port.mac,
+        })
+    }
+}
+
+/// Where requests and replies leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ways {
+    /// To the server.
+    pub server: Way,
+    /// The headers that go in front of requests, whose longest is then what the way takes without
+    /// them.
+    pub outer: Option<Template>,
+    /// To the client; `None` where replies do not come by here.
+    pub client: Option<Way>,
+}
+
+/// Why there are none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoWay {
+    /// What is sent to the virtual address does not arrive here.
+    #[error("its virtual address is none of this host's or the engine's")]
+    Elsewhere,
+    /// Client and server are of different families.
+    #[error("its client and its server are of different families")]
+    Families,
+    /// One of its ends is this host, or the engine.
+    #[error("the director itself is its client or its server")]
+    Host,
+    /// An address that nobody can send from, or to.
+    #[error("one of its addresses is no possible source")]
+    Martian,
+    /// Packets to the server cannot leave now, or not by Ethernet.
+    #[error("there is no way to its server, or its neighbour is not known")]
+    ToServer,
+    /// Packets to the client cannot leave now, or not by Ethernet.
+    #[error("there is no way to its client, or its neighbour is not known")]
+    ToClient,
+    /// The outer headers depend on the packet.
+    #[error("its tunnel has a checksum of its own (--tun-csum, --tun-remcsum)")]
+    Tunnel,
+}
+
+impl Ways {
+    /// Those of a connection. `pmtu_disc`: the sysctl of this name.
+    ///
+    /// # Errors
+    /// The packet path would do anything else with its packets than send them there: they are this
+    /// host's own, cannot be believed, have no route, or their neighbour is not known.
+    pub fn of<N: Net>(
+        offer: &Offer,
+        net: &N,
+        tunnels: &TunnelPaths,
+        pmtu_disc: bool,
+        now: Instant,
+    ) -> Result<Self, NoWay> {
+        let (client, virt, server) = (offer.client.ip(), offer.virt.ip(), offer.server.ip());
+        let is_ours = |addr| net.is_local(addr) || net.is_own_vip(addr);
+        let arrives = is_ours(virt) || net.is_vip(virt);
+        let tunnelled = offer.method == Forwarding::Tunnel;
+        // Connections of IPv4 that leave in tunnels of IPv6 are looked up elsewhere.
+        let alike = client.is_ipv6() == server.is_ipv6() || tunnelled && client.is_ipv6();
+        if !arrives {
+            return Err(NoWay::Elsewhere);
+        }
+        if !alike {
+            return Err(NoWay::Families);
+        }
+        if is_ours(server) || is_ours(client) || client.is_loopback() || net.is_vip(client) {
+            return Err(NoWay::Host);
+        }
+        if is_martian(client, virt, true, net) {
+            return Err(NoWay::Martian);
+        }
+        let hop = net.route(server).ok_or(NoWay::ToServer)?;
+        let mut to_server = Way::by(&hop, net).ok_or(NoWay::ToServer)?;
+        let mut outer = None;
+        if tunnelled {
+            let tunnel = offer.tunnel;
+            let mtu = tunnels.known_mtu(server, tunnel, hop.mtu as usize, now);
+            let inside = tunnel::inner_mtu(tunnel, server, hop.mtu as usize, mtu);
+            let inside = inside.and_then(|inside| u32::try_from(inside).ok());
+            to_server.mtu = inside.ok_or(NoWay::ToServer)?;
+            let source = hop.source.ok_or(NoWay::ToServer)?;
+            let template = Template::new(source, server, tunnel, client.is_ipv6(), pmtu_disc);
+            outer = Some(template.ok_or(NoWay::Tunnel)?);
+        }
+        let to_client = match offer.method {
+            Forwarding::Nat if is_martian(server, client, false, net) => {
+                return Err(NoWay::Martian);
+            }
+            // These come to an address of this host's or the engine's own.
+            Forwarding::FullNat if is_martian(server, virt, true, net) => {
+                return Err(NoWay::Martian);
+            }
+            Forwarding::Nat | Forwarding::FullNat => {
+                let way = net.route(client).and_then(|hop| Way::by(&hop, net));
+                Some(way.ok_or(NoWay::ToClient)?)
+            }
+            _ => None,
+        };
+        Ok(Self {
+            server: to_server,
+            outer,
+            client: to_client,
+        })
+    }
+}

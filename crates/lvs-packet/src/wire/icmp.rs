@@ -1,0 +1,180 @@
+//! ICMP messages that the director makes (RFC 792), and the kinds of errors of both versions.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use etherparse::{IpNumber, Ipv4Header};
+
+use super::checksum::Sum;
+use super::{icmpv6, ipv4, ipv6, is_ipv6, put16};
+use crate::frame::Frame;
+
+/// Fields of a message, of either IP version.
+pub mod field {
+    use crate::wire::Field;
+
+    /// Type.
+    pub const TYPE: usize = 0;
+    /// Code.
+    pub const CODE: usize = 1;
+    /// Checksum.
+    pub const CHECKSUM: Field = 2..4;
+    /// What depends on the type. An ICMPv6 "packet too big" has the MTU here.
+    pub const REST: Field = 4..8;
+    /// The MTU in an ICMP "fragmentation needed" (RFC 1191 section 4).
+    pub const MTU: Field = 6..8;
+}
+
+/// Length of the header of a message, behind which an error quotes a packet.
+pub const HEADER_LEN: usize = field::REST.end;
+
+const ECHO_REPLY: u8 = 0;
+const ECHO_REQUEST: u8 = 8;
+
+/// Errors that the director sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// 3/0: no route.
+    NetUnreachable,
+    /// 3/1.
+    HostUnreachable,
+    /// 3/2.
+    ProtocolUnreachable,
+    /// 3/3.
+    PortUnreachable,
+    /// 3/4 with the MTU that the packet does not fit (RFC 1191).
+    FragmentationNeeded(u16),
+    /// 11/0.
+    TtlExceeded,
+    /// 12/0, with the byte of the header that makes no sense.
+    ParameterProblem(u8),
+    /// An error that somebody else made, passed on.
+    Relayed {
+        /// Its type.
+        kind: u8,
+        /// Its code.
+        code: u8,
+        /// Its second word.
+        rest: [u8; 4],
+    },
+}
+
+impl ErrorKind {
+    /// Type, code and the second word of the message.
+    pub const fn header(self) -> (u8, u8, [u8; 4]) {
+        match self {
+            Self::NetUnreachable => (3, 0, [0; 4]),
+            Self::HostUnreachable => (3, 1, [0; 4]),
+            Self::ProtocolUnreachable => (3, 2, [0; 4]),
+            Self::PortUnreachable => (3, 3, [0; 4]),
+            Self::FragmentationNeeded(mtu) => {
+                let [a, b] = mtu.to_be_bytes();
+                (3, 4, [0, 0, a, b])
+            }
+            Self::TtlExceeded => (11, 0, [0; 4]),
+            Self::ParameterProblem(at) => (12, 0, [at, 0, 0, 0]),
+            Self::Relayed { kind, code, rest } => (kind, code, rest),
+        }
+    }
+}
+
+/// The longest error message of ICMP, IP header included (RFC 1812 section 4.3.2.3).
+const ERROR4_LEN_MAX: usize = 576;
+/// The longest error message of either IP version, IP header included (RFC 4443 section 2.4).
+pub const ERROR_LEN_MAX: usize = ipv6::MTU_MIN;
+
+/// Writes the error about `offending` (an IP packet) into `frame`, from `src`. The receiver is the
+/// source of `offending`. `false` if the frame has no room, which one of [`ERROR_LEN_MAX`] bytes
+/// always has, or if `src` is of the other IP version.
+pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: IpAddr, id: u16) -> bool {
+    match (src, is_ipv6(offending)) {
+        (IpAddr::V4(src), false) => error4(frame, kind, offending, src, id),
+        (IpAddr::V6(src), true) => icmpv6::error(frame, kind, offending, src),
+        _ => false,
+    }
+}
+
+fn error4(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv4Addr, id: u16) -> bool {
+    let quoted = &offending[..offending
+        .len()
+        .min(ERROR4_LEN_MAX - ipv4::HEADER_LEN - HEADER_LEN)];
+    let (kind, code, rest) = kind.header();
+    // Precedence "internetwork control" over the request's TOS, ECN left out (RFC 1812 section
+    // 4.3.2.5).
+    let tos = (offending.get(ipv4::field::TOS).map_or(0, |tos| tos & 0x1e)) | 0xc0;
+    let mut message = [kind, code, 0, 0, rest[0], rest[1], rest[2], rest[3]];
+    let sum = Sum::ZERO.bytes(&message).bytes(quoted).finish();
+    put16(&mut message, field::CHECKSUM, sum);
+    header(
+        frame,
+        1,
+        src,
+        ipv4::src(offending),
+        tos,
+        id,
+        false,
+        message.len() + quoted.len(),
+    ) && frame.extend(&message)
+        && frame.extend(quoted)
+}
+
+/// Whether the message at `l4` of a whole packet is an echo request with a right checksum.
+pub fn is_echo_request(ip: &[u8], l4: usize) -> bool {
+    let message = ip.get(l4..).unwrap_or_default();
+    let (request, sum) = if is_ipv6(ip) {
+        (icmpv6::ECHO_REQUEST, icmpv6::sum(ip, l4))
+    } else {
+        (ECHO_REQUEST, Sum::ZERO.bytes(message).finish())
+    };
+    let header = message.get(..HEADER_LEN);
+    header.is_some_and(|header| header[field::TYPE] == request && header[field::CODE] == 0)
+        && sum == 0
+}
+
+/// Turns an echo request (a whole IP packet in `frame`, with the message at `l4`) into its reply.
+pub fn echo_reply(frame: &mut Frame, l4: usize, id: u16) {
+    if is_ipv6(frame.bytes()) {
+        return icmpv6::echo_reply(frame, l4);
+    }
+    let ip = frame.bytes_mut();
+    let (src, dst) = (ipv4::src(ip), ipv4::dst(ip));
+    ip[ipv4::field::SOURCE].copy_from_slice(&dst.octets());
+    ip[ipv4::field::DESTINATION].copy_from_slice(&src.octets());
+    ip[ipv4::field::TTL] = 64;
+    put16(ip, ipv4::field::ID, id);
+    put16(ip, ipv4::field::FLAGS, 0);
+    ipv4::finish_header(ip);
+    let message = &mut ip[l4..];
+    message[field::TYPE] = ECHO_REPLY;
+    put16(message, field::CHECKSUM, 0);
+    let sum = Sum::ZERO.bytes(message).finish();
+    put16(message, field::CHECKSUM, sum);
+}
+
+/// Empties `frame` and writes an IPv4 header without options for a payload of `len` bytes.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "they are the fields of the header"
+)]
+pub(crate) fn header(
+    frame: &mut Frame,
+    protocol: u8,
+    src: Ipv4Addr,
+    dst: Ipv4Addr,
+    tos: u8,
+    id: u16,
+    df: bool,
+    len: usize,
+) -> bool {
+    frame.clear();
+    let Some(mut header) = u16::try_from(len).ok().and_then(|len| {
+        Ipv4Header::new(len, 64, IpNumber(protocol), src.octets(), dst.octets()).ok()
+    }) else {
+        return false;
+    };
+    header.dscp = etherparse::IpDscp::try_new(tos >> 2).unwrap_or_default();
+    header.ecn = etherparse::IpEcn::try_new(tos & 3).unwrap_or_default();
+    header.identification = id;
+    header.dont_fragment = df;
+    header.header_checksum = header.calc_header_checksum();
+    frame.extend(&header.to_bytes())
+}

@@ -1,0 +1,152 @@
+//! ICMPv6 messages that the director makes (RFC 4443).
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use super::checksum::Sum;
+use super::icmp::{self, ErrorKind};
+use super::{ipv6, put16};
+use crate::frame::Frame;
+
+/// The protocol number.
+pub const PROTOCOL: u8 = 58;
+/// Echo request.
+pub const ECHO_REQUEST: u8 = 128;
+const ECHO_REPLY: u8 = 129;
+/// Hop limit of what the director sends itself.
+const HOP_LIMIT: u8 = 64;
+
+/// Type, code and second word of an error about `offending`.
+fn header(kind: ErrorKind, offending: &[u8]) -> (u8, u8, [u8; 4]) {
+    match kind {
+        ErrorKind::NetUnreachable => (1, 0, [0; 4]),
+        // A host that cannot be reached is an address that cannot be reached.
+        ErrorKind::HostUnreachable => (1, 3, [0; 4]),
+        // "Unrecognized next header", and where it is.
+        ErrorKind::ProtocolUnreachable => {
+            let at = ipv6::unknown_at(offending);
+            (4, 1, u32::try_from(at).unwrap_or(0).to_be_bytes())
+        }
+        ErrorKind::PortUnreachable => (1, 4, [0; 4]),
+        ErrorKind::FragmentationNeeded(mtu) => (2, 0, u32::from(mtu).to_be_bytes()),
+        ErrorKind::TtlExceeded => (3, 0, [0; 4]),
+        ErrorKind::ParameterProblem(at) => (4, 0, u32::from(at).to_be_bytes()),
+        ErrorKind::Relayed { kind, code, rest } => (kind, code, rest),
+    }
+}
+
+/// Writes the error about `offending` (an IPv6 packet) into `frame`, from `src`, with as much of it
+/// as fits the least MTU.
+pub fn error(frame: &mut Frame, kind: ErrorKind, offending: &[u8], src: Ipv6Addr) -> bool {
+    let quoted = &offending[..offending
+        .len()
+        .min(ipv6::MTU_MIN - ipv6::HEADER_LEN - icmp::HEADER_LEN)];
+    let (kind, code, rest) = header(kind, offending);
+    let message = [kind, code, 0, 0, rest[0], rest[1], rest[2], rest[3]];
+    let to = ipv6::src(offending);
+    start(
+        frame,
+        PROTOCOL,
+        HOP_LIMIT,
+        src,
+        to,
+        message.len() + quoted.len(),
+    ) && frame.extend(&message)
+        && frame.extend(quoted)
+        && {
+            finish_checksum(frame.bytes_mut(), ipv6::HEADER_LEN);
+            true
+        }
+}
+
+/// Turns an echo request (a whole IPv6 packet in `frame` with the message at `l4`) into its reply.
+pub fn echo_reply(frame: &mut Frame, l4: usize) {
+    let ip = frame.bytes();
+    let (src, dst) = (ipv6::src(ip), ipv6::dst(ip));
+    let class = ipv6::traffic_class(ip);
+    // Extension headers do not come back.
+    if !frame.pull_front(l4) {
+        return;
+    }
+    let len = u16::try_from(frame.len()).unwrap_or(u16::MAX);
+    let Some(header) = frame.push_front(ipv6::HEADER_LEN) else {
+        return;
+    };
+    ipv6::write_header(header, PROTOCOL, HOP_LIMIT, dst, src, len);
+    let ip = frame.bytes_mut();
+    ipv6::set_traffic_class(ip, class);
+    if let Some(kind) = ip.get_mut(ipv6::HEADER_LEN) {
+        *kind = ECHO_REPLY;
+    }
+    finish_checksum(ip, ipv6::HEADER_LEN);
+}
+
+/// Computes the checksum of the ICMPv6 message at `l4`.
+pub fn finish_checksum(ip: &mut [u8], l4: usize) {
+    put16(ip, l4 + icmp::field::CHECKSUM.start, 0);
+    let sum = sum(ip, l4);
+    put16(ip, l4 + icmp::field::CHECKSUM.start, sum);
+}
+
+/// The checksum over the ICMPv6 message at `l4`: 0 if the one that is in it is right.
+pub fn sum(ip: &[u8], l4: usize) -> u16 {
+    let message = ip.get(l4..).unwrap_or_default();
+    let (src, dst) = (IpAddr::V6(ipv6::src(ip)), IpAddr::V6(ipv6::dst(ip)));
+    Sum::ZERO
+        .pseudo(src, dst, PROTOCOL, message.len())
+        .bytes(message)
+        .finish()
+}
+
+/// Empties `frame` and writes an IPv6 header for a payload of `len` bytes.
+pub(crate) fn start(
+    frame: &mut Frame,
+    next: u8,
+    hop_limit: u8,
+    src: Ipv6Addr,
+    dst: Ipv6Addr,
+    len: usize,
+) -> bool {
+    frame.clear();
+    let Ok(len) = u16::try_from(len) else {
+        return false;
+    };
+    let mut header = [0; ipv6::HEADER_LEN];
+    ipv6::write_header(&mut header, next, hop_limit, src, dst, len);
+    frame.extend(&header)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use etherparse::{Icmpv6Type, PacketBuilder, SlicedPacket, TransportSlice};
+    use proptest::prelude::*;
+
+    fn check(ip: &[u8]) -> Icmpv6Type {
+        let sliced = SlicedPacket::from_ip(ip).expect("it is a packet");
+        let Some(TransportSlice::Icmpv6(message)) = sliced.transport else {
+            panic!("not ICMPv6");
+        };
+        assert!(message.is_checksum_valid(ipv6::src(ip).octets(), ipv6::dst(ip).octets()));
+        message.icmp_type()
+    }
+
+    proptest! {
+        #[test]
+        fn errors_and_echoes_agree_with_the_twin(a: [u8; 16], b: [u8; 16], len in 0usize..3000) {
+            let mut ip = Vec::new();
+            PacketBuilder::ipv6(a, b, 64).udp(1, 2).write(&mut ip, &vec![7; len]).expect("a vector takes all");
+            let mut frame = Frame::new();
+            prop_assert!(error(&mut frame, ErrorKind::FragmentationNeeded(1400), &ip, b.into()));
+            prop_assert!(frame.len() <= ipv6::MTU_MIN);
+            prop_assert_eq!(check(frame.bytes()), Icmpv6Type::PacketTooBig { mtu: 1400 });
+
+            let mut ip = Vec::new();
+            PacketBuilder::ipv6(a, b, 64).icmpv6_echo_request(5, 6).write(&mut ip, &vec![7; len]).expect("a vector takes all");
+            let mut frame = Frame::from_bytes(&ip);
+            echo_reply(&mut frame, ipv6::HEADER_LEN);
+            prop_assert_eq!((ipv6::src(frame.bytes()), ipv6::dst(frame.bytes())), (b.into(), a.into()));
+            prop_assert!(matches!(check(frame.bytes()), Icmpv6Type::EchoReply(_)));
+            prop_assert_eq!(&frame.bytes()[48..], &ip[48..]);
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! The common header of SCTP (RFC 9260 section 3.1).
+
+/// Fields of the header.
+pub mod field {
+    use crate::wire::Field;
+
+    /// Source port.
+    pub const SOURCE: Field = 0..2;
+    /// Destination port.
+    pub const DESTINATION: Field = 2..4;
+    /// Verification tag.
+    pub const TAG: Field = 4..8;
+    /// CRC32c of the whole packet.
+    pub const CHECKSUM: Field = 8..12;
+}
+
+/// Length of the header, where the chunks begin.
+pub const HEADER_LEN: usize = field::CHECKSUM.end;
+/// Length of the header of a chunk.
+pub const CHUNK_LEN: usize = 4;

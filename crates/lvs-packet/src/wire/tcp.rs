@@ -1,0 +1,129 @@
+//! Resets: what a host owes to a stray segment (RFC 9293 section 3.10.7.1), and what a director
+//! sends by itself.
+
+use std::net::{IpAddr, SocketAddr};
+
+use etherparse::TcpHeader;
+use lvs_core::TcpFlags;
+
+use super::{be16, be32, icmp, icmpv6, ip_dst, ip_src, ipv4, ipv6, is_ipv6, put16};
+use crate::frame::Frame;
+
+/// Fields of the header (RFC 9293 section 3.1).
+pub mod field {
+    use crate::wire::Field;
+
+    /// Source port.
+    pub const SOURCE: Field = 0..2;
+    /// Destination port.
+    pub const DESTINATION: Field = 2..4;
+    /// Sequence number.
+    pub const SEQUENCE: Field = 4..8;
+    /// Acknowledgement number.
+    pub const ACKNOWLEDGEMENT: Field = 8..12;
+    /// Length of the header in words, in the upper half.
+    pub const DATA_OFFSET: usize = 12;
+    /// Flags.
+    pub const FLAGS: usize = 13;
+    /// Checksum.
+    pub const CHECKSUM: Field = 16..18;
+    /// Urgent pointer.
+    pub const URGENT: Field = 18..20;
+}
+
+/// Length of the header without options, where these begin.
+pub const HEADER_LEN: usize = field::URGENT.end;
+/// The longest reset, IP header included.
+pub const RESET_LEN_MAX: usize = ipv6::HEADER_LEN + HEADER_LEN;
+
+/// Length of the header that begins at the start of `tcp`, options included; 0 without one.
+#[inline]
+pub fn header_len(tcp: &[u8]) -> usize {
+    tcp.get(field::DATA_OFFSET)
+        .map_or(0, |b| usize::from(b >> 4) * 4)
+}
+
+/// Writes the reset for the stray segment `packet` (an IP packet with at least 20 bytes of TCP at
+/// `l4`) into `frame`.
+pub fn reset(frame: &mut Frame, packet: &[u8], l4: usize) -> bool {
+    let Some(tcp) = packet.get(l4..).filter(|tcp| tcp.len() >= HEADER_LEN) else {
+        return false;
+    };
+    let flags = TcpFlags(tcp[field::FLAGS]);
+    let mut header = TcpHeader::new(
+        be16(tcp, field::DESTINATION),
+        be16(tcp, field::SOURCE),
+        0,
+        0,
+    );
+    header.rst = true;
+    if flags.has(TcpFlags::ACK) {
+        header.sequence_number = be32(tcp, field::ACKNOWLEDGEMENT);
+    } else {
+        let data = tcp.len().saturating_sub(header_len(tcp));
+        let len = u32::try_from(data).unwrap_or(0)
+            + u32::from(flags.has(TcpFlags::SYN))
+            + u32::from(flags.has(TcpFlags::FIN));
+        header.ack = true;
+        header.acknowledgment_number = be32(tcp, field::SEQUENCE).wrapping_add(len);
+    }
+    // The packet's DSCP, without its ECN.
+    let class = if is_ipv6(packet) {
+        ipv6::traffic_class(packet)
+    } else {
+        packet[ipv4::field::TOS]
+    };
+    let (src, dst) = (ip_dst(packet), ip_src(packet));
+    write(frame, src, dst, class & 0xfc, &header)
+}
+
+/// Writes a reset from `src` to `dst` with the sequence number `seq`, and with an acknowledgement
+/// where there is one.
+pub fn own_reset(
+    frame: &mut Frame,
+    src: SocketAddr,
+    dst: SocketAddr,
+    seq: u32,
+    ack: Option<u32>,
+) -> bool {
+    let mut header = TcpHeader::new(src.port(), dst.port(), seq, 0);
+    header.rst = true;
+    header.ack = ack.is_some();
+    header.acknowledgment_number = ack.unwrap_or(0);
+    write(frame, src.ip(), dst.ip(), 0, &header)
+}
+
+/// Writes a packet without payload.
+fn write(frame: &mut Frame, src: IpAddr, dst: IpAddr, class: u8, header: &TcpHeader) -> bool {
+    let started = match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => icmp::header(frame, 6, src, dst, class, 0, true, 20),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            let started = icmpv6::start(frame, 6, 64, src, dst, 20);
+            ipv6::set_traffic_class(frame.bytes_mut(), class);
+            started
+        }
+        _ => false,
+    };
+    let at = frame.len();
+    if !started || !frame.extend(&header.to_bytes()) {
+        return false;
+    }
+    let sum = checksum(frame.bytes(), at, 6);
+    put16(frame.bytes_mut(), at + field::CHECKSUM.start, sum);
+    true
+}
+
+/// Whether the transport checksum of TCP, UDP or the like at `l4` is right.
+pub fn checksum_ok(packet: &[u8], l4: usize, protocol: u8) -> bool {
+    l4 <= packet.len() && checksum(packet, l4, protocol) == 0
+}
+
+/// The checksum over the segment at `l4` and its pseudo-header: what its field stores if it holds
+/// 0.
+fn checksum(packet: &[u8], l4: usize, protocol: u8) -> u16 {
+    let segment = packet.get(l4..).unwrap_or_default();
+    super::checksum::Sum::ZERO
+        .pseudo(ip_src(packet), ip_dst(packet), protocol, segment.len())
+        .bytes(segment)
+        .finish()
+}

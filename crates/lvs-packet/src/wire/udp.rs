@@ -1,0 +1,80 @@
+//! The UDP header (RFC 768).
+
+use super::{be16, is_ipv6, tcp};
+
+/// Fields of the header.
+pub mod field {
+    use crate::wire::Field;
+
+    /// Source port.
+    pub const SOURCE: Field = 0..2;
+    /// Destination port.
+    pub const DESTINATION: Field = 2..4;
+    /// Length of header and payload.
+    pub const LENGTH: Field = 4..6;
+    /// Checksum; 0 is none.
+    pub const CHECKSUM: Field = 6..8;
+}
+
+/// Length of the header.
+pub const HEADER_LEN: usize = field::CHECKSUM.end;
+
+/// Where a datagram ends whose header is at `l4` of the IP packet `ip`: what is behind that is no
+/// part of it. `None` if there is less of it than it says, or not even a header (`udp_rcv`). Over
+/// IPv6, no length is all there is (RFC 2675).
+pub fn end(ip: &[u8], l4: usize) -> Option<usize> {
+    let datagram = ip.get(l4..).filter(|bytes| bytes.len() >= HEADER_LEN)?;
+    let len = match usize::from(be16(datagram, field::LENGTH)) {
+        0 if is_ipv6(ip) => datagram.len(),
+        len => len,
+    };
+    (HEADER_LEN..=datagram.len())
+        .contains(&len)
+        .then_some(l4 + len)
+}
+
+/// Whether a datagram, which ends with the IP packet `ip`, has come as it was sent, as far as it
+/// tells.
+pub fn is_intact(ip: &[u8], l4: usize) -> bool {
+    const UDP: u8 = 17;
+    let sum = be16(ip, l4 + field::CHECKSUM.start);
+    (sum == 0 && !is_ipv6(ip)) || tcp::checksum_ok(ip, l4, UDP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::put16;
+    use etherparse::PacketBuilder;
+
+    #[test]
+    fn a_datagram_ends_where_it_says() {
+        let (mut four, mut six) = (Vec::new(), Vec::new());
+        PacketBuilder::ipv4([1; 4], [2; 4], 64)
+            .udp(1, 2)
+            .write(&mut four, &[7; 10])
+            .expect("a vector takes all");
+        PacketBuilder::ipv6([1; 16], [2; 16], 64)
+            .udp(1, 2)
+            .write(&mut six, &[7; 10])
+            .expect("a vector takes all");
+        for (ip, l4, none) in [(&mut four, 20, None), (&mut six, 40, Some(58))] {
+            assert_eq!(end(ip, l4), Some(l4 + 18));
+            assert!(is_intact(ip, l4));
+            for (len, ends) in [
+                (19, None),
+                (14, Some(l4 + 14)),
+                (8, Some(l4 + 8)),
+                (7, None),
+                (0, none),
+            ] {
+                put16(ip, l4 + field::LENGTH.start, len);
+                assert_eq!(end(ip, l4), ends, "{len}");
+            }
+            assert!(!is_intact(ip, l4));
+            put16(ip, l4 + field::CHECKSUM.start, 0);
+            assert_eq!(is_intact(ip, l4), none.is_none());
+            assert_eq!(end(&ip[..l4 + 7], l4), None);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! VLAN tags in Ethernet frames (IEEE 802.1Q section 9), service tags of provider bridges (802.1ad)
+//! included.
+//!
+//! ```text
+//!  0           6           12     14     16
+//!  │ receiver  │ sender    │ 8100 │ tag  │ EtherType │ ...      tag: priority (3 bits), drop eligible, VLAN (12 bits)
+//! ```
+
+use super::{be16, put16};
+use crate::frame::Frame;
+
+/// EtherType of a tag.
+pub const TAG: u16 = 0x8100;
+/// EtherType of a service tag.
+pub const SERVICE_TAG: u16 = 0x88a8;
+/// Length of a tag.
+pub const TAG_LEN: usize = 4;
+/// The bits of a tag that are the VLAN.
+const VLAN: u16 = 0x0fff;
+/// The two addresses in front of a tag.
+const ADDRESSES_LEN: usize = 12;
+
+/// What a frame's outermost tag says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tag {
+    /// It is a service tag.
+    pub service: bool,
+    /// The VLAN, 1 to 4094; 0 if the tag is for its priority only.
+    pub vlan: u16,
+}
+
+/// The outermost tag of an Ethernet frame.
+#[inline]
+pub fn outermost(frame: &[u8]) -> Option<Tag> {
+    let service = match frame.get(12..16).map(|tag| be16(tag, 0))? {
+        TAG => false,
+        SERVICE_TAG => true,
+        _ => return None,
+    };
+    Some(Tag {
+        service,
+        vlan: be16(frame, 14) & VLAN,
+    })
+}
+
+/// Puts a tag with these bits behind the addresses of the frame; `false`, and nothing changed, if
+/// it is too short. Where a backend that has lent the frame has left no room in front, it goes on
+/// in a copy.
+#[must_use]
+pub fn insert(frame: &mut Frame, ethertype: u16, bits: u16) -> bool {
+    if frame.len() < ADDRESSES_LEN {
+        return false;
+    }
+    if frame.headroom() < TAG_LEN {
+        *frame = frame.clone();
+    }
+    if frame.push_front(TAG_LEN).is_none() {
+        return false;
+    }
+    if let Some(segments) = &mut frame.offload.segments
+        && segments.header_len != 0
+    {
+        segments.header_len = segments.header_len.saturating_add(4);
+    }
+    let bytes = frame.bytes_mut();
+    bytes.copy_within(TAG_LEN..TAG_LEN + ADDRESSES_LEN, 0);
+    put16(bytes, ADDRESSES_LEN, ethertype);
+    put16(bytes, ADDRESSES_LEN + 2, bits);
+    true
+}
+
+/// Takes the outermost tag, which is there, out of the frame.
+pub fn remove(frame: &mut Frame) {
+    frame.bytes_mut().copy_within(..ADDRESSES_LEN, TAG_LEN);
+    if frame.pull_front(TAG_LEN)
+        && let Some(segments) = &mut frame.offload.segments
+    {
+        segments.header_len = segments.header_len.saturating_sub(4);
+    }
+}
+
+/// What [`take_priority_tag`] has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// No tag.
+    None,
+    /// A tag that says nothing but a priority; it is gone.
+    Taken,
+    /// The frame is of a VLAN, with or without a priority tag around that.
+    Vlan,
+    /// One priority tag in another. No sender has a reason for that, and the kernel takes off as
+    /// many as there are: the shield (`host/shield` of the dataplane), which can look behind one, drops
+    /// such frames.
+    Nested,
+}
+
+/// Takes a tag that says nothing but a priority out of the frame, as a host without VLANs does.
+#[inline]
+pub fn take_priority_tag(frame: &mut Frame) -> Priority {
+    match outermost(frame.bytes()) {
+        None => Priority::None,
+        Some(Tag { vlan: 0, .. }) => {
+            remove(frame);
+            match outermost(frame.bytes()) {
+                None => Priority::Taken,
+                Some(Tag { vlan: 0, .. }) => Priority::Nested,
+                Some(_) => Priority::Vlan,
+            }
+        }
+        Some(_) => Priority::Vlan,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::{Offload, PartialChecksum, SegmentKind, Segments};
+
+    fn frame() -> Frame {
+        let mut frame = Frame::from_bytes(b"DDDDDDSSSSSS\x08\x00payload");
+        frame.offload = Offload {
+            checksum: Some(PartialChecksum {
+                start: 34,
+                offset: 16,
+            }),
+            segments: Some(Segments {
+                kind: SegmentKind::Tcp4,
+                size: 1448,
+                header_len: 66,
+                ecn: false,
+            }),
+            verified: false,
+        };
+        frame
+    }
+
+    #[test]
+    fn a_tag_comes_and_goes_and_offsets_move() {
+        let mut tagged = frame();
+        assert!(insert(&mut tagged, SERVICE_TAG, 0x2064));
+        assert_eq!(
+            tagged.bytes(),
+            b"DDDDDDSSSSSS\x88\xa8\x20\x64\x08\x00payload"
+        );
+        assert_eq!(
+            outermost(tagged.bytes()),
+            Some(Tag {
+                service: true,
+                vlan: 100
+            })
+        );
+        assert_eq!(tagged.offload.checksum.map(|c| c.start), Some(38));
+        assert_eq!(tagged.offload.segments.map(|s| s.header_len), Some(70));
+        remove(&mut tagged);
+        assert_eq!(
+            (tagged.bytes(), tagged.offload),
+            (frame().bytes(), frame().offload)
+        );
+    }
+
+    #[test]
+    fn a_priority_is_no_vlan() {
+        let mut priority = frame();
+        assert!(insert(&mut priority, TAG, 0xa000));
+        assert_eq!(take_priority_tag(&mut priority), Priority::Taken);
+        assert_eq!(priority.bytes(), frame().bytes());
+        let mut vlan = frame();
+        assert!(insert(&mut vlan, TAG, 0xa001));
+        assert_eq!(take_priority_tag(&mut vlan), Priority::Vlan);
+        // A VLAN behind a priority is one all the same.
+        assert!(insert(&mut vlan, TAG, 0));
+        assert_eq!(take_priority_tag(&mut vlan), Priority::Vlan);
+        for (outer, inner) in [(TAG, TAG), (TAG, SERVICE_TAG), (SERVICE_TAG, TAG)] {
+            let mut nested = frame();
+            assert!(insert(&mut nested, inner, 0) && insert(&mut nested, outer, 0xe000));
+            assert_eq!(take_priority_tag(&mut nested), Priority::Nested);
+        }
+        assert_eq!(take_priority_tag(&mut frame()), Priority::None);
+    }
+
+    #[test]
+    fn a_runt_gets_no_tag() {
+        let mut runt = Frame::from_bytes(b"short");
+        assert!(!insert(&mut runt, TAG, 1));
+        assert_eq!(runt.bytes(), b"short");
+        assert_eq!(outermost(b"DDDDDDSSSSSS\x81\x00\x20"), None);
+    }
+}

@@ -1,0 +1,516 @@
+//! Where the packet path differs from the kernel's on purpose: see docs/decisions.md.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::lab::director::{DirectorLab, addr, only};
+use crate::lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_ADDR, SV_MAC, set_mtu, table};
+use etherparse::{IpHeaders, IpNumber, PacketBuilder, PacketBuilderStep};
+use lvs_core::{
+    Director, Family, Forwarding, Instant, Options, Protocol, ServerConfig, ServiceConfig,
+    ServiceFlags, ServiceKey, Tunnel, TunnelChecksum,
+};
+use lvs_packet::drop::FrameDrop;
+use lvs_packet::fragment::{Cutter, MEMORY_MAX};
+use lvs_packet::frame::{Frame, Offload};
+use lvs_packet::intercept::Intercept;
+use lvs_packet::net::PortId;
+use lvs_packet::pipeline::{Env, Output, Pipeline, Settings};
+use lvs_packet::wire::{Mac, ip_dst, ipv4, ipv6};
+
+#[test]
+fn fragments_of_both_directions_share_4_mib() {
+    assert_eq!(MEMORY_MAX, 4 << 20);
+}
+
+/// The kernel's host refuses it on its way to the hook, so nobody counts it.
+#[test]
+fn a_reply_that_does_not_fit_is_refused_before_it_is_counted() {
+    let (vip, server): (SocketAddr, SocketAddr) = (
+        "198.51.100.1:80".parse().unwrap(),
+        "10.1.0.11:80".parse().unwrap(),
+    );
+    let key = ServiceKey::tcp(vip);
+    let mut director = Director::new(Options::default());
+    let config = ServiceConfig::new(Family::V4, "rr");
+    director.control.add_service(key, config, None).unwrap();
+    director
+        .control
+        .add_server(
+            &key,
+            server,
+            &ServerConfig::new(1, Forwarding::Nat),
+            Instant::ZERO,
+        )
+        .unwrap();
+    let intercept = Intercept::of(&director.control, &Intercept::default());
+    let mut net = table();
+    net.vips.insert(vip.ip());
+    net.local.insert(vip.ip());
+    set_mtu(&mut net, [1200, 1500]);
+    let (mut decide, mut pipeline) = (director, Pipeline::alone(Settings::UNLIMITED));
+    let mut send = |port: PortId, to: Mac, ip: &[u8]| -> usize {
+        let frame = [&to.0[..], &GW_MAC.0, &[8, 0], ip].concat();
+        let env = Env {
+            net: &net,
+            intercept: &intercept,
+            pmtu_disc: true,
+        };
+        let (mut out, mut frames) = (Output::new(), [Frame::from_bytes(&frame)]);
+        let now = Instant::from_secs(1);
+        pipeline.process(port, &mut frames, &env, &mut decide, now, &mut out);
+        out.queues().map(|(_, frames)| frames.len()).sum()
+    };
+    let mut syn = Vec::new();
+    PacketBuilder::ipv4([203, 0, 113, 9], [198, 51, 100, 1], 64)
+        .tcp(40_000, 80, 1, 500)
+        .syn()
+        .write(&mut syn, b"")
+        .unwrap();
+    assert_eq!(send(CLIENTS, CL_MAC, &syn), 1);
+    let mut answer = Vec::new();
+    PacketBuilder::ipv4([10, 1, 0, 11], [203, 0, 113, 9], 64)
+        .tcp(80, 40_000, 1, 500)
+        .ack(2)
+        .write(&mut answer, &[b'x'; 1400])
+        .unwrap();
+    // "Don't fragment" and a header that says so.
+    answer[6] = 0x40;
+    let sum = etherparse::Ipv4HeaderSlice::from_slice(&answer)
+        .unwrap()
+        .to_header()
+        .calc_header_checksum();
+    answer[10..12].copy_from_slice(&sum.to_be_bytes());
+    assert_eq!(send(SERVERS, SV_MAC, &answer), 1, "an ICMP error");
+    assert_eq!(pipeline.counters.dropped_for(FrameDrop::TooBig), 1);
+    assert_eq!(pipeline.counters.icmp_sent, 1);
+    let counted = decide.control.total_stats().live;
+    assert_eq!(counted.out_packets, 0, "it was not counted");
+}
+
+const VIP: &str = "198.51.100.1";
+const VIP6: &str = "fd00:50::1";
+const SERVER: &str = "10.1.0.11";
+const SERVER6: &str = "fd00:1::11";
+const CLIENT: &str = "203.0.113.9";
+const CLIENT6: &str = "2001:db8::9";
+/// A host beside the servers.
+const OTHER: &str = "10.1.0.99";
+const OTHER6: &str = "fd00:1::99";
+
+/// UDP services on port 53 of both addresses, with one server each.
+fn udp_services(config: &ServerConfig, flags: ServiceFlags) -> DirectorLab {
+    DirectorLab::new(|control| {
+        for (vip, server, family) in [(VIP, SERVER, Family::V4), (VIP6, SERVER6, Family::V6)] {
+            let key = ServiceKey::Address {
+                protocol: Protocol::UDP,
+                addr: SocketAddr::new(addr(vip), 53),
+            };
+            let mut service = ServiceConfig::new(family, "rr");
+            service.flags = flags;
+            control.add_service(key, service, None).unwrap();
+            let server = SocketAddr::new(addr(server), 53);
+            control
+                .add_server(&key, server, config, Instant::ZERO)
+                .unwrap();
+        }
+    })
+}
+
+/// The error goes to the server of the connection, own VIP or not. Without a connection it is
+/// the host's, if the host has the VIP.
+#[test]
+fn error_about_reply_of_vip_is_relayed_to_its_server() {
+    let direct = ServerConfig::new(1, Forwarding::Route);
+    for own in [false, true] {
+        let mut lab = udp_services(&direct, ServiceFlags::default());
+        set_mtu(&mut lab.net, [1400, 1500]);
+        if own {
+            for vip in lab.net.vips.clone() {
+                lab.net.local.remove(&vip);
+                lab.net.own.insert(vip);
+                lab.intercept.own_vips.insert(vip);
+            }
+        }
+        for (vip, client) in [(VIP, CLIENT), (VIP6, CLIENT6)] {
+            let request = udp((client, 4000), (vip, 53), b"question");
+            only(lab.request(&request, Offload::default()), SERVERS);
+            for client_port in [4000, 4001] {
+                let mut big = udp((vip, 53), (client, client_port), &[7; 1400]);
+                allow_fragments(&mut big, false);
+                let mut late = udp((vip, 53), (client, client_port), b"answer");
+                let ttl = if vip.contains(':') { 7 } else { 8 };
+                late[ttl] = 1;
+                allow_fragments(&mut late, true);
+                for reply in [&big, &late] {
+                    let sent = lab.answer(reply, Offload::default());
+                    if client_port == 4000 {
+                        let error = only(sent, SERVERS);
+                        assert_eq!(ip_dst(error.bytes()), addr(vip), "{own}");
+                    } else if own {
+                        assert!(sent.is_empty(), "{sent:?}");
+                    } else {
+                        only(sent, PortId(2));
+                    }
+                }
+            }
+        }
+        assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::TooBig), 4);
+    }
+}
+
+fn nat() -> DirectorLab {
+    let config = ServerConfig::new(1, Forwarding::Nat);
+    udp_services(&config, ServiceFlags::default())
+}
+
+/// The IP header of a packet.
+fn header(src: &str, dst: &str) -> PacketBuilderStep<IpHeaders> {
+    match (addr(src), addr(dst)) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn udp(src: (&str, u16), dst: (&str, u16), payload: &[u8]) -> Vec<u8> {
+    let mut ip = Vec::new();
+    let packet = header(src.0, dst.0).udp(src.1, dst.1);
+    packet.write(&mut ip, payload).unwrap();
+    // Fragments are allowed.
+    allow_fragments(&mut ip, true);
+    ip
+}
+
+/// An ICMP error of `kind` and `code` about `about`.
+fn error(src: &str, dst: &str, (kind, code): (u8, u8), word: [u8; 4], about: &[u8]) -> Vec<u8> {
+    let mut ip = Vec::new();
+    let start = header(src, dst);
+    if src.contains(':') {
+        let packet = start.icmpv6_raw(kind, code, word);
+        packet.write(&mut ip, about).unwrap();
+    } else {
+        let packet = start.icmpv4_raw(kind, code, word);
+        packet.write(&mut ip, about).unwrap();
+    }
+    allow_fragments(&mut ip, true);
+    ip
+}
+
+/// Makes length and checksum of an IP header right.
+fn repair(ip: &mut [u8]) {
+    if ip[0] >> 4 == 6 {
+        ipv6::finish_len(ip);
+    } else {
+        ipv4::set_total_len(ip, u16::try_from(ip.len()).unwrap());
+        ipv4::finish_header(ip);
+    }
+}
+
+fn allow_fragments(ip: &mut [u8], allowed: bool) {
+    if ip[0] >> 4 == 4 {
+        ip[6] = if allowed { 0 } else { 0x40 };
+        repair(ip);
+    }
+}
+
+/// Puts an extension header behind the header of an IPv6 packet: `kind`, and what follows its first
+/// byte.
+fn extend(ip: &mut Vec<u8>, kind: u8, body: &[u8]) {
+    let next = std::mem::replace(&mut ip[6], kind);
+    ip.splice(40..40, [&[next], body].concat());
+    repair(ip);
+}
+
+/// The fragments of an IPv4 packet that do not exceed `mtu`.
+fn fragments(ip: &[u8], mtu: usize) -> Vec<Vec<u8>> {
+    let cutter = Cutter::v4(ip, mtu, None, false).unwrap();
+    cutter
+        .frames()
+        .map(|piece| piece.bytes().to_vec())
+        .collect()
+}
+
+fn unreachable(src: &str, dst: &str, about: &[u8]) -> Vec<u8> {
+    let kind = if src.contains(':') { (1, 4) } else { (3, 3) };
+    error(src, dst, kind, [0; 4], about)
+}
+
+/// The kernel's IPVS looks at all ICMP that passes through, and drops what is too short to be any.
+/// Here it is the host's unless it was intercepted.
+#[test]
+fn short_icmp_in_transit_is_the_hosts() {
+    let mut lab = nat();
+    for (other, client) in [(OTHER, CLIENT), (OTHER6, CLIENT6)] {
+        let whole = unreachable(other, client, &[]);
+        for cut in 1..=8 {
+            let mut short = whole[..whole.len() - cut].to_vec();
+            repair(&mut short);
+            assert!(lab.answer(&short, Offload::default()).is_empty());
+        }
+    }
+    assert_eq!(lab.pipeline.counters.left, 16);
+    // Where all ICMP is intercepted, it is dropped as by the kernel.
+    lab.intercept.every_icmp = true;
+    let mut short = unreachable(OTHER, CLIENT, &[]);
+    short.truncate(27);
+    repair(&mut short);
+    assert!(lab.answer(&short, Offload::default()).is_empty());
+    assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::IcmpShort), 1);
+}
+
+/// The kernel's IPVS drops them at every address of the host as soon as there is a service
+/// anywhere. Here they are dropped at addresses that have services.
+#[test]
+fn short_packets_to_addresses_without_a_service_are_the_hosts() {
+    const HOST6: &str = "fd00:50::2";
+    let mut lab = nat();
+    lab.net.local.insert(addr(HOST6));
+    for (dst, port, covered) in [
+        (VIP, 53, true),
+        (VIP6, 53, true),
+        (VIP6, 9, true),
+        (HOST6, 53, false),
+    ] {
+        let src = if dst == VIP { CLIENT } else { CLIENT6 };
+        let mut segment = Vec::new();
+        // The services are of UDP.
+        let packet = header(src, dst).tcp(4000, port, 1, 500).syn();
+        packet.write(&mut segment, b"").unwrap();
+        segment.truncate(segment.len() - 1);
+        repair(&mut segment);
+        if dst != VIP {
+            // Of a header of IPsec the host would tell the sender that it does not know it.
+            extend(&mut segment, 51, &[&[4][..], &[0; 22]].concat());
+        }
+        assert!(lab.request(&segment, Offload::default()).is_empty());
+        assert_eq!(lab.covers(&segment), covered, "{dst} {port}");
+    }
+}
+
+/// The kernel's host writes into the options of an error that passes through, and its IPVS then
+/// takes the error for a damaged one and drops it.
+#[test]
+fn errors_with_options_that_were_filled_in_are_translated() {
+    let mut lab = nat();
+    let request = udp((CLIENT, 4000), (VIP, 53), b"question");
+    let forwarded = only(lab.request(&request, Offload::default()), SERVERS);
+    let mut error = unreachable(SERVER, CLIENT, forwarded.bytes());
+    // Record route, with room for one address.
+    error.splice(20..20, [7, 7, 4, 0, 0, 0, 0, 0]);
+    error[0] = 0x47;
+    repair(&mut error);
+    let sent = only(lab.answer(&error, Offload::default()), CLIENTS);
+    let bytes = sent.bytes();
+    assert_eq!(IpAddr::from(ipv4::src(bytes)), addr(VIP));
+    assert_eq!(bytes[20..23], [7, 7, 8], "filled in");
+    // The packet inside is the client's again.
+    assert_eq!(IpAddr::from(ipv4::dst(&bytes[36..])), addr(VIP));
+}
+
+/// The kernel's host obeys the first two bits of an option that it does not know before anybody
+/// else sees the packet (RFC 8200 section 4.2). Here servers do that.
+#[test]
+fn unknown_hop_by_hop_options_are_left_to_the_servers() {
+    for option in [0x1e, 0x5e, 0x9e, 0xde] {
+        let mut lab = nat();
+        let mut request = udp((CLIENT6, 4000), (VIP6, 53), b"question");
+        extend(&mut request, 0, &[0, option, 4, 0, 0, 0, 0]);
+        let sent = only(lab.request(&request, Offload::default()), SERVERS);
+        assert_eq!(sent.bytes()[42], option);
+        assert_eq!(IpAddr::from(ipv6::dst(sent.bytes())), addr(SERVER6));
+    }
+}
+
+/// The kernel puts the outer datagram together and passes on what is in it; no sender makes such
+/// packets.
+#[test]
+fn a_fragment_in_a_fragment_is_dropped() {
+    let mut lab = nat();
+    let mut request = udp((CLIENT6, 4000), (VIP6, 53), b"question");
+    // The whole datagram in a fragment, and that in another one.
+    extend(&mut request, 44, &[0, 0, 0, 0, 0, 0, 1]);
+    extend(&mut request, 44, &[0, 0, 0, 0, 0, 0, 2]);
+    assert!(lab.request(&request, Offload::default()).is_empty());
+    let counters = &lab.pipeline.counters;
+    assert_eq!(counters.dropped_for(FrameDrop::BadFragment), 1);
+    assert_eq!(lab.director.shard.len(), 0);
+}
+
+/// The kernel leaves it to its host, which tells the sender where the packet ends.
+#[test]
+fn headers_that_end_too_early_are_dropped_at_a_virtual_address() {
+    let mut lab = nat();
+    let mut request = udp((CLIENT6, 4000), (VIP6, 53), b"");
+    extend(&mut request, 51, &[&[4][..], &[0; 22]].concat());
+    request.truncate(56);
+    repair(&mut request);
+    assert!(lab.request(&request, Offload::default()).is_empty());
+    let counters = &lab.pipeline.counters;
+    assert_eq!(counters.dropped_for(FrameDrop::IpHeaderLength), 1);
+}
+
+/// Without NAT nothing of it is intercepted, and the fragments of others are not put together only
+/// to be counted.
+#[test]
+fn fragmented_errors_that_are_not_translated_are_not_counted() {
+    let direct = ServerConfig::new(1, Forwarding::Route);
+    let mut lab = udp_services(&direct, ServiceFlags::default());
+    let request = udp((CLIENT, 4000), (VIP, 53), &[7; 600]);
+    let forwarded = only(lab.request(&request, Offload::default()), SERVERS);
+    let error = unreachable(SERVER, CLIENT, forwarded.bytes());
+    let counted = |lab: &DirectorLab| {
+        lab.director
+            .control
+            .shard_counts()
+            .next()
+            .unwrap()
+            .out_packets
+    };
+    for fragment in fragments(&error, 420) {
+        assert!(lab.answer(&fragment, Offload::default()).is_empty());
+    }
+    assert_eq!((lab.pipeline.counters.left, counted(&lab)), (2, 0));
+    // Whole, it is counted as the kernel does.
+    let _ = only(lab.answer(&error, Offload::default()), CLIENTS);
+    assert_eq!((lab.pipeline.counters.left, counted(&lab)), (2, 1));
+}
+
+/// The kernel's host learns from an error without a connection how long packets to that client may
+/// be, and its IPVS refuses longer answers. Here the next router does, which the server is told in
+/// terms of its own packet.
+#[test]
+fn what_the_host_knows_of_the_way_to_a_client_does_not_limit_answers() {
+    let mut lab = nat();
+    let answer = udp((VIP, 53), (CLIENT, 4001), &[7; 1000]);
+    let too_long = error(CLIENT, VIP, (3, 4), [0, 0, 2, 88], &answer);
+    assert!(
+        lab.request(&too_long, Offload::default()).len() <= 1,
+        "the host's"
+    );
+    let request = udp((CLIENT, 4000), (VIP, 53), b"question");
+    let _ = only(lab.request(&request, Offload::default()), SERVERS);
+    let mut answer = udp((SERVER, 53), (CLIENT, 4000), &[7; 1000]);
+    allow_fragments(&mut answer, false);
+    let sent = only(lab.answer(&answer, Offload::default()), CLIENTS);
+    assert_eq!(sent.bytes().len(), 1028);
+}
+
+/// The UDP port of a GUE tunnel.
+const GUE: u16 = 6080;
+
+/// What a router on the way to the server says of a packet with `inner` in it by a tunnel of this
+/// kind: it carries 1,200 bytes.
+fn complaint(lab: &mut DirectorLab, tunnel: Tunnel, inner: &[u8]) -> Vec<(PortId, Frame)> {
+    let mut inner = inner.to_vec();
+    allow_fragments(&mut inner, false);
+    let start = header(&SV_ADDR.to_string(), SERVER);
+    let mut outer = Vec::new();
+    match tunnel {
+        Tunnel::Ipip => start.write(&mut outer, IpNumber::IPV4, &inner).unwrap(),
+        Tunnel::Gre { .. } => {
+            let inner = [&[0, 0, 8, 0], &inner[..]].concat();
+            start.write(&mut outer, IpNumber::GRE, &inner).unwrap();
+        }
+        Tunnel::Gue { port, .. } => {
+            let inner = [&[0, 4, 0, 0], &inner[..]].concat();
+            start.udp(40_000, port).write(&mut outer, &inner).unwrap();
+        }
+    }
+    allow_fragments(&mut outer, false);
+    let said = error(OTHER, &SV_ADDR.to_string(), (3, 4), [0, 0, 4, 176], &outer);
+    lab.answer(&said, Offload::default())
+}
+
+fn by_tunnel(tunnel: Tunnel) -> ServerConfig {
+    let mut config = ServerConfig::new(1, Forwarding::Tunnel);
+    config.tunnel = tunnel;
+    config
+}
+
+/// A packet of a client's that fills a link, and may not be cut.
+fn long(port: u16) -> Vec<u8> {
+    let mut whole = udp((CLIENT, 4000), (VIP, port), &[7; 1300]);
+    allow_fragments(&mut whole, false);
+    whole
+}
+
+/// By GRE and GUE, the kernel's host learns of the way whatever was sent; here only where a packet
+/// was, so that nobody can teach what was never asked. (By IP in IP the kernel does not learn it
+/// either.)
+#[test]
+fn of_a_way_that_no_packet_took_nothing_is_learned() {
+    let gue = Tunnel::Gue {
+        port: GUE,
+        checksum: TunnelChecksum::None,
+    };
+    for tunnel in [
+        Tunnel::Ipip,
+        Tunnel::Gre {
+            checksum: TunnelChecksum::None,
+        },
+        gue,
+    ] {
+        let mut lab = udp_services(&by_tunnel(tunnel), ServiceFlags::default());
+        assert!(complaint(&mut lab, tunnel, &long(53)).is_empty());
+        let _ = only(lab.request(&long(53), Offload::default()), SERVERS);
+        // From here on it is as the kernel does it: the client is told, and the next one does not
+        // fit.
+        let told = only(complaint(&mut lab, tunnel, &long(53)), CLIENTS);
+        assert_eq!(told.bytes()[20..22], [3, 4]);
+        let told = only(lab.request(&long(53), Offload::default()), CLIENTS);
+        assert_eq!(told.bytes()[20..22], [3, 4], "{tunnel:?}");
+    }
+}
+
+/// By IP in IP, the kernel learns of the way from complaints about packets of connections that it
+/// has. One-packet services have none, and nor have clients whose connections have ended. Here the
+/// way counts: whichever worker a complaint comes to, the connection may be another one's. By GRE
+/// and GUE it is the same in the kernel.
+#[test]
+fn a_path_mtu_is_learned_without_a_connection() {
+    let tunnel = Tunnel::Ipip;
+    let one_packet = ServiceFlags(ServiceFlags::ONE_PACKET);
+    let mut lab = udp_services(&by_tunnel(tunnel), one_packet);
+    let _ = only(lab.request(&long(53), Offload::default()), SERVERS);
+    assert!(lab.connections().is_empty());
+    // There is nobody to be told of it.
+    assert!(complaint(&mut lab, tunnel, &long(53)).is_empty());
+    let told = only(lab.request(&long(53), Offload::default()), CLIENTS);
+    assert_eq!(told.bytes()[20..22], [3, 4]);
+    assert_eq!(told.bytes()[26..28], 1180_u16.to_be_bytes());
+}
+
+/// The MTU that the first complaint tells to the client.
+fn told(lab: &mut DirectorLab, port: u16) -> u16 {
+    let told = only(complaint(lab, Tunnel::Ipip, &long(port)), CLIENTS);
+    u16::from_be_bytes([told.bytes()[26], told.bytes()[27]])
+}
+
+/// The kernel's first complaint still tells the MTU of the route, and that for each server of each
+/// service by itself. Here it does so once for a way, whose MTU the next service's clients are told
+/// at once.
+#[test]
+fn the_first_complaint_tells_the_routes_mtu_once_for_all_services() {
+    let mut lab = udp_services(&by_tunnel(Tunnel::Ipip), ServiceFlags::default());
+    let key = ServiceKey::Address {
+        protocol: Protocol::UDP,
+        addr: SocketAddr::new(addr(VIP), 54),
+    };
+    let control = &mut lab.director.control;
+    let config = ServiceConfig::new(Family::V4, "rr");
+    control.add_service(key, config, None).unwrap();
+    let server = SocketAddr::new(addr(SERVER), 54);
+    control
+        .add_server(&key, server, &by_tunnel(Tunnel::Ipip), Instant::ZERO)
+        .unwrap();
+    for port in [53, 54] {
+        let _ = only(lab.request(&long(port), Offload::default()), SERVERS);
+    }
+    // As the kernel tells it, as long as no packet has met what was learned.
+    assert_eq!([told(&mut lab, 53), told(&mut lab, 53)], [1480; 2]);
+    assert_eq!(told(&mut lab, 54), 1480);
+    let _ = only(lab.request(&long(53), Offload::default()), CLIENTS);
+    assert_eq!(told(&mut lab, 53), 1180);
+    // The kernel: 1480, until a packet of this service has met it.
+    assert_eq!(told(&mut lab, 54), 1180);
+}

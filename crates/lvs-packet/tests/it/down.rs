@@ -1,0 +1,358 @@
+//! A server goes down, and both ends of its connections are reset: frames in, a real director,
+//! frames out.
+
+use std::net::SocketAddr;
+
+use crate::lab::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, table};
+use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
+use lvs_core::{
+    Director, Extras, Family, Forwarding, Instant, OnServerDown, Options, ServerConfig,
+    ServiceConfig, ServiceKey,
+};
+use lvs_packet::frame::Frame;
+use lvs_packet::intercept::Intercept;
+use lvs_packet::net::PortId;
+use lvs_packet::parse;
+use lvs_packet::pipeline::{Env, Output, Pipeline, Settings};
+use lvs_packet::wire::{Mac, tcp};
+
+/// One service with one server, and a client that talks to it.
+struct Bench {
+    decide: Director,
+    pipeline: Pipeline,
+    net: Table,
+    intercept: Intercept,
+    client: SocketAddr,
+    virt: SocketAddr,
+    server: SocketAddr,
+    method: Forwarding,
+}
+
+/// A TCP segment on the wire.
+#[derive(Clone, Copy)]
+struct Tcp<'a> {
+    from: SocketAddr,
+    to: SocketAddr,
+    flags: &'a str,
+    seq: u32,
+    ack: u32,
+    payload: &'a [u8],
+}
+
+impl Tcp<'_> {
+    fn write(&self) -> Vec<u8> {
+        let builder = match (self.from, self.to) {
+            (SocketAddr::V4(from), SocketAddr::V4(to)) => {
+                PacketBuilder::ipv4(from.ip().octets(), to.ip().octets(), 64)
+            }
+            (SocketAddr::V6(from), SocketAddr::V6(to)) => {
+                PacketBuilder::ipv6(from.ip().octets(), to.ip().octets(), 64)
+            }
+            _ => panic!("one family"),
+        };
+        let mut builder = builder.tcp(self.from.port(), self.to.port(), self.seq, 500);
+        for flag in self.flags.chars() {
+            builder = match flag {
+                'S' => builder.syn(),
+                'A' => builder.ack(self.ack),
+                'F' => builder.fin(),
+                'R' => builder.rst(),
+                _ => panic!("no such flag"),
+            };
+        }
+        let mut ip = Vec::new();
+        builder
+            .write(&mut ip, self.payload)
+            .expect("a vector takes all");
+        ip
+    }
+}
+
+/// What a reset says: where it left, from whom, to whom, with which numbers.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    port: PortId,
+    from: SocketAddr,
+    to: SocketAddr,
+    seq: u32,
+    ack: Option<u32>,
+}
+
+impl Bench {
+    fn new(method: Forwarding, six: bool, on_server_down: OnServerDown) -> Self {
+        let addr = |v4: &str, v6: &str| -> SocketAddr {
+            if six { v6 } else { v4 }.parse().expect("an address")
+        };
+        let virt = addr("198.51.100.1:80", "[2001:db8:1::1]:80");
+        let port = if method == Forwarding::Nat { 8080 } else { 80 };
+        let mut server = addr("10.1.0.11:0", "[fd00:1::11]:0");
+        server.set_port(port);
+        let key = ServiceKey::tcp(virt);
+        let mut director = Director::new(Options::default());
+        let config = ServiceConfig {
+            extras: Extras {
+                on_server_down,
+                ..Extras::default()
+            },
+            ..ServiceConfig::new(Family::of(&virt.ip()), "rr")
+        };
+        director.control.add_service(key, config, None).unwrap();
+        director
+            .control
+            .add_server(&key, server, &ServerConfig::new(1, method), Instant::ZERO)
+            .unwrap();
+        let mut net = table();
+        net.vips.insert(virt.ip());
+        net.local.insert(virt.ip());
+        let intercept = Intercept::of(&director.control, &Intercept::default());
+        Self {
+            decide: director,
+            pipeline: Pipeline::alone(Settings::UNLIMITED),
+            net,
+            intercept,
+            client: addr("203.0.113.9:40000", "[2001:db8:2::9]:40000"),
+            virt,
+            server,
+            method,
+        }
+    }
+
+    fn now() -> Instant {
+        Instant::from_secs(1)
+    }
+
+    fn sent(&mut self, work: impl FnOnce(&mut Self, &mut Output)) -> Vec<(PortId, Vec<u8>)> {
+        let mut out = Output::new();
+        work(self, &mut out);
+        let c = &self.pipeline.counters;
+        assert_eq!(c.received + c.reassembled, c.accounted(), "one fate each");
+        let queues = out.queues();
+        queues
+            .flat_map(|(port, frames)| frames.iter().map(move |f| (port, f.bytes().to_vec())))
+            .collect()
+    }
+
+    fn send(&mut self, segment: Tcp<'_>) -> Vec<(PortId, Vec<u8>)> {
+        let ip = segment.write();
+        let (port, to, from) = if segment.from == self.client {
+            (CLIENTS, CL_MAC, GW_MAC)
+        } else {
+            (SERVERS, SV_MAC, Mac([2; 6]))
+        };
+        let kind = if segment.from.is_ipv6() {
+            0x86dd_u16
+        } else {
+            0x0800
+        };
+        let frame = [&to.0[..], &from.0, &kind.to_be_bytes(), &ip].concat();
+        self.sent(|bench, out| {
+            let env = Env {
+                net: &bench.net,
+                intercept: &bench.intercept,
+                pmtu_disc: true,
+            };
+            let mut frames = [Frame::from_bytes(&frame)];
+            bench
+                .pipeline
+                .process(port, &mut frames, &env, &mut bench.decide, Self::now(), out);
+        })
+    }
+
+    fn by_client(&self, flags: &'static str, seq: u32, ack: u32) -> Tcp<'static> {
+        Tcp {
+            from: self.client,
+            to: self.virt,
+            flags,
+            seq,
+            ack,
+            payload: b"",
+        }
+    }
+
+    fn by_server(&self, flags: &'static str, seq: u32, ack: u32) -> Tcp<'static> {
+        Tcp {
+            from: self.server,
+            to: self.client,
+            flags,
+            seq,
+            ack,
+            payload: b"",
+        }
+    }
+
+    /// Opens a connection that has moved 300 bytes each way; behind NAT, 50 more are on their way
+    /// to the client.
+    fn establish(&mut self) {
+        let nat = self.method == Forwarding::Nat;
+        let payload = &[b'x'; 300][..];
+        assert_eq!(self.send(self.by_client("S", 1000, 0)).len(), 1);
+        if nat {
+            assert_eq!(self.send(self.by_server("SA", 5000, 1001)).len(), 1);
+        }
+        self.send(self.by_client("A", 1001, 5001));
+        let request = Tcp {
+            payload,
+            ..self.by_client("A", 1001, 5001)
+        };
+        self.send(request);
+        if nat {
+            let answer = Tcp {
+                payload,
+                ..self.by_server("A", 5001, 1301)
+            };
+            self.send(answer);
+        }
+        self.send(self.by_client("A", 1301, 5301));
+        if nat {
+            let more = Tcp {
+                payload: &payload[..50],
+                ..self.by_server("A", 5301, 1301)
+            };
+            self.send(more);
+        }
+    }
+
+    /// Takes the server out, and gives what the packet path then sends by itself.
+    fn take_down(&mut self) -> Vec<(PortId, Vec<u8>)> {
+        let director = &mut self.decide;
+        let key = ServiceKey::tcp(self.virt);
+        director
+            .control
+            .delete_server(&key, self.server, Self::now())
+            .unwrap();
+        director.advance(Self::now());
+        let mut resets = Vec::new();
+        while director.shard.has_down() {
+            resets.extend(director.end_down(Self::now(), 100));
+        }
+        self.sent(|bench, out| {
+            let env = Env {
+                net: &bench.net,
+                intercept: &bench.intercept,
+                pmtu_disc: true,
+            };
+            for reset in &resets {
+                bench.pipeline.send_reset(reset, &env, Self::now(), out);
+            }
+        })
+    }
+
+    /// Reads a reset, out of its tunnel if it has one.
+    fn read(&self, (port, frame): &(PortId, Vec<u8>)) -> Seen {
+        let mut ip = &frame[14..];
+        let outer = parse::ip(ip, false).expect("a packet");
+        if self.method == Forwarding::Tunnel && *port == SERVERS {
+            assert_eq!(outer.dst, self.server.ip());
+            ip = &ip[outer.l4..];
+        }
+        let packet = parse::ip(ip, false).expect("a packet");
+        assert!(tcp::checksum_ok(ip, packet.l4, 6), "its checksum");
+        let sliced = SlicedPacket::from_ip(ip).expect("a packet");
+        let Some(TransportSlice::Tcp(tcp)) = sliced.transport else {
+            panic!("TCP");
+        };
+        assert!(tcp.rst() && !tcp.syn() && !tcp.fin() && tcp.payload().is_empty());
+        Seen {
+            port: *port,
+            from: (packet.src, tcp.source_port()).into(),
+            to: (packet.dst, tcp.destination_port()).into(),
+            seq: tcp.sequence_number(),
+            ack: tcp.ack().then(|| tcp.acknowledgment_number()),
+        }
+    }
+}
+
+const METHODS: [Forwarding; 3] = [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel];
+
+#[test]
+fn both_ends_get_what_they_expect_next() {
+    for (method, six) in METHODS.iter().flat_map(|&m| [(m, false), (m, true)]) {
+        let mut bench = Bench::new(method, six, OnServerDown::Reset);
+        bench.establish();
+        let frames = bench.take_down();
+        let seen: Vec<Seen> = frames.iter().map(|frame| bench.read(frame)).collect();
+        let nat = method == Forwarding::Nat;
+        // Behind NAT the director has seen what the client has not acknowledged yet.
+        let of_server = if nat { 5351 } else { 5301 };
+        let expected = [
+            Seen {
+                port: CLIENTS,
+                from: bench.virt,
+                to: bench.client,
+                seq: of_server,
+                ack: Some(1301),
+            },
+            Seen {
+                port: SERVERS,
+                from: bench.client,
+                to: if nat { bench.server } else { bench.virt },
+                seq: 1301,
+                ack: Some(of_server),
+            },
+        ];
+        assert_eq!(seen, expected, "{method:?}, IPv6: {six}");
+        assert_eq!(bench.pipeline.counters.resets_sent, 2);
+    }
+}
+
+#[test]
+fn an_acknowledgement_that_challenges_a_reset_gets_the_right_one() {
+    for (method, six) in METHODS.iter().flat_map(|&m| [(m, false), (m, true)]) {
+        let mut bench = Bench::new(method, six, OnServerDown::Reset);
+        bench.establish();
+        bench.take_down();
+        // RFC 5961 section 3.2: the client says what it really expects.
+        let frames = bench.send(bench.by_client("A", 1301, 5777));
+        let [frame] = &frames[..] else {
+            panic!("{method:?}: {} frames", frames.len());
+        };
+        let seen = bench.read(frame);
+        assert_eq!((seen.from, seen.to), (bench.virt, bench.client));
+        assert_eq!((seen.port, seen.seq, seen.ack), (CLIENTS, 5777, None));
+        if method == Forwarding::Nat {
+            let frames = bench.send(bench.by_server("A", 5351, 1300));
+            let seen = bench.read(&frames[0]);
+            assert_eq!((seen.from, seen.to), (bench.client, bench.server));
+            assert_eq!((seen.port, seen.seq), (SERVERS, 1300));
+        }
+        // What the client answers to a server that does not know yet gets there.
+        let frames = bench.send(bench.by_client("R", 1302, 0));
+        let seen = bench.read(&frames[0]);
+        assert_eq!((seen.port, seen.seq), (SERVERS, 1302));
+    }
+}
+
+#[test]
+fn a_segment_with_a_wrong_checksum_is_not_answered() {
+    let mut bench = Bench::new(Forwarding::Nat, false, OnServerDown::Reset);
+    bench.establish();
+    bench.take_down();
+    let mut ip = bench.by_client("A", 1301, 5301).write();
+    let last = ip.len() - 4;
+    ip[last] ^= 1;
+    let frame = [&CL_MAC.0[..], &GW_MAC.0, &[8, 0], &ip].concat();
+    let sent = bench.sent(|bench, out| {
+        let env = Env {
+            net: &bench.net,
+            intercept: &bench.intercept,
+            pmtu_disc: true,
+        };
+        let mut frames = [Frame::from_bytes(&frame)];
+        let now = Bench::now();
+        bench
+            .pipeline
+            .process(CLIENTS, &mut frames, &env, &mut bench.decide, now, out);
+    });
+    assert!(sent.is_empty());
+}
+
+#[test]
+fn silence_is_the_default() {
+    for on_server_down in [OnServerDown::Kernel, OnServerDown::Drop] {
+        let mut bench = Bench::new(Forwarding::Nat, false, on_server_down);
+        bench.establish();
+        assert!(bench.take_down().is_empty());
+        assert!(bench.send(bench.by_client("A", 1301, 5301)).is_empty());
+        assert_eq!(bench.pipeline.counters.resets_sent, 0);
+    }
+}

@@ -1,0 +1,138 @@
+//! The lab with a real director.
+
+use std::net::IpAddr;
+
+use lvs_core::{Connection, Control, Director, Instant, Options};
+use lvs_packet::frame::{Frame, Offload};
+use lvs_packet::intercept::Intercept;
+use lvs_packet::net::PortId;
+use lvs_packet::parse;
+use lvs_packet::pipeline::{Env, Output, Pipeline, Settings};
+use lvs_packet::wire::{ETHERNET_LEN, Mac};
+
+use super::{CL_MAC, CLIENTS, GW_MAC, SERVERS, SV_MAC, Table, table};
+
+pub struct DirectorLab {
+    pub net: Table,
+    pub intercept: Intercept,
+    pub director: Director,
+    pub pipeline: Pipeline,
+    pub now: Instant,
+}
+
+impl DirectorLab {
+    pub fn new(set_up: impl FnOnce(&mut Control)) -> Self {
+        let mut director = Director::new(Options {
+            max_connections: 1000,
+            ..Options::default()
+        });
+        let now = Instant::from_secs(10);
+        director.advance(now);
+        set_up(&mut director.control);
+        let intercept = Intercept::of(&director.control, &Intercept::default());
+        let mut net = Table {
+            vips: intercept.vips(),
+            ..table()
+        };
+        net.local.extend(intercept.vips());
+        Self {
+            net,
+            intercept,
+            director,
+            pipeline: Pipeline::alone(Settings::UNLIMITED),
+            now,
+        }
+    }
+
+    /// An IP packet comes from the client's gateway; what leaves, without link headers.
+    pub fn request(&mut self, ip: &[u8], offload: Offload) -> Vec<(PortId, Frame)> {
+        self.send(CLIENTS, CL_MAC, ip, offload)
+    }
+
+    /// An IP packet comes from a server.
+    pub fn answer(&mut self, ip: &[u8], offload: Offload) -> Vec<(PortId, Frame)> {
+        self.send(SERVERS, SV_MAC, ip, offload)
+    }
+
+    /// `offload` counts from the start of the IP packet.
+    fn send(
+        &mut self,
+        port: PortId,
+        mac: Mac,
+        ip: &[u8],
+        offload: Offload,
+    ) -> Vec<(PortId, Frame)> {
+        let mut frame = Frame::from_bytes(ip);
+        frame.offload = offload;
+        let link = frame.push_front(ETHERNET_LEN).expect("headroom");
+        link[..6].copy_from_slice(&mac.0);
+        link[6..12].copy_from_slice(&GW_MAC.0);
+        link[12..].copy_from_slice(if ip[0] >> 4 == 6 {
+            &[0x86, 0xdd]
+        } else {
+            &[8, 0]
+        });
+        let env = Env {
+            net: &self.net,
+            intercept: &self.intercept,
+            pmtu_disc: true,
+        };
+        let mut out = Output::new();
+        self.pipeline.process(
+            port,
+            &mut [frame],
+            &env,
+            &mut self.director,
+            self.now,
+            &mut out,
+        );
+        let counters = &self.pipeline.counters;
+        assert_eq!(
+            counters.received + counters.reassembled,
+            counters.accounted(),
+            "every frame has one fate"
+        );
+        let mut sent = Vec::new();
+        for (port, frames) in out.queues() {
+            for frame in frames {
+                let mut frame = frame.clone();
+                if port != super::HOST {
+                    assert!(frame.pull_front(ETHERNET_LEN));
+                }
+                sent.push((port, frame));
+            }
+        }
+        sent
+    }
+
+    /// Whether the host does not get its copy of a packet.
+    pub fn covers(&self, ip: &[u8]) -> bool {
+        let packet = parse::ip(ip, false).expect("a packet");
+        let to_host = self.net.local.contains(&packet.dst);
+        self.intercept.covers(&packet, None, to_host)
+    }
+
+    pub fn connections(&self) -> Vec<Connection> {
+        let all = self.director.shard.connections_from(0, self.now);
+        let mut all: Vec<_> = all.collect();
+        all.sort_by_key(|connection| connection.virt);
+        all
+    }
+
+    pub fn states(&self) -> Vec<&'static str> {
+        let all = self.connections();
+        all.iter().map(|connection| connection.state).collect()
+    }
+}
+
+/// The only packet that left, on the port where it had to.
+pub fn only(sent: Vec<(PortId, Frame)>, port: PortId) -> Frame {
+    assert_eq!(sent.len(), 1, "{sent:?}");
+    let (to, frame) = sent.into_iter().next().expect("one");
+    assert_eq!(to, port);
+    frame
+}
+
+pub fn addr(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}

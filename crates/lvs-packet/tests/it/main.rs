@@ -1,0 +1,16 @@
+//! The integration tests of the packet path, in one executable. They need no rights.
+
+mod deviations;
+mod down;
+mod lab;
+mod pipeline_filters;
+mod pipeline_floods;
+mod pipeline_ftp;
+mod pipeline_full_nat;
+mod pipeline_hop;
+mod pipeline_host;
+mod pipeline_ipv6;
+mod pipeline_lent;
+mod pipeline_protocols;
+mod pipeline_table;
+mod pipeline_workers;

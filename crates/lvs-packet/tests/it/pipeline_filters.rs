@@ -1,0 +1,182 @@
+//! What is given back to the host comes in as it came, and what comes from where it cannot is
+//! dropped.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::lab::{CL_MAC, CLIENTS, GW_MAC, HOST, Lab, SERVERS, SV_MAC, Service};
+use etherparse::PacketBuilder;
+use lvs_core::{Forwarding, Protocol, Tunnel};
+use lvs_packet::drop::FrameDrop;
+use lvs_packet::fragment::Cutter;
+use lvs_packet::frame::Frame;
+use lvs_packet::net::PortId;
+use lvs_packet::pipeline::{Pipeline, ReversePath, Settings};
+use lvs_packet::wire::Mac;
+
+const CLIENT: &str = "10.255.0.7:4000";
+const CLIENT6: &str = "[fd00:ff::7]:4000";
+
+fn addr(text: &str) -> SocketAddr {
+    text.parse().expect("an address")
+}
+
+/// A UDP service on port 53 of a VIP that the host has.
+fn dns() -> Lab {
+    let service = |virt: &str, server: &str| Service {
+        protocol: Protocol::UDP,
+        virt: addr(virt),
+        server: Some(addr(server)),
+        method: Forwarding::Nat,
+        tunnel: Tunnel::Ipip,
+    };
+    Lab::new(&[
+        service("10.0.0.80:53", "10.1.0.11:53"),
+        service("[fd00::80]:53", "[fd00:1::11]:53"),
+    ])
+}
+
+fn datagram(src: &str, dst: &str, len: usize) -> Vec<u8> {
+    let (src, dst) = (addr(src), addr(dst));
+    let builder = match (src.ip(), dst.ip()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
+        _ => unreachable!("both of a version"),
+    };
+    let mut ip = Vec::new();
+    let data = vec![0x5a; len];
+    let written = builder.udp(src.port(), dst.port()).write(&mut ip, &data);
+    written.expect("a vector takes all");
+    ip[6] &= if ip[0] >> 4 == 4 { 0x1f } else { 0xff };
+    if ip[0] >> 4 == 4 {
+        ip[10..12].fill(0);
+        let sum: u32 = ip[..20]
+            .chunks_exact(2)
+            .map(|word| u32::from(word[0]) << 8 | u32::from(word[1]))
+            .sum();
+        let sum = (sum & 0xffff) + (sum >> 16);
+        ip[10..12].copy_from_slice(&(!u16::try_from(sum).expect("folded")).to_be_bytes());
+    }
+    ip
+}
+
+fn ethernet(to: Mac, ip: &[u8]) -> Vec<u8> {
+    let kind: [u8; 2] = if ip[0] >> 4 == 6 {
+        [0x86, 0xdd]
+    } else {
+        [8, 0]
+    };
+    [&to.0[..], &GW_MAC.0, &kind, ip].concat()
+}
+
+/// The frames of a datagram in pieces of at most so many bytes.
+fn pieces(ip: &[u8], limit: usize) -> Vec<Vec<u8>> {
+    let cutter = if ip[0] >> 4 == 6 {
+        Cutter::v6(ip, limit, None, 0x1234)
+    } else {
+        Cutter::v4(ip, limit, None, false)
+    };
+    let cutter = cutter.expect("it can be cut");
+    cutter
+        .map(|piece| {
+            let mut frame = Frame::with_capacity(piece.len());
+            assert!(piece.write(&mut frame));
+            ethernet(CL_MAC, frame.bytes())
+        })
+        .collect()
+}
+
+/// Frames without the identification of IPv6 fragments: these are put together and cut again.
+fn without_ids(frames: &[(PortId, Vec<u8>)]) -> Vec<(PortId, Vec<u8>)> {
+    let mut frames = frames.to_vec();
+    for (_, frame) in &mut frames {
+        if frame[14] >> 4 == 6 {
+            frame[14 + 44..14 + 48].fill(0);
+        }
+    }
+    frames
+}
+
+#[test]
+fn fragments_to_the_host_come_in_again_as_they_came() {
+    for (client, vip, limits) in [
+        (CLIENT, "10.0.0.80:9999", [28, 576, 1500]),
+        (CLIENT6, "[fd00::80]:9999", [1280, 1280, 1500]),
+    ] {
+        for limit in limits {
+            let frames = pieces(&datagram(client, vip, 3000), limit);
+            assert!(frames.len() > 2);
+            // With a way back, and through the device where there is none.
+            for gives_back in [true, false] {
+                let mut lab = dns();
+                lab.net.port_mut(CLIENTS).gives_back = gives_back;
+                let mut sent: Vec<(PortId, Vec<u8>)> = Vec::new();
+                for frame in &frames {
+                    sent.extend(lab.send(CLIENTS, frame));
+                }
+                let came: Vec<_> = frames.iter().map(|f| (CLIENTS, f.clone())).collect();
+                if gives_back {
+                    assert_eq!(lab.returned.len(), came.len());
+                    assert!(sent.is_empty());
+                    let (back, came) = (without_ids(&lab.returned), without_ids(&came));
+                    assert_eq!(back, came, "{vip} {limit}");
+                } else {
+                    assert!(lab.returned.is_empty());
+                    assert!(sent.iter().all(|(port, _)| *port == HOST));
+                    assert_eq!(sent.len(), came.len());
+                }
+                assert_eq!(lab.pipeline.counters.given_back, 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn nested_priority_tags_are_dropped() {
+    let mut lab = dns();
+    let ip = datagram(CLIENT, "10.0.0.80:53", 10);
+    let plain = ethernet(CL_MAC, &ip);
+    let tagged = |tags: &[u8]| [&plain[..12], tags, &plain[12..]].concat();
+    assert_eq!(lab.send(CLIENTS, &plain).len(), 1);
+    assert_eq!(lab.send(CLIENTS, &tagged(&[0x81, 0, 0xe0, 0])).len(), 1);
+    for tags in [
+        [0x81, 0, 0xe0, 0, 0x81, 0, 0, 0],
+        [0x88, 0xa8, 0, 0, 0x81, 0, 0, 0],
+    ] {
+        assert!(lab.send(CLIENTS, &tagged(&tags)).is_empty());
+    }
+    assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::NestedTags), 2);
+}
+
+#[test]
+fn a_request_has_to_be_routed_back_where_that_is_asked_for() {
+    // From the network of the servers, from one that is unreachable, and from where it belongs.
+    let sources = [
+        ("10.1.0.9:4000", "[fd00:1::9]:4000"),
+        ("240.1.2.3:4000", "[fdff::1]:4000"),
+        (CLIENT, CLIENT6),
+    ];
+    for (wanted, taken) in [
+        (ReversePath::Off, [true, true, true]),
+        (ReversePath::Loose, [true, false, true]),
+        (ReversePath::Strict, [false, false, true]),
+    ] {
+        let mut lab = dns();
+        lab.pipeline = Pipeline::alone(Settings {
+            reverse_path: wanted,
+            ..Settings::UNLIMITED
+        });
+        for ((four, six), taken) in sources.iter().zip(taken) {
+            for (source, vip) in [(four, "10.0.0.80:53"), (six, "[fd00::80]:53")] {
+                let ip = datagram(source, vip, 10);
+                let sent = lab.send(CLIENTS, &ethernet(CL_MAC, &ip));
+                assert_eq!(!sent.is_empty(), taken, "{wanted:?} {source}");
+            }
+        }
+        let missing = taken.iter().filter(|taken| !**taken).count() as u64 * 2;
+        let counters = &lab.pipeline.counters;
+        assert_eq!(counters.dropped_for(FrameDrop::ReversePath), missing);
+        // Answers of servers are no requests.
+        let ip = datagram("10.1.0.11:53", CLIENT, 10);
+        assert_eq!(lab.send(SERVERS, &ethernet(SV_MAC, &ip)).len(), 1);
+    }
+}

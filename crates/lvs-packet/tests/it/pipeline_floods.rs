@@ -1,0 +1,277 @@
+//! What one frame can cost: packets that would come back to where they came from, datagrams in many
+//! pieces, aggregates of many segments. Frames in, frames out; how many there are at a time is what
+//! counts.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::lab::{CL_ADDR, CL_ADDR6, CL_MAC, CLIENTS, GW_MAC, Lab, Service};
+use etherparse::PacketBuilder;
+use lvs_core::{Forwarding, Protocol, Tunnel};
+use lvs_packet::drop::FrameDrop;
+use lvs_packet::fragment::{Cutter, MEMORY_MAX};
+use lvs_packet::frame::{Frame, Offload, SegmentKind, Segments};
+use lvs_packet::pipeline::{Env, Output};
+use lvs_packet::wire::ipv4;
+
+const VIP: &str = "10.0.0.80:7";
+const VIP6: &str = "[fd00::80]:7";
+
+fn addr(text: &str) -> SocketAddr {
+    text.parse().expect("an address")
+}
+
+fn echo(method: Forwarding) -> Lab {
+    let service = |protocol, virt: &str, server: &str| Service {
+        protocol,
+        virt: addr(virt),
+        server: Some(addr(server)),
+        method,
+        tunnel: Tunnel::Ipip,
+    };
+    let mut services = Vec::new();
+    for protocol in [Protocol::UDP, Protocol::TCP] {
+        services.push(service(protocol, VIP, "10.1.0.11:7"));
+        services.push(service(protocol, VIP6, "[fd00:1::11]:7"));
+    }
+    Lab::new(&services)
+}
+
+fn packet(src: SocketAddr, dst: SocketAddr, protocol: Protocol, data: &[u8]) -> Vec<u8> {
+    let builder = match (src.ip(), dst.ip()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
+        _ => unreachable!("both of a version"),
+    };
+    let mut ip = Vec::new();
+    let written = if protocol == Protocol::UDP {
+        builder.udp(src.port(), dst.port()).write(&mut ip, data)
+    } else {
+        let builder = builder.tcp(src.port(), dst.port(), 1, 100).syn();
+        builder.write(&mut ip, data)
+    };
+    written.expect("a vector takes all");
+    ip
+}
+
+fn ethernet(ip: &[u8]) -> Vec<u8> {
+    let kind: [u8; 2] = if ip[0] >> 4 == 6 {
+        [0x86, 0xdd]
+    } else {
+        [8, 0]
+    };
+    [&CL_MAC.0[..], &GW_MAC.0, &kind, ip].concat()
+}
+
+/// To an echo service, from the service, or from the director: the answer would come back here.
+#[test]
+fn packets_from_own_addresses_do_not_go_round() {
+    for own in [false, true] {
+        let mut lab = echo(Forwarding::Nat);
+        if own {
+            lab.own_vips();
+        }
+        let mut sent = 0;
+        for protocol in [Protocol::UDP, Protocol::TCP] {
+            for (vip, director) in [(VIP, CL_ADDR.into()), (VIP6, CL_ADDR6.into())] {
+                for src in [addr(vip), SocketAddr::new(director, 7)] {
+                    let frame = ethernet(&packet(src, addr(vip), protocol, b"again"));
+                    assert!(lab.send(CLIENTS, &frame).is_empty(), "{src} to {vip}");
+                    sent += 1;
+                }
+            }
+        }
+        assert_eq!(lab.decide.seen, 0);
+        assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::Martian), sent);
+    }
+}
+
+/// With the director's own address of IPv6 as its source, whatever a packet carries: neither a
+/// server has it, nor does the host get it back by a way that its rules for interfaces do not know.
+#[test]
+fn ipv6_with_the_directors_own_source_reaches_neither_servers_nor_the_host() {
+    let own = CL_ADDR6;
+    let vip = addr(VIP6).ip();
+    let IpAddr::V6(to) = vip else {
+        unreachable!("of IPv6")
+    };
+    let mut packets: Vec<Vec<u8>> = [Protocol::UDP, Protocol::TCP]
+        .iter()
+        .flat_map(|&protocol| {
+            // To a service, and to a port without one.
+            [7, 9999].map(|port| {
+                packet(
+                    SocketAddr::new(own.into(), 7),
+                    SocketAddr::new(vip, port),
+                    protocol,
+                    b"again",
+                )
+            })
+        })
+        .collect();
+    let mut echo_request = Vec::new();
+    PacketBuilder::ipv6(own.octets(), to.octets(), 64)
+        .icmpv6_echo_request(1, 1)
+        .write(&mut echo_request, b"again")
+        .expect("a vector takes all");
+    packets.push(echo_request);
+    // The first fragment of a datagram: its header in front of the UDP header.
+    let mut fragment = packets[0].clone();
+    let len = u16::try_from(fragment.len() - 40 + 8).expect("short");
+    fragment[4..6].copy_from_slice(&len.to_be_bytes());
+    fragment[6] = 44;
+    fragment.splice(40..40, [17, 0, 0, 1, 0, 0, 0, 9]);
+    packets.push(fragment);
+    for own_vips in [false, true] {
+        let mut lab = echo(Forwarding::Nat);
+        if own_vips {
+            lab.own_vips();
+        }
+        for packet in &packets {
+            assert!(lab.send(CLIENTS, &ethernet(packet)).is_empty());
+        }
+        assert_eq!(lab.decide.seen, 0);
+        let counters = &lab.pipeline.counters;
+        assert_eq!(
+            counters.dropped_for(FrameDrop::Martian),
+            packets.len() as u64
+        );
+        assert_eq!((counters.given_back, counters.answered), (0, 0));
+    }
+}
+
+/// In a flood, SYNs have a share of the time; nothing else is touched, and the host keeps what is
+/// its own.
+#[test]
+fn in_a_flood_syns_beyond_their_share_are_dropped_and_nothing_else() {
+    let mut lab = echo(Forwarding::Nat);
+    let from = |n: u16| SocketAddr::from(([198, 18, 0, 7], n));
+    let syn = |n: u16, to: &str| ethernet(&packet(from(n), addr(to), Protocol::TCP, &[]));
+    assert_eq!(lab.send(CLIENTS, &syn(1, VIP)).len(), 1);
+    // It has taken all of the time.
+    let second = std::time::Duration::from_secs(1);
+    lab.pipeline.gate.spent(1, second, lab.now);
+    assert!(lab.pipeline.gate.sorts());
+    let mut passed = 0;
+    for n in 2..1000 {
+        passed += lab.send(CLIENTS, &syn(n, VIP)).len();
+        lab.pipeline.gate.spent(1, second, lab.now);
+    }
+    let dropped = lab.pipeline.counters.dropped_for(FrameDrop::SynFlood);
+    assert_eq!((passed, dropped), (1, 997), "one empties the purse");
+    // A datagram, and a SYN to a port that is the host's.
+    let datagram = packet(from(7), addr(VIP), Protocol::UDP, b"hello");
+    assert_eq!(lab.send(CLIENTS, &ethernet(&datagram)).len(), 1);
+    let left = lab.pipeline.counters.left;
+    assert!(lab.send(CLIENTS, &syn(8, "10.0.0.80:22")).is_empty());
+    assert_eq!(lab.pipeline.counters.left, left + 1);
+    assert_eq!(
+        lab.pipeline.counters.dropped_for(FrameDrop::SynFlood),
+        dropped
+    );
+}
+
+/// Frames that go through in one batch, in portions as a worker sends them; the most that there
+/// were at a time, how many there were, and their bytes.
+fn in_portions(lab: &mut Lab, frames: &mut [Frame]) -> (usize, usize, usize) {
+    let env = Env {
+        net: &lab.net,
+        intercept: &lab.intercept,
+        pmtu_disc: true,
+    };
+    let mut out = Output::new();
+    let (mut done, mut most, mut all, mut bytes) = (0, 0, 0, 0);
+    while done < frames.len() {
+        let rest = &mut frames[done..];
+        done += lab
+            .pipeline
+            .process_some(CLIENTS, rest, &env, &mut lab.decide, lab.now, &mut out);
+        let now: usize = out.queues().map(|(_, frames)| frames.len()).sum();
+        let size = out.queues().flat_map(|(_, frames)| frames.iter());
+        bytes = bytes.max(size.map(Frame::capacity).sum());
+        (most, all) = (most.max(now), all + now);
+        out.recycle();
+    }
+    (most, all, bytes)
+}
+
+/// Sends so many datagrams in 1,024 pieces of 8 bytes each, all but their last pieces, which are
+/// given back.
+fn all_but_the_last(lab: &mut Lab, datagrams: u16) -> Vec<Frame> {
+    let datagram = |id| {
+        let data = vec![0; 8 * 1024 - 8];
+        let mut ip = packet(addr("192.0.2.7:7"), addr(VIP), Protocol::UDP, &data);
+        ip[6] = 0; // may be fragmented
+        ipv4::set_id(&mut ip, id);
+        ipv4::finish_header(&mut ip);
+        let cut = Cutter::v4(&ip, 28, None, false).expect("8 bytes fit");
+        let mut pieces: Vec<Frame> = cut.frames().collect();
+        assert_eq!(pieces.len(), 1024);
+        let last = pieces.pop().expect("there are many");
+        for piece in &pieces {
+            assert!(lab.send(CLIENTS, &ethernet(piece.bytes())).is_empty());
+        }
+        assert!(lab.pipeline.common().reassembler.memory() <= MEMORY_MAX);
+        Frame::from_bytes(&ethernet(last.bytes()))
+    };
+    (1..=datagrams).map(datagram).collect()
+}
+
+/// The reassembler takes 15 such datagrams; what comes out of them never lies there all at once,
+/// nor in frames of 64 KiB.
+#[test]
+fn tiny_fragments_leave_in_portions_and_in_frames_of_their_size() {
+    for method in [Forwarding::Nat, Forwarding::Route] {
+        let mut lab = echo(method);
+        let mut last = all_but_the_last(&mut lab, 15);
+        let (most, all, bytes) = in_portions(&mut lab, &mut last);
+        assert_eq!(all, 15 * 1024, "{method:?}");
+        assert!(most <= 2 * 1024, "{most} of {all} at a time");
+        assert!(bytes < 1 << 20, "{bytes} bytes at a time");
+        assert_eq!(lab.pipeline.common().reassembler.memory(), 0);
+    }
+}
+
+#[test]
+fn tiny_fragments_count_what_they_cost() {
+    let mut lab = echo(Forwarding::Nat);
+    let _ = all_but_the_last(&mut lab, 50);
+    let refused = lab.pipeline.counters.dropped_for(FrameDrop::FragmentMemory);
+    let waiting = lab.pipeline.common().reassembler.waiting() as u64;
+    assert_eq!(refused + waiting, 50 * 1023);
+    assert!(waiting < 16_000, "{waiting} pieces of 8 bytes");
+}
+
+/// A batch of the finest aggregates that are taken, into a tunnel, where each is cut.
+#[test]
+fn aggregates_are_cut_in_portions() {
+    let mut lab = echo(Forwarding::Tunnel);
+    let aggregate = |size: u16| {
+        let ip = packet(
+            addr("192.0.2.7:7"),
+            addr(VIP),
+            Protocol::TCP,
+            &vec![0; 65_000],
+        );
+        let mut frame = Frame::from_bytes(&ethernet(&ip));
+        frame.offload = Offload {
+            segments: Some(Segments {
+                kind: SegmentKind::Tcp4,
+                size,
+                header_len: 0,
+                ecn: false,
+            }),
+            ..Offload::default()
+        };
+        frame
+    };
+    let mut tiny: Vec<Frame> = (1..127).map(aggregate).collect();
+    let (_, all, _) = in_portions(&mut lab, &mut tiny);
+    assert_eq!(all, 0);
+    let counters = &lab.pipeline.counters;
+    assert_eq!(counters.dropped_for(FrameDrop::TinySegments), 126);
+    let mut fine: Vec<Frame> = (0..64).map(|_| aggregate(127)).collect();
+    let (most, all, bytes) = in_portions(&mut lab, &mut fine);
+    assert_eq!(all, 64 * 512);
+    assert!(most <= 1024 + 512, "{most} at a time");
+    assert!(bytes < 2 << 20, "{bytes} bytes at a time");
+}

@@ -1,0 +1,374 @@
+//! Full NAT through the packet path, with a real director: what leaves is what both sides have to
+//! see, to the byte.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::lab::{CLIENTS, SERVERS, Table, table};
+use etherparse::PacketBuilder;
+use lvs_core::{
+    Control, Director, Family, Forwarding, Instant, LocalAddress, Options, Protocol, ServerConfig,
+    ServiceConfig, ServiceKey,
+};
+use lvs_packet::frame::{Frame, Offload, PartialChecksum, SegmentKind, Segments};
+use lvs_packet::intercept::Intercept;
+use lvs_packet::net::PortId;
+use lvs_packet::pipeline::{Env, Output, Pipeline, Settings};
+use lvs_packet::segment::finish_checksum;
+use lvs_packet::wire::{Mac, ip_dst, ip_src, tcp};
+use proptest::prelude::*;
+
+const CLIENT: [&str; 2] = ["192.0.2.7:40000", "[2001:db8::7]:40000"];
+const VIP: [&str; 2] = ["10.0.0.80", "fd00:50::80"];
+const SERVER: [&str; 2] = ["10.1.0.11", "fd00:1::11"];
+const LOCAL: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
+
+struct Bed {
+    net: Table,
+    intercept: Intercept,
+    decide: Director,
+    pipeline: Pipeline,
+    now: Instant,
+}
+
+fn addr(ip: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(ip.parse().expect("an address"), port)
+}
+
+fn services(control: &mut Control, six: usize) {
+    for (protocol, port) in [(Protocol::TCP, 80), (Protocol::UDP, 53)] {
+        let key = ServiceKey::Address {
+            protocol,
+            addr: addr(VIP[six], port),
+        };
+        let family = if six == 0 { Family::V4 } else { Family::V6 };
+        control
+            .add_service(key, ServiceConfig::new(family, "rr"), None)
+            .expect("a service");
+        let server = ServerConfig::new(1, Forwarding::FullNat);
+        control
+            .add_server(&key, addr(SERVER[six], 8000 + port), &server, Instant::ZERO)
+            .expect("a server");
+    }
+}
+
+impl Bed {
+    /// A local address of the host's, or one that the engine answers for.
+    fn new(own: bool) -> Self {
+        let mut director = Director::new(Options::default());
+        let pool = LOCAL.map(|local| LocalAddress::new(local.parse().expect("an address")));
+        director
+            .control
+            .set_local_pool(pool.to_vec(), false)
+            .expect("a pool");
+        services(&mut director.control, 0);
+        services(&mut director.control, 1);
+        let mut intercept = Intercept::of(&director.control, &Intercept::default());
+        let mut net = table();
+        for ip in VIP {
+            let ip: IpAddr = ip.parse().expect("an address");
+            net.vips.insert(ip);
+            net.local.insert(ip);
+        }
+        for local in pool {
+            if own {
+                net.own.insert(local.addr);
+                intercept.own_vips.insert(local.addr);
+            } else {
+                net.local.insert(local.addr);
+                intercept.local_addresses.insert(local.addr);
+            }
+        }
+        Self {
+            net,
+            intercept,
+            decide: director,
+            pipeline: Pipeline::alone(Settings::UNLIMITED),
+            now: Instant::from_secs(1),
+        }
+    }
+
+    fn send(&mut self, port: PortId, ip: &[u8], offload: Offload) -> Vec<(PortId, Frame)> {
+        let mac = if port == CLIENTS {
+            crate::lab::CL_MAC
+        } else {
+            crate::lab::SV_MAC
+        };
+        let kind = if ip[0] >> 4 == 4 {
+            [8, 0]
+        } else {
+            [0x86, 0xdd]
+        };
+        let bytes = [&mac.0[..], &Mac([2; 6]).0, &kind, ip].concat();
+        let mut frames = [Frame::from_bytes(&bytes)];
+        frames[0].offload = offload;
+        let env = Env {
+            net: &self.net,
+            intercept: &self.intercept,
+            pmtu_disc: true,
+        };
+        let mut out = Output::new();
+        self.pipeline.process(
+            port,
+            &mut frames,
+            &env,
+            &mut self.decide,
+            self.now,
+            &mut out,
+        );
+        let counters = &self.pipeline.counters;
+        assert_eq!(
+            counters.received + counters.reassembled,
+            counters.accounted()
+        );
+        assert!(out.requests.is_empty(), "{:?}", out.requests);
+        let mut sent = Vec::new();
+        for (port, frames) in out.queues() {
+            sent.extend(frames.iter().map(|frame| (port, frame.clone())));
+        }
+        sent
+    }
+
+    /// The one packet that comes of another, its link header gone.
+    fn through(&mut self, port: PortId, ip: &[u8], offload: Offload) -> (PortId, Frame) {
+        let mut sent = self.send(port, ip, offload);
+        assert_eq!(sent.len(), 1, "one packet leaves");
+        let (to, mut frame) = sent.remove(0);
+        assert!(frame.pull_front(14));
+        (to, frame)
+    }
+}
+
+fn packet(udp: bool, src: SocketAddr, dst: SocketAddr, flags: &str, payload: &[u8]) -> Vec<u8> {
+    let builder = match (src.ip(), dst.ip()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => PacketBuilder::ipv4(src.octets(), dst.octets(), 64),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => PacketBuilder::ipv6(src.octets(), dst.octets(), 64),
+        _ => panic!("two families"),
+    };
+    let mut ip = Vec::new();
+    if udp {
+        let builder = builder.udp(src.port(), dst.port());
+        builder.write(&mut ip, payload).expect("a vector takes all");
+    } else {
+        let builder = builder.tcp(src.port(), dst.port(), 1000, 500);
+        let builder = match flags {
+            "syn" => builder.syn(),
+            _ => builder.ack(77),
+        };
+        builder.write(&mut ip, payload).expect("a vector takes all");
+    }
+    ip
+}
+
+fn ends(ip: &[u8]) -> (SocketAddr, SocketAddr) {
+    let l4 = if ip[0] >> 4 == 4 { 20 } else { 40 };
+    let port = |at: usize| u16::from_be_bytes([ip[at], ip[at + 1]]);
+    (
+        SocketAddr::new(ip_src(ip), port(l4)),
+        SocketAddr::new(ip_dst(ip), port(l4 + 2)),
+    )
+}
+
+fn assert_right(ip: &[u8], udp: bool) {
+    let l4 = if ip[0] >> 4 == 4 { 20 } else { 40 };
+    let protocol = if udp { 17 } else { 6 };
+    assert!(tcp::checksum_ok(ip, l4, protocol), "the transport checksum");
+    if ip[0] >> 4 == 4 {
+        let sum = ip[..20].chunks(2).fold(0u32, |sum, word| {
+            sum + u32::from(u16::from_be_bytes([word[0], word[1]]))
+        });
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the header checksum");
+    }
+}
+
+#[test]
+fn requests_and_replies_of_both_families_and_protocols() {
+    for own in [false, true] {
+        for six in [0, 1] {
+            for udp in [false, true] {
+                let mut bed = Bed::new(own);
+                let (virt, server) = if udp { (53, 8053) } else { (80, 8080) };
+                let (client, vip, server) = (
+                    CLIENT[six].parse().expect("an address"),
+                    addr(VIP[six], virt),
+                    addr(SERVER[six], server),
+                );
+                let request = packet(udp, client, vip, "syn", b"question");
+                let (to, frame) = bed.through(CLIENTS, &request, Offload::default());
+                let (local, dst) = ends(frame.bytes());
+                assert_eq!((to, dst), (SERVERS, server));
+                assert_eq!(local.ip(), addr(LOCAL[six], 0).ip());
+                assert_right(frame.bytes(), udp);
+                assert!(frame.bytes().ends_with(b"question"));
+
+                let reply = packet(udp, server, local, "ack", b"answer");
+                let (to, frame) = bed.through(SERVERS, &reply, Offload::default());
+                assert_eq!((to, ends(frame.bytes())), (CLIENTS, (vip, client)));
+                assert_right(frame.bytes(), udp);
+                assert!(frame.bytes().ends_with(b"answer"));
+
+                // From elsewhere, or to another port, it is not a reply, and is left to the host or
+                // answered by the engine.
+                let stray = packet(udp, addr(SERVER[six], 9), local, "ack", b"x");
+                let sent = bed.send(SERVERS, &stray, Offload::default());
+                assert!(sent.iter().all(|(to, _)| *to == SERVERS), "{sent:?}");
+                assert_eq!(
+                    sent.len(),
+                    usize::from(own),
+                    "the engine answers for an own address"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn icmp_errors_are_translated_at_both_ends_both_ways() {
+    for six in [0, 1] {
+        let mut bed = Bed::new(true);
+        let (client, vip, server) = (
+            CLIENT[six].parse().expect("an address"),
+            addr(VIP[six], 53),
+            addr(SERVER[six], 8053),
+        );
+        let request = packet(true, client, vip, "", b"question");
+        let (_, forwarded) = bed.through(CLIENTS, &request, Offload::default());
+        let (local, _) = ends(forwarded.bytes());
+        let error = |src: SocketAddr, dst: SocketAddr, about: &[u8]| {
+            let mut ip = Vec::new();
+            match (src.ip(), dst.ip()) {
+                (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                    let header = etherparse::icmpv4::DestUnreachableHeader::Port;
+                    PacketBuilder::ipv4(src.octets(), dst.octets(), 64)
+                        .icmpv4(etherparse::Icmpv4Type::DestinationUnreachable(header))
+                        .write(&mut ip, about)
+                }
+                (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                    let code = etherparse::icmpv6::DestUnreachableCode::Port;
+                    PacketBuilder::ipv6(src.octets(), dst.octets(), 64)
+                        .icmpv6(etherparse::Icmpv6Type::DestinationUnreachable(code))
+                        .write(&mut ip, about)
+                }
+                _ => panic!("two families"),
+            }
+            .expect("a vector takes all");
+            ip
+        };
+        let l4 = if six == 0 { 20 } else { 40 };
+        let check = |ip: &[u8]| {
+            let sliced = etherparse::SlicedPacket::from_ip(ip).expect("a packet");
+            match sliced.transport.expect("a message") {
+                etherparse::TransportSlice::Icmpv4(message) => assert!(message.checksum() != 0),
+                etherparse::TransportSlice::Icmpv6(message) => {
+                    let octets = |addr: IpAddr| match addr {
+                        IpAddr::V6(addr) => addr.octets(),
+                        IpAddr::V4(_) => panic!("not IPv6"),
+                    };
+                    assert!(message.is_checksum_valid(octets(ip_src(ip)), octets(ip_dst(ip))));
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        // The server has nothing on that port.
+        let complaint = error(
+            addr(SERVER[six], 0),
+            SocketAddr::new(local.ip(), 0),
+            forwarded.bytes(),
+        );
+        let (to, told) = bed.through(SERVERS, &complaint, Offload::default());
+        let ip = told.bytes();
+        check(ip);
+        assert_eq!(
+            (to, ip_src(ip), ip_dst(ip)),
+            (CLIENTS, vip.ip(), client.ip())
+        );
+        assert_eq!(
+            ends(&ip[l4 + 8..]),
+            (client, vip),
+            "the client's own packet"
+        );
+
+        // The client has closed its port.
+        let reply = packet(true, server, local, "", b"answer");
+        let (_, answered) = bed.through(SERVERS, &reply, Offload::default());
+        let complaint = error(client, vip, answered.bytes());
+        let (to, told) = bed.through(CLIENTS, &complaint, Offload::default());
+        let ip = told.bytes();
+        check(ip);
+        assert_eq!(
+            (to, ip_src(ip), ip_dst(ip)),
+            (SERVERS, local.ip(), server.ip())
+        );
+        assert_eq!(
+            ends(&ip[l4 + 8..]),
+            (server, local),
+            "the server's own packet"
+        );
+    }
+}
+
+#[test]
+fn an_aggregate_passes_whole() {
+    let mut bed = Bed::new(true);
+    let (client, vip) = (CLIENT[0].parse().expect("an address"), addr(VIP[0], 80));
+    let syn = packet(false, client, vip, "syn", b"");
+    bed.through(CLIENTS, &syn, Offload::default());
+    let large = packet(false, client, vip, "ack", &[7; 20_000]);
+    let offload = Offload {
+        checksum: Some(PartialChecksum {
+            start: 34,
+            offset: 16,
+        }),
+        segments: Some(Segments {
+            kind: SegmentKind::Tcp4,
+            size: 1448,
+            header_len: 54,
+            ecn: false,
+        }),
+        ..Offload::default()
+    };
+    let sent = bed.send(CLIENTS, &large, offload);
+    assert_eq!(sent.len(), 1);
+    let frame = &sent[0].1;
+    assert!(frame.offload.segments.is_some() && frame.offload.checksum.is_some());
+    assert_eq!(frame.len(), large.len() + 14);
+}
+
+proptest! {
+    #[test]
+    fn checksums_stay_right(
+        payload in proptest::collection::vec(any::<u8>(), 0..600), six in 0usize..2, udp: bool, own: bool, unfinished: bool
+    ) {
+        let mut bed = Bed::new(own);
+        let (virt, port) = if udp { (53, 8053) } else { (80, 8080) };
+        let (client, vip, server) =
+            (CLIENT[six].parse().expect("an address"), addr(VIP[six], virt), addr(SERVER[six], port));
+        let l4 = if six == 0 { 20 } else { 40 };
+        let field = if udp { 6 } else { 16 };
+        let mut local = None;
+        for request in [true, false] {
+            let (src, dst) = if request { (client, vip) } else { (server, local.expect("a request came first")) };
+            let mut ip = packet(udp, src, dst, if request { "syn" } else { "ack" }, &payload);
+            let mut offload = Offload::default();
+            if unfinished {
+                use lvs_packet::wire::checksum::Sum;
+                let protocol = if udp { 17 } else { 6 };
+                let sum = Sum::ZERO.pseudo(src.ip(), dst.ip(), protocol, ip.len() - l4).fold();
+                ip[l4 + field..l4 + field + 2].copy_from_slice(&sum.to_be_bytes());
+                let start = u16::try_from(l4 + 14).expect("small");
+                offload.checksum = Some(PartialChecksum { start, offset: u16::try_from(field).expect("small") });
+            }
+            let port = if request { CLIENTS } else { SERVERS };
+            let (_, mut frame) = bed.through(port, &ip, offload);
+            prop_assert_eq!(frame.offload.checksum.is_some(), unfinished);
+            finish_checksum(&mut frame).expect("in bounds");
+            assert_right(frame.bytes(), udp);
+            let (from, to) = ends(frame.bytes());
+            if request {
+                prop_assert_eq!(to, server);
+                local = Some(from);
+            } else {
+                prop_assert_eq!((from, to), (vip, client));
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The packet path of a director that is a hop of its host's routing: bare packets in and out, and
+//! nothing that the host has seen already.
+
+use std::net::Ipv4Addr;
+
+use crate::lab::{CL_ADDR, CLIENTS, HOST, Lab, SERVERS, Service};
+use etherparse::{PacketBuilder, PacketHeaders, TransportHeader};
+use lvs_core::{AcceptReason, Forwarding, Protocol, Tunnel, Verdict};
+use lvs_packet::drop::FrameDrop;
+
+const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
+const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 80);
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 11);
+
+fn hop(method: Forwarding) -> Lab {
+    let mut lab = Lab::new(&[Service {
+        protocol: Protocol::TCP,
+        virt: (VIP, 80).into(),
+        server: Some((SERVER, 8080).into()),
+        method,
+        tunnel: Tunnel::Ipip,
+    }]);
+    lab.own_vips();
+    // The host routes what is sent: no port has Ethernet.
+    lab.net
+        .ports
+        .iter_mut()
+        .for_each(|port| port.ethernet = false);
+    lab.net.accept_local = true;
+    lab.intercept.everything = true;
+    lab
+}
+
+fn tcp(src: (Ipv4Addr, u16), dst: (Ipv4Addr, u16)) -> Vec<u8> {
+    let mut ip = Vec::new();
+    PacketBuilder::ipv4(src.0.octets(), dst.0.octets(), 64)
+        .tcp(src.1, dst.1, 1000, 500)
+        .syn()
+        .write(&mut ip, &[])
+        .expect("a vector takes all");
+    ip
+}
+
+/// Source, destination, TTL and protocol.
+fn outer(ip: &[u8]) -> (Ipv4Addr, Ipv4Addr, u8, u8) {
+    let headers = PacketHeaders::from_ip_slice(ip).expect("a packet");
+    let Some(etherparse::NetHeaders::Ipv4(header, _)) = headers.net else {
+        panic!("not IPv4: {headers:?}");
+    };
+    assert_eq!(header.header_checksum, header.calc_header_checksum());
+    (
+        header.source.into(),
+        header.destination.into(),
+        header.time_to_live,
+        header.protocol.0,
+    )
+}
+
+fn whole(lab: &Lab) {
+    let counters = &lab.pipeline.counters;
+    assert_eq!(
+        counters.accounted(),
+        counters.received + counters.reassembled
+    );
+    assert_eq!(counters.left, 0, "the host has no copy of anything");
+}
+
+#[test]
+fn nat_and_tunnels_leave_as_bare_packets() {
+    let mut lab = hop(Forwarding::Nat);
+    let sent = lab.send(CLIENTS, &tcp((CLIENT, 999), (VIP, 80)));
+    assert_eq!(sent[0].0, SERVERS);
+    assert_eq!(outer(&sent[0].1), (CLIENT, SERVER, 63, 6));
+    let sent = lab.send(SERVERS, &tcp((SERVER, 8080), (CLIENT, 999)));
+    assert_eq!(sent[0].0, CLIENTS);
+    assert_eq!(outer(&sent[0].1), (VIP, CLIENT, 63, 6));
+    whole(&lab);
+    let mut lab = hop(Forwarding::Tunnel);
+    let sent = lab.send(CLIENTS, &tcp((CLIENT, 999), (VIP, 80)));
+    let (_, to, _, protocol) = outer(&sent[0].1);
+    assert_eq!((to, protocol), (SERVER, 4));
+    assert_eq!(outer(&sent[0].1[20..]), (CLIENT, VIP, 63, 6));
+    whole(&lab);
+}
+
+#[test]
+fn direct_routing_is_dropped() {
+    let mut lab = hop(Forwarding::Route);
+    assert!(lab.send(CLIENTS, &tcp((CLIENT, 999), (VIP, 80))).is_empty());
+    let counters = &lab.pipeline.counters;
+    assert_eq!(counters.dropped_for(FrameDrop::Unsupported), 1);
+    whole(&lab);
+}
+
+/// The server's answer would be the host's, which knows nothing of it.
+#[test]
+fn a_client_on_the_host_itself_is_told_that_it_cannot_use_nat() {
+    let mut lab = hop(Forwarding::Nat);
+    let sent = lab.send(CLIENTS, &tcp((CL_ADDR, 999), (VIP, 80)));
+    let [(HOST, answer)] = &sent[..] else {
+        panic!("{sent:?} {:?}", lab.pipeline.counters);
+    };
+    assert_eq!(outer(answer).0, VIP);
+    assert_eq!(answer[20..22], [3, 1], "host unreachable");
+    assert_eq!(lab.pipeline.counters.dropped_for(FrameDrop::Unsupported), 1);
+    whole(&lab);
+    let mut lab = hop(Forwarding::Tunnel);
+    assert_eq!(lab.send(CLIENTS, &tcp((CL_ADDR, 999), (VIP, 80))).len(), 1);
+}
+
+#[test]
+fn what_is_not_the_directors_goes_back_as_it_came() {
+    let mut lab = hop(Forwarding::Nat);
+    lab.decide.verdict = Some(Verdict::Accept(AcceptReason::NoService));
+    let packet = tcp((SERVER, 8080), (CLIENT, 999));
+    assert_eq!(lab.send(SERVERS, &packet), [(HOST, packet.clone())]);
+    // Nothing listens at the address, which the host does not have.
+    let sent = lab.send(CLIENTS, &tcp((CLIENT, 999), (VIP, 81)));
+    let headers = PacketHeaders::from_ip_slice(&sent[0].1).expect("a packet");
+    assert!(matches!(headers.transport, Some(TransportHeader::Tcp(tcp)) if tcp.rst));
+    // What cannot be read is counted, not left to anybody.
+    let mut short = packet;
+    short[0] = 0x44;
+    assert!(lab.send(SERVERS, &short).is_empty());
+    assert_eq!(lab.pipeline.counters.dropped_total(), 1);
+    whole(&lab);
+}

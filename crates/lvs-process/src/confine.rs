@@ -1,0 +1,159 @@
+//! What a process gives up for good once it has begun: system calls (seccomp) and places to write
+//! to (Landlock), so that a hole in what strangers can reach is worth less. Where the kernel has
+//! one of the two not, the process goes on without, and says so.
+//!
+//! ```text
+//!                 refused                                    may write to
+//! lvsd            modules, kexec, clocks, other processes    as before
+//! lvs-dataplane   the same; programs, mounts, namespaces,    its socket's directory, /dev,
+//!                 keys, io_uring                             /proc/sys/net, /sys/fs/bpf
+//! ```
+//!
+//! What `lvsd` starts (the engine, programs of checks and of `notify`) inherits what it gave up, so
+//! that is what no such program needs, and it can still have more rights than `lvsd` has by itself
+//! (`sudo`, `ping`). The engine starts nothing; what holds its connections it has started before.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use lvs_core::api::Confinement;
+
+use lvs_sys::seccomp::{Foreign, refuse};
+
+/// Administration of the host and of other processes: nothing that forwards, checks or tells makes
+/// such calls.
+const NOBODYS: &[i64] = &[
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_reboot,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_acct,
+    libc::SYS_quotactl,
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_clock_adjtime,
+    libc::SYS_adjtimex,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_fanotify_init,
+    libc::SYS_pivot_root,
+    libc::SYS_syslog,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_iopl,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_ioperm,
+];
+
+/// What the engine needs no more once it runs.
+const NOT_THE_ENGINES: &[i64] = &[
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_fsopen,
+    libc::SYS_fsmount,
+    libc::SYS_fsconfig,
+    libc::SYS_open_tree,
+    libc::SYS_move_mount,
+    libc::SYS_chroot,
+    libc::SYS_setns,
+    libc::SYS_unshare,
+    libc::SYS_sethostname,
+    libc::SYS_setdomainname,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_personality,
+];
+
+/// Confines `lvsd`.
+pub fn daemon() -> Confinement {
+    let mut done = Confinement::default();
+    note(&mut done, refuse(NOBODYS, Foreign::Made));
+    done
+}
+
+fn note(done: &mut Confinement, seccomp: io::Result<()>) {
+    match seccomp {
+        Ok(()) => done.by.push("seccomp".to_owned()),
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => done.not_by.push(
+            "seccomp (it takes CAP_SYS_ADMIN or no_new_privs: NoNewPrivileges=yes in a unit, or `setpriv --no-new-privs`)"
+                .to_owned(),
+        ),
+        Err(error) => done.not_by.push(format!("seccomp ({error})")),
+    }
+}
+
+/// Where the engine writes.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// Its control socket, if it has a path.
+    pub socket: Option<PathBuf>,
+    /// Whether it opens TCP connections, to other directors.
+    pub tcp: bool,
+}
+
+/// Confines the engine; must come before its threads exist.
+pub fn engine(places: &Places) -> Confinement {
+    let mut done = Confinement::default();
+    // It starts nothing that could have more rights.
+    let given_up = rustix::thread::set_no_new_privs(true);
+    match given_up
+        .map_err(|error| error.to_string())
+        .and_then(|()| landlock(places))
+    {
+        Ok(()) => done.by.push("landlock".to_owned()),
+        Err(why) => done.not_by.push(format!("landlock ({why})")),
+    }
+    let calls: Vec<i64> = NOBODYS.iter().chain(NOT_THE_ENGINES).copied().collect();
+    note(&mut done, refuse(&calls, Foreign::Refused));
+    done
+}
+
+/// From now on this thread, and those that it starts, execute nothing and write where `places` and
+/// the kernel's own directories are.
+fn landlock(places: &Places) -> Result<(), String> {
+    use landlock::{
+        ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+        RulesetAttr, RulesetCreatedAttr, RulesetStatus,
+    };
+    // What a kernel knows less of is left out.
+    let writes = AccessFs::from_write(ABI::V5);
+    let made = || -> Result<_, landlock::RulesetError> {
+        let mut rules = Ruleset::default()
+            .set_compatibility(CompatLevel::BestEffort)
+            .handle_access(writes | AccessFs::Execute)?;
+        if !places.tcp {
+            rules = rules.handle_access(AccessNet::from_all(ABI::V5))?;
+        }
+        let mut rules = rules.create()?;
+        let socket = places.socket.as_deref().and_then(Path::parent);
+        let socket = socket.and_then(|directory| directory.ancestors().find(|path| path.is_dir()));
+        let kernels = ["/dev", "/proc/sys/net", "/sys/fs/bpf"].map(Path::new);
+        for place in kernels.into_iter().chain(socket) {
+            // What is not there is not written to.
+            if let Ok(place) = PathFd::new(place) {
+                rules = rules.add_rule(PathBeneath::new(place, writes))?;
+            }
+        }
+        rules.restrict_self()
+    };
+    match made() {
+        Ok(status) if status.ruleset == RulesetStatus::NotEnforced => {
+            Err("this kernel has none, or it is not enabled: `lsm=` on its command line".to_owned())
+        }
+        Ok(_) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    }
+}

@@ -1,0 +1,319 @@
+//! One connection: requests are bounded before they are read, refused before they are parsed, and
+//! then answered.
+
+use std::borrow::Cow;
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use lvs_core::api::{Access, Call, Failure, FailureCode, Hello, VERSION};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::admission::Place;
+use super::server::{Handler, Sink};
+use crate::deadline;
+use lvs_api::peer::Refusal;
+
+/// The longest first request.
+const HELLO_MAX: u64 = 4 << 10;
+/// The longest request of a client that may only look.
+const REQUEST_MAX: u64 = 16 << 10;
+/// The longest of a client that may change things: a list of
+/// [`CHANGES_MAX`](lvs_core::api::CHANGES_MAX) changes.
+const LIST_MAX: u64 = 32 << 20;
+/// How long a client may take to read [`BUFFER`] bytes of an answer.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a client may take to greet, whatever it says before.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a client that may only look may take until it has sent its next request.
+const READER_TIMEOUT: Duration = Duration::from_secs(60);
+/// The same of a client that may change things.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+/// Bytes of an answer that are gathered before they are written.
+const BUFFER: usize = 64 << 10;
+/// How much less of a processor those get who may only look, where others want it (setpriority(2)).
+const READER_NICE: i32 = 10;
+
+/// A request of which nothing but the method is looked at.
+#[derive(Deserialize)]
+struct RawRequest<'a> {
+    #[serde(default)]
+    id: u64,
+    #[serde(borrow)]
+    method: Cow<'a, str>,
+    #[serde(borrow, default)]
+    params: Option<&'a RawValue>,
+}
+
+/// A stream whose reads end at a moment, and whose writes take only so long.
+struct Within<'a> {
+    stream: &'a UnixStream,
+    /// Nothing is read after it.
+    until: Instant,
+    /// How long a write may take.
+    patience: Duration,
+}
+
+impl<'a> Within<'a> {
+    fn new(stream: &'a UnixStream, time: Duration) -> Self {
+        Self {
+            stream,
+            until: Instant::now() + time,
+            patience: WRITE_TIMEOUT,
+        }
+    }
+}
+
+impl Read for Within<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        deadline::read_until(self.stream, buf, self.until)
+    }
+}
+
+impl Write for Within<'_> {
+    /// Writes all of it.
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        deadline::write_within(self.stream, buf, self.patience)?;
+        Ok(buf.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Answers a client until it goes; `denied` is why it may not change things.
+pub(super) fn serve_connection(
+    stream: &UnixStream,
+    place: &Place,
+    denied: Option<Refusal>,
+    engine: &dyn Handler,
+) -> io::Result<()> {
+    if place.is_reader() {
+        // Of this thread alone. Without, it goes on.
+        let _ = rustix::process::setpriority_process(None, READER_NICE);
+    }
+    // A client that has been forgotten gives its place back: the read ends with an error.
+    let mut reader = BufReader::new(Within::new(stream, HELLO_TIMEOUT));
+    let mut writer = BufWriter::with_capacity(BUFFER, Within::new(stream, WRITE_TIMEOUT));
+    let mut session = Session {
+        engine,
+        place,
+        denied,
+        greeted: false,
+    };
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        // A long list leaves no memory behind.
+        line.shrink_to(BUFFER);
+        let max = session.longest();
+        let len = reader.by_ref().take(max).read_until(b'\n', &mut line)?;
+        if len == 0 {
+            return Ok(());
+        }
+        if line.last() != Some(&b'\n') {
+            let failure = malformed(if len as u64 == max {
+                format!("the request is longer than {max} bytes")
+            } else {
+                "the request does not end with a line feed".into()
+            });
+            write_error(&mut writer, 0, &failure)?;
+            return writer.flush();
+        }
+        // Of the call that ends the engine, too.
+        let _answer = place.answer();
+        let (id, answer) = match serde_json::from_slice::<RawRequest<'_>>(&line) {
+            Err(error) => (0, Err(malformed(format!("this is not a request: {error}")))),
+            Ok(request) => {
+                let mut out = Sink::new(request.id, &mut writer);
+                (request.id, session.answer(&request, &mut out))
+            }
+        };
+        match answer {
+            Ok(result) => {
+                #[derive(Serialize)]
+                struct Line {
+                    id: u64,
+                    result: Value,
+                }
+                write_line(&mut writer, &Line { id, result })?;
+            }
+            Err(failure) => write_error(&mut writer, id, &failure)?,
+        }
+        writer.flush()?;
+        if let Some(idle) = session.idle() {
+            reader.get_mut().until = Instant::now() + idle;
+        }
+    }
+}
+
+/// What is known of the client.
+struct Session<'a> {
+    engine: &'a dyn Handler,
+    place: &'a Place,
+    denied: Option<Refusal>,
+    greeted: bool,
+}
+
+impl Session<'_> {
+    /// The longest request that is read.
+    const fn longest(&self) -> u64 {
+        match (self.greeted, self.denied) {
+            (false, _) => HELLO_MAX,
+            (true, Some(_)) => REQUEST_MAX,
+            (true, None) => LIST_MAX,
+        }
+    }
+
+    /// How long the client may take until its next request is there; none before it has greeted,
+    /// for which its time runs.
+    const fn idle(&self) -> Option<Duration> {
+        match (self.greeted, self.denied) {
+            (false, _) => None,
+            (true, Some(_)) => Some(READER_TIMEOUT),
+            (true, None) => Some(IDLE_TIMEOUT),
+        }
+    }
+
+    fn answer(&mut self, request: &RawRequest<'_>, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        let method = &*request.method;
+        let params = request.params.map_or("{}", RawValue::get);
+        if method == "hello" {
+            return self.greet(params);
+        }
+        if !self.greeted {
+            return Err(malformed("the first request must be hello".into()));
+        }
+        if let Some(refusal) = self.denied
+            && Access::of_method(method) == Access::Write
+        {
+            return Err(Failure::new(
+                FailureCode::Permission,
+                format!("{method}: {refusal}"),
+            ));
+        }
+        let call = parse(method, params)?;
+        let _turn = match call {
+            Call::ServiceList { .. } | Call::ConnList {} | Call::SysctlGet { .. } => {
+                Some(self.place.list().ok_or_else(|| {
+                    Failure::new(
+                        FailureCode::Full,
+                        format!("{method}: users without rights are given one list at a time: wait for yours to end"),
+                    )
+                })?)
+            }
+            _ => None,
+        };
+        self.engine.call(call, out)
+    }
+
+    fn greet(&mut self, params: &str) -> Result<Value, Failure> {
+        #[derive(Deserialize)]
+        struct Params {
+            version: u32,
+        }
+        let Params { version } =
+            serde_json::from_str(params).map_err(|error| malformed(format!("hello: {error}")))?;
+        if version != VERSION {
+            return Err(Failure::new(
+                FailureCode::Version,
+                format!("the engine speaks version {VERSION}"),
+            ));
+        }
+        self.greeted = true;
+        let hello = Hello {
+            version: VERSION,
+            engine: self.engine.name(),
+            table_size: self.engine.table_size(),
+            writable: self.denied.is_none(),
+        };
+        serde_json::to_value(hello)
+            .map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))
+    }
+}
+
+/// The call of this method with these parameters. The method stands first, so that they are read as
+/// what they are, and never kept as anything else.
+fn parse(method: &str, params: &str) -> Result<Call, Failure> {
+    let failed = |error: serde_json::Error| malformed(format!("{method}: {error}"));
+    let name = serde_json::to_string(method).map_err(failed)?;
+    serde_json::from_str(&format!("{{\"method\":{name},\"params\":{params}}}")).map_err(failed)
+}
+
+pub(super) fn malformed(message: String) -> Failure {
+    Failure::new(FailureCode::Malformed, message)
+}
+
+pub(super) fn write_error(out: &mut impl Write, id: u64, error: &Failure) -> io::Result<()> {
+    #[derive(Serialize)]
+    struct Line<'a> {
+        id: u64,
+        error: &'a Failure,
+    }
+    write_line(out, &Line { id, error })
+}
+
+pub(super) fn write_line(
+    mut out: &mut (impl Write + ?Sized),
+    line: &impl Serialize,
+) -> io::Result<()> {
+    serde_json::to_writer(&mut out, line)?;
+    out.write_all(b"\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(200);
+
+    #[test]
+    fn a_byte_now_and_then_does_not_keep_a_place() {
+        let (client, server) = UnixStream::pair().expect("sockets");
+        let dripping = thread::spawn(move || {
+            while (&client).write_all(b" ").is_ok() {
+                thread::sleep(SHORT / 20);
+            }
+        });
+        let mut reader = BufReader::new(Within::new(&server, SHORT));
+        let error = reader.read_until(b'\n', &mut Vec::new()).unwrap_err();
+        assert!(
+            matches!(
+                error.kind(),
+                io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
+            ),
+            "{error}"
+        );
+        drop(server);
+        dripping.join().expect("no panic");
+    }
+
+    #[test]
+    fn who_takes_a_byte_now_and_then_is_given_up() {
+        let (client, server) = UnixStream::pair().expect("sockets");
+        let taking = thread::spawn(move || {
+            while (&client).read(&mut [0]).is_ok_and(|count| count > 0) {
+                thread::sleep(SHORT / 20);
+            }
+        });
+        let mut writer = Within::new(&server, SHORT);
+        writer.patience = SHORT;
+        let error = writer.write_all(&[0; 4 << 20]).unwrap_err();
+        assert!(
+            matches!(
+                error.kind(),
+                io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock
+            ),
+            "{error}"
+        );
+        server.shutdown(std::net::Shutdown::Both).expect("a socket");
+        drop(server);
+        // What lies in the socket is taken byte by byte.
+        drop(taking);
+    }
+}

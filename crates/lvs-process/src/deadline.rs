@@ -1,0 +1,46 @@
+//! Streams whose other end is given only so long: who sends or takes a byte now and then is as good
+//! as who does nothing.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+
+/// What is left until then; an error if nothing is.
+fn left(until: Instant) -> io::Result<Option<Duration>> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    Ok(Some(left))
+}
+
+/// Reads what comes until then, once.
+pub fn read_until<S>(mut stream: &S, bytes: &mut [u8], until: Instant) -> io::Result<usize>
+where
+    S: AsFd,
+    for<'a> &'a S: Read,
+{
+    set_socket_timeout(stream, Timeout::Recv, left(until)?)?;
+    stream.read(bytes)
+}
+
+/// Writes all, unless that takes longer.
+pub fn write_within<S>(mut stream: &S, mut bytes: &[u8], patience: Duration) -> io::Result<()>
+where
+    S: AsFd,
+    for<'a> &'a S: Write,
+{
+    let until = Instant::now() + patience;
+    while !bytes.is_empty() {
+        set_socket_timeout(stream, Timeout::Send, left(until)?)?;
+        match stream.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

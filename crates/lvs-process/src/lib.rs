@@ -1,0 +1,18 @@
+//! Parts that the processes of a Linux Virtual Server have in common: the server of a control socket, the log, the messages to
+//! systemd, the watchdog and the sandbox.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
+
+mod admission;
+pub mod confine;
+mod connection;
+pub mod deadline;
+mod listen;
+pub mod log;
+pub mod notify;
+pub mod server;
+#[cfg(test)]
+mod tests;
+pub mod watchdog;
+
+pub use listen::await_predecessor;

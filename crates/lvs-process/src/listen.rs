@@ -1,0 +1,301 @@
+//! Taking the place where an engine listens, which only one engine can have.
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+
+use lvs_api::Address;
+use lvs_api::impostor;
+use lvs_api::life::{Life, Limits, Patience};
+use lvs_api::place::{self, LOCK, Lock, LockError, owner_beside};
+use lvs_sys::peercred;
+
+/// Why there is no control socket.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// Another engine listens there.
+    #[error("another engine is running at {address}{}: stop it first, or give this one another --socket", of_pid(.pid))]
+    Running {
+        /// Where.
+        address: Address,
+        /// Its process, if it is in this PID namespace.
+        pid: Option<u32>,
+    },
+    /// Somebody who is no engine has taken the abstract name.
+    #[error(
+        "user {uid}{} holds the name {address} and is no engine: end that process, give this engine a path (--socket /run/...), \
+         or let it use {directory}",
+        of_pid(.pid),
+        directory = place::DIRECTORY
+    )]
+    Taken {
+        /// The name.
+        address: Address,
+        /// Whose process.
+        uid: u32,
+        /// The process, if it is in this PID namespace.
+        pid: Option<u32>,
+    },
+    /// There is a file at the path that is not a socket.
+    #[error("{path} is not a socket: remove it, or give another --socket", path = .0.display())]
+    NotASocket(PathBuf),
+    /// The system refused.
+    #[error("cannot listen at {address}: {source}")]
+    Io {
+        /// Where.
+        address: Address,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn of_pid(pid: &Option<u32>) -> String {
+    pid.map(|pid| format!(", pid {pid}")).unwrap_or_default()
+}
+
+/// Waits until all files of the last dataplane at `address` are closed, if its process is ending.
+/// To be called before the dataplane asks for anything that only one can own.
+///
+/// # Errors
+/// That dataplane runs, and is not about to end.
+pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
+    let owner = || match address.path() {
+        Some(path) => owner_beside(path, LOCK),
+        None => {
+            let peer = address.connect().and_then(|end| peercred::peer_cred(&end));
+            let pid = peer.ok().map(|peer| peer.pid).filter(|&pid| pid != 0);
+            pid.map(|pid| (Some(pid).into(), true))
+        }
+    };
+    let patience = Patience::new(Limits::START);
+    while let Some((owner, held)) = owner() {
+        let is_worth_waiting = match owner.pid.map(Life::of) {
+            Some(Life::Ending) => true,
+            // It may just have been told to end.
+            Some(Life::Running) => held,
+            Some(Life::Gone) | None => false,
+        };
+        if !is_worth_waiting {
+            return Ok(());
+        }
+        if !patience.waits_for(owner) {
+            // Binding says who has a name.
+            return match address.path() {
+                Some(_) => Err(BindError::Running {
+                    address: address.clone(),
+                    pid: owner.pid,
+                }),
+                None => Ok(()),
+            };
+        }
+    }
+    Ok(())
+}
+
+/// A bound control socket.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) socket: UnixListener,
+    /// Where it really is.
+    pub(super) address: Address,
+    /// The file to remove at the end, by device and inode.
+    file: Option<(PathBuf, (u64, u64))>,
+    /// Let go after the file is removed.
+    pub(super) lock: Option<Arc<Lock>>,
+}
+
+impl Listener {
+    /// Listens at `address`. A socket file that nobody listens on any more is replaced.
+    pub(super) fn bind(address: &Address) -> Result<Self, BindError> {
+        match address {
+            Address::Usual(path) => Self::bind_usual(path),
+            Address::Path(path) => Self::bind_path(address, path),
+            Address::Abstract(_) => Self::bind_name(address),
+        }
+    }
+
+    /// At the usual path, or where that is not possible by the abstract name.
+    fn bind_usual(path: &Path) -> Result<Self, BindError> {
+        let address = Address::Usual(path.to_owned());
+        let name = Address::by_name();
+        // An engine of an older version has nothing but the name.
+        let patience = Patience::new(Limits::START);
+        while let Ok(stream) = name.connect()
+            && impostor(&stream).is_none()
+        {
+            let pid = peercred::peer_cred(&stream).ok().map(|peer| peer.pid);
+            if !patience.waits_for(pid.filter(|&pid| pid != 0)) {
+                return Err(running(&name));
+            }
+        }
+        let bound = path
+            .parent()
+            .map_or(Ok(()), place::prepare)
+            .map_err(|source| BindError::Io {
+                address: address.clone(),
+                source,
+            })
+            .and_then(|()| Self::bind_path(&address, path));
+        match bound {
+            Err(BindError::Io { source, .. }) => {
+                let directory = place::DIRECTORY;
+                // Expected of users without rights, who have a network namespace of their own, and
+                // so a name.
+                if peercred::own_uid() == 0 {
+                    tracing::warn!(
+                        "cannot listen in {directory} ({source}): listening at {name}, a name that any user could have taken; \
+                         make that directory, root's and 0755 (RuntimeDirectory=lvs in a systemd unit)"
+                    );
+                }
+                Self::bind_name(&name)
+            }
+            other => other,
+        }
+    }
+
+    fn bind_path(address: &Address, path: &Path) -> Result<Self, BindError> {
+        let failed = |source| BindError::Io {
+            address: address.clone(),
+            source,
+        };
+        // First of all: what is not a socket is told without leaving a lock beside it.
+        let there = is_socket(path).map_err(failed)?;
+        if there == Some(false) {
+            return Err(BindError::NotASocket(path.to_path_buf()));
+        }
+        // An engine that hangs does not take a connection, but it has its lock.
+        let lock = Lock::beside(path, LOCK, Limits::START).map_err(|error| match error {
+            LockError::Held(pid) => BindError::Running {
+                address: address.clone(),
+                pid,
+            },
+            LockError::Io(source) => failed(source),
+        })?;
+        if is_socket(path).map_err(failed)? == Some(true) {
+            match address.connect() {
+                // An engine of an older version, which knows no lock; perhaps one that hangs.
+                Ok(_) => return Err(running(address)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(running(address));
+                }
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    fs::remove_file(path).map_err(failed)?;
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        let socket = address
+            .socket_addr()
+            .and_then(|addr| UnixListener::bind_addr(&addr))
+            .map_err(failed)?;
+        let identity = open_to_all(path).map_err(failed)?;
+        Ok(Self {
+            socket,
+            address: address.clone(),
+            file: Some((path.to_path_buf(), identity)),
+            lock: Some(Arc::new(lock)),
+        })
+    }
+
+    fn bind_name(address: &Address) -> Result<Self, BindError> {
+        let patience = Patience::new(Limits::START);
+        let socket = loop {
+            let bound = address
+                .socket_addr()
+                .and_then(|addr| UnixListener::bind_addr(&addr));
+            match bound {
+                Ok(socket) => break socket,
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                    let error = running(address);
+                    let ends = match &error {
+                        BindError::Running { pid, .. } => patience.waits_for(*pid),
+                        _ => false,
+                    };
+                    if !ends {
+                        return Err(error);
+                    }
+                }
+                Err(source) => {
+                    return Err(BindError::Io {
+                        address: address.clone(),
+                        source,
+                    });
+                }
+            }
+        };
+        Ok(Self {
+            socket,
+            address: address.clone(),
+            file: None,
+            lock: None,
+        })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some((path, identity)) = &self.file {
+            // Somebody may have put something else there since.
+            let same =
+                fs::symlink_metadata(path).is_ok_and(|meta| (meta.dev(), meta.ino()) == *identity);
+            if same {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+}
+
+/// Whether there is a socket at `path`; `None` if there is nothing. A link is no socket, wherever
+/// it leads.
+fn is_socket(path: &Path) -> io::Result<Option<bool>> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) => Ok(Some(meta.file_type().is_socket())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Lets everybody connect to the socket at `path`, because the peer's credentials decide what it
+/// may do. Gives device and inode.
+fn open_to_all(path: &Path) -> io::Result<(u64, u64)> {
+    // Not by name, which could lead elsewhere by now if others may write to the directory.
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = File::from(openat(CWD, path, flags, Mode::empty())?);
+    let meta = file.metadata()?;
+    if !meta.file_type().is_socket() {
+        return Err(io::Error::other("somebody has put another file there"));
+    }
+    let by_descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
+    fs::set_permissions(by_descriptor, Permissions::from_mode(0o666))?;
+    Ok((meta.dev(), meta.ino()))
+}
+
+/// Who listens at `address`: an engine, or somebody who has taken a name.
+fn running(address: &Address) -> BindError {
+    let stream = address.connect().ok();
+    let peer = stream
+        .as_ref()
+        .and_then(|stream| peercred::peer_cred(stream).ok());
+    let pid = peer.map(|peer| peer.pid).filter(|&pid| pid != 0);
+    let impostor = stream
+        .filter(|_| address.path().is_none())
+        .and_then(|stream| impostor(&stream));
+    match impostor {
+        Some((uid, _)) => BindError::Taken {
+            address: address.clone(),
+            uid,
+            pid,
+        },
+        None => BindError::Running {
+            address: address.clone(),
+            pid,
+        },
+    }
+}

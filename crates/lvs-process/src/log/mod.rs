@@ -1,0 +1,284 @@
+//! Logs of the programs: best effort, so that no packet, call or health check ever waits for
+//! whoever reads them.
+//!
+//! Lines go into a bounded queue, and one thread writes them to standard error. A reader that is
+//! slow, stopped or gone, or a disk that is full, costs lines and nothing else; how many is said as
+//! soon as writing works again. Panics go the same way, because the ordinary hook waits for
+//! standard error, and a program that is to die of a panic must not hang in it.
+
+mod form;
+mod journal;
+mod message_ids;
+mod queue;
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tracing::field::Field;
+use tracing::{Level, Metadata};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::{MakeWriter, format};
+
+use self::form::Form;
+use self::journal::Journal;
+pub use self::message_ids::MESSAGE_IDS;
+use self::queue::Queue;
+
+/// How long the end of a program waits for its last lines.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+
+/// The log of this process, once there is one.
+static LOG: OnceLock<Log> = OnceLock::new();
+
+#[derive(Debug)]
+struct Log {
+    queue: Arc<Queue>,
+    form: Form,
+}
+
+/// Writes the last lines when it is dropped, which takes a second at most.
+#[derive(Debug)]
+#[must_use = "the last lines are written when it is dropped"]
+pub struct Guard(());
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(log) = LOG.get() {
+            log.queue.flush(FLUSH_LIMIT);
+        }
+    }
+}
+
+/// Sends the events of `tracing` that pass `filter`, panics and [`say`] to standard error. `mark`
+/// tells this program's lines from those of others that have the same standard error.
+///
+/// # Errors
+/// There can be no thread, or there is a log already.
+pub fn start(filter: EnvFilter, mark: Option<&'static str>) -> io::Result<Guard> {
+    let stderr = io::stderr();
+    let variable = std::env::var("JOURNAL_STREAM").ok();
+    let journal = form::is_journal(&stderr, variable.as_deref());
+    // Without it the journal gets the same lines by standard error.
+    let native = journal.then(|| Journal::at(Path::new(journal::SOCKET), identifier()));
+    let native = native.and_then(Result::ok);
+    let form = Form {
+        journal,
+        fields: native.is_some(),
+        ansi: stderr.is_terminal(),
+        mark,
+    };
+    // A descriptor of its own: the lock of `io::stderr` would be held while a write hangs.
+    let out = File::from(stderr.as_fd().try_clone_to_owned()?);
+    let queue = Arc::new(Queue::start(out, form, native)?);
+    let log = Log {
+        queue: Arc::clone(&queue),
+        form,
+    };
+    LOG.set(log)
+        .map_err(|_| io::Error::other("this process has a log already"))?;
+    std::panic::set_hook(Box::new(panicked));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(form.ansi)
+        .event_format(form)
+        .fmt_fields(format::debug_fn(plain))
+        .with_writer(Lines(queue))
+        .try_init()
+        .map_err(io::Error::other)?;
+    Ok(Guard(()))
+}
+
+/// A field of a line: its text, which comes first, as it is, what else there is by name, and nothing
+/// of what only the journal is told.
+fn plain(out: &mut format::Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    match field.name() {
+        journal::EVENT => Ok(()),
+        "message" => write!(out, "{value:?}"),
+        name => write!(out, " {name}={value:?}"),
+    }
+}
+
+/// Says something to whoever started the program, as it is. It goes the log's way once there is a
+/// log, and to standard error directly before; if it cannot be written, it is not said. Only the
+/// journal sees `level`.
+pub fn say(level: Level, text: fmt::Arguments<'_>) {
+    match LOG.get() {
+        Some(log) => log.queue.push(level, &text.to_string()),
+        None => {
+            let _ = writeln!(io::stderr(), "{text}");
+        }
+    }
+}
+
+/// What the journal calls this program: as it was called.
+fn identifier() -> String {
+    let name = std::env::args_os().next().unwrap_or_default();
+    let name = Path::new(&name).file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+fn panicked(info: &std::panic::PanicHookInfo<'_>) {
+    let Some(log) = LOG.get() else { return };
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("a nameless thread");
+    let mut text = format!("a fault of this program itself, in {name}: {info}");
+    let trace = std::backtrace::Backtrace::capture();
+    if trace.status() == std::backtrace::BacktraceStatus::Captured {
+        text.push_str(&format!("\n{trace}"));
+    }
+    let text = log.form.own_line(Level::ERROR, &text);
+    log.queue.push(Level::ERROR, &text);
+    log.queue.flush(FLUSH_LIMIT);
+}
+
+/// The queue as `tracing` wants it.
+struct Lines(Arc<Queue>);
+
+/// One event.
+struct Line<'a> {
+    queue: &'a Queue,
+    level: Level,
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Line<'a>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        Line {
+            queue: &self.0,
+            level: Level::INFO,
+        }
+    }
+
+    fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Self::Writer {
+        Line {
+            queue: &self.0,
+            level: *meta.level(),
+        }
+    }
+}
+
+impl Write for Line<'_> {
+    /// Takes a whole event, which `tracing` writes in one go.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.queue.push(self.level, &String::from_utf8_lossy(bytes));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    fn lines(mut from: io::PipeReader) -> Vec<String> {
+        let mut text = String::new();
+        from.read_to_string(&mut text).expect("text");
+        text.lines().map(ToOwned::to_owned).collect()
+    }
+
+    #[test]
+    fn lines_arrive_in_order_and_whole() {
+        let (from, to) = io::pipe().expect("a pipe");
+        let queue = Queue::start(to, Form::default(), None).expect("a thread");
+        for n in 0..100 {
+            queue.push(Level::INFO, &format!("line {n}\n"));
+        }
+        queue.push(Level::INFO, &"ä".repeat(40_000));
+        queue.flush(Duration::from_secs(60));
+        drop(queue);
+        let lines = lines(from);
+        assert_eq!(lines.len(), 101);
+        assert!(
+            lines[..100]
+                .iter()
+                .enumerate()
+                .all(|(n, line)| *line == format!("line {n}"))
+        );
+        assert!(lines[100].ends_with("ä [...]") && lines[100].len() <= 16 << 10);
+    }
+
+    #[test]
+    fn a_reader_that_stops_costs_lines_and_nothing_else() {
+        // A mebibyte waits, or 4,096 lines, and what the pipe holds.
+        reader_stops(1000, (1000, 1200));
+        reader_stops(100, (4096, 5000));
+    }
+
+    fn reader_stops(length: usize, (least, most): (usize, usize)) {
+        let (from, to) = io::pipe().expect("a pipe");
+        let queue = Queue::start(to, Form::default(), None).expect("a thread");
+        let line = "x".repeat(length);
+        for _ in 0..100_000 {
+            queue.push(Level::INFO, &line);
+        }
+        // It gives up: nothing reads yet.
+        queue.flush(Duration::from_millis(10));
+        let reader = std::thread::spawn(move || lines(from));
+        // What was lost is told without another line, too.
+        queue.flush(Duration::from_secs(60));
+        drop(queue);
+        let lines = reader.join().expect("no panic");
+        let (told, whole): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.contains(" lost"));
+        assert!(whole.iter().all(|one| **one == line));
+        let lost: usize = told
+            .iter()
+            .filter_map(|line| {
+                line.split("WARN ")
+                    .nth(1)?
+                    .split(' ')
+                    .next()?
+                    .parse::<usize>()
+                    .ok()
+            })
+            .sum();
+        assert!(!told.is_empty());
+        assert_eq!(lost + whole.len(), 100_000);
+        assert!((least..most).contains(&whole.len()), "{}", whole.len());
+    }
+
+    /// Refuses the first so many writes.
+    struct Full(usize, io::PipeWriter);
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            match self.0.checked_sub(1) {
+                Some(left) => {
+                    self.0 = left;
+                    Err(io::ErrorKind::StorageFull.into())
+                }
+                None => self.1.write(&bytes[..bytes.len().min(7)]),
+            }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_a_full_disk_refused_is_counted_and_told_when_there_is_room() {
+        let (from, to) = io::pipe().expect("a pipe");
+        let queue = Queue::start(Full(5, to), Form::default(), None).expect("a thread");
+        for n in 0..4 {
+            queue.push(Level::INFO, &format!("line {n}"));
+        }
+        queue.flush(Duration::from_secs(60));
+        drop(queue);
+        let lines = lines(from);
+        // Five refusals: line 0, the loss, line 1, the loss, line 2.
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(lines[0].contains("WARN 3 log lines were lost"), "{lines:?}");
+        assert_eq!(lines[1], "line 3");
+    }
+}

@@ -1,0 +1,312 @@
+//! The answering side: one thread accepts, one thread serves each connection.
+//!
+//! An engine implements [`Handler`]; the server reads requests, checks who may make them, and
+//! writes the answers. No reader, however slow, holds up anything but the thread that answers it.
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use lvs_core::api::{Call, Failure, FailureCode};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::admission::{CONNECTIONS_MAX, Place, Places, READERS_MAX, USER_MAX};
+use super::connection::{serve_connection, write_error, write_line};
+pub use super::listen::BindError;
+use super::listen::Listener;
+use lvs_api::Address;
+use lvs_api::peer::{self, Own, Refusal};
+use lvs_api::place::Lock;
+use lvs_sys::peer_groups::peer_in_group;
+use lvs_sys::peercred;
+
+/// How long answers under way are waited for at the end.
+const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What answers the requests.
+pub trait Handler: Send + Sync + 'static {
+    /// Name and version: `lvs-dataplane 0.1.0`.
+    fn name(&self) -> String;
+
+    /// Size of the connection table as listings print it.
+    fn table_size(&self) -> u32;
+
+    /// Does what `call` asks for and gives the final result; the items of a list go to `out`
+    /// before. `hello` never comes here, and calls that change something come only from those who
+    /// may.
+    ///
+    /// It is called from many threads at once. [`Sink::item`] may block for as long as the client
+    /// takes to read, so no lock that packets need may be held across it: a long list is copied out
+    /// in pieces.
+    ///
+    /// # Errors
+    /// A refusal; then nothing has changed.
+    fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure>;
+}
+
+/// Where the items of a list go.
+pub struct Sink<'a> {
+    id: u64,
+    out: &'a mut dyn Write,
+    count: u64,
+}
+
+impl std::fmt::Debug for Sink<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sink")
+            .field("id", &self.id)
+            .field("count", &self.count)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Sink<'a> {
+    /// Items of the answer to request `id`, as lines.
+    pub fn new(id: u64, out: &'a mut dyn Write) -> Self {
+        Self { id, out, count: 0 }
+    }
+
+    /// Sends one item.
+    ///
+    /// # Errors
+    /// The client is gone: the caller should stop.
+    pub fn item(&mut self, item: &impl Serialize) -> Result<(), Failure> {
+        #[derive(Serialize)]
+        struct Line<'a, T> {
+            id: u64,
+            item: &'a T,
+        }
+        write_line(&mut self.out, &Line { id: self.id, item }).map_err(|error| {
+            Failure::new(
+                FailureCode::Internal,
+                format!("the client does not read any more: {error}"),
+            )
+        })?;
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Sends what was gathered, for a list whose items come slowly.
+    ///
+    /// # Errors
+    /// The client is gone: the caller should stop.
+    pub fn flush(&mut self) -> Result<(), Failure> {
+        self.out.flush().map_err(|error| {
+            Failure::new(
+                FailureCode::Internal,
+                format!("the client does not read any more: {error}"),
+            )
+        })
+    }
+
+    /// How many items went out.
+    pub const fn count(&self) -> u64 {
+        self.count
+    }
+}
+
+/// Groups that may do more than others.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Permissions {
+    /// Its members may change things, as root and the engine's own user may.
+    pub writers: Option<u32>,
+    /// Only its members, and those who may change things, may look; without, everybody may.
+    pub readers: Option<u32>,
+}
+
+/// What a client may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rights {
+    /// Everything.
+    Write,
+    /// Look; and why not more.
+    Read(Refusal),
+    /// Nothing.
+    None,
+}
+
+/// A bound control socket.
+#[derive(Debug)]
+pub struct Server {
+    listener: Listener,
+    permissions: Permissions,
+    own: Own,
+}
+
+impl Server {
+    /// Listens at `address`. A socket file that nobody listens on any more is replaced.
+    ///
+    /// # Errors
+    /// A [`BindError`].
+    pub fn bind(address: &Address, permissions: Permissions) -> Result<Self, BindError> {
+        Ok(Self {
+            listener: Listener::bind(address)?,
+            permissions,
+            own: Own::look(),
+        })
+    }
+
+    /// Where it listens, which is not at the usual path where this user may not.
+    pub const fn address(&self) -> &Address {
+        &self.listener.address
+    }
+
+    /// Answers requests from threads of its own until the handle is dropped.
+    ///
+    /// # Errors
+    /// There can be no thread.
+    pub fn serve(self, engine: Arc<dyn Handler>) -> io::Result<Handle> {
+        let stopping = Arc::new(AtomicBool::new(false));
+        let places = Arc::<Places>::default();
+        let address = self.address().clone();
+        let lock = self.listener.lock.clone();
+        let thread = {
+            let (stopping, places) = (Arc::clone(&stopping), Arc::clone(&places));
+            thread::Builder::new()
+                .name("control".into())
+                .spawn(move || self.accept(&engine, &places, &stopping))?
+        };
+        Ok(Handle {
+            stopping,
+            places,
+            address,
+            lock,
+            thread: Some(thread),
+        })
+    }
+
+    fn accept(self, engine: &Arc<dyn Handler>, places: &Arc<Places>, stopping: &AtomicBool) {
+        loop {
+            let accepted = self.listener.socket.accept();
+            if stopping.load(Ordering::Acquire) {
+                return;
+            }
+            let Ok((stream, _)) = accepted else {
+                // Out of descriptors or memory: others may give some back.
+                thread::sleep(Duration::from_millis(20));
+                continue;
+            };
+            match self.admit(&stream, places) {
+                Ok((place, denied)) => {
+                    let engine = Arc::clone(engine);
+                    // Without a thread for it, the connection is closed.
+                    let _ = thread::Builder::new()
+                        .name("control-conn".into())
+                        .spawn(move || {
+                            // An error here is that the client went away.
+                            let _ = serve_connection(&stream, &place, denied, &*engine);
+                        });
+                }
+                Err(failure) => turn_away(stream, &failure),
+            }
+        }
+    }
+
+    /// A place for a connection, and why it may not change things, if so.
+    fn admit(
+        &self,
+        stream: &UnixStream,
+        places: &Arc<Places>,
+    ) -> Result<(Place, Option<Refusal>), Failure> {
+        let (uid, rights) = self.rights(stream);
+        let (reader, denied) = match rights {
+            Rights::Write => (None, None),
+            Rights::Read(refusal) => (Some(uid), Some(refusal)),
+            Rights::None => {
+                return Err(Failure::new(
+                    FailureCode::Permission,
+                    "this engine lets only root, its own user and the groups of --group and --readers look",
+                ));
+            }
+        };
+        let place = places.take(reader).ok_or_else(|| {
+            Failure::new(
+                FailureCode::Full,
+                format!(
+                    "the engine serves {CONNECTIONS_MAX} control connections already, {READERS_MAX} of users without rights, or \
+                     {USER_MAX} of yours: close some"
+                ),
+            )
+        })?;
+        Ok((place, denied))
+    }
+
+    /// The user at the other end, and what it may do. Capabilities are looked at once, as those of
+    /// an open file are.
+    fn rights(&self, stream: &UnixStream) -> (u32, Rights) {
+        let Ok(peer) = peercred::peer_cred(stream) else {
+            return (u32::MAX, Rights::None);
+        };
+        let member = |group: Option<u32>| {
+            group.is_some_and(|gid| peer.gid == gid || peer_in_group(stream, gid).unwrap_or(false))
+        };
+        let process = peercred::Process::of_peer(stream, peer.pid);
+        let root = || peer::root(peer.pid, || process.is_there());
+        let rights = match self.own.trusts(peer.uid, root) {
+            Ok(()) => Rights::Write,
+            Err(_) if member(self.permissions.writers) => Rights::Write,
+            Err(refusal) if self.permissions.readers.is_none() => Rights::Read(refusal),
+            Err(refusal) if member(self.permissions.readers) => Rights::Read(refusal),
+            Err(_) => Rights::None,
+        };
+        (peer.uid, rights)
+    }
+}
+
+/// A serving control socket; dropping it stops it. Answers under way are finished by their own
+/// threads, and waited for for a second: whoever ends the engine is to read that it did.
+#[derive(Debug)]
+pub struct Handle {
+    stopping: Arc<AtomicBool>,
+    places: Arc<Places>,
+    address: Address,
+    lock: Option<Arc<Lock>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Handle {
+    /// Where it listens.
+    pub const fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// By which a dataplane that starts learns that this process ends.
+    pub fn leaving(&self) -> Leaving {
+        Leaving(self.lock.as_ref().map_or_else(Weak::new, Arc::downgrade))
+    }
+}
+
+/// The lock of a control socket, if it has one.
+#[derive(Debug)]
+pub struct Leaving(Weak<Lock>);
+
+impl Leaving {
+    /// Marks the lock: a dataplane that starts is to wait for the end of this process.
+    pub fn mark(&self) {
+        if let Some(lock) = self.0.upgrade() {
+            lock.leave();
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Release);
+        // Wakes the thread. If that is not possible the thread stays behind, and harms nobody.
+        if self.address.connect().is_ok()
+            && let Some(thread) = self.thread.take()
+        {
+            let _ = thread.join();
+        }
+        self.places.wait_for_answers(ANSWERS_PATIENCE);
+    }
+}
+
+fn turn_away(mut stream: UnixStream, failure: &Failure) {
+    let _ = stream.set_write_timeout(Some(Duration::from_millis(100)));
+    let _ = write_error(&mut stream, 0, failure);
+}

@@ -1,0 +1,335 @@
+//! Client and server against each other.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use lvs_core::api::{Call, Failure, FailureCode, ListEnd, ReasonCount, Timeouts};
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+
+use super::admission::Places;
+use super::connection::{malformed, serve_connection};
+use super::server::{BindError, Handle, Handler, Permissions, Server, Sink};
+use lvs_api::peer::Refusal;
+use lvs_api::{Address, Client, Error};
+
+struct Fake {
+    timeouts: Mutex<Timeouts>,
+}
+
+impl Handler for Fake {
+    fn name(&self) -> String {
+        "fake 1".into()
+    }
+
+    fn table_size(&self) -> u32 {
+        4096
+    }
+
+    fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        let value = match call {
+            Call::TimeoutsGet {} => {
+                serde_json::to_value(*self.timeouts.lock().expect("not poisoned"))
+            }
+            Call::TimeoutsSet(timeouts) => {
+                *self.timeouts.lock().expect("not poisoned") = timeouts;
+                Ok(json!({}))
+            }
+            Call::Drops {} => {
+                for count in 0..100_000 {
+                    out.item(&ReasonCount {
+                        action: "drop".into(),
+                        reason: "test".into(),
+                        count,
+                        help: String::new(),
+                        remedy: String::new(),
+                    })?;
+                }
+                serde_json::to_value(ListEnd { count: out.count() })
+            }
+            other => {
+                return Err(Failure::new(
+                    FailureCode::Unsupported,
+                    format!("not here: {other:?}"),
+                ));
+            }
+        };
+        value.map_err(|error| malformed(error.to_string()))
+    }
+}
+
+impl Fake {
+    fn new() -> Self {
+        let (tcp, tcp_fin, udp) = (900, 120, 300);
+        Self {
+            timeouts: Mutex::new(Timeouts { tcp, tcp_fin, udp }),
+        }
+    }
+}
+
+fn start(address: &Address) -> Handle {
+    let engine = Arc::new(Fake::new());
+    Server::bind(address, Permissions::default())
+        .and_then(|server| {
+            server.serve(engine).map_err(|source| BindError::Io {
+                address: address.clone(),
+                source,
+            })
+        })
+        .expect("the socket is free")
+}
+
+fn unique(what: &str) -> Address {
+    Address::new(format!("@lvs-test-{what}-{}", std::process::id()))
+}
+
+#[test]
+fn calls_lists_and_refusals() {
+    let address = unique("calls");
+    let _handle = start(&address);
+    let mut client = Client::connect(&address).expect("it answers");
+    assert_eq!(client.hello().engine, "fake 1");
+    assert!(client.hello().writable);
+    let set = Timeouts {
+        tcp: 1,
+        tcp_fin: 2,
+        udp: 3,
+    };
+    client
+        .call::<IgnoredAny>(&Call::TimeoutsSet(set))
+        .expect("it is set");
+    assert_eq!(
+        client
+            .call::<Timeouts>(&Call::TimeoutsGet {})
+            .expect("it is there"),
+        set
+    );
+    let mut sum = 0;
+    let end = client
+        .list(&Call::Drops {}, |item: ReasonCount| sum += item.count)
+        .expect("a list");
+    assert_eq!((end.count, sum), (100_000, 4_999_950_000));
+    let refused = client
+        .call::<IgnoredAny>(&Call::Stop {})
+        .expect_err("refused");
+    assert!(
+        matches!(&refused, Error::Refused(f) if f.code == FailureCode::Unsupported),
+        "{refused}"
+    );
+}
+
+fn raw(address: &Address, bytes: &[u8]) -> String {
+    let mut stream = address.connect().expect("it listens");
+    // It may close before it has read everything; what it answered is there all the same.
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(Shutdown::Write);
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    answer
+}
+
+#[test]
+fn bad_requests_get_an_answer() {
+    let address = unique("bad");
+    let _handle = start(&address);
+    for (request, part) in [
+        ("nonsense\n", "not a request"),
+        ("{\"id\":7,\"method\":\"nothing\"}\n", "\"id\":7"),
+        (
+            "{\"id\":7,\"method\":\"info\"}\n",
+            "first request must be hello",
+        ),
+        (
+            "{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":99}}\n",
+            "\"code\":\"version\"",
+        ),
+        // Refused before they are read: what they hold is never taken apart.
+        (
+            "{\"id\":7,\"method\":\"service.add\",\"params\":[[[1]]]}\n",
+            "first request must be hello",
+        ),
+        (
+            "{\"id\":1,\"method\":\"hello\",\"params\":[]}\n",
+            "\"code\":\"malformed\"",
+        ),
+        (
+            "{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}\n{\"id\":2,\"method\":\"nothing\"}\n",
+            "\"id\":2,\"error\":{\"code\":\"malformed\"",
+        ),
+        ("{\"id\":1", "does not end"),
+    ] {
+        let answer = raw(&address, request.as_bytes());
+        assert!(answer.contains(part), "{request:?} got {answer:?}");
+    }
+    assert!(raw(&address, &vec![b' '; 33 << 20]).contains("longer than"));
+}
+
+#[test]
+fn a_second_engine_is_refused_and_a_stale_socket_replaced() {
+    let dir = std::env::temp_dir().join(format!("lvs-test-stale-{}", std::process::id()));
+    fs::create_dir_all(&dir).expect("a directory");
+    let path = dir.join("socket");
+    let address = Address::Path(path.clone());
+    let missing = Client::connect(&address).expect_err("nobody is there");
+    assert!(matches!(missing, Error::Absent { .. }), "{missing}");
+
+    let first = start(&address);
+    let second = Server::bind(&address, Permissions::default()).expect_err("one is running");
+    assert!(
+        second
+            .to_string()
+            .contains(&format!("pid {}", std::process::id())),
+        "{second}"
+    );
+    drop(first);
+    assert!(!path.exists(), "it removes its socket");
+
+    drop(UnixListener::bind(&path).expect("a socket"));
+    let stale = Client::connect(&address).expect_err("nobody listens");
+    assert!(matches!(stale, Error::Stale { .. }), "{stale}");
+    drop(start(&address));
+
+    fs::write(&path, b"x").expect("a file");
+    let file = Server::bind(&address, Permissions::default()).expect_err("not a socket");
+    assert!(matches!(file, BindError::NotASocket(_)), "{file}");
+    let file = Client::connect(&address).expect_err("not a socket");
+    assert!(matches!(file, Error::NotASocket { .. }), "{file}");
+    fs::remove_dir_all(&dir).expect("it is ours");
+
+    let name = unique("second");
+    let _first = start(&name);
+    let second = Server::bind(&name, Permissions::default()).expect_err("one is running");
+    assert!(matches!(second, BindError::Running { pid: Some(_), .. }));
+}
+
+#[test]
+fn an_engine_that_dies_is_told() {
+    let address = unique("dies");
+    let listener = UnixListener::bind_addr(&address.socket_addr().expect("an address"))
+        .expect("the socket is free");
+    let thread = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        let mut line = String::new();
+        BufReader::new(&stream)
+            .read_line(&mut line)
+            .expect("a request");
+        stream.write_all(b"{\"id\":1,\"resu").expect("it reads");
+    });
+    let gone = Client::connect(&address).expect_err("it ended");
+    assert!(matches!(gone, Error::Gone { .. }), "{gone}");
+    thread.join().expect("no panic");
+}
+
+/// What a client that may only look, or also change things, is answered to some lines.
+fn answers_to(denied: Option<Refusal>, lines: &[&[u8]]) -> String {
+    let (mut client, server) = UnixStream::pair().expect("sockets");
+    let thread = thread::spawn(move || {
+        let places = Arc::<Places>::default();
+        let reader = denied.map(|_| 1000);
+        let place = places.take(reader).expect("the first");
+        // An error is that the client is gone.
+        let _ = serve_connection(&server, &place, denied, &Fake::new());
+    });
+    for line in lines {
+        // It may close before it has read everything.
+        let _ = client.write_all(line);
+    }
+    let _ = client.shutdown(Shutdown::Write);
+    let mut answers = String::new();
+    let _ = client.read_to_string(&mut answers);
+    thread.join().expect("no panic");
+    answers
+}
+
+/// A request of exactly `len` bytes.
+fn padded(request: &str, len: usize) -> Vec<u8> {
+    let mut line = request.as_bytes().to_vec();
+    line.resize(len - 1, b' ');
+    line.push(b'\n');
+    line
+}
+
+#[test]
+fn requests_are_bounded_by_what_the_client_may_do() {
+    let hello = "{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}";
+    let get = "{\"id\":2,\"method\":\"timeouts.get\"}";
+    let reader = Some(Refusal::User);
+    let greeted = padded(hello, 100);
+    for (denied, before, request, max) in [
+        (None, None, hello, 4 << 10),
+        (reader, None, hello, 4 << 10),
+        (reader, Some(&greeted), get, 16 << 10),
+        (None, Some(&greeted), get, 32 << 20),
+    ] {
+        let said = |len| {
+            let line = padded(request, len);
+            let lines: Vec<&[u8]> = before
+                .map(Vec::as_slice)
+                .into_iter()
+                .chain([line.as_slice(), get.as_bytes(), b"\n"])
+                .collect();
+            answers_to(denied, &lines)
+        };
+        let fits = said(max);
+        assert!(!fits.contains("error"), "{max}: {fits}");
+        let refused = said(max + 1);
+        let reason = format!("the request is longer than {max} bytes");
+        assert!(refused.contains(&reason), "{max}: {refused}");
+        let last = refused.lines().last().unwrap_or_default();
+        assert!(last.contains(&reason), "the connection ends: {refused}");
+    }
+}
+
+/// Runs `body` in a network namespace of its own, whose abstract names are free.
+fn in_own_network(body: impl FnOnce() + Send + 'static) {
+    let thread = thread::spawn(|| {
+        lvs_sys::unshare_network().expect("this test makes network namespaces: run it as root");
+        body();
+    });
+    thread.join().expect("no panic");
+}
+
+#[test]
+fn an_engine_listens_in_a_directory_of_roots_and_is_found_there_and_by_name() {
+    in_own_network(|| {
+        let top = std::env::temp_dir().join(format!("lvs-test-usual-{}", std::process::id()));
+        fs::create_dir_all(&top).expect("a directory");
+        let directory = top.join("lvs");
+        let usual = Address::Usual(directory.join("netns-1.sock"));
+        let missing = Client::connect(&usual).expect_err("nobody is there");
+        assert!(matches!(missing, Error::Absent { .. }), "{missing}");
+
+        let first = start(&usual);
+        assert_eq!(first.address(), &usual);
+        let client = Client::connect(&usual).expect("it answers");
+        assert!(client.hello().writable);
+        let second = Server::bind(&usual, Permissions::default()).expect_err("one is running");
+        assert!(
+            matches!(second, BindError::Running { pid: Some(pid), .. } if pid == std::process::id())
+        );
+        drop(first);
+
+        // One that only has the name is found, and keeps another from starting.
+        let old = start(&Address::by_name());
+        Client::connect(&usual).expect("it is found");
+        let second = Server::bind(&usual, Permissions::default()).expect_err("one is running");
+        assert!(second.to_string().contains("@lvs-dataplane"), "{second}");
+        drop(old);
+
+        // Where the directory cannot be root's alone, the name is what is left.
+        fs::set_permissions(
+            &directory,
+            std::os::unix::fs::PermissionsExt::from_mode(0o777),
+        )
+        .expect("it is ours");
+        let named = start(&usual);
+        assert_eq!(named.address(), &Address::by_name());
+        Client::connect(&usual).expect("it is found");
+        drop(named);
+        fs::remove_dir_all(&top).expect("it is ours");
+    });
+}

@@ -1,0 +1,89 @@
+//! The service manager's watchdog (sd_watchdog_enabled(3)), fed while the engine works as a whole.
+//!
+//! A thread that lives says nothing about the others. So the engine asks itself over its own
+//! control socket for what none of its parts can answer alone: the socket's threads take the
+//! question, the packet path and the keeper of the host add what they know. Only an answer feeds
+//! the watchdog. Time in which the whole process does not run, as with a machine that sleeps,
+//! counts no more than the manager says it does.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use lvs_core::api::{Call, FailureCode, Info};
+
+use crate::notify::Notify;
+pub use crate::notify::watchdog_interval as interval;
+use lvs_api::{Address, Client, Error};
+
+/// Feeds until it is dropped.
+#[derive(Debug)]
+pub struct Feeder {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Feeder {
+    /// Has the engine at `address` asked three times in an `interval`.
+    ///
+    /// # Errors
+    /// There can be no thread.
+    pub fn start(address: Address, notify: Notify, interval: Duration) -> std::io::Result<Self> {
+        let (stop, stopped) = channel();
+        let thread = thread::Builder::new()
+            .name("lvs-watchdog".into())
+            .spawn(move || feed(&address, &notify, interval / 3, &stopped))?;
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Feeder {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn feed(address: &Address, notify: &Notify, pause: Duration, stopped: &Receiver<()>) {
+    // Of two failures in a row the first is worth a line.
+    let mut well = true;
+    loop {
+        match answers(address, pause) {
+            Ok(()) => {
+                notify.send("WATCHDOG=1");
+                if !well {
+                    tracing::info!("the engine answers itself again");
+                }
+                well = true;
+            }
+            Err(error) => {
+                if well {
+                    tracing::error!("the engine does not answer itself: {error}");
+                }
+                well = false;
+            }
+        }
+        match stopped.recv_timeout(pause) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+/// Whether control socket, packet path and keeper answer within `patience`.
+fn answers(address: &Address, patience: Duration) -> Result<(), Error> {
+    let mut client = match Client::connect_patiently(address, patience) {
+        // With every place taken by others it is busy, and alive.
+        Err(Error::Refused(failure)) if failure.code == FailureCode::Full => return Ok(()),
+        other => other?,
+    };
+    match client.call::<Info>(&Call::Info {}) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(error),
+    }
+}

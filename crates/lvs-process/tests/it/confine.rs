@@ -1,0 +1,56 @@
+//! A dataplane does not regain the rights that it has dropped.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::net::{TcpListener, UdpSocket};
+use std::os::unix::net::UnixListener;
+use std::process::Command;
+
+use lvs_process::confine::{Places, engine};
+
+#[test]
+fn an_engine_writes_to_its_own_places_and_starts_nothing() {
+    if crate::ran_alone("confine::an_engine_writes_to_its_own_places_and_starts_nothing") {
+        return;
+    }
+    let own = tempfile::tempdir().expect("a directory");
+    let other = tempfile::tempdir().expect("a directory");
+    let read = other.path().join("read");
+    fs::write(&read, "read").expect("written");
+    let done = engine(&Places {
+        socket: Some(own.path().join("x.sock")),
+        tcp: false,
+    });
+    let refused = [ErrorKind::PermissionDenied];
+    let kind = |result: std::io::Result<()>| result.map_err(|error| error.kind());
+    if done.by.contains(&"landlock".to_owned()) {
+        // In threads that come later, too.
+        let write = fs::write(other.path().join("written"), "");
+        assert!(kind(write).is_err_and(|k| refused.contains(&k)));
+        let read = read.clone();
+        let later = std::thread::spawn(move || kind(fs::remove_file(read))).join();
+        assert!(
+            later
+                .expect("it ended")
+                .is_err_and(|k| refused.contains(&k))
+        );
+        let bound = TcpListener::bind("127.0.0.1:0").map(drop);
+        assert!(kind(bound).is_err_and(|k| refused.contains(&k)));
+    }
+    if done.by.contains(&"seccomp".to_owned()) {
+        let started = Command::new("/bin/true").status().map(drop);
+        assert!(kind(started).is_err_and(|k| refused.contains(&k)));
+        let status = fs::read_to_string("/proc/thread-self/status").expect("it is there");
+        assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"));
+    }
+    assert_eq!(done.by.len() + done.not_by.len(), 2, "{done}");
+    // What an engine does.
+    assert_eq!(fs::read_to_string(&read).expect("readable"), "read");
+    fs::write(own.path().join("lock"), "").expect("its own directory");
+    UnixListener::bind(own.path().join("x.sock")).expect("its socket");
+    File::options()
+        .write(true)
+        .open("/dev/null")
+        .expect("a device");
+    UdpSocket::bind("127.0.0.1:0").expect("datagrams");
+}

@@ -1,0 +1,36 @@
+//! The rights that `lvsd` drops, and those that the programs of its checks keep.
+
+use std::process::Command;
+
+use lvs_process::confine::daemon;
+
+fn sh(script: &str) -> String {
+    let done = Command::new("/bin/sh").args(["-c", script]).output();
+    let done = done.expect("it runs");
+    String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned()
+}
+
+#[test]
+fn programs_of_checks_lose_what_no_check_needs() {
+    if crate::ran_alone("confine_daemon::programs_of_checks_lose_what_no_check_needs") {
+        return;
+    }
+    let before = sh("grep -E '^(NoNewPrivs|Seccomp):' /proc/self/status");
+    let done = daemon();
+    let place = tempfile::tempdir().expect("a directory");
+    let written = sh(&format!(
+        "echo x > {0}/y && cat {0}/y",
+        place.path().display()
+    ));
+    assert_eq!(written, "x\n", "a child writes where it wants");
+    if done.by.is_empty() {
+        assert!(done.not_by[0].contains("no_new_privs"), "{done}");
+        return;
+    }
+    // `sudo` and `ping` have more rights than who starts them, if that was so before.
+    let after = sh("grep -E '^(NoNewPrivs|Seccomp):' /proc/self/status");
+    assert_eq!(after, before.replace("Seccomp:\t0", "Seccomp:\t2"));
+    let off = sh("LC_ALL=C PATH=$PATH:/usr/sbin:/sbin swapoff /nonexistent");
+    let refused = ["not permitted", "superuser", "not found"];
+    assert!(refused.iter().any(|words| off.contains(words)), "{off}");
+}

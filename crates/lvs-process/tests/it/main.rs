@@ -1,0 +1,19 @@
+//! The integration tests of the sandbox, in one executable.
+
+mod confine;
+mod confine_daemon;
+
+/// Runs a test whose process drops rights in a process of its own, and checks that it passes there. False in that process.
+fn ran_alone(test: &str) -> bool {
+    const ALONE: &str = "LVS_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return false;
+    }
+    let status = std::process::Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", test, "--nocapture"])
+        .env(ALONE, "1")
+        .status()
+        .expect("this program starts");
+    assert!(status.success(), "{test}: {status}");
+    true
+}

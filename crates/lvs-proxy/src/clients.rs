@@ -1,0 +1,476 @@
+//! Who has a place among the clients that send datagrams, and who gives up his for a newcomer.
+//!
+//! Whoever sends a datagram may claim any address, so that one sender can be as many clients as
+//! there are places. What he cannot do is to hear an answer. So a client is *new* until it has sent
+//! again after an answer of its server; then it *talks*. Where all places are taken, the oldest new
+//! client gives way, of the service that the newcomer wants, or of the largest one if that has less
+//! than its share; clients that talk give way only when they have paused.
+
+use lvs_core::Prefix;
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lvs_core::api::ServiceId;
+
+use super::desk::Gate;
+
+/// How long a client that does not talk may pause: as long as the kernel's connection tracking
+/// remembers one.
+pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
+/// Places that are given up and not yet free, at most: whoever gives up his closes a socket first.
+const LEAVING_MAX: usize = 1024;
+/// One source has so large a part of its service's places without giving up its own first.
+const SOURCE_PART: usize = 16;
+/// Clients that are looked at for one that may give way.
+const LOOKS: usize = 64;
+
+/// All clients.
+#[derive(Debug, Default)]
+pub(super) struct Clients(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    services: HashMap<ServiceId, Queue>,
+    /// The same by their length and number: the longest is found at once, however many there are.
+    by_length: BTreeMap<(usize, u64), ServiceId>,
+    /// Those in the queues.
+    present: usize,
+    /// Those, and those that give up their places.
+    held: usize,
+    /// Counts clients, and when they were last looked at.
+    next: u64,
+}
+
+/// The clients of a service.
+#[derive(Debug, Default)]
+struct Queue {
+    /// Tells it from all others.
+    number: u64,
+    /// As they came.
+    new: BTreeMap<u64, Arc<Client>>,
+    /// As they began to talk, or were found talking.
+    talking: BTreeMap<u64, Arc<Client>>,
+    sources: HashMap<IpAddr, usize>,
+}
+
+/// A client of a service.
+#[derive(Debug)]
+struct Client {
+    source: IpAddr,
+    /// Where it stands in its queue; 0 once it has given up its place.
+    number: AtomicU64,
+    answered: AtomicBool,
+    talks: AtomicBool,
+    /// When it last sent something, in milliseconds.
+    sent: AtomicU64,
+    /// Closed when it has to go.
+    gate: Gate,
+}
+
+/// A client's place, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Seat {
+    clients: Arc<Clients>,
+    service: ServiceId,
+    client: Arc<Client>,
+}
+
+/// Whether there was a place.
+#[derive(Debug)]
+pub(super) enum Seated {
+    /// There was one.
+    Free(Seat),
+    /// Somebody has given up his.
+    Instead(Seat),
+    /// There was none.
+    Full,
+}
+
+impl Queue {
+    fn len(&self) -> usize {
+        self.new.len() + self.talking.len()
+    }
+
+    fn of(&self, source: IpAddr) -> usize {
+        self.sources.get(&source).copied().unwrap_or(0)
+    }
+
+    /// Takes one out; false if it is not there.
+    fn remove(&mut self, client: &Client) -> bool {
+        let number = client.number.swap(0, Ordering::AcqRel);
+        if self.new.remove(&number).is_none() && self.talking.remove(&number).is_none() {
+            return false;
+        }
+        if let Some(own) = self.sources.get_mut(&client.source) {
+            *own -= 1;
+            if *own == 0 {
+                self.sources.remove(&client.source);
+            }
+        }
+        true
+    }
+
+    /// Who gives way to a newcomer, if anybody does; one of `only` this source, if that is said.
+    fn victim(&mut self, only: Option<IpAddr>, next: &mut u64, now: u64) -> Option<Arc<Client>> {
+        let fits = |client: &&Arc<Client>| only.is_none_or(|source| client.source == source);
+        if let Some(new) = self.new.values().take(LOOKS).find(fits) {
+            return Some(Arc::clone(new));
+        }
+        let pause = u64::try_from(NEW_IDLE.as_millis()).unwrap_or(u64::MAX);
+        for _ in 0..LOOKS.min(self.talking.len()) {
+            let (_, client) = self.talking.pop_first()?;
+            // Its turn comes again when that of all others has come.
+            *next += 1;
+            client.number.store(*next, Ordering::Release);
+            self.talking.insert(*next, Arc::clone(&client));
+            let paused = now.saturating_sub(client.sent.load(Ordering::Relaxed)) >= pause;
+            if paused && fits(&&client) {
+                return Some(client);
+            }
+        }
+        None
+    }
+}
+
+impl Clients {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many places are taken, or about to be free.
+    pub(super) fn held(&self) -> usize {
+        self.table().held
+    }
+
+    /// A place for `client` at `service` among `most`; `crowded` if others leave none at all.
+    pub(super) fn seat(
+        self: &Arc<Self>,
+        service: ServiceId,
+        client: SocketAddr,
+        (most, crowded): (usize, bool),
+        now: u64,
+    ) -> Seated {
+        let source = Prefix::source(client.ip());
+        let mut table = self.table();
+        if table.held >= most + LEAVING_MAX {
+            return Seated::Full;
+        }
+        let full = table.present >= most || crowded;
+        if full && !table.make_room(service, source, most, now) {
+            return Seated::Full;
+        }
+        table.present += 1;
+        table.held += 1;
+        table.next += 1;
+        let number = table.next;
+        let client = Arc::new(Client {
+            source,
+            number: AtomicU64::new(number),
+            answered: AtomicBool::new(false),
+            talks: AtomicBool::new(false),
+            sent: AtomicU64::new(now),
+            gate: Gate::default(),
+        });
+        table.with_queue(service, |queue| {
+            queue.new.insert(number, Arc::clone(&client));
+            *queue.sources.entry(source).or_default() += 1;
+        });
+        drop(table);
+        let seat = Seat {
+            clients: Arc::clone(self),
+            service,
+            client,
+        };
+        match full {
+            true => Seated::Instead(seat),
+            false => Seated::Free(seat),
+        }
+    }
+}
+
+impl Table {
+    /// Does something with the queue of a service, which is there only while somebody is in it.
+    fn with_queue<T>(&mut self, service: ServiceId, work: impl FnOnce(&mut Queue) -> T) -> T {
+        let queue = self.services.entry(service).or_insert_with(|| {
+            self.next += 1;
+            Queue {
+                number: self.next,
+                ..Queue::default()
+            }
+        });
+        let (number, before) = (queue.number, queue.len());
+        let done = work(queue);
+        let after = queue.len();
+        if before != after {
+            self.by_length.remove(&(before, number));
+            self.by_length.insert((after, number), service);
+        }
+        if after == 0 {
+            self.by_length.remove(&(after, number));
+            self.services.remove(&service);
+        }
+        done
+    }
+
+    /// Has somebody give up his place; false if nobody does.
+    fn make_room(&mut self, service: ServiceId, source: IpAddr, most: usize, now: u64) -> bool {
+        let own = self.services.get(&service).map_or(0, Queue::len);
+        let share = most / (self.services.len() + usize::from(own == 0));
+        let (from, only) = if own > 0 && own >= share {
+            let queue = &self.services[&service];
+            let large = queue.of(source) > (own / SOURCE_PART).max(1);
+            (service, large.then_some(source))
+        } else {
+            let Some((_, largest)) = self.by_length.last_key_value() else {
+                return false;
+            };
+            (*largest, None)
+        };
+        let mut next = self.next;
+        let victim = self.with_queue(from, |queue| {
+            let victim = queue.victim(only, &mut next, now)?;
+            queue.remove(&victim);
+            Some(victim)
+        });
+        self.next = self.next.max(next);
+        let Some(victim) = victim else {
+            return false;
+        };
+        self.present -= 1;
+        victim.gate.close();
+        true
+    }
+}
+
+impl Seat {
+    /// The client has sent something.
+    pub(super) fn sent(&self, now: u64) {
+        self.client.sent.store(now, Ordering::Relaxed);
+        if self.talks() || !self.client.answered.load(Ordering::Relaxed) {
+            return;
+        }
+        self.client.talks.store(true, Ordering::Relaxed);
+        let mut table = self.clients.table();
+        table.next += 1;
+        let next = table.next;
+        let Some(queue) = table.services.get_mut(&self.service) else {
+            return;
+        };
+        let number = self.client.number.load(Ordering::Acquire);
+        if let Some(client) = queue.new.remove(&number) {
+            client.number.store(next, Ordering::Release);
+            queue.talking.insert(next, client);
+        }
+    }
+
+    /// Its server has.
+    pub(super) fn answered(&self) {
+        self.client.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it has sent again after an answer.
+    pub(super) fn talks(&self) -> bool {
+        self.client.talks.load(Ordering::Relaxed)
+    }
+
+    /// How long it may pause, where those who talk may pause for `idle`.
+    pub(super) fn patience(&self, idle: Duration) -> Duration {
+        match self.talks() {
+            true => idle,
+            false => idle.min(NEW_IDLE),
+        }
+    }
+
+    /// Waits until it has to give up the place.
+    pub(super) async fn taken(&self) {
+        self.client.gate.closed().await;
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut table = self.clients.table();
+        table.held -= 1;
+        if table.with_queue(self.service, |queue| queue.remove(&self.client)) {
+            table.present -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(n: u8) -> ServiceId {
+        ServiceId::Udp {
+            address: ([192, 0, 2, n], 53).into(),
+        }
+    }
+
+    fn client(source: u16, port: u16) -> SocketAddr {
+        let [high, low] = source.to_be_bytes();
+        ([10, 0, high, low], port).into()
+    }
+
+    const MOST: usize = 100;
+
+    fn seat(clients: &Arc<Clients>, of: u8, who: SocketAddr, now: u64) -> Seated {
+        clients.seat(service(of), who, (MOST, false), now)
+    }
+
+    fn taken(seat: &Seat) -> bool {
+        seat.client.number.load(Ordering::Relaxed) == 0
+    }
+
+    fn some(seated: Seated) -> Seat {
+        match seated {
+            Seated::Free(seat) | Seated::Instead(seat) => seat,
+            Seated::Full => panic!("full"),
+        }
+    }
+
+    #[test]
+    fn a_flood_costs_the_oldest_who_were_never_answered_and_nobody_who_talks() {
+        let clients = Arc::new(Clients::default());
+        let talking = some(seat(&clients, 1, client(1, 1), 0));
+        talking.sent(1);
+        assert!(!talking.talks(), "nobody has answered");
+        talking.answered();
+        talking.sent(2);
+        assert!(talking.talks());
+        let idle = Duration::from_secs(300);
+        assert_eq!(talking.patience(idle), idle);
+        let mut flood = Vec::new();
+        for n in 0..1000_u16 {
+            let one = some(seat(&clients, 1, client(1000 + n, 1), 3));
+            assert_eq!(one.patience(idle), NEW_IDLE);
+            // An answer to whoever cannot hear it changes nothing.
+            one.answered();
+            flood.push(one);
+        }
+        assert!(!taken(&talking));
+        let left: Vec<bool> = flood.iter().map(taken).collect();
+        assert!(left[..901].iter().all(|taken| *taken), "the oldest go");
+        assert!(left[901..].iter().all(|taken| !taken));
+        // Nor can a flood that is not given up hold more than it should.
+        let more = (0..2000_u16).map(|n| seat(&clients, 1, client(3000 + n, 1), 4));
+        let more: Vec<Seated> = more.collect();
+        assert!(matches!(more.last(), Some(Seated::Full)));
+        assert_eq!(clients.held(), MOST + LEAVING_MAX);
+        drop((flood, more, talking));
+        let table = clients.table();
+        assert_eq!((table.held, table.present, table.services.len()), (0, 0, 0));
+        assert!(table.by_length.is_empty());
+    }
+
+    /// The longest queue is known, whatever comes and goes.
+    #[test]
+    fn queues_are_in_the_order_of_their_length() {
+        let clients = Arc::new(Clients::default());
+        let mut held = std::collections::VecDeque::new();
+        for n in 0..2000_u16 {
+            let of = u8::try_from(n % 7 * (n % 11) % 50).expect("small");
+            held.push_back(seat(&clients, of, client(n, 1), 0));
+            if n % 3 == 0 {
+                held.pop_front();
+            }
+            let table = clients.table();
+            let mut lengths: Vec<_> = table.services.values().map(Queue::len).collect();
+            lengths.sort_unstable();
+            let told: Vec<_> = table.by_length.keys().map(|(length, _)| *length).collect();
+            assert_eq!(told, lengths);
+            assert!(table.by_length.iter().all(|((length, number), service)| {
+                let queue = &table.services[service];
+                (queue.len(), queue.number) == (*length, *number)
+            }));
+        }
+    }
+
+    #[test]
+    fn all_addresses_of_a_host_are_one_source() {
+        let clients = Arc::new(Clients::default());
+        let own = |n: u16| SocketAddr::new([0x2001, 0xdb8, 0, 1, 0, 0, 0, n].into(), 1);
+        let others: Vec<Seat> = (0..90)
+            .map(|n| some(seat(&clients, 1, client(1000 + n, 1), 0)))
+            .collect();
+        let flood: Vec<Seated> = (0..500).map(|n| seat(&clients, 1, own(n), 0)).collect();
+        assert!(others.iter().filter(|one| taken(one)).count() <= 1);
+        drop(flood);
+    }
+
+    #[test]
+    fn a_service_that_is_flooded_takes_no_places_from_others() {
+        let clients = Arc::new(Clients::default());
+        let mut flood: Vec<Seat> = (0..100)
+            .map(|n| some(seat(&clients, 1, client(1000 + n, 1), 0)))
+            .collect();
+        let others: Vec<Seat> = (0..50)
+            .map(|n| some(seat(&clients, 2, client(n, 1), 0)))
+            .collect();
+        flood.retain(|one| !taken(one));
+        assert_eq!(flood.len(), 50);
+        flood.extend((0..500).map(|n| some(seat(&clients, 1, client(2000 + n, 1), 0))));
+        assert!(!others.iter().any(taken), "it has its share");
+    }
+
+    #[test]
+    fn one_source_gives_up_its_own_places_first() {
+        let clients = Arc::new(Clients::default());
+        let others: Vec<Seat> = (0..90)
+            .map(|n| some(seat(&clients, 1, client(1000 + n, 1), 0)))
+            .collect();
+        let mut own = Vec::new();
+        let mut refused = 0;
+        for port in 1..=2000 {
+            match seat(&clients, 1, client(1, port), 0) {
+                Seated::Full => refused += 1,
+                Seated::Free(seat) | Seated::Instead(seat) => own.push(seat),
+            }
+            own.retain(|one| !taken(one));
+        }
+        assert!(own.len() <= 10, "{}", own.len());
+        assert!(others.iter().filter(|one| taken(one)).count() <= 1);
+        // Nobody of it is near the front, so that nobody is looked for at length.
+        assert!(refused > 0);
+        // Where nobody else is, it has all places.
+        let alone = Arc::new(Clients::default());
+        let mut own: Vec<Seat> = (1..=1000)
+            .map(|port| some(seat(&alone, 1, client(1, port), 0)))
+            .collect();
+        own.retain(|one| !taken(one));
+        assert_eq!(own.len(), MOST);
+    }
+
+    #[test]
+    fn whoever_talks_gives_way_when_he_has_paused() {
+        let clients = Arc::new(Clients::default());
+        let talking: Vec<Seat> = (0..100)
+            .map(|n| some(seat(&clients, 1, client(n, 1), 0)))
+            .collect();
+        for one in &talking {
+            one.answered();
+            one.sent(1_000);
+        }
+        let newcomer = |now| seat(&clients, 1, client(1000, 1), now);
+        assert!(matches!(newcomer(2_000), Seated::Full));
+        talking[50..].iter().for_each(|one| one.sent(30_000));
+        let late: Vec<Seated> = (0..2).map(|_| newcomer(31_000)).collect();
+        assert!(matches!(late[0], Seated::Instead(_)));
+        let gone: Vec<usize> = (0..100).filter(|n| taken(&talking[*n])).collect();
+        assert_eq!(gone.len(), 1, "the second takes the first one's place");
+        assert!(gone[0] < 50);
+    }
+
+    #[test]
+    fn where_others_leave_no_room_somebody_gives_way_all_the_same() {
+        let clients = Arc::new(Clients::default());
+        let crowded = |n| clients.seat(service(1), client(n, 1), (MOST, true), 0);
+        assert!(matches!(crowded(1), Seated::Full), "there is nobody");
+        let first = some(seat(&clients, 1, client(2, 1), 0));
+        assert!(matches!(crowded(3), Seated::Instead(_)));
+        assert!(taken(&first));
+    }
+}

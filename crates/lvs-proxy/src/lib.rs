@@ -1,0 +1,62 @@
+//! `forward = "proxy"`: services that the daemon serves itself, by relaying between sockets. It
+//! needs no engine and, for ports from 1024 on, no privileges.
+//!
+//! ```text
+//!             ┌ listener ─ accept ─┐                         ┌▶ tcp: two pumps (pipe) ──▶ server
+//! lvs-proxy-N ┤                    ├─ Desk: who gets it? ────┤
+//!             └ socket ── datagram ┘  (lvs_core::Director)   └▶ udp: a socket a client ─▶ server
+//! ```
+//!
+//! `desk` is a director of `lvs-core` that is told of connections in place of packets, so that
+//! schedulers, persistence, thresholds, limits, filters, drains and counters are the engine's.
+//! [`Proxy`] is configured by the calls of a dataplane. Each worker is a thread with an event loop and listeners of its own.
+#![forbid(unsafe_code)]
+
+mod clients;
+mod desk;
+pub mod header;
+mod pipe;
+mod proxy;
+mod tcp;
+#[cfg(test)]
+mod tests;
+mod udp;
+mod workers;
+
+use std::time::Duration;
+
+pub use desk::Counts;
+pub use proxy::Proxy;
+
+/// How a service is proxied: `proxy = { ... }`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// What servers are told about the client first.
+    pub send: Option<header::Version>,
+    /// Clients say first for whom they speak.
+    pub accept: bool,
+    /// How long a connection to a server may take.
+    pub connect_timeout: Duration,
+    /// How long nothing may move.
+    pub idle_timeout: Duration,
+}
+
+impl Options {
+    /// How long a connection to a server may take, where the file does not say it.
+    pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+    /// How long nothing may move on a TCP connection: as long as the kernel's IPVS remembers one.
+    pub const IDLE_TCP: Duration = Duration::from_secs(15 * 60);
+    /// How long a client's datagrams may pause.
+    pub const IDLE_UDP: Duration = Duration::from_secs(5 * 60);
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            send: None,
+            accept: false,
+            connect_timeout: Self::CONNECT_TIMEOUT,
+            idle_timeout: Self::IDLE_TCP,
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! The proxy as its owner configures it: by the calls of a dataplane.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lvs_core::api::{Call, Failure, FailureCode, Permissive, ServerInfo, ServiceId, ServiceInfo};
+use lvs_core::{FilterLists, OnServerDown};
+use rustix::process::{Resource, getrlimit};
+
+use super::Options;
+use super::desk::{Counts, Desk, Gate};
+use super::pipe::PIPES_MAX;
+use super::workers::{Listeners, Workers};
+
+/// Connections at a time, if there are descriptors for them.
+const CONNECTIONS_MAX: usize = 100_000;
+/// Connections for which there is room in any case.
+const CONNECTIONS_MIN: usize = 16;
+/// Descriptors that others than listeners and checks need: the API's 128, the sockets' 64, files,
+/// threads' event loops.
+const RESERVE: usize = 384;
+/// Descriptors of pipes, if there are many.
+const PIPE_DESCRIPTORS: usize = 2 * PIPES_MAX;
+
+/// The proxy of this process. Copies are the same one.
+#[derive(Clone)]
+pub struct Proxy(Arc<Whole>);
+
+struct Whole {
+    desk: Arc<Desk>,
+    workers: Workers,
+    /// What ends the listeners of a service.
+    listening: Mutex<HashMap<ServiceId, Arc<Gate>>>,
+}
+
+impl std::fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Proxy").finish_non_exhaustive()
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        for gate in self.listening().values() {
+            gate.close();
+        }
+        self.desk.lock().end_connections(|_, _| true);
+    }
+}
+
+impl Whole {
+    fn listening(&self) -> MutexGuard<'_, HashMap<ServiceId, Arc<Gate>>> {
+        self.listening
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Proxy {
+    /// Starts its threads, which have nothing to do yet.
+    ///
+    /// # Errors
+    /// The system has no threads, descriptors or random numbers left.
+    pub fn start() -> io::Result<Self> {
+        let mut seed = [0; 8];
+        rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
+        let most = most(files(), RESERVE);
+        let desk = Arc::new(Desk::new(most, u64::from_ne_bytes(seed)));
+        Ok(Self(Arc::new(Whole {
+            workers: Workers::start(&desk)?,
+            desk,
+            listening: Mutex::default(),
+        })))
+    }
+
+    /// Leaves descriptors for the listeners of so many services, and for `checks`.
+    pub fn leave_room(&self, services: usize, checks: usize) {
+        let others = RESERVE + checks + services * self.0.workers.len();
+        self.0.desk.set_most(most(files(), others));
+    }
+
+    /// Serves so many at a time.
+    #[cfg(test)]
+    pub(super) fn serve_at_most(&self, most: usize) {
+        self.0.desk.set_most(most);
+    }
+
+    /// What it has taken and refused.
+    pub fn counts(&self) -> Counts {
+        self.0.desk.counts()
+    }
+
+    /// How services are proxied from now on.
+    pub fn set_options(&self, options: HashMap<ServiceId, Options>) {
+        self.0.desk.set_options(options);
+    }
+
+    /// Connections, and clients that send datagrams.
+    pub fn connections(&self) -> usize {
+        self.0.desk.used()
+    }
+
+    /// Binds the addresses of services that come, before anything is changed.
+    fn bind(&self, changes: &[Call]) -> Result<Vec<Listeners>, Failure> {
+        let mut all = Vec::new();
+        let mut gone = HashSet::new();
+        let there: HashSet<ServiceId> = self.0.listening().keys().copied().collect();
+        for (number, change) in changes.iter().enumerate() {
+            if let Call::ServiceDelete { service } = change {
+                gone.insert(*service);
+            }
+            let Call::ServiceAdd(spec) = change else {
+                continue;
+            };
+            if there.contains(&spec.service) && !gone.contains(&spec.service) {
+                continue;
+            }
+            let (ServiceId::Tcp { address } | ServiceId::Udp { address }) = spec.service else {
+                continue;
+            };
+            match self.0.workers.bind(spec.service, address) {
+                Ok(listeners) => all.push(listeners),
+                Err(error) => {
+                    return Err(Failure {
+                        change: (changes.len() > 1).then_some(number),
+                        ..Failure::new(FailureCode::Permission, refusal(address, &error))
+                    });
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// The services with their servers, as a dataplane lists them.
+    pub fn services(&self) -> Vec<ServiceInfo> {
+        let desk = &self.0.desk;
+        let now = desk.now();
+        let mut inner = desk.lock();
+        inner.director.advance(now);
+        let control = &inner.director.control;
+        // The proxy measures no latency, counts no unanswered packets, and has no peers to compare.
+        let server = |service, server: &Arc<lvs_core::Server>| ServerInfo {
+            last_weight: None,
+            latency_us: None,
+            unanswered: None,
+            ..ServerInfo::of(control, service, server, now)
+        };
+        let services = control.services().map(|service| {
+            let servers = service.servers().iter();
+            ServiceInfo {
+                servers: servers.map(|one| server(service, one)).collect(),
+                ..ServiceInfo::of(service)
+            }
+        });
+        services.collect()
+    }
+
+    /// The filters of all services, and of each.
+    pub fn filters(&self) -> HashMap<Option<ServiceId>, FilterLists> {
+        let inner = self.0.desk.lock();
+        let filters = inner.director.control.filters();
+        filters
+            .map(|(key, filter)| (key.map(ServiceId::from), filter.lists()))
+            .collect()
+    }
+
+    /// Carries out changes, all or none, as a dataplane does: binds the addresses of new services first.
+    ///
+    /// # Errors
+    /// The change that is refused, and the reason.
+    pub fn apply(&self, changes: &[Call]) -> Result<(), Failure> {
+        let listeners = self.bind(changes)?;
+        let desk = &self.0.desk;
+        let now = desk.now();
+        let mut inner = desk.lock();
+        let ends = |inner: &crate::desk::Inner, service: &ServiceId| {
+            let service = inner.director.control.service(&(*service).into());
+            // A datagram's server that has gone would be a black hole.
+            service.is_some_and(|service| {
+                service.config().extras.on_server_down != OnServerDown::Kernel
+                    || matches!(ServiceId::from(service.key()), ServiceId::Udp { .. })
+            })
+        };
+        let mut over = Vec::new();
+        for change in changes {
+            match change {
+                Call::ServerDelete { service, server } if ends(&inner, service) => {
+                    over.push((*service, Some(*server)));
+                }
+                Call::ServiceDelete { service } if ends(&inner, service) => {
+                    over.push((*service, None));
+                }
+                _ => {}
+            }
+        }
+        inner
+            .director
+            .control
+            .apply(changes, &Permissive, now)
+            .map_err(|refused| {
+                let mut failure = refused.failure;
+                failure.change = (changes.len() > 1).then_some(refused.change);
+                failure
+            })?;
+        inner.end_connections(|service, server| {
+            over.iter()
+                .any(|(of, one)| of == service && one.is_none_or(|one| one == *server))
+        });
+        inner.sweep();
+        drop(inner);
+        let mut listening = self.0.listening();
+        for change in changes {
+            if let Call::ServiceDelete { service } = change
+                && let Some(gate) = listening.remove(service)
+            {
+                gate.close();
+            }
+        }
+        for listeners in listeners {
+            let gate = Arc::default();
+            listening.insert(listeners.service(), Arc::clone(&gate));
+            self.0.workers.serve(listeners, &gate);
+        }
+        Ok(())
+    }
+}
+
+/// Descriptors that this process may have.
+fn files() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
+}
+
+/// How many connections can be served with so many descriptors, of which others need some.
+fn most(files: usize, others: usize) -> usize {
+    // Two of a connection, beside those of pipes.
+    let pipes = PIPE_DESCRIPTORS.min(files / 4);
+    let most = files.saturating_sub(others + pipes) / 2;
+    most.clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)
+}
+
+/// Why nobody can listen there, and what to do.
+fn refusal(address: SocketAddr, error: &io::Error) -> String {
+    let help = match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "ports below 1024 need CAP_NET_BIND_SERVICE; give it to lvsd, or take a port from 1024 on"
+        }
+        io::ErrorKind::AddrInUse => {
+            "another program listens there (`ss -lntup`): end it, or take another port"
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "this host does not have the address: add it with `ip address add`, or listen at 0.0.0.0 or [::]"
+        }
+        _ => "see the message of the system",
+    };
+    format!("cannot listen at {address}: {error}; {help}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_and_listeners_have_their_descriptors_first() {
+        assert_eq!(most(1 << 20, RESERVE), CONNECTIONS_MAX);
+        let alone = most(8192, RESERVE);
+        assert_eq!(alone, (8192 - RESERVE - PIPE_DESCRIPTORS) / 2);
+        assert_eq!(most(8192, RESERVE + 2000), alone - 1000);
+        assert_eq!(most(1024, RESERVE + 2000), CONNECTIONS_MIN);
+    }
+}

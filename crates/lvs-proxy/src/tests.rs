@@ -1,0 +1,497 @@
+//! The proxy between real sockets of this host.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use lvs_core::api::{Call, ServerSpec, ServiceId, ServiceSpec};
+use lvs_core::{Family, Forwarding, OnServerDown, ServerConfig, ServiceConfig};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+
+use super::header::Version;
+use super::{Options, Proxy};
+
+/// A port of a loopback address that no other test has.
+fn free() -> SocketAddr {
+    static TAKEN: AtomicU16 = AtomicU16::new(1);
+    let [high, low] = TAKEN.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    let process = u8::try_from(std::process::id() % 250 + 1).unwrap();
+    SocketAddr::from(([127, process, high, low], 7_000))
+}
+
+struct Bench {
+    proxy: Proxy,
+    address: SocketAddr,
+    service: ServiceId,
+}
+
+impl Bench {
+    fn new(options: Options, servers: &[SocketAddr]) -> Self {
+        let address = free();
+        Self::at(ServiceId::Tcp { address }, options, servers)
+    }
+
+    fn at(service: ServiceId, options: Options, servers: &[SocketAddr]) -> Self {
+        let (ServiceId::Tcp { address } | ServiceId::Udp { address }) = service else {
+            panic!("no address");
+        };
+        let proxy = Proxy::start().unwrap();
+        proxy.set_options([(service, options)].into());
+        let mut config = ServiceConfig::new(Family::V4, "rr");
+        config.extras.on_server_down = OnServerDown::Reset;
+        let mut changes = vec![Call::ServiceAdd(ServiceSpec {
+            service,
+            config,
+            owner: Some("lvsd".to_owned()),
+        })];
+        changes.extend(servers.iter().map(|&server| {
+            Call::ServerAdd(ServerSpec {
+                service,
+                server,
+                config: ServerConfig::new(1, Forwarding::Nat),
+            })
+        }));
+        proxy.apply(&changes).unwrap();
+        Self {
+            proxy,
+            address,
+            service,
+        }
+    }
+
+    async fn client(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    fn active(&mut self) -> u32 {
+        let services = self.proxy.services();
+        services[0].servers.iter().map(|server| server.active).sum()
+    }
+
+    /// Waits until so many connections are active.
+    async fn until_active(&mut self, count: u32) {
+        while self.active() != count {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+async fn server() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..=250).cycle().take(length).collect()
+}
+
+#[tokio::test]
+async fn bytes_and_ends_pass_through_each_way_by_itself() {
+    let (listener, address) = server().await;
+    let mut bench = Bench::new(Options::default(), &[address]);
+    let (sent, answer) = (pattern(3_000_000), pattern(5_000_000));
+    let expected = (sent.clone(), answer.clone());
+    let served = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut got = Vec::new();
+        // It ends, though the other way is open.
+        stream.read_to_end(&mut got).await.unwrap();
+        stream.write_all(&answer).await.unwrap();
+        got
+    });
+    let mut client = bench.client().await;
+    bench.until_active(1).await;
+    client.write_all(&sent).await.unwrap();
+    client.shutdown().await.unwrap();
+    let mut got = Vec::new();
+    client.read_to_end(&mut got).await.unwrap();
+    assert!(got == expected.1, "{} bytes", got.len());
+    assert!(served.await.unwrap() == expected.0);
+    bench.until_active(0).await;
+    let stats = bench.proxy.services()[0].stats.live;
+    assert_eq!(stats.conns, 1);
+    assert!(
+        stats.in_bytes >= 3_000_000 && stats.out_bytes >= 5_000_000,
+        "{stats:?}"
+    );
+    assert_eq!(bench.proxy.connections(), 0);
+}
+
+#[tokio::test]
+async fn a_reset_passes_through_whichever_end_it_comes_from() {
+    for (half_closed, from_client) in [(false, true), (true, true), (false, false)] {
+        let (listener, address) = server().await;
+        let bench = Bench::new(Options::default(), &[address]);
+        let mut client = bench.client().await;
+        client.write_all(b"x").await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.read_exact(&mut [0]).await.unwrap();
+        if half_closed {
+            client.shutdown().await.unwrap();
+            assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
+        }
+        let (end, mut other) = match from_client {
+            true => (client, stream),
+            false => (stream, client),
+        };
+        socket2::SockRef::from(&end)
+            .set_linger(Some(Duration::ZERO))
+            .unwrap();
+        drop(end);
+        let error = loop {
+            // After a half close there is nothing to read; the reset shows at a write.
+            if half_closed {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                if let Err(error) = other.write_all(b"x").await {
+                    break error;
+                }
+            } else {
+                break other.read(&mut [0]).await.unwrap_err();
+            }
+        };
+        let kind = error.kind();
+        use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
+        assert!(matches!(kind, ConnectionReset | BrokenPipe), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn connections_are_scheduled_and_another_server_is_tried() {
+    let (one, first) = server().await;
+    let (two, second) = server().await;
+    let dead = free();
+    let mut bench = Bench::new(Options::default(), &[first, second, dead]);
+    let mut kept = Vec::new();
+    for _ in 0..12 {
+        kept.push(bench.client().await);
+    }
+    bench.until_active(12).await;
+    let accepted = |listener: TcpListener| async move {
+        let mut count = 0;
+        while let Ok(accepted) =
+            tokio::time::timeout(Duration::from_millis(100), listener.accept()).await
+        {
+            accepted.unwrap();
+            count += 1;
+        }
+        count
+    };
+    let counts = (accepted(one).await, accepted(two).await);
+    assert_eq!(counts.0 + counts.1, 12);
+    assert!(counts.0 >= 4 && counts.1 >= 4, "{counts:?}");
+}
+
+/// Clients that come at the same time take each other's turns.
+#[tokio::test]
+async fn nobody_is_refused_while_a_server_lives() {
+    let (one, alive) = server().await;
+    let bench = Bench::new(Options::default(), &[alive, free()]);
+    let accepts = tokio::spawn(async move {
+        let mut kept = Vec::new();
+        while let Ok((mut stream, _)) = one.accept().await {
+            stream.write_all(b"x").await.unwrap();
+            kept.push(stream);
+        }
+    });
+    let address = bench.address;
+    let clients: Vec<_> = (0..200)
+        .map(|_| {
+            tokio::spawn(async move {
+                let mut client = TcpStream::connect(address).await?;
+                client.read_u8().await
+            })
+        })
+        .collect();
+    for client in clients {
+        assert_eq!(client.await.unwrap().unwrap(), b'x');
+    }
+    accepts.abort();
+}
+
+#[tokio::test]
+async fn without_a_server_clients_are_reset() {
+    let bench = Bench::new(Options::default(), &[]);
+    // The reset may come before the client has seen that it was accepted.
+    if let Ok(mut client) = TcpStream::connect(bench.address).await {
+        assert!(client.read(&mut [0]).await.is_err());
+    }
+}
+
+/// TCP takes all places but a sixteenth.
+#[tokio::test]
+async fn whoever_finds_all_places_taken_is_reset_and_counted() {
+    const MOST: usize = 32;
+    let (listener, address) = server().await;
+    tokio::spawn(async move {
+        // Each ends with its client.
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move { stream.read_to_end(&mut Vec::new()).await });
+        }
+    });
+    let mut bench = Bench::new(Options::default(), &[address]);
+    bench.proxy.serve_at_most(MOST);
+    let mut held = Vec::new();
+    for _ in 0..MOST - MOST / 16 {
+        held.push(bench.client().await);
+    }
+    bench.until_active(u32::try_from(held.len()).unwrap()).await;
+    assert_eq!(bench.proxy.counts().full, 0);
+    // The reset may come before the client has seen that it was accepted.
+    if let Ok(mut one) = TcpStream::connect(bench.address).await {
+        assert!(one.read(&mut [0]).await.is_err());
+    }
+    let counts = bench.proxy.counts();
+    assert_eq!((counts.full, counts.connections), (1, held.len()));
+    held.pop();
+    bench.until_active(u32::try_from(held.len()).unwrap()).await;
+    while bench.proxy.counts().connections > held.len() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    held.push(bench.client().await);
+    bench.until_active(u32::try_from(held.len()).unwrap()).await;
+    assert_eq!(bench.proxy.counts().full, 1);
+}
+
+#[tokio::test]
+async fn who_does_not_say_for_whom_it_is_is_given_up() {
+    let (_listener, address) = server().await;
+    let options = Options {
+        accept: true,
+        ..Options::default()
+    };
+    let bench = Bench::new(options, &[address]);
+    let mut silent = bench.client().await;
+    silent.write_all(b"PROXY TCP4 192.0").await.unwrap();
+    let mut nothing = [0];
+    let given_up = tokio::time::timeout(Duration::from_secs(30), silent.read(&mut nothing));
+    assert!(given_up.await.expect("not in half a minute").is_err());
+}
+
+#[tokio::test]
+async fn servers_are_told_about_the_client() {
+    for version in [Version::V1, Version::V2] {
+        let (listener, address) = server().await;
+        let options = Options {
+            send: Some(version),
+            accept: true,
+            ..Options::default()
+        };
+        let bench = Bench::new(options, &[address]);
+        let mut client = bench.client().await;
+        let said = "192.0.2.77:1234".parse().unwrap();
+        let header = super::header::write(Version::V2, said, bench.address);
+        // In two pieces, and with the first bytes of the stream behind it.
+        client.write_all(&header[..7]).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        client
+            .write_all(&[&header[7..], b"hello"].concat())
+            .await
+            .unwrap();
+        client.shutdown().await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).await.unwrap();
+        let mut expected = super::header::write(version, said, bench.address);
+        expected.extend(b"hello");
+        assert_eq!(got, expected);
+    }
+    let (_listener, address) = server().await;
+    let options = Options {
+        accept: true,
+        ..Options::default()
+    };
+    let bench = Bench::new(options, &[address]);
+    let mut client = bench.client().await;
+    client.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
+    assert!(
+        client.read(&mut [0]).await.is_err(),
+        "no header, no connection"
+    );
+}
+
+#[tokio::test]
+async fn a_server_that_goes_takes_its_connections_with_it() {
+    let (listener, address) = server().await;
+    let mut bench = Bench::new(Options::default(), &[address]);
+    let mut client = bench.client().await;
+    let (_stream, _) = listener.accept().await.unwrap();
+    bench.until_active(1).await;
+    let delete = Call::ServerDelete {
+        service: bench.service,
+        server: address,
+    };
+    bench.proxy.apply(&[delete]).unwrap();
+    assert!(client.read(&mut [0]).await.is_err());
+    let delete = Call::ServiceDelete {
+        service: bench.service,
+    };
+    bench.proxy.apply(&[delete]).unwrap();
+    // The listeners are the workers' to close.
+    while TcpStream::connect(bench.address).await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn what_stands_still_ends() {
+    let (listener, address) = server().await;
+    let options = Options {
+        idle_timeout: Duration::from_millis(200),
+        ..Options::default()
+    };
+    let bench = Bench::new(options, &[address]);
+    let mut client = bench.client().await;
+    let (_stream, _) = listener.accept().await.unwrap();
+    assert!(client.read(&mut [0]).await.is_err());
+}
+
+/// A client that does not read holds what its pipe and the sockets hold, and no more.
+#[tokio::test]
+async fn a_slow_reader_stops_its_server() {
+    let (listener, address) = server().await;
+    let bench = Bench::new(Options::default(), &[address]);
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(16 << 10).unwrap();
+    let mut client = socket.connect(bench.address).await.unwrap();
+    client.write_all(b"x").await.unwrap();
+    let (mut stream, _) = listener.accept().await.unwrap();
+    stream.read_exact(&mut [0]).await.unwrap();
+    let chunk = pattern(64 << 10);
+    let mut sent = 0;
+    while let Ok(written) =
+        tokio::time::timeout(Duration::from_millis(500), stream.write(&chunk)).await
+    {
+        sent += written.unwrap();
+        assert!(sent < 64 << 20, "nobody holds it back");
+    }
+    // What was held is not lost.
+    drop(stream);
+    let mut got = Vec::new();
+    client.read_to_end(&mut got).await.unwrap();
+    assert_eq!(got.len(), sent);
+}
+
+#[tokio::test]
+async fn an_address_that_is_taken_is_refused_with_a_remedy() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let service = ServiceId::Tcp {
+        address: taken.local_addr().unwrap(),
+    };
+    let proxy = Proxy::start().unwrap();
+    let add = Call::ServiceAdd(ServiceSpec {
+        service,
+        config: ServiceConfig::new(Family::V4, "rr"),
+        owner: None,
+    });
+    let refused = proxy.apply(&[add]).unwrap_err();
+    assert!(refused.message.contains("ss -lntup"), "{}", refused.message);
+    assert!(proxy.services().is_empty());
+}
+
+#[tokio::test]
+async fn datagrams_keep_their_server_until_it_goes() {
+    let servers = [
+        UdpSocket::bind("127.0.0.1:0").await.unwrap(),
+        UdpSocket::bind("127.0.0.1:0").await.unwrap(),
+    ];
+    let addresses: Vec<SocketAddr> = servers.iter().map(|s| s.local_addr().unwrap()).collect();
+    let free = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    for socket in servers {
+        tokio::spawn(async move {
+            let own = socket.local_addr().unwrap().port();
+            let mut buffer = [0; 2000];
+            while let Ok((_, client)) = socket.recv_from(&mut buffer).await {
+                let _ = socket.send_to(own.to_string().as_bytes(), client).await;
+            }
+        });
+    }
+    let options = Options {
+        idle_timeout: Options::IDLE_UDP,
+        ..Options::default()
+    };
+    let bench = Bench::at(ServiceId::Udp { address }, options, &addresses);
+    let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    client.connect(address).await.unwrap();
+    let ask = || async {
+        let mut buffer = [0; 2000];
+        loop {
+            client.send(b"?").await.unwrap();
+            let answer = tokio::time::timeout(Duration::from_millis(200), client.recv(&mut buffer));
+            if let Ok(Ok(length)) = answer.await {
+                return String::from_utf8_lossy(&buffer[..length]).into_owned();
+            }
+        }
+    };
+    let first = ask().await;
+    assert_eq!((ask().await, ask().await), (first.clone(), first.clone()));
+    let port: u16 = first.parse().unwrap();
+    let delete = Call::ServerDelete {
+        service: bench.service,
+        server: ([127, 0, 0, 1], port).into(),
+    };
+    bench.proxy.apply(&[delete]).unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_ne!(ask().await, first);
+}
+
+/// Whoever can claim any address takes no client its server, and no newcomer his place.
+#[tokio::test]
+async fn a_flood_of_datagrams_costs_the_flood() {
+    const MOST: usize = 64;
+    let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let there = server.local_addr().unwrap();
+    // It answers everybody: it knows no more than the proxy.
+    tokio::spawn(async move {
+        let mut buffer = [0; 2000];
+        while let Ok((length, client)) = server.recv_from(&mut buffer).await {
+            let _ = server.send_to(&buffer[..length], client).await;
+        }
+    });
+    let free = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let bench = Bench::at(ServiceId::Udp { address }, Options::default(), &[there]);
+    bench.proxy.serve_at_most(MOST);
+    let ask = |from: String| async move {
+        let client = UdpSocket::bind(from).await.unwrap();
+        client.connect(address).await.unwrap();
+        let asked = async || {
+            let mut buffer = [0; 100];
+            for _ in 0..50 {
+                client.send(b"?").await.unwrap();
+                let answer = client.recv(&mut buffer);
+                let answer = tokio::time::timeout(Duration::from_millis(200), answer).await;
+                if matches!(answer, Ok(Ok(1))) {
+                    return;
+                }
+            }
+            panic!("no answer");
+        };
+        asked().await;
+        asked().await;
+        client
+    };
+    // Its server sees it by one socket as long as it keeps its place.
+    let talking = ask("127.0.0.1:0".to_owned()).await;
+    for n in 0..1000_u16 {
+        let [high, low] = n.to_be_bytes();
+        let one = UdpSocket::bind(format!("127.1.{high}.{low}:0"))
+            .await
+            .unwrap();
+        one.send_to(b"x", address).await.unwrap();
+        if n % 16 == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    let _newcomer = ask("127.2.0.1:0".to_owned()).await;
+    talking.send(b"?").await.unwrap();
+    talking.recv(&mut [0; 10]).await.unwrap();
+    let counts = bench.proxy.counts();
+    assert!(counts.evicted > 0, "{counts:?}");
+    assert_eq!(counts.most, MOST);
+    assert!(counts.connections <= MOST / 2 + 1024, "{counts:?}");
+}

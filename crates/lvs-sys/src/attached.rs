@@ -1,0 +1,218 @@
+//! BPF programs of anybody's at an interface (bpf(2)). Apart from the rest of `sys`, because
+//! `lvsadm`, which has no engine in it, asks too.
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+/// What `BPF_PROG_QUERY` reads and writes.
+#[repr(C)]
+struct QueryPrograms {
+    ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    ids: u64,
+    count: u32,
+    rest: u32,
+    program_flags: u64,
+    link_ids: u64,
+    link_flags: u64,
+    revision: u64,
+}
+
+/// What `BPF_PROG_GET_FD_BY_ID` reads.
+#[repr(C)]
+struct ById {
+    id: u32,
+    next: u32,
+    flags: u32,
+}
+
+/// What `BPF_OBJ_GET_INFO_BY_FD` reads.
+#[repr(C)]
+struct GetInfo {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+/// The beginning of `bpf_prog_info`. What is 0 in it is not asked for.
+#[derive(Default)]
+#[repr(C)]
+struct ProgramInfo {
+    kind: u32,
+    id: u32,
+    tag: [u8; 8],
+    lengths: [u32; 2],
+    addresses: [u64; 2],
+    loaded: u64,
+    uid: u32,
+    maps: u32,
+    map_ids: u64,
+    name: [u8; 16],
+}
+
+const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+const BPF_PROG_QUERY: libc::c_long = 16;
+
+/// What the kernel tells of a map or program, word by word.
+pub fn told(fd: &OwnedFd) -> io::Result<[u32; 64]> {
+    let mut words = [0_u32; 64];
+    let mut request = GetInfo {
+        fd: u32::try_from(fd.as_raw_fd()).expect("descriptors are not negative"),
+        length: u32::try_from(size_of_val(&words)).unwrap_or(0),
+        info: words.as_mut_ptr().expose_provenance() as u64,
+    };
+    // SAFETY: the words live here and are as long as the request says.
+    unsafe { call(BPF_OBJ_GET_INFO_BY_FD, &mut request) }?;
+    Ok(words)
+}
+
+/// Where programs stand at an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Where packets come in, behind packet sockets (tcx, Linux 6.6).
+    Ingress,
+    /// Where they leave (tcx).
+    Egress,
+    /// Where they leave by a netkit device (Linux 6.7).
+    NetkitPrimary,
+    /// Where its other end sends: before they come in here.
+    NetkitPeer,
+}
+
+impl Place {
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self::Ingress,
+        Self::Egress,
+        Self::NetkitPrimary,
+        Self::NetkitPeer,
+    ];
+
+    /// The kernel's number (`enum bpf_attach_type`).
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Ingress => 46,
+            Self::Egress => 47,
+            Self::NetkitPrimary => 54,
+            Self::NetkitPeer => 55,
+        }
+    }
+}
+
+/// The names of the programs there, in the order in which they run, 64 at most. Not all have one.
+///
+/// # Errors
+/// `PermissionDenied` without `CAP_NET_ADMIN` and `CAP_SYS_ADMIN` in the first user namespace; what
+/// else the kernel has against the question, as for an interface that has no such place.
+pub fn names(interface: &str, place: Place) -> io::Result<Vec<String>> {
+    let interface = CString::new(interface)?;
+    // SAFETY: the pointer is to a NUL-terminated string that lives during the call.
+    let ifindex = unsafe { libc::if_nametoindex(interface.as_ptr()) };
+    if ifindex == 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut names = Vec::new();
+    for id in ids(ifindex, place)? {
+        match name(id) {
+            Ok(name) => names.push(name),
+            // It went away meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(names)
+}
+
+/// The kernel's numbers of the programs there, in the order in which they run, 64 at most.
+pub fn ids(ifindex: u32, place: Place) -> io::Result<Vec<u32>> {
+    let mut ids = vec![0_u32; 64];
+    let mut request = QueryPrograms {
+        ifindex,
+        attach_type: place.number(),
+        query_flags: 0,
+        attach_flags: 0,
+        ids: ids.as_mut_ptr().expose_provenance() as u64,
+        count: u32::try_from(ids.len()).unwrap_or(0),
+        rest: 0,
+        program_flags: 0,
+        link_ids: 0,
+        link_flags: 0,
+        revision: 0,
+    };
+    // SAFETY: `ids` lives here and has room for `count` of them.
+    match unsafe { call(BPF_PROG_QUERY, &mut request) } {
+        // There are more than 64: these are the first.
+        Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
+        // There are none.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(Vec::new()),
+        done => {
+            done?;
+            ids.truncate(request.count as usize);
+        }
+    }
+    ids.retain(|&id| id != 0);
+    Ok(ids)
+}
+
+/// The name of a program; empty if it has none.
+fn name(id: u32) -> io::Result<String> {
+    let mut request = ById {
+        id,
+        next: 0,
+        flags: 0,
+    };
+    // SAFETY: there are no addresses in it.
+    let program = unsafe { descriptor(BPF_PROG_GET_FD_BY_ID, &mut request) }?;
+    let name = info(&program)?.name;
+    let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
+
+/// The kernel's number of a program.
+pub fn id(program: &OwnedFd) -> io::Result<u32> {
+    Ok(info(program)?.id)
+}
+
+fn info(program: &OwnedFd) -> io::Result<ProgramInfo> {
+    let mut info = ProgramInfo::default();
+    let mut request = GetInfo {
+        fd: u32::try_from(program.as_raw_fd()).unwrap_or(u32::MAX),
+        length: u32::try_from(size_of::<ProgramInfo>()).unwrap_or(0),
+        info: ptr::from_mut(&mut info).expose_provenance() as u64,
+    };
+    // SAFETY: `info` lives here, and is as long as `length`; there are no addresses in it to which
+    // the kernel would write, because the lengths of what they would hold are 0.
+    unsafe { call(BPF_OBJ_GET_INFO_BY_FD, &mut request) }?;
+    Ok(info)
+}
+
+/// `bpf(2)` for commands that make a descriptor. The kernel sets close-on-exec.
+///
+/// # Safety
+/// As [`call`]; and the command is one that makes a descriptor.
+pub unsafe fn descriptor<T>(command: libc::c_long, request: &mut T) -> io::Result<OwnedFd> {
+    // SAFETY: the caller says so.
+    let fd = unsafe { call(command, request) }?;
+    // SAFETY: the descriptor is new, open and owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `bpf(2)`.
+///
+/// # Safety
+/// `T` is a `repr(C)` struct without padding that begins as `bpf_attr` does for the command. Every
+/// address in it is null, or that of memory that lives until after the call, is as long as the
+/// request says, and, where the kernel writes to it, nobody else looks at.
+pub unsafe fn call<T>(command: libc::c_long, request: &mut T) -> io::Result<libc::c_int> {
+    let request = ptr::from_mut(request);
+    // SAFETY: pointer and length describe the request; the caller answers for what it points to.
+    let done = unsafe { libc::syscall(libc::SYS_bpf, command, request, size_of::<T>()) };
+    match libc::c_int::try_from(done) {
+        Ok(done) if done >= 0 => Ok(done),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,654 @@
+//! Maps, and what this process sees of them.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use lvs_core::memory::{Layout, Memory, Region};
+use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
+
+use super::{Program, number, pin, pinned, short_name};
+use crate::attached::{self, call, descriptor};
+
+/// What `BPF_MAP_CREATE` reads, as far as it is used (the first fields of `bpf_attr`).
+#[repr(C)]
+struct CreateMap {
+    kind: u32,
+    key: u32,
+    value: u32,
+    entries: u32,
+    flags: u32,
+    inner: u32,
+    node: u32,
+    name: [u8; 16],
+}
+
+/// What `BPF_MAP_UPDATE_ELEM` and `BPF_MAP_DELETE_ELEM` read.
+#[repr(C)]
+struct Element {
+    map: u32,
+    unused: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+const BPF_MAP_CREATE: libc::c_long = 0;
+const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
+const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
+const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
+const BPF_MAP_GET_NEXT_KEY: libc::c_long = 4;
+const BPF_MAP_TYPE_HASH: u32 = 1;
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
+const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
+const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
+/// Memory as it is needed.
+const BPF_F_NO_PREALLOC: u32 = 1;
+const BPF_F_MMAPABLE: u32 = 1 << 10;
+
+/// An array in the kernel that programs read and write, and that this process maps as 64-bit words;
+/// or memory that other processes hold as well, mapped so.
+#[derive(Debug)]
+pub struct SharedArray {
+    fd: OwnedFd,
+    memory: NonNull<u8>,
+    words: usize,
+}
+
+// SAFETY: the mapping belongs to this value until it is dropped, and nothing in it to a thread.
+unsafe impl Send for SharedArray {}
+// SAFETY: a shared reference gives access to atomics only.
+unsafe impl Sync for SharedArray {}
+
+impl SharedArray {
+    /// A new array of `entries` times so many words, all zeros.
+    ///
+    /// # Errors
+    /// As [`Program::load`]; `OutOfMemory`.
+    pub fn new(name: &str, words: usize, entries: u32) -> io::Result<Self> {
+        let value = u32::try_from(words * 8).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let fd = create_map(
+            name,
+            BPF_MAP_TYPE_ARRAY,
+            [4, value],
+            entries.max(1),
+            BPF_F_MMAPABLE,
+        )?;
+        Self::map(fd, 0, words * entries.max(1) as usize)
+    }
+
+    /// A part of a memory file that begins at a page. Other processes map the file as well. It must
+    /// be [sealed](seal): access to a page that a file has lost kills the process.
+    ///
+    /// # Errors
+    /// If it cannot be mapped, can become shorter, or is too short.
+    pub fn of_file(file: &File, offset: u64, words: usize) -> io::Result<Self> {
+        // Files that are not in memory have no seals: `EINVAL`.
+        if !fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the memory file can become shorter: it is not sealed",
+            ));
+        }
+        let end = (words as u64)
+            .checked_mul(8)
+            .and_then(|len| len.checked_add(offset));
+        let len = file.metadata()?.len();
+        if end.is_none_or(|end| len < end) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Self::map(file.try_clone()?.into(), offset, words)
+    }
+
+    /// The array that was pinned under this name, which has at least so many words.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` if it is another map.
+    pub fn pinned(path: &Path, words: usize) -> io::Result<Self> {
+        let (fd, _) = pinned_array(path)?;
+        Self::map(fd, 0, words)
+    }
+
+    /// The array that was pinned under this name, as long as it is.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` if it is another map.
+    pub fn pinned_whole(path: &Path) -> io::Result<Self> {
+        let (fd, words) = pinned_array(path)?;
+        Self::map(fd, 0, words)
+    }
+
+    /// The descriptor is a BPF array, or a memory file that is long enough and stays so.
+    fn map(fd: OwnedFd, offset: u64, words: usize) -> io::Result<Self> {
+        let offset = offset.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+        let len = words
+            .checked_mul(8)
+            .filter(|&len| isize::try_from(len).is_ok())
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: a new mapping of an open descriptor touches no memory that exists. All of it is
+        // there for as long as the mapping is: the kernel refuses one that is longer than a BPF
+        // array, whose length never changes, and `of_file` has refused files that are shorter or
+        // may become so.
+        let memory = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                offset,
+            )
+        };
+        if memory == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { fd, memory, words })
+    }
+
+    /// Its words.
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is so long, begins at a page, and stays so long (`map`). It is used as
+        // atomics only, by this process, by programs in the kernel, and by other processes that
+        // map it.
+        unsafe { slice::from_raw_parts(self.memory.as_ptr().cast::<AtomicU64>(), self.words) }
+    }
+
+    /// Makes all words zeros again.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn zero(&mut self) {
+        // SAFETY: the mapping is so long, and this process has no other reference to it.
+        unsafe { ptr::write_bytes(self.memory.as_ptr(), 0, self.words * 8) };
+    }
+
+    /// Lets it stay when this process ends, under a name in a BPF file system.
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl Drop for SharedArray {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own. References to its words borrow this value, or
+        // exist in regions that own it (`shared_table`), so there are none now.
+        unsafe { libc::munmap(self.memory.as_ptr().cast(), self.words * 8) };
+    }
+}
+
+/// The array under this name, and its length in words.
+fn pinned_array(path: &Path) -> io::Result<(OwnedFd, usize)> {
+    let (fd, [_, value, entries]) = pinned_map(path, BPF_MAP_TYPE_ARRAY)?;
+    // Entries begin at 8 bytes each.
+    let words = u64::from(value).div_ceil(8) * u64::from(entries);
+    let words = usize::try_from(words).map_err(|_| io::ErrorKind::InvalidInput)?;
+    Ok((fd, words))
+}
+
+/// The map of this kind under a name, and how long its keys and values are and how many entries it
+/// may have.
+fn pinned_map(path: &Path, kind: u32) -> io::Result<(OwnedFd, [u32; 3])> {
+    let fd = pinned(path)?;
+    // `type`, `id`, `key_size`, `value_size` and `max_entries` of `bpf_map_info`.
+    let info = attached::told(&fd)?;
+    let [found, _, key, value, entries] = std::array::from_fn(|n| info[n]);
+    match found == kind {
+        true => Ok((fd, [key, value, entries])),
+        false => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
+/// The map of this kind under a name, whose keys and values have four bytes.
+fn pinned_numbers(path: &Path, kind: u32) -> io::Result<OwnedFd> {
+    match pinned_map(path, kind)? {
+        (fd, [4, 4, _]) => Ok(fd),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
+/// Fixes the length of a memory file for good, so that processes can map it: it can neither become
+/// shorter nor longer, and gets no other seals, such as one against writing.
+///
+/// # Errors
+/// If the file was not made for seals (`MFD_ALLOW_SEALING`).
+pub fn seal(file: &File) -> io::Result<()> {
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    Ok(fcntl_add_seals(file, seals)?)
+}
+
+/// An array of which each processor has its own entries.
+#[derive(Debug)]
+pub struct PerCpuArray {
+    fd: OwnedFd,
+}
+
+impl PerCpuArray {
+    /// A new array, all zeros; `bytes` are those of an entry.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new(name: &str, bytes: u32, entries: u32) -> io::Result<Self> {
+        let kind = BPF_MAP_TYPE_PERCPU_ARRAY;
+        let fd = create_map(name, kind, [4, bytes], entries, 0)?;
+        Ok(Self { fd })
+    }
+
+    /// The array that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` if it is another map.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let (fd, _) = pinned_map(path, BPF_MAP_TYPE_PERCPU_ARRAY)?;
+        Ok(Self { fd })
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// A set of keys of so many words, which programs ask.
+#[derive(Debug)]
+pub struct SharedSet<const WORDS: usize>(SharedMap<WORDS, 1>);
+
+impl<const WORDS: usize> SharedSet<WORDS> {
+    /// An empty one for so many keys at most.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new(name: &str, entries: u32) -> io::Result<Self> {
+        SharedMap::new(name, entries).map(Self)
+    }
+
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// As [`SharedMap::pinned`].
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        SharedMap::pinned(path).map(Self)
+    }
+
+    /// Takes a key in.
+    ///
+    /// # Errors
+    /// If it is full.
+    pub fn insert(&self, key: &[u64; WORDS]) -> io::Result<()> {
+        self.0.insert(key, &[1])
+    }
+
+    /// Takes it out.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub fn remove(&self, key: &[u64; WORDS]) -> io::Result<()> {
+        self.0.remove(key)
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        self.0.pin(path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.0.fd.as_raw_fd()
+    }
+}
+
+/// Keys and their values.
+type Entries<const KEY: usize, const VALUE: usize> = Vec<([u64; KEY], [u64; VALUE])>;
+
+/// Values of so many words by keys of so many, for programs. Entries take memory as they come.
+#[derive(Debug)]
+pub struct SharedMap<const KEY: usize, const VALUE: usize> {
+    fd: OwnedFd,
+}
+
+impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
+    /// An empty one for so many entries at most.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new(name: &str, entries: u32) -> io::Result<Self> {
+        let bytes =
+            |words: usize| u32::try_from(words * 8).map_err(|_| io::ErrorKind::InvalidInput);
+        let fd = create_map(
+            name,
+            BPF_MAP_TYPE_HASH,
+            [bytes(KEY)?, bytes(VALUE)?],
+            entries,
+            BPF_F_NO_PREALLOC,
+        )?;
+        Ok(Self { fd })
+    }
+
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` if it is another one.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let (fd, [key, value, _]) = pinned_map(path, BPF_MAP_TYPE_HASH)?;
+        if [key as usize, value as usize] != [KEY * 8, VALUE * 8] {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self { fd })
+    }
+
+    /// Sets the value of a key.
+    ///
+    /// # Errors
+    /// If it is full (`E2BIG`), or there is no memory.
+    pub fn insert(&self, key: &[u64; KEY], value: &[u64; VALUE]) -> io::Result<()> {
+        let value = ptr::from_ref(value).expose_provenance() as u64;
+        // SAFETY: the value lives until after the call, and is as long as the map was made for.
+        unsafe { self.element(BPF_MAP_UPDATE_ELEM, key, value) }
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &[u64; KEY]) -> Option<[u64; VALUE]> {
+        let mut value = [0_u64; VALUE];
+        let to = ptr::from_mut(&mut value).expose_provenance() as u64;
+        // SAFETY: the kernel writes as many bytes as the map was made for, and nobody else has them.
+        let found = unsafe { self.element(BPF_MAP_LOOKUP_ELEM, key, to) };
+        found.ok().map(|()| value)
+    }
+
+    /// Takes a key out.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub fn remove(&self, key: &[u64; KEY]) -> io::Result<()> {
+        // SAFETY: there is no value.
+        unsafe { self.element(BPF_MAP_DELETE_ELEM, key, 0) }
+    }
+
+    /// Keys and values, as long as nobody takes any out meanwhile.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn entries(&self) -> io::Result<Entries<KEY, VALUE>> {
+        let mut entries = Vec::new();
+        let mut last = self.key_after(None)?;
+        while let Some(key) = last {
+            entries.extend(self.get(&key).map(|value| (key, value)));
+            last = self.key_after(Some(&key))?;
+        }
+        Ok(entries)
+    }
+
+    fn key_after(&self, key: Option<&[u64; KEY]>) -> io::Result<Option<[u64; KEY]>> {
+        let mut next = [0_u64; KEY];
+        let to = ptr::from_mut(&mut next).expose_provenance() as u64;
+        // SAFETY: the kernel writes as many bytes as a key has, and nobody else has them.
+        match unsafe { self.element(BPF_MAP_GET_NEXT_KEY, key, to) } {
+            Ok(()) => Ok(Some(next)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// # Safety
+    /// `value` is the address of a value of the map's, if the command has one; of a key, if it gives
+    /// one.
+    unsafe fn element<'a>(
+        &self,
+        command: libc::c_long,
+        key: impl Into<Option<&'a [u64; KEY]>>,
+        value: u64,
+    ) -> io::Result<()> {
+        let key = key.into().map_or(ptr::null(), ptr::from_ref);
+        let mut request = Element {
+            map: number(&self.fd),
+            unused: 0,
+            key: key.expose_provenance() as u64,
+            value,
+            flags: 0,
+        };
+        // SAFETY: the key, if there is one, lives until after the call, and is as long as the map was
+        // made for; the caller says the same of the value.
+        unsafe { call(command, &mut request) }.map(drop)
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+}
+
+/// Where programs find a map, or none.
+#[derive(Debug)]
+pub struct MapPlace {
+    fd: OwnedFd,
+}
+
+impl MapPlace {
+    /// An empty one, for maps like this.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new<const KEY: usize, const VALUE: usize>(
+        name: &str,
+        like: &SharedMap<KEY, VALUE>,
+    ) -> io::Result<Self> {
+        let mut request = CreateMap {
+            kind: BPF_MAP_TYPE_ARRAY_OF_MAPS,
+            key: 4,
+            value: 4,
+            entries: 1,
+            flags: 0,
+            inner: number(&like.fd),
+            node: 0,
+            name: short_name(name),
+        };
+        // SAFETY: there are no addresses in it.
+        let fd = unsafe { descriptor(BPF_MAP_CREATE, &mut request) }?;
+        Ok(Self { fd })
+    }
+
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` if it is another map.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned_numbers(path, BPF_MAP_TYPE_ARRAY_OF_MAPS)?;
+        Ok(Self { fd })
+    }
+
+    /// Lets programs find this map, which must be like the one that the place was made for; waits
+    /// until none uses the one before.
+    ///
+    /// # Errors
+    /// If it is not alike.
+    pub fn put<const KEY: usize, const VALUE: usize>(
+        &self,
+        map: &SharedMap<KEY, VALUE>,
+    ) -> io::Result<()> {
+        self.element(BPF_MAP_UPDATE_ELEM, number(&map.fd))
+    }
+
+    /// Lets them find none.
+    pub fn clear(&self) {
+        // There was none: that is as well.
+        let _ = self.element(BPF_MAP_DELETE_ELEM, 0);
+    }
+
+    fn element(&self, command: libc::c_long, map: u32) -> io::Result<()> {
+        place(&self.fd, command, 0, map)
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// Programs that others go on with, by their numbers.
+///
+/// The kernel empties it when no descriptor and no name of it is left.
+#[derive(Debug)]
+pub struct ProgramArray {
+    fd: OwnedFd,
+}
+
+impl ProgramArray {
+    /// An empty one, for so many.
+    ///
+    /// # Errors
+    /// As [`SharedArray::new`].
+    pub fn new(name: &str, entries: u32) -> io::Result<Self> {
+        let fd = create_map(name, BPF_MAP_TYPE_PROG_ARRAY, [4; 2], entries, 0)?;
+        Ok(Self { fd })
+    }
+
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` if it is another map.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned_numbers(path, BPF_MAP_TYPE_PROG_ARRAY)?;
+        Ok(Self { fd })
+    }
+
+    /// Programs that go on with this number find this one from now on.
+    ///
+    /// # Errors
+    /// If there is no such number, or the program is of another kind than others that use it.
+    pub fn put(&self, entry: u32, program: &Program) -> io::Result<()> {
+        let program = number(&program.fd);
+        place(&self.fd, BPF_MAP_UPDATE_ELEM, entry, program)
+    }
+
+    /// As [`SharedArray::pin`].
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// Its descriptor's number, for the instructions of a program.
+    pub fn number(&self) -> i32 {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// Asks for something about an entry of a map of programs or maps.
+fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) -> io::Result<()> {
+    let mut request = Element {
+        map: number(map),
+        unused: 0,
+        key: ptr::from_ref(&key).expose_provenance() as u64,
+        value: ptr::from_ref(&value).expose_provenance() as u64,
+        flags: 0,
+    };
+    // SAFETY: key and value live until after the call, and are 4 bytes long, as those of every map
+    // of programs or maps (`new`, `pinned_numbers`).
+    unsafe { call(command, &mut request) }.map(drop)
+}
+
+/// Memory for a connection table in arrays that programs read: narrow slots, their tags, wide
+/// slots, their tags, and the overflow, which none reads.
+///
+/// # Errors
+/// If the arrays are shorter than `layout` says.
+pub fn shared_table(layout: Layout, arrays: [Arc<SharedArray>; 5]) -> io::Result<Memory> {
+    let regions = arrays.map(|array| {
+        // SAFETY: as in `words`. The reference is used by the region alone, which owns the array
+        // for as long as it exists.
+        let words = unsafe {
+            slice::from_raw_parts(array.memory.as_ptr().cast::<AtomicU64>(), array.words)
+        };
+        Region::shared(words, array)
+    });
+    Memory::new(layout, regions).map_err(io::Error::other)
+}
+
+/// A new map of so many entries, with keys and values of so many bytes.
+fn create_map(
+    name: &str,
+    kind: u32,
+    [key, value]: [u32; 2],
+    entries: u32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    let mut request = CreateMap {
+        kind,
+        key,
+        value,
+        entries,
+        flags,
+        inner: 0,
+        node: 0,
+        name: short_name(name),
+    };
+    // SAFETY: there are no addresses in it.
+    unsafe { descriptor(BPF_MAP_CREATE, &mut request) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn memory_file_is_mapped_only_if_it_cannot_become_shorter() -> io::Result<()> {
+        let file = memfd_create("lvs-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file = File::from(file);
+        file.set_len(8192)?;
+        let unsealed = SharedArray::of_file(&file, 0, 1024).expect_err("it is not sealed");
+        assert_eq!(unsealed.kind(), io::ErrorKind::InvalidInput);
+        seal(&file)?;
+        let array = SharedArray::of_file(&file, 4096, 512)?;
+        array.words()[511].store(7, Relaxed);
+        for len in [0, 4096, 16_384] {
+            file.set_len(len).expect_err("its length is fixed");
+        }
+        assert_eq!(array.words()[511].load(Relaxed), 7);
+        for (offset, words) in [(4096, 513), (0, usize::MAX / 4), (u64::MAX, 1)] {
+            SharedArray::of_file(&file, offset, words).expect_err("it is not so long");
+        }
+        let ordinary = tempfile::tempfile()?;
+        ordinary.set_len(8192)?;
+        SharedArray::of_file(&ordinary, 0, 1024).expect_err("it has no seals");
+        Ok(())
+    }
+}

@@ -1,0 +1,137 @@
+//! BPF by its system call: maps that this process maps as well, programs, and where they are
+//! attached and pinned.
+//!
+//! A loader crate would do the same calls; what it brings beside them (relocation against the
+//! kernel's types, maps described in BTF) is of no use here, because the programs read packets and
+//! our own maps only.
+
+mod maps;
+mod programs;
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+pub use maps::{
+    MapPlace, PerCpuArray, ProgramArray, SharedArray, SharedMap, SharedSet, seal, shared_table,
+};
+pub use programs::{Jump, Program, ProgramKind, ProgramLink};
+
+use crate::attached::{call, descriptor};
+
+/// `bpf_insn` of `linux/bpf.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Instruction {
+    /// What is done.
+    pub code: u8,
+    /// Destination in the lower half, source in the upper one.
+    pub registers: u8,
+    /// Of a jump or of memory.
+    pub offset: i16,
+    /// A number.
+    pub immediate: i32,
+}
+
+/// What `BPF_OBJ_PIN` and `BPF_OBJ_GET` read.
+#[repr(C)]
+struct Object {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+const BPF_OBJ_PIN: libc::c_long = 6;
+const BPF_OBJ_GET: libc::c_long = 7;
+
+/// Makes sure that there is a BPF file system at a directory.
+///
+/// # Errors
+/// If there is none, and this process may not mount one (`CAP_SYS_ADMIN`).
+pub fn mount_bpf(directory: &Path) -> io::Result<()> {
+    const MAGIC: u32 = 0xcafe_4a11;
+    let at = rustix::fs::statfs(directory)?;
+    if u32::try_from(at.f_type) == Ok(MAGIC) {
+        return Ok(());
+    }
+    let path = c_path(directory)?;
+    // SAFETY: the strings end with a zero and live until after the call.
+    let done = unsafe {
+        libc::mount(
+            c"bpf".as_ptr(),
+            path.as_ptr(),
+            c"bpf".as_ptr(),
+            libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC,
+            c"mode=0700".as_ptr().cast(),
+        )
+    };
+    super::check(done).map(drop)
+}
+
+/// Whether this process is root outside of containers: if BPF is refused all the same, that is
+/// worth a word. Tests ask.
+pub fn is_root_of_all() -> bool {
+    // bpf(2) is for whoever has capabilities in the first user namespace, whose map of users is
+    // this.
+    let all = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let fields: Vec<&str> = all.split_ascii_whitespace().collect();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    // CAP_NET_ADMIN, CAP_PERFMON and CAP_BPF.
+    let needed = 1 << 12 | 1 << 38 | 1 << 39;
+    fields == ["0", "0", "4294967295"] && effective.is_some_and(|all| all & needed == needed)
+}
+
+/// `CLOCK_MONOTONIC` in nanoseconds, as programs in the kernel read it.
+pub fn monotonic() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the pointer is to a `timespec` that the kernel writes.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+/// A name as tools show it.
+fn short_name(name: &str) -> [u8; 16] {
+    let mut short = [0; 16];
+    for (to, from) in short.iter_mut().take(15).zip(name.bytes()) {
+        *to = from;
+    }
+    short
+}
+
+fn number(fd: &OwnedFd) -> u32 {
+    u32::try_from(fd.as_raw_fd()).expect("descriptors are not negative")
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+fn pinned(path: &Path) -> io::Result<OwnedFd> {
+    let name = c_path(path)?;
+    let mut request = Object {
+        path: name.as_ptr().expose_provenance() as u64,
+        fd: 0,
+        flags: 0,
+    };
+    // SAFETY: the path lives here and ends with a zero.
+    unsafe { descriptor(BPF_OBJ_GET, &mut request) }
+}
+
+fn pin(fd: &OwnedFd, path: &Path) -> io::Result<()> {
+    let name = c_path(path)?;
+    let mut request = Object {
+        path: name.as_ptr().expose_provenance() as u64,
+        fd: number(fd),
+        flags: 0,
+    };
+    // SAFETY: the path lives here and ends with a zero.
+    unsafe { call(BPF_OBJ_PIN, &mut request) }.map(drop)
+}

@@ -1,0 +1,448 @@
+//! Programs, and the links that hold them where they are run.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+use super::{Instruction, ProgramArray, number, pin, pinned, short_name};
+use crate::attached::{self, Place, call, descriptor};
+
+/// What `BPF_PROG_LOAD` reads, as far as it is used.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct LoadProgram {
+    kind: u32,
+    length: u32,
+    instructions: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+    name: [u8; 16],
+    ifindex: u32,
+    attach_type: u32,
+}
+
+/// What `BPF_LINK_CREATE` reads, as far as it is used; behind it are zeros, as many as tcx wants to
+/// see.
+#[repr(C)]
+struct CreateLink {
+    program: u32,
+    ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+    rest: [u64; 6],
+}
+
+/// What `BPF_PROG_TEST_RUN` reads and writes.
+#[repr(C)]
+struct TestRun {
+    program: u32,
+    result: u32,
+    size_in: u32,
+    size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    context_size_in: u32,
+    context_size_out: u32,
+    context_in: u64,
+    context_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch: u32,
+    unused: u32,
+}
+
+/// What `BPF_LINK_UPDATE` reads.
+#[repr(C)]
+struct UpdateLink {
+    link: u32,
+    program: u32,
+    flags: u32,
+    before: u32,
+}
+
+const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_PROG_TEST_RUN: libc::c_long = 10;
+const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_LINK_UPDATE: libc::c_long = 29;
+const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
+const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+const BPF_PROG_TYPE_XDP: u32 = 6;
+/// `BPF_XDP` of `enum bpf_attach_type`.
+const BPF_XDP: u32 = 37;
+/// By the driver itself, not behind it.
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+const BPF_F_BEFORE: u32 = 1 << 3;
+/// In the flags of a trial: the frame comes with a sum over all of it, as some cards make it, and
+/// the kernel looks whether that still holds afterwards (Linux 6.16).
+const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
+/// Bytes of what the verifier may say.
+const LOG: usize = 1 << 20;
+/// How often a program is loaded that signals interrupt.
+const ATTEMPTS: usize = 5;
+
+/// Where a program goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramKind {
+    /// Before a socket.
+    SocketFilter,
+    /// At the ingress of an interface (tcx, or a filter of `tc`).
+    Ingress,
+    /// At its egress.
+    Egress,
+    /// In its driver, before there is a socket buffer.
+    Xdp,
+}
+
+impl ProgramKind {
+    /// `enum bpf_attach_type`.
+    const fn place(self) -> u32 {
+        match self {
+            Self::SocketFilter => 0,
+            Self::Ingress => Place::Ingress.number(),
+            Self::Egress => Place::Egress.number(),
+            Self::Xdp => BPF_XDP,
+        }
+    }
+}
+
+/// A program in the kernel. It lives as long as this value and what it is attached to.
+#[derive(Debug)]
+pub struct Program {
+    pub(super) fd: OwnedFd,
+    kind: ProgramKind,
+}
+
+/// A program at an interface. Unless it is pinned, it goes with this value, with the interface, or
+/// with the process.
+#[derive(Debug)]
+pub struct ProgramLink {
+    fd: OwnedFd,
+}
+
+impl Program {
+    /// Has the kernel check and take a program. `name`: what tools show, at most 15 letters, digits
+    /// and `_`.
+    ///
+    /// # Errors
+    /// `PermissionDenied` without `CAP_BPF` and `CAP_NET_ADMIN` in the first user namespace; what
+    /// the verifier has against it, with the end of its log; `Unsupported` or `InvalidInput`
+    /// from kernels that lack something.
+    pub fn load(kind: ProgramKind, name: &str, instructions: &[Instruction]) -> io::Result<Self> {
+        let license = c"Dual MIT/GPL";
+        let mut request = LoadProgram {
+            kind: match kind {
+                ProgramKind::SocketFilter => BPF_PROG_TYPE_SOCKET_FILTER,
+                ProgramKind::Ingress | ProgramKind::Egress => BPF_PROG_TYPE_SCHED_CLS,
+                ProgramKind::Xdp => BPF_PROG_TYPE_XDP,
+            },
+            length: u32::try_from(instructions.len()).unwrap_or(u32::MAX),
+            instructions: instructions.as_ptr().expose_provenance() as u64,
+            license: license.as_ptr().expose_provenance() as u64,
+            log_level: 0,
+            log_size: 0,
+            log: 0,
+            kernel_version: 0,
+            flags: 0,
+            name: short_name(name),
+            ifindex: 0,
+            attach_type: kind.place(),
+        };
+        // SAFETY: the instructions and the license live here.
+        let error = match unsafe { load_in_peace(&mut request) } {
+            Ok(fd) => return Ok(Self { fd, kind }),
+            Err(error) => error,
+        };
+        let mut log = vec![0_u8; LOG];
+        request.log_level = 1;
+        request.log_size = u32::try_from(log.len()).unwrap_or(0);
+        request.log = log.as_mut_ptr().expose_provenance() as u64;
+        // For what the verifier says. SAFETY: as before; the log is as long as `log_size`, and this
+        // function's.
+        let again = unsafe { load_in_peace(&mut request) };
+        again
+            .map(|fd| Self { fd, kind })
+            .map_err(|_| with_log(error, &log))
+    }
+
+    /// Puts the program at the ingress or egress of an interface, before all that is there: BPF
+    /// programs, and `tc` filters; or in its driver.
+    ///
+    /// # Errors
+    /// If there is no such interface, or the kernel has no tcx (Linux 6.6); `EOPNOTSUPP` from a
+    /// driver without XDP, `EBUSY` where there is another such program, what else the driver has
+    /// against it.
+    pub fn attach(&self, ifindex: u32) -> io::Result<ProgramLink> {
+        let mut request = CreateLink {
+            program: number(&self.fd),
+            ifindex,
+            attach_type: self.kind.place(),
+            flags: match self.kind {
+                ProgramKind::Xdp => XDP_FLAGS_DRV_MODE,
+                _ => BPF_F_BEFORE,
+            },
+            rest: [0; 6],
+        };
+        // SAFETY: there are no addresses in it.
+        let fd = unsafe { descriptor(BPF_LINK_CREATE, &mut request) }?;
+        Ok(ProgramLink { fd })
+    }
+
+    /// The kernel's number of the program.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn id(&self) -> io::Result<u32> {
+        attached::id(&self.fd)
+    }
+
+    /// Whether the program of number `id` is the first one at that place of an interface: others
+    /// may keep frames from it.
+    ///
+    /// # Errors
+    /// If there is no such interface, or the kernel does not say.
+    pub fn is_first_at(&self, id: u32, ifindex: u32) -> io::Result<bool> {
+        let place = match self.kind {
+            ProgramKind::Egress => Place::Egress,
+            _ => Place::Ingress,
+        };
+        Ok(attached::ids(ifindex, place)?.first() == Some(&id))
+    }
+
+    /// What the program says to a frame that comes in on `ifindex`, and what it has made of it. An
+    /// aggregate has segments of `segment` bytes; else that is 0. With `summed`, the card has
+    /// made a sum of the whole packet, and the program has to keep it right: else the error is
+    /// `EBADMSG`. Kernels before 6.16 do not know that, and say `EINVAL`. To one of
+    /// [`ProgramKind::Xdp`] the frame comes in by the loopback, as it is.
+    ///
+    /// # Errors
+    /// What the kernel has against it.
+    pub fn test_run(
+        &self,
+        ifindex: u32,
+        frame: &[u8],
+        segment: u32,
+        summed: bool,
+    ) -> io::Result<(i32, Vec<u8>)> {
+        // `__sk_buff`: 48 words, of which the kernel wants most to be 0.
+        const IFINDEX: usize = 10;
+        const GSO_SEGMENTS: usize = 41;
+        const GSO_SIZE: usize = 44;
+        let mut context = [0_u32; 48];
+        context[IFINDEX] = ifindex;
+        context[GSO_SIZE] = segment;
+        let length = u32::try_from(frame.len()).unwrap_or(0);
+        context[GSO_SEGMENTS] = length.checked_div(segment).map_or(0, |whole| whole + 1);
+        let context = match self.kind {
+            ProgramKind::Xdp => &context[..0],
+            _ => &context[..],
+        };
+        let mut out = vec![0_u8; frame.len() + 256];
+        let mut request = TestRun {
+            program: number(&self.fd),
+            result: 0,
+            size_in: u32::try_from(frame.len()).unwrap_or(u32::MAX),
+            size_out: u32::try_from(out.len()).unwrap_or(0),
+            data_in: frame.as_ptr().expose_provenance() as u64,
+            data_out: out.as_mut_ptr().expose_provenance() as u64,
+            repeat: 1,
+            duration: 0,
+            context_size_in: u32::try_from(size_of_val(context)).unwrap_or(0),
+            context_size_out: 0,
+            context_in: match context {
+                [] => 0,
+                _ => context.as_ptr().expose_provenance() as u64,
+            },
+            context_out: 0,
+            flags: if summed {
+                BPF_F_TEST_SKB_CHECKSUM_COMPLETE
+            } else {
+                0
+            },
+            cpu: 0,
+            batch: 0,
+            unused: 0,
+        };
+        // SAFETY: frame, `out` and context live here, and are as long as the request says.
+        unsafe { call(BPF_PROG_TEST_RUN, &mut request) }?;
+        out.truncate(request.size_out as usize);
+        Ok((request.result.cast_signed(), out))
+    }
+
+    /// The descriptor, for a socket that the program is to filter, or a filter of `tc`.
+    pub fn fd(&self) -> libc::c_int {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// A short program that goes on with a long one, for a socket that has no room for that
+/// (`net.core.optmem_max`, 20 KiB in older kernels).
+#[derive(Debug)]
+pub struct Jump {
+    program: Program,
+    _to: ProgramArray,
+}
+
+impl Jump {
+    /// Loads one that goes on with `target`.
+    ///
+    /// # Errors
+    /// As [`Program::load`].
+    pub fn to(target: &Program) -> io::Result<Self> {
+        const ALL: i32 = i32::MAX;
+        const BPF_FUNC_TAIL_CALL: i32 = 12;
+        let map = ProgramArray::new("lvs_jump", 1)?;
+        map.put(0, target)?;
+        let op = |code, registers, immediate| Instruction {
+            code,
+            registers,
+            offset: 0,
+            immediate,
+        };
+        let code = [
+            op(0x18, 0x12, map.number()), // r2 = the map
+            op(0x00, 0x00, 0),
+            op(0xb7, 0x03, 0), // r3 = the first entry
+            op(0x85, 0x00, BPF_FUNC_TAIL_CALL),
+            op(0xb4, 0x00, ALL), // it cannot: w0 = the whole packet
+            op(0x95, 0x00, 0),   // return r0
+        ];
+        let program = Program::load(target.kind, "lvs_jump", &code)?;
+        Ok(Self { program, _to: map })
+    }
+
+    /// The short one.
+    pub const fn program(&self) -> &Program {
+        &self.program
+    }
+}
+
+impl ProgramLink {
+    /// Lets the program stay when this process ends, under a name in a BPF file system.
+    ///
+    /// # Errors
+    /// If there is no such directory, or the name is taken.
+    pub fn pin(&self, path: &Path) -> io::Result<()> {
+        pin(&self.fd, path)
+    }
+
+    /// The one that was pinned under this name.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn pinned(path: &Path) -> io::Result<Self> {
+        let fd = pinned(path)?;
+        Ok(Self { fd })
+    }
+
+    /// Runs this program from now on, at the same place; no frame is missed.
+    ///
+    /// # Errors
+    /// If its interface is gone (`ENOLINK`), or it is another kind of link.
+    pub fn update(&self, program: &Program) -> io::Result<()> {
+        let mut request = UpdateLink {
+            link: number(&self.fd),
+            program: number(&program.fd),
+            flags: 0,
+            before: 0,
+        };
+        // SAFETY: there are no addresses in it.
+        unsafe { call(BPF_LINK_UPDATE, &mut request) }.map(drop)
+    }
+}
+
+/// `BPF_PROG_LOAD`. The verifier stops with `EAGAIN` when a signal waits for this thread, and has to
+/// be asked again when it has been delivered.
+///
+/// # Safety
+/// As [`call`].
+unsafe fn load_in_peace(request: &mut LoadProgram) -> io::Result<OwnedFd> {
+    let mut attempt = 1;
+    loop {
+        // SAFETY: the caller says so.
+        match unsafe { descriptor(BPF_PROG_LOAD, request) } {
+            Err(error) if interrupted(&error) && attempt < ATTEMPTS => attempt += 1,
+            done => return done,
+        }
+    }
+}
+
+fn interrupted(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
+}
+
+/// An error with what the verifier said last.
+fn with_log(error: io::Error, log: &[u8]) -> io::Error {
+    const LINES: usize = 12;
+    let end = log.iter().position(|&byte| byte == 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&log[..end]);
+    // What it lets root alone do needs this, not the right to load programs.
+    if text.contains("for !root") {
+        let missing = "CAP_PERFMON is missing";
+        return io::Error::new(io::ErrorKind::PermissionDenied, missing);
+    }
+    let mut lines: Vec<&str> = text.lines().rev().take(LINES).collect();
+    if lines.is_empty() {
+        return error;
+    }
+    lines.reverse();
+    // The verifier says no with a number that stands for permissions elsewhere.
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("{error}: {}", lines.join("; ")),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::is_root_of_all;
+
+    /// As long as the kernel takes them at all, so that checking it takes a while.
+    fn long_program() -> Vec<Instruction> {
+        let zero = Instruction {
+            code: 0xb7,
+            registers: 0,
+            offset: 0,
+            immediate: 0,
+        };
+        let exit = Instruction { code: 0x95, ..zero };
+        let mut code = vec![zero; 900_000];
+        code.push(exit);
+        code
+    }
+
+    #[test]
+    fn a_signal_stops_no_program() -> io::Result<()> {
+        signal_hook::flag::register(libc::SIGURG, Arc::new(AtomicBool::new(false)))?;
+        // SAFETY: it takes nothing and gives a number.
+        let thread = unsafe { libc::gettid() };
+        let process = std::process::id().cast_signed();
+        let pester = thread::spawn(move || {
+            for _ in 0..ATTEMPTS - 1 {
+                thread::sleep(Duration::from_millis(5));
+                // SAFETY: it takes numbers; a thread that has ended is no error worth telling.
+                unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGURG) };
+            }
+        });
+        let loaded = Program::load(ProgramKind::SocketFilter, "long", &long_program());
+        pester.join().expect("it ends");
+        match loaded {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_root_of_all() => {
+                crate::testing::not_run(&format!("needs BPF: {error}"));
+            }
+            loaded => drop(loaded?),
+        }
+        Ok(())
+    }
+}

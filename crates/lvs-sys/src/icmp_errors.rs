@@ -1,0 +1,50 @@
+//! ICMP errors of sockets for datagrams (`IP_RECVERR`, ip(7)). Apart from the rest of `sys`, because
+//! `lvsd`, which has no engine in it, needs them for its checks.
+use std::io;
+use std::mem::size_of_val;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Has `socket`, which is connected to `target` or will be, return every ICMP error as the error of
+/// its next call. Without this the kernel returns only some of them: not "host unreachable", for
+/// instance.
+///
+/// # Errors
+/// The socket is of another family.
+pub fn receive(socket: &impl AsFd, target: IpAddr) -> io::Result<()> {
+    let (level, option) = match target {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_RECVERR),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+    };
+    let on: libc::c_int = 1;
+    let len = libc::socklen_t::try_from(size_of_val(&on)).map_err(io::Error::other)?;
+    // SAFETY: pointer and length describe `on`, which lives during the call and is only read.
+    let rc = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            level,
+            option,
+            (&raw const on).cast(),
+            len,
+        )
+    };
+    match rc {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn receive_on_a_socket_of_the_family_succeeds() {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let target = IpAddr::from([127, 0, 0, 1]);
+        receive(&socket, target).expect("IPv4");
+        assert!(receive(&socket, "::1".parse().expect("an address")).is_err());
+    }
+}

@@ -1,0 +1,309 @@
+//! Everything that needs `unsafe`: thin, typed wrappers over system calls.
+//!
+//! Nothing here decides anything; each wrapper owns its descriptors and buffers, so that the
+//! modules above it are safe code. Knowledge of protocols (virtio headers, VLAN tags, netlink
+//! messages) lives with its users.
+
+mod arena;
+pub mod attached;
+mod bpf;
+pub mod classic;
+mod device;
+pub mod icmp_errors;
+mod multicast;
+pub mod netns;
+mod packet;
+pub mod peer_groups;
+pub mod peercred;
+mod poll;
+mod ring;
+pub mod seccomp;
+pub mod signals;
+mod slice;
+mod table;
+pub mod testing;
+mod tun;
+mod turn;
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+pub use arena::{Arena, Lent, prefetch};
+pub use bpf::{
+    Instruction, Jump, MapPlace, PerCpuArray, Program, ProgramArray, ProgramKind, ProgramLink,
+    SharedArray, SharedMap, SharedSet, is_root_of_all, monotonic, mount_bpf, seal, shared_table,
+};
+pub use device::{primary_address, set_mtu, set_up};
+pub use multicast::{datagrams_lost, multicast_receiver, multicast_sender};
+pub use packet::{Auxdata, MessageBatch, PacketSocket, PacketStats, VNET_HDR_LEN};
+pub use peercred::group_id;
+pub use poll::{EventFd, Poller, wait_writable};
+pub use ring::{PacketRing, RingFrame};
+pub use slice::{permitted_cpus, run_in_real_time, run_in_slices, run_on, thread_time};
+pub use table::{TablePages, table_memory};
+pub use tun::{TunDevice, TunOptions};
+pub use turn::{TurnBack, TurnedBack, turned};
+
+/// The index of a network interface of this thread's network namespace.
+///
+/// # Errors
+/// `NotFound` if there is none of that name.
+pub fn if_index(name: &str) -> io::Result<u32> {
+    let c_name = CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    // SAFETY: the pointer is to a NUL-terminated string that lives during the call.
+    let index = unsafe { libc::if_nametoindex(c_name.as_ptr()) };
+    if index == 0 {
+        let err = io::Error::last_os_error();
+        return Err(match err.raw_os_error() {
+            Some(libc::ENODEV | libc::ENXIO) => io::Error::new(io::ErrorKind::NotFound, err),
+            _ => err,
+        });
+    }
+    Ok(index)
+}
+
+/// The name of a network interface of this thread's network namespace.
+///
+/// # Errors
+/// `NotFound` if there is none of that index.
+pub fn if_name(index: u32) -> io::Result<String> {
+    let mut name: [libc::c_char; libc::IF_NAMESIZE] = [0; libc::IF_NAMESIZE];
+    // SAFETY: the buffer has the IF_NAMESIZE bytes that the function may write.
+    let answer = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
+    if answer.is_null() {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            io::Error::last_os_error(),
+        ));
+    }
+    // SAFETY: on success the buffer holds a NUL-terminated string.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+    Ok(name.to_string_lossy().into_owned())
+}
+
+/// Moves the calling thread (and no other) into a new, empty network namespace.
+///
+/// # Errors
+/// Without `CAP_SYS_ADMIN`.
+pub fn unshare_network() -> io::Result<()> {
+    // SAFETY: takes a number; CLONE_NEWNET concerns the calling thread only.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
+    Ok(())
+}
+
+/// The calling thread's network namespace.
+///
+/// # Errors
+/// If `/proc` is not mounted.
+pub fn current_network() -> io::Result<OwnedFd> {
+    Ok(std::fs::File::open("/proc/thread-self/ns/net")?.into())
+}
+
+/// Moves the calling thread (and no other) into the network namespace `netns`.
+///
+/// # Errors
+/// Without `CAP_SYS_ADMIN`, or if the descriptor is not a network namespace.
+pub fn enter_network(netns: &impl AsFd) -> io::Result<()> {
+    // SAFETY: the descriptor is open during the call; CLONE_NEWNET concerns the calling thread
+    // only.
+    check(unsafe { libc::setns(netns.as_fd().as_raw_fd(), libc::CLONE_NEWNET) })?;
+    Ok(())
+}
+
+/// Makes the receive buffer of a socket `bytes` long: beyond the system's limit if this process
+/// may, else up to it. Returns what it became (the kernel counts its own overhead in, and reports
+/// about twice the request).
+///
+/// # Errors
+/// If the descriptor is not a socket.
+pub fn set_receive_buffer(fd: &impl AsFd, bytes: i32) -> io::Result<i32> {
+    set_buffer(fd, bytes, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)
+}
+
+/// As [`set_receive_buffer`], for the send buffer.
+///
+/// # Errors
+/// If the descriptor is not a socket.
+pub fn set_send_buffer(fd: &impl AsFd, bytes: i32) -> io::Result<i32> {
+    set_buffer(fd, bytes, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)
+}
+
+fn set_buffer(
+    fd: &impl AsFd,
+    bytes: i32,
+    force: libc::c_int,
+    plain: libc::c_int,
+) -> io::Result<i32> {
+    let fd = fd.as_fd().as_raw_fd();
+    if set_option(fd, libc::SOL_SOCKET, force, &bytes).is_err() {
+        set_option(fd, libc::SOL_SOCKET, plain, &bytes)?;
+    }
+    get_option(fd, libc::SOL_SOCKET, plain, 0_i32)
+}
+
+/// Bytes of a page of memory.
+fn page_size() -> usize {
+    // SAFETY: takes a number.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
+}
+
+/// Turns the -1 of a failed call into the error of `errno`.
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// As [`check`], for calls that return a length.
+fn check_len(result: libc::ssize_t) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// The size of `T` as the kernel's socket calls want it.
+fn socklen<T>() -> libc::socklen_t {
+    libc::socklen_t::try_from(size_of::<T>()).expect("socket options and addresses are small")
+}
+
+fn set_option<T: Copy>(
+    fd: libc::c_int,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
+    // SAFETY: the pointer and the length describe `value`, which the kernel only reads.
+    check(unsafe {
+        libc::setsockopt(
+            fd,
+            level,
+            option,
+            std::ptr::from_ref(value).cast(),
+            socklen::<T>(),
+        )
+    })?;
+    Ok(())
+}
+
+/// Reads an option into `value`, which must be of a type that is valid for any bytes (integers and
+/// structs of them).
+fn get_option<T: Plain>(
+    fd: libc::c_int,
+    level: libc::c_int,
+    option: libc::c_int,
+    mut value: T,
+) -> io::Result<T> {
+    let mut len = socklen::<T>();
+    // SAFETY: pointer and length describe `value`; any bytes are a valid `T` (the contract of
+    // `Plain`).
+    check(unsafe {
+        libc::getsockopt(
+            fd,
+            level,
+            option,
+            std::ptr::from_mut(&mut value).cast(),
+            &raw mut len,
+        )
+    })?;
+    Ok(value)
+}
+
+/// Types for which any bytes are a value.
+///
+/// # Safety
+/// Implement it only for integers and for `repr(C)` structs of them.
+unsafe trait Plain: Copy {}
+// SAFETY: an integer.
+unsafe impl Plain for i32 {}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::PathBuf;
+
+    /// What the wrappers call that systemd's `@system-service` has (`systemd-analyze
+    /// syscall-filter`), or that is made of such calls.
+    const OF_ANY_SERVICE: &[&str] = &[
+        "bind",
+        "clock_gettime",
+        "eventfd",
+        "geteuid",
+        "getgrnam_r",
+        "getsockname",
+        "getsockopt",
+        "gettid",
+        "if_indextoname",
+        "if_nametoindex",
+        "ioctl",
+        "madvise",
+        "mmap",
+        "munmap",
+        "poll",
+        "ppoll",
+        "read",
+        "recvmmsg",
+        "sched_setattr",
+        "sendmmsg",
+        "sendto",
+        "setns",
+        "setsockopt",
+        "signal",
+        "socket",
+        "sysconf",
+        "tgkill",
+        "unshare",
+        "write",
+    ];
+
+    /// What `source` calls of libc, by functions or by numbers (`SYS_*`).
+    fn calls(source: &str) -> impl Iterator<Item = &str> {
+        source.split("libc::").skip(1).filter_map(|rest| {
+            let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_')?;
+            let (name, rest) = rest.split_at(end);
+            match name.strip_prefix("SYS_") {
+                Some(call) => Some(call),
+                // The others are macros (`CMSG_DATA`).
+                None => (rest.starts_with('(')
+                    && name.starts_with(|c: char| c.is_ascii_lowercase())
+                    && name != "syscall")
+                    .then_some(name),
+            }
+        })
+    }
+
+    #[test]
+    fn the_unit_permits_each_system_call() {
+        let mut called = BTreeSet::new();
+        let mut left = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
+        while let Some(path) = left.pop() {
+            if path.is_dir() {
+                let inside = fs::read_dir(path).unwrap();
+                left.extend(inside.map(|entry| entry.unwrap().path()));
+                continue;
+            }
+            let source = fs::read_to_string(path).unwrap();
+            called.extend(calls(&source).map(str::to_owned));
+        }
+        for call in OF_ANY_SERVICE {
+            assert!(called.remove(*call), "{call} is not called");
+        }
+        // systemd has mounted what this would mount.
+        assert!(called.remove("mount"));
+
+        let unit = include_str!("../../../contrib/lvs-dataplane.service");
+        let permitted: BTreeSet<&str> = unit
+            .lines()
+            .filter_map(|line| line.strip_prefix("SystemCallFilter="))
+            .filter(|list| !list.starts_with('~'))
+            .flat_map(str::split_whitespace)
+            .collect();
+        assert!(permitted.contains("@system-service"));
+        for call in &called {
+            assert!(permitted.contains(&**call), "{call} is not permitted");
+        }
+        assert!(called.contains("bpf") && called.contains("mincore"));
+    }
+}

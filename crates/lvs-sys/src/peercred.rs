@@ -1,0 +1,181 @@
+//! Who is at the other end of a Unix socket (`SO_PEERCRED`, unix(7)).
+
+use std::ffi::CString;
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+/// Process and user at the other end, as they were when it connected or began to listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerCred {
+    /// Process id; 0 if the process is in another PID namespace.
+    pub pid: u32,
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "twelve bytes")]
+const CRED_LEN: libc::socklen_t = size_of::<libc::ucred>() as libc::socklen_t;
+
+/// The process and user at the other end of `socket`.
+pub fn peer_cred(socket: &impl AsFd) -> io::Result<PeerCred> {
+    let mut cred = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = CRED_LEN;
+    // SAFETY: `cred` and `len` live for the call, and `len` is the size of `cred`, which takes any
+    // bytes.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut len,
+        )
+    };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(PeerCred {
+        pid: u32::try_from(cred.pid).unwrap_or(0),
+        uid: cred.uid,
+        gid: cred.gid,
+    })
+}
+
+/// A process at the other end of a socket, by a descriptor that stays its even when its id has
+/// become another's.
+#[derive(Debug)]
+pub struct Process(Option<OwnedFd>);
+
+/// `SO_PEERPIDFD` of socket.h, since Linux 6.5.
+#[cfg(not(any(target_arch = "sparc64", target_arch = "sparc")))]
+const SO_PEERPIDFD: libc::c_int = 77;
+/// As sparc numbers it.
+#[cfg(any(target_arch = "sparc64", target_arch = "sparc"))]
+const SO_PEERPIDFD: libc::c_int = 0x0056;
+
+impl Process {
+    /// The process that connected `socket`. Before Linux 6.5 it is the one that has the id `pid`
+    /// now, and before 5.3 nobody knows.
+    pub fn of_peer(socket: &impl AsFd, pid: u32) -> Self {
+        let peer = super::get_option(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            -1_i32,
+        );
+        match peer {
+            // SAFETY: the kernel has just opened this descriptor for us, and nobody else knows it.
+            Ok(fd) if fd >= 0 => Self(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
+            _ => Self::of_pid(pid),
+        }
+    }
+
+    /// The process that has the id `pid` now.
+    fn of_pid(pid: u32) -> Self {
+        let pid = i32::try_from(pid).ok();
+        let flags = rustix::process::PidfdFlags::empty();
+        Self(
+            pid.and_then(rustix::process::Pid::from_raw)
+                .and_then(|pid| rustix::process::pidfd_open(pid, flags).ok()),
+        )
+    }
+
+    /// Whether the process has not ended, so that its id is its own.
+    pub fn is_there(&self) -> bool {
+        let Some(fd) = &self.0 else { return true };
+        let mut poll = libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one `pollfd`, which lives for the call; the call does not wait.
+        let ended = unsafe { libc::poll(&raw mut poll, 1, 0) };
+        // A descriptor of a process becomes readable when it ends (pidfd_open(2)).
+        ended == 0
+    }
+}
+
+/// The number of the group `name`, as the system's databases have it (getgrnam_r(3)); `None` if
+/// there is none.
+///
+/// # Errors
+/// The databases cannot be read.
+pub fn group_id(name: &str) -> io::Result<Option<u32>> {
+    let name = CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let mut buffer = vec![0 as libc::c_char; 1 << 10];
+    loop {
+        let mut group = std::mem::MaybeUninit::<libc::group>::uninit();
+        let mut found = std::ptr::null_mut();
+        // SAFETY: the name ends with a NUL, the buffer is as long as it is said to be, and all live
+        // for the call.
+        let rc = unsafe {
+            libc::getgrnam_r(
+                name.as_ptr(),
+                group.as_mut_ptr(),
+                buffer.as_mut_ptr(),
+                buffer.len(),
+                &raw mut found,
+            )
+        };
+        match rc {
+            0 if found.is_null() => return Ok(None),
+            // SAFETY: the call has filled in `group`, which `found` points to.
+            0 => return Ok(Some(unsafe { (*found).gr_gid })),
+            // A group with very many members.
+            libc::ERANGE if buffer.len() < 1 << 24 => buffer.resize(buffer.len() * 4, 0),
+            error => return Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
+/// The effective user of this process.
+pub fn own_uid() -> u32 {
+    // SAFETY: the call takes nothing and always succeeds.
+    unsafe { libc::geteuid() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn the_peer_of_a_pair_is_this_process() -> io::Result<()> {
+        let (a, _b) = UnixStream::pair()?;
+        let cred = peer_cred(&a)?;
+        assert_eq!(cred.pid, std::process::id());
+        assert_eq!(cred.uid, own_uid());
+        assert!(!crate::peer_groups::peer_in_group(&a, u32::MAX - 7)?);
+        assert!(Process::of_peer(&a, cred.pid).is_there());
+        Ok(())
+    }
+
+    #[test]
+    fn groups_have_numbers() -> io::Result<()> {
+        assert_eq!(group_id("root")?, Some(0));
+        assert_eq!(group_id("no such group")?, None);
+        assert!(group_id("a\0b").is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_not_there() -> io::Result<()> {
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .spawn()?;
+        let process = Process::of_pid(child.id());
+        assert!(process.0.is_some() && process.is_there());
+        drop(child.stdin.take());
+        child.wait()?;
+        assert!(!process.is_there());
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! A filter of system calls (seccomp(2)) that refuses some and lets all others be made.
+use std::io;
+
+/// What becomes of calls by the conventions of another architecture (32-bit programs), whose
+/// numbers mean other calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Foreign {
+    /// They are made.
+    Made,
+    /// They are refused.
+    Refused,
+}
+
+/// `AUDIT_ARCH_*` (linux/audit.h) of what this is compiled for.
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: Option<u32> = Some(0xc000_003e);
+#[cfg(target_arch = "aarch64")]
+const ARCHITECTURE: Option<u32> = Some(0xc000_00b7);
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const ARCHITECTURE: Option<u32> = None;
+
+/// What has this bit is a call of x32, with numbers of its own.
+const X32: u32 = 0x4000_0000;
+
+/// Where `struct seccomp_data` has the number of the call, and the architecture.
+const NUMBER: u32 = 0;
+const ARCH: u32 = 4;
+
+const LOAD: u16 = 0x20;
+const IF_EQUAL: u16 = 0x15;
+const IF_NOT_LESS: u16 = 0x35;
+const RETURN: u16 = 0x06;
+
+const fn op(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
+/// The program: `calls`, fewer than 250, are answered with `EPERM`.
+fn program(architecture: u32, calls: &[i64], foreign: Foreign) -> Vec<libc::sock_filter> {
+    let refuse = op(
+        RETURN,
+        0,
+        0,
+        libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned(),
+    );
+    let make = op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW);
+    let stranger = match foreign {
+        Foreign::Made => make,
+        Foreign::Refused => refuse,
+    };
+    let mut all = vec![
+        op(LOAD, 0, 0, ARCH),
+        op(IF_EQUAL, 1, 0, architecture),
+        stranger,
+        op(LOAD, 0, 0, NUMBER),
+        op(IF_NOT_LESS, 0, 1, X32),
+        stranger,
+    ];
+    let count = calls.len();
+    for (index, call) in calls.iter().enumerate() {
+        // Past the other numbers and what is behind the last one.
+        let past = u8::try_from(count - index).unwrap_or(u8::MAX);
+        all.push(op(
+            IF_EQUAL,
+            past,
+            0,
+            u32::try_from(*call).unwrap_or(X32 - 1),
+        ));
+    }
+    all.extend([make, refuse]);
+    all
+}
+
+/// Has `calls` refused from now on, with `EPERM`, in all threads of this process and in what they
+/// start.
+///
+/// # Errors
+/// The kernel has no such filters (`ENOSYS`, `EINVAL`), or this process may not have one: it needs
+/// CAP_SYS_ADMIN, or to have given up new privileges (`EACCES`).
+pub fn refuse(calls: &[i64], foreign: Foreign) -> io::Result<()> {
+    let Some(architecture) = ARCHITECTURE else {
+        return Err(io::ErrorKind::Unsupported.into());
+    };
+    let mut all = program(architecture, calls, foreign);
+    let length = u16::try_from(all.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let program = libc::sock_fprog {
+        len: length,
+        filter: all.as_mut_ptr(),
+    };
+    // SAFETY: the program and its instructions live until after the call, which copies them.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            libc::SECCOMP_FILTER_FLAG_TSYNC,
+            &raw const program,
+        )
+    };
+    match done {
+        0 => Ok(()),
+        -1 => Err(io::Error::last_os_error()),
+        // With this flag, the number of a thread that has a filter of its own.
+        thread => Err(io::Error::other(format!(
+            "thread {thread} has another filter"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the program says of a call.
+    fn verdict(program: &[libc::sock_filter], arch: u32, number: u32) -> u32 {
+        let (mut at, mut value) = (0, 0);
+        loop {
+            let one = program[at];
+            at += 1;
+            match one.code {
+                LOAD if one.k == ARCH => value = arch,
+                LOAD => value = number,
+                IF_EQUAL | IF_NOT_LESS => {
+                    let holds = match one.code {
+                        IF_EQUAL => value == one.k,
+                        _ => value >= one.k,
+                    };
+                    at += usize::from(if holds { one.jt } else { one.jf });
+                }
+                _ => return one.k,
+            }
+        }
+    }
+
+    #[test]
+    fn some_calls_are_refused_and_no_others() {
+        let calls: Vec<i64> = (10..70).collect();
+        for (foreign, others) in [
+            (Foreign::Made, libc::SECCOMP_RET_ALLOW),
+            (Foreign::Refused, libc::SECCOMP_RET_ERRNO | 1),
+        ] {
+            let all = program(7, &calls, foreign);
+            for number in 0..100 {
+                let refused = (10..70).contains(&number);
+                let expected = match refused {
+                    true => libc::SECCOMP_RET_ERRNO | 1,
+                    false => libc::SECCOMP_RET_ALLOW,
+                };
+                assert_eq!(verdict(&all, 7, number), expected, "{number}");
+                assert_eq!(verdict(&all, 8, number), others, "{number}");
+                assert_eq!(verdict(&all, 7, number | X32), others, "{number}");
+            }
+        }
+    }
+}

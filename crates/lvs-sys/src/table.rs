@@ -1,0 +1,224 @@
+//! Memory for a connection table, in large pages where they can be had.
+
+use std::io;
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use lvs_core::memory::{Layout, Memory, Region};
+
+use super::{check, page_size};
+
+/// A large page.
+const LARGE: usize = 2 << 20;
+
+/// An anonymous mapping, all zeros at first.
+#[derive(Debug)]
+struct Mapping {
+    memory: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to this value until it is dropped, and nothing in it to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: a shared reference gives no access to the memory.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Room for so many words that begin at a large page.
+    fn new(words: usize) -> io::Result<Self> {
+        let len = words
+            .checked_mul(size_of::<AtomicU64>())
+            .and_then(|len| len.checked_add(LARGE))
+            .filter(|&len| isize::try_from(len).is_ok())
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: a new anonymous mapping touches no memory that exists.
+        let memory = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if memory == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { memory, len })
+    }
+
+    /// Where the words begin.
+    fn start(&self) -> NonNull<u8> {
+        let offset = self.memory.as_ptr().align_offset(LARGE);
+        // SAFETY: the mapping is a large page longer than its words, so the first boundary lies
+        // within.
+        unsafe { self.memory.add(offset.min(LARGE)) }
+    }
+
+    /// Asks for large pages. Without them the same memory is slower, no more.
+    fn advise(&self) {
+        // Refused where the kernel has none.
+        let _ = self.madvise(0, self.len - LARGE, libc::MADV_HUGEPAGE);
+    }
+
+    /// Gives the kernel advice on `len` bytes from `offset` on, one that changes nothing that is in
+    /// them.
+    fn madvise(&self, offset: usize, len: usize, advice: libc::c_int) -> io::Result<()> {
+        debug_assert!(offset + len <= self.len - LARGE, "within the words");
+        // SAFETY: the range lies within the mapping, and the advice changes nothing that is in it.
+        let done = unsafe {
+            let start = self.start().add(offset);
+            libc::madvise(start.as_ptr().cast(), len, advice)
+        };
+        check(done).map(drop)
+    }
+
+    /// Pages of `len` bytes from `offset` on that have been used.
+    fn used(&self, offset: usize, len: usize) -> io::Result<usize> {
+        debug_assert!(offset + len <= self.len - LARGE, "within the words");
+        let mut pages = vec![0_u8; len.div_ceil(page_size())];
+        // SAFETY: the range lies within the mapping, and there is a byte for each of its pages.
+        let done = unsafe {
+            let start = self.start().add(offset);
+            libc::mincore(start.as_ptr().cast(), len, pages.as_mut_ptr())
+        };
+        check(done)?;
+        Ok(pages.iter().filter(|&page| page & 1 != 0).count())
+    }
+}
+
+/// The pages of a connection table, which can become large ones when enough of them are used.
+#[derive(Debug)]
+pub struct TablePages {
+    mappings: Vec<Arc<Mapping>>,
+}
+
+impl TablePages {
+    /// Makes large pages of those of which half is used, and says of how many: look-ups then miss the
+    /// TLB less, for little more memory. `pause` is called after each; whoever looks up meanwhile waits
+    /// for a page of 2 MiB to be copied.
+    ///
+    /// # Errors
+    /// If the kernel has no large pages, or none that can be asked for (Linux 6.1).
+    pub fn enlarge(&self, mut pause: impl FnMut()) -> io::Result<usize> {
+        /// `MADV_COLLAPSE`, which not every libc names.
+        const COLLAPSE: libc::c_int = 25;
+        let mut made = 0;
+        for mapping in &self.mappings {
+            let len = mapping.len - LARGE;
+            for offset in (0..len / LARGE).map(|n| n * LARGE) {
+                if mapping.used(offset, LARGE)? < LARGE / page_size() / 2 {
+                    continue;
+                }
+                match mapping.madvise(offset, LARGE, COLLAPSE) {
+                    Ok(()) => made += 1,
+                    // There is no such memory in one piece now.
+                    Err(error)
+                        if matches!(
+                            error.raw_os_error(),
+                            Some(libc::EAGAIN | libc::ENOMEM | libc::EBUSY)
+                        ) => {}
+                    Err(error) => return Err(error),
+                }
+                pause();
+            }
+        }
+        Ok(made)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own. References to its words exist in regions that
+        // own this value, so there are none now.
+        unsafe { libc::munmap(self.memory.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Memory for a connection table that looks like `layout`, and its pages. `large` asks for large
+/// pages where the slots lie at once: the first connections then take 2 MiB each instead of 4 KiB.
+///
+/// # Errors
+/// What `mmap` says.
+pub fn table_memory(layout: Layout, large: bool) -> io::Result<(Memory, TablePages)> {
+    let sizes = [
+        (layout.narrow_words(), true),
+        (layout.narrow_buckets as usize, true),
+        (layout.wide_words(), false),
+        (layout.wide_buckets as usize, false),
+        (layout.overflow_words(), false),
+    ];
+    let mut mappings = Vec::with_capacity(sizes.len());
+    let mut regions = Vec::with_capacity(sizes.len());
+    for (words, slots_of_most) in sizes {
+        let mapping = Mapping::new(words)?;
+        if large && slots_of_most {
+            mapping.advise();
+        }
+        let mapping = Arc::new(mapping);
+        // SAFETY: the words lie within the mapping, are aligned, and are zero, which is a value of
+        // an atomic. The reference is used by the region alone, which owns the mapping for as long
+        // as it exists.
+        let words =
+            unsafe { slice::from_raw_parts(mapping.start().as_ptr().cast::<AtomicU64>(), words) };
+        regions.push(Region::shared(words, mapping.clone()));
+        mappings.push(mapping);
+    }
+    let regions = <[Region; 5]>::try_from(regions).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let memory = Memory::new(layout, regions).map_err(io::Error::other)?;
+    Ok((memory, TablePages { mappings }))
+}
+
+#[cfg(test)]
+mod tests {
+    use lvs_core::{Control, Options};
+
+    use super::*;
+
+    #[test]
+    fn a_table_lies_in_it_and_outlives_nothing() {
+        for large in [false, true] {
+            let control = Control::new(Options {
+                max_connections: 1000,
+                ..Options::default()
+            });
+            let (memory, _) = table_memory(control.layout(), large).unwrap();
+            let shard = control.shard_in(0, memory).unwrap();
+            assert_eq!((shard.len(), shard.capacity()), (0, 1000));
+        }
+    }
+
+    /// Most of a table of 50,000 connections lies in pages of which some are used at once.
+    #[test]
+    fn pages_become_large_ones_once_they_are_used() {
+        use core::sync::atomic::Ordering::Relaxed;
+
+        let layout = Layout::new(50_000, 1);
+        let (memory, pages) = table_memory(layout, false).unwrap();
+        assert_eq!(pages.enlarge(|| ()).unwrap_or(0), 0, "nothing is used");
+        let slots = &pages.mappings[0];
+        let len = layout.narrow_words();
+        // SAFETY: as in `table_memory`, but that `pages` keeps the mapping, beyond the last use.
+        let words =
+            unsafe { slice::from_raw_parts(slots.start().as_ptr().cast::<AtomicU64>(), len) };
+        for word in words.iter().step_by(page_size() / size_of::<AtomicU64>()) {
+            word.store(7, Relaxed);
+        }
+        let mut paused = 0;
+        match pages.enlarge(|| paused += 1) {
+            Ok(made) => {
+                assert!(made <= len * 8 / LARGE, "{made}");
+                assert_eq!(paused, len * 8 / LARGE);
+            }
+            // The kernel has none.
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}"),
+        }
+        let kept = words.iter().step_by(page_size() / size_of::<AtomicU64>());
+        assert!(kept.map(|word| word.load(Relaxed)).all(|word| word == 7));
+        drop(memory);
+    }
+}

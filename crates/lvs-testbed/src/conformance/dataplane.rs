@@ -1,0 +1,253 @@
+//! The recordings' test bed behind a control socket, for tests of what clients say to a dataplane.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use lvs_api::Address;
+use lvs_core::api::{
+    Call, ConnInfo, Done, Failure, FailureCode, Host, Info, ListEnd, Need, ServerInfo, ServiceId,
+    ServiceInfo, Sysctl, Timeouts,
+};
+use lvs_core::{Error, Instant, Options, Protocol, ServiceKey, Sysctls, Tuple};
+use lvs_packet::net::Net;
+use lvs_packet::testing::Table;
+use lvs_process::server::{Handle, Handler, Permissions, Server, Sink};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::bed::{Bed, port_named};
+use super::report::Log;
+
+/// The size of the kernel's connection table, which listings print.
+const KERNEL_TABLE_SIZE: u32 = 4096;
+const LOOPBACK_MTU: u32 = 65_536;
+/// Those of the test bed's networks.
+const BROADCASTS: [[u8; 4]; 3] = [[127, 255, 255, 255], [10, 255, 0, 255], [10, 1, 255, 255]];
+
+/// A dataplane in memory: its packets are what a test injects, its clock is moved by the test.
+#[derive(Debug)]
+pub struct MemoryDataplane(Mutex<Bed>);
+
+impl MemoryDataplane {
+    /// A director with these options, without services, with the network of the recordings.
+    ///
+    /// # Errors
+    /// The director refuses the options.
+    pub fn new(options: Options) -> Result<Arc<Self>> {
+        let bed = Bed::of(options, &Log::default())?;
+        Ok(Arc::new(Self(Mutex::new(bed))))
+    }
+
+    /// Answers at `address` until the handle is dropped.
+    ///
+    /// # Errors
+    /// The socket cannot be bound, or the process cannot start a thread.
+    pub fn serve(self: &Arc<Self>, address: &Address) -> Result<Handle> {
+        let server = Server::bind(address, Permissions::default())?;
+        Ok(server.serve(self.clone())?)
+    }
+
+    /// Does what a client of the control socket could ask for. Items of a list are not kept.
+    ///
+    /// # Errors
+    /// The refusal that the client would get; then nothing has changed.
+    pub fn ask(&self, call: Call) -> Result<Value, Failure> {
+        self.call(call, &mut Sink::new(0, &mut std::io::sink()))
+    }
+
+    /// Applies what a recording says of the network and the host; see [`Bed::set_up`].
+    pub(crate) fn set_up(&self, config: &Value) -> Result<()> {
+        Ok(self.bed().set_up(config)?)
+    }
+
+    /// Moves the clock to so long after the start. An earlier time leaves it alone.
+    pub(crate) fn advance_to(&self, time: Duration) {
+        let mut bed = self.bed();
+        let left = (Instant::ZERO + time).saturating_since(bed.now);
+        bed.wait(left);
+    }
+
+    /// A frame arrives on a link of the test bed; what leaves is not kept.
+    pub(crate) fn inject(&self, link: &str, frame: &[u8]) -> Result<()> {
+        let port = port_named(link).with_context(|| format!("the test bed has no link {link}"))?;
+        self.bed().inject(port, frame);
+        Ok(())
+    }
+
+    fn bed(&self) -> MutexGuard<'_, Bed> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn services(&self, only: Option<ServiceId>) -> Result<Vec<ServiceInfo>, Failure> {
+        let bed = self.bed();
+        let (control, now) = (&bed.director.control, bed.now);
+        let only = only.map(ServiceKey::from);
+        if let Some(key) = &only {
+            control.service(key).ok_or(Error::NoService)?;
+        }
+        let wanted = control.services();
+        let wanted = wanted.filter(|service| only.is_none_or(|key| key == service.key()));
+        let infos = wanted.map(|service| {
+            let servers = service.servers().iter();
+            let servers = servers.map(|server| ServerInfo::of(control, service, server, now));
+            ServiceInfo {
+                servers: servers.collect(),
+                ..ServiceInfo::of(service)
+            }
+        });
+        Ok(infos.collect())
+    }
+
+    fn connections(&self) -> Vec<ConnInfo> {
+        let bed = self.bed();
+        let (director, now) = (&bed.director, bed.now);
+        let connections = director.shard.connections_from(0, now);
+        let templates = director.control.templates_from(0, now);
+        let connections = connections.map(|connection| ConnInfo::of(&connection));
+        let templates =
+            templates.map(|template| ConnInfo::of_template(&director.control, &template));
+        connections.chain(templates).collect()
+    }
+
+    fn sysctls(&self, name: Option<String>) -> Result<Vec<Sysctl>, Failure> {
+        let bed = self.bed();
+        let sysctls = bed.director.control.sysctls();
+        let names = name.map_or_else(
+            || {
+                Sysctls::NAMES
+                    .iter()
+                    .map(|name| (*name).to_owned())
+                    .collect()
+            },
+            |name| vec![name],
+        );
+        let values = names.into_iter().map(|name| {
+            let value = sysctls.get(&name)?;
+            Ok(Sysctl { name, value })
+        });
+        values.collect()
+    }
+
+    fn apply(&self, changes: &[Call], list: bool) -> Result<Value, Failure> {
+        let mut bed = self.bed();
+        let bed = &mut *bed;
+        let applied = bed
+            .director
+            .control
+            .apply(changes, &Around(&bed.net), bed.now);
+        applied.map_err(|refused| Failure {
+            change: list.then_some(refused.change),
+            ..refused.failure
+        })?;
+        bed.follow();
+        Ok(value(&Done::default()))
+    }
+}
+
+impl Handler for MemoryDataplane {
+    fn name(&self) -> String {
+        concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned()
+    }
+
+    fn table_size(&self) -> u32 {
+        KERNEL_TABLE_SIZE
+    }
+
+    fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        match call {
+            // Answered by the server.
+            Call::Hello { .. } => Ok(json!({})),
+            Call::Info {} => Ok(value(&Info::default())),
+            Call::ServiceList { service } => items(&self.services(service)?, out),
+            Call::ConnList {} => items(&self.connections(), out),
+            Call::TimeoutsGet {} => {
+                let (tcp, tcp_fin, udp) = self.bed().director.control.timeouts();
+                Ok(value(&Timeouts { tcp, tcp_fin, udp }))
+            }
+            Call::SysctlGet { name } => items(&self.sysctls(name)?, out),
+            Call::DaemonList {} => {
+                let daemons = self.bed().director.control.daemons().to_vec();
+                items(&daemons, out)
+            }
+            Call::Explain {
+                protocol,
+                client,
+                virt,
+                mark,
+                ..
+            } => {
+                let tuple = Tuple {
+                    protocol: Protocol(protocol),
+                    src: client,
+                    dst: virt,
+                };
+                let bed = self.bed();
+                let (control, shard) = (&bed.director.control, &bed.director.shard);
+                Ok(value(&control.explain(
+                    shard,
+                    tuple,
+                    mark.unwrap_or(0),
+                    bed.now,
+                )))
+            }
+            Call::ServerPin {
+                service,
+                server,
+                client,
+            } => {
+                let mut bed = self.bed();
+                let now = bed.now;
+                let (control, _) = bed.change();
+                control.pin(&service.into(), server, client, now)?;
+                Ok(value(&Done::default()))
+            }
+            Call::Apply { changes } => self.apply(&changes, true),
+            lvs_core::any_change!() => self.apply(&[call], false),
+            _ => Err(Failure::new(
+                FailureCode::Unsupported,
+                "a dataplane in memory has no interfaces, and does not do this",
+            )),
+        }
+    }
+}
+
+/// The host around the test bed.
+struct Around<'a>(&'a Table);
+
+impl Host for Around<'_> {
+    fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
+        match need {
+            Need::Own(_) => Err(Failure::new(
+                FailureCode::Unsupported,
+                "a dataplane in memory has no interfaces: it can own no address",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_broadcast(&self, addr: IpAddr) -> bool {
+        BROADCASTS
+            .iter()
+            .any(|&broadcast| addr == IpAddr::from(broadcast))
+    }
+
+    fn mtu(&self, interface: &str) -> Option<u32> {
+        match interface {
+            "lo" => Some(LOOPBACK_MTU),
+            _ => Some(self.0.port(port_named(interface)?)?.mtu),
+        }
+    }
+}
+
+fn items(items: &[impl Serialize], out: &mut Sink<'_>) -> Result<Value, Failure> {
+    for item in items {
+        out.item(item)?;
+    }
+    Ok(value(&ListEnd { count: out.count() }))
+}
+
+fn value(answer: &impl Serialize) -> Value {
+    serde_json::to_value(answer).expect("answers are JSON")
+}

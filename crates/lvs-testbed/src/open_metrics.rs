@@ -1,0 +1,166 @@
+//! A strict reader of OpenMetrics 1.0.0, for tests of what is exported.
+//!
+//! It refuses what `prometheus_client`'s parser refuses and Prometheus itself forgives: two samples
+//! alike, families that are split or come twice, samples without a family, a wrong suffix, a page
+//! without an end.
+
+use std::collections::{BTreeMap, HashSet};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// The samples of a page, by name and labels as they are written.
+///
+/// # Errors
+/// The page breaks a rule, with the line.
+pub fn read(page: &str) -> Result<BTreeMap<String, f64>> {
+    let body = page
+        .strip_suffix("# EOF\n")
+        .context("no # EOF at the end")?;
+    ensure!(body.ends_with('\n'), "a line without its end");
+    let mut reader = Reader::default();
+    for (number, line) in body.lines().enumerate() {
+        reader
+            .line(line)
+            .with_context(|| format!("line {}: {line}", number + 1))?;
+    }
+    Ok(reader.samples)
+}
+
+#[derive(Default)]
+struct Reader {
+    /// The family that is being read, and its type.
+    family: (String, String),
+    described: HashSet<(String, String)>,
+    families: HashSet<String>,
+    samples: BTreeMap<String, f64>,
+}
+
+impl Reader {
+    fn line(&mut self, line: &str) -> Result<()> {
+        if let Some(about) = line.strip_prefix("# ") {
+            let mut words = about.splitn(3, ' ');
+            let (kind, name) = (words.next(), words.next());
+            let (kind, name) = kind.zip(name).context("a comment that describes nothing")?;
+            ensure!(is_name(name), "{name} is not a name");
+            let value = words.next().unwrap_or_default();
+            ensure!(
+                ["HELP", "TYPE", "UNIT"].contains(&kind),
+                "{kind} is unknown"
+            );
+            ensure!(
+                self.described.insert((kind.to_owned(), name.to_owned())),
+                "{kind} of {name} comes twice"
+            );
+            if self.family.0 != name {
+                ensure!(self.families.insert(name.to_owned()), "{name} comes twice");
+                self.family = (name.to_owned(), String::new());
+            }
+            if kind == "TYPE" {
+                let known = ["counter", "gauge", "histogram", "info", "unknown"];
+                ensure!(known.contains(&value), "the type {value} is unknown");
+                value.clone_into(&mut self.family.1);
+            }
+            return Ok(());
+        }
+        let end = line.find(['{', ' ']).context("no value")?;
+        let (name, rest) = line.split_at(end);
+        let (labels, rest) = labels(rest)?;
+        let suffix = name.strip_prefix(self.family.0.as_str());
+        let suffix = suffix.context("a sample outside of its family")?;
+        let fits = match self.family.1.as_str() {
+            "counter" => ["_total", "_created"].contains(&suffix),
+            "histogram" => ["_bucket", "_sum", "_count", "_created"].contains(&suffix),
+            "info" => suffix == "_info",
+            "" => bail!("a sample before its type"),
+            _ => suffix.is_empty(),
+        };
+        ensure!(fits, "{suffix:?} does not belong to a {}", self.family.1);
+        let value = rest.strip_prefix(' ').context("no value")?;
+        let number: f64 = match value {
+            "+Inf" => f64::INFINITY,
+            "-Inf" => f64::NEG_INFINITY,
+            "NaN" => f64::NAN,
+            _ => value.parse().context("the value is no number")?,
+        };
+        let key = format!("{name}{{{}}}", labels.join(","));
+        ensure!(
+            self.samples.insert(key.clone(), number).is_none(),
+            "{key} comes twice"
+        );
+        Ok(())
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let first = |c: char| c.is_ascii_alphabetic() || c == '_' || c == ':';
+    name.starts_with(first) && name.chars().all(|c| first(c) || c.is_ascii_digit())
+}
+
+/// The labels at the begin of a text, sorted, and what follows.
+fn labels(text: &str) -> Result<(Vec<String>, &str)> {
+    let Some(mut rest) = text.strip_prefix('{') else {
+        return Ok((Vec::new(), text));
+    };
+    let mut all = Vec::new();
+    let mut names = HashSet::new();
+    loop {
+        let (name, after) = rest.split_once("=\"").context("no label")?;
+        ensure!(
+            is_name(name) && !name.contains(':'),
+            "{name} is not a label"
+        );
+        ensure!(names.insert(name), "the label {name} comes twice");
+        let mut escaped = false;
+        let end = after.find(|c: char| {
+            let end = c == '"' && !escaped;
+            escaped = c == '\\' && !escaped;
+            end
+        });
+        let (value, after) = after.split_at(end.context("a label without an end")?);
+        let escapes = value
+            .replace(r"\\", "")
+            .replace(r#"\""#, "")
+            .replace(r"\n", "");
+        ensure!(!escapes.contains('\\'), "{value} has an unknown escape");
+        all.push(format!("{name}=\"{value}\""));
+        match after.as_bytes() {
+            [b'"', b'}', ..] => {
+                all.sort();
+                return Ok((all, &after[2..]));
+            }
+            [b'"', b',', ..] => rest = &after[2..],
+            _ => bail!("no , or }} behind a label"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_that_follows_the_rules_is_read() {
+        let page = "# HELP a Text.\n# TYPE a counter\na_total{x=\"1\",y=\"a\\\"}\\\\\"} 3\na_total{x=\"2\"} 4\n\
+                    # TYPE b gauge\nb 1.5\n# TYPE h histogram\nh_bucket{le=\"+Inf\"} 2\nh_sum 1\nh_count 2\n# EOF\n";
+        let samples = read(page).expect("it follows the rules");
+        assert_eq!(samples.len(), 6);
+        assert_eq!(samples["a_total{x=\"2\"}"], 4.0);
+    }
+
+    #[test]
+    fn page_that_breaks_a_rule_is_refused() {
+        for page in [
+            "# TYPE a gauge\na 1\n",
+            "# TYPE a gauge\na{x=\"1\",y=\"2\"} 1\na{y=\"2\",x=\"1\"} 1\n# EOF\n",
+            "# TYPE a gauge\na 1\n# TYPE b gauge\nb 1\n# TYPE a gauge\na{x=\"1\"} 1\n# EOF\n",
+            "# TYPE a gauge\na 1\n# TYPE b gauge\nb 1\na{x=\"1\"} 1\n# EOF\n",
+            "# TYPE a counter\na 1\n# EOF\n",
+            "a 1\n# EOF\n",
+            "# TYPE a gauge\na{x=\"1\",x=\"2\"} 1\n# EOF\n",
+            "# TYPE a gauge\na{x=\"\\q\"} 1\n# EOF\n",
+            "# TYPE a gauge\na one\n# EOF\n",
+        ] {
+            assert!(read(page).is_err(), "{page}");
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! `make test` and `make test-all`: runs the tests of all crates, each in a process of its own.
+//!
+//! `cargo test` runs the executables of the workspace one after another, and prints neither how long a test took nor
+//! which tests it left out. Most of the end-to-end tests wait for a clock, and most others compute: run side by side,
+//! the two kinds share the processors well.
+//!
+//! | attribute of a test | `make test` | `make test-rest` |
+//! |---|---|---|
+//! | none | runs it | runs it if it computes, with full sizes |
+//! | `#[ignore = "needs NAME"]`, `#[ignore = "long"]` | lists it | runs it |
+//! | `#[ignore = "by hand: REASON"]` | lists it | lists it |
+//!
+//! `make test-all` is both. A test that the host does not permit ends by `lvs_sys::testing::not_run`: `make test`
+//! lists it, and `make test-rest` counts it as failed.
+
+mod run;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde::Deserialize;
+
+/// The environment variable that selects the full sizes of computing tests.
+const FULL: &str = "LVS_TEST_FULL";
+
+/// The exit status of a test that the host does not permit.
+const NOT_RUN: i32 = 77;
+const NOT_RUN_TEXT: &str = "77";
+
+/// The start of the reason of a test that neither `make test` nor `make test-all` runs.
+const BY_HAND: &str = "by hand";
+
+/// The executable with the end-to-end tests; its name is that of the directory in `tests/`.
+const END_TO_END: &str = "e2e";
+
+/// Modules of the end-to-end tests that run in one process and compute.
+const COMPUTING: [&str; 9] = [
+    "checksums",
+    "conformance",
+    "deviations",
+    "fuzz",
+    "hostile",
+    "in_kernel_twins",
+    "model",
+    "transcripts",
+    "two_ways",
+];
+
+/// Modules of other tests whose properties `make test-rest` tries with more cases.
+const PROPERTIES: [&str; 4] = ["misuse", "passing", "pipeline_ipv6", "pipeline_table"];
+
+/// Cases of each property in `make test-rest`; proptest's own number, 256, in `make test`.
+const CASES: &str = "2000";
+
+/// Tests run with their full sizes, as in `make test-rest`.
+#[must_use]
+pub fn is_full() -> bool {
+    std::env::var_os(FULL).is_some()
+}
+
+/// A size for `make test`, or the full size for `make test-rest`.
+#[must_use]
+pub fn size(quick: u64, full: u64) -> u64 {
+    if is_full() { full } else { quick }
+}
+
+/// Options of `lvs-testbed tests`.
+#[derive(Args, Debug)]
+pub struct TestsOptions {
+    /// Run the tests that `make test` leaves out: those that need third-party programs, and computing tests with full
+    /// sizes
+    #[arg(long)]
+    rest: bool,
+    /// End-to-end tests that run at the same time [default: three for each processor]
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// Run only tests with one of these words in `package::executable::name`, separated by commas
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Messages of `cargo test --no-run --message-format=json`, in a file
+    artifacts: PathBuf,
+}
+
+/// One test.
+#[derive(Clone, Debug)]
+struct Test {
+    executable: PathBuf,
+    /// Directory of the package: tests expect to run there, as with `cargo test`.
+    package: PathBuf,
+    /// As libtest lists it.
+    name: String,
+    /// With its package and executable.
+    title: String,
+    /// It waits for a clock or for other processes more than it computes.
+    waits: bool,
+}
+
+/// A test that this run leaves out, or that the host does not permit.
+#[derive(Debug)]
+struct Omitted {
+    title: String,
+    reason: String,
+}
+
+/// One line of cargo's messages.
+#[derive(Deserialize)]
+struct Message {
+    reason: String,
+    #[serde(default)]
+    manifest_path: PathBuf,
+    #[serde(default)]
+    target: Target,
+    #[serde(default)]
+    profile: Profile,
+    #[serde(default)]
+    executable: Option<PathBuf>,
+}
+
+#[derive(Default, Deserialize)]
+struct Target {
+    #[serde(default)]
+    name: String,
+}
+
+#[derive(Default, Deserialize)]
+struct Profile {
+    #[serde(default)]
+    test: bool,
+}
+
+/// Runs the tests; prints failures as they happen, then the slowest tests, the omitted ones and the counts. The times of
+/// all tests are in a file beside `artifacts`. The process exits with 1 if a test has failed.
+///
+/// # Errors
+///
+/// When the executables cannot be listed.
+pub fn main(options: &TestsOptions) -> Result<()> {
+    let (tests, mut omitted) = tests(options)?;
+    ensure!(
+        !tests.is_empty(),
+        "no test has one of these words in its name: {}",
+        options.only.join(", ")
+    );
+    let processors = std::thread::available_parallelism().map_or(2, usize::from);
+    let limits = run::Limits {
+        waiting: options.jobs.unwrap_or(3 * processors).max(1),
+        computing: processors,
+        in_turn: options.rest,
+        each: Duration::from_secs(if options.rest { 1200 } else { 300 }),
+    };
+    println!(
+        "{} tests, {} end-to-end tests at a time",
+        tests.len(),
+        limits.waiting
+    );
+    let began = Instant::now();
+    let mut results = run::all(tests, &limits, &environment(options));
+    results.sort_by_key(|result| std::cmp::Reverse(result.took));
+    let times: String = results
+        .iter()
+        .map(|result| format!("{:.3} {}\n", result.took.as_secs_f64(), result.title))
+        .collect();
+    std::fs::write(options.artifacts.with_extension("times"), times)?;
+    println!("\nslowest tests:");
+    for result in results.iter().take(10) {
+        println!("  {:6.1} s  {}", result.took.as_secs_f64(), result.title);
+    }
+    let (mut passed, mut failed) = (0, Vec::new());
+    for result in results {
+        match result.outcome {
+            run::Outcome::Passed => passed += 1,
+            run::Outcome::NotRun(reason) if !options.rest => omitted.push(Omitted {
+                title: result.title,
+                reason,
+            }),
+            run::Outcome::Failed | run::Outcome::NotRun(_) => failed.push(result.title),
+        }
+    }
+    report(&omitted);
+    if !failed.is_empty() {
+        println!("\nfailed tests:");
+        for title in &failed {
+            println!("  {title}");
+        }
+    }
+    let seconds = began.elapsed().as_secs();
+    println!("\nin {} min {} s:", seconds / 60, seconds % 60);
+    println!(
+        "{passed} passed, {} failed, {} skipped",
+        failed.len(),
+        omitted.len()
+    );
+    if !failed.is_empty() {
+        std::process::exit(1);
+    }
+    Ok(())
+}
+
+/// What the tests see beside the environment of the caller.
+fn environment(options: &TestsOptions) -> Vec<(&'static str, &'static str)> {
+    let mut environment = vec![("RUST_BACKTRACE", "0"), ("LVS_NOT_RUN", NOT_RUN_TEXT)];
+    if options.rest {
+        environment.extend([(FULL, "1"), ("PROPTEST_CASES", CASES)]);
+    }
+    environment
+}
+
+/// The tests to run and those to omit.
+fn tests(options: &TestsOptions) -> Result<(Vec<Test>, Vec<Omitted>)> {
+    let path = &options.artifacts;
+    let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
+    let (mut tests, mut omitted) = (Vec::new(), Vec::new());
+    for line in BufReader::new(file).lines() {
+        let line = line?;
+        if !line.starts_with('{') {
+            continue;
+        }
+        let message: Message = serde_json::from_str(&line)
+            .with_context(|| format!("{}: a line of cargo: {line}", path.display()))?;
+        if message.reason != "compiler-artifact" || !message.profile.test {
+            continue;
+        }
+        if let Some(executable) = message.executable {
+            let package = message
+                .manifest_path
+                .parent()
+                .context("a manifest is in a directory")?;
+            executable_tests(
+                &executable,
+                package,
+                &message.target.name,
+                options,
+                &mut tests,
+                &mut omitted,
+            )?;
+        }
+    }
+    Ok((tests, omitted))
+}
+
+/// Lists the tests of one executable.
+fn executable_tests(
+    executable: &Path,
+    package: &Path,
+    target: &str,
+    options: &TestsOptions,
+    tests: &mut Vec<Test>,
+    omitted: &mut Vec<Omitted>,
+) -> Result<()> {
+    let crate_name = package.file_name().unwrap_or_default().to_string_lossy();
+    let title = |name: &str| {
+        // Unit tests have the name of the crate.
+        if target.replace('_', "-") == *crate_name {
+            format!("{crate_name} {name}")
+        } else {
+            format!("{crate_name} {target}::{name}")
+        }
+    };
+    let selected = |name: &str| {
+        let title = title(name);
+        options.only.is_empty() || options.only.iter().any(|word| title.contains(word))
+    };
+    let reasons = ignored(executable)?;
+    for name in list(executable, &[])? {
+        let title = title(&name);
+        if !selected(&name) {
+            continue;
+        }
+        let module = name.split("::").next().unwrap_or_default();
+        let computes = target == END_TO_END && COMPUTING.contains(&module);
+        let sized = computes || target != END_TO_END && PROPERTIES.contains(&module);
+        match reasons.get(&name) {
+            Some(reason) if !options.rest || reason.starts_with(BY_HAND) => omitted.push(Omitted {
+                title,
+                reason: reason.clone(),
+            }),
+            None if options.rest && options.only.is_empty() && !sized => {}
+            _ => tests.push(Test {
+                executable: executable.to_owned(),
+                package: package.to_owned(),
+                waits: target == END_TO_END && !computes,
+                name,
+                title,
+            }),
+        }
+    }
+    Ok(())
+}
+
+/// The names that an executable lists.
+fn list(executable: &Path, options: &[&str]) -> Result<Vec<String>> {
+    let mut command = Command::new(executable);
+    command.args(["--list", "--format", "terse"]).args(options);
+    let output = command
+        .output()
+        .with_context(|| executable.display().to_string())?;
+    ensure!(
+        output.status.success(),
+        "{} --list: {}",
+        executable.display(),
+        output.status
+    );
+    Ok(String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+        .map(str::to_owned)
+        .collect())
+}
+
+/// The ignored tests of an executable, each with its reason. Only a run prints the reasons.
+fn ignored(executable: &Path) -> Result<BTreeMap<String, String>> {
+    let names = list(executable, &["--ignored"])?;
+    if names.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let output = Command::new(executable)
+        .args(["--exact", "--color", "never"])
+        .args(&names)
+        .output()?;
+    let reasons = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| {
+            let (name, reason) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
+            let reason = reason.trim_start_matches(", ");
+            Some((name.to_owned(), reason.to_owned()))
+        })
+        .collect::<BTreeMap<_, _>>();
+    for name in names {
+        ensure!(
+            reasons.get(&name).is_some_and(|reason| !reason.is_empty()),
+            "{name} is ignored without a reason"
+        );
+    }
+    Ok(reasons)
+}
+
+/// Prints the omitted tests by reason, and the command that runs them.
+fn report(omitted: &[Omitted]) {
+    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for test in omitted {
+        reasons.entry(&test.reason).or_default().push(&test.title);
+    }
+    if reasons.is_empty() {
+        return;
+    }
+    println!("\nnot run (make test-rest runs all but those by hand):");
+    for (reason, titles) in reasons {
+        println!("  {reason}: {} tests", titles.len());
+        for title in titles {
+            println!("    {title}");
+        }
+    }
+}
+
+/// Standard output is a terminal: progress may overwrite its own line.
+fn on_terminal() -> bool {
+    std::io::stdout().is_terminal()
+}

@@ -1,0 +1,224 @@
+//! Runs tests, each in a process of its own, and prints progress and failures.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+use super::{NOT_RUN, Test, on_terminal};
+
+/// How much runs at the same time, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Tests that wait.
+    pub(super) waiting: usize,
+    /// Tests that compute.
+    pub(super) computing: usize,
+    /// Tests that compute run when those that wait have ended: with full sizes they load BPF programs without a pause, and
+    /// every start of a dataplane waits for them.
+    pub(super) in_turn: bool,
+    /// Time for one test; a test that is still running then has failed.
+    pub(super) each: Duration,
+}
+
+/// How one test ended.
+#[derive(Debug)]
+pub(super) struct Finished {
+    pub(super) title: String,
+    pub(super) took: Duration,
+    pub(super) outcome: Outcome,
+}
+
+/// What became of a test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Passed,
+    Failed,
+    /// The host does not permit it, with the reason.
+    NotRun(String),
+}
+
+/// Progress of a run, which all threads of the run share.
+struct Progress {
+    total: usize,
+    began: Instant,
+    results: Vec<Finished>,
+    failed: usize,
+    /// When the last line of progress was printed.
+    printed: Instant,
+}
+
+/// A line of progress is printed at most this often, unless a terminal shows it.
+const INTERVAL: Duration = Duration::from_secs(15);
+
+/// Runs all tests.
+pub(super) fn all(
+    tests: Vec<Test>,
+    limits: &Limits,
+    environment: &[(&str, &str)],
+) -> Vec<Finished> {
+    let now = Instant::now();
+    let progress = Mutex::new(Progress {
+        total: tests.len(),
+        began: now,
+        results: Vec::new(),
+        failed: 0,
+        printed: now,
+    });
+    let (waiting, computing): (VecDeque<_>, VecDeque<_>) =
+        tests.into_iter().partition(|test| test.waits);
+    let (waiting, computing) = (Mutex::new(waiting), Mutex::new(computing));
+    let (now, later) = if limits.in_turn {
+        (0, limits.computing)
+    } else {
+        (limits.computing, 0)
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..limits.waiting {
+            scope.spawn(|| work(&waiting, limits, environment, &progress));
+        }
+        for _ in 0..now {
+            scope.spawn(|| work(&computing, limits, environment, &progress));
+        }
+    });
+    std::thread::scope(|scope| {
+        for _ in 0..later {
+            scope.spawn(|| work(&computing, limits, environment, &progress));
+        }
+    });
+    progress.into_inner().expect("no thread panicked").results
+}
+
+/// Runs tests until none is left.
+fn work(
+    tests: &Mutex<VecDeque<Test>>,
+    limits: &Limits,
+    environment: &[(&str, &str)],
+    progress: &Mutex<Progress>,
+) {
+    loop {
+        let next = tests.lock().expect("no thread panicked").pop_front();
+        let Some(test) = next else { return };
+        let began = Instant::now();
+        let (outcome, output) = match run(&test, limits, environment) {
+            Ok(ran) => ran,
+            Err(error) => (Outcome::Failed, format!("cannot run the test: {error}")),
+        };
+        let mut progress = progress.lock().expect("no thread panicked");
+        progress.add(
+            Finished {
+                title: test.title,
+                took: began.elapsed(),
+                outcome,
+            },
+            &output,
+        );
+    }
+}
+
+impl Progress {
+    fn add(&mut self, finished: Finished, output: &str) {
+        if finished.outcome == Outcome::Failed {
+            self.failed += 1;
+            println!(
+                "\n==== FAILED after {:.1} s: {}\n{}\n====",
+                finished.took.as_secs_f64(),
+                finished.title,
+                output.trim_end()
+            );
+        }
+        self.results.push(finished);
+        let done = self.results.len();
+        let terminal = on_terminal();
+        if terminal || done == self.total || self.printed.elapsed() >= INTERVAL {
+            self.printed = Instant::now();
+            print!(
+                "{}{done} of {} tests, {} failed, {} s{}",
+                if terminal { "\r" } else { "" },
+                self.total,
+                self.failed,
+                self.began.elapsed().as_secs(),
+                if terminal { " " } else { "\n" },
+            );
+            // A closed pipe is no reason to stop.
+            let _ = std::io::stdout().flush();
+        }
+    }
+}
+
+/// Runs one test; its outcome and its output.
+fn run(
+    test: &Test,
+    limits: &Limits,
+    environment: &[(&str, &str)],
+) -> std::io::Result<(Outcome, String)> {
+    let mut output = tempfile::tempfile()?;
+    let mut command = if test.waits {
+        Command::new(&test.executable)
+    } else {
+        // Computing tests take the time that waiting tests leave.
+        let mut nice = Command::new("nice");
+        nice.args(["-n", "10"]).arg(&test.executable);
+        nice
+    };
+    let mut child = command
+        .args(["--exact", &test.name, "--include-ignored", "--nocapture"])
+        .envs(environment.iter().copied())
+        .current_dir(&test.package)
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output.try_clone()?)
+        .process_group(0)
+        .spawn()?;
+    let status = wait(&mut child, limits.each)?;
+    let mut text = read(&mut output)?;
+    let outcome = match status {
+        Some(status) if status.success() => Outcome::Passed,
+        Some(status) if status.code() == Some(NOT_RUN) => {
+            let reason = text.lines().find_map(|line| line.split_once("not run: "));
+            Outcome::NotRun(
+                reason
+                    .map_or("not permitted", |(_, reason)| reason)
+                    .to_owned(),
+            )
+        }
+        Some(_) => Outcome::Failed,
+        None => {
+            text.push_str(&format!("\nstill running after {:?}: ended", limits.each));
+            Outcome::Failed
+        }
+    };
+    Ok((outcome, text))
+}
+
+/// Waits for the end of a test, at most for `limit`; then ends it with all that it started.
+fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= deadline {
+            if let Ok(pid) = i32::try_from(child.id()) {
+                let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+            child.wait()?;
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(3));
+    }
+}
+
+/// All that a test has written.
+fn read(output: &mut File) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    output.seek(SeekFrom::Start(0))?;
+    output.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

@@ -1,0 +1,176 @@
+//! Neighbours learn again where own addresses are when an interface changes. They send nothing
+//! meanwhile, so that nothing but an announcement corrects what they know.
+
+use crate::common;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Topology, Vip, wait_until};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A link-layer address that no host has.
+const WRONG: &str = "02:00:00:00:66:66";
+
+/// A neighbour that knows an own address.
+struct Place<'a> {
+    neighbour: &'a Host,
+    address: &'static str,
+    /// The director's interface there.
+    device: &'static str,
+}
+
+impl Place<'_> {
+    /// The neighbour has a wrong link-layer address for the own one.
+    fn mislead(&self) -> Result<()> {
+        let address = self.address;
+        self.neighbour
+            .sh(&format!(
+                "ip neigh replace {address} lladdr {WRONG} dev eth0 nud stale"
+            ))
+            .map(drop)
+    }
+
+    fn known(&self) -> Result<String> {
+        self.neighbour
+            .run("ip", &["neigh", "show", self.address, "dev", "eth0"])
+    }
+}
+
+fn site(label: &str) -> Result<Site> {
+    let mut options = SiteOptions::new(label, Forward::FullNat);
+    options.topology = Topology::TwoArm;
+    options.servers = 1;
+    options.vip = Vip::Engine;
+    let site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    let (virt, server) = (site.vip6, site.real_address6(0));
+    site.lvsadm(&format!("-A -t [{virt}]:80"))?;
+    site.lvsadm(&format!("-a -t [{virt}]:80 -r [{server}]:80 --fullnat"))?;
+    Ok(site)
+}
+
+/// VIPs and local addresses of both families.
+fn places(site: &Site) -> [Place<'_>; 4] {
+    let place = |neighbour, address, device| Place {
+        neighbour,
+        address,
+        device,
+    };
+    [
+        place(&site.client, "192.0.2.10", "eth0"),
+        place(&site.client, "fd00:192::10", "eth0"),
+        place(&site.servers[0], "10.0.0.50", "eth1"),
+        place(&site.servers[0], "fd00:10::50", "eth1"),
+    ]
+}
+
+/// Waits until all other announcements have been sent.
+fn settle(places: &[Place<'_>]) -> Result<()> {
+    wait_until("no more announcements", PATIENCE, || {
+        let misled = places.iter().try_for_each(Place::mislead);
+        // The longest pause between two announcements is a second.
+        std::thread::sleep(Duration::from_millis(1300));
+        let wrong = |place: &Place<'_>| place.known().is_ok_and(|known| known.contains(WRONG));
+        misled.is_ok() && places.iter().all(wrong)
+    })
+}
+
+/// After the event, all neighbours know the address of the director's interface.
+fn event(site: &Site, places: &[Place<'_>], what: &str, script: &str) -> Result<()> {
+    settle(places)?;
+    site.director.sh(script)?;
+    learnt(site, places, what)
+}
+
+fn learnt(site: &Site, places: &[Place<'_>], what: &str) -> Result<()> {
+    for place in places {
+        let Place {
+            address, device, ..
+        } = place;
+        let mac = site
+            .director
+            .sh(&format!("cat /sys/class/net/{device}/address"))?;
+        wait_until(&format!("{what}: {address}"), PATIENCE, || {
+            place.known().is_ok_and(|known| known.contains(mac.trim()))
+        })
+        .with_context(|| format!("{:?}, not {mac}", place.known()))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn own_addresses_new_mac_is_announced() -> Result<()> {
+    let site = site("annmac")?;
+    let places = places(&site);
+    let script =
+        "ip link set eth0 address 02:00:00:00:aa:01; ip link set eth1 address 02:00:00:00:aa:02";
+    event(&site, &places, "another link-layer address", script)
+}
+
+#[test]
+fn own_addresses_link_that_comes_up_is_announced() -> Result<()> {
+    let site = site("annup")?;
+    let places = places(&site);
+    let script =
+        "ip link set eth0 down; ip link set eth1 down; ip link set eth0 up; ip link set eth1 up";
+    event(&site, &places, "a link that comes up", script)?;
+    // The carrier alone: the other end of the cable.
+    settle(&places)?;
+    let mac = site.director.sh("cat /sys/class/net/eth0/address")?;
+    site.testbed
+        .pull_cable(&site.director, "eth0", mac.trim())?;
+    learnt(&site, &places[..2], "a carrier that comes")
+}
+
+#[test]
+fn own_addresses_replaced_interface_is_announced() -> Result<()> {
+    let site = site("annnew")?;
+    let places = places(&site);
+    settle(&places)?;
+    for (lan, device) in [("front", "eth0"), ("back", "eth1")] {
+        site.director.sh(&format!("ip link delete {device}"))?;
+        site.testbed.plug(lan, &site.director, device)?;
+    }
+    site.director.sh(
+        "ip addr add 192.0.2.1/24 dev eth0; ip addr add 10.0.0.1/24 dev eth1; ip link set eth0 up; ip link set eth1 up; \
+         ip addr add fd00:192::1/64 dev eth0 nodad; ip addr add fd00:10::1/64 dev eth1 nodad",
+    )?;
+    learnt(&site, &places, "another interface")
+}
+
+/// The interface of the director is a bridge: a port with a lower address joins, and a port comes up
+/// while others keep the bridge running.
+#[test]
+fn own_addresses_changed_bridge_is_announced() -> Result<()> {
+    let mut options = SiteOptions::new("annbridge", Forward::Nat);
+    options.servers = 1;
+    options.vip = Vip::Engine;
+    let mut site = Site::new(options)?;
+    site.director.sh(
+        "ip link set eth0 address 0a:00:00:00:00:99; ip addr flush dev eth0; ip link add br0 type bridge; \
+         ip link set eth0 master br0; ip link set br0 up; ip addr add 192.0.2.1/24 dev br0; \
+         ip addr add fd00:192::1/64 dev br0 nodad",
+    )?;
+    let program = lvs_testbed::programs::find("lvs-dataplane")?;
+    let words = ["--own-vips", "--interface", "br0", "--interface", "eth1"];
+    let engine: Proc = site.director.spawn(program, &words)?;
+    wait_until("an answer", PATIENCE, || site.lvsadm("-L -n").is_ok())
+        .with_context(|| engine.log())?;
+    site.engine = Some(engine);
+    site.add_service(80, "rr")?;
+    site.lvsadm(&format!("-A -t [{}]:80", site.vip6))?;
+    let places = ["192.0.2.10", "fd00:192::10"].map(|address| Place {
+        neighbour: &site.client,
+        address,
+        device: "br0",
+    });
+    let before = site.director.sh("cat /sys/class/net/br0/address")?;
+    let script = "ip link add c0 type veth peer name c1; ip link set c0 address 02:00:00:00:00:01; ip link set c1 up; \
+                  ip link set c0 master br0 up";
+    event(&site, &places, "a port that joins", script)?;
+    let after = site.director.sh("cat /sys/class/net/br0/address")?;
+    ensure!(before != after, "the bridge keeps its address: {after}");
+    let script = "ip link set eth0 down; ip link set eth0 up";
+    event(&site, &places, "a port that comes up", script)
+}

@@ -1,0 +1,242 @@
+//! What a boot looks like: interfaces and addresses that are configured and come later, and a
+//! dataplane that starts while the one before it is still being removed.
+
+use crate::common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, Vip, programs, wait_until};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn site(label: &str) -> Result<Site> {
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = 1;
+    options.vip = Vip::Engine;
+    Site::new(options)
+}
+
+/// The findings of `lvsadm doctor`.
+fn findings(site: &Site) -> Result<String> {
+    let program = programs::find("lvsadm")?.display().to_string();
+    site.director
+        .sh(&format!("{program} --json doctor || true"))
+}
+
+/// The director's interface towards the servers comes.
+fn bring_back_arm(site: &Site) -> Result<()> {
+    site.testbed.plug("back", &site.director, "eth1")?;
+    site.director
+        .sh("ip addr add 10.0.0.1/24 dev eth1; ip link set eth1 up")
+        .map(drop)
+}
+
+fn clients_are_served(site: &Site) -> Result<()> {
+    let url = format!("http://{}/id", site.vip);
+    wait_until("clients to be served", PATIENCE, || {
+        let arguments = ["-sS", "-f", "-m", "2", &url];
+        site.client.run("curl", &arguments).is_ok()
+    })
+}
+
+#[test]
+fn dataplane_missing_interface_is_used_when_it_comes() -> Result<()> {
+    let mut site = site("bootif")?;
+    site.director.sh("ip link delete eth1")?;
+    site.start_engine(&[])?;
+    let log = common::says(&site, "waiting for the configured interface eth1")?;
+    ensure!(log.contains("interface_missing"), "{log}");
+    let found = findings(&site)?;
+    ensure!(
+        found.contains("waiting for the configured interface eth1"),
+        "{found}"
+    );
+    site.add_service(80, "rr")?;
+    bring_back_arm(&site)?;
+    clients_are_served(&site)?;
+    let found = findings(&site)?;
+    ensure!(!found.contains("waiting for"), "{found}");
+    // The same for one that goes later.
+    site.director.sh("ip link delete eth1")?;
+    wait_until("the finding", PATIENCE, || {
+        findings(&site)
+            .is_ok_and(|found| found.contains("waiting for the configured interface eth1"))
+    })?;
+    bring_back_arm(&site)?;
+    clients_are_served(&site)
+}
+
+#[test]
+fn dataplane_missing_xdp_interface_is_used_when_it_comes() -> Result<()> {
+    if !super::in_kernel::is_permitted()? {
+        return Ok(());
+    }
+    let mut site = site("bootxdp")?;
+    site.start_engine(&[
+        "--in-kernel",
+        "on",
+        "--interface",
+        "late0",
+        "--xdp",
+        "late0",
+    ])?;
+    common::says(&site, "waiting for the configured interface late0")?;
+    site.director.sh(
+        "ip link add late0 type veth peer name late1; ip link set late0 up; ip link set late1 up",
+    )?;
+    common::says(&site, "using late0")?;
+    let shown = site.director.sh("ip link show dev late0")?;
+    ensure!(shown.contains("xdp"), "{shown}");
+    Ok(())
+}
+
+#[test]
+fn dataplane_tun_backend_missing_interface_is_used_when_it_comes() -> Result<()> {
+    let mut site = site("boottun")?;
+    site.director
+        .sh("echo 1 > /proc/sys/net/ipv4/ip_forward; ip link delete eth1")?;
+    site.start_engine(&["--backend", "tun"])?;
+    common::says(&site, "waiting for the configured interface eth1")?;
+    site.add_service(80, "rr")?;
+    bring_back_arm(&site)?;
+    clients_are_served(&site)?;
+    let found = findings(&site)?;
+    ensure!(!found.contains("waiting for"), "{found}");
+    Ok(())
+}
+
+#[test]
+fn dataplane_missing_listen_address_is_used_when_it_comes() -> Result<()> {
+    let mut site = site("bootlisten")?;
+    let key = site.testbed.dir().join("key");
+    fs::write(&key, "0123456789abcdef0123456789abcdef\n")?;
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
+    let key = key.display().to_string();
+    for address in ["10.77.0.1", "fd77::1"] {
+        let peer = if address.contains(':') {
+            "fd77::2"
+        } else {
+            "10.77.0.2"
+        };
+        site.start_engine(&[
+            "--sync-peer",
+            peer,
+            "--sync-key",
+            &key,
+            "--sync-listen",
+            address,
+            "--sync-wait",
+            "0",
+        ])?;
+        common::says(&site, "sync_listen_missing")?;
+        let found = findings(&site)?;
+        ensure!(
+            found.contains(&format!("waiting for the address {address}")),
+            "{found}"
+        );
+        site.director.sh(&format!("ip addr add {address} dev lo"))?;
+        wait_until("the port", PATIENCE, || site.director.listens("tcp", 8848))?;
+        wait_until("no finding", PATIENCE, || {
+            findings(&site).is_ok_and(|found| !found.contains("waiting for"))
+        })?;
+    }
+    Ok(())
+}
+
+/// `lvsd` gives the dataplane the file's interfaces, and starts its synchronisation daemon in time.
+#[test]
+fn lvsd_missing_interfaces_are_used_when_they_come() -> Result<()> {
+    let site = site("bootlvsd")?;
+    site.director.sh("ip link delete eth1")?;
+    let path = site.testbed.dir().join("lvsd.toml");
+    let text = format!(
+        "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n[sync.ipvs]\nrole = \"master\"\ninterface = \"sync0\"\n\n\
+         [[service]]\nname = \"web\"\naddress = \"{}:80\"\nforward = \"nat\"\n\n\
+         [[service.server]]\naddress = \"{}:80\"\n",
+        site.vip,
+        site.real_address(0)
+    );
+    fs::write(&path, text)?;
+    let path = path.display().to_string();
+    let program = programs::find("lvsd")?;
+    let checked = site.director.run(&program, &["check", &path])?;
+    ensure!(checked.contains("valid"), "{checked}");
+    let lvsd = site.director.spawn(&program, &["--config", &path])?;
+    let status = || site.director.run(&program, &["status", "--config", &path]);
+    wait_until("status to tell", PATIENCE, || {
+        status()
+            .is_ok_and(|said| said.contains("WAITING: waiting for the configured interface eth1"))
+    })
+    .with_context(|| format!("{:?}\n{}", status(), lvsd.log()))?;
+    bring_back_arm(&site)?;
+    clients_are_served(&site)?;
+    site.director
+        .sh("ip link add sync0 type veth peer name sync1; ip link set sync0 up; ip link set sync1 up; ip addr add 10.78.0.1/24 dev sync0")?;
+    wait_until("the synchronisation daemon", PATIENCE, || {
+        site.lvsadm("-L --daemon")
+            .is_ok_and(|said| said.contains("master") && said.contains("sync0"))
+    })
+    .with_context(|| lvsd.log())?;
+    site.director
+        .run(&program, &["stop", "--all", "--config", &path])?;
+    Ok(())
+}
+
+fn start(site: &Site, words: &[&str]) -> Result<Proc> {
+    let mut all = site.engine_arguments();
+    all.extend_from_slice(words);
+    site.director.spawn(programs::find("lvs-dataplane")?, &all)
+}
+
+fn pid_that_answers(site: &Site) -> Option<u64> {
+    let program = programs::find("lvsadm").ok()?;
+    let said = site.director.run(program, &["--json", "workers"]).ok()?;
+    let _: Value = serde_json::from_str(&said).ok()?;
+    let pids = site
+        .director
+        .sh("ss -xlpH | grep -o 'lvs-dataplane\",pid=[0-9]*' | cut -d= -f2 | sort -u")
+        .ok()?;
+    pids.trim().parse().ok()
+}
+
+#[test]
+fn dataplane_start_right_after_signal_waits_for_the_one_that_ends() -> Result<()> {
+    let site = site("bootkill")?;
+    for words in [&[][..], &["--in-kernel", "off", "--outlive", "on"]] {
+        let mut before = start(&site, words)?;
+        wait_until("an answer", PATIENCE, || {
+            pid_that_answers(&site) == Some(before.pid().into())
+        })
+        .with_context(|| before.log())?;
+        for signal in [Signal::SIGKILL; 5].into_iter().chain([Signal::SIGTERM; 2]) {
+            // Nobody waits for its end: it is still there when the next one starts.
+            before.signal(signal)?;
+            let mut next = start(&site, words)?;
+            let mut ended = false;
+            wait_until("the next one to answer", PATIENCE, || {
+                ended = !next.is_running();
+                ended || pid_that_answers(&site) == Some(next.pid().into())
+            })
+            .with_context(|| next.log())?;
+            ensure!(!ended, "{}", next.log());
+            ensure!(!next.log().contains("do not outlive"), "{}", next.log());
+            before = next;
+        }
+        // One that runs is not waited for.
+        let mut second = start(&site, words)?;
+        let status = second.wait(PATIENCE)?;
+        let said = second.log();
+        ensure!(!status.success(), "{said}");
+        ensure!(said.contains(&format!("pid {}", before.pid())), "{said}");
+        before.signal(Signal::SIGKILL)?;
+        let program = programs::find("lvs-dataplane")?;
+        let said = site.director.run(program, &["--cleanup"])?;
+        ensure!(said.contains("took away"), "{said}");
+    }
+    Ok(())
+}

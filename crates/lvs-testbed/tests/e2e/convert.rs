@@ -1,0 +1,69 @@
+//! `lvsd convert --check` beside the installed keepalived.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::programs;
+
+/// Exit code, standard output and standard error.
+fn check(file: &Path) -> Result<(Option<i32>, String, String)> {
+    let output = Command::new(programs::find("lvsd")?)
+        .args(["convert", "--check"])
+        .arg(file)
+        .output()
+        .context("lvsd convert --check")?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok((
+        output.status.code(),
+        text(&output.stdout),
+        text(&output.stderr),
+    ))
+}
+
+fn service(marker: &Path) -> String {
+    format!(
+        "$SERVER= \\\n    real_server 10.0.0.${{N}} 80 {{ \\\n        weight ${{N}} \\\n        TCP_CHECK {{ \\\n        }} \\\n    }}\n\
+         virtual_server 192.0.2.1 80 {{\n    delay_loop 6\n    lb_algo rr\n    lb_kind DR\n    protocol TCP\n    alpha\n    omega\n    \
+         quorum_up \"/usr/bin/touch {marker}\"\n    quorum_down \"/usr/bin/touch {marker}\"\n    \
+         ~SEQ(N, 1, 3) $SERVER\n}}\n\
+         virtual_server fwmark 7 {{\n    lb_kind NAT\n    real_server 10.0.0.1 80 {{\n        notify_down \"/usr/bin/touch {marker}\"\n    }}\n}}\n",
+        marker = marker.display()
+    )
+}
+
+#[test]
+#[ignore = "needs keepalived"]
+fn convert_check_compares_with_keepalived_and_runs_no_script() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("keepalived.conf");
+    let marker = directory.path().join("marker");
+    std::fs::write(&file, service(&marker))?;
+    let (code, out, err) = check(&file)?;
+    ensure!(code == Some(0), "{code:?}: {out}{err}");
+    ensure!(
+        out.contains("compared with keepalived: 2 services, 4 servers")
+            && out.contains("no difference"),
+        "{out}"
+    );
+    ensure!(!marker.exists(), "keepalived has run a script of the file");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs keepalived"]
+fn convert_check_names_differences() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("keepalived.conf");
+    // A server that is the virtual server: lvsd leaves it out.
+    std::fs::write(
+        &file,
+        "virtual_server 192.0.2.1 80 {\n    protocol TCP\n    real_server 10.0.0.1 80 {\n    }\n    real_server 192.0.2.1 80 {\n    }\n}\n",
+    )?;
+    let (code, out, err) = check(&file)?;
+    ensure!(code == Some(1), "{code:?}: {out}{err}");
+    let expected =
+        "192.0.2.1:80 tcp: server 192.0.2.1: not there in the result, there in keepalived";
+    ensure!(out.contains(expected), "{out}");
+    Ok(())
+}

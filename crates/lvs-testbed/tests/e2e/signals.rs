@@ -1,0 +1,152 @@
+//! Signals that operators and terminals send to programs that reload, or by mistake: none ends what
+//! forwards packets.
+
+use crate::common;
+
+use std::fs;
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, Vip, programs, wait_until};
+use nix::sys::signal::Signal;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+/// HUP, USR1, USR2, PIPE, ALRM, XFSZ, VTALRM, PROF, IO, PWR, and real-time signals.
+const SIGNALS: &str = "1 10 12 13 14 25 26 27 29 30 35 40 64";
+
+fn site(label: &str) -> Result<Site> {
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = 1;
+    options.vip = Vip::Engine;
+    Site::new(options)
+}
+
+/// Sends all of them to a process, one after another.
+fn shower(site: &Site, pid: u32) -> Result<()> {
+    site.director
+        .sh(&format!(
+            "for s in {SIGNALS}; do kill -$s {pid} || exit 1; done"
+        ))
+        .map(drop)
+}
+
+/// Whether the process would survive SIGHUP: it ignores it, or has a handler.
+fn survives_hangup(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let bit = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .is_some_and(|mask| mask & 1 != 0)
+    };
+    bit("SigIgn:") || bit("SigCgt:")
+}
+
+#[test]
+fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
+    for (label, words) in [
+        ("sigkernel", &[][..]),
+        ("sigkeeper", &["--in-kernel", "off", "--outlive", "on"]),
+    ] {
+        let mut site = site(label)?;
+        site.start_engine(words)?;
+        site.add_service(80, "rr")?;
+        let mut download = common::Download::start(&site)?;
+        let pid = site.engine.as_ref().context("it runs")?.pid();
+        shower(&site, pid)?;
+        // The process that keeps connections, if there is one.
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+        for keeper in children.split_whitespace() {
+            shower(&site, keeper.parse()?)?;
+        }
+        common::says(&site, "SIGHUP is ignored")?;
+        site.lvsadm("-L -n")?;
+        download.goes_on()?;
+        let after = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+        ensure!(after == children, "{children:?} {after:?}");
+        ensure!(!words.contains(&"--outlive") || !children.is_empty());
+        download.finish()?;
+        // As SIGTERM does.
+        let mut engine = site.engine.take().context("it runs")?;
+        let status = engine.stop(Signal::SIGQUIT)?;
+        ensure!(status.success(), "{status}: {}", engine.log());
+        let program = programs::find("lvs-dataplane")?;
+        let left = site.director.run(program, &["--cleanup"])?;
+        ensure!(left.contains("no engine has left anything"), "{left}");
+    }
+    Ok(())
+}
+
+/// A terminal that closes sends SIGHUP to its foreground, and its shell to the jobs in the background.
+#[test]
+fn dataplane_closed_terminal_does_not_end_it() -> Result<()> {
+    let site = site("sigterminal")?;
+    let program = programs::find("lvs-dataplane")?.display().to_string();
+    let number = site.testbed.dir().join("number").display().to_string();
+    // A shell at a pseudo-terminal, which goes when `script` is killed. It reads what is typed: with
+    // a command as its argument it would not pass SIGHUP on to its jobs.
+    let words = ["-q", "-c", "bash --norc -i", "/dev/null"];
+    let mut terminal = site.director.spawn("script", &words)?;
+    terminal.send(&format!(
+        "{program} --own-vips --interface eth0 & echo $! > {number}\n"
+    ))?;
+    wait_until("an answer", PATIENCE, || site.director.has_engine())
+        .with_context(|| terminal.log())?;
+    wait_until("the number", PATIENCE, || {
+        fs::read_to_string(&number).is_ok_and(|text| text.ends_with('\n'))
+    })?;
+    let pid = fs::read_to_string(&number)?.trim().to_owned();
+    terminal.signal(Signal::SIGKILL)?;
+    terminal.wait(PATIENCE)?;
+    // The shell is told that its terminal is gone, and tells its children.
+    wait_until("the shell to end", PATIENCE, || {
+        let parent = site.director.sh(&format!("ps -o ppid= -p {pid} || true"));
+        let parent = parent.unwrap_or_default();
+        let name = site
+            .director
+            .sh(&format!("ps -o comm= -p {} || true", parent.trim()));
+        !name.is_ok_and(|name| name.contains("bash"))
+    })?;
+    let answer = site.lvsadm("-L -n");
+    site.director.sh(&format!("kill {pid} || true"))?;
+    answer.map(drop)
+}
+
+/// While it reads its file, here one that does not end yet.
+#[test]
+fn lvsd_signals_while_it_starts_are_kept() -> Result<()> {
+    let site = site("siglvsd")?;
+    let file = site.testbed.dir().join("lvsd.toml");
+    let path = file.display().to_string();
+    site.director.run("mkfifo", &[&path])?;
+    let program = programs::find("lvsd")?;
+    let mut lvsd: Proc = site.director.spawn(&program, &["--config", &path])?;
+    wait_until("a handler", PATIENCE, || survives_hangup(lvsd.pid()))?;
+    shower(&site, lvsd.pid())?;
+    let text = |port: u16| {
+        format!(
+            "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n[[service]]\nname = \"web\"\naddress = \"{}:{port}\"\n\
+             forward = \"nat\"\n\n[[service.server]]\naddress = \"{}:80\"\n",
+            site.vip,
+            site.real_address(0)
+        )
+    };
+    // What it reads now ends; whatever reads the file from then on finds another one.
+    let mut reads = fs::File::options().write(true).open(&file)?;
+    let next = file.with_extension("next");
+    fs::write(&next, text(81))?;
+    fs::rename(&next, &file)?;
+    reads.write_all(text(80).as_bytes())?;
+    drop(reads);
+    let service = format!("{}:81 ", site.vip);
+    let mut ended = false;
+    wait_until("the file to be read again", PATIENCE, || {
+        ended = !lvsd.is_running();
+        let listed = site.lvsadm("-L -n");
+        ended || listed.is_ok_and(|said| said.contains(&service))
+    })
+    .with_context(|| lvsd.log())?;
+    ensure!(!ended, "{}", lvsd.log());
+    lvsd.stop(Signal::SIGINT)?;
+    Ok(())
+}

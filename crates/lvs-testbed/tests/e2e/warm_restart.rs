@@ -1,0 +1,184 @@
+//! A dataplane that is killed: what its successor in the same network namespace takes over, what one
+//! in another namespace does not, and what is dropped while there is none.
+
+use crate::common;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
+use nix::sys::signal::Signal;
+
+/// How long anything may take on a busy machine.
+const SOON: Duration = Duration::from_secs(20);
+const KERNEL: [&str; 2] = ["--in-kernel", "on"];
+const HOLDER: [&str; 4] = ["--in-kernel", "off", "--outlive", "on"];
+
+fn kill(site: &mut Site) -> Result<()> {
+    let mut engine = site.engine.take().context("it runs")?;
+    engine.signal(Signal::SIGKILL)?;
+    engine.wait(SOON).map(drop)
+}
+
+/// What keeps connections here: the kernel fast path only if it is permitted.
+fn ways() -> Result<Vec<&'static [&'static str]>> {
+    let kernel = super::in_kernel::is_permitted()?.then_some(&KERNEL[..]);
+    Ok(kernel.into_iter().chain([&HOLDER[..]]).collect())
+}
+
+/// The kernel gives the number of a namespace that is gone to the next one.
+#[test]
+fn dataplane_in_a_namespace_that_is_gone_has_no_successor() -> Result<()> {
+    super::in_kernel::require_permission()?;
+    let mut site = Site::new(SiteOptions::new("wr-ns", Forward::Nat))?;
+    site.start_engine(&KERNEL)?;
+    site.add_service(80, "rr")?;
+    site.lvsadm("mark add --source 203.0.113.0/24 --drop")?;
+    kill(&mut site)?;
+    let program = programs::find("lvs-dataplane")?.display().to_string();
+    let lvsadm = programs::find("lvsadm")?.display().to_string();
+    let log = site.director.dir().join("next");
+    let log = log.display();
+    // The new namespace gets what the old one's number leads to.
+    let script = format!(
+        "own=$(stat -Lc %i /proc/self/ns/net); exec unshare -n sh -c '\
+         mv /sys/fs/bpf/lvs/'$own' /sys/fs/bpf/lvs/$(stat -Lc %i /proc/self/ns/net) && \
+         ip link set lo up && ip link add d0 type veth peer name d1 && ip link set d0 up && \
+         {{ {program} --in-kernel on >{log} 2>&1 & pid=$!; \
+         for n in $(seq 200); do {lvsadm} -L -n >/dev/null 2>&1 && break; sleep .05; done; \
+         {lvsadm} -L -n; {lvsadm} mark list; kill $pid; wait $pid; echo left: $(ls /sys/fs/bpf/lvs); }}'"
+    );
+    let told = site.director.sh(&script)?;
+    let log = fs::read_to_string(site.director.dir().join("next"))?;
+    ensure!(log.contains("in a network namespace that is gone"), "{log}");
+    ensure!(!log.contains("going on where"), "{log}");
+    ensure!(
+        !told.contains(":80") && !told.contains("203.0.113"),
+        "{told}"
+    );
+    // Its end takes everything with it.
+    ensure!(told.trim().ends_with("left:"), "{told}");
+    Ok(())
+}
+
+/// More services and servers than the 8 MiB that used to be there for them.
+#[test]
+#[ignore = "long"]
+fn dataplane_with_many_servers_is_taken_over_with_all_of_them() -> Result<()> {
+    const SERVICES: u32 = 2_000;
+    for words in ways()? {
+        let mut options = SiteOptions::new("wr-many", Forward::Nat);
+        options.paced = Some(60_000);
+        let mut site = Site::new(options)?;
+        site.start_engine(words)?;
+        let mut rules = String::new();
+        for n in 0..SERVICES {
+            let service = format!("192.18.{}.{}:80", n / 250, 1 + n % 250);
+            writeln!(rules, "-A -t {service} -s rr")?;
+            for server in 0..11 {
+                writeln!(
+                    rules,
+                    "-a -t {service} -r 10.99.0.{}:{} -m",
+                    1 + server,
+                    8000 + n
+                )?;
+            }
+        }
+        site.lvsadm_restore(&rules)?;
+        site.add_service(80, "rr")?;
+        let mut load = site.load();
+        load.requests = 2;
+        load.concurrency = 2;
+        load.sizes = vec![60_000 * 25];
+        load.timeout_ms = 60_000;
+        let client = site.client.clone();
+        let running = std::thread::spawn(move || client.load(&load));
+        let opened = || {
+            let listed = site.lvsadm("-L -n -c");
+            listed.is_ok_and(|listed| listed.matches("ESTABLISHED").count() == 2)
+        };
+        wait_until("connections", SOON, opened)?;
+        // Changes of so many are kept within a few seconds, and connections are offloaded meanwhile.
+        std::thread::sleep(Duration::from_secs(6));
+        kill(&mut site)?;
+        site.start_engine(words)?;
+        let log = common::says(&site, "took over")?;
+        ensure!(log.contains("services=2001"), "{log}");
+        let report = running.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+        report.all_ok(2)?;
+        let saved = site.lvsadm("-S -n")?;
+        let servers = saved.lines().filter(|line| line.starts_with("-a ")).count();
+        ensure!(servers == 22_000 + site.servers.len(), "{servers}");
+    }
+    Ok(())
+}
+
+/// curl's status for a refused connection, and for one that has no answer in time.
+const REFUSED: &str = "7";
+const SILENT: &str = "28";
+
+#[test]
+fn services_by_mark_and_sctp_are_held_without_a_dataplane() -> Result<()> {
+    for words in ways()? {
+        let mut site = Site::new(SiteOptions::new("wr-mark", Forward::Nat))?;
+        let vip = site.vip;
+        site.start_engine(words)?;
+        site.add_service(80, "rr")?;
+        for rule in [
+            "--protocol tcp --ports 9005 --host",
+            "--protocol tcp --ports 9000-9100 --mark 7",
+            "--protocol tcp --ports 443 --mark 8",
+        ] {
+            site.lvsadm(&format!("mark add --destination {vip} {rule}"))?;
+        }
+        let server = site.real_address(0);
+        site.lvsadm("-A -f 7 -s rr")?;
+        site.lvsadm(&format!("-a -f 7 -r {server}:80 -m"))?;
+        site.lvsadm(&format!("-A --sctp-service {vip}:36412 -s rr"))?;
+        let (client, url) = (site.client.clone(), format!("http://{vip}"));
+        let status = |port: u16| -> Result<String> {
+            let status = client.sh(&format!(
+                "status=0; curl -s -m 1 -o /dev/null {url}:{port}/ || status=$?; echo $status"
+            ))?;
+            Ok(status.trim().to_owned())
+        };
+        wait_until(
+            "the mark's service to serve",
+            Duration::from_secs(10),
+            || status(9001).is_ok_and(|status| status == "0"),
+        )?;
+        kill(&mut site)?;
+        for port in [80, 9001, 9100] {
+            ensure!(status(port)? == SILENT, "{words:?}: port {port} is held");
+        }
+        if words == KERNEL {
+            // 9005 is left to the host, 443's mark has no service, and 81 is nobody's.
+            for port in [9005, 443, 81] {
+                ensure!(status(port)? == REFUSED, "port {port} is the host's");
+            }
+        }
+        let program = programs::find("lvs-dataplane")?;
+        site.director
+            .sh(&format!("{} --cleanup", program.display()))?;
+    }
+    Ok(())
+}
+
+/// State of a namespace that is gone is another tenant's.
+#[test]
+fn files_of_namespaces_that_are_gone_are_swept_at_a_start() -> Result<()> {
+    // Others cannot see all processes.
+    super::in_kernel::require_permission()?;
+    let mut site = Site::new(SiteOptions::new("wr-sweep", Forward::Nat))?;
+    // A number that no namespace has.
+    site.director.sh("mkdir -p -m 755 /run/lvs; \
+         for name in sock sock.lock sock.lvsd sock.lvsd.lock sock.7.lvsd.toml; do \
+         echo 1 >/run/lvs/netns-12.$name; done")?;
+    site.start_engine(&[])?;
+    let left = site.director.sh("ls /run/lvs")?;
+    ensure!(!left.contains("netns-12"), "{left}");
+    ensure!(left.contains(".sock.lock"), "{left}");
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! `lvsadm -R --atomic`, with an engine that is nothing but the core's control half.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use lvs_api::Address;
+use lvs_core::api::{Call, Done, Failure, FailureCode, LocalPool, Permissive};
+use lvs_core::{Control, Instant, Options};
+use lvs_process::server::{Handle, Handler, Permissions, Server, Sink};
+use serde_json::Value;
+
+/// The control half, and the calls that came.
+struct Half {
+    control: Mutex<Control>,
+    calls: Mutex<Vec<Call>>,
+}
+
+/// What the server serves.
+struct Shared(Arc<Half>);
+
+impl Handler for Shared {
+    fn name(&self) -> String {
+        "control half".into()
+    }
+
+    fn table_size(&self) -> u32 {
+        4096
+    }
+
+    fn call(&self, call: Call, _: &mut Sink<'_>) -> Result<Value, Failure> {
+        self.0.calls.lock().expect("a lock").push(call.clone());
+        let Call::Apply { changes } = call else {
+            return Err(Failure::new(FailureCode::Unsupported, "apply only"));
+        };
+        let mut control = self.0.control.lock().expect("a lock");
+        control
+            .apply(&changes, &Permissive, Instant::ZERO)
+            .map_err(|refused| Failure {
+                change: Some(refused.change),
+                ..refused.failure
+            })?;
+        let done = Done {
+            warnings: vec!["eth9 is down".into()],
+        };
+        Ok(serde_json::to_value(done).expect("JSON"))
+    }
+}
+
+struct Bed {
+    half: Arc<Half>,
+    address: Address,
+    _server: Handle,
+}
+
+impl Bed {
+    fn new(name: &str) -> Self {
+        let mut control = Control::new(Options {
+            max_connections: 16,
+            ..Options::default()
+        });
+        let pool = LocalPool {
+            addresses: vec!["10.0.0.2".parse().expect("an address")],
+            hairpin: false,
+        };
+        control
+            .apply(&[Call::LocalSet(pool)], &Permissive, Instant::ZERO)
+            .expect("a local address");
+        let half = Arc::new(Half {
+            control: Mutex::new(control),
+            calls: Mutex::default(),
+        });
+        let address = Address::new(format!("@lvs-test-atomic-{name}-{}", std::process::id()));
+        let server = Server::bind(&address, Permissions::default())
+            .expect("the socket is free")
+            .serve(Arc::new(Shared(half.clone())))
+            .expect("a thread");
+        Self {
+            half,
+            address,
+            _server: server,
+        }
+    }
+
+    /// What the program prints to standard error, and its exit status.
+    fn restore(&self, rules: &str) -> (String, i32) {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_lvsadm"))
+            .env("LVS_SOCKET", self.address.to_string())
+            .args(["-R", "--atomic"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let mut input = child.stdin.take().expect("a pipe");
+        input.write_all(rules.as_bytes()).expect("it reads");
+        drop(input);
+        let output = child.wait_with_output().expect("it ends");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        // The name that it was called by comes first.
+        let errors = errors.replace(concat!(env!("CARGO_BIN_EXE_lvsadm"), ": "), "");
+        (errors, output.status.code().expect("no signal"))
+    }
+
+    fn services(&self) -> usize {
+        self.half.control.lock().expect("a lock").services().count()
+    }
+
+    fn calls(&self) -> usize {
+        self.half.calls.lock().expect("a lock").len()
+    }
+}
+
+#[test]
+fn full_nat_goes_by_the_engines_local_addresses() {
+    let bed = Bed::new("fullnat");
+    let (errors, status) = bed.restore(
+        "-C\n-A -t 192.0.2.1:80 -s rr\n-a -t 192.0.2.1:80 -r 10.0.0.11:80 --fullnat -w 2\n",
+    );
+    assert_eq!((errors.as_str(), status), ("warning: eth9 is down\n", 0));
+    assert_eq!((bed.services(), bed.calls()), (1, 1));
+}
+
+#[test]
+fn a_refusal_names_the_line_and_changes_nothing() {
+    let bed = Bed::new("refused");
+    let (_, status) = bed.restore("-A -t 192.0.2.1:80 -s rr\n");
+    assert_eq!((status, bed.calls()), (0, 1));
+    for (rules, expected) in [
+        (
+            "# rules\n-C\n-A -t 192.0.2.2:80\n\n-A -t 192.0.2.2:80\n",
+            "line 5: Service already exists; nothing was changed\n",
+        ),
+        (
+            "-C\n-A -t 192.0.2.2:80 -s nosuch\n",
+            "line 2: Scheduler or persistence engine not found; nothing was changed\n",
+        ),
+        (
+            "-A -u 192.0.2.2:53 -o\n-a -u 192.0.2.2:53 -r 10.0.0.9 --fullnat\n",
+            "line 2: full NAT",
+        ),
+        (
+            "-A -t [2001:db8::1]:80\n-a -t [2001:db8::1]:80 -r [2001:db8::9]:80 --fullnat\n",
+            "line 2: full NAT needs a local address",
+        ),
+    ] {
+        let (errors, status) = bed.restore(rules);
+        assert!(
+            errors.contains(expected) && errors.ends_with("; nothing was changed\n"),
+            "{rules}: {errors}"
+        );
+        assert_eq!((status, bed.services()), (255, 1), "{rules}");
+    }
+}
+
+#[test]
+fn lines_that_are_wrong_need_no_engine() {
+    let bed = Bed::new("wrong");
+    for (rules, expected) in [
+        ("-C\n-A -t 192.0.2.2:80 --wrong\n", "line 2: "),
+        ("-C\n\n-L\n", "line 3: only commands that change something"),
+    ] {
+        let (errors, status) = bed.restore(rules);
+        assert!(
+            errors.starts_with(expected) && errors.ends_with("; nothing was changed\n"),
+            "{errors}"
+        );
+        assert_eq!((status, errors.lines().count()), (255, 1));
+    }
+    assert_eq!(bed.calls(), 0);
+}

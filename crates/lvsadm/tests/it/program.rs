@@ -1,0 +1,303 @@
+//! The binary itself: names, sockets that do not answer, readers that go away.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+use lvs_api::Address;
+use lvs_core::Forwarding;
+use lvs_core::api::{Call, ConnInfo, Failure, FailureCode, ListEnd};
+use lvs_process::server::{Handle, Handler, Permissions, Server, Sink};
+use serde_json::Value;
+
+const CONNECTIONS: u64 = 100_000;
+
+/// Lists very many connections, and refuses everything else.
+struct Busy;
+
+impl Handler for Busy {
+    fn name(&self) -> String {
+        "busy".into()
+    }
+
+    fn table_size(&self) -> u32 {
+        4096
+    }
+
+    fn call(&self, call: Call, out: &mut Sink<'_>) -> Result<Value, Failure> {
+        let Call::ConnList {} = call else {
+            return Err(Failure::new(
+                FailureCode::Unsupported,
+                "this engine only lists connections",
+            ));
+        };
+        let mut conn = ConnInfo {
+            protocol: 6,
+            client: ([203, 0, 113, 1], 1024).into(),
+            virt: ([192, 0, 2, 1], 80).into(),
+            server: ([10, 0, 0, 1], 80).into(),
+            state: "ESTABLISHED".into(),
+            expires_ms: 899_999,
+            forwarding: Forwarding::Nat,
+            template: false,
+            synced: false,
+            engine: None,
+        };
+        for i in 0..CONNECTIONS {
+            conn.client
+                .set_port(u16::try_from(i % 60_000).unwrap_or(0) + 1024);
+            out.item(&conn)?;
+        }
+        serde_json::to_value(ListEnd { count: out.count() })
+            .map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))
+    }
+}
+
+fn address(what: &str) -> Address {
+    Address::new(format!("@lvs-test-{what}-{}", std::process::id()))
+}
+
+fn start(address: &Address) -> Handle {
+    Server::bind(address, Permissions::default())
+        .expect("the socket is free")
+        .serve(Arc::new(Busy))
+        .expect("a thread")
+}
+
+fn program(name: &str, address: &Address) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lvsadm"));
+    command
+        .arg0(name)
+        .env("LVS_SOCKET", address.to_string())
+        .env_remove("LVS_AUTOSTART")
+        .stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn run(command: &mut Command) -> (String, String, Option<i32>) {
+    let Output {
+        stdout,
+        stderr,
+        status,
+    } = command.output().expect("it runs");
+    (text(&stdout), text(&stderr), status.code())
+}
+
+#[test]
+fn without_an_engine_one_line_says_what_to_do() {
+    let nobody = address("nobody");
+    let (out, err, code) = run(program("/sbin/ipvsadm", &nobody).arg("-Ln"));
+    assert_eq!((out.as_str(), code), ("", Some(2)));
+    let mut lines = err.lines();
+    assert!(
+        lines
+            .next()
+            .is_some_and(|line| line.starts_with("Can't initialize ipvs: ")
+                && line.contains("start lvs-dataplane")),
+        "{err}"
+    );
+    assert!(
+        lines
+            .next()
+            .is_some_and(|line| line.starts_with("Are you sure")),
+        "{err}"
+    );
+
+    let (_, err, code) = run(program("lvsadm", &nobody).arg("-Ln"));
+    assert_eq!((err.lines().count(), code), (1, Some(2)), "{err}");
+    // What is wrong with the line is told first, and help needs no engine.
+    let (_, err, code) = run(program("lvsadm", &nobody).arg("-A"));
+    assert_eq!(code, Some(2));
+    assert!(err.contains("service-address"), "{err}");
+    let (out, _, code) = run(program("lvsadm", &nobody).arg("-h"));
+    assert_eq!(code, Some(0));
+    assert!(out.contains("--socket"), "{out}");
+}
+
+#[test]
+fn sockets_that_are_no_use_are_told_in_one_line() {
+    let dir = std::env::temp_dir().join(format!("lvs-test-sockets-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let at = |name: &str| dir.join(name);
+    drop(UnixListener::bind(at("stale")).expect("a socket"));
+    std::fs::write(at("file"), "").expect("a file");
+    let answering = |name: &str, answer: &'static str| {
+        let listener = UnixListener::bind(at(name)).expect("a socket");
+        std::thread::spawn(move || {
+            while let Ok((mut stream, _)) = listener.accept() {
+                let mut line = String::new();
+                let _ = BufReader::new(&stream).read_line(&mut line);
+                let _ = stream.write_all(answer.as_bytes());
+            }
+        });
+    };
+    answering(
+        "other-version",
+        "{\"id\":1,\"error\":{\"code\":\"version\",\"message\":\"the engine speaks version 9\"}}\n",
+    );
+    answering("no-engine", "HTTP/1.1 400 Bad Request\r\n\r\n");
+    answering("ends", "");
+    for (name, part) in [
+        (
+            "absent",
+            "start lvs-dataplane, or name its socket with --socket",
+        ),
+        ("stale", "start lvs-dataplane, which replaces it"),
+        ("file", "is not a socket: name the engine's"),
+        ("other-version", "install both from the same release"),
+        ("no-engine", "is not an engine"),
+        ("ends", "look at its log, and start it again"),
+    ] {
+        let socket = Address::Path(at(name));
+        let path = at(name).display().to_string();
+        for (argv0, lines) in [("lvsadm", 1), ("ipvsadm", 2)] {
+            let (out, err, code) = run(program(argv0, &socket).arg("-Ln"));
+            assert_eq!((out.as_str(), code), ("", Some(2)), "{name}: {err}");
+            assert_eq!(err.lines().count(), lines, "{name}: {err}");
+            assert!(err.contains(part) && err.contains(&path), "{name}: {err}");
+        }
+    }
+    // Without the right to enter its directory: only root can be somebody else to try it.
+    if nix::unistd::geteuid().is_root() {
+        let copy = std::env::temp_dir().join(format!("lvs-test-copy-{}", std::process::id()));
+        std::fs::copy(env!("CARGO_BIN_EXE_lvsadm"), &copy).expect("a copy");
+        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o700)).expect("it is ours");
+        let (_, err, code) = run(Command::new(&copy)
+            .arg("-Ln")
+            .env("LVS_SOCKET", at("stale"))
+            .current_dir("/")
+            .uid(65_534)
+            .gid(65_534));
+        assert_eq!((err.lines().count(), code), (1, Some(2)), "{err}");
+        assert!(err.contains("run as root"), "{err}");
+        std::fs::remove_file(copy).expect("it is ours");
+    }
+    std::fs::remove_dir_all(&dir).expect("it is ours");
+}
+
+#[test]
+fn an_engine_that_cannot_start_is_told() {
+    let dir = std::env::temp_dir().join(format!("lvs-test-start-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let own = dir.join("lvsadm");
+    std::fs::copy(env!("CARGO_BIN_EXE_lvsadm"), &own).expect("a copy");
+    let run_it = || {
+        run(Command::new(&own)
+            .arg("-Ln")
+            .env("LVS_SOCKET", address("start").to_string())
+            .env("LVS_AUTOSTART", "1")
+            .env("PATH", "/usr/bin:/bin"))
+    };
+    let (_, err, code) = run_it();
+    assert!(err.contains("cannot start lvs-dataplane"), "{err}");
+    assert_eq!((err.lines().count(), code), (1, Some(2)));
+
+    let engine = dir.join("lvs-dataplane");
+    std::fs::write(&engine, "#!/bin/sh\nexit 3\n").expect("a script");
+    std::fs::set_permissions(&engine, PermissionsExt::from_mode(0o755)).expect("it is ours");
+    let (_, err, code) = run_it();
+    assert!(err.contains("ended at once (exit status: 3)"), "{err}");
+    assert_eq!((err.lines().count(), code), (1, Some(2)));
+    std::fs::remove_dir_all(&dir).expect("it is ours");
+}
+
+#[test]
+fn refusals_are_told_in_the_engines_words() {
+    let at = address("words");
+    let _engine = start(&at);
+    let (out, err, code) = run(program("lvsadm", &at).args(["-A", "-t", "192.0.2.1:80"]));
+    assert_eq!(
+        (out.as_str(), err.as_str(), code),
+        ("", "this engine only lists connections\n", Some(255))
+    );
+    // As ipvsadm, it is silent about timeouts.
+    let (_, err, code) = run(program("ipvsadm", &at).args(["-L", "--timeout"]));
+    assert_eq!((err.as_str(), code), ("", Some(1)));
+}
+
+#[test]
+fn a_long_listing_streams() {
+    let at = address("streams");
+    let _engine = start(&at);
+    let (out, err, code) = run(program("ipvsadm", &at).arg("-Lnc"));
+    assert_eq!((err.as_str(), code), ("", Some(0)));
+    assert_eq!(out.lines().count() as u64, CONNECTIONS + 2);
+    assert_eq!(
+        out.lines().nth(2),
+        Some("TCP 14:59  ESTABLISHED 203.0.113.1:1024   192.0.2.1:80       10.0.0.1:80")
+    );
+    let (out, _, code) = run(program("lvsadm", &at).args(["--json", "-Lc"]));
+    assert_eq!(code, Some(0));
+    let all: Vec<ConnInfo> = serde_json::from_str(&out).expect("JSON");
+    assert_eq!(all.len() as u64, CONNECTIONS);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let at = address("pipe");
+    let _engine = start(&at);
+    let mut child = program("ipvsadm", &at)
+        .arg("-Lnc")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut first = [0; 24];
+    child
+        .stdout
+        .take()
+        .expect("a pipe")
+        .read_exact(&mut first)
+        .expect("a line");
+    assert_eq!(&first, b"IPVS connection entries\n");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(text(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(141));
+}
+
+#[test]
+fn restore_reads_all_lines() {
+    let at = address("restore");
+    let _engine = start(&at);
+    let mut child = program("ipvsadm", &at)
+        .arg("-R")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    child
+        .stdin
+        .take()
+        .expect("a pipe")
+        .write_all(b"-A -t 192.0.2.1:80\n-A -q\n-C\n")
+        .expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(
+        text(&output.stderr),
+        "this engine only lists connections\n-q: unknown option\nthis engine only lists connections\n"
+    );
+    assert_eq!(output.status.code(), Some(255));
+}
+
+#[test]
+fn filters_are_not_restored_from_nothing() {
+    // As in `ssh other lvsadm filter save | lvsadm filter restore`, when ssh fails. It is told
+    // before an engine is asked.
+    let nobody = address("no-filters");
+    let (_, err, code) = run(program("lvsadm", &nobody)
+        .args(["filter", "restore"])
+        .stdin(Stdio::null()));
+    assert_ne!(code, Some(0));
+    assert!(
+        err.contains("the input is empty; nothing was changed"),
+        "{err}"
+    );
+}

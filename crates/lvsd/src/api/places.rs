@@ -1,0 +1,148 @@
+//! How many connections clients may hold at a time, over TCP and over the Unix socket: clients that
+//! only look can neither lock out those who may change things, nor each other.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lvs_core::Prefix;
+
+/// Connections over TCP.
+const TCP_MAX: usize = 128;
+/// Connections over TCP of one source: an IPv4 address, or an IPv6 /64.
+pub(super) const SOURCE_MAX: usize = 32;
+/// Streams of events among them.
+pub(super) const STREAMS_MAX: usize = 8;
+/// Connections over the Unix socket.
+const LOCAL_MAX: usize = 64;
+/// Connections over the Unix socket of users who may only look.
+const READERS_MAX: usize = 32;
+/// Connections over the Unix socket of one such user.
+const READER_MAX: usize = 8;
+
+/// The client that a place is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Holder {
+    /// A source over TCP.
+    Tcp(IpAddr),
+    /// The same, for a stream of events, beside the place of its connection.
+    Stream(IpAddr),
+    /// Users of the Unix socket who may change things, together.
+    Operators,
+    /// A user of the Unix socket who may only look.
+    Reader(u32),
+}
+
+/// The places that are taken.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Places(Arc<Mutex<HashMap<Holder, usize>>>);
+
+/// One of them, given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place(Places, Holder);
+
+impl Places {
+    /// Nothing if all are taken, or all of this holder.
+    pub(crate) fn take(&self, holder: Holder) -> Option<Place> {
+        let holder = match holder {
+            Holder::Tcp(ip) => Holder::Tcp(Prefix::source(ip)),
+            Holder::Stream(ip) => Holder::Stream(Prefix::source(ip)),
+            local => local,
+        };
+        let mut all = self.all();
+        let own = all.get(&holder).copied().unwrap_or(0);
+        let sum = |counts: fn(&Holder) -> bool| -> usize {
+            let those = all.iter().filter(|(holder, _)| counts(holder));
+            those.map(|(_, number)| number).sum()
+        };
+        let readers = sum(|holder| matches!(holder, Holder::Reader(_)));
+        let local = readers + sum(|holder| *holder == Holder::Operators);
+        let fits = match holder {
+            Holder::Tcp(_) => {
+                own < SOURCE_MAX && sum(|holder| matches!(holder, Holder::Tcp(_))) < TCP_MAX
+            }
+            Holder::Stream(_) => own < STREAMS_MAX,
+            Holder::Operators => local < LOCAL_MAX,
+            Holder::Reader(_) => own < READER_MAX && readers < READERS_MAX && local < LOCAL_MAX,
+        };
+        if !fits {
+            return None;
+        }
+        all.insert(holder, own + 1);
+        Some(Place(self.clone(), holder))
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<Holder, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut all = self.0.all();
+        if let Some(own) = all.get_mut(&self.1) {
+            *own -= 1;
+            if *own == 0 {
+                all.remove(&self.1);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take_all(places: &Places, holder: Holder) -> Vec<Place> {
+        std::iter::from_fn(|| places.take(holder)).collect()
+    }
+
+    #[test]
+    fn one_source_does_not_take_all_places() {
+        let places = Places::default();
+        let source = |n: u8| Holder::Tcp(IpAddr::from([192, 0, 2, n]));
+        let mut held = take_all(&places, source(1));
+        assert_eq!(held.len(), SOURCE_MAX);
+        // The same in other words.
+        let mapped = "::ffff:192.0.2.1".parse().expect("an address");
+        assert!(places.take(Holder::Tcp(mapped)).is_none());
+        // Of IPv6 a host has as many addresses as it likes.
+        let own = |n: u16| Holder::Tcp(IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, n]));
+        for n in 0..SOURCE_MAX {
+            let n = u16::try_from(n).expect("a few");
+            held.push(places.take(own(n)).expect("a place"));
+        }
+        assert!(places.take(own(999)).is_none());
+        let other = Holder::Tcp([0x2001, 0xdb8, 0, 2, 0, 0, 0, 1].into());
+        assert!(places.take(other).is_some());
+        for n in 0..TCP_MAX - 2 * SOURCE_MAX {
+            let n = u8::try_from(2 + n / 8).expect("a few");
+            held.push(places.take(source(n)).expect("a place"));
+        }
+        assert!(places.take(source(200)).is_none());
+        // Streams and the Unix socket have places of their own.
+        let stream = Holder::Stream(IpAddr::from([192, 0, 2, 1]));
+        let streams = take_all(&places, stream);
+        assert_eq!(streams.len(), STREAMS_MAX);
+        assert_eq!(take_all(&places, Holder::Operators).len(), LOCAL_MAX);
+        drop((held, streams));
+        assert!(places.all().is_empty());
+    }
+
+    #[test]
+    fn users_who_may_only_look_do_not_take_all_places() {
+        let places = Places::default();
+        let one = take_all(&places, Holder::Reader(1));
+        assert_eq!(one.len(), READER_MAX);
+        let others: Vec<Place> = (2..100)
+            .flat_map(|uid| take_all(&places, Holder::Reader(uid)))
+            .collect();
+        assert_eq!(one.len() + others.len(), READERS_MAX);
+        let operators = take_all(&places, Holder::Operators);
+        assert_eq!(operators.len(), LOCAL_MAX - READERS_MAX);
+        drop(one);
+        assert_eq!(take_all(&places, Holder::Reader(500)).len(), READER_MAX);
+        drop((others, operators));
+        assert!(places.all().is_empty());
+    }
+}

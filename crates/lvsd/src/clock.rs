@@ -1,0 +1,105 @@
+//! The clocks of deadlines.
+//!
+//! The wall clock steps when NTP or an operator sets it, so a deadline is kept by the time since
+//! boot. That time starts again with the next boot, so a deadline on disk names its boot.
+
+use std::sync::OnceLock;
+use std::time::SystemTime;
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+/// Seconds since 1970.
+pub fn unix_time() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// One moment by both clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    /// Seconds since 1970.
+    pub unix: u64,
+    /// Seconds since boot, also those in which the host was suspended.
+    pub boot: u64,
+}
+
+impl Now {
+    /// This moment.
+    pub fn read() -> Self {
+        Self {
+            unix: unix_time(),
+            boot: clock_gettime(ClockId::Boottime).tv_sec.unsigned_abs(),
+        }
+    }
+}
+
+/// A moment since boot, for a file that outlives the boot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    boot: String,
+    seconds: u64,
+}
+
+impl Moment {
+    /// A moment of this boot.
+    pub fn new(seconds: u64) -> Self {
+        Self {
+            boot: boot_id().to_owned(),
+            seconds,
+        }
+    }
+
+    /// Its seconds since the boot that it is of.
+    pub const fn seconds(&self) -> u64 {
+        self.seconds
+    }
+
+    /// Its seconds since boot; `None` if it is of another boot.
+    pub fn of_this_boot(&self) -> Option<u64> {
+        (!self.boot.is_empty() && self.boot == boot_id()).then_some(self.seconds)
+    }
+}
+
+/// The identity of this boot; empty if the kernel does not tell it.
+fn boot_id() -> &'static str {
+    static ID: OnceLock<String> = OnceLock::new();
+    ID.get_or_init(|| {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        id.unwrap_or_default().trim().to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Now {
+        /// This many seconds by both clocks.
+        pub(crate) const fn at(seconds: u64) -> Self {
+            Self {
+                unix: seconds,
+                boot: seconds,
+            }
+        }
+    }
+
+    impl Moment {
+        /// A moment of an earlier boot.
+        pub(crate) fn of_another_boot(seconds: u64) -> Self {
+            Self {
+                boot: "another".to_owned(),
+                seconds,
+            }
+        }
+    }
+
+    #[test]
+    fn moment_of_another_boot_has_no_time() {
+        assert_eq!(Moment::new(7).of_this_boot(), Some(7));
+        assert_eq!(Moment::of_another_boot(7).of_this_boot(), None);
+        let text = serde_json::to_string(&Moment::new(7)).unwrap();
+        let again: Moment = serde_json::from_str(&text).unwrap();
+        assert_eq!(again.of_this_boot(), Some(7));
+    }
+}

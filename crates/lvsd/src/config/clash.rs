@@ -1,0 +1,171 @@
+//! Services that exclude each other, and servers that are services themselves.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::Protocol;
+use lvs_core::api::ServiceId;
+
+use super::check::{endpoint, label};
+use super::ports::ManyPorts;
+use super::{Service, VipMode};
+
+/// What services have that no other service may have. `P` is where that stands.
+#[derive(Debug)]
+pub(crate) struct Taken<P> {
+    ids: HashMap<ServiceId, P>,
+    owners: HashMap<IpAddr, (VipMode, P)>,
+    /// By protocol and address, within which they may overlap.
+    many: HashMap<(Protocol, IpAddr), Vec<(ManyPorts, P)>>,
+    /// By the mark that stands for them.
+    marks: HashMap<u32, (ManyPorts, P)>,
+}
+
+/// Why two services exclude each other.
+#[derive(Debug)]
+pub(crate) struct Clash<P> {
+    pub(crate) title: String,
+    pub(crate) help: &'static str,
+    /// Where the other service stands, and what to say there.
+    pub(crate) first: (P, &'static str),
+    /// It is about `vip`, and not about the address.
+    pub(crate) about_vip: bool,
+}
+
+impl<P> Default for Taken<P> {
+    fn default() -> Self {
+        Self {
+            ids: HashMap::new(),
+            owners: HashMap::new(),
+            many: HashMap::new(),
+            marks: HashMap::new(),
+        }
+    }
+}
+
+impl<P: Clone> Taken<P> {
+    /// Takes a service, whose address stands at `address` and whose `vip` at `vip`.
+    pub(crate) fn take(&mut self, service: &Service, address: P, vip: P) {
+        self.ids.insert(service.id, address.clone());
+        if let Some(many) = &service.ports {
+            let here = (many.clone(), address);
+            let beside = self.many.entry((many.protocol, many.ip)).or_default();
+            beside.push(here.clone());
+            self.marks.entry(many.mark()).or_insert(here);
+        }
+        if let (Some(ip), true) = (service.virtual_ip(), service.vip != VipMode::Auto) {
+            self.owners.entry(ip).or_insert((service.vip, vip));
+        }
+    }
+
+    /// Why a service cannot be beside those that were taken.
+    pub(crate) fn clashes(&self, service: &Service) -> Vec<Clash<P>> {
+        let all = [
+            self.same(service),
+            self.overlap(service),
+            self.owner(service),
+        ];
+        all.into_iter().flatten().collect()
+    }
+
+    fn same(&self, service: &Service) -> Option<Clash<P>> {
+        let first = self.ids.get(&service.id)?;
+        Some(Clash {
+            title: format!("service {} exists twice", label(&service.id)),
+            help: "put all its servers into one [[service]], or change address, port or protocol",
+            first: (first.clone(), "the first one"),
+            about_vip: false,
+        })
+    }
+
+    /// Two services of many ports must not take the same packets.
+    fn overlap(&self, service: &Service) -> Option<Clash<P>> {
+        let many = service.ports.as_ref()?;
+        let beside = self.many.get(&(many.protocol, many.ip));
+        // Two services of the same ports are the same service, which is told as that.
+        let mut beside = beside.into_iter().flatten().filter(|(one, _)| one != many);
+        let (title, help, first) = match beside.find(|(one, _)| one.overlaps(many)) {
+            Some((_, first)) => (
+                "two services take the same ports",
+                "give each port of an address to one service; one with a single port may be inside of another's",
+                first,
+            ),
+            None => {
+                let same = self.marks.get(&many.mark());
+                let (_, first) = same.filter(|(one, _)| one != many)?;
+                (
+                    "two services come to the same mark by chance",
+                    "write the ports of one of them otherwise: in two ranges, say",
+                    first,
+                )
+            }
+        };
+        Some(Clash {
+            title: title.to_owned(),
+            help,
+            first: (first.clone(), "the first one"),
+            about_vip: false,
+        })
+    }
+
+    /// One address cannot be the engine's and the host's at once.
+    fn owner(&self, service: &Service) -> Option<Clash<P>> {
+        let address = service.virtual_ip()?;
+        if service.vip == VipMode::Auto {
+            return None;
+        }
+        let (other, first) = self.owners.get(&address)?;
+        if *other == service.vip {
+            return None;
+        }
+        let title = match (other, service.vip) {
+            (VipMode::Announce, _) | (_, VipMode::Announce) => {
+                format!("{address} is announced for one service and not for another")
+            }
+            _ => {
+                format!("{address} is the engine's own for one service and the host's for another")
+            }
+        };
+        Some(Clash {
+            title,
+            help: "give every service of this address the same `vip`",
+            first: (first.clone(), "here it is otherwise"),
+            about_vip: true,
+        })
+    }
+}
+
+/// Whether packets to the server are packets of the service, which has its address.
+pub(crate) fn is_it(server: SocketAddr, other: &Service) -> bool {
+    let port = server.port();
+    let its_port = match (&other.ports, endpoint(&other.id)) {
+        (Some(many), _) => many.has(port),
+        (None, Some((_, addr))) => addr.port() == port || addr.port() == 0 || port == 0,
+        (None, None) => false,
+    };
+    // No real server has an address that the engine owns.
+    matches!(other.vip, VipMode::Own | VipMode::Announce) || its_port
+}
+
+/// Whether a service is proxied at all addresses of this host.
+pub(crate) fn listens_everywhere(service: &Service) -> bool {
+    let own = endpoint(&service.id).filter(|_| service.proxy.is_some());
+    own.is_some_and(|(_, own)| own.ip().is_unspecified())
+}
+
+/// Whether `other`, which is proxied at all addresses of this host, listens at the address of a
+/// server of the service `of`. `has`: the host has an address.
+pub(crate) fn listens_at(
+    other: &Service,
+    of: &ServiceId,
+    server: SocketAddr,
+    has: impl Fn(IpAddr) -> bool,
+) -> bool {
+    let Some((protocol, own)) = endpoint(&other.id) else {
+        return false;
+    };
+    let (ip, port) = (server.ip(), server.port());
+    let same = endpoint(of).is_some_and(|(its, _)| its == protocol);
+    let here = ip.is_loopback() || has(ip);
+    same && port == own.port() && own.is_ipv4() == ip.is_ipv4() && here
+}

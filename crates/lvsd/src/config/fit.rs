@@ -1,0 +1,119 @@
+//! Whether a server can serve a service, as far as its address decides that.
+
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::api::ServiceId;
+use lvs_core::{Family, Forwarding};
+
+use super::check::virtual_address;
+
+/// Why a server cannot serve a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unfit {
+    pub(crate) title: String,
+    /// More about the server's address; may be empty.
+    pub(crate) label: &'static str,
+    pub(crate) help: String,
+    /// What to say at the service's virtual address, if that is worth showing.
+    pub(crate) vip: Option<&'static str>,
+}
+
+impl Unfit {
+    fn new(title: impl Into<String>, help: impl Into<String>) -> Self {
+        Self {
+            title: title.into(),
+            label: "",
+            help: help.into(),
+            vip: None,
+        }
+    }
+}
+
+/// Why no packet can be sent to `ip`, the address of a `what` (`ip_vs_new_dest`), and what to do.
+pub(crate) fn unusable(ip: IpAddr, what: &str) -> Option<(String, &'static str)> {
+    let bad = match ip {
+        // 0.0.0.0/8 and 240.0.0.0/4 are no addresses of hosts (RFC 1122, 3.2.1.3; RFC 1112, 4).
+        IpAddr::V4(v4) => v4.is_multicast() || matches!(v4.octets()[0], 0 | 240..),
+        IpAddr::V6(v6) => {
+            v6.is_unspecified()
+                || v6.is_multicast()
+                || v6.is_unicast_link_local()
+                || v6.to_ipv4_mapped().is_some()
+        }
+    };
+    bad.then(|| {
+        (
+            format!("{ip} cannot be the address of a {what}"),
+            "give a unicast address that is not link-local",
+        )
+    })
+}
+
+/// Why the server at `address` cannot serve the service `id` by `method`. `many_ports`: the service
+/// takes many ports of its address.
+pub(crate) fn misfit(
+    id: &ServiceId,
+    many_ports: bool,
+    address: SocketAddr,
+    method: Forwarding,
+) -> Option<Unfit> {
+    let vip = virtual_address(id);
+    let family = match id {
+        ServiceId::Fwmark { family, .. } => Some(*family),
+        _ => vip.map(|vip| Family::of(&vip.ip())),
+    };
+    if family.is_some_and(|family| family != Family::of(&address.ip()))
+        && method != Forwarding::Tunnel
+    {
+        return Some(Unfit::new(
+            "server and service are of different families",
+            "give a server of the service's family, or set forward = \"tun\"",
+        ));
+    }
+    let Some(vip) = vip else {
+        let wrong = !method.translates() && address.port() != 0 && many_ports;
+        return wrong.then(|| {
+            Unfit::new(
+                "only NAT can send the packets of many ports to one port",
+                format!("write \"{}\" without a port", address.ip()),
+            )
+        });
+    };
+    if address.ip() == vip.ip() && (!method.translates() || address.port() == vip.port()) {
+        return Some(Unfit {
+            vip: Some("the VIP"),
+            ..Unfit::new(
+                "the server is the virtual service itself: a loop",
+                "give the real server's own address, not the VIP that it has on lo",
+            )
+        });
+    }
+    if !method.translates() && address.port() != vip.port() {
+        let name = match method {
+            Forwarding::Route => "direct routing",
+            _ => "tunnelling",
+        };
+        return Some(Unfit {
+            label: "the server gets the packet as the client sent it",
+            vip: Some("the service's port"),
+            ..Unfit::new(
+                format!(
+                    "{name} cannot change the port {} to {}",
+                    vip.port(),
+                    address.port()
+                ),
+                format!(
+                    "write \"{}\" and let the server listen on port {}, or set forward = \"nat\"",
+                    SocketAddr::new(address.ip(), vip.port()),
+                    vip.port()
+                ),
+            )
+        });
+    }
+    (vip.port() != 0 && address.port() == 0).then(|| {
+        Unfit::new(
+            "port 0 is not a server's port",
+            format!("leave the port out to take the service's, {}", vip.port()),
+        )
+    })
+}

@@ -1,0 +1,282 @@
+//! Files that are converted, and those that they include.
+
+use std::io::Read as _;
+use std::path::{Component, Path, PathBuf};
+
+use super::LENGTH_MAX;
+
+/// Patterns that braces may stand for, and files that a pattern may name.
+const MATCHES_MAX: usize = 1024;
+
+/// The text of a file.
+///
+/// # Errors
+/// It cannot be read, in words.
+pub fn read(path: &Path) -> Result<String, String> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(LENGTH_MAX + 1).read_to_end(&mut bytes))
+        .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    if bytes.len() as u64 > LENGTH_MAX {
+        return Err(format!(
+            "{} is longer than {} MiB; name the file that was meant, or split it",
+            path.display(),
+            LENGTH_MAX >> 20
+        ));
+    }
+    // Comments in old files are in whatever their writers had.
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The files that a pattern (glob(7), with braces) stands for in a directory, with their texts.
+///
+/// # Errors
+/// Why there are none, in words.
+pub fn included(directory: &Path, pattern: &str) -> Result<Vec<(String, String)>, String> {
+    let mut paths = Vec::new();
+    for pattern in braces(pattern)? {
+        let mut found = glob(directory, &pattern)?;
+        found.sort();
+        paths.append(&mut found);
+    }
+    let there = paths.iter().find(|path| !path.is_file());
+    let why = match there {
+        Some(path) if path.is_dir() => format!("{} is a directory", path.display()),
+        Some(path) => format!("{} is not a regular file", path.display()),
+        None => "no such file".to_owned(),
+    };
+    paths.retain(|path| path.is_file());
+    if paths.is_empty() {
+        return Err(why);
+    }
+    paths
+        .into_iter()
+        .map(|path| read(&path).map(|text| (path.display().to_string(), text)))
+        .collect()
+}
+
+/// `a{b,c{d,e}}`: `ab`, `acd`, `ace`.
+fn braces(pattern: &str) -> Result<Vec<String>, String> {
+    let mut done = Vec::new();
+    let mut open = vec![pattern.to_owned()];
+    while let Some(next) = open.pop() {
+        if done.len() + open.len() >= MATCHES_MAX {
+            return Err(format!(
+                "its braces stand for more than {MATCHES_MAX} names"
+            ));
+        }
+        match first_braces(&next) {
+            None => done.push(next),
+            Some((before, choices, after)) => open.extend(
+                choices
+                    .iter()
+                    .rev()
+                    .map(|choice| format!("{before}{choice}{after}")),
+            ),
+        }
+    }
+    Ok(done)
+}
+
+/// The text before the first braces, the choices in them, and the text behind them.
+fn first_braces(text: &str) -> Option<(&str, Vec<&str>, &str)> {
+    let open = text.find('{')?;
+    let mut depth = 0;
+    let mut begin = open + 1;
+    let mut choices = Vec::new();
+    for (at, c) in text[open..].char_indices() {
+        let at = open + at;
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 1 => {
+                choices.push(&text[begin..at]);
+                begin = at + 1;
+            }
+            _ => {}
+        }
+        if depth == 0 {
+            choices.push(&text[begin..at]);
+            return Some((&text[..open], choices, &text[at + 1..]));
+        }
+    }
+    None
+}
+
+/// The paths that a pattern without braces stands for.
+pub(super) fn glob(directory: &Path, pattern: &str) -> Result<Vec<PathBuf>, String> {
+    let mut paths = vec![directory.to_owned()];
+    for component in Path::new(pattern).components() {
+        let name = match component {
+            Component::Normal(name) => name.to_string_lossy().into_owned(),
+            other => {
+                for path in &mut paths {
+                    path.push(other);
+                }
+                continue;
+            }
+        };
+        if !name.contains(['*', '?', '[']) {
+            for path in &mut paths {
+                path.push(name.replace('\\', ""));
+            }
+            paths.retain(|path| path.symlink_metadata().is_ok());
+            continue;
+        }
+        let wanted: Vec<char> = name.chars().collect();
+        let mut found = Vec::new();
+        for path in &paths {
+            let place = if path.as_os_str().is_empty() {
+                Path::new(".")
+            } else {
+                path
+            };
+            for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
+                let name: Vec<char> = entry.file_name().to_string_lossy().chars().collect();
+                let hidden = name.first() == Some(&'.') && wanted.first() != Some(&'.');
+                if !hidden && fits(&wanted, &name) {
+                    found.push(path.join(entry.file_name()));
+                }
+            }
+            if found.len() > MATCHES_MAX {
+                return Err(format!("more than {MATCHES_MAX} files"));
+            }
+        }
+        paths = found;
+    }
+    Ok(paths)
+}
+
+/// Whether a name fits a pattern with `*`, `?` and `[...]`. The work is bounded by the product of
+/// their lengths.
+fn fits(pattern: &[char], name: &[char]) -> bool {
+    let (mut p, mut n) = (0, 0);
+    // Where the last `*` is, and what it has been tried for.
+    let mut star = None::<(usize, usize)>;
+    loop {
+        let step = match pattern.get(p) {
+            Some('*') => {
+                star = Some((p, n));
+                p += 1;
+                continue;
+            }
+            None if n == name.len() => return true,
+            Some(_) if n < name.len() => one(&pattern[p..], name[n]),
+            _ => None,
+        };
+        match (step, star) {
+            (Some(length), _) => {
+                p += length;
+                n += 1;
+            }
+            (None, Some((at, tried))) if tried < name.len() => {
+                star = Some((at, tried + 1));
+                (p, n) = (at + 1, tried + 1);
+            }
+            _ => return false,
+        }
+    }
+}
+
+/// How much of a pattern a character fits.
+fn one(pattern: &[char], c: char) -> Option<usize> {
+    match pattern {
+        ['?', ..] => Some(1),
+        ['\\', literal, ..] => (*literal == c).then_some(2),
+        ['[', rest @ ..] => {
+            let negated = matches!(rest.first(), Some('!' | '^'));
+            let set = &rest[usize::from(negated)..];
+            // A bracket at the beginning is one of the characters.
+            let Some(end) = (1..set.len()).find(|at| set[*at] == ']') else {
+                return (c == '[').then_some(1);
+            };
+            let mut within = &set[..end];
+            let mut found = false;
+            while let [first, more @ ..] = within {
+                (found, within) = match more {
+                    ['-', last, after @ ..] => (found || (*first..=*last).contains(&c), after),
+                    after => (found || *first == c, after),
+                };
+            }
+            (found != negated).then_some(end + 2 + usize::from(negated))
+        }
+        [literal, ..] => (*literal == c).then_some(1),
+        [] => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pattern_fits_as_in_glob() {
+        let is_match = |pattern: &str, name: &str| {
+            let chars = |text: &str| text.chars().collect::<Vec<char>>();
+            fits(&chars(pattern), &chars(name))
+        };
+        for (pattern, name, expected) in [
+            ("*.conf", "a.conf", true),
+            ("*.conf", "a.conf~", false),
+            ("a*b*c", "aXbYbZc", true),
+            ("a*b*c", "aXbYbZ", false),
+            ("?.inc", "x.inc", true),
+            ("?.inc", ".inc", false),
+            ("[xy].inc", "y.inc", true),
+            ("[a-c]", "b", true),
+            ("[!a-c]", "b", false),
+            ("[!a-c]", "d", true),
+            ("[]x]", "]", true),
+            ("[x", "[x", true),
+            ("*", "", true),
+        ] {
+            assert_eq!(is_match(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn braces_are_all_their_choices() {
+        assert_eq!(
+            braces("a{b,c{d,e},}f").unwrap(),
+            ["abf", "acdf", "acef", "af"]
+        );
+        assert_eq!(braces("a{b").unwrap(), ["a{b"]);
+        assert!(braces(&"{a,b}".repeat(40)).is_err());
+    }
+
+    #[test]
+    fn included_names_what_is_not_a_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        std::fs::write(at("b.conf"), "b").unwrap();
+        std::fs::write(at("a.conf"), "a").unwrap();
+        std::fs::write(at(".hidden.conf"), "h").unwrap();
+        std::fs::create_dir(at("d")).unwrap();
+        let texts = |pattern: &str| -> Result<Vec<String>, String> {
+            let all = included(directory.path(), pattern)?;
+            Ok(all.into_iter().map(|(_, text)| text).collect())
+        };
+        assert_eq!(texts("*.conf").unwrap(), ["a", "b"]);
+        assert_eq!(texts("{b,a}.conf").unwrap(), ["b", "a"]);
+        assert_eq!(texts("./d/../[ab].conf").unwrap(), ["a", "b"]);
+        assert_eq!(texts("c.conf").unwrap_err(), "no such file");
+        assert!(texts("d").unwrap_err().ends_with("is a directory"));
+        assert_eq!(
+            included(Path::new("/"), "dev/null").unwrap_err(),
+            "/dev/null is not a regular file"
+        );
+    }
+
+    #[test]
+    fn file_that_is_too_long_is_refused_and_not_cut() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("long.conf");
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(LENGTH_MAX).unwrap();
+        assert!(read(&path).is_ok());
+        file.set_len(LENGTH_MAX + 1).unwrap();
+        let refused = read(&path).unwrap_err();
+        assert!(refused.contains("longer than 16 MiB"), "{refused}");
+        assert_eq!(included(directory.path(), "*.conf").unwrap_err(), refused);
+    }
+}

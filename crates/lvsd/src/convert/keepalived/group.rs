@@ -1,0 +1,115 @@
+//! Groups of virtual addresses and marks.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::Item;
+use crate::convert::ADDRESSES_MAX;
+use crate::convert::service::port;
+
+/// The members of a group.
+#[derive(Debug, Default)]
+pub(super) struct Group {
+    pub(super) addresses: Vec<(IpAddr, u16)>,
+    /// Marks, and whether they are of IPv6 if the group says so.
+    pub(super) marks: Vec<(u32, Option<bool>)>,
+    pub(super) lost: Vec<String>,
+}
+
+/// Whether a word means IPv6.
+pub(super) fn family(word: &str) -> Option<bool> {
+    match word {
+        "inet" => Some(false),
+        "inet6" => Some(true),
+        _ => None,
+    }
+}
+
+/// The addresses and marks of a group, as many as there is room for: each mark is a service with
+/// `servers` of its own.
+pub(super) fn group(item: &Item, servers: usize, room: &mut usize) -> Group {
+    let mut group = Group::default();
+    let full = format!(
+        "the groups of a file stand for at most {ADDRESSES_MAX} addresses, and servers of marks"
+    );
+    for item in item.items() {
+        if item.name() == "fwmark" {
+            let left = room.checked_sub(1 + servers);
+            match (item.word(1).parse(), left) {
+                (Ok(mark), Some(left)) if mark > 0 => {
+                    group.marks.push((mark, family(item.word(2))));
+                    *room = left;
+                }
+                (Ok(mark), None) if mark > 0 => group.lost.push(item.lost(&full)),
+                _ => group.lost.push(item.lost("not a mark")),
+            }
+            continue;
+        }
+        let port = if item.word(1).is_empty() {
+            Some(0)
+        } else {
+            port(item.word(1))
+        };
+        let (Some((first, count)), Some(port)) = (range(item.name()), port) else {
+            group.lost.push(item.lost("not addresses and a port"));
+            continue;
+        };
+        match room.checked_sub(count) {
+            Some(left) => {
+                group
+                    .addresses
+                    .extend(following(first, count).map(|ip| (ip, port)));
+                *room = left;
+            }
+            None => group.lost.push(item.lost(&full)),
+        }
+    }
+    group
+}
+
+/// `192.0.2.1`, `192.0.2.1-10`, `192.0.2.1-192.0.3.9`, `192.0.2.8/29`, and the same in IPv6
+/// (`2001:db8::1-a`): the first address, and how many there are.
+pub(in crate::convert) fn range(text: &str) -> Option<(IpAddr, usize)> {
+    if let Some((first, length)) = text.split_once('/') {
+        let (first, length): (IpAddr, u32) = (first.parse().ok()?, length.parse().ok()?);
+        let (number, bits) = match first {
+            IpAddr::V4(ip) => (u32::from(ip).into(), 32_u32),
+            IpAddr::V6(ip) => (u128::from(ip), 128),
+        };
+        let count = 1_u128.checked_shl(bits.checked_sub(length)?)?;
+        // keepalived passes over an address within the network, too.
+        return (number & (count - 1) == 0).then_some((first, amount(count)));
+    }
+    let Some((first, last)) = text.split_once('-') else {
+        return Some((text.parse().ok()?, 1));
+    };
+    let first: IpAddr = first.parse().ok()?;
+    let more = match (first, last.parse::<IpAddr>().ok()) {
+        (IpAddr::V4(first), Some(IpAddr::V4(last))) => {
+            u32::from(last).checked_sub(first.into())?.into()
+        }
+        (IpAddr::V6(first), Some(IpAddr::V6(last))) => {
+            u128::from(last).checked_sub(first.into())?
+        }
+        (_, Some(_)) => return None,
+        (IpAddr::V4(ip), None) => last.parse::<u8>().ok()?.checked_sub(ip.octets()[3])?.into(),
+        (IpAddr::V6(ip), None) => u16::from_str_radix(last, 16)
+            .ok()?
+            .checked_sub(ip.segments()[7])?
+            .into(),
+    };
+    Some((first, amount(more.checked_add(1)?)))
+}
+
+/// A number of addresses; what is no number here is more than there is room for, too.
+fn amount(count: u128) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
+}
+
+/// So many addresses from `first` on, which there is room for.
+pub(in crate::convert) fn following(first: IpAddr, count: usize) -> impl Iterator<Item = IpAddr> {
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    (0..count).map(move |n| match first {
+        IpAddr::V4(ip) => Ipv4Addr::from(u32::from(ip).wrapping_add(n)).into(),
+        IpAddr::V6(ip) => Ipv6Addr::from(u128::from(ip).wrapping_add(n.into())).into(),
+    })
+}

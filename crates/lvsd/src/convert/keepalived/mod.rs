@@ -1,0 +1,304 @@
+//! keepalived's file: words and blocks, of which the virtual servers are taken.
+
+mod group;
+mod outside;
+mod rest;
+mod source;
+mod virtual_server;
+mod words;
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+
+pub(super) use self::group::{following, range};
+pub(super) use self::source::Place;
+use self::source::{Reader, Source, Token, shown};
+use self::words::Word;
+use super::{ADDRESSES_MAX, Options, Read};
+
+/// How deep blocks and includes may be.
+const DEPTH_MAX: usize = 32;
+
+/// A statement: its words, and what is in its block.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Item {
+    words: Vec<Word>,
+    block: Option<Vec<Self>>,
+    at: Place,
+    /// Its first and its last line, of all that were read.
+    lines: (usize, usize),
+}
+
+impl Item {
+    pub(super) fn name(&self) -> &str {
+        self.word(0)
+    }
+
+    pub(super) fn word(&self, n: usize) -> &str {
+        self.words.get(n).map_or("", |word| word.text.as_str())
+    }
+
+    /// How many words there are, the name included.
+    pub(super) fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    /// The words from the `n`th on, with a space between two.
+    pub(super) fn rest(&self, n: usize) -> String {
+        let words: Vec<&str> = self
+            .words
+            .iter()
+            .skip(n)
+            .map(|word| word.text.as_str())
+            .collect();
+        words.join(" ")
+    }
+
+    /// The words behind the name of a script or a regular expression.
+    pub(super) fn escaped(&self) -> Vec<String> {
+        let raw: Vec<&str> = self
+            .words
+            .iter()
+            .skip(1)
+            .map(|word| word.raw.as_str())
+            .collect();
+        words::escaped(&raw.join(" "))
+    }
+
+    pub(super) fn items(&self) -> &[Self] {
+        self.block.as_deref().unwrap_or_default()
+    }
+
+    /// The last statement of this name: keepalived lets the last one win.
+    pub(super) fn find(&self, name: &str) -> Option<&Self> {
+        self.items().iter().rev().find(|item| item.name() == name)
+    }
+
+    pub(super) fn number(&self, name: &str) -> Option<f64> {
+        self.find(name)?.word(1).parse().ok()
+    }
+
+    /// As it is written, shortened.
+    pub(super) fn text(&self) -> String {
+        let raw: Vec<&str> = self.words.iter().map(|word| word.raw.as_str()).collect();
+        shown(&raw.join(" "))
+    }
+
+    /// The message that it is lost: place, text and reason.
+    pub(super) fn lost(&self, why: &str) -> String {
+        format!("{}: {}: {why}", self.at, self.text())
+    }
+
+    /// The same within a block of this name.
+    pub(super) fn lost_of(&self, name: &str, why: &str) -> String {
+        format!("{}: {name}: {}: {why}", self.at, self.text())
+    }
+
+    pub(super) fn at(&self) -> &Place {
+        &self.at
+    }
+}
+
+/// Whether a statement that may say `no` says something else, or nothing.
+pub(super) fn is_on(item: &Item) -> bool {
+    !matches!(item.word(1), "no" | "off" | "false")
+}
+
+pub(super) fn read(name: &str, text: &str, options: &Options<'_>) -> Result<Read, String> {
+    let mut source = Reader::new(options).read(name, text)?;
+    let items = items(&mut source)?;
+    let mut read = Read {
+        lost: std::mem::take(&mut source.lost),
+        ..Read::default()
+    };
+    let mut groups: HashMap<&str, &Item> = HashMap::new();
+    let mut vrrp = HashSet::new();
+    for item in &items {
+        match item.name() {
+            "virtual_server_group" => {
+                groups.insert(item.word(1), item);
+            }
+            "vrrp_instance" => vrrp.extend(vrrp_addresses(item)),
+            _ => {}
+        }
+    }
+    let outside = outside::settings(&items, &mut read.lost);
+    // Addresses that groups may still stand for, in the whole file.
+    let mut room = ADDRESSES_MAX;
+    for item in items.iter().filter(|item| item.name() == "virtual_server") {
+        match virtual_server::convert(item, &groups, &vrrp, &outside, &mut room) {
+            Ok(mut all) => read.services.append(&mut all),
+            Err(why) => read.lost.push(item.lost(&why)),
+        }
+    }
+    let namespace = "net_namespace";
+    read.elsewhere = items.iter().any(|item| item.name().starts_with(namespace))
+        || source
+            .lines
+            .iter()
+            .any(|line| line.conditional && line.text.contains(namespace));
+    read.local_addresses = outside.local_addresses(&read.services);
+    read.rest = rest::write(&source, &items, &mut read.lost);
+    Ok(read)
+}
+
+fn vrrp_addresses(item: &Item) -> Vec<IpAddr> {
+    let lists = item
+        .items()
+        .iter()
+        .filter(|item| item.name().starts_with("virtual_ipaddress"));
+    lists
+        .flat_map(Item::items)
+        .filter_map(|item| item.name().split('/').next()?.parse().ok())
+        .collect()
+}
+
+/// Words that begin a statement behind another one in the same line.
+const KEYWORDS: [&str; 38] = [
+    "TCP_CHECK",
+    "HTTP_GET",
+    "SSL_GET",
+    "SMTP_CHECK",
+    "DNS_CHECK",
+    "MISC_CHECK",
+    "PING_CHECK",
+    "UDP_CHECK",
+    "BFD_CHECK",
+    "FILE_CHECK",
+    "inhibit_on_failure",
+    "connect_port",
+    "connect_ip",
+    "connect_timeout",
+    "bindto",
+    "retry",
+    "nb_get_retry",
+    "delay_before_retry",
+    "delay_loop",
+    "warmup",
+    "weight",
+    "path",
+    "digest",
+    "status_code",
+    "url",
+    "virtualhost",
+    "enable_sni",
+    "regex",
+    "uthreshold",
+    "lthreshold",
+    "lvs_method",
+    "notify_up",
+    "notify_down",
+    "misc_path",
+    "misc_timeout",
+    "misc_dynamic",
+    "payload",
+    "require_reply",
+];
+
+/// Whether this word begins another statement in a line that has begun with `first`.
+fn begins(first: &str, word: &Word) -> bool {
+    let of_kind = match word.text.as_str() {
+        "type" => first == "name",
+        "name" => first == "type",
+        "user" => first.starts_with("misc_"),
+        _ => false,
+    };
+    !word.quoted && (of_kind || KEYWORDS.contains(&word.text.as_str()))
+}
+
+fn items(source: &mut Source) -> Result<Vec<Item>, String> {
+    /// A block that is open.
+    #[derive(Default)]
+    struct Open {
+        items: Vec<Item>,
+        /// Of the statement whose block it is.
+        words: Vec<Word>,
+        line: usize,
+    }
+    let tokens = std::mem::take(&mut source.tokens);
+    let place = |line: usize| source.lines[line].at.clone();
+    let statement = |words: &mut Vec<Word>, line: usize, last: usize| Item {
+        words: std::mem::take(words),
+        block: None,
+        at: place(line),
+        lines: (line, last),
+    };
+    let mut outer: Vec<Open> = Vec::new();
+    let mut inner = Open::default();
+    let mut words: Vec<Word> = Vec::new();
+    let mut first = 0;
+    for (token, line) in tokens {
+        match token {
+            Token::Word(word) => {
+                let split = words.first().is_some_and(|name| begins(&name.text, &word));
+                if !outer.is_empty() && split {
+                    inner.items.push(statement(&mut words, first, line));
+                }
+                if words.is_empty() {
+                    first = line;
+                }
+                words.push(word);
+            }
+            Token::End if words.is_empty() => {}
+            Token::End => inner.items.push(statement(&mut words, first, line)),
+            Token::Open => {
+                if words.is_empty() {
+                    // The brace is in a line of its own.
+                    let before = inner.items.pop().filter(|item| item.block.is_none());
+                    let Some(item) = before else {
+                        return Err(format!("{}: a block without a name", place(line)));
+                    };
+                    (words, first) = (item.words, item.lines.0);
+                }
+                if outer.len() >= DEPTH_MAX {
+                    return Err(format!(
+                        "{}: blocks are deeper than {DEPTH_MAX}",
+                        place(line)
+                    ));
+                }
+                let block = Open {
+                    items: Vec::new(),
+                    words: std::mem::take(&mut words),
+                    line: first,
+                };
+                outer.push(std::mem::replace(&mut inner, block));
+            }
+            Token::Close => {
+                if !words.is_empty() {
+                    inner.items.push(statement(&mut words, first, line));
+                }
+                let Some(around) = outer.pop() else {
+                    return Err(format!(
+                        "{}: a closing brace without an opening one",
+                        place(line)
+                    ));
+                };
+                let block = std::mem::replace(&mut inner, around);
+                inner.items.push(Item {
+                    words: block.words,
+                    block: Some(block.items),
+                    at: place(block.line),
+                    lines: (block.line, line),
+                });
+            }
+        }
+    }
+    if !outer.is_empty() {
+        let raw: Vec<&str> = inner.words.iter().map(|word| word.raw.as_str()).collect();
+        return Err(format!(
+            "the file ends within a block: no brace closes that of `{}` ({})",
+            shown(&raw.join(" ")),
+            place(inner.line)
+        ));
+    }
+    Ok(inner.items)
+}
+
+/// As much of a text as `length` bytes hold.
+fn start(text: &str, length: usize) -> &str {
+    let mut end = length.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}

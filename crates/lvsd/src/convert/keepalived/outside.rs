@@ -1,0 +1,182 @@
+//! Statements outside virtual servers that concern them: global settings, certificates, addresses of
+//! full NAT.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use super::Item;
+use super::group::{following, range};
+use crate::convert::{ADDRESSES_MAX, Service};
+
+/// Statements at top level that keepalived keeps.
+const KEPT: [&str; 23] = [
+    "global_defs",
+    "static_ipaddress",
+    "static_routes",
+    "static_rules",
+    "track_group",
+    "vrrp_sync_group",
+    "vrrp_instance",
+    "vrrp_script",
+    "vrrp_track_process",
+    "vrrp_track_file",
+    "track_file",
+    "garp_group",
+    "bfd_instance",
+    "linkbeat_interfaces",
+    "linkbeat_use_polling",
+    "namespace_with_ipsets",
+    "instance",
+    "use_pid_dir",
+    "child_wait_time",
+    "interface_up_down_delays",
+    "net_namespace",
+    "net_namespace_ipvs",
+    "include_check",
+];
+
+/// Statements at top level that are converted, or are about virtual servers only.
+const TAKEN: [&str; 4] = [
+    "virtual_server",
+    "virtual_server_group",
+    "SSL",
+    "local_address_group",
+];
+
+/// Statements of `global_defs` about virtual servers only: without IPVS keepalived can do none of
+/// them.
+const TAKEN_GLOBALS: [&str; 6] = [
+    "lvs_sync_daemon",
+    "lvs_timeouts",
+    "lvs_flush",
+    "lvs_flush_on_stop",
+    "lvs_notify_fifo",
+    "lvs_notify_fifo_script",
+];
+
+/// Whether a statement does not stay in keepalived's file. `depth` blocks are around it.
+pub(super) fn is_taken(item: &Item, depth: usize) -> bool {
+    let words: &[&str] = match depth {
+        0 => &TAKEN,
+        1 => &TAKEN_GLOBALS,
+        _ => &[],
+    };
+    words.contains(&item.name())
+}
+
+/// Settings for all virtual servers.
+#[derive(Debug, Default)]
+pub(super) struct Outside {
+    /// The user that check scripts run as.
+    pub(super) script_user: Option<String>,
+    /// Addresses of full NAT, by the name of their group.
+    local: HashMap<String, Vec<IpAddr>>,
+}
+
+impl Outside {
+    /// The addresses of a group, if there are any.
+    pub(super) fn local_group(&self, name: &str) -> Option<&[IpAddr]> {
+        let addresses = self.local.get(name)?;
+        (!addresses.is_empty()).then_some(addresses.as_slice())
+    }
+
+    /// The addresses of all groups that services use.
+    pub(super) fn local_addresses(&self, services: &[Service]) -> Vec<IpAddr> {
+        let mut all: Vec<IpAddr> = services
+            .iter()
+            .filter_map(|service| self.local.get(service.local_group.as_deref()?))
+            .flatten()
+            .copied()
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+}
+
+pub(super) fn settings(items: &[Item], lost: &mut Vec<String>) -> Outside {
+    let mut outside = Outside::default();
+    if !items.iter().any(|item| item.name() == "virtual_server") {
+        return outside;
+    }
+    for item in items {
+        match item.name() {
+            "global_defs" => globals(item, &mut outside, lost),
+            "SSL" => lost.extend(item.items().iter().map(certificate)),
+            "net_namespace" | "net_namespace_ipvs" => lost.push(item.lost(
+                "the services are in the network namespace that lvs-dataplane is started in",
+            )),
+            "local_address_group" => {
+                let mut room = ADDRESSES_MAX;
+                let mut all = Vec::new();
+                for address in item.items() {
+                    match range(address.name()) {
+                        Some((first, count)) if count <= room => {
+                            room -= count;
+                            all.extend(following(first, count));
+                        }
+                        _ => lost.push(address.lost("not an address")),
+                    }
+                }
+                outside.local.insert(item.word(1).to_owned(), all);
+            }
+            "" | "virtual_server" | "virtual_server_group" => {}
+            name if KEPT.contains(&name) => {}
+            _ => lost.push(item.lost("keepalived has no such word outside a block")),
+        }
+    }
+    outside
+}
+
+fn globals(item: &Item, outside: &mut Outside, lost: &mut Vec<String>) {
+    for item in item.items() {
+        let why = match item.name() {
+            "script_user" => {
+                outside.script_user = Some(item.word(1).to_owned());
+                continue;
+            }
+            "lvs_sync_daemon" => {
+                "connections are not synchronised: set [sync.ipvs] with interface and syncid"
+            }
+            "lvs_timeouts" => {
+                "timeouts stay as they are: set them with `lvsadm --set TCP TCPFIN UDP`"
+            }
+            "lvs_flush" | "lvs_flush_on_stop" => "lvsd removes its own services only",
+            "lvs_notify_fifo" | "lvs_notify_fifo_script" => {
+                "events of services go to the program of `notify` in [lvsd]"
+            }
+            "notify_fifo" | "notify_fifo_script" => {
+                "it stays for VRRP; events of services go to the program of `notify` in [lvsd]"
+            }
+            "notification_email" => {
+                "it stays for VRRP; lvsd sends no e-mail about servers: use `notify` in [lvsd]"
+            }
+            "smtp_alert" | "smtp_alert_checker" if super::is_on(item) => {
+                "lvsd sends no e-mail about servers: use `notify` in [lvsd]"
+            }
+            "rs_init_notifies" => "see `notify` in [lvsd]",
+            "nftables_ipvs" => "a service of each address is made instead of a mark",
+            "checker_log_all_failures" if super::is_on(item) => {
+                "lvsd logs what changes: `lvsd status` has the last reason"
+            }
+            _ => continue,
+        };
+        lost.push(item.lost(why));
+    }
+}
+
+/// A line of `SSL`.
+fn certificate(item: &Item) -> String {
+    item.lost_of(
+        "SSL",
+        match item.name() {
+            "certificate" => "set `cert` of the checks of type https",
+            "key" => "set `key` of the checks of type https",
+            "ca" => {
+                "keepalived does not verify servers with it; set `ca` of the checks of type https to do so"
+            }
+            "password" => "a key of the checks of type https has no password",
+            _ => "there is no counterpart",
+        },
+    )
+}

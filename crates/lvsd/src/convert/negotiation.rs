@@ -1,0 +1,216 @@
+//! ldirectord's negotiations as lvsd's health checks.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use super::checks::{Check, list, refused, repaired, with_pcre_ends, words};
+use super::service::quote;
+
+/// Redirects that ldirectord's HTTP client follows.
+const REDIRECTS: &str = "7";
+
+/// Settings of a service's checks.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Negotiation {
+    pub(super) service: Option<String>,
+    pub(super) request: Option<String>,
+    pub(super) receive: Option<String>,
+    pub(super) host: Option<String>,
+    pub(super) method: Option<String>,
+    pub(super) command: Option<String>,
+}
+
+/// A check, and what of it was lost.
+pub(super) struct Negotiated {
+    pub(super) check: Check,
+    pub(super) lost: Vec<String>,
+}
+
+/// The ports of ldirectord's services.
+const PORTS: [(&str, u16); 19] = [
+    ("ftp", 21),
+    ("smtp", 25),
+    ("dns", 53),
+    ("http", 80),
+    ("pop", 110),
+    ("nntp", 119),
+    ("imap", 143),
+    ("ldap", 389),
+    ("https", 443),
+    ("submission", 587),
+    ("ldaps", 636),
+    ("imaps", 993),
+    ("pops", 995),
+    ("oracle", 1521),
+    ("radius", 1812),
+    ("http_proxy", 3128),
+    ("mysql", 3306),
+    ("sip", 5060),
+    ("pgsql", 5432),
+];
+
+impl Negotiation {
+    /// Takes a line; false if it is none of these.
+    pub(super) fn take(&mut self, key: &str, value: &str) -> bool {
+        let place = match key {
+            "service" => &mut self.service,
+            "request" => &mut self.request,
+            "receive" => &mut self.receive,
+            "virtualhost" => &mut self.host,
+            "httpmethod" => &mut self.method,
+            "checkcommand" => &mut self.command,
+            _ => return false,
+        };
+        *place = Some(value.trim_matches('"').to_owned()).filter(|value| !value.is_empty());
+        true
+    }
+
+    /// The service that is asked at a virtual server of this port; marks have 0.
+    pub(super) fn protocol(&self, port: u16) -> &str {
+        let by_port = || PORTS.iter().find(|(_, known)| *known == port);
+        match &self.service {
+            Some(name) => name,
+            None => by_port().map_or("none", |(name, _)| name),
+        }
+    }
+
+    /// The port that is asked of a server without one.
+    pub(super) fn port(&self, port: u16) -> Option<u16> {
+        let protocol = self.protocol(port);
+        let found = PORTS.iter().find(|(name, _)| *name == protocol);
+        found.map(|(_, port)| *port)
+    }
+
+    /// Adds what is asked by this protocol to `check`, which has a rhythm.
+    ///
+    /// # Errors
+    /// There is no counterpart, in words.
+    pub(super) fn negotiate(
+        &self,
+        mut check: Check,
+        protocol: &str,
+        datagrams: bool,
+    ) -> Result<Negotiated, String> {
+        let kind = match protocol {
+            "http" | "https" | "smtp" | "dns" => protocol,
+            "submission" => "smtp",
+            other => return Err(format!("service={other}: there is no counterpart")),
+        };
+        let mut lost = Vec::new();
+        check.insert("type", quote(kind));
+        match kind {
+            "http" | "https" => self.pages(kind, &mut check, &mut lost),
+            "dns" => self.names(datagrams, &mut check, &mut lost),
+            _ => {}
+        }
+        let optional = ["regex", "host", "path", "method", "name", "answer"];
+        match repaired(&mut check, &optional) {
+            Ok(removed) => {
+                lost.extend(removed);
+                Ok(Negotiated { check, lost })
+            }
+            Err(why) => Err(format!("service={protocol}: {why}")),
+        }
+    }
+
+    fn pages(&self, scheme: &str, check: &mut Check, lost: &mut Vec<String>) {
+        let request = self.request.as_deref().unwrap_or("/");
+        let whole = request
+            .trim_start_matches('/')
+            .strip_prefix(scheme)
+            .and_then(|rest| rest.strip_prefix("://"));
+        let path = match whole {
+            Some(rest) => {
+                let end = rest.find('/').unwrap_or(rest.len());
+                lost.push(format!(
+                    "request={request}: the server itself is asked, for {}",
+                    &rest[end..]
+                ));
+                &rest[end..]
+            }
+            None => request,
+        };
+        let slash = if path.starts_with('/') { "" } else { "/" };
+        // Perl's HTTP client writes a blank so.
+        let path = path.replace(' ', "%20");
+        check.insert("path", quote(&format!("{slash}{path}")));
+        check.insert("redirects", REDIRECTS.to_owned());
+        if let Some(receive) = &self.receive {
+            check.insert("regex", quote(&with_pcre_ends(receive)));
+        }
+        if let Some(host) = &self.host {
+            check.insert("host", quote(host));
+        }
+        if let Some(method) = &self.method {
+            check.insert("method", quote(&method.to_ascii_uppercase()));
+        }
+    }
+
+    fn names(&self, datagrams: bool, check: &mut Check, lost: &mut Vec<String>) {
+        let name = self.request.as_deref().unwrap_or("/");
+        let name = name.strip_prefix('/').unwrap_or(name);
+        if !datagrams {
+            lost.push("service=dns: the question goes over UDP".to_owned());
+        }
+        // An address is looked up backwards.
+        let (name, record) = match name.parse::<Ipv4Addr>() {
+            Ok(ip) => {
+                let [a, b, c, d] = ip.octets();
+                (format!("{d}.{c}.{b}.{a}.in-addr.arpa"), "PTR")
+            }
+            Err(_) => (name.to_owned(), "A"),
+        };
+        if !name.is_empty() {
+            check.insert("name", quote(&name));
+        }
+        let answer = self.receive.as_ref().map(|text| text.replace("\\.", "."));
+        let address = answer.as_ref().and_then(|text| {
+            let text = text.strip_prefix('^').unwrap_or(text);
+            text.strip_suffix('$')
+                .unwrap_or(text)
+                .parse::<IpAddr>()
+                .ok()
+        });
+        match (address, &self.receive) {
+            (Some(address), _) if record == "A" => {
+                check.insert("answer", quote(&address.to_string()));
+                return;
+            }
+            (_, None) => lost.push(
+                "no `receive`: ldirectord uses no server then; here any answer is good".to_owned(),
+            ),
+            (_, Some(receive)) => lost.push(format!(
+                "receive={receive}: the answers are not compared with it; any answer is good"
+            )),
+        }
+        check.insert("record", quote(record));
+    }
+
+    /// The check by a program, which gets the virtual and the real address and port.
+    ///
+    /// # Errors
+    /// There is no counterpart, in words.
+    pub(super) fn external(
+        &self,
+        mut check: Check,
+        address: &str,
+        port: &str,
+    ) -> Result<Check, String> {
+        let mut command = words(self.command.as_deref().unwrap_or("/bin/true"));
+        if !command
+            .first()
+            .is_some_and(|program| program.starts_with('/'))
+        {
+            let program = command.first().cloned().unwrap_or_default();
+            return Err(format!("checkcommand: `{program}` is no whole path"));
+        }
+        let more = [address, port, "{address}", "{port}"];
+        command.extend(more.map(str::to_owned));
+        check.remove("port");
+        check.insert("type", quote("exec"));
+        check.insert("command", list(&command));
+        match refused(&check) {
+            None => Ok(check),
+            Some(why) => Err(format!("checkcommand: {why}")),
+        }
+    }
+}

@@ -1,0 +1,505 @@
+//! Services and servers, as they are written.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::sched::BUILT_IN;
+
+use super::keepalived::Item;
+
+/// Keys and their values, in TOML.
+pub(super) type Keys = BTreeMap<&'static str, String>;
+
+/// A service.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Service {
+    /// Where it is in its file.
+    pub(super) at: String,
+    pub(super) addresses: Vec<String>,
+    pub(super) fwmark: Option<(u32, bool)>,
+    pub(super) keys: Keys,
+    pub(super) check: Keys,
+    pub(super) servers: Vec<Server>,
+    pub(super) quorum: Option<Quorum>,
+    pub(super) sorry: Option<Sorry>,
+    /// The group of addresses that full NAT uses.
+    pub(super) local_group: Option<String>,
+    pub(super) lost: Vec<String>,
+}
+
+/// A quorum by weight.
+#[derive(Clone, Debug)]
+pub(super) struct Quorum {
+    /// Where it is in its file.
+    pub(super) at: String,
+    pub(super) quorum: u64,
+    pub(super) hysteresis: u64,
+}
+
+/// A server for the time below the quorum.
+#[derive(Clone, Debug)]
+pub(super) struct Sorry {
+    /// Where it is in its file, and as what.
+    pub(super) said: String,
+    pub(super) ip: IpAddr,
+    pub(super) port: Option<u16>,
+    /// Of its own.
+    pub(super) keys: Keys,
+}
+
+/// A server.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Server {
+    /// Where it is in its file.
+    pub(super) at: String,
+    pub(super) address: String,
+    pub(super) keys: Keys,
+    /// Its own check; empty for the service's.
+    pub(super) check: Keys,
+    /// It stays with weight 0 while its check fails, and where the file says so.
+    pub(super) inhibit: Option<String>,
+    pub(super) lost: Vec<String>,
+}
+
+/// Whether `lvsd` takes a mask of persistence.
+pub(super) fn is_mask(text: &str, six: bool) -> bool {
+    match (text.parse::<u32>(), text.parse::<std::net::Ipv4Addr>()) {
+        (Ok(prefix), _) => (1..=if six { 128 } else { 32 }).contains(&prefix),
+        (_, Ok(mask)) if !six => {
+            let mask = u32::from(mask);
+            mask != 0 && mask.leading_ones() == mask.count_ones()
+        }
+        _ => false,
+    }
+}
+
+/// The reason why a loopback address is no server.
+const LOOPBACK: &str = "a loopback address: the dataplane translates nothing to it; give another address of this host, or forward by direct routing";
+
+impl Service {
+    pub(super) fn string(&mut self, key: &'static str, value: &str) {
+        self.keys.insert(key, quote(value));
+    }
+
+    pub(super) fn lose(&mut self, what: impl Into<String>) {
+        self.lost.push(what.into());
+    }
+
+    pub(super) fn name(&self) -> String {
+        let address = self.addresses.first().cloned();
+        address.unwrap_or_else(|| format!("mark {}", self.fwmark.unwrap_or_default().0))
+    }
+
+    /// Its quorum, which `item` is about.
+    pub(super) fn quorum_of(&mut self, item: &Item) -> &mut Quorum {
+        self.quorum.get_or_insert(Quorum {
+            at: item.at().to_string(),
+            quorum: 1,
+            hysteresis: 0,
+        })
+    }
+
+    /// Takes from servers the ports that only NAT could translate to: the other methods hand on
+    /// packets as they are, and all three programs put the service's port in the place.
+    pub(super) fn keep_ports(&mut self) {
+        let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
+        for server in &mut self.servers {
+            let own = server.keys.get("forward").or(self.keys.get("forward"));
+            let port = server.endpoint().map(|at| at.port());
+            if own.is_some_and(|word| word != "\"nat\"")
+                && let Some(port) = port
+                && ports.iter().any(|other| *other != port)
+            {
+                // The service's check would ask the service's port.
+                let asks = asks_a_port(&self.check) && !self.check.contains_key("port");
+                if server.check.is_empty() && asks {
+                    server.check.clone_from(&self.check);
+                }
+                server.take_port();
+            }
+        }
+    }
+
+    /// Leaves of servers with one address the first.
+    pub(super) fn without_twins(&mut self) {
+        let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
+        let only = ports.iter().next().copied().filter(|_| ports.len() == 1);
+        let mut seen = HashSet::new();
+        let lost = &mut self.lost;
+        self.servers.retain(|server| {
+            let (ip, own) = server.place();
+            let first = seen.insert((ip, own.or(only)));
+            if !first {
+                lost.push(server.lost_whole("it is there already"));
+            }
+            first
+        });
+    }
+
+    pub(super) fn endpoints(&self) -> impl Iterator<Item = SocketAddr> {
+        self.addresses.iter().filter_map(|text| text.parse().ok())
+    }
+
+    /// Takes the servers of another service for the same addresses.
+    pub(super) fn join(&mut self, other: Self) {
+        self.lost.push(format!(
+            "{}: there is a virtual server for these addresses ({}): the servers are added to that one, as with \
+             keepalived, and the other settings are not used",
+            other.at, self.at
+        ));
+        let defaults = [("forward", quote("nat")), ("tunnel", quote("ipip"))];
+        for mut server in other.servers {
+            for (key, default) in &defaults {
+                let theirs = other.keys.get(key).unwrap_or(default);
+                if theirs != self.keys.get(key).unwrap_or(default) {
+                    server.keys.entry(key).or_insert_with(|| theirs.clone());
+                }
+            }
+            self.servers.push(server);
+        }
+        self.lost.extend(other.lost);
+    }
+
+    /// The one port of all its addresses.
+    fn only_port(&self) -> Option<u16> {
+        let ports: HashSet<u16> = self.endpoints().map(|at| at.port()).collect();
+        let only = ports.iter().next().copied();
+        only.filter(|port| ports.len() == 1 && *port != 0)
+    }
+
+    /// Writes the quorum and the sorry server for the servers that are left.
+    pub(super) fn settle(&mut self) {
+        let default = self.keys.get("forward").cloned();
+        for server in &mut self.servers {
+            let forward = server.keys.get("forward").or(default.as_ref());
+            let direct = forward.is_none_or(|word| word == "\"dr\"");
+            if !direct && server.place().0.is_some_and(|ip| ip.is_loopback()) {
+                server.lost.push(LOOPBACK.to_owned());
+            }
+        }
+        if let Some(quorum) = self.quorum.take() {
+            self.settle_quorum(&quorum);
+        }
+        if let Some(sorry) = self.sorry.take() {
+            self.settle_sorry(sorry);
+        }
+    }
+
+    /// keepalived counts weights, at most all there are; lvsd counts servers.
+    fn settle_quorum(&mut self, said: &Quorum) {
+        let weight = |server: &Server| {
+            let weight = server.keys.get("weight").map_or(Ok(1), |word| word.parse());
+            weight.unwrap_or(1)
+        };
+        let weights: Vec<u64> = self.servers.iter().map(weight).collect();
+        let Needed {
+            up,
+            down,
+            exact,
+            within,
+        } = servers_of_quorum(&weights, said.quorum, said.hysteresis);
+        if !within {
+            self.lose(format!(
+                "{}: quorum {} with hysteresis {}: all weights together do not reach it, as with keepalived; \
+                 here all servers do",
+                said.at, said.quorum, said.hysteresis
+            ));
+        } else if !exact {
+            self.lose(format!(
+                "{}: quorum {}: it counts servers here, and not their weights: {up} of {}",
+                said.at,
+                said.quorum,
+                weights.iter().filter(|weight| **weight > 0).count()
+            ));
+        }
+        let value = match up == down {
+            true => up.to_string(),
+            false => format!("{{ up = {up}, down = {down} }}"),
+        };
+        self.keys.insert("quorum", value);
+    }
+
+    fn settle_sorry(&mut self, sorry: Sorry) {
+        let own = sorry.keys.get("forward").or(self.keys.get("forward"));
+        let nat = own.is_some_and(|word| word == "\"nat\"" || word == "\"fullnat\"");
+        // Only NAT changes ports.
+        let port = sorry.port.filter(|_| nat && self.fwmark.is_none());
+        let port = port.or(self.only_port());
+        // The host itself serves what direct routing sends to it.
+        if sorry.ip.is_loopback() && own.is_some_and(|word| word != "\"dr\"") {
+            self.lose(format!("{}: {LOOPBACK}", sorry.said));
+            return;
+        }
+        let is_server = |server: &Server| {
+            let (ip, own) = server.place();
+            let own = own.or(self.only_port());
+            ip == Some(sorry.ip) && (own == port || self.fwmark.is_some())
+        };
+        if self.servers.iter().any(is_server) {
+            self.lose(format!("{}: it is a server of the service", sorry.said));
+            return;
+        }
+        let address = quote(&match port {
+            Some(port) => endpoint(sorry.ip, port),
+            None => bare(sorry.ip),
+        });
+        let value = match sorry.keys.is_empty() {
+            true => address,
+            false => {
+                let keys: Vec<String> = sorry
+                    .keys
+                    .iter()
+                    .map(|(key, value)| format!("{key} = {value}"))
+                    .collect();
+                format!("{{ address = {address}, {} }}", keys.join(", "))
+            }
+        };
+        self.keys.insert("sorry", value);
+    }
+
+    pub(super) fn all_lost(&self) -> Vec<String> {
+        let name = self.name();
+        let own = self.lost.iter().map(|lost| format!("{name}: {lost}"));
+        let of_servers = self.servers.iter().flat_map(|server| {
+            let name = &name;
+            server
+                .lost
+                .iter()
+                .map(move |lost| format!("{name}, {}: {lost}", server.address))
+        });
+        own.chain(of_servers).collect()
+    }
+
+    pub(super) fn write(&self, text: &mut String) {
+        text.push_str("\n[[service]]\n");
+        for lost in &self.lost {
+            let _ = writeln!(text, "# NOT CONVERTED: {}", printable(lost));
+        }
+        match (self.addresses.as_slice(), self.fwmark) {
+            ([one], _) => {
+                let _ = writeln!(text, "address = {}", quote(one));
+            }
+            ([], Some((mark, six))) => {
+                let _ = writeln!(text, "fwmark = {mark}");
+                if six {
+                    text.push_str("family = \"ipv6\"\n");
+                }
+            }
+            (many, _) => {
+                let all: Vec<String> = many.iter().map(|one| quote(one)).collect();
+                let _ = writeln!(text, "address = [{}]", all.join(", "));
+            }
+        }
+        for (key, value) in &self.keys {
+            let _ = writeln!(text, "{key} = {value}");
+        }
+        if !self.check.is_empty() {
+            let _ = writeln!(text, "check = {}", table(&self.check));
+        }
+        for server in &self.servers {
+            text.push_str("[[service.server]]\n");
+            for lost in &server.lost {
+                let _ = writeln!(text, "# NOT CONVERTED: {}", printable(lost));
+            }
+            let _ = writeln!(text, "address = {}", quote(&server.address));
+            for (key, value) in &server.keys {
+                let _ = writeln!(text, "{key} = {value}");
+            }
+            if !server.check.is_empty() {
+                let _ = writeln!(text, "check = {}", table(&server.check));
+            }
+        }
+    }
+}
+
+impl Server {
+    /// The message that the whole server is lost.
+    pub(super) fn lost_whole(&self, why: &str) -> String {
+        format!("{}: server {}: {why}", self.at, self.address)
+    }
+
+    /// Address and port, if it has one.
+    pub(super) fn endpoint(&self) -> Option<SocketAddr> {
+        self.address.parse().ok()
+    }
+
+    /// Its address, and its port if it has one.
+    pub(super) fn place(&self) -> (Option<IpAddr>, Option<u16>) {
+        match self.endpoint() {
+            Some(at) => (Some(at.ip()), Some(at.port())),
+            None => (self.address.trim_matches(['[', ']']).parse().ok(), None),
+        }
+    }
+
+    /// Takes its port, which its own check goes on to ask.
+    pub(super) fn take_port(&mut self) {
+        let Some(at) = self.endpoint() else {
+            return;
+        };
+        self.address = bare(at.ip());
+        if asks_a_port(&self.check) {
+            let port = || at.port().to_string();
+            self.check.entry("port").or_insert_with(port);
+        }
+    }
+}
+
+/// Servers that have a quorum by weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Needed {
+    pub(super) up: usize,
+    pub(super) down: usize,
+    /// It does not matter which servers they are.
+    pub(super) exact: bool,
+    /// All servers together have as much weight.
+    pub(super) within: bool,
+}
+
+/// How many of the servers with these weights have a quorum. Where that depends on which they are,
+/// it is the smallest number.
+pub(super) fn servers_of_quorum(weights: &[u64], quorum: u64, hysteresis: u64) -> Needed {
+    let mut weights: Vec<u64> = weights
+        .iter()
+        .copied()
+        .filter(|weight| *weight > 0)
+        .collect();
+    weights.sort_unstable();
+    let total: u64 = weights.iter().sum();
+    // keepalived bounds them so.
+    let quorum = quorum.clamp(1, total.max(1));
+    let hysteresis = hysteresis.min(quorum - 1);
+    let least = |count: usize| -> u64 { weights.iter().take(count).sum() };
+    let most = |count: usize| -> u64 { weights.iter().rev().take(count).sum() };
+    let servers = |needed: u64| {
+        let count = (1..weights.len()).find(|count| most(*count) >= needed);
+        count.unwrap_or(weights.len().max(1))
+    };
+    let (high, low) = (quorum + hysteresis, quorum - hysteresis);
+    let (up, down) = (servers(high), servers(low));
+    Needed {
+        up,
+        down,
+        exact: least(up) >= high.min(total) && least(down) >= low.min(total),
+        within: high <= total.max(1),
+    }
+}
+
+/// Whether it is a check that asks a port.
+pub(super) fn asks_a_port(check: &BTreeMap<&'static str, String>) -> bool {
+    let kind = check.get("type").map(String::as_str);
+    kind.is_some_and(|kind| kind != "\"ping\"" && kind != "\"exec\"")
+}
+
+pub(super) fn table(keys: &BTreeMap<&'static str, String>) -> String {
+    let type_first = keys.iter().filter(|(key, _)| **key == "type");
+    let rest = keys.iter().filter(|(key, _)| **key != "type");
+    let all: Vec<String> = type_first
+        .chain(rest)
+        .map(|(key, value)| format!("{key} = {value}"))
+        .collect();
+    match keys.get("none") {
+        Some(_) => "\"none\"".to_owned(),
+        None => format!("{{ {} }}", all.join(", ")),
+    }
+}
+
+/// A basic string of TOML.
+pub(super) fn quote(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => {
+                quoted.push('\\');
+                quoted.push(c);
+            }
+            c if c.is_control() => {
+                let _ = write!(quoted, "\\u{:04X}", u32::from(c));
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// For a comment or a terminal: one line without control characters, tabs excepted.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| match c.is_control() && c != '\t' {
+            true => ' ',
+            false => c,
+        })
+        .collect()
+}
+
+pub(super) fn duration(seconds: f64) -> String {
+    let milliseconds = (seconds.clamp(0.0, 86_400.0 * 31.0) * 1000.0).round();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "within a month"
+    )]
+    let milliseconds = milliseconds as u64;
+    match milliseconds % 1000 {
+        0 => quote(&format!("{}s", milliseconds / 1000)),
+        _ => quote(&format!("{milliseconds}ms")),
+    }
+}
+
+/// A scheduler of ours, or what to say.
+pub(super) fn scheduler(word: &str) -> Result<&'static str, String> {
+    let about = BUILT_IN.iter().find(|about| about.name == word);
+    about
+        .map(|about| about.name)
+        .ok_or_else(|| format!("scheduler {word}: there is none of this name; wlc is used"))
+}
+
+/// A port by number, or by one of the names that such files have.
+pub(super) fn port(word: &str) -> Option<u16> {
+    if let Ok(port) = word.parse() {
+        return Some(port);
+    }
+    let known = [
+        ("http", 80),
+        ("https", 443),
+        ("www", 80),
+        ("ftp", 21),
+        ("ssh", 22),
+        ("telnet", 23),
+        ("smtp", 25),
+        ("domain", 53),
+        ("pop3", 110),
+        ("imap", 143),
+        ("imap2", 143),
+        ("ldap", 389),
+        ("imaps", 993),
+        ("pop3s", 995),
+        ("mysql", 3306),
+        ("postgresql", 5432),
+        ("sip", 5060),
+        ("squid", 3128),
+    ];
+    let found = known.iter().find(|(name, _)| *name == word);
+    found.map(|(_, port)| *port).or_else(|| {
+        let services = std::fs::read_to_string("/etc/services").ok()?;
+        services.lines().find_map(|line| {
+            let mut words = line.split_whitespace();
+            let (name, port) = (words.next()?, words.next()?);
+            (name == word).then(|| port.split('/').next()?.parse().ok())?
+        })
+    })
+}
+
+/// An address and a port in TOML's words.
+pub(super) fn endpoint(ip: IpAddr, port: u16) -> String {
+    SocketAddr::new(ip, port).to_string()
+}
+
+/// An address without a port.
+pub(super) fn bare(ip: IpAddr) -> String {
+    match ip {
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => format!("[{ip}]"),
+    }
+}

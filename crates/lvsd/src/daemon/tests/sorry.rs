@@ -1,0 +1,233 @@
+//! The sorry server: below the quorum it replaces the others, and leaves them as they were.
+
+use std::collections::HashMap;
+
+use super::*;
+use crate::health::Weight;
+
+const ONE: &str = "10.0.0.1:80";
+const OTHER: &str = "10.0.0.2:80";
+const SORRY: &str = "10.0.0.99:80";
+
+fn file(more: &str) -> String {
+    let more =
+        format!("forward = \"nat\"\nquorum = 2\nsorry = \"{SORRY}\"\ndrain = \"0s\"\n{more}");
+    FILE.replace("forward = \"nat\"", &more)
+}
+
+#[tokio::test(start_paused = true)]
+async fn sorry_server_replaces_the_others_below_the_quorum() {
+    let daemon = Running::start(World::default(), Dead::default(), &file(""));
+    let both = [(ONE, 1), (OTHER, 3)];
+    daemon.weights(&both).await;
+    daemon.dead.set(ONE, true);
+    let replaced = [(ONE, 0), (OTHER, 0), (SORRY, 1)];
+    daemon.weights(&replaced).await;
+    // The service is never without a server: the sorry server comes before the others go.
+    let changes = daemon.world.changes();
+    let place = |is: &dyn Fn(&Call) -> bool| changes.iter().position(is);
+    let comes = place(
+        &|call| matches!(call, Call::ServerAdd(spec) if spec.server == SORRY.parse().unwrap()),
+    );
+    let goes = place(
+        &|call| matches!(call, Call::ServerEdit(spec) if spec.server == OTHER.parse().unwrap() && spec.config.weight == 0),
+    );
+    assert!(comes.is_some() && comes < goes, "{changes:#?}");
+    let deleted = |changes: &[Call]| {
+        let deletes = |call: &&Call| matches!(call, Call::ServerDelete { server, .. } if *server != SORRY.parse().unwrap());
+        changes.iter().filter(deletes).count()
+    };
+    let status = daemon.status().await;
+    assert_eq!(status.services[0].servers[1].health, "up");
+    daemon.dead.set(ONE, false);
+    daemon.weights(&both).await;
+    assert_eq!(deleted(&daemon.world.changes()), 0, "connections go on");
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn sorry_server_leaves_operator_overrides_alone() {
+    let daemon = Running::start(World::default(), Dead::default(), &file(""));
+    daemon.weights(&[(ONE, 1), (OTHER, 3)]).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    // By the API, the only other server is too few.
+    daemon.admin(AdminState::Drain).await;
+    let replaced = [(ONE, 0), (OTHER, 0), (SORRY, 1)];
+    daemon.weights(&replaced).await;
+    daemon.dead.set(OTHER, true);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.dead.set(OTHER, false);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&replaced).await;
+    assert_eq!(daemon.first_server().await.admin, AdminState::Drain);
+    daemon.admin(AdminState::Ready).await;
+    daemon.weights(&[(ONE, 1), (OTHER, 3)]).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    // By hand: what was drained before stays so, and the weight 0 below the quorum is no drain.
+    let by_hand = |weight| {
+        let config = lvs_core::ServerConfig::new(weight, lvs_core::Forwarding::Nat);
+        let server = lvs_core::api::ServerSpec {
+            service: web(),
+            server: OTHER.parse().unwrap(),
+            config,
+        };
+        let mut control = daemon.world.control();
+        control.apply(&[Call::ServerEdit(server)]).unwrap();
+    };
+    by_hand(0);
+    daemon.weights(&replaced).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let status = daemon.status().await;
+    let states: Vec<AdminState> = status.services[0].servers[..2]
+        .iter()
+        .map(|server| server.admin)
+        .collect();
+    assert_eq!(states, [AdminState::Ready, AdminState::Drain]);
+    by_hand(3);
+    daemon.weights(&[(ONE, 1), (OTHER, 3)]).await;
+    daemon.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn sorry_server_stays_over_a_restart_until_all_is_known() {
+    let first = Running::start(World::default(), Dead::default(), &file(""));
+    first.weights(&[(ONE, 1), (OTHER, 3)]).await;
+    first.dead.set(ONE, true);
+    let replaced = [(ONE, 0), (OTHER, 0), (SORRY, 1)];
+    first.weights(&replaced).await;
+    let world = first.end(Signal::Stop).await;
+    let slow = Slow::default();
+    slow.hold(ONE);
+    slow.hold(OTHER);
+    let before = world.changes().len();
+    let again = Running::start_with(world, Dead::default(), slow.clone(), &file(""));
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    again.weights(&replaced).await;
+    // One of them is up, and that is too few: nothing changes.
+    slow.release(OTHER);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    again.weights(&replaced).await;
+    let since = again.world.changes().split_off(before);
+    let servers = since.iter().filter(|call| {
+        matches!(
+            call,
+            Call::ServerAdd(_) | Call::ServerEdit(_) | Call::ServerDelete { .. }
+        )
+    });
+    assert_eq!(servers.count(), 0, "{since:#?}");
+    slow.release(ONE);
+    again.weights(&[(ONE, 1), (OTHER, 3)]).await;
+    again.stop().await;
+}
+
+/// A restart of a service that has its quorum: the first server that is known does not make the
+/// others count as lost.
+#[tokio::test(start_paused = true)]
+async fn sorry_server_waits_for_the_first_checks_of_all() {
+    let first = Running::start(World::default(), Dead::default(), &file(""));
+    let both = [(ONE, 1), (OTHER, 3)];
+    first.weights(&both).await;
+    let world = first.end(Signal::Stop).await;
+    let slow = Slow::default();
+    slow.hold(OTHER);
+    let mut again = Running::start_with(world, Dead::default(), slow.clone(), &file(""));
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    again.weights(&both).await;
+    slow.release(OTHER);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    again.weights(&both).await;
+    let events = again.events();
+    assert!(
+        !events
+            .iter()
+            .any(|event| event == "quorum_lost" || event == "sorry_on"),
+        "{events:?}"
+    );
+    let added = |call: &Call| matches!(call, Call::ServerAdd(spec) if spec.server == SORRY.parse().unwrap());
+    assert!(!again.world.changes().iter().any(added));
+    again.stop().await;
+}
+
+/// A server whose first check takes too long counts as one that is missing.
+#[tokio::test(start_paused = true)]
+async fn sorry_server_does_not_wait_for_ever() {
+    let slow = Slow::default();
+    slow.hold(OTHER);
+    let daemon = slow.start(&file(""));
+    daemon.weights(&[(ONE, 1)]).await;
+    daemon.weights(&[(ONE, 0), (SORRY, 1)]).await;
+    slow.release(OTHER);
+    daemon.weights(&[(ONE, 1), (OTHER, 3)]).await;
+    daemon.stop().await;
+}
+
+/// If weight 0 turns clients away, or leads those that come again to the server, it has to go.
+#[tokio::test(start_paused = true)]
+async fn sorry_server_replaces_servers_that_weight_0_does_not_quiesce() {
+    for more in ["scheduler = \"sh\"", "persistence = { timeout = \"5m\" }"] {
+        let daemon = Running::start(World::default(), Dead::default(), &file(more));
+        let both = [(ONE, 1), (OTHER, 3)];
+        daemon.weights(&both).await;
+        daemon.dead.set(ONE, true);
+        daemon.weights(&[(SORRY, 1)]).await;
+        daemon.dead.set(ONE, false);
+        daemon.weights(&both).await;
+        daemon.stop().await;
+    }
+}
+
+/// A sorry server that drained would keep its persistent clients, although the servers are back.
+#[tokio::test(start_paused = true)]
+async fn sorry_server_with_persistent_clients_is_removed_when_the_quorum_returns() {
+    let more = "persistence = { timeout = \"5m\" }";
+    let text = file(more).replace("drain = \"0s\"", "drain = \"1h\"");
+    let daemon = Running::start(World::default(), Dead::default(), &text);
+    let both = [(ONE, 1), (OTHER, 3)];
+    daemon.weights(&both).await;
+    daemon.dead.set(ONE, true);
+    daemon.weights(&[(SORRY, 1)]).await;
+    daemon.world.connect(web(), SORRY.parse().unwrap());
+    daemon.dead.set(ONE, false);
+    daemon.weights(&both).await;
+    daemon.stop().await;
+}
+
+/// Servers that say which weight they want.
+#[derive(Clone, Default)]
+struct Agents(Dead, Arc<Mutex<HashMap<SocketAddr, u16>>>);
+
+impl Prober for Agents {
+    fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send {
+        let percent = self.1.lock().unwrap().get(&check.server).copied();
+        let probed = self.0.probe(check);
+        async move {
+            probed.await?;
+            Ok(percent.map_or(Advice::NONE, |percent| Advice {
+                weight: Some(Weight::Percent(percent)),
+                drains: None,
+            }))
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sorry_server_overrides_agents_weights() {
+    let agents = Agents::default();
+    let says = |percent| {
+        let mut all = agents.1.lock().unwrap();
+        all.insert(OTHER.parse().unwrap(), percent);
+    };
+    let text = file("").replace("weight = 3", "weight = 10");
+    says(50);
+    let daemon = Running::start_with(World::default(), agents.0.clone(), agents.clone(), &text);
+    daemon.weights(&[(ONE, 1), (OTHER, 5)]).await;
+    daemon.dead.set(ONE, true);
+    let replaced = [(ONE, 0), (OTHER, 0), (SORRY, 1)];
+    daemon.weights(&replaced).await;
+    says(80);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    daemon.weights(&replaced).await;
+    daemon.dead.set(ONE, false);
+    daemon.weights(&[(ONE, 1), (OTHER, 8)]).await;
+    daemon.stop().await;
+}

@@ -1,0 +1,398 @@
+//! The services of the checked file with what DNS and etcd add: [`expand`], a pure function.
+//!
+//! ```text
+//! Config ────┐                                            services of the file, as they are
+//!            ├──▶ expand ──▶ Expanded ── services ──────▶ services of etcd behind them
+//! Gathered ──┘                  │                         servers of DNS and etcd behind each one's own
+//!                               └──────── left_out ─────▶ what cannot be used, and why
+//! ```
+//!
+//! The file wins. Each key of etcd is checked alone and left out alone: in its place stands what it
+//! had when that was last right.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use lvs_core::api::ServiceId;
+use lvs_core::{Family, Forwarding, Protocol, ServiceKey};
+
+use crate::config::clash::{Taken, is_it, listens_at, listens_everywhere};
+use crate::config::fit::{misfit, unusable};
+use crate::config::{
+    Config, Discovery, Files, SERVICES_MAX, Server, Service, VipMode, bounded, endpoint, label,
+};
+use crate::sources::dns::NAMES_MAX;
+use crate::sources::etcd::{Etcd, Text};
+use crate::sources::{Gathered, Record, Source};
+use lvs_proxy as proxy;
+
+/// The services that there should be.
+#[derive(Clone, Debug, Default)]
+pub struct Expanded {
+    /// Those of the file in its order, and those of etcd behind them.
+    pub services: Vec<Service>,
+    /// Rules that give services of many ports their marks, in the engine's words.
+    pub port_marks: Vec<String>,
+    /// The files and keys that services stand in.
+    pub files: Files,
+    /// What DNS and etcd name and cannot be used, in words.
+    pub left_out: Vec<String>,
+    /// The keys of etcd that are among the services: their names, and their texts.
+    pub in_force: Vec<(String, String)>,
+    /// What of etcd it has.
+    pub revision: Revision,
+    /// Nothing is known of etcd yet: there may be more services.
+    pub awaits_etcd: bool,
+}
+
+/// What was known of etcd.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Revision {
+    /// The revision of the last change.
+    pub number: i64,
+    /// The same of everything that says the same.
+    pub digest: u32,
+}
+
+/// The services of `config` with what DNS and etcd have said.
+pub fn expand(config: &Config, gathered: &Gathered) -> Expanded {
+    let cluster = config.cluster.as_ref();
+    let etcd = gathered.etcd.as_ref();
+    // What was said under another prefix is of another cluster.
+    let etcd = etcd.filter(|etcd| cluster.is_some_and(|cluster| cluster.prefix == etcd.prefix));
+    let mut expanded = Expanded {
+        services: config.services.clone(),
+        files: config.files.clone(),
+        awaits_etcd: cluster.is_some() && etcd.is_none(),
+        ..Expanded::default()
+    };
+    let mut services = expanded.services.iter();
+    if etcd.is_some() || services.any(|service| service.discovery.is_some()) {
+        let mut present = Present::default();
+        expanded.services.iter().for_each(|one| present.add(one));
+        if let Some(etcd) = etcd {
+            expanded.revision = Revision {
+                number: etcd.revision,
+                digest: etcd.digest(),
+            };
+            expanded.take_services(config, etcd, &mut present);
+        }
+        expanded.take_servers(gathered, etcd, &present);
+    }
+    expanded.left_out = bounded(std::mem::take(&mut expanded.left_out));
+    expanded.port_marks = port_marks(&expanded.services);
+    expanded
+}
+
+impl Expanded {
+    /// The names in DNS that servers come from.
+    pub(crate) fn dns_names(&self) -> BTreeSet<&String> {
+        self.services.iter().filter_map(dns_name).collect()
+    }
+
+    /// Takes the services of etcd.
+    fn take_services(&mut self, config: &Config, etcd: &Etcd, present: &mut Present) {
+        for (name, key) in &etcd.services {
+            let path = format!("{}services/{name}", etcd.prefix);
+            let (used, why) = choose(config, present, key);
+            if let Some(why) = why {
+                let instead = match used {
+                    Some(_) => "; what it was before stays",
+                    None => "",
+                };
+                self.left_out
+                    .push(format!("etcd key {path}: {why}{instead}"));
+            }
+            let Some((services, text)) = used else {
+                continue;
+            };
+            let before = self.files.push(format!("etcd:{path}"), text);
+            for mut service in services {
+                service.move_lines(before);
+                present.add(&service);
+                self.services.push(service);
+            }
+            self.in_force.push((name.clone(), text.to_owned()));
+        }
+    }
+
+    /// Takes the servers that DNS and etcd name.
+    fn take_servers(&mut self, gathered: &Gathered, etcd: Option<&Etcd>, present: &Present) {
+        for service in &mut self.services {
+            let Some(discovery) = service.discovery.clone() else {
+                continue;
+            };
+            let records: Option<Vec<Record>> = match &discovery.source {
+                Source::Dns(name) => gathered.dns.get(name).cloned(),
+                Source::Etcd(pool) => {
+                    let pool = etcd.and_then(|etcd| etcd.pools.get(pool));
+                    pool.map(|servers| servers.values().copied().collect())
+                }
+            };
+            service.incomplete = records.is_none();
+            // A pool that nobody is in is known to be empty.
+            let heard = matches!(discovery.source, Source::Etcd(_)) && etcd.is_some();
+            service.unheard = service.incomplete && !heard;
+            let servers = service.servers.iter().map(|server| server.address);
+            let mut there: HashSet<SocketAddr> = servers.collect();
+            for record in records.unwrap_or_default() {
+                let address = SocketAddr::new(record.ip, record.port.unwrap_or(discovery.port));
+                // Of two families, each service takes its own.
+                let family = Family::of(&record.ip) == ServiceKey::from(service.id).family();
+                let fits = family || discovery.config.forwarding == Forwarding::Tunnel;
+                if !fits || !there.insert(address) {
+                    continue;
+                }
+                match server(service, &discovery, address, record.weight, present) {
+                    Ok(server) => service.servers.push(server),
+                    Err(why) => {
+                        let line = format!("server {address} of {}: {why}", label(&service.id));
+                        self.left_out.push(line);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether both are the same, whatever they have seen of etcd.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.services == other.services
+            && self.files == other.files
+            && self.left_out == other.left_out
+            && self.in_force == other.in_force
+            && self.awaits_etcd == other.awaits_etcd
+    }
+
+    /// How many servers all services have.
+    pub fn servers(&self) -> usize {
+        self.services.iter().map(|s| s.servers.len()).sum()
+    }
+
+    /// Whether the engine's service `id`, or servers of it, stay as they are until it is known
+    /// whether that is right.
+    pub fn awaits(&self, id: ServiceId) -> bool {
+        let mut services = self.services.iter();
+        match services.find(|service| service.id == id) {
+            Some(service) => service.unheard,
+            None => self.awaits_etcd,
+        }
+    }
+
+    /// The services that the daemon serves itself.
+    pub fn proxied(&self) -> HashMap<ServiceId, proxy::Options> {
+        let services = self.services.iter();
+        services
+            .filter_map(|service| Some((service.id, service.proxy?)))
+            .collect()
+    }
+
+    /// Whether a service is the engine's, or none is anybody's.
+    pub fn needs_engine(&self) -> bool {
+        self.services.is_empty() || self.services.iter().any(|service| service.proxy.is_none())
+    }
+
+    /// The VIPs that the engine should own, `on_host` telling whether the host has an address.
+    pub fn own_vips(&self, on_host: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
+        let said_host = |ip| {
+            self.services
+                .iter()
+                .filter(|s| matches!(s.vip, VipMode::Host | VipMode::Announce))
+                .any(|s| s.virtual_ip() == Some(ip))
+        };
+        let mut all: Vec<IpAddr> = self
+            .services
+            .iter()
+            .filter(|s| s.proxy.is_none())
+            .filter_map(|s| Some((s.vip, s.virtual_ip()?)))
+            .filter(|(mode, ip)| match mode {
+                VipMode::Own => true,
+                VipMode::Host | VipMode::Announce => false,
+                VipMode::Auto => !on_host(*ip) && !said_host(*ip),
+            })
+            .map(|(_, ip)| ip)
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+}
+
+/// The services of a key beside those that are `present`, and their text: the key's, or what it was
+/// when it was last right. Behind it stands why the key's own text is not used.
+fn choose<'a>(
+    config: &Config,
+    present: &Present,
+    key: &'a Text,
+) -> (Option<(Vec<Service>, &'a str)>, Option<String>) {
+    let read = |text: &'a str| {
+        let services = config.services_of_etcd(text)?;
+        match present.clash(&services) {
+            None => Ok((services, text)),
+            Some(why) => Err(why),
+        }
+    };
+    match read(&key.text) {
+        Ok(used) => (Some(used), None),
+        Err(why) => {
+            let good = key.good.as_deref().filter(|good| *good != key.text);
+            (good.and_then(|good| read(good).ok()), Some(why))
+        }
+    }
+}
+
+/// The server at `address`, or why it cannot serve the service.
+fn server(
+    service: &Service,
+    discovery: &Discovery,
+    address: SocketAddr,
+    weight: Option<u16>,
+    present: &Present,
+) -> Result<Server, String> {
+    if let Some((why, _)) = unusable(address.ip(), "server") {
+        return Err(why);
+    }
+    let (id, method) = (service.id, discovery.config.forwarding);
+    if let Some(misfit) = misfit(&id, service.ports.is_some(), address, method) {
+        return Err(misfit.title);
+    }
+    let sorry = service.sorry.as_ref();
+    if sorry.is_some_and(|sorry| sorry.address == address) {
+        return Err("it is the sorry server of the service".to_owned());
+    }
+    if let Some(other) = present.service_at(&id, address) {
+        return Err(format!("it is the service {}", label(&other.id)));
+    }
+    let check = discovery.check.clone().map(|check| check.of(address));
+    let mut config = discovery.config;
+    config.weight = weight.map_or(config.weight, i32::from);
+    Ok(Server {
+        line: discovery.line,
+        address,
+        config,
+        check: check.transpose().map_err(|wrong| wrong.title.to_owned())?,
+    })
+}
+
+/// The services that there are, by what others must not have.
+#[derive(Default)]
+struct Present {
+    count: usize,
+    taken: Taken<()>,
+    names: HashSet<String>,
+    /// The names in DNS that servers come from.
+    dns: HashSet<String>,
+    /// By virtual address, without their servers.
+    services: HashMap<IpAddr, Vec<Service>>,
+    /// The servers that files and keys name, by address.
+    servers: HashMap<IpAddr, Vec<(ServiceId, SocketAddr)>>,
+}
+
+/// The servers that a service names itself.
+fn own_servers(service: &Service) -> impl Iterator<Item = SocketAddr> {
+    let servers = service.servers.iter().chain(&service.sorry);
+    servers.map(|server| server.address)
+}
+
+/// The name in DNS that servers of a service come from.
+fn dns_name(service: &Service) -> Option<&String> {
+    match &service.discovery.as_ref()?.source {
+        Source::Dns(name) => Some(name),
+        Source::Etcd(_) => None,
+    }
+}
+
+impl Present {
+    fn add(&mut self, service: &Service) {
+        self.count += 1;
+        self.taken.take(service, (), ());
+        self.names.insert(service.name.clone());
+        self.dns.extend(dns_name(service).cloned());
+        for server in own_servers(service) {
+            let beside = self.servers.entry(server.ip()).or_default();
+            beside.push((service.id, server));
+        }
+        if let Some(ip) = service.virtual_ip() {
+            let alone = Service {
+                servers: Vec::new(),
+                ..service.clone()
+            };
+            self.services.entry(ip).or_default().push(alone);
+        }
+    }
+
+    /// Why the services of a key cannot be beside those that there are.
+    fn clash(&self, services: &[Service]) -> Option<String> {
+        if self.count + services.len() > SERVICES_MAX {
+            return Some(format!("there are more than {SERVICES_MAX} services"));
+        }
+        let dns: HashSet<_> = services.iter().filter_map(dns_name).collect();
+        let names = self.dns.len() + dns.iter().filter(|name| !self.dns.contains(**name)).count();
+        if names > NAMES_MAX {
+            return Some(format!(
+                "the services have {names} names in DNS, and {NAMES_MAX} at most are looked up"
+            ));
+        }
+        services.iter().find_map(|service| self.clash_of(service))
+    }
+
+    fn clash_of(&self, service: &Service) -> Option<String> {
+        if let Some(clash) = self.taken.clashes(service).into_iter().next() {
+            return Some(clash.title);
+        }
+        if self.names.contains(&service.name) {
+            return Some(format!("two services are called `{}`", service.name));
+        }
+        let told = |server: SocketAddr, other: &Service| {
+            format!("the server {server} is the service {}", label(&other.id))
+        };
+        let mut own = own_servers(service);
+        let theirs =
+            own.find_map(|server| Some(told(server, self.service_at(&service.id, server)?)));
+        theirs.or_else(|| Some(told(self.server_of(service)?, service)))
+    }
+
+    /// The service that packets to a server of the service `of` would be packets of.
+    fn service_at(&self, of: &ServiceId, server: SocketAddr) -> Option<&Service> {
+        let at = |ip: IpAddr| self.services.get(&ip).into_iter().flatten();
+        let mut beside = at(server.ip()).filter(|other| other.id != *of);
+        let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let mut everywhere = any
+            .into_iter()
+            .flat_map(at)
+            .filter(|one| listens_everywhere(one));
+        beside
+            .find(|other| is_it(server, other))
+            .or_else(|| everywhere.find(|other| listens_at(other, of, server, |_| false)))
+    }
+
+    /// A server of other services whose packets would be packets of `service`.
+    fn server_of(&self, service: &Service) -> Option<SocketAddr> {
+        if listens_everywhere(service) {
+            let mut all = self.servers.values().flatten();
+            let found = all.find(|(of, server)| listens_at(service, of, *server, |_| false));
+            return found.map(|(_, server)| *server);
+        }
+        let mut there = self.servers.get(&service.virtual_ip()?)?.iter();
+        let found = there.find(|(of, server)| *of != service.id && is_it(*server, service));
+        found.map(|(_, server)| *server)
+    }
+}
+
+/// The rules for services of many ports.
+fn port_marks(services: &[Service]) -> Vec<String> {
+    let mut single: HashMap<(Protocol, IpAddr), Vec<u16>> = HashMap::new();
+    for (protocol, addr) in services.iter().filter_map(|service| endpoint(&service.id)) {
+        let ports = single.entry((protocol, addr.ip())).or_default();
+        ports.push(addr.port());
+    }
+    let many = services.iter().filter_map(|service| service.ports.as_ref());
+    many.filter_map(|many| {
+        let apart = single.get(&(many.protocol, many.ip));
+        many.rule(apart.map_or(&[][..], Vec::as_slice))
+    })
+    .map(|rule| rule.to_string())
+    .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,425 @@
+//! What DNS and etcd add to a file.
+
+use super::*;
+
+const FILE: &str = "[[service]]\nname = \"web\"\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n\
+     discover = { dns = \"_http._TCP.example.org.\" }\n\
+     [[service.server]]\naddress = \"10.0.0.1:80\"\nweight = 7\n\
+     [[service]]\nname = \"other\"\naddress = \"192.0.2.2:80\"\nforward = \"nat\"\n\
+     [[service.server]]\naddress = \"10.0.0.9:80\"\n";
+
+fn record(ip: &str, port: Option<u16>, weight: Option<u16>) -> Record {
+    Record {
+        ip: ip.parse().unwrap(),
+        port,
+        weight,
+    }
+}
+
+fn read(text: &str) -> Config {
+    let (config, _) = Config::from_toml("test.toml", text).unwrap_or_else(|e| panic!("{e}"));
+    config
+}
+
+/// The services of `text` with what DNS says of a name.
+fn with(text: &str, name: &str, records: &[Record]) -> Expanded {
+    let gathered = Gathered {
+        dns: [(name.to_owned(), records.to_vec())].into(),
+        etcd: None,
+    };
+    expand(&read(text), &gathered)
+}
+
+fn servers(expanded: &Expanded) -> Vec<(String, i32)> {
+    let servers = expanded.services[0].servers.iter();
+    servers
+        .map(|server| (server.address.to_string(), server.config.weight))
+        .collect()
+}
+
+#[test]
+fn servers_of_dns_come_behind_those_of_the_file() {
+    let expanded = with(
+        FILE,
+        "_http._tcp.example.org",
+        &[
+            record("10.0.0.1", Some(80), Some(3)),
+            record("10.0.0.1", Some(81), Some(3)),
+            record("10.0.0.2", Some(80), None),
+            record("2001:db8::2", Some(80), None),
+        ],
+    );
+    let wanted = [("10.0.0.1:80", 7), ("10.0.0.1:81", 3), ("10.0.0.2:80", 1)];
+    assert_eq!(
+        servers(&expanded),
+        wanted.map(|(address, weight)| (address.to_owned(), weight))
+    );
+    assert!(!expanded.services[0].incomplete);
+    assert_eq!(expanded.left_out, Vec::<String>::new());
+}
+
+#[test]
+fn servers_of_dns_that_cannot_serve_are_left_out() {
+    let expanded = with(
+        FILE,
+        "_http._tcp.example.org",
+        &[
+            record("192.0.2.1", Some(80), None),
+            record("192.0.2.2", Some(80), None),
+            record("0.0.0.0", Some(80), None),
+            record("224.0.0.1", Some(80), None),
+            record("10.0.0.3", Some(80), Some(0)),
+        ],
+    );
+    assert_eq!(servers(&expanded).len(), 2, "{:?}", servers(&expanded));
+    let left_out = expanded.left_out.join("\n");
+    assert_eq!(expanded.left_out.len(), 4, "{left_out}");
+    for words in [
+        "server 192.0.2.1:80 of tcp 192.0.2.1:80: ",
+        "it is the service tcp 192.0.2.2:80",
+    ] {
+        assert!(left_out.contains(words), "{left_out}");
+    }
+}
+
+#[test]
+fn servers_of_dns_without_port_and_weight_have_those_of_the_file() {
+    let text = FILE.replace(
+        "dns = \"_http._TCP.example.org.\"",
+        "dns = \"pool.example.org\", port = 8080, weight = 5",
+    );
+    let expanded = with(&text, "pool.example.org", &[record("10.0.0.2", None, None)]);
+    assert_eq!(servers(&expanded)[1], ("10.0.0.2:8080".to_owned(), 5));
+    let nothing = with(&text, "another.example.org", &[]);
+    assert!(nothing.services[0].incomplete, "nobody has answered yet");
+}
+
+const MAIN: &str = "[cluster]\netcd = \"http://192.0.2.5:2379\"\ndirector = \"d1\"\n\
+     [defaults]\nforward = \"nat\"\n\
+     [[service]]\nname = \"web\"\naddress = \"192.0.2.1:80\"\ndiscover = { etcd = \"web\", weight = 4 }\n\
+     [[service.server]]\naddress = \"10.0.0.1:80\"\n";
+
+/// A service of etcd with one server.
+fn remote(address: &str, server: &str) -> String {
+    format!("[[service]]\naddress = \"{address}\"\n[[service.server]]\naddress = \"{server}\"\n")
+}
+
+/// What etcd has, with what was right before.
+fn etcd(services: &[(&str, &str, Option<&str>)], servers: &[Record]) -> Gathered {
+    let mut etcd = Etcd {
+        prefix: "/lvs/".to_owned(),
+        revision: 7,
+        ..Etcd::default()
+    };
+    for (name, text, good) in services {
+        let text = Text {
+            text: (*text).to_owned(),
+            good: good.map(ToOwned::to_owned),
+        };
+        etcd.services.insert((*name).to_owned(), text);
+    }
+    let servers = servers.iter().enumerate();
+    let pool = servers
+        .map(|(n, record)| (n.to_string(), *record))
+        .collect();
+    etcd.pools.insert("web".to_owned(), pool);
+    Gathered {
+        etcd: Some(etcd),
+        ..Gathered::default()
+    }
+}
+
+/// The services of [`MAIN`] with that.
+fn merged(gathered: &Gathered) -> Expanded {
+    expand(&read(MAIN), gathered)
+}
+
+/// The virtual addresses that there are.
+fn vips(expanded: &Expanded) -> Vec<String> {
+    let services = expanded.services.iter();
+    services
+        .filter_map(|service| Some(service.address()?.to_string()))
+        .collect()
+}
+
+#[test]
+fn services_of_etcd_come_behind_those_of_the_file() {
+    let (own, same, name) = (
+        remote("192.0.2.2:80", "10.0.0.2:80"),
+        remote("192.0.2.1:80", "10.0.0.3:80"),
+        remote("192.0.2.3:80", "10.0.0.3:80")
+            .replace("[[service]]\n", "[[service]]\nname = \"web\"\n"),
+    );
+    let gathered = etcd(
+        &[("a", &own, None), ("b", &same, None), ("c", &name, None)],
+        &[
+            record("10.0.0.9", None, None),
+            record("10.0.0.1", Some(80), Some(9)),
+        ],
+    );
+    let expanded = merged(&gathered);
+    assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
+    // `[defaults]` holds for them, and servers of a pool are behind the file's as well.
+    let wanted = [("10.0.0.1:80", 1), ("10.0.0.9:80", 4)];
+    assert_eq!(
+        servers(&expanded),
+        wanted.map(|(address, weight)| (address.to_owned(), weight))
+    );
+    let left_out = expanded.left_out.join("\n");
+    assert_eq!(expanded.left_out.len(), 2, "{left_out}");
+    for words in [
+        "etcd key /lvs/services/b: service tcp 192.0.2.1:80 exists twice",
+        "etcd key /lvs/services/c: two services are called `web`",
+    ] {
+        assert!(left_out.contains(words), "{left_out}");
+    }
+    assert_eq!(expanded.in_force.len(), 1);
+    assert_eq!(expanded.revision.number, 7);
+    let place = expanded.files.place(expanded.services[1].line);
+    assert_eq!(place, "etcd:/lvs/services/a:1");
+    assert!(!expanded.awaits_etcd && !expanded.services[0].incomplete);
+    // Of another prefix it is nobody's.
+    let other = Gathered {
+        etcd: gathered.etcd.map(|etcd| Etcd {
+            prefix: "/other/".to_owned(),
+            ..etcd
+        }),
+        ..Gathered::default()
+    };
+    let other = merged(&other);
+    assert_eq!((vips(&other).len(), servers(&other).len()), (1, 1));
+    assert!(other.awaits_etcd && other.services[0].unheard);
+    // A pool that nobody has ever been in is known, and may have had servers.
+    let expanded = merged(&Gathered {
+        etcd: Some(Etcd {
+            prefix: "/lvs/".to_owned(),
+            ..Etcd::default()
+        }),
+        ..Gathered::default()
+    });
+    let web = &expanded.services[0];
+    assert!(!expanded.awaits_etcd && !web.unheard && web.incomplete);
+}
+
+#[test]
+fn services_of_etcd_that_are_wrong_are_left_out_alone_and_their_last_good_text_stays() {
+    let good = remote("192.0.2.2:80", "10.0.0.2:80");
+    let other = remote("192.0.2.3:80", "10.0.0.3:80");
+    let exec = good.replace(
+        "[[service.server]]",
+        "check = { type = \"exec\", command = \"/bin/true\" }\n[[service.server]]",
+    );
+    for (wrong, words) in [
+        ("", "not one [[service]]"),
+        ("\u{0}\u{1}", "line 1"),
+        ("[[service]", "line 1"),
+        ("[lvsd]\nlog = \"off\"\n", "belongs into the main file"),
+        (&format!("{good}{other}"), "not one [[service]]"),
+        (&format!("{good}[[mark]]\nset = 1\n"), "not one [[service]]"),
+        (&exec, "run programs here"),
+        (
+            "[[service]]\nadress = \"x\"\n",
+            "line 2: unknown key `adress`",
+        ),
+        (&remote("192.0.2.2:80", "nonsense"), "line 4"),
+        // A server of the file has its address.
+        (&remote("10.0.0.1:80", "10.0.0.7:80"), "is the service"),
+    ] {
+        let services =
+            |good: Option<&str>| merged(&etcd(&[("a", wrong, good), ("b", &other, None)], &[]));
+        let expanded = services(None);
+        assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.3:80"], "{wrong}");
+        assert!(
+            expanded.left_out[0].contains(words),
+            "{:?}",
+            expanded.left_out
+        );
+        let expanded = services(Some(&good));
+        let all = ["192.0.2.1:80", "192.0.2.2:80", "192.0.2.3:80"];
+        assert_eq!(vips(&expanded), all, "{wrong}");
+        let left_out = &expanded.left_out[0];
+        assert!(left_out.ends_with("what it was before stays"), "{left_out}");
+        assert_eq!(expanded.in_force[0].1, good);
+        assert_eq!(vips(&services(Some(wrong))).len(), 2, "{wrong}");
+    }
+}
+
+#[test]
+fn services_of_etcd_that_exclude_each_other_leave_the_first_key() {
+    let first = remote("192.0.2.2:80,8000-8999", "10.0.0.2");
+    let elsewhere = remote("192.0.2.4:80", "10.0.0.4:80");
+    let of =
+        |text: &str, more: &str| text.replace("[[service]]\n", &format!("[[service]]\n{more}"));
+    for (a, b, words) in [
+        (
+            first.clone(),
+            remote("192.0.2.2:8500,9000", "10.0.0.3"),
+            "two services take the same ports",
+        ),
+        (first.clone(), first.clone(), "exists twice"),
+        (
+            of(&elsewhere, "name = \"x\"\n"),
+            of(&first, "name = \"x\"\n"),
+            "two services are called `x`",
+        ),
+        (
+            of(&remote("192.0.2.4:81", "10.0.0.4:80"), "vip = \"own\"\n"),
+            of(&elsewhere, "vip = \"host\"\n"),
+            "the engine's own for one service and the host's for another",
+        ),
+        (
+            elsewhere.clone(),
+            remote("192.0.2.5:80", "192.0.2.4:80"),
+            "the server 192.0.2.4:80 is the service tcp 192.0.2.4:80",
+        ),
+        (
+            remote("192.0.2.5:80", "192.0.2.4:80"),
+            elsewhere.clone(),
+            "the server 192.0.2.4:80 is the service tcp 192.0.2.4:80",
+        ),
+        (
+            remote("192.0.2.5:80", "127.0.0.1:8080"),
+            of(
+                &remote("0.0.0.0:8080", "10.0.0.4:80"),
+                "forward = \"proxy\"\n",
+            ),
+            "the server 127.0.0.1:8080 is the service tcp 0.0.0.0:8080",
+        ),
+        (
+            of(
+                &remote("0.0.0.0:8080", "10.0.0.4:80"),
+                "forward = \"proxy\"\n",
+            ),
+            remote("192.0.2.5:80", "127.0.0.1:8080"),
+            "the server 127.0.0.1:8080 is the service tcp 0.0.0.0:8080",
+        ),
+    ] {
+        let expanded = merged(&etcd(&[("a", &a, None), ("b", &b, None)], &[]));
+        assert_eq!(expanded.services.len(), 2, "{a}{b}");
+        assert_eq!(expanded.in_force[0].0, "a");
+        let told = expanded.left_out.concat();
+        assert!(told.starts_with("etcd key /lvs/services/b: "), "{told}");
+        assert!(told.contains(words), "{told}");
+    }
+}
+
+#[test]
+fn services_of_etcd_are_checked_beside_the_settings_of_the_file() {
+    let good = remote("192.0.2.2:80", "10.0.0.2:80");
+    let tunnel = "[[service]]\naddress = \"192.0.2.2:80\"\nforward = \"tun\"\n\
+         [[service.server]]\naddress = \"[2001:db8::1]:80\"\n";
+    let cluster = "[cluster]\netcd = \"http://192.0.2.5:2379\"\ndirector = \"d1\"\n";
+    for (file, key, words) in [
+        ("", &*good, "line 3: `forward` of the server"),
+        ("[defaults]\nforward = \"nat\"\n", &good, ""),
+        (
+            "[defaults]\nforward = \"nat\"\npanic_below = 101\n",
+            &good,
+            "with [defaults] of the file: `panic_below` 101 is out of range",
+        ),
+        (
+            "[dataplane]\nbackend = \"tun\"\n[defaults]\nforward = \"dr\"\n",
+            &good,
+            "with [defaults] of the file: direct routing needs frames",
+        ),
+        (
+            "[defaults]\nforward = \"fullnat\"\n",
+            &good,
+            "line 4: full NAT needs an IPv4 local address",
+        ),
+        (
+            "[dataplane]\nlocal_addresses = [\"192.0.2.77\"]\n[defaults]\nforward = \"fullnat\"\n",
+            &good,
+            "",
+        ),
+        ("", tunnel, ""),
+        (
+            "[sync.ipvs]\ninterface = \"eth0\"\n",
+            tunnel,
+            "which synchronisation does not carry",
+        ),
+    ] {
+        let config = read(&format!("{cluster}{file}"));
+        let expanded = expand(&config, &etcd(&[("a", key, None)], &[]));
+        let told = expanded.left_out.concat();
+        assert_eq!(
+            expanded.services.len(),
+            usize::from(words.is_empty()),
+            "{file}{told}"
+        );
+        assert!(told.contains(words), "{file}{told}");
+    }
+}
+
+#[test]
+fn a_service_of_etcd_with_several_addresses_is_taken_as_a_whole() {
+    let several = |last: &str| {
+        let addresses = format!("[\"192.0.2.2:80\", \"192.0.2.3:80\", \"{last}\"]");
+        let text = remote("ADDRESSES", "10.0.0.2:80");
+        text.replace("\"ADDRESSES\"", &addresses)
+    };
+    let count = |last: &str| {
+        let text = several(last);
+        let expanded = merged(&etcd(&[("a", &text, None)], &[]));
+        (expanded.services.len(), expanded.left_out.len())
+    };
+    assert_eq!(count("[2001:db8::1]:80"), (1, 1), "of two families");
+    assert_eq!(count("192.0.2.4:80"), (4, 0));
+    assert_eq!(count("192.0.2.1:80"), (1, 1), "the last one is the file's");
+}
+
+#[test]
+fn a_pool_in_a_service_of_etcd_is_taken_as_one_of_the_file() {
+    let key = "\n[[service]]\naddress = \"192.0.2.2:80\"\ndiscover = { etcd = \"web\", port = 8080 }\n\
+         check = { type = \"tcp\" }\nsorry = \"10.0.0.8:8080\"\n";
+    let gathered = etcd(
+        &[("a", key, None)],
+        &[
+            record("10.0.0.8", None, None),
+            record("10.0.0.9", None, Some(3)),
+            record("192.0.2.1", Some(80), None),
+        ],
+    );
+    let expanded = merged(&gathered);
+    let [server] = expanded.services[1].servers.as_slice() else {
+        panic!("{:?}", expanded.services[1].servers);
+    };
+    assert_eq!(server.address, "10.0.0.9:8080".parse().unwrap());
+    assert_eq!(server.config.weight, 3);
+    let check = server.check.as_ref().expect("the service's check");
+    assert_eq!(check.server, server.address);
+    let place = expanded.files.place(server.line);
+    assert_eq!(place, "etcd:/lvs/services/a:4");
+    let left_out = expanded.left_out.join("\n");
+    for words in [
+        "server 10.0.0.8:8080 of tcp 192.0.2.2:80: it is the sorry server",
+        "server 192.0.2.1:80 of tcp 192.0.2.2:80: it is the service tcp 192.0.2.1:80",
+    ] {
+        assert!(left_out.contains(words), "{left_out}");
+    }
+    assert!(expanded.is_same(&expand(&read(MAIN), &gathered)));
+}
+
+#[test]
+fn services_of_etcd_with_more_names_in_dns_than_are_looked_up_are_left_out() {
+    let service = |n: usize| {
+        format!(
+            "[[service]]\naddress = \"192.0.2.2:{}\"\ndiscover = {{ dns = \"n{n}.example.org\" }}\n",
+            n + 1
+        )
+    };
+    let names: Vec<(String, String)> = (0..=NAMES_MAX)
+        .map(|n| (format!("{n:04}"), service(n)))
+        .collect();
+    let services: Vec<_> = names
+        .iter()
+        .map(|(name, text)| (&**name, &**text, None))
+        .collect();
+    let expanded = merged(&etcd(&services, &[]));
+    assert_eq!(expanded.services.len(), 1 + NAMES_MAX);
+    let told = expanded.left_out.concat();
+    assert!(
+        told.contains("/1024: the services have 1025 names in DNS"),
+        "{told}"
+    );
+}

@@ -1,0 +1,64 @@
+//! A health check: its probe, its server and its rhythm.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use lvs_core::api::ServiceId;
+
+use super::Probe;
+use super::probe::Misfit;
+
+/// A health check of one server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Check {
+    /// What is done.
+    pub probe: Probe,
+    /// The server.
+    pub server: SocketAddr,
+    /// On which way it goes, if that is not the host's own.
+    pub via: Option<Via>,
+    /// Time between the starts of two checks.
+    pub interval: Duration,
+    /// The same while the results speak against what is known.
+    pub fast_interval: Duration,
+    /// Percentage by which each interval varies.
+    pub jitter: u8,
+    /// Time after which a check has failed.
+    pub timeout: Duration,
+    /// Good checks in a row that bring the server back.
+    pub rise: u32,
+    /// Failed checks in a row that take it out.
+    pub fall: u32,
+    /// Attempts of clients to connect in a row that the engine may see fail.
+    pub passive: Option<u32>,
+}
+
+/// The way of a client: to a service, and by the engine to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Via {
+    /// The service.
+    pub service: ServiceId,
+    /// Its virtual address and port.
+    pub virt: SocketAddr,
+}
+
+impl Check {
+    /// What stands for the server in a check of no server yet.
+    pub(crate) const NO_SERVER: SocketAddr =
+        SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
+
+    /// The same for the server at `server`.
+    ///
+    /// # Errors
+    /// It does not fit that server.
+    pub(crate) fn of(mut self, server: SocketAddr) -> Result<Self, Misfit> {
+        self.probe = self.probe.bind(server)?;
+        self.server = server;
+        Ok(self)
+    }
+
+    /// What it finds out, in whichever rhythm: two checks with the same identity know the same.
+    pub fn identity(&self) -> (Probe, SocketAddr, Option<Via>) {
+        (self.probe.clone(), self.server, self.via)
+    }
+}

@@ -1,0 +1,92 @@
+//! Connections to servers that answer before they are asked, and hang up in their own way.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// A connection that yields nothing before something was written to it.
+///
+/// Some servers answer as soon as a client connects (a program of xinetd, one line of socat), and
+/// an HTTP client refuses bytes that come before its request. Their answer waits here until the
+/// request is on its way. A request that cannot be written any more is no failure: the answer may
+/// have arrived before. A reset instead of an end, behind an answer, counts as its end.
+#[derive(Debug)]
+pub(super) struct Eager<S> {
+    stream: S,
+    asked: bool,
+    answered: bool,
+    /// Waits until the request is written.
+    reader: Option<Waker>,
+}
+
+impl<S> Eager<S> {
+    pub(super) const fn new(stream: S) -> Self {
+        Self {
+            stream,
+            asked: false,
+            answered: false,
+            reader: None,
+        }
+    }
+}
+
+/// Whether an error of reading is the way in which a server hangs up.
+pub(super) fn hangs_up(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe
+            // TLS without a farewell.
+            | io::ErrorKind::UnexpectedEof
+    )
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Eager<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.asked {
+            self.reader = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        let before = buffer.filled().len();
+        let read = ready!(Pin::new(&mut self.stream).poll_read(context, buffer));
+        match read {
+            Err(error) if self.answered && hangs_up(&error) => Poll::Ready(Ok(())),
+            read => {
+                self.answered |= buffer.filled().len() > before;
+                Poll::Ready(read)
+            }
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Eager<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes));
+        self.asked = true;
+        if let Some(reader) = self.reader.take() {
+            reader.wake();
+        }
+        Poll::Ready(Ok(written.unwrap_or(bytes.len())))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let _ = ready!(Pin::new(&mut self.stream).poll_flush(context));
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let _ = ready!(Pin::new(&mut self.stream).poll_shutdown(context));
+        Poll::Ready(Ok(()))
+    }
+}

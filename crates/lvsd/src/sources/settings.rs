@@ -1,0 +1,72 @@
+//! Settings of the sources: `[dns]`, `[cluster]`, and the source that a service names.
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use super::etcd::Access;
+
+/// `[cluster]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// The members of etcd, and how they are met.
+    pub access: Access,
+    /// The prefix of all keys.
+    pub prefix: String,
+    /// The name of this director.
+    pub director: String,
+    /// After this a director that says nothing is gone.
+    pub lease: Duration,
+}
+
+impl Cluster {
+    /// The default prefix of keys.
+    pub const PREFIX: &'static str = "/lvs/";
+    /// How long a director may say nothing, if the file does not say it.
+    pub const LEASE: Duration = Duration::from_secs(10);
+    /// How long a request may take, if the file does not say it.
+    pub const TIMEOUT: Duration = Duration::from_secs(3);
+    /// How long a lease may last.
+    pub const LEASES: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
+    /// Bytes of a prefix or a name.
+    pub(crate) const NAME_MAX: usize = 128;
+
+    /// Whether it can be a part of a key between slashes.
+    pub fn is_name(name: &str) -> bool {
+        let right = |c: char| !c.is_control() && !c.is_whitespace() && c != '/';
+        (1..=Self::NAME_MAX).contains(&name.len()) && name.chars().all(right)
+    }
+}
+
+/// `[dns]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lookups {
+    /// Name servers; empty for those of `/etc/resolv.conf`.
+    pub name_servers: Vec<SocketAddr>,
+    /// How long one may say nothing.
+    pub timeout: Duration,
+    /// Shortest time between two look-ups of a name.
+    pub min: Duration,
+    /// Longest time between two look-ups of a name.
+    pub max: Duration,
+}
+
+impl Default for Lookups {
+    fn default() -> Self {
+        Self {
+            name_servers: Vec::new(),
+            timeout: Duration::from_secs(2),
+            min: Duration::from_secs(5),
+            max: Duration::from_secs(300),
+        }
+    }
+}
+
+/// Where servers come from besides the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A name in DNS, in lower case and without a dot at its end.
+    Dns(String),
+    /// A pool of servers that have registered themselves in etcd.
+    Etcd(String),
+}

@@ -1,0 +1,381 @@
+//! What is wrong with a file, shown as the Rust compiler would show it: the place, the key, the
+//! reason and a remedy.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::IsTerminal;
+use std::ops::Range;
+
+use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
+use lvs_process::log;
+
+use super::Files;
+use crate::words::counted;
+
+/// Findings that are shown; of the rest, how many there are.
+const SHOWN_MAX: usize = 20;
+
+/// Errors that are kept, and warnings; the rest is counted.
+pub(crate) const KEPT_MAX: usize = 1000;
+
+/// A file with as many errors is read no further.
+const COUNTED_MAX: usize = 100_000;
+
+/// The first [`KEPT_MAX`] lines, and how many more there are.
+pub(crate) fn bounded(mut lines: Vec<String>) -> Vec<String> {
+    if let Some(more) = lines.len().checked_sub(KEPT_MAX).filter(|more| *more > 0) {
+        lines.truncate(KEPT_MAX);
+        lines.push(format!("and {more} more"));
+    }
+    lines
+}
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// The file is refused.
+    Error,
+    /// The file is taken; the operator should look.
+    Warning,
+}
+
+/// One finding about a configuration file.
+#[derive(Clone, Debug)]
+pub struct Diagnostic {
+    /// Whether the file can be used in spite of it.
+    pub severity: Severity,
+    /// What is wrong, in one line.
+    pub title: String,
+    /// The place, as bytes of the text, and what to say there.
+    pub primary: (Range<usize>, String),
+    /// Other places that matter.
+    pub context: Vec<(Range<usize>, String)>,
+    /// What to do.
+    pub help: Option<String>,
+}
+
+impl Diagnostic {
+    /// An error at `span`.
+    pub fn error(span: Range<usize>, title: impl Into<String>) -> Self {
+        Self {
+            severity: Severity::Error,
+            title: title.into(),
+            primary: (span, String::new()),
+            context: Vec::new(),
+            help: None,
+        }
+    }
+
+    /// A warning at `span`.
+    pub fn warning(span: Range<usize>, title: impl Into<String>) -> Self {
+        Self {
+            severity: Severity::Warning,
+            ..Self::error(span, title)
+        }
+    }
+
+    /// Says `text` at the place.
+    #[must_use]
+    pub fn label(mut self, text: impl Into<String>) -> Self {
+        self.primary.1 = text.into();
+        self
+    }
+
+    /// Shows another place.
+    #[must_use]
+    pub fn context(mut self, span: Range<usize>, text: impl Into<String>) -> Self {
+        self.context.push((span, text.into()));
+        self
+    }
+
+    /// Says what to do.
+    #[must_use]
+    pub fn help(mut self, text: impl Into<String>) -> Self {
+        self.help = Some(text.into());
+        self
+    }
+
+    /// The same in a text that has so many bytes before this one's.
+    fn shifted(mut self, by: usize) -> Self {
+        let shift = |span: &mut Range<usize>| *span = span.start + by..span.end + by;
+        shift(&mut self.primary.0);
+        for (span, _) in &mut self.context {
+            shift(span);
+        }
+        self
+    }
+
+    fn render(&self, files: &Files, text: &str, renderer: &Renderer) -> String {
+        let (span, label) = &self.primary;
+        let whole = || ("", 0..text.len());
+        let (path, part) = files.part(span.start, text.len()).unwrap_or_else(whole);
+        let clamp = |span: &Range<usize>, part: &Range<usize>| {
+            let place = |at: usize| at.clamp(part.start, part.end) - part.start;
+            place(span.start)..place(span.end)
+        };
+        let near = |span: &Range<usize>| part.contains(&span.start) || *span == part;
+        let (here, far): (Vec<_>, Vec<_>) = self.context.iter().partition(|(span, _)| near(span));
+        let window = window(text, &part, here.iter().map(|(span, _)| span).chain([span]));
+        let mut primary = AnnotationKind::Primary.span(clamp(span, &window));
+        if !label.is_empty() {
+            primary = primary.label(label.as_str());
+        }
+        let context = |(span, label): &'_ (Range<usize>, String), part: &Range<usize>| {
+            AnnotationKind::Context
+                .span(clamp(span, part))
+                .label(label.clone())
+        };
+        let snippet = source(text, &part, &window)
+            .path(path)
+            .annotation(primary)
+            .annotations(here.into_iter().map(|one| context(one, &window)));
+        let far = far.into_iter().map(|one| {
+            let (path, part) = files.part(one.0.start, text.len()).unwrap_or_else(whole);
+            let window = self::window(text, &part, [&one.0]);
+            source(text, &part, &window)
+                .path(path)
+                .annotation(context(one, &window))
+        });
+        let level = match self.severity {
+            Severity::Error => Level::ERROR,
+            Severity::Warning => Level::WARNING,
+        };
+        let mut group = level.primary_title(self.title.as_str()).element(snippet);
+        for snippet in far {
+            group = group.element(snippet);
+        }
+        if let Some(help) = &self.help {
+            group = group.element(Level::HELP.message(help.as_str()));
+        }
+        renderer.render(&[group])
+    }
+}
+
+/// The lines of `part` that `spans` are in, so that the renderer does not read all of a large file
+/// for each finding.
+fn window<'a>(
+    text: &str,
+    part: &Range<usize>,
+    spans: impl IntoIterator<Item = &'a Range<usize>>,
+) -> Range<usize> {
+    let (mut first, mut last) = (part.end, part.start);
+    for span in spans {
+        first = first.min(span.start.clamp(part.start, part.end));
+        last = last.max(span.end.clamp(part.start, part.end));
+    }
+    let bytes = text.as_bytes();
+    let line_end = |byte: &u8| *byte == b'\n';
+    // A span behind the last line end is shown at the last line.
+    let before = bytes[part.start..first].strip_suffix(b"\n");
+    let before = before
+        .filter(|_| first == part.end)
+        .unwrap_or(&bytes[part.start..first]);
+    let start = before.iter().rposition(line_end).map_or(0, |at| at + 1);
+    let end = bytes[last..part.end].iter().position(line_end);
+    part.start + start..end.map_or(part.end, |at| last + at + 1)
+}
+
+/// The lines of `window` with their numbers in `part`.
+fn source<'a, T: Clone>(
+    text: &'a str,
+    part: &Range<usize>,
+    window: &Range<usize>,
+) -> Snippet<'a, T> {
+    let before = &text.as_bytes()[part.start..window.start];
+    let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+    Snippet::source(&text[window.clone()]).line_start(line)
+}
+
+/// The findings of one reading, bounded: a generated file can be wrong in a million places.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Findings {
+    /// The first [`KEPT_MAX`] of each severity.
+    kept: Vec<Diagnostic>,
+    /// All of them: errors, warnings.
+    counts: [usize; 2],
+    /// Hashes of place and title. A finding about all addresses of a service, or about all
+    /// services, is reported once for each of them, and counts once.
+    seen: HashSet<u64>,
+    /// Errors that were reported, as often as they were.
+    reported: usize,
+}
+
+impl Findings {
+    /// Takes a finding.
+    pub(crate) fn push(&mut self, finding: Diagnostic) {
+        self.reported += usize::from(finding.severity == Severity::Error);
+        let mut hasher = DefaultHasher::new();
+        (finding.primary.0.start, &finding.title).hash(&mut hasher);
+        if self.is_full() || !self.seen.insert(hasher.finish()) {
+            return;
+        }
+        let count = &mut self.counts[finding.severity as usize];
+        *count += 1;
+        if *count <= KEPT_MAX {
+            self.kept.push(finding);
+        }
+    }
+
+    /// Takes the findings of another reading.
+    pub(crate) fn append(&mut self, other: Self) {
+        let more = other.more();
+        other
+            .kept
+            .into_iter()
+            .for_each(|finding| self.push(finding));
+        self.counts[0] += more[0];
+        self.counts[1] += more[1];
+    }
+
+    /// The same in a text that has so many bytes before this one's.
+    pub(crate) fn shifted(mut self, by: usize) -> Self {
+        let kept = self.kept.into_iter();
+        self.kept = kept.map(|finding| finding.shifted(by)).collect();
+        self
+    }
+
+    /// How many errors were reported so far.
+    pub(crate) const fn reported(&self) -> usize {
+        self.reported
+    }
+
+    /// Nothing was found.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.counts == [0, 0]
+    }
+
+    /// There are so many errors that the rest of the file need not be read.
+    pub(crate) const fn is_full(&self) -> bool {
+        self.counts[Severity::Error as usize] >= COUNTED_MAX
+    }
+
+    /// How many errors and warnings are not kept.
+    pub(crate) fn more(&self) -> [usize; 2] {
+        self.counts.map(|count| count.saturating_sub(KEPT_MAX))
+    }
+
+    /// The findings that are kept, in the order of the text.
+    pub(crate) fn into_kept(mut self) -> Vec<Diagnostic> {
+        self.kept.sort_by_key(|finding| finding.primary.0.start);
+        self.kept
+    }
+}
+
+/// All findings about one file.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Name of the file.
+    pub path: String,
+    /// Its text, with that of the files of `conf.d` behind it.
+    pub text: String,
+    /// Which part of the text is which file.
+    pub files: Files,
+    /// The findings, in the order of the text; the first ones, if there are very many.
+    pub findings: Vec<Diagnostic>,
+    /// How many errors and warnings there are besides.
+    pub more: [usize; 2],
+}
+
+impl Report {
+    /// Number of errors.
+    pub fn errors(&self) -> usize {
+        self.count(Severity::Error)
+    }
+
+    fn count(&self, severity: Severity) -> usize {
+        let kept = self.findings.iter().filter(|d| d.severity == severity);
+        kept.count() + self.more[severity as usize]
+    }
+
+    /// The findings that are worth being shown, in the order of the text: the first [`SHOWN_MAX`],
+    /// errors before warnings.
+    fn shown(&self) -> Vec<&Diagnostic> {
+        let all = self.findings.iter().enumerate();
+        let (errors, warnings): (Vec<_>, Vec<_>) =
+            all.partition(|(_, finding)| finding.severity == Severity::Error);
+        let mut shown: Vec<_> = errors.into_iter().chain(warnings).take(SHOWN_MAX).collect();
+        shown.sort_unstable_by_key(|(place, _)| *place);
+        shown.into_iter().map(|(_, finding)| finding).collect()
+    }
+
+    /// What is said about those that are not shown.
+    fn rest(&self) -> Option<String> {
+        let (errors, warnings) = (self.errors(), self.count(Severity::Warning));
+        let more = (errors + warnings).checked_sub(SHOWN_MAX)?;
+        let stopped = match errors >= COUNTED_MAX {
+            true => ", and lvsd has not read on",
+            false => "",
+        };
+        (more > 0).then(|| {
+            let warnings = counted(warnings, "warning");
+            format!(
+                "and {more} more: {}, {warnings} in all{stopped}",
+                counted(errors, "error")
+            )
+        })
+    }
+
+    /// The findings as texts, with colours where `coloured`.
+    pub fn lines(&self, coloured: bool) -> Vec<String> {
+        let renderer = renderer(coloured);
+        let mut all: Vec<String> = self
+            .shown()
+            .iter()
+            .map(|d| d.render(&self.files, &self.text, &renderer))
+            .collect();
+        all.extend(self.rest());
+        all
+    }
+
+    /// As one text, with colours where `coloured`.
+    pub fn render(&self, coloured: bool) -> String {
+        self.lines(coloured).join("\n\n")
+    }
+
+    /// Writes it to standard error, coloured where that is a terminal.
+    pub fn print(&self) {
+        let renderer = renderer(std::io::stderr().is_terminal());
+        for finding in self.shown() {
+            let level = match finding.severity {
+                Severity::Error => tracing::Level::ERROR,
+                Severity::Warning => tracing::Level::WARN,
+            };
+            let text = finding.render(&self.files, &self.text, &renderer);
+            log::say(level, format_args!("{text}\n"));
+        }
+        if let Some(rest) = self.rest() {
+            log::say(tracing::Level::ERROR, format_args!("{rest}\n"));
+        }
+    }
+}
+
+fn renderer(coloured: bool) -> Renderer {
+    if coloured {
+        Renderer::styled()
+    } else {
+        Renderer::plain()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.render(false))
+    }
+}
+
+impl std::error::Error for Report {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_beyond_the_bound_are_counted() {
+        let lines = |n: usize| vec!["x".to_owned(); n];
+        assert_eq!(bounded(lines(KEPT_MAX)), lines(KEPT_MAX));
+        let many = bounded(lines(KEPT_MAX + 7));
+        assert_eq!(many.len(), KEPT_MAX + 1);
+        assert_eq!(many.last().map(String::as_str), Some("and 7 more"));
+    }
+}

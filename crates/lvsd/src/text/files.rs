@@ -1,0 +1,101 @@
+//! The files that a text was joined from, and reading one that has a bounded length.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::ops::Range;
+
+/// Where the files of a configuration begin in its text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Files {
+    parts: Vec<Part>,
+    /// The lines of all of them.
+    lines: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Part {
+    path: String,
+    /// Its first byte in the whole text.
+    start: usize,
+    /// The lines before it.
+    lines: usize,
+}
+
+impl From<&str> for Files {
+    fn from(path: &str) -> Self {
+        Self {
+            parts: vec![Part {
+                path: path.to_owned(),
+                start: 0,
+                lines: 0,
+            }],
+            lines: 0,
+        }
+    }
+}
+
+impl Files {
+    /// A line of the whole text, as `FILE:LINE`.
+    pub fn place(&self, line: usize) -> String {
+        let after = self.parts.partition_point(|part| part.lines < line);
+        match after.checked_sub(1).and_then(|n| self.parts.get(n)) {
+            Some(part) => format!("{}:{}", part.path, line - part.lines),
+            None => format!("line {line}"),
+        }
+    }
+
+    /// The same files, whose whole text is `text`.
+    pub(crate) fn of(mut self, text: &str) -> Self {
+        self.lines = lines(text);
+        self
+    }
+
+    /// A file begins behind `text`, which is that of the files before it.
+    pub(crate) fn begin(&mut self, path: String, text: &str) {
+        self.parts.push(Part {
+            path,
+            start: text.len(),
+            lines: text.bytes().filter(|byte| *byte == b'\n').count(),
+        });
+    }
+
+    /// Puts another text behind the files, of which only lines are told; the lines before it come
+    /// back.
+    pub(crate) fn push(&mut self, path: String, text: &str) -> usize {
+        let before = self.lines;
+        self.parts.push(Part {
+            path,
+            start: usize::MAX,
+            lines: before,
+        });
+        self.lines += lines(text);
+        before
+    }
+
+    /// The file that a byte of the whole text of `length` is in: its path, and its bytes there.
+    pub(crate) fn part(&self, at: usize, length: usize) -> Option<(&str, Range<usize>)> {
+        let n = self
+            .parts
+            .partition_point(|part| part.start <= at)
+            .checked_sub(1)?;
+        let part = self.parts.get(n)?;
+        let end = self.parts.get(n + 1).map_or(length, |next| next.start);
+        Some((&part.path, part.start..end))
+    }
+}
+
+/// The lines of a text, of which the last one may have no end.
+fn lines(text: &str) -> usize {
+    1 + text.bytes().filter(|byte| *byte == b'\n').count()
+}
+
+/// The content of a file that has `max` bytes at most.
+pub(crate) fn read_at_most(file: File, max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max {
+        let text = format!("it is longer than {} MiB", max >> 20);
+        return Err(io::Error::new(ErrorKind::FileTooLarge, text));
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,235 @@
+//! Reading the keys of a table that belong to one kind of something, such as a kind of health
+//! check.
+
+use std::io;
+use std::ops::{Range, RangeInclusive};
+use std::path::Path;
+
+use lvs_api::files::open_without_waiting;
+use lvs_api::words::meant;
+use lvs_core::api::ServiceId;
+use toml::Spanned;
+
+use super::{Diagnostic, Findings, Value, read_at_most, unknown_key};
+
+/// The longest file that a key may name.
+const FILE_MAX: u64 = 1 << 20;
+
+/// The keys of one kind's own, and where to complain about them.
+///
+/// Each reader answers `None` for a wrong value, which is then in the findings, and `Some(None)`
+/// for a key that is not there.
+pub(crate) struct Keys<'a> {
+    /// The table in the file.
+    pub(crate) table: Range<usize>,
+    pub(crate) entries: &'a [(Spanned<String>, Spanned<Value>)],
+    pub(crate) text: &'a str,
+    /// The service that the table belongs to, where that is known.
+    pub(crate) service: Option<&'a ServiceId>,
+    pub(crate) findings: Findings,
+}
+
+impl Keys<'_> {
+    /// The place of the whole table.
+    pub(crate) fn table(&self) -> Range<usize> {
+        self.table.clone()
+    }
+
+    /// The service that the table belongs to, where its address is right.
+    pub(crate) const fn service(&self) -> Option<&ServiceId> {
+        self.service
+    }
+
+    /// Something is wrong, or should be looked at.
+    pub(crate) fn report(&mut self, finding: Diagnostic) {
+        self.findings.push(finding);
+    }
+
+    fn value(&self, key: &str) -> Option<&Spanned<Value>> {
+        let mut entries = self.entries.iter();
+        entries
+            .find(|(name, _)| name.get_ref() == key)
+            .map(|(_, value)| value)
+    }
+
+    fn wrong_type(&mut self, span: Range<usize>, expected: &str, found: &Value) {
+        self.report(
+            Diagnostic::error(span, "value of a wrong type")
+                .label(format!("expected {expected}, found {}", found.describe())),
+        );
+    }
+
+    /// A string.
+    pub(crate) fn string(&mut self, key: &str) -> Option<Option<String>> {
+        let Some(value) = self.value(key).cloned() else {
+            return Some(None);
+        };
+        match value.get_ref() {
+            Value::String(text) => Some(Some(text.clone())),
+            other => {
+                self.wrong_type(value.span(), "a string", other);
+                None
+            }
+        }
+    }
+
+    /// A whole number within `range`.
+    pub(crate) fn number(&mut self, key: &str, range: RangeInclusive<i64>) -> Option<Option<i64>> {
+        let Some(value) = self.value(key).cloned() else {
+            return Some(None);
+        };
+        match value.get_ref() {
+            Value::Integer(number) if range.contains(number) => Some(Some(*number)),
+            Value::Integer(_) => {
+                let written = self.text.get(value.span()).unwrap_or_default();
+                let (first, last) = (range.start(), range.end());
+                self.report(
+                    Diagnostic::error(value.span(), format!("`{key}` {written} is out of range"))
+                        .help(format!("give a number from {first} to {last}")),
+                );
+                None
+            }
+            other => {
+                self.wrong_type(value.span(), "a whole number", other);
+                None
+            }
+        }
+    }
+
+    /// The place of a key's value; that of the table, if there is none.
+    pub(crate) fn place(&self, key: &str) -> Range<usize> {
+        self.value(key).map_or_else(|| self.table(), Spanned::span)
+    }
+
+    /// `true` or `false`.
+    pub(crate) fn boolean(&mut self, key: &str) -> Option<Option<bool>> {
+        let Some(value) = self.value(key).cloned() else {
+            return Some(None);
+        };
+        match value.get_ref() {
+            Value::Boolean(word) => Some(Some(*word)),
+            other => {
+                self.wrong_type(value.span(), "`true` or `false`", other);
+                None
+            }
+        }
+    }
+
+    /// A string or a whole number, as text.
+    pub(crate) fn scalar(&mut self, key: &str) -> Option<Option<String>> {
+        match self.value(key).map(Spanned::get_ref) {
+            Some(Value::Integer(number)) => Some(Some(number.to_string())),
+            _ => self.string(key),
+        }
+    }
+
+    /// One of a few words.
+    pub(crate) fn word<T: Clone>(&mut self, key: &str, known: &[(&str, T)]) -> Option<Option<T>> {
+        let Some(word) = self.string(key)? else {
+            return Some(None);
+        };
+        if let Some((_, value)) = known.iter().find(|(name, _)| *name == word) {
+            return Some(Some(value.clone()));
+        }
+        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        let finding = Diagnostic::error(self.place(key), format!("unknown word `{word}`"));
+        self.report(match meant(&word, names.iter().copied()) {
+            Some(name) => finding.help(format!("did you mean \"{name}\"?")),
+            None => finding.help(format!("one of: {}", names.join(", "))),
+        });
+        None
+    }
+
+    /// A string, or an array of them.
+    pub(crate) fn strings(&mut self, key: &str) -> Option<Option<Vec<String>>> {
+        let Some(value) = self.value(key).cloned() else {
+            return Some(None);
+        };
+        let items = match value.get_ref() {
+            Value::String(text) => return Some(Some(vec![text.clone()])),
+            Value::Array(items) => items,
+            other => {
+                self.wrong_type(value.span(), "a string or an array of strings", other);
+                return None;
+            }
+        };
+        let mut strings = Vec::new();
+        for item in items {
+            match item.get_ref() {
+                Value::String(text) => strings.push(text.clone()),
+                other => {
+                    self.wrong_type(item.span(), "a string", other);
+                    return None;
+                }
+            }
+        }
+        Some(Some(strings))
+    }
+
+    /// An array of tables, each with the keys `known`.
+    pub(crate) fn tables<T>(
+        &mut self,
+        key: &str,
+        known: &[&str],
+        mut read: impl FnMut(&mut Keys<'_>) -> Option<T>,
+    ) -> Option<Option<Vec<T>>> {
+        let Some(value) = self.value(key).cloned() else {
+            return Some(None);
+        };
+        let Value::Array(items) = value.get_ref() else {
+            self.wrong_type(value.span(), "an array of tables", value.get_ref());
+            return None;
+        };
+        let mut all = Vec::new();
+        for item in items {
+            let Value::Table(entries) = item.get_ref() else {
+                self.wrong_type(item.span(), "a table", item.get_ref());
+                return None;
+            };
+            for (name, _) in entries {
+                if !known.contains(&name.get_ref().as_str()) {
+                    self.report(unknown_key(name.span(), name.get_ref(), known));
+                    return None;
+                }
+            }
+            let mut keys = Keys {
+                table: item.span(),
+                entries,
+                text: self.text,
+                service: self.service,
+                findings: Findings::default(),
+            };
+            let one = read(&mut keys);
+            self.findings.append(keys.findings);
+            all.push(one?);
+        }
+        Some(Some(all))
+    }
+
+    /// The bytes of the file that is named.
+    pub(crate) fn file(&mut self, key: &str) -> Option<Option<Vec<u8>>> {
+        let Some(path) = self.string(key)? else {
+            return Some(None);
+        };
+        match read_file(&path) {
+            Ok(bytes) => Some(Some(bytes)),
+            Err(error) => {
+                self.report(
+                    Diagnostic::error(self.place(key), format!("cannot read {path:?}: {error}"))
+                        .help("name a file that lvsd can read"),
+                );
+                None
+            }
+        }
+    }
+
+    /// A port that can be connected to.
+    pub(crate) fn port(&mut self, key: &str) -> Option<Option<u16>> {
+        let number = self.number(key, 1..=i64::from(u16::MAX))?;
+        Some(number.and_then(|port| u16::try_from(port).ok()))
+    }
+}
+
+pub(crate) fn read_file(path: &str) -> io::Result<Vec<u8>> {
+    read_at_most(open_without_waiting(Path::new(path))?, FILE_MAX)
+}

@@ -1,0 +1,16 @@
+//! Findings with their place in a text, and reading the keys of a table: what the configuration and
+//! the kinds of checks share.
+
+mod diagnostic;
+mod files;
+mod keys;
+mod unknown;
+mod value;
+
+pub use diagnostic::{Diagnostic, Report, Severity};
+pub(crate) use diagnostic::{Findings, KEPT_MAX, bounded};
+pub use files::Files;
+pub(crate) use files::read_at_most;
+pub(crate) use keys::{Keys, read_file};
+pub(crate) use unknown::unknown_key;
+pub(crate) use value::Value;

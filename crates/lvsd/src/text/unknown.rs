@@ -1,0 +1,99 @@
+//! Keys that a table does not have, and what the operator may have meant.
+
+use std::ops::Range;
+
+use lvs_api::words::meant;
+
+use super::Diagnostic;
+
+/// Keys with another name or place than they had once: each with a key that its table has now, and
+/// what to write instead.
+const RENAMED: [(&str, &str, &str); 25] = [
+    (
+        "adopt",
+        "manage_all_services",
+        "write `manage_all_services`",
+    ),
+    (
+        "drift",
+        "manual_changes",
+        "write `manual_changes`, \"revert\" or \"report\"",
+    ),
+    (
+        "max_remove",
+        "max_removed_percent",
+        "write `max_removed_percent`",
+    ),
+    ("alpha", "start_down", "write `start_down`"),
+    ("omega", "remove_on_exit", "write `remove_on_exit`"),
+    ("min_share", "panic_below", "write `panic_below`"),
+    ("upper", "resume_below", "write `max_connections`"),
+    ("lower", "resume_below", "write `resume_below`"),
+    ("drain", "withdraw_delay", "write `withdraw_delay`"),
+    ("hold", "hold_without_lvsd", "write `hold_without_lvsd`"),
+    ("address", "host_addresses", "write `host_addresses`"),
+    ("peers", "mismatch_alarm_after", "write `addresses`"),
+    ("wait", "mismatch_alarm_after", "write `connect_timeout`"),
+    (
+        "alarm",
+        "mismatch_alarm_after",
+        "write `mismatch_alarm_after`",
+    ),
+    ("role", "ipvs", IPVS),
+    ("interface", "ipvs", IPVS),
+    ("syncid", "ipvs", IPVS),
+    ("group", "ipvs", IPVS),
+    ("port", "ipvs", IPVS),
+    ("ttl", "ipvs", IPVS),
+    ("maxlen", "ipvs", IPVS),
+    ("key_file", "ipvs", "write it below [sync.peers]"),
+    ("listen", "ipvs", "write it below [sync.peers]"),
+    ("wait", "ipvs", "write `connect_timeout` below [sync.peers]"),
+    (
+        "alarm",
+        "ipvs",
+        "write `mismatch_alarm_after` below [sync.peers]",
+    ),
+];
+
+const IPVS: &str = "write it below [sync.ipvs]";
+
+/// Keys that earlier versions had, and what to do instead.
+const REMOVED: [(&str, &str); 6] = [
+    (
+        "agree",
+        "remove it: each director decides by itself which servers are down",
+    ),
+    (
+        "compat",
+        "remove it: /metrics has the same under lvs_*, and node_exporter reads the files of `procfs`",
+    ),
+    ("helpers", "write `helper`"),
+    ("on_down", "write `on_check_failure`"),
+    (
+        "server_series",
+        "remove it: servers have metrics of their own while there are at most 5000",
+    ),
+    (
+        "no_interfaces",
+        "remove it: to try a configuration without interfaces, run lvsd in a network namespace, such as that of `unshare --map-root-user --net`",
+    ),
+];
+
+/// A key that the table does not have.
+pub(crate) fn unknown_key(span: Range<usize>, key: &str, known: &[&str]) -> Diagnostic {
+    let finding =
+        Diagnostic::error(span, format!("unknown key `{key}`")).label("not a key of this table");
+    let mut renamed = RENAMED.iter();
+    let renamed = renamed.find(|(old, beside, _)| *old == key && known.contains(beside));
+    if let Some((_, _, help)) = renamed {
+        return finding.help(*help);
+    }
+    if let Some((_, help)) = REMOVED.iter().find(|(removed, _)| *removed == key) {
+        return finding.help(*help);
+    }
+    match meant(key, known.iter().copied()) {
+        Some(word) => finding.help(format!("did you mean `{word}`?")),
+        None => finding.help(format!("this table has the keys: {}", known.join(", "))),
+    }
+}

@@ -1,0 +1,253 @@
+//! Files of other programs, as people publish them: each becomes a file that `lvsd check`
+//! takes, and says what of it was lost. `convert/README.md` has where their shapes are from.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use lvsd::config::Config;
+use lvsd::convert::{Converted, Options, convert, kind};
+
+const OPTIONS: Options<'static> = Options {
+    include: &|_, _| Err("no such file".to_owned()),
+    config_id: None,
+};
+
+fn converted(path: &Path) -> Result<Converted, String> {
+    let text = String::from_utf8_lossy(&std::fs::read(path).expect("it can be read")).into_owned();
+    let name = path.display().to_string();
+    let kind = kind(&name, &text).ok_or("no kind")?;
+    convert(kind, &name, &text, &OPTIONS)
+}
+
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut all: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|end| end != "md" && end != "sh" && end != "gz")
+        })
+        .collect();
+    all.sort();
+    all
+}
+
+fn checked(path: &Path) -> (Converted, Config) {
+    let converted = converted(path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
+    match Config::from_toml("converted.toml", &converted.toml) {
+        Ok((config, _)) => (converted, config),
+        Err(report) => panic!("{}:\n{}\n{report}", path.display(), converted.toml),
+    }
+}
+
+#[test]
+fn published_files() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
+    let all = files(&directory);
+    assert_eq!(all.len(), 20);
+    let about = std::fs::read_to_string(directory.join("README.md")).expect("it is there");
+    for path in &all {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        assert!(
+            about.contains(&format!("| {name} |")),
+            "README.md has nothing about {name}"
+        );
+        let (converted, config) = checked(path);
+        assert!(!config.services.is_empty());
+        for service in &config.services {
+            assert!(!service.servers.is_empty(), "{name}: {}", service.name);
+        }
+        // Each loss is a comment.
+        let comments = converted.toml.matches("# NOT CONVERTED").count();
+        assert_eq!(comments == 0, converted.lost.is_empty(), "{name}");
+    }
+}
+
+/// Numbers of services and servers of some files, so that "valid" does not mean "empty".
+#[test]
+fn published_files_say_what_they_said() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
+    let counts = |name: &str| {
+        let (_, config) = checked(&directory.join(name));
+        let servers = config.services.iter().map(|service| service.servers.len());
+        (config.services.len(), servers.sum::<usize>())
+    };
+    for (name, expected) in [
+        ("keepalived-api-server.conf", (1, 2)),
+        ("keepalived-one-line.conf", (1, 3)),
+        ("keepalived-group.conf", (9, 18)),
+        ("keepalived-ipv6.conf", (17, 51)),
+        ("keepalived-macros.conf", (1, 2)),
+        ("ldirectord-heartbeat.cf", (1, 5)),
+        ("lvs_dr.conf", (6, 10)),
+    ] {
+        assert_eq!(counts(name), expected, "{name}");
+    }
+    let (_, one_line) = checked(&directory.join("keepalived-one-line.conf"));
+    for server in &one_line.services[0].servers {
+        let check = server
+            .check
+            .as_ref()
+            .expect("a check that stands behind a weight");
+        assert_eq!(check.timeout.as_secs(), 3, "longer than the interval");
+    }
+    let (_, api) = checked(&directory.join("keepalived-api-server.conf"));
+    assert_eq!(
+        api.services[0].config.timeout, 0,
+        "`persistence_timeout 0` is none"
+    );
+}
+
+/// The samples of Debian's packages keepalived and ldirectord, where these are installed or
+/// `SAMPLES` names a directory that has been unpacked (`dpkg -x`).
+#[test]
+fn samples_of_debian_packages() {
+    let root = std::env::var("SAMPLES").unwrap_or_default();
+    let mut seen = 0;
+    for directory in [
+        "/usr/share/doc/keepalived/samples",
+        "/usr/share/doc/ldirectord/examples",
+    ] {
+        for root in ["", root.as_str()] {
+            for path in files(Path::new(&format!("{root}{directory}"))) {
+                // Many are about VRRP alone.
+                match converted(&path) {
+                    Ok(_) => {
+                        checked(&path);
+                        seen += 1;
+                    }
+                    Err(why) => assert!(
+                        why.contains("no virtual server") || why == "no kind",
+                        "{}: {why}",
+                        path.display()
+                    ),
+                }
+            }
+        }
+    }
+    println!("{seen} samples with virtual servers");
+}
+
+/// Each file of `convert/cases` says in lines that begin with `#=` what becomes of it.
+#[test]
+fn case_converts_as_it_says() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert/cases");
+    let all: Vec<PathBuf> = files(&directory)
+        .into_iter()
+        .filter(|path| path.is_file() && path.extension().is_some_and(|end| end != "inc"))
+        .collect();
+    assert!(all.len() > 40, "{}", all.len());
+    let wrong: Vec<String> = all.iter().flat_map(|path| case(path)).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The expectations of a file that are not met.
+fn case(path: &Path) -> Vec<String> {
+    let name = path.display().to_string();
+    let text = lvsd::convert::files::read(path).expect("it can be read");
+    let expected: Vec<(String, String)> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("#= ")?.split_once(' '))
+        .map(|(word, rest)| (word.to_owned(), rest.replace("\\n", "\n")))
+        .collect();
+    assert!(!expected.is_empty(), "{name} says nothing");
+    let first = |what: &str| expected.iter().find(|(word, _)| word == what);
+    let options = Options {
+        include: &lvsd::convert::files::included,
+        config_id: first("config-id").map(|(_, id)| id.as_str()),
+    };
+    let kind = kind(&name, &text).expect("a kind");
+    let done = match (convert(kind, &name, &text, &options), first("error")) {
+        (Err(why), Some((_, expected))) if why.contains(expected) => return Vec::new(),
+        (Err(why), _) => return vec![format!("{name}: {why}")],
+        (Ok(done), None) => done,
+        (Ok(done), Some((_, expected))) => {
+            return vec![format!("{name}: no error {expected}\n{}", done.toml)];
+        }
+    };
+    let config = match Config::from_toml("converted.toml", &done.toml) {
+        Ok((config, _)) => config,
+        Err(report) => return vec![format!("{name}: {report}\n{}", done.toml)],
+    };
+    let servers: Vec<String> = config
+        .services
+        .iter()
+        .flat_map(|service| &service.servers)
+        .map(|server| server.address.to_string())
+        .collect();
+    let is_so = |word: &str, rest: &str| match word {
+        "config-id" => true,
+        "services" => rest == config.services.len().to_string(),
+        "servers" => rest == servers.join(" "),
+        "has" => done.toml.contains(rest),
+        "not" => !done.toml.contains(rest),
+        "lost" => done.lost.iter().any(|lost| lost.contains(rest)),
+        "losses" => rest == done.lost.len().to_string(),
+        "rest" => done.rest.contains(rest),
+        "not-rest" => !done.rest.contains(rest),
+        _ => false,
+    };
+    expected
+        .iter()
+        .filter(|(word, rest)| !is_so(word, rest))
+        .map(|(word, rest)| {
+            format!(
+                "{name}: not so: {word} {rest}\nservers {}\n{:#?}\n{}\n--- rest\n{}",
+                servers.join(" "),
+                done.lost,
+                done.toml,
+                done.rest
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn the_program_says_what_is_lost_by_its_exit_code() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
+    let run = |name: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_lvsd"))
+            .arg("convert")
+            .arg(directory.join(name))
+            .output()
+            .expect("it runs");
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+        )
+    };
+    let (code, toml) = run("lvs_nat.conf");
+    assert_eq!(code, Some(4));
+    assert!(
+        toml.contains("# NOT CONVERTED: line 6: DIRECTOR_INSIDEIP"),
+        "{toml}"
+    );
+    let (code, toml) = run("keepalived-api-server.conf");
+    assert!(code == Some(0) || code == Some(4));
+    assert!(toml.contains("# vrrp_instance vip_1 {"), "{toml}");
+}
+
+#[test]
+fn convert_check_says_why_nothing_is_compared() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
+    for (name, why) in [
+        (
+            "ldirectord-web.cf",
+            "only keepalived prints how it reads its file",
+        ),
+        (
+            "cases/keepalived-global-settings.conf",
+            "keepalived would enter the network namespace",
+        ),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_lvsd"))
+            .args(["convert", "--check"])
+            .arg(directory.join(name))
+            .output()
+            .expect("it runs");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(5), "{name}: {errors}");
+        assert!(errors.contains(why), "{name}: {errors}");
+        assert!(output.stdout.is_empty(), "{name}");
+    }
+}

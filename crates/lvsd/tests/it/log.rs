@@ -1,0 +1,36 @@
+//! The program with outputs that take nothing: its exit code still tells.
+
+use std::fs::{File, OpenOptions};
+use std::process::{Command, ExitStatus};
+
+fn full() -> File {
+    OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .expect("/dev/full")
+}
+
+fn check(text: &str) -> ExitStatus {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("lvsd.toml");
+    std::fs::write(&path, text).expect("a file");
+    Command::new(env!("CARGO_BIN_EXE_lvsd"))
+        .arg("check")
+        .arg(&path)
+        .stdout(full())
+        .stderr(full())
+        .status()
+        .expect("lvsd")
+}
+
+#[test]
+fn the_exit_code_tells_where_nothing_can_be_written() {
+    assert_eq!(check("").code(), Some(0));
+    assert_eq!(check("nonsense = 1\n").code(), Some(3));
+    let missing = Command::new(env!("CARGO_BIN_EXE_lvsd"))
+        .args(["--config", "/nonexistent/lvsd.toml"])
+        .stderr(full())
+        .status()
+        .expect("lvsd");
+    assert_eq!(missing.code(), Some(3));
+}

@@ -1,0 +1,6 @@
+//! The integration tests of the crate, in one executable.
+
+mod convert;
+mod log;
+mod program;
+mod reload;

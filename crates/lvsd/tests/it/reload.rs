@@ -1,0 +1,105 @@
+//! The program is asked to reload as soon as it can be found.
+
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_reload_at_the_first_moment_does_not_end_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("lvsd.toml");
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let port = port.expect("a port").port();
+    // It relays itself and needs no engine.
+    let text = format!(
+        "[[service]]\naddress = '127.0.0.1:{port}'\nforward = 'proxy'\n\
+         [[service.server]]\naddress = '127.0.0.2:9'\n"
+    );
+    std::fs::write(&path, text).expect("a file");
+    let socket = directory.path().join("engine");
+    let lvsd = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lvsd"));
+        command.arg("--config").arg(&path);
+        command.arg("--socket").arg(&socket);
+        command.arg("--state").arg(directory.path());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    };
+    for _ in 0..5 {
+        let mut daemon = lvsd().spawn().expect("lvsd");
+        let end = Instant::now() + Duration::from_secs(20);
+        while !lvsd().arg("reload").status().expect("lvsd").success() {
+            assert!(Instant::now() < end, "nobody is found");
+            let ended = daemon.try_wait().expect("a child");
+            assert_eq!(ended, None, "before anybody was found");
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let ended = daemon.try_wait().expect("a child");
+        daemon.kill().expect("a child");
+        daemon.wait().expect("a child");
+        assert_eq!(ended, None);
+    }
+}
+
+/// The daemon that runs has its own file, and it may be named as seen from its own directory.
+#[test]
+fn reload_names_the_file_of_the_daemon() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("own.toml");
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let port = port.expect("a port").port();
+    let text = format!(
+        "[[service]]\naddress = '127.0.0.1:{port}'\nforward = 'proxy'\n\
+         [[service.server]]\naddress = '127.0.0.2:9'\n"
+    );
+    std::fs::write(&path, &text).expect("a file");
+    let lvsd = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lvsd"));
+        command
+            .arg("--socket")
+            .arg(directory.path().join("engine"))
+            .arg("--state")
+            .arg(directory.path())
+            .args(words);
+        command
+    };
+    let run = |words: &[&str]| {
+        let output = lvsd(words).current_dir("/").output().expect("lvsd");
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8(text).expect("text");
+        (output.status.code(), text)
+    };
+    let (code, told) = run(&["reload"]);
+    assert_eq!(code, Some(1), "{told}");
+    assert!(told.contains("no lvsd runs"), "{told}");
+
+    let mut daemon = lvsd(&["--config", "own.toml"])
+        .current_dir(directory.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("lvsd");
+    // It waits for a daemon that is starting.
+    let (code, status) = run(&["status", "--json"]);
+    assert_eq!(code, Some(0), "{status}");
+    let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+    assert_eq!(status["loaded"]["ok"], true, "{status}");
+    assert_ne!(status["loaded"]["time"], 0, "{status}");
+
+    std::fs::write(&path, format!("{text}[[[\n")).expect("a file");
+    for command in ["reload", "plan", "keepalived-config"] {
+        let (code, told) = run(&[command]);
+        assert_eq!(code, Some(3), "{command}: {told}");
+        assert!(told.contains("own.toml:6:"), "{command}: {told}");
+        assert!(!told.contains("/etc/lvsd"), "{command}: {told}");
+    }
+    std::fs::remove_file(&path).expect("it is ours");
+    let (code, told) = run(&["reload"]);
+    assert_eq!(code, Some(3), "{told}");
+    assert!(told.contains("cannot read own.toml"), "{told}");
+    std::fs::write(&path, &text).expect("a file");
+    let (code, told) = run(&["reload"]);
+    daemon.kill().expect("a child");
+    daemon.wait().expect("a child");
+    assert_eq!(code, Some(0), "{told}");
+}
