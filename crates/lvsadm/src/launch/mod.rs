@@ -165,7 +165,11 @@ fn execute(command: &[OsString]) -> u8 {
 
 /// Puts this process under the filter, and starts its supervisor.
 fn launch(socket: Option<&OsStr>) -> Result<(), String> {
-    let address = socket.map(Address::new);
+    // The supervisor leaves the directory of the program.
+    let address = socket.map(|text| match Address::new(text) {
+        Address::Path(path) => Address::Path(std::path::absolute(&path).unwrap_or(path)),
+        other => other,
+    });
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let places = Places::below(limit).ok_or_else(|| {
         format!("the limit of {limit} descriptors is too low: set it to 256 or more (ulimit -n)")

@@ -87,6 +87,14 @@ impl Space {
         }
     }
 
+    /// Frees the listing of a process that has had time to ask for its servers.
+    pub(super) fn forget_listing(&self) {
+        if let Ok(mut link) = self.link.try_lock() {
+            link.listing
+                .take_if(|listing| listing.at.elapsed() > LISTING);
+        }
+    }
+
     /// The port of the socket that sends answers.
     pub(super) fn port(&self) -> Option<u32> {
         port_of(&self.sender, std::process::id())

@@ -86,7 +86,7 @@ impl Supervisor {
             // A hang-up is always reported.
             let mut ends = [PollFd::new(own.listener.as_fd(), PollFlags::empty())];
             match poll(&mut ends, period) {
-                Ok(0) => lock(&own.spaces).retain(|_, space| lock(&space.used).elapsed() < IDLE),
+                Ok(0) => own.sweep(),
                 Ok(_) => return,
                 Err(Errno::EINTR) => {}
                 Err(error) => {
@@ -95,6 +95,15 @@ impl Supervisor {
                 }
             }
         }
+    }
+
+    /// Leaves namespaces that are not used. In that of the launcher, services stay managed by the
+    /// program, and no lvsd may start.
+    fn sweep(&self) {
+        lock(&self.spaces).retain(|id, space| {
+            space.forget_listing();
+            *id == self.start || lock(&space.used).elapsed() < IDLE
+        });
     }
 
     fn start_thread(self: &Arc<Self>) {
