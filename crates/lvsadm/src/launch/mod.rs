@@ -29,7 +29,9 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Signal, getrlimit, pidfd_open, pidfd_send_signal,
+};
 
 use self::supervisor::Supervisor;
 
@@ -251,8 +253,8 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) 
         log(&format!("{panic}"));
         std::process::abort();
     }));
-    let listener = match take_over(&program) {
-        Ok(Some(listener)) => listener,
+    let (listener, pid) = match take_over(&program) {
+        Ok(Some(found)) => found,
         // The program has another launcher.
         Ok(None) => return,
         Err(error) => {
@@ -278,13 +280,41 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) 
         let _ = nix::unistd::dup2_stdout(&null);
         let _ = nix::unistd::dup2_stderr(&null);
     }
+    let watcher = watched(pid);
     let _ = program.write_all(READY.as_bytes());
     drop(program);
     supervisor.run();
+    if let Ok(mut watcher) = watcher {
+        let _ = watcher.write_all(ENDED);
+    }
 }
 
-/// Receives the listener; `None` if the program ends or needs no supervisor.
-fn take_over(program: &UnixStream) -> Result<Option<Listener>, String> {
+/// Written to the watcher by a supervisor that ends because all programs have ended.
+const ENDED: &[u8] = b"ended";
+
+/// Starts the watcher, a process that ends the program if the supervisor is killed: a program without
+/// a supervisor would go on, and its changes would fail. The watcher sees that the socket is closed.
+fn watched(program: Pid) -> io::Result<UnixStream> {
+    let (own, mut supervisor) = UnixStream::pair()?;
+    if notify::detach(&supervisor)? == Side::Caller {
+        return Ok(own);
+    }
+    // All other descriptors are closed here: no object that owns one is used.
+    let program = pidfd_open(program, PidfdFlags::empty());
+    let mut text = Vec::new();
+    let _ = supervisor.read_to_end(&mut text);
+    if text != ENDED
+        && let Ok(program) = program
+        && pidfd_send_signal(&program, Signal::TERM).is_ok()
+    {
+        log("the supervisor was killed: ended the program with SIGTERM; start it again");
+    }
+    std::process::exit(0)
+}
+
+/// Receives the listener of a program, and finds its process number; `None` if the program ends or
+/// needs no supervisor.
+fn take_over(program: &UnixStream) -> Result<Option<(Listener, Pid)>, String> {
     let mut probe = [0; size_of::<usize>()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -310,7 +340,7 @@ fn take_over(program: &UnixStream) -> Result<Option<Listener>, String> {
         .map_err(|error| {
             format!("the memory of the program cannot be read: {error}: CAP_SYS_PTRACE is needed")
         })?;
-    Ok(Some(Listener::from(fd)))
+    Ok(Some((Listener::from(fd), peer.pid)))
 }
 
 /// Writes an error to the system log. Without one, it is lost: standard error belongs to the program.
