@@ -25,7 +25,7 @@ use serde_json::Value;
 use self::record::Recorded;
 use crate::conformance::{Through, conformance};
 use crate::programs;
-use crate::transcripts::transcripts;
+use crate::transcripts::{Program, transcripts};
 
 /// Options of `lvs-testbed differential`.
 #[derive(Clone, Debug, clap::Args)]

@@ -161,7 +161,6 @@ fn keepalived_whose_supervisor_is_killed_ends() -> Result<()> {
 
 /// By netlink; by a program that drops its capabilities; and below another launcher.
 #[test]
-#[ignore = "needs ipvsadm"]
 fn ipvsadm_adds_what_lvsadm_lists() -> Result<()> {
     let site = site("lvsrunadm")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
@@ -205,7 +204,6 @@ fn options_of_a_raw_socket_are_answered() -> Result<()> {
 
 /// A change of keepalived's services by lvsd, or the other way round, would never end.
 #[test]
-#[ignore = "needs ipvsadm"]
 fn change_is_refused_while_lvsd_manages_the_services() -> Result<()> {
     let site = site("lvsrunlock")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
@@ -213,14 +211,17 @@ fn change_is_refused_while_lvsd_manages_the_services() -> Result<()> {
     fs::write(
         &file,
         format!(
-            "[[service]]\nvip = \"{}:80\"\nforward = \"nat\"\ncheck = \"none\"\nservers = [\"{}:80\"]\n",
+            "[[service]]\naddress = \"{}:80\"\nforward = \"nat\"\ncheck = \"none\"\nservers = [\"{}:80\"]\n",
             site.vip,
             site.real_address(0)
         ),
     )?;
     let lvsd = programs::find("lvsd")?.display().to_string();
     let file = file.display().to_string();
-    let program = site.director.spawn(&lvsd, &["--config", &file])?;
+    let state = site.testbed.dir().join("state").display().to_string();
+    fs::create_dir_all(&state)?;
+    let words = ["--config", &file, "--state", &state];
+    let program = site.director.spawn(&lvsd, &words)?;
     wait_until("the service of lvsd", Duration::from_secs(20), || {
         site.lvsadm("-L -n")
             .is_ok_and(|text| rows(&text).len() == 2)
