@@ -15,10 +15,9 @@ use lvs_core::{
     Protocol, Shard, Tuple, Verdict,
 };
 
-use super::calls::Question;
+use super::hook::{HookAction, PacketHook};
 use super::kernel_path::WithEngine;
 use super::shared::Shared;
-use super::{HookAction, PacketHook};
 use crate::in_kernel::RIPE;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::pipeline::Decide;
@@ -26,6 +25,16 @@ use lvs_sys::prefetch;
 
 /// Connections that may wait to be published; others do so with their next packet.
 const RIPE_MAX: usize = 4096;
+
+/// A packet that the control socket asks about.
+#[derive(Clone, Debug)]
+pub(super) struct Question {
+    pub(super) tuple: Tuple,
+    /// Its mark; `None` if the rules for marks decide.
+    pub(super) mark: Option<u32>,
+    /// The interface that it comes in on.
+    pub(super) interface: Option<String>,
+}
 
 /// The director as the packet path asks it: the worker's own shard first, the shared half where
 /// that is not enough.

@@ -10,7 +10,7 @@ use lvs_core::memory::Memory;
 use lvs_core::offload::Unpublished;
 use tracing::{info, warn};
 
-use super::{StartError, UseKernel};
+use super::config::{StartError, UseKernel};
 use crate::host::Backend;
 use crate::in_kernel::{InKernel, InKernelError, Room};
 use crate::outlive::Holder;

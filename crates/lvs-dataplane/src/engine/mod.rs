@@ -2,8 +2,10 @@
 
 mod calls;
 mod capture;
+mod config;
 mod decider;
 mod door;
+mod hook;
 mod inbox;
 mod kernel_path;
 mod local_clients;
@@ -20,27 +22,25 @@ mod shared;
 mod successor;
 mod worker;
 
-use std::fmt;
-use std::net::IpAddr;
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use lvs_core::api::WORKERS_MAX;
 use lvs_core::api::{Call, Failure, LocalPool, SyncDaemon};
-use lvs_core::mark::MarkRule;
-use lvs_core::memory::OutOfMemory;
-use lvs_core::{Control, Instant, Options, PacketMeta, Profile, Registry, WhenFull};
+use lvs_core::{Control, Instant, Options};
 use serde_json::Value;
 use tracing::{info, warn};
 
+pub use self::config::{
+    Config, PEERS_ALARM, PEERS_WAIT, PeersConfig, RulesError, StartError, UseKernel,
+};
 pub use self::door::Pauses;
 use self::door::Requests;
+pub use self::hook::{HookAction, PacketHook};
 use self::kernel_path::Wanted;
 use self::peers::Peers;
-pub use self::peers::{ALARM as PEERS_ALARM, Config as PeersConfig, WAIT as PEERS_WAIT};
-pub use self::rules::RulesError;
 pub use self::shared::Shared;
 use self::successor::{Estate, Shards};
 use self::worker::{Equipment, Worker};
@@ -49,193 +49,15 @@ use crate::host::keeper::{Keeper, Outliving, Setup};
 use crate::host::update::Update;
 use crate::host::view::View;
 pub use crate::host::{Backend, HostError};
-use crate::in_kernel::{InKernelError, RIPE};
+use crate::in_kernel::RIPE;
 use crate::outlive::{Holder, Outlive};
 use crate::random::random;
 use lvs_api::Address;
 use lvs_packet::common::Common;
 use lvs_packet::pipeline::Settings;
 use lvs_packet::steer::Steering;
-use lvs_process::server::{self, BindError, Handle, Permissions, Server, Sink};
+use lvs_process::server::{self, Handle, Permissions, Server, Sink};
 use lvs_sys::TablePages;
-
-/// How an engine is to run.
-#[derive(Debug, Default)]
-pub struct Config {
-    /// How packets come and go.
-    pub backend: Backend,
-    /// Whether established connections are forwarded in the kernel.
-    pub in_kernel: UseKernel,
-    /// Interfaces where that begins before there is a socket buffer (XDP).
-    pub xdp: Vec<String>,
-    /// Packets from the client after which a connection is; `None` for
-    /// [16](crate::in_kernel::RIPE).
-    pub in_kernel_after: Option<NonZeroU32>,
-    /// Who holds connections, should the engine be killed, where the path in the kernel does not.
-    pub outlive: Option<Holder>,
-    /// Packet workers, [`WORKERS_MAX`] at most; `None` for one.
-    pub workers: Option<NonZeroUsize>,
-    /// Whether each packet worker runs on a processor of its own; `None` for several workers only.
-    /// Where there are fewer processors than workers, none does.
-    pub pin: Option<bool>,
-    /// Packet workers run in real time while they take less than half of a processor, where that
-    /// is permitted.
-    pub real_time: bool,
-    /// The interfaces to use; empty for every Ethernet interface that is up and has no master.
-    pub interfaces: Vec<String>,
-    /// Where the control socket is; `None` for the default.
-    pub address: Option<Address>,
-    /// Group whose members may change things, besides root and the engine's own user.
-    pub group: Option<u32>,
-    /// Group whose members, and nobody else without the right to change things, may look; `None`
-    /// for everybody.
-    pub readers: Option<u32>,
-    /// Own every virtual address that the host does not have: answer ARP or neighbour discovery
-    /// for it and announce it.
-    pub own_vips: bool,
-    /// Addresses that stand for clients towards servers of full NAT. Those that the host does not
-    /// have are answered for.
-    pub local_addresses: Vec<IpAddr>,
-    /// NAT translates both ends where replies would not come back to the director.
-    pub hairpin: bool,
-    /// How the packet path behaves where IPVS has no say.
-    pub settings: Settings,
-    /// Connections at most; `None` for 2^20.
-    pub max_connections: Option<usize>,
-    /// Connections of IPv6, or to servers of another family, for which memory is taken at the start
-    /// where connections are [forwarded in the kernel](Self::in_kernel); `None` for a quarter of
-    /// all. Elsewhere it is taken as they come.
-    pub max_ipv6: Option<usize>,
-    /// What a full table does with a new connection.
-    pub when_full: WhenFull,
-    /// Sysctls to set before anything else, as name and value.
-    pub sysctls: Vec<(String, String)>,
-    /// Rules in the form of `ipvsadm-save`, to be applied at the start: the text, and what to call
-    /// it in errors.
-    pub rules: Option<(String, String)>,
-    /// Rules that give packets marks.
-    pub marks: Vec<MarkRule>,
-    /// Ports of control connections that the helper for FTP looks at; empty for no helper.
-    pub ftp_ports: Vec<u16>,
-    /// The timeouts to begin with.
-    pub profile: Profile,
-    /// Other directors that are told connections, and tell theirs.
-    pub peers: Option<PeersConfig>,
-    /// The schedulers that services can ask for.
-    pub schedulers: Registry,
-    /// Sees each packet before the director.
-    pub hook: Option<Box<dyn PacketHook>>,
-}
-
-/// Whether established connections are forwarded in the kernel, where that is possible.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum UseKernel {
-    /// No.
-    #[default]
-    Off,
-    /// If it is possible; else the log says why not, and nobody is told to mend it.
-    Try,
-    /// If it is possible; else the log says why not, and `lvsadm doctor` what to do about it.
-    Auto,
-    /// Yes; an engine for which it is not possible does not start.
-    On,
-}
-
-/// What an embedding program does with a packet before the director sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HookAction {
-    /// Let the director decide.
-    Continue,
-    /// Leave it to the host.
-    Host,
-    /// Discard it.
-    Drop,
-}
-
-/// A look at each packet before the director decides. It runs on the packet path: it should be
-/// quick and not block.
-pub trait PacketHook: Send {
-    /// Decides on a packet.
-    fn packet(&mut self, meta: &PacketMeta<'_>) -> HookAction;
-}
-
-impl fmt::Debug for dyn PacketHook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("PacketHook")
-    }
-}
-
-/// Why an engine did not start. The host is as it was before.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The control socket.
-    #[error(transparent)]
-    Bind(#[from] BindError),
-    /// The host.
-    #[error(transparent)]
-    Host(#[from] HostError),
-    /// A sysctl.
-    #[error("--sysctl {name}={value}: {error}")]
-    Sysctl {
-        /// Its name.
-        name: String,
-        /// The value.
-        value: String,
-        /// What is wrong.
-        error: lvs_core::Error,
-    },
-    /// Ports for the helper.
-    #[error("--helper: {0}")]
-    Helper(#[source] lvs_core::Error),
-    /// The rules for marks.
-    #[error("{0}")]
-    Marks(String),
-    /// The local addresses.
-    #[error("--local-address: {0}")]
-    LocalAddresses(String),
-    /// The file of rules.
-    #[error(transparent)]
-    Rules(#[from] RulesError),
-    /// A name that no interface can have.
-    #[error("--interface {0}")]
-    Interface(String),
-    /// The path in the kernel.
-    #[error("--in-kernel on: {0}")]
-    InKernel(#[source] InKernelError),
-    /// XDP without the path in the kernel.
-    #[error("--xdp is a part of the path in the kernel: leave out --xdp, or --in-kernel off")]
-    XdpAlone,
-    /// Other directors.
-    #[error("{0}")]
-    Peers(String),
-    /// The connection table, or that of persistence templates.
-    #[error(
-        "{0}: give a smaller --max-connections, or permit the engine more memory (ulimit -v, vm.overcommit_memory)"
-    )]
-    Memory(OutOfMemory),
-    /// A thread.
-    #[error("cannot start a thread: {0}")]
-    Thread(#[source] std::io::Error),
-    /// More packet workers than there may be.
-    #[error("--workers {0}: there may be {WORKERS_MAX} packet workers at most")]
-    Workers(NonZeroUsize),
-    /// Several packet workers, and one program that looks at each packet.
-    #[error(
-        "an embedding program that looks at each packet does so from one packet worker, not from {0}"
-    )]
-    Hook(NonZeroUsize),
-    /// The random numbers that key the connection table.
-    #[error("cannot read random numbers from /dev/urandom: {0}")]
-    Random(#[source] std::io::Error),
-}
-
-// It is a part of the message, and not told again as its cause.
-impl From<OutOfMemory> for StartError {
-    fn from(error: OutOfMemory) -> Self {
-        Self::Memory(error)
-    }
-}
 
 /// A running engine. Dropping it stops it.
 #[derive(Debug)]

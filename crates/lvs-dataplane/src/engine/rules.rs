@@ -2,21 +2,10 @@
 
 use lvs_core::ipvsadm::{Command, Lines, failure_text, parse_own};
 
+use super::config::RulesError;
 use super::shared::Shared;
 use lvs_api::names::Names;
 use lvs_process::server::{Handler, Sink};
-
-/// A line that cannot be applied.
-#[derive(Debug, thiserror::Error)]
-#[error("{file}, line {line}: {message}")]
-pub struct RulesError {
-    /// The file.
-    pub file: String,
-    /// The line, from 1.
-    pub line: usize,
-    /// What is wrong with it.
-    pub message: String,
-}
 
 /// Applies every line; the first bad one ends it, and the caller does not start. Comments (`#`) and
 /// empty lines are skipped, as `ipvsadm-restore` does.

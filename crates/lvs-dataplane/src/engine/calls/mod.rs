@@ -3,7 +3,6 @@
 mod capture;
 mod change;
 mod connections;
-mod question;
 mod services;
 mod state;
 
@@ -11,7 +10,7 @@ use lvs_core::api::{Call, Done, Failure, FailureCode, ListEnd, Sysctl, Timeouts}
 use lvs_core::{Protocol, Sysctls, Tuple};
 use serde_json::Value;
 
-pub(super) use self::question::Question;
+use super::decider::Question;
 use super::shared::Shared;
 use lvs_process::server::{Handler, Sink};
 
@@ -88,6 +87,14 @@ impl Handler for Shared {
 }
 
 impl Shared {
+    /// Explains the fate of a packet.
+    fn explain(&self, question: Question) -> Result<Value, Failure> {
+        let all = self.ask(move |worker| worker.explain(&question))?;
+        // Every worker decides alike on a packet that opens a connection. Only one worker has a
+        // connection that exists already.
+        to_value(&all.into_iter().max_by_key(|one| one.connection.is_some()))
+    }
+
     fn list_sysctls(&self, name: Option<&str>, out: &mut Sink<'_>) -> Result<Value, Failure> {
         let sysctls = self.control().sysctls().clone();
         let names = name.map_or_else(|| Sysctls::NAMES.to_vec(), |name| vec![name]);

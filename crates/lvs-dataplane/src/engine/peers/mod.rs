@@ -20,7 +20,6 @@ mod tests;
 
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::thread::{self, JoinHandle};
@@ -35,6 +34,7 @@ use tracing::{info, warn};
 
 use self::frame::{FrameError, Key};
 pub(super) use self::hub::Hub;
+use super::config::PeersConfig;
 use super::decider::Decider;
 use super::shared::Shared;
 use crate::random::random;
@@ -49,27 +49,6 @@ const SILENT: Duration = Duration::from_secs(4);
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long a thread has to find that its connection was ended.
 const SHORT: Duration = Duration::from_millis(100);
-
-/// How long an engine waits at first for peers that cannot be reached, before it is ready without
-/// them.
-pub const WAIT: Duration = Duration::from_secs(10);
-/// How long the tables of two directors may differ, unless somebody says otherwise.
-pub const ALARM: Duration = Duration::from_secs(30);
-
-/// The other directors, and how they are talked to.
-#[derive(Clone, Debug, Default)]
-pub struct Config {
-    /// Where others connect to; without it, port [`PORT`] of all addresses.
-    pub listen: Option<SocketAddr>,
-    /// Where others are; port 0 is [`PORT`].
-    pub peers: Vec<SocketAddr>,
-    /// The file with the key that all share.
-    pub key_file: PathBuf,
-    /// How long to wait for those that cannot be reached; zero: for none at all.
-    pub wait: Duration,
-    /// How long the tables of one may differ from this one's before that is an alarm.
-    pub alarm: Duration,
-}
 
 /// The peers of an engine.
 #[derive(Debug)]
@@ -186,7 +165,7 @@ impl Peers {
     ///
     /// # Errors
     /// What is wrong, and what to do about it.
-    pub(super) fn start(config: &Config, shared: &Arc<Shared>) -> Result<Arc<Self>, String> {
+    pub(super) fn start(config: &PeersConfig, shared: &Arc<Shared>) -> Result<Arc<Self>, String> {
         let mut addresses = Vec::new();
         for &peer in &config.peers {
             let mut peer = peer;

@@ -11,6 +11,7 @@ use lvs_core::sync::bulk::DIGEST_LEN;
 use lvs_core::sync::services::SERVICES_MAX;
 
 use super::*;
+use crate::engine::config::PEERS_ALARM as ALARM;
 use crate::engine::door::Requests;
 use crate::engine::worker::{Equipment, Worker};
 use lvs_packet::common::Common;
@@ -425,12 +426,12 @@ fn no_more_peers_are_taken_than_an_engine_can_tell() {
     let control = lvs_core::Control::new(lvs_core::Options::default());
     let shared = Arc::new(Shared::new(control, 1).expect("descriptors"));
     for (count, words) in [(8, "cannot read the key"), (9, "9 peers: 8 at most")] {
-        let config = Config {
+        let config = PeersConfig {
             peers: (1..=count)
                 .map(|n| SocketAddr::from(([192, 0, 2, n], 0)))
                 .collect(),
             key_file: "/nowhere".into(),
-            ..Config::default()
+            ..PeersConfig::default()
         };
         let said = Peers::start(&config, &shared).expect_err("there is no key");
         assert!(said.contains(words), "{said}");
