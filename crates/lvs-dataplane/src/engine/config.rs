@@ -11,7 +11,7 @@ use lvs_core::memory::OutOfMemory;
 use lvs_core::{Profile, Registry, WhenFull};
 
 use super::hook::PacketHook;
-use crate::host::{Backend, HostError};
+use crate::host::{Backend, HostError, is_interface_name};
 use crate::in_kernel::InKernelError;
 use crate::outlive::Holder;
 use lvs_api::Address;
@@ -104,6 +104,26 @@ pub struct Config {
     pub schedulers: Registry,
     /// A hook that sees each packet before the director.
     pub hook: Option<Box<dyn PacketHook>>,
+}
+
+impl Config {
+    /// The number of packet workers, if the rest of the configuration permits it.
+    pub(super) fn workers(&self) -> Result<NonZeroUsize, StartError> {
+        let workers = self.workers.unwrap_or(NonZeroUsize::MIN);
+        if workers.get() > WORKERS_MAX {
+            return Err(StartError::Workers(workers));
+        }
+        if workers.get() > 1 && self.peers.is_some() {
+            let text = format!(
+                "--workers {workers}: several packet workers do not tell their connections to other directors: leave out --workers, or --sync-peer (--start-daemon does not mind)"
+            );
+            return Err(StartError::Peers(text));
+        }
+        if workers.get() > 1 && self.hook.is_some() {
+            return Err(StartError::Hook(workers));
+        }
+        Ok(workers)
+    }
 }
 
 /// Whether a dataplane uses the kernel fast path.
@@ -204,4 +224,50 @@ pub struct RulesError {
     pub line: usize,
     /// The reason.
     pub message: String,
+}
+
+/// Refuses addresses, and names that no interface can have.
+pub(super) fn check_interface_names(names: &[String]) -> Result<(), StartError> {
+    for name in names {
+        let error = if let Some((vlan, _)) = name.split_once('=') {
+            format!(
+                "{name:?}: the dataplane does not create {vlan}: create the VLAN interface with `ip link add link TRUNK name {vlan} \
+                 type vlan id VLAN` and its addresses with `ip addr add`, and give --interface {vlan}"
+            )
+        } else if is_interface_name(name) {
+            continue;
+        } else {
+            format!(
+                "{name:?}: no interface can have that name: a name has 1 to 15 bytes, without /, : and whitespace"
+            )
+        };
+        return Err(StartError::Interface(error));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interface_name_that_kernel_refuses_is_refused() {
+        let check = |name: &str| check_interface_names(&[name.to_owned()]);
+        for good in ["eth0", "eth0.100", "eth0.4095", "wan.x", ".7"] {
+            assert!(check(good).is_ok(), "{good}");
+        }
+        for wrong in [
+            "",
+            ".",
+            "..",
+            "a-name-that-is-too-long",
+            "eth0/1",
+            "eth0:1",
+            "eth 0",
+        ] {
+            assert!(check(wrong).is_err(), "{wrong}");
+        }
+        let error = check("eth0.100=10.0.0.1/24").expect_err("it is an address");
+        assert!(error.to_string().contains("ip link add"), "{error}");
+    }
 }

@@ -15,9 +15,9 @@ use lvs_core::{
     Protocol, Shard, Tuple, Verdict,
 };
 
+use super::context::Context;
 use super::hook::{HookAction, PacketHook};
 use super::kernel_path::WithEngine;
-use super::shared::Shared;
 use crate::in_kernel::RIPE;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::pipeline::Decide;
@@ -39,7 +39,7 @@ pub(super) struct Question {
 /// The director as the packet path asks it: the worker's own shard first, the shared half where
 /// that is not enough.
 pub(super) struct Decider {
-    shared: Arc<Shared>,
+    context: Arc<Context>,
     pub(super) shard: Shard,
     pub(super) hook: Option<Box<dyn PacketHook>>,
     marks: Arc<[MarkRule]>,
@@ -67,7 +67,7 @@ pub(super) struct Decider {
 
 impl Decider {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        context: Arc<Context>,
         shard: Shard,
         hook: Option<Box<dyn PacketHook>>,
     ) -> Self {
@@ -78,7 +78,7 @@ impl Decider {
             intercept: Arc::default(),
             interface: Arc::from(""),
             ignores: false,
-            shared,
+            context,
             shard,
             hook,
             drops,
@@ -113,19 +113,19 @@ impl Decider {
 
     /// Brings the shard up to date with the shared half, and ends what its settings say must end.
     pub(super) fn sweep(&mut self) {
-        self.shared.control_for_packet().sweep(&mut self.shard);
+        self.context.control_for_packet().sweep(&mut self.shard);
     }
 
     /// Takes over connections that another director has told of.
     pub(super) fn take_over(&mut self, entries: Vec<Entry>, now: Instant) -> TakenOver {
-        self.shared
+        self.context
             .control_for_packet()
             .take_over(&mut self.shard, entries, now)
     }
 
     /// Takes over what a peer has told.
     pub(super) fn hear(&mut self, peer: usize, keeps_ties: bool, items: Vec<Item>) -> Heard {
-        let now = self.shared.now();
+        let now = self.context.now();
         // What they are looked up by is loaded for all of them first, without the lock.
         let mut aheads: Vec<Ahead> = items
             .iter()
@@ -141,7 +141,7 @@ impl Decider {
         for ahead in &mut aheads {
             self.shard.aim(ahead, prefetch);
         }
-        self.shared
+        self.context
             .control_for_packet()
             .hear(&mut self.shard, peer, keeps_ties, items, now)
     }
@@ -187,7 +187,7 @@ impl Decider {
         let Some(start) = starts.get(number).copied().unwrap_or(Some(0)) else {
             return (number, Vec::new(), None);
         };
-        let now = self.shared.now();
+        let now = self.context.now();
         let (piece, next) = self.shard.connections_piece(start, budget, now);
         (number, piece, next)
     }
@@ -238,7 +238,7 @@ impl Decider {
         tuple: &Tuple,
         in_kernel: impl FnOnce(Option<ConnId>) -> Result<(), WithEngine>,
     ) -> Option<String> {
-        let info = self.shared.in_kernel_info();
+        let info = self.context.in_kernel_info();
         if !info.active {
             let mut why = WithEngine::NotUsed.to_string();
             if !info.reason.is_empty() {
@@ -248,15 +248,17 @@ impl Decider {
             return Some(why);
         }
         let &Tuple { protocol, src, dst } = tuple;
-        let known = self.shard.lookup(protocol, src, dst, self.shared.now());
+        let known = self.shard.lookup(protocol, src, dst, self.context.now());
         in_kernel(known.map(|known| known.id))
             .err()
             .map(|why| why.to_string())
     }
 
     fn ask(&self, tuple: Tuple, mark: u32) -> Explanation {
-        let now = self.shared.now();
-        self.shared.control().explain(&self.shard, tuple, mark, now)
+        let now = self.context.now();
+        self.context
+            .control()
+            .explain(&self.shard, tuple, mark, now)
     }
 
     /// The last decision since this was asked, if [`tells`](Self::tells) is set.
@@ -338,7 +340,7 @@ impl Decide for Decider {
         }
         let verdict = match self.shard.handle_icmp_error(error, now) {
             Ok(verdict) => verdict,
-            Err(pending) => self.shared.control_for_packet().admit_icmp_error(
+            Err(pending) => self.context.control_for_packet().admit_icmp_error(
                 &mut self.shard,
                 error,
                 pending,
@@ -384,7 +386,7 @@ impl Decider {
         let verdict = match decided {
             Ok(verdict) => verdict,
             Err(pending) => {
-                self.shared
+                self.context
                     .control_for_packet()
                     .admit(&mut self.shard, meta, pending, now)
             }
@@ -392,7 +394,7 @@ impl Decider {
         if verdict == Verdict::Drop(DropReason::Unbound) {
             // An engine that has just started may be told of connections before it is told of
             // services.
-            self.shared
+            self.context
                 .control_for_packet()
                 .bind_unbound(&mut self.shard, &meta.tuple);
         }

@@ -1,7 +1,7 @@
 //! Whether an engine uses the path in the kernel.
 
 use std::io;
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lvs_core::Control;
@@ -21,8 +21,6 @@ use lvs_packet::ways::NoWay;
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) wanted: UseKernel,
-    /// Packets after which connections are published.
-    pub(super) ripe: NonZeroU32,
     /// Connections in wide slots for which there is memory.
     pub(super) wide: usize,
     /// Who holds connections where it does not.
@@ -39,11 +37,11 @@ impl Wanted {
         control: &Control,
         against: Option<Against>,
         xdp: bool,
-    ) -> Result<(Option<Opened>, InKernelInfo), StartError> {
+    ) -> Result<Result<Opened, InKernelInfo>, StartError> {
         self.wanted = with_xdp(self.wanted, xdp)?;
         if self.wanted == UseKernel::Off {
             end_what_is_left();
-            return Ok((None, InKernelInfo::default()));
+            return Ok(Err(InKernelInfo::default()));
         }
         let opened = match against.or_else(|| self.held_elsewhere()) {
             Some(Against { why, remedy }) => Err(InKernelError::Setting { why, remedy }),
@@ -53,7 +51,7 @@ impl Wanted {
             Ok(opened) => {
                 let by = opened.0.attached_by();
                 info!("established connections are forwarded in the kernel ({by})");
-                Ok((Some(opened), InKernelInfo::default()))
+                Ok(Ok(opened))
             }
             Err(error) if self.wanted == UseKernel::On => Err(StartError::InKernel(error)),
             Err(error) => {
@@ -73,7 +71,7 @@ impl Wanted {
                     wanted: self.wanted == UseKernel::Auto,
                     ..error.into()
                 };
-                Ok((None, info))
+                Ok(Err(info))
             }
         }
     }

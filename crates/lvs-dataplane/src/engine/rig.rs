@@ -7,14 +7,13 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use anyhow::{Context, Result};
+use anyhow::{Context as _, Result};
 use lvs_core::Control;
 
-use super::door::Requests;
+use super::context::Context;
 use super::pages;
-use super::shared::Shared;
+use super::threads::{Requests, Threads};
 use super::worker::{Equipment, Worker};
-use crate::host::EngineSide;
 use crate::host::view::{KnownPort, Tables, View};
 use crate::netlink::NetState;
 use lvs_packet::common::Common;
@@ -61,7 +60,8 @@ impl Rig {
         let shards = (0..).map_while(|number| pages::shard(&control, number).transpose());
         let shards: Vec<_> = shards.collect::<Result<_, _>>()?;
         let count = NonZeroUsize::new(shards.len()).context("a director without shards")?;
-        let shared = Arc::new(Shared::new(control, count.get())?);
+        let context = Context::without_kernel(control);
+        let threads = Arc::new(Threads::new(count.get())?);
         let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(count));
         let mut tables = Tables::new(network);
         let known = KnownPort {
@@ -75,17 +75,18 @@ impl Rig {
         for vip in vips {
             tables.add_vip(*vip);
         }
-        shared.publish(Arc::new(View {
+        context.publish(Arc::new(View {
             generation: 1,
             tables: Arc::new(tables),
             config: 1,
             ..View::default()
         }));
         let workers = (0..).zip(shards).map(|(number, (shard, pages))| {
-            let (requests, queue) = Requests::new(shared.clone());
+            let (requests, queue) = Requests::new();
             let common = common.clone();
             let mut worker = Worker::new(
-                shared.clone(),
+                context.clone(),
+                threads.clone(),
                 number,
                 shard,
                 Equipment::new(common),

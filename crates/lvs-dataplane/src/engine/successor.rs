@@ -4,13 +4,13 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::thread;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant as SystemInstant};
 
 use lvs_core::api::{
-    CHANGES_MAX, Call, FailureCode, FilterSpec, Host, LocalPool, ServerSpec, ServiceId,
-    ServiceSpec, SyncDaemon, Sysctl, Timeouts,
+    CHANGES_MAX, Call, FilterSpec, Host, LocalPool, ServerSpec, ServiceId, ServiceSpec, SyncDaemon,
+    Sysctl, Timeouts,
 };
 use lvs_core::memory::{Adoption, Memory};
 use lvs_core::{Control, Instant, Shard, Sysctls};
@@ -18,14 +18,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tracing::{info, warn};
 
-use super::shared::Shared;
+use super::context::Context;
 use crate::host::keeper::{Keeper, Outliving};
 use crate::in_kernel::{Held, HeldServices, InKernel, LocalsLeft};
 use crate::outlive::{Outlive, Record};
 use lvs_packet::steer::Steering;
 
 /// Services and servers up to which every change is kept at once; with more it is within a second.
-pub(super) const FEW: usize = 256;
+const FEW: usize = 256;
 
 /// Servers whose counters are kept while the control half is locked once.
 const PORTION: usize = 4096;
@@ -66,16 +66,16 @@ impl Estate {
 
     /// Keeps counters, and that there is an engine. The control half is locked for a portion of the
     /// servers at a time: packets wait for it.
-    pub(super) fn keep_counts(&self, shared: &Shared) {
+    fn keep_counts(&self, context: &Context) {
         if let Self::Memory(memory) = self {
-            memory.is_alive(shared.now());
+            memory.is_alive(context.now());
         }
         let mut next = Some(0);
         while let Some(from) = next {
             let places = from..from + PORTION;
             next = match self {
-                Self::InKernel(kernel) => kernel.keep_counts(places, || shared.control()),
-                Self::Memory(memory) => memory.keep_counts(&shared.control(), places),
+                Self::InKernel(kernel) => kernel.keep_counts(places, || context.control()),
+                Self::Memory(memory) => memory.keep_counts(&context.control(), places),
             };
         }
     }
@@ -170,6 +170,78 @@ impl Estate {
     }
 }
 
+/// The state that is kept for a successor, and when it is stored.
+#[derive(Debug)]
+pub(super) struct Keeping {
+    estate: Option<Estate>,
+    /// A successor would not find the latest change.
+    unkept: AtomicBool,
+    /// Held while state is stored.
+    storing: Mutex<()>,
+    /// When counters, and services if there are many, are stored again.
+    rests_until: Mutex<Option<SystemInstant>>,
+}
+
+impl Keeping {
+    pub(super) fn new(estate: Option<Estate>) -> Self {
+        Self {
+            estate,
+            unkept: AtomicBool::new(true),
+            storing: Mutex::default(),
+            rests_until: Mutex::default(),
+        }
+    }
+
+    /// The state that a successor finds.
+    pub(super) const fn estate(&self) -> Option<&Estate> {
+        self.estate.as_ref()
+    }
+
+    /// Whether this dataplane continues with the state of a killed predecessor.
+    pub(super) fn is_successor(&self) -> bool {
+        self.estate.as_ref().is_some_and(Estate::is_found)
+    }
+
+    /// Stores a change at once if there are few services and servers; otherwise
+    /// [`keep`](Self::keep) does.
+    pub(super) fn has_changed(&self, context: &Context) {
+        let Some(estate) = &self.estate else { return };
+        if !is_small(&context.control()) {
+            self.unkept.store(true, Ordering::Release);
+            return;
+        }
+        self.store(estate, context);
+    }
+
+    /// Stores counters, and changes that are not stored yet.
+    pub(super) fn keep(&self, context: &Context) {
+        let Some(estate) = &self.estate else { return };
+        let began = SystemInstant::now();
+        let mut rests = lock(&self.rests_until);
+        if rests.is_some_and(|until| began < until) {
+            return;
+        }
+        estate.keep_counts(context);
+        if self.unkept.load(Ordering::Acquire) {
+            self.store(estate, context);
+        }
+        // A fifth of the caller's time at most, however many servers there are.
+        *rests = Some(SystemInstant::now() + began.elapsed() * 4);
+    }
+
+    /// Stores a snapshot. Snapshots are stored in the order in which they were taken.
+    fn store(&self, estate: &Estate, context: &Context) {
+        let _turn = lock(&self.storing);
+        self.unkept.store(false, Ordering::Release);
+        let snapshot = snapshot(&context.control());
+        snapshot.store(estate);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// What is kept, beside connections and counters. Another version may know other calls.
 #[derive(Debug, Deserialize, Serialize)]
 struct Kept<C> {
@@ -194,13 +266,13 @@ pub(super) struct Left {
 
 /// What there is now, to be stored without the lock of the control half.
 #[derive(Debug)]
-pub(super) struct Snapshot {
+struct Snapshot {
     kept: Kept<Call>,
     held: HeldServices,
 }
 
 /// Takes a snapshot of what a successor is to find.
-pub(super) fn snapshot(control: &Control) -> Snapshot {
+fn snapshot(control: &Control) -> Snapshot {
     let mut kept = Kept {
         calls: Vec::new(),
         records: Vec::new(),
@@ -262,7 +334,7 @@ pub(super) fn snapshot(control: &Control) -> Snapshot {
 
 impl Snapshot {
     /// Stores it for a successor.
-    pub(super) fn store(&self, estate: &Estate) {
+    fn store(&self, estate: &Estate) {
         if let Estate::InKernel(in_kernel) = estate {
             in_kernel.set_services(&self.held);
         }
@@ -277,7 +349,7 @@ impl Snapshot {
 }
 
 /// Whether so little is kept that it is kept at every change.
-pub(super) fn is_small(control: &Control) -> bool {
+fn is_small(control: &Control) -> bool {
     control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
 }
 
@@ -339,44 +411,6 @@ pub(super) fn restore(
     }
 }
 
-/// Between two attempts to start a daemon whose interface is not there.
-const AGAIN: Duration = Duration::from_millis(500);
-
-/// Starts synchronisation daemons that ran, and gives those whose interface is down or gone.
-pub(super) fn start_daemons(shared: &Shared, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
-    let starts = |daemon: &SyncDaemon| {
-        let started = shared.apply(vec![Call::DaemonStart(daemon.clone())], false);
-        let Err(failure) = started else { return false };
-        let waits = matches!(
-            failure.code,
-            FailureCode::NoDevice | FailureCode::Unreachable
-        );
-        // Whoever has started one meanwhile has decided.
-        if !waits && failure.code != FailureCode::Running {
-            warn!(
-                "of what the engine before this one had: {}",
-                failure.message
-            );
-        }
-        waits
-    };
-    daemons.into_iter().filter(starts).collect()
-}
-
-/// As [`start_daemons`], when their interfaces are there.
-pub(super) fn start_daemons_in_time(shared: &Shared, mut waiting: Vec<SyncDaemon>) {
-    for daemon in &waiting {
-        warn!(
-            "a synchronisation daemon of the engine before this one waits for {}",
-            daemon.interface
-        );
-    }
-    while !waiting.is_empty() && !shared.is_stopping() {
-        thread::sleep(AGAIN);
-        waiting = start_daemons(shared, waiting);
-    }
-}
-
 /// Connections that a predecessor has left.
 #[derive(Debug)]
 pub(super) enum Inheritance {
@@ -417,7 +451,7 @@ pub(super) fn shards(
 /// Takes over the connections that a predecessor has left, and what was counted of `records`. The
 /// path in the kernel holds back meanwhile. `steering` says whose a connection is.
 pub(super) fn take_over(
-    shared: &Shared,
+    context: &Context,
     shards: &mut [Shard],
     estate: &Estate,
     inheritance: Inheritance,
@@ -428,12 +462,12 @@ pub(super) fn take_over(
     let locals = estate.locals_left();
     let started = SystemInstant::now();
     let _held = estate.hold();
-    let mut control = shared.control();
+    let mut control = context.control();
     for shard in &mut *shards {
         control.sweep(shard);
     }
     estate.take_counts(&mut control, records);
-    let now = shared.now();
+    let now = context.now();
     let ahead = estate.clock_ahead(now);
     match inheritance {
         Inheritance::InPlace(adoption) => {
@@ -459,7 +493,7 @@ pub(super) fn take_over(
             }
         }
     }
-    estate.set_clock(shared.now());
+    estate.set_clock(context.now());
     estate.has_taken_over();
     info!(
         connections = shards.iter().map(Shard::len).sum::<usize>(),

@@ -35,8 +35,10 @@ use tracing::{info, warn};
 use self::frame::{FrameError, Key};
 pub(super) use self::hub::Hub;
 use super::config::PeersConfig;
+use super::context::Context;
 use super::decider::Decider;
-use super::shared::Shared;
+use super::threads::Threads;
+use super::worker::Worker;
 use crate::random::random;
 use lvs_sys::EventFd;
 
@@ -53,7 +55,8 @@ const SHORT: Duration = Duration::from_millis(100);
 /// The peers of an engine.
 #[derive(Debug)]
 pub(in crate::engine) struct Peers {
-    shared: Weak<Shared>,
+    context: Weak<Context>,
+    workers: Weak<Threads<Worker>>,
     key: Key,
     /// Of this run of the engine.
     identity: [u8; 16],
@@ -68,7 +71,7 @@ pub(in crate::engine) struct Peers {
     tables: Mutex<tables::Own>,
     started: Instant,
     peers: Vec<Arc<Peer>>,
-    pub(in crate::engine) hub: Hub,
+    hub: Arc<Hub>,
     counts: Counts,
     ready: AtomicBool,
     stop: AtomicBool,
@@ -165,7 +168,11 @@ impl Peers {
     ///
     /// # Errors
     /// What is wrong, and what to do about it.
-    pub(super) fn start(config: &PeersConfig, shared: &Arc<Shared>) -> Result<Arc<Self>, String> {
+    pub(super) fn start(
+        config: &PeersConfig,
+        context: &Arc<Context>,
+        threads: &Arc<Threads<Worker>>,
+    ) -> Result<Arc<Self>, String> {
         let mut addresses = Vec::new();
         for &peer in &config.peers {
             let mut peer = peer;
@@ -215,7 +222,8 @@ impl Peers {
             })
         });
         let this = Arc::new(Self {
-            shared: Arc::downgrade(shared),
+            context: Arc::downgrade(context),
+            workers: Arc::downgrade(threads),
             key,
             identity: random().map_err(failed)?,
             keys,
@@ -226,7 +234,7 @@ impl Peers {
             tables: Mutex::default(),
             started: Instant::now(),
             peers: peers.collect(),
-            hub: Hub::default(),
+            hub: threads.hub.clone(),
             counts: Counts::default(),
             ready: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -299,14 +307,20 @@ impl Peers {
     }
 
     fn now(&self) -> lvs_core::Instant {
-        let shared = self.shared.upgrade();
-        shared.map_or(lvs_core::Instant::ZERO, |shared| shared.now())
+        let context = self.context.upgrade();
+        context.map_or(lvs_core::Instant::ZERO, |context| context.now())
     }
 
-    /// Has the packet worker do something, after it has told what has changed.
+    /// Posts a job to the packet worker, which sends its changes first.
     fn on_worker(&self, job: impl FnOnce(&mut Decider) + Send + 'static) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.post_decider(job);
+        // There is one worker.
+        let threads = self.workers.upgrade();
+        if let Some(worker) = threads
+            .as_ref()
+            .and_then(|threads| threads.workers().first())
+        {
+            let job = move |worker: &mut Worker| worker.with_decider(job);
+            worker.mailbox.post(job);
         }
     }
 
@@ -331,19 +345,19 @@ impl Peers {
         budget: usize,
         since: Option<lvs_core::Instant>,
     ) -> (Vec<u8>, Option<usize>) {
-        let Some(shared) = self.shared.upgrade() else {
+        let Some(context) = self.context.upgrade() else {
             return (Vec::new(), None);
         };
-        let now = shared.now();
-        let control = shared.control();
+        let now = context.now();
+        let control = context.control();
         control.told_templates_piece(from, budget, since, now)
     }
 
     /// The digests of this director's services.
     fn services(&self) -> Arc<ServiceDigests> {
         let mut own = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(shared) = self.shared.upgrade() {
-            own.follow(&shared);
+        if let Some(context) = self.context.upgrade() {
+            own.follow(&context);
         }
         own.digests()
     }

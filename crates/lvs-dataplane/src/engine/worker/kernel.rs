@@ -38,18 +38,21 @@ pub(super) struct KernelSide {
 }
 
 impl Worker {
-    /// Publishes connections from now on, each after so many packets.
-    pub(in crate::engine) fn use_in_kernel(&mut self, in_kernel: Arc<InKernel>, after: u32) {
-        self.kernel.path = Some(in_kernel);
-        self.decider.shard.follow_local_ends();
-        self.decider.ripe_after = after;
+    /// Offloads connections from now on, each after so many packets, if there is a kernel fast
+    /// path.
+    pub(in crate::engine) fn use_in_kernel(&mut self, after: u32) {
+        if let Some(in_kernel) = self.context.in_kernel() {
+            self.kernel.path = Some(in_kernel.clone());
+            self.decider.shard.follow_local_ends();
+            self.decider.ripe_after = after;
+        }
     }
 
     /// Publishes the connections that are ripe for it, if what has come in before is on its way
     /// (`quiet`), so that nothing overtakes it. An engine that does not get there for long
     /// cannot keep up and loses packets: then it does not wait.
     pub(super) fn publish_ripe(&mut self, quiet: bool) {
-        let now = self.shared.now();
+        let now = self.context.now();
         if quiet {
             self.kernel.quiet = now;
         } else if now.saturating_since(self.kernel.quiet) < BUSY {
@@ -144,7 +147,7 @@ impl Worker {
             return Err(WithEngine::New { of });
         };
         // Of one that is published, too: it may be closing, which begins no epoch.
-        self.what_to_publish(conn, kernel, self.shared.now())?;
+        self.what_to_publish(conn, kernel, self.context.now())?;
         Err(match decider.shard.ripeness(conn, of, epoch) {
             Ripeness::Published => return Ok(()),
             Ripeness::Stale => WithEngine::Stale,
@@ -216,7 +219,7 @@ impl Worker {
             LocalsAre::Wanted => {
                 // The kernel takes its time: that is for the keeper.
                 let kernel = kernel.clone();
-                self.shared.post_keeper(move |_| kernel.make_locals());
+                self.threads.post_keeper(move |_| kernel.make_locals());
             }
             LocalsAre::Coming if waiting < LOCALS_WAITING => {}
             LocalsAre::Coming => {
