@@ -19,7 +19,8 @@ use serde_json::Value;
 use tracing::{info, warn};
 
 use super::context::Context;
-use crate::host::keeper::{Keeper, Outliving};
+use crate::host::keeper::Keeper;
+use crate::host::setup::Outliving;
 use crate::in_kernel::{Held, HeldServices, InKernel, LocalsLeft};
 use crate::outlive::{Outlive, Record};
 use lvs_packet::steer::Steering;

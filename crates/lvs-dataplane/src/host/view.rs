@@ -15,8 +15,8 @@ use lvs_core::LocalAddress;
 use lvs_core::api::{Failure, Host, Need};
 use lvs_core::mark::MarkRule;
 
-use super::interception;
 use super::local_nodes;
+use super::permits::permits_routed;
 use super::regions::Regions;
 use crate::netlink::{NetState, RouteKind};
 use lvs_packet::drop::FrameDrop;
@@ -361,7 +361,7 @@ impl fmt::Display for NoRoute {
 impl Host for View {
     fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
         if self.tables.is_routed() {
-            interception::permits_routed(need, &self.tables.state)?;
+            permits_routed(need, &self.tables.state)?;
         }
         Ok(())
     }

@@ -23,9 +23,8 @@ use lvs_core::offload::{LocalChange, LocalEnd};
 use tracing::{debug, warn};
 
 use super::InKernel;
-use super::arrays::Maps;
 use super::layout::{LOCAL_KEY_WORDS, LOCAL_WORDS, local};
-use super::pins::Pins;
+use super::pins::{Maps, Pins};
 use lvs_sys::{MapPlace, SharedMap};
 
 /// The names of the array, and of the map in it.

@@ -55,8 +55,8 @@ pub use self::epochs::Held;
 pub use self::error::InKernelError;
 use self::error::step;
 use self::layout::{
-    COUNT_WORDS, HOP_WORDS, RULE_WORDS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS, conf, count, hop,
-    share, tunnel,
+    COUNT_WORDS, HOP_WORDS, HOPS, RULE_WORDS, SERVERS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS,
+    conf, count, hop, share, tunnel,
 };
 use self::locals::Locals;
 pub(crate) use self::locals::{LocalsAre, LocalsLeft};
@@ -77,10 +77,6 @@ pub const RIPE: NonZeroU32 = NonZeroU32::new(16).unwrap();
 const LONG_ENOUGH: Duration = Duration::from_secs(30);
 /// How long a slot that was published is not used again: a program may be looking at it.
 const QUARANTINE: Duration = Duration::from_millis(200);
-/// Ways out at most.
-const HOPS: u16 = 16_384;
-/// Records of servers whose connections are published.
-const SERVERS: u32 = 4_096;
 /// How long no way out is given another meaning after they have run out.
 const HOPS_REST: Duration = Duration::from_millis(200);
 

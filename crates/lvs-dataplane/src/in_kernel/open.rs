@@ -11,15 +11,15 @@ use lvs_core::Instant;
 use lvs_core::memory::Layout;
 use tracing::{info, warn};
 
-use super::arrays::{Arrays, Maps};
+use super::arrays::Arrays;
 use super::epochs::Epochs;
 use super::error::{InKernelError, step};
-use super::layout::{ABOUT_WORDS, COUNT_WORDS, TOLD_BYTES, conf, next};
+use super::layout::{ABOUT_WORDS, COUNT_WORDS, SERVERS, TOLD_BYTES, conf, next};
 use super::locals::Locals;
-use super::pins::{self, Pins};
+use super::pins::{self, Maps, Pins};
 use super::room::Room;
 use super::xdp::Xdp;
-use super::{InKernel, SERVERS, attach, lock, object};
+use super::{InKernel, attach, lock, object};
 use crate::outlive::{INCOMPLETE, WITHOUT_ENGINE};
 use lvs_sys::{
     self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedSet,

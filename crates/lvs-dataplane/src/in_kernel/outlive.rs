@@ -11,8 +11,8 @@ use std::time::Duration;
 use lvs_core::{Control, Instant};
 use tracing::debug;
 
-use super::layout::{COUNT_WORDS, conf};
-use super::{InKernel, SERVERS, lock};
+use super::layout::{COUNT_WORDS, SERVERS, conf};
+use super::{InKernel, lock};
 use crate::outlive::{Area, KEPT_WORDS, Record, text_words};
 use lvs_sys::SharedArray;
 

@@ -16,11 +16,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
+use tracing::warn;
 
 use super::layout::{ABOUT_WORDS, conf};
 use crate::outlive::Area;
-use lvs_sys::SharedArray;
-use lvs_sys::netns;
+use lvs_sys::{Program, ProgramLink, SharedArray, netns};
+
+/// The origin of the maps of a dataplane.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Maps<'a> {
+    /// New maps, which end with the dataplane.
+    New,
+    /// New maps, which stay for a successor if the dataplane is killed.
+    Pinned(&'a Pins),
+    /// The maps of a predecessor.
+    Found(&'a Pins),
+}
 
 /// Where the BPF file system is.
 const FILE_SYSTEM: &str = "/sys/fs/bpf";
@@ -282,6 +293,33 @@ pub(super) fn about(processors: u32) -> [u64; ABOUT_WORDS] {
     words[2] = processors.into();
     words[COOKIE] = netns::cookie().unwrap_or(0);
     words
+}
+
+/// Attaches a program to an interface. With `pin`, the link is pinned there and stays when the
+/// dataplane is killed; a link of a predecessor gets the program.
+pub(super) fn attach(
+    program: &Program,
+    ifindex: u32,
+    pin: Option<&Path>,
+) -> io::Result<ProgramLink> {
+    let Some(path) = pin else {
+        return program.attach(ifindex);
+    };
+    if let Ok(link) = ProgramLink::pinned(path) {
+        match link.update(program) {
+            Ok(()) => return Ok(link),
+            // Of an interface that is gone; another one has its number now.
+            Err(_) => fs::remove_file(path)?,
+        }
+    }
+    let link = program.attach(ifindex)?;
+    if let Err(error) = link.pin(path) {
+        warn!(
+            "connections do not outlive this engine: {}: {error}",
+            path.display()
+        );
+    }
+    Ok(link)
 }
 
 #[cfg(test)]

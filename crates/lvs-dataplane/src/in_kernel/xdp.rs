@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use super::attach::attach;
 use super::layout::{HOP_WORDS, MAC_PLACES, MAC_WORDS, TOLD_BYTES, hop, mac};
+use super::pins::attach;
 use super::{InKernel, lock};
 use lvs_packet::wire::Mac;
 use lvs_sys::{PerCpuArray, Program, ProgramLink, SharedArray};
