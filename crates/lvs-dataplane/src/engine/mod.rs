@@ -8,7 +8,7 @@
 //! handle      the dataplane as the control socket and the keeper see it
 //! peers       replication
 //! worker      a packet worker: decider, pipeline, ports
-//! decider  successor  report
+//! decider  successor  warm_state  report
 //! context     lock, clock, stop flag, latest view      threads   mailboxes and queues
 //! config hook pauses inbox capture network priority pages kernel_path
 //! ```
@@ -36,6 +36,7 @@ mod rules;
 mod start;
 mod successor;
 mod threads;
+mod warm_state;
 mod worker;
 
 pub use self::config::{

@@ -19,8 +19,9 @@ use super::handle::Handle;
 use super::hook::PacketHook;
 use super::kernel_path::{self, Against, Wanted};
 use super::peers::Peers;
-use super::successor::{self, Estate, Inheritance, Keeping, Left, Shards};
+use super::successor::{self, Inheritance, Keeping, Left, Shards};
 use super::threads::{Requests, Threads};
+use super::warm_state::WarmState;
 use super::worker::{Equipment, Worker};
 use super::{pages, rules};
 use crate::host::keeper::Keeper;
@@ -215,7 +216,7 @@ impl Drop for Engine {
 /// Phase 1: the connection tables.
 struct Tables {
     kernel: KernelPath,
-    estate: Option<Estate>,
+    state: Option<Arc<dyn WarmState>>,
     shards: Vec<Shard>,
     /// Connections of a predecessor.
     inheritance: Option<Inheritance>,
@@ -237,9 +238,9 @@ impl Tables {
                 if let Some(holder) = wanted.outlive {
                     holder.end();
                 }
-                let estate = Estate::InKernel(in_kernel.clone());
-                let made = successor::shards(control, &estate, vec![memory], None);
-                (Ok(in_kernel), Some((estate, made)))
+                let made = successor::shards(control, &*in_kernel, vec![memory], None);
+                let state: Arc<dyn WarmState> = in_kernel.clone();
+                (Ok(in_kernel), Some((state, made)))
             }
             Err(why_not) => {
                 let holder = wanted.outlive;
@@ -247,10 +248,10 @@ impl Tables {
                 (Err(why_not), opened)
             }
         };
-        if let Some((estate, (shards, inheritance))) = opened {
+        if let Some((state, (shards, inheritance))) = opened {
             return Ok(Self {
                 kernel,
-                estate: Some(estate),
+                state: Some(state),
                 shards,
                 inheritance,
                 pages: Vec::new(),
@@ -261,7 +262,7 @@ impl Tables {
         let (shards, pages) = made.into_iter().flatten().unzip();
         Ok(Self {
             kernel,
-            estate: None,
+            state: None,
             shards,
             inheritance: None,
             pages,
@@ -293,7 +294,7 @@ impl OnHost {
     ) -> Result<Self, StartError> {
         let Tables {
             kernel,
-            estate,
+            state,
             shards,
             inheritance,
             pages,
@@ -301,11 +302,11 @@ impl OnHost {
         setup.in_kernel = kernel.as_ref().ok().cloned();
         let context = Arc::new(Context::new(control, kernel));
         let threads = Threads::new(workers.get()).map_err(StartError::Thread)?;
-        if let Some(estate) = &estate {
-            setup.outlive = estate.outliving();
+        if let Some(state) = &state {
+            setup.outlive = state.outliving();
             // A successor sets its clock after it has taken over.
             if inheritance.is_none() {
-                estate.set_clock(context.now());
+                state.set_clock(context.now());
             }
         }
         let midnight = SystemTime::now()
@@ -316,14 +317,14 @@ impl OnHost {
         let common = Arc::new(common.with_workers(workers));
         let (requests, queues): (Vec<_>, Vec<Receiver<Request>>) =
             shards.iter().map(|_| Requests::new()).unzip();
-        let left = estate.as_ref().zip(inheritance);
-        let left = left.map(|(estate, inheritance)| {
+        let left = state.as_ref().zip(inheritance);
+        let left = left.map(|(state, inheritance)| {
             let (mut control, now) = (context.control(), context.now());
-            let left = successor::restore(&mut control, &View::default(), estate, now);
+            let left = successor::restore(&mut control, &View::default(), &**state, now);
             (inheritance, left)
         });
         let steering = setup.steering.clone();
-        let handle = Handle::new(context, Arc::new(threads), Keeping::new(estate));
+        let handle = Handle::new(context, Arc::new(threads), Keeping::new(state));
         let keeper = Keeper::new(handle.clone(), setup, queues)?;
         // Made before connections wait for a worker.
         let equipments = shards.iter().map(|_| Equipment::new(common.clone()));
@@ -342,7 +343,7 @@ impl OnHost {
 
     /// Takes over the connections of a predecessor. Returns its synchronisation daemons.
     fn take_over(&mut self) -> Vec<SyncDaemon> {
-        let Some(estate) = self.handle.keeping.estate() else {
+        let Some(state) = self.handle.keeping.state() else {
             return Vec::new();
         };
         let mut daemons = Vec::new();
@@ -354,10 +355,10 @@ impl OnHost {
             self.keeper.publish();
             let (context, shards) = (&self.handle.context, &mut self.shards);
             let (records, steering) = (&left.records, self.steering.as_deref());
-            successor::take_over(context, shards, estate, inheritance, records, steering);
+            successor::take_over(context, shards, state, inheritance, records, steering);
             daemons = left.daemons;
         }
-        estate.keep_shield(&self.keeper);
+        state.keep_shield(&self.keeper);
         daemons
     }
 
@@ -403,8 +404,8 @@ impl OnHost {
         engine.spawn("lvs-keeper".to_owned(), move || {
             keeper.run(handle.threads.keeper());
             handle.threads.drop_ports();
-            if let Some(estate) = handle.keeping.estate() {
-                estate.end();
+            if let Some(state) = handle.keeping.state() {
+                state.end();
             }
         })?;
         Ok(engine)
@@ -464,13 +465,12 @@ fn open_outlive(
     control: &Control,
     workers: NonZeroUsize,
     holder: Holder,
-) -> Option<(Estate, Shards)> {
+) -> Option<(Arc<dyn WarmState>, Shards)> {
     let opened = Outlive::open(control.layout(), workers.get(), holder);
     let made = opened.and_then(|outlive| {
         let (memories, left) = (outlive.memories()?, outlive.memories_left()?);
-        let estate = Estate::Memory(Arc::new(outlive));
-        let shards = successor::shards(control, &estate, memories, left);
-        Ok((estate, shards))
+        let shards = successor::shards(control, &outlive, memories, left);
+        Ok((Arc::new(outlive) as Arc<dyn WarmState>, shards))
     });
     made.inspect_err(|error| warn!("connections do not outlive this engine: {error}"))
         .ok()
