@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use crate::host::view::View;
 use lvs_packet::drop::FrameDrop;
-use lvs_packet::net::{About, Net, NextHop, PortId, PortInfo};
-use lvs_packet::ways::Way;
+use lvs_packet::net::{About, Net, NextHop, PortId, PortInfo, Way};
 use lvs_packet::wire::Mac;
 
 /// What is remembered of one address.

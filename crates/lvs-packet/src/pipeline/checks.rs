@@ -16,33 +16,6 @@ use crate::wire::icmp::ErrorKind;
 use crate::wire::ip_options::{self, Refused};
 use crate::wire::{ipv4, ipv6};
 
-/// Whether no other host can have sent this (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`: it
-/// is addressed to a service's address. Real servers that have the address themselves may send from
-/// it through a director that is their gateway, if [`Net::forges_vips`] does not say otherwise. The
-/// kernel believes an IPv6 packet from an address of its own; here its answer would come back to
-/// the host, or to the engine, or go round for ever.
-#[inline]
-pub(crate) fn is_martian<N: Net>(src: IpAddr, dst: IpAddr, to_vip: bool, net: &N) -> bool {
-    let forged =
-        |forges_vips: bool| net.is_forged(src) && (to_vip || forges_vips || !net.is_vip(src));
-    match src {
-        IpAddr::V4(src) => {
-            src.is_loopback()
-                || dst.is_loopback()
-                || src.is_multicast()
-                || src.is_broadcast()
-                || src.octets()[0] == 0
-                || forged(net.forges_vips())
-        }
-        IpAddr::V6(src) => {
-            src.is_loopback()
-                || dst.is_loopback()
-                || src.to_ipv4_mapped().is_some()
-                || forged(false)
-        }
-    }
-}
-
 /// The length of what does not fit `mtu` and must not be fragmented: the packet, or the longest of
 /// its segments.
 fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, FrameDrop> {

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use lvs_core::Hook;
 
 use super::datagram::{Arrival, Job};
-use super::{Cx, Decide, Fate, Pipeline, ReversePath, is_martian};
+use super::{Cx, Decide, Fate, Pipeline, ReversePath};
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
-use crate::net::{Net, PortId, PortInfo};
+use crate::net::{Net, PortId, PortInfo, is_martian};
 use crate::parse::{self, Fragment};
 use crate::segment;
 use crate::wire::vlan::{self, Priority};

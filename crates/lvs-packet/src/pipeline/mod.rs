@@ -48,13 +48,12 @@ use crate::tunnel_path::KnownPaths;
 use crate::wire::Mac;
 use lvs_sys::prefetch;
 
-pub(crate) use self::checks::is_martian;
 pub use self::counters::{Counters, Fate};
 use self::leave::Pieces;
-pub use self::output::{Output, Request};
+pub use self::output::{Output, Request, Whole};
 use self::own::OwnError;
 pub use self::settings::{ClampMss, Echo, ReversePath, Settings};
-pub use self::share::{Share, Whole};
+pub use self::share::Share;
 use self::warm::{AHEAD, Known};
 
 /// Who decides what becomes of packets: the director.

@@ -1,8 +1,9 @@
-//! What the packet path hands back: frames to send, and requests.
+//! The output of the pipeline: frames to send, and requests.
 
 use std::net::IpAddr;
 
-use super::Whole;
+use super::datagram::Arrival;
+use crate::fragment::History;
 use crate::frame::{Frame, MAX_FRAME};
 use crate::intercept::LocalClient;
 use crate::mld;
@@ -31,6 +32,22 @@ pub enum Request {
         /// Who claims it.
         mac: Mac,
     },
+}
+
+/// A datagram that was reassembled by a worker that it does not belong to.
+#[derive(Debug)]
+pub struct Whole {
+    pub(super) frame: Frame,
+    pub(super) history: History,
+    pub(super) from_host: bool,
+    pub(super) arrival: Option<Arrival>,
+}
+
+impl Whole {
+    /// The bytes of memory that it uses.
+    pub fn size(&self) -> usize {
+        self.frame.capacity()
+    }
 }
 
 /// Frames to send, by port, and requests. Apply the requests first.

@@ -5,6 +5,7 @@
 
 pub mod checksum;
 pub mod icmp;
+mod icmp_message;
 pub mod icmpv6;
 pub mod ip_options;
 pub mod ipv4;

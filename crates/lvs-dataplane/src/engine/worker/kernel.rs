@@ -10,7 +10,8 @@ use tracing::warn;
 use super::Worker;
 use crate::engine::kernel_path::WithEngine;
 use crate::in_kernel::{Held, InKernel, LocalsAre, WayOut};
-use lvs_packet::ways::{Way, Ways};
+use lvs_packet::net::Way;
+use lvs_packet::ways::Ways;
 
 /// How long packets that have come in may always be waiting before connections are published all
 /// the same.
