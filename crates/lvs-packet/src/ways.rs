@@ -22,7 +22,7 @@ pub struct Ways {
 /// The reason why a connection has no such paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoWay {
-    /// What is sent to the virtual address does not arrive here.
+    /// Packets to the virtual address do not arrive here.
     #[error("its virtual address is none of this host's or the engine's")]
     Elsewhere,
     /// Client and server are of different families.
@@ -46,11 +46,11 @@ pub enum NoWay {
 }
 
 impl Ways {
-    /// Those of a connection. `pmtu_disc`: the sysctl of this name.
+    /// The paths of a connection. `pmtu_disc`: the sysctl of this name.
     ///
     /// # Errors
-    /// The packet path would do anything else with its packets than send them there: they are this
-    /// host's own, cannot be believed, have no route, or their neighbour is not known.
+    /// The pipeline would do anything else with the packets than send them there: they are this
+    /// host's own, have an impossible source or no route, or their neighbour is not known.
     pub fn of<N: Net>(
         offer: &Offer,
         net: &N,

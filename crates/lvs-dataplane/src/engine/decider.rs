@@ -1,4 +1,4 @@
-//! The director as the packet path asks it.
+//! The director, for the packet pipeline of one worker.
 
 use std::net::SocketAddrV4;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use lvs_packet::intercept::Intercept;
 use lvs_packet::pipeline::Decide;
 use lvs_sys::prefetch;
 
-/// Connections that may wait to be published; others do so with their next packet.
+/// Connections that may wait to be offloaded; further connections wait for their next packet.
 const RIPE_MAX: usize = 4096;
 
 /// A packet that the control socket asks about.
@@ -36,32 +36,32 @@ pub(super) struct Question {
     pub(super) interface: Option<String>,
 }
 
-/// The director as the packet path asks it: the worker's own shard first, the shared half where
-/// that is not enough.
+/// The director for one packet worker: its own shard first, then the control half if the shard
+/// cannot decide.
 pub(super) struct Decider {
     context: Arc<Context>,
     pub(super) shard: Shard,
     pub(super) hook: Option<Box<dyn PacketHook>>,
     marks: Arc<[MarkRule]>,
-    /// Packets that each of them has taken.
+    /// The packets that each rule has matched.
     pub(super) marked: Vec<u64>,
-    /// What services take: rules by source alone ask.
+    /// The intercepted traffic, for rules that match by source only.
     intercept: Arc<Intercept>,
     /// Name of the interface that the present batch came in on.
     pub(super) interface: Arc<str>,
     pub(super) drops: [u64; DropReason::ALL.len()],
     pub(super) accepts: [u64; AcceptReason::ALL.len()],
-    /// What comes in by the present batch is not for the director: it comes out of a tunnel of the
-    /// host's, and `ignore_tunneled` is set.
+    /// Packets of the present batch are not for the director: they come out of a tunnel of the host,
+    /// and `ignore_tunneled` is set.
     pub(super) ignores: bool,
-    /// Whether to remember the last decision for a capture.
+    /// Whether the last decision is kept for a capture.
     pub(super) tells: bool,
     told: Option<(Tuple, Verdict)>,
-    /// The epoch of the path in the kernel as it was before what is known now; 0 for none.
+    /// The epoch of the kernel fast path from before the latest view; 0 for none.
     pub(super) epoch: u16,
-    /// Packets from the client after which a connection could be published.
+    /// Packets from the client after which a connection can be offloaded.
     pub(super) ripe_after: u32,
-    /// Those that could.
+    /// Connections that can be offloaded.
     pub(super) ripe: Vec<ConnId>,
 }
 
@@ -116,17 +116,17 @@ impl Decider {
         self.context.control_for_packet().sweep(&mut self.shard);
     }
 
-    /// Takes over connections that another director has told of.
+    /// Takes over connections that another director has sent.
     pub(super) fn take_over(&mut self, entries: Vec<Entry>, now: Instant) -> TakenOver {
         self.context
             .control_for_packet()
             .take_over(&mut self.shard, entries, now)
     }
 
-    /// Takes over what a peer has told.
+    /// Takes over the connections of a peer.
     pub(super) fn hear(&mut self, peer: usize, keeps_ties: bool, items: Vec<Item>) -> Heard {
         let now = self.context.now();
-        // What they are looked up by is loaded for all of them first, without the lock.
+        // The table lines of all connections are prefetched first, without the lock.
         let mut aheads: Vec<Ahead> = items
             .iter()
             .map(|item| {
@@ -163,7 +163,7 @@ impl Decider {
         })
     }
 
-    /// What the first rule for marks says that takes a packet.
+    /// The action of the first rule for marks that matches a packet.
     fn mark(&mut self, tuple: &Tuple) -> Option<MarkAction> {
         let to_service = || self.intercept.is_to_service(tuple);
         let taken = self
@@ -192,8 +192,8 @@ impl Decider {
         (number, piece, next)
     }
 
-    /// What would become of a packet, without any of it happening. `in_kernel` says whether packets
-    /// of a connection, or of one that opens now, are forwarded in the kernel.
+    /// Explains the fate of a packet and changes nothing. `in_kernel`: whether a connection, or a new
+    /// one (`None`), is offloaded.
     pub(super) fn explain(
         &self,
         question: &Question,
@@ -232,7 +232,7 @@ impl Decider {
         told
     }
 
-    /// Why the packets of a connection are not forwarded in the kernel, if they are not.
+    /// The reason why a connection is not offloaded; `None` if it is.
     fn with_engine(
         &self,
         tuple: &Tuple,
@@ -285,7 +285,7 @@ impl Decider {
 }
 
 impl Decider {
-    /// Remembers a connection that could be published.
+    /// Queues a connection that can be offloaded.
     fn look_if_ripe(&mut self, conn: ConnId) {
         let (after, epoch) = (self.ripe_after, self.epoch);
         if epoch != 0 && self.ripe.len() < RIPE_MAX && self.shard.is_ripe(conn, after, epoch) {
@@ -323,7 +323,7 @@ impl Decide for Decider {
 
     #[inline]
     fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
-        // Whoever else has a say, or is told, has it on the long way.
+        // Hooks, rules for marks and captures see packets on the slow path.
         if self.ignores || self.hook.is_some() || !self.marks.is_empty() || self.tells {
             return None;
         }
@@ -392,8 +392,7 @@ impl Decider {
             }
         };
         if verdict == Verdict::Drop(DropReason::Unbound) {
-            // An engine that has just started may be told of connections before it is told of
-            // services.
+            // After a start, replicated connections may arrive before the services are added.
             self.context
                 .control_for_packet()
                 .bind_unbound(&mut self.shard, &meta.tuple);
@@ -402,8 +401,8 @@ impl Decider {
     }
 }
 
-/// What the rules for marks say of a packet, and which rule. One that asks for an interface takes
-/// only packets that are said to come in there; where nothing was said, it is named.
+/// The action of the rules for marks on a packet, and the rule. A rule with an interface matches only
+/// if `interface` is that one; without `interface`, the text names the rule.
 fn marked_by(
     rules: &[MarkRule],
     tuple: &Tuple,

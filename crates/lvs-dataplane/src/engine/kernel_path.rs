@@ -1,4 +1,4 @@
-//! Whether an engine uses the path in the kernel.
+//! The decision whether a dataplane uses the kernel fast path.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -17,21 +17,21 @@ use crate::outlive::Holder;
 use lvs_packet::pipeline::{ReversePath, Settings};
 use lvs_packet::ways::NoWay;
 
-/// What is wanted of it.
+/// The configuration of the kernel fast path.
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) wanted: UseKernel,
-    /// Connections in wide slots for which there is memory.
+    /// The number of connections in wide slots.
     pub(super) wide: usize,
-    /// Who holds connections where it does not.
+    /// The state keeper, for a dataplane without the kernel fast path.
     pub(super) outlive: Option<Holder>,
 }
 
-/// The path, and the memory of the connection table there.
+/// The kernel fast path, and the memory of its connection table.
 type Opened = (Arc<InKernel>, Memory);
 
 impl Wanted {
-    /// Opens it, if it is wanted and nothing speaks against it; else says why it is not used.
+    /// Opens the kernel fast path, if it is configured and possible; otherwise returns the reason.
     pub(super) fn open(
         &mut self,
         control: &Control,
@@ -93,7 +93,7 @@ impl Wanted {
         Ok((Arc::new(in_kernel), memory))
     }
 
-    /// What else speaks against it where nobody has asked for it.
+    /// A further obstacle, if the configuration does not name the kernel fast path.
     fn held_elsewhere(&self) -> Option<Against> {
         let held = self.outlive.as_ref().is_some_and(Holder::is_used);
         (held && self.wanted == UseKernel::Try).then_some(Against {
@@ -103,7 +103,7 @@ impl Wanted {
     }
 }
 
-/// Why packets of a connection are not forwarded in the kernel.
+/// The reason why a connection is not offloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum WithEngine {
     #[error("the engine does not use the path in the kernel")]
@@ -134,8 +134,8 @@ pub(super) enum WithEngine {
     Way(#[from] NoWay),
 }
 
-/// Whether the path is used where XDP is asked for, or not: whoever asks for that has asked for the
-/// path.
+/// The use of the kernel fast path, with XDP or without. XDP in the configuration implies the kernel
+/// fast path.
 fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
     match wanted {
         UseKernel::Off if xdp => Err(StartError::XdpAlone),
@@ -144,8 +144,8 @@ fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
     }
 }
 
-/// An engine that does not use the path ends what one that was killed has left there: two would
-/// forward the same packets.
+/// Removes the kernel fast path of a killed predecessor: it and this dataplane would forward the same
+/// packets.
 fn end_what_is_left() {
     match InKernel::clean_up() {
         Ok(0) => {}
@@ -159,14 +159,14 @@ fn end_what_is_left() {
     }
 }
 
-/// What speaks against it, and what to do about that.
+/// An obstacle to the kernel fast path, and the fix.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Against {
     why: &'static str,
     remedy: &'static str,
 }
 
-/// What speaks against it by the settings.
+/// The obstacle in the settings, if there is one.
 pub(super) fn against(
     workers: NonZeroUsize,
     hooked: bool,
@@ -199,8 +199,8 @@ pub(super) fn against(
     Some(Against { why, remedy })
 }
 
-/// Connections in wide slots that there is memory for, of so many at most: in a table of the usual
-/// size, all.
+/// The number of connections in wide slots, of so many connections: all of them in a table of usual
+/// size.
 pub(super) fn wide(connections: usize) -> usize {
     const ALL_OF: usize = 1 << 20;
     (connections / 4).max(connections.min(ALL_OF))

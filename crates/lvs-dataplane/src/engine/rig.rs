@@ -1,5 +1,5 @@
-//! Packet workers without threads and sockets, for whoever measures the packet path in memory. Not
-//! part of the programs (feature `testing`).
+//! Packet workers without threads and sockets, for measurements in memory. Not part of the programs
+//! (feature `testing`).
 
 use std::fmt;
 use std::net::IpAddr;
@@ -24,18 +24,18 @@ use lvs_packet::pipeline::{Request, Settings};
 /// The only port: link 1 of the network.
 const PORT: PortId = PortId(1);
 
-/// Workers of one director. What they do with a frame is what the engine's do, but for receiving
-/// and sending.
+/// Workers of one director. They process frames as the workers of a dataplane do, and neither receive
+/// nor send.
 #[derive(Debug)]
 pub struct Rig {
     /// The workers; each may be taken to a thread of its own.
     pub workers: Vec<RigWorker>,
 }
 
-/// One of them.
+/// A worker of a [`Rig`].
 pub struct RigWorker {
     worker: Worker,
-    /// What it asks the keeper for, which nobody reads.
+    /// The requests to the keeper. No thread reads them.
     _requests: Receiver<Request>,
 }
 
@@ -108,17 +108,18 @@ impl Rig {
 }
 
 impl RigWorker {
-    /// Processes a batch; says how many frames would have left. The frames may receive again.
+    /// Processes a batch. Returns the number of frames that would have been sent. The frames are free
+    /// again.
     pub fn process(&mut self, frames: &mut [Frame]) -> usize {
         self.worker.process(PORT, frames)
     }
 
-    /// Makes large pages of the connection table's, as an engine does by and by.
+    /// Gives large pages to the connection table, as a dataplane does over time.
     pub fn enlarge_pages(&mut self) {
         self.worker.enlarge_pages();
     }
 
-    /// Does what is due.
+    /// Runs the timers.
     pub fn timers(&mut self) {
         self.worker.timers();
     }

@@ -414,7 +414,7 @@ mod tests {
         assert_eq!(left.records.len(), servers);
     }
 
-    /// What a later version adds is left out, and nothing else.
+    /// Calls of a later version are left out, and nothing else.
     #[test]
     fn calls_of_another_version_are_left_out() -> serde_json::Result<()> {
         let text = r#"{"calls": [

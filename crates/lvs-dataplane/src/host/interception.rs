@@ -1,4 +1,4 @@
-//! How the engine comes to packets, and the host to those that the engine leaves to it.
+//! The way in which the dataplane gets packets, and the way in which the host gets them back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,7 +20,7 @@ use crate::random::random;
 use lvs_packet::intercept::{Intercept, LocalClient};
 use lvs_sys::{PacketSocket, TurnBack};
 
-/// How the engine comes to packets.
+/// The way in which the dataplane gets packets.
 #[derive(Debug)]
 pub(super) enum Interception {
     /// As copies, from the packet sockets of its interfaces; the shield keeps the host from the
@@ -85,7 +85,7 @@ impl Interception {
         Ok((routed, Port::Hop(hop)))
     }
 
-    /// What the shield ends with.
+    /// The socket whose end removes the shield.
     pub(super) fn shield(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Copies { shield, .. } => Some(shield.socket()),
@@ -93,7 +93,7 @@ impl Interception {
         }
     }
 
-    /// What the device ends with that the host routes packets through.
+    /// The descriptor whose end removes the TUN device.
     pub(super) fn device(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Copies { .. } => None,
@@ -106,8 +106,8 @@ impl Interception {
         matches!(self, Self::Routed { .. })
     }
 
-    /// What gives frames back on the interface that they came in by; without it they are given back
-    /// through the device that leads to the host.
+    /// The program that reinjects frames on the interface that they came in by. Without it, frames are
+    /// reinjected through the device that leads to the host.
     pub(super) const fn turn_back(&self) -> Option<&TurnBack> {
         match self {
             Self::Copies { turn, .. } => turn.as_ref(),
@@ -213,7 +213,7 @@ impl Interception {
         }
     }
 
-    /// Tells the interfaces on which own addresses are answered for, where the host does that.
+    /// Sets the interfaces on which the host answers for own addresses.
     pub(super) fn set_interfaces(
         &mut self,
         interfaces: BTreeMap<u32, String>,

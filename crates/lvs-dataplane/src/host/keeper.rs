@@ -6,7 +6,7 @@
 //! ```
 //!
 //! However much happens in one round, the packet workers get one [`View`] of what it has led to.
-//! Whoever waits for a change to be followed is answered when that is published.
+//! A caller that waits for a change is answered when the view with the change is published.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
@@ -51,7 +51,7 @@ const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 /// Requests of one packet worker that are served in one round; it is as many as can wait.
 pub(crate) const REQUESTS_MAX: usize = 1024;
 
-/// What concerns the host, and the thread that does it.
+/// The keeper of the host.
 pub(crate) struct Keeper {
     pub(super) engine: Arc<dyn EngineSide>,
     pub(super) setup: Setup,
@@ -75,7 +75,7 @@ pub(crate) struct Keeper {
     /// more.
     ended: Vec<(u64, LocalClient)>,
     pub(super) next: Next,
-    /// Who tells by which interfaces frames without socket buffers can leave.
+    /// The source of the interfaces that can send frames of XDP.
     pub(super) xdp: Option<XdpFeatures>,
     /// Virtual addresses that were asked for.
     pub(super) own_vips: HashSet<IpAddr>,
@@ -125,13 +125,13 @@ pub(super) struct Next {
 }
 
 impl Keeper {
-    /// What the shield ends with, if there is one.
+    /// The socket whose end removes the shield, if there is one.
     pub(crate) fn shield(&self) -> Option<BorrowedFd<'_>> {
         self.interception.shield()
     }
 
-    /// What the device ends with that the host routes packets through, if it does and somebody is to
-    /// hold it.
+    /// The descriptor whose end removes the TUN device, if the host routes packets through it and a
+    /// state keeper stores it.
     pub(crate) fn routed_device(&self) -> Option<BorrowedFd<'_>> {
         self.interception.device()
     }
@@ -612,7 +612,7 @@ impl Keeper {
         self.announced.report(self.engine.now())
     }
 
-    /// What the engine answers for as virtual addresses; those that stand for clients are not.
+    /// The virtual addresses that the dataplane answers for, without the local addresses of full NAT.
     pub(crate) fn answered_vips(&self) -> Vec<IpAddr> {
         let local: HashSet<IpAddr> = self.local_addresses().collect();
         let own = self.intercept.own_vips.iter().copied();

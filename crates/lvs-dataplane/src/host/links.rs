@@ -1,4 +1,4 @@
-//! What the kernel tells: interfaces come and go, addresses, routes and neighbours change.
+//! The events of the kernel: interfaces come and go, addresses, routes and neighbours change.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;

@@ -89,7 +89,7 @@ impl InKernel {
         before.is_empty() && first.is_ok_and(|first| first == self.ingress_id)
     }
 
-    /// What the programs are attached by.
+    /// The mechanism that attaches the programs.
     pub(crate) const fn attached_by(&self) -> &'static str {
         match self.filters {
             Some(_) => "clsact",
@@ -110,7 +110,7 @@ impl InKernel {
     }
 }
 
-/// What attaches programs if the kernel has no tcx; tried out.
+/// The filters that attach programs if the kernel has no tcx. They are tried out.
 pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
     /// There is a loopback in every network namespace.
     const LOOPBACK: u32 = 1;

@@ -140,7 +140,7 @@ mod tests {
 
     const HEADER: &str = include_str!("../../bpf/layout.h");
 
-    /// What the header defines: names and numbers.
+    /// The definitions of the header: names and numbers.
     fn defined() -> BTreeMap<String, u64> {
         let mut all: BTreeMap<String, u64> = BTreeMap::new();
         for line in HEADER.lines() {

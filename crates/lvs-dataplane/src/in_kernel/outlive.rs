@@ -1,5 +1,5 @@
-//! What outlives an engine that is killed: connections go on for a while, and its successor takes
-//! them over with their counters, the services and the settings.
+//! Warm restart of the kernel fast path: offloaded connections continue for a while after the dataplane
+//! is killed, and a successor takes them over with their counters, the services and the settings.
 
 use std::fs;
 use std::io;
@@ -32,7 +32,7 @@ impl InKernel {
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))
     }
 
-    /// What programs still do for frames that came before nothing was in force any more.
+    /// Waits until the programs have finished frames of an earlier epoch.
     pub(crate) fn settle(&self) {
         std::thread::sleep(SETTLED);
     }

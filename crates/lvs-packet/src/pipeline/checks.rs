@@ -1,5 +1,5 @@
-//! What a host does with a packet beside IPVS: it believes no impossible sources, minds IPv4
-//! options, and may lower the segment size of TCP.
+//! The checks of a host that are not a part of IPVS: IPv4 options, the MTU, and the segment size of
+//! TCP.
 
 use std::net::{IpAddr, Ipv4Addr};
 

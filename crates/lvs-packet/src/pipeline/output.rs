@@ -10,7 +10,7 @@ use crate::mld;
 use crate::net::PortId;
 use crate::wire::Mac;
 
-/// What the caller does beside sending, and before it.
+/// A request to the caller, before it sends the frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Ask the kernel for a neighbour's link-layer address, and report it by
@@ -25,11 +25,11 @@ pub enum Request {
     InterceptLocalClient(LocalClient),
     /// Another host claims an address of a service.
     AddressConflict {
-        /// Where it was heard.
+        /// The port of the claim.
         port: PortId,
         /// The address.
         addr: IpAddr,
-        /// Who claims it.
+        /// The link-layer address of that host.
         mac: Mac,
     },
 }
@@ -184,7 +184,7 @@ fn queue_of(queues: &mut Vec<Vec<Frame>>, port: PortId) -> &mut Vec<Frame> {
 
 /// Frames of each kind that are kept for reuse at most.
 const POOL_MAX: usize = 512;
-/// What frames made here usually need: a packet of 1500 bytes in a tunnel.
+/// The usual length of a frame that is made here: a packet of 1500 bytes in a tunnel.
 const SMALL: usize = 1920;
 
 fn keep(large: &mut Vec<Frame>, small: &mut Vec<Frame>, mut frame: Frame) {

@@ -11,7 +11,7 @@ pub mod field {
     pub const CODE: usize = 1;
     /// Checksum.
     pub const CHECKSUM: Field = 2..4;
-    /// What depends on the type. An ICMPv6 "packet too big" has the MTU here.
+    /// The second word, which depends on the type. An ICMPv6 "packet too big" has the MTU here.
     pub const REST: Field = 4..8;
     /// The MTU in an ICMP "fragmentation needed" (RFC 1191 section 4).
     pub const MTU: Field = 6..8;

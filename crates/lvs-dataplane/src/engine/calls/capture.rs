@@ -1,4 +1,4 @@
-//! Packets shown to whoever asks.
+//! Captures of packets.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::engine::capture::{Capture, QUEUE, READERS_MAX, Reader};
 use crate::engine::handle::Handle;
 use lvs_process::server::Sink;
 
-/// How long a capture without packets is silent.
+/// The longest time without an item in a capture without packets.
 const IDLE: Duration = Duration::from_secs(1);
 
 impl Handle {
-    /// Hands out packets until the client is gone.
+    /// Sends packets until the client closes the connection.
     pub(super) fn capture(
         &self,
         filter: CaptureFilter,

@@ -19,9 +19,9 @@ use crate::sync::Prepared;
 const PIECE: usize = 16;
 
 impl Handle {
-    /// Makes these changes, or none, and waits until the packet path has followed: when the caller
-    /// has its answer, the next packet is handled the new way. What is done and not followed
-    /// yet is no refusal, but a warning.
+    /// Makes these changes, or none, and waits until all packet workers use them: after the answer,
+    /// the next packet is handled in the new way. A change that is made and not followed yet is a
+    /// success with a warning.
     pub(in crate::engine) fn apply(
         &self,
         changes: Vec<Call>,
@@ -79,9 +79,9 @@ impl Handle {
         }
     }
 
-    /// Opens the sockets of synchronisation daemons that are to be started, before anything is
-    /// locked: that may take a moment, and fail. Nothing is opened for those that are refused
-    /// anyway, nor for what stands behind a change that is.
+    /// Opens the sockets of synchronisation daemons to be started, before anything is locked: that
+    /// may take a moment, and fail. It opens nothing for daemons that are refused anyway, or that
+    /// follow a refused change.
     fn prepare_daemons(&self, changes: &[Call]) -> Vec<Attempt> {
         let starts = |call: &Call| matches!(call, Call::DaemonStart(_));
         if !changes.iter().any(starts) {
@@ -141,15 +141,15 @@ impl Handle {
         check().map_or_else(|refused: Refused| refused.change, |()| changes.len())
     }
 
-    /// Stops and starts synchronisation daemons, as the control half has them.
+    /// Stops and starts synchronisation daemons, so that the daemons of the control half run.
     fn follow_daemons(&self, attempts: Vec<Attempt>) {
         let wanted = self.context.control().daemons().to_vec();
         let prepared = attempts.into_iter().filter_map(|(_, made)| made.ok());
         self.threads.daemons.follow(&wanted, prepared.collect());
     }
 
-    /// Has the keeper follow a change, and waits until every packet worker has what it has
-    /// published. Gives what could not be followed yet.
+    /// Posts a change to the keeper, and waits until every packet worker uses the view with it.
+    /// Returns a warning for each part that the keeper could not follow yet.
     fn follow(&self, update: Update) -> Result<Vec<String>, Failure> {
         let (generation, warnings) = self.threads.ask_keeper(move |keeper, reply| {
             let warnings = keeper.update(update);
@@ -160,7 +160,7 @@ impl Handle {
     }
 }
 
-/// A synchronisation daemon that is to be started, and what came of opening its sockets.
+/// A synchronisation daemon to be started, and its sockets or the error.
 type Attempt = (SyncDaemon, Result<Prepared, Failure>);
 
 /// The host, with daemons whose sockets have been opened.

@@ -7,13 +7,13 @@ use super::end;
 use crate::engine::handle::Handle;
 use lvs_process::server::Sink;
 
-/// What is looked at in one go, in free slots of the table, so that a listing never holds up
-/// packets for long: 512 connections.
+/// Slots that are read in one job if they are free, or 512 connections, so that a listing never
+/// delays packets for long.
 const PIECE: usize = 8192;
 
 impl Handle {
     pub(super) fn list_connections(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
-        // Where each shard goes on; what is not in it begins at the first slot.
+        // The next slot of each shard; a shard without an entry begins at the first slot.
         let mut starts: Vec<Option<usize>> = Vec::new();
         loop {
             let first = starts.is_empty();

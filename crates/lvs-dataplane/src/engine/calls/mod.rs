@@ -1,4 +1,4 @@
-//! What the control socket can ask for, by subject.
+//! The calls of the control socket, by subject.
 
 mod capture;
 mod change;

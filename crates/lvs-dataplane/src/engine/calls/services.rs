@@ -24,7 +24,7 @@ impl Handle {
         end(out)
     }
 
-    /// What there is to tell of one service, or of all. Nothing is added or removed meanwhile.
+    /// The state of one service, or of all services. No service is added or removed meanwhile.
     fn services(&self, only: Option<ServiceId>) -> Result<Vec<ServiceInfo>, Failure> {
         let now = self.context.now();
         let _changing = self.context.changing();

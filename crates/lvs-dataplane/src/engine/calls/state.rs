@@ -1,4 +1,4 @@
-//! The engine's own state: threads, interfaces, counters.
+//! The dataplane's own state: threads, interfaces, counters.
 
 use lvs_core::FilterLists;
 use lvs_core::api::{
@@ -18,7 +18,7 @@ use lvs_packet::net::PortId;
 use lvs_process::server::Sink;
 
 impl Handle {
-    /// What all packet workers have counted.
+    /// The sum of the counters of all packet workers.
     fn report(&self) -> Result<Report, Failure> {
         let all = self.threads.ask(Worker::report)?;
         let all = all.into_iter().reduce(Report::add);
@@ -77,14 +77,14 @@ impl Handle {
         Ok(info)
     }
 
-    /// What synchronisation has counted.
+    /// The counters of the synchronisation daemons.
     fn sync_counts(&self, report: &Report) -> SyncCounts {
         let mut counts = self.threads.daemons.counts.read();
         counts.queue_full += report.unsynced;
         counts
     }
 
-    /// What is known of other directors.
+    /// The state of replication with peers.
     pub(super) fn sync_state(&self) -> SyncState {
         let alone = || SyncState {
             ready: true,
@@ -93,7 +93,7 @@ impl Handle {
         self.peers().map_or_else(alone, |peers| peers.report())
     }
 
-    /// Takes which addresses are to be announced by routes.
+    /// Sets the addresses that are announced by routes.
     pub(super) fn announce(&self, spec: AnnounceSpec) -> Result<Announcements, Failure> {
         let count = spec.addresses.len();
         if count > ANNOUNCED_MAX {

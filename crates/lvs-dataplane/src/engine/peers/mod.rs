@@ -113,13 +113,13 @@ struct Peer {
 #[derive(Debug, Default)]
 struct State {
     step: Step,
-    /// Whom we listen to.
+    /// The run of the peer that we receive from.
     identity: Option<[u8; 16]>,
     stream: Option<TcpStream>,
     /// It has lent connections that nobody has adopted.
     lends: bool,
     trouble: Option<(Trouble, String)>,
-    /// What it has told so far, in bulk.
+    /// The connections received in the full sync so far.
     received: u64,
     bulk: Option<(u64, Duration, Instant)>,
     /// It was compared with its digest.
@@ -167,7 +167,7 @@ impl Peers {
     /// Begins to talk to other directors.
     ///
     /// # Errors
-    /// What is wrong, and what to do about it.
+    /// The reason and the fix, as text.
     pub(super) fn start(
         config: &PeersConfig,
         context: &Arc<Context>,
@@ -425,7 +425,7 @@ impl Peers {
         }
     }
 
-    /// What has become of a portion.
+    /// Counts the results of a portion.
     fn heard(&self, heard: Heard) {
         self.add(|counts| &counts.taken, heard.taken.taken);
         self.add(|counts| &counts.nonsense, heard.taken.nonsense);

@@ -57,7 +57,7 @@ impl Own {
     }
 }
 
-/// What is to be said of a comparison.
+/// A log line about a comparison.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Said {
     /// The directors have differed for too long.

@@ -89,7 +89,7 @@ fn run_jobs((_, threads): &Parts, worker: &mut Worker) {
     }
 }
 
-/// What is counted of frames that nobody should send.
+/// The counters of invalid frames.
 fn counted(peers: &Peers) -> (u64, u64) {
     let report = peers.report();
     (report.forged, report.malformed)

@@ -1,4 +1,4 @@
-//! What a packet worker does about the path in the kernel: publishes connections, and follows its clock.
+//! The worker side of the kernel fast path: offloading connections, and its clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const LOCALS_AT_ONCE: usize = 512;
 /// Slots whose connections are withdrawn in one round of housekeeping, when all are to be.
 const WITHDRAW_BUDGET: usize = 1 << 20;
 
-/// What concerns the path in the kernel.
+/// The state of a worker for the kernel fast path.
 #[derive(Default)]
 pub(super) struct KernelSide {
     /// The path, if there is one.
@@ -87,7 +87,7 @@ impl Worker {
         self.decider.ripe.clear();
     }
 
-    /// What a router has said of a way through a tunnel holds for packets in the kernel, too.
+    /// Applies a path MTU that was learned for a tunnel to offloaded connections, too.
     pub(super) fn heed_lessons(&mut self) {
         if let Some(kernel) = &self.kernel.path {
             let lessons = self.pipeline.common().tunnels().lessons();
@@ -111,8 +111,8 @@ impl Worker {
         judges.then_some(WithEngine::IgnoreTunneled)
     }
 
-    /// What a connection can be published by, if nothing but counting is to be done about its
-    /// packets; else why not.
+    /// The offload plan and the paths of a connection, if its packets need nothing but counting;
+    /// otherwise the reason.
     fn what_to_publish(
         &self,
         conn: ConnId,

@@ -52,7 +52,7 @@ const EXPIRY_BUDGET: usize = 1024;
 const DOWN_BUDGET: usize = 4096;
 /// How long packets have their turn between two such rounds.
 const DOWN_PERIOD: Duration = Duration::from_millis(1);
-/// What other directors are to be told is passed on once in such a time, or when it is so much.
+/// Changes are passed on to peers once in such a time, or when there are so many bytes.
 const TELL_PERIOD: Duration = Duration::from_millis(1);
 const TELL_BYTES: usize = 16 << 10;
 /// How long SYNs may wait to be looked at in a flood of them.
@@ -64,7 +64,7 @@ const SYNC_AT_LAST: Duration = Duration::from_secs(2);
 /// Between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
-/// What a packet worker owns.
+/// A packet worker.
 pub(crate) struct Worker {
     context: Arc<Context>,
     threads: Arc<Threads<Self>>,
@@ -79,10 +79,10 @@ pub(crate) struct Worker {
     requests: Requests,
     clients: LocalClients,
     captures: Vec<Capture>,
-    /// What the keeper is told of.
+    /// Counters for the keeper.
     tally: Tally,
     next_housekeeping: Instant,
-    /// When other directors were told of changes last.
+    /// The time at which changes were last passed on to peers.
     told: Instant,
     kernel: KernelSide,
     /// The connection table's, until they become large ones.
@@ -92,7 +92,7 @@ pub(crate) struct Worker {
     priority: Option<Priority>,
 }
 
-/// What a packet worker works with: megabytes, which take their time to make.
+/// The pipeline and buffers of a packet worker. They are megabytes, which take time to make.
 pub(crate) struct Equipment {
     pipeline: Pipeline,
     output: Output,
@@ -109,7 +109,7 @@ impl Equipment {
     }
 }
 
-/// What concerns the other workers.
+/// The state of a worker for the other workers.
 #[derive(Default)]
 struct Others {
     /// The processor that this one runs on, while they run on others.
@@ -120,7 +120,7 @@ struct Others {
     taken: Vec<Parcel>,
 }
 
-/// What a worker counts for the keeper.
+/// The counters of a worker for the keeper.
 #[derive(Default)]
 struct Tally {
     /// Resets sent since the first of the servers went down whose connections are being ended.
@@ -506,7 +506,7 @@ impl Worker {
         self.post_parcels();
     }
 
-    /// What comes next has come in on this port.
+    /// Sets the port that the next frames have come in by.
     fn comes_from(&mut self, port: PortId) {
         let view = self.network.view();
         if let Some(known) = view.tables.port(port) {
@@ -648,7 +648,7 @@ impl Worker {
         }
     }
 
-    /// Tells other directors what has changed.
+    /// Passes changes on to the outgoing queues of peers.
     fn tell_peers(&mut self) {
         let shard = &mut self.decider.shard;
         if shard.has_changes() {
@@ -670,7 +670,7 @@ impl Worker {
         }
     }
 
-    /// Does something with the director, after what has changed before was told.
+    /// Runs a job on the director, after earlier changes were passed on to peers.
     pub(super) fn with_decider(&mut self, job: impl FnOnce(&mut Decider)) {
         self.tell_peers();
         job(&mut self.decider);
@@ -787,7 +787,7 @@ impl Worker {
         &self.decider
     }
 
-    /// What would become of a packet, without any of it happening.
+    /// Explains the fate of a packet and changes nothing.
     pub(super) fn explain(&mut self, question: &Question) -> Explanation {
         // As whoever publishes does.
         if self.decider.shard.is_behind() {
@@ -810,7 +810,7 @@ impl Worker {
         told
     }
 
-    /// What it has counted.
+    /// The counters of the worker.
     pub(super) fn report(&mut self) -> Report {
         let mut report = Report::of(&self.decider, &self.pipeline);
         report.unsent = self.ports.refused;
@@ -837,7 +837,7 @@ impl Worker {
     }
 }
 
-/// What the packet path looks at.
+/// The network and the intercepted traffic, for the pipeline.
 fn env(network: &TakenView) -> Env<'_, TakenView> {
     let view = network.view();
     Env {

@@ -116,7 +116,7 @@ fn bed(steering: Option<Arc<Steering>>) -> Bed {
     }
 }
 
-/// What has left by a worker's port: link-layer destination, destination and its port.
+/// The frames that have left by a worker's port: link-layer destination, destination and its port.
 fn sent(worker: &mut Worker) -> Vec<(Vec<u8>, Vec<u8>, u16)> {
     let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
         panic!("it has its port")
@@ -198,7 +198,7 @@ fn two_workers_on_one_control() {
     }
     assert!(queues.iter().all(|queue| queue.try_recv().is_err()));
 }
-/// Whatever comes to whichever worker is decided on by its own, in order, and once.
+/// A packet that comes to any worker is decided on by its own worker, in order, and once.
 #[test]
 fn what_comes_to_another_worker_is_handed_over() {
     let count = NonZeroUsize::new(WORKERS).expect("two");
@@ -302,7 +302,7 @@ fn whatever_opens_a_connection_is_a_syn_in_a_flood() {
     }
 }
 
-/// What is handed over while others' is processed is not left for the next timer.
+/// Frames that are handed over while other frames are processed do not wait for the next timer.
 #[test]
 fn what_is_handed_over_meanwhile_wakes_again() {
     struct Late(Arc<Threads<Worker>>, Option<Frame>);
