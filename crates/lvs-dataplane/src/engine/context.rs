@@ -2,7 +2,7 @@
 //! clock, the stop flag, the latest view and the kernel fast path. It names no thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant as SystemInstant};
 
@@ -12,6 +12,7 @@ use lvs_core::{Control, Instant};
 use super::pauses::Longest;
 use crate::host::view::{Published, View};
 use crate::in_kernel::InKernel;
+use crate::lock::lock;
 
 /// How often other threads give way to packets that wait for the control half, before they queue
 /// like them.
@@ -68,7 +69,7 @@ impl Context {
             patience -= 1;
             thread::yield_now();
         }
-        self.lock_control()
+        lock(&self.control)
     }
 
     /// As [`control`](Self::control), for a packet.
@@ -78,7 +79,7 @@ impl Context {
             Err(_) => {
                 let started = SystemInstant::now();
                 self.wanted.fetch_add(1, Ordering::AcqRel);
-                let control = self.lock_control();
+                let control = lock(&self.control);
                 self.wanted.fetch_sub(1, Ordering::AcqRel);
                 self.waited.note(started.elapsed());
                 control
@@ -86,14 +87,9 @@ impl Context {
         }
     }
 
-    fn lock_control(&self) -> MutexGuard<'_, Control> {
-        // A panic aborts the released program; in a test that catches one, the data are still whole.
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Excludes other changes while the guard lives.
     pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.changing)
     }
 
     /// Time since the dataplane started, on the core's clock.

@@ -1,16 +1,21 @@
 //! The engine: a director between the packets of this host's interfaces and a control socket.
 //!
-//! A file of this directory imports files of lower rows only:
+//! Each file imports files of lower rows only:
 //!
 //! ```text
-//! start       opens tables, attaches to the host, takes over, starts threads
-//! calls rules the control socket
-//! handle      the dataplane as the control socket and the keeper see it
-//! peers       replication
-//! worker      a packet worker: decider, pipeline, ports
-//! decider  successor  warm_state  report
-//! context     lock, clock, stop flag, latest view      threads   mailboxes and queues
-//! config hook pauses inbox capture network priority pages kernel_path
+//! start             opens tables, attaches to the host, takes over, starts threads
+//! calls rules       the control socket
+//! handle            the dataplane for the control socket, the keeper and embedding programs
+//! peers             replication
+//! worker            a packet worker
+//! report successor
+//! decider           the director for one worker
+//! warm_state        the state that a successor takes over
+//! context           lock, clock, stop flag, latest view
+//! threads           mailboxes and queues
+//! kernel_path       the use of the kernel fast path
+//! config
+//! hook capture inbox local_clients network pages pauses peers/hub priority remedies
 //! ```
 
 mod calls;

@@ -4,7 +4,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant as SystemInstant;
 
 use lvs_core::api::{
@@ -20,6 +20,7 @@ use tracing::{info, warn};
 use super::context::Context;
 use super::warm_state::WarmState;
 use crate::in_kernel::HeldServices;
+use crate::lock::lock;
 use crate::outlive::Record;
 use lvs_packet::steer::Steering;
 
@@ -93,10 +94,6 @@ impl Keeping {
         let snapshot = snapshot(&context.control());
         snapshot.store(state);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The stored services and settings. Another version may have other calls.

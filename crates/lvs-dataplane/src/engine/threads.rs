@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lvs_core::api::{Failure, FailureCode};
@@ -14,6 +14,7 @@ use super::pauses::Longest;
 use super::peers::Hub;
 use crate::host::keeper::{Keeper, REQUESTS_MAX};
 use crate::io::port::Ports;
+use crate::lock::lock;
 use crate::mailbox::{Closing, Mailbox};
 use crate::sync::Daemons;
 use lvs_packet::pipeline::Request;
@@ -142,18 +143,14 @@ impl<W> Threads<W> {
     /// Keeps the ports of a packet worker that ends until the keeper has ended: packet sockets are
     /// closed after everything that depends on them.
     pub(super) fn keep_ports(&self, ports: Ports) {
-        self.ports().push(ports);
+        lock(&self.ports).push(ports);
     }
 
     /// Closes the ports that were kept.
     pub(super) fn drop_ports(&self) {
-        for ports in self.ports().drain(..) {
+        for ports in lock(&self.ports).drain(..) {
             ports.close();
         }
-    }
-
-    fn ports(&self) -> MutexGuard<'_, Vec<Ports>> {
-        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts a question to every packet worker and waits for the answers.

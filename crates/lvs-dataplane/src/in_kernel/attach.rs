@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use tracing::warn;
 
+use super::InKernel;
 use super::pins::attach;
 use super::xdp::AttachedXdp;
-use super::{InKernel, lock};
+use crate::lock::lock;
 use crate::netlink::Filters;
 use lvs_sys::attached::{self, Place};
 use lvs_sys::{Instruction, Program, ProgramKind, ProgramLink};

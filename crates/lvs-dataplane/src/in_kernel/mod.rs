@@ -39,9 +39,9 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroU32;
 use std::ops::DerefMut;
+use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lvs_core::api::InKernelInfo;
@@ -64,6 +64,7 @@ use self::pins::Pins;
 pub(crate) use self::room::Room;
 pub(crate) use self::services::HeldServices;
 use self::xdp::Xdp;
+use crate::lock::lock;
 use crate::netlink::Filters;
 use crate::outlive::WITHOUT_ENGINE;
 use lvs_packet::rewrite::tunnel::Template;
@@ -197,10 +198,6 @@ fn add(sums: &mut [u64], words: &[AtomicU64]) {
     for (sum, word) in sums.iter_mut().zip(words) {
         *sum = sum.wrapping_add(word.load(Relaxed));
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl InKernel {

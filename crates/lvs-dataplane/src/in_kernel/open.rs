@@ -19,7 +19,8 @@ use super::locals::Locals;
 use super::pins::{self, Maps, Pins};
 use super::room::Room;
 use super::xdp::{Xdp, XdpMemory};
-use super::{InKernel, attach, lock, object};
+use super::{InKernel, attach, object};
+use crate::lock::lock;
 use crate::outlive::{INCOMPLETE, WITHOUT_ENGINE};
 use lvs_sys::{
     self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedSet,

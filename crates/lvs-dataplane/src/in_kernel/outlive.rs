@@ -11,8 +11,9 @@ use std::time::Duration;
 use lvs_core::{Control, Instant};
 use tracing::debug;
 
+use super::InKernel;
 use super::layout::{COUNT_WORDS, SERVERS, conf};
-use super::{InKernel, lock};
+use crate::lock::lock;
 use crate::outlive::{Area, KEPT_WORDS, Record, text_words};
 use lvs_sys::SharedArray;
 

@@ -12,9 +12,10 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
+use super::InKernel;
 use super::layout::{HOP_WORDS, MAC_PLACES, MAC_WORDS, TOLD_BYTES, hop, mac};
 use super::pins::attach;
-use super::{InKernel, lock};
+use crate::lock::lock;
 use lvs_packet::wire::Mac;
 use lvs_sys::{PerCpuArray, Program, ProgramLink, SharedArray};
 

@@ -21,7 +21,7 @@ mod tests;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,7 @@ use super::context::Context;
 use super::decider::Decider;
 use super::threads::Threads;
 use super::worker::Worker;
+use crate::lock::lock;
 use crate::random::random;
 use lvs_sys::EventFd;
 
@@ -256,7 +257,7 @@ impl Peers {
 
     fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut threads = lock(&self.threads);
         threads.retain(|thread| !thread.is_finished());
         threads.push(thread);
         Ok(())
@@ -278,8 +279,7 @@ impl Peers {
             false => begun + SHORT,
         };
         loop {
-            let threads = self.threads.lock();
-            let thread = threads.unwrap_or_else(PoisonError::into_inner).pop();
+            let thread = lock(&self.threads).pop();
             let Some(thread) = thread else { return };
             // It may have begun a connection meanwhile.
             while !thread.is_finished() && Instant::now() < until() {
@@ -300,8 +300,7 @@ impl Peers {
 
     /// Waits, but not when the engine ends.
     fn pause(&self, time: Duration) {
-        let guard = self.sleeping.0.lock();
-        let guard = guard.unwrap_or_else(PoisonError::into_inner);
+        let guard = lock(&self.sleeping.0);
         let until = |_: &mut ()| !self.is_stopping();
         let _ = self.sleeping.1.wait_timeout_while(guard, time, until);
     }
@@ -355,7 +354,7 @@ impl Peers {
 
     /// The digests of this director's services.
     fn services(&self) -> Arc<ServiceDigests> {
-        let mut own = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = lock(&self.tables);
         if let Some(context) = self.context.upgrade() {
             own.follow(&context);
         }
@@ -492,11 +491,7 @@ impl Peers {
             forged: read(&counts.forged),
             malformed: read(&counts.malformed),
             tables: self.tables_info(),
-            tables_beyond: self
-                .tables
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .beyond(),
+            tables_beyond: lock(&self.tables).beyond(),
         }
     }
 
@@ -566,11 +561,11 @@ impl State {
 
 impl Peer {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn tables(&self) -> MutexGuard<'_, tables::Comparison> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tables)
     }
 
     /// How far its connections are known here; the engine began at `started`.
