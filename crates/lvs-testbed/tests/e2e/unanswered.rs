@@ -58,25 +58,3 @@ fn server_with_another_gateway_is_found_until_it_has_the_director() -> Result<()
     ];
     found_and_healed(Forward::Nat, faults, "default gateway")
 }
-
-#[test]
-fn server_behind_a_flood_of_single_syns_is_not_found() -> Result<()> {
-    let mut options = SiteOptions::new("unflood", Forward::Dr);
-    options.servers = 2;
-    let site = common::site(options)?;
-    site.add_service(80, "rr")?;
-    // The client's host drops the answers: no SYN is acknowledged, and none is repeated.
-    site.client.sh(
-        "nft 'add table ip quiet; add chain ip quiet in { type filter hook input priority 0; }; \
-         add rule ip quiet in tcp flags & (syn | ack) == syn | ack drop'",
-    )?;
-    site.client.sysctl("ipv4/tcp_syn_retries", "1")?;
-    let vip = site.vip;
-    site.client.sh(&format!(
-        "for i in $(seq 200); do timeout 0.5 curl -s http://{vip}/id & done; wait; true"
-    ))?;
-    std::thread::sleep(Duration::from_secs(5));
-    let text = doctor(&site)?;
-    ensure!(!text.contains("got no answer"), "{text}");
-    Ok(())
-}
