@@ -329,6 +329,7 @@ pub(super) mod tests {
             slow_start: None,
             latency_us: None,
             unanswered: None,
+            attempts: Default::default(),
             stats,
         };
         Look {

@@ -111,6 +111,7 @@ fn server_info(server: &lvs_core::Server) -> ServerInfo {
         slow_start: None,
         latency_us: None,
         unanswered: None,
+        attempts: Default::default(),
         stats: lvs_core::api::Stats::default(),
     }
 }
