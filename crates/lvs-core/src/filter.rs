@@ -42,7 +42,7 @@ struct Made {
     map: PrefixMap<bool>,
 }
 
-/// What decided about a source.
+/// The rule that decided about a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decided {
     /// A prefix of this length of the service's own filter, or of the director's.
@@ -211,7 +211,7 @@ pub(crate) struct Filters {
 }
 
 impl Filters {
-    /// What decides about a source of a new connection; `None` where nothing filters.
+    /// Decides about the source of a new connection; `None` without a filter.
     #[inline]
     pub(crate) fn decide(&self, service: u32, source: IpAddr) -> Option<Decided> {
         const NONE: SourceFilter = SourceFilter(None);

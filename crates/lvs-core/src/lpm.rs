@@ -100,7 +100,7 @@ struct Entry<T> {
 
 #[derive(Clone, Debug)]
 struct Node {
-    /// What everything below begins with.
+    /// Common prefix of everything below.
     prefix: u128,
     /// So many bits of `prefix` count.
     skip: u8,

@@ -49,7 +49,7 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// What becomes of the packets of a rule.
+/// Action for the packets of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MarkAction {
     /// They get this mark, which is not 0.
@@ -75,7 +75,7 @@ pub struct MarkRule {
     pub protocol: Option<Protocol>,
     /// Their destination ports; none for all.
     pub ports: Vec<PortRange>,
-    /// What becomes of them.
+    /// Action for these packets.
     pub action: MarkAction,
 }
 
@@ -86,7 +86,7 @@ impl MarkRule {
     /// Reads a rule from its words.
     ///
     /// # Errors
-    /// What is wrong, for people.
+    /// A message for operators.
     pub fn parse<W: AsRef<str>>(words: &[W]) -> Result<Self, String> {
         let mut interface = None;
         let (mut source, mut destination) = (None, None);
@@ -161,7 +161,7 @@ impl MarkRule {
     /// Whether the rule can be followed.
     ///
     /// # Errors
-    /// What is wrong, for people.
+    /// A message for operators.
     pub fn check(&self) -> Result<(), String> {
         let Some(destination) = self.destination else {
             return match (self.action, self.source) {

@@ -1,4 +1,4 @@
-//! What the core sees of a packet.
+//! The parts of a packet that the core uses.
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr, SocketAddrV4};
@@ -104,7 +104,7 @@ pub struct SctpChunk {
     pub abort_follows: bool,
 }
 
-/// What the transport header says.
+/// Content of the transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport<'a> {
     /// A TCP header of at least 20 bytes.
@@ -113,7 +113,7 @@ pub enum Transport<'a> {
     Udp(&'a [u8]),
     /// An SCTP header and the header of its first chunk.
     Sctp(SctpChunk),
-    /// What TCP, UDP or SCTP has in front is cut short.
+    /// The TCP, UDP or SCTP header is truncated.
     Short {
         /// The ports in [`Tuple`] were read: the first four bytes were there.
         ports: bool,
@@ -172,7 +172,7 @@ pub struct PacketMeta<'a> {
     pub hook: Hook,
     /// Protocol, addresses and ports.
     pub tuple: Tuple,
-    /// What the transport header says.
+    /// Content of the transport header.
     pub transport: Transport<'a>,
     /// The bytes of a TCP segment.
     pub segment: Segment<'a>,
@@ -214,7 +214,7 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// What is left of a packet if it is one.
+    /// Returns the packet if the userspace fast path may forward it.
     pub fn of(meta: &PacketMeta<'_>) -> Option<Self> {
         let Tuple { protocol, src, dst } = meta.tuple;
         let (SocketAddr::V4(src), SocketAddr::V4(dst)) = (src, dst) else {

@@ -26,7 +26,7 @@ const OVERLOADED: u8 = 0x2;
 pub struct Server {
     id: ServerId,
     addr: SocketAddr,
-    /// What schedulers go by.
+    /// The values that schedulers use.
     weight: AtomicI32,
     last_weight: AtomicI32,
     configured_weight: AtomicI32,
@@ -42,7 +42,7 @@ pub struct Server {
     templates: AtomicI32,
     /// Entries of schedulers' caches that lead to it.
     held: AtomicI32,
-    /// What becomes of its connections when it goes down.
+    /// Treatment of its connections when it goes down.
     on_down: AtomicU8,
     /// Flags that its connections begin with.
     watches: AtomicU32,
@@ -116,11 +116,11 @@ impl Server {
         self.watched.store(false, Relaxed);
     }
 
-    /// What schedulers go by has changed.
+    /// Reports a change of the values that schedulers use.
     #[inline]
     fn changed(&self) {
         if self.watched.load(Relaxed) {
-            // Who sees the mark sees the change.
+            // A reader that sees the mark also sees the change.
             self.marks.fetch_or(1 << self.mark, Release);
         }
     }
@@ -230,7 +230,7 @@ impl Server {
         flags
     }
 
-    /// What becomes of its connections when it goes down.
+    /// Treatment of its connections when it goes down.
     pub(crate) fn on_down(&self) -> OnServerDown {
         OnServerDown::from_bits(self.on_down.load(Relaxed))
     }

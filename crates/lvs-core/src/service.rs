@@ -35,7 +35,7 @@ impl Family {
     }
 }
 
-/// What identifies a service (spec: `ip_vs_service` hash keys).
+/// Identity of a service (spec: `ip_vs_service` hash keys).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServiceKey {
     /// Protocol (TCP, UDP or SCTP), virtual address and port.
@@ -167,7 +167,7 @@ pub struct ServiceConfig {
         serde(default, skip_serializing_if = "Option::is_none")
     )]
     pub engine: Option<String>,
-    /// What goes beyond the kernel's IPVS.
+    /// Settings beyond the kernel's IPVS.
     #[cfg_attr(
         feature = "api",
         serde(default, skip_serializing_if = "Extras::is_off")

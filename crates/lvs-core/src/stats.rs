@@ -123,7 +123,7 @@ fn add(counter: &AtomicU64, n: u64) {
 #[derive(Debug)]
 pub(crate) struct ObjectStats {
     shards: Vec<Arc<Counters>>,
-    /// What no shard has seen.
+    /// Counters of events outside the shards.
     beside: Counters,
     snapshot: Counts,
     zero: Counts,
@@ -149,7 +149,8 @@ impl ObjectStats {
         self.shards[number].clone()
     }
 
-    /// What one shard has counted; the first also what no shard has seen, so that all add up.
+    /// Counters of one shard. The first shard includes the events outside the shards, so that the
+    /// sum is complete.
     pub(crate) fn live_of(&self, number: usize) -> Counts {
         let own = self.shards[number].read();
         match number {
@@ -169,9 +170,9 @@ impl ObjectStats {
         self.beside.add(counts);
     }
 
-    /// What the kernel's estimator does every two seconds (`ip_vs_estimation_kthread`,
-    /// `ip_vs_chain_estimation`): an exponential average with weight 1/4. Connections and
-    /// packets are scaled by 2^10 a second, bytes by 2^5.
+    /// The kernel's estimator, every two seconds (`ip_vs_estimation_kthread`,
+    /// `ip_vs_chain_estimation`): an exponential average with weight 1/4. Connections and packets
+    /// are scaled by 2^10 a second, bytes by 2^5.
     pub(crate) fn tick(&mut self) {
         self.snapshot = self.live();
         let delta = self.snapshot - self.last;

@@ -28,7 +28,7 @@ impl TunnelChecksum {
         }
     }
 
-    /// What it is called in the names of ipvsadm's options, behind `tun-`.
+    /// Its name in ipvsadm's options, after `tun-`.
     pub const fn option(self) -> &'static str {
         match self {
             Self::None => "nocsum",
@@ -37,7 +37,7 @@ impl TunnelChecksum {
         }
     }
 
-    /// What ipvsadm's listings show.
+    /// Its sign in ipvsadm's listings.
     pub const fn sign(self) -> &'static str {
         match self {
             Self::None => "-c",
@@ -69,12 +69,12 @@ pub enum Tunnel {
     },
 }
 
-/// What there is to know about a type of tunnel.
+/// Properties of a type of tunnel.
 #[derive(Debug)]
 pub struct TunnelType {
     /// The word of ipvsadm's grammar, the control protocol and `lvsd`.
     pub name: &'static str,
-    /// What it is called in prose.
+    /// Its name in messages.
     pub title: &'static str,
     /// Whether it is told a port of UDP.
     pub has_port: bool,
@@ -168,7 +168,7 @@ impl Tunnel {
         kind | (self.checksum() as u64) << 8 | u64::from(self.port()) << 16
     }
 
-    /// What [`pack`](Self::pack) has made.
+    /// Decodes the result of [`pack`](Self::pack).
     pub(crate) fn unpack(packed: u64) -> Self {
         // Most servers are reached in other ways, and every packet asks.
         if packed == 0 {

@@ -1,4 +1,4 @@
-//! What can be asked of an engine, and whose business each call is.
+//! Calls of the control protocol, and the access right that each call requires.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -17,7 +17,7 @@ use crate::sync::{SyncDaemon, SyncRole};
 pub struct NumberedCall {
     /// Chosen by the client.
     pub id: u64,
-    /// What is wanted.
+    /// The call and its parameters.
     #[serde(flatten)]
     pub call: Call,
 }
@@ -33,7 +33,7 @@ macro_rules! calls {
         writes { $($(#[$write_doc:meta])* $write_name:literal $write:ident $write_body:tt,)* }
         changes { $($(#[$change_doc:meta])* $change_name:literal $change:ident $change_body:tt,)* }
     ) => {
-        /// What can be asked of an engine.
+        /// A call of the control protocol.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(tag = "method", content = "params")]
         pub enum Call {
@@ -50,7 +50,7 @@ macro_rules! calls {
                 $(($change_name, Access::Write),)*
             ];
 
-            /// What a client must be allowed for it.
+            /// The access right that a client needs for this call.
             pub const fn access(&self) -> Access {
                 match self {
                     $(Self::$read { .. })|* => Access::Read,
@@ -112,7 +112,8 @@ calls! {
         /// Counted reasons of drops and of packets left to the host. Answer: items
         /// [`ReasonCount`](super::ReasonCount), then [`ListEnd`](super::ListEnd).
         "drops" Drops {},
-        /// What would become of a packet that may open a connection, and why; nothing changes.
+        /// Shows the decision for a packet that may open a connection, and the reasons, without a
+        /// change.
         /// Answer: [`Explanation`](super::Explanation).
         "explain" Explain {
             /// IP protocol number.
@@ -267,18 +268,18 @@ calls! {
     }
 }
 
-/// What a client must be allowed for a call.
+/// Access right that a call requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Whoever can connect may ask it.
+    /// Each client that can connect may make the call.
     Read,
-    /// Only those may ask it who may change things.
+    /// Only clients that may change the configuration may make the call.
     Write,
 }
 
 impl Access {
-    /// What a client must be allowed for the method of this name, before its parameters are read;
-    /// [`Access::Write`] for one that there is not.
+    /// Access right for the method of this name, before its parameters are parsed;
+    /// [`Access::Write`] for an unknown method.
     pub fn of_method(name: &str) -> Self {
         let known = Call::METHODS.iter().find(|(method, _)| *method == name);
         known.map_or(Self::Write, |(_, access)| *access)

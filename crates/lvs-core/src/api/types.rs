@@ -96,8 +96,8 @@ pub struct ServiceSpec {
     pub service: ServiceId,
     /// Its settings.
     pub config: ServiceConfig,
-    /// Who answers for it: absent for a service typed by hand, `lvsd` for one of the daemon's
-    /// file.
+    /// Owner of the service: absent for a manually added service, `lvsd` for a service of the
+    /// daemon's file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
 }
@@ -204,7 +204,7 @@ pub struct Info {
     pub workers: Vec<WorkerInfo>,
     /// The path in the kernel (`lvs-dataplane --in-kernel`).
     pub in_kernel: InKernelInfo,
-    /// What the synchronisation daemons have counted.
+    /// Counters of the synchronisation daemons.
     pub sync: SyncCounts,
     /// How far it has confined itself.
     pub confinement: Confinement,
@@ -260,11 +260,11 @@ pub struct WorkerInfo {
     pub busy: u64,
     /// How often it took more than half of a processor and left real time.
     pub demoted: u64,
-    /// What it has forwarded, up to now.
+    /// Packets and bytes that it has forwarded.
     pub counts: Counts,
 }
 
-/// What synchronisation daemons have counted: all that ran since the engine started.
+/// Counters of all synchronisation daemons since the dataplane started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SyncCounts {
@@ -297,7 +297,7 @@ pub struct SyncCounts {
 }
 
 impl SyncCounts {
-    /// What was lost or refused, by the names that [`Call::Drops`](super::Call::Drops) has for the reasons.
+    /// Lost and refused messages, under the names that [`Call::Drops`](super::Call::Drops) reports.
     pub const fn losses(&self) -> [(&'static str, u64); 8] {
         [
             ("sync_queue_full", self.queue_full),
@@ -320,7 +320,7 @@ pub struct SyncState {
     /// It knows the connections of the others, or was told not to wait for them; always, without
     /// any. Once so, it stays so.
     pub ready: bool,
-    /// What it waits for until then.
+    /// The pending steps before it is ready.
     pub waits_for: String,
     /// Where others connect to; absent without any.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -424,7 +424,8 @@ pub struct TableDifference {
     pub there: bool,
 }
 
-/// What routers are told of a virtual address. The greater, the rather it is used.
+/// Preference of the route to a virtual address that routers receive. Routers use the route with
+/// the greatest value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
@@ -484,7 +485,7 @@ pub const ANNOUNCED_MAX: usize = 4096;
 pub struct AnnounceVip {
     /// The address.
     pub address: core::net::IpAddr,
-    /// What routers are to be told; as before, if it is absent.
+    /// Preference of the route; unchanged if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standing: Option<Standing>,
 }
@@ -496,7 +497,7 @@ pub struct Announcements {
     pub announced: Vec<AnnouncedVip>,
 }
 
-/// What routers are told of a virtual address.
+/// A virtual address, and the preference of its route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnnouncedVip {
     /// The address.
@@ -592,11 +593,11 @@ pub struct InKernelInfo {
     pub wanted: bool,
     /// Connections are forwarded in the kernel.
     pub active: bool,
-    /// What its programs are attached by, if it was opened: `tcx` or `clsact`.
+    /// Attachment method of its programs, if the fast path was opened: `tcx` or `clsact`.
     pub attached_by: String,
     /// Why none is, though it was asked for; empty otherwise.
     pub reason: String,
-    /// What to do about that.
+    /// Fix for that reason.
     pub remedy: String,
 }
 
@@ -620,7 +621,7 @@ pub struct TooBig {
 pub struct Conflict {
     /// The address.
     pub address: core::net::IpAddr,
-    /// Who answers.
+    /// Link-layer address of the neighbour.
     pub mac: String,
 }
 
@@ -660,7 +661,7 @@ pub struct ServiceInfo {
     pub service: ServiceId,
     /// Its settings.
     pub config: ServiceConfig,
-    /// Who answers for it.
+    /// Owner of the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     /// Its counters.
@@ -804,9 +805,9 @@ pub struct ReasonCount {
     pub reason: String,
     /// Packets.
     pub count: u64,
-    /// What it means.
+    /// Meaning of the number.
     pub help: String,
-    /// What to do about it.
+    /// Fix.
     #[serde(default)]
     pub remedy: String,
 }
@@ -841,7 +842,7 @@ pub struct CapturedPacket {
     /// The frame as it arrived, in hexadecimal; empty in an item that only shows that the engine
     /// lives.
     pub frame: String,
-    /// What was decided.
+    /// Decision about the packet.
     pub verdict: String,
     /// Packets that this capture has lost so far, because its reader was too slow.
     pub lost: u64,
@@ -852,7 +853,7 @@ pub struct CapturedPacket {
 pub struct Answer<T> {
     /// The request's number.
     pub id: u64,
-    /// What came of it.
+    /// Result or failure.
     #[serde(flatten)]
     pub body: Body<T>,
 }
@@ -872,9 +873,9 @@ pub enum Body<T> {
 /// A refusal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What kind, for programs.
+    /// Code of the failure, for programs.
     pub code: FailureCode,
-    /// What, where and what to do, for people.
+    /// Message for operators: failure, place and fix.
     pub message: String,
     /// Of a refused [`Call::Apply`](super::Call::Apply): which change it was, from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]

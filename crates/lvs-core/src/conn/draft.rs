@@ -19,7 +19,7 @@ pub(crate) struct Key {
     pub(crate) virt: SocketAddr,
 }
 
-/// What becomes an entry, and what an entry is read into where all of it is wanted.
+/// All fields of an entry before they are written to a slot, or after they were read from it.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub(crate) key: Key,

@@ -42,7 +42,7 @@ pub(crate) const TRACKED: u32 = 0x1000_0000;
 pub(crate) const HELPED: u32 = 0x2000_0000;
 /// Ended, and taken out before the next packet that is not the host's own answer.
 pub(crate) const DYING: u32 = 0x4000_0000;
-/// What passes is looked at before anything else.
+/// Packets of connections with one of these flags are inspected first.
 pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;
 /// With these, a packet may change more of its connection than counters and the deadline, or be
 /// changed itself: only the slow path forwards it.

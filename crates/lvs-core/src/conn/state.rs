@@ -134,10 +134,9 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// What RFC 5382 (REQ-5) asks of whoever keeps other people's connections: two hours and four
-    /// minutes for established ones, four minutes for those that are half open or half closed.
-    /// UDP has the five minutes of RFC 4787 (REQ-5) already. An SCTP association is as
-    /// long-lived as a TCP connection.
+    /// The minimum timeouts of RFC 5382 (REQ-5): two hours and four minutes for established
+    /// connections, four minutes for half-open and half-closed ones. UDP has the five minutes of
+    /// RFC 4787 (REQ-5) already. An SCTP association is as long-lived as a TCP connection.
     pub(crate) fn modern() -> Self {
         const ESTABLISHED: u32 = 7440;
         const TRANSITORY: u32 = 240;

@@ -11,7 +11,7 @@ use super::{ConnTable, Draft, Key, Sparse, Template};
 use crate::hash::hsiphash;
 use crate::{Instant, Protocol};
 
-/// What engine data is found by: client network, virtual address, protocol and the data.
+/// Key of a template with engine data: client network, virtual address, protocol and the data.
 type EngineKey = (IpAddr, SocketAddr, Protocol, Box<[u8]>);
 
 /// All templates and their timers.

@@ -11,7 +11,7 @@ use crate::shard::Shard;
 use crate::sync::wire;
 use crate::{Forwarding, Instant, Protocol, Server};
 
-/// What was kept of a connection beside its slot is gone with the process that kept it.
+/// Flags for state outside the slot, which ended with the previous process.
 const LOST: u32 = flag::CONTROLS
     | flag::TIMED
     | flag::TRACKED
@@ -338,7 +338,7 @@ mod tests {
             let client = SocketAddr::from(([192, 0, 2, 1], port));
             assert_eq!(reply.destination, Some(client));
         }
-        // Whoever has told them to somebody hears of their end.
+        // The owner of the local ends receives their release.
         shard.advance(Instant::from_secs(100_000), usize::MAX);
         let released: Vec<LocalChange> = shard.local_changes().collect();
         assert_eq!(released.len(), 2);

@@ -1,4 +1,4 @@
-//! What a change needs to be possible.
+//! Preconditions of changes.
 //!
 //! Each function here asks a [`View`]: a director as it is, or as it would be after the changes of
 //! a list that come before this one. So a change is refused for the same reason, in the kernel's
@@ -37,7 +37,7 @@ pub(crate) trait View {
     fn marks(&self) -> usize;
 }
 
-/// What checks go by of a service.
+/// The facts about a service that checks use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     /// Its number in the director, if it is there.

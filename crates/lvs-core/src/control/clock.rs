@@ -1,4 +1,4 @@
-//! What is due by the clock.
+//! Periodic work.
 
 use super::Control;
 use super::defense::{self, Defense};

@@ -10,7 +10,7 @@ impl Control {
         self.total.stats()
     }
 
-    /// What each shard has counted, of everything, up to now.
+    /// Present totals of each shard.
     pub fn shard_counts(&self) -> impl Iterator<Item = Counts> + '_ {
         (0..self.options.shards).map(|number| self.total.live_of(number))
     }

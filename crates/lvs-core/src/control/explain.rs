@@ -1,4 +1,4 @@
-//! What would become of a packet, and why, without any of it happening.
+//! Decisions about hypothetical packets, with reasons and without side effects.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -47,7 +47,7 @@ pub struct Explanation {
     pub candidates: Vec<Candidate>,
     /// Where it would go.
     pub server: Option<SocketAddr>,
-    /// What would become of it, in a sentence.
+    /// The decision, in a sentence.
     pub verdict: String,
     /// Why it would open no connection: the name of a [`DropReason`] or an [`AcceptReason`]. Empty
     /// if it would open one, or if that cannot be foreseen.

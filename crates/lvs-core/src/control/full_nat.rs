@@ -11,7 +11,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-/// What the director knows of itself and the networks around, as far as full NAT goes.
+/// The director's own addresses and networks, as far as full NAT needs them.
 #[derive(Debug, Default)]
 pub(crate) struct FullNat {
     /// The addresses that stand for clients.

@@ -22,7 +22,7 @@ const SECOND: u64 = 1_000_000_000;
 /// How soon after a look at a full service's servers they are looked at again.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// What a service has taken of its limits.
+/// Present use of a service's limits.
 #[derive(Debug, Default)]
 pub(crate) struct Limiter {
     rate: Meter,
@@ -70,7 +70,7 @@ impl Limiter {
         seed: u64,
         now: Instant,
     ) -> Result<(), DropReason> {
-        // Who is over a limit of his own takes nothing from the others.
+        // A client above its own limit uses nothing of the shared limits.
         if limits.source_rate > 0 && !self.takes_source(limits, client, seed, now) {
             return Err(DropReason::SourceRate);
         }

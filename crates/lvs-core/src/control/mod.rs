@@ -70,7 +70,7 @@ pub struct Options {
     /// are an eighth (and 128) more, so that when every connection has one of its own, some
     /// are free to give way.
     pub max_connections: usize,
-    /// What a full shard does with a new connection.
+    /// Action of a full shard for a new connection.
     pub when_full: WhenFull,
     /// How many shards there will be.
     pub shards: usize,
@@ -192,7 +192,7 @@ pub struct Control {
     leaving: VecDeque<Arc<Server>>,
     /// When the defences look at the memory next.
     next_defense: Option<Instant>,
-    /// What each shard is to do when it is swept next.
+    /// Work of the next sweep, for each shard.
     sweep_work: Vec<SweepWork>,
     templates: Templates,
     evicted_templates: u64,
@@ -301,8 +301,7 @@ impl Control {
         self.shard_in(number, Memory::heap(self.layout()))
     }
 
-    /// What the memory of a shard's connections looks like that can hold
-    /// [`Options::max_connections`].
+    /// Memory layout of a shard that can contain [`Options::max_connections`].
     pub fn layout(&self) -> Layout {
         Layout::new(self.options.max_connections, self.options.seed)
     }
@@ -406,7 +405,7 @@ mod tests {
         }
     }
 
-    /// What is counted along with changes is what counting anew gives.
+    /// Counters maintained along with changes equal a fresh count.
     #[test]
     fn counts_that_are_kept_are_right() {
         let mut control = Control::new(Options::default());

@@ -1,5 +1,5 @@
-//! Connections whose server is chosen before they open: a health check goes the way of a client's
-//! packets, and yet to exactly the server that it asks about.
+//! Pinned connections: a health check uses the path of a client's packets, and reaches exactly the
+//! server that it checks.
 
 use alloc::collections::BTreeMap;
 #[cfg(test)]
@@ -16,7 +16,7 @@ pub(crate) const PINS_MAX: usize = 16_384;
 /// How long one waits.
 const LIFE: Duration = Duration::from_secs(10);
 
-/// Who opens the connection, and to which service.
+/// Protocol and address of the client, and the number of the service.
 type From = (u8, SocketAddr, u32);
 
 /// The pins, few and short-lived: those of checks that are about to begin.

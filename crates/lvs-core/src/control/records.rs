@@ -34,7 +34,7 @@ struct Trashed {
     idle_since: Option<Instant>,
 }
 
-/// What a look into the trash has left.
+/// State of the trash after a look at some of its records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trash {
     /// Records that were not looked at yet.
@@ -255,8 +255,8 @@ impl Records {
     pub(crate) fn note(&mut self, place: u32) {
         let kept = self.places.len().max(LOG_MIN);
         if self.log.len() >= 2 * kept {
-            // Whoever has not seen these looks at all records, which are no more than the changes
-            // that stay.
+            // A reader that has missed these changes reads all records, which are no more than the
+            // remaining changes.
             let gone = self.log.len() - kept;
             self.log_start += gone as u64;
             self.log.drain(..gone);

@@ -130,8 +130,8 @@ impl Control {
         self.endpoints_in(0..self.endpoint_places())
     }
 
-    /// Those of [`endpoints`](Self::endpoints) in some of the places, of which there are
-    /// [`endpoint_places`](Self::endpoint_places): for whoever goes through them in portions.
+    /// The part of [`endpoints`](Self::endpoints) in some of the
+    /// [`endpoint_places`](Self::endpoint_places), for callers that iterate in portions.
     pub fn endpoints_in(
         &self,
         places: Range<usize>,

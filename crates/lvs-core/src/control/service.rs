@@ -23,14 +23,14 @@ pub struct Service {
     pub(super) next_tick: Option<Instant>,
     /// Servers that get their share bit by bit.
     pub(crate) slow: SlowStart,
-    /// What it has taken of its limits.
+    /// Present use of its limits.
     pub(crate) limiter: Limiter,
     /// Its servers, counted by what checks ask for.
     pub(crate) census: Census,
 }
 
 impl Service {
-    /// What identifies it.
+    /// Its key.
     pub const fn key(&self) -> ServiceKey {
         self.key
     }
@@ -40,7 +40,7 @@ impl Service {
         &self.config
     }
 
-    /// Who answers for it; `None` for one made by hand.
+    /// Its owner; `None` for a manually added service.
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_deref()
     }

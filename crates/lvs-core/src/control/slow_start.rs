@@ -6,9 +6,9 @@
 //! Where weights are numbers of connections, or large, the others stay as they are, and that server
 //! gets the tenths of its own.
 //!
-//! Who starts slowly: a server that begins to take connections (it is added, or its weight rises
-//! from 0) while another one has done so for the whole time already. With nobody there to spare it,
-//! slowness would only cost.
+//! A server starts slowly when it begins to accept connections (it is added, or its weight rises
+//! from 0) and another server has accepted them for the whole period. Without such a server, a slow
+//! start would only reduce the capacity.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
@@ -18,7 +18,7 @@ use core::time::Duration;
 use crate::control::Service;
 use crate::{Control, Instant, Server, ServerId};
 
-/// What weights are multiplied by.
+/// Factor for all weights during a slow start.
 const FINER: i32 = 10;
 /// Above this, weights are fine enough by themselves.
 const FINE: i32 = 100_000;
@@ -29,7 +29,7 @@ pub(crate) struct SlowStart {
     since: BTreeMap<ServerId, Since>,
     /// When the next tenth is due.
     pub(crate) next: Option<Instant>,
-    /// What the weights are multiplied by now.
+    /// Present factor for the weights.
     factor: i32,
 }
 
@@ -52,7 +52,7 @@ impl Default for SlowStart {
 }
 
 impl SlowStart {
-    /// What the weights are multiplied by now.
+    /// Present factor for the weights.
     pub(crate) const fn factor(&self) -> i32 {
         self.factor
     }

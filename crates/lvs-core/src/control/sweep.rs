@@ -7,7 +7,7 @@ use super::Control;
 use crate::Family;
 use crate::shard::{ServerLink, Shard};
 
-/// What a shard is to do when it is swept next.
+/// Work of a shard's next sweep.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SweepWork {
     /// End the connections of removed servers.

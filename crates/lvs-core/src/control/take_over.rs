@@ -1,4 +1,4 @@
-//! What a backup makes of a message (`ip_vs_proc_conn`).
+//! Application of received sync messages (`ip_vs_proc_conn`).
 
 use alloc::sync::Arc;
 use core::net::{Ipv6Addr, SocketAddr};
@@ -30,7 +30,7 @@ const TIMEOUT: u32 = 180;
 /// Two packets this close to one another: whose was the last cannot be told.
 const TIE: Duration = RECENT;
 
-/// What has become of connections that came by synchronisation.
+/// Results for connections received by synchronisation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
     /// They are known now.
@@ -41,11 +41,11 @@ pub struct TakenOver {
     pub no_room: u64,
 }
 
-/// What has become of items that a peer has told.
+/// Results for items received from a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Heard {
-    /// What was taken over.
+    /// Connections taken over.
     pub taken: TakenOver,
     /// Connections that have ended.
     pub ended: u64,
@@ -257,7 +257,7 @@ impl Control {
         let index = match found {
             Some(index) => {
                 let slot = shard.conn(index);
-                // Who forwards it in the kernel knows nothing of what changes now.
+                // The kernel fast path has not seen the new state.
                 slot.withdraw();
                 let toggled = (slot.flags() ^ flags) & flag::INACTIVE != 0;
                 slot.clear(UPDATED);

@@ -43,7 +43,7 @@ enum Kind {
 }
 
 impl Refusal {
-    /// What goes to standard error, line ends included. Bytes, since it repeats words of the
+    /// The text for standard error, with line ends. It is bytes, because it repeats words of the
     /// command line.
     pub fn text(&self) -> &[u8] {
         &self.text
@@ -57,7 +57,7 @@ impl Refusal {
         }
     }
 
-    /// What is wrong with a line of a file that has these words: the line, and why it is refused.
+    /// Error message for a line of a file with these words: the line, and the reason.
     pub fn of_line<W: AsRef<[u8]>>(&self, words: &[W]) -> String {
         let words: Vec<_> = words
             .iter()
@@ -208,7 +208,7 @@ fn role(word: Option<&[u8]>) -> Option<SyncRole> {
     }
 }
 
-/// What has been read of a command line.
+/// The parsed part of a command line.
 struct Line<'a> {
     names: &'a dyn Resolve,
     command: CommandName,
@@ -241,7 +241,7 @@ struct Line<'a> {
     ttl: Option<u8>,
 }
 
-/// What a type of tunnel does with an option.
+/// The rule of a tunnel type for an option.
 fn tunnel_rule(kind: &TunnelType, flag: Flag) -> Rule {
     match checksum_of(flag) {
         Some(checksum) if kind.checksums.contains(&checksum) => Rule::OneOf,

@@ -31,7 +31,7 @@ pub(super) struct Words<'a, W> {
     next: usize,
     /// Which long options there are.
     long: fn(&[u8]) -> Option<&'static OptionSpec>,
-    /// What is left of a word of short options.
+    /// The unread rest of a word of short options.
     glued: &'a [u8],
     /// `--` has come: no more options.
     ended: bool,

@@ -1,5 +1,4 @@
-//! What `lblc` and `lblcr` have in common: a cache from destination addresses to servers, and how
-//! it ages.
+//! The cache from destination addresses to servers that `lblc` and `lblcr` share, and its expiry.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;

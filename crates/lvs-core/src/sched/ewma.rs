@@ -12,7 +12,7 @@ use crate::{Instant, Server, ServerId};
 /// How long a server without a sample is left alone after it was tried.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// What there is to know of it.
+/// Description of `ewma`.
 pub(super) const ABOUT: About = About {
     name: "ewma",
     summary: "the shortest measured response time (NAT only)",
@@ -29,10 +29,10 @@ pub(super) const ABOUT: About = About {
 /// The server with the smallest expected wait: [the time that it takes to answer](Server::latency)
 /// × (active connections + 1) / weight, after Finagle's `PeakEwma`.
 ///
-/// What is measured is the time from the packet that opens a connection to its first answer, in TCP
-/// from SYN to SYN-ACK: how long the server's accept queue is, how loaded its host, how far away it
-/// is. A server that does not answer at all is measured by its clients' repeated SYNs. One without
-/// a sample is tried with one connection a second until it has one. The answers have to pass
+/// The scheduler measures the time from the packet that opens a connection to its first answer: in
+/// TCP from SYN to SYN-ACK. The time grows with the server's accept queue, the load of its host and
+/// its distance. The repeated SYNs of clients measure a server that does not answer. A server
+/// without a sample receives one connection a second until it has one. The answers have to pass
 /// through the director, so the servers have to be reached by NAT.
 #[derive(Clone, Debug, Default)]
 pub struct PeakEwma {

@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
-/// What there is to know of it.
+/// Description of `fo`.
 pub(super) const ABOUT: About = About {
     name: "fo",
     summary: "the available server with the highest weight",

@@ -7,7 +7,7 @@ use super::least::{ByQuotient, Following, Quotient};
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
-/// What there is to know of it.
+/// Description of `lc`.
 pub(super) const ABOUT: About = About {
     name: "lc",
     summary: "fewest connections",

@@ -20,7 +20,7 @@ const SLOTS: [u32; 10] = [
 ];
 const EMPTY: u32 = u32::MAX;
 
-/// What there is to know of it.
+/// Description of `mh`.
 pub(super) const ABOUT: About = About {
     name: "mh",
     summary: "Maglev hash of the source address",
@@ -54,7 +54,8 @@ pub struct MaglevHashing {
     weight_bits: u32,
     /// Slots, as indices into the list of servers.
     table: Vec<u32>,
-    /// What the table was built from; a change that leaves it alone costs nothing.
+    /// The servers and weights from which the table was built. A change that does not alter them
+    /// keeps the table.
     built: Vec<(SocketAddr, i32)>,
     /// The list has changed since.
     stale: bool,

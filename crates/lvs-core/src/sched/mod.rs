@@ -46,7 +46,7 @@ pub use self::wlc::WeightedLeastConnections;
 pub use self::wrr::WeightedRoundRobin;
 use crate::{Instant, Protocol, Server, ServiceFlags, Sysctls};
 
-/// What a scheduler may go by besides the servers.
+/// Input of a scheduler besides the servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     /// The client's address and port.
@@ -156,14 +156,14 @@ pub struct HashSlot {
     pub of: u32,
 }
 
-/// What weights are to a scheduler. One of 0 always means that a server takes no new connections.
+/// Meaning of weights for a scheduler. A server with a weight of 0 never receives new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     /// A share of the connections.
     Share,
     /// Nothing: all are alike.
     Ignored,
-    /// Who comes first.
+    /// The order of preference.
     Priority,
     /// A number of connections.
     Capacity,
@@ -171,18 +171,18 @@ pub enum Weights {
     Both,
 }
 
-/// What there is to know of a built-in scheduler besides its choices.
+/// Description of a built-in scheduler.
 #[derive(Clone, Copy, Debug)]
 pub struct About {
     /// Its name, as ipvsadm has it.
     pub name: &'static str,
-    /// What it chooses, in half a line.
+    /// Its rule, in half a line.
     pub summary: &'static str,
-    /// What weights are to it.
+    /// Meaning of weights.
     pub weights: Weights,
-    /// What it does with a client whose server has a weight of 0.
+    /// Its behaviour for a client whose server has a weight of 0.
     pub at_zero: AtZero,
-    /// It goes by the servers' answers, so that it takes servers behind NAT only.
+    /// It uses the times of the servers' answers, so it accepts servers behind NAT only.
     pub needs_replies: bool,
     /// The kernel's IPVS has it.
     pub in_kernel: bool,
@@ -191,8 +191,8 @@ pub struct About {
     pub flags: &'static [(&'static str, u32)],
     /// It chooses by random numbers, so that a preview is one of several outcomes.
     pub draws_lots: bool,
-    /// What it chooses depends on the order of the servers for as long as they stay: directors
-    /// that are to choose alike need one order.
+    /// Its choice depends on the order of the servers, also while they stay the same: directors
+    /// that are to choose alike need the same order.
     pub goes_by_order: bool,
     /// Makes one for a service.
     pub make: fn() -> Box<dyn Scheduler>,
@@ -240,7 +240,7 @@ pub fn flag(name: &str) -> Option<(u32, Option<&'static About>)> {
     of(ANY_FLAGS).map(|bit| (bit, None)).or_else(own)
 }
 
-/// What a scheduler does with a client whose server has a weight of 0.
+/// Behaviour of a scheduler for a client whose server has a weight of 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtZero {
     /// It chooses another server.

@@ -12,7 +12,7 @@ use crate::{Protocol, Server, ServiceFlags};
 const BITS: u32 = 8;
 const SLOTS: u32 = 1 << BITS;
 
-/// What there is to know of it.
+/// Description of `sh`.
 pub(super) const ABOUT: About = About {
     name: "sh",
     summary: "hash of the source address",

@@ -7,7 +7,7 @@ use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 use crate::random::SplitMix64;
 
-/// What there is to know of it.
+/// Description of `twos`.
 pub(super) const ABOUT: About = About {
     name: "twos",
     summary: "the less loaded of two servers drawn at random by weight",

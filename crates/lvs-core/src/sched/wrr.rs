@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
-/// What there is to know of it.
+/// Description of `wrr`.
 pub(super) const ABOUT: About = About {
     name: "wrr",
     summary: "round robin by weight",

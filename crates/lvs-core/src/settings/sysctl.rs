@@ -52,7 +52,7 @@ macro_rules! sysctls {
                 Ok(())
             }
 
-            /// What values a sysctl takes, in words.
+            /// Describes the valid values of a sysctl.
             ///
             /// # Errors
             /// [`Error::UnknownSysctl`].
@@ -178,12 +178,12 @@ impl Show for (u32, u32) {
     }
 }
 
-/// What values a sysctl takes.
+/// The valid values of a sysctl.
 trait Takes<T> {
     /// The value of a text.
     fn take(&self, value: &str) -> Result<T, Error>;
 
-    /// Those that it takes, in words.
+    /// Describes the valid values.
     fn values(&self) -> String;
 }
 

@@ -1,5 +1,5 @@
-//! What becomes of the connections of a server that went down, where its service asks for something
-//! better than the kernel's silence ([`OnServerDown`]).
+//! Treatment of the connections of a server that went down, if its service requests more than the
+//! kernel's silence ([`OnServerDown`]).
 //!
 //! When a server leaves such a service, the shard walks over its table once, a bounded number of
 //! slots at a time, and ends what belonged to the server. A TCP connection ends with a reset to
@@ -25,11 +25,11 @@ use core::time::Duration;
 /// How long packets of connections that end silently are dropped at most.
 const SILENCE: u32 = 120;
 
-/// What a TCP segment says about sequence numbers (RFC 9293 section 3.1).
+/// Sequence numbers of a TCP segment (RFC 9293 section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Numbers {
-    /// What comes after it: its sequence number and what it takes of the sequence space, which is
-    /// its payload in bytes, and one each for SYN and FIN.
+    /// Next expected sequence number: that of the segment, plus its payload in bytes, plus one each
+    /// for SYN and FIN.
     next: u32,
     /// The acknowledgement number, if it has one.
     ack: Option<u32>,
@@ -63,10 +63,10 @@ impl Numbers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reset {
-    /// Who it comes from and whom it is for: from the virtual address to the client, or from the
-    /// client to the virtual address.
+    /// Source and destination: from the virtual address to the client, or from the client to the
+    /// virtual address.
     pub tuple: Tuple,
-    /// Its sequence number: what the receiver expects next.
+    /// Its sequence number: the one that the receiver expects next.
     pub seq: u32,
     /// Its acknowledgement number, where it is known; without it the segment has no ACK bit.
     pub ack: Option<u32>,
@@ -75,7 +75,7 @@ pub struct Reset {
     pub forward: Option<Forward>,
 }
 
-/// What each end of a connection expects next.
+/// Sequence numbers that the two ends of a connection expect next.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Expected {
     /// The server, of the client.
@@ -208,9 +208,9 @@ impl Shard {
                 }
             }
             (_, Protocol::TCP) => self.reset_both(index, now),
-            // What is next is a new connection.
+            // The next packet opens a new connection.
             (OnServerDown::Reschedule, _) if self.table.controlled(index) == 0 => {
-                // A template that controlled it leads to nobody; it ends when its time comes.
+                // The template that controlled it has no server any more; it ends with its timer.
                 let _ = self.kill(index);
             }
             _ => {}
@@ -272,8 +272,8 @@ impl Shard {
         }
     }
 
-    /// What becomes of the next packet from the client of connection `index`, whose server is gone;
-    /// `None` if it is not.
+    /// Treatment of the next packet from the client of connection `index`, if its server is gone;
+    /// `None` if the server is present.
     pub(crate) fn lost(&self, index: u32) -> Option<&'static str> {
         let gone = self.table.get(index).has(flag::GONE);
         let removed = self

@@ -95,7 +95,7 @@ impl Shard {
             if slot.has(flag::LENT | flag::DYING) {
                 continue;
             }
-            // Who listens since a moment ago has not heard that its packets come here.
+            // A peer that subscribed a moment ago has no report that the packets arrive here.
             let kind = if slot.idle(now) < RECENT {
                 Kind::Comes
             } else {
@@ -412,7 +412,7 @@ pub(super) mod tests {
             self.control.hear(&mut self.shard, PEER, ties, items, now)
         }
 
-        /// What has changed here, told to another one.
+        /// Sends the changes here to the other director.
         pub(in crate::shard) fn tell(&mut self, other: &mut Self, now: Instant) -> Heard {
             let (bytes, lost) = self.shard.take_changes();
             assert!(!lost);
@@ -521,8 +521,8 @@ pub(super) mod tests {
     #[test]
     fn who_has_the_packets_of_a_moment_ago_tells() {
         let (mut one, mut two) = sides();
-        // Whoever keeps ties: the second takes what the first had, while nobody listens, and the
-        // first hears of it when everything is told.
+        // One director wins ties: the second takes over the connections of the first while no peer
+        // is subscribed, and the first learns of it from the full sync.
         one.open(7, at(10));
         one.tell(&mut two, at(10));
         let _ = one.packet(7, 0x10, at(19));
@@ -555,7 +555,7 @@ pub(super) mod tests {
         assert_eq!(bulk::count(&all), 200);
         assert_eq!(one.hear(&all, at(7)), taken(200));
         assert_eq!(one.missing(&two), 0);
-        // Those that were told hours ago end when they would have ended there.
+        // Replicas of hours ago end at the time at which they would have ended at the sender.
         assert!(one.shard.connections_from(0, at(7)).all(|connection| {
             connection.expires <= Duration::from_secs(900)
                 && connection.expires >= Duration::from_secs(893)
@@ -580,7 +580,7 @@ pub(super) mod tests {
         two.add_servers(Forwarding::Tunnel);
         two.control.bind_unbound(&mut two.shard, &Side::tuple(7));
         assert!(matches!(two.packet(7, 0x10, at(3)), Verdict::Forward(_)));
-        // What is not there is no trouble.
+        // A connection that does not exist is ignored.
         two.control.bind_unbound(&mut two.shard, &Side::tuple(8));
     }
 
@@ -604,7 +604,7 @@ pub(super) mod tests {
         let again = one.pass(&Pass::Ranges(ranges), at(2));
         assert!(bulk::count(&again) < 10);
         two.hear(&again, at(2));
-        // Who wins where both had it is settled when both have told.
+        // When both had the connection, the full syncs of both settle the owner.
         two.tell(&mut one, at(2));
         one.tell(&mut two, at(2));
         assert_eq!((one.missing(&two), two.missing(&one)), (0, 0));

@@ -424,7 +424,7 @@ impl LocalPorts {
         self.give_back(slot.protocol(), slot.server_addr(), taken, quiet_since);
     }
 
-    /// What stands for the client of connection `index` towards its server.
+    /// Local address and port that connection `index` uses towards its server.
     #[inline]
     pub(crate) fn of(&self, index: u32) -> Option<SocketAddr> {
         Some(self.entries.get(index)?.as_ref()?.taken.addr())

@@ -88,14 +88,14 @@ pub struct Shard {
     sync: Queue,
     /// Adjustments of sequence numbers that came by synchronisation, by the connections' indices.
     sequences: BTreeMap<u32, Sequences>,
-    /// What is known of connections whose servers may go down, and what is to be done about those
-    /// that did.
+    /// Sequence numbers of connections whose servers may go down, and pending work for servers that
+    /// did.
     down: Down,
-    /// What the helper knows of FTP's control connections, by the connections' indices.
+    /// State of FTP control connections, by the indices of the connections.
     sessions: BTreeMap<u32, ftp::Session>,
     /// Which connections give way when the table is full.
     hand: Hand,
-    /// What is told to other directors, and what they have told.
+    /// Replication: connections sent to peers and received from them.
     pub(crate) ledger: Option<Box<Ledger>>,
 }
 
@@ -297,7 +297,7 @@ impl Shard {
         self.table.capacity()
     }
 
-    /// What is known of connection `index`.
+    /// The entry of connection `index`.
     #[inline]
     pub(crate) fn conn(&self, index: u32) -> Entry<'_> {
         self.table.get(index)
@@ -422,7 +422,7 @@ impl Shard {
         &mut self.links
     }
 
-    /// What it has copied from `Control`.
+    /// Shows the copies of state of `Control`.
     #[cfg(test)]
     pub(crate) fn copies(&self) -> alloc::string::String {
         alloc::format!("{:?} {:?}", self.links, self.settings)

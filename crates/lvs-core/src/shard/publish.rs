@@ -7,8 +7,8 @@ use super::Shard;
 use crate::conn::{Entry, NO_SLOT, State, flag};
 use crate::{ConnId, Forwarding, Protocol, Tunnel};
 
-/// What a packet of a connection with these may do beyond counting and restarting the timer, or have
-/// done to itself; what tells most comes first.
+/// Flags with which a packet may do more than be counted and restart the timer, or may be changed
+/// itself. The most informative reason comes first.
 const REASONS: [(u32, Unpublished); 10] = [
     (flag::HELPED, Unpublished::Helped),
     (flag::ONE_PACKET, Unpublished::OnePacket),
@@ -118,7 +118,7 @@ impl fmt::Display for Unpublished {
 
 impl core::error::Error for Unpublished {}
 
-/// What in a connection may change with its next packets, if anything.
+/// Reason why the next packets may change the state of a connection, if there is one.
 #[inline]
 fn what_changes(entry: Entry<'_>) -> Option<Unpublished> {
     match entry.protocol() {
@@ -138,8 +138,8 @@ pub(super) fn is_still(entry: Entry<'_>) -> bool {
     what_changes(entry).is_none()
 }
 
-/// What there is to do about a connection's packets that a program in the kernel does not know, or
-/// is not to do.
+/// Reason why the packets of a connection need work that the kernel fast path cannot do, if there
+/// is one.
 #[inline]
 fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
     let flags = entry.flags();
@@ -213,14 +213,14 @@ pub struct Offer {
     pub tunnel: Tunnel,
     /// The number of the server's record.
     pub record: u32,
-    /// What stands for the client, where both ends are translated. It is here once, for whoever has
-    /// not learned it by [`Shard::local_changes`]: not of a connection that was published before, in
-    /// whichever epoch.
+    /// Local address and port, if both ends are translated. It is set only in the first offload
+    /// plan of a connection, for a caller that has not received it from [`Shard::local_changes`].
     pub local: Option<LocalEnd>,
 }
 
-/// What stands for the client of a connection by full NAT towards its server. Whoever forwards its
-/// packets finds both by it: requests by the slot, replies by the ends that they are between.
+/// Local address and port of a full-NAT connection towards its server. The kernel fast path uses
+/// both fields: for requests it finds them by the slot, for replies it finds the slot by addresses
+/// and ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalEnd {
     /// The number of the connection's slot, of all in the table.
@@ -233,7 +233,7 @@ pub struct LocalEnd {
     pub local: SocketAddr,
 }
 
-/// What happens to a local end ([`Shard::local_changes`]).
+/// Change of a local address and port ([`Shard::local_changes`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalChange {
     /// A connection has it.
@@ -276,10 +276,10 @@ impl Shard {
         self.table.get(conn.0).in_packets()
     }
 
-    /// What there is to know of a connection that could be published. Of a shard that is swept.
+    /// Offload plan of a connection. The shard must be swept.
     ///
     /// # Errors
-    /// Its next packets may be more than counted, for this reason.
+    /// The reason why its next packets may need more than counting.
     pub fn offer(&self, conn: ConnId) -> Result<Offer, Unpublished> {
         if !self.table.is_used(conn.0) {
             return Err(Unpublished::Ended);
@@ -312,8 +312,8 @@ impl Shard {
         })
     }
 
-    /// What in the settings, or beside it in the table, makes a connection something else than what
-    /// a packet alone says.
+    /// Reason in the settings, or in state outside the slot, why packets of the connection may need
+    /// more than their headers show.
     fn what_speaks_against(&self, conn: ConnId, entry: Entry<'_>) -> Option<Unpublished> {
         let (client, virt) = (entry.client(), entry.virt());
         let settings = &self.settings;
@@ -339,8 +339,7 @@ impl Shard {
         Some(reason)
     }
 
-    /// What stands for the client of connection `index` towards its server, where both ends are
-    /// translated.
+    /// Local end of connection `index` towards its server, if both ends are translated.
     pub(super) fn local_end(&self, index: u32) -> Option<LocalEnd> {
         let entry = self.table.get(index);
         Some(LocalEnd {
@@ -356,8 +355,8 @@ impl Shard {
     /// without one it asks for each reply. `false` if the connection is not one for it: it has
     /// ended, or others have the same addresses and ports.
     ///
-    /// Whatever changes the connection's state is decided here all the same: the program hands such
-    /// packets up.
+    /// Packets that change the state of the connection are still decided here: the program passes
+    /// them up.
     pub fn publish(&mut self, conn: ConnId, epoch: u16, client_hop: Option<u16>) -> bool {
         if !self.table.is_used(conn.0) {
             return false;

@@ -112,7 +112,7 @@ impl Shard {
         let mut found: Option<(Worth, Reverse<Duration>, u32)> = None;
         for window in scattered(self.hand.at, self.table.populated_len(), WINDOWS) {
             for index in self.table.populated_in(window) {
-                // Those that a helper looks at may be at work just now.
+                // Connections with a helper may be active at this moment.
                 let slot = self.table.get(index);
                 if self.table.controlled(index) > 0 || slot.has(flag::HELPED) {
                     continue;

@@ -1,4 +1,4 @@
-//! What synchronisation sends of a shard's connections.
+//! Sync messages about a shard's connections.
 
 use super::Shard;
 use crate::Instant;

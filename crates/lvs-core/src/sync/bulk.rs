@@ -1,16 +1,16 @@
-//! What two directors of this kind tell each other besides IPVS's messages: every connection, until
-//! when it lives, and that it has ended; and sums over all of them, which show whether one of them
-//! was lost.
+//! Replication between peers, in addition to IPVS sync messages: each connection with its remaining
+//! time, the removal of connections, and digests of all connections, which reveal a lost update.
 //!
 //! ```text
 //! item     kind 1 | 0 | length 2 | milliseconds left 4 | a connection as in a message of version 1
 //! digest   1024 times: sum 8 | connections 4
 //! ```
 //!
-//! A connection is told by one director, the one that has its packets (its *teller*), and *lent* to
-//! the others. Whoever gets a packet of one that was lent is its teller from then on. Both have the
-//! sums of what one tells and the other has been told; a change adds or takes away the hash of one
-//! connection, so that they are always at hand.
+//! The owner of a connection is the director that receives its packets; it replicates the
+//! connection, and the peers store a *borrowed* replica. A director that receives a packet of a
+//! borrowed connection becomes its owner. Sender and receiver each maintain a digest of the owned
+//! and of the borrowed connections: a change adds or subtracts the hash of one connection, so
+//! digests are always available.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -42,7 +42,7 @@ const OUT_MAX: usize = 1 << 20;
 /// Bytes that room is made for at first.
 const OUT_FIRST: usize = 4 << 10;
 
-/// What is said of a connection or a template.
+/// Kind of an update about a connection or a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// It lives.
@@ -93,7 +93,7 @@ pub(crate) fn has_place(client: SocketAddr, virt: SocketAddr, server: SocketAddr
         .all(|addr| addr.is_ipv4() == client.is_ipv4())
 }
 
-/// What was received is not what a director sends.
+/// The received bytes are no valid message of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -229,7 +229,7 @@ impl Digest {
         Ok(digest)
     }
 
-    /// What differs from what `teller` tells.
+    /// Compares the borrowed connections with the digest of their owner.
     fn compare(&self, teller: &Self) -> Differences {
         let mut all = Differences {
             told: teller.count(),
@@ -268,9 +268,9 @@ const fn range_of(hash: u64) -> usize {
 pub enum Pass {
     /// All.
     All,
-    /// Those that had a packet since.
+    /// Connections that received a packet since then.
     Since(crate::Instant),
-    /// Those in these ranges.
+    /// Connections in these ranges.
     Ranges(Ranges),
 }
 
@@ -286,7 +286,7 @@ impl fmt::Debug for Ranges {
 }
 
 impl Ranges {
-    /// Those of these numbers that there are.
+    /// A set of these range numbers; invalid numbers are ignored.
     pub fn new(numbers: impl IntoIterator<Item = u16>) -> Self {
         let mut all = Box::new([false; RANGES]);
         for number in numbers {
@@ -302,7 +302,7 @@ impl Ranges {
     }
 }
 
-/// What a connection is told apart by.
+/// Identity of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) protocol: Protocol,
@@ -333,7 +333,7 @@ impl Identity {
     }
 }
 
-/// What a shard tells, and what was lent to it.
+/// Digests of a shard's owned and borrowed connections, and its outgoing updates.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     keys: [u64; 2],
@@ -345,7 +345,7 @@ pub(crate) struct Ledger {
     lost: bool,
 }
 
-/// What a peer has lent.
+/// Connections borrowed from a peer.
 #[derive(Debug)]
 struct Lent {
     keys: [u64; 2],
@@ -405,8 +405,8 @@ impl Ledger {
         }
     }
 
-    /// What has changed, to be added to and [given back](Self::has_been_said); `None` if nobody
-    /// listens, or if too much of that waits already.
+    /// Takes the outgoing buffer, to be extended and [returned](Self::has_been_said); `None` if no
+    /// peer is subscribed, or if the buffer is full.
     pub(crate) fn begin_to_say(&mut self) -> Option<Vec<u8>> {
         if !self.heard {
             return None;
@@ -418,7 +418,7 @@ impl Ledger {
         Some(core::mem::take(&mut self.out))
     }
 
-    /// What has changed, with what has been added.
+    /// Returns the outgoing buffer with the new updates.
     pub(crate) fn has_been_said(&mut self, out: Vec<u8>) {
         self.out = out;
     }
@@ -431,7 +431,7 @@ impl Ledger {
         self.out.len()
     }
 
-    /// What has changed, and whether some of it is lost.
+    /// Takes the outgoing updates, and whether some were lost.
     pub(crate) fn take(&mut self) -> (Vec<u8>, bool) {
         // There will be about as much the next time.
         let next = Vec::with_capacity(self.out.len().min(OUT_FIRST));

@@ -27,7 +27,7 @@ pub const PORTS_MAX: u16 = 64;
 /// A message of a master's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What is added to the daemon's port: a connection's messages all go to the same one.
+    /// Offset to the daemon's port: all messages of a connection use the same port.
     pub port: u16,
     /// The payload of the datagram.
     pub bytes: Vec<u8>,

@@ -152,7 +152,7 @@ pub(crate) fn finish(version: u32, count: u32, message: &mut [u8]) {
     message[if version == 0 { 0 } else { 4 }] = count as u8;
 }
 
-/// What could be read of a message.
+/// The readable entries of a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entries {
     /// Connections and templates.

@@ -15,7 +15,7 @@ impl Shift {
     /// Text has been replaced in the segment with the number `sequence`, which grows by `growth`
     /// bytes.
     pub(crate) fn replaced(&mut self, sequence: u32, growth: i32) {
-        // What was replaced already is sent again.
+        // The segment repeats text that was replaced already.
         let again = self.before != self.after && !is_after(sequence, self.place);
         if growth == 0 || again {
             return;

@@ -215,8 +215,8 @@ proptest! {
                 }
                 Err(refused) => {
                     prop_assert_eq!(&before, &picture(&whole), "a refused list has changed something");
-                    // What comes before the refused change can be made, and that one cannot, for
-                    // the same reason.
+                    // The changes before the refused one are possible, and the refused one fails
+                    // for the same reason.
                     let mut other = control();
                     for call in made.iter().chain(&list[..refused.change]) {
                         other.apply(std::slice::from_ref(call), &SmallHost, now).unwrap();

@@ -1,5 +1,5 @@
-//! What goes beyond the kernel's IPVS: servers that go down, slow starts, the scheduler `ewma`, the
-//! modern profile, and that none of it happens unless it is asked for.
+//! Features beyond the kernel's IPVS: servers that go down, slow starts, the scheduler `ewma`, the
+//! modern profile; and that none of them is active by default.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -639,7 +639,7 @@ fn a_slow_start_can_be_switched_off_in_the_middle() {
         .control
         .edit_service(&key, slow("wrr", 60), None)
         .unwrap();
-    // Those that were there before are established.
+    // The servers that were there before have no slow start.
     add(
         &mut director,
         key,
@@ -841,7 +841,7 @@ fn the_modern_profile_has_the_timeouts_of_the_rfcs() {
     }
 }
 
-/// What `bytes` of a TCP stream look like from `src` to `dst`.
+/// Sends `bytes` of a TCP stream from `src` to `dst`.
 fn say(
     director: &mut Director,
     (src, dst): (SocketAddr, SocketAddr),

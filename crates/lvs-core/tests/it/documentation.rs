@@ -309,8 +309,8 @@ fn every_limit_has_its_test() {
     }
 }
 
-/// What a client may ask is decided by the method's name before its parameters are read. Whoever
-/// opens a call to everybody says so here as well.
+/// The method's name decides the required access, before the parameters are parsed. A call that
+/// becomes readable for all clients is added to this list as well.
 #[cfg(feature = "api")]
 #[test]
 fn what_everybody_may_ask_is_this_and_no_more() {

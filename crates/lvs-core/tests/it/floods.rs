@@ -1,4 +1,4 @@
-//! What a flood does to a full table, and what it leaves to everybody else.
+//! Floods: their effect on a full table and on other clients.
 
 use std::net::SocketAddr;
 use std::time::Duration;

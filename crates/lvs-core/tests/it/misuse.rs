@@ -479,7 +479,7 @@ fn shards() {
 
 #[test]
 fn a_decision_that_comes_late() {
-    // What the shard found is gone when the control half is asked.
+    // The shard's result is out of date when the control half uses it.
     let mut director = small(16);
     director.control.set_sysctl("conn_reuse_mode", "1").unwrap();
     for flags in [TcpFlags::SYN, TcpFlags::ACK, TcpFlags::RST] {

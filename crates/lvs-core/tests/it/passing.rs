@@ -38,7 +38,7 @@ const KINDS: [Kind; 11] = {
 
 const SERVERS: u8 = 3;
 
-/// What happens.
+/// One step of a generated case.
 #[derive(Clone, Debug)]
 enum Act {
     /// A packet of a client's to a service, or an answer to it.
@@ -222,7 +222,7 @@ impl Twin {
         self.director.handle_packet(meta, self.now)
     }
 
-    /// What comes of an act, and what then is.
+    /// Makes a step, and returns its result and the state after it.
     fn act(&mut self, act: &Act) -> String {
         let control = &mut self.director.control;
         let done = match *act {

@@ -1,5 +1,5 @@
-//! What no recording shows: defences, IPsec, ICMP errors that open connections, servers that speak
-//! first, several shards.
+//! Behaviour that no recording shows: defences, IPsec, ICMP errors that open connections, servers
+//! that send first, several shards.
 
 use std::net::SocketAddr;
 
@@ -473,9 +473,9 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
     assert_eq!(counted as usize, established);
 }
 
-/// What Linux 6.12 had left of 400 connections of a kind, so many seconds after `drop_entry = 3`.
-/// They had been idle for 70 s, but for those in SYN_RECV. Both draw at random, so the numbers are
-/// near, not equal.
+/// Compares with Linux 6.12: the connections left of 400 of one kind, some seconds after
+/// `drop_entry = 3`. They had been idle for 70 s, except those in SYN_RECV. Both choose at random,
+/// so the numbers are near, not equal.
 #[test]
 fn drop_entry_leaves_about_what_the_kernel_leaves() {
     const SYN: u8 = TcpFlags::SYN;
@@ -674,7 +674,7 @@ fn daemons_and_tunnels_across_families_exclude_each_other() {
     );
 }
 
-/// What a master sends, a backup with the same services takes over: server, state, time.
+/// A backup with the same services takes over the entries of a master: server, state, time.
 #[test]
 fn a_backup_takes_over_what_a_master_sends() {
     let mut config = rr();
@@ -732,7 +732,7 @@ fn a_backup_takes_over_what_a_master_sends() {
     }
 }
 
-/// What a master sends until `now`, as (port, entries) of each message.
+/// Messages of a master until `now`, as (port, entries).
 fn sent(director: &mut Director, now: Instant) -> Vec<(u16, Vec<sync::wire::Entry>)> {
     let messages = core::iter::from_fn(|| director.take_sync_message(now));
     messages
@@ -802,7 +802,7 @@ fn a_counted_message_ends_where_its_count_does() {
     assert_eq!(counts(master.counted()), [255, 45]);
 }
 
-/// What waits when a master is stopped is sent, and what comes after it is not.
+/// A master that is stopped sends its queued entries, and no later ones.
 #[test]
 fn a_master_that_stops_says_what_it_had_to_say() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);

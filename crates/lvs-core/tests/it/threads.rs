@@ -156,8 +156,8 @@ fn counters_and_counts_are_exact_across_workers() {
     }
 }
 
-/// What each worker is refused, and how many connections it opens, where each asks for one of each
-/// of so many clients at the same moment.
+/// Each worker sends one packet of each of `clients` clients at the same moment. Returns the
+/// refusals and the number of opened connections of each worker.
 fn rush(
     control: &Mutex<Control>,
     shards: &mut [Shard],

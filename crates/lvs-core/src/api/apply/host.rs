@@ -1,4 +1,4 @@
-//! What only the host of a director knows, and changes depend on.
+//! Facts about the host that changes depend on.
 
 use core::net::IpAddr;
 
@@ -7,13 +7,12 @@ use crate::mark::MarkRule;
 use crate::sync::SyncDaemon;
 use crate::{Forwarding, LocalAddress, ServiceKey};
 
-/// What only the host of a director knows, and changes depend on.
+/// Facts about the host that changes depend on.
 ///
-/// It answers from what it has at hand: the lock of [`Control`](crate::Control) is held while it is
-/// asked.
+/// Implementations answer from memory: the caller holds the lock of [`Control`](crate::Control).
 pub trait Host {
-    /// Whether the way in which packets come to the director permits something. Asked before
-    /// anything else.
+    /// Checks whether the host's packet interception permits `need`. It is the first check of a
+    /// change.
     ///
     /// # Errors
     /// Why not, and what to do instead.
@@ -47,7 +46,7 @@ pub struct Permissive;
 
 impl Host for Permissive {}
 
-/// What a change needs of the way in which packets come to the director.
+/// Something that a change requires of the host's packet interception.
 #[derive(Clone, Copy, Debug)]
 pub enum Need<'a> {
     /// A service to be added.

@@ -29,7 +29,8 @@ pub const CHANGES_MAX: usize = 1 << 16;
 /// Answer to a call that changes something: it is done.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
-    /// What the packet path does not follow yet, and what to do about it. Absent if all is well.
+    /// Parts of the change that the dataplane does not apply yet, each with its fix. Absent if
+    /// there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -43,7 +44,7 @@ pub struct Refused {
     pub failure: Failure,
 }
 
-/// What the packet side has to follow after changes.
+/// The parts of the state that the dataplane has to update after changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     services: BTreeSet<ServiceKeyOrd>,

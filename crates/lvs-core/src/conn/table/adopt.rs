@@ -12,10 +12,10 @@ use super::{ConnTable, Memory, Slots};
 use crate::Instant;
 use crate::conn::Draft;
 
-/// What is left to do until a table that was found is as if it had been made here.
+/// Progress of the adoption of a table that another process left.
 ///
-/// Look-ups find what lies in its bucket from the first moment, by the words of tags that were
-/// found. Timers run, and counts are right, of what was gone through.
+/// From the start, look-ups find entries in their buckets by the inherited tags. Timers and
+/// counters include only the entries visited so far.
 #[derive(Debug)]
 pub struct Adoption {
     /// Handles of slots that look used.
@@ -134,7 +134,7 @@ impl ConnTable {
             adoption.overflow.push((entry.sequence(), handle));
             return;
         }
-        // Those of the overflow say again who is shadowed.
+        // The entries of the overflow set these bits again.
         let shadows = kind::SHADOWED_IN | kind::SHADOWED_OUT;
         if entry.word0() & shadows != 0 {
             entry.set_kind(shadows, false);

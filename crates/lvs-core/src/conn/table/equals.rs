@@ -176,7 +176,7 @@ impl ConnTable {
     pub(super) fn move_home(&mut self, handle: u32, comes: bool) {
         let entry = self.slots.entry(handle);
         let narrow = entry.is_of_v4_client();
-        // What looks for IPv4 clients asks the words of the narrow slots.
+        // Look-ups of IPv4 clients read the tags of the narrow slots.
         let Some(buckets) = self
             .slots
             .buckets_of(narrow, entry.client(), entry.protocol())
@@ -231,7 +231,7 @@ impl ConnTable {
         self.slots.entry(handle).write(&draft);
         self.count(handle, 1);
         if !in_place {
-            // Who takes the table over finds the newest by this.
+            // A successor finds the newest entry by this number.
             self.overflow.sequence += 1;
             self.slots
                 .entry(handle)

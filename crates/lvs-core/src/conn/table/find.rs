@@ -256,7 +256,7 @@ impl ConnTable {
         if aim.identity != identity {
             hash = narrow_hash(self.slots.memory.layout.keys, identity);
         } else if aim.slot != NO_SLOT {
-            // What lies in a free slot is nobody's.
+            // A free slot matches no identity.
             let line = self.slots.narrow_line(aim.slot as usize);
             let word = line[0].load(Relaxed);
             if let Some(shadow) = is(word, line)
@@ -528,7 +528,7 @@ impl Ahead {
         sides: [Aim::NONE; 2],
     };
 
-    /// What is known of one end in narrow slots, or in wide ones.
+    /// The hint for one side, if the hints are for narrow (or for wide) slots.
     #[inline]
     const fn side(&self, narrow: bool, side: usize) -> Aim {
         if self.narrow == narrow {
@@ -539,7 +539,8 @@ impl Ahead {
     }
 }
 
-/// What no identity is: each lies in [`IDENTITY`]. 0 is one, that of a mark's template.
+/// An invalid identity: each valid one lies in [`IDENTITY`]. 0 is valid, the template of a mark has
+/// it.
 const NOBODY: u64 = u64::MAX;
 const _: () = assert!(IDENTITY != NOBODY);
 
@@ -561,8 +562,8 @@ impl Aim {
     };
 }
 
-/// Ends of connections that are no client's, those that packets were lately addressed to or came
-/// from: virtual addresses and servers, mostly. One place for all with the same hash.
+/// Recently seen source and destination addresses and ports that are no client's: virtual addresses
+/// and servers, mostly. Addresses with the same hash share one place.
 pub(super) struct Strangers([AtomicU64; Self::PLACES]);
 
 impl Strangers {

@@ -127,7 +127,7 @@ impl Index {
 }
 
 impl fmt::Debug for Index {
-    /// What is in it, wherever it lies in memory.
+    /// Shows the content, independent of its place in memory.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let places = self.places[self.first..].iter().enumerate();
         let used = places.filter(|&(_, &place)| place != 0);

@@ -1,8 +1,8 @@
 //! The memory that a connection table lies in, and the description that goes with it.
 //!
-//! Whoever makes a table may bring the memory: the heap is the default, but a file of memory that
-//! outlives the process, or maps that a program in the kernel reads as well, have the same shape.
-//! It is five regions of 64-bit words, all zero at first:
+//! The creator of a table may supply the memory. The heap is the default. A memory file that
+//! outlives the process and BPF maps that a program in the kernel also reads have the same shape.
+//! It consists of five regions of 64-bit words, all zero at first:
 //!
 //! | region | words |
 //! |---|---|
@@ -25,7 +25,7 @@ use core::time::Duration;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// What a table's memory looks like: plain numbers, which outlive the process beside it.
+/// Layout of a table's memory: plain numbers, stored next to the memory for a successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Buckets of narrow slots.
@@ -119,8 +119,8 @@ impl Layout {
         }
     }
 
-    /// With wide slots for so many connections only, where memory is taken at once, used or not.
-    /// What finds no place among them lies in the overflow, as long as there is room.
+    /// Limits the wide slots to this number of connections, for memory that is allocated at once,
+    /// used or not. Further entries are stored in the overflow, while it has room.
     #[must_use]
     pub fn with_wide(self, connections: usize) -> Self {
         let wide = Self::new(connections, 0).wide_buckets;
@@ -371,7 +371,7 @@ impl Memory {
         self
     }
 
-    /// What it looks like.
+    /// The layout.
     pub const fn layout(&self) -> &Layout {
         &self.layout
     }

@@ -26,8 +26,8 @@
 //! | place in the wheel, record | 4.7, 4.1 |
 //! | overflow: none to 5 of 100, which come and go | 0 to 9.4 |
 //!
-//! What few connections have (who controls others, when one was synchronised) is kept beside the
-//! table ([`Sparse`](sparse::Sparse)).
+//! State that few connections have (controlled entries, time of the last synchronisation) is stored
+//! in [`Sparse`](sparse::Sparse) tables next to the connection table.
 
 pub(crate) mod adopt;
 mod buckets;
@@ -210,12 +210,12 @@ pub(crate) struct ConnTable {
     quarantined: VecDeque<(Instant, u32)>,
     /// The latest time that was seen.
     clock: Instant,
-    /// Who is no client.
+    /// Recently seen addresses and ports that are no client's.
     strangers: find::Strangers,
 }
 
 impl fmt::Debug for ConnTable {
-    /// What is in it, by slot.
+    /// Shows the content by slot.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {}: ", self.len, self.capacity)?;
         let handles = self.indices(0..usize::MAX);

@@ -1,4 +1,4 @@
-//! What is in a slot: words that a program in the kernel can read, and part of which it may write.
+//! Layout of a slot: words that a program in the kernel can read, and some that it may write.
 //!
 //! ```text
 //!            63     56 55     48 47          32 31                              0
@@ -75,7 +75,7 @@ pub(crate) mod kind {
     /// Others have the same client and server.
     pub(crate) const SHADOWED_OUT: u64 = bit(5);
 
-    /// What a look-up tells entries apart by.
+    /// The kinds that look-ups compare.
     pub(crate) const TOLD_APART: u64 = TEMPLATE | NO_CPORT | HIDDEN;
 }
 
@@ -86,8 +86,8 @@ mod way {
 }
 
 impl Layout {
-    /// What a program that reads a table's memory has to know of it, by the names that it may give
-    /// it: sizes, bits and the numbers of words. Of [`VERSION`](Self::VERSION).
+    /// The constants that a program needs in order to read a table's memory, with their names:
+    /// sizes, bits and word numbers. They belong to [`VERSION`](Self::VERSION).
     pub const NUMBERS: &[(&str, u64)] = &[
         ("WAYS", Self::WAYS as u64),
         ("NARROW_BYTES", Self::NARROW_WORDS as u64 * 8),
@@ -225,7 +225,7 @@ pub(super) fn wide_hash(keys: [u64; 2], client: [u64; 2], identity: u64) -> u64 
     sip13(keys, [client[0], client[1], identity >> 32])
 }
 
-/// What the layout makes of a draft.
+/// Encoding of a draft.
 impl Draft {
     pub(super) fn kinds(&self) -> u64 {
         let mut kinds = 0;
@@ -256,10 +256,10 @@ impl Draft {
 /// An entry where it lies.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry<'a> {
-    /// What it is found by.
+    /// The words that look-ups compare.
     front: &'a Line,
-    /// What its packets change, in words 3 to 7: of a narrow slot the same line, of a wide one the
-    /// second.
+    /// The words 3 to 7, which packets change. A narrow slot has them in the same line, a wide slot
+    /// in the second line.
     hot: &'a Line,
     narrow: bool,
 }

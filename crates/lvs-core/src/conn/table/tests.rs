@@ -294,7 +294,7 @@ fn a_full_table_refuses_and_recovers() {
     }
 }
 
-/// What finds both of its buckets full is found elsewhere, up to the size of that.
+/// An entry whose buckets are both full is found in the overflow, up to the size of the overflow.
 #[test]
 fn full_buckets_overflow_and_the_overflow_is_bounded() {
     let layout = Layout {

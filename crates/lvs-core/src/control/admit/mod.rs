@@ -34,7 +34,7 @@ pub(super) struct Ask<'a> {
     destination: SocketAddr,
     mark: u32,
     hook: Hook,
-    /// What follows the UDP header.
+    /// The payload after the UDP header.
     payload: Option<&'a [u8]>,
     embedded: bool,
 }

@@ -8,7 +8,7 @@ use core::ops::Range;
 use super::Mode;
 use crate::Family;
 
-/// What a client asks for.
+/// A client's FTP command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FtpCommand {
     /// The server is to say where it listens.
@@ -17,8 +17,8 @@ pub(super) enum FtpCommand {
     Active(SocketAddr),
 }
 
-/// What a client's segment asks for. PASV and EPSV are found anywhere in it, PORT and EPRT at its
-/// start.
+/// The FTP command of a client's segment. PASV and EPSV are found anywhere in it, PORT and EPRT at
+/// its start.
 pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
     let digit = family_digit(family);
     // Nothing shorter than "PASV" and a line break counts.
@@ -196,7 +196,8 @@ mod tests {
         assert_eq!(four("EPSV  1\r\n"), None);
         assert_eq!(four("EPSV"), None);
         assert_eq!(four("EPSV 1"), None);
-        // What it does not understand ends the search, what is no command does not.
+        // An EPSV argument that it does not understand ends the search; text that is no command
+        // does not.
         assert_eq!(four("EPSV ALL\r\nPASV\r\n"), None);
         assert_eq!(four("EPSVX\r\nPASV\r\n"), PASSIVE);
     }

@@ -90,7 +90,7 @@ impl Replacement {
     }
 }
 
-/// What the client of a control connection has asked for last.
+/// Last command of the client of a control connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
     /// Nothing that the server's reply matters to.
@@ -102,7 +102,7 @@ enum Mode {
     ExtendedPassive,
 }
 
-/// What the helper knows of a control connection.
+/// State of a control connection in the helper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Session {
     mode: Mode,
@@ -135,7 +135,7 @@ impl Session {
     }
 }
 
-/// What the helper reads of a TCP segment.
+/// The parts of a TCP segment that the helper uses.
 struct Tcp<'a> {
     sequence: u32,
     acknowledgement: u32,
@@ -324,9 +324,9 @@ impl Shard {
         Ok(replacement)
     }
 
-    /// What the client is to read in a reply that the server sends again, because it was lost
-    /// behind the director. The kernel lets it pass as it is, with the wrong address and, if
-    /// the length had changed, in the wrong place.
+    /// Replacement text for a reply that the server retransmits, because it was lost behind the
+    /// director. The kernel forwards it unchanged: with the wrong address and, if the length had
+    /// changed, at the wrong place.
     fn announced_again(&self, index: u32, session: &Session, tcp: &Tcp<'_>) -> Option<Replacement> {
         let (sequence, mode) = session.changed?;
         let at = usize::try_from(sequence.wrapping_sub(tcp.sequence)).ok()?;
