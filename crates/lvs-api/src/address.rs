@@ -123,10 +123,10 @@ impl fmt::Display for Address {
     }
 }
 
-/// Who listens at the other end of `stream`, if that is not to be believed: its user, and why.
+/// Returns the user that listens at the other end of `stream` and the reason, if it is not trusted.
 ///
-/// A listener whose capabilities cannot be seen is believed if it is root's: to ask it does less
-/// harm than to obey it.
+/// A listener of root whose capabilities are not visible is trusted: a request to it is less
+/// dangerous than a request from it.
 pub fn impostor(stream: &UnixStream) -> Option<(u32, Refusal)> {
     let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
     let uid = peer.uid.as_raw();

@@ -80,7 +80,7 @@ pub enum Error {
     Version {
         /// Where.
         address: Address,
-        /// What the engine said.
+        /// Message of the dataplane.
         message: String,
     },
     /// It accepts connections, but does not answer: stopped (SIGSTOP, a debugger), or its host has
@@ -104,12 +104,12 @@ pub enum Error {
         /// Where.
         address: Address,
     },
-    /// What came is not an answer.
+    /// The received bytes are no valid answer.
     #[error("what answers at {address} is not an engine: {message}")]
     Garbled {
         /// Where.
         address: Address,
-        /// What is wrong with it.
+        /// The first error in the answer.
         message: String,
     },
     /// The caller wanted no more of a list.
@@ -246,7 +246,7 @@ impl Client {
         let _ = stream.set_write_timeout(Some(patience));
     }
 
-    /// What the engine said of itself.
+    /// The dataplane's description of itself.
     pub const fn hello(&self) -> &Hello {
         &self.hello
     }

@@ -17,7 +17,7 @@ const KEY_MAX: usize = 4096;
 /// Port 0, of one without a port, stands for [`PORT`].
 ///
 /// # Errors
-/// What is wrong, in words: no address, or one that nobody connects to.
+/// A message: no address, or an address that no peer can connect to.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     let bare = text
         .strip_prefix('[')
@@ -51,7 +51,7 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
 /// Where another director is: an [`address`] that somebody has.
 ///
 /// # Errors
-/// What is wrong, in words.
+/// A message with the reason.
 pub fn peer(text: &str) -> Result<SocketAddr, String> {
     match address(text)? {
         address if address.ip().is_unspecified() => Err(format!("{} is nobody's", address.ip())),
@@ -62,7 +62,7 @@ pub fn peer(text: &str) -> Result<SocketAddr, String> {
 /// The key in a file that nobody else may read. White space at its ends does not count.
 ///
 /// # Errors
-/// What is wrong with the file, and what to do.
+/// A message with the fault of the file and the fix.
 pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     let name = path.display();
     let failed = |error: io::Error| format!("cannot read the key {name}: {error}");

@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 /// process's own.
 ///
 /// # Errors
-/// What the kernel says (open(2)).
+/// Errors of open(2).
 pub fn open_without_waiting(path: &Path) -> io::Result<File> {
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let mut options = OpenOptions::new();

@@ -104,8 +104,8 @@ impl Own {
     }
 }
 
-/// What `/proc` says of process `pid`. It is believed only if `still_there` says afterwards that
-/// the process has not ended, so that the id cannot have become another's.
+/// The rights of process `pid` according to `/proc`. The result counts only if `still_there`
+/// confirms afterwards that the process has not ended, so that another process cannot have the id.
 pub fn root(pid: u32, still_there: impl FnOnce() -> bool) -> Root {
     let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
         return Root::Unseen;

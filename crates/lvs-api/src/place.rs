@@ -26,9 +26,9 @@ use super::Address;
 use super::address::impostor;
 use super::life::{Limits, Owner, Patience};
 
-/// What the name of the lock of those who steer has more than the socket's.
+/// Suffix to the name of the socket, for the lock of programs that configure the dataplane.
 pub const STEERED: &str = ".lvsd.lock";
-/// What the name of a dataplane's lock has more than the socket's.
+/// Suffix to the name of the socket, for the lock of a dataplane.
 pub const LOCK: &str = ".lock";
 /// Attempts to lock a file that other processes remove.
 const ATTEMPTS: usize = 100;
@@ -48,7 +48,7 @@ pub fn socket() -> Option<PathBuf> {
 /// This process may not, or others than root and this user may write there.
 pub fn prepare(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o755).create(directory) {
-        // Whatever the mask of this process took away.
+        // Sets the permissions that the umask of this process removed.
         Ok(()) => fs::set_permissions(directory, Permissions::from_mode(0o755))?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error),
@@ -122,7 +122,7 @@ pub fn steer(address: &Address) -> Result<Steering, LockError> {
     Ok(Steering(file.ok(), name))
 }
 
-/// What [`steer`] gives: a locked file where there can be one, and a name.
+/// Result of [`steer`]: a locked file, if there can be one, and a name.
 #[derive(Debug)]
 pub struct Steering(
     #[expect(dead_code, reason = "its life is what matters")] Option<Lock>,

@@ -1,6 +1,6 @@
-//! What a process gives up for good once it has begun: system calls (seccomp) and places to write
-//! to (Landlock), so that a hole in what strangers can reach is worth less. Where the kernel has
-//! one of the two not, the process goes on without, and says so.
+//! Drops the process's privileges for good after its start: system calls (seccomp) and write access
+//! to directories (Landlock), so that a hole in code that handles untrusted input is less useful.
+//! If the kernel lacks one of the two, the process continues without it, and reports that.
 //!
 //! ```text
 //!                 refused                                    may write to
@@ -52,7 +52,7 @@ const NOBODYS: &[i64] = &[
     libc::SYS_ioperm,
 ];
 
-/// What the engine needs no more once it runs.
+/// System calls that the dataplane does not need after its start.
 const NOT_THE_ENGINES: &[i64] = &[
     libc::SYS_execve,
     libc::SYS_execveat,
@@ -128,7 +128,7 @@ fn landlock(places: &Places) -> Result<(), String> {
         ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
         RulesetAttr, RulesetCreatedAttr, RulesetStatus,
     };
-    // What a kernel knows less of is left out.
+    // Landlock ignores the rights that an older kernel does not support.
     let writes = AccessFs::from_write(ABI::V5);
     let made = || -> Result<_, landlock::RulesetError> {
         let mut rules = Ruleset::default()
@@ -142,7 +142,7 @@ fn landlock(places: &Places) -> Result<(), String> {
         let socket = socket.and_then(|directory| directory.ancestors().find(|path| path.is_dir()));
         let kernels = ["/dev", "/proc/sys/net", "/sys/fs/bpf"].map(Path::new);
         for place in kernels.into_iter().chain(socket) {
-            // What is not there is not written to.
+            // Paths that do not exist need no rule.
             if let Ok(place) = PathFd::new(place) {
                 rules = rules.add_rule(PathBeneath::new(place, writes))?;
             }

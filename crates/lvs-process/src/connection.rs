@@ -150,7 +150,7 @@ pub(super) fn serve_connection(
     }
 }
 
-/// What is known of the client.
+/// The client, and the server's state about it.
 struct Session<'a> {
     engine: &'a dyn Handler,
     place: &'a Place,
@@ -313,7 +313,7 @@ mod tests {
         );
         server.shutdown(std::net::Shutdown::Both).expect("a socket");
         drop(server);
-        // What lies in the socket is taken byte by byte.
+        // The rest in the socket is read byte by byte.
         drop(taking);
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-/// What is left until then; an error if nothing is.
+/// Remaining time until the deadline; an error if there is none.
 fn left(until: Instant) -> io::Result<Option<Duration>> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {

@@ -277,7 +277,7 @@ fn open_to_all(path: &Path) -> io::Result<(u64, u64)> {
     Ok((meta.dev(), meta.ino()))
 }
 
-/// Who listens at `address`: an engine, or somebody who has taken a name.
+/// Describes the listener at `address`: a dataplane, or a process that occupies its name.
 fn running(address: &Address) -> BindError {
     let stream = address.connect().ok();
     let peer = stream

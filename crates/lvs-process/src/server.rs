@@ -27,7 +27,7 @@ use lvs_sys::peercred;
 /// How long answers under way are waited for at the end.
 const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What answers the requests.
+/// Answers the requests of clients.
 pub trait Handler: Send + Sync + 'static {
     /// Name and version: `lvs-dataplane 0.1.0`.
     fn name(&self) -> String;
@@ -118,7 +118,7 @@ pub struct Permissions {
     pub readers: Option<u32>,
 }
 
-/// What a client may do.
+/// Access rights of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rights {
     /// Everything.

@@ -224,7 +224,7 @@ fn an_engine_that_dies_is_told() {
     thread.join().expect("no panic");
 }
 
-/// What a client that may only look, or also change things, is answered to some lines.
+/// Answers to some lines of a client with read access only, or with write access.
 fn answers_to(denied: Option<Refusal>, lines: &[&[u8]]) -> String {
     let (mut client, server) = UnixStream::pair().expect("sockets");
     let thread = thread::spawn(move || {

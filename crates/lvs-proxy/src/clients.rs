@@ -1,10 +1,10 @@
-//! Who has a place among the clients that send datagrams, and who gives up his for a newcomer.
+//! The table of clients that send datagrams, and the choice of the client that a new one replaces.
 //!
-//! Whoever sends a datagram may claim any address, so that one sender can be as many clients as
-//! there are places. What he cannot do is to hear an answer. So a client is *new* until it has sent
-//! again after an answer of its server; then it *talks*. Where all places are taken, the oldest new
-//! client gives way, of the service that the newcomer wants, or of the largest one if that has less
-//! than its share; clients that talk give way only when they have paused.
+//! The source address of a datagram can be forged, so that one sender can appear as any number of
+//! clients. A forger receives no answers. So a client is *new* until it has sent again after an
+//! answer of its server; then it is *established*. When the table is full, the oldest new client is
+//! evicted: of the newcomer's service, or of the largest service if the newcomer's has less than
+//! its share. Established clients are evicted only when they are idle.
 
 use lvs_core::Prefix;
 use std::collections::{BTreeMap, HashMap};
@@ -36,9 +36,9 @@ struct Table {
     services: HashMap<ServiceId, Queue>,
     /// The same by their length and number: the longest is found at once, however many there are.
     by_length: BTreeMap<(usize, u64), ServiceId>,
-    /// Those in the queues.
+    /// Clients in the queues.
     present: usize,
-    /// Those, and those that give up their places.
+    /// Clients in the queues, and clients that are being evicted.
     held: usize,
     /// Counts clients, and when they were last looked at.
     next: u64,
@@ -113,7 +113,8 @@ impl Queue {
         true
     }
 
-    /// Who gives way to a newcomer, if anybody does; one of `only` this source, if that is said.
+    /// The client that a newcomer replaces, if there is one; only one of the source `only`, if it
+    /// is set.
     fn victim(&mut self, only: Option<IpAddr>, next: &mut u64, now: u64) -> Option<Arc<Client>> {
         let fits = |client: &&Arc<Client>| only.is_none_or(|source| client.source == source);
         if let Some(new) = self.new.values().take(LOOKS).find(fits) {

@@ -1,9 +1,10 @@
-//! Who gets a connection: a director of `lvs-core`, which is told of connections in place of
-//! packets.
+//! Chooses the server of a connection: a director of `lvs-core`, which receives events of
+//! connections in place of packets.
 //!
-//! A connection is told as its SYN, the server's answer and the client's, so that it counts as
-//! active; what has moved is told from time to time as one packet of that length each way; when it
-//! is over it is taken out. Its timers never run: a relay has its own.
+//! The proxy reports a new connection as its SYN, the server's answer and the client's, so that the
+//! connection counts as active. It reports the moved bytes from time to time, as one packet of that
+//! length in each direction. It removes the connection at its end. The director's timers never run:
+//! a relay has its own.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -22,7 +23,7 @@ use super::clients::{Clients, Seat, Seated};
 
 /// As long as ipvsadm permits.
 const NEVER: u32 = 31 * 86_400;
-/// What has moved is told when there is so much of it, or after `TELL_AFTER`.
+/// The proxy reports moved bytes when there are this many, or after `TELL_AFTER`.
 const TELL_BYTES: u64 = 1 << 20;
 const TELL_AFTER: u64 = 1_000;
 
@@ -92,18 +93,18 @@ pub(super) struct Desk {
     refused: AtomicU64,
 }
 
-/// What a proxy has taken and refused.
+/// Accepted and refused connections of a proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Connections, and clients that send datagrams.
     pub connections: usize,
     /// As many are served at a time.
     pub most: usize,
-    /// Those that were refused because there were that many.
+    /// Connections refused because the limit was reached.
     pub full: u64,
     /// Clients that had to give way to others.
     pub evicted: u64,
-    /// Those for which there was no server.
+    /// Connections without an available server.
     pub refused: u64,
 }
 
@@ -354,7 +355,7 @@ impl Entry {
                 (Hook::Transit, answer)
             }
         };
-        // What it says of the packet concerns nobody: the bytes have moved.
+        // The verdict is not needed: the bytes have moved already.
         let _ = inner.director.handle_packet(
             &PacketMeta {
                 hook,

@@ -12,7 +12,7 @@ pub enum Version {
     V2,
 }
 
-/// What version 2 begins with.
+/// The first bytes of version 2.
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// The longest line of version 1, its end included.
 const LINE_MAX: usize = 107;
@@ -22,7 +22,7 @@ const REST_MAX: usize = 2048;
 /// The longest header that is taken.
 pub const LENGTH_MAX: usize = 16 + REST_MAX;
 
-/// What tells a server that `client` has connected to `local`.
+/// The header that reports a connection from `client` to `local` to a server.
 pub fn write(version: Version, client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     match version {
         Version::V1 => {
@@ -62,7 +62,7 @@ pub fn write(version: Version, client: SocketAddr, local: SocketAddr) -> Vec<u8>
     }
 }
 
-/// What a client's first bytes are.
+/// Result of parsing a client's first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// More of them are needed.

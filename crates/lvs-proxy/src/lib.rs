@@ -31,7 +31,7 @@ pub use proxy::Proxy;
 /// How a service is proxied: `proxy = { ... }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// What servers are told about the client first.
+    /// Header with the client's address that servers receive first.
     pub send: Option<header::Version>,
     /// Clients say first for whom they speak.
     pub accept: bool,

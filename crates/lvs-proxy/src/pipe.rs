@@ -15,10 +15,10 @@ use tokio::net::TcpStream;
 
 use super::desk::{Entry, Way};
 
-/// What is copied at a time. A receiver that is slow makes us keep as much at most, or what a pipe
-/// holds.
+/// Bytes that are copied at a time. For a slow receiver, the process stores at most this many
+/// bytes, or the content of a pipe.
 const COPY: usize = 16 << 10;
-/// What a pipe takes: 16 pages, unless the kernel gives us less.
+/// Size of a pipe: 16 pages, unless the kernel grants less.
 const PIPE: usize = 64 << 10;
 /// Pipes that hold something at a time, in the whole process; beyond them bytes are copied.
 pub(super) const PIPES_MAX: usize = 1024;
@@ -71,7 +71,7 @@ impl Drop for Pipe {
     }
 }
 
-/// What one chunk came to.
+/// Result of one chunk.
 enum Chunk {
     /// There is nothing to read now.
     Nothing,

@@ -31,7 +31,7 @@ pub struct Proxy(Arc<Whole>);
 struct Whole {
     desk: Arc<Desk>,
     workers: Workers,
-    /// What ends the listeners of a service.
+    /// Cancels the listeners of a service.
     listening: Mutex<HashMap<ServiceId, Arc<Gate>>>,
 }
 
@@ -87,7 +87,7 @@ impl Proxy {
         self.0.desk.set_most(most);
     }
 
-    /// What it has taken and refused.
+    /// Accepted and refused connections.
     pub fn counts(&self) -> Counts {
         self.0.desk.counts()
     }

@@ -81,7 +81,7 @@ async fn relay(
     if options.accept {
         match tokio::time::timeout(HEADER_LIMIT, said(&mut client)).await {
             Ok(Ok((said, rest))) => {
-                // Whoever is of another family has no place in the director's table.
+                // The director's table needs both addresses in one family.
                 source = said
                     .filter(|said| said.is_ipv4() == peer.is_ipv4())
                     .unwrap_or(peer);

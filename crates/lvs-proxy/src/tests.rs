@@ -366,7 +366,7 @@ async fn a_slow_reader_stops_its_server() {
         sent += written.unwrap();
         assert!(sent < 64 << 20, "nobody holds it back");
     }
-    // What was held is not lost.
+    // Buffered bytes are not lost.
     drop(stream);
     let mut got = Vec::new();
     client.read_to_end(&mut got).await.unwrap();
@@ -438,7 +438,7 @@ async fn datagrams_keep_their_server_until_it_goes() {
     assert_ne!(ask().await, first);
 }
 
-/// Whoever can claim any address takes no client its server, and no newcomer his place.
+/// A sender of forged addresses evicts no established client, and displaces no newcomer.
 #[tokio::test]
 async fn a_flood_of_datagrams_costs_the_flood() {
     const MOST: usize = 64;

@@ -44,8 +44,8 @@ impl Arena {
     /// `slots` slots of `slot_len` bytes, all zero.
     ///
     /// # Errors
-    /// What `mmap` says; `InvalidInput` for no slots, empty ones, or more than there is address
-    /// space for.
+    /// Errors of `mmap`; `InvalidInput` for no slots, empty ones, or more than the address space
+    /// has room for.
     pub fn new(slots: usize, slot_len: usize) -> io::Result<Arc<Self>> {
         let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let memory = map(slots, slot_len, anonymous, -1)?;
@@ -62,7 +62,7 @@ impl Arena {
     /// says whose it is.
     ///
     /// # Errors
-    /// What `mmap` says.
+    /// Errors of `mmap`.
     pub(super) fn of_ring(
         ring: BorrowedFd<'_>,
         slots: usize,

@@ -25,7 +25,7 @@ use super::classic::{
     PROTOCOL, RETURN, SHIFT_LEFT, TO_X, ancillary, network, op,
 };
 
-/// What a filter returns for a frame that is received, all of it.
+/// Return value of a filter that accepts the whole frame.
 const WHOLE: u32 = u32::MAX;
 
 /// `PACKET_OUTGOING` of linux/if_packet.h: this host sends it.
@@ -95,7 +95,7 @@ const BEGINS_TCP: [libc::sock_filter; 20] = [
     op(RETURN, 0, 0, 0),
 ];
 
-/// What a packet socket has counted since it was last asked.
+/// Counters of a packet socket since the last read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketStats {
     /// Frames that matched, those dropped included.
@@ -133,7 +133,7 @@ impl PacketSocket {
     /// Sets an option of level `SOL_PACKET` that is a number.
     ///
     /// # Errors
-    /// What the kernel has against it.
+    /// The kernel's error.
     pub fn set_packet_option(&self, option: i32, value: i32) -> io::Result<()> {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &value)
     }
@@ -361,10 +361,10 @@ impl PacketSocket {
         Ok(u32::try_from(address.sll_ifindex).ok())
     }
 
-    /// What has gone wrong with the socket since it was last used or asked, which is forgotten.
+    /// Returns the pending error of the socket, and clears it.
     ///
     /// # Errors
-    /// That.
+    /// The pending error.
     pub fn take_error(&self) -> io::Result<()> {
         match get_option(self.fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR, 0_i32)? {
             0 => Ok(()),
@@ -400,7 +400,7 @@ impl AsFd for PacketSocket {
     }
 }
 
-/// What the kernel says of a frame beside its bytes (`tpacket_auxdata`).
+/// The kernel's metadata of a frame (`tpacket_auxdata`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Auxdata {
     /// The VLAN tag that was taken out of the frame: protocol identifier and tag control
@@ -548,7 +548,7 @@ impl MessageBatch {
     /// bytes.
     ///
     /// # Errors
-    /// What the kernel has against the first message.
+    /// The kernel's error for the first message.
     pub fn send<'a>(
         &mut self,
         fd: BorrowedFd<'_>,

@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket (`SO_PEERCRED`, unix(7)).
+//! The process at the other end of a Unix socket (`SO_PEERCRED`, unix(7)).
 
 use std::ffi::CString;
 use std::io;

@@ -10,7 +10,7 @@ use super::arena::{Arena, Lent};
 use super::packet::{PacketSocket, VNET_HDR_LEN};
 use super::{page_size, set_option};
 
-/// What a slot begins with, which the kernel writes and nobody else is to change.
+/// Header of a slot, which only the kernel writes.
 const HEAD: usize = size_of::<libc::tpacket2_hdr>();
 /// The word of a slot that this process has looked at, and has: neither the kernel's (0) nor
 /// `TP_STATUS_USER`.

@@ -143,7 +143,7 @@ impl Drop for Mapping {
 /// pages where the slots lie at once: the first connections then take 2 MiB each instead of 4 KiB.
 ///
 /// # Errors
-/// What `mmap` says.
+/// Errors of `mmap`.
 pub fn table_memory(layout: Layout, large: bool) -> io::Result<(Memory, TablePages)> {
     let sizes = [
         (layout.narrow_words(), true),

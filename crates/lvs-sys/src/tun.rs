@@ -116,7 +116,7 @@ impl TunDevice {
     /// Writes one packet behind its virtio header.
     ///
     /// # Errors
-    /// What the kernel has against it.
+    /// The kernel's error.
     pub fn write(&self, header: &[u8; 10], packet: &[u8]) -> io::Result<()> {
         let n = (&self.file).write_vectored(&[IoSlice::new(header), IoSlice::new(packet)])?;
         // The driver takes a packet whole or not at all (tun_get_user()).

@@ -41,7 +41,7 @@ struct Errors {
 }
 
 impl Errors {
-    /// What a pipe that polls as writable takes at least (`pipe(7)`).
+    /// Bytes that a writable pipe accepts at least (`pipe(7)`).
     const PIECE: usize = 4096;
 
     fn new() -> Self {

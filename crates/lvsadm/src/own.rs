@@ -1,4 +1,4 @@
-//! What `lvsadm` has beyond ipvsadm, apart from its commands: options, environment, exit status.
+//! Features of `lvsadm` beyond ipvsadm, apart from its commands: options, environment, exit status.
 //!
 //! Help, completions and manual page are built from these tables, ipvsadm's own
 //! ([`lvs_core::ipvsadm::table`]) and that of the commands ([`crate::operator::OPERATORS`]).
@@ -9,7 +9,7 @@ use lvs_core::sched::BUILT_IN;
 
 use crate::operator;
 
-/// What `lvsadm --version` prints.
+/// Output of `lvsadm --version`.
 pub(crate) const VERSION: &str = concat!(
     "lvsadm ",
     env!("CARGO_PKG_VERSION"),
@@ -69,7 +69,7 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
     ),
 ];
 
-/// What the exit status means.
+/// Meaning of the exit status.
 pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
     ("0", "success"),
     (
@@ -86,7 +86,7 @@ pub(crate) fn schedulers() -> impl Iterator<Item = &'static str> {
     BUILT_IN.iter().map(|about| about.name)
 }
 
-/// What `lvsadm --help` prints.
+/// Output of `lvsadm --help`.
 pub(crate) fn help() -> String {
     let mut text = VERSION.to_owned();
     // ipvsadm's text names another default than ipvsadm itself has.

@@ -157,8 +157,8 @@ fn content(line: &str) -> &str {
     line.split_once('#').map_or(line, |(before, _)| before)
 }
 
-/// What a line of `/etc/hosts` is to those who ask for IPv4: the C library takes `::1` for
-/// 127.0.0.1 there.
+/// The IPv4 address that a line of `/etc/hosts` gives: the C library reads `::1` as 127.0.0.1
+/// there.
 fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
     match address {
         IpAddr::V4(v4) => Some(v4),

@@ -135,7 +135,7 @@ fn name(message: &[u8], mut at: usize) -> Option<(String, usize)> {
             0 => return Some((text, behind.unwrap_or(at + 1))),
             1..=63 => {
                 let label = message.get(at + 1..at + 1 + usize::from(len))?;
-                // What does not look like a host name is not printed to a terminal.
+                // Only labels of valid host names are printed to a terminal.
                 if !label
                     .iter()
                     .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'/'))

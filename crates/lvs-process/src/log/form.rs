@@ -1,4 +1,4 @@
-//! What a line looks like: time, level and whose it is; for the journal, a priority in front.
+//! Format of a log line: time, level and program; for the journal, a priority in front.
 
 use std::fmt;
 use std::io::{self, Write as _};

@@ -93,7 +93,7 @@ fn put(record: &mut Vec<u8>, name: &str, value: &str) {
 pub(super) struct Fields(String);
 
 impl Fields {
-    /// What goes in front; nothing without fields.
+    /// The prefix with the fields; empty without fields.
     pub(super) fn front(mut self) -> String {
         if !self.0.is_empty() {
             self.0.push(MARK);

@@ -1,5 +1,5 @@
-//! What the journal knows events by (`MESSAGE_ID=`, sd_id128_get_machine(3)): numbers that were
-//! drawn once and stay, whatever becomes of the words.
+//! Identifiers of events in the journal (`MESSAGE_ID=`, sd_id128_get_machine(3)): random numbers
+//! that were drawn once. They stay the same when the text of a message changes.
 
 /// Each event of `lvsd` that has a record in the journal, and its number.
 pub const MESSAGE_IDS: &[(&str, &str)] = &[

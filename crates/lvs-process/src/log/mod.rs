@@ -115,7 +115,7 @@ pub fn say(level: Level, text: fmt::Arguments<'_>) {
     }
 }
 
-/// What the journal calls this program: as it was called.
+/// Name of this program in the journal: the name it was started with.
 fn identifier() -> String {
     let name = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&name).file_name().unwrap_or_default();
@@ -225,7 +225,7 @@ mod tests {
         // It gives up: nothing reads yet.
         queue.flush(Duration::from_millis(10));
         let reader = std::thread::spawn(move || lines(from));
-        // What was lost is told without another line, too.
+        // The loss is reported without another line, too.
         queue.flush(Duration::from_secs(60));
         drop(queue);
         let lines = reader.join().expect("no panic");

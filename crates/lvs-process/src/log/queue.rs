@@ -18,7 +18,7 @@ const LINES_MAX: usize = 4096;
 const BYTES_MAX: usize = 1 << 20;
 /// The longest line; more of it is cut off.
 const LINE_MAX: usize = 16 << 10;
-/// What stands where a line was cut off.
+/// Mark at the end of a truncated line.
 const CUT: &str = " [...]";
 /// How soon it is tried again to say how many lines were lost.
 const RETRY: Duration = Duration::from_secs(1);

@@ -44,7 +44,7 @@ fn an_engine_writes_to_its_own_places_and_starts_nothing() {
         assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"));
     }
     assert_eq!(done.by.len() + done.not_by.len(), 2, "{done}");
-    // What an engine does.
+    // The system calls of a dataplane.
     assert_eq!(fs::read_to_string(&read).expect("readable"), "read");
     fs::write(own.path().join("lock"), "").expect("its own directory");
     UnixListener::bind(own.path().join("x.sock")).expect("its socket");

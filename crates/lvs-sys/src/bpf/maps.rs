@@ -15,7 +15,7 @@ use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
 use super::{Program, number, pin, pinned, short_name};
 use crate::attached::{self, call, descriptor};
 
-/// What `BPF_MAP_CREATE` reads, as far as it is used (the first fields of `bpf_attr`).
+/// Attributes of `BPF_MAP_CREATE`, as far as they are used (the first fields of `bpf_attr`).
 #[repr(C)]
 struct CreateMap {
     kind: u32,
@@ -28,7 +28,7 @@ struct CreateMap {
     name: [u8; 16],
 }
 
-/// What `BPF_MAP_UPDATE_ELEM` and `BPF_MAP_DELETE_ELEM` read.
+/// Attributes of `BPF_MAP_UPDATE_ELEM` and `BPF_MAP_DELETE_ELEM`.
 #[repr(C)]
 struct Element {
     map: u32,

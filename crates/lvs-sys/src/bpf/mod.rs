@@ -25,7 +25,7 @@ use crate::attached::{call, descriptor};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Instruction {
-    /// What is done.
+    /// The operation.
     pub code: u8,
     /// Destination in the lower half, source in the upper one.
     pub registers: u8,
@@ -35,7 +35,7 @@ pub struct Instruction {
     pub immediate: i32,
 }
 
-/// What `BPF_OBJ_PIN` and `BPF_OBJ_GET` read.
+/// Attributes of `BPF_OBJ_PIN` and `BPF_OBJ_GET`.
 #[repr(C)]
 struct Object {
     path: u64,

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{Instruction, ProgramArray, number, pin, pinned, short_name};
 use crate::attached::{self, Place, call, descriptor};
 
-/// What `BPF_PROG_LOAD` reads, as far as it is used.
+/// Attributes of `BPF_PROG_LOAD`, as far as they are used.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct LoadProgram {
@@ -25,8 +25,8 @@ struct LoadProgram {
     attach_type: u32,
 }
 
-/// What `BPF_LINK_CREATE` reads, as far as it is used; behind it are zeros, as many as tcx wants to
-/// see.
+/// Attributes of `BPF_LINK_CREATE`, as far as they are used, followed by as many zeros as tcx
+/// requires.
 #[repr(C)]
 struct CreateLink {
     program: u32,
@@ -36,7 +36,7 @@ struct CreateLink {
     rest: [u64; 6],
 }
 
-/// What `BPF_PROG_TEST_RUN` reads and writes.
+/// Attributes of `BPF_PROG_TEST_RUN`.
 #[repr(C)]
 struct TestRun {
     program: u32,
@@ -57,7 +57,7 @@ struct TestRun {
     unused: u32,
 }
 
-/// What `BPF_LINK_UPDATE` reads.
+/// Attributes of `BPF_LINK_UPDATE`.
 #[repr(C)]
 struct UpdateLink {
     link: u32,
@@ -214,14 +214,14 @@ impl Program {
         Ok(attached::ids(ifindex, place)?.first() == Some(&id))
     }
 
-    /// What the program says to a frame that comes in on `ifindex`, and what it has made of it. An
-    /// aggregate has segments of `segment` bytes; else that is 0. With `summed`, the card has
-    /// made a sum of the whole packet, and the program has to keep it right: else the error is
-    /// `EBADMSG`. Kernels before 6.16 do not know that, and say `EINVAL`. To one of
-    /// [`ProgramKind::Xdp`] the frame comes in by the loopback, as it is.
+    /// Runs the program on a frame from `ifindex`; returns its verdict and the changed frame. A
+    /// GSO/GRO super-packet has segments of `segment` bytes; for other frames that is 0. With
+    /// `summed`, the card has made a sum of the whole packet, and the program has to keep it
+    /// correct: else the error is `EBADMSG`. Kernels before 6.16 do not support that, and return
+    /// `EINVAL`. A program of [`ProgramKind::Xdp`] receives the frame unchanged from the loopback.
     ///
     /// # Errors
-    /// What the kernel has against it.
+    /// The kernel's error.
     pub fn test_run(
         &self,
         ifindex: u32,
@@ -381,7 +381,7 @@ fn with_log(error: io::Error, log: &[u8]) -> io::Error {
     const LINES: usize = 12;
     let end = log.iter().position(|&byte| byte == 0).unwrap_or(0);
     let text = String::from_utf8_lossy(&log[..end]);
-    // What it lets root alone do needs this, not the right to load programs.
+    // Programs that only root may load need this, not the right to load programs.
     if text.contains("for !root") {
         let missing = "CAP_PERFMON is missing";
         return io::Error::new(io::ErrorKind::PermissionDenied, missing);

@@ -61,7 +61,7 @@ pub(crate) struct Operator {
     /// The rest, for its help and the manual page.
     pub(crate) text: &'static str,
     pub(crate) flags: &'static [Flag],
-    /// What stands behind its name in examples.
+    /// Arguments after its name, in examples.
     pub(crate) examples: &'static [&'static str],
     run: fn(&mut Invocation<'_>, &Words) -> Outcome,
 }
@@ -80,7 +80,7 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    /// What it says by itself.
+    /// The output of this command.
     fn text(&self) -> String {
         match self {
             Self::Usage(text) | Self::Engine(text) | Self::Absent(text) => text.clone(),
@@ -304,7 +304,7 @@ fn duration(words: &Words, name: &str) -> Result<Option<Duration>, Trouble> {
     time.map_err(|why| Trouble::Usage(format!("{name}: {why}")))
 }
 
-/// What to say of a first word that is no command; nothing if it may be one of ipvsadm's.
+/// Message about a first word that is no command; nothing if it may belong to ipvsadm.
 pub(crate) fn unknown(word: &[u8]) -> Option<String> {
     let word = String::from_utf8_lossy(word);
     if word.is_empty() || word.starts_with('-') {
@@ -321,7 +321,7 @@ pub(crate) fn unknown(word: &[u8]) -> Option<String> {
     Some(format!("lvsadm: {word:?} is not a command; {hint}\n"))
 }
 
-/// What `lvsadm help WORD` says.
+/// Output of `lvsadm help WORD`.
 pub(crate) fn help_on(word: &[u8]) -> Result<String, String> {
     if let Some(operator) = find(word) {
         return Ok(operator.help());

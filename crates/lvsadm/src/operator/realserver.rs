@@ -174,7 +174,8 @@ fn tun(vips: &[IpAddr], tunnel: &str, port: u16, undo: bool) -> Result<String, T
     arp(&mut text, vips, false);
     if v4 {
         for (device, ..) in &devices {
-            // What comes out of the tunnel comes from clients, which are elsewhere.
+            // Packets from the tunnel have the addresses of clients, which are not reached through
+            // it.
             let _ = writeln!(text, "sysctl -w net.ipv4.conf.{device}.rp_filter=0");
         }
         let _ = writeln!(

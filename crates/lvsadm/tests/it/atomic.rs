@@ -16,7 +16,7 @@ struct Half {
     calls: Mutex<Vec<Call>>,
 }
 
-/// What the server serves.
+/// The director behind the server.
 struct Shared(Arc<Half>);
 
 impl Handler for Shared {
@@ -82,7 +82,7 @@ impl Bed {
         }
     }
 
-    /// What the program prints to standard error, and its exit status.
+    /// Runs the program; returns its standard error and exit status.
     fn restore(&self, rules: &str) -> (String, i32) {
         let mut child = Command::new(env!("CARGO_BIN_EXE_lvsadm"))
             .env("LVS_SOCKET", self.address.to_string())

@@ -112,7 +112,7 @@ fn without_an_engine_one_line_says_what_to_do() {
 
     let (_, err, code) = run(program("lvsadm", &nobody).arg("-Ln"));
     assert_eq!((err.lines().count(), code), (1, Some(2)), "{err}");
-    // What is wrong with the line is told first, and help needs no engine.
+    // The fault of the line is reported first, and help needs no dataplane.
     let (_, err, code) = run(program("lvsadm", &nobody).arg("-A"));
     assert_eq!(code, Some(2));
     assert!(err.contains("service-address"), "{err}");

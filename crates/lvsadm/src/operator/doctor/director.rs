@@ -1,5 +1,5 @@
-//! What `lvsd` says: which virtual addresses this director is not to answer for, and what is wrong
-//! between it and keepalived.
+//! Findings of `lvsd`: virtual addresses that this director does not answer for, and disagreements
+//! with keepalived.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! What the engine says about itself: its interfaces, its connection table, its counters.
+//! Findings about the dataplane: its interfaces, its connection table, its counters.
 
 use lvs_core::api::{InKernelInfo, Info, ReasonCount, TablesState};
 

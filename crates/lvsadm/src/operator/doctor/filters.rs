@@ -20,7 +20,7 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
     rules(services, &devices, &ruleset(), findings);
     for (at, device) in devices.iter().enumerate() {
         let name = &*device.name;
-        // What stands at one device is told once, though several others may lie above it.
+        // A rule at one device is reported once, though several others may be above it.
         let again = devices[..at].iter().any(|other| other.name == name);
         if !again {
             express_data_path(device, findings);
@@ -36,7 +36,8 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
             if place != Place::Ingress && again {
                 continue;
             }
-            // Who may not ask, as few but root may, hears nothing of them; the same goes for nft.
+            // Without the right to list programs, which few users but root have, there is no
+            // finding; the same applies to nft.
             let names = attached::names(name, place).unwrap_or_default();
             programs(device, place, &names, findings);
         }
@@ -59,7 +60,7 @@ const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREF
                       `lvsadm mark add --destination VIP --drop`; or filter on the servers, in front of the director, or in an XDP \
                       program (see docs/security.md)";
 
-/// What may stop packets of services, and may be meant to.
+/// Fix for a finding that may be intended.
 const MEANT: &str =
     "that is right where services are to be filtered; if not, have it let them pass";
 
@@ -72,9 +73,9 @@ const OWN_PROGRAM: &str = "lvs_";
 /// A side of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
-    /// What comes in. The engine has its copy of that before any filter but XDP.
+    /// Received packets. The dataplane receives its copy before any filter except XDP.
     Ingress,
-    /// What goes out, from the engine too.
+    /// Sent packets, also those of the dataplane.
     Egress,
 }
 
@@ -159,7 +160,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
             Some((Side::Egress, devices)) => at_egress(&chain, devices, line, services, findings),
             Some((Side::Ingress, at)) if drops(line) => {
                 if let Some(above) = chain.before(devices) {
-                    // Who drops by source there drops what is meant.
+                    // An administrator who filters by source does so intentionally.
                     if let Some(service) = service {
                         findings.add(
                             format!(
@@ -221,7 +222,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
     }
 }
 
-/// What may stop requests and answers that the engine sends.
+/// Rules that may stop requests and answers of the dataplane.
 fn at_egress(
     chain: &Chain<'_>,
     devices: &str,
@@ -314,8 +315,8 @@ fn is_own(line: &str) -> bool {
     named && line.split(' ').any(|word| word.starts_with(OWN_PROGRAM))
 }
 
-/// What may drop packets at the ingress of a device: before the engine where a packet socket is
-/// above, behind it where it is there.
+/// Rules that may drop packets at the ingress of a device: before the dataplane, if the packet
+/// socket is on a device above; behind it, if the packet socket is on this device.
 fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: &mut Findings) {
     match &device.above {
         Some(above) => findings.add(
@@ -445,8 +446,8 @@ mod tests {
         }
     }
 
-    /// What is found in these rules, on a director with three interfaces, one a VLAN of a device
-    /// that it does not use, and one service.
+    /// Findings for these rules, on a director with three interfaces, one a VLAN of a device that
+    /// it does not use, and one service.
     fn found(ruleset: &str) -> Vec<String> {
         let devices = [
             device("eth0", None),
@@ -478,7 +479,7 @@ mod tests {
             // It sees them; that is all it wants.
             assert!(found(&chain(&at, "tcp dport 80 counter")).is_empty());
         }
-        // What comes for a VLAN passes those of its trunk first.
+        // Packets for a VLAN pass the rules of its trunk first.
         let below = "ingress device \"eth2\" priority -500";
         let told = found(&chain(below, "tcp dport 80 drop"));
         assert_eq!(told.len(), 1, "{told:?}");
@@ -510,7 +511,7 @@ mod tests {
         let closed = chain(at, "accept").replace("policy accept", "policy drop");
         let told = found(&closed);
         assert!(told[0].contains("unless a rule accepts it"), "{told:?}");
-        // What comes behind such a chain is in the stack again.
+        // Rules behind such a chain are in the host's stack again.
         let both =
             format!("{closed}table ip f {{\n\tchain INPUT {{\n\t\ttcp dport 80 drop\n\t}}\n}}\n");
         assert!(found(&both)[1].contains("no longer sees"));

@@ -1,5 +1,5 @@
-//! What on this host disturbs a director: kernel settings, network cards, a firewall that does not
-//! let packets through to it.
+//! Findings about this host: kernel settings, network cards, a firewall that drops packets of
+//! services.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -97,7 +97,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// What a program prints; empty if it is missing or fails to start.
+/// Output of a program; empty if it is missing or fails to start.
 pub(super) fn output(program: &str, arguments: &[&str]) -> String {
     Command::new(program)
         .args(arguments)
@@ -108,7 +108,7 @@ pub(super) fn output(program: &str, arguments: &[&str]) -> String {
         .unwrap_or_default()
 }
 
-/// What keeps the host from routing packets to the engine.
+/// Reasons why the host does not route packets to the dataplane.
 fn forwarding(
     services: &[ServiceInfo],
     read: &dyn Fn(&str) -> String,

@@ -1,5 +1,4 @@
-//! What the table of services and the connections tell about virtual addresses, real servers and
-//! paths.
+//! Findings about virtual addresses, real servers and paths, from the services and the connections.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -146,8 +145,8 @@ fn threshold(
     }
 }
 
-/// What the connections tell about servers: half-open ones, established ones, and others, which may
-/// have ended long ago.
+/// Connections of each server: half-open ones, established ones, and others, which may have ended
+/// long ago.
 #[derive(Debug, Default)]
 pub(super) struct Seen(BTreeMap<SocketAddr, [u32; 3]>);
 
@@ -222,7 +221,7 @@ fn ftp(service: &ServiceInfo, info: &Info, findings: &mut Findings) {
     }
 }
 
-/// What was too long for the path to its server.
+/// Reports packets that were too long for the path to their server.
 fn too_big(report: &TooBig, findings: &mut Findings) {
     let (path, headers) = match (report.tunnel, report.server) {
         (true, _) => ("the tunnel to ", report.longest.saturating_sub(report.room)),
@@ -305,7 +304,7 @@ mod tests {
         unanswered(&seen, &mut findings);
         assert_eq!(findings.0.len(), 1);
         assert!(findings.0[0].cure.contains("default gateway"));
-        // Those that ended before it went wrong do not speak for it.
+        // Connections that ended before the fault are no evidence for the server.
         seen.add(&conn("TIME_WAIT"));
         let mut findings = Findings::default();
         unanswered(&seen, &mut findings);

@@ -29,7 +29,7 @@ fn schedulers() -> String {
     own::schedulers().collect::<Vec<_>>().join(" ")
 }
 
-/// What an option can be given, with spaces, where that is known.
+/// Values of an option, with spaces, if they are known.
 fn values(option: &OptionSpec) -> Option<String> {
     match option.argument {
         Argument::Required("scheduler") => Some(schedulers()),
@@ -38,7 +38,7 @@ fn values(option: &OptionSpec) -> Option<String> {
     }
 }
 
-/// What can follow the name of a command: the words of its synopsis, its options.
+/// Words after the name of a command: the words of its synopsis, its options.
 fn words_of(operator: &Operator) -> Vec<&'static str> {
     let synopsis = operator.arguments.split([' ', '[', ']', '|']);
     let literal = |word: &&str| word.len() > 1 && word.bytes().all(|b| b.is_ascii_lowercase());

@@ -60,7 +60,7 @@ fn screen_size(text: &str) -> (usize, usize) {
     }
 }
 
-/// What a key means.
+/// Meaning of a key.
 pub(super) enum Key {
     Quit,
     Sort,
