@@ -83,10 +83,10 @@ impl Browser {
         Ok(())
     }
 
-    /// What a piece of JavaScript returns.
+    /// Runs a piece of JavaScript, and returns its result.
     ///
     /// # Errors
-    /// The browser says what.
+    /// The error of the browser.
     pub fn run(&self, script: &str) -> Result<Value> {
         let body = json!({ "script": script, "args": [] });
         self.ask("POST", "/execute/sync", Some(&body))

@@ -31,7 +31,7 @@ const XDP_REDIRECTED: i32 = 4;
 pub struct Forwarded {
     /// All of them.
     pub all: u64,
-    /// Those that were forwarded before there was a socket buffer.
+    /// Packets that were forwarded before there was a socket buffer (XDP).
     pub early: u64,
 }
 
@@ -115,7 +115,7 @@ impl Programs {
         self.kernel.fold(|| control);
     }
 
-    /// What becomes of a frame; `None` if it is not for the programs.
+    /// Runs the programs on a frame; `None` if it is not for the programs.
     pub(crate) fn pass(
         &mut self,
         port: PortId,
@@ -124,7 +124,7 @@ impl Programs {
         tunnels: &TunnelPaths,
         now: Instant,
     ) -> Option<(PortId, Frame)> {
-        // What is unfinished cannot be said here.
+        // Frames with unfinished checksums or segments cannot be described to a test run.
         let bytes = frame.bytes();
         if frame.offload != Offload::default() || !(14..LONGEST).contains(&bytes.len()) {
             return None;
@@ -171,7 +171,7 @@ impl Programs {
         Some(self.sent(&out))
     }
 
-    /// What the program before there is a socket buffer says.
+    /// Runs the XDP program.
     fn pass_early(&mut self, bytes: &[u8]) -> Option<(PortId, Frame)> {
         let program = self.kernel.xdp().expect("it is opened with it");
         let run = program.test_run(LOOPBACK, bytes, 0, false);
@@ -278,7 +278,7 @@ impl Decide for Noting<'_> {
     }
 }
 
-/// What is listed of a director: connections in order, and the counters of everything, of services
+/// The listing of a director: connections in order, and the counters of the director, of services
 /// and servers.
 pub(crate) fn listing(director: &Director, now: Instant) -> Vec<String> {
     let all = director.shard.connections_from(0, now);

@@ -1,4 +1,4 @@
-//! What runs on the real servers: nginx, iperf3, dnsmasq, each a real one.
+//! The programs on the real servers: nginx, iperf3, dnsmasq, each a real one.
 
 use std::fmt::Write as _;
 use std::fs;

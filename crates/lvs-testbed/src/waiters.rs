@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 
-/// Who waits.
+/// Options of the waiting client.
 #[derive(Clone, Debug, clap::Args)]
 pub struct WaitOptions {
     /// The server's address and port

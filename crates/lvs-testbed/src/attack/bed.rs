@@ -1,5 +1,5 @@
-//! What an attack takes place in: a site with an attacker beside the client, and an eye on the
-//! engine.
+//! The test bed of an attack: a site with an attacker next to the client, and measurements of the
+//! dataplane.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -23,7 +23,7 @@ const DOWNLOADERS: usize = 4;
 /// When a request has failed.
 const TIMEOUT_MS: u64 = 3000;
 
-/// What to ask for.
+/// Options of the honest client.
 #[derive(Clone, Debug, clap::Args)]
 pub struct HonestOptions {
     /// The service
@@ -44,11 +44,11 @@ pub struct HonestOptions {
 pub struct Honest {
     /// Connections that were opened and answered, each byte as it should be.
     pub served: u64,
-    /// Those that were not.
+    /// Requests that failed.
     pub failed: u64,
-    /// Downloads of 1 MiB that came as they should.
+    /// Complete and correct downloads of 1 MiB.
     pub downloads: u64,
-    /// Those that did not.
+    /// Downloads that failed.
     pub broken: u64,
     /// Milliseconds from SYN to the last byte: the median, and the 99th of a hundred.
     pub p50_ms: f64,

@@ -46,7 +46,7 @@ struct Attack {
     /// Frames a second, if not told otherwise.
     rate: u64,
     means: Means,
-    /// What is promised.
+    /// The promised bound.
     bound: &'static str,
     /// The reasons that such packets are dropped for: one of them counts.
     counted: &'static [&'static str],
@@ -264,12 +264,12 @@ pub struct AttackOptions {
     pub json: bool,
 }
 
-/// What came of an attack.
+/// Result of an attack.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// Its name.
     pub name: &'static str,
-    /// What is promised.
+    /// The promised bound.
     pub bound: &'static str,
     /// Honest clients alone.
     pub before: Honest,
@@ -307,11 +307,12 @@ impl Outcome {
         self.peak_kb.saturating_sub(self.idle_kb) / 1024
     }
 
-    /// What must hold however slow the machine is: memory, counters, every byte of what was served.
+    /// Checks the bounds that do not depend on the speed of the machine: memory, counters, every
+    /// served byte.
     ///
     /// # Errors
     ///
-    /// With what does not.
+    /// The first bound that is violated.
     pub fn check(&self) -> Result<()> {
         let attack = find(self.name)?;
         ensure!(self.sent > 0, "{}: nothing was sent", self.name);

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes of a datagram: its number.
 const LEN: usize = 8;
 
-/// What to ask.
+/// Options of the probe.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProbeOptions {
     /// An echo service
@@ -40,7 +40,7 @@ pub struct ProbeOptions {
 pub struct Delays {
     /// Datagrams sent.
     pub sent: u64,
-    /// Those that did not come back.
+    /// Datagrams without an answer.
     pub lost: u64,
     /// The median.
     pub p50_ms: f64,
@@ -138,7 +138,7 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
     })
 }
 
-/// What a hypervisor has taken of the processors' time since the machine started.
+/// Processor time that the hypervisor has used since the machine started.
 fn stolen_ms() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks = stat.split_ascii_whitespace().nth(8);

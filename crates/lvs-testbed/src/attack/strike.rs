@@ -69,7 +69,7 @@ pub(super) trait Volley {
     fn next(&mut self) -> Frame;
 }
 
-/// What to send, and how fast.
+/// Frames to send, and their rate.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StrikeOptions {
     /// The attack

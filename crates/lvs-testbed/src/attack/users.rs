@@ -46,7 +46,7 @@ fn nobody(site: &Site, time: Duration, more: &[&str]) -> Result<u64> {
     answered.with_context(|| format!("not a number: {printed}"))
 }
 
-/// What such a user does.
+/// Actions of a hostile user.
 #[derive(Clone, Debug, clap::Args)]
 pub struct UserOptions {
     /// For so long, in milliseconds

@@ -55,7 +55,7 @@ pub enum Scenario {
     Power,
 }
 
-/// What passes routes on to the router.
+/// The program that passes routes on to the router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Routing {
     Bird,
@@ -64,7 +64,7 @@ enum Routing {
 }
 
 impl Scenario {
-    /// What the director of this number has.
+    /// The routing program of the director of this number.
     const fn routing(self, number: usize) -> Routing {
         match (self, number) {
             (Self::Daemons | Self::Routed, 2) => Routing::Frr,
@@ -322,7 +322,7 @@ impl Lab {
         })
     }
 
-    /// What happens; how long the router took to follow, in milliseconds.
+    /// Carries out the scenario; returns the times until the router followed, in milliseconds.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match scenario {
             Scenario::Alone => std::thread::sleep(Duration::from_secs(2)),
@@ -439,7 +439,7 @@ impl Lab {
     /// Connections that are established with a server, or any (`""`), as a director knows them.
     fn known(&self, director: &Director, server: &str) -> Option<u64> {
         let said = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
-        // Those of a scenario before this one have been closed.
+        // The connections of the scenario before this one have been closed.
         let open = said
             .lines()
             .filter(|line| line.contains("ESTABLISHED") && line.contains(server));
@@ -616,7 +616,7 @@ impl Director {
             }
         }
         if let Some(etcd) = etcd {
-            // What it names is the last server of the first service.
+            // It names the last server of the first service.
             let mut servers = lvsd.match_indices("[[service.server]]\n");
             let (begin, _) = servers.nth(2).context("a server")?;
             let length = lvsd[begin..].find("\n\n").context("its end")? + 2;

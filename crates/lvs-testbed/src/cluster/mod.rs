@@ -29,7 +29,7 @@ const DOWNLOAD: u64 = 1_000_000;
 /// Bytes a second of each download: 16 seconds.
 const RATE: u64 = 60_000;
 
-/// What is done.
+/// Options of the cluster scenarios.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ClusterOptions {
     /// List the scenarios
@@ -44,7 +44,7 @@ pub struct ClusterOptions {
     /// Downloads by IPv6 (nat and dr)
     #[arg(long)]
     pub ipv6: bool,
-    /// What stands between clients and servers: lvs, or haproxy for comparison (calm, kill, returns
+    /// Balancer between clients and servers: lvs, or haproxy for comparison (calm, kill, returns
     /// and planned, as a proxy of TCP)
     #[arg(long, default_value = "lvs")]
     pub director: Balancer,
@@ -102,7 +102,7 @@ impl ClusterOptions {
     }
 }
 
-/// What stands between clients and servers.
+/// Balancer between clients and servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Balancer {
     /// `lvsd` and its engine.
@@ -121,14 +121,14 @@ impl Balancer {
     }
 }
 
-/// What came of a scenario: one line of JSON.
+/// Result of a scenario: one line of JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
     /// Its name.
     pub scenario: String,
     /// How many directors there are.
     pub directors: usize,
-    /// What they are: `lvs` or `haproxy`.
+    /// The balancer: `lvs` or `haproxy`.
     pub director: String,
     /// The forwarding method: `proxy` with HAProxy.
     pub forward: String,
@@ -136,7 +136,7 @@ pub struct Outcome {
     pub family: String,
     /// Downloads, byte for byte.
     pub downloads: u64,
-    /// Those that failed.
+    /// Downloads that failed.
     pub broken: u64,
     /// Segments that servers had to send again.
     pub retransmissions: u64,
@@ -156,7 +156,7 @@ pub struct Outcome {
     /// of service or had died, in milliseconds.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub withdrawn_ms: Vec<u64>,
-    /// What `lvsadm sync` and `lvsd status` said meanwhile of what was wrong.
+    /// Faults that `lvsadm sync` and `lvsd status` reported during the scenario.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub said: Vec<String>,
     /// The first things that went wrong.
@@ -308,7 +308,7 @@ impl Counters {
         })
     }
 
-    /// What has come since.
+    /// The result since these counters were read.
     fn outcome(&self, site: &Site, report: LoadReport) -> Result<Outcome> {
         let now = Self::read(site)?;
         Ok(Outcome {
@@ -325,7 +325,7 @@ impl Counters {
     }
 }
 
-/// What directors have dropped, by reason.
+/// Packets that the directors have dropped, by reason.
 fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeMap<String, u64> {
     let mut lost = BTreeMap::new();
     for director in directors {

@@ -161,7 +161,7 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     lab.start(1)?;
     lab.wait_track(1, 0)?;
     let mut load = options.load(&lab.site, 20_000);
-    // What a proxy took along will not come.
+    // Bytes in a proxy's buffers are lost with it.
     load.timeout_ms = 15_000;
     let client = lab.site.client.clone();
     let before = Counters::read(&lab.site)?;
@@ -206,7 +206,7 @@ impl Lab {
         let mut options = SiteOptions::new(&format!("cluster-{}", scenario.name()), forward);
         options.standby = true;
         if forward == Forward::Nat {
-            // Those of the example.
+            // The servers of the example.
             options.servers = 2;
         }
         options.vip = Vip::Engine;
@@ -218,7 +218,7 @@ impl Lab {
             super::put_key(host)?;
         }
         if forward == Forward::Nat && cluster.director == Balancer::Lvs {
-            // What the servers send to is keepalived's to move.
+            // keepalived moves the address that the servers send to.
             for server in &site.servers {
                 server.sh(
                     "ip route replace default via 10.0.0.254; ip route replace default via fd00:10::254",
@@ -334,7 +334,7 @@ impl Lab {
         Ok(text)
     }
 
-    /// What IPv6 adds to the file: the same service and servers by IPv6.
+    /// The IPv6 part of the file: the same service and servers by IPv6.
     fn by_ipv6(&self) -> Result<String> {
         let mut text = format!(
             "\n[[service]]\nname = \"web6\"\naddress = \"[{}]:80\"\nscheduler = \"rr\"\nforward = \"{}\"\n",
@@ -480,7 +480,8 @@ impl Lab {
         said["peers"][0]["lent"].as_u64()
     }
 
-    /// What happens, and for how long the virtual address was gone at each change.
+    /// Carries out the scenario; returns for how long the virtual address was absent at each
+    /// change.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match self.kind {
             Balancer::Lvs => {
@@ -613,7 +614,7 @@ impl Lab {
         Ok(())
     }
 
-    /// What a director sends to servers itself is lost; what it forwards is not.
+    /// Drops packets that the director itself sends to servers; forwarded packets pass.
     fn blind(&mut self, index: usize) -> Result<()> {
         self.tell(&format!("director {}: finds its servers down", index + 1));
         let servers = 0..self.site.servers.len();
@@ -702,7 +703,7 @@ impl Lab {
         }
         director.host.sh("rm -rf /run/lvs")?;
         director.host.sh(&match two_arms {
-            // What keepalived gave the host does not outlive a host either.
+            // Addresses that keepalived gave the host end with the host.
             true => format!(
                 "ip addr del 10.0.0.254/24 dev eth1 || true; ip addr del {vip}/32 dev eth0 || true\n\
                  ip link set eth0 up; ip link set eth1 up\n\

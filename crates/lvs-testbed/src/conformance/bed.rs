@@ -149,7 +149,7 @@ pub(super) struct Bed {
     pub(super) director: Director,
     pub(super) now: Instant,
     pub(super) net: Table,
-    /// What rules route to the host although it is not an address of it.
+    /// Prefixes that rules route to the host, although they are no addresses of it.
     routed: Vec<Prefix>,
     pipeline: Pipeline,
     intercept: Intercept,
@@ -168,7 +168,7 @@ pub(super) struct Bed {
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        // What is in the programs' memory goes before they are used again.
+        // The director releases the programs' memory before the programs are used again.
         self.director = Director::new(Options {
             max_connections: 1,
             ..Options::default()
@@ -224,7 +224,7 @@ impl Bed {
         })
     }
 
-    /// Those of the last case that had a table of this size, or new ones.
+    /// The programs of the last case with a table of this size, or new ones.
     fn programs(options: &Options) -> Replayed<Programs> {
         let idle = IDLE.with_borrow_mut(|idle| idle.remove(&options.max_connections));
         if let Some(idle) = idle {
@@ -553,7 +553,7 @@ impl Bed {
         let Ok(packet) = parse::ip(ip, false) else {
             return true;
         };
-        // What has a mark is intercepted by the rules that mark it.
+        // Packets with a mark are intercepted by the rules that mark them.
         let tuple = packet.meta(ip, Hook::Local, 0).tuple;
         if self
             .marks
@@ -579,7 +579,7 @@ impl Bed {
             return;
         };
         for packet in done.sent {
-            // What the host makes itself passes the director, too.
+            // The host's own packets pass the director, too.
             self.arrive(HOST, &packet, rounds - 1);
         }
         for packet in done.forwarded {

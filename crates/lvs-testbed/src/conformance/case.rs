@@ -126,7 +126,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
         })
 }
 
-/// What a sysctl is written with.
+/// The text that is written to a sysctl.
 pub(crate) fn sysctl_text(value: &Value) -> String {
     value
         .as_str()

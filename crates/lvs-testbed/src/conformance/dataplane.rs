@@ -23,7 +23,7 @@ use super::report::Log;
 /// The size of the kernel's connection table, which listings print.
 const KERNEL_TABLE_SIZE: u32 = 4096;
 const LOOPBACK_MTU: u32 = 65_536;
-/// Those of the test bed's networks.
+/// Broadcast addresses of the test bed's networks.
 const BROADCASTS: [[u8; 4]; 3] = [[127, 255, 255, 255], [10, 255, 0, 255], [10, 1, 255, 255]];
 
 /// A dataplane in memory: its packets are what a test injects, its clock is moved by the test.

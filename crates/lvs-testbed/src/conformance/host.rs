@@ -16,7 +16,7 @@ use lvs_packet::wire::icmp::{self, ErrorKind};
 use lvs_packet::wire::ip_options::Refused;
 use lvs_packet::wire::{be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put16, tcp, udp};
 
-/// What the host did with a packet.
+/// Result of a packet at the host.
 #[derive(Debug, Default)]
 pub(super) struct Done {
     /// Packets of its own.
@@ -40,8 +40,8 @@ pub(super) struct Host {
     reassembler: Reassembler,
     /// Whether it has SCTP; what that answers is not recorded.
     pub(super) sctp: bool,
-    /// What routers have told of the ways to servers, where that is less than an error of its own
-    /// may have.
+    /// Path MTUs to servers that routers have reported, if they are smaller than an ICMP error may
+    /// be.
     short_ways: HashMap<Ipv4Addr, usize>,
 }
 
@@ -118,7 +118,7 @@ impl Host {
         }
         let mut ip = ip[..packet.len].to_vec();
         if local {
-            // What is for the host itself needs no right checksum any more, and keeps the old one.
+            // The host itself does not verify the checksum again, and keeps the old one.
             let sum = be16(&ip, ipv4::field::CHECKSUM);
             fill_options(&mut ip, net, packet.dst, packet.dst);
             if !packet.is_ipv6() {
@@ -169,7 +169,7 @@ impl Host {
     }
 }
 
-/// What becomes of a packet whose IPv4 options no host takes.
+/// Result for a packet whose IPv4 options no host accepts; `None` for valid options.
 fn refused_options(ip: &[u8], packet: &Packet, net: &Table) -> Option<Done> {
     if packet.is_ipv6() {
         return None;
@@ -219,7 +219,7 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
             }
         }
         Protocol::UDP => {
-            // What is behind the datagram is not quoted.
+            // Bytes behind the datagram are not quoted.
             let whole = udp::end(ip, packet.l4).map(|end| &ip[..end]);
             whole
                 .filter(|ip| udp::is_intact(ip, packet.l4))

@@ -9,7 +9,7 @@ const SESSION: u64 = 100;
 /// Once in so many command lines, an option that does not belong there.
 const STRAY: usize = 12;
 
-/// What the host of every session knows.
+/// The hosts file of every session.
 const HOSTS: &str = "\
 127.0.0.1 localhost
 ::1 localhost

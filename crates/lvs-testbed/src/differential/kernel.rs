@@ -52,7 +52,7 @@ pub(super) struct Kernel {
     taps: [TunDevice; 2],
 }
 
-/// What a server's link-layer address is made of.
+/// The link-layer address of a server.
 fn server_mac(addr: IpAddr) -> String {
     let [a, b, c, d] = match addr {
         IpAddr::V4(addr) => addr.octets(),
@@ -278,8 +278,8 @@ impl Kernel {
         self.drain()
     }
 
-    /// What has left, but for what is addressed to everybody: requests for neighbours, reports of
-    /// groups.
+    /// Takes the sent packets, without requests for neighbours, reports of groups and other packets
+    /// to all hosts.
     pub(super) fn drain(&self) -> anyhow::Result<Vec<Emitted>> {
         let mut emitted = Vec::new();
         for (tap, (device, _)) in self.taps.iter().zip(LINKS) {
@@ -336,7 +336,7 @@ impl Kernel {
             .lines()
             .skip(1)
             .map(|line| entry(line).with_context(|| format!("an entry like {line:?}")))
-            // What ends at the next tick has ended already.
+            // An entry that ends at the next tick has ended already.
             .filter(|entry| !entry.as_ref().is_ok_and(|entry| entry["expires"] == 0))
             .collect::<anyhow::Result<_>>()?;
         Ok(json!({"op": "conns", "entries": entries}))

@@ -61,7 +61,7 @@ pub struct RecordOptions {
 
 /// Cases that one start of the kernel judges.
 const CHUNK: usize = 64;
-/// What a line begins with that stands for a case without a recording.
+/// Prefixes of lines for cases without a recording.
 const UNSTABLE: &str = "unstable ";
 const DEVIATION: &str = "deviation ";
 

@@ -74,7 +74,7 @@ const SYSCTLS: [(&str, &[i64]); 8] = [
 /// Port of the tunnels that have one.
 const GUE: u16 = 6080;
 
-/// Who is there.
+/// The hosts of a case.
 #[derive(Clone, Debug)]
 struct Scene {
     protocol: Protocol,

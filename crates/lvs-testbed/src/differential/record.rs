@@ -15,7 +15,7 @@ const IP: usize = 14;
 const IPIP: Protocol = Protocol(4);
 const GRE: Protocol = Protocol(47);
 
-/// What one run of a case showed.
+/// Observations of one run of a case.
 struct Run {
     /// For each step, what left.
     out: Vec<Vec<Emitted>>,
@@ -28,7 +28,7 @@ fn run(case: &Value) -> anyhow::Result<Run> {
     let kernel = Kernel::new(config)?;
     let mut out: Vec<Vec<Emitted>> = Vec::new();
     for step in case.items("steps") {
-        // What is late belongs to the step before.
+        // Late packets belong to the step before.
         let late = kernel.drain()?;
         if let Some(last) = out.last_mut() {
             last.extend(late);
@@ -168,9 +168,9 @@ fn mask(
     (!(0..one.len()).any(differ)).then_some(fields)
 }
 
-/// What came of recording a case.
+/// Result of recording a case.
 pub(super) enum Recorded {
-    /// What the kernel did.
+    /// The kernel's behaviour.
     Case(Value),
     /// It varies more than a recording can say; what does.
     Unstable(String),
@@ -184,8 +184,8 @@ fn echoes_options(frame: &[u8]) -> bool {
     ip.len() >= ipv4::HEADER_LEN && (0x46..0x50).contains(&ip[0]) && ip[8] == 64
 }
 
-/// What a frame of the host's own would be if it did not echo IPv4 options; `None` if there would
-/// be more in it.
+/// The frame of the host as it would be without echoed IPv4 options; `None` if the frame would then
+/// quote more.
 fn without_echoed_options(frame: Vec<u8>) -> Option<Vec<u8>> {
     const LONGEST_ERROR: u16 = 576;
     if !echoes_options(&frame) {

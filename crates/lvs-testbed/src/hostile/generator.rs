@@ -21,7 +21,7 @@ pub enum Side {
     Host,
 }
 
-/// What happens next.
+/// The next step.
 #[derive(Clone, Debug)]
 pub enum Act {
     /// Frames come in, one after the other.
@@ -33,7 +33,7 @@ pub enum Act {
         /// The datagram.
         whole: Vec<u8>,
     },
-    /// What was sent last comes back, as on a wire that is a ring.
+    /// The last sent frames come back, as on a ring of switches.
     Loop,
     /// Time passes.
     Wait(Duration),
@@ -746,7 +746,7 @@ impl<'a> Generator<'a> {
         self.shot(from, &ip, offload)
     }
 
-    /// What a device cannot mean: checksums and segments that are nowhere.
+    /// Offload requests that no device would make: checksums and segments outside the frame.
     fn lie(&mut self) -> Offload {
         const KINDS: [SegmentKind; 4] = [
             SegmentKind::Tcp4,

@@ -11,7 +11,7 @@ use lvs_packet::frame::{Offload, SegmentKind};
 static CRC32C: LazyLock<Crc<u32, Table<16>>> =
     LazyLock::new(|| Crc::<u32, Table<16>>::new(&CRC_32_ISCSI));
 
-/// What can be said of a checksum.
+/// State of a checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// It is there and right.
@@ -66,7 +66,7 @@ pub fn sctp(bytes: &[u8]) -> [u8; 4] {
     digest.finalize().to_le_bytes()
 }
 
-/// What an IP header says, as far as this judge needs it.
+/// The fields of an IP header that this oracle needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
     /// Source address.
@@ -156,7 +156,7 @@ fn parts6(ip: &[u8]) -> Option<Parts> {
 /// equal headers.
 ///
 /// # Errors
-/// What is wrong with them.
+/// The fault of the fragments.
 pub fn join(fragments: &[Vec<u8>]) -> Result<Vec<u8>, String> {
     let mut pieces = Vec::new();
     for ip in fragments {
@@ -180,7 +180,7 @@ pub fn join(fragments: &[Vec<u8>]) -> Result<Vec<u8>, String> {
         if index == 0 {
             whole.extend(&ip[..l4]);
             if ip[0] >> 4 == 6 {
-                // Who announces the fragment header: the last "next header" before it.
+                // The field that announces the fragment header: the last "next header" before it.
                 let (mut named, mut at) = (6, 40);
                 while at + 8 < l4 {
                     named = at;
@@ -247,7 +247,7 @@ pub fn health(ip: &[u8], parts: &Parts) -> Health {
 /// if it is one. What is announced must make sense.
 ///
 /// # Errors
-/// What does not.
+/// The part of the offload request that makes no sense.
 pub fn finish(ip: &mut [u8], parts: &Parts, offload: &Offload) -> Result<(), String> {
     if let Some(segments) = offload.segments {
         let fits = match segments.kind {

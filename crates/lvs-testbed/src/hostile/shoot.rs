@@ -19,7 +19,7 @@ pub struct ShootOptions {
     /// The director's link-layer address there; without it the interface takes bare packets
     #[arg(long)]
     pub to: Option<String>,
-    /// What servers would send, rather than clients
+    /// Send the frames of servers, instead of those of clients
     #[arg(long)]
     pub as_server: bool,
     /// The virtual address

@@ -82,7 +82,7 @@ fn both<'a, E>(
         let mut pair = pair(&scene, settings)?;
         talks.talks.clear();
         while pair.plain.received() < WATCH {
-            // What changes around the frames is seldom, so that there is something to be forwarded.
+            // Changes between the frames are rare, so that there are connections to forward.
             let act = generator.next_act();
             let change = !matches!(act, Act::Send(_) | Act::Train { .. } | Act::Loop);
             if !change || talks.entropy.one_in(4) {
@@ -127,7 +127,7 @@ impl<'a> Pair<'a> {
         let before = (self.other.forwarded(), self.other.passed());
         let expected = self.plain.act_and_tell(act.clone());
         let found = self.other.act_and_tell(act.clone());
-        // What the packet path makes itself has numbers of its own.
+        // The dataplane's own packets have identifications of their own.
         let exact = self.other.forwarded() != before.0 || self.other.passed() != before.1;
         let bytes = |frame: &Frame| match self.method.forwarding {
             Forwarding::Tunnel => without_id(frame.bytes()),

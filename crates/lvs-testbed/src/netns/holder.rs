@@ -83,8 +83,7 @@ pub(super) fn wait_ready(holder: &mut Child, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What tells one run from all others, also when process ids come again: pid namespace, pid, start
-/// time.
+/// Identifies a run, also when process ids are used again: pid namespace, pid, start time.
 pub(super) fn owner_mark(pid: u32) -> String {
     let namespace = fs::read_link("/proc/self/ns/pid")
         .map(|link| link.display().to_string())

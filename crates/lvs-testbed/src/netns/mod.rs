@@ -484,7 +484,7 @@ pub enum Link<'a> {
     Lan {
         /// The bridge's name, unique in the testbed.
         name: &'a str,
-        /// Who is on it, each with its device name.
+        /// The hosts on it, each with its device name.
         ports: Vec<(&'a Host, &'a str)>,
         /// MTU of bridge and ports.
         mtu: u32,

@@ -38,7 +38,7 @@ impl Proc {
         &self.log
     }
 
-    /// What it has printed so far.
+    /// Its output so far.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read(&self.log)

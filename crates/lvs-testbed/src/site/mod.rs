@@ -69,7 +69,7 @@ impl Forward {
     }
 }
 
-/// Who is connected to whom; see the [module](self).
+/// Networks between the hosts; see the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
     /// Director and servers on one LAN, the client behind a router.
@@ -93,12 +93,12 @@ pub enum Vip {
     Announced,
 }
 
-/// What a [`Site`] shall be.
+/// Options of a [`Site`].
 #[derive(Clone, Debug)]
 pub struct SiteOptions {
     /// For names that people see.
     pub label: String,
-    /// Who is connected to whom.
+    /// Networks between the hosts.
     pub topology: Topology,
     /// How the servers are to be prepared: gateway, VIP on `lo`, decapsulator.
     pub forward: Forward,
@@ -175,7 +175,7 @@ pub struct Site {
     pub vip: Ipv4Addr,
     /// The virtual address of IPv6.
     pub vip6: Ipv6Addr,
-    /// What was asked for.
+    /// The options that it was made with.
     pub options: SiteOptions,
     /// Owns all of it; dropped last.
     pub testbed: Testbed,

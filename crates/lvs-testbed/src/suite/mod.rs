@@ -201,7 +201,7 @@ pub fn main(options: &TestsOptions) -> Result<()> {
     Ok(())
 }
 
-/// What the tests see beside the environment of the caller.
+/// Environment of the tests, in addition to that of the caller.
 fn environment(options: &TestsOptions) -> Vec<(&'static str, &'static str)> {
     let mut environment = vec![("RUST_BACKTRACE", "0"), ("LVS_NOT_RUN", NOT_RUN_TEXT)];
     if options.rest {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Step;
 
-/// What a command did.
+/// Result of a command.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ran {
     pub(super) stdout: String,

@@ -53,7 +53,7 @@ struct Session {
     marks: Vec<Value>,
     #[serde(default)]
     hosts: String,
-    /// What the recording's list of services did not have.
+    /// Services that the recording's list did not have.
     #[serde(default)]
     unknown_services: Vec<String>,
     steps: Vec<Step>,
@@ -142,7 +142,7 @@ pub fn transcripts(files: &[PathBuf], only: Option<&str>) -> anyhow::Result<Tran
     if let Some(only) = only {
         all.retain(|session| session.name.contains(only));
     }
-    // What is not built is reported once, not by every session.
+    // A missing program is reported once, not by every session.
     programs::find("lvsadm")?;
     let own = programs::own()?;
     let next = AtomicUsize::new(0);

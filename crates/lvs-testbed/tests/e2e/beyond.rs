@@ -1,5 +1,5 @@
-//! What IPVS in the kernel does not do, or only with help: servers as clients of their own service,
-//! answers of direct routing that come by, addresses in no network.
+//! Cases that IPVS in the kernel does not handle, or only with help: servers as clients of their
+//! own service, answers of direct routing through the director, addresses in no network.
 
 use crate::common;
 

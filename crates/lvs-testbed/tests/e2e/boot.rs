@@ -1,5 +1,5 @@
-//! What a boot looks like: interfaces and addresses that are configured and come later, and a
-//! dataplane that starts while the one before it is still being removed.
+//! A boot: interfaces and addresses that are configured and come later, and a dataplane that starts
+//! while the one before it is still being removed.
 
 use crate::common;
 

@@ -160,8 +160,8 @@ impl Checked {
     }
 }
 
-/// What the server's firewall and the director's routes answer in the server's place takes it out,
-/// whatever the error is called; and it comes back.
+/// Errors of the server's firewall and of the director's routes take the server out, whatever the
+/// kind of error; and it comes back.
 #[test]
 fn check_refused_by_icmp_or_route_takes_the_server_out() -> Result<()> {
     let mut checked = Checked::start("checkicmp")?;

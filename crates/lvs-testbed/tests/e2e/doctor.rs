@@ -11,7 +11,7 @@ use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// What it finds now: each with its cure.
+/// Its present findings, each with its fix.
 fn findings(site: &Site) -> Result<Vec<(String, String)>> {
     let text = site.director.sh(&format!(
         "{} doctor --json || [ $? = 1 ]",

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 use crate::common::usable;
 
-/// What a member, and who talks with it, may take to get over a loss.
+/// Limit for the recovery of a member and its clients after a loss.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 fn site(label: &str) -> Result<Site> {
@@ -223,7 +223,7 @@ fn services_and_servers_follow_etcd_and_go_on_without_it() -> Result<()> {
     registered[1].signal(Signal::SIGKILL)?;
     wait_usable(&site, &[2, 3], &lvsd)?;
 
-    // What is wrong is left out alone, and what it was stays.
+    // Only the invalid key is left out, and its service stays as it was.
     for garbage in ["garbage", "[[service]]\naddress = \"nonsense\"\n"] {
         put(&site, 1, "/lvs/services/web", garbage)?;
         wait_status(&site, "garbage to be told", |status| {
@@ -294,7 +294,7 @@ fn services_and_servers_follow_etcd_and_go_on_without_it() -> Result<()> {
     Ok(())
 }
 
-/// What the engine has stays, until etcd says what there should be.
+/// The dataplane's services stay until etcd answers.
 #[test]
 #[ignore = "needs etcd"]
 fn a_director_that_knows_nothing_of_etcd_takes_nothing_away() -> Result<()> {
@@ -619,7 +619,7 @@ fn leases_that_are_lost_names_that_are_taken_and_other_clusters_are_noticed() ->
     Ok(())
 }
 
-/// What is watched comes no more, and everything else does.
+/// The watch receives no more events, and all other requests succeed.
 #[test]
 #[ignore = "needs etcd"]
 fn a_watch_that_is_stuck_is_left() -> Result<()> {
@@ -748,7 +748,7 @@ fn history_that_was_compacted_is_read_anew() -> Result<()> {
     )?;
     let revision = compact()?;
     ensure!(usable(&site) == [1, 2], "the engine goes on");
-    // What etcd has held back comes first; by so small buffers it would take half a minute.
+    // Delayed events of etcd arrive first; with such small buffers they would take half a minute.
     buffers("4096 131072 6291456", "4096 16384 4194304")?;
     lvsd.signal(Signal::SIGCONT)?;
     wait_usable(&site, &[2, 3], &lvsd)?;

@@ -67,8 +67,8 @@ fn firewall(site: &Site, rule: &str) -> Result<()> {
     Ok(())
 }
 
-/// What passes by the engine's hands on its way to the host meets the host's rules as it came:
-/// fragments large and small, and datagrams whole, on a port of a VIP of the host's.
+/// Packets that the dataplane reinjects into the host meet the host's rules unchanged: fragments
+/// large and small, and whole datagrams, on a port of a VIP of the host.
 #[test]
 fn fragments_to_the_hosts_own_port_meet_its_rules() -> Result<()> {
     let mut site = site("fragments")?;
@@ -251,7 +251,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
         "{said}"
     );
     ensure!(saved("cat rules")? == format!("{said}{plain}"));
-    // What is ipvsadm keeps to what ipvsadm says.
+    // Under the name ipvsadm, the output is that of ipvsadm.
     let quiet = format!("ln -sf {lvsadm} {dir}/ipvsadm; {dir}/ipvsadm -S -n 2>&1 >/dev/null");
     ensure!(site.director.sh(&quiet)?.is_empty());
 
@@ -299,7 +299,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
         );
         ensure!(listed()? == before, "{}", listed()?);
     }
-    // What ended early removes none of them; a file without filters, all.
+    // A truncated file removes no filter; a file without filters removes all.
     for early in ["", "all deny 10.0.0.0/8\n"] {
         let refused = site
             .director

@@ -16,7 +16,7 @@ fn options(label: &str) -> SiteOptions {
     options
 }
 
-/// Who the servers think that the client is.
+/// The client's address at the servers.
 fn seen_as(site: &Site, virt: SocketAddr) -> Result<String> {
     let printed = site.client.run(
         "curl",

@@ -1,5 +1,5 @@
-//! What the director's own network stack must not do, and must still do, while the engine works
-//! beside it.
+//! The director's own network stack next to the dataplane: packets that it must ignore, and packets
+//! that it must still handle.
 
 use crate::common;
 
@@ -142,9 +142,9 @@ fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
     Ok(())
 }
 
-/// What a server sends through the director and the client receives of it: ICMP errors to the
-/// client about a packet that concerns no service, the first of which ends before the ports. They
-/// are told apart by their last word.
+/// A server sends ICMP errors to the client through the director, about a packet that concerns no
+/// service; the first of them ends before the ports. Returns the errors that the client receives,
+/// which differ in their last word.
 fn errors_in_transit(site: &Site) -> Result<String> {
     let listen = r#"
         use Socket;

@@ -43,7 +43,7 @@ fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     Ok(site)
 }
 
-/// What `lvsadm drops` says was forwarded in the kernel: requests and replies.
+/// Packets forwarded in the kernel according to `lvsadm drops`: requests and replies.
 pub(super) fn shares(site: &Site) -> Result<(u64, u64)> {
     let all = site.lvsadm("drops --json --all")?;
     let all: serde_json::Value = serde_json::from_str(&all)?;
@@ -116,7 +116,7 @@ fn counted(server: &Host) -> Result<[u64; 4]> {
     Ok([requests.0, replies.0, requests.1, replies.1])
 }
 
-/// What the servers have seen is what the listing says, whichever way the packets took.
+/// The listing's counters equal those of the servers, whichever path the packets took.
 #[test]
 fn counters_are_those_of_the_servers() -> Result<()> {
     let site = site("ink-counters", Forward::Nat, 2)?;
@@ -457,7 +457,7 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
     } else {
         let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 200);
         wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
-        // What is kept of counters is up to a second old.
+        // Stored counters are up to a second old.
         std::thread::sleep(Duration::from_secs(2));
     }
     let stats = |site: &Site| -> Result<f64> {

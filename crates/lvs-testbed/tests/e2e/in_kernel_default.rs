@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use super::common::{READY, says};
 use super::in_kernel::{is_permitted, require_permission, shares};
 
-/// What the engine says at its start.
+/// Messages of the dataplane at its start.
 const IN_KERNEL: &str = "established connections are forwarded in the kernel";
 const BY_ITSELF: &str = "all packets are forwarded by the engine itself";
 
@@ -115,7 +115,7 @@ fn one_that_does_not_use_it_ends_what_another_one_has_left() -> Result<()> {
     download(&site)
 }
 
-/// What is taken over may be what ends them.
+/// The inherited state may be the cause of the crashes.
 #[test]
 fn engines_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
     require_permission()?;

@@ -45,7 +45,7 @@ fn start(site: &mut Site) -> Result<()> {
     site.start_engine(&words)
 }
 
-/// What was forwarded in the kernel: by XDP, and by the program behind it.
+/// Packets forwarded in the kernel: by XDP, and by the program behind it.
 fn shares(site: &Site) -> Result<(u64, u64)> {
     let all = site.lvsadm("drops --json --all")?;
     let all: serde_json::Value = serde_json::from_str(&all)?;
@@ -138,7 +138,8 @@ fn download(site: &Site) -> Result<common::Download> {
     Ok(download)
 }
 
-/// What cannot leave without a socket buffer is forwarded with one; and by XDP again when it can.
+/// A packet that needs a socket buffer to leave is forwarded with one; and by XDP again when that
+/// is possible.
 #[test]
 fn interfaces_that_take_no_frames_get_packets() -> Result<()> {
     let mut site = site("xdp-takers", Forward::Nat)?;

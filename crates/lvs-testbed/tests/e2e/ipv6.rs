@@ -95,7 +95,7 @@ fn direct_routing() -> Result<()> {
     Ok(())
 }
 
-/// What the tunnels are called on the command line.
+/// Options of the tunnels on the command line.
 const TUNNELS: [&str; 8] = [
     "-i",
     "-i --tun-type gre",

@@ -25,7 +25,7 @@ const DEAD: Duration = Duration::from_secs(5);
 /// Between two engines that are killed.
 const ALIVE: Duration = Duration::from_secs(5);
 
-/// What connections outlive an engine by.
+/// The state keeper of connections when a dataplane is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     /// The path in the kernel.
@@ -49,7 +49,7 @@ impl By {
     }
 }
 
-/// What becomes of an engine.
+/// The end of a dataplane.
 #[derive(Clone, Copy, Debug)]
 enum End<'a> {
     /// It goes on.
@@ -74,7 +74,7 @@ fn downloads(
     let mut options = SiteOptions::new(label, forward);
     options.servers = 2;
     options.paced = Some(RATE);
-    // What is measured is the director: clients and servers have a processor of their own.
+    // The director is measured: clients and servers have a processor of their own.
     let real_time = number > FEW;
     options.real_time = real_time;
     if by == By::Device {
@@ -268,8 +268,8 @@ fn a_few_move_to_other_tables() -> Result<()> {
     report.all_ok(number)
 }
 
-/// What holds an engine's connections ends with an orderly stop and by `--cleanup`; an engine with
-/// another table goes on with them, and none takes what another one has.
+/// The state keeper ends with an orderly stop and by `--cleanup`; a dataplane with another table
+/// continues its connections, and no dataplane takes the connections of another one.
 #[test]
 fn a_holder_ends_in_its_time() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("holde", Forward::Nat))?;

@@ -62,7 +62,7 @@ fn nat_to_the_director_itself() -> Result<()> {
         ensure!(seen == "192.0.2.100\n", "the local server sees {seen}");
         common::upload(&site)?;
 
-        // Who asks the server itself gets its answer too, though it takes the same way.
+        // A client of the server itself gets its answer too, though its packets take the same path.
         let direct = site
             .client
             .sh(&format!("curl -sS -f -m 5 http://{own_address}:8080/id"))?;

@@ -640,7 +640,7 @@ fn a_sorry_server_answers_while_too_few_do() -> Result<()> {
 
 /// Whether a host of the clients' network gets an answer to the question who has the VIP.
 fn is_answered_for(site: &Site) -> bool {
-    // What is remembered is no answer.
+    // A cached neighbour is no answer.
     let asked = format!(
         "ip neigh flush to {0}; ping -n -c 1 -W 2 {0} >/dev/null; ip neigh show {0}",
         site.vip
@@ -663,7 +663,8 @@ fn a_vip_that_is_given_up_is_gone_from_the_wire() -> Result<()> {
         "scheduler = \"rr\"\nquorum = 2\nbelow_quorum = \"give-up\"\nremove_on_exit = true\n",
     );
     fs::write(&path, text)?;
-    // Whoever takes an address tells all; the client believes it, though it has not asked.
+    // A director announces an address that it takes over; the client accepts the unsolicited
+    // announcement.
     site.client
         .sh("sysctl -qw net.ipv4.conf.all.arp_accept=1 net.ipv4.conf.eth0.arp_accept=1")?;
     let state = site.testbed.dir().display().to_string();

@@ -225,7 +225,7 @@ fn routes_follow_what_is_said_and_go_with_the_engine() -> Result<()> {
     ensure!(!has_route(&site, "fd00:203::10"), "{}", routes(&site)?);
     announce(&site, &both("withdrawn"), 600)?;
     ensure!(!has_route(&site, "proto 7"), "{}", routes(&site)?);
-    // What comes all the same is served.
+    // Packets that still arrive are served.
     common::ok(site.client.load(&load)?, 20)?;
     // Somebody deletes it.
     announce(&site, &both("announced"), 600)?;

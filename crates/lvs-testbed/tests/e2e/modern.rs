@@ -1,5 +1,5 @@
-//! What goes beyond the kernel's IPVS, between real clients and servers: a server that goes down
-//! leaves nobody waiting, and one that comes back starts slowly.
+//! Features beyond the kernel's IPVS, between real clients and servers: clients of a server that
+//! goes down are reset, and a server that comes back starts slowly.
 
 use std::fmt::Write as _;
 use std::fs;

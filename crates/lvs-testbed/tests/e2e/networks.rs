@@ -31,12 +31,12 @@ fn logged(site: &Site, what: &str) -> usize {
     log.lines().filter(|line| line.contains(what)).count()
 }
 
-/// What `lvsadm drops` counts for a reason.
+/// The count of a reason in `lvsadm drops`.
 fn counted(site: &Site, reason: &str) -> Result<u64> {
     count_of(&site.lvsadm("--json drops")?, reason)
 }
 
-/// What this listing of it counts.
+/// The count of a reason in this listing.
 fn count_of(listing: &str, reason: &str) -> Result<u64> {
     let all: serde_json::Value = serde_json::from_str(listing)?;
     let reasons = all.as_array().context("a list")?;
@@ -472,7 +472,8 @@ fn services_on_the_vlans_of_a_trunk() -> Result<()> {
     Ok(())
 }
 
-/// What arrives by a VLAN and leaves by another is forwarded by the programs at their devices.
+/// Packets that arrive by a VLAN and leave by another are forwarded by the programs at their
+/// devices.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
 fn vlans_of_a_trunk_in_the_kernel() -> Result<()> {
@@ -524,7 +525,7 @@ fn programs_at_a_trunk_are_told() -> Result<()> {
     wait_until("the way", PATIENCE, || served().unwrap_or(false))
 }
 
-/// What is on the wire has the tags, as another program reads it.
+/// The frames on the wire have the tags, as another program reads them.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q, and tshark"]
 fn frames_of_a_vlan_carry_its_tag() -> Result<()> {

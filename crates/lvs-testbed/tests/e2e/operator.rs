@@ -196,7 +196,7 @@ fn captures_are_read_by_tshark() -> Result<()> {
         ),
         "{read}"
     );
-    // Whoever goes away is forgotten, and packets go on.
+    // A client that disconnects is forgotten, and packets continue.
     let load = site.load();
     let report = site.client.load(&lvs_testbed::LoadOptions {
         requests: 20,

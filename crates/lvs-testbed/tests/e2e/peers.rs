@@ -15,7 +15,7 @@ const KEY: &str = "0123456789abcdef0123456789abcdef";
 const ONE: &str = "192.0.2.1";
 const TWO: &str = "192.0.2.2";
 
-/// What an engine that was killed has left is not taken over.
+/// The successor of a killed dataplane starts empty.
 const ALONE: [&str; 2] = ["--in-kernel", "off"];
 
 /// A site of two directors, without engines.
@@ -49,7 +49,7 @@ fn copy_services(site: &Site, from: &Host, to: &Host) -> Result<()> {
     run_with_input(to.command(program).arg("-R"), &rules).map(drop)
 }
 
-/// What `lvsadm sync --json` says.
+/// The output of `lvsadm sync --json`.
 fn state(site: &Site, director: &Host) -> Result<Value> {
     let text = site.lvsadm_on(director, "--json sync")?;
     serde_json::from_str(&text).with_context(|| text.clone())
@@ -66,7 +66,7 @@ fn number(site: &Site, director: &Host, name: &str) -> u64 {
     state.and_then(|state| state[name].as_u64()).unwrap_or(0)
 }
 
-/// Who has the virtual address, and what servers send to, from now on.
+/// Moves the virtual addresses, and the addresses that servers send to.
 fn hand_over(site: &Site, from: &Host, to: &Host) -> Result<()> {
     let (vip, vip6) = (site.vip, site.vip6);
     let addresses = |verb: &str| {

@@ -131,7 +131,7 @@ fn lvsd_signals_while_it_starts_are_kept() -> Result<()> {
             site.real_address(0)
         )
     };
-    // What it reads now ends; whatever reads the file from then on finds another one.
+    // The present read of the file ends; every later read finds another file.
     let mut reads = fs::File::options().write(true).open(&file)?;
     let next = file.with_extension("next");
     fs::write(&next, text(81))?;

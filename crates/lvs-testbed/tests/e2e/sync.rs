@@ -46,8 +46,8 @@ fn reason(site: &Site, director: &Host, name: &str) -> Result<u64> {
     count.with_context(|| format!("no count of {name} in {listing}"))
 }
 
-/// What a download gets a second, so that it takes twelve seconds and more: until all are known to
-/// the backup, [`PATIENCE`] may pass.
+/// Bytes of a download per second: a download takes twelve seconds and more. The backup may need
+/// [`PATIENCE`] until it knows all connections.
 const RATE: u64 = 60_000;
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -213,7 +213,7 @@ fn downloads_go_on_between_two_lvsd() -> Result<()> {
     lvsd(&standby, "stop --all").map(drop)
 }
 
-/// What a program of ipvsadm's prints on a director, and its exit status.
+/// Output and exit status of an ipvsadm program on a director.
 fn says(director: &Host, arguments: &str) -> Result<(String, String)> {
     let program = programs::find("lvsadm")?;
     let script = format!("{} {arguments} 2>&1 || echo \"=> $?\"", program.display());

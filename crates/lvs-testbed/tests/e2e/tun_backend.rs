@@ -39,7 +39,7 @@ fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     Ok(site)
 }
 
-/// What is steered on the director.
+/// Rules, routes and proxied neighbours of the dataplane on the director.
 fn steered(site: &Site) -> Result<String> {
     site.director.sh(
         "for f in -4 -6; do ip $f rule; ip $f route show table 7676; ip $f route show table 7677; ip $f neigh show proxy; \
@@ -400,7 +400,7 @@ fn the_host_beside_it() -> Result<()> {
     ensure!(printed == "192.0.2.1\n", "{printed}");
     site.servers[0].run(programs::own()?, &["ping", &outside])?;
 
-    // What cannot work says so at once: the host keeps the answers to its own connections.
+    // The failure is immediate: the host keeps the answers to its own connections.
     let own = LoadOptions {
         requests: 1,
         ..site.load()

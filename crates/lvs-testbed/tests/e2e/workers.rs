@@ -20,7 +20,7 @@ fn options(label: &str, forward: Forward) -> SiteOptions {
     SiteOptions::new(&format!("workers-{label}"), forward)
 }
 
-/// What each worker says, and that every one of them has its part of the packets.
+/// The report of each worker. Each of them handles a part of the packets.
 fn workers(site: &Site) -> Result<Vec<Value>> {
     let listed: Vec<Value> = serde_json::from_str(&site.lvsadm("workers --json")?)?;
     ensure!(listed.len() == 4, "{listed:?}");

@@ -71,7 +71,7 @@ impl Lab {
         .with_context(|| self.logs())
     }
 
-    /// What `lvsadm doctor` finds between lvsd and keepalived, and at the virtual addresses.
+    /// Findings of `lvsadm doctor` about lvsd and keepalived, and about the virtual addresses.
     fn doctor(&self, index: usize) -> Result<Vec<String>> {
         let lvsadm = programs::find("lvsadm")?;
         let said = self.directors[index]
