@@ -199,7 +199,7 @@ fn blocks(socket: &UdpSocket) -> Result<()> {
     }
 }
 
-/// What comes before a byte; no more than a line.
+/// Reads the text before a byte, at most a line.
 fn until(reader: &mut impl BufRead, end: u8) -> Result<String> {
     let mut text = Vec::new();
     reader.take(1024).read_until(end, &mut text)?;
@@ -345,7 +345,7 @@ fn run_command(to: SocketAddr) -> Result<()> {
             );
             break TcpStream::from(back);
         }
-        // What is on the way by another line may come first.
+        // Data of another connection may arrive first.
         let mut first = [0];
         if stream
             .peek(&mut first)
@@ -388,7 +388,7 @@ fn print(to: SocketAddr) -> Result<()> {
     let mut file = vec![b'x'; BLOCK];
     file.push(0);
     accepted(&file)?;
-    // Who closes first keeps the port for a while: the server.
+    // The end that closes first keeps the port for a while: here the server.
     let _ = stream.read(&mut [0]);
     Ok(())
 }

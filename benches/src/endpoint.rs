@@ -11,7 +11,7 @@ use clap::Subcommand;
 
 use crate::{classic, files, transfers, unpack};
 
-/// What an end does.
+/// Task of an endpoint.
 #[derive(Debug, Subcommand)]
 pub enum Endpoint {
     /// Echo bytes, and send downloads
@@ -71,7 +71,7 @@ impl Endpoint {
     }
 }
 
-/// What a download holds. Its period is a prime, so that segments that trade places show.
+/// Content of a download. Its period is a prime, so that exchanged segments are visible.
 fn byte_at(place: u64) -> u8 {
     u8::try_from(place % 251).unwrap_or(0) ^ u8::try_from((place >> 16) % 241).unwrap_or(0)
 }

@@ -155,9 +155,9 @@ impl Snapshot {
         }
     }
 
-    /// What happened between an earlier snapshot and this one. `director`: the process that
-    /// forwards, with its workers; `devices`: the director's interfaces, whose receiving threads are its work
-    /// too.
+    /// Use of the machine between an earlier snapshot and this one. `director`: the forwarding
+    /// process, with its workers; `devices`: the director's interfaces, whose receiving threads
+    /// count as its work.
     #[must_use]
     pub fn since(&self, earlier: &Self, director: Option<u32>, devices: &[&str]) -> Used {
         let children = self.descendants(std::process::id());
@@ -202,7 +202,7 @@ impl Snapshot {
             .iter()
             .map(|(process, used)| used.saturating_sub(of(process)))
             .sum();
-        // What had been used by who has ended is a part of what its parent has waited for.
+        // The time of an ended process is a part of its parent's time for waited-for children.
         let ended = before
             .iter()
             .filter(|(process, _)| !after.contains_key(process));
@@ -240,7 +240,7 @@ impl Snapshot {
     }
 }
 
-/// Who has used the machine between two snapshots. Times are in CPU seconds.
+/// Use of the machine between two snapshots. Times are in CPU seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Used {
     /// Between the two, by the clock.
@@ -256,7 +256,7 @@ pub struct Used {
     pub endpoints: f64,
     /// Other programs, as a share of a core.
     pub foreign: f64,
-    /// What the hypervisor took, as a share of a core.
+    /// Time that the hypervisor used, as a share of a core.
     pub stolen: f64,
 }
 

@@ -76,7 +76,7 @@ pub fn segment(client: impl Into<SocketAddr>, dst: SocketAddr, flags: u8) -> Pac
     }
 }
 
-/// What a director has in it.
+/// Content of a director.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The scheduler of all services.
@@ -429,7 +429,7 @@ pub fn new_connection(setup: &Setup, dst: SocketAddr) -> f64 {
     const CONNECTIONS: u32 = 50_000;
     let clients = Clients { bits: 16 };
     let mut director = setup.director();
-    // What the scheduler builds at its first choice is not counted.
+    // Structures that the scheduler builds at its first choice are not counted.
     let first = segment((Ipv4Addr::new(10, 200, 0, 1), 1), dst, TcpFlags::SYN);
     let _ = director.handle_packet(&first, Instant::ZERO);
     let start = Clock::now();

@@ -314,7 +314,7 @@ impl Flood {
                     .collect();
                 io.send(&mut batch);
                 sent.fetch_add(BATCH as u64, Ordering::Relaxed);
-                // What comes back is not looked at.
+                // The answers are discarded.
                 while io.recv(&mut room).is_ok_and(|count| count == BATCH) {}
                 // A rate that leaves the other threads of a small machine their share.
                 thread::sleep(Duration::from_micros(200));

@@ -20,7 +20,7 @@ const MOST_PRINTED: usize = 4 << 20;
 const MOST_LINE: usize = 4096;
 /// Bytes kept of what a host complains about.
 const MOST_COMPLAINT: usize = 2048;
-/// What a line of our own begins with.
+/// Prefix of this program's own lines.
 const MARK: &str = "lvs-bench: ";
 /// Between two looks whether to go on waiting.
 const LOOK: Duration = Duration::from_millis(200);
@@ -145,7 +145,8 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// What runs the words after it there. `options`: for ssh, as its `-o` takes them.
+    /// The command that runs the following words on that host. `options`: the arguments of ssh's
+    /// `-o`.
     #[must_use]
     pub fn command(&self, options: &[String], httperf: &str) -> Command {
         let words = shell(httperf);
@@ -204,7 +205,7 @@ pub(super) struct Host {
     stop: Arc<AtomicBool>,
     /// Nanoseconds that its clock is ahead of ours.
     ahead: i128,
-    /// What that may be wrong by.
+    /// Uncertainty of that difference.
     pub(super) unsure: Duration,
 }
 
@@ -292,7 +293,7 @@ impl Host {
             }
             match own.strip_prefix("ended ") {
                 Some("0") => return Ok((printed, late)),
-                // What timeout(1) says.
+                // Exit status of timeout(1).
                 Some("124" | "137") => bail!("httperf did not end in time, and was ended"),
                 Some(status) => {
                     let last = printed.lines().last().unwrap_or_default();
@@ -340,7 +341,7 @@ impl Host {
 
     /// Why it is gone, as far as it can be told.
     fn gone(&mut self) -> anyhow::Error {
-        // What it complained about is read by another thread.
+        // Another thread reads its error output.
         let deadline = Instant::now() + Duration::from_secs(1);
         let mut status = self.child.try_wait();
         while matches!(status, Ok(None)) && Instant::now() < deadline {

@@ -1,4 +1,4 @@
-//! What httperf prints, and what several of them add up to.
+//! Output of httperf, and the sum of several outputs.
 
 use std::collections::BTreeMap;
 
@@ -71,7 +71,7 @@ impl Errors {
         self.kinds().iter().map(|(_, count)| count).sum()
     }
 
-    /// Those that tell of the client, and nothing of whom it asks.
+    /// Errors of the client's host, which are independent of the server.
     #[must_use]
     pub fn of_client(&self) -> u64 {
         self.no_descriptor + self.no_port + self.no_file
@@ -159,8 +159,8 @@ impl Figures {
         Ok(figures)
     }
 
-    /// What several add up to: rates and numbers are added, times are weighted by the replies, and
-    /// percentiles come from all their connections together.
+    /// Merges several results: rates and numbers are added, times are weighted by the replies, and
+    /// percentiles come from all connections together.
     #[must_use]
     pub fn merge<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut sum = Self::default();

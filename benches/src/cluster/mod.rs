@@ -30,7 +30,7 @@ const MOST_HOSTS: usize = 256;
 const READY: Duration = Duration::from_secs(20);
 /// Until all hosts have been told when to begin.
 const AHEAD: Duration = Duration::from_millis(100);
-/// What its end may take until it is known here.
+/// Limit for the end of a host's run to become visible here.
 const ON_THE_WAY: Duration = Duration::from_secs(3);
 
 /// Whom to ask for what, from where.
@@ -44,7 +44,7 @@ pub struct Options {
     server: Vec<String>,
     #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
-    /// What to ask for
+    /// Path of the requested page
     #[arg(long, default_value = "/")]
     uri: String,
     /// Requests a second, of all hosts together, one a connection: FROM..TO/STEP, or a list (500,1000)
@@ -120,7 +120,7 @@ fn percent(text: &str) -> Result<f64> {
     number.with_context(|| format!("{text:?} is no percentage; give one above 0, up to 100"))
 }
 
-/// Who is asked for what.
+/// Servers and requests of a load.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// Of several, the hosts take turns.
@@ -142,21 +142,21 @@ pub struct Step {
     pub offered: f64,
     /// Whether hosts are missing: then less was offered than asked for.
     pub incomplete: bool,
-    /// What all that answered add up to.
+    /// The sum of all hosts that answered.
     #[serde(flatten)]
     pub all: Figures,
     /// Of each host.
     pub hosts: Vec<OfHost>,
 }
 
-/// What one host saw of a step.
+/// Result of a step on one host.
 #[derive(Clone, Debug, Serialize)]
 pub struct OfHost {
     /// The host.
     pub host: String,
     /// Milliseconds that httperf began after the time that all were told.
     pub late_ms: f64,
-    /// What it saw.
+    /// Its figures.
     #[serde(flatten)]
     pub figures: Figures,
 }
@@ -166,7 +166,7 @@ pub struct OfHost {
 pub struct Failed {
     /// The host.
     pub host: String,
-    /// What was offered when it failed; none, if it never was ready.
+    /// Offered rate when it failed; none if it never was ready.
     pub offered: Option<f64>,
     /// Why.
     pub why: String,
@@ -308,7 +308,7 @@ fn words(load: &Load, server: &str, rate: f64, connections: f64) -> Vec<String> 
     words
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Debug, Serialize)]
 struct Printed<'a> {
     schema: u32,

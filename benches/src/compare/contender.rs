@@ -1,4 +1,4 @@
-//! Who is compared, and where each does its work.
+//! The compared programs, and the places where they work.
 
 use serde::Serialize;
 
@@ -162,7 +162,7 @@ impl Contender {
         )
     }
 
-    /// What has to be installed for it.
+    /// The program that has to be installed for it.
     pub(crate) fn program(self) -> Option<&'static str> {
         match self {
             Self::Testpmd => Some("dpdk-testpmd"),

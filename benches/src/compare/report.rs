@@ -1,4 +1,4 @@
-//! What came out: a table for people, JSON for programs.
+//! Output of the results: a table for readers, JSON for programs.
 
 use std::fmt::Write as _;
 

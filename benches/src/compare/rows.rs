@@ -1,4 +1,4 @@
-//! What is compared with what, and what is asked of it.
+//! The compared pairs, and the bounds of their ratios.
 
 use super::contender::{Contender, Place};
 use super::flood::Flood;
@@ -118,7 +118,7 @@ impl Work {
     }
 }
 
-/// What is asked of a ratio.
+/// Bound of a ratio.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Bound {
     AtLeast(f64),
@@ -137,7 +137,7 @@ impl Bound {
     }
 }
 
-/// What it is measured against.
+/// The reference of a comparison.
 #[derive(Clone, Debug)]
 pub(super) enum Against {
     /// The best of some, by median.

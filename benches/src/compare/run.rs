@@ -42,7 +42,7 @@ pub(super) struct Manner {
     pub(super) stop: Arc<AtomicBool>,
 }
 
-/// What came of a job.
+/// Result of a job.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) job: Job,
@@ -57,7 +57,7 @@ type Key = (Contender, Place, Purpose);
 type Pinged = (Contender, bool);
 type Trips = (Vec<f64>, Option<String>);
 
-/// What stands ready for a group.
+/// Prepared resources of a group.
 pub(super) struct Runner<'a> {
     yardsticks: &'a Yardsticks,
     manner: &'a Manner,
@@ -67,12 +67,12 @@ pub(super) struct Runner<'a> {
     half: Option<f64>,
     /// Whose round trips are measured, idle or beside a flood.
     pinged: Vec<Pinged>,
-    /// Those of this round, in microseconds, and what has disturbed them.
+    /// Round trips of this round, in microseconds, and their disturbances.
     trips: HashMap<Pinged, Result<Trips, String>>,
     memory: Instances,
 }
 
-/// What is measured in memory.
+/// Objects that are measured in memory.
 #[derive(Debug, Default)]
 struct Instances {
     pipelines: Vec<((u32, u32), Pipeline)>,

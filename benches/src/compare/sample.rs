@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::machine::Used;
 
-/// What was measured once.
+/// One measurement.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) value: f64,

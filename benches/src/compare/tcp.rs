@@ -13,7 +13,7 @@ use super::sample::{Cpu, Sample};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// What clients do.
+/// Actions of the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Tcp {
     /// One stream, in Gbit/s.
@@ -88,7 +88,7 @@ impl Tcp {
     }
 }
 
-/// What wrk says of requests a second.
+/// Requests a second in wrk's output.
 pub(crate) fn requests(printed: &str) -> Result<f64> {
     let line = |start: &str| {
         printed

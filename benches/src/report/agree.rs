@@ -30,7 +30,7 @@ pub(super) struct Compare {
 struct Beside {
     /// How far medians are apart: the greater by the smaller, less 1.
     apart: Vec<f64>,
-    /// What does not agree, in words.
+    /// Differences, in words.
     disagree: Vec<String>,
     /// Points that only one of them has.
     alone: usize,
@@ -104,7 +104,7 @@ fn compare(first: &Document, second: &Document, margin: f64) -> BTreeMap<String,
     plots
 }
 
-/// What was measured, not what is made of it.
+/// The measured series, not the derived ones.
 fn measured(experiment: &dyn Experiment, document: &Document, plot: &str) -> Vec<Series> {
     let name = experiment.name();
     document.series(name, plot, &super::peers::of(experiment))

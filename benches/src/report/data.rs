@@ -1,4 +1,4 @@
-//! What a report is made of. It is written as JSON after each run, and read again by `--resume`.
+//! Data of a report. It is written as JSON after each run, and read again by `--resume`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -38,7 +38,7 @@ pub(super) struct Run {
     pub(super) cpu: CpuSeconds,
     /// Why it should not be believed.
     pub(super) disturbed: Option<String>,
-    /// What else there is to say: why something did not work.
+    /// Further notes, such as the reason of a failure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) notes: Vec<String>,
 }
@@ -66,7 +66,7 @@ pub(super) struct CpuSeconds {
     pub(super) endpoints: f64,
 }
 
-/// What could not be measured.
+/// A measurement that failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Missing {
     pub(super) experiment: String,

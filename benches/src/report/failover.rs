@@ -1,4 +1,4 @@
-//! What the thesis could not do: a server that fails and returns.
+//! Experiment beyond the thesis: a server that fails and returns.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -460,7 +460,7 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
     list(page, &not_measured(document, experiment, &not_drawn))
 }
 
-/// What an experiment has no figures of, and why.
+/// Series without figures in an experiment, and the reasons.
 fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]) -> Vec<String> {
     let name = experiment.name();
     let missing = document.missing.iter();
@@ -499,7 +499,7 @@ fn list(page: &mut String, items: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What was said beside the figures, and in how many rounds.
+/// Notes besides the figures, and the number of rounds with each.
 fn notes(page: &mut String, document: &Document, experiment: &str) -> Result<()> {
     let mut said: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let runs = document.runs.iter();

@@ -37,7 +37,7 @@ use crate::compare::progress::Progress;
 use crate::machine;
 use crate::yardsticks::Yardsticks;
 
-/// What to repeat, and how.
+/// Options of the report.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Options {
@@ -65,7 +65,7 @@ pub struct Options {
     busy: bool,
 }
 
-/// What can be done with reports that are there.
+/// Operations on existing reports.
 #[derive(Debug, Subcommand)]
 enum Instead {
     /// Draw report.html anew from DIR/report.json
@@ -113,9 +113,9 @@ trait Experiment: Sync {
         &[]
     }
     fn plots(&self) -> &'static [Plot];
-    /// What one run of a peer takes, about.
+    /// Approximate duration of one run of a peer.
     fn seconds(&self, quick: bool) -> f64;
-    /// Who takes part.
+    /// The peers of the experiment.
     fn peers(&self) -> &'static [Peer] {
         peers::USUAL
     }
@@ -143,7 +143,7 @@ trait Experiment: Sync {
     fn series(&self, document: &Document, plot: &Plot) -> Vec<Series> {
         document.series(self.name(), plot.name, &peers::of(self))
     }
-    /// What stands for x = 0, 1, ... of a plot of bars; of other plots nothing.
+    /// Labels of x = 0, 1, ... in a plot of bars; empty for other plots.
     fn bars(&self, plot: &Plot) -> &'static [&'static str] {
         let _ = plot;
         &[]
@@ -384,7 +384,7 @@ impl Options {
         let one = experiment.seconds(self.quick);
         let groups = |peers: usize| number(peers.div_ceil(experiment.at_once()));
         for round in 1..=rounds {
-            // Whoever failed takes no time.
+            // A peer that failed needs no time.
             progress.add(one * (groups(peers.len()) - groups(beds.len())));
             let mut failed = Vec::new();
             for group in beds.chunks_mut(experiment.at_once()) {

@@ -287,7 +287,7 @@ impl Experiment for Orourke {
     }
 }
 
-/// What a run has measured so far.
+/// Values of a run so far.
 #[derive(Debug, Default)]
 struct Values {
     all: Vec<Value>,

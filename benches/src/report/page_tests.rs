@@ -13,11 +13,11 @@ use serde::Deserialize;
 use super::data::{CpuSeconds, Document, Missing, Run, SCHEMA, Value};
 use super::{EXPERIMENTS, Experiment, draw, html, peers};
 
-/// What somebody sees of a plot.
+/// The visible content of a plot.
 #[derive(Debug, Deserialize)]
 struct Seen {
     id: String,
-    /// What is written in it.
+    /// Its texts.
     texts: Vec<String>,
     /// Of these, what is not all within the plot.
     outside: Vec<String>,
@@ -312,7 +312,7 @@ fn peers_have_colours_of_the_palette() {
     );
 }
 
-/// What one peer is measured with is told apart in one plot, too.
+/// Variants of one peer have different looks in one plot, too.
 #[test]
 fn variants_of_a_peer_look_different() {
     for experiment in EXPERIMENTS {

@@ -435,10 +435,10 @@ fn generator(bed: &Bed, turn: &Turn<'_>, seconds: f64, extra: &[&str]) -> Result
     bed::ready(bed.client.spawn(turn.yardsticks.path("gen"), &words)?).context("the generator")
 }
 
-/// What became of a flood as fast as can be made, packets a second.
+/// Fate of an unlimited flood, in packets a second.
 #[derive(Debug)]
 struct Unlimited {
-    /// Those that arrived at the servers' host.
+    /// Packets that arrived at the servers' host.
     passed: f64,
     /// SYNs that the engine dropped on purpose, and packets that found its rings full.
     engine: Option<(f64, f64)>,

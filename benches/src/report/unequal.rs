@@ -1,4 +1,4 @@
-//! What the thesis could not do: servers of unequal capacity, and all schedulers.
+//! Experiment beyond the thesis: servers of unequal capacity, and all schedulers.
 
 use std::thread;
 use std::time::Duration;
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(percentile(&[], 95), None);
     }
 
-    /// What is measured is what there is.
+    /// The measured schedulers are all that exist.
     #[test]
     fn all_schedulers_take_part() {
         let registry = lvs_core::sched::BUILT_IN.iter().map(|about| about.name);

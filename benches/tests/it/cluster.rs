@@ -29,7 +29,7 @@ fn fake(directory: &Path, script: &str) -> String {
     file.display().to_string()
 }
 
-/// What httperf printed for 500 connections, 10 of which failed.
+/// httperf's output for 500 connections, 10 of which failed.
 fn printed() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cluster/httperf.txt")
 }

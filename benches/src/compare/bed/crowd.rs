@@ -95,9 +95,9 @@ impl Bed {
         Ok(())
     }
 
-    /// What a veth device sends is received by the other end's thread only if it could not send
-    /// segments: else it is received by whoever sends. The threads take precedence, as interrupts
-    /// do: clients that look all the time whether something came would keep them waiting.
+    /// The thread of the other end receives the packets of a veth device only if the device cannot
+    /// send segments: else the sender's thread receives them. The receiving threads have
+    /// precedence, as interrupts do: clients that poll without pause would delay them.
     fn receive_by_threads(&self) -> Result<()> {
         let [c, d, e, s] = &self.devices;
         let mut ends = vec![(&self.client, c), (&self.server, s)];

@@ -50,7 +50,7 @@ const PEERS: [Peer; 7] = peers::named([
 /// Ports of passive FTP, as the server has them.
 const PASSIVE: &str = "30000-30099";
 const FILE: u64 = 16_384;
-/// What curl says of a server that says nothing.
+/// curl's message about a server without an answer.
 const TIMED_OUT: &str = "curl: (28) ";
 
 impl Experiment for Services {
