@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_prefix_decides_and_the_services_own_before_the_directors() {
+    fn filter_longest_prefix_wins_and_service_precedes_director() {
         let own = filter("198.51.100.0/24 2001:db8::/32", "198.51.100.7 10.0.0.0/8");
         let director = filter("10.1.0.0/16 198.51.100.7", "0.0.0.0/0 198.51.100.128/25");
         for (source, taken, why) in [
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_read_bounded_and_do_not_contradict_themselves() {
+    fn filter_lists_are_bounded_and_free_of_contradictions() {
         assert_eq!(
             parse_prefixes("10.0.0.0/8 # ours\n\n::1 192.0.2.1\n")
                 .unwrap()

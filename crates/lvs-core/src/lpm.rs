@@ -265,7 +265,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_finds_what_a_look_at_each_finds(
+        fn lpm_agrees_with_linear_search(
             all in prefixes(),
             others in prop::collection::vec(any::<u128>(), 20),
             flip in 0..128_u32,
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_in_no_network() {
+    fn lpm_without_prefixes_matches_nothing() {
         let map = PrefixMap::<()>::default();
         assert_eq!(map.find([192, 0, 2, 1].into()), None);
         let all = PrefixMap::new([(Prefix::new([0, 0, 0, 0].into(), 0).unwrap(), 'x')]);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_is_no_larger_than_its_list() {
+    fn lpm_nodes_are_bounded_by_list() {
         // Addresses in pairs that differ in the last bit only, far from each other: the worst there
         // is.
         let all = (0..10_000_u128).flat_map(|n| {

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_reads_what_it_writes() {
+    fn mark_rule_round_trips_as_text() {
         for text in [
             "--destination 192.0.2.10 --protocol tcp --ports 80,443,8000-8010 --mark 7",
             "--interface eth0 --source 203.0.113.0/24 --destination 192.0.2.0/28 --drop",
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_rules_are_refused_with_a_reason() {
+    fn invalid_mark_rules_are_refused_with_reason() {
         for (text, reason) in [
             ("--mark 1", "--destination is missing"),
             ("-s 192.0.2.1 --mark 1", "--destination is missing"),
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_takes_what_has_everything_it_names() {
+    fn mark_rule_matches_only_if_all_conditions_match() {
         let never = || unreachable!("it has a destination");
         let web = rule("-i eth0 -s 203.0.113.0/24 -d 192.0.2.0/30 -p tcp --ports 80,443 --mark 1")
             .unwrap();
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_by_source_alone_is_about_packets_to_services() {
+    fn mark_rule_by_source_matches_packets_to_services_only() {
         let bad = rule("-s 203.0.113.0/24 --drop").unwrap();
         let from_it = tuple(Protocol::TCP, "203.0.113.9:4000", "192.0.2.3:443");
         assert!(bad.matches("eth0", &from_it, || true));

@@ -407,7 +407,7 @@ mod tests {
     use crate::{ConnId, Director, Options, ServerConfig, ServiceConfig};
 
     #[test]
-    fn lines_of_ipv6() {
+    fn ipv6_services_are_listed_as_in_the_kernel() {
         let mut director = Director::new(Options::default());
         let key = ServiceKey::tcp("[2001:db8::80]:443".parse().unwrap());
         let config = ServiceConfig {
@@ -435,7 +435,7 @@ TCP  [2001:0db8:0000:0000:0000:0000:0000:0080]:01BB mh persistent 90000 80000000
     }
 
     #[test]
-    fn lines_of_connections() {
+    fn connections_are_listed_as_in_the_kernel() {
         let entry = Connection {
             id: ConnId(0),
             protocol: Protocol::TCP,
@@ -468,7 +468,7 @@ IP_51 C0A80105 C001 0A000001 0050 C0A8010A 1F90 NONE              0 sip a@b
 
     #[test]
     #[cfg(feature = "api")]
-    fn lines_of_what_an_engine_has_told() {
+    fn dataplane_listing_is_rendered_as_the_kernel_does() {
         let info = crate::api::ConnInfo {
             protocol: 6,
             client: "192.168.1.5:49153".parse().unwrap(),
@@ -489,7 +489,7 @@ IP_51 C0A80105 C001 0A000001 0050 C0A8010A 1F90 NONE              0 sip a@b
     }
 
     #[test]
-    fn lines_of_helpers() {
+    fn helpers_are_listed_as_in_the_kernel() {
         let mut text = String::new();
         helpers(&mut text, &[21]).unwrap();
         let expected = "prot port    usecnt name\nTCP  21      0      ftp              \n";

@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn threshold_hysteresis_is_the_kernels() {
+    fn threshold_hysteresis_equals_the_kernel() {
         for (upper, lower, on, off) in [
             (100, 0, 100, 74),
             (4, 0, 4, 2),
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edit_evaluates_thresholds_only_when_they_change() {
+    fn edit_evaluates_thresholds_only_when_changed() {
         let server = server(0, 0);
         for _ in 0..5 {
             server.bind(false);

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_the_kernels() {
+    fn rates_equal_the_kernel() {
         let burst = [100, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(
             conns_per_tick(&burst),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_subtracts_the_snapshot_and_not_what_came_since() {
+    fn zero_subtracts_snapshot_and_keeps_later_counts() {
         let mut stats = ObjectStats::new(1);
         stats.shards[0].count_in(100);
         stats.tick();

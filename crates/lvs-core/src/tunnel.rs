@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_registry_agrees_with_the_types() {
+    fn tunnel_registry_agrees_with_types() {
         for (place, &checksum) in TunnelChecksum::ALL.iter().enumerate() {
             assert_eq!(checksum as usize, place);
         }
@@ -221,7 +221,7 @@ mod tests {
 
     #[cfg(feature = "api")]
     #[test]
-    fn types_and_checksums_have_one_name_everywhere() {
+    fn tunnel_types_and_checksums_have_one_name() {
         for kind in TunnelType::ALL {
             let tunnel = (kind.tunnel)(1, TunnelChecksum::None);
             let json = serde_json::to_value(tunnel).unwrap();

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn lives_of_translated_connections() {
+    fn nat_connection_states_follow_segments() {
         use Direction::{Input, Output};
         let open = [(Input, SYN), (Output, SYN_ACK), (Input, ACK)];
         assert_eq!(walk(&open[..1]), "SYN_RECV");
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn lives_of_routed_connections() {
+    fn routed_connection_states_follow_client_segments() {
         use Direction::InputOnly;
         let open = [(InputOnly, SYN), (InputOnly, ACK)];
         assert_eq!(walk(&open), "ESTABLISHED");
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_without_flags_closes() {
+    fn segment_without_flags_closes_connection() {
         assert_eq!(
             walk(&[(Direction::Input, SYN), (Direction::Input, TcpFlags(0x08))]),
             "CLOSE"

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_slots_are_looked_at_than_the_windows_have() {
+    fn windows_bound_the_visited_slots() {
         for slots in [0, 1, 31, 32, 33, 127, 129, 1000, 1 << 20] {
             for here in [0, 1, windows(slots) / 2, windows(slots) - 1] {
                 let mut seen: std::vec::Vec<_> = scattered(here, slots, 4).collect();

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_goes_on_where_another_ended() {
+    fn successor_continues_adopted_connections() {
         let mut before = control("10.0.0.1:80", 1, 100);
         let memory = memory(before.layout());
         let mut shard = before.shard_in(0, memory()).unwrap();
@@ -263,7 +263,7 @@ mod tests {
 
     /// By full NAT, what has told its local port goes on with it, published or not, and nothing else.
     #[test]
-    fn local_ports_go_on() {
+    fn adopted_full_nat_connection_keeps_local_port() {
         let control = || {
             let mut control = control("10.0.0.1:80", 1, 100);
             let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
@@ -351,7 +351,7 @@ mod tests {
     /// Connections of tables of another number and size go on, as many as there is room for, until
     /// their deadline.
     #[test]
-    fn other_shards_go_on_where_others_ended() {
+    fn adoption_into_other_number_of_shards_keeps_connections() {
         let (even, odd): (Vec<u16>, Vec<u16>) = (1001..=1300).partition(|port| port % 2 == 0);
         let mut before = control("10.0.0.1:80", 2, 150);
         let memories = [(); 2].map(|()| memory(before.layout()));

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn lots_are_one_in_the_number_of_packets() {
+    fn draw_hits_one_in_number_of_packets() {
         let mut defense = Defense::new(1);
         let minute = Duration::from_secs(60);
         let drops = |defense: &mut Defense, packets| {

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_of_a_server_and_of_its_service_counts() {
+    fn digest_covers_every_setting_of_service_and_server() {
         let base = director("wlc", &[1, 2]);
         let changes: [fn(&mut ServerConfig); 4] = [
             |server| server.weight = 3,
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_any_size_give_the_same() {
+    fn digest_is_independent_of_piece_size() {
         let mut control = director("mh", &[]);
         for n in 1..=20 {
             add(&mut control, n, i32::from(n));

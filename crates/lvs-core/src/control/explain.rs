@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_what_happens_and_nothing_changes() {
+    fn explain_agrees_with_admit_and_changes_nothing() {
         for scheduler in [
             "rr", "wrr", "wlc", "lc", "sh", "dh", "mh", "sed", "nq", "fo", "ovf", "lblc", "lblcr",
         ] {
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_it() {
+    fn explain_without_service_reports_host() {
         let director = director("rr");
         let mut tuple = tuple("198.51.100.1:4000");
         tuple.dst.set_port(81);

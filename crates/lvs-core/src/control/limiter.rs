@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_a_seconds_worth_at_once_and_as_much_every_second() {
+    fn rate_limit_permits_burst_of_one_second() {
         let limits = Limits {
             rate: 10,
             ..Limits::default()
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_over_its_limit_takes_nothing_from_others() {
+    fn source_over_limit_uses_no_shared_rate() {
         let limits = Limits {
             rate: 50,
             source_rate: 5,
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_sources_is_bounded_and_does_not_free_the_busy_one() {
+    fn source_flood_is_bounded_and_keeps_busy_source_limited() {
         let limits = Limits {
             source_rate: 5,
             ..Limits::default()

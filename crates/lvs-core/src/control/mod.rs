@@ -365,7 +365,7 @@ mod tests {
 
     /// A shard that follows changes bit by bit has what one has that is made now.
     #[test]
-    fn a_shard_that_follows_every_change_has_what_a_new_one_has() {
+    fn swept_shard_equals_new_shard() {
         let mut control = Control::new(Options {
             max_connections: 16,
             ..Options::default()
@@ -407,7 +407,7 @@ mod tests {
 
     /// Counters maintained along with changes equal a fresh count.
     #[test]
-    fn counts_that_are_kept_are_right() {
+    fn maintained_counts_equal_fresh_counts() {
         let mut control = Control::new(Options::default());
         let v6 = ServiceKey::tcp("[2001:db8::1]:21".parse().unwrap());
         let local = vec![crate::LocalAddress::new([192, 0, 2, 1].into())];

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_connection_goes_to_its_server_once() {
+    fn pinned_connection_reaches_its_server_once() {
         let mut control = Control::new(Options::default());
         let mut shard = control.shard(0).unwrap();
         let vip = address("198.51.100.1:80");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn pins_are_bounded_and_forgotten() {
+    fn pins_are_bounded_and_expire() {
         let mut control = Control::new(Options::default());
         let key = ServiceKey::tcp(address("198.51.100.1:80"));
         let server = address("10.0.0.1:80");

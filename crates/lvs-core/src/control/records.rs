@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_taken_again_when_its_record_is_gone() {
+    fn place_of_removed_record_is_reused() {
         let mut records = Records::default();
         let ids: Vec<u32> = (1..=3).map(|n| enter(&mut records, n).0).collect();
         assert_eq!(ids, [0, 1, 2]);
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn the_trash_is_looked_through_in_portions() {
+    fn trash_is_visited_in_portions() {
         let mut records = Records::default();
         let ids: Vec<ServerId> = (1..=5).map(|n| enter(&mut records, n)).collect();
         for &id in &ids {
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_saw_the_last_changes_sees_the_new_ones_only() {
+    fn reader_with_recent_position_reads_new_changes_only() {
         let mut records = Records::default();
         enter(&mut records, 1);
         let seen = records.changes();

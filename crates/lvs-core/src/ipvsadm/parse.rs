@@ -755,7 +755,7 @@ mod tests {
     }
 
     #[test]
-    fn full_nat_is_lvsadms_alone() {
+    fn full_nat_option_is_refused_by_ipvsadm() {
         let words = [
             "-a",
             "-t",
@@ -796,7 +796,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_line_is_told_with_its_words() {
+    fn refused_line_is_reported_with_its_words() {
         let told = |words: &[&str]| {
             let refusal = parse_own("lvsadm", words, &Numeric).expect_err("it is wrong");
             refusal.of_line(words)
@@ -812,7 +812,7 @@ mod tests {
     }
 
     #[test]
-    fn direct_routing_takes_the_port_of_the_service() {
+    fn direct_routing_uses_port_of_service() {
         let words = ["-a", "-t", "192.0.2.1:80", "-r", "10.0.0.1:8080"];
         let Ok(Command::AddServer(spec)) = parse("ipvsadm", &words, &Numeric) else {
             panic!("that is a good line");
@@ -832,12 +832,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_words_are_read(words in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..12), 0..8)) {
+        fn parser_accepts_any_words_without_panic(words in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..12), 0..8)) {
             let _ = parse("ipvsadm", &words, &Numeric);
         }
 
         #[test]
-        fn any_options_are_read(picks in prop::collection::vec((0..table::OPTIONS.len(), any::<bool>(), "[-a-z0-9.:,\\[\\] ]{0,12}"), 0..8)) {
+        fn parser_accepts_any_options_without_panic(picks in prop::collection::vec((0..table::OPTIONS.len(), any::<bool>(), "[-a-z0-9.:,\\[\\] ]{0,12}"), 0..8)) {
             let mut words: Vec<String> = Vec::new();
             for (pick, short, value) in picks {
                 let option = &table::OPTIONS[pick];

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_bounded_and_shrinks_when_idle() {
+    fn cache_is_bounded_and_shrinks_when_idle() {
         let mut cache = Cache::default();
         for n in 0..30_000 {
             cache.insert(addr(n), (), Instant::ZERO);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn destinations_chosen_for_one_bucket_are_found_and_forgotten() {
+    fn cache_finds_and_expires_colliding_destinations() {
         let mut cache = Cache::default();
         let chosen = (0..).map(addr).filter(|addr| bucket(*addr) == 7);
         let chosen: Vec<_> = chosen.take(2000).collect();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_check_comes_every_thirty_looks() {
+    fn cache_full_check_runs_every_thirty_checks() {
         let mut cache = Cache::default();
         cache.insert(addr(1), (), Instant::ZERO);
         for look in 1..=30 {

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn each_server_is_tried_and_the_quickest_wins() {
+    fn ewma_tries_each_server_and_prefers_fastest() {
         let mut pool = pool("ewma", &[1, 1, 1]);
         let now = Instant::from_secs(1);
         let first: alloc::string::String = (0..3).map(|_| choose(&mut pool, now)).collect();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_divide_and_weight_0_is_left_out() {
+    fn ewma_divides_by_weight_and_skips_weight_0() {
         let mut pool = pool("ewma", &[4, 1, 0]);
         let now = Instant::from_secs(1);
         for (name, took) in [('A', 30), ('B', 10), ('C', 1)] {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_without_a_sample_is_tried_again_each_second() {
+    fn ewma_retries_server_without_sample_each_second() {
         let mut pool = pool("ewma", &[1, 1]);
         let now = Instant::from_secs(1);
         server(&pool, 'A').latency().observe(MS, now);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preview_tries_nobody() {
+    fn ewma_preview_changes_no_state() {
         let mut pool = pool("ewma", &[1, 1]);
         let request = request(Instant::from_secs(1));
         for _ in 0..3 {

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tree_chooses_as_a_look_at_all_does() {
+    fn tree_matches_linear_scan() {
         for seed in 1..4 {
             chooses_as("wlc", WeightedLeastConnections, seed);
             chooses_as("lc", LeastConnections, seed);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_takes_nothing_from_the_tree_in_use() {
+    fn tree_preview_equals_next_pick() {
         let mut pool = Pool::new(Registry::new().create("wlc").expect("built in"));
         for n in 0..100 {
             let config = ServerConfig::new(1, Forwarding::Nat);
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scheduler_that_is_given_any_list_keeps_nothing() {
+    fn least_with_any_list_keeps_no_state() {
         let mut scheduler = Registry::new().create("wlc").expect("built in");
         let mut pool = Pool::new(Registry::new().create("rr").expect("built in"));
         for n in 0..200 {

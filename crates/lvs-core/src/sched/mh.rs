@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_the_kernels() {
+    fn mh_tables_equal_the_kernel() {
         let (start, counts) = table(&[1, 1, 1], "ABC");
         assert_eq!(start, "ABBCCABCCAABBAACBBAACBCCBABAACCB");
         assert_eq!(counts, [1364, 1364, 1365]);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_of_other_kernels_are_larger_or_smaller() {
+    fn mh_tables_of_other_sizes_equal_their_kernels() {
         let pool = pool("mh", &[1, 1, 1, 2]);
         for (index, slots) in (8..).zip(SLOTS) {
             let mut scheduler = MaglevHashing::with_table_index(index).expect("a kernel's");
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn weight_0_moves_nobody_else() {
+    fn mh_weight_0_moves_no_other_client() {
         let mut pool = pool("mh", &[1, 1, 1]);
         let plain = ServiceFlags::default();
         assert_eq!(
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn more_servers_than_slots_leave_the_table_as_it_was() {
+    fn mh_more_servers_than_slots_keep_table() {
         let mut pool = crate::Pool::new(Box::<MaglevHashing>::default());
         let config = crate::ServerConfig::new(1, crate::Forwarding::Nat);
         let server = |n: u32| SocketAddr::new(core::net::Ipv4Addr::from_bits(n).into(), 80);

@@ -411,7 +411,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_told_of_weight_0_is_what_happens() {
+    fn described_behaviour_at_weight_0_is_true() {
         for about in BUILT_IN.iter().filter(|about| about.name != "none") {
             for flags in [0, ServiceFlags::SCHED1].map(ServiceFlags) {
                 let mut pool = pool(about.name, &[1, 1]);
@@ -430,7 +430,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_flag_has_one_name_of_its_schedulers_own_at_most() {
+    fn scheduler_flags_have_at_most_one_own_name() {
         assert_eq!(
             flag("sh-port").map(|(bit, _)| bit),
             Some(ServiceFlags::SCHED2)
@@ -453,7 +453,7 @@ pub(crate) mod tests {
 
     /// A scheduler that says that it draws lots goes by its seed, and no other does.
     #[test]
-    fn who_draws_lots_says_so() {
+    fn random_schedulers_are_described_as_random() {
         for about in BUILT_IN {
             let choices = |seed: u64| {
                 let mut scheduler = (about.make)();
@@ -470,7 +470,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_told_of_a_scheduler_is_what_it_does() {
+    fn described_properties_of_schedulers_are_true() {
         for about in BUILT_IN {
             let scheduler = (about.make)();
             let name = about.name;
@@ -503,7 +503,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_idle_server_goes_first_whatever_its_weight() {
+    fn nq_prefers_idle_server_of_any_weight() {
         let mut pool = pool("nq", &[100, 1]);
         assert_eq!(
             letters(&mut pool, clients(ServiceFlags::default())[..1].to_vec()),
@@ -512,7 +512,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn destination_hashing_deals_servers_out_and_never_replaces_one() {
+    fn dh_assigns_servers_in_turn_and_replaces_none() {
         let mut pool = pool("dh", &[1, 1, 1]);
         let virts = [
             "10.0.0.1",
@@ -536,7 +536,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn twos_draws_by_weight_and_prefers_the_less_loaded() {
+    fn twos_draws_by_weight_and_prefers_less_loaded() {
         let mut pool = pool("twos", &[1, 3, 0]);
         let request = clients(ServiceFlags::default())[0];
         let mut counts = [0u32; 3];

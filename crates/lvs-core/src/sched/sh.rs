@@ -144,7 +144,7 @@ mod tests {
     use crate::sched::tests::{clients, letters, pool};
 
     #[test]
-    fn weights_deal_slots_out_in_rows() {
+    fn sh_assigns_slots_in_runs_of_weight() {
         let pool = pool("sh", &[1, 2, 0]);
         let mut scheduler = SourceHashing::default();
         scheduler.assign(pool.servers());
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_mapped_as_the_kernel_maps_them() {
+    fn sh_maps_clients_as_the_kernel_does() {
         let mut pool = pool("sh", &[1, 2, 1]);
         let flags = ServiceFlags::default;
         let (ports, fallback) = (ServiceFlags::SCHED2, ServiceFlags::SCHED1);

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_million_passes_without_a_server_cost_a_few() {
+    fn wrr_million_passes_without_server_are_cheap() {
         let servers = servers(&[(1_000_000, true), (999_999, true), (1, false)]);
         let mut wrr = WeightedRoundRobin::default();
         wrr.start(&servers);
@@ -230,7 +230,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn passes_that_are_left_out_change_nothing(
+        fn wrr_skipped_passes_do_not_change_choice(
             steps in proptest::collection::vec(
                 (proptest::collection::vec((0i32..40, proptest::prelude::any::<bool>()), 1..6), 1i32..5, 1usize..8),
                 1..8,

@@ -408,7 +408,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_in_the_sequence_space() {
+    fn next_sequence_number_includes_payload_syn_and_fin() {
         let read = |flags: u8, payload: usize| {
             let mut tcp = std::vec![0; 20 + payload];
             tcp[tcp::SEQUENCE].copy_from_slice(&u32::MAX.to_be_bytes());

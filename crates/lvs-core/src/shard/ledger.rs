@@ -463,7 +463,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_established_is_told_and_half_open_ones_are_not() {
+    fn established_connections_are_replicated_half_open_ones_not() {
         let (mut one, mut two) = sides();
         for port in 1..=100 {
             let _ = one.packet(port, 0x02, at(1));
@@ -489,7 +489,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_connection_is_told_by_who_has_its_packets() {
+    fn connection_is_replicated_by_receiver_of_its_packets() {
         let (mut one, mut two) = sides();
         one.open(7, at(1));
         let server = |side: &Side| {
@@ -519,7 +519,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_has_the_packets_of_a_moment_ago_tells() {
+    fn recent_traffic_decides_owner() {
         let (mut one, mut two) = sides();
         // One director wins ties: the second takes over the connections of the first while no peer
         // is subscribed, and the first learns of it from the full sync.
@@ -535,7 +535,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_comes_back_empty_is_told_everything() {
+    fn restarted_peer_receives_full_sync() {
         let (mut one, mut two) = sides();
         for port in 1..=200 {
             one.open(port, at(1));
@@ -566,7 +566,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_tunnel_that_was_told_before_its_server_is_known_finds_it() {
+    fn replicated_tunnel_binds_to_server_added_later() {
         let mut one = Side::without_servers([1, 2], true);
         one.add_servers(Forwarding::Tunnel);
         let mut two = Side::without_servers([3, 4], false);
@@ -585,7 +585,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_was_lost_is_found_and_told_again() {
+    fn lost_update_is_detected_and_resent() {
         let (mut one, mut two) = sides();
         for port in 1..=300 {
             one.open(port, at(1));
@@ -612,7 +612,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_tie_has_one_winner() {
+    fn ownership_tie_has_one_winner() {
         let (mut one, mut two) = sides();
         one.open(7, at(1));
         one.tell(&mut two, at(1));
@@ -630,7 +630,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn servers_of_another_family_are_not_told() {
+    fn connections_to_servers_of_other_family_are_not_replicated() {
         let (mut one, mut two) = sides();
         let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
         for addr in ["10.0.0.1:80", "10.0.0.2:80"] {
@@ -650,7 +650,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_those_with_packets_are_repeated() {
+    fn only_active_connections_are_resent() {
         let (mut one, mut two) = sides();
         for port in 1..=10 {
             one.open(port, at(1));
@@ -666,7 +666,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_shard_without_a_ledger_hears_nothing() {
+    fn shard_without_replication_ignores_updates() {
         let (mut one, _) = sides();
         one.open(7, at(1));
         let (all, _) = one.shard.take_changes();

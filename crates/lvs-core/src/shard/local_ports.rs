@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn every_port_is_given_once_for_each_server_and_found_again() {
+    fn local_port_is_unique_per_server_and_found_again() {
         let mut bed = Bed::new(u16::MAX, 0, 1);
         let mut seen = HashSet::new();
         for server in ["10.1.0.1:80", "10.1.0.2:80"] {
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_rests_after_its_last_packet() {
+    fn local_port_rests_after_its_last_packet() {
         let mut bed = Bed::new(1024, 0, 1);
         let server = addr("10.1.0.1:80");
         let at = Instant::from_secs;
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_an_earlier_director_are_left_to_its_connections() {
+    fn local_ports_of_predecessor_stay_with_its_connections() {
         let mut bed = Bed::new(1027, 0, 1);
         let server = addr("10.1.0.1:80");
         let at = Instant::from_secs;
@@ -636,7 +636,7 @@ mod tests {
     }
 
     #[test]
-    fn the_port_tells_the_worker() {
+    fn local_port_identifies_worker() {
         for workers in [1, 2, 3, 4, 7] {
             let mut seen = HashSet::new();
             for worker in 0..workers {
@@ -652,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_are_not_used_are_forgotten() {
+    fn local_ports_of_unused_servers_are_removed() {
         let mut bed = Bed::new(u16::MAX, 0, 1);
         for n in 0..100_000u32 {
             let server = Ipv4Addr::from_bits(0x0a00_0000 + n);
@@ -671,7 +671,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_two_connections_share_a_port(
+        fn local_ports_are_never_shared(
             steps in proptest::collection::vec((0u8..4, 0u8..3, proptest::prelude::any::<bool>(), 0u64..40), 1..300)
         ) {
             let mut bed = Bed::new(1031, 0, 1);

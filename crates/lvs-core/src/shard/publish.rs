@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_published_is_not_offered_with_every_packet() {
+    fn connection_that_is_not_offloadable_is_not_rechecked_with_every_packet() {
         let often = [16, 32, 48, 64];
         let (nat, route) = (Forwarding::Nat, Forwarding::Route);
         assert_eq!(ripe(Protocol::UDP, nat, 0), often);
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_published_before_a_change_is_offered_at_once() {
+    fn offloaded_connection_is_offloadable_at_once_after_change() {
         let mut director = director(Protocol::UDP, Forwarding::Route);
         let meta = packet(Protocol::UDP, 0);
         let mut conn = send(&mut director, &meta);
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn what_speaks_against_it_beside_the_connection_is_named() {
+    fn reason_against_offload_outside_connection_is_named() {
         let meta = packet(Protocol::UDP, 0);
         let route = Forwarding::Route;
         let mut persistent = director_with(Protocol::UDP, route, ServiceFlags::PERSISTENT);
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn why_a_connection_is_not_published_is_told() {
+    fn reason_against_offload_in_connection_is_named() {
         let why = |director: &Director, conn| director.shard.offer(conn).err();
         let mut nat = director(Protocol::TCP, Forwarding::Nat);
         let conn = send(&mut nat, &packet(Protocol::TCP, TcpFlags::SYN));

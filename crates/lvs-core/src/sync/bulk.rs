@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn items_are_cut_where_one_ends() {
+    fn items_are_split_at_item_boundaries() {
         const MOST: usize = 16 << 10;
         let item = |len: u16| {
             let [high, low] = len.to_be_bytes();
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_shows_what_is_missing_and_where() {
+    fn digest_shows_missing_connections_and_their_range() {
         let (mut teller, mut listener) = (Ledger::new([1, 2]), Ledger::new([3, 4]));
         listener.listen_to(5, [1, 2]);
         for port in 0..10_000 {
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded() {
+    fn outgoing_updates_are_bounded() {
         let mut ledger = Ledger::new([0, 0]);
         assert!(ledger.begin_to_say().is_none(), "nobody listens");
         ledger.heard = true;
@@ -535,7 +535,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn nothing_received_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
+        fn received_bytes_never_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
             let mut bytes = bytes;
             if fix && bytes.len() > 44 {
                 let len = u16::try_from(bytes.len() - 8).unwrap().to_be_bytes();

@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_messages_wait_for_each_port_as_may_and_the_others_are_lost() {
+    fn queue_is_bounded_per_port_and_drops_excess() {
         let master = Master {
             // Each connection fills one.
             count_max: 1,

@@ -198,7 +198,7 @@ fn rush(
 
 /// The limits of a service are the service's, however many workers open its connections.
 #[test]
-fn workers_do_not_pass_the_limits_of_a_service_together() {
+fn service_limits_hold_across_workers() {
     let of_many = |worker: u16, n: u16| {
         let [[_, c], [a, b]] = [worker, n].map(u16::to_be_bytes);
         SocketAddr::from(([10, 1 + c, a, b], 9))

@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_stand_for_a_client_is_refused() {
+    fn local_address_that_is_unusable_is_refused() {
         for addr in [
             "0.0.0.0",
             "127.0.0.1",

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_what_others_call_siphash_1_3() {
+    fn hash_equals_siphash_1_3() {
         for n in 0..1000_u64 {
             let (k0, k1) = (n.wrapping_mul(0x9e37_79b9_7f4a_7c15), !n);
             let words = [n << 40 | n, n.wrapping_mul(k0), k1 << 7];

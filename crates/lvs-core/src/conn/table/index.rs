@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_what_it_is_made_for_and_finds_it_and_nothing_else() {
+    fn index_finds_inserted_references_up_to_capacity() {
         for size in [1, 2, 3, 8, 100, 1 << 16, 1 << 20] {
             let mut index = Index::new(size as usize);
             for n in 0..size {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn stays_within_its_lines_while_references_come_and_go() {
+    fn index_stays_within_its_lines_under_churn() {
         let size = 1 << 14;
         let mut index = Index::new(size as usize);
         for n in 0..20 * size {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_hashes_end_at_two_lines() {
+    fn index_with_equal_hashes_uses_two_lines() {
         let mut index = Index::new(1000);
         let taken = (0..100).filter(|&n| index.insert(7, n)).count();
         assert_eq!(taken, PROBES);

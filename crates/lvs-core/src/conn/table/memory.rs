@@ -394,7 +394,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_description_reads_as_it_was_written_or_says_why_not() {
+    fn layout_round_trips_or_is_refused_with_reason() {
         let layout = Layout::new(1_000_000, 7);
         let words = layout.to_words();
         assert_eq!(Layout::from_words(&words), Ok(layout));
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_uses_85_slots_of_100() {
+    fn full_table_uses_85_slots_of_100() {
         for connections in [1, 2, 100, 1_000_000, 10_000_000] {
             let layout = Layout::new(connections, 1);
             let slots = layout.narrow_buckets as usize * Layout::WAYS;
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn few_wide_slots_take_little_memory() {
+    fn layout_with_few_wide_slots_is_small() {
         let all = Layout::new(10_000_000, 1);
         let few = all.with_wide(2_500_000);
         assert!(all.bytes() > 2_300_000_000);
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_cache_lines_and_zero_at_first() {
+    fn lines_are_aligned_and_initially_zero() {
         let region = Region::heap(8 * 100).unwrap();
         for n in 0..100 {
             let line = region.line(n);
@@ -472,14 +472,14 @@ mod tests {
 
     /// More than any processor can address.
     #[test]
-    fn memory_that_is_not_there_is_an_error() {
+    fn memory_beyond_the_limit_is_an_error() {
         for words in [usize::MAX / 32, usize::MAX / 8, usize::MAX] {
             assert!(Region::heap(words).is_none());
         }
     }
 
     #[test]
-    fn regions_that_are_too_short_are_refused() {
+    fn short_regions_are_refused() {
         let layout = Layout::new(100, 1);
         let regions = |short: usize| {
             let sizes = [

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_say_where() {
+    fn ftp_replies_contain_the_address() {
         let server: IpAddr = "10.0.0.1".parse().unwrap();
         let read = |text: &str, mode| {
             let (listens, place) = reply(text.as_bytes(), mode, server)?;
@@ -299,7 +299,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_is_read_without_harm(text: Vec<u8>, six: bool, server: [u8; 4]) {
+        fn ftp_parser_accepts_any_bytes(text: Vec<u8>, six: bool, server: [u8; 4]) {
             let family = if six { Family::V6 } else { Family::V4 };
             let _ = command(&text, family);
             let server = IpAddr::from(server);
@@ -312,7 +312,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read(server: [u8; 4], port: u16) {
+        fn ftp_announcement_round_trips(server: [u8; 4], port: u16) {
             let [a, b, c, d] = server;
             let [high, low] = port.to_be_bytes();
             let addr = SocketAddr::new(server.into(), port);
