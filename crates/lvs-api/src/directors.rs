@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_directors() {
+    fn peer_addresses_are_parsed_and_invalid_ones_refused() {
         for (text, read) in [
             ("192.0.2.2", "192.0.2.2:0"),
             ("192.0.2.2:9", "192.0.2.2:9"),

@@ -157,7 +157,7 @@ mod tests {
     const BARE: Root = Root::Here { net_admin: false };
 
     #[test]
-    fn who_may_change_things() {
+    fn peer_rights_depend_on_user_and_capabilities() {
         let own = |uid, net_admin, initial| Own {
             uid,
             net_admin,
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_read_from_the_text_of_the_kernel() {
+    fn capabilities_are_parsed_from_proc_status() {
         let text = "Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t0000000000001000\n";
         assert_eq!(effective(text), Some(NET_ADMIN));
         assert_eq!(effective("CapEff:\tx\n"), None);

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_made_and_others_are_refused() {
+    fn directory_is_created_and_insecure_ones_are_refused() {
         let path = directory("made");
         prepare(&path).expect("it is made");
         prepare(&path).expect("it is there");
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn one_has_the_lock() {
+    fn lock_has_one_owner() {
         let path = directory("lock");
         prepare(&path).expect("it is made");
         let socket = path.join("socket");

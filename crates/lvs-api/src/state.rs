@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_processes_unseen_removes_old_files_only() {
+    fn sweep_without_visible_processes_removes_old_files_only() {
         let root = tempfile::tempdir().expect("a directory");
         files(root.path(), &["netns-3.sock.lock", "netns-4.sock.lock"]);
         let old = fs::File::options()

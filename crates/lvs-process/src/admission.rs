@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readers_cannot_take_every_place_nor_one_of_them_all_of_the_readers() {
+    fn readers_cannot_use_all_places_and_one_reader_not_all_of_theirs() {
         let places = Arc::<Places>::default();
         let take = |uid| std::iter::from_fn(|| places.take(uid)).collect::<Vec<_>>();
         let one = take(Some(1));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_is_given_one_list_at_a_time_and_those_who_may_act_any_number() {
+    fn reader_gets_one_list_at_a_time_and_writers_any_number() {
         let places = Arc::<Places>::default();
         let (first, second) = (places.take(Some(1)), places.take(Some(1)));
         let (first, second) = (first.expect("a place"), second.expect("a place"));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_waits_for_answers_and_not_for_ever() {
+    fn shutdown_waits_for_answers_up_to_a_limit() {
         let places = Arc::<Places>::default();
         let place = places.take(None).expect("a place");
         let answer = place.answer();

@@ -273,7 +273,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(200);
 
     #[test]
-    fn a_byte_now_and_then_does_not_keep_a_place() {
+    fn slowloris_client_is_disconnected() {
         let (client, server) = UnixStream::pair().expect("sockets");
         let dripping = thread::spawn(move || {
             while (&client).write_all(b" ").is_ok() {
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_a_byte_now_and_then_is_given_up() {
+    fn slow_reader_is_disconnected() {
         let (client, server) = UnixStream::pair().expect("sockets");
         let taking = thread::spawn(move || {
             while (&client).read(&mut [0]).is_ok_and(|count| count > 0) {

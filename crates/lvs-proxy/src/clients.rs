@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_costs_the_oldest_who_were_never_answered_and_nobody_who_talks() {
+    fn datagram_flood_evicts_oldest_new_clients_only() {
         let clients = Arc::new(Clients::default());
         let talking = some(seat(&clients, 1, client(1, 1), 0));
         talking.sent(1);
@@ -369,7 +369,7 @@ mod tests {
 
     /// The longest queue is known, whatever comes and goes.
     #[test]
-    fn queues_are_in_the_order_of_their_length() {
+    fn client_queues_are_ordered_by_length() {
         let clients = Arc::new(Clients::default());
         let mut held = std::collections::VecDeque::new();
         for n in 0..2000_u16 {
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn all_addresses_of_a_host_are_one_source() {
+    fn addresses_of_one_host_are_one_source() {
         let clients = Arc::new(Clients::default());
         let own = |n: u16| SocketAddr::new([0x2001, 0xdb8, 0, 1, 0, 0, 0, n].into(), 1);
         let others: Vec<Seat> = (0..90)
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_is_flooded_takes_no_places_from_others() {
+    fn flooded_service_takes_no_places_from_other_services() {
         let clients = Arc::new(Clients::default());
         let mut flood: Vec<Seat> = (0..100)
             .map(|n| some(seat(&clients, 1, client(1000 + n, 1), 0)))
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn one_source_gives_up_its_own_places_first() {
+    fn source_evicts_its_own_clients_first() {
         let clients = Arc::new(Clients::default());
         let others: Vec<Seat> = (0..90)
             .map(|n| some(seat(&clients, 1, client(1000 + n, 1), 0)))
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_talks_gives_way_when_he_has_paused() {
+    fn idle_established_clients_are_evictable() {
         let clients = Arc::new(Clients::default());
         let talking: Vec<Seat> = (0..100)
             .map(|n| some(seat(&clients, 1, client(n, 1), 0)))
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn where_others_leave_no_room_somebody_gives_way_all_the_same() {
+    fn full_table_evicts_client_of_newcomers_service() {
         let clients = Arc::new(Clients::default());
         let crowded = |n| clients.seat(service(1), client(n, 1), (MOST, true), 0);
         assert!(matches!(crowded(1), Seated::Full), "there is nobody");

@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_no_more_pipes_than_may_be() {
+    fn pipes_are_bounded() {
         // As if others had all of them, but for one.
         PIPES.fetch_add(PIPES_MAX - 1, Ordering::Relaxed);
         let before = PIPES.load(Ordering::Relaxed);

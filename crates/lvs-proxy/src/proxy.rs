@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checks_and_listeners_have_their_descriptors_first() {
+    fn descriptors_are_reserved_for_checks_and_listeners() {
         assert_eq!(most(1 << 20, RESERVE), CONNECTIONS_MAX);
         let alone = most(8192, RESERVE);
         assert_eq!(alone, (8192 - RESERVE - PIPE_DESCRIPTORS) / 2);

@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_has_one_owner_at_a_time() {
+    fn arena_slot_has_one_owner_at_a_time() {
         let arena = Arena::new(4, 64).expect("a mapping");
         let mut first = arena.lend(1).expect("free");
         assert!(arena.lend(1).is_none());

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unit_permits_each_system_call() {
+    fn unit_permits_each_system_call() {
         let mut called = BTreeSet::new();
         let mut left = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
         while let Some(path) = left.pop() {

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peer_of_a_pair_is_this_process() -> io::Result<()> {
+    fn peer_of_socket_pair_is_this_process() -> io::Result<()> {
         let (a, _b) = UnixStream::pair()?;
         let cred = peer_cred(&a)?;
         assert_eq!(cred.pid, std::process::id());
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_have_numbers() -> io::Result<()> {
+    fn group_names_resolve_to_numbers() -> io::Result<()> {
         assert_eq!(group_id("root")?, Some(0));
         assert_eq!(group_id("no such group")?, None);
         assert!(group_id("a\0b").is_err());
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_ended_is_not_there() -> io::Result<()> {
+    fn ended_process_is_absent() -> io::Result<()> {
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .spawn()?;

@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_raised_counter_wakes_the_poller_once() {
+    fn raised_counter_wakes_poller_once() {
         let event = EventFd::new().expect("descriptors are left");
         let mut poller = Poller::new();
         let place = poller.add(event.as_fd());

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn some_calls_are_refused_and_no_others() {
+    fn seccomp_refuses_listed_calls_only() {
         let calls: Vec<i64> = (10..70).collect();
         for (foreign, others) in [
             (Foreign::Made, libc::SECCOMP_RET_ALLOW),

@@ -117,13 +117,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_runs_in_short_slices() {
+    fn run_in_slices_succeeds() {
         let ran = std::thread::spawn(|| run_in_slices(0, Duration::from_micros(100)));
         ran.join().expect("no panic").expect("nothing forbids it");
     }
 
     #[test]
-    fn the_time_of_a_thread_is_what_it_has_computed() {
+    fn thread_time_counts_computation_only() {
         let began = thread_time();
         std::thread::sleep(Duration::from_millis(1));
         let mut sum = 0_u64;

@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_lies_in_it_and_outlives_nothing() {
+    fn table_memory_serves_small_and_large_pages() {
         for large in [false, true] {
             let control = Control::new(Options {
                 max_connections: 1000,
@@ -194,7 +194,7 @@ mod tests {
 
     /// Most of a table of 50,000 connections lies in pages of which some are used at once.
     #[test]
-    fn pages_become_large_ones_once_they_are_used() {
+    fn table_pages_become_large_when_used() {
         use core::sync::atomic::Ordering::Relaxed;
 
         let layout = Layout::new(50_000, 1);

@@ -136,7 +136,7 @@ mod tests {
 
     /// Where the program is not, nobody takes such a frame for his, and no switch learns from it.
     #[test]
-    fn a_frame_on_its_way_back_is_nobodys_on_the_wire() {
+    fn turned_frame_has_swapped_and_marked_addresses() {
         let mut frame = *b"\x02own..\x52theirs";
         turned(&mut frame);
         assert_eq!(&frame, b"\x50their\x02own..s");

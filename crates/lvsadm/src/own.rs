@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_has_everything() {
+    fn own_manual_page_names_all_options() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/lvsadm.md");
         let page = std::fs::read_to_string(path).expect("docs/lvsadm.md");
         let has =
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_help_has_everything() {
+    fn own_help_names_all_options() {
         let text = help();
         for name in schedulers() {
             assert!(text.contains(name), "{name}");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn help_names_the_syncid_that_a_daemon_gets() {
+    fn help_names_default_syncid() {
         assert!(help().contains("syncid for connection sync (default=0)\n"));
         let words = [b"--start-daemon".to_vec(), b"master".to_vec()];
         let names = lvs_api::names::Names::from_texts("", "");

@@ -360,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_decides() {
+    fn program_name_selects_mode() {
         assert_eq!(Program::of(b"/sbin/ipvsadm"), Program::Ipvsadm);
         assert_eq!(Program::of(b"ipvsadm-save"), Program::Save);
         assert_eq!(Program::of(b"./ipvsadm-restore"), Program::Restore);

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_is_asked_and_understood() {
+    fn ptr_query_returns_name() {
         let server = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let at = server.local_addr().expect("an address");
         let thread = std::thread::spawn(move || {
@@ -197,7 +197,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_answer_is_read(message in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn ptr_parser_accepts_any_answer(message in prop::collection::vec(any::<u8>(), 0..200)) {
             let id = word(&message, 0).unwrap_or(0);
             let _ = read_answer(&message, id);
             let _ = first_ptr(&message);

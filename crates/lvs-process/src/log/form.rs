@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_journal_gets_a_priority_a_line_and_others_do_not() {
+    fn journal_lines_have_priority_and_other_lines_have_none() {
         let mut form = Form {
             journal: true,
             fields: false,
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_journal_is_known_by_device_and_inode() {
+    fn journal_is_recognised_by_device_and_inode() {
         let (stream, _other) = UnixStream::pair().expect("a pair");
         let meta = std::fs::File::from(stream.as_fd().try_clone_to_owned().expect("a copy"))
             .metadata()

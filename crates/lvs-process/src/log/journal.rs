@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_has_its_fields_and_its_whole_text() {
+    fn journal_record_has_its_fields_and_complete_text() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("socket");
         assert!(Journal::at(&path, String::new()).is_err(), "nobody listens");

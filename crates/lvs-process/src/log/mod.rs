@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_arrive_in_order_and_whole() {
+    fn log_lines_arrive_in_order_and_complete() {
         let (from, to) = io::pipe().expect("a pipe");
         let queue = Queue::start(to, Form::default(), None).expect("a thread");
         for n in 0..100 {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_stops_costs_lines_and_nothing_else() {
+    fn stopped_log_reader_loses_lines_only() {
         // A mebibyte waits, or 4,096 lines, and what the pipe holds.
         reader_stops(1000, (1000, 1200));
         reader_stops(100, (4096, 5000));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_full_disk_refused_is_counted_and_told_when_there_is_room() {
+    fn lines_refused_by_full_disk_are_counted_and_reported_later() {
         let (from, to) = io::pipe().expect("a pipe");
         let queue = Queue::start(Full(5, to), Form::default(), None).expect("a thread");
         for n in 0..4 {

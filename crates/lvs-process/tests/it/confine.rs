@@ -9,8 +9,10 @@ use std::process::Command;
 use lvs_process::confine::{Places, engine};
 
 #[test]
-fn an_engine_writes_to_its_own_places_and_starts_nothing() {
-    if crate::ran_alone("confine::an_engine_writes_to_its_own_places_and_starts_nothing") {
+fn sandboxed_dataplane_writes_to_its_own_places_and_starts_no_program() {
+    if crate::ran_alone(
+        "confine::sandboxed_dataplane_writes_to_its_own_places_and_starts_no_program",
+    ) {
         return;
     }
     let own = tempfile::tempdir().expect("a directory");

@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_stops_no_program() -> io::Result<()> {
+    fn test_run_survives_signal() -> io::Result<()> {
         signal_hook::flag::register(libc::SIGURG, Arc::new(AtomicBool::new(false)))?;
         // SAFETY: it takes nothing and gives a number.
         let thread = unsafe { libc::gettid() };

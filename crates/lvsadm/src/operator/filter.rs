@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_file_is_not_a_file() {
+    fn truncated_filter_file_is_refused() {
         for text in [
             "",
             "\n",
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_come_go_and_change_sides() {
+    fn filter_restore_adds_removes_and_moves_prefixes() {
         let before = lists("10.0.0.0/8", "10.1.0.0/16");
         let more = added(before.clone(), lists("10.1.0.0/16", "::1"));
         assert_eq!(more, lists("10.0.0.0/8 10.1.0.0/16", "::1"));

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_with_and_without_ports() {
+    fn maintenance_accepts_servers_with_and_without_port() {
         for (text, host, port) in [
             ("10.0.0.1", "10.0.0.1", None),
             ("10.0.0.1:80", "10.0.0.1", Some(80)),

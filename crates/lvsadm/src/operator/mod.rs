@@ -358,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_taken_apart() {
+    fn command_line_is_split_into_words_and_options() {
         let drain = find(b"drain").expect("it is in the table");
         let words = |line: &str| {
             let words: Vec<Vec<u8>> = line.split(' ').map(|w| w.as_bytes().to_vec()).collect();
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_is_an_option_and_none_twice() {
+    fn command_names_are_unique_and_no_options() {
         for (n, operator) in OPERATORS.iter().enumerate() {
             assert!(!operator.name.starts_with('-'));
             assert!(

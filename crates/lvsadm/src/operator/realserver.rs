@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn some_addresses_are_nobodys() {
+    fn realserver_refuses_unusable_addresses() {
         for bad in [
             "0.0.0.0",
             "127.0.0.1",
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn arp_is_silenced_before_the_address_is_there_and_after_it_has_gone() {
+    fn realserver_arp_settings_precede_address_and_outlive_it() {
         let text = dr(&vips(&["192.0.2.10", "2001:db8::10"]), false);
         let (arp, address) = (text.find("arp_ignore=1"), text.find("192.0.2.10/32 dev lo"));
         assert!(arp.is_some() && arp < address, "{text}");
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn each_tunnel_has_its_device() {
+    fn realserver_tunnel_types_have_their_devices() {
         for (tunnel, words) in [
             ("ipip", "ip link set tunl0 up"),
             ("gre", "type gre external"),

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_announced_is_shown() {
+    fn sync_shows_announced_addresses() {
         assert!(announced(&Info::default()).is_empty());
         let vip = |address: &str, standing, trouble: &str| AnnouncedVip {
             address: address.parse().expect("an address"),
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn sync_shows_faults_of_peers() {
         assert!(text(&SyncState::default()).contains("--sync-peer"));
         let peer = PeerInfo {
             address: "192.0.2.2:8848".parse().expect("an address"),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_shown() {
+    fn sync_shows_differing_services() {
         let peer = |last: u8| format!("192.0.2.{last}:8848");
         let text = format!(
             r#"{{"tables": [

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_below_the_interfaces_in_use_is_looked_at() {
+    fn doctor_examines_devices_below_interfaces() {
         // The other end of a pair is not below it.
         assert_eq!(told(&["eth0"]), ["eth0 - filter"]);
         assert_eq!(told(&["eth0.200"]), ["eth0.200 - ", "eth0 eth0.200 filter"]);

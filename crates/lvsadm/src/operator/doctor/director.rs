@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_stands_by_is_healthy() {
+    fn doctor_standby_is_healthy() {
         let standby = director("backup", false, true);
         assert!(standby.has_given_up(VIP) && standby.stands_by().is_some());
         assert!(found(&standby).is_empty());
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_cannot_be_active_is_not() {
+    fn doctor_director_that_cannot_become_active_is_a_finding() {
         for (state, ready, words) in [
             ("backup", false, "waits for the engine"),
             ("master", false, "waits for the engine"),
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lvsd_complains_of_is_found() {
+    fn doctor_reports_warnings_of_lvsd() {
         let mut director = director("master", true, true);
         let vrrp = director.0.director.vrrp.as_mut().expect("there is");
         vrrp.trouble = vec!["the FIFO is gone".to_owned()];
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_given_up_below_a_quorum() {
+    fn doctor_address_released_below_quorum_is_a_finding() {
         let text = r#"{"name": "web", "service": {"protocol": "tcp", "address": "192.0.2.10:80"}, "usable": 0,
             "quorum": false, "panic": false, "withdrawn": true, "servers": []}"#;
         let service: ServiceStatus = serde_json::from_str(text).expect("a service");

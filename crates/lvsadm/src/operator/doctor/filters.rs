@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_at_ingress_keep_nothing_from_the_engine() {
+    fn doctor_ingress_chain_that_drops_is_a_finding() {
         for device in ["device \"eth0\"", "devices = { eth0, eth9 }"] {
             let at = format!("ingress {device} priority -500");
             let told = found(&chain(&at, "tcp dport 80 counter packets 0 bytes 0 drop"));
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_at_egress_see_what_the_engine_sends() {
+    fn doctor_egress_chain_that_drops_is_a_finding() {
         let at = "egress device \"eth1\" priority filter";
         for rule in [
             "tcp sport 80 drop",
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_of_tc() {
+    fn doctor_tc_filters_are_findings() {
         let said_of = |device, side, text: &str| {
             let mut findings = Findings::default();
             traffic_control(&device, side, text, &mut findings);
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_of_others() {
+    fn doctor_foreign_bpf_programs_are_findings() {
         let told = |place, names: &[&str]| {
             let mut findings = Findings::default();
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_before_packet_sockets() {
+    fn doctor_foreign_xdp_programs_are_findings() {
         let told = |names: &[&str]| {
             let mut findings = Findings::default();
             let names = names.iter().map(|&name| name.to_owned());
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_see_nothing() {
+    fn doctor_host_rule_for_service_is_a_finding() {
         let ruleset = "table ip filter {\n\tchain INPUT {\n\t\ttype filter hook input priority filter; policy accept;\n\
             \t\ttcp dport 80 counter packets 0 bytes 0 drop\n\t\ttcp dport 8080 drop\n\t}\n}\n\
             table netdev lvs-12 {\n\tchain x {\n\t\tip daddr 192.0.2.1 tcp dport 80 drop\n\t}\n}\n";
@@ -630,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_go_by_source_alone() {
+    fn doctor_host_rules_by_source_are_one_finding() {
         let ruleset = "table inet filter {\n\tchain block {\n\t\tip saddr 203.0.113.0/24 drop\n\t\tip saddr @bad counter packets 0 \
             bytes 0 drop\n\t\tip saddr 10.0.0.0/8 accept\n\t\tip saddr 10.0.0.0/8 tcp dport 22 drop\n\t}\n}\n\
             *filter\n-A INPUT -s 198.51.100.0/24 -j DROP\n-A INPUT -s 198.51.100.0/24 -d 10.9.9.9/32 -j DROP\n";
@@ -645,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_the_old_kind() {
+    fn doctor_iptables_rules_are_findings() {
         let saved = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -p tcp -m tcp --dport 80 -j DROP\n-A INPUT -p udp --dport 53 -j DROP\nCOMMIT\n";
         let mut findings = Findings::default();
         rules(&services("nat", 1), &[], saved, &mut findings);

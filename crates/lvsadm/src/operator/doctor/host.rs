@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_card_without_room() {
+    fn ring_drops_are_parsed() {
         let text = r#"[{"ifname":"eth0","stats64":{"rx":{"packets":9,"dropped":3,"over_errors":0,"fifo_errors":0,"missed_errors":12}}}]"#;
         assert_eq!(ring_drops(text), 12);
         assert_eq!(ring_drops(""), 0);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_forwards_nothing() {
+    fn doctor_disabled_forwarding_is_a_finding() {
         for (setting, found) in [("0\n", true), ("1\n", false), ("", false)] {
             let mut findings = Findings::default();
             let read = |_: &str| setting.to_owned();

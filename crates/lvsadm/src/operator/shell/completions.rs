@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_is_in_each_of_them() {
+    fn completions_contain_all_commands_and_options() {
         for text in [bash(), zsh(), fish()] {
             let has = |word: &str| assert!(text.contains(word), "{word}: {text}");
             for operator in OPERATORS {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_of_a_synopsis_are_offered() {
+    fn completions_offer_words_of_synopsis() {
         let words = |name: &str| {
             let operator = crate::operator::find(name.as_bytes()).expect("a command");
             words_of(operator)
