@@ -173,7 +173,7 @@ impl<T: Copy> Tree<T> {
         }
     }
 
-    /// Stores what each place of the node has by itself.
+    /// Stores the node's own value of each place.
     fn fill_values(&mut self, at: usize, entries: &[Entry<T>]) {
         let skip = self.nodes[at].skip;
         let mut places = [None; PLACES as usize];

@@ -56,7 +56,7 @@ pub enum MarkAction {
     Mark(u32),
     /// They are discarded.
     Drop,
-    /// They are left to the host, whatever services there are.
+    /// They are passed to the host, in spite of any services.
     Host,
 }
 
@@ -200,9 +200,9 @@ impl MarkRule {
         addresses.into_iter().flatten()
     }
 
-    /// Whether a packet that came in on `interface` has everything that the rule names.
-    /// `to_service` says whether some service takes packets to where it goes, and is asked only
-    /// by a rule without a destination.
+    /// Whether a packet from `interface` matches all conditions of the rule. `to_service` returns
+    /// whether a service exists for the destination, and is called only for a rule without a
+    /// destination.
     pub fn matches(
         &self,
         interface: &str,

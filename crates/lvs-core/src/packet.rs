@@ -261,7 +261,7 @@ pub(crate) const SCTP_INIT: u8 = 1;
 /// The one that aborts it (RFC 9260 section 3.3.7).
 pub(crate) const SCTP_ABORT: u8 = 6;
 
-/// Whether a packet begins a connection anew: a SYN or an INIT.
+/// Whether a packet opens a connection: a SYN or an INIT.
 pub(crate) fn opens(meta: &PacketMeta<'_>) -> bool {
     match meta.transport {
         Transport::Tcp(flags) => flags.has(TcpFlags::SYN),

@@ -1,5 +1,5 @@
-//! Persistence engines: what besides the client's address tells which connections belong together.
-//! SIP is the only one.
+//! Persistence engines: data besides the client's address that connects related connections. SIP is
+//! the only one.
 
 /// Longest data of an engine (`IP_VS_PEDATA_MAXLEN`).
 const DATA_MAX: usize = 255;

@@ -41,7 +41,7 @@ pub fn services(out: &mut impl Write, control: &Control, size: u32) -> fmt::Resu
     Ok(())
 }
 
-/// The same of what an engine has told over its control socket.
+/// The same for the answers of a dataplane over its control socket.
 ///
 /// # Errors
 /// Errors of `out`.
@@ -217,8 +217,8 @@ pub fn connection_sync(out: &mut impl Write, entry: &Connection) -> fmt::Result 
     with_origin(out, &entry.into())
 }
 
-/// The lines of `/proc/net/ip_vs_conn` and `/proc/net/ip_vs_conn_sync` of what an engine has told
-/// over its control socket.
+/// The lines of `/proc/net/ip_vs_conn` and `/proc/net/ip_vs_conn_sync` for the answer of a
+/// dataplane over its control socket.
 ///
 /// # Errors
 /// Errors of `conn` and `conn_sync`.

@@ -51,7 +51,7 @@ pub struct Server {
     unanswered: AtomicU32,
     /// A scheduler wants to know of changes.
     watched: AtomicBool,
-    /// The bit of `marks` that tells it.
+    /// Its bit in `marks`.
     mark: u8,
     marks: Arc<AtomicU64>,
 }
@@ -111,7 +111,7 @@ impl Server {
         (&self.marks, self.mark)
     }
 
-    /// Nobody wants to know any more.
+    /// Ends the reports of changes.
     pub(crate) fn unwatch(&self) {
         self.watched.store(false, Relaxed);
     }
@@ -170,7 +170,7 @@ impl Server {
         self.changed();
     }
 
-    /// `last_weight` is set anew when a record is added, also one from the trash.
+    /// `last_weight` is set again when a record is added, also one from the trash.
     pub(crate) fn reset_last_weight(&self) {
         self.last_weight.store(self.weight(), Relaxed);
     }
@@ -185,8 +185,8 @@ impl Server {
         self.changed();
     }
 
-    /// Multiplies the last weight of a server without one, as those of the others were: from
-    /// `before` times to `after` times its own.
+    /// Multiplies the last weight of a server at weight 0, like those of the others: from `before`
+    /// times to `after` times its own.
     pub(crate) fn scale_last_weight(&self, before: i32, after: i32) {
         let scaled = self.last_weight() / before * after;
         self.last_weight.store(scaled, Relaxed);

@@ -128,7 +128,7 @@ pub struct ServiceFlags(pub u32);
 impl ServiceFlags {
     /// Connections of one client network go to one real server.
     pub const PERSISTENT: u32 = 0x1;
-    /// Each UDP datagram is scheduled by itself.
+    /// Each UDP datagram is scheduled separately.
     pub const ONE_PACKET: u32 = 0x4;
     /// First scheduler flag: `sh-fallback`, `mh-fallback`, `flag-1`.
     pub const SCHED1: u32 = 0x8;

@@ -94,7 +94,7 @@ impl Counters {
         add(&self.conns, 1);
     }
 
-    /// Adds what others have counted.
+    /// Adds the counts of another counter.
     pub(crate) fn add(&self, counts: &Counts) {
         add(&self.conns, counts.conns);
         add(&self.in_packets, counts.in_packets);
@@ -165,7 +165,7 @@ impl ObjectStats {
         })
     }
 
-    /// Adds what others than the shards have counted.
+    /// Adds counts of events outside the shards.
     pub(crate) fn add(&self, counts: &Counts) {
         self.beside.add(counts);
     }

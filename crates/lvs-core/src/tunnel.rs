@@ -1,5 +1,4 @@
-//! Tunnels to real servers: which types there are, and everything that those who name, list and
-//! check them go by.
+//! Tunnels to real servers: the types, and the properties that naming, listing and checking need.
 
 /// How a tunnel computes checksums of its outer headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -76,7 +75,7 @@ pub struct TunnelType {
     pub name: &'static str,
     /// Its name in messages.
     pub title: &'static str,
-    /// Whether it is told a port of UDP.
+    /// Whether it has a UDP port.
     pub has_port: bool,
     /// The checksums to choose from; none if there is no choice.
     pub checksums: &'static [TunnelChecksum],

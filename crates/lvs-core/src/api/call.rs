@@ -25,8 +25,8 @@ pub struct NumberedCall {
 /// Makes everything from one list: the calls, their names on the wire, and what a client must be
 /// allowed for them.
 ///
-/// `reads` are open to whoever can connect. `writes` and `changes` are for those who may change
-/// things; what is under `changes` can stand in an `apply`, too.
+/// Each client that can connect may make `reads`. `writes` and `changes` need write access;
+/// `changes` can also be part of an `apply`.
 macro_rules! calls {
     (
         reads { $($(#[$read_doc:meta])* $read_name:literal $read:ident $read_body:tt,)* }
@@ -106,7 +106,7 @@ calls! {
         /// Running synchronisation daemons. Answer: items [`SyncDaemon`], then
         /// [`ListEnd`](super::ListEnd).
         "daemon.list" DaemonList {},
-        /// Other directors of this kind, and what they and this one have told each other. Answer:
+        /// Peers, and the state of the replication with them. Answer:
         /// [`SyncState`](super::SyncState).
         "sync.get" SyncGet {},
         /// Counted reasons of drops and of packets left to the host. Answer: items
@@ -142,9 +142,9 @@ calls! {
     }
 
     writes {
-        /// The next connection that `client` opens to a service within 10 s goes to this server,
-        /// whatever scheduler, weight, filters and limits say: for checks that go the way of a
-        /// client's packets. Answer: [`Done`](super::Done).
+        /// The next connection of `client` to a service within 10 s uses this server, in spite of
+        /// scheduler, weight, filters and limits: for checks on the path of a client's packets.
+        /// Answer: [`Done`](super::Done).
         "server.pin" ServerPin {
             /// The service, which has an address.
             service: ServiceId,
@@ -157,8 +157,8 @@ calls! {
         /// connection. Answer: items [`CapturedPacket`](super::CapturedPacket); one without a frame
         /// each second in which none came.
         ///
-        /// It changes nothing and still asks for the rights of a writer: it shows what others say
-        /// to each other, as a packet socket does, which the host grants to the same few.
+        /// It changes nothing, but needs write access: it shows the traffic of other hosts, as a
+        /// packet socket does, and the host grants that to the same users.
         "capture" Capture(CaptureFilter),
         /// Make all of these changes, or none: all are checked before the first is made, each
         /// against what those before it leave. Packets that open connections may meet a long list
@@ -170,10 +170,10 @@ calls! {
             /// [`CHANGES_MAX`](super::CHANGES_MAX).
             changes: Vec<Self>,
         },
-        /// Which virtual addresses are announced by routes on the engine's device, for routing
-        /// daemons to pass on. The engine takes packets for all of them, and answers ARP for none.
-        /// Replaces what was said before, and has to be said again and again. Answer:
-        /// [`Announcements`](super::Announcements).
+        /// Virtual addresses that are announced by routes on the dataplane's device, for routing
+        /// daemons to pass on. The dataplane receives packets for all of them, and answers ARP for
+        /// none. Each call replaces the previous one, and the caller has to repeat it periodically.
+        /// Answer: [`Announcements`](super::Announcements).
         "vips.announce" VipsAnnounce(AnnounceSpec),
         /// Stop the engine. Answer: `{}`, then the engine ends.
         "stop" Stop {},
@@ -210,10 +210,10 @@ calls! {
             /// Address and port of the server.
             server: SocketAddr,
         },
-        /// Put the servers of a service into an order: the first one stands where the one that was
-        /// added last does, and is looked at first. Those that are not named come behind, in the
-        /// order that they have; those that are not there are passed over. The scheduler begins
-        /// anew if that changes anything. Answer: [`Done`](super::Done).
+        /// Orders the servers of a service: the first server of the list takes the place of the one
+        /// that was added last, and is examined first. Servers that are not in the list follow, in
+        /// their present order; names of absent servers are ignored. The scheduler restarts if that
+        /// changes anything. Answer: [`Done`](super::Done).
         "server.arrange" ServerArrange {
             /// The service.
             service: ServiceId,

@@ -14,8 +14,8 @@ use crate::{
 /// Version of the protocol; both sides must speak the same one.
 pub const VERSION: u32 = 1;
 
-/// The abstract Unix socket (without its leading NUL) that an engine listens on when it is told
-/// nothing else. Every network namespace has its own.
+/// The abstract Unix socket (without its leading NUL) that a dataplane uses by default. Every
+/// network namespace has its own.
 pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
 
 /// Packet workers at most.
@@ -183,7 +183,7 @@ pub struct Info {
     /// Virtual addresses that are announced by routes ([`Call::VipsAnnounce`](super::Call::VipsAnnounce)), or are to be.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub announced: Vec<AnnouncedVip>,
-    /// Seconds since somebody said which these are to be.
+    /// Seconds since the announced addresses were set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announced_ago: Option<u64>,
     /// How far other directors' connections are known here.
@@ -254,7 +254,7 @@ pub struct WorkerInfo {
     pub lost: u64,
     /// Frames that it has received and handed over to the worker that they belong to.
     pub handed_over: u64,
-    /// Frames that others have handed over to it.
+    /// Frames that other workers have handed over to it.
     pub taken: u64,
     /// Frames for which such a worker had no room: dropped.
     pub busy: u64,
@@ -317,41 +317,42 @@ impl SyncCounts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SyncState {
-    /// It knows the connections of the others, or was told not to wait for them; always, without
-    /// any. Once so, it stays so.
+    /// It has the connections of its peers, or was configured not to wait for them; always true
+    /// without peers. It stays true.
     pub ready: bool,
     /// The pending steps before it is ready.
     pub waits_for: String,
-    /// Where others connect to; absent without any.
+    /// Address that peers connect to; absent without peers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
-    /// The others.
+    /// Peer directors.
     pub peers: Vec<PeerInfo>,
-    /// Connections that this director tells now: those whose packets come here.
+    /// Connections that this director owns and replicates: those whose packets arrive here.
     pub told: u64,
-    /// Items (connections and templates, and ends of connections) that were told to others.
+    /// Items sent to peers: connections, templates, and removals of connections.
     pub items_sent: u64,
     /// Bytes of them, and of digests.
     pub bytes_sent: u64,
-    /// Items that others have told.
+    /// Items received from peers.
     pub items_received: u64,
     /// Items that were taken over, or brought up to date.
     pub taken: u64,
-    /// Connections that have ended because they have at others.
+    /// Connections removed here because they ended at a peer.
     pub ended: u64,
-    /// Connections that others told and whose packets came here later.
+    /// Borrowed connections whose packets arrived here later.
     pub kept: u64,
     /// Items that make no sense.
     pub nonsense: u64,
     /// Connections for which the table had no room.
     pub no_room: u64,
-    /// Requests of others to tell again what they miss.
+    /// Requests of peers to resend missing items.
     pub repairs: u64,
-    /// How often too much waited for a listener, which was told everything anew.
+    /// Full syncs caused by an overflow of the outgoing queue of a peer.
     pub told_anew: u64,
     /// Connections from addresses that are none of a peer's.
     pub refused_address: u64,
-    /// Connections from a peer's address while two others from there had not proved themselves.
+    /// Connections from a peer's address refused because two others from there had not
+    /// authenticated.
     pub refused_places: u64,
     /// Connections whose other end has not proved that it has the key.
     pub refused_key: u64,
@@ -359,7 +360,7 @@ pub struct SyncState {
     pub forged: u64,
     /// Connections that ended because what was in a frame was not understood.
     pub malformed: u64,
-    /// How the others' services and servers compare with those of this director.
+    /// Comparison of each peer's services and servers with those of this director.
     pub tables: Vec<TablesInfo>,
     /// Services that are not compared, because there are more than may be.
     pub tables_beyond: u64,
@@ -385,10 +386,10 @@ pub struct TablesInfo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TablesState {
-    /// It has told nothing of them: it is away, or has not told all of them yet.
+    /// Not known: the peer is disconnected, or has not sent all of its digests yet.
     #[default]
     Unknown,
-    /// It does not tell them: it runs an older version.
+    /// The peer does not send them: it runs an older version.
     Older,
     /// They are alike.
     Alike,
@@ -471,8 +472,8 @@ pub struct AnnounceSpec {
     /// All addresses that are to be announced by routes, whether they are now or not; at most
     /// [`ANNOUNCED_MAX`].
     pub addresses: Vec<AnnounceVip>,
-    /// For how many seconds this holds if nobody says it again. Before that, when it was not said
-    /// for ten seconds, another director is to be preferred.
+    /// Seconds for which the announcement is valid without a repetition. After ten seconds without
+    /// a repetition, routers are to prefer another director.
     pub hold: u32,
 }
 
@@ -514,25 +515,25 @@ pub struct AnnouncedVip {
 pub struct PeerInfo {
     /// Where it is.
     pub address: SocketAddr,
-    /// `away`, `refused`, `bulk` (it tells everything), `behind` (some of it is missing), `silent`
-    /// (it has compared nothing for four seconds) or `in step`.
+    /// `away`, `refused`, `bulk` (full sync), `behind` (updates are missing), `silent` (no
+    /// comparison for four seconds) or `in step`.
     pub state: String,
     /// Why it is away, or refused.
     #[serde(default)]
     pub trouble: String,
-    /// Connections that it tells.
+    /// Connections that it owns.
     #[serde(default)]
     pub told: u64,
-    /// Connections here that it has told.
+    /// Connections borrowed from it.
     #[serde(default)]
     pub lent: u64,
-    /// How many of those that it tells are missing here, at least.
+    /// At least this many of its connections are missing here.
     #[serde(default)]
     pub missing: u64,
     /// Milliseconds since it was last compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms: Option<u64>,
-    /// Connections and templates that it told when it last told everything.
+    /// Connections and templates in its last full sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_connections: Option<u64>,
     /// How many milliseconds that took.
@@ -544,7 +545,7 @@ pub struct PeerInfo {
     /// It listens to this director.
     #[serde(default)]
     pub listens: bool,
-    /// Milliseconds until it had what it was told last.
+    /// Milliseconds until it confirmed the last update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lag_ms: Option<u64>,
     /// The first services in which it differs from this director.
@@ -579,7 +580,7 @@ impl PeerStanding {
         self.state == "in step"
     }
 
-    /// It has not been in step for so long that somebody should look after it.
+    /// Whether it has been out of sync for so long that an operator should examine it.
     pub fn is_alarming(&self) -> bool {
         !self.is_in_step() && self.seconds >= Self::ALARM
     }
@@ -601,7 +602,8 @@ pub struct InKernelInfo {
     pub remedy: String,
 }
 
-/// Requests that did not fit the way to a server, and whose senders were told so.
+/// Requests that were too long for the path to a server, and for which the client received an ICMP
+/// error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TooBig {
     /// The server.
@@ -692,12 +694,12 @@ pub struct ServerInfo {
     /// Percentage of its weight that a slow start gives it now; absent if it has all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_start: Option<u8>,
-    /// Microseconds that it takes to answer a new connection, a moving average; absent if nobody
-    /// measures that.
+    /// Microseconds until it answers a new connection, a moving average; absent without a
+    /// measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
-    /// New connections in a row that it has refused or not answered in time; absent if nobody
-    /// counts them.
+    /// Consecutive new connections that it has refused or not answered in time; absent without a
+    /// measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<u32>,
     /// Its counters.

@@ -26,11 +26,11 @@ pub(crate) const NFCT: u32 = 0x10000;
 /// Where the number of the peer begins that has lent it, and how long it is.
 pub(crate) const PEER_SHIFT: u32 = 20;
 pub(crate) const PEER: u32 = 0x0070_0000;
-/// Told by another director, and no packet of it was seen here.
+/// Borrowed from a peer; no packet of it has arrived here.
 pub(crate) const LENT: u32 = 0x0080_0000;
-/// Told to other directors.
+/// Owned and replicated to peers.
 pub(crate) const TOLD: u32 = 0x0100_0000;
-/// It controls others, or did.
+/// It controls other entries, or did.
 pub(crate) const CONTROLS: u32 = 0x0200_0000;
 /// The time until the server's first answer is measured.
 pub(crate) const TIMED: u32 = 0x0400_0000;
@@ -58,5 +58,5 @@ pub(crate) const SLOW_PATH: u32 = HELPED
     | TEMPLATE
     | DYING;
 const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
-/// All of these: they are of no concern to others.
+/// All of these flags have a local meaning, and are not replicated.
 pub(crate) const OWN: u32 = PEER | LENT | TOLD | CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;

@@ -1,4 +1,4 @@
-//! Windows of slots, for whoever looks at a few entries of a table only.
+//! Windows of slots, for searches that visit a few entries of a table only.
 
 use core::ops::Range;
 
@@ -10,7 +10,7 @@ pub(crate) fn windows(slots: usize) -> usize {
     slots.div_ceil(WINDOW).max(1)
 }
 
-/// At most so many windows: `here`, and others far from it and from each other.
+/// At most this many windows: `here`, and others far from it and from each other.
 pub(crate) fn scattered(
     here: usize,
     slots: usize,

@@ -21,20 +21,20 @@ const LOST: u32 = flag::CONTROLS
     | flag::PEER;
 
 impl Control {
-    /// As [`shard_in`](Self::shard_in), with the connections that another process has left in
-    /// `memory`, whose description was read from beside it
-    /// ([`Layout::from_words`](crate::memory::Layout::from_words)). They are the shard's once
-    /// [`adopt`](Self::adopt) is done; services and servers are to be there before.
+    /// Like [`shard_in`](Self::shard_in), with the connections that another process has left in
+    /// `memory`. The caller has read the description next to the memory
+    /// ([`Layout::from_words`](crate::memory::Layout::from_words)). The connections belong to the
+    /// shard when [`adopt`](Self::adopt) has finished; services and servers must exist before.
     pub fn shard_found(&self, number: usize, memory: Memory) -> Option<(Shard, Adoption)> {
         let (table, adoption) = ConnTable::found(self.options.max_connections, memory);
         Some((self.shard_with(number, table)?, adoption))
     }
 
-    /// Takes over connections that were found, looking at no more than `budget` slots; call it
-    /// until it returns false. They keep state, timeout and deadline. A connection goes on with
-    /// the server that has its address in its service, or with none, as one that came by
-    /// synchronisation; templates are made anew by the clients that come. What had a local port
-    /// of the director's ends: who else has that port is not known.
+    /// Takes over inherited connections, and visits at most `budget` slots; call it until it
+    /// returns false. Connections keep state, timeout and deadline. A connection keeps the server
+    /// with its address in its service, or has none, like one that was received by synchronisation.
+    /// New clients create templates again. Connections of full NAT are removed, because other users
+    /// of their local ports are not known.
     pub fn adopt(
         &self,
         shard: &mut Shard,

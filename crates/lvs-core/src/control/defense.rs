@@ -55,7 +55,7 @@ impl Defense {
         self.available = available;
     }
 
-    /// Tells how many of the tables' slots have no connection.
+    /// Sets the numbers of free slots and of all slots of the tables.
     pub(crate) fn set_occupancy(&mut self, free: usize, slots: usize) {
         (self.free, self.slots) = (free, slots);
     }

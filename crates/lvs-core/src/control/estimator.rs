@@ -1,6 +1,6 @@
-//! Snapshots and rates of all counters every two seconds, in portions: the kernel spreads its
-//! estimators over the two seconds for the same reason (`IPVS_EST_NTICKS`), so that thousands of
-//! servers hold nobody up.
+//! Snapshots and rates of all counters every two seconds, in portions, so that thousands of servers
+//! cause no delay. The kernel distributes its estimators over the two seconds for the same reason
+//! (`IPVS_EST_NTICKS`).
 
 use core::ops::Bound;
 use core::time::Duration;

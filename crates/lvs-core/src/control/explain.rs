@@ -52,15 +52,15 @@ pub struct Explanation {
     /// Why it would open no connection: the name of a [`DropReason`] or an [`AcceptReason`]. Empty
     /// if it would open one, or if that cannot be foreseen.
     pub reason: String,
-    /// Whether its connection's packets are forwarded in the kernel, if it belongs to one or would
-    /// open one. Whoever forwards packets knows that, not the core.
+    /// Whether its connection is offloaded to the kernel, if it belongs to one or would open one.
+    /// The dataplane sets it; the core does not know it.
     pub in_kernel: Option<bool>,
     /// Why they are not; empty if they are.
     pub in_kernel_why: String,
 }
 
 impl Explanation {
-    /// It belongs to a connection, or would open one, as far as that can be told.
+    /// It belongs to a connection, or would open one, as far as a preview can show.
     pub const fn has_connection(&self) -> bool {
         self.connection.is_some() || self.server.is_some()
     }
@@ -86,7 +86,7 @@ pub struct Candidate {
 }
 
 impl Control {
-    /// Tells what would become of the packet `tuple` with the mark `mark`, if it may open a
+    /// Explains the decision about the packet `tuple` with the mark `mark`, if it may open a
     /// connection (a SYN, a datagram). Nothing changes: schedulers choose on a copy.
     pub fn explain(&self, shard: &Shard, tuple: Tuple, mark: u32, now: Instant) -> Explanation {
         let Tuple { protocol, src, dst } = tuple;
@@ -289,7 +289,7 @@ struct Forecast {
     by: By<bool>,
 }
 
-/// Why a preview cannot tell.
+/// Why a preview is impossible.
 enum Unknown {
     /// The persistence engine goes by the packet's payload.
     Payload,

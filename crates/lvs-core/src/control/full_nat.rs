@@ -1,5 +1,5 @@
 //! Full NAT: connections whose clients are translated too, so that replies come back to the
-//! director whatever way the servers' other packets go. IPVS has no such method.
+//! director, independent of the servers' routes. IPVS has no such method.
 
 use super::Control;
 use super::admit::Packets;
@@ -64,15 +64,14 @@ impl Control {
         Ok(())
     }
 
-    /// Tells which networks the host is on, as prefixes: a client there, and a server on the same
-    /// one, reach each other without the director.
+    /// Sets the networks of the host, as prefixes: a client and a server on the same one reach each
+    /// other without the director.
     pub fn set_networks(&mut self, networks: Vec<(IpAddr, u8)>) {
         self.full_nat.networks = prefixes(networks);
     }
 
-    /// The flags of a connection to `server`, which are `flags` as far as the server says: with
-    /// another method where the director is the server itself, or where replies would not come
-    /// back.
+    /// The flags of a connection to `server`: `flags` with the server's method, or another method
+    /// if the director itself is the server or replies would not come back.
     pub(super) fn translated_flags(
         &self,
         server: &Server,

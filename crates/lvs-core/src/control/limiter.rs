@@ -1,5 +1,6 @@
 //! Limits of a service: connections, new connections a second, and new connections a second from
-//! one source, so that a flood of one service, or from one place, leaves the others their share.
+//! one source, so that a flood of one service, or from one source, does not reduce the share of
+//! other services and sources.
 
 use crate::{DropReason, Instant, Limits, Server};
 use alloc::vec;
@@ -139,7 +140,8 @@ impl Limiter {
     }
 }
 
-/// Keyed hash of the network that counts as the source of `client`; never 0, which is nobody's.
+/// Keyed hash of the network that counts as the source of `client`; never 0, which marks a free
+/// place.
 fn hash(limits: &Limits, client: IpAddr, seed: u64) -> u64 {
     let bits = |bits: u8, default: u32| match u32::from(bits) {
         0 => default,

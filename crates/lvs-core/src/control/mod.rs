@@ -213,9 +213,9 @@ pub struct Control {
     pins: Pins,
     /// Whose connections are taken.
     filters: Filters,
-    /// Rules that give packets marks, which whoever embeds the director applies.
+    /// Rules that give packets marks. The embedding program applies them.
     marks: Arc<[MarkRule]>,
-    /// Virtual addresses that whoever embeds the director is to answer for.
+    /// Virtual addresses that the embedding program answers ARP for.
     own_vips: Vec<IpAddr>,
     /// Synchronisation daemons as they were asked for, in the order in which they were started.
     daemons: Vec<SyncDaemon>,

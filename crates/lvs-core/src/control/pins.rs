@@ -23,7 +23,7 @@ type From = (u8, SocketAddr, u32);
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     all: BTreeMap<From, (SocketAddr, Instant)>,
-    /// When those that nobody has used are looked for next.
+    /// Time of the next search for unused pins.
     next: Instant,
 }
 
@@ -66,9 +66,9 @@ impl Pins {
 }
 
 impl Control {
-    /// The next connection that `client` opens to the service within 10 s goes to `server`,
-    /// whatever the scheduler, the server's weight, filters and limits say. For health checks
-    /// that travel as a client's packets do.
+    /// The next connection of `client` to the service within 10 s uses `server`, in spite of the
+    /// scheduler, the server's weight, filters and limits. For health checks on the path of a
+    /// client's packets.
     ///
     /// # Errors
     /// [`Error::NoService`] (also of a mark: it has no protocol), [`Error::NoServer`], and

@@ -52,8 +52,8 @@ impl Registered {
     }
 }
 
-/// All records. Whatever changes one of them costs the same, however many there are; so does a
-/// shard's taking over of what has changed, because the numbers of changed records are remembered.
+/// All records. A change of one record costs the same for any number of records. So does the update
+/// of a shard, because the numbers of changed records are remembered.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     places: Vec<Option<Registered>>,
@@ -63,13 +63,13 @@ pub(crate) struct Records {
     trash: BTreeMap<(ServiceKeyOrd, SocketAddr), u32>,
     /// The record in the trash that was looked at last, until all have been.
     looked_at: Option<(ServiceKeyOrd, SocketAddr)>,
-    /// Records by their servers' addresses, while somebody looks for these.
+    /// Records by their servers' addresses, while there is a reader for them.
     addresses: Option<BTreeSet<(SocketAddr, u32)>>,
     /// Records that have changed, in the order of their changes.
     log: Vec<u32>,
     /// The number of the first change in the log, from the first ever.
     log_start: u64,
-    /// Where servers say that schedulers have to look at them again.
+    /// The bits by which servers request another look of their schedulers.
     marks: Marks,
 }
 
@@ -118,7 +118,7 @@ impl Records {
         places.filter_map(|&(_, place)| self.get(place as usize))
     }
 
-    /// Whether somebody looks for records by address.
+    /// Sets whether records are indexed by address.
     pub(crate) fn index_addresses(&mut self, wanted: bool) {
         if self.addresses.is_some() == wanted {
             return;

@@ -13,7 +13,7 @@ use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
 /// Time between two looks into the trash (`IP_VS_DEST_TRASH_PERIOD`).
 const TRASH_PERIOD: Duration = Duration::from_secs(60);
-/// Servers in the trash that are looked at with nobody else having a turn.
+/// Servers in the trash that are visited without a pause.
 const TRASH_PORTION: usize = 256;
 /// Time between two such portions.
 const TRASH_STEP: Duration = Duration::from_millis(10);
@@ -72,8 +72,7 @@ impl Control {
 
     /// Removes a real server from a service (`ip_vs_del_dest`). Packets of clients to it are
     /// dropped until it comes back; with `expire_nodest_conn` its connections end at the next
-    /// [`sweep`](Self::sweep). What the service's [`OnServerDown`](crate::OnServerDown) says
-    /// comes first.
+    /// [`sweep`](Self::sweep). The service's [`OnServerDown`](crate::OnServerDown) has precedence.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::NoServer`].
@@ -92,11 +91,10 @@ impl Control {
         Ok(())
     }
 
-    /// Puts the servers of a service into an order: the first of `order` stands where the one that
-    /// was added last does. Those that it does not name come behind, in the order that they have;
-    /// those that are not there are passed over. If that changes anything the scheduler begins
-    /// anew. The kernel has no such operation: there, a server that was removed and comes back
-    /// stands in front.
+    /// Orders the servers of a service: the first of `order` takes the place of the one that was
+    /// added last. Servers that are not in `order` follow, in their present order; absent ones are
+    /// ignored. If that changes anything, the scheduler restarts. The kernel has no such operation:
+    /// there, a server that was removed and comes back is in front.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::UnknownScheduler`].

@@ -72,7 +72,7 @@ impl SlowStart {
             .collect();
     }
 
-    /// Notes who takes connections now.
+    /// Records the servers that accept connections now.
     fn note(&mut self, servers: &[Arc<Server>], takes: Duration, now: Instant) {
         let taking = servers.iter().filter(|server| server.config().weight > 0);
         let taking: BTreeSet<ServerId> = taking.map(|server| server.id()).collect();
@@ -104,8 +104,8 @@ impl SlowStart {
 }
 
 impl Service {
-    /// Gives each server the weight that it has at `now`, and tells the scheduler of those that
-    /// have changed. `false` if the service has nothing to do with slow starts.
+    /// Gives each server its weight at `now`, and reports changed weights to the scheduler. Returns
+    /// `false` if no server of the service starts slowly.
     pub(crate) fn apply_slow_start(&mut self, now: Instant) -> bool {
         let takes = Duration::from_secs(self.config.extras.slow_start.into());
         if takes.is_zero() && self.slow.factor == 1 && self.slow.since.is_empty() {

@@ -19,7 +19,7 @@ pub(super) struct SweepWork {
 }
 
 impl Control {
-    /// Brings a shard up to date, and ends what the settings say must end now. Call it after
+    /// Brings a shard up to date, and ends connections according to the settings. Call it after
     /// changes. A shard of another director stays as it is.
     pub fn sweep(&mut self, shard: &mut Shard) {
         if !self.owns(shard) {
@@ -51,7 +51,7 @@ impl Control {
         self.shared.generation.load(Ordering::Acquire)
     }
 
-    /// Tells the shards that their copies are out of date.
+    /// Marks the shards' copies as out of date.
     pub(crate) fn changed(&mut self) {
         self.settings.ipv4 = self.families[Family::V4 as usize] > 0;
         self.settings.ipv6 = self.families[Family::V6 as usize] > 0;

@@ -48,7 +48,7 @@ pub const NO_IPVS_HINT: &str =
 
 /// The line that ipvsadm prints when `command` is refused with `failure`, without its end.
 ///
-/// A refusal that the kernel has no error number for is told in the engine's own words.
+/// A refusal without an error number of the kernel has the dataplane's own text.
 pub fn failure_text<'a>(command: &Command, failure: &'a Failure) -> &'a str {
     let of_server = matches!(
         command,

@@ -140,7 +140,7 @@ pub fn parse<W: AsRef<[u8]>>(
     )
 }
 
-/// As [`parse`], with the options that `lvsadm` has beside ([`table::OWN_OPTIONS`]).
+/// Like [`parse`], with the additional options of `lvsadm` ([`table::OWN_OPTIONS`]).
 ///
 /// # Errors
 /// As [`parse`].

@@ -104,7 +104,7 @@ pub fn titles(out: &mut String, format: Format) {
     }
 }
 
-/// Services and their servers, sorted unless `options` says otherwise; without title lines.
+/// Services and their servers, sorted unless `options` disables that; without title lines.
 pub fn services(
     out: &mut String,
     mut services: Vec<ServiceInfo>,

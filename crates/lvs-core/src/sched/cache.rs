@@ -32,9 +32,9 @@ pub(super) struct Entry<T> {
 
 #[derive(Clone, Debug)]
 pub(super) struct Cache<T> {
-    /// The kernel's buckets, by which idle entries are looked for. Its hash has no key, so that
-    /// clients who choose their destinations may fill one of them: none is searched from end to
-    /// end for a packet.
+    /// The kernel's buckets, for the search for idle entries. The kernel's hash has no key, so that
+    /// clients can choose destinations that fill one bucket: no packet causes a search of a whole
+    /// bucket.
     buckets: Vec<BTreeMap<IpAddr, Entry<T>>>,
     len: usize,
     /// Looks since the last full check.

@@ -20,7 +20,7 @@ pub(super) const ABOUT: About = About {
     make: || Box::new(Failover),
 };
 
-/// The usable server of the highest weight; the others stand by.
+/// The usable server of the highest weight; the others are standby.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Failover;
 

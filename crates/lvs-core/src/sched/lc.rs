@@ -21,7 +21,7 @@ pub(super) const ABOUT: About = About {
     make: || Box::new(Following::new(LeastConnections)),
 };
 
-/// The server with the smallest [overhead](Server::overhead), whatever its weight.
+/// The server with the smallest [overhead](Server::overhead), independent of its weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeastConnections;
 

@@ -43,7 +43,7 @@ impl Quotient {
     }
 }
 
-/// The scheduler `S` over a list of many servers whose changes it is told of.
+/// The scheduler `S` over a list of many servers, with reports of each change.
 ///
 /// The servers are the leaves of a tree of which each node has the less of the two below it. A
 /// server [marks](Server::watch) itself when its counts, weight or thresholds change, and what is

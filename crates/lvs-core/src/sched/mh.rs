@@ -12,7 +12,7 @@ use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
 use crate::hash::{KEY1, KEY2, fold, hsiphash};
 use crate::{Server, ServiceFlags};
 
-/// The kernel's `CONFIG_IP_VS_MH_TAB_INDEX`, if nobody has said another.
+/// The kernel's `CONFIG_IP_VS_MH_TAB_INDEX`, as the default.
 const INDEX: u8 = 12;
 /// Slots of the tables from index 8 on: the largest primes below its power of two.
 const SLOTS: [u32; 10] = [
@@ -40,8 +40,8 @@ pub(super) const ABOUT: About = About {
 /// Consistent hashing of the client's address (with `mh-port`, address and port): few clients move
 /// when servers come and go.
 ///
-/// The table follows each server's *last* weight that was not 0: taking a server to 0 moves nobody
-/// else. A server added at weight 0 gets no slots.
+/// The table follows each server's *last* weight that was not 0: a weight of 0 moves no clients of
+/// other servers. A server added at weight 0 gets no slots.
 ///
 /// The table has 4,093 slots, as that of most kernels. With fewer than a hundred slots for each
 /// server, these get unequal shares: [`with_table_index`](Self::with_table_index) makes a larger
@@ -69,8 +69,8 @@ impl Default for MaglevHashing {
 
 impl MaglevHashing {
     /// With the table of a kernel that was built with this `CONFIG_IP_VS_MH_TAB_INDEX`: from 8 (251
-    /// slots) to 17 (131,071); 16 has 65,521. `None` for others. All directors of a service need the
-    /// same.
+    /// slots) to 17 (131,071); 16 has 65,521. `None` for other values. All directors of a service
+    /// need the same.
     pub fn with_table_index(index: u8) -> Option<Self> {
         (8..=17).contains(&index).then(|| Self::sized(index))
     }

@@ -63,8 +63,8 @@ pub struct Request {
 
 /// A way of choosing among real servers.
 ///
-/// An implementation of your own takes part in everything the built-in ones do: register it with
-/// [`Registry::register`]. It is told of every change to the list *after* the change.
+/// A user-defined implementation works everywhere that the built-in ones do: register it with
+/// [`Registry::register`]. It receives every change to the list *after* the change.
 pub trait Scheduler: fmt::Debug + Send {
     /// Chooses a server for a new connection: an index into `servers`, or `None` if none can take
     /// it.
@@ -139,8 +139,8 @@ pub trait Scheduler: fmt::Debug + Send {
         false
     }
 
-    /// Whether a weight is a number of connections to it, and not a share among the servers: a slow
-    /// start then does not multiply the weights of the others.
+    /// Whether a weight is a number of connections, and not a share among the servers: a slow start
+    /// then does not multiply the weights of the other servers.
     fn weight_is_capacity(&self) -> bool {
         false
     }
@@ -205,7 +205,7 @@ impl About {
     }
 
     /// Whether a service with these flags refuses some clients while a server has a weight of 0,
-    /// though others could take them.
+    /// although other servers could accept them.
     pub const fn refuses_at_zero(&self, flags: ServiceFlags) -> bool {
         match self.at_zero {
             AtZero::Avoids => false,
@@ -451,7 +451,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A scheduler that says that it draws lots goes by its seed, and no other does.
+    /// A scheduler that is described as random depends on its seed, and no other does.
     #[test]
     fn random_schedulers_are_described_as_random() {
         for about in BUILT_IN {

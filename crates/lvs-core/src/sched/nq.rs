@@ -22,7 +22,7 @@ pub(super) const ABOUT: About = About {
     make: || Box::new(Following::new(NeverQueue)),
 };
 
-/// The first idle server, whatever its weight; if none is idle, the shortest expected delay.
+/// The first idle server of any weight; if none is idle, the shortest expected delay.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NeverQueue;
 

@@ -20,7 +20,7 @@ pub(super) const ABOUT: About = About {
     make: || Box::<RoundRobin>::default(),
 };
 
-/// The usable servers in turn. Weights only tell whether a server takes part.
+/// The usable servers in turn. Weights only decide whether a server takes part.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundRobin {
     /// The server chosen last; `None` is the head of the list.

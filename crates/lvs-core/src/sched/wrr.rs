@@ -56,7 +56,7 @@ impl WeightedRoundRobin {
         self.last = None;
     }
 
-    /// Leaves out the passes in which nobody can be chosen and the round does not end: with weights
+    /// Skips the passes in which no server can be chosen and the round does not end: with weights
     /// of a million and every server at its upper threshold there are a million of them.
     /// `heaviest`: the greatest weight that a pass may find.
     fn skip_passes(&mut self, heaviest: i32) {

@@ -18,10 +18,10 @@ pub enum OnServerDown {
     /// ([`Shard::end_down`](crate::Shard::end_down)). The next packet of another protocol is
     /// refused (ICMP port unreachable), and the one after it opens a new connection.
     Reset = 1,
-    /// The next packet opens a connection to another server. What cannot move, TCP, is reset as
-    /// with `Reset`, so that its client begins anew.
+    /// The next packet opens a connection to another server. TCP, which cannot move, is reset as
+    /// with `Reset`, so that its client connects again.
     Reschedule = 2,
-    /// Connections end for good, and nobody is told: packets are dropped for two minutes at most.
+    /// Connections end silently: their packets are dropped for two minutes at most.
     Drop = 3,
 }
 

@@ -131,7 +131,7 @@ impl Shard {
         }
     }
 
-    /// Whether a server that speaks without a connection is told so.
+    /// Whether a server that sends without a connection receives an ICMP error.
     fn tells_server(&self, meta: &PacketMeta<'_>) -> bool {
         self.settings.sysctls.nat_icmp_send
             && match meta.transport {

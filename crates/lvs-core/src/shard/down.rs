@@ -2,14 +2,14 @@
 //! kernel's silence ([`OnServerDown`]).
 //!
 //! When a server leaves such a service, the shard walks over its table once, a bounded number of
-//! slots at a time, and ends what belonged to the server. A TCP connection ends with a reset to
-//! both ends. RFC 5961 lets only the very number that the receiver expects next reset a connection,
-//! so the shard keeps two numbers of each connection of such a service, taken from the segments
-//! that pass: behind NAT from both directions, else from the client's, whose acknowledgements
-//! tell the server's side. Where they are not exact (segments on their way, a lost one, a
-//! connection older than the setting), the receiver answers with an acknowledgement that says what
-//! it expects, and that is answered with the right number: an entry that has ended stays for a
-//! while and resets what still comes.
+//! slots at a time, and ends the server's connections. A TCP connection ends with a reset to both
+//! ends. RFC 5961 requires that a reset has exactly the number that the receiver expects next. So
+//! the shard stores two numbers for each connection of such a service, from the segments that pass:
+//! behind NAT from both directions, else from the client's segments, whose acknowledgements contain
+//! the server's number. The numbers may be inexact because of segments on their way, a lost
+//! segment, or a connection older than the setting. The receiver then answers with an
+//! acknowledgement that contains the expected number, and the shard replies with the right number:
+//! an ended entry stays for a while and resets late packets.
 
 use super::decide::Age;
 use super::{NeedsControl, Shard, tcp};
@@ -33,7 +33,7 @@ struct Numbers {
     next: u32,
     /// The acknowledgement number, if it has one.
     ack: Option<u32>,
-    /// It is a SYN: the numbers begin anew.
+    /// It is a SYN: the numbers start again.
     syn: bool,
 }
 
@@ -130,7 +130,7 @@ impl Expected {
     }
 }
 
-/// The later of two sequence numbers: retransmissions and reordered segments say nothing new.
+/// The later of two sequence numbers: retransmissions and reordered segments do not lower it.
 fn raise(number: &mut Option<u32>, to: u32) {
     let later = number.is_none_or(|now| to.wrapping_sub(now).cast_signed() > 0);
     if later {
@@ -382,9 +382,9 @@ impl Shard {
         None
     }
 
-    /// Before a packet from the client of connection `index`, which is watched. Where the server's
-    /// first answer is measured, a packet that opens the connection once more says that the one
-    /// before was not answered.
+    /// Runs before a packet from the client of connection `index`, which is watched. If the
+    /// server's first answer is measured, a repeated opening packet means that the previous one was
+    /// not answered.
     pub(crate) fn watch_request(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) {
         let slot = self.table.get(index);
         if slot.has(flag::TRACKED) {

@@ -1,4 +1,5 @@
-//! Which connections are told to other directors of this kind, and which they have told.
+//! Replication in a shard: owned connections, which are sent to peers, and borrowed ones, which
+//! peers have sent.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,15 +18,14 @@ use crate::{Forwarding, Instant, Protocol};
 pub(crate) const RECENT: Duration = Duration::from_secs(2);
 
 impl Shard {
-    /// From now on, connections can be told to other directors. `keys` are those of the hash that
-    /// the sums are made with, and are told, too.
+    /// Enables replication. `keys` are the hash keys of the digests, and are sent to the peers.
     pub fn keep_ledger(&mut self, keys: [u64; 2]) {
         if self.ledger.is_none() {
             self.ledger = Some(Box::new(Ledger::new(keys)));
         }
     }
 
-    /// Whether somebody listens to what changes.
+    /// Sets whether a peer is subscribed to updates.
     pub fn set_heard(&mut self, heard: bool) {
         if let Some(ledger) = &mut self.ledger {
             ledger.heard = heard;
@@ -60,7 +60,7 @@ impl Shard {
             .map_or_else(Default::default, |ledger| ledger.take())
     }
 
-    /// Sums of what is told.
+    /// Digest of the owned connections.
     pub fn told(&self) -> Digest {
         let ledger = self.ledger.as_ref();
         ledger.map_or_else(Digest::default, |ledger| ledger.told().clone())
@@ -72,15 +72,15 @@ impl Shard {
         ledger.map_or(0, |ledger| ledger.lent_count(peer))
     }
 
-    /// How what a peer tells differs from what is here of it.
+    /// Compares a peer's digest with the connections borrowed from it.
     pub fn compare_lent(&self, peer: usize, told: &Digest) -> Differences {
         let ledger = self.ledger.as_ref();
         ledger.map_or_else(Differences::default, |ledger| ledger.compare(peer, told))
     }
 
-    /// Items about connections from slot `from` on, and the slot from which to go on, as
-    /// [`connections_piece`](Self::connections_piece). Connections that others should know and
-    /// nobody tells are told from now on.
+    /// Items about connections from slot `from` on, and the next slot, like
+    /// [`connections_piece`](Self::connections_piece). Connections that are worth replicating and
+    /// have no owner become owned.
     pub fn told_piece(
         &mut self,
         from: usize,
@@ -124,8 +124,8 @@ impl Shard {
         (out, next)
     }
 
-    /// Tells from now on what a peer has lent, or what it has lent in these ranges, as far as that
-    /// is in slots from `from` on; gives the slot from which to go on. For a peer that is gone.
+    /// Takes ownership of the connections borrowed from a peer, or of those in these ranges, in
+    /// slots from `from` on; returns the next slot. For a peer that is gone.
     pub fn adopt_lent(
         &mut self,
         peer: usize,
@@ -168,7 +168,7 @@ impl Shard {
         }
     }
 
-    /// Whether others should know a connection: nothing that a flood opens.
+    /// Whether a connection is worth replicating: no connection that a flood opens.
     pub(super) fn is_worth(&self, slot: conn::Entry<'_>) -> bool {
         let settled = match slot.protocol() {
             // ESTABLISHED, FIN_WAIT and CLOSE_WAIT.
@@ -185,7 +185,7 @@ impl Shard {
             && has_place(slot.client(), slot.virt(), slot.server_addr())
     }
 
-    /// Tells a connection from now on that nobody tells.
+    /// Takes ownership of a connection without an owner.
     pub(super) fn tell(&mut self, index: u32, kind: Kind, now: Instant) {
         let slot = self.table.get(index);
         slot.set(flag::TOLD);
@@ -196,7 +196,7 @@ impl Shard {
         self.say(index, kind, now);
     }
 
-    /// A connection is neither told nor lent any more; that one which was told has ended is said.
+    /// Ends the replication of a connection. The removal of an owned one is reported to the peers.
     pub(crate) fn strike(&mut self, index: u32) {
         if self.table.get(index).has(flag::TOLD) {
             self.say(index, Kind::Ended, Instant::ZERO);
@@ -204,7 +204,8 @@ impl Shard {
         self.strike_quietly(index);
     }
 
-    /// As [`strike`](Self::strike), and nobody is told: it goes on elsewhere.
+    /// Like [`strike`](Self::strike), without a report to the peers: the connection continues at
+    /// another director.
     pub(crate) fn strike_quietly(&mut self, index: u32) {
         let slot = self.table.get(index);
         let (identity, peer) = (identity(slot), peer_of(slot));
@@ -220,7 +221,7 @@ impl Shard {
         }
     }
 
-    /// Connection `index`, which nobody tells, was lent by a peer.
+    /// Marks connection `index`, which has no owner here, as borrowed from a peer.
     pub(crate) fn lend(&mut self, index: u32, peer: usize) {
         let slot = self.table.get(index);
         let number = u32::try_from(peer).unwrap_or(0);
@@ -269,7 +270,7 @@ impl Shard {
     }
 }
 
-/// Appends an item about a template, if others could do anything with it.
+/// Appends an item about a template, if peers can use it.
 pub(crate) fn write_template(template: &Template, left: Duration, out: &mut Vec<u8>) {
     if template.invalid.load(Relaxed) || template.server.load(Relaxed) == NO_SLOT {
         return;

@@ -289,8 +289,8 @@ impl LocalPorts {
         }
     }
 
-    /// Binds the port of a connection that another director has opened; `false` if somebody else has
-    /// it, or it can be none of this shard's.
+    /// Binds the port of a connection that another director has opened; `false` if another
+    /// connection has it, or it cannot belong to this shard.
     pub(crate) fn adopt(
         &mut self,
         index: u32,
@@ -506,7 +506,7 @@ mod tests {
         Arc::from([local("10.0.0.2"), local("fd00::2")])
     }
 
-    /// A table with the ports beside it, as a shard has them.
+    /// A table with its ports, as in a shard.
     struct Bed {
         table: ConnTable,
         ports: LocalPorts,

@@ -79,7 +79,7 @@ pub struct Shard {
     templates: Sparse<Option<Arc<Template>>>,
     /// Local addresses and ports of connections that are translated at both ends.
     local_ports: LocalPorts,
-    /// Local ends that connections have got and given back, if somebody follows them.
+    /// Local ends that connections have bound and released, if the caller requested them.
     local_changes: Option<VecDeque<LocalChange>>,
     /// Connections that have ended and are still found by the host's own answer to the packet that
     /// ended them.
@@ -216,13 +216,13 @@ impl Shard {
         self.decide_icmp_error(error, now)
     }
 
-    /// Where deciding on a packet between these two will look. Whoever has a batch of packets asks
-    /// for all of them, then [aims](Self::aim) for all, and then has them decided on
-    /// ([`handle_packet_ahead`](Self::handle_packet_ahead)): memory is waited for once, not for
+    /// The places in memory that the decision on a packet between these two will read. A caller
+    /// with a batch of packets calls this for all of them, then [`aim`](Self::aim) for all, and
+    /// then [`handle_packet_ahead`](Self::handle_packet_ahead): it waits for memory once, not for
     /// each packet.
     ///
-    /// `load` is called with words that will be read soon. To ask the processor for their cache
-    /// lines (`prefetch`) is best, as nobody waits for that; to read them does, too.
+    /// `load` is called with words that will be read soon. Best it prefetches their cache lines,
+    /// which causes no wait; reading them works, too.
     #[inline]
     pub fn ahead(&self, tuple: &Tuple, load: impl Fn(&AtomicU64)) -> Ahead {
         self.table.ahead(tuple.protocol, tuple.src, tuple.dst, load)
@@ -308,7 +308,7 @@ impl Shard {
         self.table.is_used(index)
     }
 
-    /// Whether others hang on connection `index`.
+    /// Whether connection `index` controls others.
     pub(crate) fn has_controlled(&self, index: u32) -> bool {
         self.table.controlled(index) > 0
     }
@@ -339,7 +339,7 @@ impl Shard {
         self.table.is_used(index).then_some(index)
     }
 
-    /// The timeout of connection `index` begins anew.
+    /// Restarts the timeout of connection `index`.
     pub(crate) fn restart(&mut self, index: u32, now: Instant) {
         self.table.restart(index, now);
     }
@@ -476,7 +476,8 @@ impl Shard {
 
     #[inline]
     fn is_stale(&self) -> bool {
-        // Pairs with the release in `Control::changed`: whoever sees the number sees the change.
+        // Pairs with the release in `Control::changed`: a reader that sees the number sees the
+        // change.
         self.generation != self.shared.generation.load(Ordering::Acquire)
     }
 

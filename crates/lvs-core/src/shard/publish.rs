@@ -58,7 +58,7 @@ pub enum Unpublished {
     Adjusted,
     /// Its client's port is not known yet, or is 0.
     NoClientPort,
-    /// It controls others.
+    /// It controls other entries.
     Controls,
     /// It is a persistence template.
     Template,
@@ -196,7 +196,7 @@ fn ripeness(entry: Entry<'_>, packets: u32, epoch: u16) -> Ripeness {
     }
 }
 
-/// A connection that could be published: what somebody else has to find ways out for.
+/// Offload plan: a connection for which the caller has to find the next hops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// TCP or UDP.
@@ -244,8 +244,8 @@ pub enum LocalChange {
 
 impl Shard {
     /// Whether look-ups should try the slot that an entry's hash names before the tags: in the IPv4
-    /// slots, and in the others. It changes as the table fills, and whoever follows later is
-    /// only slower.
+    /// slots, and in the wide slots. It changes as the table fills, and a program that follows late
+    /// is only slower.
     pub const fn tries_homes(&self) -> [bool; 2] {
         self.table.at_home()
     }
@@ -265,7 +265,7 @@ impl Shard {
             && what_else(entry).is_none()
     }
 
-    /// How a connection stands with that, whatever speaks against it.
+    /// Progress of a connection to its offload, without the reasons against it.
     pub fn ripeness(&self, conn: ConnId, packets: u32, epoch: u16) -> Ripeness {
         ripeness(self.table.get(conn.0), packets, epoch)
     }
@@ -350,10 +350,10 @@ impl Shard {
         })
     }
 
-    /// Lets a program that reads the table's memory forward the packets of a connection, as long as
-    /// `epoch` is in force. `client_hop` is the program's index of the way to the client;
-    /// without one it asks for each reply. `false` if the connection is not one for it: it has
-    /// ended, or others have the same addresses and ports.
+    /// Offloads a connection: a program that reads the table's memory forwards its packets, as long
+    /// as `epoch` is in force. `client_hop` is the program's index of the next hop to the client;
+    /// without one it looks up each reply. Returns `false` if the connection cannot be offloaded:
+    /// it has ended, or others have the same addresses and ports.
     ///
     /// Packets that change the state of the connection are still decided here: the program passes
     /// them up.

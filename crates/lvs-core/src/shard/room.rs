@@ -1,14 +1,14 @@
 //! Room in a full table: which connection gives way to a new one (`when_full = "evict"`).
 //!
-//! A flood fills the table with connections that nobody misses: half-open ones, single datagrams,
-//! connections that were opened and never used. They give way, the oldest of a few first; then
-//! connections that have been idle for long. One that moves data never does: where there is no
-//! other, the newcomer is refused.
+//! A flood fills the table with expendable connections: half-open ones, single datagrams,
+//! connections that were opened and never used. They are evicted, the oldest of a few first; then
+//! connections that have been idle for long. A connection that moves data is never evicted: if
+//! there is no other, the new connection is refused.
 //!
-//! A hand goes round the table. Each new connection moves it over one window of slots and takes the
-//! oldest there of the kind that is missed least, so that within a window the first that came is
-//! the first to go. Only where nobody there is half-open, three more windows are looked at, far
-//! apart: those that came together lie together.
+//! A clock hand moves over the table. Each new connection moves it over one window of slots and
+//! evicts the oldest entry of the most expendable kind, so that within a window the first that came
+//! is the first to go. If no entry there is half-open, the search covers three more windows, far
+//! apart: entries of the same time are near each other.
 
 use super::Shard;
 use crate::conn::{Entry, State, flag};
@@ -130,7 +130,7 @@ impl Shard {
     }
 }
 
-/// How much a connection would be missed; `None` if it stays whatever comes.
+/// The value of a connection; `None` if it is never evicted.
 fn worth(slot: Entry<'_>, now: Instant) -> Option<Worth> {
     let idle = slot.idle(now);
     let unused = slot.in_packets() <= HANDSHAKE && idle >= UNUSED_AFTER;

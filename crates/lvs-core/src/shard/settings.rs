@@ -17,8 +17,8 @@ pub(crate) struct Shared {
 /// Settings of which each shard keeps a copy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
-    /// There is an IPv4 service. Without one the kernel looks at no IPv4 packet, whatever
-    /// connections there are.
+    /// There is an IPv4 service. Without one the kernel ignores all IPv4 packets, even those of
+    /// connections.
     pub(crate) ipv4: bool,
     /// There is an IPv6 service.
     pub(crate) ipv6: bool,

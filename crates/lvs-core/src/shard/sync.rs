@@ -12,7 +12,7 @@ impl Shard {
         self.sync.take(now, &self.settings.sysctls)
     }
 
-    /// Messages that found as many waiting as `sync_qlen_max` says.
+    /// Messages lost because `sync_qlen_max` others were queued.
     pub fn lost_sync_messages(&self) -> u64 {
         self.sync.lost()
     }

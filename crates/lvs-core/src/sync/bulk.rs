@@ -49,11 +49,11 @@ pub enum Kind {
     Lives,
     /// It has ended.
     Ended,
-    /// It lives, and a packet of it has just come to who says so.
+    /// It lives, and the sender has just received a packet of it.
     Comes,
 }
 
-/// A connection or a template, and what is said of it.
+/// A connection or a template, and the kind of update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     /// Whether it lives.
@@ -248,10 +248,10 @@ impl Digest {
     }
 }
 
-/// How what a director tells differs from what another has of it.
+/// Comparison of a director's digest with the replicas of another one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
-    /// Connections that it tells.
+    /// Connections that it owns.
     pub told: u64,
     /// How many of them are missing, at least.
     pub missing: u64,
@@ -263,7 +263,7 @@ const fn range_of(hash: u64) -> usize {
     (hash >> (u64::BITS - RANGE_BITS)) as usize
 }
 
-/// Which connections a walk over the table tells of.
+/// The connections that a walk over the table sends.
 #[derive(Clone, Debug)]
 pub enum Pass {
     /// All.
@@ -339,7 +339,7 @@ pub(crate) struct Ledger {
     keys: [u64; 2],
     told: Digest,
     lent: [Option<Lent>; PEERS_MAX],
-    /// Somebody listens.
+    /// A peer is subscribed to updates.
     pub(crate) heard: bool,
     out: Vec<u8>,
     lost: bool,
@@ -364,7 +364,7 @@ impl Ledger {
         }
     }
 
-    /// A connection is told from now on, or no more.
+    /// Adds a connection to the owned ones, or removes it.
     pub(crate) fn tell(&mut self, identity: &Identity, is: bool) {
         let hash = identity.hash(self.keys);
         if is {
@@ -374,7 +374,7 @@ impl Ledger {
         }
     }
 
-    /// Whether a connection is in one of these ranges of what is told.
+    /// Whether an owned connection is in one of these ranges.
     pub(crate) fn is_told_in(&self, ranges: &Ranges, identity: &Identity) -> bool {
         ranges.has(identity.hash(self.keys))
     }

@@ -60,8 +60,9 @@ impl Master {
         }
     }
 
-    /// The same, but for messages that have no more connections than they can tell. The kernel
-    /// counts modulo 256, so that its backups lose 256 connections of each longer message.
+    /// The same, with messages limited to the largest number of connections that their count field
+    /// can express. The kernel counts modulo 256, so that its backups lose 256 connections of each
+    /// longer message.
     pub fn counted(self) -> Self {
         Self {
             count_max: u8::MAX.into(),
@@ -149,7 +150,7 @@ pub struct SyncDaemon {
 }
 
 impl SyncDaemon {
-    /// The same with what it was not told, at an interface of this MTU.
+    /// The same with defaults for an interface of this MTU.
     #[must_use]
     pub fn completed(&self, mtu: u32) -> Self {
         let ipv6 = self.group.is_some_and(|group| group.is_ipv6());

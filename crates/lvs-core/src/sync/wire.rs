@@ -164,7 +164,7 @@ pub struct Entries {
 /// Why nothing of a message is heeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
-    /// It is too short for a header, or its length is not what it says.
+    /// It is too short for a header, or its length field is wrong.
     Malformed,
     /// It is from a master with another syncid.
     OtherId,

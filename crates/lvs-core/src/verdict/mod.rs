@@ -15,12 +15,12 @@ use crate::{Forwarding, Tunnel};
 pub struct ConnId(pub(crate) u32);
 
 impl ConnId {
-    /// The connection in a slot: for tests of whoever acts on verdicts.
+    /// The connection in a slot, for tests of programs that carry out verdicts.
     pub const fn from_index(index: u32) -> Self {
         Self(index)
     }
 
-    /// The slot's index, for tables beside the connection table.
+    /// The slot's index, for tables next to the connection table.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -32,7 +32,7 @@ impl ConnId {
 pub struct ServerId(pub(crate) u32);
 
 impl ServerId {
-    /// The record's index, for tables beside it (next hops, say).
+    /// The record's index, for tables next to it (next hops, say).
     pub const fn index(self) -> usize {
         self.0 as usize
     }

@@ -20,7 +20,7 @@ const MARK_RULES_MAX: usize = 1024;
 /// Local addresses of full NAT at most: each connection may have to try all of them.
 const LOCAL_ADDRESSES_MAX: usize = 256;
 
-/// Whether a change can be made; reads what it says.
+/// Checks whether a change is possible, and parses its parameters.
 pub(super) fn check_call<'a>(
     view: &impl View,
     control: &Control,

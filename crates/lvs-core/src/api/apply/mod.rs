@@ -111,10 +111,10 @@ impl Control {
     }
 }
 
-/// A list of changes on its way into a [`Control`], as [`Control::apply`] makes them, but in
-/// pieces: whoever has a lock around it can let go of it in between, so that a long list holds up
-/// no packets. First everything is checked, then everything is made. Nobody else may make changes
-/// meanwhile; packets and the clock may go on.
+/// A list of changes in the course of its application to a [`Control`], like [`Control::apply`],
+/// but in pieces. A caller that has a lock around the `Control` can release it between the pieces,
+/// so that a long list delays no packets. All changes are checked first, and applied afterwards. No
+/// other changes may be made meanwhile; packets and the clock may continue.
 pub struct Changes<'a> {
     calls: &'a [Call],
     /// Calls that were checked.
@@ -200,9 +200,8 @@ impl<'a> Changes<'a> {
     /// service, and a service that is deleted as one for itself and one for each server. When
     /// all are made: what the packet side has to follow.
     ///
-    /// A list that has no more than `count` calls, and no flush, is made at once as far as packets
-    /// can tell: only the servers of services that are deleted last take further turns to be
-    /// put away.
+    /// A list of at most `count` calls, without a flush, is applied at once as far as packets are
+    /// concerned: only the clean-up of the servers of deleted services needs further turns.
     pub fn make(&mut self, control: &mut Control, now: Instant, count: usize) -> Option<Applied> {
         if self.marks.is_none() && self.steps.iter().any(Step::is_about_marks) {
             self.marks = Some(control.marks().to_vec());

@@ -14,7 +14,7 @@ use crate::{
     SourceFilter,
 };
 
-/// A change that has been checked, with what the host had to say.
+/// A checked change, with the facts that the host supplied.
 pub(super) enum Step<'a> {
     AddService(&'a ServiceSpec),
     EditService(&'a ServiceSpec),
@@ -143,7 +143,7 @@ impl Step<'_> {
         )
     }
 
-    /// Tells what the packet side has to follow.
+    /// Adds the parts of the state that the dataplane has to update.
     fn announce(&self, applied: &mut Applied) {
         match self {
             Self::AddService(spec) | Self::EditService(spec) => {

@@ -172,7 +172,7 @@ impl ConnTable {
         }
     }
 
-    /// An entry of the overflow has come, or goes: the words of tags say so.
+    /// Updates the tags when an entry enters or leaves the overflow.
     pub(super) fn move_home(&mut self, handle: u32, comes: bool) {
         let entry = self.slots.entry(handle);
         let narrow = entry.is_of_v4_client();

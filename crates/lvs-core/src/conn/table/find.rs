@@ -43,8 +43,7 @@ impl ConnTable {
         self.find_client(key, 0, kind::TEMPLATE, &Ahead::NONE)
     }
 
-    /// The newest entry of a client's address and `port` with just `kinds` of what tells kinds of
-    /// entries apart.
+    /// The newest entry of a client's address and `port` with exactly these `kinds`.
     #[inline]
     fn find_client(&self, key: &Key, port: u16, kinds: u64, ahead: &Ahead) -> Option<u32> {
         let (IpAddr::V4(client), IpAddr::V4(virt)) = (key.client.ip(), key.virt.ip()) else {
@@ -351,8 +350,8 @@ impl ConnTable {
         }
     }
 
-    /// As [`find_out`](Self::find_out) finds out by and by of whom packets are addressed to: of
-    /// `source`, which has sent one, if that was looked up as a client's for nothing.
+    /// Like [`find_out`](Self::find_out), and remembers that `source` is no client if a look-up of
+    /// it as a client's address found nothing.
     #[inline]
     pub(crate) fn note_source(&self, protocol: Protocol, source: SocketAddr, ahead: &Ahead) {
         let aim = ahead.side(true, 0);
@@ -547,7 +546,7 @@ const _: () = assert!(IDENTITY != NOBODY);
 /// Where one end's entry lies, if there is one.
 #[derive(Clone, Copy, Debug)]
 struct Aim {
-    /// [`NOBODY`] if nothing is known.
+    /// [`NOBODY`] without a hint.
     identity: u64,
     hash: u64,
     /// Where it is likely to lie, or [`NO_SLOT`].

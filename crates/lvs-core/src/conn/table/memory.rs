@@ -12,7 +12,7 @@
 //! | wide tags | 1 a bucket |
 //! | overflow: what has no place in its buckets | 16 a slot |
 //!
-//! [`Layout`] says how many of each there are, and with which keys they are hashed.
+//! [`Layout`] contains their sizes and hash keys.
 
 pub use super::adopt::Adoption;
 use alloc::boxed::Box;
@@ -64,7 +64,7 @@ pub enum LayoutError {
     Foreign,
     /// It was written by a version of this crate with another layout, which is this number.
     Version(u64),
-    /// Its numbers contradict each other, or the memory is shorter than they say.
+    /// Its numbers contradict each other, or the memory is too short for them.
     Damaged,
 }
 
@@ -152,7 +152,7 @@ impl Layout {
         self.overflow_slots as usize * Self::WIDE_WORDS
     }
 
-    /// The description, to be kept beside the memory.
+    /// The description, to be stored next to the memory.
     pub const fn to_words(&self) -> [u64; Self::HEADER_WORDS] {
         let mut words = [0; Self::HEADER_WORDS];
         words[0] = Self::MAGIC;
@@ -363,8 +363,8 @@ impl Memory {
         })
     }
 
-    /// Others read the slots of published connections while they change: a slot that was published
-    /// is not used again for so long after it was freed.
+    /// Programs read the slots of offloaded connections while the slots change. Such a slot is not
+    /// used again for this long after it was freed.
     #[must_use]
     pub const fn quarantined(mut self, time: Duration) -> Self {
         self.quarantine = time;

@@ -13,11 +13,11 @@
 //!  wheel      buckets of handles by deadline, and where each handle's record lies
 //! ```
 //!
-//! The hash is over the client's side alone, so that packets of both directions find the same slot:
-//! by the virtual address on the way in, by the server's on the way back. A handle is the slot's
-//! number, and stays the same as long as the entry lives. What is told apart by nothing a packet
-//! says ([`Overflow`]) lies elsewhere, so that an entry in its bucket is the only one that its
-//! packets find, or says that there are others.
+//! The hash covers the client's side only, so that packets of both directions find the same slot:
+//! by the virtual address from the client, by the server's address on the way back. A handle is the
+//! slot's number, and stays the same as long as the entry exists. Entries that match the same
+//! packets are stored in the [`Overflow`]. An entry in its bucket is therefore the only match of
+//! its packets, or is marked as one of several.
 //!
 //! | | bytes a connection (IPv4, full table) |
 //! |---|---|
@@ -72,7 +72,7 @@ const HOMELY: usize = 4;
 const PART_BUCKETS: usize = 64;
 const PART: usize = PART_BUCKETS * Layout::WAYS;
 
-/// Entries that end in one go, where that is all the same to them.
+/// Entries removed in one portion, if their order does not matter.
 const PORTION: usize = 128;
 
 /// Slots in memory, by handle: the narrow ones first, then the wide ones, then those of the

@@ -129,7 +129,7 @@ impl Overflow {
         self.free.push(slot);
     }
 
-    /// Hash of a client's address and port and those that he speaks to, or hears from.
+    /// Hash of a client's address and port and of the other end.
     pub(super) fn hash(&self, protocol: Protocol, client: SocketAddr, peer: SocketAddr) -> u64 {
         if let (IpAddr::V4(from), IpAddr::V4(to)) = (client.ip(), peer.ip()) {
             let from = narrow(from.octets(), client.port()) | protocol_part(protocol);

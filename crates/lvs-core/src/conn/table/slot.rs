@@ -21,8 +21,8 @@
 //!   w11-w15  as w3-w7 of a narrow slot
 //! ```
 //!
-//! Addresses and ports are in the order of bytes of a packet, so that whoever has a packet compares
-//! whole words.
+//! Addresses and ports are in network byte order, so that a look-up compares whole words of a
+//! packet.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use core::sync::atomic::AtomicU64;
@@ -70,9 +70,9 @@ pub(crate) mod kind {
     pub(crate) const NO_CPORT: u64 = bit(2);
     /// A template that is not found any more.
     pub(crate) const HIDDEN: u64 = bit(3);
-    /// Others have the same client and virtual address: the overflow knows the newest.
+    /// Other entries have the same client and virtual address; the overflow has the newest.
     pub(crate) const SHADOWED_IN: u64 = bit(4);
-    /// Others have the same client and server.
+    /// Other entries have the same client and server.
     pub(crate) const SHADOWED_OUT: u64 = bit(5);
 
     /// The kinds that look-ups compare.
@@ -200,7 +200,7 @@ fn unwide(words: [u64; 2], v6: bool) -> IpAddr {
     }
 }
 
-/// Whether w7 of a wide slot says that its client's address is IPv6.
+/// Whether w7 of a wide slot marks its client's address as IPv6.
 #[inline]
 pub(super) const fn is_client_v6(ends: u64) -> bool {
     ends >> 48 & way::CLIENT_IS_V6 != 0
@@ -441,7 +441,7 @@ impl<'a> Entry<'a> {
         self.flags() & flag != 0
     }
 
-    /// Sets flags that say nothing about what the entry is found by.
+    /// Sets flags that do not affect look-ups.
     #[inline]
     pub(crate) fn set(self, flags: u32) {
         self.update_counted(|word| word | both(0, flags));
@@ -559,7 +559,7 @@ impl<'a> Entry<'a> {
         self.front[0].store(word, Release);
     }
 
-    /// In the overflow: what tells the order in which entries came.
+    /// In the overflow: the number that orders entries by age.
     pub(super) fn sequence(self) -> u64 {
         if self.narrow { 0 } else { self.hot(0) }
     }

@@ -11,7 +11,7 @@ use super::*;
 use crate::conn::Key;
 use crate::{Forwarding, State};
 
-/// The record of servers of entries that were bound anew.
+/// The record of the server of entries that were bound again.
 const REBOUND: u32 = 1000;
 /// No limit to the work of a call.
 const ALL: usize = usize::MAX;

@@ -1,4 +1,4 @@
-//! A hierarchical timing wheel beside the slots.
+//! A hierarchical timing wheel next to the slots.
 //!
 //! A packet only writes its slot's deadline. The slot's record stays in its bucket as long as that
 //! is not later than the deadline; when the bucket comes up, a slot that is not due yet is recorded
@@ -11,10 +11,10 @@
 //! | pages | 8,192 | 4,096 ticks, 17 s | two books, 39 hours |
 //! | books | 64 | 4,096 pages, 19.5 hours | 51 days; what lies beyond is recorded at the end and moved on |
 //!
-//! The ticks of the present page and of the next one have a bucket each, so that while one page
-//! passes, the records of the next are spread over its ticks in portions: a page with a million
-//! records holds nobody up, and none of them is late. The timeouts that connections have cost one
-//! such move at most.
+//! The ticks of the present page and of the next one have a bucket each. While one page passes, the
+//! records of the next are distributed to its ticks in portions, so that a page with a million
+//! records causes no delay, and none of its timers is late. The usual timeouts cost one such move
+//! at most.
 //!
 //! A bucket is a list of chunks of records, and a record is a handle: those of a bucket lie
 //! together and are walked in order, so that the slots which they lead to can be loaded many at a
@@ -145,8 +145,7 @@ impl Wheel {
         }
     }
 
-    /// Whether whoever takes out what is due in the present tick would look again at some that are
-    /// not.
+    /// Whether a walk over the entries due in the present tick would find some that are not due.
     pub(super) const fn stays(&self) -> bool {
         self.stays
     }
@@ -369,8 +368,7 @@ impl Wheel {
         u64::from(armed).wrapping_sub(self.tick) & ARMED_MASK
     }
 
-    /// Records a handle that has no record; gives what its slot is to say about it
-    /// ([`Entry::armed`]).
+    /// Records a handle that has no record; returns the value for its slot ([`Entry::armed`]).
     pub(super) fn link(&mut self, handle: u32, deadline: u64) -> u32 {
         let tick = deadline.clamp(self.tick, self.tick + SPAN);
         let present = self.tick >> PAGE_BITS;

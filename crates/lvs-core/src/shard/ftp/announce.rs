@@ -1,6 +1,5 @@
-//! Where the commands and replies of FTP say that a data connection will be (RFC 959, RFC 2428),
-//! read the way `ip_vs_ftp_in` and `ip_vs_ftp_out` read them: in one segment, whatever it holds
-//! besides.
+//! Addresses of data connections in commands and replies of FTP (RFC 959, RFC 2428), parsed like
+//! `ip_vs_ftp_in` and `ip_vs_ftp_out` do: in one segment, whatever else it contains.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::ops::Range;
@@ -11,7 +10,7 @@ use crate::Family;
 /// A client's FTP command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FtpCommand {
-    /// The server is to say where it listens.
+    /// The server is to announce its address.
     Passive(Mode),
     /// The client listens there.
     Active(SocketAddr),
@@ -49,8 +48,8 @@ pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
     port().or_else(extended_port).map(FtpCommand::Active)
 }
 
-/// Where a server's reply says that it listens, and which bytes of the segment say so. A reply to
-/// EPSV leaves the address out, because it is that of `server`.
+/// The address that a server's reply announces, and the bytes of the segment that contain it. A
+/// reply to EPSV has no address, because it is that of `server`.
 pub(super) fn reply(text: &[u8], mode: Mode, server: IpAddr) -> Option<(SocketAddr, Range<usize>)> {
     let code: &[u8] = match mode {
         Mode::Active => return None,

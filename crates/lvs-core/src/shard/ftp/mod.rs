@@ -1,11 +1,11 @@
 //! The helper for FTP: data connections follow the control connection that announces them
 //! (`ip_vs_ftp`).
 //!
-//! It looks at control connections to servers behind NAT. What a client announces (PORT, EPRT)
-//! becomes a connection that the server may open; what a server announces (in answer to PASV, EPSV)
-//! becomes one that the client may open, and the client is told the virtual address in place of the
-//! server's. So the text changes, sometimes its length, and then every later number of the stream:
-//! see [`Shift`].
+//! It inspects control connections to servers behind NAT. An address that a client announces (PORT,
+//! EPRT) becomes a connection that the server may open. An address that a server announces (in
+//! answer to PASV, EPSV) becomes one that the client may open, and the helper replaces the server's
+//! address by the virtual one. So the text changes, sometimes its length, and then every later
+//! sequence number of the stream: see [`Shift`].
 //!
 //! The kernel leaves that to its connection tracking. Of what else this does, two things can be
 //! seen and are done here: a client's segment that acknowledges what no server has sent is dropped,
@@ -30,7 +30,7 @@ use crate::{
 /// The most ports that the helper looks at (`IP_VS_APP_MAX_PORTS`).
 pub const FTP_PORTS_MAX: usize = 8;
 
-/// Where the helper looks if nothing else is said.
+/// Default port of control connections.
 const FTP_PORT: u16 = 21;
 
 /// Reads the name of a helper as it stands in options: `ftp`, or `ftp=PORT,...`. Returns the ports.
@@ -293,8 +293,7 @@ impl Shard {
         }
     }
 
-    /// Expects the data connection that a reply announces, and tells what the client is to read
-    /// there.
+    /// Prepares the data connection that a reply announces, and returns the text for the client.
     fn announced(
         &mut self,
         index: u32,
