@@ -48,7 +48,7 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// Where another director is: an [`address`] that somebody has.
+/// The address of a peer: an [`address`] that a host can have.
 ///
 /// # Errors
 /// A message with the reason.
@@ -59,7 +59,7 @@ pub fn peer(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// The key in a file that nobody else may read. White space at its ends does not count.
+/// The key in a file that only its owner may read. White space at its ends does not count.
 ///
 /// # Errors
 /// A message with the fault of the file and the fix.

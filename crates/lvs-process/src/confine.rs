@@ -9,9 +9,10 @@
 //!                 keys, io_uring                             /proc/sys/net, /sys/fs/bpf
 //! ```
 //!
-//! What `lvsd` starts (the engine, programs of checks and of `notify`) inherits what it gave up, so
-//! that is what no such program needs, and it can still have more rights than `lvsd` has by itself
-//! (`sudo`, `ping`). The engine starts nothing; what holds its connections it has started before.
+//! The children of `lvsd` (the dataplane, programs of checks and of `notify`) inherit the
+//! restrictions, so these cover only calls that no such program needs. A child can still have more
+//! rights than `lvsd` itself (`sudo`, `ping`). The dataplane starts no programs after that point;
+//! it has started its state keeper before.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ use lvs_core::api::Confinement;
 
 use lvs_sys::seccomp::{Foreign, refuse};
 
-/// Administration of the host and of other processes: nothing that forwards, checks or tells makes
+/// Administration of the host and of other processes: no dataplane, check or notification makes
 /// such calls.
 const NOBODYS: &[i64] = &[
     libc::SYS_init_module,

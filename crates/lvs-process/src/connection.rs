@@ -25,7 +25,7 @@ const REQUEST_MAX: u64 = 16 << 10;
 const LIST_MAX: u64 = 32 << 20;
 /// How long a client may take to read [`BUFFER`] bytes of an answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a client may take to greet, whatever it says before.
+/// Time limit for a client's greeting, whatever it sends before.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client that may only look may take until it has sent its next request.
 const READER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ const READER_TIMEOUT: Duration = Duration::from_secs(60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Bytes of an answer that are gathered before they are written.
 const BUFFER: usize = 64 << 10;
-/// How much less of a processor those get who may only look, where others want it (setpriority(2)).
+/// Lower priority of threads for read-only clients (setpriority(2)).
 const READER_NICE: i32 = 10;
 
 /// A request of which nothing but the method is looked at.

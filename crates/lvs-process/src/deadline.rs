@@ -1,5 +1,5 @@
-//! Streams whose other end is given only so long: who sends or takes a byte now and then is as good
-//! as who does nothing.
+//! Streams with an absolute deadline, so that a peer that sends or reads a byte now and then is
+//! disconnected like a silent one.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;

@@ -124,7 +124,7 @@ fn server_answers_calls_lists_and_refusals() {
 
 fn raw(address: &Address, bytes: &[u8]) -> String {
     let mut stream = address.connect().expect("it listens");
-    // It may close before it has read everything; what it answered is there all the same.
+    // It may close before it has read everything; its answer is there in spite of that.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);
     let mut answer = String::new();

@@ -20,7 +20,7 @@ use super::desk::Gate;
 /// How long a client that does not talk may pause: as long as the kernel's connection tracking
 /// remembers one.
 pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
-/// Places that are given up and not yet free, at most: whoever gives up his closes a socket first.
+/// Places that are being released, at most: an evicted client closes a socket first.
 const LEAVING_MAX: usize = 1024;
 /// One source has so large a part of its service's places without giving up its own first.
 const SOURCE_PART: usize = 16;
@@ -47,7 +47,7 @@ struct Table {
 /// The clients of a service.
 #[derive(Debug, Default)]
 struct Queue {
-    /// Tells it from all others.
+    /// Its unique number.
     number: u64,
     /// As they came.
     new: BTreeMap<u64, Arc<Client>>,
@@ -83,7 +83,7 @@ pub(super) struct Seat {
 pub(super) enum Seated {
     /// There was one.
     Free(Seat),
-    /// Somebody has given up his.
+    /// Another client was evicted for it.
     Instead(Seat),
     /// There was none.
     Full,
@@ -123,7 +123,7 @@ impl Queue {
         let pause = u64::try_from(NEW_IDLE.as_millis()).unwrap_or(u64::MAX);
         for _ in 0..LOOKS.min(self.talking.len()) {
             let (_, client) = self.talking.pop_first()?;
-            // Its turn comes again when that of all others has come.
+            // Its turn comes again after that of all other clients.
             *next += 1;
             client.number.store(*next, Ordering::Release);
             self.talking.insert(*next, Arc::clone(&client));
@@ -146,7 +146,8 @@ impl Clients {
         self.table().held
     }
 
-    /// A place for `client` at `service` among `most`; `crowded` if others leave none at all.
+    /// A place for `client` at `service` among `most`; `crowded` if connections of TCP leave no
+    /// place free.
     pub(super) fn seat(
         self: &Arc<Self>,
         service: ServiceId,
@@ -193,7 +194,7 @@ impl Clients {
 }
 
 impl Table {
-    /// Does something with the queue of a service, which is there only while somebody is in it.
+    /// Applies `work` to the queue of a service, which exists only while it has a client.
     fn with_queue<T>(&mut self, service: ServiceId, work: impl FnOnce(&mut Queue) -> T) -> T {
         let queue = self.services.entry(service).or_insert_with(|| {
             self.next += 1;
@@ -216,7 +217,7 @@ impl Table {
         done
     }
 
-    /// Has somebody give up his place; false if nobody does.
+    /// Evicts a client; false if none can be evicted.
     fn make_room(&mut self, service: ServiceId, source: IpAddr, most: usize, now: u64) -> bool {
         let own = self.services.get(&service).map_or(0, Queue::len);
         let share = most / (self.services.len() + usize::from(own == 0));
@@ -277,7 +278,7 @@ impl Seat {
         self.client.talks.load(Ordering::Relaxed)
     }
 
-    /// How long it may pause, where those who talk may pause for `idle`.
+    /// Its idle limit, if established clients have the limit `idle`.
     pub(super) fn patience(&self, idle: Duration) -> Duration {
         match self.talks() {
             true => idle,
@@ -348,7 +349,7 @@ mod tests {
         for n in 0..1000_u16 {
             let one = some(seat(&clients, 1, client(1000 + n, 1), 3));
             assert_eq!(one.patience(idle), NEW_IDLE);
-            // An answer to whoever cannot hear it changes nothing.
+            // An answer to a forged address changes nothing.
             one.answered();
             flood.push(one);
         }
@@ -367,7 +368,7 @@ mod tests {
         assert!(table.by_length.is_empty());
     }
 
-    /// The longest queue is known, whatever comes and goes.
+    /// The longest queue is known after every change.
     #[test]
     fn client_queues_are_ordered_by_length() {
         let clients = Arc::new(Clients::default());
@@ -434,9 +435,9 @@ mod tests {
         }
         assert!(own.len() <= 10, "{}", own.len());
         assert!(others.iter().filter(|one| taken(one)).count() <= 1);
-        // Nobody of it is near the front, so that nobody is looked for at length.
+        // No client of it is near the front, so that the search is short.
         assert!(refused > 0);
-        // Where nobody else is, it has all places.
+        // Without other services, it has all places.
         let alone = Arc::new(Clients::default());
         let mut own: Vec<Seat> = (1..=1000)
             .map(|port| some(seat(&alone, 1, client(1, port), 0)))

@@ -27,7 +27,7 @@ const NEVER: u32 = 31 * 86_400;
 const TELL_BYTES: u64 = 1 << 20;
 const TELL_AFTER: u64 = 1_000;
 
-/// Something that ends once, for all who wait for it.
+/// An event that happens once, for all tasks that wait for it.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     closed: AtomicBool,
@@ -87,7 +87,7 @@ pub(super) struct Desk {
     most: AtomicUsize,
     /// Connections and clients that were refused because there were that many.
     full: AtomicU64,
-    /// Clients that had to give way to others.
+    /// Evicted clients.
     evicted: AtomicU64,
     /// Connections and clients for which there was no server.
     refused: AtomicU64,
@@ -102,15 +102,15 @@ pub struct Counts {
     pub most: usize,
     /// Connections refused because the limit was reached.
     pub full: u64,
-    /// Clients that had to give way to others.
+    /// Evicted clients.
     pub evicted: u64,
     /// Connections without an available server.
     pub refused: u64,
 }
 
-/// Of this many places one is kept for datagrams, whatever TCP takes.
+/// One of this many places is reserved for datagrams.
 const KEPT_PART: usize = 16;
-/// Of this many places one at most is for datagrams, whose senders nobody knows.
+/// At most one of this many places is for datagrams, whose sources can be forged.
 const DATAGRAM_PART: usize = 2;
 
 impl Desk {
@@ -215,8 +215,7 @@ impl Desk {
         }
     }
 
-    /// The server of a new connection; `None` if it gets none, for whatever reason the director
-    /// has.
+    /// The server of a new connection; `None` if the director refuses it, for any reason.
     pub(super) fn open(
         self: &Arc<Self>,
         service: ServiceId,
@@ -291,9 +290,9 @@ pub(super) struct Entry {
     tuple: Tuple,
     pub(super) server: SocketAddr,
     pub(super) gate: Arc<Gate>,
-    /// Bytes that have moved and were not told yet, each way.
+    /// Moved bytes that were not reported yet, in each direction.
     pending: [AtomicU64; 2],
-    /// When something last moved, and when that was last told; on the desk's clock.
+    /// Time of the last movement, and of the last report; on the desk's clock.
     moved: AtomicU64,
     told: AtomicU64,
 }
@@ -369,7 +368,7 @@ impl Entry {
         );
     }
 
-    /// Waits until nothing has moved for as long as `limit` then says.
+    /// Waits until nothing has moved for the present value of `limit`.
     pub(super) async fn idle(&self, limit: impl Fn() -> Duration) {
         loop {
             let limit = u64::try_from(limit().as_millis()).unwrap_or(u64::MAX);

@@ -1,5 +1,5 @@
-//! The PROXY protocol (HAProxy's proxy-protocol.txt): for whom a connection is, said at its
-//! beginning.
+//! The PROXY protocol (HAProxy's proxy-protocol.txt): the original addresses of a connection, at
+//! its beginning.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -67,7 +67,7 @@ pub fn write(version: Version, client: SocketAddr, local: SocketAddr) -> Vec<u8>
 pub enum Read {
     /// More of them are needed.
     Partial,
-    /// A header of this length; for whom the client speaks, unless it speaks for itself.
+    /// A header of this length, and the original client, unless the sender is the client itself.
     Header(usize, Option<SocketAddr>),
     /// No header.
     Nonsense,

@@ -22,9 +22,9 @@ const COPY: usize = 16 << 10;
 const PIPE: usize = 64 << 10;
 /// Pipes that hold something at a time, in the whole process; beyond them bytes are copied.
 pub(super) const PIPES_MAX: usize = 1024;
-/// Pipes that a thread keeps for the next one who wants one.
+/// Free pipes that a thread keeps for later use.
 const PIPES_KEPT: usize = 64;
-/// Chunks that one connection moves until others have their turn.
+/// Chunks that one connection moves before other connections have their turn.
 const TURN: usize = 16;
 
 static PIPES: AtomicUsize = AtomicUsize::new(0);
@@ -34,7 +34,7 @@ thread_local! {
     static KEPT: RefCell<Vec<Pipe>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A pipe, empty while nobody has it.
+/// A pipe, empty while it is unused.
 struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn pipes_are_bounded() {
-        // As if others had all of them, but for one.
+        // As if other threads had all of them, but for one.
         PIPES.fetch_add(PIPES_MAX - 1, Ordering::Relaxed);
         let before = PIPES.load(Ordering::Relaxed);
         let taken: Vec<Pipe> = std::iter::from_fn(Pipe::take).collect();

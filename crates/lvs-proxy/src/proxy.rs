@@ -18,7 +18,7 @@ use super::workers::{Listeners, Workers};
 const CONNECTIONS_MAX: usize = 100_000;
 /// Connections for which there is room in any case.
 const CONNECTIONS_MIN: usize = 16;
-/// Descriptors that others than listeners and checks need: the API's 128, the sockets' 64, files,
+/// Descriptors for other purposes than listeners and checks: the API's 128, the sockets' 64, files,
 /// threads' event loops.
 const RESERVE: usize = 384;
 /// Descriptors of pipes, if there are many.
@@ -233,15 +233,15 @@ fn files() -> usize {
     limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
 
-/// How many connections can be served with so many descriptors, of which others need some.
+/// Number of connections that fit into so many descriptors, of which other purposes need some.
 fn most(files: usize, others: usize) -> usize {
-    // Two of a connection, beside those of pipes.
+    // Two of a connection, in addition to those of pipes.
     let pipes = PIPE_DESCRIPTORS.min(files / 4);
     let most = files.saturating_sub(others + pipes) / 2;
     most.clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)
 }
 
-/// Why nobody can listen there, and what to do.
+/// The reason why the address cannot be used, and the fix.
 fn refusal(address: SocketAddr, error: &io::Error) -> String {
     let help = match error.kind() {
         io::ErrorKind::PermissionDenied => {

@@ -215,8 +215,8 @@ impl PacketSocket {
     }
 
     /// Becomes the first member of a new group of sockets that are bound to the same interface and
-    /// divide among themselves what comes in there. While no program says how
-    /// ([`Self::divide_by`]), it is all this one's. What this host sends is for none of them.
+    /// share the received frames. Until a program divides them ([`Self::divide_by`]), this socket
+    /// receives all of them. Frames that this host sends are not received.
     ///
     /// # Errors
     /// If the kernel cannot do that, or, if it is older than 6.14, while the interface is down.
@@ -236,8 +236,8 @@ impl PacketSocket {
         self.set_packet_option(libc::PACKET_FANOUT, fanout(group, 0))
     }
 
-    /// Has a group divide what comes in by a program of the classic packet filter that returns the
-    /// number of a member. Any member may say so, and any number of times.
+    /// Divides the received frames of a group by a program of the classic packet filter that
+    /// returns the number of a member. Any member may set it, any number of times.
     ///
     /// # Errors
     /// If it is no program, or the socket no member.
@@ -445,7 +445,7 @@ impl MessageBatch {
     }
 
     /// Receives at most one message into each of `buffers` (as many as there is room for) and
-    /// returns how many came. [`Self::received`] tells about each.
+    /// returns how many came. [`Self::received`] describes each.
     ///
     /// # Errors
     /// `WouldBlock` if none is waiting; what is wrong with the socket.
@@ -528,7 +528,7 @@ impl MessageBatch {
                 let aux = unsafe { data.cast::<libc::tpacket_auxdata>().read_unaligned() };
                 found.len = aux.tp_len;
                 if aux.tp_status & libc::TP_STATUS_VLAN_VALID != 0 {
-                    // Kernels before 3.14 do not tell the identifier; it is 802.1Q then.
+                    // Kernels before 3.14 do not report the identifier; it is 802.1Q then.
                     let tpid = if aux.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0 {
                         aux.tp_vlan_tpid
                     } else {
@@ -544,7 +544,7 @@ impl MessageBatch {
     }
 
     /// Sends messages in order, each a frame behind its virtio header (as many as there is room
-    /// for), and returns how many were taken. The header is by itself, or the beginning of the
+    /// for), and returns how many were accepted. The header is separate, or the beginning of the
     /// bytes.
     ///
     /// # Errors

@@ -62,7 +62,7 @@ const SO_PEERPIDFD: libc::c_int = 0x0056;
 
 impl Process {
     /// The process that connected `socket`. Before Linux 6.5 it is the one that has the id `pid`
-    /// now, and before 5.3 nobody knows.
+    /// now; before 5.3 it is unknown.
     pub fn of_peer(socket: &impl AsFd, pid: u32) -> Self {
         let peer = super::get_option(
             socket.as_fd().as_raw_fd(),

@@ -1,4 +1,4 @@
-//! A filter of system calls (seccomp(2)) that refuses some and lets all others be made.
+//! A filter of system calls (seccomp(2)) that refuses some and permits all other calls.
 use std::io;
 
 /// Treatment of calls by the conventions of another architecture (32-bit programs), whose numbers

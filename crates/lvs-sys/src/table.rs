@@ -98,9 +98,9 @@ pub struct TablePages {
 }
 
 impl TablePages {
-    /// Makes large pages of those of which half is used, and says of how many: look-ups then miss the
-    /// TLB less, for little more memory. `pause` is called after each; whoever looks up meanwhile waits
-    /// for a page of 2 MiB to be copied.
+    /// Replaces memory of which half is used by large pages, and returns their number: look-ups
+    /// then miss the TLB less, for little more memory. `pause` is called after each page; look-ups
+    /// meanwhile wait for the copy of a page of 2 MiB.
     ///
     /// # Errors
     /// If the kernel has no large pages, or none that can be asked for (Linux 6.1).

@@ -31,7 +31,7 @@ pub(crate) struct OwnOption {
 pub(crate) enum Place {
     /// Before the command.
     First,
-    /// Beside `-R`.
+    /// Used with `-R`.
     Restore,
 }
 

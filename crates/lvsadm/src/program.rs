@@ -63,8 +63,8 @@ pub(crate) type Connect<'a> = &'a mut dyn FnMut(&Address) -> Result<Client, Stri
 
 /// Runs the program `argv[0]` with the words that follow, and gives its exit status.
 ///
-/// `address` is where the engine is unless an option says otherwise, `connect` reaches it, and
-/// `names` is called if names are needed.
+/// `address` is the dataplane's default address, `connect` connects to it, and `names` is called if
+/// names are needed.
 pub fn run(
     argv: &[Vec<u8>],
     address: Address,
@@ -294,7 +294,7 @@ impl Invocation<'_> {
     }
 }
 
-/// Whether the script's `grep` says so instead of passing anything on: it does where there is a
+/// Whether the script's `grep` reports a binary file instead of passing lines on: it does for a
 /// NUL, and anything but comments.
 fn is_binary(text: &[u8]) -> bool {
     let mut lines = text.split_inclusive(|&b| b == b'\n' || b == 0);

@@ -40,8 +40,7 @@ pub(super) fn ask(
         UdpSocket::bind("[::]:0")?
     };
     socket.connect(server)?;
-    // The port that the system picked at random is what makes forging hard; the id need only tell
-    // answers apart.
+    // The random port makes forging hard; the id only distinguishes answers.
     let id = socket.local_addr()?.port().rotate_left(7);
     socket.send(&question(id, address))?;
     let mut buf = [0; 1500];

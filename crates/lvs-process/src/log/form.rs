@@ -18,11 +18,11 @@ use super::journal::Fields;
 pub(super) struct Form {
     /// Standard error is the journal: priorities in front, and no time, because it has its own.
     pub(super) journal: bool,
-    /// The journal gets fields of events beside the text.
+    /// The journal receives fields of events in addition to the text.
     pub(super) fields: bool,
     /// Colours.
     pub(super) ansi: bool,
-    /// Whose lines these are, among others'.
+    /// Mark of this program's lines in a shared standard error.
     pub(super) mark: Option<&'static str>,
 }
 

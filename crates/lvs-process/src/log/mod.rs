@@ -1,10 +1,10 @@
-//! Logs of the programs: best effort, so that no packet, call or health check ever waits for
-//! whoever reads them.
+//! Logs of the programs: best effort, so that no packet, call or health check ever waits for the
+//! reader of a log.
 //!
 //! Lines go into a bounded queue, and one thread writes them to standard error. A reader that is
-//! slow, stopped or gone, or a disk that is full, costs lines and nothing else; how many is said as
-//! soon as writing works again. Panics go the same way, because the ordinary hook waits for
-//! standard error, and a program that is to die of a panic must not hang in it.
+//! slow, stopped or gone, or a full disk, loses lines and has no other effect. The number of lost
+//! lines is logged as soon as writing works again. Panics use the same queue, because the ordinary
+//! hook waits for standard error, and a program that is to end by a panic must not hang in it.
 
 mod form;
 mod journal;
@@ -55,7 +55,7 @@ impl Drop for Guard {
 }
 
 /// Sends the events of `tracing` that pass `filter`, panics and [`say`] to standard error. `mark`
-/// tells this program's lines from those of others that have the same standard error.
+/// distinguishes this program's lines from those of other programs with the same standard error.
 ///
 /// # Errors
 /// There can be no thread, or there is a log already.
@@ -93,8 +93,8 @@ pub fn start(filter: EnvFilter, mark: Option<&'static str>) -> io::Result<Guard>
     Ok(Guard(()))
 }
 
-/// A field of a line: its text, which comes first, as it is, what else there is by name, and nothing
-/// of what only the journal is told.
+/// Formats a field of a line: the text first and unquoted, other fields by name, and no fields that
+/// only the journal receives.
 fn plain(out: &mut format::Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     match field.name() {
         journal::EVENT => Ok(()),
@@ -103,9 +103,9 @@ fn plain(out: &mut format::Writer<'_>, field: &Field, value: &dyn fmt::Debug) ->
     }
 }
 
-/// Says something to whoever started the program, as it is. It goes the log's way once there is a
-/// log, and to standard error directly before; if it cannot be written, it is not said. Only the
-/// journal sees `level`.
+/// Prints a message to the user who started the program, unchanged: by the log once there is one,
+/// and directly to standard error before. A message that cannot be written is lost. Only the
+/// journal receives `level`.
 pub fn say(level: Level, text: fmt::Arguments<'_>) {
     match LOG.get() {
         Some(log) => log.queue.push(level, &text.to_string()),

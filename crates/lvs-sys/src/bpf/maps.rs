@@ -387,7 +387,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         unsafe { self.element(BPF_MAP_DELETE_ELEM, key, 0) }
     }
 
-    /// Keys and values, as long as nobody takes any out meanwhile.
+    /// Keys and values, as long as no program removes any meanwhile.
     ///
     /// # Errors
     /// None that is known.
@@ -518,7 +518,7 @@ impl MapPlace {
     }
 }
 
-/// Programs that others go on with, by their numbers.
+/// Programs for tail calls, by their numbers.
 ///
 /// The kernel empties it when no descriptor and no name of it is left.
 #[derive(Debug)]
@@ -548,7 +548,8 @@ impl ProgramArray {
     /// Programs that go on with this number find this one from now on.
     ///
     /// # Errors
-    /// If there is no such number, or the program is of another kind than others that use it.
+    /// If there is no such number, or the program is of another kind than the other programs that
+    /// use it.
     pub fn put(&self, entry: u32, program: &Program) -> io::Result<()> {
         let program = number(&program.fd);
         place(&self.fd, BPF_MAP_UPDATE_ELEM, entry, program)
@@ -586,7 +587,7 @@ fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) -> io::Resu
 /// slots, their tags, and the overflow, which none reads.
 ///
 /// # Errors
-/// If the arrays are shorter than `layout` says.
+/// If the arrays are shorter than `layout` requires.
 pub fn shared_table(layout: Layout, arrays: [Arc<SharedArray>; 5]) -> io::Result<Memory> {
     let regions = arrays.map(|array| {
         // SAFETY: as in `words`. The reference is used by the region alone, which owns the array

@@ -81,7 +81,7 @@ const BPF_F_BEFORE: u32 = 1 << 3;
 /// In the flags of a trial: the frame comes with a sum over all of it, as some cards make it, and
 /// the kernel looks whether that still holds afterwards (Linux 6.16).
 const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
-/// Bytes of what the verifier may say.
+/// Size of the verifier's log.
 const LOG: usize = 1 << 20;
 /// How often a program is loaded that signals interrupt.
 const ATTEMPTS: usize = 5;
@@ -201,11 +201,11 @@ impl Program {
         attached::id(&self.fd)
     }
 
-    /// Whether the program of number `id` is the first one at that place of an interface: others
-    /// may keep frames from it.
+    /// Whether the program of number `id` is the first one at that place of an interface: a program
+    /// before it may withhold frames.
     ///
     /// # Errors
-    /// If there is no such interface, or the kernel does not say.
+    /// If there is no such interface, or the kernel does not report it.
     pub fn is_first_at(&self, id: u32, ifindex: u32) -> io::Result<bool> {
         let place = match self.kind {
             ProgramKind::Egress => Place::Egress,
@@ -376,7 +376,7 @@ fn interrupted(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
 }
 
-/// An error with what the verifier said last.
+/// An error with the last lines of the verifier.
 fn with_log(error: io::Error, log: &[u8]) -> io::Error {
     const LINES: usize = 12;
     let end = log.iter().position(|&byte| byte == 0).unwrap_or(0);
@@ -391,7 +391,7 @@ fn with_log(error: io::Error, log: &[u8]) -> io::Error {
         return error;
     }
     lines.reverse();
-    // The verifier says no with a number that stands for permissions elsewhere.
+    // The verifier refuses with a number that stands for permissions elsewhere.
     io::Error::new(
         io::ErrorKind::InvalidData,
         format!("{error}: {}", lines.join("; ")),

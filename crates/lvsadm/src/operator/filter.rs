@@ -186,8 +186,8 @@ fn save(run: &mut Invocation<'_>) -> Outcome {
     Ok(0)
 }
 
-/// The last line of what is saved. Without it nothing is restored: a pipe whose other end failed
-/// gives an empty input, or half of one, and whatever is not in it would be taken away.
+/// The last line of saved filters. Without it nothing is restored: a pipe from a program that
+/// failed gives an empty or truncated input, and all missing filters would be removed.
 const END: &str = "# end of filters";
 
 /// Whether all of a file is there.
@@ -249,7 +249,7 @@ fn restore(run: &mut Invocation<'_>) -> Outcome {
                 "{place}{message}; nothing was changed"
             )))
         }
-        // Without an answer nobody knows.
+        // Without an answer the result is unknown.
         Err(error) => Err(Trouble::Engine(format!(
             "{error}; `lvsadm filter list` shows whether the filters were replaced"
         ))),

@@ -38,7 +38,7 @@ pub(super) fn undrain(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         let info = services
             .iter()
             .find_map(|s| Some((s, s.servers.iter().find(|info| info.server == server)?)));
-        // Somebody else's, or an lvsd of old.
+        // The services belong to another program, or to an old lvsd.
         let foreign = !services.iter().all(is_managed);
         let daemon = match foreign {
             true => None,
@@ -98,7 +98,7 @@ pub(super) fn ask(daemon: &mut Daemon, spec: AdminSpec) -> Result<AdminDone, Tro
     daemon.admin(&spec).map_err(Trouble::Engine)
 }
 
-/// A wish, with what the options say of it.
+/// An operator override, with the values of the options.
 pub(super) fn spec(target: Target, state: AdminState, words: &Words) -> Result<AdminSpec, Trouble> {
     let why = words.value("--why").map(str::to_owned);
     if why

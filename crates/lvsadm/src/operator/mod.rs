@@ -1,4 +1,4 @@
-//! The additional commands of `lvsadm`, for the people who run a director.
+//! The additional commands of `lvsadm`, for operators.
 //!
 //! ipvsadm's command lines begin with an option, so no existing script can mean one of these.
 
@@ -261,7 +261,7 @@ fn service_and_server(
     }
 }
 
-/// A service by itself, as [`service_and_server`] takes it.
+/// A service alone, in the form that [`service_and_server`] accepts.
 fn service_named(run: &Invocation<'_>, service: &str) -> Result<ServiceId, Trouble> {
     let server = if service.contains('[') || service.starts_with("fwmark6:") {
         "[::1]:1"

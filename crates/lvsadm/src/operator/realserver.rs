@@ -61,7 +61,7 @@ fn addresses(text: &mut String, vips: &[IpAddr], device: &str, undo: bool) {
     for vip in vips {
         let (family, bits) = match vip {
             IpAddr::V4(_) => ("", 32),
-            // Nobody asks whether somebody else has it: the director does.
+            // Duplicate address detection is off, because the director has the address, too.
             IpAddr::V6(_) => ("-6 ", 128),
         };
         let _ = match (undo, vip) {
@@ -80,8 +80,8 @@ fn addresses(text: &mut String, vips: &[IpAddr], device: &str, undo: bool) {
     }
 }
 
-/// Nobody but the director may answer ARP for the VIPs. IPv6 has no such thing: an address on `lo`
-/// is in no neighbour table.
+/// Only the director may answer ARP for the VIPs. IPv6 needs no setting: an address on `lo` is in
+/// no neighbour table.
 fn arp(text: &mut String, vips: &[IpAddr], undo: bool) {
     if !vips.iter().any(IpAddr::is_ipv4) {
         return;

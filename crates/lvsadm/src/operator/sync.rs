@@ -1,4 +1,4 @@
-//! `lvsadm sync`: what directors tell each other.
+//! `lvsadm sync`: the replication with peers.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::session::json;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Milliseconds after which it is said that a peer is silent, which compares every two seconds.
+/// Milliseconds after which a peer counts as silent; it compares every two seconds.
 const UNHEARD: u64 = 4_000;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {

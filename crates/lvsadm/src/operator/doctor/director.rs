@@ -98,14 +98,14 @@ impl Director {
         )
     }
 
-    /// keepalived, if it says that another director has the addresses, or if nobody is to have
-    /// them here.
+    /// keepalived's state, if another director has the addresses, or no director is to have them
+    /// here.
     fn idle(&self) -> Option<&VrrpStatus> {
         let vrrp = self.0.director.vrrp.as_ref();
         vrrp.filter(|vrrp| !vrrp.active)
     }
 
-    /// Whether nobody here is to answer for an address.
+    /// Whether this director intentionally does not answer for an address.
     pub(super) fn has_given_up(&self, vip: IpAddr) -> bool {
         let mut services = self.0.services.iter();
         self.idle().is_some()

@@ -93,12 +93,13 @@ impl Side {
 struct Chain<'a> {
     table: &'a str,
     name: &'a str,
-    /// The side of interfaces at which it stands, and which; all others are in the host's stack.
+    /// The side of interfaces to which the chain is attached, and their names; all other chains are
+    /// in the host's stack.
     at: Option<(Side, &'a str)>,
 }
 
 impl<'a> Chain<'a> {
-    /// Reads the line that says where a chain stands, if this is one.
+    /// Parses the line with the hook of a chain, if this is one.
     fn stands(&mut self, line: &'a str) {
         for side in [Side::Ingress, Side::Egress] {
             let hook = line.split_once(" hook ");
@@ -273,9 +274,10 @@ fn at_egress(
     }
 }
 
-/// Filters of tc that may drop, from what `tc filter show` says of one side of an interface.
+/// Findings about filters of tc that may drop, from the output of `tc filter show` for one side of
+/// an interface.
 fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Findings) {
-    // A filter has a line of its own, and its actions others; a program decides by itself.
+    // A filter has a line of its own, and its actions further lines; a program decides alone.
     let lines = filters.lines();
     let others: Vec<&str> = lines.filter(|line| !is_own(line)).collect();
     let has = |words: &[&str]| {
@@ -330,7 +332,7 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
     }
 }
 
-/// BPF programs as they are told: how many, and their names.
+/// Number and names of BPF programs, for messages.
 fn told(names: &[&String]) -> Option<(String, String)> {
     let named = |name: &&String| match name.as_str() {
         "" => "one without a name".to_owned(),
@@ -344,7 +346,7 @@ fn told(names: &[&String]) -> Option<(String, String)> {
     }
 }
 
-/// XDP programs of others, which see a frame before anybody else and may keep it.
+/// Foreign XDP programs, which see each frame first and may withhold it.
 fn express_data_path(device: &Device, findings: &mut Findings) {
     let others = device.xdp.iter();
     let others = others.filter(|name| !name.starts_with(OWN_PROGRAM));
@@ -423,7 +425,7 @@ fn names(line: &str, service: &ServiceInfo) -> bool {
     })
 }
 
-/// Whether a rule drops by source, whatever the destination.
+/// Whether a rule drops by source, for any destination.
 fn drops_by_source(line: &str) -> bool {
     let has = |words: &[&str]| line.split(' ').any(|word| words.contains(&word));
     has(&["saddr", "-s", "--match-set"])

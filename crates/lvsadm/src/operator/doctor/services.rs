@@ -12,7 +12,7 @@ use super::director::Director;
 use super::{Findings, is_routed};
 use crate::operator::service_text;
 
-/// A server is suspected from this many half-open connections on, if it has no others.
+/// Half-open connections from which on a server without other connections is suspected.
 const SUSPICIOUS: u32 = 3;
 
 pub(super) fn look(
