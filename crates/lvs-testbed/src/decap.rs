@@ -193,8 +193,8 @@ fn relay(
 const ETHERNET: usize = 14;
 
 /// Turns `[14 bytes][headers][inner packet]` into `[Ethernet header][inner packet]`, in place: the
-/// new header overwrites the end of the others. None if the inner packet is not what these headers
-/// announce.
+/// new header overwrites the end of the others. None if the inner packet does not match these
+/// headers.
 fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]) -> Option<&[u8]> {
     let received = buffer.get(ETHERNET..)?;
     // A raw socket of IPv4 gives the IP header as well.

@@ -42,7 +42,7 @@ impl AddAssign for Forwarded {
     }
 }
 
-/// Whether there is more in a frame than its IP header says.
+/// Whether a frame is longer than its IP header's length.
 fn is_padded(frame: &[u8]) -> bool {
     let word = |at: usize| match frame.get(at..at + 2) {
         Some(&[high, low]) => usize::from(high) << 8 | usize::from(low),
@@ -139,11 +139,10 @@ impl Programs {
             bytes[..6].fill(0);
         }
         self.kernel.set_virtual_time(now);
-        // Now and then the card has summed the packet up, where the kernel can say so. With
-        // padding, the kernel cuts off the sum as well, and would then say that it is
-        // wrong.
+        // Sometimes the frame has a sum of the card, if the kernel supports that. With padding, the
+        // kernel cuts off the sum as well, and would then report a wrong sum.
         self.turns += 1;
-        // Where they look first is all the same.
+        // The starting point of look-ups does not matter.
         self.kernel
             .try_homes([self.turns.is_multiple_of(2), self.turns.is_multiple_of(3)]);
         if self.turns.is_multiple_of(2) {
@@ -300,7 +299,7 @@ pub(crate) fn listing(director: &Director, now: Instant) -> Vec<String> {
 /// for itself.
 pub(crate) fn without_id(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
-    // Without "don't fragment", or a fragment all the same.
+    // A packet without "don't fragment", or a fragment with it.
     let counts =
         |ip: &[u8]| ip[0] == 0x45 && (ip[6] & 0x40 == 0 || ip[6] & 0x3f != 0 || ip[7] != 0);
     if frame.get(14..34).is_some_and(counts) {

@@ -52,7 +52,8 @@ pub struct LoadOptions {
     /// Stop when the input ends
     #[arg(long)]
     pub until_eof: bool,
-    /// Run in real time, so that a pause tells of the network and not of who waits for a processor.
+    /// Run in real time, so that a pause shows the network's delay and not the wait for a
+    /// processor.
     #[arg(skip)]
     pub real_time: bool,
 }

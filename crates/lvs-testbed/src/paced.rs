@@ -1,5 +1,5 @@
-//! A web server that sends evenly: the subcommand `paced`, run on real servers where a client's
-//! longest pause is to tell of the directors and not of the server.
+//! A web server that sends evenly: the subcommand `paced`, for real servers when a client's longest
+//! pause is to measure the directors and not the server.
 //!
 //! nginx's `limit_rate` keeps its rate in bursts with pauses of up to a second. This one sends what
 //! is due every [`SLICE`], each download at a moment of its own within that time. It has the
@@ -134,7 +134,7 @@ fn asked(stream: TcpStream, name: &str, downloads: &Sender<Download>) -> Option<
     Some(())
 }
 
-/// Sends to all that is due, until nobody can come any more.
+/// Sends due bytes to all, until no further download can come.
 fn send(rate: u64, downloads: &Receiver<Download>) {
     let mut bytes = vec![0; LARGEST];
     content::fill(0, &mut bytes);

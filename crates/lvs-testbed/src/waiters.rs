@@ -50,7 +50,7 @@ pub fn main(options: &WaitOptions) -> Result<()> {
     println!("waiting");
     all.wait();
     for thread in threads {
-        // One that panics has said so.
+        // A panic was printed by its thread.
         let _ = thread.join();
     }
     Ok(())

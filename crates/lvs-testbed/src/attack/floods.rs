@@ -16,7 +16,7 @@ pub(super) enum Flood {
     Pairs,
     /// Datagrams from sources that do not exist.
     Udp,
-    /// Datagrams of one source that are answered with an error each: to a port that nobody serves.
+    /// Datagrams of one source that are answered with an error each: to a port without a service.
     Errors,
 }
 

@@ -1,4 +1,4 @@
-//! The honest client beside an attack: new connections at a steady rate, and downloads, every byte
+//! The honest client during an attack: new connections at a steady rate, and downloads, every byte
 //! checked.
 
 use std::net::SocketAddr;
@@ -54,7 +54,7 @@ pub struct Honest {
     pub p50_ms: f64,
     /// The 99th of a hundred.
     pub p99_ms: f64,
-    /// The longest time in which nobody was served, in milliseconds.
+    /// The longest time without a served request, in milliseconds.
     pub silence_ms: f64,
     /// Of all these, answers with a byte that is not as it should be.
     pub wrong: u64,
@@ -102,7 +102,7 @@ pub fn honest(options: &HonestOptions) -> Result<()> {
 #[derive(Default)]
 struct Log {
     report: Honest,
-    /// When somebody was served.
+    /// Times of the served requests.
     ends: Vec<Duration>,
     took: Vec<Duration>,
 }

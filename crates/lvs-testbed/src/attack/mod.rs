@@ -1,4 +1,4 @@
-//! Attacks on a director, and how honest clients fare beside them: `lvs-testbed attack NAME`.
+//! Attacks on a director, and their effect on honest clients: `lvs-testbed attack NAME`.
 //!
 //! ```text
 //!  client ────┐                                    honest: new connections and downloads, every byte checked
@@ -6,9 +6,9 @@
 //!  attacker ──┘                                    frames out of a packet socket, at a rate, for a time
 //! ```
 //!
-//! Everything happens in network namespaces of its own. The honest client runs by itself first,
-//! then beside the attack; the engine's memory and counters are looked at before and after. An
-//! attack is a line of `ATTACKS`.
+//! Each run has network namespaces of its own. The honest client runs alone first, then during the
+//! attack; the dataplane's memory and counters are read before and after. An attack is a line of
+//! `ATTACKS`.
 
 mod aggregates;
 mod bed;
@@ -39,11 +39,11 @@ use crate::site::{Forward, Site, Vip};
 struct Attack {
     name: &'static str,
     summary: &'static str,
-    /// How the director reaches the real servers, and who owns the virtual address.
+    /// The forwarding method, and the owner of the virtual address.
     site: (Forward, Vip),
     /// Options of the engine.
     engine: &'static [&'static str],
-    /// Frames a second, if not told otherwise.
+    /// Frames a second, by default.
     rate: u64,
     means: Means,
     /// The promised bound.
@@ -68,7 +68,8 @@ enum Means {
     Frames(fn(&Target) -> Box<dyn Volley>),
     /// Users of the director's host without any rights.
     Users(fn(&Site, Duration) -> Result<u64>),
-    /// Nobody reads the engine's log, a full pipe, while much is logged, nor what `lvsadm` prints.
+    /// The dataplane's log is a full pipe without a reader, while much is logged, and so is the
+    /// output of `lvsadm`.
     Log,
 }
 
@@ -273,7 +274,7 @@ pub struct Outcome {
     pub bound: &'static str,
     /// Honest clients alone.
     pub before: Honest,
-    /// Honest clients beside the attack.
+    /// Honest clients during the attack.
     pub beside: Honest,
     /// Frames that were sent, or requests of local users.
     pub sent: u64,
@@ -294,9 +295,9 @@ pub struct Outcome {
 pub struct Compared {
     /// Alone.
     pub before: Delays,
-    /// Beside as many users of the host who do nothing but compute.
+    /// With as many users of the host that only compute.
     pub busy_users: Delays,
-    /// Beside the attack.
+    /// During the attack.
     pub beside: Delays,
 }
 
@@ -368,7 +369,7 @@ pub fn run(name: &str, seconds: u64, alone: u64, rate: Option<u64>) -> Result<Ou
 ///
 /// # Errors
 ///
-/// As [`run`], or when an outcome is not what is promised whatever the machine.
+/// Like [`run`], or when an outcome violates a bound that does not depend on the machine.
 pub fn main(options: &AttackOptions) -> Result<()> {
     if options.list {
         for attack in ATTACKS {
@@ -398,7 +399,7 @@ pub fn main(options: &AttackOptions) -> Result<()> {
     outcomes.iter().try_for_each(Outcome::check)
 }
 
-/// Bounds beside what was measured.
+/// The bounds and the measured values.
 fn table(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     for outcome in outcomes {

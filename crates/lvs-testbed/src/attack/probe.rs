@@ -1,5 +1,5 @@
-//! How long single packets take beside an attack: datagrams to an echo service at a steady rate,
-//! over one connection.
+//! Delays of single packets during an attack: datagrams to an echo service at a steady rate, over
+//! one connection.
 //!
 //! Both ends run with a real-time priority, so that what is measured is the director and the links,
 //! not how long the ends wait for a processor.
@@ -95,7 +95,7 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
     let count = u64::try_from(count).context("too many datagrams")?;
     let stolen = stolen_ms();
     let start = Instant::now();
-    // A datagram is due at a time that its number tells; what keeps it from leaving then counts.
+    // A datagram is due at a time that follows from its number; a late start counts as delay.
     let due = |number: u64| start + every * u32::try_from(number).unwrap_or(u32::MAX);
     let mut took: Vec<Duration> = thread::scope(|scope| {
         scope.spawn(|| {

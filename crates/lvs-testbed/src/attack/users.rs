@@ -23,7 +23,7 @@ pub(super) fn hostile(site: &Site, time: Duration) -> Result<u64> {
     nobody(site, time, &[])
 }
 
-/// As many users who know of no control socket and only compute.
+/// As many users that only compute, without the control socket.
 pub(super) fn compute(site: &Site, time: Duration) -> Result<u64> {
     nobody(site, time, &["--compute"])
 }

@@ -1,5 +1,5 @@
 //! Two directors with keepalived, under load, while one of them dies, comes back or is taken out of
-//! service, or the two do not hear each other.
+//! service, or the two are disconnected from each other.
 //!
 //! With NAT, their file is `examples/two-directors.toml`, at the place that it is for. For
 //! comparison, HAProxy may stand in the place of the director.
@@ -34,9 +34,9 @@ pub enum Scenario {
     Returns,
     /// Maintenance of one director, then of the other.
     Planned,
-    /// The active director finds its servers down, and nobody else does.
+    /// Only the active director finds its servers down.
     Quorum,
-    /// The directors do not hear each other's synchronisation for a time; then as planned.
+    /// The directors are disconnected from each other for a time; then as planned.
     Partition,
     /// The active director's engine is stopped for three seconds.
     Stopped,
@@ -437,7 +437,7 @@ impl Lab {
         }
     }
 
-    /// For who looks on.
+    /// Shows progress to a user.
     fn tell(&self, words: &str) {
         if self.live {
             eprintln!("\n--- {words}");
@@ -460,7 +460,7 @@ impl Lab {
 
     fn wait_track(&self, index: usize, value: i64) -> Result<()> {
         if self.kind == Balancer::HaProxy {
-            // Long enough to have heard the other one.
+            // Long enough to receive the other's advertisement.
             std::thread::sleep(Duration::from_secs(2));
             return Ok(());
         }
@@ -489,7 +489,7 @@ impl Lab {
                     self.lent(1) == Some(downloads)
                 })
                 .with_context(|| format!("it knows {:?}", self.lent(1)))?;
-                // Either hears the other: who has just started is connected to a moment later.
+                // Both are connected: the one that has just started is connected to a moment later.
                 super::wait_in_step(&self.site, &self.hosts())?;
             }
             Balancer::HaProxy => wait_until("all connections", LIMIT, || {
@@ -639,7 +639,7 @@ impl Lab {
             .map(drop)
     }
 
-    /// Does something, waits until a director is active, and says for how long nobody was.
+    /// Runs an action, waits until a director is active, and returns for how long none was.
     fn outage(
         &mut self,
         deed: impl FnOnce(&mut Self) -> Result<()>,
@@ -655,7 +655,7 @@ impl Lab {
         deed(self)?;
         self.wait_active(then_active)?;
         self.ask_by_ipv6()?;
-        // Longer than the neighbours' announcements take, and whoever takes it back.
+        // Longer than the neighbours' announcements and the take-over take.
         std::thread::sleep(Duration::from_millis(1500));
         let _ = ping.stop(Signal::SIGINT);
         longest_gap(&ping.log())

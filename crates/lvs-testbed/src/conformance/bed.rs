@@ -248,7 +248,8 @@ impl Bed {
         self.change().0
     }
 
-    /// Applies what a case or its `config` says: sysctls, timeouts, marks, local prefixes, MTUs.
+    /// Applies the settings of a case or its `config`: sysctls, timeouts, marks, local prefixes,
+    /// MTUs.
     pub(super) fn set_up(&mut self, config: &Value) -> Replayed<()> {
         for (name, value) in config.fields("sysctl").into_iter().flatten() {
             self.control().set_sysctl(name, &sysctl_text(value))?;
@@ -336,7 +337,7 @@ impl Bed {
         self.routed.push(prefix);
     }
 
-    /// Edits a real server: what the step does not say stays.
+    /// Edits a real server: fields that the step does not contain stay.
     pub(super) fn edit_server(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
         let addr = place(step)?;
         let known = self.director.control.service(key).and_then(|service| {
@@ -358,7 +359,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Edits a service: what the step does not say stays.
+    /// Edits a service: fields that the step does not contain stay.
     pub(super) fn edit_service(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
         let known = self.director.control.service(key);
         let mut config = known.ok_or(lvs_core::Error::NoService)?.config().clone();
@@ -564,7 +565,7 @@ impl Bed {
         }
         let icmp = packet.is_icmp().then(|| packet.icmp(ip, Hook::Local, 0));
         let inner = match icmp {
-            // A fragment does not tell what an error is about.
+            // A fragment does not contain the packet that an error is about.
             Some(Icmp::Error(error)) if packet.fragment.is_none() => {
                 Some((error.inner.protocol, error.inner.dst))
             }

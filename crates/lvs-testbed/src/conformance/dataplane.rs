@@ -1,4 +1,4 @@
-//! The recordings' test bed behind a control socket, for tests of what clients say to a dataplane.
+//! The recordings' test bed behind a control socket, for tests of a dataplane's clients.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,7 +57,7 @@ impl MemoryDataplane {
         self.call(call, &mut Sink::new(0, &mut std::io::sink()))
     }
 
-    /// Applies what a recording says of the network and the host; see [`Bed::set_up`].
+    /// Applies a recording's network and host; see [`Bed::set_up`].
     pub(crate) fn set_up(&self, config: &Value) -> Result<()> {
         Ok(self.bed().set_up(config)?)
     }

@@ -57,7 +57,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// That of a case that goes `through` this, and is `traced` if somebody wants to compare.
+    /// The log of a case that uses this path, `traced` if it is to be compared.
     pub(super) fn new(through: Through, traced: bool) -> Self {
         let log = Self {
             through,

@@ -159,7 +159,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// To whom a packet went, from where it seemed to come, or what was answered.
+    /// The destination of a packet, its apparent source, or the answer to it.
     fn read(
         &self,
         sent: &[Emitted],

@@ -247,7 +247,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Changes the only service's server, as a step says it.
+    /// Changes the only service's server according to a step.
     pub(super) fn change(&self, config: &Value, step: &Value) -> anyhow::Result<()> {
         let service = &config.items("services")[0];
         let known = service
@@ -327,7 +327,7 @@ impl Kernel {
 
     /// The connections, as a step of a recording.
     pub(super) fn connections() -> anyhow::Result<Value> {
-        // In one piece: between two the kernel counts anew where it was, and an entry that has
+        // One read: between two reads the kernel counts its position again, and an entry that has
         // ended hides another one.
         let mut text = vec![0; 1 << 20];
         let len = File::open("/proc/thread-self/net/ip_vs_conn")?.read(&mut text)?;

@@ -1,4 +1,4 @@
-//! The real kernel and ipvsadm against ours, with cases that nobody has thought of.
+//! Random cases for the real kernel and ipvsadm, compared with ours.
 //!
 //! ```text
 //!  seed ─▶ cases ─▶ `lvs-testbed record`, run on a kernel with IPVS ─▶ recording ─▶ conformance, transcripts

@@ -172,7 +172,7 @@ fn mask(
 pub(super) enum Recorded {
     /// The kernel's behaviour.
     Case(Value),
-    /// It varies more than a recording can say; what does.
+    /// It varies more than a recording can express; the varying part.
     Unstable(String),
     /// It reaches a deviation that docs/decisions.md lists; the name of the deviation.
     Deviation(String),
@@ -279,7 +279,7 @@ fn has_sctp() -> bool {
     std::path::Path::new("/proc/sys/net/sctp").exists()
 }
 
-/// Whether a frame is what the host's own SCTP says: it starts its way here.
+/// Whether a frame is an answer of the host's own SCTP: such a frame starts here.
 fn is_own_sctp(frame: &[u8]) -> bool {
     let ip = frame.get(IP..).unwrap_or_default();
     match ip.first().map(|first| first >> 4) {

@@ -195,8 +195,8 @@ fn peer_services(bytes: &[u8]) {
     assert_eq!(heard.compare(&heard).count(), 0);
 }
 
-/// Synchronisation messages, read and taken over by a backup: whatever they say, the connections
-/// end one day and the servers are free.
+/// A backup reads and applies synchronisation messages. Whatever they contain, the connections end
+/// one day and the servers are free.
 pub fn sync_decode(bytes: &[u8]) {
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
     // Most random lengths are wrong and stop the reader: make them right, or leave them.

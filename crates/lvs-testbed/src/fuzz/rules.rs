@@ -41,9 +41,9 @@ static DATAPLANE: LazyLock<(Arc<MemoryDataplane>, Handle, SocketAddr)> = LazyLoc
 /// From this first byte on, other programs' files are converted.
 const CONVERSION: u8 = 250;
 
-/// The first byte says what the rest is: rules in the form of `ipvsadm-save`, rules for marks, a
-/// configuration of `lvsd`, lines on the control socket, or a file of another program's that is
-/// converted. None of it may panic, and the dataplane must answer afterwards.
+/// The first byte selects the kind of the rest: rules in the form of `ipvsadm-save`, rules for
+/// marks, a configuration of `lvsd`, lines on the control socket, or a file of another program to
+/// convert. None of it may panic, and the dataplane must answer afterwards.
 pub fn rules(bytes: &[u8]) {
     let (&kind, text) = bytes.split_first().unwrap_or((&0, &[]));
     if kind >= CONVERSION {

@@ -1,4 +1,4 @@
-//! The packet path and a director in memory, and a judge beside them.
+//! The packet path and a director in memory, and an independent oracle.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddrV4};
@@ -133,8 +133,8 @@ struct Came {
     /// Its quoted packet may come back with a wrong header: it is an ICMP error about such a packet
     /// of IPv4, or about a tunnel packet, whose content is forwarded unchanged.
     about_wrong: bool,
-    /// It is a first fragment of IPv6 that ends before the header of its protocol does: these
-    /// bytes wait for no others, and leave as they are or not at all.
+    /// It is a first fragment of IPv6 that ends before the header of its protocol does: these bytes
+    /// are not reassembled, and leave unchanged or not at all.
     tiny: Option<Vec<u8>>,
 }
 
@@ -286,7 +286,7 @@ impl Bed {
         self.pipeline.counters.received
     }
 
-    /// Does what `act` says.
+    /// Carries out a step.
     ///
     /// # Panics
     /// If something that must hold does not.
@@ -376,7 +376,7 @@ impl Bed {
         self.bounds();
     }
 
-    /// Lets everything end, and says what was seen.
+    /// Lets everything end, and returns the summary.
     ///
     /// # Panics
     /// If something is left.

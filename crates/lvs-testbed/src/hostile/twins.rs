@@ -185,7 +185,7 @@ struct Talk {
     virt: SocketAddr,
     /// Behind NAT.
     server: Option<SocketAddr>,
-    /// Whom that takes for the client.
+    /// The client's address at the other end.
     peer: SocketAddr,
 }
 
@@ -197,7 +197,7 @@ struct Talks {
 }
 
 impl Talks {
-    /// Says something, or begins.
+    /// Sends a segment, or opens a connection.
     fn go_on(&mut self, pair: &mut Pair<'_>) {
         if self.talks.len() < TALKS || self.entropy.one_in(100) {
             return self.begin(pair);

@@ -35,7 +35,7 @@ pub fn main() -> anyhow::Result<()> {
         .context("making namespaces: are user namespaces forbidden here?")?;
     print!("{READY}");
     std::io::stdout().flush()?;
-    // Its end also tells that there are users.
+    // The end of the input also means that the users are mapped.
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text)?;
     let session: Session = serde_json::from_str(&text).context("reading the session")?;

@@ -1,4 +1,4 @@
-//! The files between `lvsd` and keepalived are removed by somebody.
+//! Scenarios in which an operator removes the files between `lvsd` and keepalived.
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;

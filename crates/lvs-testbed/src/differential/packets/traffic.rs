@@ -233,7 +233,7 @@ impl Traffic {
 
     // --- what errors are about -------------------------------------------------------------------
 
-    /// The first bytes of a packet from `src` to `dst`, as somebody on its way saw it.
+    /// The first bytes of a packet from `src` to `dst`, as a router on its way received it.
     fn quoted(&mut self, src: SocketAddr, dst: SocketAddr) -> Vec<u8> {
         let opening = self.entropy.one_in(3);
         let mut ip = self.segment(src, dst, opening);
@@ -315,7 +315,7 @@ impl Traffic {
         ip
     }
 
-    /// A server, or a router beside it, complains about a request.
+    /// A server, or a router near it, sends an error about a request.
     fn error_of_server(&mut self) -> Vec<u8> {
         let (client, server) = (self.client(), self.server());
         let vip = self.scene.vip;
@@ -341,7 +341,7 @@ impl Traffic {
         self.error(source, client.ip(), &quoted)
     }
 
-    /// A client, or a router beside it, complains about an answer.
+    /// A client, or a router near it, sends an error about an answer.
     fn error_of_client(&mut self) -> Vec<u8> {
         let client = self.client();
         let mut vip = self.scene.vip;
@@ -365,7 +365,7 @@ impl Traffic {
         error
     }
 
-    /// An error about a packet that concerns nobody here.
+    /// An error about a packet of no connection.
     fn error_in_transit(&mut self) -> Vec<u8> {
         let client = self.client();
         let other = SocketAddr::new(self.scene.bystander, 53);
@@ -594,7 +594,7 @@ impl Traffic {
         packet::with_extension(ip, kind, body);
     }
 
-    /// Ends a packet early: what it says of its length is right.
+    /// Truncates a packet, with a correct length field.
     fn cut(&mut self, ip: &mut Vec<u8>, note: &str) {
         let header = if ip[0] >> 4 == 6 {
             ipv6::walk(ip).map_or(40, |chain| chain.l4)
@@ -608,8 +608,8 @@ impl Traffic {
         packet::relength(ip);
     }
 
-    /// Cuts a packet into fragments, which come in any order. `df`: some say "don't fragment" if
-    /// the packet does, which passes for answers only here.
+    /// Splits a packet into fragments, in any order. `df`: some have "don't fragment" if the packet
+    /// has it, which only answers may have here.
     fn fragments(&mut self, ip: &[u8], df: bool) -> Vec<Vec<u8>> {
         let six = ip[0] >> 4 == 6;
         let header = if six { 40 } else { 20 };
