@@ -14,8 +14,8 @@ pub const HEADROOM: usize = 128;
 /// The longest frame: 64 KiB of IP and an Ethernet header with two VLAN tags.
 pub const MAX_FRAME: usize = 65_535 + 14 + 8;
 
-/// What a device or a peer on a virtual link has left undone (the fields of `virtio_net_hdr`,
-/// offsets relative to the first byte of the frame).
+/// Work that a device or a peer on a virtual link has left to the receiver (the fields of
+/// `virtio_net_hdr`, offsets relative to the first byte of the frame).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
     /// The transport checksum field holds only the sum of the pseudo-header (not complemented);
@@ -111,7 +111,7 @@ pub struct Frame {
     buf: Storage,
     start: usize,
     end: usize,
-    /// What is unfinished about it.
+    /// Its unfinished checksum and segments.
     pub offload: Offload,
 }
 
@@ -299,7 +299,7 @@ impl Frame {
         if place.start > place.end || place.end > self.len() || start + place.len() < text.len() {
             return false;
         }
-        // What is in front is shorter than what is behind: it moves.
+        // The part in front is shorter than the part behind: the front moves.
         self.start = start + place.len() - text.len();
         self.buf.copy_within(start..start + place.start, self.start);
         let at = self.start + place.start;

@@ -1,9 +1,9 @@
-//! Who may open TCP connections while there is a flood of SYNs.
+//! The limiter of SYNs: which clients may open TCP connections during a flood.
 //!
-//! A SYN is the most expensive packet that a stranger can send, and needs nothing to be sent but a
-//! forged source. As long as SYNs take less than half of a worker's time all pass: whatever honest
-//! clients send beside them takes more than that. Beyond, each of three kinds of clients has a
-//! share of the time, for which the others do not compete:
+//! A SYN is the most expensive packet for the director, and can be sent with a forged source. While
+//! SYNs use less than half of a worker's time, all of them pass: the other packets of honest
+//! clients use more than that. Beyond that share, each of three kinds of clients has a share of the
+//! time of its own:
 //!
 //! * clients that have had a connection, with more than its handshake, within minutes (a forged
 //!   source has had none);
@@ -27,7 +27,7 @@ const CALM: u32 = 2;
 const SHARES: [u32; KINDS] = [3, 16, 16];
 /// Known clients, SYNs that come again, the rest.
 const KINDS: usize = 3;
-/// What may be saved up: that of so many nanoseconds.
+/// Time that a purse can save up, in nanoseconds.
 const SAVED: i64 = 50_000_000;
 /// How long after the last SYN that had to be dropped they are still sorted.
 const CAUTIOUS: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ impl Purse {
     }
 }
 
-/// What one kind of clients has, and who has taken of it in this epoch.
+/// The share of one kind of clients, and its use in this epoch.
 #[derive(Debug)]
 struct Kind {
     part: u32,
@@ -94,9 +94,9 @@ struct Kind {
     taken: Box<[u16; NETWORKS as usize]>,
     /// Networks that have asked for any in this epoch.
     asking: u32,
-    /// What each may have.
+    /// SYNs that each network may have.
     quota: u16,
-    /// What is left when each has had that: one more SYN each for so many of them.
+    /// SYNs left after all quotas: one more for each of this many networks.
     rest: u64,
     /// SYNs in the batch at hand.
     passed: u32,
@@ -125,8 +125,8 @@ impl Kind {
         self.asking = 0;
     }
 
-    /// What is left over is for whoever comes, but not the half of the purse that is kept for those
-    /// who have not had their quota.
+    /// Decides on a SYN of `network`. SYNs left after all quotas go to the first that come, except
+    /// the half of the purse that is reserved for networks below their quota.
     fn pass(&mut self, network: u16) -> bool {
         let taken = &mut self.taken[usize::from(network)];
         self.asking += u32::from(*taken == 0);
@@ -216,7 +216,7 @@ impl Memory {
     }
 }
 
-/// What a worker knows of those who open TCP connections.
+/// A worker's limiter of SYNs.
 #[derive(Debug)]
 pub struct Gate {
     hasher: RandomState,
@@ -226,14 +226,14 @@ pub struct Gate {
     all: Purse,
     /// SYNs are sorted until then.
     until: Option<Instant>,
-    /// What one costs, nanoseconds: a moving average.
+    /// Cost of one SYN in nanoseconds: a moving average.
     cost: u64,
     /// When time was last earned.
     earned: Instant,
     epoch: Instant,
     /// SYNs that have passed without being sorted, in the batch at hand.
     passed: u32,
-    /// Those that have not passed.
+    /// SYNs refused in the batch.
     refused: u32,
 }
 
@@ -337,7 +337,7 @@ impl Gate {
         let refused = std::mem::take(&mut self.refused) as usize;
         let sorted: u32 = self.kinds.iter().map(|kind| kind.passed).sum();
         if unsorted + sorted > 0 {
-            // What was refused has cost next to nothing.
+            // Refused SYNs have cost next to nothing.
             let others = frames.saturating_sub(refused).max(1) as u64;
             let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
             let each = took / others;
@@ -356,8 +356,8 @@ impl Gate {
     }
 }
 
-/// What stands for a client: an address of IPv4, or the network of an IPv6 host, which has 2^64
-/// addresses.
+/// The source that counts as one client: an address of IPv4, or the network of an IPv6 host, which
+/// has 2^64 addresses.
 fn host_of(addr: IpAddr) -> u64 {
     match addr {
         IpAddr::V4(addr) => addr.to_bits().into(),
@@ -378,7 +378,7 @@ mod tests {
     use super::*;
 
     const TO: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 10)), 80);
-    /// What a SYN that passes costs.
+    /// Cost of a SYN that passes.
     const COST: Duration = Duration::from_micros(8);
     /// Between two SYNs of a flood.
     const STEP: Duration = Duration::from_micros(5);

@@ -26,7 +26,7 @@ pub const TIMEOUT: Duration = Duration::from_millis(3500);
 /// How long until the kernel is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-/// What a packet waits for.
+/// The event that a packet waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Cause {
     Neighbour(PortId, IpAddr),
@@ -53,7 +53,7 @@ pub struct Held {
     pub dropped: u64,
 }
 
-/// What may wait at most.
+/// Limits of the waiting packets.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     per_neighbour: usize,

@@ -92,7 +92,7 @@ impl Bucket {
     }
 }
 
-/// What [`Bucket::since`] becomes when one is taken out at `now`; `None` if nothing is left.
+/// The value of [`Bucket::since`] after one token is used at `now`; `None` if none is left.
 fn take(since: i64, now: i64, cost: i64, full: i64) -> Option<i64> {
     let since = since.max(now.saturating_sub(full));
     (now.saturating_sub(since) >= cost).then(|| since.saturating_add(cost))

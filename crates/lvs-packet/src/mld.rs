@@ -33,7 +33,7 @@ const RECORD_LEN: usize = 20;
 /// Records in a report at most: they fit the least MTU.
 pub const RECORDS_MAX: usize = 60;
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
-/// Who takes reports of version 2.
+/// Destination of reports of version 2.
 const ALL_MLD_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
 /// The question of a router, or of a switch instead of it, who listens.
@@ -48,7 +48,7 @@ pub struct Query {
 }
 
 impl Query {
-    /// What is asked, however urgently.
+    /// The query without its deadline.
     #[must_use]
     pub const fn without_time(self) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl Query {
     }
 }
 
-/// What a listener has to say about its groups.
+/// Report of a listener about a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipChange {
     /// It listens, as before: the answer to a query.
@@ -122,8 +122,7 @@ pub fn reports(
     }
 }
 
-/// What a maximum response code stands for, in milliseconds (RFC 3810 section 5.1.3, RFC 2710
-/// section 3.4).
+/// The milliseconds of a maximum response code (RFC 3810 section 5.1.3, RFC 2710 section 3.4).
 fn within_ms(code: u16, v1: bool) -> u32 {
     if v1 || code < 0x8000 {
         return code.into();

@@ -30,7 +30,7 @@ pub const FRAME_LEN: usize = ETHERNET_LEN + ipv6::HEADER_LEN + MESSAGE_LEN + OPT
 pub struct Ndp {
     /// It is a solicitation; else an advertisement.
     pub solicitation: bool,
-    /// Who sent it; unspecified in a probe.
+    /// Its sender; unspecified in a probe.
     pub src: Ipv6Addr,
     /// Address that is asked for, or claimed.
     pub target: Ipv6Addr,

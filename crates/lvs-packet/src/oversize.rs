@@ -35,7 +35,7 @@ impl Oversize {
         entry.packets += 1;
     }
 
-    /// What was noted.
+    /// All entries.
     pub fn all(&self) -> Vec<TooBig> {
         let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         noted.values().copied().collect()

@@ -1,5 +1,5 @@
-//! What a network device does for others, in software: finishing checksums and cutting aggregates
-//! into segments.
+//! The work of a network device for unfinished frames, in software: finishing checksums and cutting
+//! GSO/GRO super-packets into segments.
 
 use crate::drop::FrameDrop;
 use crate::frame::{Frame, SegmentKind};

@@ -33,11 +33,11 @@ const ISAKMP: u16 = 500;
 /// Numbers that only this engine knows, so that nobody outside can choose his worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keys {
-    /// What the words of an IPv6 address are multiplied by.
+    /// Factors of the words of an IPv6 address.
     pub words: [u32; 4],
-    /// What is added first.
+    /// The first summand.
     pub seed: u32,
-    /// What it is multiplied by then, once before the port and twice behind it.
+    /// Factors of the sum, one before the port and two behind it.
     pub factors: [u32; 3],
 }
 
@@ -196,8 +196,8 @@ impl Steering {
         self.of_client(client.ip(), port)
     }
 
-    /// What the kernel needs to know to do the same for most packets. `virt` are the virtual
-    /// addresses.
+    /// Data that the kernel needs to choose the same worker for most packets. `virt` are the
+    /// virtual addresses.
     pub fn plan(&self, virt: impl IntoIterator<Item = IpAddr>) -> Plan {
         let (mut four, mut six) = (Vec::new(), Vec::new());
         for addr in virt {
@@ -245,7 +245,7 @@ impl Steering {
     }
 }
 
-/// What the addresses of a range are.
+/// Kind of the addresses of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Virtual ones, or between some.
@@ -261,7 +261,7 @@ pub struct Range {
     pub first: u32,
     /// The last one.
     pub last: u32,
-    /// What they are.
+    /// Kind of its addresses.
     pub kind: Kind,
 }
 

@@ -1,5 +1,5 @@
-//! What routers on the way to tunnelled servers complain about (`ipvs`' handling of ICMP errors
-//! about its own tunnel packets): the path MTU is learned, and the client is told in terms of the
+//! ICMP errors of routers on the way to tunnelled servers (`ipvs`' handling of ICMP errors about
+//! its own tunnel packets): the path MTU is learned, and the client receives an error about the
 //! packet that it sent.
 
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ const GRE_CHECKSUM: u16 = 0x8000;
 /// Servers that are remembered at most.
 const SERVERS_MAX: usize = 4096;
 
-/// What a server takes its tunnel packets by.
+/// The encapsulation that a server receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
     Ipip,
@@ -41,9 +41,9 @@ impl From<Tunnel> for Kind {
     }
 }
 
-/// What was learned of the way to a server. One word, so that workers read and write it without a
-/// lock: the MTU in the lowest 16 bits, then a bit that says whether a packet has been sent since,
-/// then the moment that it holds until, in milliseconds. 0 is nothing.
+/// The path MTU to a server. One word, so that workers read and write it without a lock: the MTU in
+/// the lowest 16 bits, then a bit for "a packet has been sent since", then the time of its expiry,
+/// in milliseconds. 0 is none.
 #[derive(Debug, Default)]
 struct Path(AtomicU64);
 
@@ -153,7 +153,7 @@ impl KnownPaths {
     }
 }
 
-/// What to tell the client.
+/// The error for the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Complaint<'a> {
     /// The error.
@@ -317,8 +317,8 @@ fn host_tunnel(protocol: u8, payload: &[u8]) -> Option<Kind> {
     }
 }
 
-/// What tunnel the packet behind an outer IPv4 header of `protocol` came by, and the length of what
-/// comes before the inner packet of IPv4. `None` for all that IPVS does not send (`ipvs_gre_decap`,
+/// The encapsulation behind an outer IPv4 header of `protocol`, and the number of bytes before the
+/// inner packet of IPv4. `None` for packets that IPVS does not send (`ipvs_gre_decap`,
 /// `ipvs_udp_decap`).
 fn read_tunnel(protocol: u8, payload: &[u8]) -> Option<(Kind, usize)> {
     match protocol {

@@ -21,7 +21,7 @@ pub struct History {
     /// The longest fragment was not to be cut, so nothing is that it becomes (`IPSKB_FRAG_PMTU`).
     /// IPv4 only.
     pub df: bool,
-    /// What the fragments said that they carried; of IPv6, it may be an extension header.
+    /// Protocol of the content according to the fragments; of IPv6, it may be an extension header.
     pub protocol: Protocol,
 }
 

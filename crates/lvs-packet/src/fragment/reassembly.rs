@@ -22,11 +22,11 @@ pub const TIMEOUT: Duration = Duration::from_secs(30);
 pub const MEMORY_MAX: usize = 4 << 20;
 /// Fragments of one datagram at most; 64 KiB in pieces of 68 bytes are fewer.
 const PIECES_MAX: usize = 1024;
-/// What a stored fragment costs beside its bytes: its own allocation, its place among the others,
+/// Memory of a stored fragment besides its bytes: its own allocation, its place among the others,
 /// and the frame that it becomes on the way out with its headers (of IPv6, a fragment header each).
 /// 4 MiB are 15,887 fragments of 8 bytes.
 const PIECE_COST: usize = 256;
-/// What a datagram costs before its first fragment: its place in the table, and room for pieces.
+/// Memory of a datagram before its first fragment: its place in the table, and room for pieces.
 const QUEUE_COST: usize = 320;
 /// Parts of the table with a lock each, so that workers seldom meet.
 const SHARDS: usize = 16;

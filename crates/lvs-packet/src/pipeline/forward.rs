@@ -122,9 +122,9 @@ impl Pipeline {
         self.leave(frame, &job.packet, hop, pieces, cx)
     }
 
-    /// What cannot be done where the host routes what is sent (a port without Ethernet): a frame
-    /// cannot be sent to another link-layer address than the route's; and the host keeps the
-    /// answer to a connection of its own, which would need to be translated.
+    /// Fate of a packet that cannot be sent by a port without Ethernet, where the host routes sent
+    /// packets. A frame cannot have another link-layer destination than the route's, and the host
+    /// keeps the answer to a connection of its own, which would need a translation.
     fn unroutable<N: Net>(
         &mut self,
         frame: &Frame,

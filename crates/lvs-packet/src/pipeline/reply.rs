@@ -76,7 +76,7 @@ impl Pipeline {
             // The client is the director itself.
             return self.give_back(frame, job, cx);
         };
-        // What the host has made itself starts its way here.
+        // A packet of the host itself starts its way here.
         if !job.from_host {
             decrement_ttl(frame.bytes_mut());
         }

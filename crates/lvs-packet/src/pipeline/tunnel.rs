@@ -38,7 +38,7 @@ impl Pipeline {
         let Some(mtu) = tunnel::inner_mtu(tunnel, target, route, learned) else {
             return Fate::Dropped(FrameDrop::MtuTooSmall);
         };
-        // What the inner packet does not forbid is cut to what was learned.
+        // An inner packet without "don't fragment" is cut to the learned MTU.
         let path = mtu + tunnel::overhead(tunnel, target);
         let hop = &NextHop {
             mtu: u32::try_from(path).unwrap_or(hop.mtu),

@@ -14,7 +14,7 @@ use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, be16, ethernet, ipv4, udp};
 /// Frames of which what they need is loaded before the first of them is decided on.
 pub(super) const AHEAD: usize = 64;
 
-/// What is known of the frames of a batch.
+/// Look-up hints of the frames of a batch.
 pub(super) type Known = [Option<Ahead>; AHEAD];
 
 /// Loads what the frames' connections need. Frames that are not plain IPv4 with ports are passed

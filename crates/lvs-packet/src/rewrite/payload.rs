@@ -1,4 +1,4 @@
-//! What a helper changes in TCP segments: text, sequence numbers, and what is acknowledged
+//! Changes of a helper in TCP segments: text, sequence numbers, and acknowledgements
 //! (`nf_nat_mangle_tcp_packet`, `nf_ct_seq_adjust`). Addresses and ports have been translated
 //! before.
 

@@ -58,9 +58,9 @@ pub struct Outer {
     pub src: IpAddr,
     /// The server.
     pub dst: IpAddr,
-    /// What comes between the two IP headers.
+    /// The encapsulation between the two IP headers.
     pub tunnel: Tunnel,
-    /// GUE: the source port, which tells flows apart.
+    /// GUE: the source port, which distinguishes flows.
     pub source_port: u16,
     /// IPv4: identification, where `df` is clear.
     pub id: u16,
@@ -125,7 +125,7 @@ impl Template {
         &self.bytes[..self.len]
     }
 
-    /// What comes between the two IP headers.
+    /// The encapsulation between the two IP headers.
     pub const fn tunnel(&self) -> Tunnel {
         self.tunnel
     }

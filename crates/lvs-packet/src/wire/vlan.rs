@@ -20,7 +20,7 @@ const VLAN: u16 = 0x0fff;
 /// The two addresses in front of a tag.
 const ADDRESSES_LEN: usize = 12;
 
-/// What a frame's outermost tag says.
+/// The outermost tag of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
     /// It is a service tag.
@@ -79,7 +79,7 @@ pub fn remove(frame: &mut Frame) {
     }
 }
 
-/// What [`take_priority_tag`] has found.
+/// Result of [`take_priority_tag`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
     /// No tag.
