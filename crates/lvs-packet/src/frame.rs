@@ -29,7 +29,7 @@ pub struct Offload {
 }
 
 impl Offload {
-    /// The transport checksum needs no look: somebody has verified it, or will finish it.
+    /// The transport checksum needs no check: it was verified, or will be finished later.
     pub const fn is_checked(&self) -> bool {
         self.checksum.is_some() || self.verified
     }
@@ -291,8 +291,8 @@ impl Frame {
         true
     }
 
-    /// Puts `text` instead of some bytes; `false`, and nothing changed, if there is no room in
-    /// front. Whatever is before the place keeps its offset, the ones in `offload` included.
+    /// Replaces some bytes by `text`; `false`, and no change, if there is no room in front. Bytes
+    /// before the place keep their offsets, the ones in `offload` included.
     #[must_use]
     pub fn replace(&mut self, place: Range<usize>, text: &[u8]) -> bool {
         let start = self.start;

@@ -10,9 +10,9 @@
 //! * SYNs that come again, as those of every honest client do after a second;
 //! * the rest.
 //!
-//! Within a kind, a share is shared out to networks of sources (/24 of IPv4, /48 of IPv6), so that
-//! the flood of one network leaves the others theirs. What is remembered has a fixed size, however
-//! many sources there are.
+//! Within a kind, the share is divided among networks of sources (/24 of IPv4, /48 of IPv6), so
+//! that the flood of one network leaves the shares of the others. The memory has a fixed size for
+//! any number of sources.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
@@ -31,9 +31,9 @@ const KINDS: usize = 3;
 const SAVED: i64 = 50_000_000;
 /// How long after the last SYN that had to be dropped they are still sorted.
 const CAUTIOUS: Duration = Duration::from_secs(1);
-/// How often what there is gets shared out anew, in nanoseconds.
+/// Length of an epoch, after which the shares are divided again, in nanoseconds.
 const EPOCH: u64 = 50_000_000;
-/// Networks that are told apart.
+/// Number of networks that are counted separately.
 const NETWORKS: u16 = 1024;
 
 /// Packets from a client that make it a known one: a handshake takes two.
@@ -41,8 +41,8 @@ pub(super) const KNOWN_AFTER: u32 = 3;
 
 /// Clients are known for once to twice this.
 const KNOWN_FOR: Duration = Duration::from_secs(300);
-/// Bits for them, in each of two generations: a million clients are known with one of 16 others
-/// taken for known.
+/// Bits for known clients, in each of two generations: with a million known clients, one in 16
+/// other clients also counts as known.
 const KNOWN_BITS: usize = 1 << 23;
 /// A SYN is remembered for once to twice this: clients send theirs again after one, three and seven
 /// seconds.
@@ -74,7 +74,7 @@ impl Purse {
         self.left = self.left.saturating_add(earned).min(Self::most(part));
     }
 
-    /// A debt is no greater than what can be saved: nobody pays for long for one batch.
+    /// The debt is limited to the maximum of savings, so that one batch has no long effect.
     fn spend(&mut self, nanoseconds: u64, part: u32) {
         let spent = i64::try_from(nanoseconds).unwrap_or(i64::MAX);
         self.left = self.left.saturating_sub(spent).max(-Self::most(part));
@@ -115,7 +115,7 @@ impl Kind {
         }
     }
 
-    /// Shares out anew: among as many networks as have asked in the last epoch.
+    /// Divides the share among as many networks as have sent SYNs in the last epoch.
     fn share_out(&mut self, cost: u64) {
         let all = EPOCH / u64::from(self.part) / cost.max(1);
         let asking = u64::from(self.asking.max(1));
@@ -410,7 +410,8 @@ mod tests {
             }
         }
 
-        /// One batch of the flood, and of others as many as fit; which of these have passed.
+        /// Sends one batch of the flood with as many SYNs of `others` as fit; returns which of
+        /// these have passed.
         fn batch(&mut self, others: &[(SocketAddr, u32)]) -> Vec<bool> {
             let mut passed = 0;
             for _ in 0..32 {
@@ -541,8 +542,8 @@ mod tests {
         assert!(!memory.contains(8));
     }
 
-    /// Of others, one in 16 is taken for one of a million that are known; one in 300 for one of a
-    /// flood of 200,000 a second.
+    /// With a million known clients, one in 16 others counts as known; with a flood of 200,000 a
+    /// second, one in 300 of others counts as repeated.
     #[test]
     fn with_more_than_are_told_apart_some_are_taken_for_known() {
         let gate = Gate::default();

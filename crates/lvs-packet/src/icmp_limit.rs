@@ -147,7 +147,7 @@ impl RateLimit {
         {
             return true;
         }
-        // One receiver's errors that are not sent take nothing from the others (CVE-2024-47678).
+        // Refused errors to one receiver do not reduce the limit of all (CVE-2024-47678).
         let allowed = self.all.has_some(now) && self.peer(receiver, now) && self.all.take(now);
         if !allowed {
             self.suppressed.fetch_add(1, Ordering::Relaxed);
@@ -260,8 +260,8 @@ mod tests {
         assert_eq!(limit.suppressed(), 10_200 - (sent + tries) as u64);
     }
 
-    /// The order of CVE-2024-47678: whoever is over its own limit must not use up what belongs to
-    /// all.
+    /// The order of CVE-2024-47678: a receiver above its own limit must not use up the common
+    /// limit.
     #[test]
     fn a_flooded_receiver_takes_nothing_from_others() {
         let limit = RateLimit::new(Limits::default());

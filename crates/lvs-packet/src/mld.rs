@@ -1,6 +1,5 @@
-//! Multicast listener discovery for the IPv6 addresses that the engine owns (RFC 3810, RFC 2710):
-//! switches that watch it send neighbour solicitations only where somebody has said that he
-//! listens.
+//! Multicast listener discovery for the IPv6 addresses that the dataplane owns (RFC 3810, RFC
+//! 2710): snooping switches send neighbour solicitations only to reported listeners.
 
 use std::net::Ipv6Addr;
 
@@ -36,7 +35,7 @@ const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Destination of reports of version 2.
 const ALL_MLD_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
-/// The question of a router, or of a switch instead of it, who listens.
+/// A query for listeners, from a router or from a switch in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Query {
     /// To this group; `None` for all.
@@ -105,7 +104,7 @@ pub fn parse(frame: &[u8]) -> Option<Query> {
     })
 }
 
-/// The frames that say `change` of `groups`, to a querier of version 1 (`v1`) or to all routers.
+/// The frames that report `change` of `groups`, to a querier of version 1 (`v1`) or to all routers.
 pub fn reports(
     mac: Mac,
     src: Ipv6Addr,
@@ -131,8 +130,8 @@ fn within_ms(code: u16, v1: bool) -> u32 {
     (mantissa | 0x1000) << (exponent + 3)
 }
 
-/// The frame that says `change` of `groups`, of which there are at most [`RECORDS_MAX`]. `src` is a
-/// link-local address, or unspecified where there is none yet.
+/// The frame that reports `change` of `groups`, of which there are at most [`RECORDS_MAX`]. `src`
+/// is a link-local address, or unspecified if there is none yet.
 pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: MembershipChange) -> Vec<u8> {
     let kind = match change {
         MembershipChange::Listening => 2,

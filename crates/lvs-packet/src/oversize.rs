@@ -1,4 +1,4 @@
-//! Which servers' ways were too narrow for requests: the sender was told, and the operator may ask.
+//! Path-MTU problems per server: requests that were too long, for `lvsadm`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -260,7 +260,7 @@ impl Packet {
             }
     }
 
-    /// This first fragment of IPv6, whose bytes are `ip`, as a packet by itself: with what is
+    /// This first fragment of IPv6, whose bytes are `ip`, as a packet of its own: with the header
     /// behind all of its extension headers.
     #[must_use]
     pub fn alone(mut self, ip: &[u8]) -> Self {

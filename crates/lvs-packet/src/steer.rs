@@ -30,7 +30,7 @@ pub const RANGES_MAX: usize = 256;
 /// ISAKMP's port: AH and ESP belong to its connection.
 const ISAKMP: u16 = 500;
 
-/// Numbers that only this engine knows, so that nobody outside can choose his worker.
+/// Secret numbers of this dataplane, so that a sender cannot choose the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keys {
     /// Factors of the words of an IPv6 address.
@@ -86,8 +86,8 @@ impl Keys {
 pub struct Steering {
     workers: NonZeroUsize,
     keys: Keys,
-    /// All of a client's connections are one worker's: the helper for FTP has connections that
-    /// belong to others.
+    /// All connections of a client belong to one worker: the helper for FTP needs a connection and
+    /// its data connections together.
     by_address: bool,
     /// Addresses that stand for clients towards servers of full NAT.
     local: HashSet<IpAddr>,
@@ -113,7 +113,7 @@ impl Steering {
         }
     }
 
-    /// Whether these addresses stand for clients, and no others.
+    /// Whether exactly these addresses stand for clients.
     pub fn has_local(&self, local: &HashSet<IpAddr>) -> bool {
         self.local == *local
     }
@@ -178,7 +178,7 @@ impl Steering {
         }
     }
 
-    /// The worker of the connection that a packet belonged to which somebody complains of.
+    /// The worker of the connection whose packet an ICMP error quotes.
     fn of_offending<N: Net>(&self, packet: &Tuple, net: &N) -> usize {
         let Tuple { protocol, src, dst } = *packet;
         if self.local.contains(&src.ip()) {

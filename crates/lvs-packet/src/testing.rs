@@ -1,5 +1,5 @@
-//! A network in tables, for whoever runs the packet path in memory: tests, fuzzing, replay of
-//! recordings. Not part of the programs (feature `testing`).
+//! A network in tables, for programs that run the packet path in memory: tests, fuzzing, replay of
+//! recordings. Not part of the installed programs (feature `testing`).
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;

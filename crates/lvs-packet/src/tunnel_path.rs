@@ -70,7 +70,7 @@ impl Path {
         }
     }
 
-    /// The MTU of the way, which the route says is `route`, for a packet that is to be sent.
+    /// The MTU of the path for a packet that is to be sent; `route` is the route's MTU.
     #[inline]
     fn mtu(&self, route: usize, now: Instant) -> usize {
         match self.learned() {
@@ -94,8 +94,8 @@ impl Path {
     }
 
     fn learn(&self, new: usize, route: usize, used: bool, now: Instant) {
-        // It does not grow before it has expired. As much as the route's MTU says nothing new, but
-        // is learned all the same.
+        // It does not grow before it has expired. A value equal to the route's MTU is no news, but
+        // is stored.
         let grows = self
             .learned()
             .is_some_and(|old| millis(now) < old.until_ms && usize::from(old.mtu) < new);
@@ -130,7 +130,7 @@ pub struct TunnelPaths {
 pub struct KnownPaths(HashMap<(IpAddr, Kind), Option<Arc<Path>>>);
 
 impl KnownPaths {
-    /// The MTU of the way to `server`, which the route says is `mtu`. Remembers the server.
+    /// The MTU of the path to `server`; `mtu` is the route's MTU. Remembers the server.
     pub fn mtu(
         &mut self,
         all: &TunnelPaths,
@@ -178,8 +178,7 @@ impl TunnelPaths {
         paths.get(&key).cloned()
     }
 
-    /// The MTU of the way to `server`, which the route says is `route`, for whoever sends packets
-    /// there in the packet path's place.
+    /// The MTU of the path to `server`, for the kernel fast path; `route` is the route's MTU.
     pub fn known_mtu(&self, server: IpAddr, tunnel: Tunnel, route: usize, now: Instant) -> usize {
         self.known((server, tunnel.into()))
             .map_or(route, |path| path.mtu(route, now))
@@ -197,8 +196,8 @@ impl TunnelPaths {
     }
 
     /// Reads `message`, an ICMP error with a right checksum that is addressed to the director.
-    /// `mtu` gives the MTU of the route to a server. `None` if it is not about a tunnel packet
-    /// of ours, or if the client need not be told.
+    /// `mtu` gives the MTU of the route to a server. `None` if it is not about a tunnel packet of
+    /// ours, or if the client needs no error.
     pub fn complaint<'a>(
         &self,
         message: &'a [u8],
@@ -218,7 +217,7 @@ impl TunnelPaths {
         let too_long = (kind, code) == (3, 4);
         let (protocol, payload) = (outer[ipv4::field::PROTOCOL], &outer[header..]);
         if let Some(tunnel) = host_tunnel(protocol, payload).filter(|_| too_long) {
-            // The host learns this whatever is inside.
+            // The host learns this for any inner packet.
             if let (Some(path), Some(route)) = (self.known((server, tunnel)), mtu(server)) {
                 self.learn(&path, reported(message), route, path.is_used(), now);
             }
@@ -347,7 +346,7 @@ fn read_tunnel(protocol: u8, payload: &[u8]) -> Option<(Kind, usize)> {
 mod tests {
     use super::*;
 
-    /// Beyond the limit a way is what its route says, and what was learned of others stays.
+    /// Beyond the limit the route's MTU applies, and learned MTUs of other servers stay.
     #[test]
     fn what_is_learned_of_many_servers_is_bounded() {
         let server = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());

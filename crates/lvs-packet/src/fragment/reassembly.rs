@@ -130,7 +130,8 @@ struct Queue {
     since: Instant,
     /// In order; no two overlap.
     pieces: Vec<Piece>,
-    /// That of the first fragment, without the fragment header, and what it says it carries.
+    /// The header of the first fragment, without the fragment header, and the protocol of the
+    /// content.
     header: Option<(Vec<u8>, Protocol)>,
     /// Where the datagram's payload ends, once the last fragment is here.
     end: Option<usize>,
@@ -143,7 +144,7 @@ struct Queue {
     ecn: u8,
 }
 
-/// Why a fragment does not fit the others of its datagram.
+/// The contradiction between a fragment and the others of its datagram.
 enum Misfit {
     /// It alone is discarded.
     Fragment,
@@ -166,8 +167,8 @@ impl Queue {
         }
     }
 
-    /// The place of a fragment among the others. A repetition is dropped alone, an overlap kills
-    /// the datagram (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the kernel applies to
+    /// The place of a fragment among the others. A repetition is dropped alone, an overlap drops
+    /// the whole datagram (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the kernel applies to
     /// IPv4 as well).
     fn place(&self, part: &Part<'_>) -> Result<usize, Misfit> {
         let reach = self.pieces.last().map_or(0, Piece::end);
@@ -330,7 +331,7 @@ impl Reassembler {
                 complete.then(|| entry.remove())
             }
             Err(misfit) => {
-                // There were others that it does not fit, so the datagram is not new.
+                // The fragment contradicts earlier ones, so the datagram is not new.
                 self.release(reserved);
                 if matches!(misfit, Misfit::Datagram) {
                     self.give_up(&entry.remove());

@@ -98,7 +98,7 @@ const IPSEC: [Protocol; 2] = [Protocol::AH, Protocol::ESP];
 /// ISAKMP's port (RFC 2408 section 2.5.1).
 const ISAKMP: u16 = 500;
 
-/// An endpoint, and what comes with it: IPsec beside ISAKMP.
+/// An endpoint, and its related one: IPsec for ISAKMP.
 fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
     let isakmp = endpoint.protocol == Protocol::UDP && matches!(endpoint.port, 0 | ISAKMP);
     let followers = IPSEC.map(|protocol| Endpoint {
@@ -116,8 +116,8 @@ const PORTS_MAX: usize = 16;
 /// Protocols of a firewall mark without a protocol.
 const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
 
-/// Whether a fragment may be one of ICMP: of IPv6 each says what comes first, which may be a header
-/// on the way there.
+/// Whether a fragment may be one of ICMP: a fragment of IPv6 names the next header, which may be an
+/// extension header.
 fn may_be_icmp(packet: &Packet) -> bool {
     packet.is_icmp() || packet.is_ipv6() && ipv6::EXTENSIONS.contains(&packet.protocol.0)
 }
@@ -134,10 +134,10 @@ pub struct Intercept {
     pub own_vips: HashSet<IpAddr>,
     /// Of these, the addresses without answers to ARP and NDP: routers have a route to them.
     pub quiet_vips: HashSet<IpAddr>,
-    /// Real servers whose answers the director translates: what they send from these ports, except
-    /// to the host itself. Their fragments are intercepted with them, and ICMP errors about
-    /// packets to them, whoever sends those: so is every fragment of ICMP that passes through,
-    /// because what it is about shows when it is put together.
+    /// Real servers whose answers the director translates: packets that they send from these ports,
+    /// except to the host itself. Their fragments are intercepted with them, and ICMP errors about
+    /// packets to them, from any sender. So is every transit fragment of ICMP, because only the
+    /// reassembled error shows the packet that it is about.
     pub nat_servers: Endpoints,
     /// Addresses of the host that stand for clients towards servers: what those servers send to
     /// them is intercepted although it is addressed to the host.

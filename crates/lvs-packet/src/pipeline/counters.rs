@@ -116,7 +116,7 @@ counters! {
 }
 
 impl Counters {
-    /// Frames dropped, for whatever reason.
+    /// Dropped frames, for all reasons.
     pub fn dropped_total(&self) -> u64 {
         self.dropped.iter().sum()
     }

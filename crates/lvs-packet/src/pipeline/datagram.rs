@@ -46,7 +46,7 @@ pub(super) struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// A packet by itself, without a past.
+    /// A packet of its own, without a history.
     pub(super) fn new(packet: Packet, hook: Hook, from_host: bool, to_host: bool) -> Self {
         Self {
             packet,
@@ -62,8 +62,8 @@ impl Job<'_> {
     }
 }
 
-/// The sequence number of what begins a TCP connection. Whatever has SYN and no RST opens one, as
-/// in the kernel; with ACK, it is also what answers a SYN, which does not.
+/// The sequence number of a segment that opens a TCP connection. A segment with SYN and without RST
+/// opens one, as in the kernel; with ACK it may also be the answer to a SYN, which opens none.
 fn number_of_syn(meta: &PacketMeta<'_>, decide: &impl Decide) -> Option<u32> {
     let Transport::Tcp(flags) = meta.transport else {
         return None;
@@ -202,7 +202,7 @@ impl Pipeline {
             self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
             return Some(Fate::Dropped(FrameDrop::TtlExceeded));
         }
-        // Of IPv4, each fragment has been looked at by itself.
+        // Fragments of IPv4 were checked separately.
         if !job.packet.df || (job.history.is_some() && !job.packet.is_ipv6()) {
             return None;
         }

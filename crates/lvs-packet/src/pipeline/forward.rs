@@ -105,7 +105,7 @@ impl Pipeline {
                     local: SocketAddr::new(job.packet.src, job.packet.ports.unwrap_or_default().0),
                 };
                 if !cx.env.intercept.local_clients.contains(&client) {
-                    // The host would take the answer for somebody else's, and reset it.
+                    // The host would not find a connection for the answer, and reset it.
                     let copy = frame.clone();
                     if self.held.hold_local_client(client, copy, cx.now) {
                         cx.out.request(Request::InterceptLocalClient(client));

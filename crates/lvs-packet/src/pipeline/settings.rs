@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::icmp_limit::Limits;
 
-/// How the packet path behaves where IPVS has no say.
+/// Behaviour of the packet path beyond IPVS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// ICMP errors at most.

@@ -1,4 +1,4 @@
-//! To a server through a tunnel, and what routers on the way say of it.
+//! Packets to servers through tunnels, and ICMP errors of routers on the way.
 
 use std::net::IpAddr;
 
@@ -149,8 +149,8 @@ impl Pipeline {
         }
     }
 
-    /// Tells a client of `message`, an ICMP error about the tunnel packet that carried its request,
-    /// if that was one of a connection.
+    /// Sends a client an error according to `message`, an ICMP error about the tunnel packet that
+    /// carried its request, if that belonged to a connection.
     pub(super) fn tunnel_complaint<N: Net, D: Decide>(
         &mut self,
         message: &[u8],
