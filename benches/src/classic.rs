@@ -179,7 +179,7 @@ fn log_in(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Only who has logged in here may go on here.
+/// Only clients that have logged in may continue here.
 fn go_on(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let known = until(&mut reader, b'\n')? == name;
@@ -272,7 +272,7 @@ impl Use {
         Ok(())
     }
 
-    /// Does one transaction after the other until the time is over; `begin` makes who does them.
+    /// Makes one transaction after the other until the time is over; `begin` makes the client.
     fn fare<T: FnMut() -> Result<()>>(
         &self,
         name: &str,

@@ -21,14 +21,14 @@ pub enum Endpoint {
     },
     /// Measure round trips of one byte over one connection; prints each in microseconds
     Ping {
-        /// Whom to ask
+        /// The server
         target: SocketAddr,
         /// How often, after a hundred that do not count
         times: usize,
     },
     /// Download, and compare each byte
     Fetch {
-        /// Whom to ask
+        /// The server
         target: SocketAddr,
         /// How many bytes
         bytes: u64,
@@ -55,7 +55,7 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// When the other end cannot be reached, or says something else.
+    /// When the other end cannot be reached, or violates the protocol.
     pub fn run(&self) -> Result<()> {
         match self {
             Self::Serve { port } => serve(*port),
@@ -79,9 +79,9 @@ fn byte_at(place: u64) -> u8 {
 /// A connection of uploads begins so.
 pub(crate) const UPLOAD: u8 = b'u';
 
-/// The first byte of a connection says what is wanted: `p` has every byte sent back, `f` and eight
-/// bytes are a download, `u` is followed by uploads: eight bytes that say how much comes, and that,
-/// which one byte answers.
+/// The first byte of a connection selects the service: `p` returns every byte, `f` and eight bytes
+/// are a download, `u` is followed by uploads: eight bytes with the length, and the data, which one
+/// byte answers.
 fn serve(port: u16) -> Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", port))?;
     for stream in listener.incoming() {

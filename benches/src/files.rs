@@ -403,8 +403,8 @@ mod tests {
         assert!(draw(7).iter().all(|lot| *lot < 16));
     }
 
-    /// Two clients of a server of 400 kB/s get no more than that together, whatever the machine
-    /// does; and what they ask for comes whole.
+    /// Two clients of a server of 400 kB/s get no more than that together, on any machine; and the
+    /// files arrive complete.
     #[test]
     fn a_server_keeps_its_capacity() {
         let asked = runtime().expect("a runtime").block_on(async {

@@ -54,7 +54,7 @@ pub fn prepare(site: &Site) -> Result<Proc> {
     Ok(server)
 }
 
-/// Opens so many connections through the director, and says so.
+/// Opens so many connections through the director, and prints that.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! The machine: whether it is quiet enough to measure on, how fast it is right now, and who has
-//! used how much of it.
+//! The machine: whether it is quiet enough to measure on, its present speed, and its use by each
+//! process.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -47,7 +47,8 @@ pub struct Calibration {
     pub cpu0: f64,
     /// The same on CPU 1, alone.
     pub cpu1: f64,
-    /// The slower of both at once. Well above the others, the two share a core or are taken away.
+    /// The slower of both at once. If it is well above the others, the two share a core or lose it
+    /// to other guests.
     pub both: f64,
 }
 
@@ -277,7 +278,7 @@ impl Used {
 ///
 /// # Errors
 ///
-/// When that does not come to pass; the error says who runs.
+/// When that does not happen; the error names the running processes.
 pub fn wait_until_quiet(limit: Duration) -> Result<()> {
     let deadline = Instant::now() + limit;
     loop {
@@ -362,7 +363,7 @@ mod tests {
         let then = snapshot(&[(10, 1, 2), (20, 1, 90)], &[(10, 7 + 5 + 4), (20, 30)]);
         assert!((then.used_by(&first, &[10]) - 7.0).abs() < 1e-9);
         assert!(then.used_by(&first, &[99]).abs() < 1e-9);
-        // A thread that has ended takes nothing away from others.
+        // A thread that has ended reduces no other thread's time.
         let less = snapshot(&[(10, 1, 0), (11, 10, 4)], &[(10, 7)]);
         assert!((less.used_by(&first, &[10]) - 1.0).abs() < 1e-9);
     }

@@ -83,7 +83,7 @@ pub struct Setup {
     pub scheduler: &'static str,
     /// Services; the first is [`vip`].
     pub services: u32,
-    /// Servers of the first service; the others have one each.
+    /// Servers of the first service; all other services have one each.
     pub servers: u32,
     /// Room for connections.
     pub room: usize,
@@ -249,7 +249,7 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Has a packet of each of these connections processed; says how long that took.
+    /// Processes a packet of each of these connections; returns the duration.
     fn send(&mut self, connections: &[u32]) -> Result<Duration> {
         let template = if self.replies {
             &self.reply

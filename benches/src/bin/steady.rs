@@ -81,7 +81,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Packets a second that the director takes; `told` if another one is told of connections.
+/// Packets a second that the director forwards; with `told`, it replicates the connections.
 fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, told: bool) -> Result<f64> {
     let synchronised = |peer: &'static str| match told {
         true => vec![

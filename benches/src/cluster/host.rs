@@ -1,4 +1,4 @@
-//! A host that asks: a shell on it, which runs httperf when it is told to.
+//! A host with clients: a shell on it, which runs httperf on request.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -25,7 +25,7 @@ const MARK: &str = "lvs-bench: ";
 /// Between two looks whether to go on waiting.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Runs on each host: waits for the time that it is told, by its own clock, and then runs httperf.
+/// Runs on each host: waits for the given time, by its own clock, and then runs httperf.
 const SCRIPT: &str = r#"
 httperf=$1
 for program in "$httperf" timeout date sleep; do
@@ -240,7 +240,7 @@ impl Host {
         })
     }
 
-    /// Waits until it says that it can run httperf, and compares the clocks.
+    /// Waits until the host can run httperf, and compares the clocks.
     pub(super) fn wait_ready(&mut self, deadline: Instant) -> Result<()> {
         while self.own_line(deadline)? != "ready" {}
         let mut best: Option<(Duration, i128)> = None;
@@ -339,7 +339,7 @@ impl Host {
         }
     }
 
-    /// Why it is gone, as far as it can be told.
+    /// The reason why it is gone, as far as it is known.
     fn gone(&mut self) -> anyhow::Error {
         // Another thread reads its error output.
         let deadline = Instant::now() + Duration::from_secs(1);
@@ -365,7 +365,7 @@ impl Drop for Host {
         if let Ok(group) = i32::try_from(self.child.id()) {
             let _ = killpg(Pid::from_raw(group), Signal::SIGTERM);
         }
-        // ssh and sh end at once; who does not is not waited for.
+        // ssh and sh end at once; a process that does not is left behind.
         for _ in 0..50 {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;

@@ -10,7 +10,7 @@ use serde::Serialize;
 pub struct Figures {
     /// Connections that were begun.
     pub connections: u64,
-    /// Replies, whatever their status.
+    /// Replies of any status.
     pub replies: u64,
     /// Good replies a second: those with a status of 2xx.
     pub rate: f64,

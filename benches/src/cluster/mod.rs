@@ -28,18 +28,18 @@ const MOST_RATE: u32 = 1_000_000;
 const MOST_HOSTS: usize = 256;
 /// How long it may take until all hosts are ready.
 const READY: Duration = Duration::from_secs(20);
-/// Until all hosts have been told when to begin.
+/// Time until all hosts have received the start time.
 const AHEAD: Duration = Duration::from_millis(100);
 /// Limit for the end of a host's run to become visible here.
 const ON_THE_WAY: Duration = Duration::from_secs(3);
 
-/// Whom to ask for what, from where.
+/// Servers, requests and hosts of a measurement.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Hosts that ask: local, netns:NAME (a namespace of `ip netns`), `ssh:[USER@]HOST[:PORT]`
     #[arg(required = true, value_name = "HOST")]
     hosts: Vec<Place>,
-    /// Whom to ask; of several (A,B), the hosts take turns
+    /// Servers; of several (A,B), the hosts take turns
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', required = true)]
     server: Vec<String>,
     #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u16).range(1..))]
@@ -154,7 +154,7 @@ pub struct Step {
 pub struct OfHost {
     /// The host.
     pub host: String,
-    /// Milliseconds that httperf began after the time that all were told.
+    /// Milliseconds by which httperf began after the common start time.
     pub late_ms: f64,
     /// Its figures.
     #[serde(flatten)]
@@ -187,7 +187,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// When no host is ready. Those that are not, where others are, are among [`Cluster::failed`].
+    /// When no host is ready. If some are ready, the others are in [`Cluster::failed`].
     pub fn start(commands: Vec<(String, Command)>, stop: &Arc<AtomicBool>) -> Result<Self> {
         let all = commands.len();
         let mut failed = Vec::new();
@@ -224,8 +224,8 @@ impl Cluster {
         &self.failed
     }
 
-    /// Has all of them ask together. A host that fails takes no part in later steps; the others keep
-    /// to their shares.
+    /// Lets all hosts send requests together. A host that fails takes no part in later steps; the
+    /// others keep to their shares.
     ///
     /// # Errors
     ///
@@ -328,8 +328,8 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// When a word cannot be used, when hosts fail (what the others saw is printed nevertheless), or
-    /// when it is interrupted.
+    /// When a word cannot be used, when hosts fail (the results of the others are printed
+    /// nevertheless), or when it is interrupted.
     pub fn run(&self) -> Result<()> {
         self.check()?;
         let stop = Arc::new(AtomicBool::new(false));

@@ -41,7 +41,7 @@ pub(crate) const VIP: &str = "10.73.0.1";
 pub(crate) const VIP6: &str = "fd00:73::1";
 pub(crate) const SERVER: &str = "10.72.0.11";
 pub(crate) const SERVER6: &str = "fd00:72::11";
-/// Connections that ours may have: those of the largest case, and of others measured with it.
+/// Connections of our director: those of the largest case, and of other cases measured with it.
 const CONNECTIONS: u32 = 10_100_000;
 /// Connections of TCP that ours may have, where the memory for all of them is taken at once; of a
 /// flood, those that it has, and a fifth more.
@@ -62,7 +62,7 @@ pub(crate) enum Purpose {
     /// The same, whose programs are started for each measurement; servers of direct routing and
     /// tunnels answer by a line of their own.
     Transfer,
-    /// Round trips, beside a paced flood.
+    /// Round trips during a paced flood.
     Ping,
 }
 
@@ -165,7 +165,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Whom clients speak to.
+    /// The address that clients connect to.
     pub(crate) fn target(&self, v6: bool) -> &'static str {
         let by_address = matches!(self.who, Contender::Route | Contender::Direct)
             || (self.purpose != Purpose::Flood && self.who.is_null_packet());
@@ -418,7 +418,7 @@ impl Bed {
         }
     }
 
-    /// The programs are those of `dir`, or the ones beside this one.
+    /// The programs are those of `dir`, or the ones next to this one.
     fn start_engine(&mut self, backend: &str, method: Method, dir: Option<&Path>) -> Result<()> {
         let program =
             |name: &str| dir.map_or_else(|| programs::find(name), |dir| Ok(dir.join(name)));

@@ -229,7 +229,7 @@ impl Flood {
         let first = Snapshot::take();
         let before = Bed::received(host, device)?;
         let start = std::time::Instant::now();
-        // On a busy machine, who forwards may not have had a processor in a short window.
+        // On a busy machine, the director may not have had a processor in a short window.
         let packets = loop {
             bed::settle(window);
             let packets = Bed::received(host, device)? - before;

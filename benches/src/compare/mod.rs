@@ -1,4 +1,5 @@
-//! `lvs-bench compare`: ours beside what does nothing, the kernel, and others, in the same run.
+//! `lvs-bench compare`: our director, a null forwarder, the kernel and other programs, in the same
+//! run.
 
 pub(crate) mod bed;
 pub(crate) mod contender;

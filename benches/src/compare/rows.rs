@@ -18,7 +18,7 @@ pub(super) enum Work {
     Tcp(Contender, Tcp),
     /// CPU of the director for a unit of it.
     Cost(Contender, Tcp),
-    /// Round trips, idle or beside a flood.
+    /// Round trips, idle or during a flood.
     Ping(Contender, bool, Percentile),
     Memory(Memory),
 }
@@ -168,7 +168,7 @@ pub(super) struct Row {
     pub(super) subject: String,
     pub(super) against: Against,
     pub(super) bound: Bound,
-    /// Why it does not say what it should.
+    /// The reason why it misses its bound.
     pub(super) but: Option<&'static str>,
 }
 

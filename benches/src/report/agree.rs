@@ -1,4 +1,4 @@
-//! Whether two reports say the same.
+//! Whether two reports agree.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

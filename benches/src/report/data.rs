@@ -133,8 +133,8 @@ impl Document {
         runs.filter(move |run| run.experiment == experiment && run.peer == peer)
     }
 
-    /// The runs that count: those that were not disturbed, where there are at least two of them. The
-    /// spread of one says nothing.
+    /// The runs that count: the undisturbed ones, if there are at least two of them. One run has no
+    /// spread.
     pub(super) fn counted(&self, experiment: &str, peer: &str) -> Vec<&Run> {
         let mut runs: Vec<&Run> = self
             .runs

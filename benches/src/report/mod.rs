@@ -68,13 +68,13 @@ pub struct Options {
 /// Operations on existing reports.
 #[derive(Debug, Subcommand)]
 enum Instead {
-    /// Draw report.html anew from DIR/report.json
+    /// Draw report.html again from DIR/report.json
     Draw {
         /// Where the report is
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
-    /// Say whether two reports agree within their spread; if they do not, the exit status is 1
+    /// Compare two reports; if they differ by more than their spread, the exit status is 1
     Compare(agree::Compare),
 }
 
@@ -92,7 +92,7 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Something to say beside the figures; once.
+    /// Adds a note to the figures, once.
     fn note(&self, what: String) {
         let mut notes = self.notes.borrow_mut();
         if !notes.contains(&what) {
@@ -107,8 +107,8 @@ trait Experiment: Sync {
     fn title(&self) -> &'static str;
     /// How it is done.
     fn what(&self) -> &'static str;
-    /// The programs that it needs besides ours and those of its peers, of which whoever lacks one is
-    /// not measured.
+    /// The programs that it needs besides ours and those of its peers; peers without one of them
+    /// are not measured.
     fn programs(&self) -> &'static [&'static str] {
         &[]
     }
@@ -139,7 +139,7 @@ trait Experiment: Sync {
         turn: &Turn<'_>,
         bed: &mut Bed,
     ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)>;
-    /// The lines or bars of a plot: the medians of the rounds, where it is not made of others.
+    /// The lines or bars of a plot: the medians of the rounds, unless it is derived from others.
     fn series(&self, document: &Document, plot: &Plot) -> Vec<Series> {
         document.series(self.name(), plot.name, &peers::of(self))
     }
@@ -509,7 +509,7 @@ fn machine_facts() -> Vec<(String, String)> {
     ] {
         let output = Command::new(program).arg(argument).output();
         let first = output.ok().and_then(|output| {
-            // nginx tells it on standard error.
+            // nginx prints it to standard error.
             let text = if output.stdout.is_empty() {
                 output.stderr
             } else {

@@ -1,5 +1,5 @@
-//! The page in a browser, and the JSON beside its schema: of made-up figures of everything that is
-//! plotted.
+//! The page in a browser, and the JSON against its schema, with made-up figures of everything that
+//! is plotted.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -110,7 +110,7 @@ fn hex(colour: RGBColor) -> String {
     format!("#{:02X}{:02X}{:02X}", colour.0, colour.1, colour.2)
 }
 
-/// Whom the legend of a plot is to name, and their colours.
+/// The peers that the legend of a plot is to name, and their colours.
 fn legend(
     experiment: &dyn Experiment,
     document: &Document,

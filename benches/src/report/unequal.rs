@@ -20,7 +20,7 @@ use crate::yardsticks::Yardsticks;
 #[derive(Debug)]
 pub(super) struct Unequal;
 
-/// Ours, and after them what the others have: as the bars are named.
+/// Our schedulers, and after them those of the other peers: the names of the bars.
 const BARS: [&str; 20] = [
     "rr",
     "wrr",

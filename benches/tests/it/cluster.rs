@@ -1,4 +1,5 @@
-//! `lvs-bench cluster`, end to end: that all hosts ask and who fails is named, not how fast it is.
+//! `lvs-bench cluster`, end to end: all hosts send requests and failed ones are named; no speeds
+//! are checked.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -360,7 +361,7 @@ fn machines_ask_by_ssh() {
     );
     assert_eq!(result["steps"][1]["hosts"][1]["connections"], 20);
 
-    // Nobody listens there.
+    // No process listens there.
     for word in words.iter_mut().filter(|word| word.contains("::1")) {
         *word = "ssh:root@127.0.0.1:2223";
     }

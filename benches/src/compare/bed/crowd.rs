@@ -8,7 +8,8 @@
 //!                          the servers' answers
 //! ```
 //!
-//! The bridges are the hosts that were client and server. Who is where is known to all: nobody asks.
+//! The bridges are the hosts that were client and server. All neighbours are known in advance: no
+//! host sends ARP requests.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -281,7 +282,8 @@ fn port(bridge: &str, device: &str, mac: &str) -> String {
     format!("ip link set {device} master {bridge}\nip link set {device} up\n") + &known(device, mac)
 }
 
-/// Whom frames for an address go to: a bridge never hears of who does not answer by it.
+/// A static entry of a bridge for an address: a host that does not answer through the bridge is
+/// never learned.
 fn known(device: &str, mac: &str) -> String {
     format!("bridge fdb replace {mac} dev {device} master static\n")
 }

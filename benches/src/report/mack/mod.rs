@@ -1,4 +1,4 @@
-//! Mack, "Building a LVS", 2000: NetPIPE through each way of forwarding; and beside it files by HTTP,
+//! Mack, "Building a LVS", 2000: NetPIPE through each method of forwarding; and files by HTTP,
 //! links and services.
 
 mod files;

@@ -102,7 +102,7 @@ impl<'a> Asked<'a> {
         })
     }
 
-    /// Ends them, and tells what all of it cost.
+    /// Ends them, and returns their cost.
     pub(super) fn end(self) -> Result<(CpuSeconds, Option<String>)> {
         let used = used_since(self.bed, &self.first)?;
         for mut server in self.servers {
