@@ -13,8 +13,8 @@ use crate::lpm::PrefixMap;
 /// Prefixes of one filter at most, allowed and denied ones together: some 10 MB.
 pub const FILTER_PREFIXES_MAX: usize = 1 << 16;
 
-/// Sources that may open connections, and such that may not. The longest prefix that holds a source
-/// decides; what none holds is taken, unless any are allowed.
+/// Allowed and denied sources of new connections. The longest prefix that contains a source
+/// decides; a source in no prefix is accepted, unless any are allowed.
 ///
 /// It is made once and shared: a copy costs nothing.
 #[derive(Clone, Debug, Default)]
@@ -187,11 +187,10 @@ impl From<SourceFilter> for FilterLists {
     }
 }
 
-/// Reads prefixes from a file: separated by blanks and line ends; what follows a `#` does not
-/// count.
+/// Reads prefixes from a file: separated by whitespace and line ends; text after a `#` is ignored.
 ///
 /// # Errors
-/// The number of the first bad line, from 1, and what is wrong with it.
+/// The number of the first bad line, from 1, and its fault.
 pub fn parse_prefixes(text: &str) -> Result<Vec<Prefix>, (usize, String)> {
     let mut all = Vec::new();
     for (number, line) in text.lines().enumerate() {

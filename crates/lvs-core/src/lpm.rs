@@ -21,7 +21,7 @@ const STRIDE: u8 = 6;
 /// Places of a node.
 const PLACES: u8 = 1 << STRIDE;
 
-/// Networks and what is known of each. Where one is given twice, the last one counts.
+/// Networks with a value each. If one is given twice, the last one counts.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixMap<T> {
     v4: Tree<T>,
@@ -59,7 +59,7 @@ impl<T: Copy> PrefixMap<T> {
         }
     }
 
-    /// The longest network that `addr` is in: its length and what is known of it.
+    /// The longest network that contains `addr`: its length and value.
     pub(crate) fn find(&self, addr: IpAddr) -> Option<(u8, T)> {
         let tree = match addr {
             IpAddr::V4(_) => &self.v4,

@@ -1,4 +1,4 @@
-//! Rules that give packets firewall marks: what `iptables -j MARK` does for the kernel's IPVS.
+//! Rules that give packets firewall marks, like `iptables -j MARK` for the kernel's IPVS.
 //!
 //! A rule is written as words, in files of rules and on command lines alike:
 //!
@@ -265,10 +265,10 @@ impl fmt::Display for MarkRule {
     }
 }
 
-/// Reads a file of rules, one a line; empty lines and what follows a `#` do not count.
+/// Reads a file of rules, one a line; empty lines and text after a `#` are ignored.
 ///
 /// # Errors
-/// The number of the first bad line, from 1, and what is wrong with it.
+/// The number of the first bad line, from 1, and its fault.
 pub fn parse_rules(text: &str) -> Result<Vec<MarkRule>, (usize, String)> {
     let mut rules = Vec::new();
     for (number, line) in text.lines().enumerate() {

@@ -94,7 +94,7 @@ impl TcpFlags {
     }
 }
 
-/// The first chunk of an SCTP packet, and what IPVS looks at behind it.
+/// The first chunk of an SCTP packet, and the chunk behind it that IPVS reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SctpChunk {
     /// Type of the first chunk (RFC 9260 section 3.2).
@@ -117,14 +117,14 @@ pub enum Transport<'a> {
     Short {
         /// The ports in [`Tuple`] were read: the first four bytes were there.
         ports: bool,
-        /// All that translation needs is there: the header of SCTP, without that of a chunk.
+        /// The header of SCTP is there, without that of a chunk: enough for a translation.
         header: bool,
     },
     /// A protocol without ports.
     Other,
 }
 
-/// A transport header and what it carries, for helpers that look inside.
+/// A transport header and its payload, for helpers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment<'a> {
     /// From the first byte of the transport header to the end of the packet. None, where no helper

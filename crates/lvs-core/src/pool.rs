@@ -22,7 +22,7 @@ pub enum Preview<'a> {
     Server(&'a Arc<Server>),
 }
 
-/// Real servers with a scheduler over them: what a program needs that only wants to pick a server.
+/// Real servers with a scheduler, for programs that only pick servers.
 ///
 /// ```
 /// # use lvs_core::{Forwarding, Instant, Pool, Protocol, Registry, Request, ServerConfig, ServiceFlags};
@@ -173,7 +173,7 @@ impl Pool {
         true
     }
 
-    /// Lets the scheduler do what it does once a [`Scheduler::period`].
+    /// Runs the scheduler's work of each [`Scheduler::period`].
     pub fn tick(&mut self, now: Instant) {
         self.scheduler.tick(now);
     }

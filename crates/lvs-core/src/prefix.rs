@@ -119,7 +119,7 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// As prefixes; what is none has no address in it.
+/// The networks as prefixes; invalid ones are left out.
 pub(crate) fn prefixes(networks: alloc::vec::Vec<(IpAddr, u8)>) -> alloc::vec::Vec<Prefix> {
     let networks = networks.into_iter();
     networks

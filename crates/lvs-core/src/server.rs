@@ -1,4 +1,4 @@
-//! The record of one real server in one service: what schedulers look at and what connections
+//! The record of one real server in one service: the values that schedulers use and connections
 //! change.
 
 use alloc::sync::Arc;
@@ -105,7 +105,8 @@ impl Server {
         self.mark = (self.id.0 % 64) as u8;
     }
 
-    /// From now on it marks each change of what schedulers go by: in this word, by this bit.
+    /// From now on the server marks each change of the values that schedulers use: in this word, by
+    /// this bit.
     pub(crate) fn watch(&self) -> (&Arc<AtomicU64>, u8) {
         self.watched.store(true, Relaxed);
         (&self.marks, self.mark)
@@ -175,7 +176,7 @@ impl Server {
         self.last_weight.store(self.weight(), Relaxed);
     }
 
-    /// Sets the weight that schedulers go by, and the tenths of its own that this is.
+    /// Sets the weight that schedulers use, and the tenths of the configured weight that this is.
     pub(crate) fn set_share(&self, weight: i32, tenths: u8) {
         self.weight.store(weight, Relaxed);
         if weight != 0 {
@@ -192,8 +193,7 @@ impl Server {
         self.last_weight.store(scaled, Relaxed);
     }
 
-    /// Takes over what its service asks for beyond the kernel's IPVS. `timed`: its answers are
-    /// measured.
+    /// Applies the service's settings beyond the kernel's IPVS. `timed`: its answers are measured.
     pub(crate) fn follow_extras(&self, extras: &Extras, timed: bool) {
         self.on_down.store(extras.on_server_down as u8, Relaxed);
         let mut watches = 0;
@@ -335,7 +335,7 @@ impl Server {
         self.flags.load(Relaxed) & OVERLOADED != 0
     }
 
-    /// Not overloaded, and of a weight above 0: what most schedulers ask for.
+    /// Whether it is not overloaded and has a weight above 0, as most schedulers require.
     #[inline]
     pub fn is_usable(&self) -> bool {
         !self.is_overloaded() && self.weight() > 0

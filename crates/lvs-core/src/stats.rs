@@ -57,7 +57,7 @@ impl Sub for Counts {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct Stats {
-    /// The snapshot of the last two-second tick, less what was zeroed.
+    /// The snapshot of the last two-second tick, minus the zeroed values.
     pub shown: Counts,
     /// Rates a second, as the kernel's estimator computes them.
     pub rates: Counts,
@@ -119,7 +119,7 @@ fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
 }
 
-/// The counters of one object in every shard, and what the estimator made of them.
+/// The counters of one object in every shard, and the estimator's rates.
 #[derive(Debug)]
 pub(crate) struct ObjectStats {
     shards: Vec<Arc<Counters>>,

@@ -22,8 +22,8 @@ pub struct NumberedCall {
     pub call: Call,
 }
 
-/// Makes everything from one list: the calls, their names on the wire, and what a client must be
-/// allowed for them.
+/// Generates everything from one list: the calls, their names on the wire, and the access rights
+/// for them.
 ///
 /// Each client that can connect may make `reads`. `writes` and `changes` need write access;
 /// `changes` can also be part of an `apply`.
@@ -43,7 +43,7 @@ macro_rules! calls {
         }
 
         impl Call {
-            /// The names of all calls, and what a client must be allowed for each.
+            /// The names of all calls, and the access right for each.
             pub const METHODS: &[(&str, Access)] = &[
                 $(($read_name, Access::Read),)*
                 $(($write_name, Access::Write),)*
@@ -59,8 +59,8 @@ macro_rules! calls {
             }
         }
 
-        /// Pattern of the calls that change what a director is to do, for a match that the compiler
-        /// holds complete.
+        /// Pattern of the calls that change the configuration, for a match that the compiler keeps
+        /// complete.
         #[doc(hidden)]
         #[macro_export]
         macro_rules! any_change {
@@ -136,8 +136,7 @@ calls! {
         /// Filters by source that are not off. Answer: items [`FilterItem`](super::FilterItem), the
         /// director's first, a long one in several items; then [`ListEnd`](super::ListEnd).
         "filter.list" FilterList {},
-        /// The addresses that stand for clients towards servers of full NAT. Answer:
-        /// [`LocalInfo`](super::LocalInfo).
+        /// The local addresses of full NAT. Answer: [`LocalInfo`](super::LocalInfo).
         "local.get" LocalGet {},
     }
 
@@ -153,20 +152,20 @@ calls! {
             /// Address and port that the connection comes from.
             client: SocketAddr,
         },
-        /// Packets as they arrive, each with what was decided about it, until the client closes the
+        /// Packets as they arrive, each with the decision about it, until the client closes the
         /// connection. Answer: items [`CapturedPacket`](super::CapturedPacket); one without a frame
-        /// each second in which none came.
+        /// for each second without packets.
         ///
         /// It changes nothing, but needs write access: it shows the traffic of other hosts, as a
         /// packet socket does, and the host grants that to the same users.
         "capture" Capture(CaptureFilter),
-        /// Make all of these changes, or none: all are checked before the first is made, each
-        /// against what those before it leave. Packets that open connections may meet a long list
-        /// half made, since they do not wait for all of it; a list of up to 16 changes without a
-        /// flush they do not. Answer: [`Done`](super::Done). A refusal names the first change that
-        /// cannot be made ([`Failure::change`](super::Failure::change)).
+        /// Apply all of these changes, or none: all are checked before the first is applied, each
+        /// against the state after its predecessors. Packets that open connections do not wait for
+        /// a long list, and may be decided on in the middle of it; a list of up to 16 changes
+        /// without a flush is applied at once. Answer: [`Done`](super::Done). A refusal names the
+        /// first change that is impossible ([`Failure::change`](super::Failure::change)).
         "apply" Apply {
-            /// Calls that change what an engine is to do, in their order, at most
+            /// Calls that change the configuration, in their order, at most
             /// [`CHANGES_MAX`](super::CHANGES_MAX).
             changes: Vec<Self>,
         },
@@ -253,8 +252,8 @@ calls! {
             /// The rules in their order.
             rules: Vec<String>,
         },
-        /// Replace the filter of a service, or the director's. Connections that are open go on.
-        /// Answer: [`Done`](super::Done).
+        /// Replace the filter of a service, or the director's. Open connections continue. Answer:
+        /// [`Done`](super::Done).
         "filter.set" FilterSet(FilterSpec),
         /// Virtual addresses that the engine owns: it answers ARP for them and announces them.
         /// Replaces the set. Answer: [`Done`](super::Done).
@@ -262,8 +261,8 @@ calls! {
             /// The addresses.
             addresses: Vec<core::net::IpAddr>,
         },
-        /// Replace the addresses that stand for clients towards servers of full NAT. Connections
-        /// keep theirs. Answer: [`Done`](super::Done).
+        /// Replace the local addresses of full NAT. Connections keep theirs. Answer:
+        /// [`Done`](super::Done).
         "local.set" LocalSet(LocalPool),
     }
 }

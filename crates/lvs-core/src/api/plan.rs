@@ -59,7 +59,7 @@ impl Noted {
 }
 
 impl<'a> Plan<'a> {
-    /// Goes on with what was noted.
+    /// Continues with earlier differences.
     pub(super) const fn resume(control: &'a Control, noted: Noted) -> Self {
         Self { control, noted }
     }

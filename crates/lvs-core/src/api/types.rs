@@ -114,7 +114,7 @@ pub struct ServerSpec {
     pub config: ServerConfig,
 }
 
-/// The addresses that stand for clients towards servers of full NAT.
+/// The local addresses of full NAT.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalPool {
@@ -135,7 +135,7 @@ pub struct LocalInfo {
     pub hairpin: bool,
 }
 
-/// An address that stands for clients.
+/// A local address of full NAT.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalAddressInfo {
     /// The address.
@@ -144,7 +144,7 @@ pub struct LocalAddressInfo {
     pub first: u16,
     /// The last one.
     pub last: u16,
-    /// Connections that it stands for the clients of.
+    /// Connections that use it.
     pub connections: u64,
 }
 
@@ -180,7 +180,8 @@ pub struct Info {
     pub waiting: Vec<Waiting>,
     /// Virtual addresses that the engine owns.
     pub own_vips: Vec<core::net::IpAddr>,
-    /// Virtual addresses that are announced by routes ([`Call::VipsAnnounce`](super::Call::VipsAnnounce)), or are to be.
+    /// Virtual addresses that are announced by routes
+    /// ([`Call::VipsAnnounce`](super::Call::VipsAnnounce)), or will be.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub announced: Vec<AnnouncedVip>,
     /// Seconds since the announced addresses were set.
@@ -189,7 +190,7 @@ pub struct Info {
     /// How far other directors' connections are known here.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<PeerStanding>,
-    /// How other directors' services and servers compare with those of this one.
+    /// Comparison of each peer's services and servers with those of this director.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TablesInfo>,
     /// Virtual addresses for which another host answers, too.
@@ -214,9 +215,9 @@ pub struct Info {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Confinement {
-    /// By what: `seccomp`, `landlock`.
+    /// Active restrictions: `seccomp`, `landlock`.
     pub by: Vec<String>,
-    /// By what not, and why.
+    /// Unavailable restrictions, with the reason.
     pub not_by: Vec<String>,
 }
 
@@ -312,8 +313,8 @@ impl SyncCounts {
     }
 }
 
-/// Answer to [`Call::SyncGet`](super::Call::SyncGet): other directors of this kind (`lvs-dataplane --sync-peer`), and
-/// what was counted since the engine started.
+/// Answer to [`Call::SyncGet`](super::Call::SyncGet): peers (`lvs-dataplane --sync-peer`), and
+/// counters since the dataplane started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SyncState {
@@ -354,11 +355,11 @@ pub struct SyncState {
     /// Connections from a peer's address refused because two others from there had not
     /// authenticated.
     pub refused_places: u64,
-    /// Connections whose other end has not proved that it has the key.
+    /// Connections refused because the other end did not prove that it has the key.
     pub refused_key: u64,
     /// Connections that ended because a frame was changed, repeated or too long.
     pub forged: u64,
-    /// Connections that ended because what was in a frame was not understood.
+    /// Connections closed because of an invalid frame.
     pub malformed: u64,
     /// Comparison of each peer's services and servers with those of this director.
     pub tables: Vec<TablesInfo>,
@@ -366,15 +367,15 @@ pub struct SyncState {
     pub tables_beyond: u64,
 }
 
-/// How another director's services and servers compare with those of this one: whether both choose
-/// the same server for a client.
+/// Comparison of a peer's services and servers with those of this director: whether both choose the
+/// same server for a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TablesInfo {
     /// The other director.
     pub peer: SocketAddr,
     /// How they compare.
     pub state: TablesState,
-    /// Services whose tables differ.
+    /// Number of services that differ.
     #[serde(default)]
     pub differ: u64,
     /// For how many seconds one of them has differed.
@@ -443,7 +444,7 @@ impl Standing {
     /// The protocol (`proto` of `ip route`) of routes to addresses that are announced. None of
     /// those that the kernel, BIRD, FRR, systemd or keepalived give to routes of their own.
     pub const ANNOUNCED: u8 = 77;
-    /// The protocol of routes to addresses for which another director is to be preferred.
+    /// The protocol of routes to addresses that another director should receive.
     pub const LEAVING: u8 = 78;
 
     /// In a word.
@@ -469,8 +470,7 @@ impl Standing {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AnnounceSpec {
-    /// All addresses that are to be announced by routes, whether they are now or not; at most
-    /// [`ANNOUNCED_MAX`].
+    /// All addresses to announce by routes, announced already or not; at most [`ANNOUNCED_MAX`].
     pub addresses: Vec<AnnounceVip>,
     /// Seconds for which the announcement is valid without a repetition. After ten seconds without
     /// a repetition, routers are to prefer another director.
@@ -505,7 +505,7 @@ pub struct AnnouncedVip {
     pub address: core::net::IpAddr,
     /// The route that there is.
     pub standing: Standing,
-    /// Why that is not what was asked for.
+    /// The reason why the route differs from the request.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub trouble: String,
 }
@@ -947,7 +947,7 @@ pub enum FailureCode {
     NotRunning,
     /// A daemon of that role is running (EEXIST).
     Running,
-    /// Full NAT without an address of the director's that could stand for clients.
+    /// Full NAT without a local address.
     NoLocalAddress,
     /// Not possible with this engine, or not yet.
     Unsupported,

@@ -8,7 +8,7 @@ use crate::{Forwarding, Protocol, State};
 /// No entry, or no server.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 
-/// In what controls an entry: the other bits are the index of a template.
+/// In a reference to the controlling entry: the other bits are the index of a template.
 pub(crate) const TEMPLATE_BIT: u32 = 1 << 31;
 
 /// The identity of a connection: protocol, client and virtual address.

@@ -38,9 +38,9 @@ pub(crate) const TIMED: u32 = 0x0400_0000;
 pub(crate) const GONE: u32 = 0x0800_0000;
 /// Sequence numbers are kept.
 pub(crate) const TRACKED: u32 = 0x1000_0000;
-/// A helper looks at what it carries.
+/// A helper inspects its payload.
 pub(crate) const HELPED: u32 = 0x2000_0000;
-/// Ended, and taken out before the next packet that is not the host's own answer.
+/// Ended, and removed before the next packet that is not the host's own answer.
 pub(crate) const DYING: u32 = 0x4000_0000;
 /// Packets of connections with one of these flags are inspected first.
 pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;

@@ -167,7 +167,7 @@ impl Timeouts {
         (self.tcp[1], self.tcp[4], self.udp)
     }
 
-    /// Sets those of the three that are not 0.
+    /// Sets those of the three timeouts that are not 0.
     pub(crate) const fn set(&mut self, tcp: u32, tcp_fin: u32, udp: u32) {
         if tcp != 0 {
             self.tcp[1] = tcp;

@@ -1,4 +1,4 @@
-//! All persistence templates, what they are found by, and their timers.
+//! All persistence templates, their search structures, and their timers.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;

@@ -5,7 +5,7 @@ use core::ops::Range;
 /// Slots of a window.
 const WINDOW: usize = 32;
 
-/// How many windows so many slots have.
+/// Number of windows in `slots`.
 pub(crate) fn windows(slots: usize) -> usize {
     slots.div_ceil(WINDOW).max(1)
 }

@@ -133,7 +133,7 @@ impl Control {
     }
 }
 
-/// Whether a connection with these flags goes on with another process.
+/// Whether a connection with these flags continues in another process.
 const fn is_kept(flags: u32) -> bool {
     flags & (flag::TEMPLATE | flag::DYING) == 0
 }
@@ -231,7 +231,7 @@ mod tests {
         targets
     }
 
-    /// The server that a connection goes on with.
+    /// The server that a connection continues with.
     fn goes_on(shard: &mut Shard, port: u16, now: Instant) -> SocketAddr {
         let verdict = shard.handle_packet(&segment(port, TcpFlags::ACK), now);
         let Ok(Verdict::Forward(forward)) = verdict else {
@@ -261,7 +261,7 @@ mod tests {
         }
     }
 
-    /// By full NAT, what has told its local port goes on with it, published or not, and nothing else.
+    /// With full NAT, exactly the connections whose local port is known continue, offloaded or not.
     #[test]
     fn adopted_full_nat_connection_keeps_local_port() {
         let control = || {
@@ -348,8 +348,8 @@ mod tests {
         );
     }
 
-    /// Connections of tables of another number and size go on, as many as there is room for, until
-    /// their deadline.
+    /// Connections of tables of another number and size continue, as many as there is room for,
+    /// until their deadline.
     #[test]
     fn adoption_into_other_number_of_shards_keeps_connections() {
         let (even, odd): (Vec<u16>, Vec<u16>) = (1001..=1300).partition(|port| port % 2 == 0);

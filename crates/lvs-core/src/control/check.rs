@@ -47,7 +47,7 @@ pub(crate) struct Facts {
     pub(crate) census: Census,
 }
 
-/// A service's servers, counted by what checks ask for.
+/// Numbers of a service's servers, by the properties that checks use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Census {
     /// Of another family than the service.
@@ -290,7 +290,7 @@ fn full_nat(
     Ok(())
 }
 
-/// A scheduler that measures answers takes only servers whose answers it sees.
+/// A scheduler that measures answers accepts only servers whose answers pass the director.
 fn replies(facts: &Facts, config: &ServerConfig) -> Result<(), Error> {
     if facts.needs_replies && !config.forwarding.translates() {
         return Err(Error::NeedsReplies);

@@ -31,8 +31,8 @@ impl Control {
         self.total.add(counts);
     }
 
-    /// Zeroes what is shown of one service and its servers, or of everything (`ip_vs_zero_service`,
-    /// `ip_vs_zero_all`).
+    /// Zeroes the shown counters of one service and its servers, or of everything
+    /// (`ip_vs_zero_service`, `ip_vs_zero_all`).
     ///
     /// # Errors
     /// [`Error::NoService`].

@@ -24,7 +24,7 @@ pub(crate) struct Defense {
     /// Slots without a connection, and all of them.
     free: usize,
     slots: usize,
-    /// One in so many packets that open a connection is dropped; 0 drops none.
+    /// One of this many packets that open a connection is dropped; 0 drops none.
     rate: u64,
     counter: u64,
     pub(crate) drops_entries: bool,
@@ -65,7 +65,7 @@ impl Defense {
         sysctls.drop_entry != 0 || sysctls.drop_packet != 0 || sysctls.secure_tcp != 0
     }
 
-    /// Looks at the memory and at the tables, and decides what is on. The automatic modes 1 and 2
+    /// Reads memory and tables, and decides which defences are on. The automatic modes 1 and 2
     /// change into each other.
     ///
     /// The kernel's table grows until the memory is short; one of a given size is short of slots

@@ -8,7 +8,7 @@ use crate::sched::About;
 use crate::sync::services::{self, ServiceDigest};
 use crate::{Family, Instant, Protocol, Request, Server, ServiceKey};
 
-/// The service, and the server of it, from which a walk over all of them goes on.
+/// The service, and its server, at which a walk over all of them continues.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DigestWalk {
     service: u32,
@@ -89,9 +89,9 @@ impl DigestWalk {
 }
 
 impl Control {
-    /// The digests of the next services, of `budget` servers and services, and from where to go on.
-    /// A service that changes between two pieces has a wrong digest, and the director another
-    /// [`generation`](Self::generation): then the digests are to be made again.
+    /// The digests of the next services, of `budget` servers and services, and the next position. A
+    /// service that changes between two pieces has a wrong digest, and the director another
+    /// [`generation`](Self::generation): then the caller has to start again.
     pub fn digests_piece(
         &self,
         walk: DigestWalk,

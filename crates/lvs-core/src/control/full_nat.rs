@@ -14,9 +14,9 @@ use core::net::IpAddr;
 /// The director's own addresses and networks, as far as full NAT needs them.
 #[derive(Debug, Default)]
 pub(crate) struct FullNat {
-    /// The addresses that stand for clients.
+    /// The local addresses.
     pub(crate) pool: Arc<[LocalAddress]>,
-    /// NAT connections whose replies would not come back are translated at both ends.
+    /// NAT connections are translated at both ends if their replies would bypass the director.
     hairpin: bool,
     /// Networks that the director is on, as prefixes: hosts on one of them reach each other
     /// without it.
@@ -45,13 +45,13 @@ impl FullNat {
 }
 
 impl Control {
-    /// The addresses that stand for clients towards servers of full NAT, and whether NAT translates
-    /// both ends where replies would not come back to the director (hairpin).
+    /// The local addresses of full NAT, and whether NAT translates both ends if replies would
+    /// bypass the director (hairpin).
     pub fn local_pool(&self) -> (&[LocalAddress], bool) {
         (&self.full_nat.pool, self.full_nat.hairpin)
     }
 
-    /// Replaces both. Connections keep what they have.
+    /// Replaces both. Connections keep their local ports.
     ///
     /// # Errors
     /// [`Error::LocalAddressNeeded`] if a family is left without an address that servers of full
@@ -97,8 +97,8 @@ impl Control {
         }
     }
 
-    /// Whether what `server` sends to `client` would not come by here: they share a network, or the
-    /// client is a server of the same service.
+    /// Whether packets of `server` to `client` would bypass the director: they share a network, or
+    /// the client is a server of the same service.
     fn bypasses(&self, server: &Server, client: IpAddr) -> bool {
         let entry = self.records.get(server.id().index());
         let service = entry.and_then(|entry| self.services.get(&entry.service));

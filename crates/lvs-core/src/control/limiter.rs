@@ -11,7 +11,7 @@ use core::ops::Range;
 use core::time::Duration;
 use siphasher::sip::SipHasher13;
 
-/// Sources that are kept in one set; the one that has opened least of late gives way to a new one.
+/// Sources in one set; a new source evicts the one that has opened the fewest connections lately.
 const WAYS: usize = 4;
 
 /// Sets of sources: 16,384 sources, 256 KiB for each service with such a limit.
@@ -61,8 +61,8 @@ struct Source {
 }
 
 impl Limiter {
-    /// Why a new connection from `client` is over a limit, if it is; what is not, counts. `seed`
-    /// keys the hash of sources.
+    /// The limit that a new connection from `client` would exceed, if there is one; otherwise the
+    /// connection is counted. `seed` keys the hash of sources.
     pub(crate) fn check<'a>(
         &mut self,
         limits: &Limits,
@@ -85,7 +85,7 @@ impl Limiter {
         Ok(())
     }
 
-    /// As much of this as [`check`](Self::check) reads for `client`, to try what it would find.
+    /// The part of the state that [`check`](Self::check) reads for `client`, for a preview.
     pub(crate) fn preview(&self, limits: &Limits, client: IpAddr, seed: u64) -> Self {
         let set = self.sources.get(self.set(hash(limits, client, seed)));
         Self {

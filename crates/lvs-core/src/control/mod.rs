@@ -66,9 +66,9 @@ pub(crate) const FTP_DATA: u16 = 20;
 /// How a director is made.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Connections that each shard holds at most. Persistence templates, which all of them share,
-    /// are an eighth (and 128) more, so that when every connection has one of its own, some
-    /// are free to give way.
+    /// Maximum of connections in each shard. Persistence templates, which all shards share, are an
+    /// eighth (and 128) more, so that some are evictable even when every connection has a template
+    /// of its own.
     pub max_connections: usize,
     /// Action of a full shard for a new connection.
     pub when_full: WhenFull,
@@ -209,7 +209,7 @@ pub struct Control {
     full_nat: FullNat,
     /// Servers of another family than their service's.
     mixed: usize,
-    /// Connections whose server is chosen already.
+    /// Connections with a pinned server.
     pins: Pins,
     /// Whose connections are taken.
     filters: Filters,
@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(templates(8), templates(1));
     }
 
-    /// A shard that follows changes bit by bit has what one has that is made now.
+    /// A shard that follows changes step by step equals a new shard.
     #[test]
     fn swept_shard_equals_new_shard() {
         let mut control = Control::new(Options {

@@ -56,7 +56,7 @@ impl Pins {
         (now < until).then_some(server)
     }
 
-    /// Forgets those whose time is over, at most twice in their life.
+    /// Removes expired pins, at most twice in their life.
     fn tidy(&mut self, now: Instant) {
         if now >= self.next {
             self.all.retain(|_, (_, until)| now < *until);

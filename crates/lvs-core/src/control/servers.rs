@@ -1,4 +1,4 @@
-//! Real servers: added, edited, removed, and what becomes of their records then.
+//! Real servers: addition, changes and removal, and the life of their records.
 
 use alloc::sync::Arc;
 use core::net::SocketAddr;
@@ -122,8 +122,8 @@ impl Control {
         self.next_trash.is_some()
     }
 
-    /// Every server that is configured or still has connections, with the service that it belongs
-    /// or belonged to: what packets may yet go to and come from.
+    /// Every server that is configured or still has connections, with its present or former
+    /// service: the servers that packets may still go to and come from.
     pub fn endpoints(&self) -> impl Iterator<Item = (ServiceKey, &Arc<Server>)> {
         self.endpoints_in(0..self.endpoint_places())
     }

@@ -18,14 +18,14 @@ pub struct Service {
     pub(super) owner: Option<String>,
     pub(crate) pool: Pool,
     pub(super) stats: ObjectStats,
-    /// When the scheduler is to be called next; none until the clock has been shown, or if it
-    /// never is.
+    /// Time of the scheduler's next call; none until the clock was set, or if the scheduler needs
+    /// none.
     pub(super) next_tick: Option<Instant>,
     /// Servers that get their share bit by bit.
     pub(crate) slow: SlowStart,
     /// Present use of its limits.
     pub(crate) limiter: Limiter,
-    /// Its servers, counted by what checks ask for.
+    /// Numbers of its servers, by the properties that checks use.
     pub(crate) census: Census,
 }
 

@@ -1,4 +1,4 @@
-//! How shards follow what has changed.
+//! Propagation of changes to the shards.
 
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -61,7 +61,7 @@ impl Control {
         self.shared.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Copies settings and links into a shard whose copies are out of date.
+    /// Copies settings and links into a shard with outdated copies.
     pub(crate) fn refresh(&self, shard: &mut Shard) {
         let generation = self.shared.generation.load(Ordering::Acquire);
         if shard.is_at(generation) {

@@ -49,7 +49,7 @@ pub struct Heard {
     pub taken: TakenOver,
     /// Connections that have ended.
     pub ended: u64,
-    /// Connections whose packets come here, and that stay as they are.
+    /// Connections that stay unchanged, because their packets arrive here.
     pub kept: u64,
 }
 
@@ -229,8 +229,8 @@ impl Control {
         Ok((template, entry.flags & TAKEN | flag::SYNC))
     }
 
-    /// Takes over a connection, whose timer fires when `left` is over or else when its timeout is;
-    /// nothing for news of the end of one that is not there any more.
+    /// Takes over a connection, whose timer fires after `left` or else after its timeout. A report
+    /// of the end of a connection that does not exist is ignored.
     fn take_over_connection(
         &mut self,
         shard: &mut Shard,

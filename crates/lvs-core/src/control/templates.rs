@@ -257,7 +257,7 @@ impl Control {
             || self.settings.evicts && self.evictable_template().is_some()
     }
 
-    /// The template that would give way to a new one.
+    /// The template that would be evicted for a new one.
     fn evictable_template(&self) -> Option<u32> {
         let table = &self.templates.table;
         let (hand, slots) = (self.templates.hand, table.populated_len());

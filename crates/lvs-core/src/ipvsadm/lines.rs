@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-/// The longest word; what is longer is cut into words of this length.
+/// The longest word; a longer one is split into words of this length.
 pub const WORD_MAX: usize = 4096;
 
 /// Command lines from a stream that comes in pieces.

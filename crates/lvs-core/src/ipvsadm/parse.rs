@@ -72,7 +72,7 @@ impl Refusal {
         format!("{line:?}: {reason}")
     }
 
-    /// Whether `-R` stops at such a line. It goes on after an unknown option.
+    /// Whether `-R` stops at such a line. It continues after an unknown option.
     pub const fn ends_restore(&self) -> bool {
         !matches!(self.kind, Kind::Option)
     }

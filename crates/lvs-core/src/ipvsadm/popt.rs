@@ -76,7 +76,7 @@ impl<'a, W: AsRef<[u8]>> Words<'a, W> {
         self.short().map(Some)
     }
 
-    /// The word that was read last: what messages name.
+    /// The last word, which messages name.
     pub(super) fn current(&self) -> &'a [u8] {
         match self.next.checked_sub(1).and_then(|i| self.words.get(i)) {
             Some(word) => word.as_ref(),

@@ -45,10 +45,10 @@ impl Quotient {
 
 /// The scheduler `S` over a list of many servers, with reports of each change.
 ///
-/// The servers are the leaves of a tree of which each node has the less of the two below it. A
-/// server [marks](Server::watch) itself when its counts, weight or thresholds change, and what is
-/// marked is looked at again before the next choice: a few servers, however many there are. The
-/// choice is that of `S`, which looks at all of them.
+/// The servers are the leaves of a tree in which each node has the lesser of the two below it. A
+/// server [marks](Server::watch) itself when its counts, weight or thresholds change, and the next
+/// choice first examines the marked servers: a few, for any number of servers. The choice equals
+/// that of `S`, which examines all of them.
 #[derive(Debug)]
 pub(super) struct Following<S> {
     scheduler: S,
@@ -174,7 +174,7 @@ impl Tree {
         tree
     }
 
-    /// Looks at what has changed.
+    /// Examines the changed servers.
     fn follow(&mut self, servers: &[Arc<Server>], quotient: fn(&Server) -> Quotient) {
         for at in 0..self.marks.len() {
             let marks = &self.marks[at];

@@ -70,7 +70,7 @@ pub trait Scheduler: fmt::Debug + Send {
     /// it.
     fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize>;
 
-    /// A copy in the same state, to ask what it would choose; `None` if it cannot be copied.
+    /// A copy in the same state, for a preview; `None` if it cannot be copied.
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
         None
     }
@@ -81,9 +81,9 @@ pub trait Scheduler: fmt::Debug + Send {
         None
     }
 
-    /// All lists that it will be given are one list, whose servers no other scheduler chooses from,
-    /// and every change is reported to it: it may keep results between two choices. A pool calls it
-    /// before [`start`](Self::start).
+    /// Announces that all future lists are one list, whose servers no other scheduler chooses from,
+    /// with a report of every change: the scheduler may keep results between two choices. A pool
+    /// calls it before [`start`](Self::start).
     fn follow(&mut self) {}
 
     /// The scheduler takes over a list that may have servers already (`init_service`).
@@ -117,7 +117,7 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = sysctls;
     }
 
-    /// How often [`tick`](Self::tick) is to be called; `None` for never.
+    /// Interval of the calls of [`tick`](Self::tick); `None` for none.
     fn period(&self) -> Option<Duration> {
         None
     }

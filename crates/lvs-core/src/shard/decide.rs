@@ -1,5 +1,5 @@
-//! A packet that the shard alone can decide on: which connection it belongs to, what it changes
-//! there, how it goes on.
+//! Packets that the shard alone can decide on: their connection, the changes to it, and their
+//! destination.
 
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering;

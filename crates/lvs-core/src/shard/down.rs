@@ -38,8 +38,8 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Reads `tcp`, a header and all of its payload, also where that stands for several segments;
-    /// `None` if the header is cut short.
+    /// Reads `tcp`, a header and all of its payload, also of a super-packet; `None` if the header
+    /// is truncated.
     fn read(tcp: &[u8]) -> Option<Self> {
         let header = tcp::data_offset(tcp)?.max(tcp::HEADER_LEN);
         let payload = tcp.len().checked_sub(header)?;
@@ -89,7 +89,7 @@ pub(crate) struct Expected {
 pub(crate) struct Down {
     /// By the indices of connections that are tracked.
     expected: Sparse<Expected>,
-    /// The slot that the walk goes on at.
+    /// The slot at which the walk continues.
     at: Option<usize>,
     /// Another server went down since the walk began.
     again: bool,
@@ -103,7 +103,7 @@ impl Down {
         *self.expected.entry(index) = Expected::default();
     }
 
-    /// A server went down: the table is to be walked over.
+    /// Starts a walk over the table, because a server went down.
     pub(crate) fn begin(&mut self) {
         match self.at {
             None => self.at = Some(0),
@@ -160,10 +160,9 @@ impl Shard {
         self.down.at.is_some() || !self.down.resets.is_empty()
     }
 
-    /// Goes on ending the connections of servers that went down, looking at no more than `budget`
-    /// entries and ending no more than a sixteenth of that; gives the resets that are to be
-    /// sent. Call it until [`has_down`](Self::has_down) is false, and give packets their turn
-    /// in between.
+    /// Continues to end the connections of servers that went down: visits at most `budget` entries
+    /// and ends at most a sixteenth of that. Returns the resets to send. Call it until
+    /// [`has_down`](Self::has_down) is false, and handle packets in between.
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
         let mut ends = (budget / 16).max(1);
         let mut left = budget.max(1);
@@ -217,7 +216,7 @@ impl Shard {
         }
     }
 
-    /// Has both ends of a TCP connection reset, as far as it is known what they expect.
+    /// Resets both ends of a TCP connection, as far as their expected numbers are known.
     fn reset_both(&mut self, index: u32, now: Instant) {
         let slot = self.table.get(index);
         if matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE) {
@@ -342,7 +341,8 @@ impl Shard {
         }
     }
 
-    /// A server's packet of a connection that ended with it; `None` if it goes on to the client.
+    /// Decides on a server's packet of a connection that ended with it; `None` if it passes to the
+    /// client.
     fn reply_gone(&self, index: u32, meta: &PacketMeta<'_>) -> Option<Verdict> {
         match (self.on_down(index), meta.transport) {
             (OnServerDown::Drop, _) => Some(Verdict::Drop(DropReason::ServerDown)),

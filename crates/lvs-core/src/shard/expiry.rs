@@ -63,7 +63,7 @@ impl Shard {
         true
     }
 
-    /// Takes out what has ended.
+    /// Removes ended connections.
     pub(crate) fn reap(&mut self) {
         while let Some(index) = self.dying.pop() {
             if self.table.is_used(index) && self.table.get(index).has(flag::DYING) {

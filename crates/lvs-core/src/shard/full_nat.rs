@@ -70,7 +70,7 @@ impl Shard {
         }
     }
 
-    /// Connections that a local address stands for the clients of.
+    /// Connections that use a local address.
     pub fn local_connections(&self, addr: IpAddr) -> u64 {
         self.local_ports.connections(addr)
     }

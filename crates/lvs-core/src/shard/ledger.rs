@@ -35,8 +35,9 @@ impl Shard {
         }
     }
 
-    /// Listens to a peer, from below [`PEERS_MAX`](crate::sync::bulk::PEERS_MAX), of which nothing
-    /// is left any more ([`adopt_lent`](Self::adopt_lent)), and whose keys these are.
+    /// Accepts updates of a peer with a number below [`PEERS_MAX`](crate::sync::bulk::PEERS_MAX)
+    /// and these keys. No earlier borrowed connections of that number may be left
+    /// ([`adopt_lent`](Self::adopt_lent)).
     pub fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
         if let Some(ledger) = &mut self.ledger {
             ledger.listen_to(peer, keys);
@@ -48,12 +49,12 @@ impl Shard {
         self.ledger.as_ref().is_some_and(|ledger| ledger.has_said())
     }
 
-    /// Bytes of what is in [`take_changes`](Self::take_changes).
+    /// Bytes of the updates in [`take_changes`](Self::take_changes).
     pub fn changes_len(&self) -> usize {
         self.ledger.as_ref().map_or(0, |ledger| ledger.said_len())
     }
 
-    /// Items about what has changed, and whether some of them found no room.
+    /// Takes the outgoing updates, and whether some of them were lost.
     pub fn take_changes(&mut self) -> (Vec<u8>, bool) {
         self.ledger
             .as_mut()

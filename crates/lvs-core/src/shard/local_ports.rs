@@ -1,5 +1,5 @@
-//! Local ports: which address and port of the director stands for a client towards a server, where
-//! both ends of a connection are translated (full NAT).
+//! Local ports of full NAT: the address and port of the director that represents a client towards a
+//! server.
 //!
 //! A port is taken for one server: protocol, server, local address and local port together identify
 //! the connection, so that each further server, and each further local address, brings as many
@@ -35,7 +35,7 @@ const TRIES: usize = 32;
 /// Pairs of server and local address below which unused ones are not looked for.
 const TUPLES_MIN: usize = 1024;
 
-/// An address of the director's that stands for clients, and the ports of it that may.
+/// A local address of the director, and the ports of it that full NAT may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalAddress {
     /// The address.
@@ -313,7 +313,7 @@ impl LocalPorts {
         let has_it = |range: &&LocalAddress| {
             range.addr == local.ip() && (range.first..=range.last).contains(&port)
         };
-        // Else it was taken away, or has other ports now.
+        // Else it was removed, or has other ports now.
         let range = pool.iter().find(has_it).copied().unwrap_or(usual);
         let tuple = Tuple {
             protocol,
@@ -345,8 +345,8 @@ impl LocalPorts {
         first + (u32::from(self.worker) + workers - first % workers) % workers
     }
 
-    /// Gives back a port whose connection had its last packet at `quiet_since`, or that was not
-    /// used after all.
+    /// Releases a port whose connection had its last packet at `quiet_since`, or that was not used
+    /// after all.
     pub(crate) fn give_back(
         &mut self,
         protocol: Protocol,

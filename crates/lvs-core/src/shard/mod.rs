@@ -93,7 +93,7 @@ pub struct Shard {
     down: Down,
     /// State of FTP control connections, by the indices of the connections.
     sessions: BTreeMap<u32, ftp::Session>,
-    /// Which connections give way when the table is full.
+    /// The clock hand of the eviction.
     hand: Hand,
     /// Replication: connections sent to peers and received from them.
     pub(crate) ledger: Option<Box<Ledger>>,
@@ -240,7 +240,8 @@ impl Shard {
         self.table.ahead_narrow(protocol, src, dst, load)
     }
 
-    /// The second step: reads what the first has had loaded, and has loaded what that leads to.
+    /// The second step: reads the words loaded by the first, and loads the slots that they refer
+    /// to.
     #[inline]
     pub fn aim(&self, ahead: &mut Ahead, load: impl Fn(&AtomicU64)) {
         self.table.aim(ahead, load);
@@ -258,8 +259,7 @@ impl Shard {
         self.find_reply(protocol, src, dst).is_some() || self.table.find_in(&request).is_some()
     }
 
-    /// Ends connections whose time has come, looking at no more than `budget` of them. `true` if
-    /// there may be more.
+    /// Ends due connections, at most `budget` of them. `true` if there may be more.
     pub fn advance(&mut self, now: Instant, budget: usize) -> bool {
         self.reap();
         let mut left = budget;
@@ -428,7 +428,7 @@ impl Shard {
         alloc::format!("{:?} {:?}", self.links, self.settings)
     }
 
-    /// A server went down: the table is to be walked over.
+    /// Starts a walk over the table, because a server went down.
     pub(crate) fn begin_down(&mut self) {
         self.down.begin();
     }
@@ -459,7 +459,7 @@ impl Shard {
         self.number
     }
 
-    /// Whether its copies are those of this generation.
+    /// Whether its copies have this generation.
     pub(crate) fn is_at(&self, generation: u32) -> bool {
         self.generation == generation && self.links.seen().is_some()
     }

@@ -50,7 +50,7 @@ impl Passed {
         }
     }
 
-    /// How a request is to be transmitted.
+    /// The transmission of a request.
     pub const fn forward(&self) -> Forward {
         Forward {
             conn: Some(self.conn),

@@ -1,4 +1,4 @@
-//! Connections whose packets a program in the kernel may forward, out of the same memory.
+//! Offload: connections whose packets a program in the kernel may forward, in the same memory.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -44,7 +44,7 @@ pub enum Unpublished {
     Protocol,
     /// Of a persistent service of UDP: an answer assures the client's template.
     PersistentUdp,
-    /// A helper looks at what it carries.
+    /// A helper inspects its payload.
     Helped,
     /// It is for one packet.
     OnePacket,
@@ -74,7 +74,7 @@ pub enum Unpublished {
     Exception,
     /// No service is of its family.
     Family,
-    /// An address that stands for clients is its client or its virtual address.
+    /// A local address of full NAT is its client or its virtual address.
     LocalAddress,
     /// A master sends synchronisation messages.
     Master,
@@ -169,7 +169,7 @@ pub enum Ripeness {
     Stale,
     /// Its client has sent fewer packets than it takes.
     Early,
-    /// Its client has sent so many, and it is looked at with every so many of them.
+    /// Its client has sent enough packets; the next check is at a multiple of that number.
     Between,
     /// That is now.
     Ripe,
@@ -250,9 +250,9 @@ impl Shard {
         self.table.at_home()
     }
 
-    /// Whether it is worth to ask for an [`offer`](Self::offer): a connection has had so many
-    /// packets from its client, or a multiple of that, or was published in another epoch; it is
-    /// not published in this one, and nothing about itself speaks against it. 0 is no epoch.
+    /// Whether an [`offer`](Self::offer) is worth trying. The connection has had this many packets
+    /// from its client, or a multiple of that, or was offloaded in another epoch. It is not
+    /// offloaded in this one, and nothing in the connection itself prevents it. 0 is no epoch.
     ///
     /// Thus one that cannot be published for another reason is looked at now and then, not with
     /// every packet.
@@ -374,8 +374,8 @@ impl Shard {
         }
     }
 
-    /// Withdraws all connections from slot `from` on, looking at no more than `budget` slots; gives
-    /// the slot from which to go on.
+    /// Evicts all connections from slot `from` on from the kernel fast path, at most `budget`
+    /// slots; returns the next slot.
     pub fn withdraw_piece(&mut self, from: usize, budget: usize) -> Option<usize> {
         let (handles, next) = self.table.piece(from, budget);
         for handle in handles {

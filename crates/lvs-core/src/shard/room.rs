@@ -1,4 +1,4 @@
-//! Room in a full table: which connection gives way to a new one (`when_full = "evict"`).
+//! Room in a full table: eviction of a connection for a new one (`when_full = "evict"`).
 //!
 //! A flood fills the table with expendable connections: half-open ones, single datagrams,
 //! connections that were opened and never used. They are evicted, the oldest of a few first; then
@@ -63,7 +63,7 @@ enum Worth {
     Idle,
 }
 
-/// The hand that goes round, and what it has taken.
+/// The clock hand, and its evictions.
 #[derive(Debug, Default)]
 pub(crate) struct Hand {
     /// Window to look at next.
@@ -107,7 +107,7 @@ impl Shard {
         self.table.len() < self.table.capacity() || evicts && self.evictable(now).is_some()
     }
 
-    /// The connection that would give way to a new one.
+    /// The connection that would be evicted for a new one.
     fn evictable(&self, now: Instant) -> Option<(Worth, u32)> {
         let mut found: Option<(Worth, Reverse<Duration>, u32)> = None;
         for window in scattered(self.hand.at, self.table.populated_len(), WINDOWS) {

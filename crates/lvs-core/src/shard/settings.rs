@@ -34,7 +34,7 @@ pub(crate) struct Settings {
     pub(crate) evicts: bool,
     /// A service's engine opens connections for datagrams from its servers.
     pub(crate) outbound: bool,
-    /// Virtual ports whose connections the helper for FTP looks at.
+    /// Virtual ports whose connections the helper for FTP inspects.
     pub(crate) ftp_ports: Vec<u16>,
 }
 

@@ -36,7 +36,7 @@ pub const DIGEST_LEN: usize = RANGES * 12;
 /// Bytes of an item before its connection.
 const HEADER: usize = 8;
 
-/// Bytes that may wait to be taken, of what has changed.
+/// Maximum of bytes in the outgoing buffer.
 const OUT_MAX: usize = 1 << 20;
 
 /// Bytes that room is made for at first.
@@ -65,7 +65,7 @@ pub struct Item {
 }
 
 impl Item {
-    /// Appends it; nothing for what has no place in an item.
+    /// Appends it; nothing if an item cannot contain it.
     pub fn write(&self, out: &mut Vec<u8>) {
         let Some(len) = self.entry.len(1).and_then(|len| u16::try_from(len).ok()) else {
             return;
@@ -147,7 +147,7 @@ pub fn count(mut bytes: &[u8]) -> u64 {
     count
 }
 
-/// Items in portions of at most so many bytes, but of one item at least.
+/// Items in portions of at most `most` bytes, with at least one item each.
 pub fn portions(mut items: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
     core::iter::from_fn(move || {
         let mut end = 0;
@@ -163,7 +163,7 @@ pub fn portions(mut items: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The sum of connections whose hashes begin alike.
+/// The sum of connections with the same first bits of their hashes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Range {
     sum: u64,
@@ -212,7 +212,7 @@ impl Digest {
         }
     }
 
-    /// Reads what [`write`](Self::write) has written.
+    /// Parses the output of [`write`](Self::write).
     ///
     /// # Errors
     /// If it is not [`DIGEST_LEN`] bytes long.
@@ -379,7 +379,7 @@ impl Ledger {
         ranges.has(identity.hash(self.keys))
     }
 
-    /// Whether a connection is in one of these ranges of what a peer has lent.
+    /// Whether a connection is borrowed from a peer and in one of these ranges.
     pub(crate) fn is_lent_in(&self, peer: usize, ranges: &Ranges, identity: &Identity) -> bool {
         let lent = self.lent.get(peer).and_then(Option::as_ref);
         lent.is_some_and(|lent| ranges.has(identity.hash(lent.keys)))

@@ -1,5 +1,5 @@
-//! Connection synchronisation, without sockets: what a master sends about its connections and when,
-//! and what a backup makes of a message.
+//! Connection synchronisation, without sockets: the messages of a master and their times, and their
+//! effect at a backup.
 //!
 //! A master is started with [`Control::start_master`](crate::Control::start_master); its messages
 //! are taken from the shard that the packets went through

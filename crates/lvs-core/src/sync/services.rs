@@ -148,7 +148,7 @@ impl ServiceDigests {
         }
     }
 
-    /// Reads what [`write`](Self::write) has written.
+    /// Parses the output of [`write`](Self::write).
     ///
     /// # Errors
     /// If it is anything else, or of more than [`SERVICES_MAX`] services.

@@ -218,7 +218,7 @@ fn parse_v1(message: &[u8], count: u8) -> Entries {
     all
 }
 
-/// One connection of version 1; `Ok(None)` if it alone is to be left out. The error ends the
+/// One connection of version 1; `Ok(None)` if only this entry is to be ignored. The error ends the
 /// message.
 pub(super) fn parse_entry(bytes: &[u8], size: usize) -> Result<Option<Entry>, ()> {
     let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);

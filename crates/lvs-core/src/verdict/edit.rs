@@ -42,7 +42,7 @@ impl Replacement {
         self.start.into()..self.end.into()
     }
 
-    /// By what.
+    /// The new text.
     pub fn text(&self) -> &[u8] {
         &self.text[..usize::from(self.len)]
     }

@@ -92,8 +92,8 @@ pub struct Reply {
     /// The new source (for an ICMP error: of the embedded packet's destination); `None` leaves the
     /// packet unchanged, because the connection is not translated.
     pub source: Option<SocketAddr>,
-    /// The client as the new destination (for an ICMP error: of the embedded packet's source,
-    /// too), where the packet was addressed to what stands for it.
+    /// The client as the new destination (for an ICMP error: of the embedded packet's source, too),
+    /// if the packet was addressed to its local address.
     pub destination: Option<SocketAddr>,
     /// Change of the TCP segment by a helper.
     pub edit: Option<Edit>,

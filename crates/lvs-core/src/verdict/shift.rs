@@ -62,8 +62,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// A stream of segments, some of which are replaced: the receiver sees its bytes without
-        /// gap or overlap, and what it acknowledges means the same byte to the sender.
+        /// A stream of segments, some of which are replaced: the receiver gets its bytes without
+        /// gap or overlap, and its acknowledgements mean the same byte for the sender.
         #[test]
         fn shifted_streams_stay_complete(first: u32, segments in proptest::collection::vec((1u32..100, any::<bool>(), 1u32..100), 1..50)) {
             let mut shift = Shift::default();

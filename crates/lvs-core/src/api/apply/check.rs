@@ -200,7 +200,7 @@ fn set_local<'a>(
     Ok(Step::SetLocal(pool, wanted.hairpin))
 }
 
-/// Whether these addresses can stand for clients.
+/// Whether these addresses can be local addresses of full NAT.
 fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
     if addresses.len() > LOCAL_ADDRESSES_MAX {
         let count = addresses.len();

@@ -33,8 +33,7 @@ pub trait Host {
         Some(1500)
     }
 
-    /// The ports of a local address that may stand for clients: those that the host's own programs
-    /// are not given.
+    /// The ports of a local address that full NAT may use: those outside the host's own range.
     fn local_ports(&self, addr: IpAddr) -> LocalAddress {
         LocalAddress::new(addr)
     }
@@ -55,9 +54,9 @@ pub enum Need<'a> {
     Server(Forwarding),
     /// A rule for marks.
     Mark(&'a MarkRule),
-    /// An address that is to stand for clients.
+    /// A local address for full NAT.
     Local(IpAddr),
-    /// A virtual address that is to be answered for.
+    /// A virtual address that the dataplane answers ARP for.
     Own(IpAddr),
     /// A synchronisation daemon to be started, complete. Asked for last: nothing else speaks
     /// against it.

@@ -48,20 +48,20 @@ pub struct Refused {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     services: BTreeSet<ServiceKeyOrd>,
-    /// Services are gone: what belonged to them has to be looked for.
+    /// Services were deleted: state that belonged to them has to be removed.
     pub flushed: bool,
     /// Rules for marks ([`Control::marks`]).
     pub marks: bool,
     /// Virtual addresses to answer for ([`Control::own_vips`]).
     pub vips: bool,
-    /// Addresses that stand for clients ([`Control::local_pool`]).
+    /// Local addresses of full NAT ([`Control::local_pool`]).
     pub local: bool,
     /// Timeouts, sysctls or synchronisation daemons.
     pub settings: bool,
 }
 
 impl Applied {
-    /// Services that were added, edited or deleted, or whose servers were.
+    /// Services that were added, edited or deleted, or had changes of servers.
     pub fn services(&self) -> impl ExactSizeIterator<Item = ServiceKey> + '_ {
         self.services.iter().map(|&key| key.into())
     }
@@ -76,7 +76,7 @@ impl Applied {
         !(self.flushed || self.marks || self.vips || self.local || self.settings)
     }
 
-    /// Adds what another list of changes asks to follow.
+    /// Adds the result of another list of changes.
     pub fn merge(&mut self, other: Self) {
         self.services.extend(other.services);
         self.flushed |= other.flushed;
@@ -88,9 +88,9 @@ impl Applied {
 }
 
 impl Control {
-    /// Makes these changes, or none: every call that changes what the director is to do, in the
-    /// order of the list. All are checked before the first is made, each against what those
-    /// before it leave. The packet side follows once, by what is returned.
+    /// Applies these changes completely or not at all, in the order of the list. All are checked
+    /// before the first is applied, each against the state after its predecessors. The dataplane
+    /// updates itself once, according to the result.
     ///
     /// A change is refused as the operation itself would refuse it: in the kernel's order of
     /// checks.
@@ -163,8 +163,8 @@ impl<'a> Changes<'a> {
         })
     }
 
-    /// Checks up to `count` more, each against what those before it leave. `false`: all are
-    /// checked.
+    /// Checks up to `count` more changes, each against the state after its predecessors. Returns
+    /// `false` when all are checked.
     ///
     /// # Errors
     /// The first change that cannot be made. Nothing has changed, and the rest is not to be made.
@@ -196,9 +196,9 @@ impl<'a> Changes<'a> {
         Ok(self.checked < self.calls.len())
     }
 
-    /// Makes up to `count` more of those that were checked, where a flush counts as one for each
-    /// service, and a service that is deleted as one for itself and one for each server. When
-    /// all are made: what the packet side has to follow.
+    /// Applies up to `count` more of the checked changes. A flush counts as one for each service;
+    /// the deletion of a service counts as one for itself and one for each server. When all are
+    /// applied, it returns the parts of the state that the dataplane has to update.
     ///
     /// A list of at most `count` calls, without a flush, is applied at once as far as packets are
     /// concerned: only the clean-up of the servers of deleted services needs further turns.

@@ -1,5 +1,4 @@
-//! A change that has been checked: how it is made, and what it means for those after it and for the
-//! packet side.
+//! A checked change: its application, and its effect on later changes and on the dataplane.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};

@@ -29,7 +29,7 @@ pub struct Adoption {
 }
 
 impl Adoption {
-    /// The clock that deadlines were written by was so much ahead of the one here.
+    /// Sets the advance of the clock of the inherited deadlines.
     #[must_use]
     pub const fn of_a_clock_ahead(mut self, by: Duration) -> Self {
         self.ahead = by;
@@ -109,7 +109,7 @@ impl ConnTable {
             }
     }
 
-    /// Whether an entry is in a bucket of its own. Nothing else about it can be known to be wrong.
+    /// Whether an entry is in a bucket of its own. No other fault of an entry is detectable.
     fn lies_where_it_should(&self, handle: u32) -> bool {
         if !self.slots.in_place(handle) {
             return true;

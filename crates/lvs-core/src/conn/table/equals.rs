@@ -216,8 +216,8 @@ impl ConnTable {
         });
     }
 
-    /// Changes what an entry is found by, but for addresses and the client of one whose port is
-    /// known. Among equals, it is the newest from now on.
+    /// Changes the search key of an entry, except addresses and a known client port. From now on it
+    /// is the newest of equal entries.
     pub(crate) fn change(&mut self, handle: u32, change: impl FnOnce(&mut Draft)) {
         let mut draft = self.slots.entry(handle).draft();
         let in_place = self.slots.in_place(handle);

@@ -372,8 +372,8 @@ impl ConnTable {
         }
     }
 
-    /// Where a look-up of a packet between these two will look, whichever of them is the client.
-    /// `load` is called with what [`aim`](Self::aim) reads.
+    /// Places that a look-up of a packet between these two will read, for either of them as the
+    /// client. `load` is called with the words that [`aim`](Self::aim) reads.
     #[inline]
     pub(crate) fn ahead(
         &self,
@@ -442,7 +442,7 @@ impl ConnTable {
         }
     }
 
-    /// Loads what is first looked at for one end with this hash.
+    /// Loads the first words of a look-up for one end with this hash.
     #[inline(always)]
     fn reach(&self, narrow: bool, identity: u64, hash: u64, load: &impl Fn(&AtomicU64)) -> Aim {
         let buckets = Buckets::of(hash, self.slots.buckets(narrow));
@@ -463,7 +463,7 @@ impl ConnTable {
         }
     }
 
-    /// Looks at what was loaded, and loads the slot that it leads to.
+    /// Reads the loaded words, and loads the slot that they refer to.
     #[inline]
     pub(crate) fn aim(&self, ahead: &mut Ahead, load: impl Fn(&AtomicU64)) {
         let narrow = ahead.narrow;

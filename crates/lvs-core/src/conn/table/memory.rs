@@ -85,8 +85,7 @@ impl fmt::Display for LayoutError {
 impl core::error::Error for LayoutError {}
 
 impl Layout {
-    /// The number of this layout. It changes with any of what is in a slot, a word of tags or a
-    /// description.
+    /// The version of this layout. It changes with the content of slots, tags or descriptions.
     pub const VERSION: u64 = 1;
     /// Slots of a bucket.
     pub const WAYS: usize = 8;
@@ -100,7 +99,7 @@ impl Layout {
     const MAGIC: u64 = u64::from_le_bytes(*b"LVSCONNS");
     /// Handles are 31 bits wide.
     const SLOTS_MAX: u64 = 1 << 31;
-    /// Slots of the overflow that a table has at least, if it may hold so many.
+    /// Minimum of overflow slots, if the capacity of the table is sufficient.
     const OVERFLOW_MIN: usize = 1 << 18;
 
     /// For at most `connections`, with slots of both widths for all of them: 85 of 100 slots are
@@ -228,7 +227,8 @@ enum Store {
 }
 
 impl Region {
-    /// Zeros on the heap, taken from the system as they are used; `None` if it has not so much.
+    /// Zeros on the heap, allocated by the system on first use; `None` if there is too little
+    /// memory.
     pub fn heap(words: usize) -> Option<Self> {
         // Slots are cache lines. An allocation of a type of such alignment would be written at
         // once, every page of it; fresh zero pages need not be.
@@ -314,12 +314,12 @@ impl Memory {
     /// On the heap.
     ///
     /// # Panics
-    /// If there is not so much memory: see [`try_heap`](Self::try_heap).
+    /// If there is too little memory: see [`try_heap`](Self::try_heap).
     pub fn heap(layout: Layout) -> Self {
         Self::try_heap(layout).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// On the heap, if there is so much memory.
+    /// On the heap, if there is enough memory.
     ///
     /// # Errors
     /// [`OutOfMemory`]

@@ -64,11 +64,12 @@ use self::wheel::{Entries, Wheel};
 use super::{Draft, flag};
 use crate::{Instant, Protocol};
 
-/// A region of which less than one in so many slots is used has at least 70 in 100 entries at home.
+/// In a region of which less than a fourth of the slots is used, at least 70 of 100 entries are at
+/// home.
 const HOMELY: usize = 4;
 
 /// Buckets of a part of the table whose used slots are counted together, so that a listing skips
-/// what is empty.
+/// empty parts.
 const PART_BUCKETS: usize = 64;
 const PART: usize = PART_BUCKETS * Layout::WAYS;
 
@@ -182,8 +183,8 @@ impl Entries for Slots {
     }
 }
 
-/// Entries of connections or templates, what they are found by, and their timers. Holds at most
-/// `capacity` of them.
+/// Entries of connections or templates, their search structures, and their timers. Contains at most
+/// `capacity` entries.
 pub(crate) struct ConnTable {
     slots: Slots,
     overflow: Overflow,
@@ -197,7 +198,7 @@ pub(crate) struct ConnTable {
     /// Of each, whether look-ups try an entry's [home](buckets) before the tags.
     at_home: [bool; 2],
     due: Vec<u32>,
-    /// Entries whose client's port is not known.
+    /// Entries without a known client port.
     portless: usize,
     /// Entries of IPv4 clients in wide slots.
     mixed: usize,
@@ -408,7 +409,7 @@ impl ConnTable {
         self.at_home
     }
 
-    /// Follows the clock: slots whose quarantine is over are free.
+    /// Advances the clock: slots whose quarantine is over become free.
     fn see(&mut self, now: Instant) {
         self.clock = self.clock.max(now);
         while let Some(&(until, handle)) = self.quarantined.front()
@@ -462,8 +463,8 @@ impl ConnTable {
         self.wheel.arm(handle, entry);
     }
 
-    /// Entries due at `now`, out of the wheel: those of the earliest tick that has any. Empty if
-    /// there are none, or if the budget ran out on the way. Give the vector back with
+    /// Takes the entries due at `now` out of the wheel: those of the earliest tick that has any.
+    /// Empty if there are none, or if the budget is used up. Return the vector with
     /// [`recycle`](Self::recycle).
     pub(crate) fn take_due_by(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
         loop {

@@ -73,7 +73,7 @@ impl Tie {
 #[derive(Debug)]
 pub(super) struct Overflow {
     index: Index,
-    /// Of entries that have equals, by what the index refers to them by.
+    /// Neighbours of entries that have equals, by their references in the index.
     ties: BTreeMap<u32, Tie>,
     keys: [u64; 2],
     /// Slots that were used and are free.

@@ -37,7 +37,7 @@ use crate::{Forwarding, Instant, Protocol, State};
 /// Eight words: a narrow slot, or half a wide one.
 pub(super) type Line = [AtomicU64; 8];
 
-/// In w0, everything but the kind: what is hashed.
+/// The hashed part of w0: everything except the kind.
 pub(super) const IDENTITY: u64 = (1 << 56) - 1;
 /// In w1 and w2 of a narrow slot: address and port.
 pub(super) const PEER: u64 = (1 << 48) - 1;

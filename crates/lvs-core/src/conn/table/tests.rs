@@ -199,7 +199,8 @@ fn entries_prefer_home_slot_and_are_found_in_any_slot() {
     assert!(is_clear(&table));
 }
 
-/// However fast published connections come and go, what rests is no more than there are slots.
+/// However fast offloaded connections come and go, the quarantine never exceeds the number of
+/// slots.
 #[test]
 fn slots_in_quarantine_count_as_used() {
     let memory = Memory::heap(Layout::new(1, 1)).quarantined(Duration::from_millis(5));

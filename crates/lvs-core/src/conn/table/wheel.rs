@@ -67,7 +67,7 @@ pub(crate) const fn start_of(tick: u64) -> Instant {
 pub(super) trait Entries {
     fn entry(&self, handle: u32) -> Entry<'_>;
 
-    /// Reads what the end of an entry will need.
+    /// Reads the memory that the end of an entry will need.
     fn warm(&self, handle: u32) -> u64;
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct Wheel {
     places: Vec<u32>,
     /// The tick being worked on: every earlier one is done.
     tick: u64,
-    /// Records of a portion of the page that is spread, and how many are to be spread now.
+    /// Records of a portion of the page that is distributed, and the number to distribute now.
     portion: usize,
     owed: usize,
     /// How far in the page the portions are.
@@ -180,8 +180,8 @@ impl Wheel {
         }
     }
 
-    /// Takes the slots out whose deadline `now` has reached from the bucket of the present tick,
-    /// looking at no more than `budget` of them, and appends them to `due`.
+    /// Takes slots whose deadline `now` has reached out of the bucket of the present tick, at most
+    /// `budget` of them, and appends them to `due`.
     pub(super) fn take_due(
         &mut self,
         entries: &impl Entries,
@@ -244,7 +244,7 @@ impl Wheel {
         Some(start_of(tick + 1))
     }
 
-    /// The next tick after the present one that has records, or at which something is to be spread.
+    /// The next tick after the present one with records, or with a portion to distribute.
     fn next_stop(&self) -> u64 {
         let page = self.tick >> PAGE_BITS;
         let tick = self.next_occupied(0, TICKS, self.tick, (page + 2) << PAGE_BITS);
@@ -308,7 +308,7 @@ impl Wheel {
         }
     }
 
-    /// Spreads what is to be spread by now. `false` if the budget ran out first.
+    /// Distributes the portions that are due. `false` if the budget is used up first.
     fn spread(&mut self, entries: &impl Entries, budget: &mut usize) -> bool {
         let page = self.tick >> PAGE_BITS;
         // A book is spread over its pages before the first of them is spread.

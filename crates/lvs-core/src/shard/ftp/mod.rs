@@ -7,9 +7,9 @@
 //! address by the virtual one. So the text changes, sometimes its length, and then every later
 //! sequence number of the stream: see [`Shift`].
 //!
-//! The kernel leaves that to its connection tracking. Of what else this does, two things can be
-//! seen and are done here: a client's segment that acknowledges what no server has sent is dropped,
-//! and so is one that comes before the server's answer to the SYN.
+//! The kernel leaves that to its connection tracking. Two other effects of connection tracking are
+//! visible and replicated here: a client's segment that acknowledges bytes that no server has sent
+//! is dropped, and so is one that comes before the server's answer to the SYN.
 
 mod announce;
 mod track;
@@ -108,8 +108,7 @@ pub(crate) struct Session {
     mode: Mode,
     /// Of the server's stream; nothing changes the client's.
     shift: Shift,
-    /// The reply that was changed last: its number and what it answered. It may have to be sent
-    /// again.
+    /// The last changed reply: its number and mode. It may have to be sent again.
     changed: Option<(u32, Mode)>,
     track: Track,
 }
@@ -198,9 +197,9 @@ impl Shard {
         Tcp::read(meta).is_some_and(|tcp| !self.session(index).track.begins_again(&tcp))
     }
 
-    /// Looks at a segment from the client of control connection `index`, whose state it has changed
-    /// already (`ip_vs_ftp_in`). Gives the shift of the server's stream, in whose numbers the
-    /// client acknowledges.
+    /// Inspects a segment from the client of control connection `index`, whose state it has changed
+    /// already (`ip_vs_ftp_in`). Returns the shift of the server's stream, for the client's
+    /// acknowledgements.
     ///
     /// # Errors
     /// Why the segment is dropped.
@@ -385,8 +384,7 @@ impl Shard {
         Ok(index)
     }
 
-    /// How the numbers of what the server of connection `index` sends change on their way; not at
-    /// all without a helper.
+    /// Shift of the sequence numbers of the server of connection `index`; none without a helper.
     pub(crate) fn shift(&self, index: u32) -> Shift {
         self.session(index).shift
     }
