@@ -41,7 +41,7 @@ pub(crate) const OPTIONS: [OwnOption; 3] = [
         name: "--socket",
         argument: "ADDRESS",
         place: Place::First,
-        help: "control socket of the engine: a path, or @NAME (abstract)",
+        help: "control socket of the dataplane: a path, or @NAME (abstract)",
     },
     OwnOption {
         name: "--json",
@@ -63,10 +63,7 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
         "LVS_SOCKET",
         "as --socket (default: one in /run/lvs, by network namespace)",
     ),
-    (
-        "LVS_AUTOSTART=1",
-        "start lvs-dataplane if no engine answers",
-    ),
+    ("LVS_AUTOSTART=1", "start lvs-dataplane if none answers"),
 ];
 
 /// Meaning of the exit status.
@@ -76,9 +73,9 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
         "1",
         "a listing or an additional command was refused; of doctor: there are findings; of drain: the deadline has passed",
     ),
-    ("2", "wrong command line, or no engine to talk to"),
+    ("2", "wrong command line, or no dataplane to connect to"),
     ("141", "the reader of the output has gone"),
-    ("255", "the engine refused a change, as with ipvsadm"),
+    ("255", "the dataplane refused a change, as with ipvsadm"),
 ];
 
 /// The names of all schedulers.
