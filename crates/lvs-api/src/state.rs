@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn tidy_removes_all_files_but_those_asked_for() {
+    fn tidy_removes_all_files_except_named_ones() {
         let root = tempfile::tempdir().expect("a directory");
         let names = [
             "engine.sock.conf",

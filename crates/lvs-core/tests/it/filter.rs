@@ -94,7 +94,7 @@ fn denied_source_opens_nothing_and_open_connections_continue() {
 }
 
 #[test]
-fn director_filter_covers_all_services_and_service_filter_is_deleted_with_it() {
+fn director_filter_covers_all_services_and_deleted_service_has_no_filter() {
     let (mut director, key) = director(false);
     let all = filter(&["10.0.0.0/8"], &[]);
     director.control.set_filter(None, all.clone()).unwrap();

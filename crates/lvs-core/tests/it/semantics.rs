@@ -477,7 +477,7 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
 /// `drop_entry = 3`. They had been idle for 70 s, except those in SYN_RECV. Both choose at random,
 /// so the numbers are near, not equal.
 #[test]
-fn drop_entry_leaves_about_what_the_kernel_leaves() {
+fn drop_entry_leaves_as_many_as_the_kernel() {
     const SYN: u8 = TcpFlags::SYN;
     const ACK: u8 = TcpFlags::ACK;
     const FIN: u8 = TcpFlags::FIN | ACK;

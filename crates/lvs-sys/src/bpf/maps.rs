@@ -631,7 +631,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_file_is_mapped_only_if_it_cannot_become_shorter() -> io::Result<()> {
+    fn memory_file_is_mapped_only_if_sealed_against_shrinking() -> io::Result<()> {
         let file = memfd_create("lvs-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let file = File::from(file);
         file.set_len(8192)?;
