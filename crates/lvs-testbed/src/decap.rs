@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_outer_headers_are_replaced() {
+    fn outer_headers_are_replaced() {
         let four = [2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 8, 0];
         let six = [2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 0x86, 0xdd];
         let gre6 = [0, 0, 0x86, 0xdd];
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tunnelled_packet_is_left_out() {
+    fn packets_without_tunnel_are_ignored() {
         let mut short = [0x45; 40];
         assert_eq!(unwrap(&mut short, source(V4, IPV4), [2; 6], [3; 6]), None);
         assert_eq!(unwrap(&mut [0; 14], source(V4, IPV4), [2; 6], [3; 6]), None);

@@ -771,7 +771,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_gap_is_found() {
+    fn longest_gap_is_found() {
         let mut log = String::from("PING 192.0.2.10\n");
         for n in 0..20 {
             let at = 100.0 + f64::from(n) * 0.01 + if n > 9 { 0.5 } else { 0.0 };

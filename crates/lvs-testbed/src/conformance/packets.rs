@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn gue_flows_behind_extension_headers_are_told_apart() {
+    fn gue_flows_behind_extension_headers_are_distinguished() {
         let expected = Expected {
             device: "sv",
             frame: Vec::new(),

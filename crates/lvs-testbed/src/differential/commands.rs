@@ -499,7 +499,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_makes_the_same_sessions() {
+    fn seed_reproduces_sessions() {
         let sessions = sessions(7, 250);
         assert_eq!(sessions, super::sessions(7, 250));
         assert_ne!(sessions, super::sessions(8, 250));

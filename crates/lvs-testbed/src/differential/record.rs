@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_varies_is_masked() {
+    fn only_varying_fields_are_masked() {
         let (a, b) = ("10.255.0.1:4000", "10.1.0.1:6080");
         let mut whole = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         ipv4::set_id(&mut whole, 7);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identification_of_the_kernels_own_is_masked_though_it_did_not_vary() {
+    fn identification_of_kernel_is_masked_without_variation() {
         let (a, b) = ("10.255.0.1:4000", "10.1.0.1:53");
         let mut whole = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         for (id, masked) in [(7, false), (0, false), (8, true)] {
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_varies_behind_other_headers_is_found() {
+    fn varying_fields_behind_other_headers_are_found() {
         let (a, b) = ("[2001:db8::1]:4000", "[2001:db8::2]:53");
         let mut six = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         packet::with_extension(&mut six, ipv6::FRAGMENT, &[0, 1, 1, 2, 3, 4]);

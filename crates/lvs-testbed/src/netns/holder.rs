@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_tells_the_living_from_the_dead() {
+    fn owner_mark_distinguishes_live_runs_from_dead_ones() {
         let own = owner_mark(std::process::id());
         assert!(!is_dead(&own), "{own} is this process");
         assert!(!is_dead(&format!("{own}-3")), "a directory of this process");

@@ -133,7 +133,7 @@ fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
 /// and a Prometheus scrapes; counters of traffic go on where they were when lvsd is started again.
 #[test]
 #[ignore = "needs Prometheus and its node exporter"]
-fn programs_of_others_read_it() -> Result<()> {
+fn metrics_are_read_by_third_party_programs() -> Result<()> {
     let site = site("metrics")?;
     configure(&site)?;
     let mut lvsd = start(&site)?;
@@ -341,7 +341,7 @@ fn programs_of_others_read_it() -> Result<()> {
 
 /// Reading needs nothing, changes need the token or the socket, and both do what the commands do.
 #[test]
-fn the_api_says_and_does_what_the_commands_do() -> Result<()> {
+fn api_agrees_with_commands() -> Result<()> {
     let site = site("api")?;
     let path = configure(&site)?;
     let mut lvsd = start(&site)?;
@@ -446,7 +446,7 @@ fn the_api_says_and_does_what_the_commands_do() -> Result<()> {
 
 /// More connections than `procfs_connections` are not listed, which is said once; fewer are again.
 #[test]
-fn a_long_list_of_connections_is_no_file() -> Result<()> {
+fn procfs_omits_long_list_of_connections() -> Result<()> {
     let site = site("many")?;
     let path = configure(&site)?;
     let text = fs::read_to_string(&path)?;
@@ -488,7 +488,7 @@ fn a_long_list_of_connections_is_no_file() -> Result<()> {
 /// The pages in a browser, as an operator uses them.
 #[test]
 #[ignore = "needs Chromium"]
-fn the_dashboard_in_a_browser() -> Result<()> {
+fn dashboard_works_in_browser() -> Result<()> {
     let mut site = site("page")?;
     configure(&site)?;
     let mut lvsd = start(&site)?;

@@ -117,7 +117,7 @@ fn answers_of_direct_routing_pass_the_director() -> Result<()> {
 /// The transparent reception of the LVS papers: the VIP is in no network, packets for it are merely
 /// routed here.
 #[test]
-fn a_vip_that_is_routed_to_the_director() -> Result<()> {
+fn vip_in_no_network_is_routed_to_director() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun, Forward::FullNat] {
         let mut options = SiteOptions::new("routed-vip", forward);
         options.servers = 2;

@@ -213,7 +213,7 @@ fn check_refused_by_icmp_or_route_takes_the_server_out() -> Result<()> {
 /// The director's own filter says nothing about a server: it stays as it is, which the operator
 /// sees, until the checks are made again.
 #[test]
-fn check_that_cannot_be_made_is_shown_until_it_can() -> Result<()> {
+fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
     let mut checked = Checked::start("checkown")?;
     let metric = |name: &str| {
         let told = checked

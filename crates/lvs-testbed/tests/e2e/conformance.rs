@@ -175,7 +175,7 @@ fn in_the_kernel_random_operations() {
 
 /// A recording that is told something else fails, by name, and so does the program.
 #[test]
-fn a_difference_is_told() {
+fn conformance_difference_is_reported() {
     let case = serde_json::json!({
         "name": "made-up", "proto": "tcp", "scheduler": "rr", "flags": [],
         "service": {"addr": "10.0.0.80", "port": 80},

@@ -70,7 +70,7 @@ fn requests(site: &Site, count: u64) -> Result<()> {
 }
 
 #[test]
-fn a_log_that_nobody_reads_stops_no_packet() -> Result<()> {
+fn unread_log_stops_no_packet() -> Result<()> {
     let mut site = site("log")?;
     let fifo = site.testbed.dir().join("log").display().to_string();
     let stuff = format!(
@@ -191,7 +191,7 @@ fn names_that_others_have_taken_keep_nothing_from_starting() -> Result<()> {
 }
 
 #[test]
-fn an_engine_that_hangs_is_replaced() -> Result<()> {
+fn hung_dataplane_is_replaced() -> Result<()> {
     let site = site("hang")?;
     let config = site.testbed.dir().join("lvsd.toml");
     let mut text = format!(

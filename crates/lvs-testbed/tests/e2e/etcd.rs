@@ -174,7 +174,7 @@ fn register(site: &Site, n: usize) -> Result<Proc> {
 
 #[test]
 #[ignore = "needs etcd"]
-fn services_and_servers_follow_etcd_and_go_on_without_it() -> Result<()> {
+fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     let site = site("etcd")?;
     let mut members = Vec::new();
     for n in 0..3 {
@@ -297,7 +297,7 @@ fn services_and_servers_follow_etcd_and_go_on_without_it() -> Result<()> {
 /// The dataplane's services stay until etcd answers.
 #[test]
 #[ignore = "needs etcd"]
-fn a_director_that_knows_nothing_of_etcd_takes_nothing_away() -> Result<()> {
+fn director_without_answer_of_etcd_removes_nothing() -> Result<()> {
     let site = site("etcdunheard")?;
     let mut member = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;
@@ -622,7 +622,7 @@ fn leases_that_are_lost_names_that_are_taken_and_other_clusters_are_noticed() ->
 /// The watch receives no more events, and all other requests succeed.
 #[test]
 #[ignore = "needs etcd"]
-fn a_watch_that_is_stuck_is_left() -> Result<()> {
+fn stuck_watch_is_replaced() -> Result<()> {
     let site = site("etcdstuck")?;
     let _member = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;
@@ -672,7 +672,7 @@ fn a_watch_that_is_stuck_is_left() -> Result<()> {
 /// itself; and once it stands still, so that etcd tells it that its watch has missed something.
 #[test]
 #[ignore = "needs etcd"]
-fn history_that_was_compacted_is_read_anew() -> Result<()> {
+fn compacted_history_is_read_again() -> Result<()> {
     let site = site("etcdcompact")?;
     let buffers = |receive: &str, send: &str| -> Result<()> {
         for host in [&site.director, &site.servers[0]] {

@@ -18,7 +18,7 @@ const FILES: [u64; 10] = [
 
 #[test]
 #[ignore = "needs wget"]
-fn the_published_evaluation_runs_as_printed() -> Result<()> {
+fn published_evaluation_runs_as_printed() -> Result<()> {
     let mut options = SiteOptions::new("evaluation", Forward::Nat);
     options.servers = 8;
     let mut site = Site::new(options)?;

@@ -179,7 +179,7 @@ print $ended;
 /// Somebody ends the program that gives frames back: none of them leaves as if its sender were
 /// here, and soon the host gets them another way.
 #[test]
-fn a_way_back_that_somebody_ends_leaks_nothing() -> Result<()> {
+fn removed_reinjection_leaks_no_packet() -> Result<()> {
     let mut site = site("detached")?;
     site.start_engine(&[])?;
     site.add_service(80, "rr")?;
@@ -354,7 +354,7 @@ sleep 60;
 /// BPF programs that are attached by links, which `tc` does not show: what they keep from services,
 /// and that `doctor` names them, and none of the engine's own.
 #[test]
-fn programs_at_interfaces_are_told() -> Result<()> {
+fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
     let site = site("tcx")?;
     site.add_service(80, "rr")?;
     serves(&site, "at first")?;
@@ -418,7 +418,7 @@ fn serves(site: &Site, what: &str) -> Result<()> {
 
 /// The table in docs/security.md: which filters of the host see the traffic of services.
 #[test]
-fn what_the_hosts_filters_see_of_the_services_traffic() -> Result<()> {
+fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     let site = site("table")?;
     site.add_service(80, "rr")?;
     serves(&site, "at first")?;

@@ -85,19 +85,19 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
 }
 
 #[test]
-fn the_five_situations_with_the_vip_on_the_host() -> Result<()> {
+fn five_situations_with_vip_of_host() -> Result<()> {
     five_situations(Vip::Host, "host-vip")
 }
 
 #[test]
-fn the_five_situations_with_the_engines_own_vip() -> Result<()> {
+fn five_situations_with_vip_of_dataplane() -> Result<()> {
     five_situations(Vip::Engine, "own-vip")
 }
 
 /// Only where the VIP is the engine's own: the host talks to its own address over `lo`, which no
 /// packet socket forwards.
 #[test]
-fn a_client_on_the_director_reaches_the_service() -> Result<()> {
+fn client_on_director_reaches_service() -> Result<()> {
     let mut site = site("local", Vip::Engine)?;
     site.start_engine(&[])?;
     site.add_service(80, "rr")?;
@@ -188,7 +188,7 @@ fn errors_in_transit(site: &Site) -> Result<String> {
 /// With `schedule_icmp`, errors without ports go to the director, whoever they are about, and are
 /// dropped: what is intercepted follows the sysctl, in both directions, while the engine runs.
 #[test]
-fn schedule_icmp_is_followed_by_what_is_intercepted() -> Result<()> {
+fn schedule_icmp_extends_interception() -> Result<()> {
     let mut site = site("transit-errors", Vip::Host)?;
     site.start_engine(&[])?;
     site.add_service(80, "rr")?;

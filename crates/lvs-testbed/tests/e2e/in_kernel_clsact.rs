@@ -129,7 +129,7 @@ fn other_filters_are_left_alone() -> Result<()> {
 
 /// A filter in front of the engine's, or none of the engine's, is noticed as with tcx.
 #[test]
-fn a_filter_in_front_is_noticed() -> Result<()> {
+fn foreign_filter_in_front_is_reported() -> Result<()> {
     let site = site("inkc-front", 2)?;
     let mut running = download(&site)?;
     let doctor = || {
@@ -196,7 +196,7 @@ fn connections_outlive_a_killed_engine() -> Result<()> {
 }
 
 #[test]
-fn what_a_killed_engine_leaves_can_be_taken_away() -> Result<()> {
+fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
     let mut site = site("inkc-clean", 2)?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
     for cleanup in [true, false] {

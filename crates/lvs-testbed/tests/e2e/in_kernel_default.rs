@@ -33,7 +33,7 @@ fn download(site: &Site) -> Result<()> {
 }
 
 #[test]
-fn it_is_used_where_it_is_possible_and_nothing_is_wrong_where_it_is_not() -> Result<()> {
+fn in_kernel_auto_falls_back_silently() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("inkd", Forward::Nat))?;
     let permitted = is_permitted()?;
     start(&mut site, &[])?;
@@ -99,7 +99,7 @@ fn capabilities_that_are_missing_are_named() -> Result<()> {
 }
 
 #[test]
-fn one_that_does_not_use_it_ends_what_another_one_has_left() -> Result<()> {
+fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
     require_permission()?;
     let mut site = Site::new(SiteOptions::new("inkd-off", Forward::Nat))?;
     start(&mut site, &[])?;
@@ -138,7 +138,7 @@ fn engines_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
 /// With `--outlive`, a process may hold connections of an engine before: it is not asked for the
 /// other way, so it goes on with them.
 #[test]
-fn it_goes_on_with_what_a_process_holds() -> Result<()> {
+fn in_kernel_continues_connections_of_state_keeper() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("inkd-hold", Forward::Nat))?;
     start(&mut site, &["--outlive", "on", "--in-kernel", "off"])?;
     site.add_service(80, "rr")?;

@@ -117,7 +117,7 @@ fn direct_routing() -> Result<()> {
 /// Frames with unfinished checksums are forwarded with a socket buffer.
 #[test]
 #[ignore = "long"]
-fn what_a_veth_leaves_unfinished_stays_whole() -> Result<()> {
+fn xdp_packets_with_unfinished_checksums_arrive_complete() -> Result<()> {
     let mut site = site_as_it_is("xdp-veth", Forward::Nat, true)?;
     start(&mut site)?;
     common::requests_and_listings(&site)?;
@@ -164,7 +164,7 @@ fn interfaces_that_take_no_frames_get_packets() -> Result<()> {
 /// An engine that is killed leaves the program, and connections go on; its successor takes it over,
 /// or takes it away if it wants none.
 #[test]
-fn it_outlives_the_engine() -> Result<()> {
+fn xdp_program_survives_dataplane() -> Result<()> {
     let mut site = site("xdp-kill", Forward::Nat)?;
     start(&mut site)?;
     let download = download(&site)?;
@@ -186,7 +186,7 @@ fn it_outlives_the_engine() -> Result<()> {
 }
 
 #[test]
-fn what_cannot_be_is_refused() -> Result<()> {
+fn xdp_impossible_options_are_refused() -> Result<()> {
     let site = site("xdp-refused", Forward::Nat)?;
     site.director
         .sh("ip link add d0 type bridge; ip link set d0 up")?;

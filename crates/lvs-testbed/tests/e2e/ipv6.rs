@@ -144,7 +144,7 @@ fn tunnels_of_ipv4_in_ipv6() -> Result<()> {
 }
 
 #[test]
-fn an_address_of_the_engine_answers_as_a_host_does() -> Result<()> {
+fn address_of_dataplane_answers_like_a_host() -> Result<()> {
     let site = site("v6-own", Forward::Nat, Vip::Engine)?;
     add(&site, virt6(&site), true, "-m")?;
     let vip = site.vip6.to_string();

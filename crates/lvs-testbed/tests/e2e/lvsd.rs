@@ -150,7 +150,7 @@ fn not_one_request_is_lost_while_lvsd_is_killed_and_started_again() -> Result<()
 }
 
 #[test]
-fn the_engine_is_left_alone_and_started_again_when_it_dies() -> Result<()> {
+fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     let site = site("leave")?;
     configure(&site, 3)?;
     let mut lvsd = start(&site, &[])?;
@@ -338,7 +338,7 @@ fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
 
 /// The only server gives way to another one, whose first answer takes half a second.
 #[test]
-fn a_replacing_reload_loses_no_request() -> Result<()> {
+fn replacing_reload_loses_no_request() -> Result<()> {
     let site = site("replace")?;
     let path = configure(&site, 1)?;
     let text = fs::read_to_string(&path)?.replace("\"2s\"", "\"2500ms\"");
@@ -380,7 +380,7 @@ fn a_replacing_reload_loses_no_request() -> Result<()> {
 /// All three programs with a standard error that is full, that nobody reads, and whose reader has
 /// gone, under 500 downloads.
 #[test]
-fn nobody_reads_and_nothing_stops() -> Result<()> {
+fn unread_output_stops_nothing() -> Result<()> {
     let site = site("unread")?;
     // lvsd warns of these times before anything else.
     let path = configure(&site, 3)?.display().to_string();
@@ -486,7 +486,7 @@ fn stop_all_removes_the_files_of_its_namespace() -> Result<()> {
 /// `lvsadm drain` asks lvsd, which keeps the server drained over a reload, a restart and the loss
 /// of the engine, and says so.
 #[test]
-fn a_drain_is_lvsds_and_outlives_it() -> Result<()> {
+fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
     let site = site("admin")?;
     let path = configure(&site, 3)?;
     let state = site.testbed.dir().join("state").display().to_string();
@@ -557,7 +557,7 @@ fn a_drain_is_lvsds_and_outlives_it() -> Result<()> {
 /// Below the quorum the sorry server has all new connections, and none when the quorum is back; a
 /// program is told of both. Connections to servers that are up go on.
 #[test]
-fn a_sorry_server_answers_while_too_few_do() -> Result<()> {
+fn sorry_server_answers_below_quorum() -> Result<()> {
     let mut site = site("sorry")?;
     let path = configure(&site, 2)?;
     let told = site.testbed.dir().join("told").display().to_string();
@@ -652,7 +652,7 @@ fn is_answered_for(site: &Site) -> bool {
 /// Below the quorum nobody on the wire answers for a VIP that is given up; it is announced when it
 /// is taken back, and goes with lvsd where the service is to.
 #[test]
-fn a_vip_that_is_given_up_is_gone_from_the_wire() -> Result<()> {
+fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     let mut options = SiteOptions::new("giveup", Forward::Nat);
     options.servers = 2;
     options.vip = lvs_testbed::Vip::Engine;
@@ -724,7 +724,7 @@ fn a_vip_that_is_given_up_is_gone_from_the_wire() -> Result<()> {
 /// As many services and servers as the largest that are known. Run with `--nocapture` for the
 /// times.
 #[test]
-fn a_large_file_is_filled_and_one_change_of_it_is_loaded() -> Result<()> {
+fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     const SERVICES: usize = 2_277;
     const SERVERS: usize = 37_205;
     let site = site("large")?;
@@ -794,7 +794,7 @@ fn a_large_file_is_filled_and_one_change_of_it_is_loaded() -> Result<()> {
 /// A thousand random edits of one service, each loaded, while another is used: not one of its
 /// requests fails, and the end is what a cold start makes of the last file.
 #[test]
-fn a_thousand_reloads_break_nothing() -> Result<()> {
+fn thousand_reloads_break_no_connection() -> Result<()> {
     let site = site("reloads")?;
     let path = configure(&site, 3)?;
     let base = fs::read_to_string(&path)?;

@@ -99,7 +99,7 @@ fn new_connections(site: &Site, what: &str) -> Result<()> {
 }
 
 #[test]
-fn an_interface_flaps_is_renamed_shrinks_and_is_replaced() -> Result<()> {
+fn interface_that_flaps_is_renamed_shrinks_or_is_replaced_is_used() -> Result<()> {
     let site = site("flaps", Forward::Nat, |_| {})?;
     site.add_service(80, "rr")?;
     let director = &site.director;
@@ -146,7 +146,7 @@ fn an_interface_flaps_is_renamed_shrinks_and_is_replaced() -> Result<()> {
 }
 
 #[test]
-fn the_way_to_the_clients_changes() -> Result<()> {
+fn route_to_clients_is_followed() -> Result<()> {
     let site = site("routes", Forward::Nat, |options| {
         options.topology = Topology::OneArm;
     })?;
@@ -221,7 +221,7 @@ fn route_without_link_layer_is_named() -> Result<()> {
 }
 
 #[test]
-fn a_server_gets_another_link_layer_address() -> Result<()> {
+fn changed_link_layer_address_of_server_is_used() -> Result<()> {
     let site = site("mac", Forward::Nat, |_| {})?;
     site.add_service(80, "rr")?;
     let server = &site.servers[0];
@@ -252,7 +252,7 @@ fn a_server_gets_another_link_layer_address() -> Result<()> {
 
 /// A server that is gone: whoever asks for it is told, as by a router, and does not wait for ever.
 #[test]
-fn clients_are_told_of_a_server_that_is_gone() -> Result<()> {
+fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {
         let site = site("gone", forward, |options| {
             // So that the server is the director's own neighbour.
@@ -276,7 +276,7 @@ fn clients_are_told_of_a_server_that_is_gone() -> Result<()> {
 /// A director that stands by knows its gateway before the first packet for a client: it may have to
 /// take over at any time.
 #[test]
-fn the_gateway_is_known_before_it_is_needed() -> Result<()> {
+fn gateway_is_resolved_in_advance() -> Result<()> {
     let site = site("gateway", Forward::Dr, |options| {
         options.topology = Topology::OneArm;
     })?;
@@ -293,7 +293,7 @@ fn the_gateway_is_known_before_it_is_needed() -> Result<()> {
 
 /// A switch that sends frames for a group only where somebody has said that he listens.
 #[test]
-fn a_switch_that_watches_multicast() -> Result<()> {
+fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     let mut options = SiteOptions::new("mld", Forward::Nat);
     options.servers = 1;
     options.vip = Vip::Engine;
@@ -494,7 +494,7 @@ fn vlans_of_a_trunk_in_the_kernel() -> Result<()> {
 /// A program that stands at the trunk is told, though the engine says that it uses the VLANs only.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
-fn programs_at_a_trunk_are_told() -> Result<()> {
+fn foreign_programs_at_trunk_are_reported() -> Result<()> {
     let mut site = trunk("below", 1500)?;
     site.start_engine(&[])?;
     let program = programs::find("lvsadm")?.display().to_string();

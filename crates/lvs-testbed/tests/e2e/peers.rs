@@ -175,17 +175,17 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
 }
 
 #[test]
-fn who_comes_back_empty_takes_over_when_it_is_ready_nat() -> Result<()> {
+fn restarted_director_takes_over_when_ready_nat() -> Result<()> {
     comes_back("back-nat", Forward::Nat)
 }
 
 #[test]
-fn who_comes_back_empty_takes_over_when_it_is_ready_dr() -> Result<()> {
+fn restarted_director_takes_over_when_ready_dr() -> Result<()> {
     comes_back("back-dr", Forward::Dr)
 }
 
 #[test]
-fn without_the_key_nobody_is_told_anything() -> Result<()> {
+fn peer_without_key_receives_nothing() -> Result<()> {
     let site = site("peerkey", Forward::Nat, 0)?;
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     let (right, wrong) = (
@@ -244,7 +244,7 @@ fn without_the_key_nobody_is_told_anything() -> Result<()> {
 }
 
 #[test]
-fn who_is_alone_is_ready_after_a_while_or_at_once() -> Result<()> {
+fn single_director_becomes_ready() -> Result<()> {
     let site = site("peerwait", Forward::Nat, 0)?;
     let key = key(&site, "key", KEY)?;
     let first = site.director.clone();
@@ -270,7 +270,7 @@ fn who_is_alone_is_ready_after_a_while_or_at_once() -> Result<()> {
 }
 
 #[test]
-fn what_is_wrong_with_the_options_is_said() -> Result<()> {
+fn invalid_peer_options_are_reported() -> Result<()> {
     let site = site("peeropt", Forward::Nat, 0)?;
     let good = key(&site, "key", KEY)?;
     let open = key(&site, "open", KEY)?;
@@ -351,7 +351,7 @@ fn diff(site: &Site, other: &Proc) -> Result<String> {
 /// The directors choose the same servers, or `lvsadm sync` names the service in which they do not,
 /// and for how long, and `lvsadm diff` shows why.
 #[test]
-fn what_differs_between_directors_is_shown_and_a_lasting_difference_is_an_alarm() -> Result<()> {
+fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     let site = site("tables", Forward::Nat, 0)?;
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     let key = key(&site, "key", KEY)?;

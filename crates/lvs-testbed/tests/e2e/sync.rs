@@ -353,7 +353,7 @@ fn send(site: &Site, bytes: &[u8]) -> Result<()> {
 }
 
 #[test]
-fn what_nobody_should_send_is_counted() -> Result<()> {
+fn invalid_sync_messages_are_counted() -> Result<()> {
     let mut options = SiteOptions::new("nobody", Forward::Nat);
     options.servers = 1;
     let site = common::site(options)?;
@@ -446,7 +446,7 @@ fn persistent_clients_keep_their_server() -> Result<()> {
 }
 
 #[test]
-fn what_own_users_send_to_the_group_is_not_heard() -> Result<()> {
+fn sync_messages_of_own_users_are_ignored() -> Result<()> {
     let mut options = SiteOptions::new("ownuser", Forward::Nat);
     options.servers = 1;
     let site = common::site(options)?;
@@ -481,7 +481,7 @@ fn sources(director: &Host) -> Result<Vec<Ipv4Addr>> {
 }
 
 #[test]
-fn a_master_sends_from_the_first_address_of_its_interface() -> Result<()> {
+fn master_sends_from_first_address_of_its_interface() -> Result<()> {
     let mut options = SiteOptions::new("primary", Forward::Nat);
     options.servers = 1;
     let site = common::site(options)?;

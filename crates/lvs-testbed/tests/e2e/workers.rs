@@ -179,7 +179,7 @@ fn changes_while_traffic_runs() -> Result<()> {
 }
 
 #[test]
-fn a_path_in_the_kernel_is_for_one_worker() -> Result<()> {
+fn in_kernel_with_several_workers_is_refused() -> Result<()> {
     let mut site = Site::new(options("kernel", Forward::Nat))?;
     let refused = site.start_engine(&["--workers", "2", "--in-kernel", "on"]);
     ensure!(refused.is_err(), "it starts");
