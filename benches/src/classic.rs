@@ -442,14 +442,14 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_echoes() {
+    fn terminal_session_echoes() {
         let mut transaction = type_into(served(terminal)).expect("a banner");
         transaction().expect("an echo");
         transaction().expect("another");
     }
 
     #[test]
-    fn a_shell_and_a_printer_look_at_the_clients_port() {
+    fn shell_and_printer_check_port_of_client() {
         assert!(
             nix::unistd::geteuid().is_root(),
             "reserved ports: run this test as root"
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_comes_by_udp() {
+    fn block_arrives_by_udp() {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
         let address = socket.local_addr().expect("an address");
         thread::spawn(move || blocks(&socket));
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_needs_its_server() {
+    fn session_without_server_fails() {
         let wrong: Handler = |stream, peer, _| go_on(stream, peer, "two");
         let asked = |handler| {
             let mut stream = open(served(handler)).expect("connected");

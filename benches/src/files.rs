@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_asks_for_the_same() {
+    fn seed_reproduces_requests() {
         let draw = |seed| {
             let mut lots = Lots(seed);
             (0..32).map(|_| lots.below(16)).collect::<Vec<_>>()
@@ -406,7 +406,7 @@ mod tests {
     /// Two clients of a server of 400 kB/s get no more than that together, on any machine; and the
     /// files arrive complete.
     #[test]
-    fn a_server_keeps_its_capacity() {
+    fn server_keeps_its_capacity() {
         let asked = runtime().expect("a runtime").block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
             let target = listener.local_addr().expect("an address");

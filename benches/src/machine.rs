@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_counts_once() {
+    fn time_of_ended_process_counts_once() {
         // 11 has used 5 seconds of which 3 were before, and was waited for; 12 came and went; 20 is
         // another's.
         let first = snapshot(&[(10, 1, 1), (11, 10, 3), (20, 1, 50)], &[(10, 7), (20, 9)]);
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_has_ended_is_seen() {
+    fn ended_program_is_included() {
         let first = Snapshot::take();
         let spin = "i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done";
         let nested = format!("sh -c '{spin}'; true");

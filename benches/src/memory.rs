@@ -542,14 +542,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_example_is_a_packet() {
+    fn example_is_a_valid_packet() {
         let bytes = example();
         let packet = parse::ipv4(&bytes[14..], false).expect("a packet");
         assert_eq!(packet.src, Ipv4Addr::new(10, 128, 0, 1));
     }
 
     #[test]
-    fn what_is_measured_happens() {
+    fn measured_operations_take_effect() {
         let mut pipeline = Pipeline::new(1000, Clients { bits: 10 }).expect("packets come through");
         assert!(pipeline.measure().expect("all of them") > 0.0);
         pipeline.replies = true;

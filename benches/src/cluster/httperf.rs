@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_add_up_to() {
+    fn results_of_several_hosts_are_merged() {
         let one = Figures::parse(PRINTED, 2.0, 1.0).expect("figures");
         let mut other = one.clone();
         other.replies = 980;
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_httperfs_is_refused() {
+    fn foreign_output_is_refused() {
         assert!(Figures::parse("", 2.0, 1.0).is_err());
         assert!(Figures::parse("Total: connections x", 2.0, 1.0).is_err());
         for line in 0..PRINTED.lines().count() {

@@ -308,7 +308,7 @@ mod tests {
 
     /// Of what is planned, not of what a run takes.
     #[test]
-    fn the_plan_fits_its_time() {
+    fn plan_fits_its_time() {
         let seconds = |arguments: &[&str], (rounds, window)| {
             let groups = selected(arguments).expect("they are there");
             expected(&groups, rounds, Duration::from_millis(window))

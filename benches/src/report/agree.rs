@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_farther_apart_than_its_spread_does_not_agree() {
+    fn figures_beyond_their_spread_disagree() {
         let first = report(&[[10.0, 20.0], [12.0, 21.0]]);
         let second = report(&[[15.0, 20.0], [16.0, 21.0]]);
         let error = run(&first, &second, &[]).expect_err("one of two is apart");
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_one_only_is_counted() {
+    fn points_of_one_report_only_are_counted() {
         let first = report(&[[10.0, 20.0]]);
         let mut second = first.clone();
         second.runs[0].values.truncate(1);

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disturbed_round_does_not_count() {
+    fn disturbed_round_does_not_count() {
         let mut document = Document {
             runs: vec![
                 run(1, 1.0, None),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_loaded() {
+    fn saved_report_is_loaded() {
         let directory = tempfile::tempdir().expect("a directory");
         let document = Document {
             schema: SCHEMA,

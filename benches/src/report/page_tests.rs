@@ -213,7 +213,7 @@ fn each_plot_has_axes_with_units_a_legend_and_data_in_a_browser() {
 }
 
 #[test]
-fn who_and_what_is_left_out_is_said() {
+fn page_names_missing_peers_and_plots() {
     let mut document = sample();
     let orourke = EXPERIMENTS[0];
     document.missing.clear();
@@ -249,7 +249,7 @@ fn who_and_what_is_left_out_is_said() {
 
 #[test]
 #[ignore = "needs jsonschema"]
-fn a_report_is_what_its_schema_says() {
+fn report_matches_its_schema() {
     // Debian's: another one of that name need not work, or be there for this user.
     const JSONSCHEMA: &str = "/usr/bin/jsonschema";
     let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/report.schema.json");

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_that_of_one_peer() {
+    fn names_of_peers_are_unique() {
         let [lc, kernel] = named(["lvs-nat lc", "lvs-nat-in-kernel"]);
         assert_eq!(
             (lc.name, lc.who),

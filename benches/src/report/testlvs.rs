@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_before_the_flood_is_no_share() {
+    fn packets_before_flood_do_not_count() {
         let asked = Asked {
             served: vec![9, 9, 9, 9, 30, 0],
             failed: vec![9, 9, 9, 9, 0, 10],

@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_while_all_is_new_does_not_count() {
+    fn samples_of_warm_up_do_not_count() {
         let asked = Asked {
             bytes: vec![
                 9_000_000, 0, 0, 0, 1_000_000, 1_000_000, 1_000_000, 1_000_000,

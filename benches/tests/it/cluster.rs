@@ -97,7 +97,7 @@ fn wrong_words_are_refused() {
 }
 
 #[test]
-fn figures_of_all_hosts_are_merged_and_errors_end_it() {
+fn figures_of_all_hosts_are_merged_and_errors_end_run() {
     let directory = tempfile::tempdir().expect("a directory");
     let seen = directory.path().join("seen").display().to_string();
     let script = format!("echo \"$@\" >>{seen}\ncat {}", printed().display());
@@ -163,7 +163,7 @@ fn figures_of_all_hosts_are_merged_and_errors_end_it() {
 
 /// One of two hosts hangs, or fails: it is named, and what the other saw is kept.
 #[test]
-fn a_host_that_fails_is_named() {
+fn failed_host_is_named() {
     for (fails, why) in [
         ("exec sleep 1000", "httperf did not end in time"),
         (

@@ -31,7 +31,7 @@ fn rows_are_listed() {
 }
 
 #[test]
-fn an_unknown_row_is_refused() {
+fn unknown_row_is_refused() {
     let output = compare(&["no-such-row"]).output().expect("it starts");
     let error = String::from_utf8(output.stderr).expect("text");
     assert!(!output.status.success());
@@ -39,7 +39,7 @@ fn an_unknown_row_is_refused() {
 }
 
 #[test]
-fn a_row_in_memory_is_measured() {
+fn row_in_memory_is_measured() {
     measured(&["new-rr"]);
 }
 

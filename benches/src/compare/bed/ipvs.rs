@@ -86,7 +86,7 @@ mod tests {
 
     /// A program that notes what it is given, and refuses what has a word of its own.
     #[test]
-    fn rules_go_to_ipvsadm_as_they_are() {
+    fn rules_are_passed_to_ipvsadm_unchanged() {
         let directory = tempfile::tempdir().expect("a directory");
         let (program, notes) = (directory.path().join("ipvsadm"), directory.path().join("n"));
         let script = format!(
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_there_is_told_why() {
+    fn missing_contender_is_reported_with_reason() {
         assert_eq!(lacks(Contender::Direct), None);
         let kernels = lacks(Contender::Ipvs(Method::Nat));
         assert_eq!(

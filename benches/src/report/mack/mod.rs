@@ -322,7 +322,7 @@ mod tests {
 
     /// The machine is slower in the second round, for both.
     #[test]
-    fn what_is_added_is_compared_within_a_round() {
+    fn added_time_is_compared_within_a_round() {
         let run = |peer: &str, round: usize, time: f64| Run {
             experiment: "mack".into(),
             peer: peer.into(),
