@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tun_backend_is_routed() {
+    fn tun_backend_is_routed() {
         let info = |backend: &str| -> Info {
             let text = format!(
                 r#"{{"interfaces": [{{"name": "x", "backend": "{backend}", "mtu": 1500, "up": true}}]}}"#

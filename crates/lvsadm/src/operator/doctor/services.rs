@@ -196,7 +196,7 @@ fn ftp(service: &ServiceInfo, info: &Info, findings: &mut Findings) {
     }
 }
 
-/// What was too long for the path to its server.
+/// Reports packets that were too long for the path to their server.
 fn too_big(report: &TooBig, findings: &mut Findings) {
     let (path, headers) = match (report.tunnel, report.server) {
         (true, _) => ("the tunnel to ", report.longest.saturating_sub(report.room)),
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_nobody() {
+    fn doctor_unowned_address_is_a_finding() {
         let mut findings = Findings::default();
         let mut look = |info: &Info, wanted: bool, local: bool| {
             let services = services("nat", 1);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn ftp_without_a_helper() {
+    fn doctor_ftp_without_helper_is_a_finding() {
         let mut services = services("nat", 1);
         let told = |services: &[ServiceInfo], info: &Info| {
             let mut findings = Findings::default();
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tunnel_needs_room() {
+    fn doctor_tunnel_without_mtu_room_is_a_finding() {
         let info: Info = serde_json::from_str(
             r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true}]}"#,
         )
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_fit_is_told_by_server() {
+    fn doctor_too_long_packets_are_reported_by_server() {
         let info: Info = serde_json::from_str(
             r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
                 "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#,
