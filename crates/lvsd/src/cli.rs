@@ -18,7 +18,7 @@ use lvs_api::daemon::{LoadStatus, Status};
 use lvs_api::{Address, LockError, steer, sweep, tidy};
 use lvs_core::api::Confinement;
 use lvs_process::{confine, log};
-use lvs_sys::signals::ignore_signals;
+use lvs_sys::signals::{harmless, ignore_signals};
 use rustix::process::Signal as Kill;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -653,25 +653,10 @@ impl Early {
             (SignalKind::user_defined1(), Signal::ForcedReload),
         ])?;
         let entered = this.runtime.enter();
-        let others = [
-            SignalKind::user_defined2(),
-            SignalKind::alarm(),
-            SignalKind::io(),
-        ];
-        let numbers = [
-            Kill::VTALARM,
-            Kill::PROF,
-            Kill::POWER,
-            Kill::XFSZ,
-            Kill::XCPU,
-        ]
-        .map(Kill::as_raw);
-        // Real-time signals, but for those of C libraries.
-        let numbers = numbers.into_iter().chain(35..=64);
-        let numbers = numbers.map(SignalKind::from_raw);
-        for kind in others.into_iter().chain(numbers) {
-            // A handler stays when its stream is dropped.
-            let _ = signal(kind);
+        for number in harmless() {
+            // A handler stays when its stream is dropped. Unlike a signal that is ignored, it is not
+            // inherited by the programs that lvsd starts.
+            let _ = signal(SignalKind::from_raw(number));
         }
         drop(entered);
         Ok(this)
