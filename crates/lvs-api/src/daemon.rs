@@ -478,6 +478,9 @@ pub struct ServiceStatus {
     /// The sorry server has the new connections.
     #[serde(default)]
     pub sorry: Option<SocketAddr>,
+    /// The configured sorry server, also while it does not serve or is drained.
+    #[serde(default)]
+    pub sorry_server: Option<SocketAddr>,
     /// Its VIP is given up until it has enough servers.
     #[serde(default)]
     pub withdrawn: bool,

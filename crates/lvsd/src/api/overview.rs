@@ -361,6 +361,7 @@ pub(super) mod tests {
                     quorum: true,
                     panic: false,
                     sorry: None,
+                    sorry_server: None,
                     withdrawn: false,
                     conflict: false,
                     unheard: false,

@@ -565,6 +565,7 @@ impl<P: Prober> Daemon<P> {
             quorum: decision.quorum,
             panic: decision.panic,
             sorry: sorry.map(|sorry| sorry.address),
+            sorry_server: service.sorry.as_ref().map(|sorry| sorry.address),
             withdrawn: decision.withdrawn,
             conflict: found.conflicts.contains(&service.id),
             unheard: service.unheard,
