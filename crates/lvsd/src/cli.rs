@@ -28,14 +28,15 @@ use crate::admin::{self, Admin};
 use crate::api::{self, Api};
 use crate::cluster;
 use crate::config::{Config, Facts, LoadError, Report, check_filter};
+use crate::control_socket;
 use crate::daemon::{self, Options, Signal};
-use crate::door;
 use crate::engine::process::{GIVEN, Machine, become_engine, end_politely, lock, send};
 use crate::events::Events;
 use crate::expand::expand;
 use crate::health::{self, Network, Pins};
 use crate::last_good;
 use crate::notify::Notify;
+use crate::requests;
 use crate::schema;
 use crate::sources::{self, Gathered};
 use crate::tally::Tally;
@@ -727,9 +728,9 @@ fn run(
         });
         let network = Network { pins: pins.ok() };
         let events = Events::default();
-        let (sender, asks) = door::channel();
+        let (sender, requests) = requests::channel();
         let api = Arc::new(Api::new(sender, &events, Arc::clone(&tally)));
-        let opened = door::open(&address, &config.dataplane, Arc::clone(&api));
+        let opened = control_socket::open(&address, &config.dataplane, Arc::clone(&api));
         if let Err(error) = opened {
             tracing::warn!(
                 "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd; --socket @NAME gives it a place that needs no rights"
@@ -753,7 +754,7 @@ fn run(
             }),
             sources: Some(sources::path(&arguments.state, arguments.config())),
             admin: Some(admin::path(&arguments.state, arguments.config())),
-            asks: Some(asks),
+            requests: Some(requests),
             events,
             tally,
             api: Some(api.settings()),

@@ -13,7 +13,9 @@
 //! clock           deadlines that a step of the wall clock does not move
 //! decide          what becomes of a service when servers are missing (pure)
 //! cluster/        one director among several: keepalived, maintenance
-//! door            the daemon's own control socket
+//! requests        requests of clients to the daemon's loop
+//! snapshot        the state of daemon and engine at one moment
+//! control_socket  the daemon's own control socket
 //! api/            metrics, JSON over HTTP, the dashboard
 //! tally           what the daemon has counted itself
 //! events          what has happened, for whoever wants to know
@@ -40,10 +42,10 @@ pub mod cli;
 pub mod clock;
 pub mod cluster;
 pub mod config;
+pub mod control_socket;
 pub mod convert;
 pub mod daemon;
 pub mod decide;
-pub mod door;
 pub mod engine;
 pub mod events;
 pub mod expand;
@@ -53,10 +55,13 @@ pub mod last_good;
 pub mod notify_command;
 pub mod reconcile;
 mod replace;
+pub mod requests;
 pub mod schema;
+pub mod snapshot;
 pub mod sources;
 pub mod tally;
 pub mod text;
+pub mod token;
 pub mod watchdog;
 mod words;
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::clock::unix_time;
 use crate::config::label;
-use crate::door::Look;
+use crate::snapshot::Snapshot;
 
 /// Servers that are listed as broken.
 const BROKEN_MAX: usize = 200;
@@ -139,11 +139,11 @@ pub struct Detail {
 }
 
 /// Everything in brief.
-pub fn overview(look: &Look) -> Overview {
-    let status = &look.status;
-    let seen = &look.found.seen;
+pub fn overview(snapshot: &Snapshot) -> Overview {
+    let status = &snapshot.status;
+    let seen = &snapshot.found.seen;
     let engine: HashMap<ServiceId, &ServiceInfo> =
-        look.services().map(|i| (i.service, i)).collect();
+        snapshot.services().map(|i| (i.service, i)).collect();
     let mut services: Vec<Summary> = status
         .services
         .iter()
@@ -175,7 +175,7 @@ pub fn overview(look: &Look) -> Overview {
         capacity: seen.info.capacity,
         interfaces: seen.info.interfaces.clone(),
         conflicts: seen.info.conflicts.clone(),
-        rates: look.total().rates,
+        rates: snapshot.total().rates,
         check_lag_ms: status.check_lag_ms,
         drift: first(&status.drift),
         refused: first(&status.refused),
@@ -263,13 +263,13 @@ fn summary(service: &ServiceStatus, engine: Option<&ServiceInfo>) -> Summary {
 }
 
 /// The services called `name`, of which there is one for each of its addresses.
-pub fn details(look: &Look, name: &str) -> Vec<Detail> {
-    let named = look.status.services.iter().filter(|s| s.name == name);
+pub fn details(snapshot: &Snapshot, name: &str) -> Vec<Detail> {
+    let named = snapshot.status.services.iter().filter(|s| s.name == name);
     named
         .map(|status| Detail {
             address: label(&status.service),
             status: status.clone(),
-            engine: look
+            engine: snapshot
                 .services()
                 .find(|info| info.service == status.service)
                 .cloned(),
@@ -289,7 +289,7 @@ pub(super) mod tests {
     use crate::engine::{EngineView, Found};
 
     /// A service with one server that is up and one that is down.
-    pub(crate) fn look(name: &str) -> Look {
+    pub(crate) fn snapshot(name: &str) -> Snapshot {
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 10], 80).into(),
         };
@@ -331,7 +331,7 @@ pub(super) mod tests {
             unanswered: None,
             stats,
         };
-        Look {
+        Snapshot {
             status: Status {
                 pid: 7,
                 version: "0.1.0".to_owned(),
@@ -401,12 +401,12 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_broken_comes_first() {
-        let mut look = look("web");
-        let mut second = look.status.services[0].clone();
+        let mut snapshot = snapshot("web");
+        let mut second = snapshot.status.services[0].clone();
         second.name = "mail".to_owned();
         second.usable = 0;
-        look.status.services.push(second);
-        let overview = overview(&look);
+        snapshot.status.services.push(second);
+        let overview = overview(&snapshot);
         let services: Vec<_> = overview
             .services
             .iter()

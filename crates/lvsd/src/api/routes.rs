@@ -12,10 +12,11 @@ use hyper::{Method, Request, Response, StatusCode};
 use lvs_api::daemon::{AdminSpec, Event, MaintenanceSpec};
 use serde::{Deserialize, Serialize};
 
-use super::http::{Deadline, FULL, Peer};
+use super::peer::{Deadline, FULL, Peer};
 use super::stream::{self, Stream};
 use super::{Api, Holder, host, metrics, overview};
-use crate::door::{Ask, Look};
+use crate::requests::ChangeRequest;
+use crate::snapshot::Snapshot;
 
 /// The longest body of a request.
 const BODY_MAX: usize = 16 << 10;
@@ -253,37 +254,38 @@ fn is_known(path: &str) -> bool {
 /// What changes nothing.
 async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
     let path = head.uri.path();
-    let look = || async { api.look().await.map_err(Refusal::unavailable) };
+    let snapshot = || async { api.snapshot().await.map_err(Refusal::unavailable) };
     Ok(match path {
         "/metrics" => {
-            let look = look().await?;
+            let snapshot = snapshot().await?;
             let counts = api.tally.get();
             if accepts(head, "application/openmetrics-text") {
-                let write = |look| metrics::open_metrics(look, counts).into_bytes();
-                bytes(OPEN_METRICS, api.pages.metrics.of(&look, write).await)
+                let write = |snapshot| metrics::open_metrics(snapshot, counts).into_bytes();
+                bytes(OPEN_METRICS, api.pages.metrics.of(&snapshot, write).await)
             } else {
-                let write =
-                    |look| metrics::plain(&metrics::open_metrics(look, counts)).into_bytes();
+                let write = |snapshot| {
+                    metrics::plain(&metrics::open_metrics(snapshot, counts)).into_bytes()
+                };
                 bytes(
                     PLAIN_METRICS,
-                    api.pages.plain_metrics.of(&look, write).await,
+                    api.pages.plain_metrics.of(&snapshot, write).await,
                 )
             }
         }
         "/v1/status" => bytes(JSON, api.status().await.map_err(Refusal::unavailable)?),
         "/v1/overview" => {
-            let write = |look: Arc<Look>| json_bytes(&overview::overview(&look));
-            bytes(JSON, api.pages.overview.of(&look().await?, write).await)
+            let write = |snapshot: Arc<Snapshot>| json_bytes(&overview::overview(&snapshot));
+            bytes(JSON, api.pages.overview.of(&snapshot().await?, write).await)
         }
-        "/v1/drops" => json(&look().await?.found.seen.reasons),
+        "/v1/drops" => json(&snapshot().await?.found.seen.reasons),
         "/v1/health" => {
-            let look = look().await?;
-            if !look.status.engine.connected && !look.status.engine.idle {
+            let snapshot = snapshot().await?;
+            if !snapshot.status.engine.connected && !snapshot.status.engine.idle {
                 return Err(Refusal::unavailable(
                     "no engine answers; the log of lvsd says why".to_owned(),
                 ));
             }
-            json(&serde_json::json!({ "engine": look.status.engine.connected }))
+            json(&serde_json::json!({ "engine": snapshot.status.engine.connected }))
         }
         "/v1/events" if accepts(head, EVENTS) => events(api, head, peer)?,
         "/v1/events" => {
@@ -318,8 +320,8 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
                 )
             })?;
             let name = decode(name)?;
-            let look = look().await?;
-            let details = overview::details(&look, &name);
+            let snapshot = snapshot().await?;
+            let details = overview::details(&snapshot, &name);
             if details.is_empty() {
                 return Err(no_service(&name));
             }
@@ -464,18 +466,18 @@ async fn change(api: &Arc<Api>, path: &str, body: &[u8], who: String) -> Result<
             let spec: AdminSpec =
                 serde_json::from_slice(body).map_err(|error| bad(error.to_string()))?;
             crate::admin::check_words(&spec).map_err(bad)?;
-            Ask::Admin(spec)
+            ChangeRequest::Admin(spec)
         }
         "/v1/maintenance" => {
             let spec: MaintenanceSpec =
                 serde_json::from_slice(body).map_err(|error| bad(error.to_string()))?;
-            Ask::Maintenance(spec)
+            ChangeRequest::Maintenance(spec)
         }
-        _ if body.is_empty() => Ask::Reload { force: false },
+        _ if body.is_empty() => ChangeRequest::Reload { force: false },
         _ => {
             let Reload { force } =
                 serde_json::from_slice(body).map_err(|error| bad(error.to_string()))?;
-            Ask::Reload { force }
+            ChangeRequest::Reload { force }
         }
     };
     match api.change(ask, who).await {

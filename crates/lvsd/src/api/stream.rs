@@ -11,7 +11,7 @@ use hyper::body::{Body, Frame};
 use lvs_api::daemon::Event;
 use tokio::sync::{broadcast, mpsc};
 
-use super::http::Deadline;
+use super::peer::Deadline;
 use super::places::Place;
 
 /// The time after which a stream without events shows that it lives.

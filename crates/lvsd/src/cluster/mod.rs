@@ -39,7 +39,6 @@ use announce::{Announcer, Began, Wish};
 use fifo::{Heard, State};
 pub use maintenance::path as maintenance_path;
 use readiness::Readiness;
-pub(crate) use track::PRIORITY_ENOUGH;
 use track::Standing;
 
 /// How often it is seen whether the track file is as it was written.

@@ -5,14 +5,13 @@ use std::path::Path;
 
 use lvs_api::files::open_without_waiting;
 
+use crate::config::Vrrp;
+
+const MAINTENANCE: i16 = Vrrp::MAINTENANCE;
+const BELOW_QUORUM: i16 = Vrrp::BELOW_QUORUM;
+
 /// Not to be active at all: keepalived takes a number of -254 or less for a fault.
 pub(super) const UNFIT: i16 = -254;
-/// Rather not: another one takes over that is able to.
-const MAINTENANCE: i16 = -100;
-/// Less so than one that has all its services.
-const BELOW_QUORUM: i16 = -50;
-/// The least priority from which all of that can be taken: keepalived goes no lower than 1.
-pub(crate) const PRIORITY_ENOUGH: i64 = 1 - (MAINTENANCE + BELOW_QUORUM) as i64;
 
 /// How able a director is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -256,8 +256,14 @@ impl Vrrp {
     pub const FIFO: &'static str = "/run/lvs/vrrp.fifo";
     /// Time between advertisements, if the file does not say it.
     pub const ADVERT: Duration = Duration::from_millis(300);
-    /// The priority, if the file does not say it.
+    /// The priority, if the file does not set it.
     pub const PRIORITY: u8 = 200;
+    /// The addition to the priority during maintenance: an able director takes over.
+    pub const MAINTENANCE: i16 = -100;
+    /// The addition to the priority below a quorum: a director with all its services takes over.
+    pub const BELOW_QUORUM: i16 = -50;
+    /// The least priority from which both can be subtracted: keepalived stops at 1.
+    pub(crate) const PRIORITY_ENOUGH: i64 = 1 - (Self::MAINTENANCE + Self::BELOW_QUORUM) as i64;
 }
 
 /// How addresses are announced by routes.

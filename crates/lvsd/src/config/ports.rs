@@ -12,6 +12,8 @@ use std::ops::RangeInclusive;
 use lvs_core::mark::{MarkAction, MarkRule, PortRange, Prefix};
 use lvs_core::{Family, Protocol};
 
+use super::raw::RawService;
+
 /// Marks of services of many ports.
 pub(crate) const MARKS: RangeInclusive<u32> = 0x4c00_0000..=0x4cff_ffff;
 
@@ -27,6 +29,19 @@ pub struct ManyPorts {
 }
 
 impl ManyPorts {
+    /// The ports of a service that has many.
+    ///
+    /// # Errors
+    /// The reason why the ports are wrong.
+    pub(super) fn of(raw: &RawService) -> Option<Result<Self, String>> {
+        let protocol = match raw.protocol.as_ref().map(|word| word.get_ref().as_str()) {
+            Some("udp") => Protocol::UDP,
+            Some("sctp") => Protocol::SCTP,
+            _ => Protocol::TCP,
+        };
+        Self::parse(raw.address.as_ref()?.get_ref(), protocol)
+    }
+
     /// Reads what is written in place of an address and a port; `None` if it names one port or
     /// none.
     ///

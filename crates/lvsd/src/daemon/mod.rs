@@ -8,9 +8,9 @@
 //! timer ──(look again, backoff)───────────┘
 //! ```
 
-mod asks;
 mod changes;
 mod gathering;
+mod requests;
 #[cfg(test)]
 pub(crate) mod tests;
 mod waiting;
@@ -34,7 +34,6 @@ use crate::clock::unix_time;
 use crate::cluster::{self, Cluster};
 use crate::config::{Config, LoadError, Peers, Report, Server, Service, Severity, checks_of};
 use crate::decide::Decision;
-use crate::door::{Answer, Asked};
 use crate::engine::{Found, Goal, Host, Link, Links, Proxied, Step};
 use crate::events::{About, Events};
 use crate::expand::{Expanded, expand};
@@ -43,6 +42,7 @@ use crate::last_good;
 use crate::notify::Notify;
 use crate::notify_command::{self, Notice};
 use crate::reconcile::{Desired, DesiredServer, DesiredService, Health, Unnamed};
+use crate::requests::{Answer, Request};
 use crate::sources::{Gathered, Sources};
 use crate::tally::Tally;
 use crate::watchdog::Pulse;
@@ -86,7 +86,7 @@ pub struct Options {
     /// Where is kept what people want of servers.
     pub admin: Option<PathBuf>,
     /// What people ask over the control socket.
-    pub asks: Option<mpsc::Receiver<Asked>>,
+    pub requests: Option<mpsc::Receiver<Request>>,
     /// Where it is told what happens.
     pub events: Events,
     /// Where it is counted.
@@ -116,7 +116,7 @@ impl Options {
             last_good: None,
             notify: Notify::default(),
             admin: None,
-            asks: None,
+            requests: None,
             events: Events::default(),
             tally: Arc::default(),
             api: None,
@@ -200,7 +200,7 @@ struct Daemon<P> {
     sources: Sources,
     /// What they said and was refused as a whole, and why.
     held_back: Option<String>,
-    asks: Option<mpsc::Receiver<Asked>>,
+    requests: Option<mpsc::Receiver<Request>>,
     /// Those who wait for a reload to be done.
     reloads: Vec<oneshot::Sender<Answer>>,
     /// Servers that are to have connections again, though they were drained by hand.
@@ -271,7 +271,7 @@ async fn turn<P: Prober>(
             () = daemon.sources.changed() => daemon.take_sources(),
             // Before what people ask, of whom there may be many.
             Some(report) = daemon.reports.recv() => daemon.take_all(report),
-            Some(asked) = asks::next(&mut daemon.asks) => daemon.take_ask(asked),
+            Some(request) = requests::next(&mut daemon.requests) => daemon.take_request(request),
             () = tokio::time::sleep_until(daemon.next) => {
                 match daemon.step(link, &mut signals).await? {
                     Some(back) => link = back,
@@ -322,7 +322,7 @@ impl<P: Prober> Daemon<P> {
             cluster: Cluster::recall(options.cluster.take()),
             sources: Sources::recall(options.sources.take()),
             held_back: None,
-            asks: options.asks.take(),
+            requests: options.requests.take(),
             reloads: Vec::new(),
             readied: HashSet::new(),
             decisions: HashMap::new(),
@@ -493,8 +493,8 @@ impl<P: Prober> Daemon<P> {
                         news.store(true, Ordering::Release);
                     }
                 }
-                Some(asked) = asks::next(&mut self.asks) => {
-                    self.take_ask(asked);
+                Some(request) = requests::next(&mut self.requests) => {
+                    self.take_request(request);
                     if self.changed {
                         news.store(true, Ordering::Release);
                     }

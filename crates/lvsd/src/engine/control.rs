@@ -8,9 +8,6 @@ use lvs_core::api::{
     Call, Done, Failure, Info, LocalPool, ReasonCount, ServiceId, ServiceInfo, SyncDaemon, Sysctl,
 };
 
-/// Owner that the daemon writes into its services.
-pub use lvs_api::guidance::OWNER;
-
 /// Why an engine did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_api::daemon::ServiceKey;
+use lvs_api::guidance::OWNER;
 use lvs_core::api::{Call, ServiceId};
 use lvs_core::{ServerConfig, ServiceConfig};
 
 use super::describe::Names;
 use crate::config::{OnDrift, is_generated};
-use crate::engine::control::OWNER;
 use crate::reconcile::{
     Actual, Desired, DesiredServer, DesiredService, Health, same_server, same_service,
 };

@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 
+use lvs_api::guidance::OWNER;
 use lvs_core::SourceFilter;
 use lvs_core::api::ServiceId;
 use serde::{Deserialize, Serialize};
 
 use crate::config::is_generated;
-use crate::engine::control::OWNER;
 use crate::reconcile::{Actual, Desired};
 
 /// What was given to one engine.

@@ -10,6 +10,7 @@
 
 mod advice;
 mod check;
+mod network;
 mod permits;
 pub mod pins;
 pub mod probe;
@@ -31,11 +32,12 @@ use tokio::time::Instant;
 use crate::tally::{Outcome, Tally};
 
 pub use advice::{Advice, Weight};
-pub use check::{Check, Via};
+pub use check::Check;
+pub use network::{Network, Prober};
 pub use permits::raise_limits;
 use permits::{Permits, Standing};
 pub use pins::Pins;
-pub use probe::{Network, Probe, ProbeError, Prober};
+pub use probe::{Probe, ProbeError, Via};
 pub use state::{Health, State};
 pub use timing::Quantiles;
 

@@ -19,6 +19,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use lvs_api::guidance::OWNER;
 use lvs_core::api::{
     Call, FilterSpec, LocalPool, ServiceId, ServiceInfo, SyncDaemon, SyncRole, Sysctl,
 };
@@ -27,7 +28,6 @@ use lvs_core::{FilterLists, ServerConfig, ServiceConfig, SourceFilter};
 pub use crate::health::Health;
 
 use crate::config::{Files, OnCheckFailure, OnDrift, generated_mark, is_generated};
-use crate::engine::control::OWNER;
 use service::OneService;
 pub(crate) use service::{same_server, same_service};
 

@@ -3,13 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
+use lvs_api::guidance::OWNER;
 use lvs_core::api::{Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec};
 use lvs_core::sched::About;
 use lvs_core::{Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
 
 use super::{DesiredServer, DesiredService, Health, Plan};
 use crate::config::OnCheckFailure;
-use crate::engine::control::OWNER;
 
 /// The changes of one service.
 pub(super) struct OneService<'a> {

@@ -9,8 +9,8 @@ use toml::Spanned;
 
 use super::health::CheckPlan;
 use super::proxy::{is_proxied, is_word};
-use super::service::many_ports;
 use super::{Checker, WEIGHT_MAX, port};
+use crate::config::ManyPorts;
 use crate::config::Server;
 use crate::config::fit::{misfit, unusable};
 use crate::config::raw::{RawServer, RawService};
@@ -201,7 +201,7 @@ impl Checker<'_> {
         id: &ServiceId,
         method: Forwarding,
     ) -> Option<()> {
-        let Some(misfit) = misfit(id, many_ports(service).is_some(), address, method) else {
+        let Some(misfit) = misfit(id, ManyPorts::of(service).is_some(), address, method) else {
             return Some(());
         };
         let mut finding = Diagnostic::error(text.span(), misfit.title)

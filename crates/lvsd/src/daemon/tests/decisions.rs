@@ -103,7 +103,7 @@ proptest::proptest! {
             for (number, turn) in turns.iter().enumerate() {
                 let (weights, sorry, owned) = model.turn(*turn);
                 let admin = |n: u8, state| {
-                    daemon.ask::<AdminDone>(Ask::Admin(AdminSpec {
+                    daemon.ask::<AdminDone>(ChangeRequest::Admin(AdminSpec {
                         target: Target {
                             service: None,
                             host: [10, 0, 0, n].into(),

@@ -173,8 +173,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::health::Network;
     use crate::health::Prober;
-    use crate::health::probe::Network;
     use crate::health::probe::hostile::{check, probe};
 
     fn shell(script: &str, more: &str) -> String {

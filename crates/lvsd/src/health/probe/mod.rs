@@ -31,6 +31,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lvs_core::Protocol;
+use lvs_core::api::ServiceId;
 use lvs_sys::icmp_errors;
 use rustix::io::Errno;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
@@ -38,7 +39,6 @@ use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 pub(crate) use tls::Tls;
 
 use super::{Advice, Pins};
-use crate::health::{Check, Via};
 use crate::text::Keys;
 
 /// Why a probe did not succeed.
@@ -89,47 +89,25 @@ fn is_own_shortage(error: &io::Error) -> bool {
     )
 }
 
-/// Asks a server whether it serves.
-pub trait Prober: Send + Sync + 'static {
-    /// One check, within its timeout.
-    fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
+/// The path of a client: to a service, and through the engine to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Via {
+    /// The service.
+    pub service: ServiceId,
+    /// Its virtual address and port.
+    pub virt: SocketAddr,
 }
 
-/// Probes over this host's own network.
-#[derive(Clone, Debug, Default)]
-pub struct Network {
-    /// The way to the engine, for checks through a service.
-    pub pins: Option<Pins>,
-}
-
-impl Prober for Network {
-    async fn probe(&self, check: &Check) -> Result<Advice, ProbeError> {
-        let asked = Asked {
-            server: check.server,
-            via: check.via,
-            pins: self.pins.as_ref(),
-            timeout: check.timeout,
-        };
-        // One deadline for all that a probe does.
-        match tokio::time::timeout(check.timeout, check.probe.run(&asked)).await {
-            Ok(result) => result,
-            Err(_) => Err(ProbeError::Server(format!(
-                "{} did not answer within {:?}",
-                asked.told(&check.probe.target(check.server)),
-                check.timeout
-            ))),
-        }
-    }
-}
-
-/// Who is asked, and on which way.
+/// The server that is probed, and the path to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
     /// The server.
     pub(crate) server: SocketAddr,
-    via: Option<Via>,
-    pins: Option<&'a Pins>,
-    /// After this the probe is over.
+    /// The path through a service; `None` for the host's own routes.
+    pub(super) via: Option<Via>,
+    /// The connection to the engine, for a path through a service.
+    pub(super) pins: Option<&'a Pins>,
+    /// The limit of time of the probe.
     pub(crate) timeout: Duration,
 }
 
@@ -146,7 +124,7 @@ impl Asked<'_> {
     }
 
     /// A target in words.
-    fn told(&self, target: &str) -> String {
+    pub(super) fn told(&self, target: &str) -> String {
         match self.via {
             Some(via) => format!("{} by way of {}", self.server, via.virt),
             None => target.to_owned(),
@@ -395,7 +373,7 @@ macro_rules! kinds {
                 }
             }
 
-            async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
+            pub(super) async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
                 match self {
                     $($(#[$attribute])* Self::$kind(probe) => probe.run(asked).await,)+
                 }

@@ -18,36 +18,37 @@ use crate::clock::Now;
 use crate::cluster::{self, Ability};
 use crate::config::{BelowQuorum, Service, VipMode};
 use crate::decide::{self, Decision, ServerView};
-use crate::door::{Ask, Asked, Look, answer};
 use crate::engine::{Found, Seen};
 use crate::events::About;
 use crate::health::{Prober, Serving};
 use crate::reconcile::Health;
+use crate::requests::{ChangeRequest, Request, answer};
+use crate::snapshot::Snapshot;
 use crate::words::counted;
 
 /// The next request; none ever without a socket.
-pub(super) async fn next(asks: &mut Option<mpsc::Receiver<Asked>>) -> Option<Asked> {
-    match asks {
-        Some(asks) => asks.recv().await,
+pub(super) async fn next(requests: &mut Option<mpsc::Receiver<Request>>) -> Option<Request> {
+    match requests {
+        Some(requests) => requests.recv().await,
         None => std::future::pending().await,
     }
 }
 
 impl<P: Prober> Daemon<P> {
-    pub(super) fn take_ask(&mut self, asked: Asked) {
-        let (ask, who, reply) = match asked {
-            Asked::Ask { ask, who, reply } => (ask, who, reply),
-            Asked::Look(reply) => {
+    pub(super) fn take_request(&mut self, request: Request) {
+        let (change, who, reply) = match request {
+            Request::Change { change, who, reply } => (change, who, reply),
+            Request::Snapshot(reply) => {
                 // Whoever asked may have gone.
-                let _ = reply.send(Look {
+                let _ = reply.send(Snapshot {
                     status: self.status_of_all(),
                     found: Arc::clone(&self.found.0),
                 });
                 return;
             }
         };
-        let result = match ask {
-            Ask::Admin(spec) => match self.set_admin(spec, who) {
+        let result = match change {
+            ChangeRequest::Admin(spec) => match self.set_admin(spec, who) {
                 Ok((mut done, kept)) => {
                     // It holds at once, and is answered when it is on disk.
                     tokio::spawn(async move {
@@ -60,11 +61,11 @@ impl<P: Prober> Daemon<P> {
                 }
                 Err(why) => Err(why),
             },
-            Ask::Maintenance(spec) => match self.set_maintenance(spec, who) {
+            ChangeRequest::Maintenance(spec) => match self.set_maintenance(spec, who) {
                 Ok(status) => answer(&status),
                 Err(why) => Err(why),
             },
-            Ask::Reload { force } => {
+            ChangeRequest::Reload { force } => {
                 self.reloads.push(reply);
                 self.reload(force);
                 return;
