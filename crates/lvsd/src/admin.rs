@@ -1,5 +1,5 @@
-//! What people want of servers, whatever the file and the checks say: kept in the state directory,
-//! so that it outlives a reload, a restart and a reboot.
+//! Overrides of operators: the administrative states of servers, which precede file and checks. The
+//! state directory keeps them across a reload, a restart and a reboot.
 
 mod keeper;
 
@@ -118,8 +118,8 @@ pub fn check_words(spec: &AdminSpec) -> Result<(), String> {
 }
 
 impl Admin {
-    /// Those that are kept at `path`. A file that is broken is put aside, and said to be; one that
-    /// cannot be read stays until there is something to write.
+    /// The overrides in the file at `path`. An invalid file is renamed, and the log says so. A file
+    /// that cannot be read stays until the next write.
     pub fn recall(path: Option<PathBuf>) -> Self {
         Self::read(path, true, Now::read())
     }
@@ -206,7 +206,7 @@ impl Admin {
         Some(wish.entry)
     }
 
-    /// What is wanted of a server: the strongest wish that is about it.
+    /// The override of a server: the strongest of those that apply to it.
     pub fn of(&self, service: ServiceId, server: SocketAddr) -> Option<&AdminEntry> {
         let targets = self.by_host.get(&server.ip())?.iter();
         targets

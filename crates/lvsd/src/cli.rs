@@ -103,7 +103,7 @@ impl Arguments {
     }
 }
 
-/// What to do instead of running the daemon.
+/// A command other than running the daemon.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// End the daemon that runs; the engine keeps forwarding.
@@ -151,7 +151,7 @@ enum Command {
     Convert {
         /// keepalived.conf, ldirectord.cf, or lvs.conf of the LVS HOWTO's configure script.
         file: PathBuf,
-        /// What kind of file it is; else its name and its text tell.
+        /// The kind of file. Default: derived from its name and text.
         #[arg(long, value_enum)]
         from: Option<convert::From>,
         /// Write what keepalived keeps, such as VRRP, to this file; else it is a comment at the
@@ -204,7 +204,7 @@ enum Command {
     Engine,
 }
 
-/// What becomes of a maintenance.
+/// The change of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Switch {
     /// It begins.
@@ -445,7 +445,7 @@ fn address(arguments: &Arguments, config: &Config) -> Address {
         .map_or_else(Address::default, Address::new)
 }
 
-/// What DNS and etcd said last.
+/// The last answers of DNS and etcd.
 fn gathered(arguments: &Arguments) -> Gathered {
     Gathered::recall(&arguments.state, arguments.config())
 }

@@ -1,18 +1,19 @@
-//! What becomes of a service when servers are missing: pure functions of what is known.
+//! Decisions about services with missing servers: quorum, panic mode and sorry server, as pure
+//! functions.
 
 use crate::config::{BelowQuorum, Service};
 use crate::reconcile::Health;
 
-/// What is known of a server of a service.
+/// A server of a service, as the decisions count it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerView {
-    /// What its checks say.
+    /// Its health according to its checks.
     pub health: Health,
     /// File and people have it take new connections.
     pub wanted: bool,
 }
 
-/// What is decided about a service. It depends on what was decided before: hysteresis.
+/// A decision about a service. It depends on the decision before: hysteresis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// It has enough servers.
@@ -107,7 +108,7 @@ mod tests {
         (0..4).map(view).collect()
     }
 
-    /// What is decided, step by step, about a service with so many servers up.
+    /// The decisions, step by step, about a service with the given numbers of servers up.
     fn walk(service: &Service, steps: &[usize]) -> Vec<Decision> {
         let mut now = Decision::default();
         steps

@@ -1,4 +1,4 @@
-//! What the daemon has counted itself since its start.
+//! The daemon's own counters since its start.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -31,13 +31,13 @@ impl Times {
 /// The checks of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckCounts {
-    /// What they took.
+    /// Their durations.
     pub times: Times,
-    /// Those that succeeded.
+    /// The number of successful checks.
     pub good: u64,
-    /// Those that failed.
+    /// The number of failed checks.
     pub failed: u64,
-    /// Those that this host could not make.
+    /// The number of checks that this host could not make.
     pub not_made: u64,
 }
 
@@ -58,7 +58,7 @@ pub struct Counts {
     pub checks: BTreeMap<String, CheckCounts>,
     /// How long they waited for their turn.
     pub lag: Times,
-    /// Those that were made at once because clients got no answer (`passive`).
+    /// The number of checks made at once because clients got no answer (`passive`).
     pub prompted: u64,
     /// Answers over HTTP by their code.
     pub http: BTreeMap<u16, u64>,
@@ -66,7 +66,7 @@ pub struct Counts {
     pub http_no_place: u64,
 }
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The server serves.

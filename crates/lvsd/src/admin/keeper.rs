@@ -29,14 +29,13 @@ pub(super) struct Keeper {
 
 #[derive(Default)]
 struct State {
-    /// What is to be written next.
+    /// The next content to write.
     next: Option<Vec<Wish>>,
-    /// Those who wait for that.
+    /// The callers that wait for that write.
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
     /// A thread writes.
     writing: bool,
-    /// What is there has not been taken, or not all: it is put aside before something is written
-    /// in its place.
+    /// The file was not read completely. It is renamed before the next write.
     unread: bool,
 }
 

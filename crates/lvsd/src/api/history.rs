@@ -15,7 +15,7 @@ const POINTS_MAX: usize = 240;
 /// Services whose own history is kept, the first of the file: 24 bytes a point.
 const SERVICES_MAX: usize = 4096;
 
-/// What there was.
+/// The recorded history.
 #[derive(Debug, Default)]
 pub struct History {
     /// When, in seconds since 1970.

@@ -100,7 +100,7 @@ pub fn plain(open_metrics: &str) -> String {
     out
 }
 
-/// What is shown.
+/// The source of the metrics.
 #[derive(Debug)]
 struct View {
     snapshot: Arc<Snapshot>,

@@ -64,7 +64,7 @@ const ENDING: Duration = Duration::from_secs(3);
 /// How often an address is tried that cannot be listened at.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// What answers over HTTP.
+/// The HTTP API.
 #[derive(Debug)]
 pub struct Api {
     requests: mpsc::Sender<Request>,
@@ -212,7 +212,7 @@ impl Api {
     }
 }
 
-/// What [`start`] has started.
+/// The tasks that [`start`] has started.
 #[derive(Debug)]
 pub struct Served {
     stop: Option<oneshot::Sender<()>>,

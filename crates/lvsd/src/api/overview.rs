@@ -1,4 +1,4 @@
-//! What is wrong, and how everything is, in brief: what the dashboard shows.
+//! The overview on the dashboard: faults, and the state in brief.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ pub struct Overview {
     pub uptime: u64,
     /// The last reading of the file.
     pub loaded: LoadStatus,
-    /// What is known of the engine.
+    /// The state of the engine.
     pub engine: EngineStatus,
     /// Connections in its table.
     pub connections: u64,
@@ -46,11 +46,11 @@ pub struct Overview {
     pub rates: Counts,
     /// Milliseconds that checks have waited for their turn at most, lately.
     pub check_lag_ms: u64,
-    /// What others have changed by hand, in words; the first of them.
+    /// The first manual changes, in words.
     pub drift: Vec<String>,
-    /// What the engine has refused, in words; the first of them.
+    /// The first changes that the engine has refused, in words.
     pub refused: Vec<String>,
-    /// What people want of servers; the first of them.
+    /// The first overrides of operators.
     pub admin: Vec<AdminEntry>,
     /// How many lines of these three are not shown.
     pub left_out: usize,
@@ -83,7 +83,7 @@ pub struct Broken {
     pub reason: String,
     /// For how many seconds.
     pub since: Option<u64>,
-    /// What people want of it.
+    /// Its administrative state.
     pub admin: AdminState,
     /// Active connections that it still has.
     pub active: u32,
@@ -103,7 +103,7 @@ pub struct Summary {
     /// How it is: `ok`, `degraded` (servers are down), or `broken` (it does not serve as it
     /// should).
     pub state: String,
-    /// What is wrong, in words.
+    /// The faults, in words.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub trouble: String,
@@ -130,9 +130,9 @@ pub struct Summary {
 pub struct Detail {
     /// That in words: `tcp 192.0.2.10:80`.
     pub address: String,
-    /// What `lvsd status` tells.
+    /// The state as in `lvsd status`.
     pub status: ServiceStatus,
-    /// What the engine tells; absent if it does not have the service.
+    /// The state in the engine; absent if the engine does not have the service.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, serde(default))]
     pub engine: Option<ServiceInfo>,

@@ -1,4 +1,4 @@
-//! What is long and asked for often is written once for all who ask at the same time.
+//! A cache of long pages: a page is written once for all clients that request it at the same time.
 
 use std::fmt;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ pub struct Page(Mutex<Versions>);
 
 #[derive(Default)]
 struct Versions {
-    /// What the last one was written from.
+    /// The snapshot from which the last page was written.
     of: Option<Arc<Snapshot>>,
     last: Bytes,
     /// Older ones that somebody reads.

@@ -27,14 +27,14 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// For how long it may list connections.
 const LISTING: Duration = Duration::from_secs(10);
 
-/// What the daemon knows, and writes each time.
+/// The files with the daemon's own state, written in each round.
 const FILES: [&str; 4] = [
     "net/ip_vs",
     "net/ip_vs_stats",
     "net/ip_vs_stats_percpu",
     "net/ip_vs_app",
 ];
-/// What the engine is asked for.
+/// The files with the engine's connections.
 const CONNECTIONS: [&str; 2] = ["net/ip_vs_conn", "net/ip_vs_conn_sync"];
 /// Where sysctls are.
 const SYSCTLS: &str = "sys/net/ipv4/vs";
@@ -99,7 +99,7 @@ pub(super) async fn keep(api: Arc<Api>, engine: Address, mut stopped: watch::Rec
     }
 }
 
-/// What is written at a time.
+/// The content of one round.
 struct Round {
     tree: Tree,
     snapshot: Arc<Snapshot>,
@@ -111,7 +111,7 @@ struct Round {
 
 impl Round {
     /// Writes the files anew, or takes them away while there is no engine that they could tell of.
-    /// What could not be done, in words.
+    /// Writes the files, and returns the errors in words.
     fn write(self) -> Vec<String> {
         if !self.snapshot.status.engine.connected {
             remove(&self.tree.0);

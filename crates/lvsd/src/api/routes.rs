@@ -1,4 +1,4 @@
-//! What is answered to which request.
+//! The routes: the answer to each request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +20,10 @@ use crate::snapshot::Snapshot;
 
 /// The longest body of a request.
 const BODY_MAX: usize = 16 << 10;
-/// What a wrong token waits for its refusal.
+/// The delay of the refusal of a wrong token.
 const WRONG_TOKEN: Duration = Duration::from_millis(500);
 
-/// What a browser may do with what comes from here: nothing but show it.
+/// The content security policy: a browser may only show the answers.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -97,7 +97,7 @@ struct Message {
     message: String,
 }
 
-/// What somebody may do.
+/// The rights of a client.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Whoami {
@@ -251,7 +251,7 @@ fn is_known(path: &str) -> bool {
         || ASSETS.iter().any(|(known, ..)| *known == path)
 }
 
-/// What changes nothing.
+/// Answers a request that changes nothing.
 async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
     let path = head.uri.path();
     let snapshot = || async { api.snapshot().await.map_err(Refusal::unavailable) };
@@ -369,7 +369,7 @@ fn no_service(name: &str) -> Refusal {
     )
 }
 
-/// Who may change things, in a word.
+/// Returns the name of a client that may make changes.
 async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refusal> {
     let address = match peer {
         Peer::Local { denied: None, who } => return Ok(who.clone()),
@@ -414,7 +414,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
     ))
 }
 
-/// What whoever asks may do. A wrong token is an error, none is not.
+/// Returns the rights of the client. A wrong token is an error; a missing one is not.
 async fn whoami(api: &Api, head: &Parts, peer: &Peer) -> Result<Whoami, Refusal> {
     let wrong = head.headers.contains_key(header::AUTHORIZATION);
     match authorize(api, head, peer).await {
@@ -510,7 +510,7 @@ fn number(head: &Parts, name: &str) -> Result<u64, Refusal> {
     })
 }
 
-/// What %-escapes stand for.
+/// Decodes the %-escapes of a text.
 fn decode(text: &str) -> Result<String, Refusal> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

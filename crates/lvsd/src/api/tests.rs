@@ -1,4 +1,4 @@
-//! What strangers may ask, over a connection in memory, and what the description says of it.
+//! Requests of strangers over a connection in memory, and their description.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -450,7 +450,7 @@ async fn a_page_says_what_a_browser_may_do_with_it() {
     assert_eq!(get(&api, "/metrics").await.0, 200);
 }
 
-/// Whoever may look cannot keep the daemon's loop busy, on whichever way it comes.
+/// Readers cannot keep the daemon's loop busy, neither over TCP nor over the local socket.
 #[tokio::test(start_paused = true)]
 async fn the_loop_is_asked_how_it_is_twice_a_second_at_most() {
     let (sender, mut requests) = channel();
@@ -497,7 +497,7 @@ async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     assert_eq!(text.matches("wrong token").count(), 2);
 }
 
-/// What is counted, as a scraper sees it.
+/// The metrics as a scraper reads them.
 async fn metrics(api: &Arc<Api>) -> String {
     let (code, text) = get(api, "/metrics").await;
     assert_eq!(code, 200);

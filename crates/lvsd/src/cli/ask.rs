@@ -1,4 +1,4 @@
-//! What is asked of the daemon that runs: its state, its events, a reload.
+//! Requests to the running daemon: its state, its events, a reload.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};

@@ -24,7 +24,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Between two times that the engine is told what it knows already.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What a director is able to at an address, by one of its services.
+/// The ability of a director to serve an address, by one of its services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ability {
     /// Nobody knows yet.
@@ -37,8 +37,8 @@ pub(crate) enum Ability {
     None,
 }
 
-/// What routers are to be told of an address with these services; `None`: what they were told
-/// before. One of several services that has too few servers takes nothing from the others.
+/// The announcement of an address with these services; `None`: unchanged. If one of several
+/// services has too few servers, the address stays announced for the others.
 pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
     let all = |ability| services.iter().all(|one| *one == ability);
     if services.contains(&Ability::Unknown) {
@@ -61,7 +61,7 @@ pub(super) enum Began {
     Earlier,
 }
 
-/// What is wanted.
+/// The desired announcements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wish {
     pub(super) addresses: BTreeMap<IpAddr, Option<Standing>>,
@@ -96,7 +96,7 @@ impl Wish {
     }
 }
 
-/// What came of it.
+/// The state of the announcements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Announced {
     /// `None` until somebody has looked.

@@ -40,8 +40,8 @@ pub fn path(admin: &Path) -> PathBuf {
     PathBuf::from(format!("{name}.maintenance.json"))
 }
 
-/// What is kept. One that cannot be read counts: a director that somebody took out of service must
-/// not serve because of a broken file.
+/// Reads the stored maintenance. A file that cannot be read counts as one: a director in
+/// maintenance must not serve because of a broken file.
 pub(super) fn recall(path: &Path) -> Option<Kept> {
     let text = match std::fs::read(path) {
         Ok(text) => text,

@@ -47,7 +47,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// The name of the instance in keepalived's configuration, and in what it says.
 pub const INSTANCE: &str = "lvs";
 
-/// What a daemon needs to be one of several.
+/// The paths and connections of a director with peers.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// The engine.
@@ -68,7 +68,7 @@ pub(crate) struct Cluster {
     /// Addresses that are announced by routes.
     announces: Wish,
     announcer: Option<Announcer>,
-    /// What of that was told.
+    /// The announcements that were reported.
     told: Vec<AnnouncedVip>,
 }
 
@@ -77,14 +77,14 @@ pub(crate) fn vrrp_states() -> impl Iterator<Item = &'static str> {
     State::ALL.into_iter().map(State::word)
 }
 
-/// What there is with `[vrrp]`.
+/// The state with `[vrrp]`.
 #[derive(Debug)]
 struct Running {
     settings: Vrrp,
     heard: watch::Receiver<Heard>,
     readiness: watch::Receiver<Option<Readiness>>,
     listener: tokio::task::JoinHandle<()>,
-    /// What keepalived said last, also to a daemon before this one.
+    /// The last state from keepalived, also if an earlier daemon received it.
     state: State,
     written: Option<i16>,
     /// Why the track file was not written.
@@ -162,7 +162,7 @@ impl Cluster {
         }
     }
 
-    /// What is new of addresses that are announced by routes, in words.
+    /// The changes of addresses that are announced by routes, in words.
     fn take_announced(&mut self) -> Vec<String> {
         let Some(announcer) = &mut self.announcer else {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! What keepalived adds to a director's priority.
+//! The number that keepalived adds to a director's priority.
 
 use std::io::Read;
 use std::path::Path;

@@ -46,7 +46,7 @@ impl ManyPorts {
     /// none.
     ///
     /// # Errors
-    /// What is wrong with the ports.
+    /// The reason why the ports are wrong.
     pub(super) fn parse(text: &str, protocol: Protocol) -> Option<Result<Self, String>> {
         let (ip, ports) = text.trim().rsplit_once(':')?;
         let ip = match ip.strip_prefix('[') {
@@ -179,7 +179,7 @@ fn read(text: &str) -> Result<Vec<PortRange>, String> {
     }
 }
 
-/// What is left of a range without one port of it.
+/// A range without one of its ports.
 fn without(range: PortRange, port: u16) -> Vec<PortRange> {
     let PortRange(first, last) = range;
     if !(first..=last).contains(&port) {

@@ -1,4 +1,4 @@
-//! What the daemon asks of an engine, as a trait; [`socket`](super::socket) is the real thing.
+//! The connection to an engine as a trait; [`socket`](super::socket) implements it.
 
 use std::collections::HashMap;
 use std::time::Duration;

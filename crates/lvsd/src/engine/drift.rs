@@ -1,5 +1,5 @@
-//! What others have changed by hand of what is ours, services and what goes with them: it is told,
-//! and put right or left, as the file wants it.
+//! Manual changes of lvsd's services and settings in the engine. They are reported, and reverted or
+//! left according to the file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use crate::reconcile::{
     Actual, Desired, DesiredServer, DesiredService, Health, same_server, same_service,
 };
 
-/// What is ours as we left it in an engine.
+/// lvsd's services and settings in an engine after its last changes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Base {
     services: HashMap<ServiceId, Left>,
@@ -31,7 +31,7 @@ struct Left {
 }
 
 impl Base {
-    /// What an engine shows of ours.
+    /// The present services and settings of lvsd in an engine.
     pub(super) fn of(actual: &Actual) -> Self {
         let ours = actual.services.iter();
         let ours = ours.filter(|service| service.owner.as_deref() == Some(OWNER));
@@ -85,7 +85,7 @@ impl Base {
     }
 }
 
-/// What was done by hand.
+/// A manual change.
 #[derive(Clone, Debug, PartialEq)]
 enum Deed {
     Service(ServiceConfig),
@@ -98,7 +98,7 @@ enum Deed {
     Marks(Vec<String>),
 }
 
-/// What was done to.
+/// The object of a manual change.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     Vip(IpAddr),
@@ -108,7 +108,7 @@ enum Place {
     Server(ServiceKey, SocketAddr),
 }
 
-/// What others have done since we last looked, and what of it is left as it is.
+/// The manual changes since the last comparison, and those that are left as they are.
 #[derive(Debug, Default)]
 pub(super) struct Drift {
     base: Option<Base>,
@@ -123,7 +123,7 @@ impl Drift {
         *self = Self::default();
     }
 
-    /// What an engine shows, and changes that are made from then on.
+    /// Sets the state from which manual changes count.
     pub(super) fn base(&mut self, base: Base) {
         self.base = Some(base);
     }
@@ -168,7 +168,7 @@ impl Drift {
             .collect()
     }
 
-    /// What is left as others have made it, in words.
+    /// The manual changes that are left as they are, in words.
     pub(super) fn in_words(&self, desired: &Desired) -> Vec<String> {
         let names = Names::new(desired);
         let left = self.left.iter();
@@ -313,7 +313,7 @@ fn leave_in(service: &mut DesiredService, place: &Place, deed: &Deed) {
     }
 }
 
-/// What was done beside services: to VIPs that we own, and to sysctls and marks that the file has.
+/// The manual changes beside services: of VIPs that lvsd owns, and of sysctls and marks of the file.
 fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(Place, Deed)> {
     let mut deeds = Vec::new();
     for ip in left.vips.difference(&actual.vips) {

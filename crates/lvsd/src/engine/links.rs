@@ -14,7 +14,7 @@ use crate::host_addresses::Addresses;
 use crate::reconcile::Desired;
 use lvs_proxy::{self as proxy, Proxy};
 
-/// What the proxy should do.
+/// The desired state of the proxy.
 #[derive(Clone, Debug, Default)]
 pub struct Proxied {
     /// Its services.
@@ -139,7 +139,7 @@ impl Links {
         link.step(&goal, changed, now)
     }
 
-    /// What others have changed by hand since this was last asked, in words.
+    /// The manual changes since the last call, in words.
     pub fn take_deeds(&mut self) -> Vec<String> {
         self.engine.take_deeds()
     }
@@ -161,7 +161,7 @@ impl Links {
             .map_or(0, |(proxy, _)| proxy.connections())
     }
 
-    /// What the proxy has taken and refused; `None` if nothing is proxied.
+    /// The counters of the proxy; `None` if nothing is proxied.
     pub fn proxied(&self) -> Option<proxy::Counts> {
         self.proxy.as_ref().map(|(proxy, _)| proxy.counts())
     }
@@ -185,7 +185,7 @@ impl Links {
     }
 }
 
-/// What was found in both.
+/// The results of both comparisons.
 fn merged(one: &Found, other: &Found) -> Found {
     let lists = |a: &[String], b: &[String]| [a, b].concat();
     let sets = |a: &HashSet<ServiceId>, b: &HashSet<ServiceId>| a.union(b).copied().collect();

@@ -89,7 +89,7 @@ pub enum ConnectError {
     },
 }
 
-/// What the daemon needs from the machine that it runs on.
+/// The machine on which the daemon runs.
 pub trait Host: Send + 'static {
     /// Connects to the engine's control socket; one that says nothing for `patience` hangs.
     ///
@@ -129,7 +129,7 @@ pub trait Host: Send + 'static {
     /// Keeps what this daemon has set in the engine, for the next one.
     fn remember(&mut self, given: &Given);
 
-    /// What a daemon before this one has kept.
+    /// The settings that an earlier daemon has stored.
     fn recall(&self) -> Given;
 
     /// The host's addresses.
@@ -141,7 +141,7 @@ pub trait Host: Send + 'static {
     }
 }
 
-/// What the engine should be and hold.
+/// The desired state of the engine and of the proxy.
 #[derive(Clone, Debug, Default)]
 pub struct Goal {
     /// Services, servers, sysctls, and VIPs.
@@ -153,7 +153,7 @@ pub struct Goal {
     pub dataplane: Dataplane,
     /// Servers that are to have connections again, though they were drained by hand.
     pub readied: HashSet<(ServiceId, SocketAddr)>,
-    /// What the proxy of this process should do; `None` if nothing is proxied.
+    /// The desired state of the proxy in this process; `None` if nothing is proxied.
     pub proxied: Option<Box<Proxied>>,
 }
 
@@ -172,12 +172,12 @@ impl Goal {
     }
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     /// The engine holds what is wanted, but for what it refuses; look again after a while.
     InStep {
-        /// What it holds, and what of it is not as it should be.
+        /// The state of the engine, and its differences from the goal.
         found: Arc<Found>,
         /// When to look again.
         again: Duration,
@@ -190,10 +190,10 @@ pub enum Step {
     Fatal(String),
 }
 
-/// What an engine holds, and what of it is not as it should be.
+/// The state of an engine, and its differences from the goal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// What it has refused, in words.
+    /// The refusals of the engine, in words.
     pub refused: Vec<String>,
     /// Services in whose place somebody else's stand.
     pub conflicts: HashSet<ServiceId>,
@@ -239,7 +239,7 @@ pub struct Seen {
     pub unanswered: Option<u32>,
 }
 
-/// What came of asking the engine to stop.
+/// The result of a request to stop the engine.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stopped {
     /// It was asked, or there was nothing to ask.
@@ -262,7 +262,7 @@ pub struct Link {
     pid: Option<u32>,
     /// When the engine was last compared with the goal.
     compared: Option<Instant>,
-    /// What was found then.
+    /// The result of that comparison.
     found: Arc<Found>,
     drift: Drift,
     /// Changes by hand that have not been told to anybody yet.
@@ -392,7 +392,7 @@ impl Link {
         }
     }
 
-    /// What others have changed by hand since this was last asked, in words.
+    /// The manual changes since the last call, in words.
     pub fn take_deeds(&mut self) -> Vec<String> {
         std::mem::take(&mut self.deeds)
     }
@@ -620,7 +620,7 @@ impl Link {
         Ok(complete.then_some(refused))
     }
 
-    /// What is told of the engine once `plan` is carried out on what it held.
+    /// The state of the engine after `plan`.
     fn found(
         &self,
         desired: &Desired,
@@ -688,7 +688,7 @@ impl Link {
             .collect())
     }
 
-    /// What a step towards `goal` would change, in words, and what that means for connections.
+    /// The changes of a step towards `goal`, and their effect on connections, in words.
     ///
     /// # Errors
     /// There is no engine, or it does not tell.
@@ -707,8 +707,8 @@ impl Link {
         Ok(plan::tell(&desired, &actual))
     }
 
-    /// What is desired of this engine and what it holds; nothing, with the reason among the
-    /// refusals, if it does not tell.
+    /// The desired and the actual state of this engine. If it does not answer: nothing, with the
+    /// reason among the refusals.
     fn look(
         &mut self,
         goal: &Goal,
@@ -759,7 +759,7 @@ impl Link {
         Ok(Some((desired, actual, seen)))
     }
 
-    /// What the engine has counted beside its services.
+    /// The engine's counters beside those of services.
     fn reasons(&mut self, refusals: &mut Vec<String>) -> Result<Vec<ReasonCount>, Loss> {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));

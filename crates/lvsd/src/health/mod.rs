@@ -44,7 +44,7 @@ pub use timing::Quantiles;
 /// A server in a service.
 pub type Key = (ServiceId, SocketAddr);
 
-/// What the engine does, as far as checks go by it.
+/// The state of the engine that checks depend on.
 #[derive(Clone, Debug, Default)]
 pub struct Serving {
     /// Servers that it gives connections to.
@@ -106,7 +106,7 @@ pub struct Change {
     pub lasted: Option<Duration>,
 }
 
-/// What checks have cost and how late they were, all since the start.
+/// Durations and delays of checks since the start.
 #[derive(Debug, Default)]
 pub struct Timing {
     /// From when a check was due until it began.
@@ -145,14 +145,14 @@ struct Task {
     advice: Advice,
     since: Instant,
     not_made: Option<NotMade>,
-    /// What the engine had counted when the server was last good, for each service.
+    /// The engine's counters when the server was last good, for each service.
     unanswered: HashMap<Key, u32>,
     /// Has it asked at once: so many attempts of clients to connect have failed.
     prompts: mpsc::Sender<u32>,
     abort: AbortHandle,
 }
 
-/// What is known of a checked server.
+/// The state of a checked server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     /// Whether it is up; `None` if nobody knows yet.
@@ -373,7 +373,7 @@ impl<P: Prober> Checks<P> {
         self.tasks.get(self.questions.get(key)?)
     }
 
-    /// What is known about a server.
+    /// The health of a server.
     pub fn health(&self, key: &Key) -> Health {
         match self.task(key).map(|task| task.up) {
             None | Some(Some(true)) => Health::Up,
@@ -382,12 +382,12 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// What the server has said about its weight.
+    /// The server's advice about its weight.
     pub fn advice(&self, key: &Key) -> Advice {
         self.task(key).map_or(Advice::NONE, |task| task.advice)
     }
 
-    /// What is known of a server, and since when; `None` of one that nobody checks.
+    /// The state of a server; `None` without a check.
     pub fn known(&self, key: &Key) -> Option<Known> {
         let task = self.task(key)?;
         Some(Known {

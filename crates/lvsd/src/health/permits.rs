@@ -22,7 +22,7 @@ const LEAST: usize = 64;
 const RESERVED: usize = 128;
 const OTHERS_PART: usize = 4;
 
-/// What is known of a target.
+/// The state of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     /// Its last probe succeeded.

@@ -18,7 +18,7 @@ pub(super) struct OneService<'a> {
     plan: &'a mut Plan,
     /// Changes of health, which go first.
     urgent: &'a mut Vec<Call>,
-    /// Those that take a server away, behind the others of its service.
+    /// The changes that remove a server; they follow the others of its service.
     failed: Vec<Call>,
     /// Good servers that are to have no new connections, behind those that come.
     emptied: Vec<Call>,

@@ -38,7 +38,7 @@ pub use dns::fuzz as fuzz_dns;
 /// The longest pause between two attempts at a source that fails.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// What sources say.
+/// The answers of sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gathered {
@@ -63,8 +63,8 @@ pub struct Record {
 }
 
 impl Gathered {
-    /// What was kept by the daemon with the file at `config` in the state directory. What cannot be
-    /// read counts as nothing.
+    /// The answers that the daemon with the file at `config` has stored in the state directory. A
+    /// file that cannot be read counts as empty.
     pub fn recall(directory: &Path, config: &Path) -> Self {
         kept::read(&kept::path(directory, config))
     }
@@ -84,7 +84,7 @@ fn random() -> f64 {
     f64::from(u32::try_from(number >> 32).unwrap_or(0)) / 4_294_967_296.0
 }
 
-/// What a source has come to.
+/// The state of a source.
 #[derive(Clone, Debug, Default)]
 struct Standing {
     /// When it last answered, in seconds since 1970; nothing if that was a daemon before this one.
@@ -121,7 +121,7 @@ impl Standing {
     }
 }
 
-/// What sources and the daemon share.
+/// The state that sources and daemon share.
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
@@ -164,7 +164,7 @@ impl Shared {
         }
     }
 
-    /// What etcd has said under that prefix.
+    /// The state of etcd under that prefix.
     fn etcd(&self, prefix: &str) -> Etcd {
         let state = self.lock();
         let known = state.gathered.etcd.clone();
@@ -397,7 +397,7 @@ impl Sources {
         self.shared.news.notified().await;
     }
 
-    /// What they say.
+    /// The present answers.
     pub(crate) fn gathered(&self) -> Gathered {
         self.shared.lock().gathered.clone()
     }

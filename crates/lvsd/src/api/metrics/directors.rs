@@ -64,7 +64,7 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
     )
 }
 
-/// What the engine tells routers, and hears of other directors.
+/// Writes the engine's announcements to routers and the state of its peers.
 pub(super) fn engine(out: &mut Out<'_>, info: &Info) -> fmt::Result {
     if !info.announced.is_empty() {
         out.gauges(
@@ -88,7 +88,7 @@ pub(super) fn engine(out: &mut Out<'_>, info: &Info) -> fmt::Result {
     Ok(())
 }
 
-/// What synchronisation daemons have counted.
+/// Writes the counters of synchronisation daemons.
 pub(super) fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Result {
     out.counters(
         "lvs_sync_messages",

@@ -16,7 +16,7 @@ use crate::config::fit::{misfit, unusable};
 use crate::config::raw::{RawServer, RawService};
 use crate::text::Diagnostic;
 
-/// What a service says for all its servers, unless they say otherwise.
+/// The settings of a service that its servers inherit.
 pub(super) struct ServerDefaults {
     pub(super) forward: Option<Forwarding>,
     pub(super) tunnel: Option<Tunnel>,
@@ -137,7 +137,7 @@ impl Checker<'_> {
         defaults.forward
     }
 
-    /// What is wrapped around its packets: its own tunnel, or the service's.
+    /// The encapsulation of its packets: its own tunnel, or the service's.
     fn server_tunnel(
         &mut self,
         raw: &RawServer,

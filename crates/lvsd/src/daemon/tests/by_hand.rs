@@ -1,4 +1,4 @@
-//! What people change beside the file: drains, maintenance, and changes of the engine.
+//! Changes beside the file: drains, maintenance, and manual changes of the engine.
 
 use super::*;
 
@@ -15,7 +15,7 @@ async fn what_somebody_changes_is_set_right() {
     daemon.stop().await;
 }
 
-/// What `lvsadm drain` does is not undone: not by the next look, a reload, or a restart.
+/// Neither the next comparison, nor a reload, nor a restart undoes `lvsadm drain`.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_is_drained_by_hand_stays_so() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);

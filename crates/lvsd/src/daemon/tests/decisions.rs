@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What happens to one of four servers.
+/// A change of one of four servers.
 #[derive(Clone, Copy, Debug)]
 enum Turn {
     Dies(u8),
@@ -11,7 +11,7 @@ enum Turn {
     Ready(u8),
 }
 
-/// What should be, by the documentation.
+/// The expected state according to the documentation.
 #[derive(Clone, Debug)]
 struct Model {
     quorum: (usize, usize),

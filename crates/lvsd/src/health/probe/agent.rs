@@ -13,7 +13,7 @@ use crate::text::{Diagnostic, Keys};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Agent {
     port: Port,
-    /// What it is sent before it answers.
+    /// The request to it.
     send: String,
 }
 

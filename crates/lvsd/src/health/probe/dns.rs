@@ -8,7 +8,7 @@ use lvs_core::Protocol;
 use super::{Advice, Asked, Kind, Port, ProbeError};
 use crate::text::{Diagnostic, Keys};
 
-/// What is read of an answer; the question says so.
+/// The longest answer that is read; the question announces it.
 const ANSWER_MAX: usize = 1232;
 /// Answers of others, or to other questions, that are passed over.
 const STRANGE_MAX: usize = 16;
@@ -180,13 +180,13 @@ pub(super) fn question(id: u16, name: &str, record: u16) -> Option<Vec<u8>> {
     (bytes.len() <= 12 + 255 + 4).then_some(bytes)
 }
 
-/// What an answer says.
+/// The content of an answer.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     code: u8,
     /// Records in the answer, as it says.
     records: u16,
-    /// Those of them that are addresses.
+    /// The addresses among them.
     addresses: Vec<IpAddr>,
 }
 

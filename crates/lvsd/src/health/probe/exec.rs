@@ -12,7 +12,7 @@ use crate::health::Weight;
 use crate::notify_command;
 use crate::text::{Diagnostic, Keys};
 
-/// What a program may say that is told as the reason.
+/// The longest output of a program that is reported as the reason.
 const OUTPUT_MAX: usize = 1024;
 
 /// A program.

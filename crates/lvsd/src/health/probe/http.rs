@@ -90,7 +90,7 @@ impl Default for Page {
 }
 
 impl Page {
-    /// What the keys say, and `default` where they say nothing.
+    /// Parses the keys; `default` has the values of missing keys.
     fn parse(keys: &mut Keys<'_>, default: Self) -> Option<Self> {
         let mut page = default;
         let mut right = true;
@@ -326,10 +326,10 @@ impl Http {
     }
 }
 
-/// What came of one request.
+/// The result of one request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Came {
-    /// What should.
+    /// The expected answer.
     Good,
     /// It is elsewhere.
     Redirect(String),

@@ -1,4 +1,4 @@
-//! What a health check does: one kind a file, each with its configuration, its parsing and its run.
+//! The kinds of health checks, one a file, each with its configuration, its parsing and its run.
 //!
 //! To add a kind, write its file with a type that implements `Kind`, name it in `kinds!` below,
 //! and document it in `docs/configuration.md` (a test compares that page with the registry).
@@ -51,7 +51,7 @@ pub enum ProbeError {
 }
 
 impl ProbeError {
-    /// What an error of a socket says, which was connected or to be connected to `target`.
+    /// The meaning of an error of a socket that was connected, or being connected, to `target`.
     fn of_socket(error: &io::Error, target: impl fmt::Display) -> Self {
         // The number of an error is for those who write programs.
         let words = error.to_string();
@@ -176,7 +176,7 @@ impl Asked<'_> {
         move |error| self.failed(&error, target)
     }
 
-    /// What an error of a connection to `target` says.
+    /// The meaning of an error of a connection to `target`.
     pub(crate) fn failed(&self, error: &io::Error, target: SocketAddr) -> ProbeError {
         ProbeError::of_socket(error, self.told(&target.to_string()))
     }
@@ -253,7 +253,7 @@ impl Port {
     }
 }
 
-/// What a server has said, for messages: short, and without what could disturb a terminal or a log.
+/// The answer of a server for messages: short, and without control characters.
 pub(crate) fn quoted(bytes: &[u8]) -> String {
     const MOST: usize = 80;
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MOST)]);
@@ -306,7 +306,7 @@ pub(crate) trait Kind: Clone + Sized {
     fn run(&self, asked: &Asked<'_>) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }
 
-/// What the registry says about a kind.
+/// A kind in the registry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KindInfo {
     pub(crate) name: &'static str,
@@ -319,7 +319,7 @@ pub(crate) struct KindInfo {
 /// The registry: an enum over the kinds, and what is dispatched on it.
 macro_rules! kinds {
     ($($(#[$attribute:meta])* $kind:ident => $module:ident,)+) => {
-        /// What one check does, of whichever kind.
+        /// The probe of a check, of any kind.
         #[derive(Clone, Debug, PartialEq, Eq, Hash)]
         pub enum Probe {
             $($(#[$attribute])* #[doc = concat!("`type = \"", stringify!($module), "\"`.")]

@@ -15,7 +15,7 @@ const PAYLOAD_MAX: usize = 1400;
 pub struct Udp {
     port: Port,
     payload: Vec<u8>,
-    /// What an answer begins with; `None` for any byte.
+    /// The first bytes of an answer; `None` for any byte.
     reply: Vec<Option<u8>>,
     /// No answer is as good as a good one, as long as nothing refuses the datagram.
     silence_ok: bool,

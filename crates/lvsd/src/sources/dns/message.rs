@@ -8,14 +8,14 @@ use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE
 
 use super::name_of;
 
-/// What we take in a datagram: it passes everywhere in one piece.
+/// The longest answer in a datagram: every network passes it unfragmented.
 pub(super) const DATAGRAM_MAX: u16 = 1232;
 /// Records of an answer that are looked at.
 const RECORDS_MAX: usize = 4096;
 /// Names that lead to the one with the records.
 const CHAIN_MAX: usize = 16;
 
-/// What is asked for.
+/// The type of the question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     A,
@@ -46,7 +46,7 @@ pub(super) enum Data {
     },
 }
 
-/// What a name server says.
+/// The content of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     /// The records, and the shortest of the times that they and what leads to them hold.
@@ -54,7 +54,7 @@ pub(super) struct Answer {
     pub(super) ttl: u32,
 }
 
-/// What came.
+/// The result of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Came {
     /// An answer; without records, if the name has none.

@@ -257,7 +257,7 @@ mod tests {
         }
     }
 
-    /// What a name server answers: SRV leads to `a` and `b`, which have an address each.
+    /// The answer of a name server: SRV leads to `a` and `b`, which have an address each.
     fn answer(question: &[u8], cut: bool) -> Vec<u8> {
         let asked = Packet::parse(question).unwrap();
         let first = asked.questions[0].clone();
