@@ -12,10 +12,11 @@ use crate::engine::fake::World;
 use crate::health::Check;
 use crate::health::{Advice, ProbeError};
 use crate::requests::ChangeRequest;
+use crate::sources::Gathered;
 use lvs_api::daemon::{
-    AdminDone, AdminSpec, Event, Reloaded, ServerStatus, ServiceKey, Status, Target,
+    AdminDone, AdminSpec, AdminState, Event, Reloaded, ServerStatus, ServiceKey, Status, Target,
 };
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, oneshot};
 
 mod by_hand;
 mod decisions;
