@@ -744,7 +744,7 @@ fn run(
             notify,
             checks: Some(checks),
             turns: pulses.turns.clone(),
-            cluster: Some(cluster::Places {
+            cluster: Some(cluster::ClusterPaths {
                 engine: address.clone(),
                 maintenance: cluster::maintenance_path(&admin::path(
                     &arguments.state,

@@ -15,7 +15,7 @@ use lvs_api::daemon;
 use tokio::net::UnixStream;
 
 use crate::api::http;
-use crate::api::{Api, FULL, Holder, Peer, Place};
+use crate::api::{Api, ConnectionSlot, FULL, Holder, Peer};
 use crate::config::{Dataplane, Facts};
 
 /// The groups that give a user rights.
@@ -104,7 +104,7 @@ fn admit(
     stream: &UnixStream,
     rights: &Rights,
     api: &Api,
-) -> Result<(Peer, Place), (StatusCode, &'static str)> {
+) -> Result<(Peer, ConnectionSlot), (StatusCode, &'static str)> {
     let user = stream.peer_cred().map_err(|_| {
         let why = "the kernel does not say which user asks: connect again";
         (StatusCode::FORBIDDEN, why)

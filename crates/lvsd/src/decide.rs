@@ -9,25 +9,25 @@ use crate::reconcile::Health;
 pub struct ServerView {
     /// Its health according to its checks.
     pub health: Health,
-    /// File and people have it take new connections.
+    /// File and operators let it accept new connections.
     pub wanted: bool,
 }
 
 /// A decision about a service. It depends on the decision before: hysteresis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// It has enough servers.
+    /// It has its quorum.
     pub quorum: bool,
-    /// All its servers are taken to be up, because too few are.
+    /// Panic mode: too few servers are up, and all are used.
     pub panic: bool,
-    /// The sorry server serves, and no other.
+    /// The sorry server serves instead of the others.
     pub sorry: bool,
-    /// Its VIP is given up.
+    /// Its VIP is withdrawn.
     pub withdrawn: bool,
 }
 
 impl Default for Decision {
-    /// Of a service that nobody has looked at: nothing is taken away from it.
+    /// The decision before the first one: the service has its quorum.
     fn default() -> Self {
         Self {
             quorum: true,
@@ -38,7 +38,7 @@ impl Default for Decision {
     }
 }
 
-/// How many servers take new connections.
+/// The number of servers that accept new connections.
 pub fn usable(servers: &[ServerView]) -> usize {
     let usable = |server: &&ServerView| server.wanted && server.health == Health::Up;
     servers.iter().filter(usable).count()

@@ -68,7 +68,7 @@ pub struct Counts {
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CheckOutcome {
     /// The server serves.
     Good,
     /// It does not.
@@ -88,7 +88,7 @@ impl Tally {
     }
 
     /// A check of this kind has taken this long.
-    pub fn check(&self, kind: &str, time: Duration, outcome: Outcome) {
+    pub fn check(&self, kind: &str, time: Duration, outcome: CheckOutcome) {
         let mut counts = self.counts();
         let check = match counts.checks.get_mut(kind) {
             Some(check) => check,
@@ -96,9 +96,9 @@ impl Tally {
         };
         check.times.count(time);
         match outcome {
-            Outcome::Good => check.good += 1,
-            Outcome::Failed => check.failed += 1,
-            Outcome::NotMade => check.not_made += 1,
+            CheckOutcome::Good => check.good += 1,
+            CheckOutcome::Failed => check.failed += 1,
+            CheckOutcome::NotMade => check.not_made += 1,
         }
     }
 
@@ -130,7 +130,7 @@ impl Tally {
         }
     }
 
-    /// Somebody has changed something by hand.
+    /// Counts a manual change.
     pub fn drift(&self) {
         self.counts().drift += 1;
     }
@@ -157,8 +157,8 @@ mod tests {
     #[test]
     fn checks_are_counted_by_kind_and_time() {
         let tally = Tally::default();
-        tally.check("tcp", Duration::from_millis(3), Outcome::Good);
-        tally.check("tcp", Duration::from_secs(60), Outcome::Failed);
+        tally.check("tcp", Duration::from_millis(3), CheckOutcome::Good);
+        tally.check("tcp", Duration::from_secs(60), CheckOutcome::Failed);
         let tcp = &tally.get().checks["tcp"];
         assert_eq!((tcp.good, tcp.failed, tcp.not_made), (1, 1, 0));
         assert_eq!(tcp.times.classes[2], 1);

@@ -824,7 +824,7 @@ mod tests {
         tally.check(
             "tcp",
             std::time::Duration::from_millis(3),
-            tally::Outcome::Good,
+            tally::CheckOutcome::Good,
         );
         tally.http(200);
         open_metrics(Arc::new(snapshot(name)), tally.get())

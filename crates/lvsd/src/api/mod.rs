@@ -48,8 +48,8 @@ use crate::token::Token;
 use history::History;
 use pages::{Own, Pages};
 pub(crate) use peer::{FULL, Peer};
-use places::Places;
-pub(crate) use places::{Holder, Place};
+use places::ConnectionLimits;
+pub(crate) use places::{ConnectionSlot, Holder};
 
 /// For how long what was seen is good enough.
 const FRESH: Duration = Duration::from_millis(500);
@@ -70,7 +70,7 @@ pub struct Api {
     requests: mpsc::Sender<Request>,
     events: broadcast::Sender<Arc<Event>>,
     settings: watch::Sender<config::Api>,
-    places: Places,
+    places: ConnectionLimits,
     seen: tokio::sync::Mutex<Option<(Instant, Arc<Snapshot>)>>,
     pages: Pages,
     own: Own,
@@ -92,7 +92,7 @@ impl Api {
             requests,
             events: events.source(),
             settings: watch::Sender::default(),
-            places: Places::default(),
+            places: ConnectionLimits::default(),
             seen: tokio::sync::Mutex::default(),
             pages: Pages::default(),
             own: Own::default(),
@@ -115,7 +115,7 @@ impl Api {
     }
 
     /// A place for a connection, or for a stream. That there is none is counted.
-    pub(crate) fn place(&self, holder: Holder) -> Option<Place> {
+    pub(crate) fn place(&self, holder: Holder) -> Option<ConnectionSlot> {
         let place = self.places.take(holder);
         if place.is_none() {
             self.tally.no_place();

@@ -73,7 +73,7 @@ pub(super) struct Heard {
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
     State(State),
-    /// Of somebody else, or nothing that matters.
+    /// A message for another instance, or without a meaning here.
     Other,
     Nonsense,
 }

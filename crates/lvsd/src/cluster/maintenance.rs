@@ -33,7 +33,7 @@ impl Kept {
     }
 }
 
-/// Where it is kept for the daemon whose wishes for servers are at `admin`.
+/// The path of the maintenance, for the daemon with the overrides at `admin`.
 pub fn path(admin: &Path) -> PathBuf {
     let name = admin.to_string_lossy();
     let name = name.strip_suffix(".admin.json").unwrap_or(&name);

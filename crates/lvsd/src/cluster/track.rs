@@ -10,23 +10,23 @@ use crate::config::Vrrp;
 const MAINTENANCE: i16 = Vrrp::MAINTENANCE;
 const BELOW_QUORUM: i16 = Vrrp::BELOW_QUORUM;
 
-/// Not to be active at all: keepalived takes a number of -254 or less for a fault.
+/// Not active at all: keepalived treats a number of -254 or less as a fault.
 pub(super) const UNFIT: i16 = -254;
 
-/// How able a director is.
+/// The fitness of a director to be active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Standing {
-    /// It knows the connections of the others.
+pub(super) struct Fitness {
+    /// It has received the connections of its peers.
     pub(super) ready: bool,
     /// All its services have their quorum.
     pub(super) quorum: bool,
-    /// Somebody works on it.
+    /// It is in maintenance.
     pub(super) maintenance: bool,
 }
 
-impl Standing {
-    /// Only a director that would break connections is kept out at any price. Maintenance and
-    /// servers that are missing give way to a better one: where there is none, somebody serves.
+impl Fitness {
+    /// Only a director that would break connections is excluded. In maintenance, or with missing
+    /// servers, it gives way to a better director; without one, it serves.
     pub(super) fn value(self) -> i16 {
         match (self.ready, self.maintenance, self.quorum) {
             (false, _, _) => UNFIT,
@@ -38,7 +38,7 @@ impl Standing {
     }
 }
 
-/// Whether a file says this number, whatever somebody has put in its place.
+/// Whether a file contains this number.
 pub(super) fn says(path: &Path, value: i16) -> bool {
     let mut text = String::new();
     let read = open_without_waiting(path).and_then(|file| file.take(16).read_to_string(&mut text));
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn who_is_better_has_more() {
         let standing = |ready, quorum, maintenance| {
-            Standing {
+            Fitness {
                 ready,
                 quorum,
                 maintenance,

@@ -101,7 +101,7 @@ pub struct Options {
     /// Without one they run in the loop's thread.
     pub checks: Option<Handle>,
     /// The paths and connections of a director with peers.
-    pub cluster: Option<cluster::Places>,
+    pub cluster: Option<cluster::ClusterPaths>,
     /// The path of the last answers of DNS and etcd.
     pub sources: Option<PathBuf>,
     /// Beats with each turn of the loop.
@@ -429,7 +429,7 @@ impl<P: Prober> Daemon<P> {
             }
             Step::Fatal(why) => return Err(why),
         }
-        for deed in link.take_deeds() {
+        for deed in link.take_manual_changes() {
             self.reporter.tally.drift();
             self.reporter.event("drift", deed);
         }

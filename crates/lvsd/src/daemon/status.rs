@@ -14,7 +14,7 @@ use super::Daemon;
 use crate::clock::Now;
 use crate::config::Service;
 use crate::decide;
-use crate::engine::Seen;
+use crate::engine::ObservedServer;
 use crate::health::Prober;
 
 impl<P: Prober> Daemon<P> {
@@ -103,7 +103,7 @@ impl<P: Prober> Daemon<P> {
 
     /// The state of a service with its servers, and with the servers of the engine that are not in the
     /// file. `seen` are the engine's servers.
-    fn status_of(&self, service: &Service, seen: &[(SocketAddr, Seen)]) -> ServiceStatus {
+    fn status_of(&self, service: &Service, seen: &[(SocketAddr, ObservedServer)]) -> ServiceStatus {
         let (inputs, found) = (&self.inputs, &self.inputs.engine.found);
         let decision = self.policy.decision(&service.id);
         let mut servers: Vec<ServerStatus> = service
@@ -189,8 +189,8 @@ fn millis(time: Duration) -> u64 {
 
 /// The servers of each service.
 fn by_service(
-    servers: &HashMap<(ServiceId, SocketAddr), Seen>,
-) -> HashMap<ServiceId, Vec<(SocketAddr, Seen)>> {
+    servers: &HashMap<(ServiceId, SocketAddr), ObservedServer>,
+) -> HashMap<ServiceId, Vec<(SocketAddr, ObservedServer)>> {
     let mut all: HashMap<_, Vec<_>> = HashMap::new();
     for ((service, server), seen) in servers {
         all.entry(*service).or_default().push((*server, *seen));
@@ -208,7 +208,7 @@ mod tests {
             address: ([192, 0, 2, n], 80).into(),
         };
         let server = |n: u8| SocketAddr::from(([10, 0, 0, n], 80));
-        let seen = |weight| Seen {
+        let seen = |weight| ObservedServer {
             weight,
             active: 0,
             inactive: 0,

@@ -140,8 +140,8 @@ impl Links {
     }
 
     /// The manual changes since the last call, in words.
-    pub fn take_deeds(&mut self) -> Vec<String> {
-        self.engine.take_deeds()
+    pub fn take_manual_changes(&mut self) -> Vec<String> {
+        self.engine.take_manual_changes()
     }
 
     /// The engine's process, where that is known, and whether it answers.

@@ -206,7 +206,7 @@ pub struct Found {
     /// The VIPs that it owns for us.
     pub vips: BTreeSet<IpAddr>,
     /// The servers of our services.
-    pub servers: HashMap<(ServiceId, SocketAddr), Seen>,
+    pub servers: HashMap<(ServiceId, SocketAddr), ObservedServer>,
     /// The engine as it told it itself, before our changes.
     pub seen: Arc<EngineView>,
     /// The proxy in this process, in the same way, where both serve.
@@ -228,7 +228,7 @@ pub struct EngineView {
 
 /// A server as an engine shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObservedServer {
     /// Its weight, after our changes.
     pub weight: i32,
     /// Active connections, before them.
@@ -393,7 +393,7 @@ impl Link {
     }
 
     /// The manual changes since the last call, in words.
-    pub fn take_deeds(&mut self) -> Vec<String> {
+    pub fn take_manual_changes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.deeds)
     }
 
@@ -641,7 +641,7 @@ impl Link {
             for server in &service.servers {
                 let key = (service.service, server.server);
                 if let Some(weight) = self.weights.get(&key) {
-                    let seen = Seen {
+                    let seen = ObservedServer {
                         weight: *weight,
                         active: server.active,
                         inactive: server.inactive,
@@ -657,7 +657,7 @@ impl Link {
                     found.servers.remove(&(*service, *server));
                 }
                 Call::ServerAdd(spec) => {
-                    let seen = Seen {
+                    let seen = ObservedServer {
                         weight: spec.config.weight,
                         active: 0,
                         inactive: 0,

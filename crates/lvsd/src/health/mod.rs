@@ -29,13 +29,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::tally::{Outcome, Tally};
+use crate::tally::{CheckOutcome, Tally};
 
 pub use advice::{Advice, Weight};
 pub use check::Check;
 pub use network::{Network, Prober};
 pub use permits::raise_limits;
-use permits::{Permits, Standing};
+use permits::{Permits, TargetHealth};
 pub use pins::Pins;
 pub use probe::{Probe, ProbeError, Via};
 pub use state::{Health, State};
@@ -534,8 +534,8 @@ impl<P: Prober> Runner<P> {
 
     async fn probe(&self, due: Instant) -> Result<Advice, ProbeError> {
         let standing = match self.state.up() {
-            Some(true) => Standing::Good,
-            Some(false) | None => Standing::Doubtful,
+            Some(true) => TargetHealth::Good,
+            Some(false) | None => TargetHealth::Doubtful,
         };
         let descriptors = self.check.probe.descriptors();
         let target = self.check.server.ip();
@@ -548,9 +548,9 @@ impl<P: Prober> Runner<P> {
         let took = begun.elapsed();
         self.timing.duration.count(took);
         let outcome = match &result {
-            Ok(_) => Outcome::Good,
-            Err(ProbeError::Server(_)) => Outcome::Failed,
-            Err(ProbeError::Local(_)) => Outcome::NotMade,
+            Ok(_) => CheckOutcome::Good,
+            Err(ProbeError::Server(_)) => CheckOutcome::Failed,
+            Err(ProbeError::Local(_)) => CheckOutcome::NotMade,
         };
         let kind = self.check.probe.name();
         self.timing.tally.check(kind, took, outcome);

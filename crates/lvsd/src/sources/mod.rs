@@ -86,7 +86,7 @@ fn random() -> f64 {
 
 /// The state of a source.
 #[derive(Clone, Debug, Default)]
-struct Standing {
+struct SourceState {
     /// When it last answered, in seconds since 1970; nothing if that was a daemon before this one.
     answered: Option<u64>,
     /// Why it does not, since it last did.
@@ -95,7 +95,7 @@ struct Standing {
     failures: u64,
 }
 
-impl Standing {
+impl SourceState {
     /// Takes an answer, or why there is none; `known`: something that was said before holds.
     fn take<T>(&mut self, what: &str, known: bool, result: &Result<T, String>) {
         match result {
@@ -136,8 +136,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     gathered: Gathered,
-    dns: BTreeMap<String, Standing>,
-    etcd: Standing,
+    dns: BTreeMap<String, SourceState>,
+    etcd: SourceState,
     view: etcd::View,
     told: Option<Director>,
 }
@@ -222,7 +222,7 @@ impl Shared {
         state.etcd.take(&format!("etcd, {prefix}"), known, &result);
     }
 
-    /// Nobody knows whether they live.
+    /// Their liveness is unknown.
     fn forget_directors(&self) {
         self.lock().view.directors.clear();
     }
@@ -339,7 +339,7 @@ impl Sources {
         let state = &mut *state;
         let prefix = cluster.map(|cluster| &cluster.prefix);
         if !stays {
-            state.etcd = Standing::default();
+            state.etcd = SourceState::default();
             state.view = etcd::View::default();
             if let Some(etcd) = &state.gathered.etcd
                 && Some(&etcd.prefix) != prefix
@@ -502,7 +502,7 @@ mod tests {
         shared
             .lock()
             .dns
-            .insert("a".to_owned(), Standing::default());
+            .insert("a".to_owned(), SourceState::default());
         shared.take_dns("a", Ok(vec![record(1)]));
         shared.take_dns("a", Err("SERVFAIL".to_owned()));
         shared.take_dns("nobody asks", Ok(vec![record(2)]));

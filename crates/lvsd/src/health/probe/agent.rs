@@ -6,7 +6,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::line::{Line, Lines};
 use super::words::{self, LINE_MAX};
-use super::{Advice, Asked, Kind, Port, ProbeError};
+use super::{Advice, Asked, Port, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
 /// A line of an agent.
@@ -17,7 +17,7 @@ pub struct Agent {
     send: String,
 }
 
-impl Kind for Agent {
+impl ProbeKind for Agent {
     const NAME: &'static str = "agent";
     const KEYS: &'static [&'static str] = &["port", "send"];
     // It knows.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use lvs_core::Protocol;
 
-use super::{Advice, Asked, Kind, Port, ProbeError};
+use super::{Advice, Asked, Port, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
 /// The longest answer that is read; the question announces it.
@@ -45,7 +45,7 @@ pub struct Dns {
     address: Option<IpAddr>,
 }
 
-impl Kind for Dns {
+impl ProbeKind for Dns {
     const NAME: &'static str = "dns";
     const KEYS: &'static [&'static str] = &["port", "name", "record", "rcode", "answers", "answer"];
     const VIA: Option<Protocol> = Some(Protocol::UDP);

@@ -7,7 +7,7 @@ use std::process::{ExitStatus, Stdio};
 use tokio::io::AsyncReadExt;
 use tokio::process::{Child, ChildStdout, Command};
 
-use super::{Advice, Asked, Kind, Misfit, ProbeError, quoted};
+use super::{Advice, Asked, Misfit, ProbeError, ProbeKind, quoted};
 use crate::health::Weight;
 use crate::notify_command;
 use crate::text::{Diagnostic, Keys};
@@ -26,7 +26,7 @@ pub struct Exec {
     user: Option<(u32, u32)>,
 }
 
-impl Kind for Exec {
+impl ProbeKind for Exec {
     const NAME: &'static str = "exec";
     const KEYS: &'static [&'static str] = &["command", "dynamic", "user"];
     // Its output, both ends of it while it is started, and its process.

@@ -15,7 +15,7 @@ use lvs_core::Protocol;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::eager::Eager;
-use super::{Advice, Asked, Kind, Port, ProbeError, quoted};
+use super::{Advice, Asked, Port, ProbeError, ProbeKind, quoted};
 use crate::text::{Diagnostic, Keys};
 
 /// Bytes of a page that are looked at.
@@ -488,7 +488,7 @@ fn in_words(error: &hyper::Error) -> String {
     format!("is not served: {error}{cause}")
 }
 
-impl Kind for Http {
+impl ProbeKind for Http {
     const NAME: &'static str = "http";
     const KEYS: &'static [&'static str] = &Self::OWN;
     const VIA: Option<Protocol> = Some(Protocol::TCP);

@@ -1,6 +1,6 @@
 //! The kinds of health checks, one a file, each with its configuration, its parsing and its run.
 //!
-//! To add a kind, write its file with a type that implements `Kind`, name it in `kinds!` below,
+//! To add a kind, write its file with a type that implements `ProbeKind`, name it in `kinds!` below,
 //! and document it in `docs/configuration.md` (a test compares that page with the registry).
 
 mod agent;
@@ -268,7 +268,7 @@ pub(crate) fn quoted(bytes: &[u8]) -> String {
 }
 
 /// One kind of health check.
-pub(crate) trait Kind: Clone + Sized {
+pub(crate) trait ProbeKind: Clone + Sized {
     /// The value of `type` in the file.
     const NAME: &'static str;
     /// Its own keys, beside those that every check has.
@@ -330,11 +330,11 @@ macro_rules! kinds {
             /// All kinds.
             pub(crate) const KINDS: &[KindInfo] = &[
                 $($(#[$attribute])* KindInfo {
-                    name: <$module::$kind as Kind>::NAME,
-                    keys: <$module::$kind as Kind>::KEYS,
-                    rise: <$module::$kind as Kind>::RISE,
-                    fall: <$module::$kind as Kind>::FALL,
-                    parse: |keys| <$module::$kind as Kind>::parse(keys).map(Self::$kind),
+                    name: <$module::$kind as ProbeKind>::NAME,
+                    keys: <$module::$kind as ProbeKind>::KEYS,
+                    rise: <$module::$kind as ProbeKind>::RISE,
+                    fall: <$module::$kind as ProbeKind>::FALL,
+                    parse: |keys| <$module::$kind as ProbeKind>::parse(keys).map(Self::$kind),
                 },)+
             ];
 
@@ -348,21 +348,21 @@ macro_rules! kinds {
             /// The name of its kind.
             pub const fn name(&self) -> &'static str {
                 match self {
-                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as Kind>::NAME,)+
+                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::NAME,)+
                 }
             }
 
             /// The protocol of the services by whose way it can go.
             pub(crate) fn via(&self) -> Option<Protocol> {
                 match self {
-                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as Kind>::VIA,)+
+                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::VIA,)+
                 }
             }
 
             /// Descriptors that one of it has open at a time.
             pub(crate) const fn descriptors(&self) -> u32 {
                 match self {
-                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as Kind>::DESCRIPTORS,)+
+                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::DESCRIPTORS,)+
                 }
             }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use lvs_core::Protocol;
 
-use super::{Advice, Asked, Kind, Port, ProbeError, quoted};
+use super::{Advice, Asked, Port, ProbeError, ProbeKind, quoted};
 use crate::text::{Diagnostic, Keys};
 
 /// The longest payload, and the longest answer that is looked at.
@@ -21,7 +21,7 @@ pub struct Udp {
     silence_ok: bool,
 }
 
-impl Kind for Udp {
+impl ProbeKind for Udp {
     const NAME: &'static str = "udp";
     const KEYS: &'static [&'static str] = &[
         "port",
