@@ -125,8 +125,12 @@ impl Proc {
 
 impl Drop for Proc {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            let log = self.log();
+        let log = if std::thread::panicking() || std::env::var_os(crate::suite::LOGS).is_some() {
+            self.log()
+        } else {
+            String::new()
+        };
+        if !log.is_empty() {
             let tail: Vec<&str> = log.lines().rev().take(40).collect();
             let running = if self.is_running() {
                 "still running"

@@ -28,6 +28,10 @@ use serde::Deserialize;
 /// The environment variable that selects the full sizes of computing tests.
 const FULL: &str = "LVS_TEST_FULL";
 
+/// The environment variable with which a test prints the last lines of each program that it started. This runner sets
+/// it, and shows the output of failed tests alone.
+pub(crate) const LOGS: &str = "LVS_TEST_LOGS";
+
 /// The exit status of a test that the host does not permit.
 const NOT_RUN: i32 = 77;
 const NOT_RUN_TEXT: &str = "77";
@@ -39,10 +43,9 @@ const BY_HAND: &str = "by hand";
 const END_TO_END: &str = "e2e";
 
 /// Modules of the end-to-end tests that run in one process and compute.
-const COMPUTING: [&str; 9] = [
+const COMPUTING: [&str; 8] = [
     "checksums",
     "conformance",
-    "deviations",
     "fuzz",
     "hostile",
     "in_kernel_twins",
@@ -203,7 +206,11 @@ pub fn main(options: &TestsOptions) -> Result<()> {
 
 /// What the tests see beside the environment of the caller.
 fn environment(options: &TestsOptions) -> Vec<(&'static str, &'static str)> {
-    let mut environment = vec![("RUST_BACKTRACE", "0"), ("LVS_NOT_RUN", NOT_RUN_TEXT)];
+    let mut environment = vec![
+        ("RUST_BACKTRACE", "0"),
+        ("LVS_NOT_RUN", NOT_RUN_TEXT),
+        (LOGS, "1"),
+    ];
     if options.rest {
         environment.extend([(FULL, "1"), ("PROPTEST_CASES", CASES)]);
     }
