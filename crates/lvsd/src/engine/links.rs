@@ -1,4 +1,4 @@
-//! The ways to all that forwards: an engine, and the proxy in this process.
+//! The connections to an engine and to the proxy in this process.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -19,15 +19,15 @@ use lvs_proxy::{self as proxy, Proxy};
 pub struct Proxied {
     /// Its services.
     pub desired: Desired,
-    /// How they are proxied.
+    /// The options of each service.
     pub options: HashMap<ServiceId, proxy::Options>,
-    /// Descriptors that are left to health checks.
+    /// The number of descriptors reserved for health checks.
     pub checks: usize,
 }
 
 impl Proxied {
-    /// Takes the services that are proxied out of what is desired; nothing if there are none. So
-    /// many descriptors are left to `checks`.
+    /// Moves the proxied services out of `desired`; `None` if there are none. Reserves `checks`
+    /// descriptors for health checks.
     pub fn part(
         desired: &mut Desired,
         options: HashMap<ServiceId, proxy::Options>,
@@ -56,17 +56,17 @@ impl Proxied {
     }
 }
 
-/// The way to an engine, and the proxy as soon as something is proxied.
+/// The connection to an engine, and the proxy once a service is proxied.
 #[derive(Debug)]
 pub struct Links {
     engine: Link,
     proxy: Option<(Proxy, Link)>,
-    /// The engine has something to do, or has had.
+    /// The last goal requires an engine.
     needed: bool,
 }
 
 impl Links {
-    /// No connection yet. With `attach` an engine is waited for, and none started.
+    /// Links without a connection. With `attach` they wait for an engine instead of starting one.
     pub fn new(host: Box<dyn Host>, attach: bool, now: Instant) -> Self {
         Self {
             engine: Link::new(host, attach, now),
@@ -80,12 +80,12 @@ impl Links {
         self.engine.addresses()
     }
 
-    /// The way to cut a step short.
+    /// A flag that interrupts a step.
     pub fn news(&self) -> Arc<AtomicBool> {
         self.engine.news()
     }
 
-    /// Goes one step towards `goal`, as [`Link::step`].
+    /// Takes one step towards `goal`, as [`Link::step`].
     pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
         let mut proxied = None;
         if goal.proxied.is_some() || self.proxy.is_some() {
@@ -144,7 +144,7 @@ impl Links {
         self.engine.take_manual_changes()
     }
 
-    /// The engine's process, where that is known, and whether it answers.
+    /// The engine's process id, if known, and whether the engine answers.
     pub fn contact(&self) -> (Option<u32>, bool) {
         self.engine.contact()
     }
@@ -154,7 +154,7 @@ impl Links {
         self.engine.engine()
     }
 
-    /// Connections that end with this process.
+    /// The number of connections that end with this process.
     pub fn proxied_connections(&self) -> usize {
         self.proxy
             .as_ref()
@@ -174,12 +174,12 @@ impl Links {
         self.engine.stop(now)
     }
 
-    /// Whether the engine that we started is still there.
+    /// Whether the engine that this daemon started still exists.
     pub fn still_running(&mut self) -> bool {
         self.engine.still_running()
     }
 
-    /// Ends the engine that we started, as [`Link::end`].
+    /// Ends the engine that lvsd has started, as [`Link::end`].
     pub fn end(&mut self) -> Result<(), String> {
         self.engine.end()
     }
