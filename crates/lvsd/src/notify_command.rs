@@ -10,7 +10,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::sync::{broadcast, oneshot, watch};
 
-/// What is run, and how long it may take.
+/// The settings of the notify command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notice {
     /// The program and its arguments; nothing is run if it is empty.
