@@ -1,4 +1,4 @@
-//! Which servers' ways were too narrow for requests: the sender was told, and the operator may ask.
+//! Path-MTU problems per server: requests that were too long, for `lvsadm`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -35,7 +35,7 @@ impl Oversize {
         entry.packets += 1;
     }
 
-    /// What was noted.
+    /// All entries.
     pub fn all(&self) -> Vec<TooBig> {
         let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         noted.values().copied().collect()

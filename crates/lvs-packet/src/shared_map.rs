@@ -228,7 +228,7 @@ impl<T: Eq + Hash> Default for SharedSet<T> {
 impl<T: Clone + Eq + Hash> SharedSet<T> {
     /// Adds a value; whether it is new.
     pub fn insert(&mut self, value: T) -> bool {
-        // What is there already copies nothing.
+        // An existing value copies nothing.
         !self.contains(&value) && self.0.insert(value, ()).is_none()
     }
 

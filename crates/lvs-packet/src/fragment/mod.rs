@@ -1,5 +1,5 @@
-//! Fragments: putting datagrams together and cutting them anew (RFC 791, RFC 8200 section 4.5), by
-//! the kernel's rules.
+//! Fragments: reassembly and fragmentation of datagrams (RFC 791, RFC 8200 section 4.5), by the
+//! kernel's rules.
 
 mod cut;
 mod reassembly;
@@ -21,14 +21,14 @@ pub struct History {
     /// The longest fragment was not to be cut, so nothing is that it becomes (`IPSKB_FRAG_PMTU`).
     /// IPv4 only.
     pub df: bool,
-    /// What the fragments said that they carried; of IPv6, it may be an extension header.
+    /// Protocol of the content according to the fragments; of IPv6, it may be an extension header.
     pub protocol: Protocol,
 }
 
 impl History {
-    /// As it is once the first `len` bytes of the datagram lie in one piece, because somebody has
-    /// written to them (`skb_ensure_writable`): what the first fragment lacks is taken from
-    /// those behind it.
+    /// The fragments after the first `len` bytes of the datagram were moved into one piece, because
+    /// a write needs that (`skb_ensure_writable`): bytes that the first fragment lacks come from
+    /// the next ones.
     pub fn with_first(&self, len: usize) -> Self {
         let mut history = self.clone();
         let Some((first, rest)) = history.sizes.split_first_mut() else {
@@ -220,7 +220,7 @@ mod tests {
     }
 
     /// RFC 8200 section 4.5: nothing of a datagram with overlapping fragments is delivered,
-    /// whatever else comes.
+    /// whatever arrives later.
     #[test]
     fn overlapping_fragments_of_ipv6_are_never_put_together() {
         let mut ip = Vec::new();

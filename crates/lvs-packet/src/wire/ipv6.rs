@@ -173,7 +173,7 @@ pub struct FragmentHeader {
 /// Where the extension headers lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// The protocol behind them. In a later fragment: what its fragment header says.
+    /// The protocol behind them. In a later fragment: the protocol in its fragment header.
     pub protocol: u8,
     /// Where the payload of that protocol begins.
     pub l4: usize,

@@ -20,7 +20,7 @@ const VLAN: u16 = 0x0fff;
 /// The two addresses in front of a tag.
 const ADDRESSES_LEN: usize = 12;
 
-/// What a frame's outermost tag says.
+/// The outermost tag of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
     /// It is a service tag.
@@ -79,12 +79,12 @@ pub fn remove(frame: &mut Frame) {
     }
 }
 
-/// What [`take_priority_tag`] has found.
+/// Result of [`take_priority_tag`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
     /// No tag.
     None,
-    /// A tag that says nothing but a priority; it is gone.
+    /// A tag with a priority only; it is removed.
     Taken,
     /// The frame is of a VLAN, with or without a priority tag around that.
     Vlan,
@@ -94,7 +94,7 @@ pub enum Priority {
     Nested,
 }
 
-/// Takes a tag that says nothing but a priority out of the frame, as a host without VLANs does.
+/// Removes a tag with a priority only from the frame, as a host without VLANs does.
 #[inline]
 pub fn take_priority_tag(frame: &mut Frame) -> Priority {
     match outermost(frame.bytes()) {
@@ -167,7 +167,7 @@ mod tests {
         let mut vlan = frame();
         assert!(insert(&mut vlan, TAG, 0xa001));
         assert_eq!(take_priority_tag(&mut vlan), Priority::Vlan);
-        // A VLAN behind a priority is one all the same.
+        // A VLAN behind a priority tag is also a VLAN.
         assert!(insert(&mut vlan, TAG, 0));
         assert_eq!(take_priority_tag(&mut vlan), Priority::Vlan);
         for (outer, inner) in [(TAG, TAG), (TAG, SERVICE_TAG), (SERVICE_TAG, TAG)] {

@@ -398,8 +398,8 @@ fn what_the_host_knows_of_the_way_to_a_client_does_not_limit_answers() {
 /// The UDP port of a GUE tunnel.
 const GUE: u16 = 6080;
 
-/// What a router on the way to the server says of a packet with `inner` in it by a tunnel of this
-/// kind: it carries 1,200 bytes.
+/// The ICMP error of a router on the way to the server about a packet with `inner` in it by a
+/// tunnel of this kind: the path carries 1,200 bytes.
 fn complaint(lab: &mut DirectorLab, tunnel: Tunnel, inner: &[u8]) -> Vec<(PortId, Frame)> {
     let mut inner = inner.to_vec();
     allow_fragments(&mut inner, false);

@@ -68,7 +68,7 @@ impl Tcp<'_> {
     }
 }
 
-/// What a reset says: where it left, from whom, to whom, with which numbers.
+/// A reset: its port, source, destination and numbers.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     port: PortId,
@@ -315,7 +315,7 @@ fn an_acknowledgement_that_challenges_a_reset_gets_the_right_one() {
             assert_eq!((seen.from, seen.to), (bench.client, bench.server));
             assert_eq!((seen.port, seen.seq), (SERVERS, 1300));
         }
-        // What the client answers to a server that does not know yet gets there.
+        // The client's answer to a server that has not received the reset yet arrives there.
         let frames = bench.send(bench.by_client("R", 1302, 0));
         let seen = bench.read(&frames[0]);
         assert_eq!((seen.port, seen.seq), (SERVERS, 1302));

@@ -1,5 +1,4 @@
-//! What is given back to the host comes in as it came, and what comes from where it cannot is
-//! dropped.
+//! Reinjected packets arrive unchanged, and packets from impossible sources are dropped.
 
 use std::net::{IpAddr, SocketAddr};
 

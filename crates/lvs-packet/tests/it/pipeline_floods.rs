@@ -1,6 +1,6 @@
-//! What one frame can cost: packets that would come back to where they came from, datagrams in many
-//! pieces, aggregates of many segments. Frames in, frames out; how many there are at a time is what
-//! counts.
+//! The cost of one frame: packets that would come back to their sender, datagrams in many pieces,
+//! GSO/GRO super-packets of many segments. Frames in, frames out; the number of simultaneous frames
+//! is checked.
 
 use std::net::{IpAddr, SocketAddr};
 

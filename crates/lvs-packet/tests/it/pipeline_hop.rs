@@ -118,7 +118,7 @@ fn what_is_not_the_directors_goes_back_as_it_came() {
     let sent = lab.send(CLIENTS, &tcp((CLIENT, 999), (VIP, 81)));
     let headers = PacketHeaders::from_ip_slice(&sent[0].1).expect("a packet");
     assert!(matches!(headers.transport, Some(TransportHeader::Tcp(tcp)) if tcp.rst));
-    // What cannot be read is counted, not left to anybody.
+    // An unreadable packet is counted, and not left to the host.
     let mut short = packet;
     short[0] = 0x44;
     assert!(lab.send(SERVERS, &short).is_empty());

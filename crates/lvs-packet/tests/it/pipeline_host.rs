@@ -1,6 +1,6 @@
-//! What a host does with packets beside IPVS: options, impossible sources, neighbours that do not
-//! answer, echo, segment sizes, tags. Frames in, frames out; numbers and addresses as the kernel's,
-//! recorded.
+//! The duties of a host besides IPVS: options, impossible sources, neighbours that do not answer,
+//! echo, segment sizes, tags. Frames in, frames out; numbers and addresses are recorded from the
+//! kernel.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -161,7 +161,7 @@ fn bad_options_are_told_and_source_routes_are_not() {
     assert_eq!(counters.dropped_for(FrameDrop::IpOptions), 1);
     assert_eq!(counters.dropped_for(FrameDrop::SourceRoute), 1);
     assert_eq!(lab.decide.seen, 0, "the director never saw them");
-    // What is not the director's is the host's.
+    // Packets to other ports are the host's.
     let ip = segment((CLIENT, 4000), (VIP, 81), &[131, 7, 4, 10, 1, 0, 11], true);
     assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty());
     assert_eq!(lab.pipeline.counters.left, 1);
@@ -373,7 +373,7 @@ fn the_segment_size_is_lowered_to_what_the_way_carries() {
             "{clamp:?} {method:?}"
         );
     }
-    // What the server answers, too.
+    // The server's answers, too.
     let mut lab = web(Forwarding::Nat);
     lab.pipeline = Pipeline::alone(Settings {
         clamp_mss: Some(ClampMss::Auto),

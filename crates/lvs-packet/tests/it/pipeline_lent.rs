@@ -58,7 +58,7 @@ impl Ring {
     }
 }
 
-/// What left: by which port, its bytes, whether it is still in the slot that it came in.
+/// A sent frame: its port, its bytes, whether it is still in the slot that it came in.
 type Sent = Vec<(PortId, Vec<u8>, bool)>;
 
 fn pass(lab: &mut Lab, mut batch: Vec<Frame>, out: &mut Output) -> Sent {
@@ -227,7 +227,7 @@ fn a_queued_frame_keeps_its_slot_until_it_is_sent() {
         &mut out,
     );
     assert!(ring.arena.lend(0).is_none());
-    // Whoever sends it may hand the slot to the kernel as it is.
+    // The sender may pass the slot to the kernel unchanged.
     let frame = out.frames(SERVERS).first().expect("one");
     let slot = frame.slot().expect("it is where it was received");
     assert!(slot.is_of(&ring.arena));

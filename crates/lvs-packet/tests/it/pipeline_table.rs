@@ -635,8 +635,8 @@ fn padding_and_bad_headers() {
 }
 
 proptest! {
-    /// Whatever is done to a valid frame, the engine neither panics nor loses count (the lab checks
-    /// the latter).
+    /// After any change of a valid frame, the dataplane neither panics nor loses count (the lab
+    /// checks the latter).
     #[test]
     fn mutations(method in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
                  cut in proptest::option::of(0usize..200), repair: bool, own: bool, port in 0u16..3,

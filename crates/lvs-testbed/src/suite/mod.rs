@@ -1,8 +1,8 @@
 //! `make test` and `make test-all`: runs the tests of all crates, each in a process of its own.
 //!
-//! `cargo test` runs the executables of the workspace one after another, and prints neither how long a test took nor
-//! which tests it left out. Most of the end-to-end tests wait for a clock, and most others compute: run side by side,
-//! the two kinds share the processors well.
+//! `cargo test` runs the executables of the workspace one after another, and prints neither the
+//! duration of a test nor the omitted tests. Most of the end-to-end tests wait for a clock, and
+//! most others compute: run side by side, the two kinds share the processors well.
 //!
 //! | attribute of a test | `make test` | `make test-rest` |
 //! |---|---|---|
@@ -136,8 +136,9 @@ struct Profile {
     test: bool,
 }
 
-/// Runs the tests; prints failures as they happen, then the slowest tests, the omitted ones and the counts. The times of
-/// all tests are in a file beside `artifacts`. The process exits with 1 if a test has failed.
+/// Runs the tests; prints failures as they happen, then the slowest tests, the omitted ones and the
+/// counts. The times of all tests are in a file next to `artifacts`. The process exits with 1 if a
+/// test has failed.
 ///
 /// # Errors
 ///
@@ -204,7 +205,7 @@ pub fn main(options: &TestsOptions) -> Result<()> {
     Ok(())
 }
 
-/// What the tests see beside the environment of the caller.
+/// Environment of the tests, in addition to that of the caller.
 fn environment(options: &TestsOptions) -> Vec<(&'static str, &'static str)> {
     let mut environment = vec![
         ("RUST_BACKTRACE", "0"),
