@@ -192,14 +192,14 @@ impl Bench<'_> {
     }
 
     fn measure(&self, run: impl FnOnce() -> Result<()>) -> Result<Stretch> {
-        let shared = self.engine.shared();
-        shared.take_pauses();
+        let dataplane = self.engine.handle();
+        dataplane.take_pauses();
         let (sent, started) = (self.flood.sent.load(Ordering::Relaxed), Instant::now());
         run()?;
         Ok(Stretch {
             took: started.elapsed(),
             sent: self.flood.sent.load(Ordering::Relaxed) - sent,
-            pauses: shared.take_pauses(),
+            pauses: dataplane.take_pauses(),
         })
     }
 }

@@ -7,6 +7,7 @@ use core::net::SocketAddr;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64};
 
+use crate::attempts::AttemptCounters;
 use crate::conn::flag;
 use crate::{
     Error, Extras, Forwarding, Latency, OnServerDown, Protocol, ServerConfig, ServerId, Tunnel,
@@ -49,6 +50,7 @@ pub struct Server {
     latency: Latency,
     /// Attempts to connect in a row without a good answer.
     unanswered: AtomicU32,
+    attempts: AttemptCounters,
     /// A scheduler wants to know of changes.
     watched: AtomicBool,
     /// Its bit in `marks`.
@@ -87,6 +89,7 @@ impl Server {
             watches: AtomicU32::new(0),
             latency: Latency::default(),
             unanswered: AtomicU32::new(0),
+            attempts: AttemptCounters::default(),
             watched: AtomicBool::new(false),
             mark: 0,
             marks: Arc::default(),
@@ -206,12 +209,13 @@ impl Server {
         self.watches.store(watches, Relaxed);
     }
 
-    /// The flags of this crate's own that a connection to it begins with.
+    /// The flags of this crate's own that a connection to it begins with. Attempts to open a TCP connection are always
+    /// counted.
     #[inline]
     pub(crate) fn watches(&self, protocol: Protocol) -> u32 {
         let watches = self.watches.load(Relaxed);
         if protocol == Protocol::TCP {
-            watches
+            watches | flag::TIMED
         } else {
             watches & !flag::TRACKED
         }
@@ -297,6 +301,11 @@ impl Server {
     /// ([`Extras::count_unanswered`]) or its scheduler goes by answers.
     pub fn unanswered(&self) -> u32 {
         self.unanswered.load(Relaxed)
+    }
+
+    /// Counters of the connections that clients opened to it, and of those that it did not answer.
+    pub(crate) const fn attempts(&self) -> &AttemptCounters {
+        &self.attempts
     }
 
     /// Takes note of an answer to an attempt, or that there was none.

@@ -145,6 +145,7 @@ impl Proxy {
             last_weight: None,
             latency_us: None,
             unanswered: None,
+            attempts: Default::default(),
             ..ServerInfo::of(control, service, server, now)
         };
         let services = control.services().map(|service| {

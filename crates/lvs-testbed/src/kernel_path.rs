@@ -8,11 +8,11 @@ use lvs_core::memory::{Layout, Memory};
 use lvs_core::{ConnId, Control, Director, IcmpError, Instant, PacketMeta, Verdict};
 use lvs_dataplane::in_kernel::{InKernel, InKernelError, WayOut};
 use lvs_packet::frame::{Frame, Offload};
-use lvs_packet::net::PortId;
+use lvs_packet::net::{PortId, Way};
 use lvs_packet::pipeline::Decide;
 use lvs_packet::testing::Table;
 use lvs_packet::tunnel_path::TunnelPaths;
-use lvs_packet::ways::{Way, Ways};
+use lvs_packet::ways::Ways;
 use lvs_packet::wire::Mac;
 
 use crate::hostile::packet;

@@ -6,6 +6,7 @@ use core::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::attempts::RecentAttempts;
 use crate::stats::{Counts, Stats};
 use crate::{
     Error, Family, FilterLists, Protocol, ServerConfig, ServiceConfig, ServiceKey, SourceFilter,
@@ -702,6 +703,9 @@ pub struct ServerInfo {
     /// measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<u32>,
+    /// TCP connections that clients opened to it; absent if there were none.
+    #[serde(default, skip_serializing_if = "RecentAttempts::is_empty")]
+    pub attempts: RecentAttempts,
     /// Its counters.
     pub stats: Stats,
 }

@@ -8,6 +8,7 @@ use core::ops::{Bound, Range};
 use core::time::Duration;
 
 use super::ServiceKeyOrd;
+use crate::attempts::Windows;
 use crate::server::Marks;
 use crate::stats::ObjectStats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
@@ -25,6 +26,7 @@ pub(crate) struct Registered {
     pub(crate) service: u32,
     pub(crate) key: ServiceKey,
     pub(crate) stats: ObjectStats,
+    pub(crate) attempts: Windows,
     trashed: Option<Trashed>,
 }
 
@@ -107,7 +109,10 @@ impl Records {
         let entries = entries.iter_mut().flatten();
         entries
             .filter(|entry| !entry.is_trashed())
-            .for_each(|entry| entry.stats.tick());
+            .for_each(|entry| {
+                entry.stats.tick();
+                entry.attempts.tick(entry.server.attempts().total());
+            });
     }
 
     /// Records of servers at this address, that of the highest number first; none unless they are
@@ -165,6 +170,7 @@ impl Records {
             service: number,
             key,
             stats: ObjectStats::new(shards),
+            attempts: Windows::default(),
             trashed: None,
         };
         if self.free.pop_first().is_some() {

@@ -8,6 +8,7 @@ use core::time::Duration;
 use super::Control;
 use super::check;
 use super::records::Trash;
+use crate::attempts::RecentAttempts;
 use crate::stats::Stats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
@@ -115,6 +116,12 @@ impl Control {
     /// Counters and rates of a real server.
     pub fn server_stats(&self, id: ServerId) -> Option<Stats> {
         Some(self.records.get(id.index())?.stats.stats())
+    }
+
+    /// Attempts of clients to open connections to a real server.
+    pub fn server_attempts(&self, id: ServerId) -> Option<RecentAttempts> {
+        let entry = self.records.get(id.index())?;
+        Some(entry.attempts.recent(entry.server.attempts().total()))
     }
 
     /// Whether removed servers are kept, which may yet come back with their connections.

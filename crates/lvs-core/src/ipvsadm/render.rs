@@ -734,6 +734,7 @@ mod tests {
                 slow_start: None,
                 latency_us: None,
                 unanswered: None,
+                attempts: Default::default(),
                 stats: Stats {
                     shown: counts,
                     ..Stats::default()

@@ -22,6 +22,9 @@ use crate::{
 use alloc::vec::Vec;
 use core::time::Duration;
 
+/// Packets of a connection whose client has repeated its SYN once.
+const SYN_AND_REPEAT: u32 = 2;
+
 /// How long packets of connections that end silently are dropped at most.
 const SILENCE: u32 = 120;
 
@@ -382,23 +385,49 @@ impl Shard {
         None
     }
 
-    /// Runs before a packet from the client of connection `index`, which is watched. If the
-    /// server's first answer is measured, a repeated opening packet means that the previous one was
-    /// not answered.
+    /// Before a packet from the client of connection `index`, which is watched. If the server's first answer is awaited, a
+    /// packet that opens the connection once more shows that the one before was not answered. Any other packet of the
+    /// client shows that there was an answer, which the director does not see with direct routing and tunnels.
     pub(crate) fn watch_request(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) {
         let slot = self.table.get(index);
         if slot.has(flag::TRACKED) {
             self.track(index, meta, true);
         }
         let slot = self.table.get(index);
-        if slot.has(flag::TIMED)
-            && slot.in_packets() > 0
-            && opens(meta)
+        if !slot.has(flag::TIMED) {
+            return;
+        }
+        let Some(link) = self.link(index) else { return };
+        let (server, before) = (&link.server, slot.in_packets());
+        let is_tcp = slot.protocol() == Protocol::TCP;
+        if opens(meta) {
+            if before > 0 && slot.method().translates() {
+                let waited = now.saturating_since(slot.last_restart());
+                server.latency().observe_at_least(waited, now);
+                server.note_answer(false);
+            }
+            match before {
+                0 if is_tcp => server.attempts().count_opened(),
+                SYN_AND_REPEAT if is_tcp => server.attempts().count_unanswered(),
+                _ => {}
+            }
+        } else if is_tcp && before > 0 {
+            slot.clear(flag::TIMED);
+        }
+    }
+
+    /// The timer of connection `index` has fired, and its server's first answer is still awaited.
+    pub(crate) fn note_expired_attempt(&self, index: u32) {
+        let slot = self.table.get(index);
+        // A second repetition was counted when it came. Without any, a client of direct routing or a tunnel may have
+        // gone after the answer, or be a flood's invention.
+        let repeated = slot.in_packets() == SYN_AND_REPEAT;
+        let unanswered = repeated || slot.in_packets() == 1 && slot.method().translates();
+        if slot.state() == State::TCP_SYN_RECV
+            && unanswered
             && let Some(link) = self.link(index)
         {
-            let waited = now.saturating_since(slot.last_restart());
-            link.server.latency().observe_at_least(waited, now);
-            link.server.note_answer(false);
+            link.server.attempts().count_unanswered();
         }
     }
 }

@@ -118,6 +118,9 @@ impl Shard {
             self.table.restart(index, fired);
             return;
         }
+        if slot.has(flag::TIMED) {
+            self.note_expired_attempt(index);
+        }
         self.destroy(index);
     }
 

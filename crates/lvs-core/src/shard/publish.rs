@@ -95,7 +95,7 @@ impl fmt::Display for Unpublished {
             Self::OnePacket => "one-packet scheduling",
             Self::ServerDown => "its server went down",
             Self::Tracked => "its sequence numbers are kept, for a reset (on_server_down)",
-            Self::Timed => "its server is being measured by it (ewma)",
+            Self::Timed => "its server has not answered yet, and that is measured",
             Self::Adjusted => "its sequence numbers are adjusted",
             Self::NoClientPort => "its client has no port, or none that is known",
             Self::Controls => "it controls others",

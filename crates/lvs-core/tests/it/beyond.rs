@@ -781,6 +781,94 @@ fn consecutive_failed_attempts_are_counted() {
     assert_eq!(count(&direct), 0);
 }
 
+/// Attempts and unanswered ones of the only server.
+fn attempts(director: &Director) -> (u64, u64) {
+    let service = director.control.services().next().unwrap();
+    let id = service.servers()[0].id();
+    let total = director.control.server_attempts(id).unwrap().total;
+    (total.opened, total.unanswered)
+}
+
+/// Sends SYNs of one client in these seconds; lets the connection expire.
+fn syns_alone(method: Forwarding, seconds: &[u64]) -> (u64, u64) {
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut director = director(key, service("rr", Extras::default()), method, 1);
+    for &second in seconds {
+        let syn = tcp(addr(CLIENT), addr(VIP), SYN);
+        let _ = director.handle_packet(&syn, Instant::from_secs(second));
+    }
+    director.advance(Instant::from_secs(600));
+    assert_eq!(
+        director
+            .shard
+            .connections_from(0, Instant::from_secs(600))
+            .count(),
+        0
+    );
+    attempts(&director)
+}
+
+#[test]
+fn attempt_behind_nat_is_unanswered_after_two_repetitions_or_its_timeout() {
+    for seconds in [&[1][..], &[1, 2], &[1, 2, 4], &[1, 2, 4, 8]] {
+        assert_eq!(syns_alone(Forwarding::Nat, seconds), (1, 1), "{seconds:?}");
+    }
+}
+
+#[test]
+fn attempt_by_direct_routing_is_unanswered_only_if_the_client_repeats_it() {
+    // A SYN alone may be a flood's, or of a client that left after the answer, which the director does not see.
+    assert_eq!(syns_alone(Forwarding::Route, &[1]), (1, 0));
+    for seconds in [&[1, 2][..], &[1, 2, 4], &[1, 2, 4, 8]] {
+        assert_eq!(
+            syns_alone(Forwarding::Route, seconds),
+            (1, 1),
+            "{seconds:?}"
+        );
+        assert_eq!(
+            syns_alone(Forwarding::Tunnel, seconds),
+            (1, 1),
+            "{seconds:?}"
+        );
+    }
+}
+
+#[test]
+fn attempt_is_answered_by_the_servers_reply_or_the_clients_next_packet() {
+    let key = ServiceKey::tcp(addr(VIP));
+    for (method, answer) in [
+        (Forwarding::Nat, SYN | ACK),
+        (Forwarding::Nat, RST),
+        (Forwarding::Route, ACK),
+    ] {
+        let mut director = director(key, service("rr", Extras::default()), method, 1);
+        for second in [1, 2] {
+            let syn = tcp(addr(CLIENT), addr(VIP), SYN);
+            let _ = director.handle_packet(&syn, Instant::from_secs(second));
+        }
+        let packet = match method {
+            Forwarding::Nat => tcp(server(1), addr(CLIENT), answer),
+            _ => tcp(addr(CLIENT), addr(VIP), answer),
+        };
+        let _ = director.handle_packet(&packet, Instant::from_secs(2));
+        director.advance(Instant::from_secs(2_000));
+        assert_eq!(attempts(&director), (1, 0), "{method:?}");
+    }
+}
+
+#[test]
+fn attempts_exclude_connections_without_a_syn() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut director = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
+    director.control.set_sysctl("sloppy_tcp", "1").unwrap();
+    director.advance(Instant::from_secs(1));
+    let ack = tcp(addr(CLIENT), addr(VIP), ACK);
+    let verdict = director.handle_packet(&ack, Instant::from_secs(1));
+    assert!(matches!(verdict, Verdict::Forward(_)), "{verdict:?}");
+    director.advance(Instant::from_secs(2_000));
+    assert_eq!(attempts(&director), (0, 0));
+}
+
 #[test]
 fn ewma_accepts_servers_behind_nat_only() {
     let key = ServiceKey::tcp(addr(VIP));
@@ -803,13 +891,13 @@ fn ewma_accepts_servers_behind_nat_only() {
 }
 
 #[test]
-fn latency_is_measured_for_ewma_only() {
+fn latency_of_servers_behind_nat_is_measured_with_every_scheduler() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("wlc", Extras::default()), Forwarding::Nat, 1);
     let now = Instant::from_secs(1);
     establish(&mut director, addr(CLIENT), true, now);
     let service = director.control.services().next().unwrap();
-    assert_eq!(service.servers()[0].latency().average(now), None);
+    assert!(service.servers()[0].latency().average(now).is_some());
 }
 
 // --- profile -------------------------------------------------------------------------------------

@@ -225,17 +225,19 @@ fn doctor_and_drops_report_faults() -> Result<()> {
     site.lvsadm(&format!("-A -t {}:81 -s rr", site.vip))?;
     site.lvsadm(&format!("-d -t {service} -r {}:80", site.real_address(1)))?;
     site.client.sh(&format!(
-        "for i in 1 2 3 4; do curl -sS --max-time 0.3 http://{service}/id & done; wait; curl -sS http://{}:81/ || true",
+        "for i in 1 2 3 4; do curl -sS --max-time 5 http://{service}/id & done; wait; curl -sS http://{}:81/ || true",
         site.vip
     ))?;
-    // The connection from before has ended well; it is not there to speak for the server.
+    // The counters of attempts are taken every two seconds.
+    let counted = || doctor(&site).is_ok_and(|found| found.contains("got no answer"));
+    wait_until("a finding", Duration::from_secs(10), counted)?;
     let found = doctor(&site)?;
     let found = found.split_whitespace().collect::<Vec<_>>().join(" ");
     for expected in [
         "chain input",
         "has no server",
         "dropped: no_server: No real",
-        "got no further than the SYN",
+        "got no answer in the last minute",
         "is this director its default",
         "status 1",
     ] {

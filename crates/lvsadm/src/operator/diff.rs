@@ -215,6 +215,7 @@ mod tests {
             slow_start: None,
             latency_us: None,
             unanswered: None,
+            attempts: Default::default(),
             stats: Stats::default(),
         }
     }

@@ -179,6 +179,7 @@ fn counters_are_listed_as_by_ipvsadm() {
                             slow_start: None,
                             latency_us: None,
                             unanswered: None,
+                            attempts: Default::default(),
                             stats: one.1,
                         })
                         .into_iter()

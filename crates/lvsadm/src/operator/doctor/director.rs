@@ -216,6 +216,7 @@ mod tests {
                 quorum: false,
                 panic: false,
                 sorry: None,
+                sorry_server: None,
                 withdrawn: false,
                 conflict: false,
                 unheard: false,
