@@ -371,7 +371,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lent_frame_is_changed_where_it_is() {
+    fn lent_frame_is_changed_in_place() {
         let arena = Arena::new(1, 256).expect("a mapping");
         let mut slot = arena.lend(0).expect("free");
         slot[64..68].copy_from_slice(b"data");
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_without_room_gets_it_where_it_is_to_receive() {
+    fn frame_without_buffer_gets_one_to_receive() {
         let mut frame = Frame::vacant();
         assert!(frame.push_front(1).is_none() && !frame.extend(b"x"));
         assert_eq!(frame.receive_buffer().len(), MAX_FRAME);

@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_takes_its_share_and_known_clients_pass() {
+    fn syn_flood_gets_its_share_and_known_clients_pass() {
         let mut flood = Flood::new(client);
         let honest = |n: u16| SocketAddr::from(([192, 0, 2, 100], n));
         flood.gate.meets(honest(1).ip(), flood.now);
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_syn_that_comes_again_passes() {
+    fn repeated_syn_passes() {
         let mut flood = Flood::new(client);
         flood.run(Duration::from_secs(2));
         let mut at_once = 0;
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flood_of_one_network_leaves_others_theirs() {
+    fn flood_of_one_network_keeps_shares_of_other_networks() {
         let one = |n: u32| {
             let [_, b, c, d] = n.wrapping_mul(0x9e37_79b1).to_be_bytes();
             SocketAddr::from(([203, 0, 113, b], u16::from_be_bytes([c, d])))
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_flood_of_many_networks_has_more_than_its_quota_is_nobody_elses() {
+    fn flood_of_many_networks_gets_only_unused_share() {
         let mut flood = Flood::new(client);
         flood.run(Duration::from_secs(2));
         let mut passed = 0;
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_less_than_half_of_the_time_passes_and_calm_returns() {
+    fn syns_below_half_of_the_time_pass_and_limiter_relaxes() {
         let mut gate = Gate::default();
         let mut now = Instant::ZERO;
         for n in 0..200_000_u32 {
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_forgotten_in_time() {
+    fn known_clients_expire() {
         let mut memory = Memory::new(1 << 12, Duration::from_secs(10));
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         memory.insert(7);
@@ -545,7 +545,7 @@ mod tests {
     /// With a million known clients, one in 16 others counts as known; with a flood of 200,000 a
     /// second, one in 300 of others counts as repeated.
     #[test]
-    fn with_more_than_are_told_apart_some_are_taken_for_known() {
+    fn filter_with_too_many_clients_has_false_positives() {
         let gate = Gate::default();
         let hash = |n: u64| gate.hasher.hash_one(n);
         for (mut memory, count, part) in [(gate.known, 1_000_000, 16), (gate.seen, 800_000, 300)] {

@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_next_hop_is_asked_for_though_others_fill_the_queues() {
+    fn new_next_hop_is_requested_with_full_queues() {
         let mut held = Held::default();
         let (port, now) = (PortId(1), Instant::from_secs(1));
         let hop = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_one_neighbour_and_in_bytes_is_bounded() {
+    fn waiting_packets_are_bounded_per_neighbour_and_in_bytes() {
         let (port, now) = (PortId(1), Instant::from_secs(1));
         let hop = |n: u8| IpAddr::from([10, 0, 0, n]);
         let mut held = Held::default();

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_receiver_gets_six_and_then_one_a_second() {
+    fn receiver_gets_six_errors_and_then_one_a_second() {
         let limit = RateLimit::new(Limits::default());
         let a = IpAddr::from([192, 0, 2, 1]);
         let kind = ErrorKind::PortUnreachable;
@@ -263,7 +263,7 @@ mod tests {
     /// The order of CVE-2024-47678: a receiver above its own limit must not use up the common
     /// limit.
     #[test]
-    fn a_flooded_receiver_takes_nothing_from_others() {
+    fn receiver_over_limit_uses_no_common_limit() {
         let limit = RateLimit::new(Limits::default());
         let now = Instant::from_secs(100);
         let flooded = IpAddr::from([192, 0, 2, 1]);

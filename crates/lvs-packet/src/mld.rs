@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_say_who_listens() {
+    fn reports_contain_groups_and_change() {
         let said = report(MAC, SRC, &[GROUP; 100], MembershipChange::Joined);
         check(&said);
         assert!(said.len() <= ETHERNET_LEN + ipv6::MTU_MIN);

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_from_beyond_the_link_is_not_believed() {
+    fn messages_from_beyond_the_link_are_ignored() {
         let mut frame = unsolicited(MAC, addr("2001:db8::1"));
         frame[ETHERNET_LEN + 7] = 254;
         assert_eq!(parse(&frame), None);

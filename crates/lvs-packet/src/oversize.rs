@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_counts_and_room_is_bounded() {
+    fn longest_packet_is_recorded_and_entries_are_bounded() {
         let oversize = Oversize::default();
         let server = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
         oversize.note(server(1), true, 1480, 1500);

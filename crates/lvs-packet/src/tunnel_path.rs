@@ -348,7 +348,7 @@ mod tests {
 
     /// Beyond the limit the route's MTU applies, and learned MTUs of other servers stay.
     #[test]
-    fn what_is_learned_of_many_servers_is_bounded() {
+    fn learned_path_mtus_are_bounded() {
         let server = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
         let now = Instant::from_secs(1);
         let (all, mut known) = (TunnelPaths::default(), KnownPaths::default());

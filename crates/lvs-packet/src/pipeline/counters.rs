@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sum_has_every_counter() {
+    fn sum_includes_every_counter() {
         let fates = [
             Fate::Sent,
             Fate::Held,

@@ -363,7 +363,7 @@ mod tests {
         }
 
         #[test]
-        fn a_translated_error_is_right(vip: [u8; 16], client: [u8; 16], server: [u8; 16], port: u16, len in 0usize..200, cut in 0usize..200) {
+        fn translated_error_has_right_checksum_and_addresses(vip: [u8; 16], client: [u8; 16], server: [u8; 16], port: u16, len in 0usize..200, cut in 0usize..200) {
             // The server complains about a packet of the client's that was translated to it.
             let mut inner = Vec::new();
             PacketBuilder::ipv6(client, server, 63).udp(1000, 8053).write(&mut inner, &vec![9; len]).expect("a vector takes all");

@@ -47,7 +47,7 @@ mod tests {
     use etherparse::PacketBuilder;
 
     #[test]
-    fn a_datagram_ends_where_it_says() {
+    fn datagram_ends_at_its_length() {
         let (mut four, mut six) = (Vec::new(), Vec::new());
         PacketBuilder::ipv4([1; 4], [2; 4], 64)
             .udp(1, 2)

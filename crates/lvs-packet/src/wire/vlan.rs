@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_comes_and_goes_and_offsets_move() {
+    fn vlan_tag_insertion_and_removal_move_offsets() {
         let mut tagged = frame();
         assert!(insert(&mut tagged, SERVICE_TAG, 0x2064));
         assert_eq!(
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_priority_is_no_vlan() {
+    fn priority_tag_is_no_vlan() {
         let mut priority = frame();
         assert!(insert(&mut priority, TAG, 0xa000));
         assert_eq!(take_priority_tag(&mut priority), Priority::Taken);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runt_gets_no_tag() {
+    fn runt_frame_gets_no_tag() {
         let mut runt = Frame::from_bytes(b"short");
         assert!(!insert(&mut runt, TAG, 1));
         assert_eq!(runt.bytes(), b"short");

@@ -232,7 +232,7 @@ fn tiny_fragments_leave_in_portions_and_in_frames_of_their_size() {
 }
 
 #[test]
-fn tiny_fragments_count_what_they_cost() {
+fn tiny_fragments_count_with_their_memory() {
     let mut lab = echo(Forwarding::Nat);
     let _ = all_but_the_last(&mut lab, 50);
     let refused = lab.pipeline.counters.dropped_for(FrameDrop::FragmentMemory);

@@ -321,7 +321,7 @@ fn passive_and_extended_passive() {
 /// The kernel lets a reply that is sent again pass as it is: with the server's address, and a byte
 /// too long or too short for the numbers that follow.
 #[test]
-fn a_reply_that_was_lost_behind_the_director() {
+fn reply_lost_behind_director_is_rewritten_again() {
     for card in CARDS {
         let mut talk = Talk::four(card);
         talk.client_says(PSH | ACK, b"PASV\r\n");
@@ -353,7 +353,7 @@ fn a_reply_that_was_lost_behind_the_director() {
 
 /// The kernel asks for a foreign address on the real server's link, where nobody has it.
 #[test]
-fn a_data_connection_elsewhere_follows_the_hosts_routes() {
+fn data_connection_elsewhere_follows_routes_of_host() {
     let mut talk = Talk::four(Card::Finished);
     talk.client_says(PSH | ACK, b"PASV\r\n");
     talk.server_says(PSH | ACK, b"227 (203,0,113,5,156,65)\r\n");
@@ -375,7 +375,7 @@ fn a_data_connection_elsewhere_follows_the_hosts_routes() {
 }
 
 #[test]
-fn selective_acknowledgements_are_told_in_the_servers_numbers() {
+fn selective_acknowledgements_are_translated_to_numbers_of_server() {
     let mut talk = Talk::new([CLIENT, "192.0.2.200:21", SERVER], [1, 1], Card::Finished);
     talk.client_says(PSH | ACK, b"PASV\r\n");
     talk.server_says(

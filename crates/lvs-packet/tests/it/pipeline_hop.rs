@@ -94,7 +94,7 @@ fn direct_routing_is_dropped() {
 
 /// The server's answer would be the host's, which knows nothing of it.
 #[test]
-fn a_client_on_the_host_itself_is_told_that_it_cannot_use_nat() {
+fn client_on_host_receives_error_for_nat() {
     let mut lab = hop(Forwarding::Nat);
     let sent = lab.send(CLIENTS, &tcp((CL_ADDR, 999), (VIP, 80)));
     let [(HOST, answer)] = &sent[..] else {
@@ -109,7 +109,7 @@ fn a_client_on_the_host_itself_is_told_that_it_cannot_use_nat() {
 }
 
 #[test]
-fn what_is_not_the_directors_goes_back_as_it_came() {
+fn foreign_packets_are_reinjected_unchanged() {
     let mut lab = hop(Forwarding::Nat);
     lab.decide.verdict = Some(Verdict::Accept(AcceptReason::NoService));
     let packet = tcp((SERVER, 8080), (CLIENT, 999));

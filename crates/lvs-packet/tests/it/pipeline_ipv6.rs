@@ -146,7 +146,7 @@ fn own_addresses_are_found_by_neighbour_discovery() {
 }
 
 #[test]
-fn an_own_address_answers_like_a_host() {
+fn own_address_answers_like_a_host() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let one = |lab: &mut Lab, ip: &[u8]| {
@@ -228,7 +228,7 @@ fn aggregates_pass_whole_and_are_cut_for_tunnels() {
 }
 
 #[test]
-fn what_does_not_fit_is_answered_and_what_is_learned_counts() {
+fn too_long_packet_is_answered_and_learned_mtu_applies() {
     let mut lab = web(Forwarding::Tunnel);
     let big = udp((CLIENT, 4000), (VIP, 53), &[1; 1400]);
     let told = |lab: &mut Lab| {

@@ -164,7 +164,7 @@ fn told(frame: &[u8]) -> Option<u16> {
 }
 
 #[test]
-fn a_path_mtu_that_one_learns_counts_for_the_other() {
+fn path_mtu_learned_by_one_worker_applies_to_all() {
     let mut site = Site::new(Forwarding::Tunnel, Settings::UNLIMITED);
     let request = udp(CLIENT, 64, 1300);
     // Both have sent to the server, so both know the way that it had.

@@ -118,7 +118,7 @@ fn counted(server: &Host) -> Result<[u64; 4]> {
 
 /// The listing's counters equal those of the servers, whichever path the packets took.
 #[test]
-fn counters_equal_those_of_servers() -> Result<()> {
+fn listed_counters_equal_server_counters() -> Result<()> {
     let site = site("ink-counters", Forward::Nat, 2)?;
     for server in &site.servers {
         server.sh("nft -f - <<'END'\n\
