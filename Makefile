@@ -18,11 +18,13 @@ CLIPPY_LESS ?=
 ONLY ?=
 
 DENY ?= $(CARGO) deny
+# What is handed out.
+DIST = "$(TARGET)/dist"
 TARGET := $${CARGO_TARGET_DIR:-$(CURDIR)/target}
 RUN_TESTS = "$(TARGET)/debug/lvs-testbed" tests $(if $(ONLY),--only $(ONLY)) "$(TARGET)/tests.json"
 
-.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint docs deny unit e2e no-cc alone no-std bpf bpf-check \
-	msrv fuzz sync-with-kernel report report-agrees package build setup clean
+.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint prose docs deny unit e2e no-cc alone no-std bpf bpf-check \
+	msrv fuzz sync-with-kernel report report-agrees package image crates sbom artefacts release repository test-packages build setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -84,11 +86,14 @@ e2e: ## the tests in network namespaces (LVS_IN_KERNEL=off: the engine forwards 
 	@$(call build_tests,--exclude lvs-bench)
 	@$(MAKE) --no-print-directory ONLY=$(or $(ONLY),e2e::) run-tests
 
-lint: no-cc
+lint: no-cc prose
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace $(CLIPPY_LESS) --all-targets -- -D warnings
 	@# The fuzz targets are a workspace of their own, with a lock file of its own.
 	cd fuzz && $(CARGO) metadata --locked --format-version 1 >/dev/null
+
+prose: ## count hard-to-read prose in pages, comments, messages and test names; fail above the ceilings of tools/prose
+	@$(CARGO) run --locked --quiet -p lvs-prose
 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
@@ -181,10 +186,40 @@ build: ## the programs, optimised
 setup: ## install what building and testing need
 	@tools/setup
 
-package: ## a Debian package of the programs, units, manual pages and completions, in target/debian (needs cargo-deb)
-	@$(CARGO) build --release --locked --bins -p lvs-dataplane -p lvsadm -p lvsd
-	@tools/package
-	@$(CARGO) deb --no-build -p lvsd
+package: ## .deb, .rpm and tarball of static programs, for x86_64 and aarch64, with checksums, in target/dist (TARGETS=triple ...)
+	@tools/setup package
+	@tools/package $(TARGETS)
+
+repository: ## a signed apt repository of these packages, in target/repository (KEY=name of a secret key of gpg)
+	@tools/repository "$(KEY)"
+
+image: ## container images of these packages, in target/dist (needs buildah, and no rights)
+	@tools/image
+
+# `cargo publish --workspace` without --dry-run publishes them, in the order of their dependencies.
+crates: ## the crates as they are published, each built by itself, in target/package
+	$(CARGO) publish --workspace --locked --dry-run $(if $(ALLOW_DIRTY),--allow-dirty)
+	@tools/check-crates
+
+# cargo-cyclonedx takes a minute or two to build, once.
+sbom: ## a list of all crates in each program (CycloneDX), in target/dist
+	@$(CARGO) cyclonedx --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-cyclonedx
+	@tools/sbom
+
+artefacts: package image crates sbom ## everything that a release has, with checksums, for the version in Cargo.toml
+	@tools/release --notes >$(DIST)/NOTES.md
+	@cd $(DIST) && rm -f SHA256SUMS && sha256sum -- * >SHA256SUMS
+
+release: ## the commit of a release (VERSION=1.2.3) and its artefacts; what is left to do is printed
+	@tools/release "$(VERSION)"
+	@$(MAKE) --no-print-directory artefacts
+	@{ echo "lvsd $(VERSION)"; echo; cat $(DIST)/NOTES.md; echo; cat $(DIST)/SHA256SUMS; } >"$(TARGET)/tag.txt"
+	@echo "next: git tag --sign --file $(TARGET)/tag.txt v$(VERSION) && git push --follow-tags; make repository KEY=..."
+
+test-packages: ## what a stranger installs, each tried from its artefact in fresh roots (PARTS=lint deb rpm ...); needs root, and some minutes
+	@tools/setup packages
+	@tools/try-artefacts $(PARTS)
+	@tools/try-package $(DIST)/lvsd_*_amd64.deb
 
 clean: ## remove what was built
 	$(CARGO) clean

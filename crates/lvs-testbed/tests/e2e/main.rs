@@ -62,5 +62,6 @@ mod tftp;
 mod transcripts;
 mod tun_backend;
 mod two_ways;
+mod unanswered;
 mod warm_restart;
 mod workers;

@@ -50,6 +50,7 @@ impl Dataplane for Kept {
                 slow_start: None,
                 latency_us: None,
                 unanswered: None,
+                attempts: Default::default(),
                 stats: Stats::default(),
             }),
             Call::ServiceDelete { service }
