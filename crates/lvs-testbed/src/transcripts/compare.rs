@@ -13,7 +13,7 @@ pub(super) struct Ran {
 }
 
 /// The first line of a listing of connections.
-const CONNECTIONS: &str = "IPVS connection entries\n";
+pub(super) const CONNECTIONS: &str = "IPVS connection entries\n";
 
 /// Whether `ran` is what was recorded. `took`: seconds that the recorded command may have taken.
 pub(super) fn same(step: &Step, ran: &Ran, took: f64) -> bool {

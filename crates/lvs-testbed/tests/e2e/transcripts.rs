@@ -12,7 +12,7 @@ fn every_recorded_session_of_ipvsadm() {
 
 /// Debian's own ipvsadm, which drives the dataplane over netlink.
 #[test]
-#[ignore = "needs ipvsadm"]
+#[ignore = "long"]
 fn every_recorded_session_of_ipvsadm_by_ipvsadm_under_lvs_run() {
     play_all(Program::Ipvsadm);
 }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use lvs_api::Address;
@@ -48,8 +48,18 @@ pub(super) struct Supervisor {
     /// By device and inode of a program: whether it uses libnl.
     programs: Mutex<HashMap<(u64, u64), bool>>,
     threads: AtomicUsize,
-    /// Threads that wait for a call.
+    /// Held by the thread that receives calls: the kernel would wake all that wait for one.
+    lead: Mutex<()>,
+    /// Threads that wait for the lead.
     waiting: AtomicUsize,
+}
+
+/// A thread that answers calls.
+#[derive(Debug)]
+struct Worker<'a> {
+    /// The network namespace that it is in.
+    here: Option<NamespaceId>,
+    lead: Option<MutexGuard<'a, ()>>,
 }
 
 /// Answer to a call, and a dump that is sent after it.
@@ -72,6 +82,7 @@ impl Supervisor {
             placing: Mutex::default(),
             programs: Mutex::default(),
             threads: AtomicUsize::new(0),
+            lead: Mutex::default(),
             waiting: AtomicUsize::new(0),
         })
     }
@@ -108,7 +119,6 @@ impl Supervisor {
 
     fn start_thread(self: &Arc<Self>) {
         self.threads.fetch_add(1, Ordering::Relaxed);
-        self.waiting.fetch_add(1, Ordering::Relaxed);
         let own = self.clone();
         let name = "lvs-run-calls".to_owned();
         let started = std::thread::Builder::new()
@@ -116,16 +126,22 @@ impl Supervisor {
             .spawn(move || own.serve());
         if let Err(error) = started {
             self.threads.fetch_sub(1, Ordering::Relaxed);
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
             log(&format!("cannot start a thread: {error}"));
         }
     }
 
-    /// Answers one call after another. There is always a thread that waits for the next one, so that
-    /// a call that takes long stops no other.
+    /// Answers one call after another.
     fn serve(self: Arc<Self>) {
-        let mut here = Some(self.start);
+        let mut worker = Worker {
+            here: Some(self.start),
+            lead: None,
+        };
         loop {
+            if worker.lead.is_none() {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+                worker.lead = Some(lock(&self.lead));
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+            }
             let call = match self.listener.receive() {
                 Ok(Some(call)) => call,
                 Ok(None) => continue,
@@ -136,40 +152,47 @@ impl Supervisor {
                     continue;
                 }
             };
-            let was_last = self.waiting.fetch_sub(1, Ordering::Relaxed) == 1;
-            if was_last && self.threads.load(Ordering::Relaxed) < THREADS_MAX {
-                self.start_thread();
-            }
             let (answer, rest) = self
-                .answer(&call, &mut here)
+                .answer(&call, &mut worker)
                 .unwrap_or((Answer::Continue, None));
             self.listener.respond(call.id, answer);
             if let Some(rest) = rest {
+                self.give_lead(&mut worker);
                 rest.send();
             }
-            self.waiting.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// The answer to a call; `None` if the kernel handles it. `here` is the network namespace of this
-    /// thread.
-    fn answer(&self, call: &Call, here: &mut Option<NamespaceId>) -> Option<Answered> {
+    /// Has another thread receive calls, because this one may have to wait.
+    fn give_lead<'a>(self: &'a Arc<Self>, worker: &mut Worker<'a>) {
+        if worker.lead.is_none() {
+            return;
+        }
+        let has_successor = self.waiting.load(Ordering::Relaxed) > 0;
+        if !has_successor && self.threads.load(Ordering::Relaxed) < THREADS_MAX {
+            self.start_thread();
+        }
+        worker.lead = None;
+    }
+
+    /// The answer to a call; `None` if the kernel handles it.
+    fn answer<'a>(self: &'a Arc<Self>, call: &Call, worker: &mut Worker<'a>) -> Option<Answered> {
         match call.kind {
-            Kind::Socket => self.socket(call, here),
-            Kind::Sendto | Kind::Sendmsg | Kind::Write | Kind::Writev => self.send(call, here),
-            Kind::Recvfrom | Kind::Recvmsg => self.receive(call, here),
-            Kind::Getsockopt | Kind::Setsockopt => self.option(call, here),
+            Kind::Socket => self.socket(call, worker),
+            Kind::Sendto | Kind::Sendmsg | Kind::Write | Kind::Writev => self.send(call, worker),
+            Kind::Recvfrom | Kind::Recvmsg => self.receive(call, worker),
+            Kind::Getsockopt | Kind::Setsockopt => self.option(call, worker),
         }
     }
 
     /// Enters a network namespace.
-    fn space(&self, namespace: &File, here: &mut Option<NamespaceId>) -> Option<Arc<Space>> {
+    fn space(&self, namespace: &File, worker: &mut Worker<'_>) -> Option<Arc<Space>> {
         let id = NamespaceId::of(namespace).ok()?;
-        if *here != Some(id) {
-            *here = None;
+        if worker.here != Some(id) {
+            worker.here = None;
             let kind = Some(LinkNameSpaceType::Network);
             move_into_link_name_space(namespace.as_fd(), kind).ok()?;
-            *here = Some(id);
+            worker.here = Some(id);
         }
         let mut spaces = lock(&self.spaces);
         if let Some(space) = spaces.get(&id) {
@@ -189,9 +212,9 @@ impl Supervisor {
     }
 
     /// Gives the caller a socket of generic netlink at a place where its calls are noticed.
-    fn socket(&self, call: &Call, here: &mut Option<NamespaceId>) -> Option<Answered> {
+    fn socket(&self, call: &Call, worker: &mut Worker<'_>) -> Option<Answered> {
         let caller = Caller::of(call.thread)?;
-        let space = self.space(&caller.network()?, here)?;
+        let space = self.space(&caller.network()?, worker)?;
         // A program that may not use IPVS gets the kernel's own socket.
         if !caller.may_administer(&space.owners) {
             return None;
@@ -255,10 +278,10 @@ impl Supervisor {
         (is_netlink && is_generic).then_some(socket)
     }
 
-    fn send(&self, call: &Call, here: &mut Option<NamespaceId>) -> Option<Answered> {
+    fn send<'a>(self: &'a Arc<Self>, call: &Call, worker: &mut Worker<'a>) -> Option<Answered> {
         let caller = Caller::of(call.thread)?;
         let socket = Self::generic(&caller, call.arguments[0])?;
-        let space = self.space(&notify::of_socket(&socket).ok()?, here)?;
+        let space = self.space(&notify::of_socket(&socket).ok()?, worker)?;
         if !caller.may_administer(&space.owners) {
             return None;
         }
@@ -276,6 +299,7 @@ impl Supervisor {
         };
         let mut datagrams = Vec::new();
         {
+            self.give_lead(worker);
             let mut dataplane = space.dataplane(caller.process);
             for message in wire::messages(&bytes) {
                 if family::is_ours(&message) {
@@ -293,10 +317,10 @@ impl Supervisor {
     }
 
     /// Receives for a program whose library accepts answers from the kernel only.
-    fn receive(&self, call: &Call, here: &mut Option<NamespaceId>) -> Option<Answered> {
+    fn receive<'a>(self: &'a Arc<Self>, call: &Call, worker: &mut Worker<'a>) -> Option<Answered> {
         let caller = Caller::of(call.thread)?;
         let socket = Self::generic(&caller, call.arguments[0])?;
-        let space = self.space(&notify::of_socket(&socket).ok()?, here)?;
+        let space = self.space(&notify::of_socket(&socket).ok()?, worker)?;
         let buffers = Buffers::of(call)?;
         let port = port_of(&socket, caller.process)?;
         if !self.listener.is_valid(call.id) {
@@ -312,6 +336,7 @@ impl Supervisor {
                     if !space.is_dumping(port) {
                         return None;
                     }
+                    self.give_lead(worker);
                     let mut ready = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
                     let _ = poll(&mut ready, 100_u8);
                 }
@@ -342,14 +367,15 @@ impl Supervisor {
     }
 
     /// Answers `getsockopt` and `setsockopt` of the old interface.
-    fn option(&self, call: &Call, here: &mut Option<NamespaceId>) -> Option<Answered> {
+    fn option<'a>(self: &'a Arc<Self>, call: &Call, worker: &mut Worker<'a>) -> Option<Answered> {
         let caller = Caller::of(call.thread)?;
         let socket = caller.descriptor(call.arguments[0])?;
         if socket_domain(&socket).ok()? != AddressFamily::INET {
             return None;
         }
-        let space = self.space(&notify::of_socket(&socket).ok()?, here)?;
+        let space = self.space(&notify::of_socket(&socket).ok()?, worker)?;
         let answer = if caller.may_administer(&space.owners) {
+            self.give_lead(worker);
             self.option_of(call, &space, caller.process)
         } else {
             Err(Errno::EPERM)
