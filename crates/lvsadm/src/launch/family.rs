@@ -186,7 +186,10 @@ impl Ask<'_> {
                 }
             }
             GET_DAEMON => {
-                for daemon in dataplane.daemons()? {
+                // The kernel lists the master first.
+                let mut daemons = dataplane.daemons()?;
+                daemons.sort_by_key(|daemon| daemon.role != SyncRole::Master);
+                for daemon in daemons {
                     item(NEW_DAEMON, &|message| put_daemon(message, &daemon));
                 }
             }
