@@ -194,7 +194,7 @@ image: ## container images of these packages, in target/dist (needs buildah, and
 	@tools/image
 
 # `cargo publish --workspace` without --dry-run publishes them, in the order of their dependencies.
-crates: ## the crates as they are published, each built by itself, in target/package
+crates: ## the crates as they are published, each built alone, in target/package
 	$(CARGO) publish --workspace --locked --dry-run $(if $(ALLOW_DIRTY),--allow-dirty)
 	@tools/check-crates
 
