@@ -23,7 +23,7 @@ DIST = "$(TARGET)/dist"
 TARGET := $${CARGO_TARGET_DIR:-$(CURDIR)/target}
 RUN_TESTS = "$(TARGET)/debug/lvs-testbed" tests $(if $(ONLY),--only $(ONLY)) "$(TARGET)/tests.json"
 
-.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint docs deny unit e2e no-cc alone no-std bpf bpf-check \
+.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint prose docs deny unit e2e no-cc alone no-std bpf bpf-check \
 	msrv fuzz sync-with-kernel report report-agrees package image crates sbom artefacts release repository test-packages build setup clean
 
 help: ## list the targets
@@ -86,11 +86,14 @@ e2e: ## the tests in network namespaces (LVS_IN_KERNEL=off: the engine forwards 
 	@$(call build_tests,--exclude lvs-bench)
 	@$(MAKE) --no-print-directory ONLY=$(or $(ONLY),e2e::) run-tests
 
-lint: no-cc
+lint: no-cc prose
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace $(CLIPPY_LESS) --all-targets -- -D warnings
 	@# The fuzz targets are a workspace of their own, with a lock file of its own.
 	cd fuzz && $(CARGO) metadata --locked --format-version 1 >/dev/null
+
+prose: ## count hard-to-read prose in pages, comments, messages and test names; fail above the ceilings of tools/prose
+	@$(CARGO) run --locked --quiet -p lvs-prose
 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet

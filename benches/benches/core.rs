@@ -1,8 +1,8 @@
-//! What the decisions and the packet path cost in memory: by step, by the number of connections,
-//! clients, services, servers.
+//! Costs of the decisions and of the packet path in memory: by step, and by the numbers of
+//! connections, clients, services and servers.
 //!
-//! The baseline of `pipeline` is `line table`, a table that can do nothing but look up, in the same
-//! run. `LVS_BENCH_LARGE=1` adds 10,000,000 connections, which take 4 GB and a minute.
+//! The baseline of `pipeline` is `line table`, a table that only looks up, in the same run.
+//! `LVS_BENCH_LARGE=1` adds 10,000,000 connections, which need 4 GB and a minute.
 
 use std::cell::RefCell;
 use std::env;
@@ -174,8 +174,8 @@ fn first_packet(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What a filter by source costs a packet that would open a connection, by the number of its
-/// prefixes: it is refused by one of them.
+/// Cost of a filter by source for a packet that would open a connection, by the number of prefixes.
+/// One of them refuses the packet.
 fn filter(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("filter");
     group.throughput(Throughput::Elements(1));

@@ -179,7 +179,7 @@ fn log_in(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Only who has logged in here may go on here.
+/// Only clients that have logged in may continue here.
 fn go_on(mut stream: TcpStream, _: SocketAddr, name: &str) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let known = until(&mut reader, b'\n')? == name;
@@ -199,7 +199,7 @@ fn blocks(socket: &UdpSocket) -> Result<()> {
     }
 }
 
-/// What comes before a byte; no more than a line.
+/// Reads the text before a byte, at most a line.
 fn until(reader: &mut impl BufRead, end: u8) -> Result<String> {
     let mut text = Vec::new();
     reader.take(1024).read_until(end, &mut text)?;
@@ -272,7 +272,7 @@ impl Use {
         Ok(())
     }
 
-    /// Does one transaction after the other until the time is over; `begin` makes who does them.
+    /// Makes one transaction after the other until the time is over; `begin` makes the client.
     fn fare<T: FnMut() -> Result<()>>(
         &self,
         name: &str,
@@ -345,7 +345,7 @@ fn run_command(to: SocketAddr) -> Result<()> {
             );
             break TcpStream::from(back);
         }
-        // What is on the way by another line may come first.
+        // Data of another connection may arrive first.
         let mut first = [0];
         if stream
             .peek(&mut first)
@@ -388,7 +388,7 @@ fn print(to: SocketAddr) -> Result<()> {
     let mut file = vec![b'x'; BLOCK];
     file.push(0);
     accepted(&file)?;
-    // Who closes first keeps the port for a while: the server.
+    // The end that closes first keeps the port for a while: here the server.
     let _ = stream.read(&mut [0]);
     Ok(())
 }
@@ -442,14 +442,14 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_echoes() {
+    fn terminal_session_echoes() {
         let mut transaction = type_into(served(terminal)).expect("a banner");
         transaction().expect("an echo");
         transaction().expect("another");
     }
 
     #[test]
-    fn a_shell_and_a_printer_look_at_the_clients_port() {
+    fn shell_and_printer_check_port_of_client() {
         assert!(
             nix::unistd::geteuid().is_root(),
             "reserved ports: run this test as root"
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_comes_by_udp() {
+    fn block_arrives_by_udp() {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
         let address = socket.local_addr().expect("an address");
         thread::spawn(move || blocks(&socket));
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_needs_its_server() {
+    fn session_without_server_fails() {
         let wrong: Handler = |stream, peer, _| go_on(stream, peer, "two");
         let asked = |handler| {
             let mut stream = open(served(handler)).expect("connected");

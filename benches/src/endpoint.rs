@@ -11,7 +11,7 @@ use clap::Subcommand;
 
 use crate::{classic, files, transfers, unpack};
 
-/// What an end does.
+/// Task of an endpoint.
 #[derive(Debug, Subcommand)]
 pub enum Endpoint {
     /// Echo bytes, and send downloads
@@ -21,14 +21,14 @@ pub enum Endpoint {
     },
     /// Measure round trips of one byte over one connection; prints each in microseconds
     Ping {
-        /// Whom to ask
+        /// The server
         target: SocketAddr,
         /// How often, after a hundred that do not count
         times: usize,
     },
     /// Download, and compare each byte
     Fetch {
-        /// Whom to ask
+        /// The server
         target: SocketAddr,
         /// How many bytes
         bytes: u64,
@@ -55,7 +55,7 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// When the other end cannot be reached, or says something else.
+    /// When the other end cannot be reached, or violates the protocol.
     pub fn run(&self) -> Result<()> {
         match self {
             Self::Serve { port } => serve(*port),
@@ -71,7 +71,7 @@ impl Endpoint {
     }
 }
 
-/// What a download holds. Its period is a prime, so that segments that trade places show.
+/// Content of a download. Its period is a prime, so that exchanged segments are visible.
 fn byte_at(place: u64) -> u8 {
     u8::try_from(place % 251).unwrap_or(0) ^ u8::try_from((place >> 16) % 241).unwrap_or(0)
 }
@@ -79,9 +79,9 @@ fn byte_at(place: u64) -> u8 {
 /// A connection of uploads begins so.
 pub(crate) const UPLOAD: u8 = b'u';
 
-/// The first byte of a connection says what is wanted: `p` has every byte sent back, `f` and eight
-/// bytes are a download, `u` is followed by uploads: eight bytes that say how much comes, and that,
-/// which one byte answers.
+/// The first byte of a connection selects the service: `p` returns every byte, `f` and eight bytes
+/// are a download, `u` is followed by uploads: eight bytes with the length, and the data, which one
+/// byte answers.
 fn serve(port: u16) -> Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", port))?;
     for stream in listener.incoming() {

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 const FILES: u32 = 16;
 /// Sources of clients that have more than one.
 const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
-/// What a server sends at a time.
+/// Bytes that a server sends at a time.
 const CHUNK: u64 = 16 << 10;
 /// How late a chunk may be without loss of capacity.
 const LATE: Duration = Duration::from_millis(20);
@@ -75,7 +75,7 @@ pub struct Ask {
     sources: u8,
 }
 
-/// What one service did for its clients.
+/// Results of one service's clients.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Asked {
     /// Bytes by quarter of a second.
@@ -164,7 +164,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(builder.enable_all().build()?)
 }
 
-/// What is left of a server's capacity.
+/// Unused capacity of a server.
 #[derive(Debug)]
 struct Capacity {
     bytes_a_second: u64,
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_asks_for_the_same() {
+    fn seed_reproduces_requests() {
         let draw = |seed| {
             let mut lots = Lots(seed);
             (0..32).map(|_| lots.below(16)).collect::<Vec<_>>()
@@ -403,10 +403,10 @@ mod tests {
         assert!(draw(7).iter().all(|lot| *lot < 16));
     }
 
-    /// Two clients of a server of 400 kB/s get no more than that together, whatever the machine
-    /// does; and what they ask for comes whole.
+    /// Two clients of a server of 400 kB/s get no more than that together, on any machine; and the
+    /// files arrive complete.
     #[test]
-    fn a_server_keeps_its_capacity() {
+    fn server_keeps_its_capacity() {
         let asked = runtime().expect("a runtime").block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
             let target = listener.local_addr().expect("an address");

@@ -54,7 +54,7 @@ pub fn prepare(site: &Site) -> Result<Proc> {
     Ok(server)
 }
 
-/// Opens so many connections through the director, and says so.
+/// Opens so many connections through the director, and prints that.
 ///
 /// # Errors
 ///
@@ -122,7 +122,7 @@ fn trips(target: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// What clients notice while `during` runs: round trips of one byte each way over TCP.
+/// Round trips of clients while `during` runs: one byte each way over TCP.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What is measured, and how: see README.md.
+//! Measurements, and their methods: see README.md.
 
 #![forbid(unsafe_code)]
 

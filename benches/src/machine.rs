@@ -1,5 +1,5 @@
-//! The machine: whether it is quiet enough to measure on, how fast it is right now, and who has
-//! used how much of it.
+//! The machine: whether it is quiet enough to measure on, its present speed, and its use by each
+//! process.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -47,7 +47,8 @@ pub struct Calibration {
     pub cpu0: f64,
     /// The same on CPU 1, alone.
     pub cpu1: f64,
-    /// The slower of both at once. Well above the others, the two share a core or are taken away.
+    /// The slower of both at once. If it is well above the others, the two share a core or lose it
+    /// to other guests.
     pub both: f64,
 }
 
@@ -155,9 +156,9 @@ impl Snapshot {
         }
     }
 
-    /// What happened between an earlier snapshot and this one. `director`: the process that
-    /// forwards, with its workers; `devices`: the director's interfaces, whose receiving threads are its work
-    /// too.
+    /// Use of the machine between an earlier snapshot and this one. `director`: the forwarding
+    /// process, with its workers; `devices`: the director's interfaces, whose receiving threads
+    /// count as its work.
     #[must_use]
     pub fn since(&self, earlier: &Self, director: Option<u32>, devices: &[&str]) -> Used {
         let children = self.descendants(std::process::id());
@@ -202,7 +203,7 @@ impl Snapshot {
             .iter()
             .map(|(process, used)| used.saturating_sub(of(process)))
             .sum();
-        // What had been used by who has ended is a part of what its parent has waited for.
+        // The time of an ended process is a part of its parent's time for waited-for children.
         let ended = before
             .iter()
             .filter(|(process, _)| !after.contains_key(process));
@@ -240,7 +241,7 @@ impl Snapshot {
     }
 }
 
-/// Who has used the machine between two snapshots. Times are in CPU seconds.
+/// Use of the machine between two snapshots. Times are in CPU seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Used {
     /// Between the two, by the clock.
@@ -256,7 +257,7 @@ pub struct Used {
     pub endpoints: f64,
     /// Other programs, as a share of a core.
     pub foreign: f64,
-    /// What the hypervisor took, as a share of a core.
+    /// Time that the hypervisor used, as a share of a core.
     pub stolen: f64,
 }
 
@@ -277,7 +278,7 @@ impl Used {
 ///
 /// # Errors
 ///
-/// When that does not come to pass; the error says who runs.
+/// When that does not happen; the error names the running processes.
 pub fn wait_until_quiet(limit: Duration) -> Result<()> {
     let deadline = Instant::now() + limit;
     loop {
@@ -355,20 +356,20 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_counts_once() {
+    fn time_of_ended_process_counts_once() {
         // 11 has used 5 seconds of which 3 were before, and was waited for; 12 came and went; 20 is
         // another's.
         let first = snapshot(&[(10, 1, 1), (11, 10, 3), (20, 1, 50)], &[(10, 7), (20, 9)]);
         let then = snapshot(&[(10, 1, 2), (20, 1, 90)], &[(10, 7 + 5 + 4), (20, 30)]);
         assert!((then.used_by(&first, &[10]) - 7.0).abs() < 1e-9);
         assert!(then.used_by(&first, &[99]).abs() < 1e-9);
-        // A thread that has ended takes nothing away from others.
+        // A thread that has ended reduces no other thread's time.
         let less = snapshot(&[(10, 1, 0), (11, 10, 4)], &[(10, 7)]);
         assert!((less.used_by(&first, &[10]) - 1.0).abs() < 1e-9);
     }
 
     #[test]
-    fn a_program_that_has_ended_is_seen() {
+    fn ended_program_is_included() {
         let first = Snapshot::take();
         let spin = "i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done";
         let nested = format!("sh -c '{spin}'; true");

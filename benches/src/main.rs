@@ -1,10 +1,10 @@
-//! `lvs-bench`: compares the director with others on this machine.
+//! `lvs-bench`: compares the director with other programs on this machine.
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use lvs_bench::{cluster, compare, endpoint, report};
 
-/// Measures the director beside others, in the same run
+/// Measures the director and other programs in the same run
 #[derive(Debug, Parser)]
 #[command(name = "lvs-bench")]
 struct Cli {
@@ -14,8 +14,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Forward packets and TCP by ours, by what does nothing, by the kernel and by others, and
-    /// print ratios
+    /// Forward packets and TCP by our director, a null forwarder, the kernel and other programs,
+    /// and print ratios
     Compare(compare::Options),
     /// Repeat published experiments, and write a report with plots: HTML, JSON, CSV
     Report(report::Options),

@@ -76,14 +76,14 @@ pub fn segment(client: impl Into<SocketAddr>, dst: SocketAddr, flags: u8) -> Pac
     }
 }
 
-/// What a director has in it.
+/// Content of a director.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The scheduler of all services.
     pub scheduler: &'static str,
     /// Services; the first is [`vip`].
     pub services: u32,
-    /// Servers of the first service; the others have one each.
+    /// Servers of the first service; all other services have one each.
     pub servers: u32,
     /// Room for connections.
     pub room: usize,
@@ -249,7 +249,7 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Has a packet of each of these connections processed; says how long that took.
+    /// Processes a packet of each of these connections; returns the duration.
     fn send(&mut self, connections: &[u32]) -> Result<Duration> {
         let template = if self.replies {
             &self.reply
@@ -429,7 +429,7 @@ pub fn new_connection(setup: &Setup, dst: SocketAddr) -> f64 {
     const CONNECTIONS: u32 = 50_000;
     let clients = Clients { bits: 16 };
     let mut director = setup.director();
-    // What the scheduler builds at its first choice is not counted.
+    // Structures that the scheduler builds at its first choice are not counted.
     let first = segment((Ipv4Addr::new(10, 200, 0, 1), 1), dst, TcpFlags::SYN);
     let _ = director.handle_packet(&first, Instant::ZERO);
     let start = Clock::now();
@@ -542,14 +542,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_example_is_a_packet() {
+    fn example_is_a_valid_packet() {
         let bytes = example();
         let packet = parse::ipv4(&bytes[14..], false).expect("a packet");
         assert_eq!(packet.src, Ipv4Addr::new(10, 128, 0, 1));
     }
 
     #[test]
-    fn what_is_measured_happens() {
+    fn measured_operations_take_effect() {
         let mut pipeline = Pipeline::new(1000, Clients { bits: 10 }).expect("packets come through");
         assert!(pipeline.measure().expect("all of them") > 0.0);
         pipeline.replies = true;

@@ -1,5 +1,5 @@
-//! What it costs to have the kernel forward a connection: plain stores into memory that it reads,
-//! beside `bpf_map_update_elem`, which a table that only the kernel writes would need.
+//! Cost of offloading a connection to the kernel: plain stores into memory that the kernel reads,
+//! compared with `bpf_map_update_elem`, which a table that only the kernel writes would need.
 
 use anyhow::Result;
 use lvs_core::memory::Memory;

@@ -55,7 +55,7 @@ mod tests {
     use super::{Rounds, Spread};
 
     #[test]
-    fn rounds_are_said() {
+    fn rounds_are_printed() {
         assert_eq!(
             [1, 2].map(|n| Rounds(n).to_string()),
             ["1 round", "2 rounds"]

@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::endpoint::{self, connect};
 
-/// Who is asked, and for what.
+/// Servers and sizes of the transfers.
 #[derive(Clone, Debug, Args)]
 pub struct Transfers {
     /// A web server that has files named by their size
     web: SocketAddr,
-    /// Who takes uploads (`endpoint serve`)
+    /// A server for uploads (`endpoint serve`)
     uploads: SocketAddr,
     /// Sizes in bytes
     #[arg(long, value_delimiter = ',', required = true)]

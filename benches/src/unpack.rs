@@ -1,6 +1,6 @@
-//! The receiving end of IPIP tunnels where the kernel has no `ipip`: a program at the ingress of an
-//! interface takes the outer header off. Aggregates stay whole, as with the kernel's own. Fragments are
-//! left to whoever has them put together.
+//! The receiving end of IPIP tunnels on a kernel without `ipip`: a program at the ingress of an
+//! interface removes the outer header. GSO/GRO super-packets stay whole, as with the kernel's own.
+//! Fragments are left to the host's reassembly.
 
 use std::thread;
 

@@ -1,13 +1,13 @@
-//! A director with very many connections tells them to one that has none: how long it takes, and
-//! what clients notice of it.
+//! Full sync of a director with very many connections to an empty one: its duration, and the effect
+//! on clients.
 //!
 //! ```text
 //! cargo run --release -p lvs-bench --bin bulk [-- CONNECTIONS...]
 //! ```
 //!
-//! Needs root, or user namespaces, and the release build of `lvs-dataplane` and `lvsadm`. 1,000,000
-//! connections if nothing is said, made by as many datagrams through a running director. Round trips
-//! are of one byte each way over TCP, through the same director.
+//! Needs root, or user namespaces, and the release build of `lvs-dataplane` and `lvsadm`. The
+//! default is 1,000,000 connections, made by as many datagrams through a running director. Round
+//! trips are of one byte each way over TCP, through the same director.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -18,9 +18,9 @@ use anyhow::{Context, Result, ensure};
 use lvs_bench::large::{self, notice};
 use lvs_testbed::{Forward, Site, SiteOptions};
 
-/// Time of a measurement with nothing beside it.
+/// Duration of a measurement without other load.
 const QUIET: Duration = Duration::from_secs(3);
-/// Times that everything is told.
+/// Number of full syncs.
 const ROUNDS: usize = 3;
 
 fn main() -> Result<()> {
@@ -51,7 +51,7 @@ fn measure(count: u32) -> Result<()> {
             &key,
         ]
     };
-    // One datagram is enough for a connection to be told.
+    // One datagram is enough for a connection to be replicated.
     let with_sysctl = ["--sysctl", "sync_threshold=1 50"];
     let arguments = [&extra("192.0.2.2")[..], &with_sysctl].concat();
     site.engine = Some(site.start_engine_on(&first, &[], &arguments)?);

@@ -1,5 +1,5 @@
-//! How late health checks start: as many a second as are asked for, to servers that answer, while
-//! others are black holes.
+//! Delay of health checks: a given number a second to servers that answer, while others are black
+//! holes.
 //!
 //! `cargo run --release -p lvs-bench --bin checks -- --checks 10000 --holes 5000 --seconds 20`
 
@@ -30,8 +30,8 @@ struct Options {
 fn main() -> Result<()> {
     let options = Options::parse();
     raise_limits();
-    // In a namespace of its own, where nobody else is: loopback answers, and a link swallows, at
-    // whose other end nobody is.
+    // In a network namespace of its own: loopback answers, and a link without a host at its other
+    // end swallows all packets.
     if std::env::var_os("LVS_CHECKS_INSIDE").is_none() {
         let program = std::env::current_exe()?;
         let mut words = vec!["-n".to_owned(), "--".into(), "sh".into(), "-c".into()];
@@ -126,7 +126,7 @@ fn main() -> Result<()> {
     })
 }
 
-/// Steps in which lag is told.
+/// Steps of the reported delays.
 const STEPS: [Duration; 14] = {
     let ms = Duration::from_millis;
     [

@@ -1,13 +1,13 @@
-//! Round trips and bulk transfers through the director, beside the kernel's own forwarding between
-//! the same hosts.
+//! Round trips and bulk transfers through the director, and through the kernel's own forwarding
+//! between the same hosts.
 //!
 //! ```text
 //! cargo run --release -p lvs-bench --bin forwarding [-- ROUNDS [PAIR...]]
 //! ```
 //!
 //! Needs root, or user namespaces, and the release build of `lvs-dataplane` and `lvsadm`. Each
-//! figure is the median of the rounds (5 if nothing is said) with the least and the greatest; the
-//! baseline of each is measured in the same round. A pair is a method and a backend, as `nat-tun`.
+//! figure is the median of the rounds (5 by default) with the least and the greatest; the baseline
+//! of each is measured in the same round. A pair is a method and a backend, as `nat-tun`.
 
 use std::env;
 use std::io::{Read, Write};
@@ -59,8 +59,8 @@ struct Measured {
     gbit: f64,
 }
 
-/// The server: the first byte of a connection says what it wants: `p` has every byte sent back, `b`
-/// a bulk download.
+/// The server. The first byte of a connection selects the service: `p` returns every byte, `b` is a
+/// bulk download.
 fn serve() -> Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", PORT))?;
     let block = vec![0x5a; 1 << 20];

@@ -5,8 +5,8 @@
 //! cargo run --release -p lvs-bench --bin listing [-- CONNECTIONS...]
 //! ```
 //!
-//! Needs root, or user namespaces, and the release build of `lvs-dataplane` and `lvsadm`. 100,000
-//! and 1,000,000 connections if nothing is said, made by as many datagrams through a running
+//! Needs root, or user namespaces, and the release build of `lvs-dataplane` and `lvsadm`. The
+//! default is 100,000 and 1,000,000 connections, made by as many datagrams through a running
 //! director. Round trips are of one byte each way over TCP, through the same director.
 
 use std::fs;

@@ -5,12 +5,12 @@
 //! cargo run --release -p lvs-bench --bin pauses -p lvsadm --bin lvsadm
 //! ```
 //!
-//! Needs root, `chrt`, and `lvsadm` beside it. An engine in a network namespace of its own forwards
-//! a flood of datagrams while 2,277 services with 37,205 servers are filled over its control
-//! socket, by one `apply` and by `lvsadm -R` line by line, and flushed. For comparison, some time
-//! passes without that, and the table is filled without the flood. What the scheduler of this host
-//! adds is in both; the rounds in which the packet worker has a real-time priority show what is
-//! left without it.
+//! Needs root, `chrt`, and `lvsadm` next to it. A dataplane in a network namespace of its own
+//! forwards a flood of datagrams. Meanwhile 2,277 services with 37,205 servers are added over its
+//! control socket, by one `apply` and by `lvsadm -R` line by line, and flushed. For comparison,
+//! some time passes without that, and the services are added without the flood. Both contain the
+//! delays of this host's scheduler; the rounds in which the packet worker has a real-time priority
+//! show the rest.
 
 use std::fs;
 use std::io::Write;
@@ -192,14 +192,14 @@ impl Bench<'_> {
     }
 
     fn measure(&self, run: impl FnOnce() -> Result<()>) -> Result<Stretch> {
-        let shared = self.engine.shared();
-        shared.take_pauses();
+        let dataplane = self.engine.handle();
+        dataplane.take_pauses();
         let (sent, started) = (self.flood.sent.load(Ordering::Relaxed), Instant::now());
         run()?;
         Ok(Stretch {
             took: started.elapsed(),
             sent: self.flood.sent.load(Ordering::Relaxed) - sent,
-            pauses: shared.take_pauses(),
+            pauses: dataplane.take_pauses(),
         })
     }
 }
@@ -236,7 +236,7 @@ fn target(service: ServiceId) -> String {
     }
 }
 
-/// The service of the flood (`first`), or all others.
+/// The service of the flood (`first`), or all other services.
 fn fill(first: bool) -> Vec<Call> {
     let service = |number: u32| ServiceId::Udp {
         address: ([10, 200, byte(number / 250), byte(number % 250 + 1)], 53).into(),
@@ -314,7 +314,7 @@ impl Flood {
                     .collect();
                 io.send(&mut batch);
                 sent.fetch_add(BATCH as u64, Ordering::Relaxed);
-                // What comes back is not looked at.
+                // The answers are discarded.
                 while io.recv(&mut room).is_ok_and(|count| count == BATCH) {}
                 // A rate that leaves the other threads of a small machine their share.
                 thread::sleep(Duration::from_micros(200));

@@ -1,13 +1,13 @@
-//! What a change costs in a small director and in a large one.
+//! Costs of a change in a small director and in a large one.
 //!
 //! ```text
 //! cargo run --release -p lvs-bench --bin scaling
 //! ```
 //!
-//! Adding, editing and removing one server, with a shard that follows after each, where there are
-//! 10 servers and where there are 37,205 of 2,277 services; then the same in one service of 5,000
-//! servers; then the large table filled by one list. Medians of [`ROUNDS`] interleaved rounds, with
-//! the smallest and the largest.
+//! Adds, edits and removes one server, and updates a shard after each change: with 10 servers, and
+//! with 37,205 servers of 2,277 services. Then the same in one service of 5,000 servers, and the
+//! large table filled by one list. Prints medians of [`ROUNDS`] interleaved rounds, with the
+//! smallest and the largest.
 
 use std::net::SocketAddr;
 use std::time::Instant as Clock;

@@ -1,14 +1,15 @@
-//! What it costs a director to tell another one of 10,000 new connections a second.
+//! Costs of replicating 10,000 new connections a second to another director.
 //!
 //! ```text
 //! cargo run --release -p lvs-bench --bin steady [-- ROUNDS]
 //! ```
 //!
 //! Needs root, or user namespaces, a C compiler, and the release build of `lvs-dataplane` and
-//! `lvsadm`. Two directors by NAT on one network; a generator sends datagrams of 1,000 clients to one
-//! of them as fast as it can, another one 14,000 a second of which each is a new connection, so that at least some 10,000 come through. What the
-//! director forwards is compared, round by round, with and without synchronisation of every new
-//! connection, the other director running in both.
+//! `lvsadm`. Two directors with NAT are on one network. One generator sends datagrams of 1,000
+//! clients to one of the directors as fast as it can. Another one sends 14,000 a second, each of
+//! which is a new connection, so that at least some 10,000 arrive. The program compares the
+//! forwarded packets round by round, with and without replication of each new connection. The other
+//! director runs in both cases.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -24,7 +25,7 @@ use lvs_testbed::{Forward, Proc, Site, SiteOptions};
 const PORT: u16 = 7;
 /// New connections a second that are to come through.
 const NEW: u64 = 10_000;
-/// Those that are sent: a director at its limit loses packets of both kinds.
+/// New connections a second that are sent: a director at its limit loses packets of both kinds.
 const SENT: u64 = 14_000;
 /// How long packets are counted, after a second in which connections open.
 const WINDOW: Duration = Duration::from_secs(4);
@@ -50,7 +51,7 @@ fn main() -> Result<()> {
     let key = key.display().to_string();
     let (mut with, mut without, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..rounds {
-        // Whoever is second meets a machine that the first has warmed.
+        // The second case runs on a machine that the first has warmed.
         let order = if round % 2 == 0 {
             [false, true]
         } else {
@@ -80,7 +81,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Packets a second that the director takes; `told` if another one is told of connections.
+/// Packets a second that the director forwards; with `told`, it replicates the connections.
 fn measure(site: &mut Site, yardsticks: &Yardsticks, key: &str, told: bool) -> Result<f64> {
     let synchronised = |peer: &'static str| match told {
         true => vec![
@@ -159,7 +160,7 @@ fn generator(site: &Site, yardsticks: &Yardsticks, more: &[&str]) -> Result<Proc
     site.client.spawn(yardsticks.path("gen"), &words)
 }
 
-/// What the service has counted.
+/// Counters of the service.
 struct Counted {
     connections: u64,
     packets: u64,

@@ -1,4 +1,4 @@
-//! A host that asks: a shell on it, which runs httperf when it is told to.
+//! A host with clients: a shell on it, which runs httperf on request.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -20,12 +20,12 @@ const MOST_PRINTED: usize = 4 << 20;
 const MOST_LINE: usize = 4096;
 /// Bytes kept of what a host complains about.
 const MOST_COMPLAINT: usize = 2048;
-/// What a line of our own begins with.
+/// Prefix of this program's own lines.
 const MARK: &str = "lvs-bench: ";
 /// Between two looks whether to go on waiting.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Runs on each host: waits for the time that it is told, by its own clock, and then runs httperf.
+/// Runs on each host: waits for the given time, by its own clock, and then runs httperf.
 const SCRIPT: &str = r#"
 httperf=$1
 for program in "$httperf" timeout date sleep; do
@@ -145,7 +145,8 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// What runs the words after it there. `options`: for ssh, as its `-o` takes them.
+    /// The command that runs the following words on that host. `options`: the arguments of ssh's
+    /// `-o`.
     #[must_use]
     pub fn command(&self, options: &[String], httperf: &str) -> Command {
         let words = shell(httperf);
@@ -204,7 +205,7 @@ pub(super) struct Host {
     stop: Arc<AtomicBool>,
     /// Nanoseconds that its clock is ahead of ours.
     ahead: i128,
-    /// What that may be wrong by.
+    /// Uncertainty of that difference.
     pub(super) unsure: Duration,
 }
 
@@ -239,7 +240,7 @@ impl Host {
         })
     }
 
-    /// Waits until it says that it can run httperf, and compares the clocks.
+    /// Waits until the host can run httperf, and compares the clocks.
     pub(super) fn wait_ready(&mut self, deadline: Instant) -> Result<()> {
         while self.own_line(deadline)? != "ready" {}
         let mut best: Option<(Duration, i128)> = None;
@@ -292,7 +293,7 @@ impl Host {
             }
             match own.strip_prefix("ended ") {
                 Some("0") => return Ok((printed, late)),
-                // What timeout(1) says.
+                // Exit status of timeout(1).
                 Some("124" | "137") => bail!("httperf did not end in time, and was ended"),
                 Some(status) => {
                     let last = printed.lines().last().unwrap_or_default();
@@ -338,9 +339,9 @@ impl Host {
         }
     }
 
-    /// Why it is gone, as far as it can be told.
+    /// The reason why it is gone, as far as it is known.
     fn gone(&mut self) -> anyhow::Error {
-        // What it complained about is read by another thread.
+        // Another thread reads its error output.
         let deadline = Instant::now() + Duration::from_secs(1);
         let mut status = self.child.try_wait();
         while matches!(status, Ok(None)) && Instant::now() < deadline {
@@ -364,7 +365,7 @@ impl Drop for Host {
         if let Ok(group) = i32::try_from(self.child.id()) {
             let _ = killpg(Pid::from_raw(group), Signal::SIGTERM);
         }
-        // ssh and sh end at once; who does not is not waited for.
+        // ssh and sh end at once; a process that does not is left behind.
         for _ in 0..50 {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;

@@ -1,4 +1,4 @@
-//! What httperf prints, and what several of them add up to.
+//! Output of httperf, and the sum of several outputs.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde::Serialize;
 pub struct Figures {
     /// Connections that were begun.
     pub connections: u64,
-    /// Replies, whatever their status.
+    /// Replies of any status.
     pub replies: u64,
     /// Good replies a second: those with a status of 2xx.
     pub rate: f64,
@@ -71,7 +71,7 @@ impl Errors {
         self.kinds().iter().map(|(_, count)| count).sum()
     }
 
-    /// Those that tell of the client, and nothing of whom it asks.
+    /// Errors of the client's host, which are independent of the server.
     #[must_use]
     pub fn of_client(&self) -> u64 {
         self.no_descriptor + self.no_port + self.no_file
@@ -159,8 +159,8 @@ impl Figures {
         Ok(figures)
     }
 
-    /// What several add up to: rates and numbers are added, times are weighted by the replies, and
-    /// percentiles come from all their connections together.
+    /// Merges several results: rates and numbers are added, times are weighted by the replies, and
+    /// percentiles come from all connections together.
     #[must_use]
     pub fn merge<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut sum = Self::default();
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_add_up_to() {
+    fn results_of_several_hosts_are_merged() {
         let one = Figures::parse(PRINTED, 2.0, 1.0).expect("figures");
         let mut other = one.clone();
         other.replies = 980;
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_httperfs_is_refused() {
+    fn foreign_output_is_refused() {
         assert!(Figures::parse("", 2.0, 1.0).is_err());
         assert!(Figures::parse("Total: connections x", 2.0, 1.0).is_err());
         for line in 0..PRINTED.lines().count() {

@@ -28,23 +28,23 @@ const MOST_RATE: u32 = 1_000_000;
 const MOST_HOSTS: usize = 256;
 /// How long it may take until all hosts are ready.
 const READY: Duration = Duration::from_secs(20);
-/// Until all hosts have been told when to begin.
+/// Time until all hosts have received the start time.
 const AHEAD: Duration = Duration::from_millis(100);
-/// What its end may take until it is known here.
+/// Limit for the end of a host's run to become visible here.
 const ON_THE_WAY: Duration = Duration::from_secs(3);
 
-/// Whom to ask for what, from where.
+/// Servers, requests and hosts of a measurement.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Hosts that ask: local, netns:NAME (a namespace of `ip netns`), `ssh:[USER@]HOST[:PORT]`
     #[arg(required = true, value_name = "HOST")]
     hosts: Vec<Place>,
-    /// Whom to ask; of several (A,B), the hosts take turns
+    /// Servers; of several (A,B), the hosts take turns
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', required = true)]
     server: Vec<String>,
     #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
-    /// What to ask for
+    /// Path of the requested page
     #[arg(long, default_value = "/")]
     uri: String,
     /// Requests a second, of all hosts together, one a connection: FROM..TO/STEP, or a list (500,1000)
@@ -120,7 +120,7 @@ fn percent(text: &str) -> Result<f64> {
     number.with_context(|| format!("{text:?} is no percentage; give one above 0, up to 100"))
 }
 
-/// Who is asked for what.
+/// Servers and requests of a load.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// Of several, the hosts take turns.
@@ -142,21 +142,21 @@ pub struct Step {
     pub offered: f64,
     /// Whether hosts are missing: then less was offered than asked for.
     pub incomplete: bool,
-    /// What all that answered add up to.
+    /// The sum of all hosts that answered.
     #[serde(flatten)]
     pub all: Figures,
     /// Of each host.
     pub hosts: Vec<OfHost>,
 }
 
-/// What one host saw of a step.
+/// Result of a step on one host.
 #[derive(Clone, Debug, Serialize)]
 pub struct OfHost {
     /// The host.
     pub host: String,
-    /// Milliseconds that httperf began after the time that all were told.
+    /// Milliseconds by which httperf began after the common start time.
     pub late_ms: f64,
-    /// What it saw.
+    /// Its figures.
     #[serde(flatten)]
     pub figures: Figures,
 }
@@ -166,7 +166,7 @@ pub struct OfHost {
 pub struct Failed {
     /// The host.
     pub host: String,
-    /// What was offered when it failed; none, if it never was ready.
+    /// Offered rate when it failed; none if it never was ready.
     pub offered: Option<f64>,
     /// Why.
     pub why: String,
@@ -187,7 +187,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// When no host is ready. Those that are not, where others are, are among [`Cluster::failed`].
+    /// When no host is ready. If some are ready, the others are in [`Cluster::failed`].
     pub fn start(commands: Vec<(String, Command)>, stop: &Arc<AtomicBool>) -> Result<Self> {
         let all = commands.len();
         let mut failed = Vec::new();
@@ -224,8 +224,8 @@ impl Cluster {
         &self.failed
     }
 
-    /// Has all of them ask together. A host that fails takes no part in later steps; the others keep
-    /// to their shares.
+    /// Lets all hosts send requests together. A host that fails takes no part in later steps; the
+    /// others keep to their shares.
     ///
     /// # Errors
     ///
@@ -308,7 +308,7 @@ fn words(load: &Load, server: &str, rate: f64, connections: f64) -> Vec<String> 
     words
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Debug, Serialize)]
 struct Printed<'a> {
     schema: u32,
@@ -328,8 +328,8 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// When a word cannot be used, when hosts fail (what the others saw is printed nevertheless), or
-    /// when it is interrupted.
+    /// When a word cannot be used, when hosts fail (the results of the others are printed
+    /// nevertheless), or when it is interrupted.
     pub fn run(&self) -> Result<()> {
         self.check()?;
         let stop = Arc::new(AtomicBool::new(false));

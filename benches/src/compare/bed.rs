@@ -41,18 +41,18 @@ pub(crate) const VIP: &str = "10.73.0.1";
 pub(crate) const VIP6: &str = "fd00:73::1";
 pub(crate) const SERVER: &str = "10.72.0.11";
 pub(crate) const SERVER6: &str = "fd00:72::11";
-/// Connections that ours may have: those of the largest case, and of others measured with it.
+/// Connections of our director: those of the largest case, and of other cases measured with it.
 const CONNECTIONS: u32 = 10_100_000;
 /// Connections of TCP that ours may have, where the memory for all of them is taken at once; of a
 /// flood, those that it has, and a fifth more.
 pub(crate) const IN_KERNEL: u32 = 1_000_000;
-/// What `ipvsadm` is told so that no connection ends while it is measured.
+/// Arguments of `ipvsadm` so that no connection ends during the measurement.
 const TIMEOUTS: [&str; 4] = ["--set", "7200", "120", "7200"];
 /// Cores.
 const ENDPOINTS: usize = 0;
 const DIRECTOR: usize = 1;
 
-/// What a bed is for.
+/// Purpose of a bed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Purpose {
     /// Floods of small packets, which end at the far interface.
@@ -62,7 +62,7 @@ pub(crate) enum Purpose {
     /// The same, whose programs are started for each measurement; servers of direct routing and
     /// tunnels answer by a line of their own.
     Transfer,
-    /// Round trips, beside a paced flood.
+    /// Round trips during a paced flood.
     Ping,
 }
 
@@ -165,7 +165,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Whom clients speak to.
+    /// The address that clients connect to.
     pub(crate) fn target(&self, v6: bool) -> &'static str {
         let by_address = matches!(self.who, Contender::Route | Contender::Direct)
             || (self.purpose != Purpose::Flood && self.who.is_null_packet());
@@ -418,7 +418,7 @@ impl Bed {
         }
     }
 
-    /// The programs are those of `dir`, or the ones beside this one.
+    /// The programs are those of `dir`, or the ones next to this one.
     fn start_engine(&mut self, backend: &str, method: Method, dir: Option<&Path>) -> Result<()> {
         let program =
             |name: &str| dir.map_or_else(|| programs::find(name), |dir| Ok(dir.join(name)));
@@ -444,7 +444,7 @@ impl Bed {
         if in_kernel {
             if self.who == Contender::Xdp {
                 words.extend(["--xdp", d, "--xdp", e]);
-                // What is sent so is received by NAPI only.
+                // With generic receive offload, NAPI receives redirected frames.
                 for (host, device) in [(&self.client, 0), (&self.server, 3)] {
                     let device = &self.devices[device];
                     host.sh(&format!("ethtool -K {device} gro on"))?;
@@ -671,8 +671,8 @@ fn kernel_thread(prefix: &str) -> Option<u32> {
     })
 }
 
-/// Whatever arrives ends here, after packet sockets have seen it. Classic BPF, so that no compiler
-/// is needed: 2 is `TC_ACT_SHOT`, -1 goes on.
+/// Drops all packets, after packet sockets have seen them. Classic BPF needs no compiler: 2 is
+/// `TC_ACT_SHOT`, -1 continues.
 fn drop_all(device: &str) -> String {
     format!(
         "tc qdisc add dev {device} clsact\ntc filter add dev {device} ingress bpf da bytecode '1,6 0 0 2,'\n"

@@ -1,4 +1,4 @@
-//! Who is compared, and where each does its work.
+//! The compared programs, and the places where they work.
 
 use serde::Serialize;
 
@@ -113,7 +113,7 @@ impl Contender {
         }
     }
 
-    /// It is told its services in `ipvsadm`'s words.
+    /// It is configured with `ipvsadm` commands.
     pub(crate) fn takes_rules(self) -> bool {
         self.is_ours() || matches!(self, Self::Ipvs(_))
     }
@@ -141,7 +141,7 @@ impl Contender {
         )
     }
 
-    /// It handles packets beside the host's own stack, which must not forward them as well.
+    /// It handles packets next to the host's own stack, which must not forward them as well.
     pub(crate) fn is_null_packet(self) -> bool {
         matches!(
             self,
@@ -162,7 +162,7 @@ impl Contender {
         )
     }
 
-    /// What has to be installed for it.
+    /// The program that has to be installed for it.
     pub(crate) fn program(self) -> Option<&'static str> {
         match self {
             Self::Testpmd => Some("dpdk-testpmd"),
@@ -178,8 +178,8 @@ impl Contender {
 /// Where the work is done. The generator, or both ends of TCP, are on CPU 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(crate) enum Place {
-    /// As veth has it by itself: the receiving soft interrupt on the sender's CPU 0; a process on
-    /// CPU 1 (`split`); what the kernel forwards, on CPU 0 as well (`inline`).
+    /// The defaults of veth: the receiving soft interrupt on the sender's CPU 0; a process on CPU 1
+    /// (`split`); the kernel's forwarding on CPU 0 as well (`inline`).
     Usual,
     /// All of the director's work on CPU 1, the receiving soft interrupt in a thread there (`1c`).
     OneCore,

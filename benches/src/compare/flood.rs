@@ -13,7 +13,7 @@ use super::sample::{Cpu, Sample};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// What is sent.
+/// The packets of a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flood {
     pub(super) flows: u32,
@@ -110,7 +110,7 @@ impl Flood {
             forward.open(bed, yardsticks)?;
         }
         if bed.who.is_in_kernel() {
-            // Those that waited to be published while others came.
+            // Opens the connections that were not offloaded because others came first.
             forward.open(bed, yardsticks)?;
         }
         let few = Self {
@@ -229,7 +229,7 @@ impl Flood {
         let first = Snapshot::take();
         let before = Bed::received(host, device)?;
         let start = std::time::Instant::now();
-        // On a busy machine, who forwards may not have had a processor in a short window.
+        // On a busy machine, the director may not have had a processor in a short window.
         let packets = loop {
             bed::settle(window);
             let packets = Bed::received(host, device)? - before;
@@ -265,7 +265,7 @@ impl Flood {
     }
 }
 
-/// What a yardstick has printed last.
+/// The last line that a yardstick has printed.
 fn report<T: for<'a> Deserialize<'a>>(process: &Proc) -> Result<T> {
     let log = process.log();
     let line = log.lines().last().unwrap_or_default();

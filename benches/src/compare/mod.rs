@@ -1,4 +1,5 @@
-//! `lvs-bench compare`: ours beside what does nothing, the kernel, and others, in the same run.
+//! `lvs-bench compare`: our director, a null forwarder, the kernel and other programs, in the same
+//! run.
 
 pub(crate) mod bed;
 pub(crate) mod contender;
@@ -29,7 +30,7 @@ use self::run::{Manner, Runner};
 use crate::machine::{self, Calibration};
 use crate::yardsticks::Yardsticks;
 
-/// What to compare, and how.
+/// Options of the comparison.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Rows to measure, or beginnings of their names; without any, all but `in-kernel` and
@@ -62,7 +63,7 @@ pub struct Options {
 const USUALLY: (usize, u64) = (5, 1000);
 const QUICKLY: (usize, u64) = (3, 400);
 
-/// What `--quick` measures when no row is named.
+/// Rows that `--quick` measures if none is named.
 const QUICK: [&str; 10] = [
     "nat-1k",
     "tunnel-1k",
@@ -76,7 +77,7 @@ const QUICK: [&str; 10] = [
     "maglev",
 ];
 
-/// What is off by default is measured when it is named.
+/// Rows that are off by default are measured if they are named.
 fn is_only_by_name(row: &Row) -> bool {
     ["in-kernel", "proxy", "other"]
         .iter()
@@ -307,7 +308,7 @@ mod tests {
 
     /// Of what is planned, not of what a run takes.
     #[test]
-    fn the_plan_fits_its_time() {
+    fn plan_fits_its_time() {
         let seconds = |arguments: &[&str], (rounds, window)| {
             let groups = selected(arguments).expect("they are there");
             expected(&groups, rounds, Duration::from_millis(window))

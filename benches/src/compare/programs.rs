@@ -150,7 +150,7 @@ pub(super) fn haproxy(director: &Host, dir: &Path) -> Result<Proc> {
     )
 }
 
-/// What loads nginx's module for streams. Where it is not a module of its own it is built in.
+/// The directive that loads nginx's module for streams; empty if it is built in.
 pub(crate) fn load_stream() -> String {
     let module = "/usr/lib/nginx/modules/ngx_stream_module.so";
     if Path::new(module).exists() {

@@ -28,7 +28,7 @@ impl Progress {
         self.done = (self.done + seconds).min(self.total);
     }
 
-    /// What is done now.
+    /// Shows the present step.
     pub(crate) fn show(&self, what: &str) {
         if !self.terminal {
             return;
@@ -66,7 +66,7 @@ impl Progress {
     }
 
     fn left(&self) -> String {
-        // What was done took so many times what it was expected to.
+        // Ratio of the elapsed time to the expected time of the finished steps.
         let elapsed = self.start.elapsed().as_secs_f64();
         let factor = if self.done > 5.0 {
             elapsed / self.done

@@ -1,4 +1,4 @@
-//! What came out: a table for people, JSON for programs.
+//! Output of the results: a table for readers, JSON for programs.
 
 use std::fmt::Write as _;
 
@@ -18,7 +18,7 @@ pub(super) struct Line {
     name: String,
     what: String,
     subject: String,
-    /// Whom the ratio is against; of several the best.
+    /// The reference of the ratio; of several the best.
     against: String,
     placement: [String; 2],
     unit: &'static str,

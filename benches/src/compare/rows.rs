@@ -1,4 +1,4 @@
-//! What is compared with what, and what is asked of it.
+//! The compared pairs, and the bounds of their ratios.
 
 use super::contender::{Contender, Place};
 use super::flood::Flood;
@@ -18,7 +18,7 @@ pub(super) enum Work {
     Tcp(Contender, Tcp),
     /// CPU of the director for a unit of it.
     Cost(Contender, Tcp),
-    /// Round trips, idle or beside a flood.
+    /// Round trips, idle or during a flood.
     Ping(Contender, bool, Percentile),
     Memory(Memory),
 }
@@ -118,7 +118,7 @@ impl Work {
     }
 }
 
-/// What is asked of a ratio.
+/// Bound of a ratio.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Bound {
     AtLeast(f64),
@@ -137,7 +137,7 @@ impl Bound {
     }
 }
 
-/// What it is measured against.
+/// The reference of a comparison.
 #[derive(Clone, Debug)]
 pub(super) enum Against {
     /// The best of some, by median.
@@ -168,7 +168,7 @@ pub(super) struct Row {
     pub(super) subject: String,
     pub(super) against: Against,
     pub(super) bound: Bound,
-    /// Why it does not say what it should.
+    /// The reason why it misses its bound.
     pub(super) but: Option<&'static str>,
 }
 

@@ -36,13 +36,13 @@ const MEMORY_CPU: usize = 1;
 pub(super) struct Manner {
     pub(super) rounds: usize,
     pub(super) window: Duration,
-    /// Measures whatever else the machine does.
+    /// Measures even if the machine is busy.
     pub(super) busy: bool,
     /// Set by Ctrl-C.
     pub(super) stop: Arc<AtomicBool>,
 }
 
-/// What came of a job.
+/// Result of a job.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) job: Job,
@@ -57,22 +57,22 @@ type Key = (Contender, Place, Purpose);
 type Pinged = (Contender, bool);
 type Trips = (Vec<f64>, Option<String>);
 
-/// What stands ready for a group.
+/// Prepared resources of a group.
 pub(super) struct Runner<'a> {
     yardsticks: &'a Yardsticks,
     manner: &'a Manner,
     beds: HashMap<Key, Bed>,
     prepared: HashSet<(Key, Flood)>,
-    /// Packets a second beside round trips.
+    /// Packets a second during round trips.
     half: Option<f64>,
-    /// Whose round trips are measured, idle or beside a flood.
+    /// The contenders whose round trips are measured, idle or during a flood.
     pinged: Vec<Pinged>,
-    /// Those of this round, in microseconds, and what has disturbed them.
+    /// Round trips of this round, in microseconds, and their disturbances.
     trips: HashMap<Pinged, Result<Trips, String>>,
     memory: Instances,
 }
 
-/// What is measured in memory.
+/// Objects that are measured in memory.
 #[derive(Debug, Default)]
 struct Instances {
     pipelines: Vec<((u32, u32), Pipeline)>,
@@ -226,7 +226,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Half of what ours takes of the flood that runs beside round trips.
+    /// Half of the rate that our director can forward of the flood during round trips.
     fn half_load(&mut self) -> Result<f64> {
         let flood = Flood {
             flows: 1000,
@@ -328,7 +328,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Round trips of all that are measured idle, or beside a flood, in turns.
+    /// Round trips of all contenders, idle or during a flood, in turns.
     fn measure_trips(&mut self, loaded: bool) {
         let pinged = self.pinged.clone();
         for _ in 0..TURNS {

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::machine::Used;
 
-/// What was measured once.
+/// One measurement.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) value: f64,
@@ -23,7 +23,7 @@ impl Sample {
     }
 }
 
-/// Nanoseconds of CPU per packet, request or KiB, by who used them.
+/// Nanoseconds of CPU per packet, request or KiB, by user.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Cpu {
     /// The director's process, its system calls included.

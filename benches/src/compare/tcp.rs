@@ -13,7 +13,7 @@ use super::sample::{Cpu, Sample};
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// What clients do.
+/// Actions of the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Tcp {
     /// One stream, in Gbit/s.
@@ -88,7 +88,7 @@ impl Tcp {
     }
 }
 
-/// What wrk says of requests a second.
+/// Requests a second in wrk's output.
 pub(crate) fn requests(printed: &str) -> Result<f64> {
     let line = |start: &str| {
         printed
@@ -121,7 +121,7 @@ impl Percentile {
     }
 }
 
-/// The flood beside round trips, which ends before it meets a program.
+/// The flood during round trips, which ends before it reaches a program.
 const BESIDE: Flood = Flood {
     flows: 1000,
     client_bits: 10,
@@ -129,8 +129,8 @@ const BESIDE: Flood = Flood {
     v6: false,
 };
 
-/// Round trips of one byte over TCP, each in microseconds; beside a flood at `rate` packets a second,
-/// if there is one. And what has disturbed them.
+/// Round trips of one byte over TCP, each in microseconds, during a flood at `rate` packets a
+/// second, if there is one. Also returns disturbances.
 pub(super) fn round_trips(
     bed: &mut Bed,
     yardsticks: &Yardsticks,

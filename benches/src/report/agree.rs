@@ -1,4 +1,4 @@
-//! Whether two reports say the same.
+//! Whether two reports agree.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub(super) struct Compare {
 struct Beside {
     /// How far medians are apart: the greater by the smaller, less 1.
     apart: Vec<f64>,
-    /// What does not agree, in words.
+    /// Differences, in words.
     disagree: Vec<String>,
     /// Points that only one of them has.
     alone: usize,
@@ -104,7 +104,7 @@ fn compare(first: &Document, second: &Document, margin: f64) -> BTreeMap<String,
     plots
 }
 
-/// What was measured, not what is made of it.
+/// The measured series, not the derived ones.
 fn measured(experiment: &dyn Experiment, document: &Document, plot: &str) -> Vec<Series> {
     let name = experiment.name();
     document.series(name, plot, &super::peers::of(experiment))
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_farther_apart_than_its_spread_does_not_agree() {
+    fn figures_beyond_their_spread_disagree() {
         let first = report(&[[10.0, 20.0], [12.0, 21.0]]);
         let second = report(&[[15.0, 20.0], [16.0, 21.0]]);
         let error = run(&first, &second, &[]).expect_err("one of two is apart");
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_one_only_is_counted() {
+    fn points_of_one_report_only_are_counted() {
         let first = report(&[[10.0, 20.0]]);
         let mut second = first.clone();
         second.runs[0].values.truncate(1);

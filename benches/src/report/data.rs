@@ -1,4 +1,4 @@
-//! What a report is made of. It is written as JSON after each run, and read again by `--resume`.
+//! Data of a report. It is written as JSON after each run, and read again by `--resume`.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -38,7 +38,7 @@ pub(super) struct Run {
     pub(super) cpu: CpuSeconds,
     /// Why it should not be believed.
     pub(super) disturbed: Option<String>,
-    /// What else there is to say: why something did not work.
+    /// Further notes, such as the reason of a failure.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) notes: Vec<String>,
 }
@@ -66,7 +66,7 @@ pub(super) struct CpuSeconds {
     pub(super) endpoints: f64,
 }
 
-/// What could not be measured.
+/// A measurement that failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Missing {
     pub(super) experiment: String,
@@ -133,8 +133,8 @@ impl Document {
         runs.filter(move |run| run.experiment == experiment && run.peer == peer)
     }
 
-    /// The runs that count: those that were not disturbed, where there are at least two of them. The
-    /// spread of one says nothing.
+    /// The runs that count: the undisturbed ones, if there are at least two of them. One run has no
+    /// spread.
     pub(super) fn counted(&self, experiment: &str, peer: &str) -> Vec<&Run> {
         let mut runs: Vec<&Run> = self
             .runs
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disturbed_round_does_not_count() {
+    fn disturbed_round_does_not_count() {
         let mut document = Document {
             runs: vec![
                 run(1, 1.0, None),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_loaded() {
+    fn saved_report_is_loaded() {
         let directory = tempfile::tempdir().expect("a directory");
         let document = Document {
             schema: SCHEMA,

@@ -1,4 +1,4 @@
-//! What the thesis could not do: a server that fails and returns.
+//! Experiment beyond the thesis: a server that fails and returns.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_ends_with_the_last_failure() {
+    fn outage_ends_with_the_last_failure() {
         let asked = Asked {
             served: vec![50, 50, 10, 10, 50, 50],
             failed: vec![0, 0, 3, 2, 0, 0],

@@ -30,7 +30,7 @@ pub(super) struct Service {
     pub(super) servers: Vec<(u32, u64)>,
 }
 
-/// What goes on for as long as a farm is used.
+/// Processes that run as long as a farm is used.
 #[derive(Debug)]
 pub(super) struct Farm {
     servers: Proc,
@@ -51,7 +51,7 @@ pub(super) struct Set {
     pub(super) most: u64,
 }
 
-/// Those of the thesis.
+/// Files of the thesis.
 pub(super) const SMALL: Set = Set {
     name: "small",
     least: 76_000,
@@ -82,7 +82,7 @@ pub(super) struct Clients {
     pub(super) sources: u8,
 }
 
-/// Who has services of any port.
+/// Peers with services of any port.
 pub(super) const PEERS: [Peer; 5] =
     peers::named(["lvs-nat", "nftables", "haproxy", "nginx", "ip_vs nat"]);
 
@@ -207,7 +207,7 @@ impl Farm {
     }
 }
 
-/// What clients have to say at their end.
+/// Reports of the clients at their end.
 pub(super) fn asked(mut clients: Proc, seconds: f64) -> Result<Vec<Asked>> {
     let status = clients.wait(Duration::from_secs_f64(seconds + 10.0))?;
     let log = clients.log();
@@ -215,7 +215,7 @@ pub(super) fn asked(mut clients: Proc, seconds: f64) -> Result<Vec<Asked>> {
     serde_json::from_str(line).with_context(|| format!("the clients ({status}) say:\n{log}"))
 }
 
-/// What a printed line of a listing ends in, as `ipvsadm` shortens it.
+/// Parses a number at the end of a line of a listing, as `ipvsadm` shortens it.
 pub(super) fn printed_number(word: &str) -> Option<f64> {
     let (digits, factor) = match word.char_indices().last()? {
         (at, 'K') => (&word[..at], 1e3),

@@ -30,9 +30,9 @@ enum Marker {
     Cross,
 }
 
-/// Okabe and Ito's colours, with the grey that goes with them, which colour-blind readers can tell
-/// apart; a peer has the same one everywhere. What one peer is measured with (`lvs-nat lc`) is told apart by lightness, dashes and
-/// markers.
+/// Okabe and Ito's colours, with the matching grey, which colour-blind readers can distinguish; a
+/// peer has the same one everywhere. Variants of one peer (`lvs-nat lc`) differ in lightness,
+/// dashes and markers.
 pub(super) fn look(peer: &str) -> Look {
     let (of, variant) = peer.split_once(' ').unwrap_or((peer, ""));
     let colour = match of {
@@ -87,7 +87,7 @@ fn shade(colour: RGBColor, light: f64) -> RGBColor {
     RGBColor(one(colour.0), one(colour.1), one(colour.2))
 }
 
-/// Leaves out the places of bars that nobody has.
+/// Leaves out the places of bars without a value.
 fn close_up<'a>(series: &[Series], bars: &[&'a str]) -> (Vec<Series>, Vec<&'a str>) {
     let mut series = series.to_vec();
     if bars.is_empty() {
@@ -200,7 +200,7 @@ where
     mesh.draw()?;
     let mut named: Vec<&str> = Vec::new();
     for one in series {
-        // Bars have their own names below: the legend is of whom they belong to.
+        // Bars have their own names below: the legend names their peers.
         let of = one.peer.split(' ').next().unwrap_or_default();
         let peer = if bars.is_empty() { &one.peer } else { of };
         let Look {
@@ -269,7 +269,7 @@ where
             }
         }
         let spread = if bars.is_empty() { colour } else { BLACK };
-        // Where there is nothing, a cross says so.
+        // A cross marks a missing value.
         let whiskers = one
             .points
             .iter()
@@ -460,7 +460,7 @@ fn section(page: &mut String, document: &Document, experiment: &dyn Experiment) 
     list(page, &not_measured(document, experiment, &not_drawn))
 }
 
-/// What an experiment has no figures of, and why.
+/// Series without figures in an experiment, and the reasons.
 fn not_measured(document: &Document, experiment: &dyn Experiment, plots: &[&str]) -> Vec<String> {
     let name = experiment.name();
     let missing = document.missing.iter();
@@ -499,7 +499,7 @@ fn list(page: &mut String, items: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What was said beside the figures, and in how many rounds.
+/// Notes besides the figures, and the number of rounds with each.
 fn notes(page: &mut String, document: &Document, experiment: &str) -> Result<()> {
     let mut said: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let runs = document.runs.iter();

@@ -37,7 +37,7 @@ use crate::compare::progress::Progress;
 use crate::machine;
 use crate::yardsticks::Yardsticks;
 
-/// What to repeat, and how.
+/// Options of the report.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Options {
@@ -65,16 +65,16 @@ pub struct Options {
     busy: bool,
 }
 
-/// What can be done with reports that are there.
+/// Operations on existing reports.
 #[derive(Debug, Subcommand)]
 enum Instead {
-    /// Draw report.html anew from DIR/report.json
+    /// Draw report.html again from DIR/report.json
     Draw {
         /// Where the report is
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
-    /// Say whether two reports agree within their spread; if they do not, the exit status is 1
+    /// Compare two reports; if they differ by more than their spread, the exit status is 1
     Compare(agree::Compare),
 }
 
@@ -92,7 +92,7 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Something to say beside the figures; once.
+    /// Adds a note to the figures, once.
     fn note(&self, what: String) {
         let mut notes = self.notes.borrow_mut();
         if !notes.contains(&what) {
@@ -107,15 +107,15 @@ trait Experiment: Sync {
     fn title(&self) -> &'static str;
     /// How it is done.
     fn what(&self) -> &'static str;
-    /// The programs that it needs besides ours and those of its peers, of which whoever lacks one is
-    /// not measured.
+    /// The programs that it needs besides ours and those of its peers; peers without one of them
+    /// are not measured.
     fn programs(&self) -> &'static [&'static str] {
         &[]
     }
     fn plots(&self) -> &'static [Plot];
-    /// What one run of a peer takes, about.
+    /// Approximate duration of one run of a peer.
     fn seconds(&self, quick: bool) -> f64;
-    /// Who takes part.
+    /// The peers of the experiment.
     fn peers(&self) -> &'static [Peer] {
         peers::USUAL
     }
@@ -139,11 +139,11 @@ trait Experiment: Sync {
         turn: &Turn<'_>,
         bed: &mut Bed,
     ) -> Result<(Vec<Value>, CpuSeconds, Option<String>)>;
-    /// The lines or bars of a plot: the medians of the rounds, where it is not made of others.
+    /// The lines or bars of a plot: the medians of the rounds, unless it is derived from others.
     fn series(&self, document: &Document, plot: &Plot) -> Vec<Series> {
         document.series(self.name(), plot.name, &peers::of(self))
     }
-    /// What stands for x = 0, 1, ... of a plot of bars; of other plots nothing.
+    /// Labels of x = 0, 1, ... in a plot of bars; empty for other plots.
     fn bars(&self, plot: &Plot) -> &'static [&'static str] {
         let _ = plot;
         &[]
@@ -384,7 +384,7 @@ impl Options {
         let one = experiment.seconds(self.quick);
         let groups = |peers: usize| number(peers.div_ceil(experiment.at_once()));
         for round in 1..=rounds {
-            // Whoever failed takes no time.
+            // A peer that failed needs no time.
             progress.add(one * (groups(peers.len()) - groups(beds.len())));
             let mut failed = Vec::new();
             for group in beds.chunks_mut(experiment.at_once()) {
@@ -509,7 +509,7 @@ fn machine_facts() -> Vec<(String, String)> {
     ] {
         let output = Command::new(program).arg(argument).output();
         let first = output.ok().and_then(|output| {
-            // nginx tells it on standard error.
+            // nginx prints it to standard error.
             let text = if output.stdout.is_empty() {
                 output.stderr
             } else {

@@ -287,7 +287,7 @@ impl Experiment for Orourke {
     }
 }
 
-/// What a run has measured so far.
+/// Values of a run so far.
 #[derive(Debug, Default)]
 struct Values {
     all: Vec<Value>,
@@ -506,7 +506,7 @@ mod tests {
 
     /// Each has a last rate that asks for more than the servers can.
     #[test]
-    fn servers_are_asked_for_more_than_they_can() {
+    fn offered_rates_exceed_capacity_of_servers() {
         for (servers, _, rates, quick) in RATES {
             let mut values = Values::default();
             let seen = Seen {
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_good_rate_is_found() {
+    fn highest_good_rate_is_found() {
         let rates = [10, 20, 30, 40, 50];
         for limit in 0..60 {
             let mut asked = 0;
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_those_of_peers() {
+    fn bars_have_names_of_peers() {
         assert!((bar(&NAMES, "haproxy") - 7.0).abs() < f64::EPSILON);
         for place in PLACES {
             let peer = place.split(' ').next().expect("a name");

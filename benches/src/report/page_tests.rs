@@ -1,5 +1,5 @@
-//! The page in a browser, and the JSON beside its schema: of made-up figures of everything that is
-//! plotted.
+//! The page in a browser, and the JSON against its schema, with made-up figures of everything that
+//! is plotted.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -13,11 +13,11 @@ use serde::Deserialize;
 use super::data::{CpuSeconds, Document, Missing, Run, SCHEMA, Value};
 use super::{EXPERIMENTS, Experiment, draw, html, peers};
 
-/// What somebody sees of a plot.
+/// The visible content of a plot.
 #[derive(Debug, Deserialize)]
 struct Seen {
     id: String,
-    /// What is written in it.
+    /// Its texts.
     texts: Vec<String>,
     /// Of these, what is not all within the plot.
     outside: Vec<String>,
@@ -110,7 +110,7 @@ fn hex(colour: RGBColor) -> String {
     format!("#{:02X}{:02X}{:02X}", colour.0, colour.1, colour.2)
 }
 
-/// Whom the legend of a plot is to name, and their colours.
+/// The peers that the legend of a plot is to name, and their colours.
 fn legend(
     experiment: &dyn Experiment,
     document: &Document,
@@ -213,7 +213,7 @@ fn each_plot_has_axes_with_units_a_legend_and_data_in_a_browser() {
 }
 
 #[test]
-fn who_and_what_is_left_out_is_said() {
+fn page_names_missing_peers_and_plots() {
     let mut document = sample();
     let orourke = EXPERIMENTS[0];
     document.missing.clear();
@@ -249,7 +249,7 @@ fn who_and_what_is_left_out_is_said() {
 
 #[test]
 #[ignore = "needs jsonschema"]
-fn a_report_is_what_its_schema_says() {
+fn report_matches_its_schema() {
     // Debian's: another one of that name need not work, or be there for this user.
     const JSONSCHEMA: &str = "/usr/bin/jsonschema";
     let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/report.schema.json");
@@ -312,7 +312,7 @@ fn peers_have_colours_of_the_palette() {
     );
 }
 
-/// What one peer is measured with is told apart in one plot, too.
+/// Variants of one peer have different looks in one plot, too.
 #[test]
 fn variants_of_a_peer_look_different() {
     for experiment in EXPERIMENTS {

@@ -1,4 +1,4 @@
-//! Who is measured, by every experiment alike, and what it used.
+//! The measured peers, which are the same in every experiment, and the CPU time that they use.
 
 use anyhow::Result;
 
@@ -8,7 +8,7 @@ use crate::compare::bed::Bed;
 use crate::compare::contender::{Contender, Method};
 use crate::machine::{Snapshot, Used};
 
-/// Who is measured; its name is the same everywhere, as is its colour.
+/// A measured peer. Its name and colour are the same everywhere.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
     pub(super) name: &'static str,
@@ -33,10 +33,10 @@ pub(super) const PEERS: [Peer; 12] = [
     peer("ip_vs dr", Contender::Ipvs(Method::Dr)),
     peer("ip_vs tunnel", Contender::Ipvs(Method::Tunnel)),
 ];
-/// Those of most experiments: another method of the kernel would take time and tell little.
+/// Peers of most experiments: another method of the kernel would need time and show little.
 pub(super) const USUAL: &[Peer] = PEERS.split_at(10).0;
 
-/// Those with these names. What follows a space is what one of them is measured with: `lvs-nat lc`.
+/// Peers with these names. The word after a space names a variant of the peer: `lvs-nat lc`.
 pub(super) const fn named<const COUNT: usize>(names: [&'static str; COUNT]) -> [Peer; COUNT] {
     let mut all = [PEERS[0]; COUNT];
     let mut place = 0;
@@ -64,7 +64,7 @@ const fn begins(name: &str, peer: &str) -> bool {
     name.len() == at || name[at] == b' '
 }
 
-/// What they are called.
+/// Names of the peers.
 pub(super) const fn names<const COUNT: usize>(peers: &[Peer; COUNT]) -> [&'static str; COUNT] {
     let mut names = [""; COUNT];
     let mut place = 0;
@@ -85,7 +85,7 @@ pub(super) fn director_devices(bed: &Bed) -> [&str; 2] {
     [&bed.devices[1], &bed.devices[2]]
 }
 
-/// What the nodes used since `first`, and why it should not be believed.
+/// CPU time of the nodes since `first`, and the reason to distrust it.
 pub(super) fn used_since(bed: &mut Bed, first: &Snapshot) -> Result<(CpuSeconds, Option<String>)> {
     let used: Used = Snapshot::take().since(first, bed.pid(), &director_devices(bed));
     bed.check_alive()?;
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_that_of_one_peer() {
+    fn names_of_peers_are_unique() {
         let [lc, kernel] = named(["lvs-nat lc", "lvs-nat-in-kernel"]);
         assert_eq!(
             (lc.name, lc.who),

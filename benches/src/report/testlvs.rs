@@ -1,4 +1,4 @@
-//! testlvs: SYNs from sources that nobody is; what they take, and what each defence saves.
+//! testlvs: SYNs from sources without a host; their cost, and the effect of each defence.
 
 use std::fs;
 use std::thread;
@@ -62,7 +62,7 @@ const SMALL_QUICK: &str = "16384";
 const BEFORE: f64 = 1.0;
 /// Between two looks at the table.
 const LOOK: f64 = 0.25;
-/// Entries below which memory cannot be told from what else grows.
+/// Entries below which their memory cannot be distinguished from other growth.
 const FEW: f64 = 50_000.0;
 
 impl Experiment for Testlvs {
@@ -338,7 +338,7 @@ fn times(quick: bool) -> (f64, f64) {
     if quick { (1.0, 0.5) } else { (3.0, 1.0) }
 }
 
-/// Starts the engine anew, with a defence.
+/// Restarts the dataplane, with a defence.
 fn defend(bed: &mut Bed, turn: &Turn<'_>) -> Result<()> {
     let engine = programs::find("lvs-dataplane")?.display().to_string();
     let lvsadm = programs::find("lvsadm")?;
@@ -435,10 +435,10 @@ fn generator(bed: &Bed, turn: &Turn<'_>, seconds: f64, extra: &[&str]) -> Result
     bed::ready(bed.client.spawn(turn.yardsticks.path("gen"), &words)?).context("the generator")
 }
 
-/// What became of a flood as fast as can be made, packets a second.
+/// Fate of an unlimited flood, in packets a second.
 #[derive(Debug)]
 struct Unlimited {
-    /// Those that arrived at the servers' host.
+    /// Packets that arrived at the servers' host.
     passed: f64,
     /// SYNs that the engine dropped on purpose, and packets that found its rings full.
     engine: Option<(f64, f64)>,
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_before_the_flood_is_no_share() {
+    fn packets_before_flood_do_not_count() {
         let asked = Asked {
             served: vec![9, 9, 9, 9, 30, 0],
             failed: vec![9, 9, 9, 9, 0, 10],

@@ -79,7 +79,7 @@ const CONNS: (&str, &str) = ("connections", "1/s");
 const PACKETS: (&str, &str) = ("packets, both ways", "1/s");
 const BYTES: (&str, &str) = ("bytes, both ways", "MB/s");
 
-/// What is sampled: the end of a plot's name, and which of what is printed it is the sum of.
+/// Sampled values: the end of a plot's name, and the columns of which it is the sum.
 const SAMPLED: [(&str, &[usize]); 3] = [("conns", &[0]), ("packets", &[1, 2]), ("bytes", &[3, 4])];
 
 impl Experiment for Thesis {
@@ -352,7 +352,7 @@ impl Experiment for Thesis {
 }
 
 impl Thesis {
-    /// What lc delivers, in terms of what rr delivers in the same round: of the same files.
+    /// Throughput of lc relative to rr in the same round, with the same files.
     fn beside(&self, document: &Document, plot: &str, servers: usize) -> Option<Spread> {
         let at = |peer: &'static str| {
             document.of(self.name(), peer).filter_map(move |run| {
@@ -408,7 +408,7 @@ pub(super) fn received(asked: &Asked, time: f64) -> Result<f64> {
     Ok(bytes / (time - WARM) / 1e6)
 }
 
-/// What was printed, and when.
+/// The printed rates, and their time.
 type Sample = (f64, Vec<(u16, [f64; 5])>);
 
 /// Reads rates, as an operator would, for so long.
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_while_all_is_new_does_not_count() {
+    fn samples_of_warm_up_do_not_count() {
         let asked = Asked {
             bytes: vec![
                 9_000_000, 0, 0, 0, 1_000_000, 1_000_000, 1_000_000, 1_000_000,

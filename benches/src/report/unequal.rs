@@ -1,4 +1,4 @@
-//! What the thesis could not do: servers of unequal capacity, and all schedulers.
+//! Experiment beyond the thesis: servers of unequal capacity, and all schedulers.
 
 use std::thread;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::yardsticks::Yardsticks;
 #[derive(Debug)]
 pub(super) struct Unequal;
 
-/// Ours, and after them what the others have: as the bars are named.
+/// Our schedulers, and after them those of the other peers: the names of the bars.
 const BARS: [&str; 20] = [
     "rr",
     "wrr",
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(percentile(&[], 95), None);
     }
 
-    /// What is measured is what there is.
+    /// The measured schedulers are all that exist.
     #[test]
     fn all_schedulers_take_part() {
         let registry = lvs_core::sched::BUILT_IN.iter().map(|about| about.name);

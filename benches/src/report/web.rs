@@ -10,7 +10,7 @@ use lvs_testbed::{Host, Proc};
 const PAGE: usize = 628;
 
 /// Starts the web server of a host. With `capacity`, each of its addresses answers so many requests
-/// a second for `/page` and holds back some that are too early; all others it refuses (503).
+/// a second for `/page` and delays some that are too early; it refuses all others (503).
 /// `/free/page` has no such limit.
 pub(super) fn serve(host: &Host, directory: &Path, capacity: Option<u32>) -> Result<Proc> {
     let page = "x".repeat(PAGE);

@@ -1,4 +1,5 @@
-//! `lvs-bench cluster`, end to end: that all hosts ask and who fails is named, not how fast it is.
+//! `lvs-bench cluster`, end to end: all hosts send requests and failed ones are named; no speeds
+//! are checked.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -29,7 +30,7 @@ fn fake(directory: &Path, script: &str) -> String {
     file.display().to_string()
 }
 
-/// What httperf printed for 500 connections, 10 of which failed.
+/// httperf's output for 500 connections, 10 of which failed.
 fn printed() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cluster/httperf.txt")
 }
@@ -96,7 +97,7 @@ fn wrong_words_are_refused() {
 }
 
 #[test]
-fn figures_of_all_hosts_are_merged_and_errors_end_it() {
+fn figures_of_all_hosts_are_merged_and_errors_end_run() {
     let directory = tempfile::tempdir().expect("a directory");
     let seen = directory.path().join("seen").display().to_string();
     let script = format!("echo \"$@\" >>{seen}\ncat {}", printed().display());
@@ -162,7 +163,7 @@ fn figures_of_all_hosts_are_merged_and_errors_end_it() {
 
 /// One of two hosts hangs, or fails: it is named, and what the other saw is kept.
 #[test]
-fn a_host_that_fails_is_named() {
+fn failed_host_is_named() {
     for (fails, why) in [
         ("exec sleep 1000", "httperf did not end in time"),
         (
@@ -360,7 +361,7 @@ fn machines_ask_by_ssh() {
     );
     assert_eq!(result["steps"][1]["hosts"][1]["connections"], 20);
 
-    // Nobody listens there.
+    // No process listens there.
     for word in words.iter_mut().filter(|word| word.contains("::1")) {
         *word = "ssh:root@127.0.0.1:2223";
     }

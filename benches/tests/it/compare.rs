@@ -31,7 +31,7 @@ fn rows_are_listed() {
 }
 
 #[test]
-fn an_unknown_row_is_refused() {
+fn unknown_row_is_refused() {
     let output = compare(&["no-such-row"]).output().expect("it starts");
     let error = String::from_utf8(output.stderr).expect("text");
     assert!(!output.status.success());
@@ -39,11 +39,11 @@ fn an_unknown_row_is_refused() {
 }
 
 #[test]
-fn a_row_in_memory_is_measured() {
+fn row_in_memory_is_measured() {
     measured(&["new-rr"]);
 }
 
-/// Needs the programs built beside the test; `make e2e` has them.
+/// Needs the programs built next to the test; `make e2e` has them.
 #[test]
 fn floods_are_measured() {
     let report = measured(&["routing-1k", "tun-1k"]);
@@ -54,7 +54,7 @@ fn floods_are_measured() {
     }
 }
 
-/// Measures rows for as short a time as can be, whatever else the machine does.
+/// Measures rows for the shortest time, also on a busy machine.
 fn measured(rows: &[&str]) -> Value {
     let mut command = compare(rows);
     command.args([

@@ -176,9 +176,10 @@ fn web_experiments_are_drawn() {
     }
 }
 
-/// Each of Mack's other tests measures what it should, and services work through whom they can.
+/// Each of Mack's other tests measures its subject, and services work through all peers that
+/// support them.
 #[test]
-fn services_work_through_whom_they_can() {
+fn services_work_through_all_supporting_peers() {
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path();
     let asked = [

@@ -27,9 +27,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Where an engine listens, or is looked for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// Where an engine of this network namespace is when nobody says: at this path in `/run/lvs`.
-    /// An engine that may not listen there, and one of a version before 0.2, has the abstract name
-    /// `@lvs-dataplane`, and is found.
+    /// The default for a dataplane of this network namespace: this path in `/run/lvs`. A dataplane
+    /// that may not listen there, and one of a version before 0.2, has the abstract name
+    /// `@lvs-dataplane`, and is found as well.
     Usual(PathBuf),
     /// A name in the abstract namespace, without the NUL in front. Every network namespace has its
     /// own, and any user can take one that is free.
@@ -64,7 +64,7 @@ impl Address {
         }
     }
 
-    /// The abstract name for those who have no place in `/run/lvs`.
+    /// The abstract name, for users without write access to `/run/lvs`.
     pub fn by_name() -> Self {
         Self::Abstract(lvs_core::api::DEFAULT_SOCKET.as_bytes().to_vec())
     }
@@ -80,8 +80,8 @@ impl Address {
         }
     }
 
-    /// Connects to exactly this address. `WouldBlock`: somebody listens, and does not take the
-    /// connections that wait.
+    /// Connects to exactly this address. `WouldBlock`: the listener exists and does not accept the
+    /// waiting connections.
     pub fn connect(&self) -> io::Result<UnixStream> {
         let address = match self {
             Self::Abstract(name) => SocketAddrUnix::new_abstract_name(name)?,
@@ -107,8 +107,8 @@ impl Address {
 }
 
 impl Default for Address {
-    /// The usual one of this thread's network namespace; `@lvs-dataplane` where `/proc` does not
-    /// tell which that is.
+    /// The default of this thread's network namespace; `@lvs-dataplane` if `/proc` does not show
+    /// the namespace.
     fn default() -> Self {
         place::socket().map_or_else(Self::by_name, Self::Usual)
     }
@@ -123,10 +123,10 @@ impl fmt::Display for Address {
     }
 }
 
-/// Who listens at the other end of `stream`, if that is not to be believed: its user, and why.
+/// Returns the user that listens at the other end of `stream` and the reason, if it is not trusted.
 ///
-/// A listener whose capabilities cannot be seen is believed if it is root's: to ask it does less
-/// harm than to obey it.
+/// A listener of root whose capabilities are not visible is trusted: a request to it is less
+/// dangerous than a request from it.
 pub fn impostor(stream: &UnixStream) -> Option<(u32, Refusal)> {
     let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
     let uid = peer.uid.as_raw();

@@ -16,15 +16,16 @@ use super::address::impostor;
 /// The longest line of an answer: a service with very many servers is one line.
 const LINE_MAX: u64 = 256 << 20;
 
-/// How long an engine may say nothing before it counts as stopped. It gives up on its own packet
-/// worker before that, and greets when it has started, which takes seconds on a busy host.
+/// Time without an answer after which a dataplane counts as stopped. The dataplane declares its own
+/// packet worker stopped before that, and greets when it has started, which takes seconds on a busy
+/// host.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// Why an engine gave no answer, or a refusal.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nobody listens there.
+    /// No process listens there.
     #[error(
         "no engine answers at {address}: start lvs-dataplane, or name its socket with --socket or {variable}",
         variable = super::SOCKET_VARIABLE
@@ -47,8 +48,8 @@ pub enum Error {
         /// Where.
         address: Address,
     },
-    /// Somebody else has taken the name. In the abstract namespace anybody can, so only root and
-    /// this user are believed.
+    /// A foreign process has taken the name. Any user can do that in the abstract namespace, so
+    /// only root and this user are trusted.
     #[error(
         "{address} is served by a process of user {uid}, which is neither this user nor root with \
          CAP_NET_ADMIN: it may not be an engine. If it is yours, have it listen on a path (--socket /run/...) and name that"
@@ -80,7 +81,7 @@ pub enum Error {
     Version {
         /// Where.
         address: Address,
-        /// What the engine said.
+        /// Message of the dataplane.
         message: String,
     },
     /// It accepts connections, but does not answer: stopped (SIGSTOP, a debugger), or its host has
@@ -104,12 +105,12 @@ pub enum Error {
         /// Where.
         address: Address,
     },
-    /// What came is not an answer.
+    /// The received bytes are no valid answer.
     #[error("what answers at {address} is not an engine: {message}")]
     Garbled {
         /// Where.
         address: Address,
-        /// What is wrong with it.
+        /// The first error in the answer.
         message: String,
     },
     /// The caller wanted no more of a list.
@@ -134,7 +135,7 @@ fn of_pid(pid: Option<u32>) -> String {
     pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
 }
 
-/// Why nobody listens at `address`.
+/// The reason why no process listens at `address`.
 fn refused(address: Address) -> Error {
     match address.path().map(std::fs::symlink_metadata) {
         None => Error::Absent { address },
@@ -155,8 +156,8 @@ fn open(address: &Address) -> Result<UnixStream, Error> {
             _ => Error::Connect { address, source },
         }
     })?;
-    // A path that somebody has named is believed: nobody listens there but who may write to its
-    // directory.
+    // A path that the user has named is trusted: only users with write access to its directory can
+    // listen there.
     if !matches!(address, Address::Path(_))
         && let Some((uid, _)) = impostor(&stream)
     {
@@ -166,8 +167,8 @@ fn open(address: &Address) -> Result<UnixStream, Error> {
     Ok(stream)
 }
 
-/// Connects to the usual path, or else to an engine that has nothing but the abstract name. Whoever
-/// else holds that is as if he were not there: no user keeps an engine from being started.
+/// Connects to the default path, or else to a dataplane that has only the abstract name. A foreign
+/// process with that name is ignored, so that no user can prevent the start of a dataplane.
 fn open_usual(address: &Address) -> Result<UnixStream, Error> {
     match open(address) {
         Err(absent @ (Error::Absent { .. } | Error::Stale { .. })) => {
@@ -187,7 +188,7 @@ struct Line<I, R> {
 }
 
 impl Client {
-    /// Connects and says hello.
+    /// Connects and sends `hello`.
     ///
     /// # Errors
     /// Everything in [`Error`].
@@ -195,8 +196,8 @@ impl Client {
         Self::connect_patiently(address, SILENCE)
     }
 
-    /// As [`connect`](Self::connect), to an engine that counts as stopped ([`Error::Silent`]) when
-    /// it has said nothing for this long.
+    /// Like [`connect`](Self::connect), to a dataplane that counts as stopped ([`Error::Silent`])
+    /// after this time without an answer.
     ///
     /// # Errors
     /// Everything in [`Error`].
@@ -239,14 +240,14 @@ impl Client {
         Ok(client)
     }
 
-    /// From now on the engine counts as stopped when it has said nothing for this long.
+    /// From now on the dataplane counts as stopped after this time without an answer.
     pub fn set_patience(&self, patience: Duration) {
         let stream = self.stream.get_ref();
         let _ = stream.set_read_timeout(Some(patience));
         let _ = stream.set_write_timeout(Some(patience));
     }
 
-    /// What the engine said of itself.
+    /// The dataplane's description of itself.
     pub const fn hello(&self) -> &Hello {
         &self.hello
     }
@@ -351,7 +352,7 @@ impl Client {
         line.push(b'\n');
         match self.stream.get_mut().write_all(&line) {
             Ok(()) => Ok(()),
-            // It may have said why before it closed the connection: that is read next.
+            // It may have sent the reason before it closed the connection: that is read next.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             Err(error) => Err(self.failed(&error)),
         }

@@ -1,5 +1,4 @@
-//! The control socket of `lvsd`: what people ask the daemon that keeps an engine in step with a
-//! file.
+//! The control socket of `lvsd`: requests to the daemon that configures an engine from a file.
 //!
 //! It is beside the engine's, with `.lvsd` behind its name, and speaks HTTP: `GET /v1/status` is
 //! answered by [`Status`], `POST /v1/admin`, `/v1/maintenance` and `/v1/reload` change things, and
@@ -22,10 +21,10 @@ use super::peer::{self, Own};
 
 pub use client::Client;
 
-/// Characters of a reason, and of who gives it.
+/// The longest reason, and the longest name of an operator, in characters.
 pub const WORDS_MAX: usize = 200;
 
-/// Where the daemon of the engine at `engine` listens.
+/// The address at which the daemon of the engine at `engine` listens.
 pub fn socket(engine: &Address) -> Address {
     match engine {
         Address::Abstract(name) => Address::Abstract([name, &b".lvsd"[..]].concat()),
@@ -37,12 +36,11 @@ pub fn socket(engine: &Address) -> Address {
     }
 }
 
-/// Whether whoever is at the other end of `socket`, a process of this user and with this id in the
-/// process id namespace of this one, may change what the daemon does: whom an engine obeys, the
-/// daemon does.
+/// Whether the client of `socket` may make changes. `pid` is its process id in the namespace of this
+/// process. The daemon trusts the same clients as an engine.
 ///
 /// # Errors
-/// Why not.
+/// The reason of the refusal.
 pub fn may_change(
     socket: &impl AsFd,
     (uid, gid): (u32, u32),
@@ -56,34 +54,34 @@ pub fn may_change(
     trusted.map_err(|refusal| refusal.to_string())
 }
 
-/// Whether whoever is at the other end of `socket`, with the primary group `gid`, is in `group`.
+/// Whether the client of `socket`, with the primary group `gid`, is a member of `group`.
 pub fn is_member(socket: &impl AsFd, gid: u32, group: u32) -> bool {
     gid == group || lvs_sys::peer_groups::peer_in_group(socket, group).unwrap_or(false)
 }
 
-/// A wish for the director itself.
+/// A change of the director's maintenance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MaintenanceSpec {
     /// Whether it is in maintenance.
     pub on: bool,
-    /// Who wants it.
+    /// The operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub who: Option<String>,
-    /// For what reason.
+    /// The reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// A maintenance of the director that lasts.
+/// A maintenance of the director.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Maintenance {
-    /// Since when, in seconds since 1970.
+    /// Its begin, in seconds since 1970.
     pub since: u64,
-    /// Who wanted it.
+    /// The operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub who: Option<String>,
-    /// For what reason.
+    /// The reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -95,79 +93,79 @@ pub struct DirectorStatus {
     /// It is in maintenance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub maintenance: Option<Maintenance>,
-    /// How it stands with keepalived; `None` without `[vrrp]`.
+    /// The state of VRRP; `None` without `[vrrp]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vrrp: Option<VrrpStatus>,
     /// Virtual addresses that are announced by routes; `None` without any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announce: Option<AnnounceStatus>,
-    /// What is worth knowing.
+    /// Warnings, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
 impl DirectorStatus {
-    /// There is nothing to say of it.
+    /// Whether all values are defaults: a single director without maintenance.
     pub fn is_alone(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// How a director stands with keepalived.
+/// The VRRP state of a director.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VrrpStatus {
-    /// What keepalived said last: `unknown`, `backup`, `master`, `fault` or `stopped`.
+    /// The last state from keepalived: `unknown`, `backup`, `master`, `fault` or `stopped`.
     pub state: String,
-    /// The engine has the virtual addresses, or is to have them.
+    /// The engine owns the virtual addresses, or will own them.
     pub active: bool,
-    /// The engine knows the connections of the other directors.
+    /// The engine has received the connections of its peers.
     pub ready: bool,
-    /// What it waits for until then.
+    /// The missing condition until then.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
-    /// What keepalived adds to the priority.
+    /// The number that keepalived adds to the priority.
     pub track: i16,
-    /// Why the track file cannot be written, or keepalived not be heard.
+    /// Errors with the track file and the FIFO of keepalived.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub trouble: Vec<String>,
-    /// Changes of state that keepalived told.
+    /// The number of changes of state from keepalived.
     pub changes: u64,
-    /// Lines that were not understood, or too long.
+    /// The number of lines that were invalid or too long.
     pub ignored: u64,
 }
 
-/// How a director stands with the routing daemon beside it.
+/// The announcements of a director to the routing daemon beside it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AnnounceStatus {
-    /// The engine knows the connections of the other directors.
+    /// The engine has received the connections of its peers.
     pub ready: bool,
-    /// What it waits for until then.
+    /// The missing condition until then.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub waits_for: String,
-    /// The addresses, and the routes that there are.
+    /// The addresses and their routes.
     pub addresses: Vec<AnnouncedVip>,
-    /// Why the engine does not say.
+    /// The reason why the engine does not report them.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub trouble: String,
 }
 
-/// What people want of a server, whatever the file and its health say.
+/// The administrative state of a server, which precedes the file and its health.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AdminState {
-    /// Nothing.
+    /// No override.
     #[default]
     Ready,
-    /// No new connections; those that it has go on.
+    /// No new connections; its connections continue.
     Drain,
-    /// Drained, for as long as the service's `drain` says, and then out of the service.
+    /// Drained for the service's `drain`, and then removed from the service.
     Maintenance,
 }
 
 impl AdminState {
-    /// In a word.
+    /// The name of the state.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ready => "ready",
@@ -177,21 +175,21 @@ impl AdminState {
     }
 }
 
-/// Which servers.
+/// Some servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Target {
-    /// Of this service; `None` for all.
+    /// Their service; `None` for all services.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceKey>,
     /// Their address.
     pub host: IpAddr,
-    /// Their port; `None` for all.
+    /// Their port; `None` for all ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
 }
 
-/// A service as [`ServiceId`] names it, in an order.
+/// A [`ServiceId`] with an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ServiceKey(pub ServiceId);
@@ -252,56 +250,56 @@ impl fmt::Display for Target {
     }
 }
 
-/// A wish for servers.
+/// An override for servers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdminSpec {
-    /// Which.
+    /// The servers.
     pub target: Target,
-    /// What.
+    /// Their state.
     pub state: AdminState,
-    /// Who wants it.
+    /// The operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub who: Option<String>,
-    /// For what reason.
+    /// The reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// Until when, in seconds since 1970; `None` until somebody says something else.
+    /// Its end, in seconds since 1970; `None` until another override replaces it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
 }
 
-/// A wish that holds.
+/// An override in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminEntry {
-    /// The wish.
+    /// The override.
     #[serde(flatten)]
     pub spec: AdminSpec,
     /// Since when, in seconds since 1970.
     pub since: u64,
 }
 
-/// What came of a wish.
+/// The result of an override.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminDone {
-    /// The servers of the file that it is about.
+    /// The servers of the file that it applies to.
     pub servers: Vec<(ServiceId, SocketAddr)>,
-    /// What is worth knowing.
+    /// Warnings, in words.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
 
-/// What came of reading the file again.
+/// The result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reloaded {
-    /// In words.
+    /// The result in words.
     pub message: String,
     /// Warnings about the file, as `lvsd check` prints them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// How the daemon, and what it looks after, is.
+/// The state of the daemon, its engine and its services.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Its process.
@@ -310,43 +308,43 @@ pub struct Status {
     pub version: String,
     /// Its file.
     pub config: String,
-    /// For how many seconds it has run.
+    /// Its uptime in seconds.
     pub uptime: u64,
     /// The last reading of the file.
     pub loaded: LoadStatus,
-    /// What is known of the engine.
+    /// The state of the engine.
     pub engine: EngineStatus,
     /// The services of the file.
     pub services: Vec<ServiceStatus>,
-    /// What people want of servers.
+    /// The overrides of operators.
     pub admin: Vec<AdminEntry>,
-    /// What others have changed by hand, in words.
+    /// The manual changes in the engine, in words.
     pub drift: Vec<String>,
-    /// What the engine has refused, in words.
+    /// The changes that the engine has refused, in words.
     pub refused: Vec<String>,
-    /// Milliseconds that probes have waited for their turn at most, lately.
+    /// The longest recent delay of a check, in milliseconds.
     pub check_lag_ms: u64,
-    /// What the daemon relays itself; `None` if nothing is proxied.
+    /// The state of the proxy; `None` if nothing is proxied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy: Option<ProxyStatus>,
-    /// How far the daemon has confined itself.
+    /// The sandbox of the daemon.
     #[serde(default)]
     pub confinement: Confinement,
-    /// The director among others, if it is one of several or in maintenance.
+    /// The director among its peers, if it has any or is in maintenance.
     #[serde(default, skip_serializing_if = "DirectorStatus::is_alone")]
     pub director: DirectorStatus,
-    /// Where servers and services come from besides the file.
+    /// The sources of servers and services besides the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceStatus>,
-    /// What sources say and is not in force, in words.
+    /// The answers of sources that are not in force, in words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
-    /// The directors that etcd knows, this one among them.
+    /// The directors in etcd, this one among them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub directors: Vec<DirectorSeen>,
 }
 
-/// A director, as it tells of itself in etcd.
+/// A director's entry in etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DirectorSeen {
@@ -356,23 +354,23 @@ pub struct DirectorSeen {
     pub own: bool,
     /// The version of its `lvsd`.
     pub version: String,
-    /// The revision of the last change in etcd that it has taken.
+    /// The revision of the last change in etcd that it has loaded.
     pub revision: u64,
-    /// The same number on all that have taken the same.
+    /// The digest of its services and servers from etcd.
     pub digest: String,
-    /// Services that it has, from its file and from etcd.
+    /// The number of its services, from its file and from etcd.
     pub services: usize,
-    /// Servers of those.
+    /// The number of their servers.
     pub servers: usize,
     /// It is ready.
     pub ready: bool,
     /// It is in maintenance.
     pub maintenance: bool,
-    /// Something that sources say is not in force there.
+    /// Some answers of sources are not in force there.
     pub left_out: bool,
 }
 
-/// Where servers or services come from besides the file.
+/// A source of servers or services besides the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SourceStatus {
@@ -380,54 +378,54 @@ pub struct SourceStatus {
     pub kind: String,
     /// The name in DNS; the prefix in etcd.
     pub name: String,
-    /// When it last answered, in seconds since 1970; `None` if it has not since the daemon began.
+    /// The time of its last answer, in seconds since 1970; `None` without one since the daemon started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answered: Option<u64>,
-    /// It has answered once, now or to a daemon before this one: that holds.
+    /// It has answered this daemon or an earlier one; that answer is in force.
     pub known: bool,
-    /// Servers that it names; keys, of etcd.
+    /// The number of its servers; of etcd, the number of keys.
     pub items: usize,
-    /// How often it has answered.
+    /// The number of answers.
     pub answers: u64,
-    /// How often it has not.
+    /// The number of failures.
     pub failures: u64,
-    /// Why it does not answer.
+    /// The reason why it does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// The revision that is in force, of etcd.
+    /// The revision of etcd that is in force.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<u64>,
-    /// Services of the engine that are left as they are until it is known whether etcd has them.
+    /// The number of the engine's services that stay until etcd answers.
     pub held: usize,
 }
 
-/// What the daemon relays itself.
+/// The state of the proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProxyStatus {
-    /// TCP connections, and clients that send datagrams.
+    /// The number of TCP connections and of clients that send datagrams.
     pub connections: u64,
-    /// So many are served at a time.
+    /// The maximum of that number.
     pub most: u64,
-    /// Those that were refused because there were that many.
+    /// The number refused at that maximum.
     pub full: u64,
-    /// Clients that send datagrams and had to give way to others.
+    /// The number of clients evicted in favour of others.
     pub evicted: u64,
-    /// Those for which there was no server.
+    /// The number refused without a server.
     pub refused: u64,
 }
 
 /// A reading of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadStatus {
-    /// When, in seconds since 1970.
+    /// The time, in seconds since 1970.
     pub time: u64,
     /// The file is in force.
     pub ok: bool,
-    /// What was said about it.
+    /// The result in words.
     pub message: String,
 }
 
-/// What is known of an engine.
+/// The state of an engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineStatus {
     /// It answers.
@@ -437,23 +435,23 @@ pub struct EngineStatus {
     pub idle: bool,
     /// Its process.
     pub pid: Option<u32>,
-    /// For how many milliseconds nobody has looked at it; `None` if nobody has yet.
+    /// The age of this state in milliseconds; `None` before the first comparison.
     pub seen_ms: Option<u64>,
-    /// VIPs that it owns, or is to own.
+    /// The VIPs that it owns.
     pub vips: Vec<IpAddr>,
-    /// What its synchronisation daemons have counted; `None` if it has had none.
+    /// The counters of its synchronisation daemons; `None` if it has had none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sync: Option<SyncCounts>,
-    /// How far other directors' connections are known to the engine.
+    /// The state of its peers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<PeerStanding>,
-    /// How other directors' services and servers compare with those here.
+    /// The comparison of its peers' services and servers with its own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TablesInfo>,
     /// Configured interfaces and addresses that it waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
-    /// How far it has confined itself; `None` if it has not told.
+    /// Its sandbox; `None` before its first answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confinement: Option<Confinement>,
 }
@@ -463,31 +461,34 @@ pub struct EngineStatus {
 pub struct ServiceStatus {
     /// Its name in the file.
     pub name: String,
-    /// Which one.
+    /// Its identity.
     pub service: ServiceId,
-    /// The daemon serves it itself.
+    /// lvsd serves it itself.
     #[serde(default)]
     pub proxied: bool,
     /// Servers that take new connections.
     pub usable: usize,
-    /// It has enough of them.
+    /// It has its quorum.
     pub quorum: bool,
-    /// All servers are taken to be up, because too few are.
+    /// Panic mode: too few servers are up, and all are used.
     #[serde(default)]
     pub panic: bool,
     /// The sorry server has the new connections.
     #[serde(default)]
     pub sorry: Option<SocketAddr>,
+    /// The configured sorry server, also while it does not serve or is drained.
+    #[serde(default)]
+    pub sorry_server: Option<SocketAddr>,
     /// Its VIP is given up until it has enough servers.
     #[serde(default)]
     pub withdrawn: bool,
-    /// Somebody else's service stands in its place.
+    /// A service that lvsd does not own occupies its address.
     #[serde(default)]
     pub conflict: bool,
-    /// Nothing is known of the source of its servers yet: those of the engine stay.
+    /// The source of its servers has not answered yet: the servers in the engine stay.
     #[serde(default)]
     pub unheard: bool,
-    /// Its servers, in the order of the file; behind them those that are about to go.
+    /// Its servers, in the order of the file, and then servers that will be removed.
     pub servers: Vec<ServerStatus>,
 }
 
@@ -498,20 +499,20 @@ pub struct ServerStatus {
     pub server: SocketAddr,
     /// The weight that the file gives it; `None` if it is not in the file.
     pub configured: Option<i32>,
-    /// What people want of it.
+    /// Its administrative state.
     pub admin: AdminState,
-    /// What its checks say: `up`, `down`, `unknown`, or `unchecked`.
+    /// Its health according to its checks: `up`, `down`, `unknown`, or `unchecked`.
     pub health: String,
-    /// For how many seconds they have said it.
+    /// The duration of that state in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
-    /// Why it is down now.
+    /// The reason why it is down.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// Set while lvsd's host cannot make its checks, after three in a row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check_not_made: Option<CheckNotMade>,
-    /// The weight that the engine gives it; `None` if it does not have the server.
+    /// Its weight in the engine; `None` if the engine does not have the server.
     pub weight: Option<i32>,
     /// Active connections.
     pub active: u32,
@@ -522,31 +523,31 @@ pub struct ServerStatus {
 /// Checks of a server that lvsd's host cannot make: the server's state stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckNotMade {
-    /// For how many seconds.
+    /// The duration in seconds.
     pub seconds: u64,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// Something that has happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Counts up from 1 while the daemon runs.
     pub seq: u64,
-    /// When, in milliseconds since 1970.
+    /// The time, in milliseconds since 1970.
     pub time_ms: u64,
-    /// What: `server_down`, `server_up`, `quorum_lost`, `quorum_gained`, ...
+    /// The kind: `server_down`, `server_up`, `quorum_lost`, `quorum_gained`, ...
     pub event: String,
-    /// The name of the service that it is about.
+    /// The name of its service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
     /// That service's address or mark.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<ServiceId>,
-    /// The server that it is about.
+    /// Its server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<SocketAddr>,
-    /// The rest, in words.
+    /// The details, in words.
     pub message: String,
 }
 

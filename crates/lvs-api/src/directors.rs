@@ -17,7 +17,7 @@ const KEY_MAX: usize = 4096;
 /// Port 0, of one without a port, stands for [`PORT`].
 ///
 /// # Errors
-/// What is wrong, in words: no address, or one that nobody connects to.
+/// A message: no address, or an address that no peer can connect to.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     let bare = text
         .strip_prefix('[')
@@ -48,10 +48,10 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// Where another director is: an [`address`] that somebody has.
+/// The address of a peer: an [`address`] that a host can have.
 ///
 /// # Errors
-/// What is wrong, in words.
+/// A message with the reason.
 pub fn peer(text: &str) -> Result<SocketAddr, String> {
     match address(text)? {
         address if address.ip().is_unspecified() => Err(format!("{} is nobody's", address.ip())),
@@ -59,10 +59,10 @@ pub fn peer(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// The key in a file that nobody else may read. White space at its ends does not count.
+/// The key in a file that only its owner may read. White space at its ends does not count.
 ///
 /// # Errors
-/// What is wrong with the file, and what to do.
+/// A message with the fault of the file and the fix.
 pub fn read_key(path: &Path) -> Result<Vec<u8>, String> {
     let name = path.display();
     let failed = |error: io::Error| format!("cannot read the key {name}: {error}");
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_directors() {
+    fn peer_addresses_are_parsed_and_invalid_ones_refused() {
         for (text, read) in [
             ("192.0.2.2", "192.0.2.2:0"),
             ("192.0.2.2:9", "192.0.2.2:9"),

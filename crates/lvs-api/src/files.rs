@@ -1,4 +1,4 @@
-//! Files that somebody else names, or has put in another one's place.
+//! Opening files whose path or content is not trusted.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -7,11 +7,11 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Opens a file to read it. Whoever names a pipe is not waited for, and a terminal does not become this
-/// process's own.
+/// Opens a file to read it. A pipe does not block, and a terminal does not become this process's
+/// own.
 ///
 /// # Errors
-/// What the kernel says (open(2)).
+/// Errors of open(2).
 pub fn open_without_waiting(path: &Path) -> io::Result<File> {
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let mut options = OpenOptions::new();

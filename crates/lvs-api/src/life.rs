@@ -116,7 +116,7 @@ impl Patience {
         }
     }
 
-    /// Waits a moment, if it is worth while to try again: the owner is ending, has just gone, or may
+    /// Waits a moment, if another attempt is useful: the owner is ending, has just ended, or may
     /// just have been told to end.
     pub fn waits_for(&self, owner: impl Into<Owner>) -> bool {
         let Owner { pid, leaves } = owner.into();

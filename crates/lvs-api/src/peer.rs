@@ -1,9 +1,10 @@
-//! Whom a process at the other end of a control socket is to be taken for.
+//! The trust in a process at the other end of a control socket.
 //!
-//! The kernel lets those configure IPVS who have `CAP_NET_ADMIN` in the user namespace of their
-//! network, not those whose user id is 0: a container's root on the host's network has the one and
-//! not the other (CVE-2020-15257 was a daemon that did not ask). So user 0 has to have the
-//! capability, as far as `/proc` tells. Other users have to be the engine's own, or in its group.
+//! The kernel lets a process configure IPVS if it has `CAP_NET_ADMIN` in the user namespace of its
+//! network; the user id 0 is not sufficient. A container's root on the host's network has user id 0
+//! without the capability (CVE-2020-15257 was a daemon that did not check it). So user 0 must have
+//! the capability, as far as `/proc` shows it. Other users must be the dataplane's own, or in its
+//! group.
 
 use std::fs;
 use std::io;
@@ -60,7 +61,7 @@ pub enum Refusal {
          user the group of the engine's --group"
     )]
     UserNamespace,
-    /// Root, and nobody knows with which capabilities.
+    /// Root, with unknown capabilities.
     #[error(
         "the engine does not see this process in /proc and cannot tell whether it has CAP_NET_ADMIN: run it in the engine's \
          PID namespace, or give its user the group of the engine's --group"
@@ -80,8 +81,8 @@ impl Own {
         }
     }
 
-    /// Whether a process of `uid` may do what this one does; `root` tells what is known of it, and
-    /// is asked only of user 0.
+    /// Whether a process of `uid` has the rights of this one; `root` reads the rights of a process,
+    /// and is called for user 0 only.
     pub fn trusts(&self, uid: u32, root: impl FnOnce() -> Root) -> Result<(), Refusal> {
         if uid != 0 {
             return if uid == self.uid {
@@ -104,8 +105,8 @@ impl Own {
     }
 }
 
-/// What `/proc` says of process `pid`. It is believed only if `still_there` says afterwards that
-/// the process has not ended, so that the id cannot have become another's.
+/// The rights of process `pid` according to `/proc`. The result counts only if `still_there`
+/// confirms afterwards that the process has not ended, so that another process cannot have the id.
 pub fn root(pid: u32, still_there: impl FnOnce() -> bool) -> Root {
     let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
         return Root::Unseen;
@@ -129,9 +130,9 @@ fn effective(status: &str) -> Option<u64> {
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-/// Whether process `pid` is in this one's user namespace. Where that may not be asked (a process
-/// with more capabilities than this one), the maps tell, which everybody may read: another
-/// namespace has the same ones only if somebody with power over all users' ids wrote them.
+/// Whether process `pid` is in this one's user namespace. If that is not visible (a process with
+/// more capabilities than this one), the user id maps decide, which every process may read: another
+/// namespace has the same maps only if a user with power over all ids wrote them.
 fn same_user_namespace(pid: u32) -> io::Result<bool> {
     let name = |of: &str| fs::metadata(format!("/proc/{of}/ns/user")).map(|m| (m.dev(), m.ino()));
     match name(&pid.to_string()) {
@@ -157,7 +158,7 @@ mod tests {
     const BARE: Root = Root::Here { net_admin: false };
 
     #[test]
-    fn who_may_change_things() {
+    fn peer_rights_depend_on_user_and_capabilities() {
         let own = |uid, net_admin, initial| Own {
             uid,
             net_admin,
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_read_from_the_text_of_the_kernel() {
+    fn capabilities_are_parsed_from_proc_status() {
         let text = "Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t0000000000001000\n";
         assert_eq!(effective(text), Some(NET_ADMIN));
         assert_eq!(effective("CapEff:\tx\n"), None);

@@ -1,4 +1,4 @@
-//! Where an engine listens when nobody says: a directory of root's, in which no other user can take
+//! The default place of a dataplane's socket: a directory of root, in which no other user can take
 //! a name.
 //!
 //! ```text
@@ -8,10 +8,11 @@
 //!   netns-4026531840.sock.lvsd.lock  locked while an lvsd steers it
 //! ```
 //!
-//! Network namespaces share `/run`, so the name says which one: by the inode that
-//! `/proc/self/ns/net` shows, and nobody needs a privilege to read. It may be another namespace's
-//! after a reboot or when one has gone. A lock shows whether a process of ours runs there; state
-//! that outlives processes has the namespace's cookie in its name ([`Address::state_file`]).
+//! Network namespaces share `/run`, so the name contains the namespace: the inode of
+//! `/proc/self/ns/net`, which needs no privilege to read. Another namespace may have the inode
+//! after a reboot, or when the namespace is gone. A lock shows whether one of our processes runs
+//! there; state that outlives processes has the namespace's cookie in its name
+//! ([`Address::state_file`]).
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Seek, Write};
@@ -26,9 +27,9 @@ use super::Address;
 use super::address::impostor;
 use super::life::{Limits, Owner, Patience};
 
-/// What the name of the lock of those who steer has more than the socket's.
+/// Suffix to the name of the socket, for the lock of programs that configure the dataplane.
 pub const STEERED: &str = ".lvsd.lock";
-/// What the name of a dataplane's lock has more than the socket's.
+/// Suffix to the name of the socket, for the lock of a dataplane.
 pub const LOCK: &str = ".lock";
 /// Attempts to lock a file that other processes remove.
 const ATTEMPTS: usize = 100;
@@ -36,7 +37,7 @@ const ATTEMPTS: usize = 100;
 /// The directory.
 pub const DIRECTORY: &str = "/run/lvs";
 
-/// The control socket of this thread's network namespace; `None` where `/proc` does not tell.
+/// The control socket of this thread's network namespace; `None` if `/proc` does not show it.
 pub fn socket() -> Option<PathBuf> {
     let inode = fs::metadata("/proc/thread-self/ns/net").ok()?.ino();
     Some(Path::new(DIRECTORY).join(format!("netns-{inode}.sock")))
@@ -48,7 +49,7 @@ pub fn socket() -> Option<PathBuf> {
 /// This process may not, or others than root and this user may write there.
 pub fn prepare(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o755).create(directory) {
-        // Whatever the mask of this process took away.
+        // Sets the permissions that the umask of this process removed.
         Ok(()) => fs::set_permissions(directory, Permissions::from_mode(0o755))?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error),
@@ -70,8 +71,8 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
 /// lives, and among those of this network namespace.
 ///
 /// # Errors
-/// [`LockError::Held`]: another one does. Anybody can take the abstract name that goes with it, so
-/// that is believed only of those who could be an `lvsd`.
+/// [`LockError::Held`]: another one does. Any user can take the corresponding abstract name, so
+/// only a process that could be an `lvsd` counts.
 pub fn steer(address: &Address) -> Result<Steering, LockError> {
     let file = match address {
         Address::Usual(path) => path
@@ -122,7 +123,7 @@ pub fn steer(address: &Address) -> Result<Steering, LockError> {
     Ok(Steering(file.ok(), name))
 }
 
-/// What [`steer`] gives: a locked file where there can be one, and a name.
+/// Result of [`steer`]: a locked file, if there can be one, and a name.
 #[derive(Debug)]
 pub struct Steering(
     #[expect(dead_code, reason = "its life is what matters")] Option<Lock>,
@@ -145,14 +146,14 @@ pub enum LockError {
 }
 
 impl Lock {
-    /// Locks the file beside `socket` that has `suffix` more. A process that has the lock and is ending
-    /// is waited for.
+    /// Locks the file with the name of `socket` and `suffix`. Waits if the owner of the lock is
+    /// ending.
     ///
     /// # Errors
     /// See [`LockError`].
     pub fn beside(socket: &Path, suffix: &str, limits: Limits) -> Result<Self, LockError> {
         let mut file = Self::locked(&lock_path(socket, suffix), OFlags::CREATE, limits)?;
-        // For those who find it locked.
+        // For processes that find it locked.
         file.set_len(0)?;
         file.rewind()?;
         writeln!(file, "{}", std::process::id())?;
@@ -165,7 +166,7 @@ impl Lock {
         let _ = self.0.write_all_at(text.as_bytes(), 0);
     }
 
-    /// As [`beside`](Self::beside), if there is such a file; it stays as it is.
+    /// Like [`beside`](Self::beside), if there is such a file; it stays as it is.
     ///
     /// # Errors
     /// See [`LockError`].
@@ -225,7 +226,7 @@ fn owner_in(file: &File) -> Owner {
     }
 }
 
-/// The process that has the lock beside `socket`, or had it last, and whether it has it.
+/// The last process that had the lock of `socket`, and whether it still has it.
 pub fn owner_beside(socket: &Path, suffix: &str) -> Option<(Owner, bool)> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = openat(CWD, lock_path(socket, suffix), flags, Mode::empty()).ok()?;
@@ -234,7 +235,7 @@ pub fn owner_beside(socket: &Path, suffix: &str) -> Option<(Owner, bool)> {
     Some((owner_in(&file), held))
 }
 
-/// The path of the lock beside `socket` that has `suffix` more.
+/// The path of the lock with the name of `socket` and `suffix`.
 pub fn lock_path(socket: &Path, suffix: &str) -> PathBuf {
     let mut name = socket.as_os_str().to_owned();
     name.push(suffix);
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_made_and_others_are_refused() {
+    fn directory_is_created_and_insecure_ones_are_refused() {
         let path = directory("made");
         prepare(&path).expect("it is made");
         prepare(&path).expect("it is there");
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn one_has_the_lock() {
+    fn lock_has_one_owner() {
         let path = directory("lock");
         prepare(&path).expect("it is made");
         let socket = path.join("socket");
@@ -291,7 +292,7 @@ mod tests {
             assert_eq!(owner_beside(&socket, ".lock"), there(true));
         }
         let _other = Lock::beside(&socket, ".lvsd.lock", Limits::LOOK).expect("another one");
-        // A process that removes the file lets go of a lock that is nobody else's.
+        // A process that removes the file releases a lock of its own only.
         fs::remove_file(path.join("socket.lock")).expect("it is ours");
         let second = Lock::beside(&socket, ".lock", Limits::LOOK).expect("the new file is free");
         Lock::beside(&socket, ".lock", Limits::LOOK).expect_err("the new file is locked");

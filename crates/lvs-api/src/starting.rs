@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn dataplane_behind_a_launcher_is_waited_for_before_it_enters_the_namespace() {
+    fn dataplane_behind_a_launcher_is_waited_for_before_entering_the_namespace() {
         let command_line = "nsenter\0--net=/run/netns/lb\0lvs-dataplane\0";
         assert!(waits_for(5, 100_000, command_line, Some(8)));
         assert!(!waits_for(5, 99_800, command_line, Some(8)), "too old");

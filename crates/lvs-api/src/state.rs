@@ -1,8 +1,7 @@
-//! Files beside a control socket that outlive the processes that wrote them, and what is left of
-//! network namespaces that are gone.
+//! State files next to a control socket, and the remains of network namespaces that are gone.
 //!
-//! The usual socket is named by the inode of the network namespace, which the kernel gives to
-//! another namespace once this one is gone. So the names of state files beside it have the
+//! The default socket is named by the inode of the network namespace, which the kernel gives to
+//! another namespace once this one is gone. So the names of state files next to it contain the
 //! namespace's cookie, too, which is never used again: a new namespace finds none of them.
 
 use std::collections::{BTreeMap, HashSet};
@@ -26,9 +25,9 @@ const PROCESSES_MOST: usize = 1 << 16;
 const UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Address {
-    /// The file with this suffix in which a daemon keeps state beside its dataplane's socket; `None`
-    /// if the socket has no path. Another network namespace never has the same one, unless the
-    /// operator has named the socket, or the kernel is older than 5.14.
+    /// The file with this suffix in which a daemon stores state next to its dataplane's socket;
+    /// `None` if the socket has no path. Another network namespace never has the same one, unless
+    /// the operator has named the socket, or the kernel is older than 5.14.
     pub fn state_file(&self, suffix: &str) -> Option<PathBuf> {
         let mut name = self.path()?.as_os_str().to_owned();
         if let (Self::Usual(_), Some(cookie)) = (self, netns::cookie()) {
@@ -47,15 +46,15 @@ pub fn sweep() {
     }
 }
 
-/// Removes the files beside the socket at `address` when its dataplane and its daemon have been
-/// stopped, but for those that end in `but`. Files of running processes stay.
+/// Removes the files next to the socket at `address` when its dataplane and its daemon have been
+/// stopped, except those that end in `but`. Files of running processes stay.
 pub fn tidy(address: &Address, but: &str) {
     let Some(path) = address.path() else { return };
     let Some(directory) = path.parent() else {
         return;
     };
     let names = names(directory).into_iter();
-    // Nobody else's files are named so.
+    // Only our files have such names.
     let own = names.filter(|name| {
         let rest = name.to_str().and_then(|name| {
             let socket = path.file_name()?.to_str()?;
@@ -146,7 +145,7 @@ fn sweep_in(
     }
 }
 
-/// The inode in the name of a file beside a usual socket, and what follows the socket's name.
+/// The inode in the name of a file next to a default socket, and the rest of the name.
 fn inode(name: &str) -> Option<(u64, &str)> {
     let (inode, rest) = name.strip_prefix("netns-")?.split_once(".sock")?;
     let inode = inode.parse().ok()?;
@@ -297,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn sweep_processes_unseen_removes_old_files_only() {
+    fn sweep_without_visible_processes_removes_old_files_only() {
         let root = tempfile::tempdir().expect("a directory");
         files(root.path(), &["netns-3.sock.lock", "netns-4.sock.lock"]);
         let old = fs::File::options()
@@ -319,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn tidy_removes_all_files_but_those_asked_for() {
+    fn tidy_removes_all_files_except_named_ones() {
         let root = tempfile::tempdir().expect("a directory");
         let names = [
             "engine.sock.conf",

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn suggestions() {
+    fn misspelt_word_gets_suggestion() {
         let keys = ["address", "weight", "forward", "upper"];
         assert_eq!(meant("adress", keys), Some("address"));
         assert_eq!(meant("wieght", keys), Some("weight"));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn durations() {
+    fn durations_are_parsed() {
         for (text, ms) in [
             ("500ms", 500),
             ("5s", 5_000),

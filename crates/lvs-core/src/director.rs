@@ -89,8 +89,8 @@ impl Director {
         }
     }
 
-    /// Decides on a packet in passing, as [`Shard::pass`]. `None` says that nothing has happened
-    /// but what was due: [`handle_packet_ahead`](Self::handle_packet_ahead) decides.
+    /// Decides on a packet in the userspace fast path, like [`Shard::pass`]. `None` means that only
+    /// due timers have run: [`handle_packet_ahead`](Self::handle_packet_ahead) decides.
     pub fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
         let now = self.follow(now);
         self.shard.pass(packet, ahead, now)

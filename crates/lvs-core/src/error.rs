@@ -1,4 +1,4 @@
-//! Refusals: what the caller asked for and cannot have. None of them has changed anything.
+//! Refusals of requests. A refused request has changed nothing.
 
 use core::fmt;
 
@@ -37,7 +37,7 @@ pub enum Error {
     ZeroMark,
     /// An IPv6 prefix length outside 1..=128 (EINVAL).
     PrefixLength,
-    /// A timeout above what the kernel's tick counter holds, 8,589,934 s (EINVAL).
+    /// A timeout above the maximum of the kernel's tick counter, 8,589,934 s (EINVAL).
     TimeoutRange,
     /// The service's scheduler goes by the servers' answers, which pass through the director only
     /// with NAT.
@@ -52,7 +52,7 @@ pub enum Error {
     DaemonRunning,
     /// No synchronisation daemon of this role runs (ESRCH).
     DaemonNotRunning,
-    /// Full NAT without an address of the director's that could stand for clients.
+    /// Full NAT without a local address.
     LocalAddressNeeded,
     /// Full NAT and one-packet scheduling: replies would find no connection.
     FullNatOnePacket,

@@ -13,8 +13,8 @@ use crate::lpm::PrefixMap;
 /// Prefixes of one filter at most, allowed and denied ones together: some 10 MB.
 pub const FILTER_PREFIXES_MAX: usize = 1 << 16;
 
-/// Sources that may open connections, and such that may not. The longest prefix that holds a source
-/// decides; what none holds is taken, unless any are allowed.
+/// Allowed and denied sources of new connections. The longest prefix that contains a source
+/// decides; a source in no prefix is accepted, unless any are allowed.
 ///
 /// It is made once and shared: a copy costs nothing.
 #[derive(Clone, Debug, Default)]
@@ -42,7 +42,7 @@ struct Made {
     map: PrefixMap<bool>,
 }
 
-/// What decided about a source.
+/// The rule that decided about a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decided {
     /// A prefix of this length of the service's own filter, or of the director's.
@@ -187,11 +187,10 @@ impl From<SourceFilter> for FilterLists {
     }
 }
 
-/// Reads prefixes from a file: separated by blanks and line ends; what follows a `#` does not
-/// count.
+/// Reads prefixes from a file: separated by whitespace and line ends; text after a `#` is ignored.
 ///
 /// # Errors
-/// The number of the first bad line, from 1, and what is wrong with it.
+/// The number of the first bad line, from 1, and its fault.
 pub fn parse_prefixes(text: &str) -> Result<Vec<Prefix>, (usize, String)> {
     let mut all = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -211,7 +210,7 @@ pub(crate) struct Filters {
 }
 
 impl Filters {
-    /// What decides about a source of a new connection; `None` where nothing filters.
+    /// Decides about the source of a new connection; `None` without a filter.
     #[inline]
     pub(crate) fn decide(&self, service: u32, source: IpAddr) -> Option<Decided> {
         const NONE: SourceFilter = SourceFilter(None);
@@ -233,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_prefix_decides_and_the_services_own_before_the_directors() {
+    fn filter_longest_prefix_wins_and_service_precedes_director() {
         let own = filter("198.51.100.0/24 2001:db8::/32", "198.51.100.7 10.0.0.0/8");
         let director = filter("10.1.0.0/16 198.51.100.7", "0.0.0.0/0 198.51.100.128/25");
         for (source, taken, why) in [
@@ -293,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_read_bounded_and_do_not_contradict_themselves() {
+    fn filter_lists_are_bounded_and_free_of_contradictions() {
         assert_eq!(
             parse_prefixes("10.0.0.0/8 # ours\n\n::1 192.0.2.1\n")
                 .unwrap()

@@ -53,7 +53,7 @@ mod tests {
     ];
 
     #[test]
-    fn hashes_are_the_kernels() {
+    fn hashes_equal_the_kernel() {
         for (addr, slot, slot_1024, bucket, hash, offset, skip) in VECTORS {
             let folded = fold(addr.parse().unwrap());
             assert_eq!(hash_32(folded, 8), slot, "{addr}");
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_addresses_fold_to_their_words_exclusive_or() {
+    fn ipv6_address_hashes_as_xor_of_its_words() {
         let folded = fold("2001:db8::a0a0".parse().unwrap());
         assert_eq!(folded, 0x2001_ad18);
         assert_eq!(hash_32(folded, 8), 19);

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn fades_by_half_in_each_half_life() {
+    fn latency_halves_in_each_half_life() {
         for (age, expected) in [
             (0, 1_000_000),
             (HALF_LIFE / 2, 707_107),
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peak_counts_at_once_and_is_forgotten_slowly() {
+    fn latency_peak_counts_at_once_and_fades_slowly() {
         let latency = Latency::default();
         assert_eq!(latency.average(at(0)), None);
         latency.observe(MS, at(0));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_only_raises() {
+    fn latency_lower_bound_only_raises_average() {
         let latency = Latency::default();
         latency.observe(MS * 10, at(0));
         latency.observe_at_least(MS, at(0));

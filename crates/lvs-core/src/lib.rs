@@ -86,6 +86,7 @@ extern crate std;
 
 #[cfg(feature = "api")]
 pub mod api;
+pub mod attempts;
 mod conn;
 mod control;
 mod director;

@@ -21,7 +21,7 @@ const STRIDE: u8 = 6;
 /// Places of a node.
 const PLACES: u8 = 1 << STRIDE;
 
-/// Networks and what is known of each. Where one is given twice, the last one counts.
+/// Networks with a value each. If one is given twice, the last one counts.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixMap<T> {
     v4: Tree<T>,
@@ -59,7 +59,7 @@ impl<T: Copy> PrefixMap<T> {
         }
     }
 
-    /// The longest network that `addr` is in: its length and what is known of it.
+    /// The longest network that contains `addr`: its length and value.
     pub(crate) fn find(&self, addr: IpAddr) -> Option<(u8, T)> {
         let tree = match addr {
             IpAddr::V4(_) => &self.v4,
@@ -100,7 +100,7 @@ struct Entry<T> {
 
 #[derive(Clone, Debug)]
 struct Node {
-    /// What everything below begins with.
+    /// Common prefix of everything below.
     prefix: u128,
     /// So many bits of `prefix` count.
     skip: u8,
@@ -173,7 +173,7 @@ impl<T: Copy> Tree<T> {
         }
     }
 
-    /// Stores what each place of the node has by itself.
+    /// Stores the node's own value of each place.
     fn fill_values(&mut self, at: usize, entries: &[Entry<T>]) {
         let skip = self.nodes[at].skip;
         let mut places = [None; PLACES as usize];
@@ -265,7 +265,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_finds_what_a_look_at_each_finds(
+        fn lpm_agrees_with_linear_search(
             all in prefixes(),
             others in prop::collection::vec(any::<u128>(), 20),
             flip in 0..128_u32,
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_in_no_network() {
+    fn lpm_without_prefixes_matches_nothing() {
         let map = PrefixMap::<()>::default();
         assert_eq!(map.find([192, 0, 2, 1].into()), None);
         let all = PrefixMap::new([(Prefix::new([0, 0, 0, 0].into(), 0).unwrap(), 'x')]);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_is_no_larger_than_its_list() {
+    fn lpm_nodes_are_bounded_by_list() {
         // Addresses in pairs that differ in the last bit only, far from each other: the worst there
         // is.
         let all = (0..10_000_u128).flat_map(|n| {

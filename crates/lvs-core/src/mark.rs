@@ -1,4 +1,4 @@
-//! Rules that give packets firewall marks: what `iptables -j MARK` does for the kernel's IPVS.
+//! Rules that give packets firewall marks, like `iptables -j MARK` for the kernel's IPVS.
 //!
 //! A rule is written as words, in files of rules and on command lines alike:
 //!
@@ -49,14 +49,14 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// What becomes of the packets of a rule.
+/// Action for the packets of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MarkAction {
     /// They get this mark, which is not 0.
     Mark(u32),
     /// They are discarded.
     Drop,
-    /// They are left to the host, whatever services there are.
+    /// They are passed to the host, in spite of any services.
     Host,
 }
 
@@ -75,7 +75,7 @@ pub struct MarkRule {
     pub protocol: Option<Protocol>,
     /// Their destination ports; none for all.
     pub ports: Vec<PortRange>,
-    /// What becomes of them.
+    /// Action for these packets.
     pub action: MarkAction,
 }
 
@@ -86,7 +86,7 @@ impl MarkRule {
     /// Reads a rule from its words.
     ///
     /// # Errors
-    /// What is wrong, for people.
+    /// A message for operators.
     pub fn parse<W: AsRef<str>>(words: &[W]) -> Result<Self, String> {
         let mut interface = None;
         let (mut source, mut destination) = (None, None);
@@ -161,7 +161,7 @@ impl MarkRule {
     /// Whether the rule can be followed.
     ///
     /// # Errors
-    /// What is wrong, for people.
+    /// A message for operators.
     pub fn check(&self) -> Result<(), String> {
         let Some(destination) = self.destination else {
             return match (self.action, self.source) {
@@ -200,9 +200,9 @@ impl MarkRule {
         addresses.into_iter().flatten()
     }
 
-    /// Whether a packet that came in on `interface` has everything that the rule names.
-    /// `to_service` says whether some service takes packets to where it goes, and is asked only
-    /// by a rule without a destination.
+    /// Whether a packet from `interface` matches all conditions of the rule. `to_service` returns
+    /// whether a service exists for the destination, and is called only for a rule without a
+    /// destination.
     pub fn matches(
         &self,
         interface: &str,
@@ -265,10 +265,10 @@ impl fmt::Display for MarkRule {
     }
 }
 
-/// Reads a file of rules, one a line; empty lines and what follows a `#` do not count.
+/// Reads a file of rules, one a line; empty lines and text after a `#` are ignored.
 ///
 /// # Errors
-/// The number of the first bad line, from 1, and what is wrong with it.
+/// The number of the first bad line, from 1, and its fault.
 pub fn parse_rules(text: &str) -> Result<Vec<MarkRule>, (usize, String)> {
     let mut rules = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_reads_what_it_writes() {
+    fn mark_rule_round_trips_as_text() {
         for text in [
             "--destination 192.0.2.10 --protocol tcp --ports 80,443,8000-8010 --mark 7",
             "--interface eth0 --source 203.0.113.0/24 --destination 192.0.2.0/28 --drop",
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_rules_are_refused_with_a_reason() {
+    fn invalid_mark_rules_are_refused_with_reason() {
         for (text, reason) in [
             ("--mark 1", "--destination is missing"),
             ("-s 192.0.2.1 --mark 1", "--destination is missing"),
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_takes_what_has_everything_it_names() {
+    fn mark_rule_matches_only_if_all_conditions_match() {
         let never = || unreachable!("it has a destination");
         let web = rule("-i eth0 -s 203.0.113.0/24 -d 192.0.2.0/30 -p tcp --ports 80,443 --mark 1")
             .unwrap();
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_by_source_alone_is_about_packets_to_services() {
+    fn mark_rule_by_source_matches_packets_to_services_only() {
         let bad = rule("-s 203.0.113.0/24 --drop").unwrap();
         let from_it = tuple(Protocol::TCP, "203.0.113.9:4000", "192.0.2.3:443");
         assert!(bad.matches("eth0", &from_it, || true));

@@ -1,4 +1,4 @@
-//! What the core sees of a packet.
+//! The parts of a packet that the core uses.
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr, SocketAddrV4};
@@ -94,7 +94,7 @@ impl TcpFlags {
     }
 }
 
-/// The first chunk of an SCTP packet, and what IPVS looks at behind it.
+/// The first chunk of an SCTP packet, and the chunk behind it that IPVS reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SctpChunk {
     /// Type of the first chunk (RFC 9260 section 3.2).
@@ -104,7 +104,7 @@ pub struct SctpChunk {
     pub abort_follows: bool,
 }
 
-/// What the transport header says.
+/// Content of the transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport<'a> {
     /// A TCP header of at least 20 bytes.
@@ -113,18 +113,18 @@ pub enum Transport<'a> {
     Udp(&'a [u8]),
     /// An SCTP header and the header of its first chunk.
     Sctp(SctpChunk),
-    /// What TCP, UDP or SCTP has in front is cut short.
+    /// The TCP, UDP or SCTP header is truncated.
     Short {
         /// The ports in [`Tuple`] were read: the first four bytes were there.
         ports: bool,
-        /// All that translation needs is there: the header of SCTP, without that of a chunk.
+        /// The header of SCTP is there, without that of a chunk: enough for a translation.
         header: bool,
     },
     /// A protocol without ports.
     Other,
 }
 
-/// A transport header and what it carries, for helpers that look inside.
+/// A transport header and its payload, for helpers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment<'a> {
     /// From the first byte of the transport header to the end of the packet. None, where no helper
@@ -172,7 +172,7 @@ pub struct PacketMeta<'a> {
     pub hook: Hook,
     /// Protocol, addresses and ports.
     pub tuple: Tuple,
-    /// What the transport header says.
+    /// Content of the transport header.
     pub transport: Transport<'a>,
     /// The bytes of a TCP segment.
     pub segment: Segment<'a>,
@@ -214,7 +214,7 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// What is left of a packet if it is one.
+    /// Returns the packet if the userspace fast path may forward it.
     pub fn of(meta: &PacketMeta<'_>) -> Option<Self> {
         let Tuple { protocol, src, dst } = meta.tuple;
         let (SocketAddr::V4(src), SocketAddr::V4(dst)) = (src, dst) else {
@@ -261,7 +261,7 @@ pub(crate) const SCTP_INIT: u8 = 1;
 /// The one that aborts it (RFC 9260 section 3.3.7).
 pub(crate) const SCTP_ABORT: u8 = 6;
 
-/// Whether a packet begins a connection anew: a SYN or an INIT.
+/// Whether a packet opens a connection: a SYN or an INIT.
 pub(crate) fn opens(meta: &PacketMeta<'_>) -> bool {
     match meta.transport {
         Transport::Tcp(flags) => flags.has(TcpFlags::SYN),

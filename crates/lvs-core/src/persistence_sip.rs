@@ -1,5 +1,5 @@
-//! Persistence engines: what besides the client's address tells which connections belong together.
-//! SIP is the only one.
+//! Persistence engines: data besides the client's address that connects related connections. SIP is
+//! the only one.
 
 /// Longest data of an engine (`IP_VS_PEDATA_MAXLEN`).
 const DATA_MAX: usize = 255;
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_the_call_id() {
+    fn sip_call_id_is_found() {
         for (message, expected) in [
             ("INVITE x\r\nCall-ID: a@b\r\n\r\n", Some("a@b")),
             ("INVITE x\r\ncall-id:a\n", Some("a")),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_id_has_at_most_255_bytes() {
+    fn sip_call_id_over_255_bytes_is_ignored() {
         let message = |len| std::format!("x\r\ni: {}\r\n", "a".repeat(len));
         assert_eq!(call_id(message(255).as_bytes()).unwrap().len(), 255);
         assert_eq!(call_id(message(256).as_bytes()), None);

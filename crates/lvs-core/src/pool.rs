@@ -22,7 +22,7 @@ pub enum Preview<'a> {
     Server(&'a Arc<Server>),
 }
 
-/// Real servers with a scheduler over them: what a program needs that only wants to pick a server.
+/// Real servers with a scheduler, for programs that only pick servers.
 ///
 /// ```
 /// # use lvs_core::{Forwarding, Instant, Pool, Protocol, Registry, Request, ServerConfig, ServiceFlags};
@@ -159,8 +159,8 @@ impl Pool {
         self.scheduler = scheduler;
     }
 
-    /// Puts the servers into an order, those that it does not name behind the others; `false` if
-    /// they are in it. Else the scheduler, a new one of the same kind, begins with that list.
+    /// Orders the servers, those that are not in the list behind the others; `false` if they have
+    /// that order. Else the scheduler, a new one of the same kind, begins with that list.
     pub(crate) fn arrange(&mut self, order: &[SocketAddr], scheduler: Box<dyn Scheduler>) -> bool {
         let places: BTreeMap<SocketAddr, usize> = order.iter().copied().zip(0..).collect();
         let place =
@@ -173,7 +173,7 @@ impl Pool {
         true
     }
 
-    /// Lets the scheduler do what it does once a [`Scheduler::period`].
+    /// Runs the scheduler's work of each [`Scheduler::period`].
     pub fn tick(&mut self, now: Instant) {
         self.scheduler.tick(now);
     }
@@ -183,7 +183,7 @@ impl Pool {
         self.scheduler.period()
     }
 
-    /// Tells the scheduler the sysctls in force.
+    /// Passes the present sysctls to the scheduler.
     pub fn sysctls_changed(&mut self, sysctls: &Sysctls) {
         self.scheduler.sysctls_changed(sysctls);
     }
@@ -203,7 +203,7 @@ impl Pool {
         self.scheduler.weight_is_capacity()
     }
 
-    /// Tells the scheduler that the weights of these servers, by their places, were set.
+    /// Reports to the scheduler that the weights of these servers, by their places, were set.
     pub(crate) fn weights_changed(&mut self, places: &[usize]) {
         for &place in places {
             self.scheduler.server_edited(&self.servers, place);

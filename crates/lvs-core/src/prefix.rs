@@ -119,7 +119,7 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// As prefixes; what is none has no address in it.
+/// The networks as prefixes; invalid ones are left out.
 pub(crate) fn prefixes(networks: alloc::vec::Vec<(IpAddr, u8)>) -> alloc::vec::Vec<Prefix> {
     let networks = networks.into_iter();
     networks
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_holds_what_begins_like_it() {
+    fn prefix_contains_addresses_with_equal_bits() {
         for (network, inside, outside) in [
             ("192.0.2.0/24", "192.0.2.255", "192.0.3.0"),
             ("192.0.2.7", "192.0.2.7", "192.0.2.6"),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_of_all_lengths() {
+    fn prefix_of_every_length_contains_its_addresses() {
         for (addr, len, first) in [
             ("255.255.255.255", 0, "0.0.0.0"),
             ("255.255.255.255", 1, "128.0.0.0"),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_reads_what_it_writes() {
+    fn prefix_round_trips_as_text() {
         for text in [
             "192.0.2.0/24",
             "192.0.2.7",

@@ -19,7 +19,7 @@ const HZ: u64 = 250;
 /// shown (4096 in most kernels).
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn services(out: &mut impl Write, control: &Control, size: u32) -> fmt::Result {
     header(out, size)?;
     let is_mark = |service: &&Service| matches!(service.key(), ServiceKey::Mark { .. });
@@ -41,10 +41,10 @@ pub fn services(out: &mut impl Write, control: &Control, size: u32) -> fmt::Resu
     Ok(())
 }
 
-/// The same of what an engine has told over its control socket.
+/// The same for the answers of a dataplane over its control socket.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 #[cfg(feature = "api")]
 pub fn listed(
     out: &mut impl Write,
@@ -108,7 +108,7 @@ fn service(out: &mut impl Write, key: ServiceKey, config: &ServiceConfig) -> fmt
     writeln!(out, "persistent {ticks} {netmask:08X}")
 }
 
-/// What is shown of a server.
+/// One line about a server.
 struct Row {
     addr: SocketAddr,
     forwarding: Forwarding,
@@ -147,7 +147,7 @@ pub const CONN_SYNC_HEADER: &str =
 /// `/proc/net/ip_vs_conn`: connections of one shard, then all templates.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn connections(
     out: &mut impl Write,
     control: &Control,
@@ -168,7 +168,7 @@ pub fn connections(
 /// engine.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn connection(
     out: &mut impl Write,
     entry: &Connection,
@@ -194,7 +194,7 @@ fn plain(out: &mut impl Write, entry: &Entry<'_>, engine: Option<(&str, &[u8])>)
 /// from.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn connections_sync(
     out: &mut impl Write,
     control: &Control,
@@ -212,16 +212,16 @@ pub fn connections_sync(
 /// A line of `/proc/net/ip_vs_conn_sync`.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn connection_sync(out: &mut impl Write, entry: &Connection) -> fmt::Result {
     with_origin(out, &entry.into())
 }
 
-/// The lines of `/proc/net/ip_vs_conn` and `/proc/net/ip_vs_conn_sync` of what an engine has told
-/// over its control socket.
+/// The lines of `/proc/net/ip_vs_conn` and `/proc/net/ip_vs_conn_sync` for the answer of a
+/// dataplane over its control socket.
 ///
 /// # Errors
-/// Those of `conn` and `conn_sync`.
+/// Errors of `conn` and `conn_sync`.
 #[cfg(feature = "api")]
 pub fn listed_connection(
     conn: &mut impl Write,
@@ -240,7 +240,7 @@ pub fn listed_connection(
     with_origin(conn_sync, &entry)
 }
 
-/// What is shown of a connection.
+/// One line about a connection.
 struct Entry<'a> {
     protocol: Protocol,
     /// Client, virtual address, server.
@@ -285,7 +285,7 @@ const fn expires(entry: &Entry<'_>) -> u128 {
 /// `/proc/net/ip_vs_stats`: counters and rates of everything, as of the last two-second tick.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn stats(out: &mut impl Write, control: &Control) -> fmt::Result {
     totals(out, &control.total_stats())
 }
@@ -293,7 +293,7 @@ pub fn stats(out: &mut impl Write, control: &Control) -> fmt::Result {
 /// The same of counters at hand.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn totals(out: &mut impl Write, stats: &Stats) -> fmt::Result {
     out.write_str("   Total Incoming Outgoing         Incoming         Outgoing\n")?;
     out.write_str("   Conns  Packets  Packets            Bytes            Bytes\n")?;
@@ -306,7 +306,7 @@ pub fn totals(out: &mut impl Write, stats: &Stats) -> fmt::Result {
 /// a CPU.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn stats_percpu(out: &mut impl Write, control: &Control) -> fmt::Result {
     parts(out, control.shard_counts(), &control.total_stats())
 }
@@ -314,7 +314,7 @@ pub fn stats_percpu(out: &mut impl Write, control: &Control) -> fmt::Result {
 /// The same of counters at hand: those of each shard, and of all.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn parts(
     out: &mut impl Write,
     shards: impl IntoIterator<Item = Counts>,
@@ -349,7 +349,7 @@ fn counts(out: &mut impl Write, before: &str, counts: &Counts) -> fmt::Result {
 /// counted, and shown as 0.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn helpers(out: &mut impl Write, ftp_ports: &[u16]) -> fmt::Result {
     out.write_str("prot port    usecnt name\n")?;
     ftp_ports.iter().try_for_each(|port| {
@@ -407,7 +407,7 @@ mod tests {
     use crate::{ConnId, Director, Options, ServerConfig, ServiceConfig};
 
     #[test]
-    fn lines_of_ipv6() {
+    fn ipv6_services_are_listed_as_in_the_kernel() {
         let mut director = Director::new(Options::default());
         let key = ServiceKey::tcp("[2001:db8::80]:443".parse().unwrap());
         let config = ServiceConfig {
@@ -435,7 +435,7 @@ TCP  [2001:0db8:0000:0000:0000:0000:0000:0080]:01BB mh persistent 90000 80000000
     }
 
     #[test]
-    fn lines_of_connections() {
+    fn connections_are_listed_as_in_the_kernel() {
         let entry = Connection {
             id: ConnId(0),
             protocol: Protocol::TCP,
@@ -468,7 +468,7 @@ IP_51 C0A80105 C001 0A000001 0050 C0A8010A 1F90 NONE              0 sip a@b
 
     #[test]
     #[cfg(feature = "api")]
-    fn lines_of_what_an_engine_has_told() {
+    fn dataplane_listing_is_rendered_as_the_kernel_does() {
         let info = crate::api::ConnInfo {
             protocol: 6,
             client: "192.168.1.5:49153".parse().unwrap(),
@@ -489,7 +489,7 @@ IP_51 C0A80105 C001 0A000001 0050 C0A8010A 1F90 NONE              0 sip a@b
     }
 
     #[test]
-    fn lines_of_helpers() {
+    fn helpers_are_listed_as_in_the_kernel() {
         let mut text = String::new();
         helpers(&mut text, &[21]).unwrap();
         let expected = "prot port    usecnt name\nTCP  21      0      ftp              \n";

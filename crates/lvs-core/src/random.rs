@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_those_of_the_reference() {
+    fn random_numbers_equal_the_reference() {
         let mut numbers = SplitMix64::new(1_234_567);
         let expected = [
             6_457_827_717_110_365_317,

@@ -1,4 +1,4 @@
-//! The record of one real server in one service: what schedulers look at and what connections
+//! The record of one real server in one service: the values that schedulers use and connections
 //! change.
 
 use alloc::sync::Arc;
@@ -7,6 +7,7 @@ use core::net::SocketAddr;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64};
 
+use crate::attempts::AttemptCounters;
 use crate::conn::flag;
 use crate::{
     Error, Extras, Forwarding, Latency, OnServerDown, Protocol, ServerConfig, ServerId, Tunnel,
@@ -26,7 +27,7 @@ const OVERLOADED: u8 = 0x2;
 pub struct Server {
     id: ServerId,
     addr: SocketAddr,
-    /// What schedulers go by.
+    /// The values that schedulers use.
     weight: AtomicI32,
     last_weight: AtomicI32,
     configured_weight: AtomicI32,
@@ -42,16 +43,17 @@ pub struct Server {
     templates: AtomicI32,
     /// Entries of schedulers' caches that lead to it.
     held: AtomicI32,
-    /// What becomes of its connections when it goes down.
+    /// Treatment of its connections when it goes down.
     on_down: AtomicU8,
     /// Flags that its connections begin with.
     watches: AtomicU32,
     latency: Latency,
     /// Attempts to connect in a row without a good answer.
     unanswered: AtomicU32,
+    attempts: AttemptCounters,
     /// A scheduler wants to know of changes.
     watched: AtomicBool,
-    /// The bit of `marks` that tells it.
+    /// Its bit in `marks`.
     mark: u8,
     marks: Arc<AtomicU64>,
 }
@@ -87,6 +89,7 @@ impl Server {
             watches: AtomicU32::new(0),
             latency: Latency::default(),
             unanswered: AtomicU32::new(0),
+            attempts: AttemptCounters::default(),
             watched: AtomicBool::new(false),
             mark: 0,
             marks: Arc::default(),
@@ -105,22 +108,23 @@ impl Server {
         self.mark = (self.id.0 % 64) as u8;
     }
 
-    /// From now on it marks each change of what schedulers go by: in this word, by this bit.
+    /// From now on the server marks each change of the values that schedulers use: in this word, by
+    /// this bit.
     pub(crate) fn watch(&self) -> (&Arc<AtomicU64>, u8) {
         self.watched.store(true, Relaxed);
         (&self.marks, self.mark)
     }
 
-    /// Nobody wants to know any more.
+    /// Ends the reports of changes.
     pub(crate) fn unwatch(&self) {
         self.watched.store(false, Relaxed);
     }
 
-    /// What schedulers go by has changed.
+    /// Reports a change of the values that schedulers use.
     #[inline]
     fn changed(&self) {
         if self.watched.load(Relaxed) {
-            // Who sees the mark sees the change.
+            // A reader that sees the mark also sees the change.
             self.marks.fetch_or(1 << self.mark, Release);
         }
     }
@@ -170,12 +174,12 @@ impl Server {
         self.changed();
     }
 
-    /// `last_weight` is set anew when a record is added, also one from the trash.
+    /// `last_weight` is set again when a record is added, also one from the trash.
     pub(crate) fn reset_last_weight(&self) {
         self.last_weight.store(self.weight(), Relaxed);
     }
 
-    /// Sets the weight that schedulers go by, and the tenths of its own that this is.
+    /// Sets the weight that schedulers use, and the tenths of the configured weight that this is.
     pub(crate) fn set_share(&self, weight: i32, tenths: u8) {
         self.weight.store(weight, Relaxed);
         if weight != 0 {
@@ -185,15 +189,14 @@ impl Server {
         self.changed();
     }
 
-    /// Multiplies the last weight of a server without one, as those of the others were: from
-    /// `before` times to `after` times its own.
+    /// Multiplies the last weight of a server at weight 0, like those of the others: from `before`
+    /// times to `after` times its own.
     pub(crate) fn scale_last_weight(&self, before: i32, after: i32) {
         let scaled = self.last_weight() / before * after;
         self.last_weight.store(scaled, Relaxed);
     }
 
-    /// Takes over what its service asks for beyond the kernel's IPVS. `timed`: its answers are
-    /// measured.
+    /// Applies the service's settings beyond the kernel's IPVS. `timed`: its answers are measured.
     pub(crate) fn follow_extras(&self, extras: &Extras, timed: bool) {
         self.on_down.store(extras.on_server_down as u8, Relaxed);
         let mut watches = 0;
@@ -206,12 +209,13 @@ impl Server {
         self.watches.store(watches, Relaxed);
     }
 
-    /// The flags of this crate's own that a connection to it begins with.
+    /// The flags of this crate's own that a connection to it begins with. Attempts to open a TCP connection are always
+    /// counted.
     #[inline]
     pub(crate) fn watches(&self, protocol: Protocol) -> u32 {
         let watches = self.watches.load(Relaxed);
         if protocol == Protocol::TCP {
-            watches
+            watches | flag::TIMED
         } else {
             watches & !flag::TRACKED
         }
@@ -230,7 +234,7 @@ impl Server {
         flags
     }
 
-    /// What becomes of its connections when it goes down.
+    /// Treatment of its connections when it goes down.
     pub(crate) fn on_down(&self) -> OnServerDown {
         OnServerDown::from_bits(self.on_down.load(Relaxed))
     }
@@ -299,6 +303,11 @@ impl Server {
         self.unanswered.load(Relaxed)
     }
 
+    /// Counters of the connections that clients opened to it, and of those that it did not answer.
+    pub(crate) const fn attempts(&self) -> &AttemptCounters {
+        &self.attempts
+    }
+
     /// Takes note of an answer to an attempt, or that there was none.
     pub(crate) fn note_answer(&self, good: bool) {
         if good {
@@ -335,7 +344,7 @@ impl Server {
         self.flags.load(Relaxed) & OVERLOADED != 0
     }
 
-    /// Not overloaded, and of a weight above 0: what most schedulers ask for.
+    /// Whether it is not overloaded and has a weight above 0, as most schedulers require.
     #[inline]
     pub fn is_usable(&self) -> bool {
         !self.is_overloaded() && self.weight() > 0
@@ -528,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn threshold_hysteresis_is_the_kernels() {
+    fn threshold_hysteresis_equals_the_kernel() {
         for (upper, lower, on, off) in [
             (100, 0, 100, 74),
             (4, 0, 4, 2),
@@ -556,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edit_evaluates_thresholds_only_when_they_change() {
+    fn edit_evaluates_thresholds_only_when_changed() {
         let server = server(0, 0);
         for _ in 0..5 {
             server.bind(false);

@@ -35,7 +35,7 @@ impl Family {
     }
 }
 
-/// What identifies a service (spec: `ip_vs_service` hash keys).
+/// Identity of a service (spec: `ip_vs_service` hash keys).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServiceKey {
     /// Protocol (TCP, UDP or SCTP), virtual address and port.
@@ -128,7 +128,7 @@ pub struct ServiceFlags(pub u32);
 impl ServiceFlags {
     /// Connections of one client network go to one real server.
     pub const PERSISTENT: u32 = 0x1;
-    /// Each UDP datagram is scheduled by itself.
+    /// Each UDP datagram is scheduled separately.
     pub const ONE_PACKET: u32 = 0x4;
     /// First scheduler flag: `sh-fallback`, `mh-fallback`, `flag-1`.
     pub const SCHED1: u32 = 0x8;
@@ -167,7 +167,7 @@ pub struct ServiceConfig {
         serde(default, skip_serializing_if = "Option::is_none")
     )]
     pub engine: Option<String>,
-    /// What goes beyond the kernel's IPVS.
+    /// Settings beyond the kernel's IPVS.
     #[cfg_attr(
         feature = "api",
         serde(default, skip_serializing_if = "Extras::is_off")

@@ -57,7 +57,7 @@ impl Sub for Counts {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct Stats {
-    /// The snapshot of the last two-second tick, less what was zeroed.
+    /// The snapshot of the last two-second tick, minus the zeroed values.
     pub shown: Counts,
     /// Rates a second, as the kernel's estimator computes them.
     pub rates: Counts,
@@ -94,7 +94,7 @@ impl Counters {
         add(&self.conns, 1);
     }
 
-    /// Adds what others have counted.
+    /// Adds the counts of another counter.
     pub(crate) fn add(&self, counts: &Counts) {
         add(&self.conns, counts.conns);
         add(&self.in_packets, counts.in_packets);
@@ -119,11 +119,11 @@ fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
 }
 
-/// The counters of one object in every shard, and what the estimator made of them.
+/// The counters of one object in every shard, and the estimator's rates.
 #[derive(Debug)]
 pub(crate) struct ObjectStats {
     shards: Vec<Arc<Counters>>,
-    /// What no shard has seen.
+    /// Counters of events outside the shards.
     beside: Counters,
     snapshot: Counts,
     zero: Counts,
@@ -149,7 +149,8 @@ impl ObjectStats {
         self.shards[number].clone()
     }
 
-    /// What one shard has counted; the first also what no shard has seen, so that all add up.
+    /// Counters of one shard. The first shard includes the events outside the shards, so that the
+    /// sum is complete.
     pub(crate) fn live_of(&self, number: usize) -> Counts {
         let own = self.shards[number].read();
         match number {
@@ -164,14 +165,14 @@ impl ObjectStats {
         })
     }
 
-    /// Adds what others than the shards have counted.
+    /// Adds counts of events outside the shards.
     pub(crate) fn add(&self, counts: &Counts) {
         self.beside.add(counts);
     }
 
-    /// What the kernel's estimator does every two seconds (`ip_vs_estimation_kthread`,
-    /// `ip_vs_chain_estimation`): an exponential average with weight 1/4. Connections and
-    /// packets are scaled by 2^10 a second, bytes by 2^5.
+    /// The kernel's estimator, every two seconds (`ip_vs_estimation_kthread`,
+    /// `ip_vs_chain_estimation`): an exponential average with weight 1/4. Connections and packets
+    /// are scaled by 2^10 a second, bytes by 2^5.
     pub(crate) fn tick(&mut self) {
         self.snapshot = self.live();
         let delta = self.snapshot - self.last;
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_the_kernels() {
+    fn rates_equal_the_kernel() {
         let burst = [100, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(
             conns_per_tick(&burst),
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_subtracts_the_snapshot_and_not_what_came_since() {
+    fn zero_subtracts_snapshot_and_keeps_later_counts() {
         let mut stats = ObjectStats::new(1);
         stats.shards[0].count_in(100);
         stats.tick();

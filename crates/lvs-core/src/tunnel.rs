@@ -1,5 +1,4 @@
-//! Tunnels to real servers: which types there are, and everything that those who name, list and
-//! check them go by.
+//! Tunnels to real servers: the types, and the properties that naming, listing and checking need.
 
 /// How a tunnel computes checksums of its outer headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -28,7 +27,7 @@ impl TunnelChecksum {
         }
     }
 
-    /// What it is called in the names of ipvsadm's options, behind `tun-`.
+    /// Its name in ipvsadm's options, after `tun-`.
     pub const fn option(self) -> &'static str {
         match self {
             Self::None => "nocsum",
@@ -37,7 +36,7 @@ impl TunnelChecksum {
         }
     }
 
-    /// What ipvsadm's listings show.
+    /// Its sign in ipvsadm's listings.
     pub const fn sign(self) -> &'static str {
         match self {
             Self::None => "-c",
@@ -69,14 +68,14 @@ pub enum Tunnel {
     },
 }
 
-/// What there is to know about a type of tunnel.
+/// Properties of a type of tunnel.
 #[derive(Debug)]
 pub struct TunnelType {
     /// The word of ipvsadm's grammar, the control protocol and `lvsd`.
     pub name: &'static str,
-    /// What it is called in prose.
+    /// Its name in messages.
     pub title: &'static str,
-    /// Whether it is told a port of UDP.
+    /// Whether it has a UDP port.
     pub has_port: bool,
     /// The checksums to choose from; none if there is no choice.
     pub checksums: &'static [TunnelChecksum],
@@ -168,7 +167,7 @@ impl Tunnel {
         kind | (self.checksum() as u64) << 8 | u64::from(self.port()) << 16
     }
 
-    /// What [`pack`](Self::pack) has made.
+    /// Decodes the result of [`pack`](Self::pack).
     pub(crate) fn unpack(packed: u64) -> Self {
         // Most servers are reached in other ways, and every packet asks.
         if packed == 0 {
@@ -193,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_registry_agrees_with_the_types() {
+    fn tunnel_registry_agrees_with_types() {
         for (place, &checksum) in TunnelChecksum::ALL.iter().enumerate() {
             assert_eq!(checksum as usize, place);
         }
@@ -221,7 +220,7 @@ mod tests {
 
     #[cfg(feature = "api")]
     #[test]
-    fn types_and_checksums_have_one_name_everywhere() {
+    fn tunnel_types_and_checksums_have_one_name() {
         for kind in TunnelType::ALL {
             let tunnel = (kind.tunnel)(1, TunnelChecksum::None);
             let json = serde_json::to_value(tunnel).unwrap();

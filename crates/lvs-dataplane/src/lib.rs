@@ -7,6 +7,7 @@ pub mod engine;
 pub mod host;
 pub mod in_kernel;
 pub mod io;
+mod lock;
 mod mailbox;
 pub mod netlink;
 pub mod outlive;

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::io;
 use std::mem;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use crate::lock::lock;
 use lvs_sys::EventFd;
 
 /// What is to be done with a `T`, by its thread.
@@ -27,14 +28,10 @@ impl<T> Mailbox<T> {
         })
     }
 
-    fn jobs(&self) -> MutexGuard<'_, Option<Vec<Job<T>>>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Has `job` done soon. It is dropped, and whatever channel it holds with it, when nobody is
     /// left to do it.
     pub(crate) fn post(&self, job: impl FnOnce(&mut T) + Send + 'static) {
-        let first = match &mut *self.jobs() {
+        let first = match &mut *lock(&self.jobs) {
             Some(jobs) => {
                 jobs.push(Box::new(job));
                 jobs.len() == 1
@@ -48,7 +45,7 @@ impl<T> Mailbox<T> {
 
     /// Takes out what is to be done.
     pub(crate) fn take(&self) -> Vec<Job<T>> {
-        self.jobs().as_mut().map(mem::take).unwrap_or_default()
+        lock(&self.jobs).as_mut().map(mem::take).unwrap_or_default()
     }
 
     /// What to poll; lower it before [`take`](Self::take).
@@ -58,7 +55,7 @@ impl<T> Mailbox<T> {
 
     /// Ends it: nobody is left to do anything.
     pub(crate) fn close(&self) {
-        let jobs = self.jobs().take();
+        let jobs = lock(&self.jobs).take();
         // Not under the lock: a job may hold whatever posts.
         drop(jobs);
     }

@@ -508,7 +508,7 @@ fn run(
     let mut signals =
         Signals::new(ENDING.into_iter().chain(ignored)).context("cannot handle signals")?;
     let engine = Engine::start(config)?;
-    engine.shared().set_confinement(confinement);
+    engine.handle().set_confinement(confinement);
     let notify = Notify::from_env();
     notify.send("READY=1");
     let _fed = match (watchdog::interval(), engine.address()) {
@@ -518,13 +518,13 @@ fn run(
         }
         _ => None,
     };
-    let shared = engine.shared();
+    let dataplane = engine.handle();
     let handle = signals.handle();
     let waiter = std::thread::spawn(move || {
         for signal in signals.forever() {
             let ignored = IGNORED.iter().find(|(number, _)| *number == signal);
             let Some((_, name)) = ignored else {
-                return shared.stop();
+                return dataplane.stop();
             };
             info!("{name} is ignored: SIGTERM stops the dataplane; lvsadm and lvsd configure it");
         }

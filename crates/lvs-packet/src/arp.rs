@@ -45,7 +45,7 @@ pub fn parse(frame: &[u8]) -> Option<Arp> {
     })
 }
 
-/// The frame that tells the sender of `request` that `mac` has the address that it asks for.
+/// The answer to `request`: `mac` has the requested address.
 pub fn reply(request: &Arp, mac: Mac) -> [u8; FRAME_LEN] {
     frame(
         request.sender_mac,
@@ -57,7 +57,7 @@ pub fn reply(request: &Arp, mac: Mac) -> [u8; FRAME_LEN] {
     )
 }
 
-/// The frame that tells everybody that `mac` has `addr` now: a request for itself, as Linux sends
+/// The announcement to all hosts that `mac` has `addr` now: a request for itself, as Linux sends
 /// it.
 pub fn gratuitous(mac: Mac, addr: Ipv4Addr) -> [u8; FRAME_LEN] {
     frame(
@@ -70,8 +70,7 @@ pub fn gratuitous(mac: Mac, addr: Ipv4Addr) -> [u8; FRAME_LEN] {
     )
 }
 
-/// The frame that asks who has `addr` without claiming it (RFC 5227 section 2.1.1): whoever has it
-/// answers.
+/// A probe for `addr` without a claim (RFC 5227 section 2.1.1): the owner answers.
 pub fn probe(mac: Mac, addr: Ipv4Addr) -> [u8; FRAME_LEN] {
     let nobody = Ipv4Addr::UNSPECIFIED;
     frame(

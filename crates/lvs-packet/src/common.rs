@@ -1,4 +1,4 @@
-//! What the packet paths of one director have in common.
+//! State that the packet paths of one director share.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use crate::oversize::Oversize;
 use crate::pipeline::Settings;
 use crate::tunnel_path::TunnelPaths;
 
-/// What belongs to the director rather than to one of its workers. Each
-/// [`Pipeline`](crate::pipeline::Pipeline) has an `Arc` of it. Limits hold for all workers
-/// together, and what one worker learns counts for all.
+/// State of the director, as opposed to that of one worker. Each
+/// [`Pipeline`](crate::pipeline::Pipeline) has an `Arc` of it. Limits apply to all workers
+/// together, and knowledge of one worker is available to all.
 ///
 /// | | shared by | taken by |
 /// |---|---|---|
@@ -65,7 +65,7 @@ impl Common {
         self
     }
 
-    /// What was learned of the ways through tunnels.
+    /// Path MTUs learned for tunnels.
     pub const fn tunnels(&self) -> &TunnelPaths {
         &self.tunnels
     }

@@ -14,8 +14,8 @@ pub const HEADROOM: usize = 128;
 /// The longest frame: 64 KiB of IP and an Ethernet header with two VLAN tags.
 pub const MAX_FRAME: usize = 65_535 + 14 + 8;
 
-/// What a device or a peer on a virtual link has left undone (the fields of `virtio_net_hdr`,
-/// offsets relative to the first byte of the frame).
+/// Work that a device or a peer on a virtual link has left to the receiver (the fields of
+/// `virtio_net_hdr`, offsets relative to the first byte of the frame).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
     /// The transport checksum field holds only the sum of the pseudo-header (not complemented);
@@ -29,7 +29,7 @@ pub struct Offload {
 }
 
 impl Offload {
-    /// The transport checksum needs no look: somebody has verified it, or will finish it.
+    /// The transport checksum needs no check: it was verified, or will be finished later.
     pub const fn is_checked(&self) -> bool {
         self.checksum.is_some() || self.verified
     }
@@ -111,7 +111,7 @@ pub struct Frame {
     buf: Storage,
     start: usize,
     end: usize,
-    /// What is unfinished about it.
+    /// Its unfinished checksum and segments.
     pub offload: Offload,
 }
 
@@ -291,15 +291,15 @@ impl Frame {
         true
     }
 
-    /// Puts `text` instead of some bytes; `false`, and nothing changed, if there is no room in
-    /// front. Whatever is before the place keeps its offset, the ones in `offload` included.
+    /// Replaces some bytes by `text`; `false`, and no change, if there is no room in front. Bytes
+    /// before the place keep their offsets, the ones in `offload` included.
     #[must_use]
     pub fn replace(&mut self, place: Range<usize>, text: &[u8]) -> bool {
         let start = self.start;
         if place.start > place.end || place.end > self.len() || start + place.len() < text.len() {
             return false;
         }
-        // What is in front is shorter than what is behind: it moves.
+        // The part in front is shorter than the part behind: the front moves.
         self.start = start + place.len() - text.len();
         self.buf.copy_within(start..start + place.start, self.start);
         let at = self.start + place.start;
@@ -371,7 +371,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lent_frame_is_changed_where_it_is() {
+    fn lent_frame_is_changed_in_place() {
         let arena = Arena::new(1, 256).expect("a mapping");
         let mut slot = arena.lend(0).expect("free");
         slot[64..68].copy_from_slice(b"data");
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_without_room_gets_it_where_it_is_to_receive() {
+    fn frame_without_buffer_gets_one_to_receive() {
         let mut frame = Frame::vacant();
         assert!(frame.push_front(1).is_none() && !frame.extend(b"x"));
         assert_eq!(frame.receive_buffer().len(), MAX_FRAME);

@@ -1,18 +1,18 @@
-//! Who may open TCP connections while there is a flood of SYNs.
+//! The limiter of SYNs: which clients may open TCP connections during a flood.
 //!
-//! A SYN is the most expensive packet that a stranger can send, and needs nothing to be sent but a
-//! forged source. As long as SYNs take less than half of a worker's time all pass: whatever honest
-//! clients send beside them takes more than that. Beyond, each of three kinds of clients has a
-//! share of the time, for which the others do not compete:
+//! A SYN is the most expensive packet for the director, and can be sent with a forged source. While
+//! SYNs use less than half of a worker's time, all of them pass: the other packets of honest
+//! clients use more than that. Beyond that share, each of three kinds of clients has a share of the
+//! time of its own:
 //!
 //! * clients that have had a connection, with more than its handshake, within minutes (a forged
 //!   source has had none);
 //! * SYNs that come again, as those of every honest client do after a second;
 //! * the rest.
 //!
-//! Within a kind, a share is shared out to networks of sources (/24 of IPv4, /48 of IPv6), so that
-//! the flood of one network leaves the others theirs. What is remembered has a fixed size, however
-//! many sources there are.
+//! Within a kind, the share is divided among networks of sources (/24 of IPv4, /48 of IPv6), so
+//! that the flood of one network leaves the shares of the others. The memory has a fixed size for
+//! any number of sources.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
@@ -27,13 +27,13 @@ const CALM: u32 = 2;
 const SHARES: [u32; KINDS] = [3, 16, 16];
 /// Known clients, SYNs that come again, the rest.
 const KINDS: usize = 3;
-/// What may be saved up: that of so many nanoseconds.
+/// Time that a purse can save up, in nanoseconds.
 const SAVED: i64 = 50_000_000;
 /// How long after the last SYN that had to be dropped they are still sorted.
 const CAUTIOUS: Duration = Duration::from_secs(1);
-/// How often what there is gets shared out anew, in nanoseconds.
+/// Length of an epoch, after which the shares are divided again, in nanoseconds.
 const EPOCH: u64 = 50_000_000;
-/// Networks that are told apart.
+/// Number of networks that are counted separately.
 const NETWORKS: u16 = 1024;
 
 /// Packets from a client that make it a known one: a handshake takes two.
@@ -41,8 +41,8 @@ pub(super) const KNOWN_AFTER: u32 = 3;
 
 /// Clients are known for once to twice this.
 const KNOWN_FOR: Duration = Duration::from_secs(300);
-/// Bits for them, in each of two generations: a million clients are known with one of 16 others
-/// taken for known.
+/// Bits for known clients, in each of two generations: with a million known clients, one in 16
+/// other clients also counts as known.
 const KNOWN_BITS: usize = 1 << 23;
 /// A SYN is remembered for once to twice this: clients send theirs again after one, three and seven
 /// seconds.
@@ -74,7 +74,7 @@ impl Purse {
         self.left = self.left.saturating_add(earned).min(Self::most(part));
     }
 
-    /// A debt is no greater than what can be saved: nobody pays for long for one batch.
+    /// The debt is limited to the maximum of savings, so that one batch has no long effect.
     fn spend(&mut self, nanoseconds: u64, part: u32) {
         let spent = i64::try_from(nanoseconds).unwrap_or(i64::MAX);
         self.left = self.left.saturating_sub(spent).max(-Self::most(part));
@@ -85,7 +85,7 @@ impl Purse {
     }
 }
 
-/// What one kind of clients has, and who has taken of it in this epoch.
+/// The share of one kind of clients, and its use in this epoch.
 #[derive(Debug)]
 struct Kind {
     part: u32,
@@ -94,9 +94,9 @@ struct Kind {
     taken: Box<[u16; NETWORKS as usize]>,
     /// Networks that have asked for any in this epoch.
     asking: u32,
-    /// What each may have.
+    /// SYNs that each network may have.
     quota: u16,
-    /// What is left when each has had that: one more SYN each for so many of them.
+    /// SYNs left after all quotas: one more for each of this many networks.
     rest: u64,
     /// SYNs in the batch at hand.
     passed: u32,
@@ -115,7 +115,7 @@ impl Kind {
         }
     }
 
-    /// Shares out anew: among as many networks as have asked in the last epoch.
+    /// Divides the share among as many networks as have sent SYNs in the last epoch.
     fn share_out(&mut self, cost: u64) {
         let all = EPOCH / u64::from(self.part) / cost.max(1);
         let asking = u64::from(self.asking.max(1));
@@ -125,8 +125,8 @@ impl Kind {
         self.asking = 0;
     }
 
-    /// What is left over is for whoever comes, but not the half of the purse that is kept for those
-    /// who have not had their quota.
+    /// Decides on a SYN of `network`. SYNs left after all quotas go to the first that come, except
+    /// the half of the purse that is reserved for networks below their quota.
     fn pass(&mut self, network: u16) -> bool {
         let taken = &mut self.taken[usize::from(network)];
         self.asking += u32::from(*taken == 0);
@@ -216,7 +216,7 @@ impl Memory {
     }
 }
 
-/// What a worker knows of those who open TCP connections.
+/// A worker's limiter of SYNs.
 #[derive(Debug)]
 pub struct Gate {
     hasher: RandomState,
@@ -226,14 +226,14 @@ pub struct Gate {
     all: Purse,
     /// SYNs are sorted until then.
     until: Option<Instant>,
-    /// What one costs, nanoseconds: a moving average.
+    /// Cost of one SYN in nanoseconds: a moving average.
     cost: u64,
     /// When time was last earned.
     earned: Instant,
     epoch: Instant,
     /// SYNs that have passed without being sorted, in the batch at hand.
     passed: u32,
-    /// Those that have not passed.
+    /// SYNs refused in the batch.
     refused: u32,
 }
 
@@ -337,7 +337,7 @@ impl Gate {
         let refused = std::mem::take(&mut self.refused) as usize;
         let sorted: u32 = self.kinds.iter().map(|kind| kind.passed).sum();
         if unsorted + sorted > 0 {
-            // What was refused has cost next to nothing.
+            // Refused SYNs have cost next to nothing.
             let others = frames.saturating_sub(refused).max(1) as u64;
             let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
             let each = took / others;
@@ -356,8 +356,8 @@ impl Gate {
     }
 }
 
-/// What stands for a client: an address of IPv4, or the network of an IPv6 host, which has 2^64
-/// addresses.
+/// The source that counts as one client: an address of IPv4, or the network of an IPv6 host, which
+/// has 2^64 addresses.
 fn host_of(addr: IpAddr) -> u64 {
     match addr {
         IpAddr::V4(addr) => addr.to_bits().into(),
@@ -378,7 +378,7 @@ mod tests {
     use super::*;
 
     const TO: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 10)), 80);
-    /// What a SYN that passes costs.
+    /// Cost of a SYN that passes.
     const COST: Duration = Duration::from_micros(8);
     /// Between two SYNs of a flood.
     const STEP: Duration = Duration::from_micros(5);
@@ -410,7 +410,8 @@ mod tests {
             }
         }
 
-        /// One batch of the flood, and of others as many as fit; which of these have passed.
+        /// Sends one batch of the flood with as many SYNs of `others` as fit; returns which of
+        /// these have passed.
         fn batch(&mut self, others: &[(SocketAddr, u32)]) -> Vec<bool> {
             let mut passed = 0;
             for _ in 0..32 {
@@ -438,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_takes_its_share_and_known_clients_pass() {
+    fn syn_flood_gets_its_share_and_known_clients_pass() {
         let mut flood = Flood::new(client);
         let honest = |n: u16| SocketAddr::from(([192, 0, 2, 100], n));
         flood.gate.meets(honest(1).ip(), flood.now);
@@ -455,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_syn_that_comes_again_passes() {
+    fn repeated_syn_passes() {
         let mut flood = Flood::new(client);
         flood.run(Duration::from_secs(2));
         let mut at_once = 0;
@@ -478,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flood_of_one_network_leaves_others_theirs() {
+    fn flood_of_one_network_keeps_shares_of_other_networks() {
         let one = |n: u32| {
             let [_, b, c, d] = n.wrapping_mul(0x9e37_79b1).to_be_bytes();
             SocketAddr::from(([203, 0, 113, b], u16::from_be_bytes([c, d])))
@@ -495,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_flood_of_many_networks_has_more_than_its_quota_is_nobody_elses() {
+    fn flood_of_many_networks_gets_only_unused_share() {
         let mut flood = Flood::new(client);
         flood.run(Duration::from_secs(2));
         let mut passed = 0;
@@ -510,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_less_than_half_of_the_time_passes_and_calm_returns() {
+    fn syns_below_half_of_the_time_pass_and_limiter_relaxes() {
         let mut gate = Gate::default();
         let mut now = Instant::ZERO;
         for n in 0..200_000_u32 {
@@ -528,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_forgotten_in_time() {
+    fn known_clients_expire() {
         let mut memory = Memory::new(1 << 12, Duration::from_secs(10));
         let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
         memory.insert(7);
@@ -541,10 +542,10 @@ mod tests {
         assert!(!memory.contains(8));
     }
 
-    /// Of others, one in 16 is taken for one of a million that are known; one in 300 for one of a
-    /// flood of 200,000 a second.
+    /// With a million known clients, one in 16 others counts as known; with a flood of 200,000 a
+    /// second, one in 300 of others counts as repeated.
     #[test]
-    fn with_more_than_are_told_apart_some_are_taken_for_known() {
+    fn filter_with_too_many_clients_has_false_positives() {
         let gate = Gate::default();
         let hash = |n: u64| gate.hasher.hash_one(n);
         for (mut memory, count, part) in [(gate.known, 1_000_000, 16), (gate.seen, 800_000, 300)] {

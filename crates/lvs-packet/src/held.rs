@@ -20,13 +20,13 @@ pub const PER_NEIGHBOUR: usize = 101;
 pub const TOTAL: usize = 4096;
 /// Bytes of a director that wait at most.
 pub const BYTES: usize = 16 << 20;
-/// How long a packet waits at most. The kernel gives up a neighbour after three questions, one
-/// second apart, and says so; this is for those of which it never speaks again.
+/// The longest time that a packet waits. The kernel gives up a neighbour after three requests, one
+/// second apart, and reports that; this limit is for neighbours without a report.
 pub const TIMEOUT: Duration = Duration::from_millis(3500);
 /// How long until the kernel is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-/// What a packet waits for.
+/// The event that a packet waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Cause {
     Neighbour(PortId, IpAddr),
@@ -49,11 +49,11 @@ pub struct Held {
     frames: usize,
     bytes: usize,
     limits: Limits,
-    /// Packets that waited in vain, or gave way to others.
+    /// Packets that were dropped after their time, or because the queues were full.
     pub dropped: u64,
 }
 
-/// What may wait at most.
+/// Limits of the waiting packets.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     per_neighbour: usize,
@@ -99,9 +99,9 @@ impl Held {
 
     fn hold_for(&mut self, cause: Cause, frame: Frame, now: Instant) -> bool {
         if self.frames >= self.limits.total || self.bytes + frame.len() > self.limits.bytes {
-            // All queues are bounded together: the newcomer loses, whoever has waited is served
-            // first. Its next hop is asked for all the same, or nobody would get there
-            // as long as others fill the queues.
+            // All queues have a common bound: the new packet is dropped, and waiting ones are kept.
+            // The neighbour is requested in spite of that: otherwise no packet would reach it while
+            // others fill the queues.
             self.dropped += 1;
             return self.asks(cause, now);
         }
@@ -157,8 +157,8 @@ impl Held {
         self.take_for(Cause::Neighbour(port, addr))
     }
 
-    /// Takes out the packets of local clients whose answers are intercepted by now, as
-    /// `is_intercepted` says.
+    /// Takes out the packets of local clients whose answers are intercepted by now, according to
+    /// `is_intercepted`.
     pub fn take_local_clients(
         &mut self,
         is_intercepted: impl Fn(&LocalClient) -> bool,
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_next_hop_is_asked_for_though_others_fill_the_queues() {
+    fn new_next_hop_is_requested_with_full_queues() {
         let mut held = Held::default();
         let (port, now) = (PortId(1), Instant::from_secs(1));
         let hop = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_one_neighbour_and_in_bytes_is_bounded() {
+    fn waiting_packets_are_bounded_per_neighbour_and_in_bytes() {
         let (port, now) = (PortId(1), Instant::from_secs(1));
         let hop = |n: u8| IpAddr::from([10, 0, 0, n]);
         let mut held = Held::default();

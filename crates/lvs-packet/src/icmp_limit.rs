@@ -92,7 +92,7 @@ impl Bucket {
     }
 }
 
-/// What [`Bucket::since`] becomes when one is taken out at `now`; `None` if nothing is left.
+/// The value of [`Bucket::since`] after one token is used at `now`; `None` if none is left.
 fn take(since: i64, now: i64, cost: i64, full: i64) -> Option<i64> {
     let since = since.max(now.saturating_sub(full));
     (now.saturating_sub(since) >= cost).then(|| since.saturating_add(cost))
@@ -147,7 +147,7 @@ impl RateLimit {
         {
             return true;
         }
-        // One receiver's errors that are not sent take nothing from the others (CVE-2024-47678).
+        // Refused errors to one receiver do not reduce the limit of all (CVE-2024-47678).
         let allowed = self.all.has_some(now) && self.peer(receiver, now) && self.all.take(now);
         if !allowed {
             self.suppressed.fetch_add(1, Ordering::Relaxed);
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_receiver_gets_six_and_then_one_a_second() {
+    fn receiver_gets_six_errors_and_then_one_a_second() {
         let limit = RateLimit::new(Limits::default());
         let a = IpAddr::from([192, 0, 2, 1]);
         let kind = ErrorKind::PortUnreachable;
@@ -260,10 +260,10 @@ mod tests {
         assert_eq!(limit.suppressed(), 10_200 - (sent + tries) as u64);
     }
 
-    /// The order of CVE-2024-47678: whoever is over its own limit must not use up what belongs to
-    /// all.
+    /// The order of CVE-2024-47678: a receiver above its own limit must not use up the common
+    /// limit.
     #[test]
-    fn a_flooded_receiver_takes_nothing_from_others() {
+    fn receiver_over_limit_uses_no_common_limit() {
         let limit = RateLimit::new(Limits::default());
         let now = Instant::from_secs(100);
         let flooded = IpAddr::from([192, 0, 2, 1]);

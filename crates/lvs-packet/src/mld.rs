@@ -1,6 +1,5 @@
-//! Multicast listener discovery for the IPv6 addresses that the engine owns (RFC 3810, RFC 2710):
-//! switches that watch it send neighbour solicitations only where somebody has said that he
-//! listens.
+//! Multicast listener discovery for the IPv6 addresses that the dataplane owns (RFC 3810, RFC
+//! 2710): snooping switches send neighbour solicitations only to reported listeners.
 
 use std::net::Ipv6Addr;
 
@@ -33,10 +32,10 @@ const RECORD_LEN: usize = 20;
 /// Records in a report at most: they fit the least MTU.
 pub const RECORDS_MAX: usize = 60;
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
-/// Who takes reports of version 2.
+/// Destination of reports of version 2.
 const ALL_MLD_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
-/// The question of a router, or of a switch instead of it, who listens.
+/// A query for listeners, from a router or from a switch in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Query {
     /// To this group; `None` for all.
@@ -48,7 +47,7 @@ pub struct Query {
 }
 
 impl Query {
-    /// What is asked, however urgently.
+    /// The query without its deadline.
     #[must_use]
     pub const fn without_time(self) -> Self {
         Self {
@@ -58,7 +57,7 @@ impl Query {
     }
 }
 
-/// What a listener has to say about its groups.
+/// Report of a listener about a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipChange {
     /// It listens, as before: the answer to a query.
@@ -105,7 +104,7 @@ pub fn parse(frame: &[u8]) -> Option<Query> {
     })
 }
 
-/// The frames that say `change` of `groups`, to a querier of version 1 (`v1`) or to all routers.
+/// The frames that report `change` of `groups`, to a querier of version 1 (`v1`) or to all routers.
 pub fn reports(
     mac: Mac,
     src: Ipv6Addr,
@@ -122,8 +121,7 @@ pub fn reports(
     }
 }
 
-/// What a maximum response code stands for, in milliseconds (RFC 3810 section 5.1.3, RFC 2710
-/// section 3.4).
+/// The milliseconds of a maximum response code (RFC 3810 section 5.1.3, RFC 2710 section 3.4).
 fn within_ms(code: u16, v1: bool) -> u32 {
     if v1 || code < 0x8000 {
         return code.into();
@@ -132,8 +130,8 @@ fn within_ms(code: u16, v1: bool) -> u32 {
     (mantissa | 0x1000) << (exponent + 3)
 }
 
-/// The frame that says `change` of `groups`, of which there are at most [`RECORDS_MAX`]. `src` is a
-/// link-local address, or unspecified where there is none yet.
+/// The frame that reports `change` of `groups`, of which there are at most [`RECORDS_MAX`]. `src`
+/// is a link-local address, or unspecified if there is none yet.
 pub fn report(mac: Mac, src: Ipv6Addr, groups: &[Ipv6Addr], change: MembershipChange) -> Vec<u8> {
     let kind = match change {
         MembershipChange::Listening => 2,
@@ -249,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_say_who_listens() {
+    fn reports_contain_groups_and_change() {
         let said = report(MAC, SRC, &[GROUP; 100], MembershipChange::Joined);
         check(&said);
         assert!(said.len() <= ETHERNET_LEN + ipv6::MTU_MIN);

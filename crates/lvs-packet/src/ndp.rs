@@ -1,5 +1,5 @@
-//! Neighbour discovery for the IPv6 addresses that the engine owns (RFC 4861): answers,
-//! announcements, and the question who else has an address (RFC 4862 section 5.4).
+//! Neighbour discovery for the IPv6 addresses that the dataplane owns (RFC 4861): answers,
+//! announcements, and probes for other owners of an address (RFC 4862 section 5.4).
 
 use std::net::Ipv6Addr;
 
@@ -30,11 +30,11 @@ pub const FRAME_LEN: usize = ETHERNET_LEN + ipv6::HEADER_LEN + MESSAGE_LEN + OPT
 pub struct Ndp {
     /// It is a solicitation; else an advertisement.
     pub solicitation: bool,
-    /// Who sent it; unspecified in a probe.
+    /// Its sender; unspecified in a probe.
     pub src: Ipv6Addr,
     /// Address that is asked for, or claimed.
     pub target: Ipv6Addr,
-    /// Link-layer address of whoever sent it: its option, else the sender of the frame.
+    /// Link-layer address of the sender: its option, else the sender of the frame.
     pub mac: Mac,
 }
 
@@ -90,8 +90,7 @@ pub fn parse(frame: &[u8]) -> Option<Ndp> {
     })
 }
 
-/// The frame that tells whoever sent `solicitation` that `mac` has the address that it asks for;
-/// everybody, if it was a probe.
+/// The answer to `solicitation`: `mac` has the requested address. A probe is answered to all nodes.
 pub fn advertisement(solicitation: &Ndp, mac: Mac) -> [u8; FRAME_LEN] {
     const SOLICITED: u8 = 0x40;
     if solicitation.src.is_unspecified() {
@@ -106,12 +105,12 @@ pub fn advertisement(solicitation: &Ndp, mac: Mac) -> [u8; FRAME_LEN] {
     )
 }
 
-/// The frame that tells everybody that `mac` has `addr` now (RFC 4861 section 7.2.6).
+/// The announcement to all nodes that `mac` has `addr` now (RFC 4861 section 7.2.6).
 pub fn unsolicited(mac: Mac, addr: Ipv6Addr) -> [u8; FRAME_LEN] {
     claim(group_mac(ALL_NODES), ALL_NODES, mac, addr, 0)
 }
 
-/// The frame that asks who has `addr` without claiming it: whoever has it answers to all.
+/// A probe for `addr` without a claim: the owner answers to all nodes.
 pub fn probe(mac: Mac, addr: Ipv6Addr) -> [u8; FRAME_LEN - OPTION_LEN] {
     let group = solicited_node(addr);
     let mut out = [0; FRAME_LEN - OPTION_LEN];
@@ -125,7 +124,7 @@ pub fn probe(mac: Mac, addr: Ipv6Addr) -> [u8; FRAME_LEN - OPTION_LEN] {
     out
 }
 
-/// The group in which whoever has `addr` listens for solicitations.
+/// The group in which the owner of `addr` receives solicitations.
 pub fn solicited_node(addr: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = addr.octets();
     Ipv6Addr::new(
@@ -239,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_from_beyond_the_link_is_not_believed() {
+    fn messages_from_beyond_the_link_are_ignored() {
         let mut frame = unsolicited(MAC, addr("2001:db8::1"));
         frame[ETHERNET_LEN + 7] = 254;
         assert_eq!(parse(&frame), None);

@@ -1,10 +1,8 @@
-//! What the packet path knows of the network around it: ports, routes, neighbours, virtual
-//! addresses.
+//! The network as the packet pipeline sees it: ports, routes, neighbours, virtual addresses.
 
 use std::net::IpAddr;
 
 use crate::drop::FrameDrop;
-use crate::ways::Way;
 use crate::wire::Mac;
 
 /// An attachment to a network: an interface, or the TUN device that leads to the host. A small
@@ -26,7 +24,7 @@ impl PortId {
     }
 }
 
-/// What there is to know of a port.
+/// The properties of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortInfo {
     /// Its link-layer address.
@@ -46,7 +44,7 @@ pub struct PortInfo {
 pub struct NextHop {
     /// The port to leave by.
     pub port: PortId,
-    /// Who takes the packet there: a gateway, or the destination itself where the route is
+    /// The neighbour that receives the packet: a gateway, or the destination itself if the route is
     /// on-link.
     pub addr: IpAddr,
     /// The longest packet on that way.
@@ -63,7 +61,33 @@ impl NextHop {
     }
 }
 
-/// What is known of an address, all at once.
+/// The path of packets to an Ethernet neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// The port to leave by.
+    pub port: PortId,
+    /// The longest packet.
+    pub mtu: u32,
+    /// The link-layer address of the neighbour.
+    pub to: Mac,
+    /// The link-layer address of the port.
+    pub from: Mac,
+}
+
+impl Way {
+    /// The path to a next hop; `None` if its port is not Ethernet, or its neighbour is not known.
+    pub fn by<N: Net + ?Sized>(hop: &NextHop, net: &N) -> Option<Self> {
+        let port = net.port(hop.port).filter(|port| port.ethernet)?;
+        Some(Self {
+            port: hop.port,
+            mtu: hop.mtu,
+            to: net.neighbour(hop.port, hop.addr)?,
+            from: port.mac,
+        })
+    }
+}
+
+/// All facts about an address, from one look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
     /// The host has it: [`Net::is_local`].
@@ -72,7 +96,7 @@ pub struct About {
     pub vip: bool,
     /// The engine owns it: [`Net::is_own_vip`].
     pub own: bool,
-    /// Where packets to it leave; `None` if they cannot, or must wait for their neighbour.
+    /// The path to it; `None` if there is no route, or the neighbour is not known yet.
     pub way: Option<Way>,
 }
 
@@ -133,5 +157,32 @@ pub trait Net {
     fn answers_arp(&self, port: PortId, addr: IpAddr) -> bool {
         let _ = port;
         self.is_own_vip(addr)
+    }
+}
+
+/// Whether no other host can have sent a packet (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`:
+/// its destination is the address of a service. A real server that has the address itself may send
+/// from it through a director that is its gateway, unless [`Net::forges_vips`] is true. The kernel
+/// accepts an IPv6 packet from an address of its own. Here the answer would return to the host or to
+/// the dataplane, or loop.
+#[inline]
+pub(crate) fn is_martian<N: Net>(src: IpAddr, dst: IpAddr, to_vip: bool, net: &N) -> bool {
+    let forged =
+        |forges_vips: bool| net.is_forged(src) && (to_vip || forges_vips || !net.is_vip(src));
+    match src {
+        IpAddr::V4(src) => {
+            src.is_loopback()
+                || dst.is_loopback()
+                || src.is_multicast()
+                || src.is_broadcast()
+                || src.octets()[0] == 0
+                || forged(net.forges_vips())
+        }
+        IpAddr::V6(src) => {
+            src.is_loopback()
+                || dst.is_loopback()
+                || src.to_ipv4_mapped().is_some()
+                || forged(false)
+        }
     }
 }

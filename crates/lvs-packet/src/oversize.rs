@@ -1,4 +1,4 @@
-//! Which servers' ways were too narrow for requests: the sender was told, and the operator may ask.
+//! Path-MTU problems per server: requests that were too long, for `lvsadm`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -35,7 +35,7 @@ impl Oversize {
         entry.packets += 1;
     }
 
-    /// What was noted.
+    /// All entries.
     pub fn all(&self) -> Vec<TooBig> {
         let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         noted.values().copied().collect()
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_counts_and_room_is_bounded() {
+    fn longest_packet_is_recorded_and_entries_are_bounded() {
         let oversize = Oversize::default();
         let server = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
         oversize.note(server(1), true, 1480, 1500);

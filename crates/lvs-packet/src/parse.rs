@@ -22,7 +22,7 @@ pub const HEADERS: [(Protocol, usize); 3] = [
 /// Version 4, and a header without options.
 pub(crate) const PLAIN: u8 = 0x45;
 
-/// What an IP header says, and where the transport header is.
+/// Fields of an IP header, and the place of the transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// Source address.
@@ -63,7 +63,7 @@ pub struct Fragment {
     pub named_at: usize,
 }
 
-/// What an ICMP message is to the director.
+/// Meaning of an ICMP message for the director.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Icmp {
     /// An error about a packet that can be read.
@@ -194,7 +194,7 @@ pub fn ipv6(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     let chain = ipv6::walk(bytes).ok_or(FrameDrop::IpHeaderLength)?;
     let (mut protocol, mut l4) = (Protocol(chain.protocol), chain.l4);
     let fragment = chain.fragment.map(|(header, named_at)| {
-        // What a fragment carries begins behind its fragment header, whatever that is.
+        // The content of a fragment begins behind its fragment header, whatever its protocol.
         protocol = Protocol(bytes[header.at]);
         l4 = header.at + ipv6::FRAGMENT_LEN;
         Fragment {
@@ -260,7 +260,7 @@ impl Packet {
             }
     }
 
-    /// This first fragment of IPv6, whose bytes are `ip`, as a packet by itself: with what is
+    /// This first fragment of IPv6, whose bytes are `ip`, as a packet of its own: with the header
     /// behind all of its extension headers.
     #[must_use]
     pub fn alone(mut self, ip: &[u8]) -> Self {
@@ -274,7 +274,7 @@ impl Packet {
         self
     }
 
-    /// What the core is to see of this packet, whose bytes are `ip`.
+    /// The core's description of this packet, whose bytes are `ip`.
     #[inline]
     pub fn meta<'a>(&self, ip: &'a [u8], hook: Hook, mark: u32) -> PacketMeta<'a> {
         let (sport, dport) = self.ports.unwrap_or_default();
@@ -329,8 +329,8 @@ impl Packet {
             return Icmp::Short;
         };
         let kind = header[icmp::field::TYPE];
-        // What IPVS relates to a connection: destination unreachable, source quench, time exceeded;
-        // ICMPv6: every error.
+        // Errors that IPVS relates to a connection: destination unreachable, source quench, time
+        // exceeded; ICMPv6: every error.
         let (related, pseudo) = if self.is_ipv6() {
             let pseudo = Sum::ZERO.pseudo(self.src, self.dst, Protocol::ICMPV6.0, message.len());
             (kind < 128, pseudo)

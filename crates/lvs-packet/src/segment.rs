@@ -1,5 +1,5 @@
-//! What a network device does for others, in software: finishing checksums and cutting aggregates
-//! into segments.
+//! The work of a network device for unfinished frames, in software: finishing checksums and cutting
+//! GSO/GRO super-packets into segments.
 
 use crate::drop::FrameDrop;
 use crate::frame::{Frame, SegmentKind};
@@ -16,7 +16,7 @@ const TCP_MOST: usize = 65_535 / TCP_LEAST;
 /// becomes so many at most. 64 KiB in 512 are segments of 128 bytes; a sender with smaller ones
 /// repeats them one by one, and they pass.
 const CUT_MOST: usize = 512;
-/// The same for smaller ones: a few of them harm nobody.
+/// The same for smaller ones: a few of them do no harm.
 const TINY_MOST: usize = 64;
 /// Datagrams of an aggregate of UDP at most (Linux's `UDP_MAX_SEGMENTS`).
 const UDP_MOST: usize = 128;
@@ -45,8 +45,8 @@ pub fn finish_checksum(frame: &mut Frame) -> Result<(), FrameDrop> {
     Ok(())
 }
 
-/// Whether what is said to be unfinished about `frame` can be: a checksum within the payload of the
-/// packet, an aggregate of the packet's own protocol. A guest on a virtual link can say anything.
+/// Whether the unfinished work of `frame` is possible: a checksum within the payload of the packet,
+/// a super-packet of the packet's own protocol. A guest on a virtual link can announce anything.
 ///
 /// # Errors
 /// [`FrameDrop::BadOffload`], [`FrameDrop::BadAggregate`].

@@ -228,7 +228,7 @@ impl<T: Eq + Hash> Default for SharedSet<T> {
 impl<T: Clone + Eq + Hash> SharedSet<T> {
     /// Adds a value; whether it is new.
     pub fn insert(&mut self, value: T) -> bool {
-        // What is there already copies nothing.
+        // An existing value copies nothing.
         !self.contains(&value) && self.0.insert(value, ()).is_none()
     }
 
@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_stays_as_it_was_and_shares_the_rest() {
+    fn copy_stays_unchanged_and_shares_memory() {
         let mut map: SharedMap<u32, u32> = (0..10_000).map(|n| (n, n)).collect();
         let copy = map.clone();
         assert_eq!(map.insert(7, 8), Some(7));
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_set_has_nothing() {
+    fn empty_set_contains_nothing() {
         let mut set = SharedSet::default();
         assert!(set.is_empty() && !set.contains(&1) && !set.remove(&1));
         assert!(set.insert(1) && !set.insert(1));

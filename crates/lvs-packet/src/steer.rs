@@ -30,14 +30,14 @@ pub const RANGES_MAX: usize = 256;
 /// ISAKMP's port: AH and ESP belong to its connection.
 const ISAKMP: u16 = 500;
 
-/// Numbers that only this engine knows, so that nobody outside can choose his worker.
+/// Secret numbers of this dataplane, so that a sender cannot choose the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keys {
-    /// What the words of an IPv6 address are multiplied by.
+    /// Factors of the words of an IPv6 address.
     pub words: [u32; 4],
-    /// What is added first.
+    /// The first summand.
     pub seed: u32,
-    /// What it is multiplied by then, once before the port and twice behind it.
+    /// Factors of the sum, one before the port and two behind it.
     pub factors: [u32; 3],
 }
 
@@ -86,8 +86,8 @@ impl Keys {
 pub struct Steering {
     workers: NonZeroUsize,
     keys: Keys,
-    /// All of a client's connections are one worker's: the helper for FTP has connections that
-    /// belong to others.
+    /// All connections of a client belong to one worker: the helper for FTP needs a connection and
+    /// its data connections together.
     by_address: bool,
     /// Addresses that stand for clients towards servers of full NAT.
     local: HashSet<IpAddr>,
@@ -113,7 +113,7 @@ impl Steering {
         }
     }
 
-    /// Whether these addresses stand for clients, and no others.
+    /// Whether exactly these addresses stand for clients.
     pub fn has_local(&self, local: &HashSet<IpAddr>) -> bool {
         self.local == *local
     }
@@ -178,7 +178,7 @@ impl Steering {
         }
     }
 
-    /// The worker of the connection that a packet belonged to which somebody complains of.
+    /// The worker of the connection whose packet an ICMP error quotes.
     fn of_offending<N: Net>(&self, packet: &Tuple, net: &N) -> usize {
         let Tuple { protocol, src, dst } = *packet;
         if self.local.contains(&src.ip()) {
@@ -196,8 +196,8 @@ impl Steering {
         self.of_client(client.ip(), port)
     }
 
-    /// What the kernel needs to know to do the same for most packets. `virt` are the virtual
-    /// addresses.
+    /// Data that the kernel needs to choose the same worker for most packets. `virt` are the
+    /// virtual addresses.
     pub fn plan(&self, virt: impl IntoIterator<Item = IpAddr>) -> Plan {
         let (mut four, mut six) = (Vec::new(), Vec::new());
         for addr in virt {
@@ -245,7 +245,7 @@ impl Steering {
     }
 }
 
-/// What the addresses of a range are.
+/// Kind of the addresses of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Virtual ones, or between some.
@@ -261,7 +261,7 @@ pub struct Range {
     pub first: u32,
     /// The last one.
     pub last: u32,
-    /// What they are.
+    /// Kind of its addresses.
     pub kind: Kind,
 }
 

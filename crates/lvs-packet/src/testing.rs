@@ -1,5 +1,5 @@
-//! A network in tables, for whoever runs the packet path in memory: tests, fuzzing, replay of
-//! recordings. Not part of the programs (feature `testing`).
+//! A network in tables, for programs that run the packet path in memory: tests, fuzzing, replay of
+//! recordings. Not part of the installed programs (feature `testing`).
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -72,7 +72,7 @@ pub struct Table {
     pub local_prefixes: Vec<Prefix>,
     /// Addresses of services.
     pub vips: HashSet<IpAddr>,
-    /// Those of them that the engine owns.
+    /// Addresses that the dataplane owns.
     pub own: HashSet<IpAddr>,
     /// Routes; the first that fits counts.
     pub routes: Vec<Route>,
@@ -95,7 +95,7 @@ impl Table {
         &mut self.ports[port.index()]
     }
 
-    /// What the host has, as prefixes.
+    /// The host's addresses, as prefixes.
     pub fn local_addresses(&self) -> Vec<Prefix> {
         let bits = |addr: &IpAddr| if addr.is_ipv6() { 128 } else { 32 };
         let single = self.local.iter().map(|addr| (*addr, bits(addr)));
@@ -165,9 +165,9 @@ impl Net for Table {
 /// Asks another one about packets that `edit` has gone over: marks, another hook.
 #[derive(Debug)]
 pub struct Edited<'a, D, F> {
-    /// Who decides.
+    /// The decisions behind it.
     pub decide: &'a mut D,
-    /// What happens to a packet before.
+    /// Changes a packet before the decision.
     pub edit: F,
 }
 

@@ -1,5 +1,5 @@
-//! What routers on the way to tunnelled servers complain about (`ipvs`' handling of ICMP errors
-//! about its own tunnel packets): the path MTU is learned, and the client is told in terms of the
+//! ICMP errors of routers on the way to tunnelled servers (`ipvs`' handling of ICMP errors about
+//! its own tunnel packets): the path MTU is learned, and the client receives an error about the
 //! packet that it sent.
 
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ const GRE_CHECKSUM: u16 = 0x8000;
 /// Servers that are remembered at most.
 const SERVERS_MAX: usize = 4096;
 
-/// What a server takes its tunnel packets by.
+/// The encapsulation that a server receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
     Ipip,
@@ -41,9 +41,9 @@ impl From<Tunnel> for Kind {
     }
 }
 
-/// What was learned of the way to a server. One word, so that workers read and write it without a
-/// lock: the MTU in the lowest 16 bits, then a bit that says whether a packet has been sent since,
-/// then the moment that it holds until, in milliseconds. 0 is nothing.
+/// The path MTU to a server. One word, so that workers read and write it without a lock: the MTU in
+/// the lowest 16 bits, then a bit for "a packet has been sent since", then the time of its expiry,
+/// in milliseconds. 0 is none.
 #[derive(Debug, Default)]
 struct Path(AtomicU64);
 
@@ -70,7 +70,7 @@ impl Path {
         }
     }
 
-    /// The MTU of the way, which the route says is `route`, for a packet that is to be sent.
+    /// The MTU of the path for a packet that is to be sent; `route` is the route's MTU.
     #[inline]
     fn mtu(&self, route: usize, now: Instant) -> usize {
         match self.learned() {
@@ -94,8 +94,8 @@ impl Path {
     }
 
     fn learn(&self, new: usize, route: usize, used: bool, now: Instant) {
-        // It does not grow before it has expired. As much as the route's MTU says nothing new, but
-        // is learned all the same.
+        // It does not grow before it has expired. A value equal to the route's MTU is no news, but
+        // is stored.
         let grows = self
             .learned()
             .is_some_and(|old| millis(now) < old.until_ms && usize::from(old.mtu) < new);
@@ -130,7 +130,7 @@ pub struct TunnelPaths {
 pub struct KnownPaths(HashMap<(IpAddr, Kind), Option<Arc<Path>>>);
 
 impl KnownPaths {
-    /// The MTU of the way to `server`, which the route says is `mtu`. Remembers the server.
+    /// The MTU of the path to `server`; `mtu` is the route's MTU. Remembers the server.
     pub fn mtu(
         &mut self,
         all: &TunnelPaths,
@@ -153,7 +153,7 @@ impl KnownPaths {
     }
 }
 
-/// What to tell the client.
+/// The error for the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Complaint<'a> {
     /// The error.
@@ -178,8 +178,7 @@ impl TunnelPaths {
         paths.get(&key).cloned()
     }
 
-    /// The MTU of the way to `server`, which the route says is `route`, for whoever sends packets
-    /// there in the packet path's place.
+    /// The MTU of the path to `server`, for the kernel fast path; `route` is the route's MTU.
     pub fn known_mtu(&self, server: IpAddr, tunnel: Tunnel, route: usize, now: Instant) -> usize {
         self.known((server, tunnel.into()))
             .map_or(route, |path| path.mtu(route, now))
@@ -197,8 +196,8 @@ impl TunnelPaths {
     }
 
     /// Reads `message`, an ICMP error with a right checksum that is addressed to the director.
-    /// `mtu` gives the MTU of the route to a server. `None` if it is not about a tunnel packet
-    /// of ours, or if the client need not be told.
+    /// `mtu` gives the MTU of the route to a server. `None` if it is not about a tunnel packet of
+    /// ours, or if the client needs no error.
     pub fn complaint<'a>(
         &self,
         message: &'a [u8],
@@ -218,7 +217,7 @@ impl TunnelPaths {
         let too_long = (kind, code) == (3, 4);
         let (protocol, payload) = (outer[ipv4::field::PROTOCOL], &outer[header..]);
         if let Some(tunnel) = host_tunnel(protocol, payload).filter(|_| too_long) {
-            // The host learns this whatever is inside.
+            // The host learns this for any inner packet.
             if let (Some(path), Some(route)) = (self.known((server, tunnel)), mtu(server)) {
                 self.learn(&path, reported(message), route, path.is_used(), now);
             }
@@ -317,8 +316,8 @@ fn host_tunnel(protocol: u8, payload: &[u8]) -> Option<Kind> {
     }
 }
 
-/// What tunnel the packet behind an outer IPv4 header of `protocol` came by, and the length of what
-/// comes before the inner packet of IPv4. `None` for all that IPVS does not send (`ipvs_gre_decap`,
+/// The encapsulation behind an outer IPv4 header of `protocol`, and the number of bytes before the
+/// inner packet of IPv4. `None` for packets that IPVS does not send (`ipvs_gre_decap`,
 /// `ipvs_udp_decap`).
 fn read_tunnel(protocol: u8, payload: &[u8]) -> Option<(Kind, usize)> {
     match protocol {
@@ -347,9 +346,9 @@ fn read_tunnel(protocol: u8, payload: &[u8]) -> Option<(Kind, usize)> {
 mod tests {
     use super::*;
 
-    /// Beyond the limit a way is what its route says, and what was learned of others stays.
+    /// Beyond the limit the route's MTU applies, and learned MTUs of other servers stay.
     #[test]
-    fn what_is_learned_of_many_servers_is_bounded() {
+    fn learned_path_mtus_are_bounded() {
         let server = |n: u32| IpAddr::from((0x0a00_0000 + n).to_be_bytes());
         let now = Instant::from_secs(1);
         let (all, mut known) = (TunnelPaths::default(), KnownPaths::default());

@@ -1,58 +1,28 @@
-//! The ways of a connection's packets, both of them, where nothing about a packet itself could
-//! change them: what the packet path would do with each, told beforehand for whoever forwards them
-//! in its place.
+//! The paths of a connection's packets in both directions, computed in advance for the kernel fast
+//! path. They exist only if no property of a single packet could change them.
 
 use lvs_core::offload::Offer;
 use lvs_core::{Forwarding, Instant};
 
-use super::net::{Net, NextHop, PortId};
-use super::pipeline::is_martian;
+use super::net::{Net, Way, is_martian};
 use super::rewrite::tunnel::{self, Template};
 use super::tunnel_path::TunnelPaths;
-use super::wire::Mac;
 
-/// Where packets leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
-    /// The port.
-    pub port: PortId,
-    /// The longest packet.
-    pub mtu: u32,
-    /// The neighbour that takes them on.
-    pub to: Mac,
-    /// The port's own address.
-    pub from: Mac,
-}
-
-impl Way {
-    /// That by a next hop; `None` if it is none by Ethernet, or its neighbour is not known.
-    pub fn by<N: Net + ?Sized>(hop: &NextHop, net: &N) -> Option<Self> {
-        let port = net.port(hop.port).filter(|port| port.ethernet)?;
-        Some(Self {
-            port: hop.port,
-            mtu: hop.mtu,
-            to: net.neighbour(hop.port, hop.addr)?,
-            from: port.mac,
-        })
-    }
-}
-
-/// Where requests and replies leave.
+/// The paths of requests and replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ways {
-    /// To the server.
+    /// The path to the server.
     pub server: Way,
-    /// The headers that go in front of requests, whose longest is then what the way takes without
-    /// them.
+    /// The outer headers of requests. The longest request is the MTU of the path less their length.
     pub outer: Option<Template>,
-    /// To the client; `None` where replies do not come by here.
+    /// The path to the client; `None` if replies do not pass the director.
     pub client: Option<Way>,
 }
 
-/// Why there are none.
+/// The reason why a connection has no such paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoWay {
-    /// What is sent to the virtual address does not arrive here.
+    /// Packets to the virtual address do not arrive here.
     #[error("its virtual address is none of this host's or the engine's")]
     Elsewhere,
     /// Client and server are of different families.
@@ -76,11 +46,11 @@ pub enum NoWay {
 }
 
 impl Ways {
-    /// Those of a connection. `pmtu_disc`: the sysctl of this name.
+    /// The paths of a connection. `pmtu_disc`: the sysctl of this name.
     ///
     /// # Errors
-    /// The packet path would do anything else with its packets than send them there: they are this
-    /// host's own, cannot be believed, have no route, or their neighbour is not known.
+    /// The pipeline would do anything else with the packets than send them there: they are this
+    /// host's own, have an impossible source or no route, or their neighbour is not known.
     pub fn of<N: Net>(
         offer: &Offer,
         net: &N,

@@ -1,5 +1,5 @@
-//! How many connections there may be, and whose: those who may only look can neither lock out those
-//! who may act, nor each other, nor make the engine work for them without a bound.
+//! Limits of connections: read-only clients cannot lock out writers or each other, nor cause
+//! unbounded work.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 /// Connections at a time.
 pub(super) const CONNECTIONS_MAX: usize = 64;
-/// Connections at a time of those who may only look.
+/// Simultaneous connections of read-only clients.
 pub(super) const READERS_MAX: usize = 32;
-/// Connections at a time of one user who may only look.
+/// Simultaneous connections of one read-only user.
 pub(super) const USER_MAX: usize = 8;
-/// Lists that are made at a time for those who may only look; one a user.
+/// Lists that are made simultaneously for read-only clients; one a user.
 const LISTS_MAX: usize = 4;
-/// How long such a user waits for a list of its own to end, or for one of others.
+/// Time that such a user waits for the end of its own list, or of another user's.
 const LIST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The places, shared by all connections.
@@ -30,9 +30,9 @@ struct State {
     readers: usize,
     /// Requests that are being answered.
     answers: usize,
-    /// Connections of users who may only look.
+    /// Connections of read-only users.
     by_user: HashMap<u32, usize>,
-    /// Users who are being given a list.
+    /// Users whose list is being made.
     listing: Vec<u32>,
 }
 
@@ -41,7 +41,7 @@ impl Places {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection; `reader` is the user who may only look.
+    /// A place for a connection; `reader` is the user, if it is read-only.
     pub(super) fn take(self: &Arc<Self>, reader: Option<u32>) -> Option<Place> {
         let mut state = self.state();
         if state.all >= CONNECTIONS_MAX {
@@ -80,7 +80,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Whether the connection is one of those who may only look.
+    /// Whether the connection is read-only.
     pub(super) const fn is_reader(&self) -> bool {
         self.reader.is_some()
     }
@@ -91,8 +91,8 @@ impl Place {
         Answer(self)
     }
 
-    /// Waits until this user may be given a list; `None` if that takes too long. Those who may act
-    /// do not wait.
+    /// Waits until this user may receive a list; `None` if that takes too long. Writers do not
+    /// wait.
     pub(super) fn list(&self) -> Option<List<'_>> {
         if let Some(uid) = self.reader {
             let busy = |state: &mut State| {
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readers_cannot_take_every_place_nor_one_of_them_all_of_the_readers() {
+    fn readers_cannot_use_all_places_and_one_reader_not_all_of_theirs() {
         let places = Arc::<Places>::default();
         let take = |uid| std::iter::from_fn(|| places.take(uid)).collect::<Vec<_>>();
         let one = take(Some(1));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_is_given_one_list_at_a_time_and_those_who_may_act_any_number() {
+    fn reader_gets_one_list_at_a_time_and_writers_any_number() {
         let places = Arc::<Places>::default();
         let (first, second) = (places.take(Some(1)), places.take(Some(1)));
         let (first, second) = (first.expect("a place"), second.expect("a place"));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_waits_for_answers_and_not_for_ever() {
+    fn shutdown_waits_for_answers_up_to_a_limit() {
         let places = Arc::<Places>::default();
         let place = places.take(None).expect("a place");
         let answer = place.answer();

@@ -1,6 +1,6 @@
-//! What a process gives up for good once it has begun: system calls (seccomp) and places to write
-//! to (Landlock), so that a hole in what strangers can reach is worth less. Where the kernel has
-//! one of the two not, the process goes on without, and says so.
+//! Drops the process's privileges for good after its start: system calls (seccomp) and write access
+//! to directories (Landlock), so that a hole in code that handles untrusted input is less useful.
+//! If the kernel lacks one of the two, the process continues without it, and reports that.
 //!
 //! ```text
 //!                 refused                                    may write to
@@ -9,9 +9,10 @@
 //!                 keys, io_uring                             /proc/sys/net, /sys/fs/bpf
 //! ```
 //!
-//! What `lvsd` starts (the engine, programs of checks and of `notify`) inherits what it gave up, so
-//! that is what no such program needs, and it can still have more rights than `lvsd` has by itself
-//! (`sudo`, `ping`). The engine starts nothing; what holds its connections it has started before.
+//! The children of `lvsd` (the dataplane, programs of checks and of `notify`) inherit the
+//! restrictions, so these cover only calls that no such program needs. A child can still have more
+//! rights than `lvsd` itself (`sudo`, `ping`). The dataplane starts no programs after that point;
+//! it has started its state keeper before.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ use lvs_core::api::Confinement;
 
 use lvs_sys::seccomp::{Foreign, refuse};
 
-/// Administration of the host and of other processes: nothing that forwards, checks or tells makes
+/// Administration of the host and of other processes: no dataplane, check or notification makes
 /// such calls.
 const NOBODYS: &[i64] = &[
     libc::SYS_init_module,
@@ -52,7 +53,7 @@ const NOBODYS: &[i64] = &[
     libc::SYS_ioperm,
 ];
 
-/// What the engine needs no more once it runs.
+/// System calls that the dataplane does not need after its start.
 const NOT_THE_ENGINES: &[i64] = &[
     libc::SYS_execve,
     libc::SYS_execveat,
@@ -128,7 +129,7 @@ fn landlock(places: &Places) -> Result<(), String> {
         ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
         RulesetAttr, RulesetCreatedAttr, RulesetStatus,
     };
-    // What a kernel knows less of is left out.
+    // Landlock ignores the rights that an older kernel does not support.
     let writes = AccessFs::from_write(ABI::V5);
     let made = || -> Result<_, landlock::RulesetError> {
         let mut rules = Ruleset::default()
@@ -142,7 +143,7 @@ fn landlock(places: &Places) -> Result<(), String> {
         let socket = socket.and_then(|directory| directory.ancestors().find(|path| path.is_dir()));
         let kernels = ["/dev", "/proc/sys/net", "/sys/fs/bpf"].map(Path::new);
         for place in kernels.into_iter().chain(socket) {
-            // What is not there is not written to.
+            // Paths that do not exist need no rule.
             if let Ok(place) = PathFd::new(place) {
                 rules = rules.add_rule(PathBeneath::new(place, writes))?;
             }

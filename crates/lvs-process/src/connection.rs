@@ -25,7 +25,7 @@ const REQUEST_MAX: u64 = 16 << 10;
 const LIST_MAX: u64 = 32 << 20;
 /// How long a client may take to read [`BUFFER`] bytes of an answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a client may take to greet, whatever it says before.
+/// Time limit for a client's greeting, whatever it sends before.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client that may only look may take until it has sent its next request.
 const READER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ const READER_TIMEOUT: Duration = Duration::from_secs(60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Bytes of an answer that are gathered before they are written.
 const BUFFER: usize = 64 << 10;
-/// How much less of a processor those get who may only look, where others want it (setpriority(2)).
+/// Lower priority of threads for read-only clients (setpriority(2)).
 const READER_NICE: i32 = 10;
 
 /// A request of which nothing but the method is looked at.
@@ -150,7 +150,7 @@ pub(super) fn serve_connection(
     }
 }
 
-/// What is known of the client.
+/// The client, and the server's state about it.
 struct Session<'a> {
     engine: &'a dyn Handler,
     place: &'a Place,
@@ -273,7 +273,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(200);
 
     #[test]
-    fn a_byte_now_and_then_does_not_keep_a_place() {
+    fn slowloris_client_is_disconnected() {
         let (client, server) = UnixStream::pair().expect("sockets");
         let dripping = thread::spawn(move || {
             while (&client).write_all(b" ").is_ok() {
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_a_byte_now_and_then_is_given_up() {
+    fn slow_reader_is_disconnected() {
         let (client, server) = UnixStream::pair().expect("sockets");
         let taking = thread::spawn(move || {
             while (&client).read(&mut [0]).is_ok_and(|count| count > 0) {
@@ -313,7 +313,7 @@ mod tests {
         );
         server.shutdown(std::net::Shutdown::Both).expect("a socket");
         drop(server);
-        // What lies in the socket is taken byte by byte.
+        // The rest in the socket is read byte by byte.
         drop(taking);
     }
 }

@@ -1,5 +1,5 @@
-//! Streams whose other end is given only so long: who sends or takes a byte now and then is as good
-//! as who does nothing.
+//! Streams with an absolute deadline, so that a peer that sends or reads a byte now and then is
+//! disconnected like a silent one.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-/// What is left until then; an error if nothing is.
+/// Remaining time until the deadline; an error if there is none.
 fn left(until: Instant) -> io::Result<Option<Duration>> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {

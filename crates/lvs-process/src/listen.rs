@@ -28,7 +28,7 @@ pub enum BindError {
         /// Its process, if it is in this PID namespace.
         pid: Option<u32>,
     },
-    /// Somebody who is no engine has taken the abstract name.
+    /// A process that is no dataplane has taken the abstract name.
     #[error(
         "user {uid}{} holds the name {address} and is no engine: end that process, give this engine a path (--socket /run/...), \
          or let it use {directory}",
@@ -78,7 +78,7 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
     while let Some((owner, held)) = owner() {
         let is_worth_waiting = match owner.pid.map(Life::of) {
             Some(Life::Ending) => true,
-            // It may just have been told to end.
+            // It may just have been asked to end.
             Some(Life::Running) => held,
             Some(Life::Gone) | None => false,
         };
@@ -86,7 +86,7 @@ pub fn await_predecessor(address: &Address) -> Result<(), BindError> {
             return Ok(());
         }
         if !patience.waits_for(owner) {
-            // Binding says who has a name.
+            // Binding shows the owner of a name.
             return match address.path() {
                 Some(_) => Err(BindError::Running {
                     address: address.clone(),
@@ -112,7 +112,7 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `address`. A socket file that nobody listens on any more is replaced.
+    /// Listens at `address`. A socket file without a listener is replaced.
     pub(super) fn bind(address: &Address) -> Result<Self, BindError> {
         match address {
             Address::Usual(path) => Self::bind_usual(path),
@@ -146,7 +146,7 @@ impl Listener {
         match bound {
             Err(BindError::Io { source, .. }) => {
                 let directory = place::DIRECTORY;
-                // Expected of users without rights, who have a network namespace of their own, and
+                // Normal for users without rights, who have a network namespace of their own, and
                 // so a name.
                 if peercred::own_uid() == 0 {
                     tracing::warn!(
@@ -165,7 +165,7 @@ impl Listener {
             address: address.clone(),
             source,
         };
-        // First of all: what is not a socket is told without leaving a lock beside it.
+        // First of all: a path that is no socket is refused before a lock file is made.
         let there = is_socket(path).map_err(failed)?;
         if there == Some(false) {
             return Err(BindError::NotASocket(path.to_path_buf()));
@@ -242,7 +242,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some((path, identity)) = &self.file {
-            // Somebody may have put something else there since.
+            // The path may have been replaced since.
             let same =
                 fs::symlink_metadata(path).is_ok_and(|meta| (meta.dev(), meta.ino()) == *identity);
             if same {
@@ -265,7 +265,7 @@ fn is_socket(path: &Path) -> io::Result<Option<bool>> {
 /// Lets everybody connect to the socket at `path`, because the peer's credentials decide what it
 /// may do. Gives device and inode.
 fn open_to_all(path: &Path) -> io::Result<(u64, u64)> {
-    // Not by name, which could lead elsewhere by now if others may write to the directory.
+    // Not by name, which could lead elsewhere by now if other users may write to the directory.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = File::from(openat(CWD, path, flags, Mode::empty())?);
     let meta = file.metadata()?;
@@ -277,7 +277,7 @@ fn open_to_all(path: &Path) -> io::Result<(u64, u64)> {
     Ok((meta.dev(), meta.ino()))
 }
 
-/// Who listens at `address`: an engine, or somebody who has taken a name.
+/// Describes the listener at `address`: a dataplane, or a process that occupies its name.
 fn running(address: &Address) -> BindError {
     let stream = address.connect().ok();
     let peer = stream

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrives_by_name_and_by_path() {
+    fn notification_arrives_by_name_and_by_path() {
         let path = std::env::temp_dir().join(format!("lvs-notify-{}", std::process::id()));
         let by_path = UnixDatagram::bind(&path).unwrap();
         let name = format!("lvsd-notify-test-{}", std::process::id());

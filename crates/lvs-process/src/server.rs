@@ -1,7 +1,7 @@
 //! The answering side: one thread accepts, one thread serves each connection.
 //!
-//! An engine implements [`Handler`]; the server reads requests, checks who may make them, and
-//! writes the answers. No reader, however slow, holds up anything but the thread that answers it.
+//! A dataplane implements [`Handler`]; the server reads requests, checks the access rights, and
+//! writes the answers. A slow reader delays only the thread that answers it.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -27,7 +27,7 @@ use lvs_sys::peercred;
 /// How long answers under way are waited for at the end.
 const ANSWERS_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What answers the requests.
+/// Answers the requests of clients.
 pub trait Handler: Send + Sync + 'static {
     /// Name and version: `lvs-dataplane 0.1.0`.
     fn name(&self) -> String;
@@ -35,9 +35,9 @@ pub trait Handler: Send + Sync + 'static {
     /// Size of the connection table as listings print it.
     fn table_size(&self) -> u32;
 
-    /// Does what `call` asks for and gives the final result; the items of a list go to `out`
-    /// before. `hello` never comes here, and calls that change something come only from those who
-    /// may.
+    /// Carries out `call` and returns the final result; the items of a list go to `out` before.
+    /// `hello` never comes here, and calls that change something come only from clients with write
+    /// access.
     ///
     /// It is called from many threads at once. [`Sink::item`] may block for as long as the client
     /// takes to read, so no lock that packets need may be held across it: a long list is copied out
@@ -109,16 +109,16 @@ impl<'a> Sink<'a> {
     }
 }
 
-/// Groups that may do more than others.
+/// Groups with additional rights.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permissions {
     /// Its members may change things, as root and the engine's own user may.
     pub writers: Option<u32>,
-    /// Only its members, and those who may change things, may look; without, everybody may.
+    /// Only its members, and clients with write access, may read; without it, every user may.
     pub readers: Option<u32>,
 }
 
-/// What a client may do.
+/// Access rights of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rights {
     /// Everything.
@@ -138,7 +138,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `address`. A socket file that nobody listens on any more is replaced.
+    /// Listens at `address`. A socket file without a listener is replaced.
     ///
     /// # Errors
     /// A [`BindError`].
@@ -186,7 +186,7 @@ impl Server {
                 return;
             }
             let Ok((stream, _)) = accepted else {
-                // Out of descriptors or memory: others may give some back.
+                // Out of descriptors or memory: other threads may release some.
                 thread::sleep(Duration::from_millis(20));
                 continue;
             };
@@ -257,8 +257,8 @@ impl Server {
     }
 }
 
-/// A serving control socket; dropping it stops it. Answers under way are finished by their own
-/// threads, and waited for for a second: whoever ends the engine is to read that it did.
+/// A serving control socket; dropping it stops it. Threads finish the answers in progress, and the
+/// drop waits a second for them, so that the client that stops the dataplane receives its answer.
 #[derive(Debug)]
 pub struct Handle {
     stopping: Arc<AtomicBool>,
@@ -296,7 +296,7 @@ impl Leaving {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Release);
-        // Wakes the thread. If that is not possible the thread stays behind, and harms nobody.
+        // Wakes the thread. If that is not possible the thread stays behind, and does no harm.
         if self.address.connect().is_ok()
             && let Some(thread) = self.thread.take()
         {

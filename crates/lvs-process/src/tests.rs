@@ -88,7 +88,7 @@ fn unique(what: &str) -> Address {
 }
 
 #[test]
-fn calls_lists_and_refusals() {
+fn server_answers_calls_lists_and_refusals() {
     let address = unique("calls");
     let _handle = start(&address);
     let mut client = Client::connect(&address).expect("it answers");
@@ -124,7 +124,7 @@ fn calls_lists_and_refusals() {
 
 fn raw(address: &Address, bytes: &[u8]) -> String {
     let mut stream = address.connect().expect("it listens");
-    // It may close before it has read everything; what it answered is there all the same.
+    // It may close before it has read everything; its answer is there in spite of that.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);
     let mut answer = String::new();
@@ -169,7 +169,7 @@ fn bad_requests_get_an_answer() {
 }
 
 #[test]
-fn a_second_engine_is_refused_and_a_stale_socket_replaced() {
+fn second_dataplane_is_refused_and_stale_socket_replaced() {
     let dir = std::env::temp_dir().join(format!("lvs-test-stale-{}", std::process::id()));
     fs::create_dir_all(&dir).expect("a directory");
     let path = dir.join("socket");
@@ -207,7 +207,7 @@ fn a_second_engine_is_refused_and_a_stale_socket_replaced() {
 }
 
 #[test]
-fn an_engine_that_dies_is_told() {
+fn dead_dataplane_is_reported_to_client() {
     let address = unique("dies");
     let listener = UnixListener::bind_addr(&address.socket_addr().expect("an address"))
         .expect("the socket is free");
@@ -224,7 +224,7 @@ fn an_engine_that_dies_is_told() {
     thread.join().expect("no panic");
 }
 
-/// What a client that may only look, or also change things, is answered to some lines.
+/// Answers to some lines of a client with read access only, or with write access.
 fn answers_to(denied: Option<Refusal>, lines: &[&[u8]]) -> String {
     let (mut client, server) = UnixStream::pair().expect("sockets");
     let thread = thread::spawn(move || {
@@ -254,7 +254,7 @@ fn padded(request: &str, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn requests_are_bounded_by_what_the_client_may_do() {
+fn requests_are_bounded_by_rights_of_client() {
     let hello = "{\"id\":1,\"method\":\"hello\",\"params\":{\"version\":1}}";
     let get = "{\"id\":2,\"method\":\"timeouts.get\"}";
     let reader = Some(Refusal::User);
@@ -294,7 +294,7 @@ fn in_own_network(body: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn an_engine_listens_in_a_directory_of_roots_and_is_found_there_and_by_name() {
+fn dataplane_in_directory_of_root_is_found_by_path_and_by_name() {
     in_own_network(|| {
         let top = std::env::temp_dir().join(format!("lvs-test-usual-{}", std::process::id()));
         fs::create_dir_all(&top).expect("a directory");

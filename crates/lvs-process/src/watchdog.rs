@@ -1,10 +1,10 @@
 //! The service manager's watchdog (sd_watchdog_enabled(3)), fed while the engine works as a whole.
 //!
-//! A thread that lives says nothing about the others. So the engine asks itself over its own
-//! control socket for what none of its parts can answer alone: the socket's threads take the
-//! question, the packet path and the keeper of the host add what they know. Only an answer feeds
-//! the watchdog. Time in which the whole process does not run, as with a machine that sleeps,
-//! counts no more than the manager says it does.
+//! One live thread is no evidence for the others. So the dataplane makes a request over its own
+//! control socket that needs all of its parts: the socket's threads accept it, the packet path and
+//! the keeper of the host add their state. Only an answer feeds the watchdog. Time in which the
+//! whole process does not run, as on a suspended machine, counts only as far as the manager counts
+//! it.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -78,7 +78,7 @@ fn feed(address: &Address, notify: &Notify, pause: Duration, stopped: &Receiver<
 /// Whether control socket, packet path and keeper answer within `patience`.
 fn answers(address: &Address, patience: Duration) -> Result<(), Error> {
     let mut client = match Client::connect_patiently(address, patience) {
-        // With every place taken by others it is busy, and alive.
+        // With all places in use it is busy, and alive.
         Err(Error::Refused(failure)) if failure.code == FailureCode::Full => return Ok(()),
         other => other?,
     };

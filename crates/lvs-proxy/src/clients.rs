@@ -1,10 +1,10 @@
-//! Who has a place among the clients that send datagrams, and who gives up his for a newcomer.
+//! The table of clients that send datagrams, and the choice of the client that a new one replaces.
 //!
-//! Whoever sends a datagram may claim any address, so that one sender can be as many clients as
-//! there are places. What he cannot do is to hear an answer. So a client is *new* until it has sent
-//! again after an answer of its server; then it *talks*. Where all places are taken, the oldest new
-//! client gives way, of the service that the newcomer wants, or of the largest one if that has less
-//! than its share; clients that talk give way only when they have paused.
+//! The source address of a datagram can be forged, so that one sender can appear as any number of
+//! clients. A forger receives no answers. So a client is *new* until it has sent again after an
+//! answer of its server; then it is *established*. When the table is full, the oldest new client is
+//! evicted: of the newcomer's service, or of the largest service if the newcomer's has less than
+//! its share. Established clients are evicted only when they are idle.
 
 use lvs_core::Prefix;
 use std::collections::{BTreeMap, HashMap};
@@ -20,7 +20,7 @@ use super::desk::Gate;
 /// How long a client that does not talk may pause: as long as the kernel's connection tracking
 /// remembers one.
 pub(super) const NEW_IDLE: Duration = Duration::from_secs(30);
-/// Places that are given up and not yet free, at most: whoever gives up his closes a socket first.
+/// Places that are being released, at most: an evicted client closes a socket first.
 const LEAVING_MAX: usize = 1024;
 /// One source has so large a part of its service's places without giving up its own first.
 const SOURCE_PART: usize = 16;
@@ -36,9 +36,9 @@ struct Table {
     services: HashMap<ServiceId, Queue>,
     /// The same by their length and number: the longest is found at once, however many there are.
     by_length: BTreeMap<(usize, u64), ServiceId>,
-    /// Those in the queues.
+    /// Clients in the queues.
     present: usize,
-    /// Those, and those that give up their places.
+    /// Clients in the queues, and clients that are being evicted.
     held: usize,
     /// Counts clients, and when they were last looked at.
     next: u64,
@@ -47,7 +47,7 @@ struct Table {
 /// The clients of a service.
 #[derive(Debug, Default)]
 struct Queue {
-    /// Tells it from all others.
+    /// Its unique number.
     number: u64,
     /// As they came.
     new: BTreeMap<u64, Arc<Client>>,
@@ -83,7 +83,7 @@ pub(super) struct Seat {
 pub(super) enum Seated {
     /// There was one.
     Free(Seat),
-    /// Somebody has given up his.
+    /// Another client was evicted for it.
     Instead(Seat),
     /// There was none.
     Full,
@@ -113,7 +113,8 @@ impl Queue {
         true
     }
 
-    /// Who gives way to a newcomer, if anybody does; one of `only` this source, if that is said.
+    /// The client that a newcomer replaces, if there is one; only one of the source `only`, if it
+    /// is set.
     fn victim(&mut self, only: Option<IpAddr>, next: &mut u64, now: u64) -> Option<Arc<Client>> {
         let fits = |client: &&Arc<Client>| only.is_none_or(|source| client.source == source);
         if let Some(new) = self.new.values().take(LOOKS).find(fits) {
@@ -122,7 +123,7 @@ impl Queue {
         let pause = u64::try_from(NEW_IDLE.as_millis()).unwrap_or(u64::MAX);
         for _ in 0..LOOKS.min(self.talking.len()) {
             let (_, client) = self.talking.pop_first()?;
-            // Its turn comes again when that of all others has come.
+            // Its turn comes again after that of all other clients.
             *next += 1;
             client.number.store(*next, Ordering::Release);
             self.talking.insert(*next, Arc::clone(&client));
@@ -145,7 +146,8 @@ impl Clients {
         self.table().held
     }
 
-    /// A place for `client` at `service` among `most`; `crowded` if others leave none at all.
+    /// A place for `client` at `service` among `most`; `crowded` if connections of TCP leave no
+    /// place free.
     pub(super) fn seat(
         self: &Arc<Self>,
         service: ServiceId,
@@ -192,7 +194,7 @@ impl Clients {
 }
 
 impl Table {
-    /// Does something with the queue of a service, which is there only while somebody is in it.
+    /// Applies `work` to the queue of a service, which exists only while it has a client.
     fn with_queue<T>(&mut self, service: ServiceId, work: impl FnOnce(&mut Queue) -> T) -> T {
         let queue = self.services.entry(service).or_insert_with(|| {
             self.next += 1;
@@ -215,7 +217,7 @@ impl Table {
         done
     }
 
-    /// Has somebody give up his place; false if nobody does.
+    /// Evicts a client; false if none can be evicted.
     fn make_room(&mut self, service: ServiceId, source: IpAddr, most: usize, now: u64) -> bool {
         let own = self.services.get(&service).map_or(0, Queue::len);
         let share = most / (self.services.len() + usize::from(own == 0));
@@ -276,7 +278,7 @@ impl Seat {
         self.client.talks.load(Ordering::Relaxed)
     }
 
-    /// How long it may pause, where those who talk may pause for `idle`.
+    /// Its idle limit, if established clients have the limit `idle`.
     pub(super) fn patience(&self, idle: Duration) -> Duration {
         match self.talks() {
             true => idle,
@@ -333,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_costs_the_oldest_who_were_never_answered_and_nobody_who_talks() {
+    fn datagram_flood_evicts_oldest_new_clients_only() {
         let clients = Arc::new(Clients::default());
         let talking = some(seat(&clients, 1, client(1, 1), 0));
         talking.sent(1);
@@ -347,7 +349,7 @@ mod tests {
         for n in 0..1000_u16 {
             let one = some(seat(&clients, 1, client(1000 + n, 1), 3));
             assert_eq!(one.patience(idle), NEW_IDLE);
-            // An answer to whoever cannot hear it changes nothing.
+            // An answer to a forged address changes nothing.
             one.answered();
             flood.push(one);
         }
@@ -366,9 +368,9 @@ mod tests {
         assert!(table.by_length.is_empty());
     }
 
-    /// The longest queue is known, whatever comes and goes.
+    /// The longest queue is known after every change.
     #[test]
-    fn queues_are_in_the_order_of_their_length() {
+    fn client_queues_are_ordered_by_length() {
         let clients = Arc::new(Clients::default());
         let mut held = std::collections::VecDeque::new();
         for n in 0..2000_u16 {
@@ -390,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn all_addresses_of_a_host_are_one_source() {
+    fn addresses_of_one_host_are_one_source() {
         let clients = Arc::new(Clients::default());
         let own = |n: u16| SocketAddr::new([0x2001, 0xdb8, 0, 1, 0, 0, 0, n].into(), 1);
         let others: Vec<Seat> = (0..90)
@@ -402,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_is_flooded_takes_no_places_from_others() {
+    fn flooded_service_takes_no_places_from_other_services() {
         let clients = Arc::new(Clients::default());
         let mut flood: Vec<Seat> = (0..100)
             .map(|n| some(seat(&clients, 1, client(1000 + n, 1), 0)))
@@ -417,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn one_source_gives_up_its_own_places_first() {
+    fn source_evicts_its_own_clients_first() {
         let clients = Arc::new(Clients::default());
         let others: Vec<Seat> = (0..90)
             .map(|n| some(seat(&clients, 1, client(1000 + n, 1), 0)))
@@ -433,9 +435,9 @@ mod tests {
         }
         assert!(own.len() <= 10, "{}", own.len());
         assert!(others.iter().filter(|one| taken(one)).count() <= 1);
-        // Nobody of it is near the front, so that nobody is looked for at length.
+        // No client of it is near the front, so that the search is short.
         assert!(refused > 0);
-        // Where nobody else is, it has all places.
+        // Without other services, it has all places.
         let alone = Arc::new(Clients::default());
         let mut own: Vec<Seat> = (1..=1000)
             .map(|port| some(seat(&alone, 1, client(1, port), 0)))
@@ -445,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_talks_gives_way_when_he_has_paused() {
+    fn idle_established_clients_are_evictable() {
         let clients = Arc::new(Clients::default());
         let talking: Vec<Seat> = (0..100)
             .map(|n| some(seat(&clients, 1, client(n, 1), 0)))
@@ -465,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn where_others_leave_no_room_somebody_gives_way_all_the_same() {
+    fn full_table_evicts_client_of_newcomers_service() {
         let clients = Arc::new(Clients::default());
         let crowded = |n| clients.seat(service(1), client(n, 1), (MOST, true), 0);
         assert!(matches!(crowded(1), Seated::Full), "there is nobody");

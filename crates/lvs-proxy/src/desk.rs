@@ -1,9 +1,10 @@
-//! Who gets a connection: a director of `lvs-core`, which is told of connections in place of
-//! packets.
+//! Chooses the server of a connection: a director of `lvs-core`, which receives events of
+//! connections in place of packets.
 //!
-//! A connection is told as its SYN, the server's answer and the client's, so that it counts as
-//! active; what has moved is told from time to time as one packet of that length each way; when it
-//! is over it is taken out. Its timers never run: a relay has its own.
+//! The proxy reports a new connection as its SYN, the server's answer and the client's, so that the
+//! connection counts as active. It reports the moved bytes from time to time, as one packet of that
+//! length in each direction. It removes the connection at its end. The director's timers never run:
+//! a relay has its own.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -22,11 +23,11 @@ use super::clients::{Clients, Seat, Seated};
 
 /// As long as ipvsadm permits.
 const NEVER: u32 = 31 * 86_400;
-/// What has moved is told when there is so much of it, or after `TELL_AFTER`.
+/// The proxy reports moved bytes when there are this many, or after `TELL_AFTER`.
 const TELL_BYTES: u64 = 1 << 20;
 const TELL_AFTER: u64 = 1_000;
 
-/// Something that ends once, for all who wait for it.
+/// An event that happens once, for all tasks that wait for it.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     closed: AtomicBool,
@@ -86,30 +87,30 @@ pub(super) struct Desk {
     most: AtomicUsize,
     /// Connections and clients that were refused because there were that many.
     full: AtomicU64,
-    /// Clients that had to give way to others.
+    /// Evicted clients.
     evicted: AtomicU64,
     /// Connections and clients for which there was no server.
     refused: AtomicU64,
 }
 
-/// What a proxy has taken and refused.
+/// Accepted and refused connections of a proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Connections, and clients that send datagrams.
     pub connections: usize,
     /// As many are served at a time.
     pub most: usize,
-    /// Those that were refused because there were that many.
+    /// Connections refused because the limit was reached.
     pub full: u64,
-    /// Clients that had to give way to others.
+    /// Evicted clients.
     pub evicted: u64,
-    /// Those for which there was no server.
+    /// Connections without an available server.
     pub refused: u64,
 }
 
-/// Of this many places one is kept for datagrams, whatever TCP takes.
+/// One of this many places is reserved for datagrams.
 const KEPT_PART: usize = 16;
-/// Of this many places one at most is for datagrams, whose senders nobody knows.
+/// At most one of this many places is for datagrams, whose sources can be forged.
 const DATAGRAM_PART: usize = 2;
 
 impl Desk {
@@ -214,8 +215,7 @@ impl Desk {
         }
     }
 
-    /// The server of a new connection; `None` if it gets none, for whatever reason the director
-    /// has.
+    /// The server of a new connection; `None` if the director refuses it, for any reason.
     pub(super) fn open(
         self: &Arc<Self>,
         service: ServiceId,
@@ -290,9 +290,9 @@ pub(super) struct Entry {
     tuple: Tuple,
     pub(super) server: SocketAddr,
     pub(super) gate: Arc<Gate>,
-    /// Bytes that have moved and were not told yet, each way.
+    /// Moved bytes that were not reported yet, in each direction.
     pending: [AtomicU64; 2],
-    /// When something last moved, and when that was last told; on the desk's clock.
+    /// Time of the last movement, and of the last report; on the desk's clock.
     moved: AtomicU64,
     told: AtomicU64,
 }
@@ -354,7 +354,7 @@ impl Entry {
                 (Hook::Transit, answer)
             }
         };
-        // What it says of the packet concerns nobody: the bytes have moved.
+        // The verdict is not needed: the bytes have moved already.
         let _ = inner.director.handle_packet(
             &PacketMeta {
                 hook,
@@ -368,7 +368,7 @@ impl Entry {
         );
     }
 
-    /// Waits until nothing has moved for as long as `limit` then says.
+    /// Waits until nothing has moved for the present value of `limit`.
     pub(super) async fn idle(&self, limit: impl Fn() -> Duration) {
         loop {
             let limit = u64::try_from(limit().as_millis()).unwrap_or(u64::MAX);

@@ -1,5 +1,5 @@
-//! The PROXY protocol (HAProxy's proxy-protocol.txt): for whom a connection is, said at its
-//! beginning.
+//! The PROXY protocol (HAProxy's proxy-protocol.txt): the original addresses of a connection, at
+//! its beginning.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -12,7 +12,7 @@ pub enum Version {
     V2,
 }
 
-/// What version 2 begins with.
+/// The first bytes of version 2.
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// The longest line of version 1, its end included.
 const LINE_MAX: usize = 107;
@@ -22,7 +22,7 @@ const REST_MAX: usize = 2048;
 /// The longest header that is taken.
 pub const LENGTH_MAX: usize = 16 + REST_MAX;
 
-/// What tells a server that `client` has connected to `local`.
+/// The header that reports a connection from `client` to `local` to a server.
 pub fn write(version: Version, client: SocketAddr, local: SocketAddr) -> Vec<u8> {
     match version {
         Version::V1 => {
@@ -62,12 +62,12 @@ pub fn write(version: Version, client: SocketAddr, local: SocketAddr) -> Vec<u8>
     }
 }
 
-/// What a client's first bytes are.
+/// Result of parsing a client's first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// More of them are needed.
     Partial,
-    /// A header of this length; for whom the client speaks, unless it speaks for itself.
+    /// A header of this length, and the original client, unless the sender is the client itself.
     Header(usize, Option<SocketAddr>),
     /// No header.
     Nonsense,
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn both_versions_as_they_are_defined() {
+    fn proxy_header_versions_match_their_definition() {
         let (client, local) = (address("192.0.2.1:56324"), address("198.51.100.9:443"));
         let line = b"PROXY TCP4 192.0.2.1 198.51.100.9 56324 443\r\n";
         assert_eq!(write(Version::V1, client, local), line);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_nothing_more() {
+    fn proxy_header_round_trips() {
         for version in [Version::V1, Version::V2] {
             for (client, local) in [
                 ("192.0.2.1:1", "198.51.100.9:65535"),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_nonsense() {
+    fn invalid_proxy_header_is_refused() {
         for bytes in [
             &b"GET / HTTP/1.0"[..],
             b"PROXY TCP4 192.0.2.1 198.51.100.9 56324\r\n",
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_header_is_taken_and_a_longer_one_is_nonsense() {
+    fn longest_proxy_header_is_accepted_and_longer_one_refused() {
         let binary = |length: usize| {
             let said = u16::try_from(length).unwrap().to_be_bytes();
             let head = [&SIGNATURE[..], &[0x21, 0x11], &said, &[10, 0, 0, 1]].concat();
@@ -249,7 +249,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_may_come(
+        fn proxy_header_parser_accepts_any_bytes(
             start in prop_oneof![Just(&b""[..]), Just(&b"PROXY TCP4 "[..]), Just(&SIGNATURE[..])],
             rest in proptest::collection::vec(any::<u8>(), 0..200),
         ) {

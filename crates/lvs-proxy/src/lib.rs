@@ -7,9 +7,10 @@
 //!             └ socket ── datagram ┘  (lvs_core::Director)   └▶ udp: a socket a client ─▶ server
 //! ```
 //!
-//! `desk` is a director of `lvs-core` that is told of connections in place of packets, so that
-//! schedulers, persistence, thresholds, limits, filters, drains and counters are the engine's.
-//! [`Proxy`] is configured by the calls of a dataplane. Each worker is a thread with an event loop and listeners of its own.
+//! `desk` is a director of `lvs-core` that receives events of connections in place of packets, so
+//! that schedulers, persistence, thresholds, limits, filters, drains and counters are those of the
+//! dataplane. [`Proxy`] is configured by the calls of a dataplane. Each worker is a thread with an
+//! event loop and listeners of its own.
 #![forbid(unsafe_code)]
 
 mod clients;
@@ -31,9 +32,9 @@ pub use proxy::Proxy;
 /// How a service is proxied: `proxy = { ... }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// What servers are told about the client first.
+    /// Header with the client's address that servers receive first.
     pub send: Option<header::Version>,
-    /// Clients say first for whom they speak.
+    /// Clients send a header with the original client first.
     pub accept: bool,
     /// How long a connection to a server may take.
     pub connect_timeout: Duration,
@@ -42,7 +43,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// How long a connection to a server may take, where the file does not say it.
+    /// Time limit for a connection to a server, unless the file sets it.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
     /// How long nothing may move on a TCP connection: as long as the kernel's IPVS remembers one.
     pub const IDLE_TCP: Duration = Duration::from_secs(15 * 60);

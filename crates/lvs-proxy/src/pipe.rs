@@ -15,16 +15,16 @@ use tokio::net::TcpStream;
 
 use super::desk::{Entry, Way};
 
-/// What is copied at a time. A receiver that is slow makes us keep as much at most, or what a pipe
-/// holds.
+/// Bytes that are copied at a time. For a slow receiver, the process stores at most this many
+/// bytes, or the content of a pipe.
 const COPY: usize = 16 << 10;
-/// What a pipe takes: 16 pages, unless the kernel gives us less.
+/// Size of a pipe: 16 pages, unless the kernel grants less.
 const PIPE: usize = 64 << 10;
 /// Pipes that hold something at a time, in the whole process; beyond them bytes are copied.
 pub(super) const PIPES_MAX: usize = 1024;
-/// Pipes that a thread keeps for the next one who wants one.
+/// Free pipes that a thread keeps for later use.
 const PIPES_KEPT: usize = 64;
-/// Chunks that one connection moves until others have their turn.
+/// Chunks that one connection moves before other connections have their turn.
 const TURN: usize = 16;
 
 static PIPES: AtomicUsize = AtomicUsize::new(0);
@@ -34,7 +34,7 @@ thread_local! {
     static KEPT: RefCell<Vec<Pipe>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A pipe, empty while nobody has it.
+/// A pipe, empty while it is unused.
 struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
@@ -71,7 +71,7 @@ impl Drop for Pipe {
     }
 }
 
-/// What one chunk came to.
+/// Result of one chunk.
 enum Chunk {
     /// There is nothing to read now.
     Nothing,
@@ -198,8 +198,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_no_more_pipes_than_may_be() {
-        // As if others had all of them, but for one.
+    fn pipes_are_bounded() {
+        // As if other threads had all of them, but for one.
         PIPES.fetch_add(PIPES_MAX - 1, Ordering::Relaxed);
         let before = PIPES.load(Ordering::Relaxed);
         let taken: Vec<Pipe> = std::iter::from_fn(Pipe::take).collect();

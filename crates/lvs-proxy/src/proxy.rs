@@ -18,7 +18,7 @@ use super::workers::{Listeners, Workers};
 const CONNECTIONS_MAX: usize = 100_000;
 /// Connections for which there is room in any case.
 const CONNECTIONS_MIN: usize = 16;
-/// Descriptors that others than listeners and checks need: the API's 128, the sockets' 64, files,
+/// Descriptors for other purposes than listeners and checks: the API's 128, the sockets' 64, files,
 /// threads' event loops.
 const RESERVE: usize = 384;
 /// Descriptors of pipes, if there are many.
@@ -31,7 +31,7 @@ pub struct Proxy(Arc<Whole>);
 struct Whole {
     desk: Arc<Desk>,
     workers: Workers,
-    /// What ends the listeners of a service.
+    /// Cancels the listeners of a service.
     listening: Mutex<HashMap<ServiceId, Arc<Gate>>>,
 }
 
@@ -87,7 +87,7 @@ impl Proxy {
         self.0.desk.set_most(most);
     }
 
-    /// What it has taken and refused.
+    /// Accepted and refused connections.
     pub fn counts(&self) -> Counts {
         self.0.desk.counts()
     }
@@ -145,6 +145,7 @@ impl Proxy {
             last_weight: None,
             latency_us: None,
             unanswered: None,
+            attempts: Default::default(),
             ..ServerInfo::of(control, service, server, now)
         };
         let services = control.services().map(|service| {
@@ -233,15 +234,15 @@ fn files() -> usize {
     limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }
 
-/// How many connections can be served with so many descriptors, of which others need some.
+/// Number of connections that fit into so many descriptors, of which other purposes need some.
 fn most(files: usize, others: usize) -> usize {
-    // Two of a connection, beside those of pipes.
+    // Two of a connection, in addition to those of pipes.
     let pipes = PIPE_DESCRIPTORS.min(files / 4);
     let most = files.saturating_sub(others + pipes) / 2;
     most.clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)
 }
 
-/// Why nobody can listen there, and what to do.
+/// The reason why the address cannot be used, and the fix.
 fn refusal(address: SocketAddr, error: &io::Error) -> String {
     let help = match error.kind() {
         io::ErrorKind::PermissionDenied => {
@@ -263,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checks_and_listeners_have_their_descriptors_first() {
+    fn descriptors_are_reserved_for_checks_and_listeners() {
         assert_eq!(most(1 << 20, RESERVE), CONNECTIONS_MAX);
         let alone = most(8192, RESERVE);
         assert_eq!(alone, (8192 - RESERVE - PIPE_DESCRIPTORS) / 2);

@@ -16,7 +16,7 @@ use super::desk::{Desk, Entry, Gate, Place, Way};
 use super::header::{self, Read};
 use super::pipe::pump;
 
-/// How long a client may take to say for whom it speaks.
+/// Time limit for a client's header.
 const HEADER_LIMIT: Duration = Duration::from_secs(3);
 /// Servers that are tried for one connection.
 const TRIES: usize = 3;
@@ -81,7 +81,7 @@ async fn relay(
     if options.accept {
         match tokio::time::timeout(HEADER_LIMIT, said(&mut client)).await {
             Ok(Ok((said, rest))) => {
-                // Whoever is of another family has no place in the director's table.
+                // The director's table needs both addresses in one family.
                 source = said
                     .filter(|said| said.is_ipv4() == peer.is_ipv4())
                     .unwrap_or(peer);
@@ -119,7 +119,7 @@ async fn relay(
     }
 }
 
-/// For whom the client speaks, and what it has said behind that.
+/// The original client, and the bytes after the header.
 async fn said(client: &mut TcpStream) -> io::Result<(Option<SocketAddr>, Vec<u8>)> {
     let mut bytes = Vec::new();
     loop {
@@ -200,7 +200,7 @@ async fn both(client: &TcpStream, server: &TcpStream, entry: &Entry) -> io::Resu
                 done?;
                 server_ended = true;
             }
-            // Nobody reads from it any more, and so nobody would see that it is reset.
+            // No task reads from it any more, so no task would notice a reset.
             lost = client.ready(Interest::ERROR), if client_ended => {
                 lost?;
                 return Err(io::ErrorKind::ConnectionReset.into());

@@ -88,7 +88,7 @@ fn pattern(length: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn bytes_and_ends_pass_through_each_way_by_itself() {
+async fn relay_passes_bytes_and_close_independently_per_direction() {
     let (listener, address) = server().await;
     let mut bench = Bench::new(Options::default(), &[address]);
     let (sent, answer) = (pattern(3_000_000), pattern(5_000_000));
@@ -120,7 +120,7 @@ async fn bytes_and_ends_pass_through_each_way_by_itself() {
 }
 
 #[tokio::test]
-async fn a_reset_passes_through_whichever_end_it_comes_from() {
+async fn relay_passes_reset_from_both_ends() {
     for (half_closed, from_client) in [(false, true), (true, true), (false, false)] {
         let (listener, address) = server().await;
         let bench = Bench::new(Options::default(), &[address]);
@@ -158,7 +158,7 @@ async fn a_reset_passes_through_whichever_end_it_comes_from() {
 }
 
 #[tokio::test]
-async fn connections_are_scheduled_and_another_server_is_tried() {
+async fn connection_refused_by_server_is_retried_at_another() {
     let (one, first) = server().await;
     let (two, second) = server().await;
     let dead = free();
@@ -185,7 +185,7 @@ async fn connections_are_scheduled_and_another_server_is_tried() {
 
 /// Clients that come at the same time take each other's turns.
 #[tokio::test]
-async fn nobody_is_refused_while_a_server_lives() {
+async fn clients_are_served_while_one_server_is_up() {
     let (one, alive) = server().await;
     let bench = Bench::new(Options::default(), &[alive, free()]);
     let accepts = tokio::spawn(async move {
@@ -211,7 +211,7 @@ async fn nobody_is_refused_while_a_server_lives() {
 }
 
 #[tokio::test]
-async fn without_a_server_clients_are_reset() {
+async fn clients_without_server_are_reset() {
     let bench = Bench::new(Options::default(), &[]);
     // The reset may come before the client has seen that it was accepted.
     if let Ok(mut client) = TcpStream::connect(bench.address).await {
@@ -221,7 +221,7 @@ async fn without_a_server_clients_are_reset() {
 
 /// TCP takes all places but a sixteenth.
 #[tokio::test]
-async fn whoever_finds_all_places_taken_is_reset_and_counted() {
+async fn connection_over_limit_is_reset_and_counted() {
     const MOST: usize = 32;
     let (listener, address) = server().await;
     tokio::spawn(async move {
@@ -255,7 +255,7 @@ async fn whoever_finds_all_places_taken_is_reset_and_counted() {
 }
 
 #[tokio::test]
-async fn who_does_not_say_for_whom_it_is_is_given_up() {
+async fn client_without_proxy_header_is_disconnected() {
     let (_listener, address) = server().await;
     let options = Options {
         accept: true,
@@ -270,7 +270,7 @@ async fn who_does_not_say_for_whom_it_is_is_given_up() {
 }
 
 #[tokio::test]
-async fn servers_are_told_about_the_client() {
+async fn servers_receive_proxy_header() {
     for version in [Version::V1, Version::V2] {
         let (listener, address) = server().await;
         let options = Options {
@@ -312,7 +312,7 @@ async fn servers_are_told_about_the_client() {
 }
 
 #[tokio::test]
-async fn a_server_that_goes_takes_its_connections_with_it() {
+async fn removed_server_closes_its_connections() {
     let (listener, address) = server().await;
     let mut bench = Bench::new(Options::default(), &[address]);
     let mut client = bench.client().await;
@@ -335,7 +335,7 @@ async fn a_server_that_goes_takes_its_connections_with_it() {
 }
 
 #[tokio::test]
-async fn what_stands_still_ends() {
+async fn idle_relay_is_closed() {
     let (listener, address) = server().await;
     let options = Options {
         idle_timeout: Duration::from_millis(200),
@@ -349,7 +349,7 @@ async fn what_stands_still_ends() {
 
 /// A client that does not read holds what its pipe and the sockets hold, and no more.
 #[tokio::test]
-async fn a_slow_reader_stops_its_server() {
+async fn slow_reader_stops_its_server() {
     let (listener, address) = server().await;
     let bench = Bench::new(Options::default(), &[address]);
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -366,7 +366,7 @@ async fn a_slow_reader_stops_its_server() {
         sent += written.unwrap();
         assert!(sent < 64 << 20, "nobody holds it back");
     }
-    // What was held is not lost.
+    // Buffered bytes are not lost.
     drop(stream);
     let mut got = Vec::new();
     client.read_to_end(&mut got).await.unwrap();
@@ -374,7 +374,7 @@ async fn a_slow_reader_stops_its_server() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_taken_is_refused_with_a_remedy() {
+async fn occupied_address_is_refused_with_fix() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let service = ServiceId::Tcp {
         address: taken.local_addr().unwrap(),
@@ -391,7 +391,7 @@ async fn an_address_that_is_taken_is_refused_with_a_remedy() {
 }
 
 #[tokio::test]
-async fn datagrams_keep_their_server_until_it_goes() {
+async fn datagrams_keep_their_server_until_removed() {
     let servers = [
         UdpSocket::bind("127.0.0.1:0").await.unwrap(),
         UdpSocket::bind("127.0.0.1:0").await.unwrap(),
@@ -438,9 +438,9 @@ async fn datagrams_keep_their_server_until_it_goes() {
     assert_ne!(ask().await, first);
 }
 
-/// Whoever can claim any address takes no client its server, and no newcomer his place.
+/// A sender of forged addresses evicts no established client, and displaces no newcomer.
 #[tokio::test]
-async fn a_flood_of_datagrams_costs_the_flood() {
+async fn datagram_flood_evicts_flood_only() {
     const MOST: usize = 64;
     let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let there = server.local_addr().unwrap();

@@ -1,8 +1,8 @@
 //! Datagrams between clients and the servers that they get.
 //!
-//! Each client has a socket of its own towards its server, so that answers are told apart; it is
-//! closed when nothing has moved for a while, when the server says that nobody listens, when the
-//! server goes, or when another client needs the place (`clients`).
+//! Each client has a socket of its own towards its server, so that answers are assigned to clients.
+//! The socket is closed when it is idle for a while, when the server has no listener, when the
+//! server is removed, or when another client needs the place (`clients`).
 
 use std::collections::HashMap;
 use std::io;
@@ -94,7 +94,7 @@ async fn begin(
     client: SocketAddr,
     length: usize,
 ) -> Option<Session> {
-    // Nobody gives way to whom limits and filters refuse.
+    // A client that limits or filters refuse evicts no other client.
     let entry = desk.open(service, Protocol::UDP, client, virt, length)?;
     let seat = desk.seat(service, client)?;
     let any: SocketAddr = match entry.server {
@@ -110,7 +110,7 @@ async fn begin(
     })
 }
 
-/// Sends the server's answers to the client until nobody answers.
+/// Sends the server's answers to the client until the socket is closed.
 async fn answers(
     session: Rc<Session>,
     socket: Rc<UdpSocket>,

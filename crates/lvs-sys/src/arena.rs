@@ -9,14 +9,14 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// A mapping that is cut into slots of one size. A slot is lent once at a time and comes back by
-/// itself, when the [`Lent`] is dropped, by whichever thread; the backend then lends it again, or
-/// hands it to the kernel. Nothing is queued for that: each slot has a flag, and a ring's owner
-/// asks for its slots in order.
+/// A mapping that is divided into slots of one size. A slot is lent once at a time and returns
+/// automatically, when the [`Lent`] is dropped, by any thread; the backend then lends it again, or
+/// passes it to the kernel. This needs no queue: each slot has a flag, and a ring's owner checks
+/// its slots in order.
 ///
 /// In a ring that is shared with the kernel ([`PacketRing`](super::PacketRing)) each slot begins
-/// with a word that says whose it is: it takes the place of the flag, and a slot that comes back is
-/// the kernel's.
+/// with a word that names its owner: it takes the place of the flag, and a returned slot is the
+/// kernel's.
 pub struct Arena {
     memory: NonNull<u8>,
     slots: usize,
@@ -44,8 +44,8 @@ impl Arena {
     /// `slots` slots of `slot_len` bytes, all zero.
     ///
     /// # Errors
-    /// What `mmap` says; `InvalidInput` for no slots, empty ones, or more than there is address
-    /// space for.
+    /// Errors of `mmap`; `InvalidInput` for no slots, empty ones, or more than the address space
+    /// has room for.
     pub fn new(slots: usize, slot_len: usize) -> io::Result<Arc<Self>> {
         let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let memory = map(slots, slot_len, anonymous, -1)?;
@@ -59,10 +59,10 @@ impl Arena {
     }
 
     /// The ring of a packet socket: the first `head` bytes of each slot begin with the word that
-    /// says whose it is.
+    /// names its owner.
     ///
     /// # Errors
-    /// What `mmap` says.
+    /// Errors of `mmap`.
     pub(super) fn of_ring(
         ring: BorrowedFd<'_>,
         slots: usize,
@@ -254,7 +254,7 @@ impl Lent {
         self.slot
     }
 
-    /// Whether it is a slot of `arena`: whoever sends may hand it to the kernel as it is.
+    /// Whether it is a slot of `arena`: a sender may pass it to the kernel unchanged.
     pub fn is_of(&self, arena: &Arc<Arena>) -> bool {
         Arc::ptr_eq(&self.arena, arena)
     }
@@ -282,7 +282,7 @@ impl DerefMut for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // Release: what was written is seen by whoever lends it next.
+        // Release: the next borrower sees the written bytes.
         match &self.arena.owners {
             Owners::Flags(flags) => flags[self.slot].store(false, Ordering::Release),
             Owners::Words(_) => self.arena.word(self.slot).store(0, Ordering::Release),
@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_has_one_owner_at_a_time() {
+    fn arena_slot_has_one_owner_at_a_time() {
         let arena = Arena::new(4, 64).expect("a mapping");
         let mut first = arena.lend(1).expect("free");
         assert!(arena.lend(1).is_none());

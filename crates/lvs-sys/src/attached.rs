@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-/// What `BPF_PROG_QUERY` reads and writes.
+/// Attributes of `BPF_PROG_QUERY`.
 #[repr(C)]
 struct QueryPrograms {
     ifindex: u32,
@@ -21,7 +21,7 @@ struct QueryPrograms {
     revision: u64,
 }
 
-/// What `BPF_PROG_GET_FD_BY_ID` reads.
+/// Attributes of `BPF_PROG_GET_FD_BY_ID`.
 #[repr(C)]
 struct ById {
     id: u32,
@@ -29,7 +29,7 @@ struct ById {
     flags: u32,
 }
 
-/// What `BPF_OBJ_GET_INFO_BY_FD` reads.
+/// Attributes of `BPF_OBJ_GET_INFO_BY_FD`.
 #[repr(C)]
 struct GetInfo {
     fd: u32,
@@ -57,7 +57,7 @@ const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_PROG_QUERY: libc::c_long = 16;
 
-/// What the kernel tells of a map or program, word by word.
+/// The kernel's description of a map or program, word by word.
 pub fn told(fd: &OwnedFd) -> io::Result<[u32; 64]> {
     let mut words = [0_u32; 64];
     let mut request = GetInfo {

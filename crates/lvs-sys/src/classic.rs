@@ -1,5 +1,5 @@
-//! What programs of the classic packet filter are made of (linux/filter.h). No unsafe here: a
-//! program is numbers, which the kernel checks.
+//! Instructions of the classic packet filter (linux/filter.h). No unsafe here: a program consists
+//! of numbers, which the kernel checks.
 #![allow(missing_docs, reason = "the names of linux/filter.h, shortened")]
 
 /// One instruction.
@@ -38,7 +38,8 @@ pub const fn op(code: u16, jt: u8, jf: u8, k: u32) -> Op {
     Op { code, jt, jf, k }
 }
 
-/// What the kernel knows of a frame beside its bytes (`SKF_AD_OFF`), by number.
+/// Offset of a property of a frame that the kernel keeps besides its bytes (`SKF_AD_OFF`), by
+/// number.
 pub const fn ancillary(word: u32) -> u32 {
     (-0x1000_i32).cast_unsigned().wrapping_add(word)
 }

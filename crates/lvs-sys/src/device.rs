@@ -1,4 +1,4 @@
-//! What is set on a network device by ioctl.
+//! Settings of a network device by ioctl.
 
 use std::io;
 use std::net::Ipv4Addr;

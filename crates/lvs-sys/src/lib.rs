@@ -224,8 +224,8 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    /// What the wrappers call that systemd's `@system-service` has (`systemd-analyze
-    /// syscall-filter`), or that is made of such calls.
+    /// Calls of the wrappers that systemd's `@system-service` contains (`systemd-analyze
+    /// syscall-filter`), or that consist of such calls.
     const OF_ANY_SERVICE: &[&str] = &[
         "bind",
         "clock_gettime",
@@ -258,7 +258,7 @@ mod tests {
         "write",
     ];
 
-    /// What `source` calls of libc, by functions or by numbers (`SYS_*`).
+    /// The libc calls in `source`, by functions or by numbers (`SYS_*`).
     fn calls(source: &str) -> impl Iterator<Item = &str> {
         source.split("libc::").skip(1).filter_map(|rest| {
             let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_')?;
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unit_permits_each_system_call() {
+    fn unit_permits_each_system_call() {
         let mut called = BTreeSet::new();
         let mut left = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
         while let Some(path) = left.pop() {

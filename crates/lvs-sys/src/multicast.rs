@@ -56,9 +56,9 @@ fn number(index: u32) -> io::Result<libc::c_int> {
     libc::c_int::try_from(index).map_err(|_| io::Error::from(io::ErrorKind::NotFound))
 }
 
-/// A socket that sends to multicast groups at an interface, with this time to live, and hears
-/// nothing of it itself. What is too long for the interface is fragmented. To a group of IPv4 it
-/// sends from `source`.
+/// A socket that sends to multicast groups at an interface, with this time to live, and does not
+/// receive its own messages. Messages that are too long for the interface are fragmented. To a
+/// group of IPv4 it sends from `source`.
 ///
 /// # Errors
 /// If there is no such interface, or no right to bind to it.
@@ -96,11 +96,12 @@ pub fn multicast_sender(
     Ok(socket)
 }
 
-/// A socket that receives what other hosts send to `group` at an interface, and nothing else: this
-/// host's own users may send there too, and are not heard.
+/// A socket that receives the messages of other hosts to `group` at an interface. Messages of this
+/// host's users to the group are ignored.
 ///
 /// # Errors
-/// If there is no such interface, no right to bind to it, or somebody has the port for himself.
+/// If there is no such interface, no right to bind to it, or another process uses the port
+/// exclusively.
 pub fn multicast_receiver(interface: &str, index: u32, group: SocketAddr) -> io::Result<UdpSocket> {
     let socket = socket(interface, group.ip())?;
     let fd = socket.as_raw_fd();

@@ -25,7 +25,7 @@ use super::classic::{
     PROTOCOL, RETURN, SHIFT_LEFT, TO_X, ancillary, network, op,
 };
 
-/// What a filter returns for a frame that is received, all of it.
+/// Return value of a filter that accepts the whole frame.
 const WHOLE: u32 = u32::MAX;
 
 /// `PACKET_OUTGOING` of linux/if_packet.h: this host sends it.
@@ -95,7 +95,7 @@ const BEGINS_TCP: [libc::sock_filter; 20] = [
     op(RETURN, 0, 0, 0),
 ];
 
-/// What a packet socket has counted since it was last asked.
+/// Counters of a packet socket since the last read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketStats {
     /// Frames that matched, those dropped included.
@@ -133,7 +133,7 @@ impl PacketSocket {
     /// Sets an option of level `SOL_PACKET` that is a number.
     ///
     /// # Errors
-    /// What the kernel has against it.
+    /// The kernel's error.
     pub fn set_packet_option(&self, option: i32, value: i32) -> io::Result<()> {
         set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, option, &value)
     }
@@ -215,8 +215,8 @@ impl PacketSocket {
     }
 
     /// Becomes the first member of a new group of sockets that are bound to the same interface and
-    /// divide among themselves what comes in there. While no program says how
-    /// ([`Self::divide_by`]), it is all this one's. What this host sends is for none of them.
+    /// share the received frames. Until a program divides them ([`Self::divide_by`]), this socket
+    /// receives all of them. Frames that this host sends are not received.
     ///
     /// # Errors
     /// If the kernel cannot do that, or, if it is older than 6.14, while the interface is down.
@@ -236,8 +236,8 @@ impl PacketSocket {
         self.set_packet_option(libc::PACKET_FANOUT, fanout(group, 0))
     }
 
-    /// Has a group divide what comes in by a program of the classic packet filter that returns the
-    /// number of a member. Any member may say so, and any number of times.
+    /// Divides the received frames of a group by a program of the classic packet filter that
+    /// returns the number of a member. Any member may set it, any number of times.
     ///
     /// # Errors
     /// If it is no program, or the socket no member.
@@ -361,10 +361,10 @@ impl PacketSocket {
         Ok(u32::try_from(address.sll_ifindex).ok())
     }
 
-    /// What has gone wrong with the socket since it was last used or asked, which is forgotten.
+    /// Returns the pending error of the socket, and clears it.
     ///
     /// # Errors
-    /// That.
+    /// The pending error.
     pub fn take_error(&self) -> io::Result<()> {
         match get_option(self.fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR, 0_i32)? {
             0 => Ok(()),
@@ -400,7 +400,7 @@ impl AsFd for PacketSocket {
     }
 }
 
-/// What the kernel says of a frame beside its bytes (`tpacket_auxdata`).
+/// The kernel's metadata of a frame (`tpacket_auxdata`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Auxdata {
     /// The VLAN tag that was taken out of the frame: protocol identifier and tag control
@@ -445,7 +445,7 @@ impl MessageBatch {
     }
 
     /// Receives at most one message into each of `buffers` (as many as there is room for) and
-    /// returns how many came. [`Self::received`] tells about each.
+    /// returns how many came. [`Self::received`] describes each.
     ///
     /// # Errors
     /// `WouldBlock` if none is waiting; what is wrong with the socket.
@@ -528,7 +528,7 @@ impl MessageBatch {
                 let aux = unsafe { data.cast::<libc::tpacket_auxdata>().read_unaligned() };
                 found.len = aux.tp_len;
                 if aux.tp_status & libc::TP_STATUS_VLAN_VALID != 0 {
-                    // Kernels before 3.14 do not tell the identifier; it is 802.1Q then.
+                    // Kernels before 3.14 do not report the identifier; it is 802.1Q then.
                     let tpid = if aux.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0 {
                         aux.tp_vlan_tpid
                     } else {
@@ -544,11 +544,11 @@ impl MessageBatch {
     }
 
     /// Sends messages in order, each a frame behind its virtio header (as many as there is room
-    /// for), and returns how many were taken. The header is by itself, or the beginning of the
+    /// for), and returns how many were accepted. The header is separate, or the beginning of the
     /// bytes.
     ///
     /// # Errors
-    /// What the kernel has against the first message.
+    /// The kernel's error for the first message.
     pub fn send<'a>(
         &mut self,
         fd: BorrowedFd<'_>,

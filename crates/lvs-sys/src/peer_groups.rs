@@ -1,5 +1,5 @@
-//! The groups of who is at the other end of a Unix socket (`SO_PEERGROUPS`, unix(7)). Apart from
-//! the rest of `sys`, because `lvsd`, which has no engine in it, asks too.
+//! The groups of the process at the other end of a Unix socket (`SO_PEERGROUPS`, unix(7)). Apart
+//! from the rest of `sys`, because `lvsd`, which contains no dataplane, uses it too.
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};

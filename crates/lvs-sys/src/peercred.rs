@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket (`SO_PEERCRED`, unix(7)).
+//! The process at the other end of a Unix socket (`SO_PEERCRED`, unix(7)).
 
 use std::ffi::CString;
 use std::io;
@@ -62,7 +62,7 @@ const SO_PEERPIDFD: libc::c_int = 0x0056;
 
 impl Process {
     /// The process that connected `socket`. Before Linux 6.5 it is the one that has the id `pid`
-    /// now, and before 5.3 nobody knows.
+    /// now; before 5.3 it is unknown.
     pub fn of_peer(socket: &impl AsFd, pid: u32) -> Self {
         let peer = super::get_option(
             socket.as_fd().as_raw_fd(),
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peer_of_a_pair_is_this_process() -> io::Result<()> {
+    fn peer_of_socket_pair_is_this_process() -> io::Result<()> {
         let (a, _b) = UnixStream::pair()?;
         let cred = peer_cred(&a)?;
         assert_eq!(cred.pid, std::process::id());
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_have_numbers() -> io::Result<()> {
+    fn group_names_resolve_to_numbers() -> io::Result<()> {
         assert_eq!(group_id("root")?, Some(0));
         assert_eq!(group_id("no such group")?, None);
         assert!(group_id("a\0b").is_err());
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_ended_is_not_there() -> io::Result<()> {
+    fn ended_process_is_absent() -> io::Result<()> {
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .spawn()?;

@@ -25,14 +25,14 @@ impl EventFd {
         Ok(Self { fd })
     }
 
-    /// Wakes whoever polls it. A counter that is full is as good as a raised one.
+    /// Wakes the thread that polls it. A full counter counts as raised.
     pub fn notify(&self) {
         let one = 1_u64.to_ne_bytes();
         // SAFETY: the pointer and the length describe `one`, which lives during the call.
         let _ = unsafe { libc::write(self.fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Lowers the counter to 0 and says whether it was raised.
+    /// Resets the counter to 0, and returns whether it was raised.
     pub fn take(&self) -> bool {
         let mut value = [0_u8; 8];
         // SAFETY: the pointer and the length describe `value`, which lives during the call.
@@ -49,8 +49,8 @@ impl AsFd for EventFd {
 
 /// Waits until one of several descriptors has input.
 ///
-/// The set is filled anew for each wait, which costs a few stores and allocates nothing after the
-/// first time: `clear`, `add` each descriptor, `wait`, ask `is_ready` with what `add` returned.
+/// The set is filled again for each wait, which costs a few stores and allocates nothing after the
+/// first time: `clear`, `add` each descriptor, `wait`, call `is_ready` with the result of `add`.
 #[derive(Debug, Default)]
 pub struct Poller {
     fds: Vec<libc::pollfd>,
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_raised_counter_wakes_the_poller_once() {
+    fn raised_counter_wakes_poller_once() {
         let event = EventFd::new().expect("descriptors are left");
         let mut poller = Poller::new();
         let place = poller.add(event.as_fd());

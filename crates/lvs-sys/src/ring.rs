@@ -10,7 +10,7 @@ use super::arena::{Arena, Lent};
 use super::packet::{PacketSocket, VNET_HDR_LEN};
 use super::{page_size, set_option};
 
-/// What a slot begins with, which the kernel writes and nobody else is to change.
+/// Header of a slot, which only the kernel writes.
 const HEAD: usize = size_of::<libc::tpacket2_hdr>();
 /// The word of a slot that this process has looked at, and has: neither the kernel's (0) nor
 /// `TP_STATUS_USER`.
@@ -19,8 +19,8 @@ const TAKEN: u32 = 1 << 30;
 /// The ring of one socket, in the order in which the kernel fills it.
 ///
 /// A frame that is longer than a slot is not in the ring, or only its beginning: it waits in the
-/// socket's queue, as without a ring, and its slot says when it is its turn. So slots need not be
-/// as long as the longest frame, and nothing changes places.
+/// socket's queue, as without a ring, and its slot marks its turn. So slots need not be as long as
+/// the longest frame, and the order of frames stays.
 #[derive(Debug)]
 pub struct PacketRing {
     arena: Arc<Arena>,
@@ -134,7 +134,7 @@ impl PacketRing {
     /// Gives the ring up: the socket receives as without one from then on.
     ///
     /// # Errors
-    /// The ring again, while a slot of it is lent; or what the kernel says, and then the socket
+    /// The ring again, while a slot of it is lent; or the kernel's error, after which the socket
     /// receives nothing.
     pub fn give_up(self, socket: &PacketSocket) -> Result<(), (Option<Self>, io::Error)> {
         if Arc::strong_count(&self.arena) > 1 {
@@ -175,7 +175,7 @@ impl PacketRing {
         }
         let length = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
         let vlan = (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| {
-            // Kernels before 3.14 do not tell the identifier; it is 802.1Q then.
+            // Kernels before 3.14 do not report the identifier; it is 802.1Q then.
             let tpid = if status & libc::TP_STATUS_VLAN_TPID_VALID != 0 {
                 header.tp_vlan_tpid
             } else {

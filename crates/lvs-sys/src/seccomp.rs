@@ -1,8 +1,8 @@
-//! A filter of system calls (seccomp(2)) that refuses some and lets all others be made.
+//! A filter of system calls (seccomp(2)) that refuses some and permits all other calls.
 use std::io;
 
-/// What becomes of calls by the conventions of another architecture (32-bit programs), whose
-/// numbers mean other calls.
+/// Treatment of calls by the conventions of another architecture (32-bit programs), whose numbers
+/// mean other calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
     /// They are made.
@@ -19,7 +19,7 @@ const ARCHITECTURE: Option<u32> = Some(0xc000_00b7);
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const ARCHITECTURE: Option<u32> = None;
 
-/// What has this bit is a call of x32, with numbers of its own.
+/// Numbers with this bit are calls of x32, which has its own numbers.
 const X32: u32 = 0x4000_0000;
 
 /// Where `struct seccomp_data` has the number of the call, and the architecture.
@@ -110,7 +110,7 @@ pub fn refuse(calls: &[i64], foreign: Foreign) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// What the program says of a call.
+    /// The program's verdict about a call.
     fn verdict(program: &[libc::sock_filter], arch: u32, number: u32) -> u32 {
         let (mut at, mut value) = (0, 0);
         loop {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn some_calls_are_refused_and_no_others() {
+    fn seccomp_refuses_listed_calls_only() {
         let calls: Vec<i64> = (10..70).collect();
         for (foreign, others) in [
             (Foreign::Made, libc::SECCOMP_RET_ALLOW),

@@ -20,10 +20,16 @@ const SIGNALS: [libc::c_int; 12] = [
 /// Real-time signals, but for those that a C library keeps for itself and refuses to change.
 const REAL_TIME: std::ops::RangeInclusive<libc::c_int> = 32..=64;
 
+/// The numbers of all signals that would end a process and mean nothing to it. A system may refuse
+/// to change some of them.
+pub fn harmless() -> impl Iterator<Item = i32> {
+    SIGNALS.into_iter().chain(REAL_TIME)
+}
+
 /// Makes this process ignore signals that would end it without an orderly stop: SIGHUP, SIGUSR1,
 /// SIGUSR2, SIGALRM and the like, and real-time signals. Programs that it starts ignore them, too.
 pub fn ignore_signals() {
-    for signal in SIGNALS.into_iter().chain(REAL_TIME) {
+    for signal in harmless() {
         // SAFETY: takes numbers; to ignore a signal runs no code of ours. A signal that cannot be
         // ignored is refused, and stays as it is.
         unsafe { libc::signal(signal, libc::SIG_IGN) };

@@ -18,7 +18,7 @@ struct Attributes {
     period: u64,
 }
 
-/// Its length, which says what version it is.
+/// Its length, which selects the version.
 const LEN: u32 = 48;
 const _: () = assert!(size_of::<Attributes>() == LEN as usize);
 
@@ -26,10 +26,10 @@ const _: () = assert!(size_of::<Attributes>() == LEN as usize);
 const SCHED_NORMAL: u32 = 0;
 const SCHED_FIFO: u32 = 1;
 
-/// Has the calling thread run with this nice value, in slices of this length (100 µs to 100 ms;
-/// Linux since 6.12, others take no notice). One that runs in shorter slices than others gets no
-/// more of the processor than they do, but sooner: when it wakes up, it need not wait until the
-/// slice of another is over.
+/// Runs the calling thread with this nice value, in slices of this length (100 µs to 100 ms; Linux
+/// since 6.12, older kernels ignore it). A thread with shorter slices than other threads gets no
+/// larger share of the processor, but sooner: when it wakes up, it need not wait until the slice of
+/// another thread is over.
 ///
 /// # Errors
 /// Without the right to the nice value, or where a sandbox forbids the call.
@@ -117,13 +117,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_runs_in_short_slices() {
+    fn run_in_slices_succeeds() {
         let ran = std::thread::spawn(|| run_in_slices(0, Duration::from_micros(100)));
         ran.join().expect("no panic").expect("nothing forbids it");
     }
 
     #[test]
-    fn the_time_of_a_thread_is_what_it_has_computed() {
+    fn thread_time_counts_computation_only() {
         let began = thread_time();
         std::thread::sleep(Duration::from_millis(1));
         let mut sum = 0_u64;

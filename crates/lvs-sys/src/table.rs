@@ -98,9 +98,9 @@ pub struct TablePages {
 }
 
 impl TablePages {
-    /// Makes large pages of those of which half is used, and says of how many: look-ups then miss the
-    /// TLB less, for little more memory. `pause` is called after each; whoever looks up meanwhile waits
-    /// for a page of 2 MiB to be copied.
+    /// Replaces memory of which half is used by large pages, and returns their number: look-ups
+    /// then miss the TLB less, for little more memory. `pause` is called after each page; look-ups
+    /// meanwhile wait for the copy of a page of 2 MiB.
     ///
     /// # Errors
     /// If the kernel has no large pages, or none that can be asked for (Linux 6.1).
@@ -143,7 +143,7 @@ impl Drop for Mapping {
 /// pages where the slots lie at once: the first connections then take 2 MiB each instead of 4 KiB.
 ///
 /// # Errors
-/// What `mmap` says.
+/// Errors of `mmap`.
 pub fn table_memory(layout: Layout, large: bool) -> io::Result<(Memory, TablePages)> {
     let sizes = [
         (layout.narrow_words(), true),
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_lies_in_it_and_outlives_nothing() {
+    fn table_memory_serves_small_and_large_pages() {
         for large in [false, true] {
             let control = Control::new(Options {
                 max_connections: 1000,
@@ -194,7 +194,7 @@ mod tests {
 
     /// Most of a table of 50,000 connections lies in pages of which some are used at once.
     #[test]
-    fn pages_become_large_ones_once_they_are_used() {
+    fn table_pages_become_large_when_used() {
         use core::sync::atomic::Ordering::Relaxed;
 
         let layout = Layout::new(50_000, 1);

@@ -61,7 +61,7 @@ impl TunDevice {
     /// spreads packets over the queues by flow; the device lives as long as one of them.
     ///
     /// # Errors
-    /// `NotFound` if there is no such device; what the kernel says if it is exclusive.
+    /// `NotFound` if there is no such device; the kernel's error if it is exclusive.
     pub fn another_queue(name: &str) -> io::Result<Self> {
         // Without the device, the kernel would create one.
         super::if_index(name)?;
@@ -116,7 +116,7 @@ impl TunDevice {
     /// Writes one packet behind its virtio header.
     ///
     /// # Errors
-    /// What the kernel has against it.
+    /// The kernel's error.
     pub fn write(&self, header: &[u8; 10], packet: &[u8]) -> io::Result<()> {
         let n = (&self.file).write_vectored(&[IoSlice::new(header), IoSlice::new(packet)])?;
         // The driver takes a packet whole or not at all (tun_get_user()).

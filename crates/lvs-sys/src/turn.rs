@@ -1,8 +1,8 @@
 //! The way back: frames that leave an interface with a certain mark come in on it instead.
 //!
-//! The program can be taken away, or another one can decide before it. So that such a frame does no
+//! The program can be removed, or another one can decide before it. So that such a frame does no
 //! harm on the wire, it has our own link-layer address as its source, which teaches switches
-//! nothing, and its true source, with one bit changed, as its destination, which is nobody's. The
+//! nothing. Its destination is its true source with one bit changed, an address of no host. The
 //! program exchanges them and changes the bit back.
 
 use std::io;
@@ -18,7 +18,7 @@ pub struct TurnBack {
     mark: u32,
 }
 
-/// The bit of a link-layer address that says that it is locally administered, in its first byte.
+/// The bit of a link-layer address that marks it as locally administered, in its first byte.
 const LOCAL: u8 = 0x02;
 
 /// Makes a frame that the program turns back out of one as it came.
@@ -120,11 +120,11 @@ impl TurnBack {
         Ok(TurnedBack { _link: link })
     }
 
-    /// Whether the program is at the egress of an interface and the first one there: others may
-    /// keep frames from it.
+    /// Whether the program is at the egress of an interface and the first one there: a program
+    /// before it may withhold frames.
     ///
     /// # Errors
-    /// If there is no such interface, or the kernel does not say.
+    /// If there is no such interface, or the kernel does not report it.
     pub fn is_first_at(&self, ifindex: u32) -> io::Result<bool> {
         self.program.is_first_at(self.id, ifindex)
     }
@@ -134,9 +134,9 @@ impl TurnBack {
 mod tests {
     use super::*;
 
-    /// Where the program is not, nobody takes such a frame for his, and no switch learns from it.
+    /// Without the program, no host accepts such a frame, and no switch learns from it.
     #[test]
-    fn a_frame_on_its_way_back_is_nobodys_on_the_wire() {
+    fn turned_frame_has_swapped_and_marked_addresses() {
         let mut frame = *b"\x02own..\x52theirs";
         turned(&mut frame);
         assert_eq!(&frame, b"\x50their\x02own..s");

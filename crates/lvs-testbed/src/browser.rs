@@ -77,26 +77,25 @@ impl Browser {
     /// Opens a page.
     ///
     /// # Errors
-    /// The browser says what.
+    /// The error of the browser.
     pub fn open(&self, url: &str) -> Result<()> {
         self.ask("POST", "/url", Some(&json!({ "url": url })))?;
         Ok(())
     }
 
-    /// What a piece of JavaScript returns.
+    /// Runs a piece of JavaScript, and returns its result.
     ///
     /// # Errors
-    /// The browser says what.
+    /// The error of the browser.
     pub fn run(&self, script: &str) -> Result<Value> {
         let body = json!({ "script": script, "args": [] });
         self.ask("POST", "/execute/sync", Some(&body))
     }
 
-    /// The text that somebody sees in the first element that a CSS selector finds; nothing if there
-    /// is none.
+    /// The visible text of the first element that a CSS selector finds; nothing if there is none.
     ///
     /// # Errors
-    /// The browser says what.
+    /// The error of the browser.
     pub fn text(&self, selector: &str) -> Result<String> {
         let script = format!(
             "const e = document.querySelector({}); return e ? e.innerText : '';",
@@ -137,7 +136,7 @@ impl Browser {
     /// Presses a key wherever the focus is; WebDriver has characters for keys without one.
     ///
     /// # Errors
-    /// The browser says what.
+    /// The error of the browser.
     pub fn press(&self, key: char) -> Result<()> {
         let keys = [
             json!({"type": "keyDown", "value": key}),
@@ -162,7 +161,7 @@ impl Browser {
     /// Looks as a screen of this size does, light or dark.
     ///
     /// # Errors
-    /// The browser says what.
+    /// The error of the browser.
     pub fn screen(&self, width: u32, height: u32, dark: bool) -> Result<()> {
         let scheme = if dark { "dark" } else { "light" };
         for (command, parameters) in [

@@ -193,8 +193,8 @@ fn relay(
 const ETHERNET: usize = 14;
 
 /// Turns `[14 bytes][headers][inner packet]` into `[Ethernet header][inner packet]`, in place: the
-/// new header overwrites the end of the others. None if the inner packet is not what these headers
-/// announce.
+/// new header overwrites the end of the others. None if the inner packet does not match these
+/// headers.
 fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]) -> Option<&[u8]> {
     let received = buffer.get(ETHERNET..)?;
     // A raw socket of IPv4 gives the IP header as well.
@@ -213,7 +213,7 @@ fn unwrap(buffer: &mut [u8], from: Source, destination: [u8; 6], source: [u8; 6]
         IPV6 => (6, 0),
         GRE => gre_header(payload)?,
         GUE => gue_header(payload)?,
-        // What has a checksum comes by the other socket.
+        // Packets with a checksum arrive at the other socket.
         _ if payload.get(2..4)? == GUE_PORT.to_be_bytes() && payload.get(6..8)? == [0, 0] => {
             let (version, len) = gue_header(payload.get(8..)?)?;
             (version, 8 + len)
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_outer_headers_are_replaced() {
+    fn outer_headers_are_replaced() {
         let four = [2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 8, 0];
         let six = [2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 0x86, 0xdd];
         let gre6 = [0, 0, 0x86, 0xdd];
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tunnelled_packet_is_left_out() {
+    fn packets_without_tunnel_are_ignored() {
         let mut short = [0x45; 40];
         assert_eq!(unwrap(&mut short, source(V4, IPV4), [2; 6], [3; 6]), None);
         assert_eq!(unwrap(&mut [0; 14], source(V4, IPV4), [2; 6], [3; 6]), None);

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::programs;
 use crate::site::{Forward, Site, SiteOptions, Topology};
 
-/// What to show.
+/// Options of the demo.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DemoOptions {
     /// The forwarding methods, in this order

@@ -8,11 +8,11 @@ use lvs_core::memory::{Layout, Memory};
 use lvs_core::{ConnId, Control, Director, IcmpError, Instant, PacketMeta, Verdict};
 use lvs_dataplane::in_kernel::{InKernel, InKernelError, WayOut};
 use lvs_packet::frame::{Frame, Offload};
-use lvs_packet::net::PortId;
+use lvs_packet::net::{PortId, Way};
 use lvs_packet::pipeline::Decide;
 use lvs_packet::testing::Table;
 use lvs_packet::tunnel_path::TunnelPaths;
-use lvs_packet::ways::{Way, Ways};
+use lvs_packet::ways::Ways;
 use lvs_packet::wire::Mac;
 
 use crate::hostile::packet;
@@ -31,7 +31,7 @@ const XDP_REDIRECTED: i32 = 4;
 pub struct Forwarded {
     /// All of them.
     pub all: u64,
-    /// Those that were forwarded before there was a socket buffer.
+    /// Packets that were forwarded before there was a socket buffer (XDP).
     pub early: u64,
 }
 
@@ -42,7 +42,7 @@ impl AddAssign for Forwarded {
     }
 }
 
-/// Whether there is more in a frame than its IP header says.
+/// Whether a frame is longer than its IP header's length.
 fn is_padded(frame: &[u8]) -> bool {
     let word = |at: usize| match frame.get(at..at + 2) {
         Some(&[high, low]) => usize::from(high) << 8 | usize::from(low),
@@ -115,7 +115,7 @@ impl Programs {
         self.kernel.fold(|| control);
     }
 
-    /// What becomes of a frame; `None` if it is not for the programs.
+    /// Runs the programs on a frame; `None` if it is not for the programs.
     pub(crate) fn pass(
         &mut self,
         port: PortId,
@@ -124,7 +124,7 @@ impl Programs {
         tunnels: &TunnelPaths,
         now: Instant,
     ) -> Option<(PortId, Frame)> {
-        // What is unfinished cannot be said here.
+        // Frames with unfinished checksums or segments cannot be described to a test run.
         let bytes = frame.bytes();
         if frame.offload != Offload::default() || !(14..LONGEST).contains(&bytes.len()) {
             return None;
@@ -139,11 +139,10 @@ impl Programs {
             bytes[..6].fill(0);
         }
         self.kernel.set_virtual_time(now);
-        // Now and then the card has summed the packet up, where the kernel can say so. With
-        // padding, the kernel cuts off the sum as well, and would then say that it is
-        // wrong.
+        // Sometimes the frame has a sum of the card, if the kernel supports that. With padding, the
+        // kernel cuts off the sum as well, and would then report a wrong sum.
         self.turns += 1;
-        // Where they look first is all the same.
+        // The starting point of look-ups does not matter.
         self.kernel
             .try_homes([self.turns.is_multiple_of(2), self.turns.is_multiple_of(3)]);
         if self.turns.is_multiple_of(2) {
@@ -171,7 +170,7 @@ impl Programs {
         Some(self.sent(&out))
     }
 
-    /// What the program before there is a socket buffer says.
+    /// Runs the XDP program.
     fn pass_early(&mut self, bytes: &[u8]) -> Option<(PortId, Frame)> {
         let program = self.kernel.xdp().expect("it is opened with it");
         let run = program.test_run(LOOPBACK, bytes, 0, false);
@@ -278,7 +277,7 @@ impl Decide for Noting<'_> {
     }
 }
 
-/// What is listed of a director: connections in order, and the counters of everything, of services
+/// The listing of a director: connections in order, and the counters of the director, of services
 /// and servers.
 pub(crate) fn listing(director: &Director, now: Instant) -> Vec<String> {
     let all = director.shard.connections_from(0, now);
@@ -300,7 +299,7 @@ pub(crate) fn listing(director: &Director, now: Instant) -> Vec<String> {
 /// for itself.
 pub(crate) fn without_id(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
-    // Without "don't fragment", or a fragment all the same.
+    // A packet without "don't fragment", or a fragment with it.
     let counts =
         |ip: &[u8]| ip[0] == 0x45 && (ip[6] & 0x40 == 0 || ip[6] & 0x3f != 0 || ip[7] != 0);
     if frame.get(14..34).is_some_and(counts) {

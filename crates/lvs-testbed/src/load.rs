@@ -16,7 +16,7 @@ use socket2::{Domain, Socket, Type};
 use crate::content;
 use crate::netns::{Host, Proc};
 
-/// What to ask for.
+/// Options of the load.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LoadOptions {
     /// The server's address and port
@@ -52,7 +52,8 @@ pub struct LoadOptions {
     /// Stop when the input ends
     #[arg(long)]
     pub until_eof: bool,
-    /// Run in real time, so that a pause tells of the network and not of who waits for a processor.
+    /// Run in real time, so that a pause shows the network's delay and not the wait for a
+    /// processor.
     #[arg(skip)]
     pub real_time: bool,
 }
@@ -126,7 +127,7 @@ pub struct LoadReport {
     pub stalls_by_second: Vec<u64>,
     /// Good requests by the server that answered.
     pub servers: BTreeMap<String, u64>,
-    /// What went wrong, up to twenty of them, each with its time in seconds.
+    /// Up to twenty errors, each with its time in seconds.
     pub errors: Vec<String>,
     /// The longest pause of each good request, in milliseconds, while they are under way: how many
     /// there were of each length.

@@ -32,10 +32,10 @@ enum Command {
     Decap,
     /// Send an echo request and wait for the answer
     Ping(ping::PingOptions),
-    /// Send frames that nobody should send (runs on any host of a site, or on a director into its
-    /// TUN device)
+    /// Send damaged and malicious frames (runs on any host of a site, or on a director into its TUN
+    /// device)
     Shoot(hostile::ShootOptions),
-    /// Attack a director and see how honest clients fare beside it
+    /// Attack a director and measure the effect on honest clients
     Attack(attack::AttackOptions),
     /// Send an attack's frames (for `attack`, on the attacker's host)
     #[command(hide = true)]

@@ -1,5 +1,5 @@
-//! A web server that sends evenly: the subcommand `paced`, run on real servers where a client's
-//! longest pause is to tell of the directors and not of the server.
+//! A web server that sends evenly: the subcommand `paced`, for real servers when a client's longest
+//! pause is to measure the directors and not the server.
 //!
 //! nginx's `limit_rate` keeps its rate in bursts with pauses of up to a second. This one sends what
 //! is due every [`SLICE`], each download at a moment of its own within that time. It has the
@@ -64,7 +64,7 @@ pub fn main(options: &PacedOptions) -> Result<()> {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (sender, name) = (sender.clone(), name.clone());
-                // Who does not ask, or asks for what there is not, is left.
+                // Clients without a request, or with a request for an unknown file, are ignored.
                 std::thread::spawn(move || asked(stream, &name, &sender));
             }
         });
@@ -134,7 +134,7 @@ fn asked(stream: TcpStream, name: &str, downloads: &Sender<Download>) -> Option<
     Some(())
 }
 
-/// Sends to all that is due, until nobody can come any more.
+/// Sends due bytes to all, until no further download can come.
 fn send(rate: u64, downloads: &Receiver<Download>) {
     let mut bytes = vec![0; LARGEST];
     content::fill(0, &mut bytes);
@@ -149,7 +149,7 @@ fn send(rate: u64, downloads: &Receiver<Download>) {
         turn = (turn + 1) % MOMENTS;
         moments[turn].retain_mut(|download| goes_on(download, rate, &bytes));
         next += step;
-        // Who is late catches up: what is due goes by the clock, not by turns.
+        // A late stream catches up: the clock decides what is due, not the number of turns.
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
 }
@@ -206,7 +206,7 @@ mod tests {
         std::thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             asked(stream, "rs1", &sender).unwrap();
-            // What else it would be asked.
+            // The server keeps the connection open for further requests.
             std::thread::park();
         });
         std::thread::spawn(move || send(100_000, &receiver));

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 ///
 /// # Errors
 ///
-/// When it is not there; the message says which command builds it.
+/// When it is missing; the message contains the command that builds it.
 pub fn find(name: &str) -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("LVS_BIN_DIR") {
         let path = Path::new(&dir).join(name);
@@ -52,8 +52,8 @@ pub fn own() -> Result<PathBuf> {
     find("lvs-testbed")
 }
 
-/// [`own`] with arguments, as a command. In `real_time`, it runs before everything that does not, and
-/// on the first processor, so that what is under test can have the others.
+/// [`own`] with arguments, as a command. In `real_time`, it runs before all ordinary programs, and
+/// on the first processor, so that the programs under test can have the others.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What runs on the real servers: nginx, iperf3, dnsmasq, each a real one.
+//! The programs on the real servers: nginx, iperf3, dnsmasq, each a real one.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -33,8 +33,8 @@ impl Default for NginxOptions {
     }
 }
 
-/// Starts an nginx that serves the directory `www` of the testbed, names itself in the header
-/// `X-Server` and under `/id`, tells clients their address under `/addr`, and takes uploads with
+/// Starts an nginx that serves the directory `www` of the testbed. It names itself in the header
+/// `X-Server` and under `/id`, returns the client's address under `/addr`, and accepts uploads with
 /// PUT under `/up/`, into the directory `NAME-up/up`.
 ///
 /// It runs as one process (`master_process off`): a `kill -9` then ends the server, and nothing
@@ -143,7 +143,7 @@ pub fn paced(host: &Host, rate: u64, real_time: bool) -> Result<Proc> {
 }
 
 /// Starts an iperf3 server on port 5201 of one address. Behind direct routing or a tunnel that has
-/// to be the VIP: iperf3 answers UDP from whatever address the route suggests if it listens on all.
+/// to be the VIP: iperf3 answers UDP from the address that the route suggests if it listens on all.
 ///
 /// # Errors
 ///
@@ -158,8 +158,8 @@ pub fn iperf3(host: &Host, address: Ipv4Addr) -> Result<Proc> {
     Ok(server)
 }
 
-/// Starts a dnsmasq on port 53 that says `id.test` is a text record with the host's name and
-/// `www.test` is 192.0.2.80.
+/// Starts a dnsmasq on port 53 with a text record `id.test`, the host's name, and the address
+/// 192.0.2.80 for `www.test`.
 ///
 /// # Errors
 ///
@@ -184,10 +184,10 @@ pub fn dnsmasq(host: &Host) -> Result<Proc> {
 }
 
 /// Starts a vsftpd on port 21 of every address of the host, IPv4 and IPv6, for anonymous users. It
-/// serves the directory `www` of the testbed for reading as `www`, and takes uploads into `up`,
+/// serves the directory `www` of the testbed for reading as `www`, and accepts uploads into `up`,
 /// which is `NAME-ftp/up` of the testbed. Passive data connections are to the ports from 30000 to
-/// 30099 of the address that the client has connected to, or that it is told by `passive_address`;
-/// active ones come from port 20.
+/// 30099 of the address that the client has connected to, or of `passive_address`; active ones come
+/// from port 20.
 ///
 /// # Errors
 ///
@@ -222,7 +222,7 @@ pub fn vsftpd(host: &Host, passive_address: Option<Ipv4Addr>) -> Result<Proc> {
         ("connect_from_port_20", "YES".to_owned()),
         ("pasv_min_port", "30000".to_owned()),
         ("pasv_max_port", "30099".to_owned()),
-        // Every command, so that a test can tell which ports clients have named.
+        // Every command, so that a test can check the ports that clients have named.
         ("xferlog_enable", "YES".to_owned()),
         ("dual_log_enable", "NO".to_owned()),
         ("log_ftp_protocol", "YES".to_owned()),

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 
-/// Who waits.
+/// Options of the waiting client.
 #[derive(Clone, Debug, clap::Args)]
 pub struct WaitOptions {
     /// The server's address and port
@@ -50,7 +50,7 @@ pub fn main(options: &WaitOptions) -> Result<()> {
     println!("waiting");
     all.wait();
     for thread in threads {
-        // One that panics has said so.
+        // A panic was printed by its thread.
         let _ = thread.join();
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! A kernel without tcx, as before Linux 6.6, for one program and its children: the kernel refuses to tell them which
-//! programs an interface has.
+//! A kernel without tcx, as before Linux 6.6, for one program and its children: the kernel refuses
+//! to list the programs of an interface.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

@@ -58,7 +58,7 @@ pub(crate) fn restore(run: &mut Invocation<'_>, words: &[Vec<u8>]) -> io::Result
                 refusal_text(line, &failure),
             )
         }
-        // Without an answer nobody knows.
+        // Without an answer the result is unknown.
         Err(error) => {
             writeln!(
                 run.errors,
@@ -102,7 +102,8 @@ fn read(run: &Invocation<'_>, text: &[u8]) -> Result<Vec<Line>, WrongLine> {
     Ok(lines)
 }
 
-/// What ipvsadm says if the engine refuses this line; what the engine says if it refuses them all.
+/// The message of ipvsadm if the dataplane refuses this line; the dataplane's message if it refuses
+/// all lines.
 fn refusal_text<'a>(line: Option<&(usize, Command)>, failure: &'a Failure) -> &'a str {
     line.map_or(&failure.message, |(_, command)| {
         failure_text(command, failure)

@@ -32,16 +32,16 @@ fn main() -> ExitCode {
 /// How long a reader of errors may leave its pipe full.
 const PATIENCE: u16 = 1000;
 
-/// Standard error, to which a command says what it can: what nobody takes is lost, and changes
-/// neither what the command does nor its exit status.
+/// Standard error, best effort: output that no process reads is lost, and changes neither the
+/// command's effect nor its exit status.
 struct Errors {
     stream: StderrLock<'static>,
-    /// Nobody takes what is written.
+    /// No process reads the output.
     lost: bool,
 }
 
 impl Errors {
-    /// What a pipe that polls as writable takes at least (`pipe(7)`).
+    /// Bytes that a writable pipe accepts at least (`pipe(7)`).
     const PIECE: usize = 4096;
 
     fn new() -> Self {
@@ -51,7 +51,7 @@ impl Errors {
         }
     }
 
-    /// Whether somebody makes room in time.
+    /// Whether the reader makes room in time.
     fn room(&self) -> bool {
         let mut place = [PollFd::new(self.stream.as_fd(), PollFlags::POLLOUT)];
         loop {

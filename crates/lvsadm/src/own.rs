@@ -1,4 +1,4 @@
-//! What `lvsadm` has beyond ipvsadm, apart from its commands: options, environment, exit status.
+//! Features of `lvsadm` beyond ipvsadm, apart from its commands: options, environment, exit status.
 //!
 //! Help, completions and manual page are built from these tables, ipvsadm's own
 //! ([`lvs_core::ipvsadm::table`]) and that of the commands ([`crate::operator::OPERATORS`]).
@@ -9,7 +9,7 @@ use lvs_core::sched::BUILT_IN;
 
 use crate::operator;
 
-/// What `lvsadm --version` prints.
+/// Output of `lvsadm --version`.
 pub(crate) const VERSION: &str = concat!(
     "lvsadm ",
     env!("CARGO_PKG_VERSION"),
@@ -31,7 +31,7 @@ pub(crate) struct OwnOption {
 pub(crate) enum Place {
     /// Before the command.
     First,
-    /// Beside `-R`.
+    /// Used with `-R`.
     Restore,
 }
 
@@ -41,7 +41,7 @@ pub(crate) const OPTIONS: [OwnOption; 3] = [
         name: "--socket",
         argument: "ADDRESS",
         place: Place::First,
-        help: "control socket of the engine: a path, or @NAME (abstract)",
+        help: "control socket of the dataplane: a path, or @NAME (abstract)",
     },
     OwnOption {
         name: "--json",
@@ -63,22 +63,19 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
         "LVS_SOCKET",
         "as --socket (default: one in /run/lvs, by network namespace)",
     ),
-    (
-        "LVS_AUTOSTART=1",
-        "start lvs-dataplane if no engine answers",
-    ),
+    ("LVS_AUTOSTART=1", "start lvs-dataplane if none answers"),
 ];
 
-/// What the exit status means.
+/// Meaning of the exit status.
 pub(crate) const EXIT_STATUS: [(&str, &str); 5] = [
     ("0", "success"),
     (
         "1",
         "a listing or an additional command was refused; of doctor: there are findings; of drain: the deadline has passed",
     ),
-    ("2", "wrong command line, or no engine to talk to"),
+    ("2", "wrong command line, or no dataplane to connect to"),
     ("141", "the reader of the output has gone"),
-    ("255", "the engine refused a change, as with ipvsadm"),
+    ("255", "the dataplane refused a change, as with ipvsadm"),
 ];
 
 /// The names of all schedulers.
@@ -86,7 +83,7 @@ pub(crate) fn schedulers() -> impl Iterator<Item = &'static str> {
     BUILT_IN.iter().map(|about| about.name)
 }
 
-/// What `lvsadm --help` prints.
+/// Output of `lvsadm --help`.
 pub(crate) fn help() -> String {
     let mut text = VERSION.to_owned();
     // ipvsadm's text names another default than ipvsadm itself has.
@@ -141,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_has_everything() {
+    fn own_manual_page_names_all_options() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/lvsadm.md");
         let page = std::fs::read_to_string(path).expect("docs/lvsadm.md");
         let has =
@@ -170,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_help_has_everything() {
+    fn own_help_names_all_options() {
         let text = help();
         for name in schedulers() {
             assert!(text.contains(name), "{name}");
@@ -185,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn help_names_the_syncid_that_a_daemon_gets() {
+    fn help_names_default_syncid() {
         assert!(help().contains("syncid for connection sync (default=0)\n"));
         let words = [b"--start-daemon".to_vec(), b"master".to_vec()];
         let names = lvs_api::names::Names::from_texts("", "");

@@ -63,8 +63,8 @@ pub(crate) type Connect<'a> = &'a mut dyn FnMut(&Address) -> Result<Client, Stri
 
 /// Runs the program `argv[0]` with the words that follow, and gives its exit status.
 ///
-/// `address` is where the engine is unless an option says otherwise, `connect` reaches it, and
-/// `names` is called if names are needed.
+/// `address` is the dataplane's default address, `connect` connects to it, and `names` is called if
+/// names are needed.
 pub fn run(
     argv: &[Vec<u8>],
     address: Address,
@@ -294,15 +294,15 @@ impl Invocation<'_> {
     }
 }
 
-/// Whether the script's `grep` says so instead of passing anything on: it does where there is a
+/// Whether the script's `grep` reports a binary file instead of passing lines on: it does for a
 /// NUL, and anything but comments.
 fn is_binary(text: &[u8]) -> bool {
     let mut lines = text.split_inclusive(|&b| b == b'\n' || b == 0);
     text.contains(&0) && lines.any(|line| !line.starts_with(b"#"))
 }
 
-/// What the script passes on: no lines that begin with `#`, one line end at the end; nothing of a
-/// binary file.
+/// The rules that the script passes on: without lines that begin with `#`, with one line end at the
+/// end; nothing of a binary file.
 fn restore_input(text: &[u8]) -> Vec<u8> {
     let mut rules = Vec::with_capacity(text.len() + 1);
     if !text.contains(&0) {
@@ -360,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_decides() {
+    fn program_name_selects_mode() {
         assert_eq!(Program::of(b"/sbin/ipvsadm"), Program::Ipvsadm);
         assert_eq!(Program::of(b"ipvsadm-save"), Program::Save);
         assert_eq!(Program::of(b"./ipvsadm-restore"), Program::Restore);

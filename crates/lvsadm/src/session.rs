@@ -97,8 +97,8 @@ impl Session {
         }
     }
 
-    /// Says what ipvsadm's command lines cannot: the output of `-S` is for whatever reads
-    /// ipvsadm's.
+    /// Warns about settings that ipvsadm's command lines cannot express: the output of `-S` is for
+    /// programs that read ipvsadm's.
     fn tell_unsaved(&mut self, run: &mut Invocation<'_>) -> io::Result<()> {
         if run.is_ipvsadm() {
             return Ok(());
@@ -245,7 +245,7 @@ impl Session {
                 Err(problem) => explain(command, &problem),
             },
         };
-        // ipvsadm says nothing when it cannot read timeouts or daemons.
+        // ipvsadm prints nothing when it cannot read timeouts or daemons.
         if !(run.is_ipvsadm() && matches!(options.what, What::Timeouts | What::Daemons)) {
             line(run, &problem)?;
         }
@@ -311,7 +311,7 @@ impl Session {
     }
 }
 
-/// The line that tells why a command was not carried out.
+/// The line with the reason why a command was not carried out.
 fn explain(command: &Command, problem: &Error) -> String {
     match problem {
         Error::Refused(failure) => failure_text(command, failure).to_owned(),

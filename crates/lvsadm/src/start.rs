@@ -77,7 +77,7 @@ fn start(address: &Address) -> Result<Client, String> {
     }
 }
 
-/// The engine beside this program, or else the one in `PATH`.
+/// The dataplane program next to this program, or else the one in `PATH`.
 fn program() -> PathBuf {
     env::current_exe()
         .ok()

@@ -1,5 +1,5 @@
-//! What people want of servers, whatever the file and the checks say: kept in the state directory,
-//! so that it outlives a reload, a restart and a reboot.
+//! Overrides of operators: the administrative states of servers, which precede file and checks. The
+//! state directory keeps them across a reload, a restart and a reboot.
 
 mod keeper;
 
@@ -18,7 +18,7 @@ pub use self::keeper::Kept;
 use self::keeper::{Keeper, put_aside};
 use crate::clock::{Moment, Now};
 
-/// Wishes at a time.
+/// The maximum number of overrides.
 const ENTRIES_MAX: usize = 65_536;
 
 /// How long who ends waits for the disk.
@@ -26,19 +26,19 @@ const SETTLE: Duration = Duration::from_secs(5);
 /// Between two looks whether it is done.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// All wishes.
+/// The overrides of operators.
 #[derive(Debug, Default)]
 pub struct Admin {
-    entries: BTreeMap<Target, Wish>,
+    entries: BTreeMap<Target, StoredOverride>,
     /// The targets of each host, so that a look-up does not go through all.
     by_host: HashMap<IpAddr, Vec<Target>>,
-    /// Where they are kept; nowhere in tests.
+    /// Writes them to disk; `None` in tests.
     keeper: Option<Arc<Keeper>>,
 }
 
-/// A wish, as it is kept.
+/// An override, as the file has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Wish {
+struct StoredOverride {
     #[serde(flatten)]
     entry: AdminEntry,
     /// Its deadline by the clock that does not step.
@@ -46,7 +46,7 @@ struct Wish {
     ends: Option<Moment>,
 }
 
-impl Wish {
+impl StoredOverride {
     fn new(spec: AdminSpec, now: Now) -> Self {
         let ends = spec.until.map(|until| {
             let left = until.saturating_sub(now.unix);
@@ -80,7 +80,7 @@ impl Wish {
     }
 }
 
-/// Where the wishes of the daemon with this file are in a state directory: each file has its own.
+/// The path of the overrides in a state directory, for the daemon with this file: each has its own.
 pub fn path(directory: &Path, config: &Path) -> PathBuf {
     let config = whole(config).unwrap_or_else(|_| config.to_owned());
     let name = config.to_string_lossy();
@@ -118,8 +118,8 @@ pub fn check_words(spec: &AdminSpec) -> Result<(), String> {
 }
 
 impl Admin {
-    /// Those that are kept at `path`. A file that is broken is put aside, and said to be; one that
-    /// cannot be read stays until there is something to write.
+    /// The overrides in the file at `path`. An invalid file is renamed, and the log says so. A file
+    /// that cannot be read stays until the next write.
     pub fn recall(path: Option<PathBuf>) -> Self {
         Self::read(path, true, Now::read())
     }
@@ -158,7 +158,7 @@ impl Admin {
                 let mut strange = String::new();
                 let mut entries = Vec::new();
                 for value in values.into_iter().take(ENTRIES_MAX) {
-                    match serde_json::from_value::<Wish>(value) {
+                    match serde_json::from_value::<StoredOverride>(value) {
                         Ok(wish) => entries.push(wish.recalled(now)),
                         Err(error) => strange = format!(" ({error})"),
                     }
@@ -188,7 +188,7 @@ impl Admin {
         }
     }
 
-    fn insert(&mut self, wish: Wish) {
+    fn insert(&mut self, wish: StoredOverride) {
         let target = wish.entry.spec.target;
         if self.entries.insert(target, wish).is_none() {
             self.by_host.entry(target.host).or_default().push(target);
@@ -206,7 +206,7 @@ impl Admin {
         Some(wish.entry)
     }
 
-    /// What is wanted of a server: the strongest wish that is about it.
+    /// The override of a server: the strongest of those that apply to it.
     pub fn of(&self, service: ServiceId, server: SocketAddr) -> Option<&AdminEntry> {
         let targets = self.by_host.get(&server.ip())?.iter();
         targets
@@ -221,12 +221,12 @@ impl Admin {
         entry.map_or(AdminState::Ready, |entry| entry.spec.state)
     }
 
-    /// All wishes, in an order that stays.
+    /// All overrides, in a stable order.
     pub fn entries(&self) -> impl Iterator<Item = &AdminEntry> {
         self.entries.values().map(|wish| &wish.entry)
     }
 
-    /// All wishes, with the deadlines that the wall clock shows now.
+    /// All overrides, with their deadlines by the present wall clock.
     pub fn shown(&self, now: Now) -> Vec<AdminEntry> {
         let shown = self.entries.values().map(|wish| {
             let mut entry = wish.entry.clone();
@@ -236,7 +236,7 @@ impl Admin {
         shown.collect()
     }
 
-    /// Takes a wish. That servers be ready ends all wishes for them, and for some of them.
+    /// Sets an override. The state `ready` ends all overrides of these servers, or of some of them.
     ///
     /// # Errors
     /// It makes no sense, in words; nothing has changed.
@@ -264,11 +264,11 @@ impl Admin {
         if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&spec.target) {
             return Err(format!("there are {ENTRIES_MAX} such wishes already"));
         }
-        self.insert(Wish::new(spec, now));
+        self.insert(StoredOverride::new(spec, now));
         Ok(())
     }
 
-    /// The wishes whose time is over; they are gone then.
+    /// Removes and returns the overrides whose time is over.
     pub fn expire(&mut self, now: Now) -> Vec<AdminEntry> {
         let targets: Vec<Target> = self
             .entries
@@ -549,7 +549,7 @@ mod tests {
                 unix: 1_000_000,
                 boot: 9_000,
             };
-            let mut wish = Wish::new(drain_until(1_000_600), before);
+            let mut wish = StoredOverride::new(drain_until(1_000_600), before);
             wish.ends = Some(Moment::of_another_boot(9_600));
             wish.recalled(now).left(now)
         };
@@ -571,7 +571,7 @@ mod tests {
             since: 999_000,
         };
         let text = serde_json::to_string(&entry).unwrap();
-        let wish: Wish = serde_json::from_str(&text).unwrap();
+        let wish: StoredOverride = serde_json::from_str(&text).unwrap();
         assert_eq!(wish.recalled(now).left(now), Some(600));
     }
 }

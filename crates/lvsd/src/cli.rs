@@ -18,7 +18,7 @@ use lvs_api::daemon::{LoadStatus, Status};
 use lvs_api::{Address, LockError, steer, sweep, tidy};
 use lvs_core::api::Confinement;
 use lvs_process::{confine, log};
-use lvs_sys::signals::ignore_signals;
+use lvs_sys::signals::{harmless, ignore_signals};
 use rustix::process::Signal as Kill;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -28,14 +28,15 @@ use crate::admin::{self, Admin};
 use crate::api::{self, Api};
 use crate::cluster;
 use crate::config::{Config, Facts, LoadError, Report, check_filter};
+use crate::control_socket;
 use crate::daemon::{self, Options, Signal};
-use crate::door;
 use crate::engine::process::{GIVEN, Machine, become_engine, end_politely, lock, send};
 use crate::events::Events;
 use crate::expand::expand;
 use crate::health::{self, Network, Pins};
 use crate::last_good;
 use crate::notify::Notify;
+use crate::requests;
 use crate::schema;
 use crate::sources::{self, Gathered};
 use crate::tally::Tally;
@@ -102,7 +103,7 @@ impl Arguments {
     }
 }
 
-/// What to do instead of running the daemon.
+/// A command other than running the daemon.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// End the daemon that runs; the engine keeps forwarding.
@@ -150,7 +151,7 @@ enum Command {
     Convert {
         /// keepalived.conf, ldirectord.cf, or lvs.conf of the LVS HOWTO's configure script.
         file: PathBuf,
-        /// What kind of file it is; else its name and its text tell.
+        /// The kind of file. Default: derived from its name and text.
         #[arg(long, value_enum)]
         from: Option<convert::From>,
         /// Write what keepalived keeps, such as VRRP, to this file; else it is a comment at the
@@ -203,7 +204,7 @@ enum Command {
     Engine,
 }
 
-/// What becomes of a maintenance.
+/// The change of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Switch {
     /// It begins.
@@ -444,7 +445,7 @@ fn address(arguments: &Arguments, config: &Config) -> Address {
         .map_or_else(Address::default, Address::new)
 }
 
-/// What DNS and etcd said last.
+/// The last answers of DNS and etcd.
 fn gathered(arguments: &Arguments) -> Gathered {
     Gathered::recall(&arguments.state, arguments.config())
 }
@@ -653,25 +654,10 @@ impl Early {
             (SignalKind::user_defined1(), Signal::ForcedReload),
         ])?;
         let entered = this.runtime.enter();
-        let others = [
-            SignalKind::user_defined2(),
-            SignalKind::alarm(),
-            SignalKind::io(),
-        ];
-        let numbers = [
-            Kill::VTALARM,
-            Kill::PROF,
-            Kill::POWER,
-            Kill::XFSZ,
-            Kill::XCPU,
-        ]
-        .map(Kill::as_raw);
-        // Real-time signals, but for those of C libraries.
-        let numbers = numbers.into_iter().chain(35..=64);
-        let numbers = numbers.map(SignalKind::from_raw);
-        for kind in others.into_iter().chain(numbers) {
-            // A handler stays when its stream is dropped.
-            let _ = signal(kind);
+        for number in harmless() {
+            // A handler stays when its stream is dropped. Unlike a signal that is ignored, it is not
+            // inherited by the programs that lvsd starts.
+            let _ = signal(SignalKind::from_raw(number));
         }
         drop(entered);
         Ok(this)
@@ -742,9 +728,9 @@ fn run(
         });
         let network = Network { pins: pins.ok() };
         let events = Events::default();
-        let (sender, asks) = door::channel();
+        let (sender, requests) = requests::channel();
         let api = Arc::new(Api::new(sender, &events, Arc::clone(&tally)));
-        let opened = door::open(&address, &config.dataplane, Arc::clone(&api));
+        let opened = control_socket::open(&address, &config.dataplane, Arc::clone(&api));
         if let Err(error) = opened {
             tracing::warn!(
                 "no control socket: {error}; `lvsd status` and `lvsadm drain` do without lvsd; --socket @NAME gives it a place that needs no rights"
@@ -758,7 +744,7 @@ fn run(
             notify,
             checks: Some(checks),
             turns: pulses.turns.clone(),
-            cluster: Some(cluster::Places {
+            cluster: Some(cluster::ClusterPaths {
                 engine: address.clone(),
                 maintenance: cluster::maintenance_path(&admin::path(
                     &arguments.state,
@@ -768,7 +754,7 @@ fn run(
             }),
             sources: Some(sources::path(&arguments.state, arguments.config())),
             admin: Some(admin::path(&arguments.state, arguments.config())),
-            asks: Some(asks),
+            requests: Some(requests),
             events,
             tally,
             api: Some(api.settings()),

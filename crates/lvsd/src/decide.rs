@@ -1,32 +1,33 @@
-//! What becomes of a service when servers are missing: pure functions of what is known.
+//! Decisions about services with missing servers: quorum, panic mode and sorry server, as pure
+//! functions.
 
 use crate::config::{BelowQuorum, Service};
 use crate::reconcile::Health;
 
-/// What is known of a server of a service.
+/// A server of a service, as the decisions count it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerView {
-    /// What its checks say.
+    /// Its health according to its checks.
     pub health: Health,
-    /// File and people have it take new connections.
+    /// File and operators let it accept new connections.
     pub wanted: bool,
 }
 
-/// What is decided about a service. It depends on what was decided before: hysteresis.
+/// A decision about a service. It depends on the decision before: hysteresis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// It has enough servers.
+    /// It has its quorum.
     pub quorum: bool,
-    /// All its servers are taken to be up, because too few are.
+    /// Panic mode: too few servers are up, and all are used.
     pub panic: bool,
-    /// The sorry server serves, and no other.
+    /// The sorry server serves instead of the others.
     pub sorry: bool,
-    /// Its VIP is given up.
+    /// Its VIP is withdrawn.
     pub withdrawn: bool,
 }
 
 impl Default for Decision {
-    /// Of a service that nobody has looked at: nothing is taken away from it.
+    /// The decision before the first one: the service has its quorum.
     fn default() -> Self {
         Self {
             quorum: true,
@@ -37,7 +38,7 @@ impl Default for Decision {
     }
 }
 
-/// How many servers take new connections.
+/// The number of servers that accept new connections.
 pub fn usable(servers: &[ServerView]) -> usize {
     let usable = |server: &&ServerView| server.wanted && server.health == Health::Up;
     servers.iter().filter(usable).count()
@@ -107,7 +108,7 @@ mod tests {
         (0..4).map(view).collect()
     }
 
-    /// What is decided, step by step, about a service with so many servers up.
+    /// The decisions, step by step, about a service with the given numbers of servers up.
     fn walk(service: &Service, steps: &[usize]) -> Vec<Decision> {
         let mut now = Decision::default();
         steps

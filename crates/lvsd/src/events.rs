@@ -1,4 +1,4 @@
-//! What has happened, for those who want to know: a stream without a memory, and commands.
+//! The stream of events. It has no history.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct Events {
     seq: u64,
 }
 
-/// What an event is about.
+/// The subject of an event.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct About<'a> {
     /// The name of a service, and which one.

@@ -9,7 +9,7 @@ use lvs_core::mark::Prefix;
 #[derive(Clone, Debug, Default)]
 pub struct Addresses {
     own: HashSet<Prefix>,
-    /// What reaches everybody in one of its networks.
+    /// The broadcast addresses of its networks.
     broadcast: HashSet<IpAddr>,
 }
 

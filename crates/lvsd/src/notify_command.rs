@@ -10,7 +10,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::sync::{broadcast, oneshot, watch};
 
-/// What is run, and how long it may take.
+/// The settings of the notify command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notice {
     /// The program and its arguments; nothing is run if it is empty.
@@ -149,39 +149,43 @@ mod tests {
     use super::*;
     use crate::events::{About, Events};
 
-    #[tokio::test]
-    async fn each_event_is_told_and_a_hanging_command_is_ended() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let file = directory.path().join("told");
-        let script = format!(
-            "cat >> {}; if [ $LVSD_EVENT = hang ]; then sleep 1000; fi",
-            file.display()
-        );
-        let notice = Notice {
-            words: ["/bin/sh", "-c", &script].map(str::to_owned).to_vec(),
-            limit: Duration::from_millis(300),
+    fn notice(script: &str, limit: Duration) -> Notice {
+        Notice {
+            words: ["/bin/sh", "-c", script].map(str::to_owned).to_vec(),
+            limit,
             user: None,
-        };
-        let (_keep, notice) = watch::channel(notice);
+        }
+    }
+
+    #[tokio::test]
+    async fn notify_command_before_the_end_reads_each_event() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("events");
+        let script = format!("cat >> {}", file.display());
+        let (_keep, notice) = watch::channel(notice(&script, Duration::from_secs(300)));
         let mut events = Events::default();
         let (end, ending) = oneshot::channel();
         let served = tokio::spawn(serve(events.listen(), notice, ending));
-        for event in ["hang", "second"] {
+        for event in ["first", "second"] {
             events.tell(event, About::default(), "words");
         }
-        // What has happened before the end is told.
         drop(end);
         served.await.expect("it ends");
-        let told = std::fs::read_to_string(&file).unwrap_or_default();
-        assert_eq!(told.lines().count(), 2, "{told}");
-        for _ in 0..1000 {
-            let told = std::fs::read_to_string(&file).unwrap_or_default();
-            if told.lines().count() == 2 {
-                assert!(told.contains("\"event\":\"second\""), "{told}");
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        panic!("not told");
+        let read = std::fs::read_to_string(&file).expect("the command wrote it");
+        let lines: Vec<&str> = read.lines().collect();
+        assert!(lines[0].contains("\"event\":\"first\""), "{read}");
+        assert!(lines[1].contains("\"event\":\"second\""), "{read}");
+        assert_eq!(lines.len(), 2, "{read}");
+    }
+
+    #[tokio::test]
+    async fn notify_command_that_hangs_is_ended() {
+        let mut events = Events::default();
+        let mut listener = events.listen();
+        events.tell("hang", About::default(), "words");
+        let event = listener.recv().await.expect("it was sent");
+        let hanging = notice("sleep 1000", Duration::from_millis(20));
+        let why = run(&hanging, &event).await.expect_err("it hangs");
+        assert!(why.contains("took longer than 20ms"), "{why}");
     }
 }

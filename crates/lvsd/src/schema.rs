@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::DEFAULTS;
 
-/// What the file is read into.
+/// The source text of the types into which the file is read.
 const SOURCE: &str = include_str!("config/raw.rs");
 
 /// A table: its type, what is said of it, its keys.

@@ -1,4 +1,4 @@
-//! What the daemon has counted itself since its start.
+//! The daemon's own counters since its start.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -31,13 +31,13 @@ impl Times {
 /// The checks of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckCounts {
-    /// What they took.
+    /// Their durations.
     pub times: Times,
-    /// Those that succeeded.
+    /// The number of successful checks.
     pub good: u64,
-    /// Those that failed.
+    /// The number of failed checks.
     pub failed: u64,
-    /// Those that this host could not make.
+    /// The number of checks that this host could not make.
     pub not_made: u64,
 }
 
@@ -58,7 +58,7 @@ pub struct Counts {
     pub checks: BTreeMap<String, CheckCounts>,
     /// How long they waited for their turn.
     pub lag: Times,
-    /// Those that were made at once because clients got no answer (`passive`).
+    /// The number of checks made at once because clients got no answer (`passive`).
     pub prompted: u64,
     /// Answers over HTTP by their code.
     pub http: BTreeMap<u16, u64>,
@@ -66,9 +66,9 @@ pub struct Counts {
     pub http_no_place: u64,
 }
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CheckOutcome {
     /// The server serves.
     Good,
     /// It does not.
@@ -88,7 +88,7 @@ impl Tally {
     }
 
     /// A check of this kind has taken this long.
-    pub fn check(&self, kind: &str, time: Duration, outcome: Outcome) {
+    pub fn check(&self, kind: &str, time: Duration, outcome: CheckOutcome) {
         let mut counts = self.counts();
         let check = match counts.checks.get_mut(kind) {
             Some(check) => check,
@@ -96,9 +96,9 @@ impl Tally {
         };
         check.times.count(time);
         match outcome {
-            Outcome::Good => check.good += 1,
-            Outcome::Failed => check.failed += 1,
-            Outcome::NotMade => check.not_made += 1,
+            CheckOutcome::Good => check.good += 1,
+            CheckOutcome::Failed => check.failed += 1,
+            CheckOutcome::NotMade => check.not_made += 1,
         }
     }
 
@@ -130,7 +130,7 @@ impl Tally {
         }
     }
 
-    /// Somebody has changed something by hand.
+    /// Counts a manual change.
     pub fn drift(&self) {
         self.counts().drift += 1;
     }
@@ -157,8 +157,8 @@ mod tests {
     #[test]
     fn checks_are_counted_by_kind_and_time() {
         let tally = Tally::default();
-        tally.check("tcp", Duration::from_millis(3), Outcome::Good);
-        tally.check("tcp", Duration::from_secs(60), Outcome::Failed);
+        tally.check("tcp", Duration::from_millis(3), CheckOutcome::Good);
+        tally.check("tcp", Duration::from_secs(60), CheckOutcome::Failed);
         let tcp = &tally.get().checks["tcp"];
         assert_eq!((tcp.good, tcp.failed, tcp.not_made), (1, 1, 0));
         assert_eq!(tcp.times.classes[2], 1);

@@ -68,7 +68,7 @@ pub struct Pulses {
 }
 
 impl Pulses {
-    /// What has stopped, if the rest has to beat within `limit`.
+    /// The name of a thread that has stopped: one without a beat within `limit`.
     pub fn stopped(&self, limit: Duration) -> Option<&'static str> {
         let ages = [&self.event_loop, &self.checks, &self.turns].map(Pulse::age);
         first_stopped(ages, limit)

@@ -8,7 +8,8 @@
 //!                          the servers' answers
 //! ```
 //!
-//! The bridges are the hosts that were client and server. Who is where is known to all: nobody asks.
+//! The bridges are the hosts that were client and server. All neighbours are known in advance: no
+//! host sends ARP requests.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -95,9 +96,9 @@ impl Bed {
         Ok(())
     }
 
-    /// What a veth device sends is received by the other end's thread only if it could not send
-    /// segments: else it is received by whoever sends. The threads take precedence, as interrupts
-    /// do: clients that look all the time whether something came would keep them waiting.
+    /// The thread of the other end receives the packets of a veth device only if the device cannot
+    /// send segments: else the sender's thread receives them. The receiving threads have
+    /// precedence, as interrupts do: clients that poll without pause would delay them.
     fn receive_by_threads(&self) -> Result<()> {
         let [c, d, e, s] = &self.devices;
         let mut ends = vec![(&self.client, c), (&self.server, s)];
@@ -281,7 +282,8 @@ fn port(bridge: &str, device: &str, mac: &str) -> String {
     format!("ip link set {device} master {bridge}\nip link set {device} up\n") + &known(device, mac)
 }
 
-/// Whom frames for an address go to: a bridge never hears of who does not answer by it.
+/// A static entry of a bridge for an address: a host that does not answer through the bridge is
+/// never learned.
 fn known(device: &str, mac: &str) -> String {
     format!("bridge fdb replace {mac} dev {device} master static\n")
 }

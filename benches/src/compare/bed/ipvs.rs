@@ -1,5 +1,5 @@
-//! Whoever is told its services in `ipvsadm`'s words: the engine by our own `lvsadm`, and the kernel's
-//! IPVS by Debian's `ipvsadm`.
+//! Contenders that are configured with `ipvsadm` commands: the dataplane by our own `lvsadm`, and
+//! the kernel's IPVS by Debian's `ipvsadm`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ pub(crate) fn lacks(who: Contender) -> Option<String> {
     }
 }
 
-/// What the kernel's IPVS calls itself, or why there is none.
+/// Version of the kernel's IPVS, or the reason why there is none.
 pub(crate) fn ipvs() -> Result<String, String> {
     static FOUND: OnceLock<Result<String, String>> = OnceLock::new();
     let version = || {
@@ -53,7 +53,7 @@ pub(crate) fn ipvs() -> Result<String, String> {
 }
 
 impl Bed {
-    /// What `ipvsadm`'s words are told to.
+    /// The program that accepts `ipvsadm` commands for this contender.
     pub(crate) fn ipvsadm(&self) -> Result<PathBuf> {
         match self.who {
             Contender::Ipvs(_) => Ok("ipvsadm".into()),
@@ -86,7 +86,7 @@ mod tests {
 
     /// A program that notes what it is given, and refuses what has a word of its own.
     #[test]
-    fn rules_go_to_ipvsadm_as_they_are() {
+    fn rules_are_passed_to_ipvsadm_unchanged() {
         let directory = tempfile::tempdir().expect("a directory");
         let (program, notes) = (directory.path().join("ipvsadm"), directory.path().join("n"));
         let script = format!(
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_there_is_told_why() {
+    fn missing_contender_is_reported_with_reason() {
         assert_eq!(lacks(Contender::Direct), None);
         let kernels = lacks(Contender::Ipvs(Method::Nat));
         assert_eq!(

@@ -35,7 +35,7 @@ const PEERS: [Peer; 14] = peers::named([
     "lvs-dr one",
     "lvs-dr two",
 ]);
-/// Those of the bars.
+/// Labels of the bars.
 const BARS: [&str; 6] = [
     "routing one",
     "routing two",

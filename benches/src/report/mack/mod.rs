@@ -1,4 +1,4 @@
-//! Mack, "Building a LVS", 2000: NetPIPE through each way of forwarding; and beside it files by HTTP,
+//! Mack, "Building a LVS", 2000: NetPIPE through each method of forwarding; and files by HTTP,
 //! links and services.
 
 mod files;
@@ -55,7 +55,7 @@ const PEERS: [Peer; 14] = peers::named([
     "ip_vs tunnel",
 ]);
 const NAMES: [&str; PEERS.len()] = peers::names(&PEERS);
-/// Whoever is between the two ends.
+/// The peers between the two ends.
 const BARS: &[&str] = NAMES.split_at(1).1;
 
 impl Experiment for Mack {
@@ -156,7 +156,7 @@ impl Experiment for Mack {
     fn bed(&self, peer: &Peer, yardsticks: &Yardsticks) -> Result<Bed> {
         let bed = usual_bed(peer, yardsticks)?;
         if peer.name == GATEWAY {
-            // What is left leads to the director.
+            // The remaining route leads to the director.
             bed.server.sh("ip route del 10.71.0.0/24")?;
         }
         if peer.name == ROUTED {
@@ -238,8 +238,8 @@ impl Experiment for Mack {
     }
 }
 
-/// What a peer adds to the time of the smallest message, in microseconds: beside direct in the same
-/// rounds.
+/// Microseconds that a peer adds to the time of the smallest message, compared with direct in the
+/// same rounds.
 fn added(document: &Document, peer: &str) -> Option<Spread> {
     let direct = times(document, DIRECT);
     let added = times(document, peer)
@@ -322,7 +322,7 @@ mod tests {
 
     /// The machine is slower in the second round, for both.
     #[test]
-    fn what_is_added_is_compared_within_a_round() {
+    fn added_time_is_compared_within_a_round() {
         let run = |peer: &str, round: usize, time: f64| Run {
             experiment: "mack".into(),
             peer: peer.into(),

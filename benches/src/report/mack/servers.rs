@@ -15,7 +15,7 @@ use crate::compare::contender::Contender;
 use crate::machine::Snapshot;
 use crate::yardsticks::Yardsticks;
 
-/// What a second server is good for.
+/// Benefit of a second server.
 #[derive(Debug)]
 pub(in super::super) struct Servers;
 

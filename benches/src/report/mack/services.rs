@@ -50,7 +50,7 @@ const PEERS: [Peer; 7] = peers::named([
 /// Ports of passive FTP, as the server has them.
 const PASSIVE: &str = "30000-30099";
 const FILE: u64 = 16_384;
-/// What curl says of a server that says nothing.
+/// curl's message about a server without an answer.
 const TIMED_OUT: &str = "curl: (28) ";
 
 impl Experiment for Services {
@@ -239,7 +239,7 @@ fn fetch(client: &Host, name: &str, words: &[&str], url: &str, files: usize) -> 
             let told = if failed.contains(TIMED_OUT) {
                 failed.clone()
             } else {
-                // Once more, for what the server has to say.
+                // Once more, for the server's own message.
                 let told = client.run("timeout", &[&begin[..], &["-v"], &one].concat());
                 told.map_or_else(|error| format!("{error:#}"), |_| String::new())
             };
@@ -253,7 +253,8 @@ fn fetch(client: &Host, name: &str, words: &[&str], url: &str, files: usize) -> 
     })
 }
 
-/// Why curl has failed, of what it prints with `-v`: what the server refuses, or what it says itself.
+/// The reason why curl has failed, from its output with `-v`: the server's refusal, or curl's own
+/// message.
 fn reason(told: &str) -> Option<String> {
     let refused = |line: &&str| line.starts_with("< 4") || line.starts_with("< 5");
     let own = |line: &&str| line.starts_with("curl: (");
@@ -274,7 +275,7 @@ fn timed(printed: &str) -> Result<Vec<f64>> {
     times.collect()
 }
 
-/// Has a peer balance all of it, as who runs it would.
+/// Configures a peer to balance all services, as its operator would.
 fn balance(bed: &mut Bed, directory: &Path) -> Result<()> {
     match bed.who {
         Contender::Route => return Ok(()),
@@ -321,7 +322,7 @@ fn balance(bed: &mut Bed, directory: &Path) -> Result<()> {
     // Connections that servers begin: active FTP and rsh.
     bed.director.sh("sysctl -qw net.ipv4.ip_forward=1")?;
     if !matches!(bed.who, Contender::AfPacket(Method::Dr | Method::Tunnel)) {
-        // Their own addresses are nobody's outside.
+        // Their own addresses are unreachable from outside.
         run_with_input(
             bed.director.command("nft").args(["-f", "-"]),
             &format!(

@@ -65,7 +65,7 @@ pub(super) fn switch(bed: &mut Bed, one: bool) -> Result<()> {
 }
 
 /// Makes a device of an end a port of a bridge of the switch, and gives the end another one with a
-/// cable to that bridge. Says how it is called.
+/// cable to that bridge. Returns the name of the new device.
 fn plug(
     bed: &Bed,
     host: &Host,
@@ -136,7 +136,7 @@ pub(super) fn second_server(bed: &mut Bed) -> Result<Host> {
     Ok(second)
 }
 
-/// Starts the engine anew at some interfaces, with more options and other rules.
+/// Restarts the dataplane at some interfaces, with more options and other rules.
 pub(super) fn restart(
     bed: &mut Bed,
     interfaces: &[&str],

@@ -33,13 +33,13 @@ pub(super) struct Asked<'a> {
     _directory: tempfile::TempDir,
 }
 
-/// What came of an offered rate.
+/// Result of an offered rate.
 #[derive(Debug)]
 pub(super) struct Seen {
     pub(super) figures: Figures,
     /// CPU seconds a second of the director, what receives for it included.
     pub(super) director: f64,
-    /// Those of all servers, and of what receives for them.
+    /// The same for all servers, and for the threads that receive for them.
     pub(super) servers: f64,
     /// CPU microseconds of the director for each connection.
     pub(super) cost: f64,
@@ -95,14 +95,14 @@ impl<'a> Asked<'a> {
         let connections = step.all.connections.max(1) as f64;
         Ok(Seen {
             figures: step.all,
-            // What comes after it was asked for then, too.
+            // Work after the end of the requests belongs to them, too.
             director: director / self.seconds,
             servers: servers / self.seconds,
             cost: director / connections * 1e6,
         })
     }
 
-    /// Ends them, and tells what all of it cost.
+    /// Ends them, and returns their cost.
     pub(super) fn end(self) -> Result<(CpuSeconds, Option<String>)> {
         let used = used_since(self.bed, &self.first)?;
         for mut server in self.servers {

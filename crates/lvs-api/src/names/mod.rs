@@ -157,8 +157,8 @@ fn content(line: &str) -> &str {
     line.split_once('#').map_or(line, |(before, _)| before)
 }
 
-/// What a line of `/etc/hosts` is to those who ask for IPv4: the C library takes `::1` for
-/// 127.0.0.1 there.
+/// The IPv4 address that a line of `/etc/hosts` gives: the C library reads `::1` as 127.0.0.1
+/// there.
 fn as_v4(address: IpAddr) -> Option<Ipv4Addr> {
     match address {
         IpAddr::V4(v4) => Some(v4),
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_read() {
+    fn name_files_are_read() {
         let names = Names::from_texts(
             "127.0.0.1 localhost\n192.0.2.1\tweb.example www # the site\n2001:db8::1 web6\n192.0.2.1 other\n",
             "http 80/tcp www\ndomain 53/udp\n",
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_read_as_the_c_library_reads_them() {
+    fn hosts_file_is_read_as_by_the_c_library() {
         let names = Names::from_texts(
             "::1 loop6\n192.0.2.5\n192.0.2.6 # nobody\n::ffff:192.0.2.21 mapped\n192.0.2.7 ab:80\n192.0.2.8 ab:xy\n",
             "",
@@ -315,14 +315,14 @@ mod tests {
     }
 
     #[test]
-    fn files_alone_do_not_ask_servers() {
+    fn names_from_files_only_send_no_query() {
         assert!(!uses_dns("passwd: files\nhosts: files # dns\n"));
         assert!(uses_dns("hosts:\tfiles dns\n"));
         assert!(uses_dns(""));
     }
 
     #[test]
-    fn dead_servers_take_no_more_than_the_budget() {
+    fn dead_name_servers_are_bounded_by_budget() {
         // A socket that never answers.
         let silent = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let names = Names {

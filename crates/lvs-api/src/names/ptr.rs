@@ -40,8 +40,7 @@ pub(super) fn ask(
         UdpSocket::bind("[::]:0")?
     };
     socket.connect(server)?;
-    // The port that the system picked at random is what makes forging hard; the id need only tell
-    // answers apart.
+    // The random port makes forging hard; the id only distinguishes answers.
     let id = socket.local_addr()?.port().rotate_left(7);
     socket.send(&question(id, address))?;
     let mut buf = [0; 1500];
@@ -135,7 +134,7 @@ fn name(message: &[u8], mut at: usize) -> Option<(String, usize)> {
             0 => return Some((text, behind.unwrap_or(at + 1))),
             1..=63 => {
                 let label = message.get(at + 1..at + 1 + usize::from(len))?;
-                // What does not look like a host name is not printed to a terminal.
+                // Only labels of valid host names are printed to a terminal.
                 if !label
                     .iter()
                     .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'/'))
@@ -174,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_is_asked_and_understood() {
+    fn ptr_query_returns_name() {
         let server = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let at = server.local_addr().expect("an address");
         let thread = std::thread::spawn(move || {
@@ -197,7 +196,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_answer_is_read(message in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn ptr_parser_accepts_any_answer(message in prop::collection::vec(any::<u8>(), 0..200)) {
             let id = word(&message, 0).unwrap_or(0);
             let _ = read_answer(&message, id);
             let _ = first_ptr(&message);

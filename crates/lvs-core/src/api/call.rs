@@ -1,4 +1,4 @@
-//! What can be asked of an engine, and whose business each call is.
+//! Calls of the control protocol, and the access right that each call requires.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -17,23 +17,23 @@ use crate::sync::{SyncDaemon, SyncRole};
 pub struct NumberedCall {
     /// Chosen by the client.
     pub id: u64,
-    /// What is wanted.
+    /// The call and its parameters.
     #[serde(flatten)]
     pub call: Call,
 }
 
-/// Makes everything from one list: the calls, their names on the wire, and what a client must be
-/// allowed for them.
+/// Generates everything from one list: the calls, their names on the wire, and the access rights
+/// for them.
 ///
-/// `reads` are open to whoever can connect. `writes` and `changes` are for those who may change
-/// things; what is under `changes` can stand in an `apply`, too.
+/// Each client that can connect may make `reads`. `writes` and `changes` need write access;
+/// `changes` can also be part of an `apply`.
 macro_rules! calls {
     (
         reads { $($(#[$read_doc:meta])* $read_name:literal $read:ident $read_body:tt,)* }
         writes { $($(#[$write_doc:meta])* $write_name:literal $write:ident $write_body:tt,)* }
         changes { $($(#[$change_doc:meta])* $change_name:literal $change:ident $change_body:tt,)* }
     ) => {
-        /// What can be asked of an engine.
+        /// A call of the control protocol.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(tag = "method", content = "params")]
         pub enum Call {
@@ -43,14 +43,14 @@ macro_rules! calls {
         }
 
         impl Call {
-            /// The names of all calls, and what a client must be allowed for each.
+            /// The names of all calls, and the access right for each.
             pub const METHODS: &[(&str, Access)] = &[
                 $(($read_name, Access::Read),)*
                 $(($write_name, Access::Write),)*
                 $(($change_name, Access::Write),)*
             ];
 
-            /// What a client must be allowed for it.
+            /// The access right that a client needs for this call.
             pub const fn access(&self) -> Access {
                 match self {
                     $(Self::$read { .. })|* => Access::Read,
@@ -59,8 +59,8 @@ macro_rules! calls {
             }
         }
 
-        /// Pattern of the calls that change what a director is to do, for a match that the compiler
-        /// holds complete.
+        /// Pattern of the calls that change the configuration, for a match that the compiler keeps
+        /// complete.
         #[doc(hidden)]
         #[macro_export]
         macro_rules! any_change {
@@ -106,13 +106,14 @@ calls! {
         /// Running synchronisation daemons. Answer: items [`SyncDaemon`], then
         /// [`ListEnd`](super::ListEnd).
         "daemon.list" DaemonList {},
-        /// Other directors of this kind, and what they and this one have told each other. Answer:
+        /// Peers, and the state of the replication with them. Answer:
         /// [`SyncState`](super::SyncState).
         "sync.get" SyncGet {},
         /// Counted reasons of drops and of packets left to the host. Answer: items
         /// [`ReasonCount`](super::ReasonCount), then [`ListEnd`](super::ListEnd).
         "drops" Drops {},
-        /// What would become of a packet that may open a connection, and why; nothing changes.
+        /// Shows the decision for a packet that may open a connection, and the reasons, without a
+        /// change.
         /// Answer: [`Explanation`](super::Explanation).
         "explain" Explain {
             /// IP protocol number.
@@ -135,15 +136,14 @@ calls! {
         /// Filters by source that are not off. Answer: items [`FilterItem`](super::FilterItem), the
         /// director's first, a long one in several items; then [`ListEnd`](super::ListEnd).
         "filter.list" FilterList {},
-        /// The addresses that stand for clients towards servers of full NAT. Answer:
-        /// [`LocalInfo`](super::LocalInfo).
+        /// The local addresses of full NAT. Answer: [`LocalInfo`](super::LocalInfo).
         "local.get" LocalGet {},
     }
 
     writes {
-        /// The next connection that `client` opens to a service within 10 s goes to this server,
-        /// whatever scheduler, weight, filters and limits say: for checks that go the way of a
-        /// client's packets. Answer: [`Done`](super::Done).
+        /// The next connection of `client` to a service within 10 s uses this server, in spite of
+        /// scheduler, weight, filters and limits: for checks on the path of a client's packets.
+        /// Answer: [`Done`](super::Done).
         "server.pin" ServerPin {
             /// The service, which has an address.
             service: ServiceId,
@@ -152,27 +152,27 @@ calls! {
             /// Address and port that the connection comes from.
             client: SocketAddr,
         },
-        /// Packets as they arrive, each with what was decided about it, until the client closes the
+        /// Packets as they arrive, each with the decision about it, until the client closes the
         /// connection. Answer: items [`CapturedPacket`](super::CapturedPacket); one without a frame
-        /// each second in which none came.
+        /// for each second without packets.
         ///
-        /// It changes nothing and still asks for the rights of a writer: it shows what others say
-        /// to each other, as a packet socket does, which the host grants to the same few.
+        /// It changes nothing, but needs write access: it shows the traffic of other hosts, as a
+        /// packet socket does, and the host grants that to the same users.
         "capture" Capture(CaptureFilter),
-        /// Make all of these changes, or none: all are checked before the first is made, each
-        /// against what those before it leave. Packets that open connections may meet a long list
-        /// half made, since they do not wait for all of it; a list of up to 16 changes without a
-        /// flush they do not. Answer: [`Done`](super::Done). A refusal names the first change that
-        /// cannot be made ([`Failure::change`](super::Failure::change)).
+        /// Apply all of these changes, or none: all are checked before the first is applied, each
+        /// against the state after its predecessors. Packets that open connections do not wait for
+        /// a long list, and may be decided on in the middle of it; a list of up to 16 changes
+        /// without a flush is applied at once. Answer: [`Done`](super::Done). A refusal names the
+        /// first change that is impossible ([`Failure::change`](super::Failure::change)).
         "apply" Apply {
-            /// Calls that change what an engine is to do, in their order, at most
+            /// Calls that change the configuration, in their order, at most
             /// [`CHANGES_MAX`](super::CHANGES_MAX).
             changes: Vec<Self>,
         },
-        /// Which virtual addresses are announced by routes on the engine's device, for routing
-        /// daemons to pass on. The engine takes packets for all of them, and answers ARP for none.
-        /// Replaces what was said before, and has to be said again and again. Answer:
-        /// [`Announcements`](super::Announcements).
+        /// Virtual addresses that are announced by routes on the dataplane's device, for routing
+        /// daemons to pass on. The dataplane receives packets for all of them, and answers ARP for
+        /// none. Each call replaces the previous one, and the caller has to repeat it periodically.
+        /// Answer: [`Announcements`](super::Announcements).
         "vips.announce" VipsAnnounce(AnnounceSpec),
         /// Stop the engine. Answer: `{}`, then the engine ends.
         "stop" Stop {},
@@ -209,10 +209,10 @@ calls! {
             /// Address and port of the server.
             server: SocketAddr,
         },
-        /// Put the servers of a service into an order: the first one stands where the one that was
-        /// added last does, and is looked at first. Those that are not named come behind, in the
-        /// order that they have; those that are not there are passed over. The scheduler begins
-        /// anew if that changes anything. Answer: [`Done`](super::Done).
+        /// Orders the servers of a service: the first server of the list takes the place of the one
+        /// that was added last, and is examined first. Servers that are not in the list follow, in
+        /// their present order; names of absent servers are ignored. The scheduler restarts if that
+        /// changes anything. Answer: [`Done`](super::Done).
         "server.arrange" ServerArrange {
             /// The service.
             service: ServiceId,
@@ -252,8 +252,8 @@ calls! {
             /// The rules in their order.
             rules: Vec<String>,
         },
-        /// Replace the filter of a service, or the director's. Connections that are open go on.
-        /// Answer: [`Done`](super::Done).
+        /// Replace the filter of a service, or the director's. Open connections continue. Answer:
+        /// [`Done`](super::Done).
         "filter.set" FilterSet(FilterSpec),
         /// Virtual addresses that the engine owns: it answers ARP for them and announces them.
         /// Replaces the set. Answer: [`Done`](super::Done).
@@ -261,24 +261,24 @@ calls! {
             /// The addresses.
             addresses: Vec<core::net::IpAddr>,
         },
-        /// Replace the addresses that stand for clients towards servers of full NAT. Connections
-        /// keep theirs. Answer: [`Done`](super::Done).
+        /// Replace the local addresses of full NAT. Connections keep theirs. Answer:
+        /// [`Done`](super::Done).
         "local.set" LocalSet(LocalPool),
     }
 }
 
-/// What a client must be allowed for a call.
+/// Access right that a call requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Whoever can connect may ask it.
+    /// Each client that can connect may make the call.
     Read,
-    /// Only those may ask it who may change things.
+    /// Only clients that may change the configuration may make the call.
     Write,
 }
 
 impl Access {
-    /// What a client must be allowed for the method of this name, before its parameters are read;
-    /// [`Access::Write`] for one that there is not.
+    /// Access right for the method of this name, before its parameters are parsed;
+    /// [`Access::Write`] for an unknown method.
     pub fn of_method(name: &str) -> Self {
         let known = Call::METHODS.iter().find(|(method, _)| *method == name);
         known.map_or(Self::Write, |(_, access)| *access)

@@ -4,6 +4,7 @@ use alloc::borrow::ToOwned;
 use alloc::vec::Vec;
 
 use super::types::{ConnInfo, ServerInfo, ServiceInfo};
+use crate::attempts::Attempts;
 use crate::{Connection, Control, Instant, Server, Service};
 
 impl ServiceInfo {
@@ -16,6 +17,17 @@ impl ServiceInfo {
             stats: service.stats(),
             servers: Vec::with_capacity(service.servers().len()),
         }
+    }
+}
+
+impl ServiceInfo {
+    /// Whether too many connections of clients to `server`, one of this service's, got no answer in the last minute
+    /// ([`Attempts::is_suspicious`]).
+    pub fn is_suspicious(&self, server: &ServerInfo) -> bool {
+        let attempts = self.servers.iter().map(|one| one.attempts.last_minute);
+        let all = attempts.fold(Attempts::default(), |all, one| all + one);
+        let own = server.attempts.last_minute;
+        own.is_suspicious(all - own)
     }
 }
 
@@ -36,6 +48,7 @@ impl ServerInfo {
             latency_us: latency
                 .map(|average| u64::try_from(average.as_micros()).unwrap_or(u64::MAX)),
             unanswered: counted.then(|| server.unanswered()),
+            attempts: control.server_attempts(server.id()).unwrap_or_default(),
             stats: control.server_stats(server.id()).unwrap_or_default(),
         }
     }

@@ -1,5 +1,5 @@
-//! Types of the control protocol: what `lvsadm`, `lvsd` and others say to an engine over its Unix
-//! socket.
+//! Types of the control protocol: the requests of `lvsadm`, `lvsd` and other clients over a Unix
+//! socket, and the dataplane's answers.
 //!
 //! One JSON object a line, both ways. A request is `{"id": 1, "method": "service.add", "params":
 //! {...}}`; its answer is `{"id": 1, "result": {...}}` or `{"id": 1, "error": {"code": "exists",

@@ -8,15 +8,14 @@ use crate::control::check::{Census, Facts, View, is_mixed};
 use crate::sync::SyncRole;
 use crate::{Control, Family, Forwarding, ServiceKey};
 
-/// What changes would leave, as far as later ones are checked against it: the director as it is,
-/// and what they touch.
+/// The state after earlier changes of a list, against which later changes are checked: the present
+/// director, and the differences.
 pub(super) struct Plan<'a> {
     control: &'a Control,
     noted: Noted,
 }
 
-/// What changes touch, and nothing else: a list of ten changes to a table of 40,000 servers copies
-/// none of these.
+/// The differences only: a list of ten changes to a table of 40,000 servers copies no other server.
 #[derive(Default)]
 pub(super) struct Noted {
     /// The services of the director are gone.
@@ -60,12 +59,12 @@ impl Noted {
 }
 
 impl<'a> Plan<'a> {
-    /// Goes on with what was noted.
+    /// Continues with earlier differences.
     pub(super) const fn resume(control: &'a Control, noted: Noted) -> Self {
         Self { control, noted }
     }
 
-    /// What was noted so far.
+    /// Returns the differences collected so far.
     pub(super) fn into_noted(self) -> Noted {
         self.noted
     }

@@ -6,6 +6,7 @@ use core::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::attempts::RecentAttempts;
 use crate::stats::{Counts, Stats};
 use crate::{
     Error, Family, FilterLists, Protocol, ServerConfig, ServiceConfig, ServiceKey, SourceFilter,
@@ -14,8 +15,8 @@ use crate::{
 /// Version of the protocol; both sides must speak the same one.
 pub const VERSION: u32 = 1;
 
-/// The abstract Unix socket (without its leading NUL) that an engine listens on when it is told
-/// nothing else. Every network namespace has its own.
+/// The abstract Unix socket (without its leading NUL) that a dataplane uses by default. Every
+/// network namespace has its own.
 pub const DEFAULT_SOCKET: &str = "lvs-dataplane";
 
 /// Packet workers at most.
@@ -96,8 +97,8 @@ pub struct ServiceSpec {
     pub service: ServiceId,
     /// Its settings.
     pub config: ServiceConfig,
-    /// Who answers for it: absent for a service typed by hand, `lvsd` for one of the daemon's
-    /// file.
+    /// Owner of the service: absent for a manually added service, `lvsd` for a service of the
+    /// daemon's file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
 }
@@ -114,7 +115,7 @@ pub struct ServerSpec {
     pub config: ServerConfig,
 }
 
-/// The addresses that stand for clients towards servers of full NAT.
+/// The local addresses of full NAT.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalPool {
@@ -135,7 +136,7 @@ pub struct LocalInfo {
     pub hairpin: bool,
 }
 
-/// An address that stands for clients.
+/// A local address of full NAT.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalAddressInfo {
     /// The address.
@@ -144,7 +145,7 @@ pub struct LocalAddressInfo {
     pub first: u16,
     /// The last one.
     pub last: u16,
-    /// Connections that it stands for the clients of.
+    /// Connections that use it.
     pub connections: u64,
 }
 
@@ -180,16 +181,17 @@ pub struct Info {
     pub waiting: Vec<Waiting>,
     /// Virtual addresses that the engine owns.
     pub own_vips: Vec<core::net::IpAddr>,
-    /// Virtual addresses that are announced by routes ([`Call::VipsAnnounce`](super::Call::VipsAnnounce)), or are to be.
+    /// Virtual addresses that are announced by routes
+    /// ([`Call::VipsAnnounce`](super::Call::VipsAnnounce)), or will be.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub announced: Vec<AnnouncedVip>,
-    /// Seconds since somebody said which these are to be.
+    /// Seconds since the announced addresses were set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub announced_ago: Option<u64>,
     /// How far other directors' connections are known here.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<PeerStanding>,
-    /// How other directors' services and servers compare with those of this one.
+    /// Comparison of each peer's services and servers with those of this director.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TablesInfo>,
     /// Virtual addresses for which another host answers, too.
@@ -204,7 +206,7 @@ pub struct Info {
     pub workers: Vec<WorkerInfo>,
     /// The path in the kernel (`lvs-dataplane --in-kernel`).
     pub in_kernel: InKernelInfo,
-    /// What the synchronisation daemons have counted.
+    /// Counters of the synchronisation daemons.
     pub sync: SyncCounts,
     /// How far it has confined itself.
     pub confinement: Confinement,
@@ -214,9 +216,9 @@ pub struct Info {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Confinement {
-    /// By what: `seccomp`, `landlock`.
+    /// Active restrictions: `seccomp`, `landlock`.
     pub by: Vec<String>,
-    /// By what not, and why.
+    /// Unavailable restrictions, with the reason.
     pub not_by: Vec<String>,
 }
 
@@ -254,17 +256,17 @@ pub struct WorkerInfo {
     pub lost: u64,
     /// Frames that it has received and handed over to the worker that they belong to.
     pub handed_over: u64,
-    /// Frames that others have handed over to it.
+    /// Frames that other workers have handed over to it.
     pub taken: u64,
     /// Frames for which such a worker had no room: dropped.
     pub busy: u64,
     /// How often it took more than half of a processor and left real time.
     pub demoted: u64,
-    /// What it has forwarded, up to now.
+    /// Packets and bytes that it has forwarded.
     pub counts: Counts,
 }
 
-/// What synchronisation daemons have counted: all that ran since the engine started.
+/// Counters of all synchronisation daemons since the dataplane started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SyncCounts {
@@ -297,7 +299,7 @@ pub struct SyncCounts {
 }
 
 impl SyncCounts {
-    /// What was lost or refused, by the names that [`Call::Drops`](super::Call::Drops) has for the reasons.
+    /// Lost and refused messages, under the names that [`Call::Drops`](super::Call::Drops) reports.
     pub const fn losses(&self) -> [(&'static str, u64); 8] {
         [
             ("sync_queue_full", self.queue_full),
@@ -312,68 +314,69 @@ impl SyncCounts {
     }
 }
 
-/// Answer to [`Call::SyncGet`](super::Call::SyncGet): other directors of this kind (`lvs-dataplane --sync-peer`), and
-/// what was counted since the engine started.
+/// Answer to [`Call::SyncGet`](super::Call::SyncGet): peers (`lvs-dataplane --sync-peer`), and
+/// counters since the dataplane started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SyncState {
-    /// It knows the connections of the others, or was told not to wait for them; always, without
-    /// any. Once so, it stays so.
+    /// It has the connections of its peers, or was configured not to wait for them; always true
+    /// without peers. It stays true.
     pub ready: bool,
-    /// What it waits for until then.
+    /// The pending steps before it is ready.
     pub waits_for: String,
-    /// Where others connect to; absent without any.
+    /// Address that peers connect to; absent without peers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
-    /// The others.
+    /// Peer directors.
     pub peers: Vec<PeerInfo>,
-    /// Connections that this director tells now: those whose packets come here.
+    /// Connections that this director owns and replicates: those whose packets arrive here.
     pub told: u64,
-    /// Items (connections and templates, and ends of connections) that were told to others.
+    /// Items sent to peers: connections, templates, and removals of connections.
     pub items_sent: u64,
     /// Bytes of them, and of digests.
     pub bytes_sent: u64,
-    /// Items that others have told.
+    /// Items received from peers.
     pub items_received: u64,
     /// Items that were taken over, or brought up to date.
     pub taken: u64,
-    /// Connections that have ended because they have at others.
+    /// Connections removed here because they ended at a peer.
     pub ended: u64,
-    /// Connections that others told and whose packets came here later.
+    /// Borrowed connections whose packets arrived here later.
     pub kept: u64,
     /// Items that make no sense.
     pub nonsense: u64,
     /// Connections for which the table had no room.
     pub no_room: u64,
-    /// Requests of others to tell again what they miss.
+    /// Requests of peers to resend missing items.
     pub repairs: u64,
-    /// How often too much waited for a listener, which was told everything anew.
+    /// Full syncs caused by an overflow of the outgoing queue of a peer.
     pub told_anew: u64,
     /// Connections from addresses that are none of a peer's.
     pub refused_address: u64,
-    /// Connections from a peer's address while two others from there had not proved themselves.
+    /// Connections from a peer's address refused because two others from there had not
+    /// authenticated.
     pub refused_places: u64,
-    /// Connections whose other end has not proved that it has the key.
+    /// Connections refused because the other end did not prove that it has the key.
     pub refused_key: u64,
     /// Connections that ended because a frame was changed, repeated or too long.
     pub forged: u64,
-    /// Connections that ended because what was in a frame was not understood.
+    /// Connections closed because of an invalid frame.
     pub malformed: u64,
-    /// How the others' services and servers compare with those of this director.
+    /// Comparison of each peer's services and servers with those of this director.
     pub tables: Vec<TablesInfo>,
     /// Services that are not compared, because there are more than may be.
     pub tables_beyond: u64,
 }
 
-/// How another director's services and servers compare with those of this one: whether both choose
-/// the same server for a client.
+/// Comparison of a peer's services and servers with those of this director: whether both choose the
+/// same server for a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TablesInfo {
     /// The other director.
     pub peer: SocketAddr,
     /// How they compare.
     pub state: TablesState,
-    /// Services whose tables differ.
+    /// Number of services that differ.
     #[serde(default)]
     pub differ: u64,
     /// For how many seconds one of them has differed.
@@ -385,10 +388,10 @@ pub struct TablesInfo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TablesState {
-    /// It has told nothing of them: it is away, or has not told all of them yet.
+    /// Not known: the peer is disconnected, or has not sent all of its digests yet.
     #[default]
     Unknown,
-    /// It does not tell them: it runs an older version.
+    /// The peer does not send them: it runs an older version.
     Older,
     /// They are alike.
     Alike,
@@ -424,7 +427,8 @@ pub struct TableDifference {
     pub there: bool,
 }
 
-/// What routers are told of a virtual address. The greater, the rather it is used.
+/// Preference of the route to a virtual address that routers receive. Routers use the route with
+/// the greatest value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
@@ -441,7 +445,7 @@ impl Standing {
     /// The protocol (`proto` of `ip route`) of routes to addresses that are announced. None of
     /// those that the kernel, BIRD, FRR, systemd or keepalived give to routes of their own.
     pub const ANNOUNCED: u8 = 77;
-    /// The protocol of routes to addresses for which another director is to be preferred.
+    /// The protocol of routes to addresses that another director should receive.
     pub const LEAVING: u8 = 78;
 
     /// In a word.
@@ -467,11 +471,10 @@ impl Standing {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AnnounceSpec {
-    /// All addresses that are to be announced by routes, whether they are now or not; at most
-    /// [`ANNOUNCED_MAX`].
+    /// All addresses to announce by routes, announced already or not; at most [`ANNOUNCED_MAX`].
     pub addresses: Vec<AnnounceVip>,
-    /// For how many seconds this holds if nobody says it again. Before that, when it was not said
-    /// for ten seconds, another director is to be preferred.
+    /// Seconds for which the announcement is valid without a repetition. After ten seconds without
+    /// a repetition, routers are to prefer another director.
     pub hold: u32,
 }
 
@@ -484,7 +487,7 @@ pub const ANNOUNCED_MAX: usize = 4096;
 pub struct AnnounceVip {
     /// The address.
     pub address: core::net::IpAddr,
-    /// What routers are to be told; as before, if it is absent.
+    /// Preference of the route; unchanged if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standing: Option<Standing>,
 }
@@ -496,14 +499,14 @@ pub struct Announcements {
     pub announced: Vec<AnnouncedVip>,
 }
 
-/// What routers are told of a virtual address.
+/// A virtual address, and the preference of its route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnnouncedVip {
     /// The address.
     pub address: core::net::IpAddr,
     /// The route that there is.
     pub standing: Standing,
-    /// Why that is not what was asked for.
+    /// The reason why the route differs from the request.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub trouble: String,
 }
@@ -513,25 +516,25 @@ pub struct AnnouncedVip {
 pub struct PeerInfo {
     /// Where it is.
     pub address: SocketAddr,
-    /// `away`, `refused`, `bulk` (it tells everything), `behind` (some of it is missing), `silent`
-    /// (it has compared nothing for four seconds) or `in step`.
+    /// `away`, `refused`, `bulk` (full sync), `behind` (updates are missing), `silent` (no
+    /// comparison for four seconds) or `in step`.
     pub state: String,
     /// Why it is away, or refused.
     #[serde(default)]
     pub trouble: String,
-    /// Connections that it tells.
+    /// Connections that it owns.
     #[serde(default)]
     pub told: u64,
-    /// Connections here that it has told.
+    /// Connections borrowed from it.
     #[serde(default)]
     pub lent: u64,
-    /// How many of those that it tells are missing here, at least.
+    /// At least this many of its connections are missing here.
     #[serde(default)]
     pub missing: u64,
     /// Milliseconds since it was last compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms: Option<u64>,
-    /// Connections and templates that it told when it last told everything.
+    /// Connections and templates in its last full sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bulk_connections: Option<u64>,
     /// How many milliseconds that took.
@@ -543,7 +546,7 @@ pub struct PeerInfo {
     /// It listens to this director.
     #[serde(default)]
     pub listens: bool,
-    /// Milliseconds until it had what it was told last.
+    /// Milliseconds until it confirmed the last update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lag_ms: Option<u64>,
     /// The first services in which it differs from this director.
@@ -578,7 +581,7 @@ impl PeerStanding {
         self.state == "in step"
     }
 
-    /// It has not been in step for so long that somebody should look after it.
+    /// Whether it has been out of sync for so long that an operator should examine it.
     pub fn is_alarming(&self) -> bool {
         !self.is_in_step() && self.seconds >= Self::ALARM
     }
@@ -592,15 +595,16 @@ pub struct InKernelInfo {
     pub wanted: bool,
     /// Connections are forwarded in the kernel.
     pub active: bool,
-    /// What its programs are attached by, if it was opened: `tcx` or `clsact`.
+    /// Attachment method of its programs, if the fast path was opened: `tcx` or `clsact`.
     pub attached_by: String,
     /// Why none is, though it was asked for; empty otherwise.
     pub reason: String,
-    /// What to do about that.
+    /// Fix for that reason.
     pub remedy: String,
 }
 
-/// Requests that did not fit the way to a server, and whose senders were told so.
+/// Requests that were too long for the path to a server, and for which the client received an ICMP
+/// error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TooBig {
     /// The server.
@@ -620,7 +624,7 @@ pub struct TooBig {
 pub struct Conflict {
     /// The address.
     pub address: core::net::IpAddr,
-    /// Who answers.
+    /// Link-layer address of the neighbour.
     pub mac: String,
 }
 
@@ -660,7 +664,7 @@ pub struct ServiceInfo {
     pub service: ServiceId,
     /// Its settings.
     pub config: ServiceConfig,
-    /// Who answers for it.
+    /// Owner of the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     /// Its counters.
@@ -691,14 +695,17 @@ pub struct ServerInfo {
     /// Percentage of its weight that a slow start gives it now; absent if it has all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_start: Option<u8>,
-    /// Microseconds that it takes to answer a new connection, a moving average; absent if nobody
-    /// measures that.
+    /// Microseconds until it answers a new connection, a moving average; absent without a
+    /// measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
-    /// New connections in a row that it has refused or not answered in time; absent if nobody
-    /// counts them.
+    /// Consecutive new connections that it has refused or not answered in time; absent without a
+    /// measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<u32>,
+    /// TCP connections that clients opened to it; absent if there were none.
+    #[serde(default, skip_serializing_if = "RecentAttempts::is_empty")]
+    pub attempts: RecentAttempts,
     /// Its counters.
     pub stats: Stats,
 }
@@ -804,9 +811,9 @@ pub struct ReasonCount {
     pub reason: String,
     /// Packets.
     pub count: u64,
-    /// What it means.
+    /// Meaning of the number.
     pub help: String,
-    /// What to do about it.
+    /// Fix.
     #[serde(default)]
     pub remedy: String,
 }
@@ -841,7 +848,7 @@ pub struct CapturedPacket {
     /// The frame as it arrived, in hexadecimal; empty in an item that only shows that the engine
     /// lives.
     pub frame: String,
-    /// What was decided.
+    /// Decision about the packet.
     pub verdict: String,
     /// Packets that this capture has lost so far, because its reader was too slow.
     pub lost: u64,
@@ -852,7 +859,7 @@ pub struct CapturedPacket {
 pub struct Answer<T> {
     /// The request's number.
     pub id: u64,
-    /// What came of it.
+    /// Result or failure.
     #[serde(flatten)]
     pub body: Body<T>,
 }
@@ -872,9 +879,9 @@ pub enum Body<T> {
 /// A refusal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What kind, for programs.
+    /// Code of the failure, for programs.
     pub code: FailureCode,
-    /// What, where and what to do, for people.
+    /// Message for operators: failure, place and fix.
     pub message: String,
     /// Of a refused [`Call::Apply`](super::Call::Apply): which change it was, from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -944,7 +951,7 @@ pub enum FailureCode {
     NotRunning,
     /// A daemon of that role is running (EEXIST).
     Running,
-    /// Full NAT without an address of the director's that could stand for clients.
+    /// Full NAT without a local address.
     NoLocalAddress,
     /// Not possible with this engine, or not yet.
     Unsupported,

@@ -8,7 +8,7 @@ use crate::{Forwarding, Protocol, State};
 /// No entry, or no server.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 
-/// In what controls an entry: the other bits are the index of a template.
+/// In a reference to the controlling entry: the other bits are the index of a template.
 pub(crate) const TEMPLATE_BIT: u32 = 1 << 31;
 
 /// The identity of a connection: protocol, client and virtual address.
@@ -19,7 +19,7 @@ pub(crate) struct Key {
     pub(crate) virt: SocketAddr,
 }
 
-/// What becomes an entry, and what an entry is read into where all of it is wanted.
+/// All fields of an entry before they are written to a slot, or after they were read from it.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub(crate) key: Key,

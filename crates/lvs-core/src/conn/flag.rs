@@ -26,11 +26,11 @@ pub(crate) const NFCT: u32 = 0x10000;
 /// Where the number of the peer begins that has lent it, and how long it is.
 pub(crate) const PEER_SHIFT: u32 = 20;
 pub(crate) const PEER: u32 = 0x0070_0000;
-/// Told by another director, and no packet of it was seen here.
+/// Borrowed from a peer; no packet of it has arrived here.
 pub(crate) const LENT: u32 = 0x0080_0000;
-/// Told to other directors.
+/// Owned and replicated to peers.
 pub(crate) const TOLD: u32 = 0x0100_0000;
-/// It controls others, or did.
+/// It controls other entries, or did.
 pub(crate) const CONTROLS: u32 = 0x0200_0000;
 /// The time until the server's first answer is measured.
 pub(crate) const TIMED: u32 = 0x0400_0000;
@@ -38,11 +38,11 @@ pub(crate) const TIMED: u32 = 0x0400_0000;
 pub(crate) const GONE: u32 = 0x0800_0000;
 /// Sequence numbers are kept.
 pub(crate) const TRACKED: u32 = 0x1000_0000;
-/// A helper looks at what it carries.
+/// A helper inspects its payload.
 pub(crate) const HELPED: u32 = 0x2000_0000;
-/// Ended, and taken out before the next packet that is not the host's own answer.
+/// Ended, and removed before the next packet that is not the host's own answer.
 pub(crate) const DYING: u32 = 0x4000_0000;
-/// What passes is looked at before anything else.
+/// Packets of connections with one of these flags are inspected first.
 pub(crate) const WATCHED: u32 = TIMED | GONE | TRACKED;
 /// With these, a packet may change more of its connection than counters and the deadline, or be
 /// changed itself: only the slow path forwards it.
@@ -58,5 +58,5 @@ pub(crate) const SLOW_PATH: u32 = HELPED
     | TEMPLATE
     | DYING;
 const _: () = assert!(SLOW_PATH & WATCHED == WATCHED);
-/// All of these: they are of no concern to others.
+/// All of these flags have a local meaning, and are not replicated.
 pub(crate) const OWN: u32 = PEER | LENT | TOLD | CONTROLS | TIMED | GONE | TRACKED | HELPED | DYING;

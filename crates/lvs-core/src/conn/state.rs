@@ -134,10 +134,9 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// What RFC 5382 (REQ-5) asks of whoever keeps other people's connections: two hours and four
-    /// minutes for established ones, four minutes for those that are half open or half closed.
-    /// UDP has the five minutes of RFC 4787 (REQ-5) already. An SCTP association is as
-    /// long-lived as a TCP connection.
+    /// The minimum timeouts of RFC 5382 (REQ-5): two hours and four minutes for established
+    /// connections, four minutes for half-open and half-closed ones. UDP has the five minutes of
+    /// RFC 4787 (REQ-5) already. An SCTP association is as long-lived as a TCP connection.
     pub(crate) fn modern() -> Self {
         const ESTABLISHED: u32 = 7440;
         const TRANSITORY: u32 = 240;
@@ -168,7 +167,7 @@ impl Timeouts {
         (self.tcp[1], self.tcp[4], self.udp)
     }
 
-    /// Sets those of the three that are not 0.
+    /// Sets those of the three timeouts that are not 0.
     pub(crate) const fn set(&mut self, tcp: u32, tcp_fin: u32, udp: u32) {
         if tcp != 0 {
             self.tcp[1] = tcp;
@@ -395,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn lives_of_translated_connections() {
+    fn nat_connection_states_follow_segments() {
         use Direction::{Input, Output};
         let open = [(Input, SYN), (Output, SYN_ACK), (Input, ACK)];
         assert_eq!(walk(&open[..1]), "SYN_RECV");
@@ -410,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn lives_of_routed_connections() {
+    fn routed_connection_states_follow_client_segments() {
         use Direction::InputOnly;
         let open = [(InputOnly, SYN), (InputOnly, ACK)];
         assert_eq!(walk(&open), "ESTABLISHED");
@@ -422,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_without_flags_closes() {
+    fn segment_without_flags_closes_connection() {
         assert_eq!(
             walk(&[(Direction::Input, SYN), (Direction::Input, TcpFlags(0x08))]),
             "CLOSE"

@@ -11,7 +11,7 @@ use super::Key;
 use super::flag;
 use crate::Instant;
 
-/// What is known of a template. Its timer is in [`Templates`].
+/// A persistence template. Its timer is in [`Templates`].
 #[derive(Debug)]
 pub(crate) struct Template {
     /// Client network with port 0; protocol 0 and the mark as address for a service of a mark.

@@ -1,4 +1,4 @@
-//! All persistence templates, what they are found by, and their timers.
+//! All persistence templates, their search structures, and their timers.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -11,7 +11,7 @@ use super::{ConnTable, Draft, Key, Sparse, Template};
 use crate::hash::hsiphash;
 use crate::{Instant, Protocol};
 
-/// What engine data is found by: client network, virtual address, protocol and the data.
+/// Key of a template with engine data: client network, virtual address, protocol and the data.
 type EngineKey = (IpAddr, SocketAddr, Protocol, Box<[u8]>);
 
 /// All templates and their timers.

@@ -1,16 +1,16 @@
-//! Windows of slots, for whoever looks at a few entries of a table only.
+//! Windows of slots, for searches that visit a few entries of a table only.
 
 use core::ops::Range;
 
 /// Slots of a window.
 const WINDOW: usize = 32;
 
-/// How many windows so many slots have.
+/// Number of windows in `slots`.
 pub(crate) fn windows(slots: usize) -> usize {
     slots.div_ceil(WINDOW).max(1)
 }
 
-/// At most so many windows: `here`, and others far from it and from each other.
+/// At most this many windows: `here`, and others far from it and from each other.
 pub(crate) fn scattered(
     here: usize,
     slots: usize,
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_slots_are_looked_at_than_the_windows_have() {
+    fn windows_bound_the_visited_slots() {
         for slots in [0, 1, 31, 32, 33, 127, 129, 1000, 1 << 20] {
             for here in [0, 1, windows(slots) / 2, windows(slots) - 1] {
                 let mut seen: std::vec::Vec<_> = scattered(here, slots, 4).collect();

@@ -11,7 +11,7 @@ use crate::shard::Shard;
 use crate::sync::wire;
 use crate::{Forwarding, Instant, Protocol, Server};
 
-/// What was kept of a connection beside its slot is gone with the process that kept it.
+/// Flags for state outside the slot, which ended with the previous process.
 const LOST: u32 = flag::CONTROLS
     | flag::TIMED
     | flag::TRACKED
@@ -21,20 +21,20 @@ const LOST: u32 = flag::CONTROLS
     | flag::PEER;
 
 impl Control {
-    /// As [`shard_in`](Self::shard_in), with the connections that another process has left in
-    /// `memory`, whose description was read from beside it
-    /// ([`Layout::from_words`](crate::memory::Layout::from_words)). They are the shard's once
-    /// [`adopt`](Self::adopt) is done; services and servers are to be there before.
+    /// Like [`shard_in`](Self::shard_in), with the connections that another process has left in
+    /// `memory`. The caller has read the description next to the memory
+    /// ([`Layout::from_words`](crate::memory::Layout::from_words)). The connections belong to the
+    /// shard when [`adopt`](Self::adopt) has finished; services and servers must exist before.
     pub fn shard_found(&self, number: usize, memory: Memory) -> Option<(Shard, Adoption)> {
         let (table, adoption) = ConnTable::found(self.options.max_connections, memory);
         Some((self.shard_with(number, table)?, adoption))
     }
 
-    /// Takes over connections that were found, looking at no more than `budget` slots; call it
-    /// until it returns false. They keep state, timeout and deadline. A connection goes on with
-    /// the server that has its address in its service, or with none, as one that came by
-    /// synchronisation; templates are made anew by the clients that come. What had a local port
-    /// of the director's ends: who else has that port is not known.
+    /// Takes over inherited connections, and visits at most `budget` slots; call it until it
+    /// returns false. Connections keep state, timeout and deadline. A connection keeps the server
+    /// with its address in its service, or has none, like one that was received by synchronisation.
+    /// New clients create templates again. Connections of full NAT are removed, because other users
+    /// of their local ports are not known.
     pub fn adopt(
         &self,
         shard: &mut Shard,
@@ -133,7 +133,7 @@ impl Control {
     }
 }
 
-/// Whether a connection with these flags goes on with another process.
+/// Whether a connection with these flags continues in another process.
 const fn is_kept(flags: u32) -> bool {
     flags & (flag::TEMPLATE | flag::DYING) == 0
 }
@@ -231,7 +231,7 @@ mod tests {
         targets
     }
 
-    /// The server that a connection goes on with.
+    /// The server that a connection continues with.
     fn goes_on(shard: &mut Shard, port: u16, now: Instant) -> SocketAddr {
         let verdict = shard.handle_packet(&segment(port, TcpFlags::ACK), now);
         let Ok(Verdict::Forward(forward)) = verdict else {
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_goes_on_where_another_ended() {
+    fn successor_continues_adopted_connections() {
         let mut before = control("10.0.0.1:80", 1, 100);
         let memory = memory(before.layout());
         let mut shard = before.shard_in(0, memory()).unwrap();
@@ -261,9 +261,9 @@ mod tests {
         }
     }
 
-    /// By full NAT, what has told its local port goes on with it, published or not, and nothing else.
+    /// With full NAT, exactly the connections whose local port is known continue, offloaded or not.
     #[test]
-    fn local_ports_go_on() {
+    fn adopted_full_nat_connection_keeps_local_port() {
         let control = || {
             let mut control = control("10.0.0.1:80", 1, 100);
             let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
@@ -338,7 +338,7 @@ mod tests {
             let client = SocketAddr::from(([192, 0, 2, 1], port));
             assert_eq!(reply.destination, Some(client));
         }
-        // Whoever has told them to somebody hears of their end.
+        // The owner of the local ends receives their release.
         shard.advance(Instant::from_secs(100_000), usize::MAX);
         let released: Vec<LocalChange> = shard.local_changes().collect();
         assert_eq!(released.len(), 2);
@@ -348,10 +348,10 @@ mod tests {
         );
     }
 
-    /// Connections of tables of another number and size go on, as many as there is room for, until
-    /// their deadline.
+    /// Connections of tables of another number and size continue, as many as there is room for,
+    /// until their deadline.
     #[test]
-    fn other_shards_go_on_where_others_ended() {
+    fn adoption_into_other_number_of_shards_keeps_connections() {
         let (even, odd): (Vec<u16>, Vec<u16>) = (1001..=1300).partition(|port| port % 2 == 0);
         let mut before = control("10.0.0.1:80", 2, 150);
         let memories = [(); 2].map(|()| memory(before.layout()));

@@ -36,7 +36,7 @@ impl Agenda {
         self.moments.first().map(|&(at, _)| at)
     }
 
-    /// Services whose moment has come, the oldest first.
+    /// Due services, the oldest first.
     pub(super) fn due(&self, now: Instant) -> Vec<u32> {
         let due = self.moments.range(..=(now, u32::MAX));
         let mut due: Vec<u32> = due.map(|&(_, number)| number).collect();

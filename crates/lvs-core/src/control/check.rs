@@ -1,4 +1,4 @@
-//! What a change needs to be possible.
+//! Preconditions of changes.
 //!
 //! Each function here asks a [`View`]: a director as it is, or as it would be after the changes of
 //! a list that come before this one. So a change is refused for the same reason, in the kernel's
@@ -21,8 +21,7 @@ const TIMEOUT_MAX: u32 = 8_589_934;
 pub(crate) trait View {
     /// The service with this key.
     fn service(&self, key: &ServiceKey) -> Option<Facts>;
-    /// The forwarding method of a server of the service with this key, of which these facts were
-    /// told.
+    /// The forwarding method of a server of the service with this key and these facts.
     fn server(&self, key: &ServiceKey, facts: &Facts, addr: SocketAddr) -> Option<Forwarding>;
     /// Whether a synchronisation daemon of this role runs.
     fn runs(&self, role: SyncRole) -> bool;
@@ -37,7 +36,7 @@ pub(crate) trait View {
     fn marks(&self) -> usize;
 }
 
-/// What checks go by of a service.
+/// The facts about a service that checks use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     /// Its number in the director, if it is there.
@@ -48,7 +47,7 @@ pub(crate) struct Facts {
     pub(crate) census: Census,
 }
 
-/// A service's servers, counted by what checks ask for.
+/// Numbers of a service's servers, by the properties that checks use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Census {
     /// Of another family than the service.
@@ -225,7 +224,7 @@ pub(crate) fn timeouts(seconds: [u32; 3]) -> Result<(), Error> {
     Ok(())
 }
 
-/// These families have an address that can stand for clients, and no others.
+/// Checks a change of the local addresses, after which only the families with `serves` have one.
 pub(crate) fn local_pool(
     view: &impl View,
     serves: impl Fn(Family) -> bool,
@@ -291,7 +290,7 @@ fn full_nat(
     Ok(())
 }
 
-/// A scheduler that measures answers takes only servers whose answers it sees.
+/// A scheduler that measures answers accepts only servers whose answers pass the director.
 fn replies(facts: &Facts, config: &ServerConfig) -> Result<(), Error> {
     if facts.needs_replies && !config.forwarding.translates() {
         return Err(Error::NeedsReplies);
@@ -299,8 +298,8 @@ fn replies(facts: &Facts, config: &ServerConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a host can have this address; local addresses and broadcasts of the host's own networks
-/// are known only to whoever embeds the director.
+/// Whether a host can have this address. Only the embedding program knows local addresses and
+/// broadcast addresses of the host's own networks.
 fn unicast(addr: IpAddr) -> Result<(), Error> {
     let refused = match addr {
         IpAddr::V4(addr) => addr.is_unspecified() || addr.is_multicast() || addr.is_broadcast(),

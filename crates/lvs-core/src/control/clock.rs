@@ -1,4 +1,4 @@
-//! What is due by the clock.
+//! Periodic work.
 
 use super::Control;
 use super::defense::{self, Defense};
@@ -8,10 +8,9 @@ use crate::conn::tick_of;
 use crate::shard::Shard;
 
 impl Control {
-    /// Does what is due by the clock: templates that end, snapshots of the counters, the trash,
-    /// schedulers that age what they remember, defences. Call it at least every two seconds,
-    /// after the shards' [`advance`](crate::Shard::advance): a template ends after its last
-    /// connection.
+    /// Runs the work that is due: removal of templates, snapshots of the counters, the trash,
+    /// expiry in schedulers, defences. Call it at least every two seconds, after the shards'
+    /// [`advance`](crate::Shard::advance): a template ends after its last connection.
     pub fn advance(&mut self, now: Instant) {
         self.show_clock(now);
         let mut budget = TEMPLATES_AT_ONCE;
@@ -47,8 +46,8 @@ impl Control {
         self.expire_until(shard, now);
     }
 
-    /// Ends connections and templates whose time has come, in the order of their deadlines; within
-    /// a tick of 4 ms, connections before templates.
+    /// Ends connections and templates in the order of their deadlines; within a tick of 4 ms,
+    /// connections before templates.
     fn expire_until(&mut self, shard: &mut Shard, limit: Instant) {
         let mut budget = usize::MAX;
         let (mut connections, mut templates) = (true, true);
@@ -103,7 +102,7 @@ impl Control {
         self.clock = self.clock.max(Some(now));
     }
 
-    /// Does what is due at `at`, which is the moment of the next event.
+    /// Runs the work that is due at `at`, the time of the next event.
     pub(crate) fn run_events(&mut self, at: Instant) {
         let due = |event: Option<Instant>| event.is_some_and(|event| event <= at);
         if due(self.next_defense) {
@@ -140,7 +139,7 @@ impl Control {
         self.plan();
     }
 
-    /// Finds the moment at which a service is to be looked at next.
+    /// Plans the next visit of a service.
     pub(crate) fn plan_service(&mut self, number: u32) {
         let service = self.services.get(&number);
         let moments = service.map(|service| [service.next_tick, service.slow.next]);

@@ -10,7 +10,7 @@ impl Control {
         self.total.stats()
     }
 
-    /// What each shard has counted, of everything, up to now.
+    /// Present totals of each shard.
     pub fn shard_counts(&self) -> impl Iterator<Item = Counts> + '_ {
         (0..self.options.shards).map(|number| self.total.live_of(number))
     }
@@ -31,8 +31,8 @@ impl Control {
         self.total.add(counts);
     }
 
-    /// Zeroes what is shown of one service and its servers, or of everything (`ip_vs_zero_service`,
-    /// `ip_vs_zero_all`).
+    /// Zeroes the shown counters of one service and its servers, or of everything
+    /// (`ip_vs_zero_service`, `ip_vs_zero_all`).
     ///
     /// # Errors
     /// [`Error::NoService`].

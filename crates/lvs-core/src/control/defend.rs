@@ -1,4 +1,4 @@
-//! The defences at work: what they end.
+//! Removal of connections and templates by the defences.
 
 use super::Control;
 use crate::shard::Shard;

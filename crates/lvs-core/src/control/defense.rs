@@ -24,7 +24,7 @@ pub(crate) struct Defense {
     /// Slots without a connection, and all of them.
     free: usize,
     slots: usize,
-    /// One in so many packets that open a connection is dropped; 0 drops none.
+    /// One of this many packets that open a connection is dropped; 0 drops none.
     rate: u64,
     counter: u64,
     pub(crate) drops_entries: bool,
@@ -55,7 +55,7 @@ impl Defense {
         self.available = available;
     }
 
-    /// Tells how many of the tables' slots have no connection.
+    /// Sets the numbers of free slots and of all slots of the tables.
     pub(crate) fn set_occupancy(&mut self, free: usize, slots: usize) {
         (self.free, self.slots) = (free, slots);
     }
@@ -65,7 +65,7 @@ impl Defense {
         sysctls.drop_entry != 0 || sysctls.drop_packet != 0 || sysctls.secure_tcp != 0
     }
 
-    /// Looks at the memory and at the tables, and decides what is on. The automatic modes 1 and 2
+    /// Reads memory and tables, and decides which defences are on. The automatic modes 1 and 2
     /// change into each other.
     ///
     /// The kernel's table grows until the memory is short; one of a given size is short of slots
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn lots_are_one_in_the_number_of_packets() {
+    fn draw_hits_one_in_number_of_packets() {
         let mut defense = Defense::new(1);
         let minute = Duration::from_secs(60);
         let drops = |defense: &mut Defense, packets| {

@@ -8,7 +8,7 @@ use crate::sched::About;
 use crate::sync::services::{self, ServiceDigest};
 use crate::{Family, Instant, Protocol, Request, Server, ServiceKey};
 
-/// The service, and the server of it, from which a walk over all of them goes on.
+/// The service, and its server, at which a walk over all of them continues.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DigestWalk {
     service: u32,
@@ -89,9 +89,9 @@ impl DigestWalk {
 }
 
 impl Control {
-    /// The digests of the next services, of `budget` servers and services, and from where to go on.
-    /// A service that changes between two pieces has a wrong digest, and the director another
-    /// [`generation`](Self::generation): then the digests are to be made again.
+    /// The digests of the next services, of `budget` servers and services, and the next position. A
+    /// service that changes between two pieces has a wrong digest, and the director another
+    /// [`generation`](Self::generation): then the caller has to start again.
     pub fn digests_piece(
         &self,
         walk: DigestWalk,
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_of_a_server_and_of_its_service_counts() {
+    fn digest_covers_every_setting_of_service_and_server() {
         let base = director("wlc", &[1, 2]);
         let changes: [fn(&mut ServerConfig); 4] = [
             |server| server.weight = 3,
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_any_size_give_the_same() {
+    fn digest_is_independent_of_piece_size() {
         let mut control = director("mh", &[]);
         for n in 1..=20 {
             add(&mut control, n, i32::from(n));

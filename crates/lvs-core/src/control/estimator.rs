@@ -1,6 +1,6 @@
-//! Snapshots and rates of all counters every two seconds, in portions: the kernel spreads its
-//! estimators over the two seconds for the same reason (`IPVS_EST_NTICKS`), so that thousands of
-//! servers hold nobody up.
+//! Snapshots and rates of all counters every two seconds, in portions, so that thousands of servers
+//! cause no delay. The kernel distributes its estimators over the two seconds for the same reason
+//! (`IPVS_EST_NTICKS`).
 
 use core::ops::Bound;
 use core::time::Duration;
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn few_servers_have_their_snapshots_at_one_moment() {
+    fn estimator_samples_few_servers_at_once() {
         let mut control = control(500);
         control.advance(Instant::ZERO + PERIOD);
         assert_eq!(shown(&control), 500);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn many_servers_have_them_in_portions_within_the_period() {
+    fn estimator_samples_many_servers_in_portions_within_period() {
         let mut control = control(2000);
         let mut seen = std::vec::Vec::new();
         while shown(&control) < 2000 {

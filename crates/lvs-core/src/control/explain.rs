@@ -1,4 +1,4 @@
-//! What would become of a packet, and why, without any of it happening.
+//! Decisions about hypothetical packets, with reasons and without side effects.
 
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -47,20 +47,20 @@ pub struct Explanation {
     pub candidates: Vec<Candidate>,
     /// Where it would go.
     pub server: Option<SocketAddr>,
-    /// What would become of it, in a sentence.
+    /// The decision, in a sentence.
     pub verdict: String,
     /// Why it would open no connection: the name of a [`DropReason`] or an [`AcceptReason`]. Empty
     /// if it would open one, or if that cannot be foreseen.
     pub reason: String,
-    /// Whether its connection's packets are forwarded in the kernel, if it belongs to one or would
-    /// open one. Whoever forwards packets knows that, not the core.
+    /// Whether its connection is offloaded to the kernel, if it belongs to one or would open one.
+    /// The dataplane sets it; the core does not know it.
     pub in_kernel: Option<bool>,
     /// Why they are not; empty if they are.
     pub in_kernel_why: String,
 }
 
 impl Explanation {
-    /// It belongs to a connection, or would open one, as far as that can be told.
+    /// It belongs to a connection, or would open one, as far as a preview can show.
     pub const fn has_connection(&self) -> bool {
         self.connection.is_some() || self.server.is_some()
     }
@@ -86,7 +86,7 @@ pub struct Candidate {
 }
 
 impl Control {
-    /// Tells what would become of the packet `tuple` with the mark `mark`, if it may open a
+    /// Explains the decision about the packet `tuple` with the mark `mark`, if it may open a
     /// connection (a SYN, a datagram). Nothing changes: schedulers choose on a copy.
     pub fn explain(&self, shard: &Shard, tuple: Tuple, mark: u32, now: Instant) -> Explanation {
         let Tuple { protocol, src, dst } = tuple;
@@ -289,7 +289,7 @@ struct Forecast {
     by: By<bool>,
 }
 
-/// Why a preview cannot tell.
+/// Why a preview is impossible.
 enum Unknown {
     /// The persistence engine goes by the packet's payload.
     Payload,
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_what_happens_and_nothing_changes() {
+    fn explain_agrees_with_admit_and_changes_nothing() {
         for scheduler in [
             "rr", "wrr", "wlc", "lc", "sh", "dh", "mh", "sed", "nq", "fo", "ovf", "lblc", "lblcr",
         ] {
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_it() {
+    fn explain_without_service_reports_host() {
         let director = director("rr");
         let mut tuple = tuple("198.51.100.1:4000");
         tuple.dst.set_port(81);

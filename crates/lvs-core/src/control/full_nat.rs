@@ -1,5 +1,5 @@
 //! Full NAT: connections whose clients are translated too, so that replies come back to the
-//! director whatever way the servers' other packets go. IPVS has no such method.
+//! director, independent of the servers' routes. IPVS has no such method.
 
 use super::Control;
 use super::admit::Packets;
@@ -11,12 +11,12 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-/// What the director knows of itself and the networks around, as far as full NAT goes.
+/// The director's own addresses and networks, as far as full NAT needs them.
 #[derive(Debug, Default)]
 pub(crate) struct FullNat {
-    /// The addresses that stand for clients.
+    /// The local addresses.
     pub(crate) pool: Arc<[LocalAddress]>,
-    /// NAT connections whose replies would not come back are translated at both ends.
+    /// NAT connections are translated at both ends if their replies would bypass the director.
     hairpin: bool,
     /// Networks that the director is on, as prefixes: hosts on one of them reach each other
     /// without it.
@@ -45,13 +45,13 @@ impl FullNat {
 }
 
 impl Control {
-    /// The addresses that stand for clients towards servers of full NAT, and whether NAT translates
-    /// both ends where replies would not come back to the director (hairpin).
+    /// The local addresses of full NAT, and whether NAT translates both ends if replies would
+    /// bypass the director (hairpin).
     pub fn local_pool(&self) -> (&[LocalAddress], bool) {
         (&self.full_nat.pool, self.full_nat.hairpin)
     }
 
-    /// Replaces both. Connections keep what they have.
+    /// Replaces both. Connections keep their local ports.
     ///
     /// # Errors
     /// [`Error::LocalAddressNeeded`] if a family is left without an address that servers of full
@@ -64,15 +64,14 @@ impl Control {
         Ok(())
     }
 
-    /// Tells which networks the host is on, as prefixes: a client there, and a server on the same
-    /// one, reach each other without the director.
+    /// Sets the networks of the host, as prefixes: a client and a server on the same one reach each
+    /// other without the director.
     pub fn set_networks(&mut self, networks: Vec<(IpAddr, u8)>) {
         self.full_nat.networks = prefixes(networks);
     }
 
-    /// The flags of a connection to `server`, which are `flags` as far as the server says: with
-    /// another method where the director is the server itself, or where replies would not come
-    /// back.
+    /// The flags of a connection to `server`: `flags` with the server's method, or another method
+    /// if the director itself is the server or replies would not come back.
     pub(super) fn translated_flags(
         &self,
         server: &Server,
@@ -98,8 +97,8 @@ impl Control {
         }
     }
 
-    /// Whether what `server` sends to `client` would not come by here: they share a network, or the
-    /// client is a server of the same service.
+    /// Whether packets of `server` to `client` would bypass the director: they share a network, or
+    /// the client is a server of the same service.
     fn bypasses(&self, server: &Server, client: IpAddr) -> bool {
         let entry = self.records.get(server.id().index());
         let service = entry.and_then(|entry| self.services.get(&entry.service));

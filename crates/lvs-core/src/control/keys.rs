@@ -9,8 +9,8 @@ use super::service::ServiceKeyOrd;
 /// The numbers of services, by their keys.
 pub(super) type Keys = HashMap<ServiceKeyOrd, u32, Fold>;
 
-/// A quick hash function. Keys come from the configuration, never from packets, so nobody outside
-/// chooses them; and a lookup of a key that is not there costs as little.
+/// A quick hash function. Keys come from the configuration, never from packets, so a sender cannot
+/// choose them; and a look-up of an absent key costs as little.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fold(u64);
 

@@ -1,5 +1,6 @@
 //! Limits of a service: connections, new connections a second, and new connections a second from
-//! one source, so that a flood of one service, or from one place, leaves the others their share.
+//! one source, so that a flood of one service, or from one source, does not reduce the share of
+//! other services and sources.
 
 use crate::{DropReason, Instant, Limits, Server};
 use alloc::vec;
@@ -10,7 +11,7 @@ use core::ops::Range;
 use core::time::Duration;
 use siphasher::sip::SipHasher13;
 
-/// Sources that are kept in one set; the one that has opened least of late gives way to a new one.
+/// Sources in one set; a new source evicts the one that has opened the fewest connections lately.
 const WAYS: usize = 4;
 
 /// Sets of sources: 16,384 sources, 256 KiB for each service with such a limit.
@@ -22,7 +23,7 @@ const SECOND: u64 = 1_000_000_000;
 /// How soon after a look at a full service's servers they are looked at again.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// What a service has taken of its limits.
+/// Present use of a service's limits.
 #[derive(Debug, Default)]
 pub(crate) struct Limiter {
     rate: Meter,
@@ -60,8 +61,8 @@ struct Source {
 }
 
 impl Limiter {
-    /// Why a new connection from `client` is over a limit, if it is; what is not, counts. `seed`
-    /// keys the hash of sources.
+    /// The limit that a new connection from `client` would exceed, if there is one; otherwise the
+    /// connection is counted. `seed` keys the hash of sources.
     pub(crate) fn check<'a>(
         &mut self,
         limits: &Limits,
@@ -70,7 +71,7 @@ impl Limiter {
         seed: u64,
         now: Instant,
     ) -> Result<(), DropReason> {
-        // Who is over a limit of his own takes nothing from the others.
+        // A client above its own limit uses nothing of the shared limits.
         if limits.source_rate > 0 && !self.takes_source(limits, client, seed, now) {
             return Err(DropReason::SourceRate);
         }
@@ -84,7 +85,7 @@ impl Limiter {
         Ok(())
     }
 
-    /// As much of this as [`check`](Self::check) reads for `client`, to try what it would find.
+    /// The part of the state that [`check`](Self::check) reads for `client`, for a preview.
     pub(crate) fn preview(&self, limits: &Limits, client: IpAddr, seed: u64) -> Self {
         let set = self.sources.get(self.set(hash(limits, client, seed)));
         Self {
@@ -139,7 +140,8 @@ impl Limiter {
     }
 }
 
-/// Keyed hash of the network that counts as the source of `client`; never 0, which is nobody's.
+/// Keyed hash of the network that counts as the source of `client`; never 0, which marks a free
+/// place.
 fn hash(limits: &Limits, client: IpAddr, seed: u64) -> u64 {
     let bits = |bits: u8, default: u32| match u32::from(bits) {
         0 => default,
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_a_seconds_worth_at_once_and_as_much_every_second() {
+    fn rate_limit_permits_burst_of_one_second() {
         let limits = Limits {
             rate: 10,
             ..Limits::default()
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_over_its_limit_takes_nothing_from_others() {
+    fn source_over_limit_uses_no_shared_rate() {
         let limits = Limits {
             rate: 50,
             source_rate: 5,
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_sources_is_bounded_and_does_not_free_the_busy_one() {
+    fn source_flood_is_bounded_and_keeps_busy_source_limited() {
         let limits = Limits {
             source_rate: 5,
             ..Limits::default()

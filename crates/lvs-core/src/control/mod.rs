@@ -66,11 +66,11 @@ pub(crate) const FTP_DATA: u16 = 20;
 /// How a director is made.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Connections that each shard holds at most. Persistence templates, which all of them share,
-    /// are an eighth (and 128) more, so that when every connection has one of its own, some
-    /// are free to give way.
+    /// Maximum of connections in each shard. Persistence templates, which all shards share, are an
+    /// eighth (and 128) more, so that some are evictable even when every connection has a template
+    /// of its own.
     pub max_connections: usize,
-    /// What a full shard does with a new connection.
+    /// Action of a full shard for a new connection.
     pub when_full: WhenFull,
     /// How many shards there will be.
     pub shards: usize,
@@ -192,7 +192,7 @@ pub struct Control {
     leaving: VecDeque<Arc<Server>>,
     /// When the defences look at the memory next.
     next_defense: Option<Instant>,
-    /// What each shard is to do when it is swept next.
+    /// Work of the next sweep, for each shard.
     sweep_work: Vec<SweepWork>,
     templates: Templates,
     evicted_templates: u64,
@@ -209,13 +209,13 @@ pub struct Control {
     full_nat: FullNat,
     /// Servers of another family than their service's.
     mixed: usize,
-    /// Connections whose server is chosen already.
+    /// Connections with a pinned server.
     pins: Pins,
     /// Whose connections are taken.
     filters: Filters,
-    /// Rules that give packets marks, which whoever embeds the director applies.
+    /// Rules that give packets marks. The embedding program applies them.
     marks: Arc<[MarkRule]>,
-    /// Virtual addresses that whoever embeds the director is to answer for.
+    /// Virtual addresses that the embedding program answers ARP for.
     own_vips: Vec<IpAddr>,
     /// Synchronisation daemons as they were asked for, in the order in which they were started.
     daemons: Vec<SyncDaemon>,
@@ -301,8 +301,7 @@ impl Control {
         self.shard_in(number, Memory::heap(self.layout()))
     }
 
-    /// What the memory of a shard's connections looks like that can hold
-    /// [`Options::max_connections`].
+    /// Memory layout of a shard that can contain [`Options::max_connections`].
     pub fn layout(&self) -> Layout {
         Layout::new(self.options.max_connections, self.options.seed)
     }
@@ -364,9 +363,9 @@ mod tests {
         assert_eq!(templates(8), templates(1));
     }
 
-    /// A shard that follows changes bit by bit has what one has that is made now.
+    /// A shard that follows changes step by step equals a new shard.
     #[test]
-    fn a_shard_that_follows_every_change_has_what_a_new_one_has() {
+    fn swept_shard_equals_new_shard() {
         let mut control = Control::new(Options {
             max_connections: 16,
             ..Options::default()
@@ -406,9 +405,9 @@ mod tests {
         }
     }
 
-    /// What is counted along with changes is what counting anew gives.
+    /// Counters maintained along with changes equal a fresh count.
     #[test]
-    fn counts_that_are_kept_are_right() {
+    fn maintained_counts_equal_fresh_counts() {
         let mut control = Control::new(Options::default());
         let v6 = ServiceKey::tcp("[2001:db8::1]:21".parse().unwrap());
         let local = vec![crate::LocalAddress::new([192, 0, 2, 1].into())];

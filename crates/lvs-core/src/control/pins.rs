@@ -1,5 +1,5 @@
-//! Connections whose server is chosen before they open: a health check goes the way of a client's
-//! packets, and yet to exactly the server that it asks about.
+//! Pinned connections: a health check uses the path of a client's packets, and reaches exactly the
+//! server that it checks.
 
 use alloc::collections::BTreeMap;
 #[cfg(test)]
@@ -16,14 +16,14 @@ pub(crate) const PINS_MAX: usize = 16_384;
 /// How long one waits.
 const LIFE: Duration = Duration::from_secs(10);
 
-/// Who opens the connection, and to which service.
+/// Protocol and address of the client, and the number of the service.
 type From = (u8, SocketAddr, u32);
 
 /// The pins, few and short-lived: those of checks that are about to begin.
 #[derive(Debug, Default)]
 pub(super) struct Pins {
     all: BTreeMap<From, (SocketAddr, Instant)>,
-    /// When those that nobody has used are looked for next.
+    /// Time of the next search for unused pins.
     next: Instant,
 }
 
@@ -56,7 +56,7 @@ impl Pins {
         (now < until).then_some(server)
     }
 
-    /// Forgets those whose time is over, at most twice in their life.
+    /// Removes expired pins, at most twice in their life.
     fn tidy(&mut self, now: Instant) {
         if now >= self.next {
             self.all.retain(|_, (_, until)| now < *until);
@@ -66,9 +66,9 @@ impl Pins {
 }
 
 impl Control {
-    /// The next connection that `client` opens to the service within 10 s goes to `server`,
-    /// whatever the scheduler, the server's weight, filters and limits say. For health checks
-    /// that travel as a client's packets do.
+    /// The next connection of `client` to the service within 10 s uses `server`, in spite of the
+    /// scheduler, the server's weight, filters and limits. For health checks on the path of a
+    /// client's packets.
     ///
     /// # Errors
     /// [`Error::NoService`] (also of a mark: it has no protocol), [`Error::NoServer`], and
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_connection_goes_to_its_server_once() {
+    fn pinned_connection_reaches_its_server_once() {
         let mut control = Control::new(Options::default());
         let mut shard = control.shard(0).unwrap();
         let vip = address("198.51.100.1:80");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn pins_are_bounded_and_forgotten() {
+    fn pins_are_bounded_and_expire() {
         let mut control = Control::new(Options::default());
         let key = ServiceKey::tcp(address("198.51.100.1:80"));
         let server = address("10.0.0.1:80");

@@ -8,6 +8,7 @@ use core::ops::{Bound, Range};
 use core::time::Duration;
 
 use super::ServiceKeyOrd;
+use crate::attempts::Windows;
 use crate::server::Marks;
 use crate::stats::ObjectStats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
@@ -25,6 +26,7 @@ pub(crate) struct Registered {
     pub(crate) service: u32,
     pub(crate) key: ServiceKey,
     pub(crate) stats: ObjectStats,
+    pub(crate) attempts: Windows,
     trashed: Option<Trashed>,
 }
 
@@ -34,7 +36,7 @@ struct Trashed {
     idle_since: Option<Instant>,
 }
 
-/// What a look into the trash has left.
+/// State of the trash after a look at some of its records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trash {
     /// Records that were not looked at yet.
@@ -52,8 +54,8 @@ impl Registered {
     }
 }
 
-/// All records. Whatever changes one of them costs the same, however many there are; so does a
-/// shard's taking over of what has changed, because the numbers of changed records are remembered.
+/// All records. A change of one record costs the same for any number of records. So does the update
+/// of a shard, because the numbers of changed records are remembered.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     places: Vec<Option<Registered>>,
@@ -63,13 +65,13 @@ pub(crate) struct Records {
     trash: BTreeMap<(ServiceKeyOrd, SocketAddr), u32>,
     /// The record in the trash that was looked at last, until all have been.
     looked_at: Option<(ServiceKeyOrd, SocketAddr)>,
-    /// Records by their servers' addresses, while somebody looks for these.
+    /// Records by their servers' addresses, while there is a reader for them.
     addresses: Option<BTreeSet<(SocketAddr, u32)>>,
     /// Records that have changed, in the order of their changes.
     log: Vec<u32>,
     /// The number of the first change in the log, from the first ever.
     log_start: u64,
-    /// Where servers say that schedulers have to look at them again.
+    /// The bits by which servers request another look of their schedulers.
     marks: Marks,
 }
 
@@ -107,7 +109,10 @@ impl Records {
         let entries = entries.iter_mut().flatten();
         entries
             .filter(|entry| !entry.is_trashed())
-            .for_each(|entry| entry.stats.tick());
+            .for_each(|entry| {
+                entry.stats.tick();
+                entry.attempts.tick(entry.server.attempts().total());
+            });
     }
 
     /// Records of servers at this address, that of the highest number first; none unless they are
@@ -118,7 +123,7 @@ impl Records {
         places.filter_map(|&(_, place)| self.get(place as usize))
     }
 
-    /// Whether somebody looks for records by address.
+    /// Sets whether records are indexed by address.
     pub(crate) fn index_addresses(&mut self, wanted: bool) {
         if self.addresses.is_some() == wanted {
             return;
@@ -165,6 +170,7 @@ impl Records {
             service: number,
             key,
             stats: ObjectStats::new(shards),
+            attempts: Windows::default(),
             trashed: None,
         };
         if self.free.pop_first().is_some() {
@@ -255,8 +261,8 @@ impl Records {
     pub(crate) fn note(&mut self, place: u32) {
         let kept = self.places.len().max(LOG_MIN);
         if self.log.len() >= 2 * kept {
-            // Whoever has not seen these looks at all records, which are no more than the changes
-            // that stay.
+            // A reader that has missed these changes reads all records, which are no more than the
+            // remaining changes.
             let gone = self.log.len() - kept;
             self.log_start += gone as u64;
             self.log.drain(..gone);
@@ -290,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_taken_again_when_its_record_is_gone() {
+    fn place_of_removed_record_is_reused() {
         let mut records = Records::default();
         let ids: Vec<u32> = (1..=3).map(|n| enter(&mut records, n).0).collect();
         assert_eq!(ids, [0, 1, 2]);
@@ -309,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_trash_is_looked_through_in_portions() {
+    fn trash_is_visited_in_portions() {
         let mut records = Records::default();
         let ids: Vec<ServerId> = (1..=5).map(|n| enter(&mut records, n)).collect();
         for &id in &ids {
@@ -328,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_saw_the_last_changes_sees_the_new_ones_only() {
+    fn reader_with_recent_position_reads_new_changes_only() {
         let mut records = Records::default();
         enter(&mut records, 1);
         let seen = records.changes();

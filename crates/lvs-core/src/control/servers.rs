@@ -1,4 +1,4 @@
-//! Real servers: added, edited, removed, and what becomes of their records then.
+//! Real servers: addition, changes and removal, and the life of their records.
 
 use alloc::sync::Arc;
 use core::net::SocketAddr;
@@ -8,12 +8,13 @@ use core::time::Duration;
 use super::Control;
 use super::check;
 use super::records::Trash;
+use crate::attempts::RecentAttempts;
 use crate::stats::Stats;
 use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
 /// Time between two looks into the trash (`IP_VS_DEST_TRASH_PERIOD`).
 const TRASH_PERIOD: Duration = Duration::from_secs(60);
-/// Servers in the trash that are looked at with nobody else having a turn.
+/// Servers in the trash that are visited without a pause.
 const TRASH_PORTION: usize = 256;
 /// Time between two such portions.
 const TRASH_STEP: Duration = Duration::from_millis(10);
@@ -72,8 +73,7 @@ impl Control {
 
     /// Removes a real server from a service (`ip_vs_del_dest`). Packets of clients to it are
     /// dropped until it comes back; with `expire_nodest_conn` its connections end at the next
-    /// [`sweep`](Self::sweep). What the service's [`OnServerDown`](crate::OnServerDown) says
-    /// comes first.
+    /// [`sweep`](Self::sweep). The service's [`OnServerDown`](crate::OnServerDown) has precedence.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::NoServer`].
@@ -92,11 +92,10 @@ impl Control {
         Ok(())
     }
 
-    /// Puts the servers of a service into an order: the first of `order` stands where the one that
-    /// was added last does. Those that it does not name come behind, in the order that they have;
-    /// those that are not there are passed over. If that changes anything the scheduler begins
-    /// anew. The kernel has no such operation: there, a server that was removed and comes back
-    /// stands in front.
+    /// Orders the servers of a service: the first of `order` takes the place of the one that was
+    /// added last. Servers that are not in `order` follow, in their present order; absent ones are
+    /// ignored. If that changes anything, the scheduler restarts. The kernel has no such operation:
+    /// there, a server that was removed and comes back is in front.
     ///
     /// # Errors
     /// [`Error::NoService`], [`Error::UnknownScheduler`].
@@ -119,19 +118,25 @@ impl Control {
         Some(self.records.get(id.index())?.stats.stats())
     }
 
+    /// Attempts of clients to open connections to a real server.
+    pub fn server_attempts(&self, id: ServerId) -> Option<RecentAttempts> {
+        let entry = self.records.get(id.index())?;
+        Some(entry.attempts.recent(entry.server.attempts().total()))
+    }
+
     /// Whether removed servers are kept, which may yet come back with their connections.
     pub fn has_removed(&self) -> bool {
         self.next_trash.is_some()
     }
 
-    /// Every server that is configured or still has connections, with the service that it belongs
-    /// or belonged to: what packets may yet go to and come from.
+    /// Every server that is configured or still has connections, with its present or former
+    /// service: the servers that packets may still go to and come from.
     pub fn endpoints(&self) -> impl Iterator<Item = (ServiceKey, &Arc<Server>)> {
         self.endpoints_in(0..self.endpoint_places())
     }
 
-    /// Those of [`endpoints`](Self::endpoints) in some of the places, of which there are
-    /// [`endpoint_places`](Self::endpoint_places): for whoever goes through them in portions.
+    /// The part of [`endpoints`](Self::endpoints) in some of the
+    /// [`endpoint_places`](Self::endpoint_places), for callers that iterate in portions.
     pub fn endpoints_in(
         &self,
         places: Range<usize>,

@@ -18,19 +18,19 @@ pub struct Service {
     pub(super) owner: Option<String>,
     pub(crate) pool: Pool,
     pub(super) stats: ObjectStats,
-    /// When the scheduler is to be called next; none until the clock has been shown, or if it
-    /// never is.
+    /// Time of the scheduler's next call; none until the clock was set, or if the scheduler needs
+    /// none.
     pub(super) next_tick: Option<Instant>,
     /// Servers that get their share bit by bit.
     pub(crate) slow: SlowStart,
-    /// What it has taken of its limits.
+    /// Present use of its limits.
     pub(crate) limiter: Limiter,
-    /// Its servers, counted by what checks ask for.
+    /// Numbers of its servers, by the properties that checks use.
     pub(crate) census: Census,
 }
 
 impl Service {
-    /// What identifies it.
+    /// Its key.
     pub const fn key(&self) -> ServiceKey {
         self.key
     }
@@ -40,7 +40,7 @@ impl Service {
         &self.config
     }
 
-    /// Who answers for it; `None` for one made by hand.
+    /// Its owner; `None` for a manually added service.
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_deref()
     }

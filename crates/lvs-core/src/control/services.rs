@@ -103,8 +103,8 @@ impl Control {
         Ok(())
     }
 
-    /// Whose new connections a service takes; of no service: whose all of them take. What is open
-    /// already goes on.
+    /// Sets the filter for new connections of a service, or the director's filter for all services.
+    /// Open connections continue.
     ///
     /// # Errors
     /// [`Error::NoService`].
@@ -210,12 +210,13 @@ impl Control {
         Ok(scheduler)
     }
 
-    /// When a scheduler that is made now is to be called first.
+    /// Time of the first call of a scheduler that is made now.
     pub(super) fn first_tick(&self, scheduler: &dyn Scheduler) -> Option<Instant> {
         Some(self.clock? + scheduler.period()?)
     }
 
-    /// Counts a server of service `number` whose forwarding method was `before` and is `after`.
+    /// Updates the counts for a server of service `number` whose forwarding method was `before` and
+    /// is `after`.
     pub(super) fn recount(
         &mut self,
         number: u32,

@@ -1,4 +1,4 @@
-//! Settings of the whole director, and what the host tells it.
+//! Settings of the whole director, and facts from the host.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -64,14 +64,14 @@ impl Control {
         Ok(())
     }
 
-    /// Tells the defences how much memory is free, in pages of 4 KiB (`drop_entry`, `drop_packet`,
-    /// `secure_tcp` in their automatic modes). Until told, there is enough.
+    /// Sets the free memory for the defences, in pages of 4 KiB (`drop_entry`, `drop_packet`,
+    /// `secure_tcp` in their automatic modes). The default is sufficient memory.
     pub fn set_memory(&mut self, free_pages: u64) {
         self.defense.set_memory(free_pages);
     }
 
-    /// Tells which addresses, as prefixes, are the host's own: connections to them are never sent
-    /// past the servers (`cache_bypass`).
+    /// Sets the host's own addresses, as prefixes: connections to them are never sent past the
+    /// servers (`cache_bypass`).
     pub fn set_local_addresses(&mut self, prefixes: Vec<(IpAddr, u8)>) {
         self.local = full_nat::prefixes(prefixes);
     }
@@ -83,8 +83,8 @@ impl Control {
     /// Has a helper look at FTP's control connections to these virtual ports, as `ip_vs_ftp` does
     /// where it is loaded. None at first; it concerns connections that are made from now on.
     ///
-    /// The helper needs the segments' bytes ([`PacketMeta::segment`](crate::PacketMeta::segment)),
-    /// and whoever embeds the director then changes segments as verdicts say
+    /// The helper needs the segments' bytes ([`PacketMeta::segment`](crate::PacketMeta::segment)).
+    /// The embedding program then changes segments according to the verdicts
     /// ([`Forward::shift`](crate::Forward::shift), [`Reply::edit`](crate::Reply::edit)).
     ///
     /// # Errors
@@ -103,12 +103,12 @@ impl Control {
     }
 
     /// The rules that give packets marks. A packet's mark is part of its
-    /// [`PacketMeta`](crate::PacketMeta): whoever embeds the director applies them.
+    /// [`PacketMeta`](crate::PacketMeta): the embedding program applies the rules.
     pub const fn marks(&self) -> &Arc<[MarkRule]> {
         &self.marks
     }
 
-    /// The virtual addresses that whoever embeds the director was told to answer for.
+    /// The virtual addresses that the embedding program answers ARP for.
     pub fn own_vips(&self) -> &[IpAddr] {
         &self.own_vips
     }

@@ -6,9 +6,9 @@
 //! Where weights are numbers of connections, or large, the others stay as they are, and that server
 //! gets the tenths of its own.
 //!
-//! Who starts slowly: a server that begins to take connections (it is added, or its weight rises
-//! from 0) while another one has done so for the whole time already. With nobody there to spare it,
-//! slowness would only cost.
+//! A server starts slowly when it begins to accept connections (it is added, or its weight rises
+//! from 0) and another server has accepted them for the whole period. Without such a server, a slow
+//! start would only reduce the capacity.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
@@ -18,7 +18,7 @@ use core::time::Duration;
 use crate::control::Service;
 use crate::{Control, Instant, Server, ServerId};
 
-/// What weights are multiplied by.
+/// Factor for all weights during a slow start.
 const FINER: i32 = 10;
 /// Above this, weights are fine enough by themselves.
 const FINE: i32 = 100_000;
@@ -29,7 +29,7 @@ pub(crate) struct SlowStart {
     since: BTreeMap<ServerId, Since>,
     /// When the next tenth is due.
     pub(crate) next: Option<Instant>,
-    /// What the weights are multiplied by now.
+    /// Present factor for the weights.
     factor: i32,
 }
 
@@ -52,7 +52,7 @@ impl Default for SlowStart {
 }
 
 impl SlowStart {
-    /// What the weights are multiplied by now.
+    /// Present factor for the weights.
     pub(crate) const fn factor(&self) -> i32 {
         self.factor
     }
@@ -72,7 +72,7 @@ impl SlowStart {
             .collect();
     }
 
-    /// Notes who takes connections now.
+    /// Records the servers that accept connections now.
     fn note(&mut self, servers: &[Arc<Server>], takes: Duration, now: Instant) {
         let taking = servers.iter().filter(|server| server.config().weight > 0);
         let taking: BTreeSet<ServerId> = taking.map(|server| server.id()).collect();
@@ -104,8 +104,8 @@ impl SlowStart {
 }
 
 impl Service {
-    /// Gives each server the weight that it has at `now`, and tells the scheduler of those that
-    /// have changed. `false` if the service has nothing to do with slow starts.
+    /// Gives each server its weight at `now`, and reports changed weights to the scheduler. Returns
+    /// `false` if no server of the service starts slowly.
     pub(crate) fn apply_slow_start(&mut self, now: Instant) -> bool {
         let takes = Duration::from_secs(self.config.extras.slow_start.into());
         if takes.is_zero() && self.slow.factor == 1 && self.slow.since.is_empty() {

@@ -1,4 +1,4 @@
-//! How shards follow what has changed.
+//! Propagation of changes to the shards.
 
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -7,7 +7,7 @@ use super::Control;
 use crate::Family;
 use crate::shard::{ServerLink, Shard};
 
-/// What a shard is to do when it is swept next.
+/// Work of a shard's next sweep.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SweepWork {
     /// End the connections of removed servers.
@@ -19,7 +19,7 @@ pub(super) struct SweepWork {
 }
 
 impl Control {
-    /// Brings a shard up to date, and ends what the settings say must end now. Call it after
+    /// Brings a shard up to date, and ends connections according to the settings. Call it after
     /// changes. A shard of another director stays as it is.
     pub fn sweep(&mut self, shard: &mut Shard) {
         if !self.owns(shard) {
@@ -51,7 +51,7 @@ impl Control {
         self.shared.generation.load(Ordering::Acquire)
     }
 
-    /// Tells the shards that their copies are out of date.
+    /// Marks the shards' copies as out of date.
     pub(crate) fn changed(&mut self) {
         self.settings.ipv4 = self.families[Family::V4 as usize] > 0;
         self.settings.ipv6 = self.families[Family::V6 as usize] > 0;
@@ -61,7 +61,7 @@ impl Control {
         self.shared.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Copies settings and links into a shard whose copies are out of date.
+    /// Copies settings and links into a shard with outdated copies.
     pub(crate) fn refresh(&self, shard: &mut Shard) {
         let generation = self.shared.generation.load(Ordering::Acquire);
         if shard.is_at(generation) {

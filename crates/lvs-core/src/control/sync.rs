@@ -70,8 +70,7 @@ impl Control {
         self.backup
     }
 
-    /// How many ports a daemon will use that is started now: what `sync_ports` says, or, while one
-    /// runs, as many as that one.
+    /// Number of ports of a daemon that starts now: `sync_ports`, or that of the running daemon.
     pub fn next_sync_ports(&self) -> u16 {
         if self.settings.master.is_some() || self.backup.is_some() {
             return self.sync_ports;

@@ -1,4 +1,4 @@
-//! What a backup makes of a message (`ip_vs_proc_conn`).
+//! Application of received sync messages (`ip_vs_proc_conn`).
 
 use alloc::sync::Arc;
 use core::net::{Ipv6Addr, SocketAddr};
@@ -24,13 +24,13 @@ const TAKEN: u32 = flag::METHOD
 /// Flags that it may change on an entry that exists (`IP_VS_CONN_F_BACKUP_UPD_MASK`).
 const UPDATED: u32 = flag::INACTIVE | flag::OUT_SEQ | flag::IN_SEQ;
 
-/// Seconds that an entry gets whose message tells none and whose protocol has none.
+/// Timeout in seconds of an entry whose message and protocol have none.
 const TIMEOUT: u32 = 180;
 
-/// Two packets this close to one another: whose was the last cannot be told.
+/// The order of two packets this close to one another is not known.
 const TIE: Duration = RECENT;
 
-/// What has become of connections that came by synchronisation.
+/// Results for connections received by synchronisation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
     /// They are known now.
@@ -41,15 +41,15 @@ pub struct TakenOver {
     pub no_room: u64,
 }
 
-/// What has become of items that a peer has told.
+/// Results for items received from a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Heard {
-    /// What was taken over.
+    /// Connections taken over.
     pub taken: TakenOver,
     /// Connections that have ended.
     pub ended: u64,
-    /// Connections whose packets come here, and that stay as they are.
+    /// Connections that stay unchanged, because their packets arrive here.
     pub kept: u64,
 }
 
@@ -71,10 +71,10 @@ impl Control {
         }
     }
 
-    /// Takes over connections that [`wire::parse`] has read for the backup that runs. Connections
-    /// go to `shard`, templates to the control half; what makes no sense is left out. Gives how
-    /// many of them were taken: of the others there is no room for some, and some make no
-    /// sense. Without a backup, or with a shard of another director, that is none.
+    /// Takes over connections that [`wire::parse`] has read for the running backup. Connections are
+    /// stored in `shard`, templates in the control half; invalid entries are ignored. Returns the
+    /// numbers of stored, invalid and refused entries. Without a backup, or with a shard of another
+    /// director, all are 0.
     pub fn take_over(
         &mut self,
         shard: &mut Shard,
@@ -96,11 +96,12 @@ impl Control {
         taken
     }
 
-    /// Takes over what a peer has told ([`bulk::parse`](crate::sync::bulk::parse)): connections go
-    /// to `shard`, which listens to it ([`Shard::listen_to`]), templates to the control half. A
-    /// connection that a packet has just come to is the peer's. Of others that this director
-    /// tells, those stay its own whose packets came here later than they came to the peer; where
-    /// nobody can tell, they do if `keeps_ties`, which is to be true for one of the two.
+    /// Applies the updates of a peer ([`bulk::parse`](crate::sync::bulk::parse)): connections go to
+    /// `shard`, which listens to it ([`Shard::listen_to`]), templates to the control half. A
+    /// connection that a packet has just reached belongs to the peer. Of the other owned
+    /// connections, this director keeps those whose packets arrived here later than at the peer. If
+    /// the order is not known, it keeps them if `keeps_ties`, which must be true for one of the two
+    /// directors.
     pub fn hear(
         &mut self,
         shard: &mut Shard,
@@ -228,8 +229,8 @@ impl Control {
         Ok((template, entry.flags & TAKEN | flag::SYNC))
     }
 
-    /// Takes over a connection, whose timer fires when `left` is over or else when its timeout is;
-    /// nothing for news of the end of one that is not there any more.
+    /// Takes over a connection, whose timer fires after `left` or else after its timeout. A report
+    /// of the end of a connection that does not exist is ignored.
     fn take_over_connection(
         &mut self,
         shard: &mut Shard,
@@ -257,7 +258,7 @@ impl Control {
         let index = match found {
             Some(index) => {
                 let slot = shard.conn(index);
-                // Who forwards it in the kernel knows nothing of what changes now.
+                // The kernel fast path has not seen the new state.
                 slot.withdraw();
                 let toggled = (slot.flags() ^ flags) & flag::INACTIVE != 0;
                 slot.clear(UPDATED);
@@ -320,8 +321,8 @@ impl Control {
         Ok(Some(index))
     }
 
-    /// A packet has met a connection of another director's whose server was not known here when it
-    /// was told of: if it is now, the next one finds its way.
+    /// Binds a borrowed connection whose server was not known when it was received, because a
+    /// packet of it has arrived. If the server is known now, the next packet is forwarded.
     pub fn bind_unbound(&mut self, shard: &mut Shard, tuple: &Tuple) {
         if !self.owns(shard) {
             return;

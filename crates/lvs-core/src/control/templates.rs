@@ -11,9 +11,8 @@ use crate::shard::{Connection, Shard, write_template};
 use crate::sync::sync_template;
 use crate::{ConnId, Instant, ServiceFlags};
 
-/// Templates whose time has come that are looked at in one call: a flooded persistent service has a
-/// million, and the lock is held meanwhile. The others come with the next call, which is due at
-/// once.
+/// Due templates that one call visits: a flooded persistent service has a million, and the lock is
+/// held meanwhile. The next call, which is due at once, visits the rest.
 pub(super) const TEMPLATES_AT_ONCE: usize = 4096;
 
 impl Control {
@@ -235,9 +234,9 @@ impl Control {
 const TEMPLATE_WINDOWS: usize = 16;
 
 impl Control {
-    /// Makes room for a persistence template as for a connection: those without a connection go, of
-    /// a few the one that would end first, and those of clients that never established one
-    /// before the others.
+    /// Makes room for a persistence template as for a connection. Templates without a connection
+    /// are removed: of a few the one that would end first, and templates of clients that never
+    /// established a connection before all others.
     pub(crate) fn make_template_room(&mut self) {
         let table = &self.templates.table;
         if !self.settings.evicts || table.len() < table.capacity() {
@@ -258,7 +257,7 @@ impl Control {
             || self.settings.evicts && self.evictable_template().is_some()
     }
 
-    /// The template that would give way to a new one.
+    /// The template that would be evicted for a new one.
     fn evictable_template(&self) -> Option<u32> {
         let table = &self.templates.table;
         let (hand, slots) = (self.templates.hand, table.populated_len());

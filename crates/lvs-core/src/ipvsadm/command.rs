@@ -1,4 +1,4 @@
-//! What a command line asks for.
+//! Parsed commands.
 
 use core::net::SocketAddr;
 
@@ -82,10 +82,10 @@ impl Command {
     }
 }
 
-/// What `-L` shows, and how.
+/// Content and format of `-L`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListOptions {
-    /// What is listed.
+    /// The listed objects.
     pub what: What,
     /// The columns.
     pub format: Format,
@@ -99,7 +99,7 @@ pub struct ListOptions {
     pub nosort: bool,
 }
 
-/// What `-L` lists.
+/// Objects that `-L` can list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum What {
     /// Every service.

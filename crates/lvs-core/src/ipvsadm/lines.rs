@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-/// The longest word; what is longer is cut into words of this length.
+/// The longest word; a longer one is split into words of this length.
 pub const WORD_MAX: usize = 4096;
 
 /// Command lines from a stream that comes in pieces.
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cuts_words_and_lines() {
+    fn reader_splits_words_and_lines() {
         let mut lines = Lines::new();
         let mut seen = Vec::new();
         for &byte in b"\n  \nipvsadm -A\t-t 192.0.2.1:80\r\n-C" {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts_long_words() {
+    fn reader_truncates_long_words() {
         let mut lines = Lines::new();
         for _ in 0..WORD_MAX + 1 {
             assert_eq!(lines.push(b'r'), None);

@@ -36,19 +36,19 @@ pub use resolve::{Numeric, Resolve};
 
 use crate::api::{Failure, FailureCode};
 
-/// What `-v` prints, and the first line of `-h`.
+/// The output of `-v`, and the first line of `-h`.
 pub const VERSION_TEXT: &str = "ipvsadm v1.31 2019/12/24 (compiled with popt and IPVS v1.2.1)\n";
 
-/// What `-h` prints after [`VERSION_TEXT`].
+/// The output of `-h` after [`VERSION_TEXT`].
 pub const HELP_TEXT: &str = include_str!("help.txt");
 
-/// What ipvsadm prints after the reason why it found no IPVS.
+/// The hint that ipvsadm prints after the reason why it found no IPVS.
 pub const NO_IPVS_HINT: &str =
     "Are you sure that IP Virtual Server is built in the kernel or as module?";
 
 /// The line that ipvsadm prints when `command` is refused with `failure`, without its end.
 ///
-/// A refusal that the kernel has no error number for is told in the engine's own words.
+/// A refusal without an error number of the kernel has the dataplane's own text.
 pub fn failure_text<'a>(command: &Command, failure: &'a Failure) -> &'a str {
     let of_server = matches!(
         command,

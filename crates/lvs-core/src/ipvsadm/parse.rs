@@ -43,7 +43,7 @@ enum Kind {
 }
 
 impl Refusal {
-    /// What goes to standard error, line ends included. Bytes, since it repeats words of the
+    /// The text for standard error, with line ends. It is bytes, because it repeats words of the
     /// command line.
     pub fn text(&self) -> &[u8] {
         &self.text
@@ -57,7 +57,7 @@ impl Refusal {
         }
     }
 
-    /// What is wrong with a line of a file that has these words: the line, and why it is refused.
+    /// Error message for a line of a file with these words: the line, and the reason.
     pub fn of_line<W: AsRef<[u8]>>(&self, words: &[W]) -> String {
         let words: Vec<_> = words
             .iter()
@@ -72,7 +72,7 @@ impl Refusal {
         format!("{line:?}: {reason}")
     }
 
-    /// Whether `-R` stops at such a line. It goes on after an unknown option.
+    /// Whether `-R` stops at such a line. It continues after an unknown option.
     pub const fn ends_restore(&self) -> bool {
         !matches!(self.kind, Kind::Option)
     }
@@ -140,7 +140,7 @@ pub fn parse<W: AsRef<[u8]>>(
     )
 }
 
-/// As [`parse`], with the options that `lvsadm` has beside ([`table::OWN_OPTIONS`]).
+/// Like [`parse`], with the additional options of `lvsadm` ([`table::OWN_OPTIONS`]).
 ///
 /// # Errors
 /// As [`parse`].
@@ -208,7 +208,7 @@ fn role(word: Option<&[u8]>) -> Option<SyncRole> {
     }
 }
 
-/// What has been read of a command line.
+/// The parsed part of a command line.
 struct Line<'a> {
     names: &'a dyn Resolve,
     command: CommandName,
@@ -241,7 +241,7 @@ struct Line<'a> {
     ttl: Option<u8>,
 }
 
-/// What a type of tunnel does with an option.
+/// The rule of a tunnel type for an option.
 fn tunnel_rule(kind: &TunnelType, flag: Flag) -> Rule {
     match checksum_of(flag) {
         Some(checksum) if kind.checksums.contains(&checksum) => Rule::OneOf,
@@ -755,7 +755,7 @@ mod tests {
     }
 
     #[test]
-    fn full_nat_is_lvsadms_alone() {
+    fn full_nat_option_is_refused_by_ipvsadm() {
         let words = [
             "-a",
             "-t",
@@ -796,7 +796,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_line_is_told_with_its_words() {
+    fn refused_line_is_reported_with_its_words() {
         let told = |words: &[&str]| {
             let refusal = parse_own("lvsadm", words, &Numeric).expect_err("it is wrong");
             refusal.of_line(words)
@@ -812,7 +812,7 @@ mod tests {
     }
 
     #[test]
-    fn direct_routing_takes_the_port_of_the_service() {
+    fn direct_routing_uses_port_of_service() {
         let words = ["-a", "-t", "192.0.2.1:80", "-r", "10.0.0.1:8080"];
         let Ok(Command::AddServer(spec)) = parse("ipvsadm", &words, &Numeric) else {
             panic!("that is a good line");
@@ -832,12 +832,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_words_are_read(words in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..12), 0..8)) {
+        fn parser_accepts_any_words_without_panic(words in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..12), 0..8)) {
             let _ = parse("ipvsadm", &words, &Numeric);
         }
 
         #[test]
-        fn any_options_are_read(picks in prop::collection::vec((0..table::OPTIONS.len(), any::<bool>(), "[-a-z0-9.:,\\[\\] ]{0,12}"), 0..8)) {
+        fn parser_accepts_any_options_without_panic(picks in prop::collection::vec((0..table::OPTIONS.len(), any::<bool>(), "[-a-z0-9.:,\\[\\] ]{0,12}"), 0..8)) {
             let mut words: Vec<String> = Vec::new();
             for (pick, short, value) in picks {
                 let option = &table::OPTIONS[pick];

@@ -31,7 +31,7 @@ pub(super) struct Words<'a, W> {
     next: usize,
     /// Which long options there are.
     long: fn(&[u8]) -> Option<&'static OptionSpec>,
-    /// What is left of a word of short options.
+    /// The unread rest of a word of short options.
     glued: &'a [u8],
     /// `--` has come: no more options.
     ended: bool,
@@ -76,7 +76,7 @@ impl<'a, W: AsRef<[u8]>> Words<'a, W> {
         self.short().map(Some)
     }
 
-    /// The word that was read last: what messages name.
+    /// The last word, which messages name.
     pub(super) fn current(&self) -> &'a [u8] {
         match self.next.checked_sub(1).and_then(|i| self.words.get(i)) {
             Some(word) => word.as_ref(),

@@ -104,7 +104,7 @@ pub fn titles(out: &mut String, format: Format) {
     }
 }
 
-/// Services and their servers, sorted unless `options` says otherwise; without title lines.
+/// Services and their servers, sorted unless `options` disables that; without title lines.
 pub fn services(
     out: &mut String,
     mut services: Vec<ServiceInfo>,
@@ -682,7 +682,7 @@ mod tests {
     }
 
     #[test]
-    fn large_numbers() {
+    fn large_numbers_are_shortened() {
         assert_eq!(number(99_999_999, false), " 99999999");
         assert_eq!(number(100_000_000, false), "  100000K");
         assert_eq!(number(999_999_999, false), "  999999K");
@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn far_addresses_sort_backwards() {
+    fn addresses_sort_as_ipvsadm_compares_them() {
         let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
         assert_eq!(
             compare_endpoints(at("192.168.0.1:80"), at("10.0.0.1:80")),
@@ -734,6 +734,7 @@ mod tests {
                 slow_start: None,
                 latency_us: None,
                 unanswered: None,
+                attempts: Default::default(),
                 stats: Stats {
                     shown: counts,
                     ..Stats::default()

@@ -68,7 +68,7 @@ impl CommandName {
         }
     }
 
-    /// What it does with `flag`.
+    /// The rule of this command for `flag`.
     pub fn rule(self, flag: Flag) -> Rule {
         let (needed, one, free): (&[F], &[F], &[F]) = match self {
             Self::AddService | Self::EditService => (
@@ -144,7 +144,7 @@ impl CommandName {
     }
 }
 
-/// What a command does with an option.
+/// Whether a command requires, permits or refuses an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Must be given.
@@ -157,7 +157,7 @@ pub enum Rule {
     Illegal,
 }
 
-/// What options set, in the order in which ipvsadm checks them against the command.
+/// Settings of options, in the order in which ipvsadm checks them against the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each is named like its option")]
 pub enum Flag {
@@ -306,7 +306,7 @@ pub enum Argument {
     Optional(&'static str),
 }
 
-/// What an option on the command line means.
+/// Meaning of an option on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is named like its option")]
 pub enum Meaning {
@@ -333,9 +333,9 @@ pub struct OptionSpec {
     pub short: Option<u8>,
     /// Its argument.
     pub argument: Argument,
-    /// What it means.
+    /// The meaning.
     pub meaning: Meaning,
-    /// What it does, for people.
+    /// Help text for operators.
     pub help: &'static str,
 }
 

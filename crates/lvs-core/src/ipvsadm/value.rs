@@ -18,8 +18,7 @@ pub(super) fn number(word: &[u8], min: i64, max: i64) -> Option<i64> {
     (rest.is_empty() && (min..=max).contains(&value)).then_some(value)
 }
 
-/// The number that a word begins with, and what follows it. `None` if there is no digit or it does
-/// not fit.
+/// The number at the start of a word, and the rest. `None` if there is no digit or it does not fit.
 fn leading_number(word: &[u8]) -> Option<(i64, &[u8])> {
     let start = word.iter().position(|&b| !is_space(b))?;
     let (negative, digits) = match &word[start..] {
@@ -79,7 +78,7 @@ fn last_part(value: u32, number: u32, part: u32) -> Option<Ipv4Addr> {
     (number <= room).then(|| Ipv4Addr::from(value | number))
 }
 
-/// An unsigned number in C's notation (`0x1f`, `017`, `15`), and what follows it.
+/// An unsigned number in C's notation (`0x1f`, `017`, `15`), and the rest.
 fn c_number(word: &[u8]) -> Option<(u32, &[u8])> {
     if !word.first()?.is_ascii_digit() {
         return None;

@@ -1,5 +1,4 @@
-//! What `lblc` and `lblcr` have in common: a cache from destination addresses to servers, and how
-//! it ages.
+//! The cache from destination addresses to servers that `lblc` and `lblcr` share, and its expiry.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -19,10 +18,10 @@ const MAX: usize = BUCKETS * 16;
 const HARD_MAX: usize = MAX * 3 / 2;
 /// Time between two looks (`CHECK_EXPIRE_INTERVAL`).
 pub(super) const CHECK_PERIOD: Duration = Duration::from_secs(60);
-/// Every so many looks the whole cache is searched for expired entries
+/// Every so many checks the whole cache is searched for expired entries
 /// (`COUNT_FOR_FULL_EXPIRATION`).
 const FULL_CHECK: u32 = 30;
-/// Idle for so long, an entry goes when there are too many (`ENTRY_TIMEOUT`).
+/// Entries that are idle for this long are removed when there are too many (`ENTRY_TIMEOUT`).
 const IDLE: Duration = Duration::from_secs(6 * 60);
 
 #[derive(Clone, Debug)]
@@ -33,9 +32,9 @@ pub(super) struct Entry<T> {
 
 #[derive(Clone, Debug)]
 pub(super) struct Cache<T> {
-    /// The kernel's buckets, by which idle entries are looked for. Its hash has no key, so that
-    /// clients who choose their destinations may fill one of them: none is searched from end to
-    /// end for a packet.
+    /// The kernel's buckets, for the search for idle entries. The kernel's hash has no key, so that
+    /// clients can choose destinations that fill one bucket: no packet causes a search of a whole
+    /// bucket.
     buckets: Vec<BTreeMap<IpAddr, Entry<T>>>,
     len: usize,
     /// Looks since the last full check.
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_bounded_and_shrinks_when_idle() {
+    fn cache_is_bounded_and_shrinks_when_idle() {
         let mut cache = Cache::default();
         for n in 0..30_000 {
             cache.insert(addr(n), (), Instant::ZERO);
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn destinations_chosen_for_one_bucket_are_found_and_forgotten() {
+    fn cache_finds_and_expires_colliding_destinations() {
         let mut cache = Cache::default();
         let chosen = (0..).map(addr).filter(|addr| bucket(*addr) == 7);
         let chosen: Vec<_> = chosen.take(2000).collect();
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_check_comes_every_thirty_looks() {
+    fn cache_full_check_runs_every_thirty_checks() {
         let mut cache = Cache::default();
         cache.insert(addr(1), (), Instant::ZERO);
         for look in 1..=30 {

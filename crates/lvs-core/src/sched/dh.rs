@@ -11,7 +11,7 @@ use crate::hash::{fold, hash_32};
 /// 2^8 slots (`IP_VS_DH_TAB_BITS`).
 const BITS: u32 = 8;
 
-/// What there is to know of it.
+/// Description of `dh`.
 pub(super) const ABOUT: About = About {
     name: "dh",
     summary: "hash of the destination address",

@@ -12,7 +12,7 @@ use crate::{Instant, Server, ServerId};
 /// How long a server without a sample is left alone after it was tried.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// What there is to know of it.
+/// Description of `ewma`.
 pub(super) const ABOUT: About = About {
     name: "ewma",
     summary: "the shortest measured response time (NAT only)",
@@ -29,10 +29,10 @@ pub(super) const ABOUT: About = About {
 /// The server with the smallest expected wait: [the time that it takes to answer](Server::latency)
 /// × (active connections + 1) / weight, after Finagle's `PeakEwma`.
 ///
-/// What is measured is the time from the packet that opens a connection to its first answer, in TCP
-/// from SYN to SYN-ACK: how long the server's accept queue is, how loaded its host, how far away it
-/// is. A server that does not answer at all is measured by its clients' repeated SYNs. One without
-/// a sample is tried with one connection a second until it has one. The answers have to pass
+/// The scheduler measures the time from the packet that opens a connection to its first answer: in
+/// TCP from SYN to SYN-ACK. The time grows with the server's accept queue, the load of its host and
+/// its distance. The repeated SYNs of clients measure a server that does not answer. A server
+/// without a sample receives one connection a second until it has one. The answers have to pass
 /// through the director, so the servers have to be reached by NAT.
 #[derive(Clone, Debug, Default)]
 pub struct PeakEwma {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn each_server_is_tried_and_the_quickest_wins() {
+    fn ewma_tries_each_server_and_prefers_fastest() {
         let mut pool = pool("ewma", &[1, 1, 1]);
         let now = Instant::from_secs(1);
         let first: alloc::string::String = (0..3).map(|_| choose(&mut pool, now)).collect();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_divide_and_weight_0_is_left_out() {
+    fn ewma_divides_by_weight_and_skips_weight_0() {
         let mut pool = pool("ewma", &[4, 1, 0]);
         let now = Instant::from_secs(1);
         for (name, took) in [('A', 30), ('B', 10), ('C', 1)] {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_without_a_sample_is_tried_again_each_second() {
+    fn ewma_retries_server_without_sample_each_second() {
         let mut pool = pool("ewma", &[1, 1]);
         let now = Instant::from_secs(1);
         server(&pool, 'A').latency().observe(MS, now);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preview_tries_nobody() {
+    fn ewma_preview_changes_no_state() {
         let mut pool = pool("ewma", &[1, 1]);
         let request = request(Instant::from_secs(1));
         for _ in 0..3 {

@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
-/// What there is to know of it.
+/// Description of `fo`.
 pub(super) const ABOUT: About = About {
     name: "fo",
     summary: "the available server with the highest weight",
@@ -20,7 +20,7 @@ pub(super) const ABOUT: About = About {
     make: || Box::new(Failover),
 };
 
-/// The usable server of the highest weight; the others stand by.
+/// The usable server of the highest weight; the others are standby.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Failover;
 

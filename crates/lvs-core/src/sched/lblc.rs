@@ -10,7 +10,7 @@ use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
 use crate::server::HeldServer;
 use crate::{Instant, Server, Sysctls};
 
-/// What there is to know of it.
+/// Description of `lblc`.
 pub(super) const ABOUT: About = About {
     name: "lblc",
     summary: "a server for each destination, by fewest connections",

@@ -13,7 +13,7 @@ use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
 use crate::server::HeldServer;
 use crate::{Instant, Server, Sysctls};
 
-/// What there is to know of it.
+/// Description of `lblcr`.
 pub(super) const ABOUT: About = About {
     name: "lblcr",
     summary: "a set of servers for each destination, by fewest connections",

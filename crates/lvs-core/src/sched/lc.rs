@@ -7,7 +7,7 @@ use super::least::{ByQuotient, Following, Quotient};
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
-/// What there is to know of it.
+/// Description of `lc`.
 pub(super) const ABOUT: About = About {
     name: "lc",
     summary: "fewest connections",
@@ -21,7 +21,7 @@ pub(super) const ABOUT: About = About {
     make: || Box::new(Following::new(LeastConnections)),
 };
 
-/// The server with the smallest [overhead](Server::overhead), whatever its weight.
+/// The server with the smallest [overhead](Server::overhead), independent of its weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeastConnections;
 

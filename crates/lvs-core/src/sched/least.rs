@@ -43,12 +43,12 @@ impl Quotient {
     }
 }
 
-/// The scheduler `S` over a list of many servers whose changes it is told of.
+/// The scheduler `S` over a list of many servers, with reports of each change.
 ///
-/// The servers are the leaves of a tree of which each node has the less of the two below it. A
-/// server [marks](Server::watch) itself when its counts, weight or thresholds change, and what is
-/// marked is looked at again before the next choice: a few servers, however many there are. The
-/// choice is that of `S`, which looks at all of them.
+/// The servers are the leaves of a tree in which each node has the lesser of the two below it. A
+/// server [marks](Server::watch) itself when its counts, weight or thresholds change, and the next
+/// choice first examines the marked servers: a few, for any number of servers. The choice equals
+/// that of `S`, which examines all of them.
 #[derive(Debug)]
 pub(super) struct Following<S> {
     scheduler: S,
@@ -174,7 +174,7 @@ impl Tree {
         tree
     }
 
-    /// Looks at what has changed.
+    /// Examines the changed servers.
     fn follow(&mut self, servers: &[Arc<Server>], quotient: fn(&Server) -> Quotient) {
         for at in 0..self.marks.len() {
             let marks = &self.marks[at];
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tree_chooses_as_a_look_at_all_does() {
+    fn tree_matches_linear_scan() {
         for seed in 1..4 {
             chooses_as("wlc", WeightedLeastConnections, seed);
             chooses_as("lc", LeastConnections, seed);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_takes_nothing_from_the_tree_in_use() {
+    fn tree_preview_equals_next_pick() {
         let mut pool = Pool::new(Registry::new().create("wlc").expect("built in"));
         for n in 0..100 {
             let config = ServerConfig::new(1, Forwarding::Nat);
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scheduler_that_is_given_any_list_keeps_nothing() {
+    fn least_with_any_list_keeps_no_state() {
         let mut scheduler = Registry::new().create("wlc").expect("built in");
         let mut pool = Pool::new(Registry::new().create("rr").expect("built in"));
         for n in 0..200 {

@@ -12,7 +12,7 @@ use super::{About, AtZero, HashSlot, Request, Scheduler, Weights};
 use crate::hash::{KEY1, KEY2, fold, hsiphash};
 use crate::{Server, ServiceFlags};
 
-/// The kernel's `CONFIG_IP_VS_MH_TAB_INDEX`, if nobody has said another.
+/// The kernel's `CONFIG_IP_VS_MH_TAB_INDEX`, as the default.
 const INDEX: u8 = 12;
 /// Slots of the tables from index 8 on: the largest primes below its power of two.
 const SLOTS: [u32; 10] = [
@@ -20,7 +20,7 @@ const SLOTS: [u32; 10] = [
 ];
 const EMPTY: u32 = u32::MAX;
 
-/// What there is to know of it.
+/// Description of `mh`.
 pub(super) const ABOUT: About = About {
     name: "mh",
     summary: "Maglev hash of the source address",
@@ -40,8 +40,8 @@ pub(super) const ABOUT: About = About {
 /// Consistent hashing of the client's address (with `mh-port`, address and port): few clients move
 /// when servers come and go.
 ///
-/// The table follows each server's *last* weight that was not 0: taking a server to 0 moves nobody
-/// else. A server added at weight 0 gets no slots.
+/// The table follows each server's *last* weight that was not 0: a weight of 0 moves no clients of
+/// other servers. A server added at weight 0 gets no slots.
 ///
 /// The table has 4,093 slots, as that of most kernels. With fewer than a hundred slots for each
 /// server, these get unequal shares: [`with_table_index`](Self::with_table_index) makes a larger
@@ -54,7 +54,8 @@ pub struct MaglevHashing {
     weight_bits: u32,
     /// Slots, as indices into the list of servers.
     table: Vec<u32>,
-    /// What the table was built from; a change that leaves it alone costs nothing.
+    /// The servers and weights from which the table was built. A change that does not alter them
+    /// keeps the table.
     built: Vec<(SocketAddr, i32)>,
     /// The list has changed since.
     stale: bool,
@@ -68,8 +69,8 @@ impl Default for MaglevHashing {
 
 impl MaglevHashing {
     /// With the table of a kernel that was built with this `CONFIG_IP_VS_MH_TAB_INDEX`: from 8 (251
-    /// slots) to 17 (131,071); 16 has 65,521. `None` for others. All directors of a service need the
-    /// same.
+    /// slots) to 17 (131,071); 16 has 65,521. `None` for other values. All directors of a service
+    /// need the same.
     pub fn with_table_index(index: u8) -> Option<Self> {
         (8..=17).contains(&index).then(|| Self::sized(index))
     }
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_the_kernels() {
+    fn mh_tables_equal_the_kernel() {
         let (start, counts) = table(&[1, 1, 1], "ABC");
         assert_eq!(start, "ABBCCABCCAABBAACBBAACBCCBABAACCB");
         assert_eq!(counts, [1364, 1364, 1365]);
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_of_other_kernels_are_larger_or_smaller() {
+    fn mh_tables_of_other_sizes_equal_their_kernels() {
         let pool = pool("mh", &[1, 1, 1, 2]);
         for (index, slots) in (8..).zip(SLOTS) {
             let mut scheduler = MaglevHashing::with_table_index(index).expect("a kernel's");
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn weight_0_moves_nobody_else() {
+    fn mh_weight_0_moves_no_other_client() {
         let mut pool = pool("mh", &[1, 1, 1]);
         let plain = ServiceFlags::default();
         assert_eq!(
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn more_servers_than_slots_leave_the_table_as_it_was() {
+    fn mh_more_servers_than_slots_keep_table() {
         let mut pool = crate::Pool::new(Box::<MaglevHashing>::default());
         let config = crate::ServerConfig::new(1, crate::Forwarding::Nat);
         let server = |n: u32| SocketAddr::new(core::net::Ipv4Addr::from_bits(n).into(), 80);

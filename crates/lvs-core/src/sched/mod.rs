@@ -46,7 +46,7 @@ pub use self::wlc::WeightedLeastConnections;
 pub use self::wrr::WeightedRoundRobin;
 use crate::{Instant, Protocol, Server, ServiceFlags, Sysctls};
 
-/// What a scheduler may go by besides the servers.
+/// Input of a scheduler besides the servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     /// The client's address and port.
@@ -63,14 +63,14 @@ pub struct Request {
 
 /// A way of choosing among real servers.
 ///
-/// An implementation of your own takes part in everything the built-in ones do: register it with
-/// [`Registry::register`]. It is told of every change to the list *after* the change.
+/// A user-defined implementation works everywhere that the built-in ones do: register it with
+/// [`Registry::register`]. It receives every change to the list *after* the change.
 pub trait Scheduler: fmt::Debug + Send {
     /// Chooses a server for a new connection: an index into `servers`, or `None` if none can take
     /// it.
     fn pick(&mut self, servers: &[Arc<Server>], request: &Request) -> Option<usize>;
 
-    /// A copy in the same state, to ask what it would choose; `None` if it cannot be copied.
+    /// A copy in the same state, for a preview; `None` if it cannot be copied.
     fn preview(&self) -> Option<Box<dyn Scheduler>> {
         None
     }
@@ -81,9 +81,9 @@ pub trait Scheduler: fmt::Debug + Send {
         None
     }
 
-    /// All lists that it will be given are one list, whose servers no other scheduler chooses from,
-    /// and every change is reported to it: it may keep results between two choices. A pool calls it
-    /// before [`start`](Self::start).
+    /// Announces that all future lists are one list, whose servers no other scheduler chooses from,
+    /// with a report of every change: the scheduler may keep results between two choices. A pool
+    /// calls it before [`start`](Self::start).
     fn follow(&mut self) {}
 
     /// The scheduler takes over a list that may have servers already (`init_service`).
@@ -117,7 +117,7 @@ pub trait Scheduler: fmt::Debug + Send {
         let _ = sysctls;
     }
 
-    /// How often [`tick`](Self::tick) is to be called; `None` for never.
+    /// Interval of the calls of [`tick`](Self::tick); `None` for none.
     fn period(&self) -> Option<Duration> {
         None
     }
@@ -139,8 +139,8 @@ pub trait Scheduler: fmt::Debug + Send {
         false
     }
 
-    /// Whether a weight is a number of connections to it, and not a share among the servers: a slow
-    /// start then does not multiply the weights of the others.
+    /// Whether a weight is a number of connections, and not a share among the servers: a slow start
+    /// then does not multiply the weights of the other servers.
     fn weight_is_capacity(&self) -> bool {
         false
     }
@@ -156,14 +156,14 @@ pub struct HashSlot {
     pub of: u32,
 }
 
-/// What weights are to a scheduler. One of 0 always means that a server takes no new connections.
+/// Meaning of weights for a scheduler. A server with a weight of 0 never receives new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     /// A share of the connections.
     Share,
     /// Nothing: all are alike.
     Ignored,
-    /// Who comes first.
+    /// The order of preference.
     Priority,
     /// A number of connections.
     Capacity,
@@ -171,18 +171,18 @@ pub enum Weights {
     Both,
 }
 
-/// What there is to know of a built-in scheduler besides its choices.
+/// Description of a built-in scheduler.
 #[derive(Clone, Copy, Debug)]
 pub struct About {
     /// Its name, as ipvsadm has it.
     pub name: &'static str,
-    /// What it chooses, in half a line.
+    /// Its rule, in half a line.
     pub summary: &'static str,
-    /// What weights are to it.
+    /// Meaning of weights.
     pub weights: Weights,
-    /// What it does with a client whose server has a weight of 0.
+    /// Its behaviour for a client whose server has a weight of 0.
     pub at_zero: AtZero,
-    /// It goes by the servers' answers, so that it takes servers behind NAT only.
+    /// It uses the times of the servers' answers, so it accepts servers behind NAT only.
     pub needs_replies: bool,
     /// The kernel's IPVS has it.
     pub in_kernel: bool,
@@ -191,8 +191,8 @@ pub struct About {
     pub flags: &'static [(&'static str, u32)],
     /// It chooses by random numbers, so that a preview is one of several outcomes.
     pub draws_lots: bool,
-    /// What it chooses depends on the order of the servers for as long as they stay: directors
-    /// that are to choose alike need one order.
+    /// Its choice depends on the order of the servers, also while they stay the same: directors
+    /// that are to choose alike need the same order.
     pub goes_by_order: bool,
     /// Makes one for a service.
     pub make: fn() -> Box<dyn Scheduler>,
@@ -205,7 +205,7 @@ impl About {
     }
 
     /// Whether a service with these flags refuses some clients while a server has a weight of 0,
-    /// though others could take them.
+    /// although other servers could accept them.
     pub const fn refuses_at_zero(&self, flags: ServiceFlags) -> bool {
         match self.at_zero {
             AtZero::Avoids => false,
@@ -240,7 +240,7 @@ pub fn flag(name: &str) -> Option<(u32, Option<&'static About>)> {
     of(ANY_FLAGS).map(|bit| (bit, None)).or_else(own)
 }
 
-/// What a scheduler does with a client whose server has a weight of 0.
+/// Behaviour of a scheduler for a client whose server has a weight of 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtZero {
     /// It chooses another server.
@@ -411,7 +411,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_told_of_weight_0_is_what_happens() {
+    fn described_behaviour_at_weight_0_is_true() {
         for about in BUILT_IN.iter().filter(|about| about.name != "none") {
             for flags in [0, ServiceFlags::SCHED1].map(ServiceFlags) {
                 let mut pool = pool(about.name, &[1, 1]);
@@ -430,7 +430,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_flag_has_one_name_of_its_schedulers_own_at_most() {
+    fn scheduler_flags_have_at_most_one_own_name() {
         assert_eq!(
             flag("sh-port").map(|(bit, _)| bit),
             Some(ServiceFlags::SCHED2)
@@ -451,9 +451,9 @@ pub(crate) mod tests {
         }
     }
 
-    /// A scheduler that says that it draws lots goes by its seed, and no other does.
+    /// A scheduler that is described as random depends on its seed, and no other does.
     #[test]
-    fn who_draws_lots_says_so() {
+    fn random_schedulers_are_described_as_random() {
         for about in BUILT_IN {
             let choices = |seed: u64| {
                 let mut scheduler = (about.make)();
@@ -470,7 +470,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_told_of_a_scheduler_is_what_it_does() {
+    fn described_properties_of_schedulers_are_true() {
         for about in BUILT_IN {
             let scheduler = (about.make)();
             let name = about.name;
@@ -503,7 +503,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_idle_server_goes_first_whatever_its_weight() {
+    fn nq_prefers_idle_server_of_any_weight() {
         let mut pool = pool("nq", &[100, 1]);
         assert_eq!(
             letters(&mut pool, clients(ServiceFlags::default())[..1].to_vec()),
@@ -512,7 +512,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn destination_hashing_deals_servers_out_and_never_replaces_one() {
+    fn dh_assigns_servers_in_turn_and_replaces_none() {
         let mut pool = pool("dh", &[1, 1, 1]);
         let virts = [
             "10.0.0.1",
@@ -536,7 +536,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn twos_draws_by_weight_and_prefers_the_less_loaded() {
+    fn twos_draws_by_weight_and_prefers_less_loaded() {
         let mut pool = pool("twos", &[1, 3, 0]);
         let request = clients(ServiceFlags::default())[0];
         let mut counts = [0u32; 3];

@@ -8,7 +8,7 @@ use super::wlc::{least_by, of_usable};
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
-/// What there is to know of it.
+/// Description of `nq`.
 pub(super) const ABOUT: About = About {
     name: "nq",
     summary: "an idle server, else the shortest expected delay",
@@ -22,7 +22,7 @@ pub(super) const ABOUT: About = About {
     make: || Box::new(Following::new(NeverQueue)),
 };
 
-/// The first idle server, whatever its weight; if none is idle, the shortest expected delay.
+/// The first idle server of any weight; if none is idle, the shortest expected delay.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NeverQueue;
 

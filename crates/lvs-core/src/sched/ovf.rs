@@ -7,7 +7,7 @@ use super::fo::heaviest;
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
-/// What there is to know of it.
+/// Description of `ovf`.
 pub(super) const ABOUT: About = About {
     name: "ovf",
     summary: "the highest weight, until it has as many connections; then the next",

@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
-/// What there is to know of it.
+/// Description of `rr`.
 pub(super) const ABOUT: About = About {
     name: "rr",
     summary: "round robin",
@@ -20,7 +20,7 @@ pub(super) const ABOUT: About = About {
     make: || Box::<RoundRobin>::default(),
 };
 
-/// The usable servers in turn. Weights only tell whether a server takes part.
+/// The usable servers in turn. Weights only decide whether a server takes part.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundRobin {
     /// The server chosen last; `None` is the head of the list.

@@ -8,7 +8,7 @@ use super::wlc::{least_by, of_usable};
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
-/// What there is to know of it.
+/// Description of `sed`.
 pub(super) const ABOUT: About = About {
     name: "sed",
     summary: "shortest expected delay",

@@ -12,7 +12,7 @@ use crate::{Protocol, Server, ServiceFlags};
 const BITS: u32 = 8;
 const SLOTS: u32 = 1 << BITS;
 
-/// What there is to know of it.
+/// Description of `sh`.
 pub(super) const ABOUT: About = About {
     name: "sh",
     summary: "hash of the source address",
@@ -109,8 +109,8 @@ pub(super) fn client_key(request: &Request) -> u32 {
     fold(request.client.ip()).wrapping_add(u32::from(port))
 }
 
-/// Looks into the slot of offset 0; if its server cannot take a connection and the service's first
-/// flag allows it, into those of the offsets from `first` on, once around (`ip_vs_sh_get_fallback`,
+/// Tries the slot of offset 0. If its server cannot accept a connection and the service's first
+/// flag permits it, it tries the offsets from `first` on, once around (`ip_vs_sh_get_fallback`,
 /// `ip_vs_mh_get_fallback`).
 pub(super) fn probe(
     servers: &[Arc<Server>],
@@ -144,7 +144,7 @@ mod tests {
     use crate::sched::tests::{clients, letters, pool};
 
     #[test]
-    fn weights_deal_slots_out_in_rows() {
+    fn sh_assigns_slots_in_runs_of_weight() {
         let pool = pool("sh", &[1, 2, 0]);
         let mut scheduler = SourceHashing::default();
         scheduler.assign(pool.servers());
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_mapped_as_the_kernel_maps_them() {
+    fn sh_maps_clients_as_the_kernel_does() {
         let mut pool = pool("sh", &[1, 2, 1]);
         let flags = ServiceFlags::default;
         let (ports, fallback) = (ServiceFlags::SCHED2, ServiceFlags::SCHED1);

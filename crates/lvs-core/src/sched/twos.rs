@@ -7,7 +7,7 @@ use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 use crate::random::SplitMix64;
 
-/// What there is to know of it.
+/// Description of `twos`.
 pub(super) const ABOUT: About = About {
     name: "twos",
     summary: "the less loaded of two servers drawn at random by weight",
@@ -63,7 +63,7 @@ impl Scheduler for RandomTwos {
                 break;
             }
         }
-        // Products of 32 bits that may overflow, as in the kernel. A draw that nobody met (the
+        // Products of 32 bits that may overflow, as in the kernel. A draw without a server (the
         // total overflowed) compares as weight and load 0.
         let [(first, one), (second, two)] = choices;
         let ((w1, h1), (w2, h2)) = (one.unwrap_or_default(), two.unwrap_or_default());

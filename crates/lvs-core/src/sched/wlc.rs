@@ -7,7 +7,7 @@ use super::least::{ByQuotient, Following, Quotient};
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
-/// What there is to know of it.
+/// Description of `wlc`.
 pub(super) const ABOUT: About = About {
     name: "wlc",
     summary: "fewest connections in proportion to the weight; the default",

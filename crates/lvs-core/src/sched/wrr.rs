@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use super::{About, AtZero, Request, Scheduler, Weights};
 use crate::Server;
 
-/// What there is to know of it.
+/// Description of `wrr`.
 pub(super) const ABOUT: About = About {
     name: "wrr",
     summary: "round robin by weight",
@@ -56,7 +56,7 @@ impl WeightedRoundRobin {
         self.last = None;
     }
 
-    /// Leaves out the passes in which nobody can be chosen and the round does not end: with weights
+    /// Skips the passes in which no server can be chosen and the round does not end: with weights
     /// of a million and every server at its upper threshold there are a million of them.
     /// `heaviest`: the greatest weight that a pass may find.
     fn skip_passes(&mut self, heaviest: i32) {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_million_passes_without_a_server_cost_a_few() {
+    fn wrr_million_passes_without_server_are_cheap() {
         let servers = servers(&[(1_000_000, true), (999_999, true), (1, false)]);
         let mut wrr = WeightedRoundRobin::default();
         wrr.start(&servers);
@@ -230,7 +230,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn passes_that_are_left_out_change_nothing(
+        fn wrr_skipped_passes_do_not_change_choice(
             steps in proptest::collection::vec(
                 (proptest::collection::vec((0i32..40, proptest::prelude::any::<bool>()), 1..6), 1i32..5, 1usize..8),
                 1..8,

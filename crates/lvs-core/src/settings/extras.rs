@@ -1,10 +1,10 @@
-//! What a service can be asked for beyond the kernel's IPVS. All of it is off unless asked for.
+//! Settings of a service beyond the kernel's IPVS. All of them are off by default.
 
 use crate::Limits;
 
-/// What becomes of the connections of a server that goes down, that is, leaves its service: it is
-/// removed, or the service is deleted. A weight of 0 is no such thing: it drains a server, and its
-/// connections go on.
+/// Treatment of the connections of a server that goes down, that is, leaves its service: the server
+/// is removed, or the service is deleted. A weight of 0 drains a server instead, and its
+/// connections continue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(rename_all = "lowercase"))]
@@ -18,10 +18,10 @@ pub enum OnServerDown {
     /// ([`Shard::end_down`](crate::Shard::end_down)). The next packet of another protocol is
     /// refused (ICMP port unreachable), and the one after it opens a new connection.
     Reset = 1,
-    /// The next packet opens a connection to another server. What cannot move, TCP, is reset as
-    /// with `Reset`, so that its client begins anew.
+    /// The next packet opens a connection to another server. TCP, which cannot move, is reset as
+    /// with `Reset`, so that its client connects again.
     Reschedule = 2,
-    /// Connections end for good, and nobody is told: packets are dropped for two minutes at most.
+    /// Connections end silently: their packets are dropped for two minutes at most.
     Drop = 3,
 }
 
@@ -46,7 +46,7 @@ impl OnServerDown {
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default, deny_unknown_fields))]
 pub struct Extras {
-    /// What becomes of the connections of a server that goes down.
+    /// Treatment of the connections of a server that goes down.
     pub on_server_down: OnServerDown,
     /// Seconds in which a server that comes (back) into a running service gets its full share; 0
     /// is at once.
@@ -55,7 +55,7 @@ pub struct Extras {
     /// ([`Server::unanswered`](crate::Server::unanswered)).
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "core::ops::Not::not"))]
     pub count_unanswered: bool,
-    /// What it takes at most.
+    /// Limits of its connections.
     #[cfg_attr(feature = "api", serde(skip_serializing_if = "Limits::is_off"))]
     pub limits: Limits,
 }

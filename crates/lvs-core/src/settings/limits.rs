@@ -1,6 +1,6 @@
 //! Limits of a service.
 
-/// What a service takes at most; 0 is no limit.
+/// Limits of a service; 0 is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default, deny_unknown_fields))]

@@ -1,5 +1,5 @@
-//! What a director and its services can be asked for: sysctls, timeouts to begin with, and what
-//! goes beyond the kernel's IPVS.
+//! Settings of a director and its services: sysctls, initial timeouts, and settings beyond the
+//! kernel's IPVS.
 
 mod extras;
 mod limits;

@@ -52,7 +52,7 @@ macro_rules! sysctls {
                 Ok(())
             }
 
-            /// What values a sysctl takes, in words.
+            /// Describes the valid values of a sysctl.
             ///
             /// # Errors
             /// [`Error::UnknownSysctl`].
@@ -178,12 +178,12 @@ impl Show for (u32, u32) {
     }
 }
 
-/// What values a sysctl takes.
+/// The valid values of a sysctl.
 trait Takes<T> {
     /// The value of a text.
     fn take(&self, value: &str) -> Result<T, Error>;
 
-    /// Those that it takes, in words.
+    /// Describes the valid values.
     fn values(&self) -> String;
 }
 
@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_reads_back_what_it_is_set_to() {
+    fn sysctls_read_back_written_value() {
         let mut sysctls = Sysctls::default();
         for name in Sysctls::NAMES {
             if matches!(*name, "sync_threshold" | "sync_version" | "sync_ports") {
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn every_sysctl_says_what_values_it_takes() {
+    fn sysctls_describe_valid_values() {
         for name in Sysctls::NAMES {
             assert!(!Sysctls::values(name).unwrap().is_empty(), "{name}");
         }

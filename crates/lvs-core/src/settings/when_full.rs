@@ -1,6 +1,6 @@
-//! What a full table does.
+//! Behaviour of a full table.
 
-/// What a full table does with a new connection.
+/// Behaviour of a full table for a new connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// Refuses it.

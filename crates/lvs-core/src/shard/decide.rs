@@ -1,5 +1,5 @@
-//! A packet that the shard alone can decide on: which connection it belongs to, what it changes
-//! there, how it goes on.
+//! Packets that the shard alone can decide on: their connection, the changes to it, and their
+//! destination.
 
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
@@ -77,7 +77,7 @@ impl Shard {
         self.decide_in(meta, ahead, now)
     }
 
-    /// What is left when the packet is no reply (`ip_vs_in_hook`).
+    /// The rest of the decision for a packet that is no reply (`ip_vs_in_hook`).
     pub(crate) fn decide_in(
         &mut self,
         meta: &PacketMeta<'_>,
@@ -131,7 +131,7 @@ impl Shard {
         }
     }
 
-    /// Whether a server that speaks without a connection is told so.
+    /// Whether a server that sends without a connection receives an ICMP error.
     fn tells_server(&self, meta: &PacketMeta<'_>) -> bool {
         self.settings.sysctls.nat_icmp_send
             && match meta.transport {
@@ -243,8 +243,7 @@ impl Shard {
             Forwarding::FullNat if self.local_ports.of(index).is_none() => {
                 return Verdict::Drop(DropReason::NoLocalPort);
             }
-            // Whoever translates finds out that a header is too short, but not before its packet
-            // has hops left.
+            // NAT detects a truncated header, but only after the check of the hop limit.
             Forwarding::Nat | Forwarding::FullNat => {
                 if slot.has(flag::NO_CPORT) {
                     self.table.set_client_port(index, meta.tuple.src.port());
@@ -294,7 +293,7 @@ impl Shard {
         }
     }
 
-    /// What stands for the client of connection `index` towards its server, where both ends are
+    /// Local address and port that connection `index` uses towards its server, if both ends are
     /// translated.
     #[inline]
     pub(super) fn local_of(&self, index: u32) -> Option<SocketAddr> {
@@ -388,7 +387,7 @@ impl Shard {
     }
 }
 
-/// What a packet does to its connection: state, timeout, counts.
+/// Effects of a packet on its connection: state, timeout, counters.
 impl Shard {
     /// The state machine, the timeout that goes with the new state, and the active and inactive
     /// counts.
@@ -486,8 +485,7 @@ pub(crate) fn is_balanced(protocol: Protocol) -> bool {
     )
 }
 
-/// What a packet's connection is looked up by: IPsec follows the ISAKMP connection of the same two
-/// hosts.
+/// The tuple of the packet's connection: IPsec uses the ISAKMP connection of the same two hosts.
 #[inline]
 pub(super) fn connection_tuple(tuple: Tuple) -> Tuple {
     if is_ipsec(tuple.protocol) {

@@ -1,15 +1,15 @@
-//! What becomes of the connections of a server that went down, where its service asks for something
-//! better than the kernel's silence ([`OnServerDown`]).
+//! Treatment of the connections of a server that went down, if its service requests more than the
+//! kernel's silence ([`OnServerDown`]).
 //!
 //! When a server leaves such a service, the shard walks over its table once, a bounded number of
-//! slots at a time, and ends what belonged to the server. A TCP connection ends with a reset to
-//! both ends. RFC 5961 lets only the very number that the receiver expects next reset a connection,
-//! so the shard keeps two numbers of each connection of such a service, taken from the segments
-//! that pass: behind NAT from both directions, else from the client's, whose acknowledgements
-//! tell the server's side. Where they are not exact (segments on their way, a lost one, a
-//! connection older than the setting), the receiver answers with an acknowledgement that says what
-//! it expects, and that is answered with the right number: an entry that has ended stays for a
-//! while and resets what still comes.
+//! slots at a time, and ends the server's connections. A TCP connection ends with a reset to both
+//! ends. RFC 5961 requires that a reset has exactly the number that the receiver expects next. So
+//! the shard stores two numbers for each connection of such a service, from the segments that pass:
+//! behind NAT from both directions, else from the client's segments, whose acknowledgements contain
+//! the server's number. The numbers may be inexact because of segments on their way, a lost
+//! segment, or a connection older than the setting. The receiver then answers with an
+//! acknowledgement that contains the expected number, and the shard replies with the right number:
+//! an ended entry stays for a while and resets late packets.
 
 use super::decide::Age;
 use super::{NeedsControl, Shard, tcp};
@@ -22,24 +22,27 @@ use crate::{
 use alloc::vec::Vec;
 use core::time::Duration;
 
+/// Packets of a connection whose client has repeated its SYN once.
+const SYN_AND_REPEAT: u32 = 2;
+
 /// How long packets of connections that end silently are dropped at most.
 const SILENCE: u32 = 120;
 
-/// What a TCP segment says about sequence numbers (RFC 9293 section 3.1).
+/// Sequence numbers of a TCP segment (RFC 9293 section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Numbers {
-    /// What comes after it: its sequence number and what it takes of the sequence space, which is
-    /// its payload in bytes, and one each for SYN and FIN.
+    /// Next expected sequence number: that of the segment, plus its payload in bytes, plus one each
+    /// for SYN and FIN.
     next: u32,
     /// The acknowledgement number, if it has one.
     ack: Option<u32>,
-    /// It is a SYN: the numbers begin anew.
+    /// It is a SYN: the numbers start again.
     syn: bool,
 }
 
 impl Numbers {
-    /// Reads `tcp`, a header and all of its payload, also where that stands for several segments;
-    /// `None` if the header is cut short.
+    /// Reads `tcp`, a header and all of its payload, also of a super-packet; `None` if the header
+    /// is truncated.
     fn read(tcp: &[u8]) -> Option<Self> {
         let header = tcp::data_offset(tcp)?.max(tcp::HEADER_LEN);
         let payload = tcp.len().checked_sub(header)?;
@@ -63,10 +66,10 @@ impl Numbers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reset {
-    /// Who it comes from and whom it is for: from the virtual address to the client, or from the
-    /// client to the virtual address.
+    /// Source and destination: from the virtual address to the client, or from the client to the
+    /// virtual address.
     pub tuple: Tuple,
-    /// Its sequence number: what the receiver expects next.
+    /// Its sequence number: the one that the receiver expects next.
     pub seq: u32,
     /// Its acknowledgement number, where it is known; without it the segment has no ACK bit.
     pub ack: Option<u32>,
@@ -75,7 +78,7 @@ pub struct Reset {
     pub forward: Option<Forward>,
 }
 
-/// What each end of a connection expects next.
+/// Sequence numbers that the two ends of a connection expect next.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Expected {
     /// The server, of the client.
@@ -89,7 +92,7 @@ pub(crate) struct Expected {
 pub(crate) struct Down {
     /// By the indices of connections that are tracked.
     expected: Sparse<Expected>,
-    /// The slot that the walk goes on at.
+    /// The slot at which the walk continues.
     at: Option<usize>,
     /// Another server went down since the walk began.
     again: bool,
@@ -103,7 +106,7 @@ impl Down {
         *self.expected.entry(index) = Expected::default();
     }
 
-    /// A server went down: the table is to be walked over.
+    /// Starts a walk over the table, because a server went down.
     pub(crate) fn begin(&mut self) {
         match self.at {
             None => self.at = Some(0),
@@ -130,7 +133,7 @@ impl Expected {
     }
 }
 
-/// The later of two sequence numbers: retransmissions and reordered segments say nothing new.
+/// The later of two sequence numbers: retransmissions and reordered segments do not lower it.
 fn raise(number: &mut Option<u32>, to: u32) {
     let later = number.is_none_or(|now| to.wrapping_sub(now).cast_signed() > 0);
     if later {
@@ -160,10 +163,9 @@ impl Shard {
         self.down.at.is_some() || !self.down.resets.is_empty()
     }
 
-    /// Goes on ending the connections of servers that went down, looking at no more than `budget`
-    /// entries and ending no more than a sixteenth of that; gives the resets that are to be
-    /// sent. Call it until [`has_down`](Self::has_down) is false, and give packets their turn
-    /// in between.
+    /// Continues to end the connections of servers that went down: visits at most `budget` entries
+    /// and ends at most a sixteenth of that. Returns the resets to send. Call it until
+    /// [`has_down`](Self::has_down) is false, and handle packets in between.
     pub fn end_down(&mut self, now: Instant, budget: usize) -> Vec<Reset> {
         let mut ends = (budget / 16).max(1);
         let mut left = budget.max(1);
@@ -208,16 +210,16 @@ impl Shard {
                 }
             }
             (_, Protocol::TCP) => self.reset_both(index, now),
-            // What is next is a new connection.
+            // The next packet opens a new connection.
             (OnServerDown::Reschedule, _) if self.table.controlled(index) == 0 => {
-                // A template that controlled it leads to nobody; it ends when its time comes.
+                // The template that controlled it has no server any more; it ends with its timer.
                 let _ = self.kill(index);
             }
             _ => {}
         }
     }
 
-    /// Has both ends of a TCP connection reset, as far as it is known what they expect.
+    /// Resets both ends of a TCP connection, as far as their expected numbers are known.
     fn reset_both(&mut self, index: u32, now: Instant) {
         let slot = self.table.get(index);
         if matches!(slot.state(), State::TCP_TIME_WAIT | State::TCP_CLOSE) {
@@ -272,8 +274,8 @@ impl Shard {
         }
     }
 
-    /// What becomes of the next packet from the client of connection `index`, whose server is gone;
-    /// `None` if it is not.
+    /// Treatment of the next packet from the client of connection `index`, if its server is gone;
+    /// `None` if the server is present.
     pub(crate) fn lost(&self, index: u32) -> Option<&'static str> {
         let gone = self.table.get(index).has(flag::GONE);
         let removed = self
@@ -342,7 +344,8 @@ impl Shard {
         }
     }
 
-    /// A server's packet of a connection that ended with it; `None` if it goes on to the client.
+    /// Decides on a server's packet of a connection that ended with it; `None` if it passes to the
+    /// client.
     fn reply_gone(&self, index: u32, meta: &PacketMeta<'_>) -> Option<Verdict> {
         match (self.on_down(index), meta.transport) {
             (OnServerDown::Drop, _) => Some(Verdict::Drop(DropReason::ServerDown)),
@@ -382,23 +385,49 @@ impl Shard {
         None
     }
 
-    /// Before a packet from the client of connection `index`, which is watched. Where the server's
-    /// first answer is measured, a packet that opens the connection once more says that the one
-    /// before was not answered.
+    /// Before a packet from the client of connection `index`, which is watched. If the server's first answer is awaited, a
+    /// packet that opens the connection once more shows that the one before was not answered. Any other packet of the
+    /// client shows that there was an answer, which the director does not see with direct routing and tunnels.
     pub(crate) fn watch_request(&mut self, index: u32, meta: &PacketMeta<'_>, now: Instant) {
         let slot = self.table.get(index);
         if slot.has(flag::TRACKED) {
             self.track(index, meta, true);
         }
         let slot = self.table.get(index);
-        if slot.has(flag::TIMED)
-            && slot.in_packets() > 0
-            && opens(meta)
+        if !slot.has(flag::TIMED) {
+            return;
+        }
+        let Some(link) = self.link(index) else { return };
+        let (server, before) = (&link.server, slot.in_packets());
+        let is_tcp = slot.protocol() == Protocol::TCP;
+        if opens(meta) {
+            if before > 0 && slot.method().translates() {
+                let waited = now.saturating_since(slot.last_restart());
+                server.latency().observe_at_least(waited, now);
+                server.note_answer(false);
+            }
+            match before {
+                0 if is_tcp => server.attempts().count_opened(),
+                SYN_AND_REPEAT if is_tcp => server.attempts().count_unanswered(),
+                _ => {}
+            }
+        } else if is_tcp && before > 0 {
+            slot.clear(flag::TIMED);
+        }
+    }
+
+    /// The timer of connection `index` has fired, and its server's first answer is still awaited.
+    pub(crate) fn note_expired_attempt(&self, index: u32) {
+        let slot = self.table.get(index);
+        // A second repetition was counted when it came. Without any, a client of direct routing or a tunnel may have
+        // gone after the answer, or be a flood's invention.
+        let repeated = slot.in_packets() == SYN_AND_REPEAT;
+        let unanswered = repeated || slot.in_packets() == 1 && slot.method().translates();
+        if slot.state() == State::TCP_SYN_RECV
+            && unanswered
             && let Some(link) = self.link(index)
         {
-            let waited = now.saturating_since(slot.last_restart());
-            link.server.latency().observe_at_least(waited, now);
-            link.server.note_answer(false);
+            link.server.attempts().count_unanswered();
         }
     }
 }
@@ -408,7 +437,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_in_the_sequence_space() {
+    fn next_sequence_number_includes_payload_syn_and_fin() {
         let read = |flags: u8, payload: usize| {
             let mut tcp = std::vec![0; 20 + payload];
             tcp[tcp::SEQUENCE].copy_from_slice(&u32::MAX.to_be_bytes());

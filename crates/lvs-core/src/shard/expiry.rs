@@ -46,8 +46,8 @@ impl Shard {
         }
     }
 
-    /// Ends the connection of a client's packet, whatever its state, unless it controls others;
-    /// `false` if there is none.
+    /// Removes the connection of a client's packet in any state, unless it controls others; `false`
+    /// if there is none.
     pub(crate) fn end_at_once(&mut self, tuple: &Tuple) -> bool {
         let key = Key {
             protocol: tuple.protocol,
@@ -63,7 +63,7 @@ impl Shard {
         true
     }
 
-    /// Takes out what has ended.
+    /// Removes ended connections.
     pub(crate) fn reap(&mut self) {
         while let Some(index) = self.dying.pop() {
             if self.table.is_used(index) && self.table.get(index).has(flag::DYING) {
@@ -118,6 +118,9 @@ impl Shard {
             self.table.restart(index, fired);
             return;
         }
+        if slot.has(flag::TIMED) {
+            self.note_expired_attempt(index);
+        }
         self.destroy(index);
     }
 
@@ -140,10 +143,9 @@ impl Shard {
         template.is_some_and(|template| template.release())
     }
 
-    /// Takes what is kept beside the slot of entry `index`, which is still in the table, out of
-    /// every table that may have something; gives the template that it was made from. What
-    /// [`down`](super::down) knows is written over when the slot is taken again, and
-    /// [`reap`](Self::reap) looks whether what it takes out is still dying.
+    /// Removes the state of entry `index`, which is still in the table, from all side tables;
+    /// returns its template. State in [`down`](super::down) is overwritten when the slot is used
+    /// again, and [`reap`](Self::reap) checks whether the removed entry is still dying.
     fn forget(&mut self, index: u32) -> Option<Arc<Template>> {
         let slot = self.table.get(index);
         let (full_nat, helped) = (slot.method() == Forwarding::FullNat, slot.has(flag::HELPED));

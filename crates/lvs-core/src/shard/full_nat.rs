@@ -40,8 +40,8 @@ impl Shard {
         ports.has_free(protocol, server, pool, &self.table, now)
     }
 
-    /// From now on [`local_changes`](Self::local_changes) has what happens to local ends. Whoever
-    /// calls this is to take it now and then: it is kept until then.
+    /// From now on [`local_changes`](Self::local_changes) contains the changes of local ends. The
+    /// caller has to take them regularly: they are stored until then.
     pub fn follow_local_ends(&mut self) {
         self.local_changes.get_or_insert_default();
     }
@@ -57,7 +57,8 @@ impl Shard {
         iter::from_fn(|| self.local_changes.as_mut()?.pop_front())
     }
 
-    /// Lets whoever follows local ends know of a change to that of connection `index`.
+    /// Records a change of the local end of connection `index` for
+    /// [`local_changes`](Self::local_changes).
     pub(super) fn tell_local(&mut self, index: u32, change: impl FnOnce(LocalEnd) -> LocalChange) {
         // Nobody but the table knows what is in the overflow.
         if self.local_changes.is_none() || !self.table.is_in_place(index) {
@@ -69,7 +70,7 @@ impl Shard {
         }
     }
 
-    /// Connections that a local address stands for the clients of.
+    /// Connections that use a local address.
     pub fn local_connections(&self, addr: IpAddr) -> u64 {
         self.local_ports.connections(addr)
     }

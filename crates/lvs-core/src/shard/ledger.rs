@@ -1,4 +1,5 @@
-//! Which connections are told to other directors of this kind, and which they have told.
+//! Replication in a shard: owned connections, which are sent to peers, and borrowed ones, which
+//! peers have sent.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,15 +18,14 @@ use crate::{Forwarding, Instant, Protocol};
 pub(crate) const RECENT: Duration = Duration::from_secs(2);
 
 impl Shard {
-    /// From now on, connections can be told to other directors. `keys` are those of the hash that
-    /// the sums are made with, and are told, too.
+    /// Enables replication. `keys` are the hash keys of the digests, and are sent to the peers.
     pub fn keep_ledger(&mut self, keys: [u64; 2]) {
         if self.ledger.is_none() {
             self.ledger = Some(Box::new(Ledger::new(keys)));
         }
     }
 
-    /// Whether somebody listens to what changes.
+    /// Sets whether a peer is subscribed to updates.
     pub fn set_heard(&mut self, heard: bool) {
         if let Some(ledger) = &mut self.ledger {
             ledger.heard = heard;
@@ -35,8 +35,9 @@ impl Shard {
         }
     }
 
-    /// Listens to a peer, from below [`PEERS_MAX`](crate::sync::bulk::PEERS_MAX), of which nothing
-    /// is left any more ([`adopt_lent`](Self::adopt_lent)), and whose keys these are.
+    /// Accepts updates of a peer with a number below [`PEERS_MAX`](crate::sync::bulk::PEERS_MAX)
+    /// and these keys. No earlier borrowed connections of that number may be left
+    /// ([`adopt_lent`](Self::adopt_lent)).
     pub fn listen_to(&mut self, peer: usize, keys: [u64; 2]) {
         if let Some(ledger) = &mut self.ledger {
             ledger.listen_to(peer, keys);
@@ -48,19 +49,19 @@ impl Shard {
         self.ledger.as_ref().is_some_and(|ledger| ledger.has_said())
     }
 
-    /// Bytes of what is in [`take_changes`](Self::take_changes).
+    /// Bytes of the updates in [`take_changes`](Self::take_changes).
     pub fn changes_len(&self) -> usize {
         self.ledger.as_ref().map_or(0, |ledger| ledger.said_len())
     }
 
-    /// Items about what has changed, and whether some of them found no room.
+    /// Takes the outgoing updates, and whether some of them were lost.
     pub fn take_changes(&mut self) -> (Vec<u8>, bool) {
         self.ledger
             .as_mut()
             .map_or_else(Default::default, |ledger| ledger.take())
     }
 
-    /// Sums of what is told.
+    /// Digest of the owned connections.
     pub fn told(&self) -> Digest {
         let ledger = self.ledger.as_ref();
         ledger.map_or_else(Digest::default, |ledger| ledger.told().clone())
@@ -72,15 +73,15 @@ impl Shard {
         ledger.map_or(0, |ledger| ledger.lent_count(peer))
     }
 
-    /// How what a peer tells differs from what is here of it.
+    /// Compares a peer's digest with the connections borrowed from it.
     pub fn compare_lent(&self, peer: usize, told: &Digest) -> Differences {
         let ledger = self.ledger.as_ref();
         ledger.map_or_else(Differences::default, |ledger| ledger.compare(peer, told))
     }
 
-    /// Items about connections from slot `from` on, and the slot from which to go on, as
-    /// [`connections_piece`](Self::connections_piece). Connections that others should know and
-    /// nobody tells are told from now on.
+    /// Items about connections from slot `from` on, and the next slot, like
+    /// [`connections_piece`](Self::connections_piece). Connections that are worth replicating and
+    /// have no owner become owned.
     pub fn told_piece(
         &mut self,
         from: usize,
@@ -95,7 +96,7 @@ impl Shard {
             if slot.has(flag::LENT | flag::DYING) {
                 continue;
             }
-            // Who listens since a moment ago has not heard that its packets come here.
+            // A peer that subscribed a moment ago has no report that the packets arrive here.
             let kind = if slot.idle(now) < RECENT {
                 Kind::Comes
             } else {
@@ -124,8 +125,8 @@ impl Shard {
         (out, next)
     }
 
-    /// Tells from now on what a peer has lent, or what it has lent in these ranges, as far as that
-    /// is in slots from `from` on; gives the slot from which to go on. For a peer that is gone.
+    /// Takes ownership of the connections borrowed from a peer, or of those in these ranges, in
+    /// slots from `from` on; returns the next slot. For a peer that is gone.
     pub fn adopt_lent(
         &mut self,
         peer: usize,
@@ -168,7 +169,7 @@ impl Shard {
         }
     }
 
-    /// Whether others should know a connection: nothing that a flood opens.
+    /// Whether a connection is worth replicating: no connection that a flood opens.
     pub(super) fn is_worth(&self, slot: conn::Entry<'_>) -> bool {
         let settled = match slot.protocol() {
             // ESTABLISHED, FIN_WAIT and CLOSE_WAIT.
@@ -185,7 +186,7 @@ impl Shard {
             && has_place(slot.client(), slot.virt(), slot.server_addr())
     }
 
-    /// Tells a connection from now on that nobody tells.
+    /// Takes ownership of a connection without an owner.
     pub(super) fn tell(&mut self, index: u32, kind: Kind, now: Instant) {
         let slot = self.table.get(index);
         slot.set(flag::TOLD);
@@ -196,7 +197,7 @@ impl Shard {
         self.say(index, kind, now);
     }
 
-    /// A connection is neither told nor lent any more; that one which was told has ended is said.
+    /// Ends the replication of a connection. The removal of an owned one is reported to the peers.
     pub(crate) fn strike(&mut self, index: u32) {
         if self.table.get(index).has(flag::TOLD) {
             self.say(index, Kind::Ended, Instant::ZERO);
@@ -204,7 +205,8 @@ impl Shard {
         self.strike_quietly(index);
     }
 
-    /// As [`strike`](Self::strike), and nobody is told: it goes on elsewhere.
+    /// Like [`strike`](Self::strike), without a report to the peers: the connection continues at
+    /// another director.
     pub(crate) fn strike_quietly(&mut self, index: u32) {
         let slot = self.table.get(index);
         let (identity, peer) = (identity(slot), peer_of(slot));
@@ -220,7 +222,7 @@ impl Shard {
         }
     }
 
-    /// Connection `index`, which nobody tells, was lent by a peer.
+    /// Marks connection `index`, which has no owner here, as borrowed from a peer.
     pub(crate) fn lend(&mut self, index: u32, peer: usize) {
         let slot = self.table.get(index);
         let number = u32::try_from(peer).unwrap_or(0);
@@ -269,7 +271,7 @@ impl Shard {
     }
 }
 
-/// Appends an item about a template, if others could do anything with it.
+/// Appends an item about a template, if peers can use it.
 pub(crate) fn write_template(template: &Template, left: Duration, out: &mut Vec<u8>) {
     if template.invalid.load(Relaxed) || template.server.load(Relaxed) == NO_SLOT {
         return;
@@ -412,7 +414,7 @@ pub(super) mod tests {
             self.control.hear(&mut self.shard, PEER, ties, items, now)
         }
 
-        /// What has changed here, told to another one.
+        /// Sends the changes here to the other director.
         pub(in crate::shard) fn tell(&mut self, other: &mut Self, now: Instant) -> Heard {
             let (bytes, lost) = self.shard.take_changes();
             assert!(!lost);
@@ -463,7 +465,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_established_is_told_and_half_open_ones_are_not() {
+    fn established_connections_are_replicated_half_open_ones_not() {
         let (mut one, mut two) = sides();
         for port in 1..=100 {
             let _ = one.packet(port, 0x02, at(1));
@@ -489,7 +491,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_connection_is_told_by_who_has_its_packets() {
+    fn connection_is_replicated_by_receiver_of_its_packets() {
         let (mut one, mut two) = sides();
         one.open(7, at(1));
         let server = |side: &Side| {
@@ -519,10 +521,10 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_has_the_packets_of_a_moment_ago_tells() {
+    fn recent_traffic_decides_owner() {
         let (mut one, mut two) = sides();
-        // Whoever keeps ties: the second takes what the first had, while nobody listens, and the
-        // first hears of it when everything is told.
+        // One director wins ties: the second takes over the connections of the first while no peer
+        // is subscribed, and the first learns of it from the full sync.
         one.open(7, at(10));
         one.tell(&mut two, at(10));
         let _ = one.packet(7, 0x10, at(19));
@@ -535,7 +537,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_comes_back_empty_is_told_everything() {
+    fn restarted_peer_receives_full_sync() {
         let (mut one, mut two) = sides();
         for port in 1..=200 {
             one.open(port, at(1));
@@ -555,7 +557,7 @@ pub(super) mod tests {
         assert_eq!(bulk::count(&all), 200);
         assert_eq!(one.hear(&all, at(7)), taken(200));
         assert_eq!(one.missing(&two), 0);
-        // Those that were told hours ago end when they would have ended there.
+        // Replicas of hours ago end at the time at which they would have ended at the sender.
         assert!(one.shard.connections_from(0, at(7)).all(|connection| {
             connection.expires <= Duration::from_secs(900)
                 && connection.expires >= Duration::from_secs(893)
@@ -566,7 +568,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_tunnel_that_was_told_before_its_server_is_known_finds_it() {
+    fn replicated_tunnel_binds_to_server_added_later() {
         let mut one = Side::without_servers([1, 2], true);
         one.add_servers(Forwarding::Tunnel);
         let mut two = Side::without_servers([3, 4], false);
@@ -580,12 +582,12 @@ pub(super) mod tests {
         two.add_servers(Forwarding::Tunnel);
         two.control.bind_unbound(&mut two.shard, &Side::tuple(7));
         assert!(matches!(two.packet(7, 0x10, at(3)), Verdict::Forward(_)));
-        // What is not there is no trouble.
+        // A connection that does not exist is ignored.
         two.control.bind_unbound(&mut two.shard, &Side::tuple(8));
     }
 
     #[test]
-    fn what_was_lost_is_found_and_told_again() {
+    fn lost_update_is_detected_and_resent() {
         let (mut one, mut two) = sides();
         for port in 1..=300 {
             one.open(port, at(1));
@@ -604,7 +606,7 @@ pub(super) mod tests {
         let again = one.pass(&Pass::Ranges(ranges), at(2));
         assert!(bulk::count(&again) < 10);
         two.hear(&again, at(2));
-        // Who wins where both had it is settled when both have told.
+        // When both had the connection, the full syncs of both settle the owner.
         two.tell(&mut one, at(2));
         one.tell(&mut two, at(2));
         assert_eq!((one.missing(&two), two.missing(&one)), (0, 0));
@@ -612,7 +614,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_tie_has_one_winner() {
+    fn ownership_tie_has_one_winner() {
         let (mut one, mut two) = sides();
         one.open(7, at(1));
         one.tell(&mut two, at(1));
@@ -630,7 +632,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn servers_of_another_family_are_not_told() {
+    fn connections_to_servers_of_other_family_are_not_replicated() {
         let (mut one, mut two) = sides();
         let service = ServiceKey::tcp("198.51.100.1:80".parse().unwrap());
         for addr in ["10.0.0.1:80", "10.0.0.2:80"] {
@@ -650,7 +652,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_those_with_packets_are_repeated() {
+    fn only_active_connections_are_resent() {
         let (mut one, mut two) = sides();
         for port in 1..=10 {
             one.open(port, at(1));
@@ -666,7 +668,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_shard_without_a_ledger_hears_nothing() {
+    fn shard_without_replication_ignores_updates() {
         let (mut one, _) = sides();
         one.open(7, at(1));
         let (all, _) = one.shard.take_changes();

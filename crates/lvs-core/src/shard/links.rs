@@ -50,8 +50,7 @@ impl Links {
         self.seen = Some(changes);
     }
 
-    /// Whether it matters where servers behind NAT are. If that changes, everything is to be seen
-    /// again.
+    /// Sets whether servers behind NAT matter. If that changes, all servers have to be read again.
     pub(crate) fn heed(&mut self, heeded: bool) {
         if self.heeded != heeded {
             self.heeded = heeded;

@@ -49,9 +49,8 @@ impl Shard {
         self.table.slots_len()
     }
 
-    /// Connections from slot `from` on, and the slot from which to go on: a listing in such pieces
-    /// takes a short time for each, be the table full or not. `budget` is how many slots are
-    /// looked at, at most.
+    /// Connections from slot `from` on, and the next slot: each piece of such a listing takes a
+    /// short time, for a full table or an empty one. `budget` is the maximum of visited slots.
     pub fn connections_piece(
         &self,
         from: usize,
@@ -64,8 +63,8 @@ impl Shard {
         (piece.collect(), next)
     }
 
-    /// Connections in these slots: a listing in pieces of so many [`slots`](Self::slots) takes the
-    /// same short time for each, be the table full or not.
+    /// Connections in these slots: each piece of [`slots`](Self::slots) takes the same short time,
+    /// for a full table or an empty one.
     pub fn connections_in(
         &self,
         slots: Range<usize>,

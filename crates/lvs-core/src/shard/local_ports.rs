@@ -1,5 +1,5 @@
-//! Local ports: which address and port of the director stands for a client towards a server, where
-//! both ends of a connection are translated (full NAT).
+//! Local ports of full NAT: the address and port of the director that represents a client towards a
+//! server.
 //!
 //! A port is taken for one server: protocol, server, local address and local port together identify
 //! the connection, so that each further server, and each further local address, brings as many
@@ -35,7 +35,7 @@ const TRIES: usize = 32;
 /// Pairs of server and local address below which unused ones are not looked for.
 const TUPLES_MIN: usize = 1024;
 
-/// An address of the director's that stands for clients, and the ports of it that may.
+/// A local address of the director, and the ports of it that full NAT may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LocalAddress {
     /// The address.
@@ -289,8 +289,8 @@ impl LocalPorts {
         }
     }
 
-    /// Binds the port of a connection that another director has opened; `false` if somebody else has
-    /// it, or it can be none of this shard's.
+    /// Binds the port of a connection that another director has opened; `false` if another
+    /// connection has it, or it cannot belong to this shard.
     pub(crate) fn adopt(
         &mut self,
         index: u32,
@@ -313,7 +313,7 @@ impl LocalPorts {
         let has_it = |range: &&LocalAddress| {
             range.addr == local.ip() && (range.first..=range.last).contains(&port)
         };
-        // Else it was taken away, or has other ports now.
+        // Else it was removed, or has other ports now.
         let range = pool.iter().find(has_it).copied().unwrap_or(usual);
         let tuple = Tuple {
             protocol,
@@ -345,8 +345,8 @@ impl LocalPorts {
         first + (u32::from(self.worker) + workers - first % workers) % workers
     }
 
-    /// Gives back a port whose connection had its last packet at `quiet_since`, or that was not
-    /// used after all.
+    /// Releases a port whose connection had its last packet at `quiet_since`, or that was not used
+    /// after all.
     pub(crate) fn give_back(
         &mut self,
         protocol: Protocol,
@@ -424,7 +424,7 @@ impl LocalPorts {
         self.give_back(slot.protocol(), slot.server_addr(), taken, quiet_since);
     }
 
-    /// What stands for the client of connection `index` towards its server.
+    /// Local address and port that connection `index` uses towards its server.
     #[inline]
     pub(crate) fn of(&self, index: u32) -> Option<SocketAddr> {
         Some(self.entries.get(index)?.as_ref()?.taken.addr())
@@ -506,7 +506,7 @@ mod tests {
         Arc::from([local("10.0.0.2"), local("fd00::2")])
     }
 
-    /// A table with the ports beside it, as a shard has them.
+    /// A table with its ports, as in a shard.
     struct Bed {
         table: ConnTable,
         ports: LocalPorts,
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn every_port_is_given_once_for_each_server_and_found_again() {
+    fn local_port_is_unique_per_server_and_found_again() {
         let mut bed = Bed::new(u16::MAX, 0, 1);
         let mut seen = HashSet::new();
         for server in ["10.1.0.1:80", "10.1.0.2:80"] {
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_rests_after_its_last_packet() {
+    fn local_port_rests_after_its_last_packet() {
         let mut bed = Bed::new(1024, 0, 1);
         let server = addr("10.1.0.1:80");
         let at = Instant::from_secs;
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_an_earlier_director_are_left_to_its_connections() {
+    fn local_ports_of_predecessor_stay_with_its_connections() {
         let mut bed = Bed::new(1027, 0, 1);
         let server = addr("10.1.0.1:80");
         let at = Instant::from_secs;
@@ -636,7 +636,7 @@ mod tests {
     }
 
     #[test]
-    fn the_port_tells_the_worker() {
+    fn local_port_identifies_worker() {
         for workers in [1, 2, 3, 4, 7] {
             let mut seen = HashSet::new();
             for worker in 0..workers {
@@ -652,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_that_are_not_used_are_forgotten() {
+    fn local_ports_of_unused_servers_are_removed() {
         let mut bed = Bed::new(u16::MAX, 0, 1);
         for n in 0..100_000u32 {
             let server = Ipv4Addr::from_bits(0x0a00_0000 + n);
@@ -671,7 +671,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_two_connections_share_a_port(
+        fn local_ports_are_never_shared(
             steps in proptest::collection::vec((0u8..4, 0u8..3, proptest::prelude::any::<bool>(), 0u64..40), 1..300)
         ) {
             let mut bed = Bed::new(1031, 0, 1);

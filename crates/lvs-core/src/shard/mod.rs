@@ -79,7 +79,7 @@ pub struct Shard {
     templates: Sparse<Option<Arc<Template>>>,
     /// Local addresses and ports of connections that are translated at both ends.
     local_ports: LocalPorts,
-    /// Local ends that connections have got and given back, if somebody follows them.
+    /// Local ends that connections have bound and released, if the caller requested them.
     local_changes: Option<VecDeque<LocalChange>>,
     /// Connections that have ended and are still found by the host's own answer to the packet that
     /// ended them.
@@ -88,14 +88,14 @@ pub struct Shard {
     sync: Queue,
     /// Adjustments of sequence numbers that came by synchronisation, by the connections' indices.
     sequences: BTreeMap<u32, Sequences>,
-    /// What is known of connections whose servers may go down, and what is to be done about those
-    /// that did.
+    /// Sequence numbers of connections whose servers may go down, and pending work for servers that
+    /// did.
     down: Down,
-    /// What the helper knows of FTP's control connections, by the connections' indices.
+    /// State of FTP control connections, by the indices of the connections.
     sessions: BTreeMap<u32, ftp::Session>,
-    /// Which connections give way when the table is full.
+    /// The clock hand of the eviction.
     hand: Hand,
-    /// What is told to other directors, and what they have told.
+    /// Replication: connections sent to peers and received from them.
     pub(crate) ledger: Option<Box<Ledger>>,
 }
 
@@ -216,13 +216,13 @@ impl Shard {
         self.decide_icmp_error(error, now)
     }
 
-    /// Where deciding on a packet between these two will look. Whoever has a batch of packets asks
-    /// for all of them, then [aims](Self::aim) for all, and then has them decided on
-    /// ([`handle_packet_ahead`](Self::handle_packet_ahead)): memory is waited for once, not for
+    /// The places in memory that the decision on a packet between these two will read. A caller
+    /// with a batch of packets calls this for all of them, then [`aim`](Self::aim) for all, and
+    /// then [`handle_packet_ahead`](Self::handle_packet_ahead): it waits for memory once, not for
     /// each packet.
     ///
-    /// `load` is called with words that will be read soon. To ask the processor for their cache
-    /// lines (`prefetch`) is best, as nobody waits for that; to read them does, too.
+    /// `load` is called with words that will be read soon. Best it prefetches their cache lines,
+    /// which causes no wait; reading them works, too.
     #[inline]
     pub fn ahead(&self, tuple: &Tuple, load: impl Fn(&AtomicU64)) -> Ahead {
         self.table.ahead(tuple.protocol, tuple.src, tuple.dst, load)
@@ -240,7 +240,8 @@ impl Shard {
         self.table.ahead_narrow(protocol, src, dst, load)
     }
 
-    /// The second step: reads what the first has had loaded, and has loaded what that leads to.
+    /// The second step: reads the words loaded by the first, and loads the slots that they refer
+    /// to.
     #[inline]
     pub fn aim(&self, ahead: &mut Ahead, load: impl Fn(&AtomicU64)) {
         self.table.aim(ahead, load);
@@ -258,8 +259,7 @@ impl Shard {
         self.find_reply(protocol, src, dst).is_some() || self.table.find_in(&request).is_some()
     }
 
-    /// Ends connections whose time has come, looking at no more than `budget` of them. `true` if
-    /// there may be more.
+    /// Ends due connections, at most `budget` of them. `true` if there may be more.
     pub fn advance(&mut self, now: Instant, budget: usize) -> bool {
         self.reap();
         let mut left = budget;
@@ -297,7 +297,7 @@ impl Shard {
         self.table.capacity()
     }
 
-    /// What is known of connection `index`.
+    /// The entry of connection `index`.
     #[inline]
     pub(crate) fn conn(&self, index: u32) -> Entry<'_> {
         self.table.get(index)
@@ -308,7 +308,7 @@ impl Shard {
         self.table.is_used(index)
     }
 
-    /// Whether others hang on connection `index`.
+    /// Whether connection `index` controls others.
     pub(crate) fn has_controlled(&self, index: u32) -> bool {
         self.table.controlled(index) > 0
     }
@@ -339,7 +339,7 @@ impl Shard {
         self.table.is_used(index).then_some(index)
     }
 
-    /// The timeout of connection `index` begins anew.
+    /// Restarts the timeout of connection `index`.
     pub(crate) fn restart(&mut self, index: u32, now: Instant) {
         self.table.restart(index, now);
     }
@@ -422,13 +422,13 @@ impl Shard {
         &mut self.links
     }
 
-    /// What it has copied from `Control`.
+    /// Shows the copies of state of `Control`.
     #[cfg(test)]
     pub(crate) fn copies(&self) -> alloc::string::String {
         alloc::format!("{:?} {:?}", self.links, self.settings)
     }
 
-    /// A server went down: the table is to be walked over.
+    /// Starts a walk over the table, because a server went down.
     pub(crate) fn begin_down(&mut self) {
         self.down.begin();
     }
@@ -459,7 +459,7 @@ impl Shard {
         self.number
     }
 
-    /// Whether its copies are those of this generation.
+    /// Whether its copies have this generation.
     pub(crate) fn is_at(&self, generation: u32) -> bool {
         self.generation == generation && self.links.seen().is_some()
     }
@@ -476,7 +476,8 @@ impl Shard {
 
     #[inline]
     fn is_stale(&self) -> bool {
-        // Pairs with the release in `Control::changed`: whoever sees the number sees the change.
+        // Pairs with the release in `Control::changed`: a reader that sees the number sees the
+        // change.
         self.generation != self.shared.generation.load(Ordering::Acquire)
     }
 

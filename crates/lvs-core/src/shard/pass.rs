@@ -10,8 +10,8 @@ use crate::conn::{Ahead, flag};
 use crate::fast_path::Plain;
 use crate::{ConnId, Forward, Forwarding, Instant, Reply, ServerId, Tunnel, Verdict};
 
-/// A packet that was decided on in passing: it is counted, and the timer of its connection runs
-/// anew.
+/// A packet that the userspace fast path decided on: it is counted, and the timer of its connection
+/// restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the packet is lost if nobody sends it"]
 #[non_exhaustive]
@@ -50,7 +50,7 @@ impl Passed {
         }
     }
 
-    /// How a request is to be transmitted.
+    /// The transmission of a request.
     pub const fn forward(&self) -> Forward {
         Forward {
             conn: Some(self.conn),
@@ -70,7 +70,7 @@ impl Shard {
     /// Decides in passing on a packet of a connection that it cannot change; of replies, on those
     /// that pass through the host.
     ///
-    /// `None` says that nothing has happened: [`handle_packet_ahead`](Self::handle_packet_ahead)
+    /// `None` means that nothing has happened: [`handle_packet_ahead`](Self::handle_packet_ahead)
     /// decides.
     #[inline]
     pub fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
@@ -132,8 +132,8 @@ impl Shard {
         Some(passed)
     }
 
-    /// Whether any packet passes: nobody beside is to see them, and nothing but the connections
-    /// says what becomes of them.
+    /// Whether the fast path is permitted: no observer needs the packets, and only the connections
+    /// decide about them.
     #[inline]
     fn lets_pass(&self) -> bool {
         let settings = &self.settings;

@@ -1,4 +1,4 @@
-//! Connections whose packets a program in the kernel may forward, out of the same memory.
+//! Offload: connections whose packets a program in the kernel may forward, in the same memory.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -7,8 +7,8 @@ use super::Shard;
 use crate::conn::{Entry, NO_SLOT, State, flag};
 use crate::{ConnId, Forwarding, Protocol, Tunnel};
 
-/// What a packet of a connection with these may do beyond counting and restarting the timer, or have
-/// done to itself; what tells most comes first.
+/// Flags with which a packet may do more than be counted and restart the timer, or may be changed
+/// itself. The most informative reason comes first.
 const REASONS: [(u32, Unpublished); 10] = [
     (flag::HELPED, Unpublished::Helped),
     (flag::ONE_PACKET, Unpublished::OnePacket),
@@ -44,7 +44,7 @@ pub enum Unpublished {
     Protocol,
     /// Of a persistent service of UDP: an answer assures the client's template.
     PersistentUdp,
-    /// A helper looks at what it carries.
+    /// A helper inspects its payload.
     Helped,
     /// It is for one packet.
     OnePacket,
@@ -58,7 +58,7 @@ pub enum Unpublished {
     Adjusted,
     /// Its client's port is not known yet, or is 0.
     NoClientPort,
-    /// It controls others.
+    /// It controls other entries.
     Controls,
     /// It is a persistence template.
     Template,
@@ -74,7 +74,7 @@ pub enum Unpublished {
     Exception,
     /// No service is of its family.
     Family,
-    /// An address that stands for clients is its client or its virtual address.
+    /// A local address of full NAT is its client or its virtual address.
     LocalAddress,
     /// A master sends synchronisation messages.
     Master,
@@ -95,7 +95,7 @@ impl fmt::Display for Unpublished {
             Self::OnePacket => "one-packet scheduling",
             Self::ServerDown => "its server went down",
             Self::Tracked => "its sequence numbers are kept, for a reset (on_server_down)",
-            Self::Timed => "its server is being measured by it (ewma)",
+            Self::Timed => "its server has not answered yet, and that is measured",
             Self::Adjusted => "its sequence numbers are adjusted",
             Self::NoClientPort => "its client has no port, or none that is known",
             Self::Controls => "it controls others",
@@ -118,7 +118,7 @@ impl fmt::Display for Unpublished {
 
 impl core::error::Error for Unpublished {}
 
-/// What in a connection may change with its next packets, if anything.
+/// Reason why the next packets may change the state of a connection, if there is one.
 #[inline]
 fn what_changes(entry: Entry<'_>) -> Option<Unpublished> {
     match entry.protocol() {
@@ -138,8 +138,8 @@ pub(super) fn is_still(entry: Entry<'_>) -> bool {
     what_changes(entry).is_none()
 }
 
-/// What there is to do about a connection's packets that a program in the kernel does not know, or
-/// is not to do.
+/// Reason why the packets of a connection need work that the kernel fast path cannot do, if there
+/// is one.
 #[inline]
 fn what_else(entry: Entry<'_>) -> Option<Unpublished> {
     let flags = entry.flags();
@@ -169,7 +169,7 @@ pub enum Ripeness {
     Stale,
     /// Its client has sent fewer packets than it takes.
     Early,
-    /// Its client has sent so many, and it is looked at with every so many of them.
+    /// Its client has sent enough packets; the next check is at a multiple of that number.
     Between,
     /// That is now.
     Ripe,
@@ -196,7 +196,7 @@ fn ripeness(entry: Entry<'_>, packets: u32, epoch: u16) -> Ripeness {
     }
 }
 
-/// A connection that could be published: what somebody else has to find ways out for.
+/// Offload plan: a connection for which the caller has to find the next hops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// TCP or UDP.
@@ -213,14 +213,14 @@ pub struct Offer {
     pub tunnel: Tunnel,
     /// The number of the server's record.
     pub record: u32,
-    /// What stands for the client, where both ends are translated. It is here once, for whoever has
-    /// not learned it by [`Shard::local_changes`]: not of a connection that was published before, in
-    /// whichever epoch.
+    /// Local address and port, if both ends are translated. It is set only in the first offload
+    /// plan of a connection, for a caller that has not received it from [`Shard::local_changes`].
     pub local: Option<LocalEnd>,
 }
 
-/// What stands for the client of a connection by full NAT towards its server. Whoever forwards its
-/// packets finds both by it: requests by the slot, replies by the ends that they are between.
+/// Local address and port of a full-NAT connection towards its server. The kernel fast path uses
+/// both fields: for requests it finds them by the slot, for replies it finds the slot by addresses
+/// and ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalEnd {
     /// The number of the connection's slot, of all in the table.
@@ -233,7 +233,7 @@ pub struct LocalEnd {
     pub local: SocketAddr,
 }
 
-/// What happens to a local end ([`Shard::local_changes`]).
+/// Change of a local address and port ([`Shard::local_changes`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalChange {
     /// A connection has it.
@@ -244,15 +244,15 @@ pub enum LocalChange {
 
 impl Shard {
     /// Whether look-ups should try the slot that an entry's hash names before the tags: in the IPv4
-    /// slots, and in the others. It changes as the table fills, and whoever follows later is
-    /// only slower.
+    /// slots, and in the wide slots. It changes as the table fills, and a program that follows late
+    /// is only slower.
     pub const fn tries_homes(&self) -> [bool; 2] {
         self.table.at_home()
     }
 
-    /// Whether it is worth to ask for an [`offer`](Self::offer): a connection has had so many
-    /// packets from its client, or a multiple of that, or was published in another epoch; it is
-    /// not published in this one, and nothing about itself speaks against it. 0 is no epoch.
+    /// Whether an [`offer`](Self::offer) is worth trying. The connection has had this many packets
+    /// from its client, or a multiple of that, or was offloaded in another epoch. It is not
+    /// offloaded in this one, and nothing in the connection itself prevents it. 0 is no epoch.
     ///
     /// Thus one that cannot be published for another reason is looked at now and then, not with
     /// every packet.
@@ -265,7 +265,7 @@ impl Shard {
             && what_else(entry).is_none()
     }
 
-    /// How a connection stands with that, whatever speaks against it.
+    /// Progress of a connection to its offload, without the reasons against it.
     pub fn ripeness(&self, conn: ConnId, packets: u32, epoch: u16) -> Ripeness {
         ripeness(self.table.get(conn.0), packets, epoch)
     }
@@ -276,10 +276,10 @@ impl Shard {
         self.table.get(conn.0).in_packets()
     }
 
-    /// What there is to know of a connection that could be published. Of a shard that is swept.
+    /// Offload plan of a connection. The shard must be swept.
     ///
     /// # Errors
-    /// Its next packets may be more than counted, for this reason.
+    /// The reason why its next packets may need more than counting.
     pub fn offer(&self, conn: ConnId) -> Result<Offer, Unpublished> {
         if !self.table.is_used(conn.0) {
             return Err(Unpublished::Ended);
@@ -312,8 +312,8 @@ impl Shard {
         })
     }
 
-    /// What in the settings, or beside it in the table, makes a connection something else than what
-    /// a packet alone says.
+    /// Reason in the settings, or in state outside the slot, why packets of the connection may need
+    /// more than their headers show.
     fn what_speaks_against(&self, conn: ConnId, entry: Entry<'_>) -> Option<Unpublished> {
         let (client, virt) = (entry.client(), entry.virt());
         let settings = &self.settings;
@@ -339,8 +339,7 @@ impl Shard {
         Some(reason)
     }
 
-    /// What stands for the client of connection `index` towards its server, where both ends are
-    /// translated.
+    /// Local end of connection `index` towards its server, if both ends are translated.
     pub(super) fn local_end(&self, index: u32) -> Option<LocalEnd> {
         let entry = self.table.get(index);
         Some(LocalEnd {
@@ -351,13 +350,13 @@ impl Shard {
         })
     }
 
-    /// Lets a program that reads the table's memory forward the packets of a connection, as long as
-    /// `epoch` is in force. `client_hop` is the program's index of the way to the client;
-    /// without one it asks for each reply. `false` if the connection is not one for it: it has
-    /// ended, or others have the same addresses and ports.
+    /// Offloads a connection: a program that reads the table's memory forwards its packets, as long
+    /// as `epoch` is in force. `client_hop` is the program's index of the next hop to the client;
+    /// without one it looks up each reply. Returns `false` if the connection cannot be offloaded:
+    /// it has ended, or others have the same addresses and ports.
     ///
-    /// Whatever changes the connection's state is decided here all the same: the program hands such
-    /// packets up.
+    /// Packets that change the state of the connection are still decided here: the program passes
+    /// them up.
     pub fn publish(&mut self, conn: ConnId, epoch: u16, client_hop: Option<u16>) -> bool {
         if !self.table.is_used(conn.0) {
             return false;
@@ -375,8 +374,8 @@ impl Shard {
         }
     }
 
-    /// Withdraws all connections from slot `from` on, looking at no more than `budget` slots; gives
-    /// the slot from which to go on.
+    /// Evicts all connections from slot `from` on from the kernel fast path, at most `budget`
+    /// slots; returns the next slot.
     pub fn withdraw_piece(&mut self, from: usize, budget: usize) -> Option<usize> {
         let (handles, next) = self.table.piece(from, budget);
         for handle in handles {
@@ -471,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_published_is_not_offered_with_every_packet() {
+    fn connection_that_is_not_offloadable_is_not_rechecked_with_every_packet() {
         let often = [16, 32, 48, 64];
         let (nat, route) = (Forwarding::Nat, Forwarding::Route);
         assert_eq!(ripe(Protocol::UDP, nat, 0), often);
@@ -497,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_published_before_a_change_is_offered_at_once() {
+    fn offloaded_connection_is_offloadable_at_once_after_change() {
         let mut director = director(Protocol::UDP, Forwarding::Route);
         let meta = packet(Protocol::UDP, 0);
         let mut conn = send(&mut director, &meta);
@@ -515,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn what_speaks_against_it_beside_the_connection_is_named() {
+    fn reason_against_offload_outside_connection_is_named() {
         let meta = packet(Protocol::UDP, 0);
         let route = Forwarding::Route;
         let mut persistent = director_with(Protocol::UDP, route, ServiceFlags::PERSISTENT);
@@ -534,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn why_a_connection_is_not_published_is_told() {
+    fn reason_against_offload_in_connection_is_named() {
         let why = |director: &Director, conn| director.shard.offer(conn).err();
         let mut nat = director(Protocol::TCP, Forwarding::Nat);
         let conn = send(&mut nat, &packet(Protocol::TCP, TcpFlags::SYN));

@@ -1,14 +1,14 @@
-//! Room in a full table: which connection gives way to a new one (`when_full = "evict"`).
+//! Room in a full table: eviction of a connection for a new one (`when_full = "evict"`).
 //!
-//! A flood fills the table with connections that nobody misses: half-open ones, single datagrams,
-//! connections that were opened and never used. They give way, the oldest of a few first; then
-//! connections that have been idle for long. One that moves data never does: where there is no
-//! other, the newcomer is refused.
+//! A flood fills the table with expendable connections: half-open ones, single datagrams,
+//! connections that were opened and never used. They are evicted, the oldest of a few first; then
+//! connections that have been idle for long. A connection that moves data is never evicted: if
+//! there is no other, the new connection is refused.
 //!
-//! A hand goes round the table. Each new connection moves it over one window of slots and takes the
-//! oldest there of the kind that is missed least, so that within a window the first that came is
-//! the first to go. Only where nobody there is half-open, three more windows are looked at, far
-//! apart: those that came together lie together.
+//! A clock hand moves over the table. Each new connection moves it over one window of slots and
+//! evicts the oldest entry of the most expendable kind, so that within a window the first that came
+//! is the first to go. If no entry there is half-open, the search covers three more windows, far
+//! apart: entries of the same time are near each other.
 
 use super::Shard;
 use crate::conn::{Entry, State, flag};
@@ -63,7 +63,7 @@ enum Worth {
     Idle,
 }
 
-/// The hand that goes round, and what it has taken.
+/// The clock hand, and its evictions.
 #[derive(Debug, Default)]
 pub(crate) struct Hand {
     /// Window to look at next.
@@ -107,12 +107,12 @@ impl Shard {
         self.table.len() < self.table.capacity() || evicts && self.evictable(now).is_some()
     }
 
-    /// The connection that would give way to a new one.
+    /// The connection that would be evicted for a new one.
     fn evictable(&self, now: Instant) -> Option<(Worth, u32)> {
         let mut found: Option<(Worth, Reverse<Duration>, u32)> = None;
         for window in scattered(self.hand.at, self.table.populated_len(), WINDOWS) {
             for index in self.table.populated_in(window) {
-                // Those that a helper looks at may be at work just now.
+                // Connections with a helper may be active at this moment.
                 let slot = self.table.get(index);
                 if self.table.controlled(index) > 0 || slot.has(flag::HELPED) {
                     continue;
@@ -130,7 +130,7 @@ impl Shard {
     }
 }
 
-/// How much a connection would be missed; `None` if it stays whatever comes.
+/// The value of a connection; `None` if it is never evicted.
 fn worth(slot: Entry<'_>, now: Instant) -> Option<Worth> {
     let idle = slot.idle(now);
     let unused = slot.in_packets() <= HANDSHAKE && idle >= UNUSED_AFTER;

@@ -7,7 +7,7 @@ use core::sync::atomic::AtomicU32;
 use crate::conn::{Timeouts, flag};
 use crate::{Forwarding, Protocol, Sysctls};
 
-/// What control and shards share besides the servers' records.
+/// State that control and shards share besides the servers' records.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     /// Raised when a shard's copies of the settings or of the list of servers are out of date.
@@ -17,8 +17,8 @@ pub(crate) struct Shared {
 /// Settings of which each shard keeps a copy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
-    /// There is an IPv4 service. Without one the kernel looks at no IPv4 packet, whatever
-    /// connections there are.
+    /// There is an IPv4 service. Without one the kernel ignores all IPv4 packets, even those of
+    /// connections.
     pub(crate) ipv4: bool,
     /// There is an IPv6 service.
     pub(crate) ipv6: bool,
@@ -34,7 +34,7 @@ pub(crate) struct Settings {
     pub(crate) evicts: bool,
     /// A service's engine opens connections for datagrams from its servers.
     pub(crate) outbound: bool,
-    /// Virtual ports whose connections the helper for FTP looks at.
+    /// Virtual ports whose connections the helper for FTP inspects.
     pub(crate) ftp_ports: Vec<u16>,
 }
 

@@ -1,4 +1,4 @@
-//! What synchronisation sends of a shard's connections.
+//! Sync messages about a shard's connections.
 
 use super::Shard;
 use crate::Instant;
@@ -12,7 +12,7 @@ impl Shard {
         self.sync.take(now, &self.settings.sysctls)
     }
 
-    /// Messages that found as many waiting as `sync_qlen_max` says.
+    /// Messages lost because `sync_qlen_max` others were queued.
     pub fn lost_sync_messages(&self) -> u64 {
         self.sync.lost()
     }
@@ -29,7 +29,7 @@ impl Shard {
         self.sync.next_message()
     }
 
-    /// Sends a connection and what controls it, as far as needed (`ip_vs_sync_conn`).
+    /// Sends a connection and its controlling entries, as far as needed (`ip_vs_sync_conn`).
     pub(crate) fn sync_connection(&mut self, index: u32, packets: u32, now: Instant) {
         let Some(master) = self.settings.master else {
             return;
@@ -93,7 +93,7 @@ impl Shard {
         }
     }
 
-    /// Whether a template is up the chain of what controls a connection.
+    /// Whether one of the controlling entries of a connection is a template.
     fn is_persistent(&self, index: u32) -> bool {
         let mut slot = self.table.get(index);
         loop {

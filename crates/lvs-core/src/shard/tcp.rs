@@ -21,7 +21,7 @@ pub(super) fn number(tcp: &[u8], field: Range<usize>) -> Option<u32> {
     Some(u32::from_be_bytes(tcp.get(field)?.try_into().ok()?))
 }
 
-/// The length that the header says that it has, in bytes; `None` if that is cut short.
+/// The header's length field, in bytes; `None` if the header is truncated.
 pub(super) fn data_offset(tcp: &[u8]) -> Option<usize> {
     Some(usize::from(tcp.get(DATA_OFFSET)? >> 4) * 4)
 }

@@ -1,16 +1,16 @@
-//! What two directors of this kind tell each other besides IPVS's messages: every connection, until
-//! when it lives, and that it has ended; and sums over all of them, which show whether one of them
-//! was lost.
+//! Replication between peers, in addition to IPVS sync messages: each connection with its remaining
+//! time, the removal of connections, and digests of all connections, which reveal a lost update.
 //!
 //! ```text
 //! item     kind 1 | 0 | length 2 | milliseconds left 4 | a connection as in a message of version 1
 //! digest   1024 times: sum 8 | connections 4
 //! ```
 //!
-//! A connection is told by one director, the one that has its packets (its *teller*), and *lent* to
-//! the others. Whoever gets a packet of one that was lent is its teller from then on. Both have the
-//! sums of what one tells and the other has been told; a change adds or takes away the hash of one
-//! connection, so that they are always at hand.
+//! The owner of a connection is the director that receives its packets; it replicates the
+//! connection, and the peers store a *borrowed* replica. A director that receives a packet of a
+//! borrowed connection becomes its owner. Sender and receiver each maintain a digest of the owned
+//! and of the borrowed connections: a change adds or subtracts the hash of one connection, so
+//! digests are always available.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -36,24 +36,24 @@ pub const DIGEST_LEN: usize = RANGES * 12;
 /// Bytes of an item before its connection.
 const HEADER: usize = 8;
 
-/// Bytes that may wait to be taken, of what has changed.
+/// Maximum of bytes in the outgoing buffer.
 const OUT_MAX: usize = 1 << 20;
 
 /// Bytes that room is made for at first.
 const OUT_FIRST: usize = 4 << 10;
 
-/// What is said of a connection or a template.
+/// Kind of an update about a connection or a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// It lives.
     Lives,
     /// It has ended.
     Ended,
-    /// It lives, and a packet of it has just come to who says so.
+    /// It lives, and the sender has just received a packet of it.
     Comes,
 }
 
-/// A connection or a template, and what is said of it.
+/// A connection or a template, and the kind of update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     /// Whether it lives.
@@ -65,7 +65,7 @@ pub struct Item {
 }
 
 impl Item {
-    /// Appends it; nothing for what has no place in an item.
+    /// Appends it; nothing if an item cannot contain it.
     pub fn write(&self, out: &mut Vec<u8>) {
         let Some(len) = self.entry.len(1).and_then(|len| u16::try_from(len).ok()) else {
             return;
@@ -93,7 +93,7 @@ pub(crate) fn has_place(client: SocketAddr, virt: SocketAddr, server: SocketAddr
         .all(|addr| addr.is_ipv4() == client.is_ipv4())
 }
 
-/// What was received is not what a director sends.
+/// The received bytes are no valid message of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -147,7 +147,7 @@ pub fn count(mut bytes: &[u8]) -> u64 {
     count
 }
 
-/// Items in portions of at most so many bytes, but of one item at least.
+/// Items in portions of at most `most` bytes, with at least one item each.
 pub fn portions(mut items: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
     core::iter::from_fn(move || {
         let mut end = 0;
@@ -163,7 +163,7 @@ pub fn portions(mut items: &[u8], most: usize) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The sum of connections whose hashes begin alike.
+/// The sum of connections with the same first bits of their hashes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Range {
     sum: u64,
@@ -212,7 +212,7 @@ impl Digest {
         }
     }
 
-    /// Reads what [`write`](Self::write) has written.
+    /// Parses the output of [`write`](Self::write).
     ///
     /// # Errors
     /// If it is not [`DIGEST_LEN`] bytes long.
@@ -229,7 +229,7 @@ impl Digest {
         Ok(digest)
     }
 
-    /// What differs from what `teller` tells.
+    /// Compares the borrowed connections with the digest of their owner.
     fn compare(&self, teller: &Self) -> Differences {
         let mut all = Differences {
             told: teller.count(),
@@ -248,10 +248,10 @@ impl Digest {
     }
 }
 
-/// How what a director tells differs from what another has of it.
+/// Comparison of a director's digest with the replicas of another one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
-    /// Connections that it tells.
+    /// Connections that it owns.
     pub told: u64,
     /// How many of them are missing, at least.
     pub missing: u64,
@@ -263,14 +263,14 @@ const fn range_of(hash: u64) -> usize {
     (hash >> (u64::BITS - RANGE_BITS)) as usize
 }
 
-/// Which connections a walk over the table tells of.
+/// The connections that a walk over the table sends.
 #[derive(Clone, Debug)]
 pub enum Pass {
     /// All.
     All,
-    /// Those that had a packet since.
+    /// Connections that received a packet since then.
     Since(crate::Instant),
-    /// Those in these ranges.
+    /// Connections in these ranges.
     Ranges(Ranges),
 }
 
@@ -286,7 +286,7 @@ impl fmt::Debug for Ranges {
 }
 
 impl Ranges {
-    /// Those of these numbers that there are.
+    /// A set of these range numbers; invalid numbers are ignored.
     pub fn new(numbers: impl IntoIterator<Item = u16>) -> Self {
         let mut all = Box::new([false; RANGES]);
         for number in numbers {
@@ -302,7 +302,7 @@ impl Ranges {
     }
 }
 
-/// What a connection is told apart by.
+/// Identity of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) protocol: Protocol,
@@ -333,19 +333,19 @@ impl Identity {
     }
 }
 
-/// What a shard tells, and what was lent to it.
+/// Digests of a shard's owned and borrowed connections, and its outgoing updates.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     keys: [u64; 2],
     told: Digest,
     lent: [Option<Lent>; PEERS_MAX],
-    /// Somebody listens.
+    /// A peer is subscribed to updates.
     pub(crate) heard: bool,
     out: Vec<u8>,
     lost: bool,
 }
 
-/// What a peer has lent.
+/// Connections borrowed from a peer.
 #[derive(Debug)]
 struct Lent {
     keys: [u64; 2],
@@ -364,7 +364,7 @@ impl Ledger {
         }
     }
 
-    /// A connection is told from now on, or no more.
+    /// Adds a connection to the owned ones, or removes it.
     pub(crate) fn tell(&mut self, identity: &Identity, is: bool) {
         let hash = identity.hash(self.keys);
         if is {
@@ -374,12 +374,12 @@ impl Ledger {
         }
     }
 
-    /// Whether a connection is in one of these ranges of what is told.
+    /// Whether an owned connection is in one of these ranges.
     pub(crate) fn is_told_in(&self, ranges: &Ranges, identity: &Identity) -> bool {
         ranges.has(identity.hash(self.keys))
     }
 
-    /// Whether a connection is in one of these ranges of what a peer has lent.
+    /// Whether a connection is borrowed from a peer and in one of these ranges.
     pub(crate) fn is_lent_in(&self, peer: usize, ranges: &Ranges, identity: &Identity) -> bool {
         let lent = self.lent.get(peer).and_then(Option::as_ref);
         lent.is_some_and(|lent| ranges.has(identity.hash(lent.keys)))
@@ -405,8 +405,8 @@ impl Ledger {
         }
     }
 
-    /// What has changed, to be added to and [given back](Self::has_been_said); `None` if nobody
-    /// listens, or if too much of that waits already.
+    /// Takes the outgoing buffer, to be extended and [returned](Self::has_been_said); `None` if no
+    /// peer is subscribed, or if the buffer is full.
     pub(crate) fn begin_to_say(&mut self) -> Option<Vec<u8>> {
         if !self.heard {
             return None;
@@ -418,7 +418,7 @@ impl Ledger {
         Some(core::mem::take(&mut self.out))
     }
 
-    /// What has changed, with what has been added.
+    /// Returns the outgoing buffer with the new updates.
     pub(crate) fn has_been_said(&mut self, out: Vec<u8>) {
         self.out = out;
     }
@@ -431,7 +431,7 @@ impl Ledger {
         self.out.len()
     }
 
-    /// What has changed, and whether some of it is lost.
+    /// Takes the outgoing updates, and whether some were lost.
     pub(crate) fn take(&mut self) -> (Vec<u8>, bool) {
         // There will be about as much the next time.
         let next = Vec::with_capacity(self.out.len().min(OUT_FIRST));
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn items_are_cut_where_one_ends() {
+    fn items_are_split_at_item_boundaries() {
         const MOST: usize = 16 << 10;
         let item = |len: u16| {
             let [high, low] = len.to_be_bytes();
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_shows_what_is_missing_and_where() {
+    fn digest_shows_missing_connections_and_their_range() {
         let (mut teller, mut listener) = (Ledger::new([1, 2]), Ledger::new([3, 4]));
         listener.listen_to(5, [1, 2]);
         for port in 0..10_000 {
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded() {
+    fn outgoing_updates_are_bounded() {
         let mut ledger = Ledger::new([0, 0]);
         assert!(ledger.begin_to_say().is_none(), "nobody listens");
         ledger.heard = true;
@@ -535,7 +535,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn nothing_received_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
+        fn received_bytes_never_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
             let mut bytes = bytes;
             if fix && bytes.len() > 44 {
                 let len = u16::try_from(bytes.len() - 8).unwrap().to_be_bytes();

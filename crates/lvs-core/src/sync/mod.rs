@@ -1,5 +1,5 @@
-//! Connection synchronisation, without sockets: what a master sends about its connections and when,
-//! and what a backup makes of a message.
+//! Connection synchronisation, without sockets: the messages of a master and their times, and their
+//! effect at a backup.
 //!
 //! A master is started with [`Control::start_master`](crate::Control::start_master); its messages
 //! are taken from the shard that the packets went through
@@ -27,7 +27,7 @@ pub const PORTS_MAX: u16 = 64;
 /// A message of a master's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What is added to the daemon's port: a connection's messages all go to the same one.
+    /// Offset to the daemon's port: all messages of a connection use the same port.
     pub port: u16,
     /// The payload of the datagram.
     pub bytes: Vec<u8>,
@@ -60,8 +60,9 @@ impl Master {
         }
     }
 
-    /// The same, but for messages that have no more connections than they can tell. The kernel
-    /// counts modulo 256, so that its backups lose 256 connections of each longer message.
+    /// The same, with messages limited to the largest number of connections that their count field
+    /// can express. The kernel counts modulo 256, so that its backups lose 256 connections of each
+    /// longer message.
     pub fn counted(self) -> Self {
         Self {
             count_max: u8::MAX.into(),
@@ -149,7 +150,7 @@ pub struct SyncDaemon {
 }
 
 impl SyncDaemon {
-    /// The same with what it was not told, at an interface of this MTU.
+    /// The same with defaults for an interface of this MTU.
     #[must_use]
     pub fn completed(&self, mtu: u32) -> Self {
         let ipv6 = self.group.is_some_and(|group| group.is_ipv6());

@@ -1,4 +1,5 @@
-//! What a master sends, and when (`ip_vs_sync_conn`, `ip_vs_sync_conn_needed`).
+//! Outgoing messages of a master, and the decision when to send an entry (`ip_vs_sync_conn`,
+//! `ip_vs_sync_conn_needed`).
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -62,7 +63,7 @@ impl Queue {
         ports.filter_map(PortQueue::next_message).min()
     }
 
-    /// What is there is to be sent now: there is no master any more.
+    /// Sends all queued entries now: the master has stopped.
     pub(crate) fn finish(&mut self, sysctls: &Sysctls) {
         for queue in &mut self.ports {
             if !queue.buffer.is_empty() {
@@ -153,7 +154,7 @@ impl PortQueue {
     }
 }
 
-/// What the decision about an entry looks at.
+/// The fields of an entry that the decision uses.
 pub(crate) struct Subject {
     pub(crate) template: bool,
     pub(crate) protocol: Protocol,
@@ -294,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_messages_wait_for_each_port_as_may_and_the_others_are_lost() {
+    fn queue_is_bounded_per_port_and_drops_excess() {
         let master = Master {
             // Each connection fills one.
             count_max: 1,

@@ -148,7 +148,7 @@ impl ServiceDigests {
         }
     }
 
-    /// Reads what [`write`](Self::write) has written.
+    /// Parses the output of [`write`](Self::write).
     ///
     /// # Errors
     /// If it is anything else, or of more than [`SERVICES_MAX`] services.
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_that_differ_name_their_services_and_the_side_that_has_them() {
+    fn differing_digests_name_services_and_side() {
         let ours = [
             (key(1), digest(1)),
             (key(2), digest(2)),
@@ -345,7 +345,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn nothing_received_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
+        fn received_digests_never_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300)) {
             if let Ok(digests) = ServiceDigests::parse(&bytes) {
                 let mut again = Vec::new();
                 digests.write(&mut again);

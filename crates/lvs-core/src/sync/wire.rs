@@ -152,7 +152,7 @@ pub(crate) fn finish(version: u32, count: u32, message: &mut [u8]) {
     message[if version == 0 { 0 } else { 4 }] = count as u8;
 }
 
-/// What could be read of a message.
+/// The readable entries of a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entries {
     /// Connections and templates.
@@ -164,7 +164,7 @@ pub struct Entries {
 /// Why nothing of a message is heeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
-    /// It is too short for a header, or its length is not what it says.
+    /// It is too short for a header, or its length field is wrong.
     Malformed,
     /// It is from a master with another syncid.
     OtherId,
@@ -218,7 +218,7 @@ fn parse_v1(message: &[u8], count: u8) -> Entries {
     all
 }
 
-/// One connection of version 1; `Ok(None)` if it alone is to be left out. The error ends the
+/// One connection of version 1; `Ok(None)` if only this entry is to be ignored. The error ends the
 /// message.
 pub(super) fn parse_entry(bytes: &[u8], size: usize) -> Result<Option<Entry>, ()> {
     let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
@@ -341,7 +341,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_message_panics(mut bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
+        fn received_messages_never_panic(mut bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300), fix: bool) {
             if fix && bytes.len() >= 8 {
                 let size = u16::try_from(bytes.len()).unwrap().to_be_bytes();
                 bytes[2..4].copy_from_slice(&size);

@@ -1,10 +1,10 @@
-//! What changes in a segment besides its addresses and ports: numbers of its stream, and text.
+//! Changes of a segment besides its addresses and ports: sequence numbers and text.
 
 use core::ops::Range;
 
 use super::Shift;
 
-/// What is to be done to a segment from a server.
+/// Changes to a segment from a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Edit {
@@ -42,7 +42,7 @@ impl Replacement {
         self.start.into()..self.end.into()
     }
 
-    /// By what.
+    /// The new text.
     pub fn text(&self) -> &[u8] {
         &self.text[..usize::from(self.len)]
     }

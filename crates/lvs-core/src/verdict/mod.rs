@@ -1,4 +1,4 @@
-//! What is to become of a packet.
+//! Decisions about packets.
 
 use core::net::SocketAddr;
 
@@ -15,12 +15,12 @@ use crate::{Forwarding, Tunnel};
 pub struct ConnId(pub(crate) u32);
 
 impl ConnId {
-    /// The connection in a slot: for tests of whoever acts on verdicts.
+    /// The connection in a slot, for tests of programs that carry out verdicts.
     pub const fn from_index(index: u32) -> Self {
         Self(index)
     }
 
-    /// The slot's index, for tables beside the connection table.
+    /// The slot's index, for tables next to the connection table.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -32,13 +32,13 @@ impl ConnId {
 pub struct ServerId(pub(crate) u32);
 
 impl ServerId {
-    /// The record's index, for tables beside it (next hops, say).
+    /// The record's index, for tables next to it (next hops, say).
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// What is to become of a packet. Each packet gets exactly one.
+/// The decision about a packet. Each packet gets exactly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the packet is lost if nobody acts on its verdict"]
 pub enum Verdict {
@@ -69,7 +69,7 @@ pub struct Forward {
     pub method: Forwarding,
     /// Address of the real server and destination port after NAT.
     pub target: SocketAddr,
-    /// What stands for the client towards the server, where `method` is [`Forwarding::FullNat`].
+    /// Local address and port towards the server, if `method` is [`Forwarding::FullNat`].
     pub source: Option<SocketAddr>,
     /// The virtual address and port that the connection was made for.
     pub virt: SocketAddr,
@@ -77,8 +77,8 @@ pub struct Forward {
     pub tunnel: Tunnel,
     /// The packet opened the connection.
     pub new: bool,
-    /// What the packet acknowledges, the edges of its SACK blocks (RFC 2018) included, is to be
-    /// told in the server's numbers: [`Shift::acknowledgement`].
+    /// Translates acknowledgement numbers, including the edges of SACK blocks (RFC 2018), to the
+    /// server's numbers: [`Shift::acknowledgement`].
     pub shift: Option<Shift>,
 }
 
@@ -92,10 +92,10 @@ pub struct Reply {
     /// The new source (for an ICMP error: of the embedded packet's destination); `None` leaves the
     /// packet unchanged, because the connection is not translated.
     pub source: Option<SocketAddr>,
-    /// The client as the new destination (for an ICMP error: of the embedded packet's source,
-    /// too), where the packet was addressed to what stands for it.
+    /// The client as the new destination (for an ICMP error: of the embedded packet's source, too),
+    /// if the packet was addressed to its local address.
     pub destination: Option<SocketAddr>,
-    /// What a helper changes in the TCP segment.
+    /// Change of the TCP segment by a helper.
     pub edit: Option<Edit>,
 }
 
@@ -124,7 +124,7 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $text,)+ }
             }
 
-            /// What the reason means, in a sentence or two.
+            /// Meaning of the reason, in a sentence or two.
             pub const fn describe(self) -> &'static str {
                 match self { $(Self::$variant => concat!($($doc),+),)+ }
             }

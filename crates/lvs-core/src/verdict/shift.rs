@@ -15,7 +15,7 @@ impl Shift {
     /// Text has been replaced in the segment with the number `sequence`, which grows by `growth`
     /// bytes.
     pub(crate) fn replaced(&mut self, sequence: u32, growth: i32) {
-        // What was replaced already is sent again.
+        // The segment repeats text that was replaced already.
         let again = self.before != self.after && !is_after(sequence, self.place);
         if growth == 0 || again {
             return;
@@ -62,10 +62,10 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// A stream of segments, some of which are replaced: the receiver sees its bytes without
-        /// gap or overlap, and what it acknowledges means the same byte to the sender.
+        /// A stream of segments, some of which are replaced: the receiver gets its bytes without
+        /// gap or overlap, and its acknowledgements mean the same byte for the sender.
         #[test]
-        fn streams_stay_whole(first: u32, segments in proptest::collection::vec((1u32..100, any::<bool>(), 1u32..100), 1..50)) {
+        fn shifted_streams_stay_complete(first: u32, segments in proptest::collection::vec((1u32..100, any::<bool>(), 1u32..100), 1..50)) {
             let mut shift = Shift::default();
             let (mut sent, mut seen) = (first, first);
             let mut edges = Vec::new();
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_wrap() {
+    fn shifted_sequence_numbers_wrap() {
         let mut shift = Shift::default();
         shift.replaced(u32::MAX - 5, -3);
         assert_eq!(shift.sequence(u32::MAX - 5), u32::MAX - 5);

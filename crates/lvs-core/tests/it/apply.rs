@@ -199,7 +199,7 @@ proptest! {
     /// A list leaves what its changes leave one by one, or nothing at all and the refusal that the
     /// first bad one gets.
     #[test]
-    fn a_list_is_its_changes_or_nothing(lists in prop::collection::vec(prop::collection::vec(call(), 0..12), 1..12)) {
+    fn change_list_is_applied_completely_or_refused(lists in prop::collection::vec(prop::collection::vec(call(), 0..12), 1..12)) {
         let (mut whole, mut single) = (control(), control());
         let mut made: Vec<Call> = Vec::new();
         for (second, list) in (0..).zip(&lists) {
@@ -215,8 +215,8 @@ proptest! {
                 }
                 Err(refused) => {
                     prop_assert_eq!(&before, &picture(&whole), "a refused list has changed something");
-                    // What comes before the refused change can be made, and that one cannot, for
-                    // the same reason.
+                    // The changes before the refused one are possible, and the refused one fails
+                    // for the same reason.
                     let mut other = control();
                     for call in made.iter().chain(&list[..refused.change]) {
                         other.apply(std::slice::from_ref(call), &SmallHost, now).unwrap();
@@ -233,7 +233,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn a_list_in_pieces_is_the_same_list(
+    fn change_list_in_pieces_has_same_result(
         before in prop::collection::vec(call(), 0..12),
         list in prop::collection::vec(call(), 2..12),
         piece in 1_usize..4,
@@ -262,7 +262,7 @@ proptest! {
 }
 
 #[test]
-fn a_flush_goes_service_by_service() {
+fn flush_removes_services_one_by_one() {
     let mut control = control();
     let now = Instant::ZERO;
     let add = |n| {
@@ -291,7 +291,7 @@ fn a_flush_goes_service_by_service() {
 /// The control half is held for no more servers than changes were asked for, however many a service
 /// has.
 #[test]
-fn what_a_service_leaves_is_put_away_in_pieces() {
+fn deleted_service_is_cleaned_up_in_pieces() {
     let mut control = control();
     let mut calls = vec![web()];
     calls.extend((1..=100).map(|n| add(([10, 0, 1, n], 80).into(), Forwarding::Nat)));
@@ -329,7 +329,7 @@ fn what_a_service_leaves_is_put_away_in_pieces() {
 /// Packets meet a short list all made or not at all; what it deletes first can be added again by
 /// it.
 #[test]
-fn a_short_list_is_made_at_once() {
+fn short_change_list_is_applied_at_once() {
     let mut control = control();
     let mut calls = vec![web()];
     calls.extend((1..=40).map(|n| add(([10, 0, 1, n], 80).into(), Forwarding::Nat)));
@@ -370,7 +370,7 @@ fn add(addr: SocketAddr, forwarding: Forwarding) -> Call {
 }
 
 #[test]
-fn a_list_may_use_what_it_has_made_itself() {
+fn change_list_may_use_its_earlier_changes() {
     let mut control = control();
     let list = [
         web(),
@@ -394,7 +394,7 @@ fn a_list_may_use_what_it_has_made_itself() {
 }
 
 #[test]
-fn the_kernels_order_of_checks_is_kept() {
+fn checks_run_in_the_order_of_the_kernel() {
     let mut control = control();
     control.apply(&[web()], &SmallHost, Instant::ZERO).unwrap();
     let refusal = |control: &mut Control, call: Call| {
@@ -440,7 +440,7 @@ fn the_kernels_order_of_checks_is_kept() {
 }
 
 #[test]
-fn lists_have_a_bound_and_hold_changes_only() {
+fn change_lists_are_bounded_and_contain_changes_only() {
     let mut control = control();
     let many = vec![Call::ServiceFlush {}; CHANGES_MAX + 1];
     let refused = control.apply(&many, &Permissive, Instant::ZERO);
@@ -464,14 +464,14 @@ fn lists_have_a_bound_and_hold_changes_only() {
 }
 
 #[test]
-fn who_may_read_may_read_local_addresses_and_capture_nothing() {
+fn read_access_covers_local_addresses_and_excludes_capture() {
     assert_eq!(Call::LocalGet {}.access(), Access::Read);
     assert_eq!(Call::Capture(Default::default()).access(), Access::Write);
     assert_eq!(Call::Apply { changes: vec![] }.access(), Access::Write);
 }
 
 #[test]
-fn lists_and_their_answers_are_lines_of_the_protocol() {
+fn change_lists_and_answers_fit_protocol_lines() {
     let text =
         r#"{"method":"apply","params":{"changes":[{"method":"service.flush","params":{}}]}}"#;
     let call: Call = serde_json::from_str(text).unwrap();

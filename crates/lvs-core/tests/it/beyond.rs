@@ -1,5 +1,5 @@
-//! What goes beyond the kernel's IPVS: servers that go down, slow starts, the scheduler `ewma`, the
-//! modern profile, and that none of it happens unless it is asked for.
+//! Features beyond the kernel's IPVS: servers that go down, slow starts, the scheduler `ewma`, the
+//! modern profile; and that none of them is active by default.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -179,7 +179,7 @@ fn drain(director: &mut Director, now: Instant) -> Vec<Reset> {
 }
 
 #[test]
-fn both_ends_are_reset_with_the_numbers_that_they_expect() {
+fn server_down_resets_both_ends_with_expected_numbers() {
     for method in [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel] {
         let key = ServiceKey::tcp(addr(VIP));
         let config = service("rr", down(OnServerDown::Reset));
@@ -210,7 +210,7 @@ fn both_ends_are_reset_with_the_numbers_that_they_expect() {
 }
 
 #[test]
-fn retransmissions_and_old_acknowledgements_do_not_turn_numbers_back() {
+fn retransmission_does_not_move_tracked_numbers_back() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
@@ -224,7 +224,7 @@ fn retransmissions_and_old_acknowledgements_do_not_turn_numbers_back() {
 }
 
 #[test]
-fn a_client_that_waits_for_the_server_is_refused() {
+fn server_down_refuses_waiting_client() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
@@ -243,7 +243,7 @@ fn a_client_that_waits_for_the_server_is_refused() {
 }
 
 #[test]
-fn what_still_comes_is_answered_with_a_reset() {
+fn late_packet_of_reset_connection_is_answered_with_reset() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 2);
@@ -278,7 +278,7 @@ fn what_still_comes_is_answered_with_a_reset() {
 }
 
 #[test]
-fn a_connection_from_before_the_setting_is_reset_by_its_next_packet() {
+fn untracked_connection_is_reset_by_its_next_packet() {
     let key = ServiceKey::tcp(addr(VIP));
     let kernel = service("rr", Extras::default());
     let mut director = director(key, kernel, Forwarding::Route, 1);
@@ -296,7 +296,7 @@ fn a_connection_from_before_the_setting_is_reset_by_its_next_packet() {
 }
 
 #[test]
-fn a_packet_before_the_walk_gets_there_ends_its_connection_all_the_same() {
+fn packet_before_walk_ends_its_connection() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
@@ -309,7 +309,7 @@ fn a_packet_before_the_walk_gets_there_ends_its_connection_all_the_same() {
 }
 
 #[test]
-fn resets_come_a_bounded_number_at_a_time() {
+fn resets_are_sent_in_bounded_portions() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Route, 2);
@@ -348,7 +348,7 @@ fn resets_come_a_bounded_number_at_a_time() {
 }
 
 #[test]
-fn a_server_that_is_back_does_not_get_what_was_reset() {
+fn returned_server_receives_no_reset_connection() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
@@ -362,7 +362,7 @@ fn a_server_that_is_back_does_not_get_what_was_reset() {
 }
 
 #[test]
-fn weight_0_drains_and_resets_nothing() {
+fn weight_0_drains_without_resets() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
@@ -380,7 +380,7 @@ fn weight_0_drains_and_resets_nothing() {
 }
 
 #[test]
-fn what_becomes_of_datagrams() {
+fn server_down_policies_apply_to_datagrams() {
     let vip = addr(VIP);
     let datagram = packet(addr(CLIENT), vip, Transport::Udp(b""));
     let refused = Verdict::Unreachable(DropReason::ServerDown);
@@ -422,7 +422,7 @@ fn what_becomes_of_datagrams() {
 }
 
 #[test]
-fn tcp_that_cannot_move_is_reset_and_tcp_that_is_dropped_is_silent() {
+fn immovable_tcp_is_reset_and_dropped_tcp_is_silent() {
     let key = ServiceKey::tcp(addr(VIP));
     let now = Instant::from_secs(1);
     let ack = tcp(addr(CLIENT), addr(VIP), ACK);
@@ -443,7 +443,7 @@ fn tcp_that_cannot_move_is_reset_and_tcp_that_is_dropped_is_silent() {
 }
 
 #[test]
-fn the_service_decides_before_expire_nodest_conn() {
+fn server_down_setting_precedes_expire_nodest_conn() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
@@ -458,7 +458,7 @@ fn the_service_decides_before_expire_nodest_conn() {
 }
 
 #[test]
-fn a_deleted_service_takes_its_servers_down() {
+fn deleted_service_takes_its_servers_down() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
@@ -470,7 +470,7 @@ fn a_deleted_service_takes_its_servers_down() {
 }
 
 #[test]
-fn the_kernels_silence_is_the_default() {
+fn server_down_is_silent_by_default() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
     let now = Instant::from_secs(1);
@@ -488,7 +488,7 @@ fn the_kernels_silence_is_the_default() {
 }
 
 #[test]
-fn explain_says_what_becomes_of_a_lost_connection() {
+fn explain_shows_fate_of_lost_connection() {
     let key = ServiceKey::tcp(addr(VIP));
     let config = service("rr", down(OnServerDown::Reset));
     let mut director = director(key, config, Forwarding::Nat, 1);
@@ -535,7 +535,7 @@ fn slow(scheduler: &str, seconds: u32) -> ServiceConfig {
 }
 
 #[test]
-fn a_server_that_comes_gets_its_share_bit_by_bit() {
+fn slow_start_raises_share_of_new_server_gradually() {
     let key = ServiceKey::udp(addr(VIP));
     let mut director = director(key, slow("wrr", 90), Forwarding::Nat, 2);
     let at = |seconds| Instant::from_secs(seconds);
@@ -579,7 +579,7 @@ fn a_server_that_comes_gets_its_share_bit_by_bit() {
 }
 
 #[test]
-fn a_drained_server_that_is_taken_back_starts_slowly_and_an_edit_goes_on() {
+fn slow_start_covers_undrained_server_and_survives_edit() {
     let key = ServiceKey::udp(addr(VIP));
     let mut director = director(key, slow("wrr", 9), Forwarding::Nat, 2);
     let edit = |director: &mut Director, weight, at: u64| {
@@ -615,7 +615,7 @@ fn a_drained_server_that_is_taken_back_starts_slowly_and_an_edit_goes_on() {
 }
 
 #[test]
-fn nobody_starts_slowly_without_somebody_to_spare_it() {
+fn slow_start_is_skipped_without_established_server() {
     let key = ServiceKey::udp(addr(VIP));
     let mut director = director(key, slow("wlc", 30), Forwarding::Nat, 1);
     for n in [2, 3] {
@@ -631,7 +631,7 @@ fn nobody_starts_slowly_without_somebody_to_spare_it() {
 }
 
 #[test]
-fn a_slow_start_can_be_switched_off_in_the_middle() {
+fn slow_start_can_be_changed_while_active() {
     let key = ServiceKey::udp(addr(VIP));
     let mut director = director(key, slow("wrr", 0), Forwarding::Nat, 2);
     director.advance(Instant::from_secs(1));
@@ -639,7 +639,7 @@ fn a_slow_start_can_be_switched_off_in_the_middle() {
         .control
         .edit_service(&key, slow("wrr", 60), None)
         .unwrap();
-    // Those that were there before are established.
+    // The servers that were there before have no slow start.
     add(
         &mut director,
         key,
@@ -666,7 +666,7 @@ fn a_slow_start_can_be_switched_off_in_the_middle() {
 }
 
 #[test]
-fn a_slow_start_with_every_scheduler() {
+fn slow_start_works_with_every_scheduler() {
     for name in Registry::new().names().filter(|name| *name != "none") {
         let key = ServiceKey::udp(addr(VIP));
         let mut director = director(key, slow(name, 9), Forwarding::Nat, 2);
@@ -737,7 +737,7 @@ fn ewma_measures_from_syn_to_syn_ack() {
 }
 
 #[test]
-fn attempts_without_a_good_answer_are_counted_in_a_row() {
+fn consecutive_failed_attempts_are_counted() {
     let key = ServiceKey::tcp(addr(VIP));
     let extras = Extras {
         count_unanswered: true,
@@ -781,8 +781,96 @@ fn attempts_without_a_good_answer_are_counted_in_a_row() {
     assert_eq!(count(&direct), 0);
 }
 
+/// Attempts and unanswered ones of the only server.
+fn attempts(director: &Director) -> (u64, u64) {
+    let service = director.control.services().next().unwrap();
+    let id = service.servers()[0].id();
+    let total = director.control.server_attempts(id).unwrap().total;
+    (total.opened, total.unanswered)
+}
+
+/// Sends SYNs of one client in these seconds; lets the connection expire.
+fn syns_alone(method: Forwarding, seconds: &[u64]) -> (u64, u64) {
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut director = director(key, service("rr", Extras::default()), method, 1);
+    for &second in seconds {
+        let syn = tcp(addr(CLIENT), addr(VIP), SYN);
+        let _ = director.handle_packet(&syn, Instant::from_secs(second));
+    }
+    director.advance(Instant::from_secs(600));
+    assert_eq!(
+        director
+            .shard
+            .connections_from(0, Instant::from_secs(600))
+            .count(),
+        0
+    );
+    attempts(&director)
+}
+
 #[test]
-fn ewma_takes_servers_behind_nat_only() {
+fn attempt_behind_nat_is_unanswered_after_two_repetitions_or_its_timeout() {
+    for seconds in [&[1][..], &[1, 2], &[1, 2, 4], &[1, 2, 4, 8]] {
+        assert_eq!(syns_alone(Forwarding::Nat, seconds), (1, 1), "{seconds:?}");
+    }
+}
+
+#[test]
+fn attempt_by_direct_routing_without_repetition_is_not_counted() {
+    // A SYN alone may be a flood's, or of a client that left after the answer, which the director does not see.
+    assert_eq!(syns_alone(Forwarding::Route, &[1]), (1, 0));
+    for seconds in [&[1, 2][..], &[1, 2, 4], &[1, 2, 4, 8]] {
+        assert_eq!(
+            syns_alone(Forwarding::Route, seconds),
+            (1, 1),
+            "{seconds:?}"
+        );
+        assert_eq!(
+            syns_alone(Forwarding::Tunnel, seconds),
+            (1, 1),
+            "{seconds:?}"
+        );
+    }
+}
+
+#[test]
+fn attempt_is_answered_by_the_servers_reply_or_the_clients_next_packet() {
+    let key = ServiceKey::tcp(addr(VIP));
+    for (method, answer) in [
+        (Forwarding::Nat, SYN | ACK),
+        (Forwarding::Nat, RST),
+        (Forwarding::Route, ACK),
+    ] {
+        let mut director = director(key, service("rr", Extras::default()), method, 1);
+        for second in [1, 2] {
+            let syn = tcp(addr(CLIENT), addr(VIP), SYN);
+            let _ = director.handle_packet(&syn, Instant::from_secs(second));
+        }
+        let packet = match method {
+            Forwarding::Nat => tcp(server(1), addr(CLIENT), answer),
+            _ => tcp(addr(CLIENT), addr(VIP), answer),
+        };
+        let _ = director.handle_packet(&packet, Instant::from_secs(2));
+        director.advance(Instant::from_secs(2_000));
+        assert_eq!(attempts(&director), (1, 0), "{method:?}");
+    }
+}
+
+#[test]
+fn attempts_exclude_connections_without_a_syn() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut director = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
+    director.control.set_sysctl("sloppy_tcp", "1").unwrap();
+    director.advance(Instant::from_secs(1));
+    let ack = tcp(addr(CLIENT), addr(VIP), ACK);
+    let verdict = director.handle_packet(&ack, Instant::from_secs(1));
+    assert!(matches!(verdict, Verdict::Forward(_)), "{verdict:?}");
+    director.advance(Instant::from_secs(2_000));
+    assert_eq!(attempts(&director), (0, 0));
+}
+
+#[test]
+fn ewma_accepts_servers_behind_nat_only() {
     let key = ServiceKey::tcp(addr(VIP));
     let ewma = || service("ewma", Extras::default());
     let mut measured = director(key, ewma(), Forwarding::Nat, 1);
@@ -803,19 +891,19 @@ fn ewma_takes_servers_behind_nat_only() {
 }
 
 #[test]
-fn others_measure_nothing() {
+fn latency_of_servers_behind_nat_is_measured_with_every_scheduler() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("wlc", Extras::default()), Forwarding::Nat, 1);
     let now = Instant::from_secs(1);
     establish(&mut director, addr(CLIENT), true, now);
     let service = director.control.services().next().unwrap();
-    assert_eq!(service.servers()[0].latency().average(now), None);
+    assert!(service.servers()[0].latency().average(now).is_some());
 }
 
 // --- profile -------------------------------------------------------------------------------------
 
 #[test]
-fn the_modern_profile_has_the_timeouts_of_the_rfcs() {
+fn modern_profile_has_timeouts_of_rfcs() {
     let key = ServiceKey::tcp(addr(VIP));
     for (profile, expected) in [
         (Profile::Kernel, ((900, 120, 300), [60, 900, 60])),
@@ -841,7 +929,7 @@ fn the_modern_profile_has_the_timeouts_of_the_rfcs() {
     }
 }
 
-/// What `bytes` of a TCP stream look like from `src` to `dst`.
+/// Sends `bytes` of a TCP stream from `src` to `dst`.
 fn say(
     director: &mut Director,
     (src, dst): (SocketAddr, SocketAddr),
@@ -890,7 +978,7 @@ fn ftp(now: Instant) -> (Director, SocketAddr) {
 }
 
 #[test]
-fn a_reset_behind_a_changed_reply_has_the_number_that_the_client_expects() {
+fn reset_after_changed_ftp_reply_has_expected_number() {
     const REPLY: u32 = 46;
     let now = Instant::from_secs(1);
     for acknowledged in [false, true] {
@@ -965,7 +1053,7 @@ impl Scheduler for Ticking {
 }
 
 #[test]
-fn a_scheduler_that_an_edit_brings_gets_its_periods() {
+fn edited_scheduler_receives_periodic_work() {
     let mut schedulers = Registry::new();
     schedulers.register("ticking", || Box::new(Ticking));
     let mut director = Director::new(Options {

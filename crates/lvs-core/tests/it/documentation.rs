@@ -114,7 +114,7 @@ fn every_call_is_documented() {
 
 /// The places that ARCHITECTURE sends a reader to are there.
 #[test]
-fn the_code_map_names_files_that_exist() {
+fn code_map_names_existing_files() {
     let map = section("ARCHITECTURE.md", "## Code map");
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut seen = 0;
@@ -309,11 +309,11 @@ fn every_limit_has_its_test() {
     }
 }
 
-/// What a client may ask is decided by the method's name before its parameters are read. Whoever
-/// opens a call to everybody says so here as well.
+/// The method's name decides the required access, before the parameters are parsed. A call that
+/// becomes readable for all clients is added to this list as well.
 #[cfg(feature = "api")]
 #[test]
-fn what_everybody_may_ask_is_this_and_no_more() {
+fn calls_with_read_access_are_exactly_these() {
     use lvs_core::api::{Access, Call};
 
     let reads = Call::METHODS.iter().filter(|(_, a)| *a == Access::Read);

@@ -64,7 +64,7 @@ fn is_taken(director: &mut Director, client: &str, flags: u8) -> bool {
 }
 
 #[test]
-fn a_denied_source_opens_nothing_and_what_is_open_goes_on() {
+fn denied_source_opens_nothing_and_open_connections_continue() {
     for persistent in [false, true] {
         let (mut director, key) = director(persistent);
         let early = "192.0.2.7:4000";
@@ -94,7 +94,7 @@ fn a_denied_source_opens_nothing_and_what_is_open_goes_on() {
 }
 
 #[test]
-fn the_directors_filter_is_for_all_and_a_deleted_service_leaves_none() {
+fn director_filter_covers_all_services_and_deleted_service_has_no_filter() {
     let (mut director, key) = director(false);
     let all = filter(&["10.0.0.0/8"], &[]);
     director.control.set_filter(None, all.clone()).unwrap();
@@ -114,7 +114,7 @@ fn the_directors_filter_is_for_all_and_a_deleted_service_leaves_none() {
 }
 
 #[test]
-fn calls_are_read_strictly_and_made_or_refused_whole() {
+fn filter_calls_are_parsed_strictly_and_applied_completely_or_refused() {
     let (mut director, key) = director(false);
     let call = |text: &str| serde_json::from_str::<Call>(text);
     let spec = r#"{"method":"filter.set","params":{"service":{"protocol":"tcp","address":"198.51.100.1:80"},"deny":["192.0.2.0/24"]}}"#;

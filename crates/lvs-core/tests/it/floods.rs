@@ -1,4 +1,4 @@
-//! What a flood does to a full table, and what it leaves to everybody else.
+//! Floods: their effect on a full table and on other clients.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -125,7 +125,7 @@ impl Bed {
 }
 
 #[test]
-fn a_syn_flood_of_a_full_table_costs_the_flood_only() {
+fn syn_flood_of_full_table_evicts_flood_only() {
     const SLOTS: u32 = 4096;
     for method in [Forwarding::Nat, Forwarding::Route] {
         let mut bed = Bed::tcp(SLOTS as usize, WhenFull::Evict, method, Extras::default());
@@ -166,7 +166,7 @@ fn a_syn_flood_of_a_full_table_costs_the_flood_only() {
 }
 
 #[test]
-fn pairs_of_syn_and_ack_give_way_once_they_were_not_used() {
+fn idle_connections_without_data_are_evictable() {
     let mut bed = Bed::tcp(1024, WhenFull::Evict, Forwarding::Route, Extras::default());
     let mut refused = 0;
     for n in 0..10_000 {
@@ -180,7 +180,7 @@ fn pairs_of_syn_and_ack_give_way_once_they_were_not_used() {
 }
 
 #[test]
-fn what_moves_data_never_gives_way() {
+fn connections_with_data_are_never_evicted() {
     let mut bed = Bed::tcp(256, WhenFull::Evict, Forwarding::Nat, Extras::default());
     for n in 0..256 {
         assert!(bed.connect(source(n)));
@@ -204,7 +204,7 @@ fn what_moves_data_never_gives_way() {
 }
 
 #[test]
-fn a_full_table_refuses_unless_it_is_told_to_evict() {
+fn full_table_refuses_unless_configured_to_evict() {
     let mut bed = Bed::tcp(16, WhenFull::Drop, Forwarding::Nat, Extras::default());
     for n in 0..16 {
         assert!(bed.opens(source(n), SYN).is_some());
@@ -220,7 +220,7 @@ fn a_full_table_refuses_unless_it_is_told_to_evict() {
 }
 
 #[test]
-fn a_connection_that_is_replaced_may_be_the_one_that_gives_way() {
+fn replaced_connection_may_be_evicted() {
     let mut bed = Bed::tcp(1, WhenFull::Evict, Forwarding::Nat, Extras::default());
     let client = source(1);
     let server = bed.opens(client, SYN).unwrap();
@@ -233,7 +233,7 @@ fn a_connection_that_is_replaced_may_be_the_one_that_gives_way() {
 }
 
 #[test]
-fn limits_of_a_service_are_its_own() {
+fn service_limits_do_not_affect_other_services() {
     let limits = Limits {
         connections: 50,
         source_rate: 5,
@@ -259,7 +259,7 @@ fn limits_of_a_service_are_its_own() {
 }
 
 #[test]
-fn full_nat_out_of_ports_takes_another_server() {
+fn full_nat_without_free_port_uses_another_server() {
     let extras = Extras::default();
     let config = ServiceConfig {
         extras,
@@ -299,7 +299,7 @@ fn full_nat_out_of_ports_takes_another_server() {
 }
 
 #[test]
-fn templates_of_a_flooded_persistent_service_are_bounded() {
+fn templates_of_flooded_persistent_service_are_bounded() {
     let mut bed = persistent(512, WhenFull::Evict);
     let client = source(0x0100_0000);
     assert!(bed.connect(client));
@@ -323,7 +323,7 @@ fn persistent(slots: usize, when_full: WhenFull) -> Bed {
 
 /// As many connections, an eighth and 128 more: of clients whose connections have ended.
 #[test]
-fn as_many_templates_as_there_may_be_refuse_the_next_one() {
+fn full_template_table_refuses_next_template() {
     let mut bed = persistent(512, WhenFull::Drop);
     for n in 0..512 {
         assert!(bed.opens(source(n), SYN).is_some(), "{n}");

@@ -82,7 +82,7 @@ fn replied(verdict: Verdict) -> Reply {
 }
 
 #[test]
-fn both_ends_are_translated_both_ways() {
+fn full_nat_translates_both_ends_in_both_directions() {
     let mut director = director(Forwarding::FullNat, &[SERVER]);
     let forward = forwarded(syn(&mut director, CLIENT, at(1)));
     let source = forward.source.expect("a local address");
@@ -152,7 +152,7 @@ fn both_ends_are_translated_both_ways() {
 }
 
 #[test]
-fn without_a_free_port_a_connection_is_dropped_and_counted_for_nobody() {
+fn full_nat_without_free_port_drops_and_counts_no_connection() {
     let mut director = director(Forwarding::FullNat, &[SERVER]);
     let control = &mut director.control;
     control
@@ -189,7 +189,7 @@ fn without_a_free_port_a_connection_is_dropped_and_counted_for_nobody() {
 }
 
 #[test]
-fn what_cannot_work_is_refused() {
+fn full_nat_impossible_configurations_are_refused() {
     let mut director = director(Forwarding::FullNat, &[SERVER]);
     let control = &mut director.control;
     assert_eq!(
@@ -236,7 +236,7 @@ fn what_cannot_work_is_refused() {
 }
 
 #[test]
-fn hairpin_translates_both_ends_only_where_replies_would_not_come_back() {
+fn hairpin_translates_both_ends_only_if_replies_would_bypass_director() {
     let servers = ["10.0.0.12:80", "10.9.0.11:80"];
     let cases = [
         // On the network of the second server; a server itself, wherever it is; a stranger.
@@ -273,7 +273,7 @@ fn hairpin_translates_both_ends_only_where_replies_would_not_come_back() {
 }
 
 #[test]
-fn the_director_itself_as_server_sees_its_clients() {
+fn full_nat_to_director_itself_keeps_client_address() {
     let mut director = director(Forwarding::FullNat, &[SERVER]);
     director
         .control

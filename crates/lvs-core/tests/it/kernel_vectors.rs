@@ -6,33 +6,33 @@ fn schedulers_choose_as_the_kernel_does() {
 }
 
 #[test]
-fn persistence_is_the_kernels() {
+fn persistence_equals_the_kernel() {
     crate::replay::check(&crate::replay::cases("persistence", |_| true), 357);
 }
 
 #[test]
-fn connections_go_through_the_kernels_states() {
+fn connection_states_equal_the_kernel() {
     crate::replay::check(&crate::replay::cases("tcpstates", |_| true), 1475);
 }
 
 #[test]
-fn counters_and_rates_are_the_kernels() {
+fn counters_and_rates_equal_the_kernel() {
     crate::replay::check(&crate::replay::cases("stats", |_| true), 74);
 }
 
 #[test]
-fn a_backup_makes_of_messages_what_the_kernel_makes() {
+fn backup_applies_messages_as_the_kernel_does() {
     let cases = crate::replay::cases("sync", |name| !name.starts_with("encode"));
     crate::replay::check_with(&cases, 1619, |case| crate::replay::Replay::run_backup(case));
 }
 
 #[test]
-fn a_master_sends_what_the_kernel_sends() {
+fn master_sends_the_messages_of_the_kernel() {
     let cases = crate::replay::cases("sync", |name| name.starts_with("encode"));
     crate::replay::check_with(&cases, 291, |case| crate::replay::Replay::run_master(case));
 }
 
 #[test]
-fn files_in_proc_read_as_the_kernels() {
+fn proc_files_equal_the_kernel() {
     crate::replay::check(&crate::replay::cases("proc", |_| true), 3);
 }

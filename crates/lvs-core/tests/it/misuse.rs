@@ -112,7 +112,7 @@ fn edits_server(key: ServiceKey, server: &'static str, config: ServerConfig) -> 
 }
 
 #[test]
-fn services() {
+fn invalid_service_changes_are_refused() {
     let mut director = small(16);
     let other = ServiceKey::tcp(addr("198.51.100.2:80"));
     let six = ServiceKey::tcp(addr("[2001:db8::1]:80"));
@@ -188,7 +188,7 @@ fn services() {
 }
 
 #[test]
-fn servers() {
+fn invalid_server_changes_are_refused() {
     let mut director = small(16);
     let none = ServiceKey::tcp(addr("198.51.100.2:80"));
     let other = "10.0.0.2:80";
@@ -257,7 +257,7 @@ fn servers() {
 }
 
 #[test]
-fn settings() {
+fn invalid_settings_are_refused() {
     let mut director = small(16);
     let timeouts = |tcp, fin, udp| -> Call<'static> {
         Box::new(move |control| control.set_timeouts(tcp, fin, udp))
@@ -290,7 +290,7 @@ fn settings() {
 }
 
 #[test]
-fn synchronisation() {
+fn invalid_synchronisation_is_refused() {
     let mut director = small(16);
     let master = sync::Master::new(1, Some(0), false);
     let backup = sync::Backup::new(1, Some(u16::MAX), u32::MAX, true);
@@ -340,7 +340,7 @@ fn synchronisation() {
 }
 
 #[test]
-fn full_tables() {
+fn full_tables_refuse_without_damage() {
     for capacity in [0, 1, 2] {
         let mut director = small(capacity);
         let mut taken = 0;
@@ -382,7 +382,7 @@ fn full_tables() {
 }
 
 #[test]
-fn clocks() {
+fn clock_jumps_are_harmless() {
     let mut director = small(16);
     let late = Instant::from_secs(1_000_000);
     let _ = director.handle_packet(&syn(CLIENT), late);
@@ -415,7 +415,7 @@ fn clocks() {
 }
 
 #[test]
-fn shards() {
+fn shards_that_are_missing_or_foreign_are_harmless() {
     for shards in [0, 1, 3] {
         let control = Control::new(Options {
             shards,
@@ -478,8 +478,8 @@ fn shards() {
 }
 
 #[test]
-fn a_decision_that_comes_late() {
-    // What the shard found is gone when the control half is asked.
+fn stale_decision_is_repeated() {
+    // The shard's result is out of date when the control half uses it.
     let mut director = small(16);
     director.control.set_sysctl("conn_reuse_mode", "1").unwrap();
     for flags in [TcpFlags::SYN, TcpFlags::ACK, TcpFlags::RST] {
@@ -504,7 +504,7 @@ fn a_decision_that_comes_late() {
 }
 
 #[test]
-fn pools_and_registries() {
+fn pools_and_registries_refuse_misuse() {
     assert!(Registry::new().create("fastest").is_none());
     let mut registry = Registry::new();
     registry.remove("fastest");
@@ -557,7 +557,7 @@ fn pools_and_registries() {
 }
 
 #[test]
-fn rules_for_marks() {
+fn invalid_mark_rules_are_refused() {
     assert!(mark::Prefix::new(addr(VIP).ip(), 33).is_none());
     assert!(mark::Prefix::new(addr("[::1]:1").ip(), 129).is_none());
     for rule in [
@@ -610,7 +610,7 @@ proptest! {
     /// Packets that contradict themselves: two families, a protocol without its header, no address,
     /// any mark and hook.
     #[test]
-    fn packets(
+    fn damaged_packets_are_harmless(
         packets in prop::collection::vec(
             (socket(), socket(), transport(), prop::sample::select(vec![1u8, 6, 17, 50, 51, 58, 132, 255]), 0u8..3, 0u32..2, any::<u64>()),
             1..30,

@@ -38,7 +38,7 @@ const KINDS: [Kind; 11] = {
 
 const SERVERS: u8 = 3;
 
-/// What happens.
+/// One step of a generated case.
 #[derive(Clone, Debug)]
 enum Act {
     /// A packet of a client's to a service, or an answer to it.
@@ -222,7 +222,7 @@ impl Twin {
         self.director.handle_packet(meta, self.now)
     }
 
-    /// What comes of an act, and what then is.
+    /// Makes a step, and returns its result and the state after it.
     fn act(&mut self, act: &Act) -> String {
         let control = &mut self.director.control;
         let done = match *act {
@@ -336,7 +336,7 @@ impl Twin {
 
 proptest! {
     #[test]
-    fn both_ways_are_the_same(acts in proptest::collection::vec(act(), 1..400), few: bool) {
+    fn fast_path_equals_slow_path(acts in proptest::collection::vec(act(), 1..400), few: bool) {
         let room = if few { 8 } else { 1000 };
         let (mut long, mut short) = (Twin::new(false, room), Twin::new(true, room));
         for (number, act) in acts.iter().enumerate() {
@@ -352,7 +352,7 @@ proptest! {
 
 /// The property says something only if packets pass.
 #[test]
-fn an_established_connections_packets_pass() {
+fn established_connection_uses_fast_path() {
     let client: SocketAddrV4 = "192.0.2.1:1000".parse().expect("an address");
     for kind in [0, 1, 2, 8] {
         let mut twin = Twin::new(true, 1000);

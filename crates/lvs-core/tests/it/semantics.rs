@@ -1,5 +1,5 @@
-//! What no recording shows: defences, IPsec, ICMP errors that open connections, servers that speak
-//! first, several shards.
+//! Behaviour that no recording shows: defences, IPsec, ICMP errors that open connections, servers
+//! that send first, several shards.
 
 use std::net::SocketAddr;
 
@@ -109,7 +109,7 @@ fn ipsec_follows_the_isakmp_connection_of_the_same_hosts() {
 }
 
 #[test]
-fn an_abort_behind_a_cookie_closes() {
+fn sctp_abort_after_cookie_closes_connection() {
     let key = ServiceKey::Address {
         protocol: Protocol::SCTP,
         addr: addr(VIP),
@@ -129,7 +129,7 @@ fn an_abort_behind_a_cookie_closes() {
 }
 
 #[test]
-fn icmp_errors_open_connections_if_they_may() {
+fn icmp_error_opens_connection_if_permitted() {
     let error = |hook, ports| IcmpError {
         hook,
         src: addr("203.0.113.1:0").ip(),
@@ -174,7 +174,7 @@ fn icmp_errors_open_connections_if_they_may() {
 }
 
 #[test]
-fn a_server_that_speaks_without_a_connection_is_told_so() {
+fn server_packet_without_connection_is_answered_with_icmp_error() {
     let now = Instant::ZERO;
     let stray = |flags| {
         let transport = Transport::Tcp(TcpFlags(flags));
@@ -225,7 +225,7 @@ fn a_server_that_speaks_without_a_connection_is_told_so() {
 }
 
 #[test]
-fn a_sip_server_may_begin() {
+fn sip_server_may_send_first() {
     let mut config = rr();
     config.engine = Some("sip".into());
     config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
@@ -284,7 +284,7 @@ fn a_sip_server_may_begin() {
 }
 
 #[test]
-fn marked_packets_pass_the_servers_by_when_there_are_none() {
+fn marked_packets_without_servers_bypass_to_host() {
     let key = ServiceKey::Mark {
         family: Family::V4,
         mark: 7,
@@ -320,7 +320,7 @@ fn marked_packets_pass_the_servers_by_when_there_are_none() {
 }
 
 #[test]
-fn ipv6_passes_the_servers_by_even_to_the_host_itself() {
+fn ipv6_without_servers_bypasses_to_host_itself() {
     let key = ServiceKey::Mark {
         family: Family::V6,
         mark: 5,
@@ -342,7 +342,7 @@ fn ipv6_passes_the_servers_by_even_to_the_host_itself() {
 }
 
 #[test]
-fn one_packet_connections_are_counted_and_gone() {
+fn one_packet_connections_are_counted_and_removed() {
     let mut config = rr();
     config.flags = ServiceFlags(ServiceFlags::ONE_PACKET);
     let mut director = director(ServiceKey::udp(addr(VIP)), config, Forwarding::Nat, 2);
@@ -371,7 +371,7 @@ fn one_packet_connections_are_counted_and_gone() {
 }
 
 #[test]
-fn an_order_counts_and_connections_stay() {
+fn arrange_servers_sets_order_and_keeps_connections() {
     let key = ServiceKey::tcp(addr(VIP));
     let server = |n: u8| SocketAddr::from(([10, 0, 0, n], 80));
     let now = Instant::ZERO;
@@ -403,7 +403,7 @@ fn an_order_counts_and_connections_stay() {
 }
 
 #[test]
-fn drop_packet_spares_connections_that_exist() {
+fn drop_packet_spares_existing_connections() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 1);
     director.control.set_sysctl("am_droprate", "3").unwrap();
     director.control.set_sysctl("drop_packet", "3").unwrap();
@@ -473,11 +473,11 @@ fn drop_entry_ends_one_in_32_half_open_connections_a_second() {
     assert_eq!(counted as usize, established);
 }
 
-/// What Linux 6.12 had left of 400 connections of a kind, so many seconds after `drop_entry = 3`.
-/// They had been idle for 70 s, but for those in SYN_RECV. Both draw at random, so the numbers are
-/// near, not equal.
+/// Compares with Linux 6.12: the connections left of 400 of one kind, some seconds after
+/// `drop_entry = 3`. They had been idle for 70 s, except those in SYN_RECV. Both choose at random,
+/// so the numbers are near, not equal.
 #[test]
-fn drop_entry_leaves_about_what_the_kernel_leaves() {
+fn drop_entry_leaves_as_many_as_the_kernel() {
     const SYN: u8 = TcpFlags::SYN;
     const ACK: u8 = TcpFlags::ACK;
     const FIN: u8 = TcpFlags::FIN | ACK;
@@ -555,7 +555,7 @@ fn drop_entry_leaves_about_what_the_kernel_leaves() {
 /// `am_droprate` is looked at when a mode changes, and every second; not when a mode is written
 /// that is in force.
 #[test]
-fn a_defence_written_again_changes_nothing_at_once() {
+fn rewritten_defence_mode_has_no_immediate_effect() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 2);
     director.control.set_sysctl("am_droprate", "2").unwrap();
     director.control.set_sysctl("drop_packet", "3").unwrap();
@@ -583,7 +583,7 @@ fn a_defence_written_again_changes_nothing_at_once() {
 }
 
 #[test]
-fn drop_entry_takes_templates_that_nothing_was_established_from() {
+fn drop_entry_removes_templates_without_established_connection() {
     let mut config = rr();
     config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
     config.timeout = 10_000;
@@ -606,7 +606,7 @@ fn drop_entry_takes_templates_that_nothing_was_established_from() {
 }
 
 #[test]
-fn a_backup_that_only_backs_up_forwards_nothing() {
+fn backup_only_forwards_nothing() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 1);
     let syn = tcp(CLIENT, VIP, TcpFlags::SYN);
     director.control.set_sysctl("backup_only", "1").unwrap();
@@ -629,7 +629,7 @@ fn a_backup_that_only_backs_up_forwards_nothing() {
 /// A new template counts as synchronised (`ip_vs_conn_new`): within the refresh period it is not
 /// sent for its first packet.
 #[test]
-fn a_short_template_waits_for_its_refresh() {
+fn short_template_waits_for_its_refresh() {
     let sent = |timeout| {
         let mut config = rr();
         config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
@@ -674,9 +674,9 @@ fn daemons_and_tunnels_across_families_exclude_each_other() {
     );
 }
 
-/// What a master sends, a backup with the same services takes over: server, state, time.
+/// A backup with the same services takes over the entries of a master: server, state, time.
 #[test]
-fn a_backup_takes_over_what_a_master_sends() {
+fn backup_takes_over_entries_of_master() {
     let mut config = rr();
     config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
     config.timeout = 300;
@@ -732,7 +732,7 @@ fn a_backup_takes_over_what_a_master_sends() {
     }
 }
 
-/// What a master sends until `now`, as (port, entries) of each message.
+/// Messages of a master until `now`, as (port, entries).
 fn sent(director: &mut Director, now: Instant) -> Vec<(u16, Vec<sync::wire::Entry>)> {
     let messages = core::iter::from_fn(|| director.take_sync_message(now));
     messages
@@ -746,7 +746,7 @@ fn sent(director: &mut Director, now: Instant) -> Vec<(u16, Vec<sync::wire::Entr
 
 /// `ip_vs_sync_conn`: a connection's messages go to one port, and connections to all of them.
 #[test]
-fn connections_are_spread_over_ports_and_stay_there() {
+fn sync_messages_of_connection_use_one_port() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);
     let control = &mut director.control;
     control.set_sysctl("sync_ports", "4").unwrap();
@@ -784,7 +784,7 @@ fn connections_are_spread_over_ports_and_stay_there() {
 /// A message tells its connections in 8 bits: the kernel's goes on beyond, so that 256 of them get
 /// lost.
 #[test]
-fn a_counted_message_ends_where_its_count_does() {
+fn sync_message_ends_at_its_entry_count() {
     let counts = |master: sync::Master| {
         let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);
         director.control.start_master(master).unwrap();
@@ -802,9 +802,9 @@ fn a_counted_message_ends_where_its_count_does() {
     assert_eq!(counts(master.counted()), [255, 45]);
 }
 
-/// What waits when a master is stopped is sent, and what comes after it is not.
+/// A master that is stopped sends its queued entries, and no later ones.
 #[test]
-fn a_master_that_stops_says_what_it_had_to_say() {
+fn stopped_master_sends_its_queue() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 3);
     let open = |director: &mut Director, client: &str| {
         for flags in [TcpFlags::SYN, TcpFlags::ACK, TcpFlags::ACK] {
@@ -887,7 +887,7 @@ fn shards_share_templates() {
 }
 
 #[test]
-fn a_full_table_is_a_verdict_and_leaves_counts_alone() {
+fn full_table_drops_and_keeps_counts() {
     let mut config = rr();
     config.flags = ServiceFlags(ServiceFlags::PERSISTENT);
     config.timeout = 30;
@@ -919,7 +919,7 @@ fn a_full_table_is_a_verdict_and_leaves_counts_alone() {
 }
 
 #[test]
-fn a_server_is_free_when_the_table_was_full_for_a_connection_of_one_packet() {
+fn one_packet_connection_refused_by_full_table_releases_server() {
     let mut config = rr();
     config.flags = ServiceFlags(ServiceFlags::ONE_PACKET);
     let key = ServiceKey::udp(addr(VIP));
@@ -961,7 +961,7 @@ fn a_server_is_free_when_the_table_was_full_for_a_connection_of_one_packet() {
 }
 
 #[test]
-fn a_million_connections_come_and_go() {
+fn million_connections_open_and_close() {
     let mut director = Director::new(Options {
         max_connections: 1_000_000,
         ..Options::default()
@@ -1023,7 +1023,7 @@ fn a_million_connections_come_and_go() {
 }
 
 #[test]
-fn time_that_goes_backwards_stands_still() {
+fn clock_going_backwards_stands_still() {
     let mut director = director(ServiceKey::tcp(addr(VIP)), rr(), Forwarding::Nat, 1);
     let _ = director.handle_packet(&tcp(CLIENT, VIP, TcpFlags::SYN), Instant::from_secs(100));
     let now = director.advance(Instant::from_secs(50));

@@ -156,8 +156,8 @@ fn counters_and_counts_are_exact_across_workers() {
     }
 }
 
-/// What each worker is refused, and how many connections it opens, where each asks for one of each
-/// of so many clients at the same moment.
+/// Each worker sends one packet of each of `clients` clients at the same moment. Returns the
+/// refusals and the number of opened connections of each worker.
 fn rush(
     control: &Mutex<Control>,
     shards: &mut [Shard],
@@ -198,7 +198,7 @@ fn rush(
 
 /// The limits of a service are the service's, however many workers open its connections.
 #[test]
-fn workers_do_not_pass_the_limits_of_a_service_together() {
+fn service_limits_hold_across_workers() {
     let of_many = |worker: u16, n: u16| {
         let [[_, c], [a, b]] = [worker, n].map(u16::to_be_bytes);
         SocketAddr::from(([10, 1 + c, a, b], 9))

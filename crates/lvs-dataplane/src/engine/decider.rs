@@ -1,4 +1,4 @@
-//! The director as the packet path asks it.
+//! The director, for the packet pipeline of one worker.
 
 use std::net::SocketAddrV4;
 use std::sync::Arc;
@@ -15,50 +15,59 @@ use lvs_core::{
     Protocol, Shard, Tuple, Verdict,
 };
 
-use super::calls::Question;
+use super::context::Context;
+use super::hook::{HookAction, PacketHook};
 use super::kernel_path::WithEngine;
-use super::shared::Shared;
-use super::{HookAction, PacketHook};
 use crate::in_kernel::RIPE;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::pipeline::Decide;
 use lvs_sys::prefetch;
 
-/// Connections that may wait to be published; others do so with their next packet.
+/// Connections that may wait to be offloaded; further connections wait for their next packet.
 const RIPE_MAX: usize = 4096;
 
-/// The director as the packet path asks it: the worker's own shard first, the shared half where
-/// that is not enough.
+/// A packet that the control socket asks about.
+#[derive(Clone, Debug)]
+pub(super) struct Question {
+    pub(super) tuple: Tuple,
+    /// Its mark; `None` if the rules for marks decide.
+    pub(super) mark: Option<u32>,
+    /// The interface that it comes in on.
+    pub(super) interface: Option<String>,
+}
+
+/// The director for one packet worker: its own shard first, then the control half if the shard
+/// cannot decide.
 pub(super) struct Decider {
-    shared: Arc<Shared>,
+    context: Arc<Context>,
     pub(super) shard: Shard,
     pub(super) hook: Option<Box<dyn PacketHook>>,
     marks: Arc<[MarkRule]>,
-    /// Packets that each of them has taken.
+    /// The packets that each rule has matched.
     pub(super) marked: Vec<u64>,
-    /// What services take: rules by source alone ask.
+    /// The intercepted traffic, for rules that match by source only.
     intercept: Arc<Intercept>,
     /// Name of the interface that the present batch came in on.
     pub(super) interface: Arc<str>,
     pub(super) drops: [u64; DropReason::ALL.len()],
     pub(super) accepts: [u64; AcceptReason::ALL.len()],
-    /// What comes in by the present batch is not for the director: it comes out of a tunnel of the
-    /// host's, and `ignore_tunneled` is set.
+    /// Packets of the present batch are not for the director: they come out of a tunnel of the host,
+    /// and `ignore_tunneled` is set.
     pub(super) ignores: bool,
-    /// Whether to remember the last decision for a capture.
+    /// Whether the last decision is kept for a capture.
     pub(super) tells: bool,
     told: Option<(Tuple, Verdict)>,
-    /// The epoch of the path in the kernel as it was before what is known now; 0 for none.
+    /// The epoch of the kernel fast path from before the latest view; 0 for none.
     pub(super) epoch: u16,
-    /// Packets from the client after which a connection could be published.
+    /// Packets from the client after which a connection can be offloaded.
     pub(super) ripe_after: u32,
-    /// Those that could.
+    /// Connections that can be offloaded.
     pub(super) ripe: Vec<ConnId>,
 }
 
 impl Decider {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        context: Arc<Context>,
         shard: Shard,
         hook: Option<Box<dyn PacketHook>>,
     ) -> Self {
@@ -69,7 +78,7 @@ impl Decider {
             intercept: Arc::default(),
             interface: Arc::from(""),
             ignores: false,
-            shared,
+            context,
             shard,
             hook,
             drops,
@@ -104,20 +113,20 @@ impl Decider {
 
     /// Brings the shard up to date with the shared half, and ends what its settings say must end.
     pub(super) fn sweep(&mut self) {
-        self.shared.control_for_packet().sweep(&mut self.shard);
+        self.context.control_for_packet().sweep(&mut self.shard);
     }
 
-    /// Takes over connections that another director has told of.
+    /// Takes over connections that another director has sent.
     pub(super) fn take_over(&mut self, entries: Vec<Entry>, now: Instant) -> TakenOver {
-        self.shared
+        self.context
             .control_for_packet()
             .take_over(&mut self.shard, entries, now)
     }
 
-    /// Takes over what a peer has told.
+    /// Takes over the connections of a peer.
     pub(super) fn hear(&mut self, peer: usize, keeps_ties: bool, items: Vec<Item>) -> Heard {
-        let now = self.shared.now();
-        // What they are looked up by is loaded for all of them first, without the lock.
+        let now = self.context.now();
+        // The table lines of all connections are prefetched first, without the lock.
         let mut aheads: Vec<Ahead> = items
             .iter()
             .map(|item| {
@@ -132,7 +141,7 @@ impl Decider {
         for ahead in &mut aheads {
             self.shard.aim(ahead, prefetch);
         }
-        self.shared
+        self.context
             .control_for_packet()
             .hear(&mut self.shard, peer, keeps_ties, items, now)
     }
@@ -154,7 +163,7 @@ impl Decider {
         })
     }
 
-    /// What the first rule for marks says that takes a packet.
+    /// The action of the first rule for marks that matches a packet.
     fn mark(&mut self, tuple: &Tuple) -> Option<MarkAction> {
         let to_service = || self.intercept.is_to_service(tuple);
         let taken = self
@@ -178,13 +187,13 @@ impl Decider {
         let Some(start) = starts.get(number).copied().unwrap_or(Some(0)) else {
             return (number, Vec::new(), None);
         };
-        let now = self.shared.now();
+        let now = self.context.now();
         let (piece, next) = self.shard.connections_piece(start, budget, now);
         (number, piece, next)
     }
 
-    /// What would become of a packet, without any of it happening. `in_kernel` says whether packets
-    /// of a connection, or of one that opens now, are forwarded in the kernel.
+    /// Explains the fate of a packet and changes nothing. `in_kernel`: whether a connection, or a new
+    /// one (`None`), is offloaded.
     pub(super) fn explain(
         &self,
         question: &Question,
@@ -223,13 +232,13 @@ impl Decider {
         told
     }
 
-    /// Why the packets of a connection are not forwarded in the kernel, if they are not.
+    /// The reason why a connection is not offloaded; `None` if it is.
     fn with_engine(
         &self,
         tuple: &Tuple,
         in_kernel: impl FnOnce(Option<ConnId>) -> Result<(), WithEngine>,
     ) -> Option<String> {
-        let info = self.shared.in_kernel_info();
+        let info = self.context.in_kernel_info();
         if !info.active {
             let mut why = WithEngine::NotUsed.to_string();
             if !info.reason.is_empty() {
@@ -239,15 +248,17 @@ impl Decider {
             return Some(why);
         }
         let &Tuple { protocol, src, dst } = tuple;
-        let known = self.shard.lookup(protocol, src, dst, self.shared.now());
+        let known = self.shard.lookup(protocol, src, dst, self.context.now());
         in_kernel(known.map(|known| known.id))
             .err()
             .map(|why| why.to_string())
     }
 
     fn ask(&self, tuple: Tuple, mark: u32) -> Explanation {
-        let now = self.shared.now();
-        self.shared.control().explain(&self.shard, tuple, mark, now)
+        let now = self.context.now();
+        self.context
+            .control()
+            .explain(&self.shard, tuple, mark, now)
     }
 
     /// The last decision since this was asked, if [`tells`](Self::tells) is set.
@@ -274,7 +285,7 @@ impl Decider {
 }
 
 impl Decider {
-    /// Remembers a connection that could be published.
+    /// Queues a connection that can be offloaded.
     fn look_if_ripe(&mut self, conn: ConnId) {
         let (after, epoch) = (self.ripe_after, self.epoch);
         if epoch != 0 && self.ripe.len() < RIPE_MAX && self.shard.is_ripe(conn, after, epoch) {
@@ -312,7 +323,7 @@ impl Decide for Decider {
 
     #[inline]
     fn pass(&mut self, packet: &Plain, ahead: &Ahead, now: Instant) -> Option<Passed> {
-        // Whoever else has a say, or is told, has it on the long way.
+        // Hooks, rules for marks and captures see packets on the slow path.
         if self.ignores || self.hook.is_some() || !self.marks.is_empty() || self.tells {
             return None;
         }
@@ -329,7 +340,7 @@ impl Decide for Decider {
         }
         let verdict = match self.shard.handle_icmp_error(error, now) {
             Ok(verdict) => verdict,
-            Err(pending) => self.shared.control_for_packet().admit_icmp_error(
+            Err(pending) => self.context.control_for_packet().admit_icmp_error(
                 &mut self.shard,
                 error,
                 pending,
@@ -375,15 +386,14 @@ impl Decider {
         let verdict = match decided {
             Ok(verdict) => verdict,
             Err(pending) => {
-                self.shared
+                self.context
                     .control_for_packet()
                     .admit(&mut self.shard, meta, pending, now)
             }
         };
         if verdict == Verdict::Drop(DropReason::Unbound) {
-            // An engine that has just started may be told of connections before it is told of
-            // services.
-            self.shared
+            // After a start, replicated connections may arrive before the services are added.
+            self.context
                 .control_for_packet()
                 .bind_unbound(&mut self.shard, &meta.tuple);
         }
@@ -391,8 +401,8 @@ impl Decider {
     }
 }
 
-/// What the rules for marks say of a packet, and which rule. One that asks for an interface takes
-/// only packets that are said to come in there; where nothing was said, it is named.
+/// The action of the rules for marks on a packet, and the rule. A rule with an interface matches only
+/// if `interface` is that one; without `interface`, the text names the rule.
 fn marked_by(
     rules: &[MarkRule],
     tuple: &Tuple,

@@ -6,9 +6,10 @@
 //! dropped and counted where it came in. Frames are in the order in which they came.
 
 use std::collections::VecDeque;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::lock::lock;
 use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 use lvs_packet::pipeline::Whole;
@@ -55,12 +56,6 @@ struct Waiting {
     bytes: usize,
 }
 
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Inbox {
     /// For one of so many workers.
     pub(super) fn new(workers: usize) -> Self {
@@ -78,7 +73,7 @@ impl Inbox {
             parcels.clear();
             return (0, false);
         };
-        let mut waiting = queue.lock();
+        let mut waiting = lock(&queue.0);
         let mut taken = 0;
         for parcel in parcels.drain(..) {
             let bytes = waiting.bytes + parcel.size();
@@ -101,7 +96,7 @@ impl Inbox {
         let part = (most / self.from.len().saturating_sub(1).max(1)).max(1);
         let mut more = false;
         for queue in &self.from {
-            let mut waiting = queue.lock();
+            let mut waiting = lock(&queue.0);
             let count = waiting.parcels.len().min(part);
             let size = |parcel: &Parcel| parcel.size();
             let bytes: usize = waiting.parcels.iter().take(count).map(size).sum();

@@ -1,7 +1,7 @@
-//! Whether an engine uses the path in the kernel.
+//! The decision whether a dataplane uses the kernel fast path.
 
 use std::io;
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lvs_core::Control;
@@ -10,40 +10,38 @@ use lvs_core::memory::Memory;
 use lvs_core::offload::Unpublished;
 use tracing::{info, warn};
 
-use super::{StartError, UseKernel};
+use super::config::{StartError, UseKernel};
 use crate::host::Backend;
 use crate::in_kernel::{InKernel, InKernelError, Room};
 use crate::outlive::Holder;
 use lvs_packet::pipeline::{ReversePath, Settings};
 use lvs_packet::ways::NoWay;
 
-/// What is wanted of it.
+/// The configuration of the kernel fast path.
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) wanted: UseKernel,
-    /// Packets after which connections are published.
-    pub(super) ripe: NonZeroU32,
-    /// Connections in wide slots for which there is memory.
+    /// The number of connections in wide slots.
     pub(super) wide: usize,
-    /// Who holds connections where it does not.
+    /// The state keeper, for a dataplane without the kernel fast path.
     pub(super) outlive: Option<Holder>,
 }
 
-/// The path, and the memory of the connection table there.
+/// The kernel fast path, and the memory of its connection table.
 type Opened = (Arc<InKernel>, Memory);
 
 impl Wanted {
-    /// Opens it, if it is wanted and nothing speaks against it; else says why it is not used.
+    /// Opens the kernel fast path, if it is configured and possible; otherwise returns the reason.
     pub(super) fn open(
         &mut self,
         control: &Control,
         against: Option<Against>,
         xdp: bool,
-    ) -> Result<(Option<Opened>, InKernelInfo), StartError> {
+    ) -> Result<Result<Opened, InKernelInfo>, StartError> {
         self.wanted = with_xdp(self.wanted, xdp)?;
         if self.wanted == UseKernel::Off {
             end_what_is_left();
-            return Ok((None, InKernelInfo::default()));
+            return Ok(Err(InKernelInfo::default()));
         }
         let opened = match against.or_else(|| self.held_elsewhere()) {
             Some(Against { why, remedy }) => Err(InKernelError::Setting { why, remedy }),
@@ -53,7 +51,7 @@ impl Wanted {
             Ok(opened) => {
                 let by = opened.0.attached_by();
                 info!("established connections are forwarded in the kernel ({by})");
-                Ok((Some(opened), InKernelInfo::default()))
+                Ok(Ok(opened))
             }
             Err(error) if self.wanted == UseKernel::On => Err(StartError::InKernel(error)),
             Err(error) => {
@@ -73,7 +71,7 @@ impl Wanted {
                     wanted: self.wanted == UseKernel::Auto,
                     ..error.into()
                 };
-                Ok((None, info))
+                Ok(Err(info))
             }
         }
     }
@@ -95,7 +93,7 @@ impl Wanted {
         Ok((Arc::new(in_kernel), memory))
     }
 
-    /// What else speaks against it where nobody has asked for it.
+    /// A further obstacle, if the configuration does not name the kernel fast path.
     fn held_elsewhere(&self) -> Option<Against> {
         let held = self.outlive.as_ref().is_some_and(Holder::is_used);
         (held && self.wanted == UseKernel::Try).then_some(Against {
@@ -105,7 +103,7 @@ impl Wanted {
     }
 }
 
-/// Why packets of a connection are not forwarded in the kernel.
+/// The reason why a connection is not offloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum WithEngine {
     #[error("the engine does not use the path in the kernel")]
@@ -136,8 +134,8 @@ pub(super) enum WithEngine {
     Way(#[from] NoWay),
 }
 
-/// Whether the path is used where XDP is asked for, or not: whoever asks for that has asked for the
-/// path.
+/// The use of the kernel fast path, with XDP or without. XDP in the configuration implies the kernel
+/// fast path.
 fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
     match wanted {
         UseKernel::Off if xdp => Err(StartError::XdpAlone),
@@ -146,8 +144,8 @@ fn with_xdp(wanted: UseKernel, xdp: bool) -> Result<UseKernel, StartError> {
     }
 }
 
-/// An engine that does not use the path ends what one that was killed has left there: two would
-/// forward the same packets.
+/// Removes the kernel fast path of a killed predecessor: it and this dataplane would forward the same
+/// packets.
 fn end_what_is_left() {
     match InKernel::clean_up() {
         Ok(0) => {}
@@ -161,14 +159,14 @@ fn end_what_is_left() {
     }
 }
 
-/// What speaks against it, and what to do about that.
+/// An obstacle to the kernel fast path, and the fix.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Against {
     why: &'static str,
     remedy: &'static str,
 }
 
-/// What speaks against it by the settings.
+/// The obstacle in the settings, if there is one.
 pub(super) fn against(
     workers: NonZeroUsize,
     hooked: bool,
@@ -201,8 +199,8 @@ pub(super) fn against(
     Some(Against { why, remedy })
 }
 
-/// Connections in wide slots that there is memory for, of so many at most: in a table of the usual
-/// size, all.
+/// The number of connections in wide slots, of so many connections: all of them in a table of usual
+/// size.
 pub(super) fn wide(connections: usize) -> usize {
     const ALL_OF: usize = 1 << 20;
     (connections / 4).max(connections.min(ALL_OF))

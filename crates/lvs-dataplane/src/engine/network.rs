@@ -7,15 +7,14 @@ use std::sync::Arc;
 
 use crate::host::view::View;
 use lvs_packet::drop::FrameDrop;
-use lvs_packet::net::{About, Net, NextHop, PortId, PortInfo};
-use lvs_packet::ways::Way;
+use lvs_packet::net::{About, Net, NextHop, PortId, PortInfo, Way};
 use lvs_packet::wire::Mac;
 
-/// What is remembered of one address.
+/// The cache entry of one address.
 struct Place {
     /// When it was written.
     generation: Cell<u32>,
-    /// What the address is: [`LOCAL`], [`VIP`], [`OWN`].
+    /// The kind of the address: [`LOCAL`], [`VIP`], [`OWN`].
     is: Cell<u8>,
     addr: Cell<IpAddr>,
     hop: Cell<Option<NextHop>>,
@@ -41,7 +40,7 @@ impl Default for Place {
     }
 }
 
-/// What is remembered of a region of addresses for which the kernel's tables say the same.
+/// The cache entry of a region: addresses with the same entries in the kernel's tables.
 #[derive(Clone, Copy)]
 struct Region {
     generation: u32,
@@ -63,7 +62,7 @@ struct Memo {
     regions: RefCell<Vec<Option<Region>>>,
     /// How often a region was told of instead of a place.
     passed: Cell<u8>,
-    /// What was written in an earlier generation is forgotten.
+    /// Entries of an earlier generation are ignored.
     generation: u32,
 }
 
@@ -132,7 +131,7 @@ impl TakenView {
         &self.view
     }
 
-    /// What is known of an address.
+    /// The facts about an address.
     #[inline]
     fn way(&self, addr: IpAddr) -> &Place {
         let place = self.ways.place(addr);
@@ -182,9 +181,9 @@ impl TakenView {
         })
     }
 
-    /// What is known of an address behind a gateway whose place another one has, without making it
-    /// this one's: with many clients all do so, and to write costs more than to look again. One in
-    /// some takes its place, so that few clients soon have theirs.
+    /// The facts about an address behind a gateway whose cache place another address uses. Most look-ups
+    /// leave the place alone: with many clients, a write for each costs more than another look-up. One
+    /// look-up in some replaces the entry, so that few clients soon have their own.
     #[inline]
     fn pass(&self, addr: IpAddr) -> Option<About> {
         const ONE_IN: u8 = 64;
@@ -205,7 +204,7 @@ impl TakenView {
         })
     }
 
-    /// What the kernel's tables say about an address and those around it.
+    /// The entries of the kernel's tables for an address and the addresses around it.
     fn region(&self, addr: IpAddr) -> Region {
         let tables = &self.view.tables;
         let generation = self.ways.generation;

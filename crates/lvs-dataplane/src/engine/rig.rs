@@ -1,5 +1,5 @@
-//! Packet workers without threads and sockets, for whoever measures the packet path in memory. Not
-//! part of the programs (feature `testing`).
+//! Packet workers without threads and sockets, for measurements in memory. Not part of the programs
+//! (feature `testing`).
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,14 +7,13 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use anyhow::{Context, Result};
+use anyhow::{Context as _, Result};
 use lvs_core::Control;
 
-use super::door::Requests;
+use super::context::Context;
 use super::pages;
-use super::shared::Shared;
+use super::threads::{Requests, Threads};
 use super::worker::{Equipment, Worker};
-use crate::host::EngineSide;
 use crate::host::view::{KnownPort, Tables, View};
 use crate::netlink::NetState;
 use lvs_packet::common::Common;
@@ -25,18 +24,18 @@ use lvs_packet::pipeline::{Request, Settings};
 /// The only port: link 1 of the network.
 const PORT: PortId = PortId(1);
 
-/// Workers of one director. What they do with a frame is what the engine's do, but for receiving
-/// and sending.
+/// Workers of one director. They process frames as the workers of a dataplane do, and neither receive
+/// nor send.
 #[derive(Debug)]
 pub struct Rig {
     /// The workers; each may be taken to a thread of its own.
     pub workers: Vec<RigWorker>,
 }
 
-/// One of them.
+/// A worker of a [`Rig`].
 pub struct RigWorker {
     worker: Worker,
-    /// What it asks the keeper for, which nobody reads.
+    /// The requests to the keeper. No thread reads them.
     _requests: Receiver<Request>,
 }
 
@@ -61,7 +60,8 @@ impl Rig {
         let shards = (0..).map_while(|number| pages::shard(&control, number).transpose());
         let shards: Vec<_> = shards.collect::<Result<_, _>>()?;
         let count = NonZeroUsize::new(shards.len()).context("a director without shards")?;
-        let shared = Arc::new(Shared::new(control, count.get())?);
+        let context = Context::without_kernel(control);
+        let threads = Arc::new(Threads::new(count.get())?);
         let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(count));
         let mut tables = Tables::new(network);
         let known = KnownPort {
@@ -75,17 +75,18 @@ impl Rig {
         for vip in vips {
             tables.add_vip(*vip);
         }
-        shared.publish(Arc::new(View {
+        context.publish(Arc::new(View {
             generation: 1,
             tables: Arc::new(tables),
             config: 1,
             ..View::default()
         }));
         let workers = (0..).zip(shards).map(|(number, (shard, pages))| {
-            let (requests, queue) = Requests::new(shared.clone());
+            let (requests, queue) = Requests::new();
             let common = common.clone();
             let mut worker = Worker::new(
-                shared.clone(),
+                context.clone(),
+                threads.clone(),
                 number,
                 shard,
                 Equipment::new(common),
@@ -107,17 +108,18 @@ impl Rig {
 }
 
 impl RigWorker {
-    /// Processes a batch; says how many frames would have left. The frames may receive again.
+    /// Processes a batch. Returns the number of frames that would have been sent. The frames are free
+    /// again.
     pub fn process(&mut self, frames: &mut [Frame]) -> usize {
         self.worker.process(PORT, frames)
     }
 
-    /// Makes large pages of the connection table's, as an engine does by and by.
+    /// Gives large pages to the connection table, as a dataplane does over time.
     pub fn enlarge_pages(&mut self) {
         self.worker.enlarge_pages();
     }
 
-    /// Does what is due.
+    /// Runs the timers.
     pub fn timers(&mut self) {
         self.worker.timers();
     }

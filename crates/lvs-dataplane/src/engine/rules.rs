@@ -2,25 +2,14 @@
 
 use lvs_core::ipvsadm::{Command, Lines, failure_text, parse_own};
 
-use super::shared::Shared;
+use super::config::RulesError;
+use super::handle::Handle;
 use lvs_api::names::Names;
 use lvs_process::server::{Handler, Sink};
 
-/// A line that cannot be applied.
-#[derive(Debug, thiserror::Error)]
-#[error("{file}, line {line}: {message}")]
-pub struct RulesError {
-    /// The file.
-    pub file: String,
-    /// The line, from 1.
-    pub line: usize,
-    /// What is wrong with it.
-    pub message: String,
-}
-
 /// Applies every line; the first bad one ends it, and the caller does not start. Comments (`#`) and
 /// empty lines are skipped, as `ipvsadm-restore` does.
-pub(super) fn apply(engine: &Shared, text: &str, file: &str) -> Result<(), RulesError> {
+pub(super) fn apply(handle: &Handle, text: &str, file: &str) -> Result<(), RulesError> {
     let names = Names::system();
     for (number, line) in text.lines().enumerate() {
         if line.starts_with('#') {
@@ -51,7 +40,7 @@ pub(super) fn apply(engine: &Shared, text: &str, file: &str) -> Result<(), Rules
             ));
         };
         let mut nowhere = std::io::sink();
-        engine
+        handle
             .call(call, &mut Sink::new(0, &mut nowhere))
             .map_err(|failure| fail(failure_text(&command, &failure).to_owned()))?;
     }

@@ -1,16 +1,15 @@
-//! What an engine leaves for the one that comes after it, should it be killed: services, servers,
-//! settings and counters, beside the connection table, in the [kernel](crate::in_kernel) or with a
-//! [holder](crate::outlive).
+//! Warm restart: storing services, servers, settings and counters in the [warm
+//! state](super::warm_state), and taking them over as a successor.
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant as SystemInstant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant as SystemInstant;
 
 use lvs_core::api::{
-    CHANGES_MAX, Call, FailureCode, FilterSpec, Host, LocalPool, ServerSpec, ServiceId,
-    ServiceSpec, SyncDaemon, Sysctl, Timeouts,
+    CHANGES_MAX, Call, FilterSpec, Host, LocalPool, ServerSpec, ServiceId, ServiceSpec, SyncDaemon,
+    Sysctl, Timeouts,
 };
 use lvs_core::memory::{Adoption, Memory};
 use lvs_core::{Control, Instant, Shard, Sysctls};
@@ -18,164 +17,91 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tracing::{info, warn};
 
-use super::shared::Shared;
-use crate::host::keeper::{Keeper, Outliving};
-use crate::in_kernel::{Held, HeldServices, InKernel, LocalsLeft};
-use crate::outlive::{Outlive, Record};
+use super::context::Context;
+use super::warm_state::WarmState;
+use crate::in_kernel::HeldServices;
+use crate::lock::lock;
+use crate::outlive::Record;
 use lvs_packet::steer::Steering;
 
-/// Services and servers up to which every change is kept at once; with more it is within a second.
-pub(super) const FEW: usize = 256;
+/// Services and servers up to which each change is stored at once. With more, changes are stored
+/// within a second.
+const FEW: usize = 256;
 
-/// Servers whose counters are kept while the control half is locked once.
-const PORTION: usize = 4096;
-
-/// Where all that lies.
-#[derive(Clone, Debug)]
-pub(super) enum Estate {
-    /// In maps, which keep forwarding by it.
-    InKernel(Arc<InKernel>),
-    /// In memory that a process holds.
-    Memory(Arc<Outlive>),
+/// The state that is kept for a successor, and when it is stored.
+#[derive(Debug)]
+pub(super) struct Keeping {
+    state: Option<Arc<dyn WarmState>>,
+    /// A successor would not find the latest change.
+    unkept: AtomicBool,
+    /// Held while state is stored.
+    storing: Mutex<()>,
+    /// When counters, and services if there are many, are stored again.
+    rests_until: Mutex<Option<SystemInstant>>,
 }
 
-impl Estate {
-    /// Another engine has left it.
-    pub(super) fn is_found(&self) -> bool {
-        match self {
-            Self::InKernel(kernel) => kernel.is_successor(),
-            Self::Memory(memory) => memory.is_successor(),
+impl Keeping {
+    pub(super) fn new(state: Option<Arc<dyn WarmState>>) -> Self {
+        Self {
+            state,
+            unkept: AtomicBool::new(true),
+            storing: Mutex::default(),
+            rests_until: Mutex::default(),
         }
     }
 
-    /// Saves services and settings.
-    fn save(&self, text: &[u8]) -> io::Result<()> {
-        match self {
-            Self::InKernel(kernel) => kernel.save(text),
-            Self::Memory(memory) => memory.save(text),
-        }
+    /// The state that a successor finds.
+    pub(super) const fn state(&self) -> Option<&Arc<dyn WarmState>> {
+        self.state.as_ref()
     }
 
-    /// Services and settings that were saved.
-    fn saved(&self) -> Option<Vec<u8>> {
-        match self {
-            Self::InKernel(kernel) => kernel.saved(),
-            Self::Memory(memory) => memory.area().saved(),
-        }
+    /// Whether this dataplane continues with the state of a killed predecessor.
+    pub(super) fn is_successor(&self) -> bool {
+        self.state.as_ref().is_some_and(|state| state.is_found())
     }
 
-    /// Keeps counters, and that there is an engine. The control half is locked for a portion of the
-    /// servers at a time: packets wait for it.
-    pub(super) fn keep_counts(&self, shared: &Shared) {
-        if let Self::Memory(memory) = self {
-            memory.is_alive(shared.now());
+    /// Stores a change at once if there are few services and servers; otherwise
+    /// [`keep`](Self::keep) does.
+    pub(super) fn has_changed(&self, context: &Context) {
+        let Some(state) = &self.state else { return };
+        if !is_small(&context.control()) {
+            self.unkept.store(true, Ordering::Release);
+            return;
         }
-        let mut next = Some(0);
-        while let Some(from) = next {
-            let places = from..from + PORTION;
-            next = match self {
-                Self::InKernel(kernel) => kernel.keep_counts(places, || shared.control()),
-                Self::Memory(memory) => memory.keep_counts(&shared.control(), places),
-            };
-        }
+        self.store(&**state, context);
     }
 
-    fn take_counts(&self, control: &mut Control, records: &[Record]) {
-        match self {
-            Self::InKernel(kernel) => kernel.take_counts(control, records),
-            Self::Memory(memory) => memory.area().take_counts(control, records, &[]),
+    /// Stores counters, and changes that are not stored yet.
+    pub(super) fn keep(&self, context: &Context) {
+        let Some(state) = &self.state else { return };
+        let began = SystemInstant::now();
+        let mut rests = lock(&self.rests_until);
+        if rests.is_some_and(|until| began < until) {
+            return;
         }
+        state.keep_counts(context);
+        if self.unkept.load(Ordering::Acquire) {
+            self.store(&**state, context);
+        }
+        // A fifth of the caller's time at most, however many servers there are.
+        *rests = Some(SystemInstant::now() + began.elapsed() * 4);
     }
 
-    fn clock_ahead(&self, now: Instant) -> Duration {
-        match self {
-            Self::InKernel(kernel) => kernel.clock_ahead(now),
-            Self::Memory(memory) => memory.clock_ahead(now),
-        }
-    }
-
-    /// Deadlines are by a clock that says `now`.
-    pub(super) fn set_clock(&self, now: Instant) {
-        match self {
-            Self::InKernel(kernel) => kernel.set_clock(now),
-            Self::Memory(memory) => memory.set_clock(now),
-        }
-    }
-
-    /// Nobody forwards by it until what this gives is dropped.
-    fn hold(&self) -> Option<Held> {
-        let Self::InKernel(kernel) = self else {
-            return None;
-        };
-        let held = kernel.hold();
-        kernel.settle();
-        Some(held)
-    }
-
-    /// What stood for clients, where both ends are translated.
-    fn locals_left(&self) -> Option<LocalsLeft<'_>> {
-        match self {
-            Self::InKernel(kernel) => kernel.locals_left(),
-            Self::Memory(_) => None,
-        }
-    }
-
-    /// This engine has taken over everything, and hides from the host what it handles.
-    fn has_taken_over(&self) {
-        match self {
-            Self::InKernel(kernel) => kernel.has_taken_over(),
-            Self::Memory(memory) => {
-                if let Err(error) = memory.has_taken_over() {
-                    warn!("connections do not outlive this engine: {error}");
-                }
-            }
-        }
-    }
-
-    /// The device that the host routes packets through is this engine's, or that of the one before
-    /// it, and outlives this one.
-    pub(super) fn outliving(&self) -> Outliving {
-        match self {
-            Self::InKernel(_) => Outliving::default(),
-            Self::Memory(memory) => Outliving {
-                wanted: true,
-                goes_on: self.is_found(),
-                device: memory.holder().device(),
-            },
-        }
-    }
-
-    /// What keeps packets from the host outlives the engine, too, where nobody else handles them.
-    pub(super) fn keep_shield(&self, keeper: &Keeper) {
-        let Self::Memory(memory) = self else { return };
-        let holder = memory.holder();
-        let held = match (keeper.shield(), keeper.routed_device()) {
-            (Some(shield), _) => holder
-                .hold_shield(shield)
-                .and_then(|()| holder.keep_last_shield()),
-            (None, Some(device)) => holder.hold_device(device),
-            (None, None) => Ok(()),
-        };
-        if let Err(error) = held {
-            warn!("should this engine be killed, the host ends its connections: {error}");
-        }
-    }
-
-    /// An orderly end: nothing is left.
-    pub(super) fn end(&self) {
-        match self {
-            Self::InKernel(kernel) => kernel.leave_nothing(),
-            Self::Memory(memory) => memory.end(),
-        }
+    /// Stores a snapshot. Snapshots are stored in the order in which they were taken.
+    fn store(&self, state: &dyn WarmState, context: &Context) {
+        let _turn = lock(&self.storing);
+        self.unkept.store(false, Ordering::Release);
+        let snapshot = snapshot(&context.control());
+        snapshot.store(state);
     }
 }
 
-/// What is kept, beside connections and counters. Another version may know other calls.
+/// The stored services and settings. Another version may have other calls.
 #[derive(Debug, Deserialize, Serialize)]
 struct Kept<C> {
-    /// What leads to the same services, servers and settings.
+    /// The calls that make the same services, servers and settings.
     calls: Vec<C>,
-    /// Where counters are: service, server, record.
+    /// The records of counters: service, server, record.
     #[serde(default)]
     records: Vec<(ServiceId, SocketAddr, u32)>,
     /// Synchronisation daemons that ran.
@@ -183,24 +109,24 @@ struct Kept<C> {
     daemons: Vec<SyncDaemon>,
 }
 
-/// What a successor goes on with beside what is made of it at once.
+/// State that is restored later during the start, after services and settings.
 #[derive(Debug, Default)]
 pub(super) struct Left {
-    /// Where counters are.
+    /// The records of counters.
     pub(super) records: Vec<Record>,
-    /// Synchronisation daemons to be started when there are threads.
+    /// Synchronisation daemons, which start after the threads.
     pub(super) daemons: Vec<SyncDaemon>,
 }
 
-/// What there is now, to be stored without the lock of the control half.
+/// The present state, to be stored without the lock of the control half.
 #[derive(Debug)]
-pub(super) struct Snapshot {
+struct Snapshot {
     kept: Kept<Call>,
     held: HeldServices,
 }
 
-/// Takes a snapshot of what a successor is to find.
-pub(super) fn snapshot(control: &Control) -> Snapshot {
+/// Takes a snapshot for a successor.
+fn snapshot(control: &Control) -> Snapshot {
     let mut kept = Kept {
         calls: Vec::new(),
         records: Vec::new(),
@@ -262,12 +188,10 @@ pub(super) fn snapshot(control: &Control) -> Snapshot {
 
 impl Snapshot {
     /// Stores it for a successor.
-    pub(super) fn store(&self, estate: &Estate) {
-        if let Estate::InKernel(in_kernel) = estate {
-            in_kernel.set_services(&self.held);
-        }
+    fn store(&self, state: &dyn WarmState) {
+        state.set_services(&self.held);
         let text = serde_json::to_vec(&self.kept).map_err(io::Error::from);
-        if let Err(error) = text.and_then(|text| estate.save(&text)) {
+        if let Err(error) = text.and_then(|text| state.save(&text)) {
             warn!(
                 code = "warm_restart_incomplete",
                 "services and servers cannot be kept for a warm restart: {error}: should this dataplane be killed, its connections end"
@@ -276,12 +200,12 @@ impl Snapshot {
     }
 }
 
-/// Whether so little is kept that it is kept at every change.
-pub(super) fn is_small(control: &Control) -> bool {
+/// Whether there are so few services and servers that each change is stored at once.
+fn is_small(control: &Control) -> bool {
     control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
 }
 
-/// A call of another version's, if it is one here.
+/// A call of another version, if this version has it.
 fn known(call: Value) -> Option<Call> {
     let known = serde_json::from_value(call);
     known
@@ -291,14 +215,14 @@ fn known(call: Value) -> Option<Call> {
         .ok()
 }
 
-/// Makes what a predecessor has left: services, servers and settings, and gives the rest.
+/// Restores the services, servers and settings of a predecessor. Returns the rest of its state.
 pub(super) fn restore(
     control: &mut Control,
     host: &dyn Host,
-    estate: &Estate,
+    state: &dyn WarmState,
     now: Instant,
 ) -> Left {
-    let kept: Kept<Value> = match estate.saved().map(|text| serde_json::from_slice(&text)) {
+    let kept: Kept<Value> = match state.saved().map(|text| serde_json::from_slice(&text)) {
         Some(Ok(kept)) => kept,
         Some(Err(error)) => {
             warn!("what the engine before this one has left cannot be read: {error}");
@@ -339,44 +263,6 @@ pub(super) fn restore(
     }
 }
 
-/// Between two attempts to start a daemon whose interface is not there.
-const AGAIN: Duration = Duration::from_millis(500);
-
-/// Starts synchronisation daemons that ran, and gives those whose interface is down or gone.
-pub(super) fn start_daemons(shared: &Shared, daemons: Vec<SyncDaemon>) -> Vec<SyncDaemon> {
-    let starts = |daemon: &SyncDaemon| {
-        let started = shared.apply(vec![Call::DaemonStart(daemon.clone())], false);
-        let Err(failure) = started else { return false };
-        let waits = matches!(
-            failure.code,
-            FailureCode::NoDevice | FailureCode::Unreachable
-        );
-        // Whoever has started one meanwhile has decided.
-        if !waits && failure.code != FailureCode::Running {
-            warn!(
-                "of what the engine before this one had: {}",
-                failure.message
-            );
-        }
-        waits
-    };
-    daemons.into_iter().filter(starts).collect()
-}
-
-/// As [`start_daemons`], when their interfaces are there.
-pub(super) fn start_daemons_in_time(shared: &Shared, mut waiting: Vec<SyncDaemon>) {
-    for daemon in &waiting {
-        warn!(
-            "a synchronisation daemon of the engine before this one waits for {}",
-            daemon.interface
-        );
-    }
-    while !waiting.is_empty() && !shared.is_stopping() {
-        thread::sleep(AGAIN);
-        waiting = start_daemons(shared, waiting);
-    }
-}
-
 /// Connections that a predecessor has left.
 #[derive(Debug)]
 pub(super) enum Inheritance {
@@ -389,15 +275,15 @@ pub(super) enum Inheritance {
 /// Shards, and connections that they are to take over.
 pub(super) type Shards = (Vec<Shard>, Option<Inheritance>);
 
-/// The shards of an engine whose tables lie in `memories`, of which a predecessor has `left` some
-/// elsewhere.
+/// The shards of a dataplane with tables in `memories`. `left`: tables of a predecessor in other
+/// memory.
 pub(super) fn shards(
     control: &Control,
-    estate: &Estate,
+    state: &dyn WarmState,
     memories: Vec<Memory>,
     left: Option<Vec<Memory>>,
 ) -> Shards {
-    let in_place = estate.is_found() && left.is_none();
+    let in_place = state.is_found() && left.is_none();
     let mut inheritance = left.map(Inheritance::Elsewhere);
     let mut shards = Vec::new();
     for (number, memory) in memories.into_iter().enumerate() {
@@ -414,27 +300,27 @@ pub(super) fn shards(
     (shards, inheritance)
 }
 
-/// Takes over the connections that a predecessor has left, and what was counted of `records`. The
-/// path in the kernel holds back meanwhile. `steering` says whose a connection is.
+/// Takes over the connections of a predecessor, and the counters of `records`. The kernel fast path
+/// forwards nothing meanwhile. `steering`: the worker of each connection.
 pub(super) fn take_over(
-    shared: &Shared,
+    context: &Context,
     shards: &mut [Shard],
-    estate: &Estate,
+    state: &Arc<dyn WarmState>,
     inheritance: Inheritance,
     records: &[Record],
     steering: Option<&Steering>,
 ) {
     // They take their time to read, in which connections go on.
-    let locals = estate.locals_left();
+    let locals = state.locals_left();
     let started = SystemInstant::now();
-    let _held = estate.hold();
-    let mut control = shared.control();
+    let _held = state.clone().hold();
+    let mut control = context.control();
     for shard in &mut *shards {
         control.sweep(shard);
     }
-    estate.take_counts(&mut control, records);
-    let now = shared.now();
-    let ahead = estate.clock_ahead(now);
+    state.take_counts(&mut control, records);
+    let now = context.now();
+    let ahead = state.clock_ahead(now);
     match inheritance {
         Inheritance::InPlace(adoption) => {
             let mut adoption = adoption.of_a_clock_ahead(ahead);
@@ -459,8 +345,8 @@ pub(super) fn take_over(
             }
         }
     }
-    estate.set_clock(shared.now());
-    estate.has_taken_over();
+    state.set_clock(context.now());
+    state.has_taken_over();
     info!(
         connections = shards.iter().map(Shard::len).sum::<usize>(),
         "took over what another engine has left, in {:?}",
@@ -477,7 +363,7 @@ mod tests {
 
     use super::*;
     use crate::host::view::View;
-    use crate::in_kernel::InKernelError;
+    use crate::in_kernel::{InKernel, InKernelError};
 
     #[test]
     fn successor_of_a_dataplane_with_100_000_servers_has_them_all() {
@@ -489,8 +375,8 @@ mod tests {
             Err(InKernelError::Permission(_)) => return,
             Err(error) => panic!("{error}"),
         };
-        let estate = Estate::InKernel(in_kernel);
-        assert!(estate.saved().is_none());
+        let state: Arc<dyn WarmState> = in_kernel;
+        assert!(state.saved().is_none());
         let id = |n: u16| ServiceId::Tcp {
             address: SocketAddr::from((Ipv4Addr::from(0xc000_0000 + u32::from(n)), 80)),
         };
@@ -516,16 +402,16 @@ mod tests {
             let done = before.apply(calls, &host, Instant::ZERO);
             done.expect("they are valid");
         }
-        snapshot(&before).store(&estate);
+        snapshot(&before).store(&*state);
         let mut after = Control::new(Options::default());
-        let left = restore(&mut after, &host, &estate, Instant::ZERO);
+        let left = restore(&mut after, &host, &*state, Instant::ZERO);
         assert_eq!(after.services().count(), usize::from(SERVICES));
         let servers = usize::from(SERVICES) * usize::from(SERVERS);
         assert_eq!(after.endpoints().count(), servers);
         assert_eq!(left.records.len(), servers);
     }
 
-    /// What a later version adds is left out, and nothing else.
+    /// Calls of a later version are left out, and nothing else.
     #[test]
     fn calls_of_another_version_are_left_out() -> serde_json::Result<()> {
         let text = r#"{"calls": [

@@ -1,11 +1,11 @@
-//! Virtual addresses that are announced by routes: each has one on the engine's device exactly
-//! while it is to be announced, and a routing daemon of the host passes that on. The kernel removes
-//! the routes with the device, however the engine ends.
+//! Virtual addresses that are announced by routes. The dataplane's device has a route to an address
+//! exactly while the address is announced, and a routing daemon of the host passes that on. The
+//! kernel removes the routes with the device, even if the dataplane is killed.
 //!
-//! What is wanted is said again and again. An engine that is not told any more goes on, because
-//! nothing may be wrong but the program that tells it; but nobody looks any more whether its
-//! servers live. So others are preferred soon, and nothing is announced after a time that whoever
-//! tells it has chosen.
+//! The controller (lvsd) sets the addresses again and again. A dataplane that gets no update keeps
+//! the routes, because perhaps only the controller has failed. But no health check of the servers
+//! runs any more. So peers are preferred after a short time, and nothing is announced after a time
+//! that the controller has chosen.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,135 +15,71 @@ use lvs_core::Instant;
 use lvs_core::api::{AnnounceSpec, AnnouncedVip, Standing};
 use tracing::{error, info, warn};
 
-use super::keeper::Keeper;
+use crate::netlink::{NetState, Netlink};
 
-/// How long nobody may have said what is wanted before others are preferred.
+/// The longest time without an update before peers are preferred.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long it may take the kernel to tell of a route.
+/// The longest time until the kernel reports a route.
 const SETTLES: Duration = Duration::from_secs(1);
 
 /// Virtual addresses that are announced by routes.
 #[derive(Debug, Default)]
 pub(super) struct Announced {
     all: BTreeMap<IpAddr, Vip>,
+    /// The time of the last update.
     heard: Instant,
+    /// The time without an update after which nothing is announced.
     hold: Duration,
-    /// It was said in the log that nobody says what is wanted, and what follows from that.
+    /// The limit that was last logged.
     limit: Option<Standing>,
 }
 
 #[derive(Debug, Default)]
 struct Vip {
     wanted: Standing,
-    /// The route that there is, and when it was made so.
+    /// The route that exists.
     route: Standing,
+    /// The time at which the route was set.
     since: Instant,
     trouble: String,
 }
 
-impl Announced {
-    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        self.all.keys().copied()
-    }
-
-    pub(super) fn has(&self, addr: IpAddr) -> bool {
-        self.all.contains_key(&addr)
-    }
-
-    /// The most that may be announced, `ago` after somebody has said what is wanted.
-    fn limit(&self, ago: Duration) -> Standing {
-        match ago {
-            _ if ago >= self.hold => Standing::Withdrawn,
-            _ if ago >= PATIENCE => Standing::Leaving,
-            _ => Standing::Announced,
-        }
-    }
+/// Access to the routes of the dataplane's device.
+pub(super) struct Routes<'a> {
+    pub(super) device: u32,
+    pub(super) now: Instant,
+    pub(super) state: &'a NetState,
+    pub(super) netlink: &'a mut Netlink,
 }
 
-impl Keeper {
-    /// Takes what is wanted.
-    pub(crate) fn announce(&mut self, spec: &AnnounceSpec) {
-        let mut before = std::mem::take(&mut self.announced.all);
-        let mut others = false;
-        for vip in &spec.addresses {
-            let mut known = before.remove(&vip.address).unwrap_or_else(|| {
-                others = true;
-                Vip::default()
-            });
-            if let Some(standing) = vip.standing {
-                known.wanted = standing;
-            }
-            self.announced.all.insert(vip.address, known);
-        }
-        for (addr, mut gone) in before {
-            others = true;
-            self.set_route(addr, &mut gone, Standing::Withdrawn);
-        }
-        self.announced.heard = self.engine.now();
-        self.announced.hold = Duration::from_secs(spec.hold.into());
-        if others {
-            // First: nothing may come for which nobody is there.
-            self.update_or_warn();
-        }
-        self.follow_announced();
+impl Routes<'_> {
+    /// Whether the route to `addr` uses the device, as far as the kernel has reported. If the host
+    /// has the address itself, its local table has another route.
+    fn has(&self, addr: IpAddr) -> bool {
+        let hit = self.state.lookup(addr);
+        self.state.is_local(addr) || hit.is_none_or(|hit| hit.oif == self.device)
     }
 
-    /// Brings the routes in line with what is wanted, and with how long ago that was said.
-    pub(super) fn follow_announced(&mut self) {
-        if self.announced.all.is_empty() {
-            return;
-        }
-        let ago = self.engine.now().saturating_since(self.announced.heard);
-        let limit = self.announced.limit(ago);
-        self.complain(limit, ago);
-        let mut all = std::mem::take(&mut self.announced.all);
-        for (&addr, vip) in &mut all {
-            let standing = vip.wanted.min(limit);
-            self.set_route(addr, vip, standing);
-        }
-        self.announced.all = all;
-    }
-
-    /// Says once that nobody says what is wanted.
-    fn complain(&mut self, limit: Standing, ago: Duration) {
-        let said = self.announced.limit.replace(limit);
-        if said.unwrap_or(Standing::Announced) == limit {
-            return;
-        }
-        let ago = ago.as_secs();
-        match limit {
-            Standing::Announced => info!("somebody says again which addresses are to be announced"),
-            Standing::Leaving => warn!(
-                "nobody has said for {ago} s which addresses are to be announced (is lvsd gone?): other directors are to be \
-                 preferred; {} s after it was last said, none is announced any more",
-                self.announced.hold.as_secs()
-            ),
-            Standing::Withdrawn => error!(
-                "nobody has said for {ago} s which addresses are to be announced: no longer announcing any"
-            ),
-        }
-    }
-
-    fn set_route(&mut self, addr: IpAddr, vip: &mut Vip, standing: Standing) {
-        let device = self.device();
-        let now = self.engine.now();
-        // The kernel may not have told yet of what was just done.
-        let fresh = now.saturating_since(vip.since) < SETTLES;
-        let there = vip.route != Standing::Withdrawn && (fresh || self.has_route(addr, device));
+    fn set(&mut self, addr: IpAddr, vip: &mut Vip, standing: Standing) {
+        // The kernel may not have reported the last change yet.
+        let fresh = self.now.saturating_since(vip.since) < SETTLES;
+        let there = vip.route != Standing::Withdrawn && (fresh || self.has(addr));
         if there && vip.route == standing {
             return;
         }
         let done = match standing.protocol() {
-            Some(protocol) => self.netlink.announce_route(addr, device, protocol, there),
+            Some(protocol) => self
+                .netlink
+                .announce_route(addr, self.device, protocol, there),
             None if vip.route == Standing::Withdrawn => Ok(()),
-            None => self.netlink.delete_host_route(addr, device),
+            None => self.netlink.delete_host_route(addr, self.device),
         };
         match done {
             Ok(()) => {
                 if vip.route != standing {
                     info!("{addr} is {}", standing.name());
                 }
-                (vip.route, vip.since) = (standing, now);
+                (vip.route, vip.since) = (standing, self.now);
                 vip.trouble.clear();
             }
             Err(error) => {
@@ -158,35 +94,103 @@ impl Keeper {
             }
         }
     }
+}
 
-    /// Whether the way to `addr` leads over the device, as far as that is known: where the host has
-    /// the address itself, its own table says another one.
-    fn has_route(&self, addr: IpAddr, device: u32) -> bool {
-        let state = &self.tables.state;
-        state.is_local(addr) || state.lookup(addr).is_none_or(|hit| hit.oif == device)
+impl Announced {
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.all.keys().copied()
     }
 
-    /// The engine ends.
-    pub(super) fn withdraw_all(&mut self) {
-        for (addr, mut vip) in std::mem::take(&mut self.announced.all) {
-            self.set_route(addr, &mut vip, Standing::Withdrawn);
+    pub(super) fn has(&self, addr: IpAddr) -> bool {
+        self.all.contains_key(&addr)
+    }
+
+    /// The highest standing, `ago` after the last update.
+    fn limit(&self, ago: Duration) -> Standing {
+        match ago {
+            _ if ago >= self.hold => Standing::Withdrawn,
+            _ if ago >= PATIENCE => Standing::Leaving,
+            _ => Standing::Announced,
         }
     }
 
-    /// The routes that there are, and how many seconds ago somebody said which there should be.
-    pub(crate) fn announcements(&self) -> (Vec<AnnouncedVip>, Option<u64>) {
-        let all = self
-            .announced
-            .all
-            .iter()
-            .map(|(&address, vip)| AnnouncedVip {
-                address,
-                standing: vip.route,
-                trouble: vip.trouble.clone(),
+    /// Sets the addresses to announce; true if addresses have come or gone. The caller calls
+    /// [`follow`](Self::follow) afterwards.
+    pub(super) fn set(&mut self, spec: &AnnounceSpec, routes: &mut Routes<'_>) -> bool {
+        let mut before = std::mem::take(&mut self.all);
+        let mut others = false;
+        for vip in &spec.addresses {
+            let mut known = before.remove(&vip.address).unwrap_or_else(|| {
+                others = true;
+                Vip::default()
             });
-        let ago = self.engine.now().saturating_since(self.announced.heard);
-        let any = !self.announced.all.is_empty();
-        (all.collect(), any.then_some(ago.as_secs()))
+            if let Some(standing) = vip.standing {
+                known.wanted = standing;
+            }
+            self.all.insert(vip.address, known);
+        }
+        for (addr, mut gone) in before {
+            others = true;
+            routes.set(addr, &mut gone, Standing::Withdrawn);
+        }
+        self.heard = routes.now;
+        self.hold = Duration::from_secs(spec.hold.into());
+        others
+    }
+
+    /// Brings the routes in line with the addresses, and with the time since the last update.
+    pub(super) fn follow(&mut self, routes: &mut Routes<'_>) {
+        if self.all.is_empty() {
+            return;
+        }
+        let ago = routes.now.saturating_since(self.heard);
+        let limit = self.limit(ago);
+        self.complain(limit, ago);
+        for (&addr, vip) in &mut self.all {
+            let standing = vip.wanted.min(limit);
+            routes.set(addr, vip, standing);
+        }
+    }
+
+    /// Logs once that updates are missing.
+    fn complain(&mut self, limit: Standing, ago: Duration) {
+        let said = self.limit.replace(limit);
+        if said.unwrap_or(Standing::Announced) == limit {
+            return;
+        }
+        let ago = ago.as_secs();
+        match limit {
+            Standing::Announced => info!("somebody says again which addresses are to be announced"),
+            Standing::Leaving => warn!(
+                "nobody has said for {ago} s which addresses are to be announced (is lvsd gone?): other directors are to be \
+                 preferred; {} s after it was last said, none is announced any more",
+                self.hold.as_secs()
+            ),
+            Standing::Withdrawn => error!(
+                "nobody has said for {ago} s which addresses are to be announced: no longer announcing any"
+            ),
+        }
+    }
+
+    /// Withdraws all routes: the dataplane ends.
+    pub(super) fn withdraw_all(&mut self, routes: &mut Routes<'_>) {
+        for (addr, mut vip) in std::mem::take(&mut self.all) {
+            routes.set(addr, &mut vip, Standing::Withdrawn);
+        }
+    }
+
+    /// The routes that exist, and the seconds since the last update.
+    pub(super) fn report(&self, now: Instant) -> (Vec<AnnouncedVip>, Option<u64>) {
+        let all = self.all.iter().map(|(&address, vip)| AnnouncedVip {
+            address,
+            standing: vip.route,
+            trouble: vip.trouble.clone(),
+        });
+        let ago = now.saturating_since(self.heard);
+        (
+            all.collect(),
+            (!self.all.is_empty()).then_some(ago.as_secs()),
+        )
     }
 }
 

@@ -1,15 +1,13 @@
-//! How the engine comes to packets, and the host to those that the engine leaves to it.
+//! The way in which the dataplane gets packets, and the way in which the host gets them back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use lvs_core::api::{Failure, FailureCode, Need};
-use lvs_core::{Forwarding, ServiceKey};
 use tracing::{info, warn};
 
-use super::keeper::Outliving;
+use super::setup::Outliving;
 use super::shield::{Shield, ShieldError};
 use super::steering::{Steering, SteeringError};
 use super::{Backend, HostError};
@@ -22,7 +20,7 @@ use crate::random::random;
 use lvs_packet::intercept::{Intercept, LocalClient};
 use lvs_sys::{PacketSocket, TurnBack};
 
-/// How the engine comes to packets.
+/// The way in which the dataplane gets packets.
 #[derive(Debug)]
 pub(super) enum Interception {
     /// As copies, from the packet sockets of its interfaces; the shield keeps the host from the
@@ -87,7 +85,7 @@ impl Interception {
         Ok((routed, Port::Hop(hop)))
     }
 
-    /// What the shield ends with.
+    /// The socket whose end removes the shield.
     pub(super) fn shield(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Copies { shield, .. } => Some(shield.socket()),
@@ -95,7 +93,7 @@ impl Interception {
         }
     }
 
-    /// What the device ends with that the host routes packets through.
+    /// The descriptor whose end removes the TUN device.
     pub(super) fn device(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Copies { .. } => None,
@@ -108,8 +106,8 @@ impl Interception {
         matches!(self, Self::Routed { .. })
     }
 
-    /// What gives frames back on the interface that they came in by; without it they are given back
-    /// through the device that leads to the host.
+    /// The program that reinjects frames on the interface that they came in by. Without it, frames are
+    /// reinjected through the device that leads to the host.
     pub(super) const fn turn_back(&self) -> Option<&TurnBack> {
         match self {
             Self::Copies { turn, .. } => turn.as_ref(),
@@ -215,7 +213,7 @@ impl Interception {
         }
     }
 
-    /// Tells the interfaces on which own addresses are answered for, where the host does that.
+    /// Sets the interfaces on which the host answers for own addresses.
     pub(super) fn set_interfaces(
         &mut self,
         interfaces: BTreeMap<u32, String>,
@@ -233,41 +231,6 @@ impl Interception {
             Self::Routed { steering, .. } => steering.check_forwarding(),
         }
     }
-}
-
-/// Whether a change is possible where the host routes the packets.
-pub(super) fn permits_routed(need: &Need<'_>, state: &NetState) -> Result<(), Failure> {
-    let refused = match need {
-        Need::Server(Forwarding::Route | Forwarding::Local) => {
-            "direct routing puts another link-layer address on a frame, and this engine has no frames but the packets that \
-             its host routes through a TUN device (--backend tun): use NAT (-m) or a tunnel (-i), or give the engine \
-             CAP_NET_RAW and --backend af_packet"
-                .to_owned()
-        }
-        Need::Service(ServiceKey::Address { addr, .. }) if state.is_local(addr.ip()) => {
-            let addr = addr.ip();
-            let owner = state
-                .links()
-                .find(|link| state.addresses(link.index).any(|a| a.ip == addr));
-            let name = owner.map_or("this host", |link| link.name.as_str());
-            format!(
-                "{addr} is an address of {name}, and what is addressed to the host itself is not routed through a TUN \
-                 device (--backend tun): `ip addr del {addr} dev {name}`, and start the engine with --own-vips, or have \
-                 the address routed here"
-            )
-        }
-        Need::Local(addr) if state.is_local(*addr) => format!(
-            "{addr} is an address of this host, and what is addressed to the host itself is not routed through a TUN device \
-             (--backend tun): give one that the host does not have, which the engine then answers for"
-        ),
-        Need::Mark(rule) if rule.interface.is_some() => {
-            "a packet that is routed through a TUN device (--backend tun) does not tell the interface that it came in \
-             on: leave --interface out"
-                .to_owned()
-        }
-        _ => return Ok(()),
-    };
-    Err(Failure::new(FailureCode::Unsupported, refused))
 }
 
 fn shield_failure(error: &ShieldError) -> String {

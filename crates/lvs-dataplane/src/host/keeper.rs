@@ -6,28 +6,29 @@
 //! ```
 //!
 //! However much happens in one round, the packet workers get one [`View`] of what it has led to.
-//! Whoever waits for a change to be followed is answered when that is published.
+//! A caller that waits for a change is answered when the view with the change is published.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
-use lvs_core::api::{Conflict, LocalPool, Waiting};
+use lvs_core::api::{AnnounceSpec, AnnouncedVip, Conflict, LocalPool, Waiting};
 use lvs_core::mark::MarkRule;
 use lvs_core::{Family, Instant};
 use tracing::{error, info, warn};
 
-use super::announce::Announced;
+use super::announce::{Announced, Routes};
 use super::interception::Interception;
 use super::local_nodes::LocalNodes;
 use super::neighbours::Neighbours;
+use super::setup::Setup;
 use super::view::{KnownPort, Tables, View};
 use super::vips::Vips;
 use super::waiting::Waits;
-use super::{Backend, EngineSide, HostError, NeighbourNews, is_interface_name};
-use crate::in_kernel::{Held, InKernel};
+use super::{EngineSide, HostError, NeighbourNews, is_interface_name};
+use crate::in_kernel::Held;
 use crate::io::af_packet::Group;
 use crate::io::port::Port;
 use crate::mailbox::{Closing, Mailbox};
@@ -35,7 +36,7 @@ use crate::netlink::{Netlink, XdpFeatures};
 use lvs_packet::intercept::{Intercept, LocalClient};
 use lvs_packet::net::{PortId, PortInfo};
 use lvs_packet::pipeline::Request;
-use lvs_packet::steer::{Plan, Steering};
+use lvs_packet::steer::Plan;
 use lvs_packet::wire::Mac;
 use lvs_sys::Poller;
 
@@ -50,43 +51,7 @@ const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 /// Requests of one packet worker that are served in one round; it is as many as can wait.
 pub(crate) const REQUESTS_MAX: usize = 1024;
 
-/// How an engine that is killed, and the next one, keep packets from the host.
-#[derive(Debug, Default)]
-pub(crate) struct Outliving {
-    /// This engine's device is to outlive it.
-    pub(crate) wanted: bool,
-    /// This engine goes on where another one was killed.
-    pub(crate) goes_on: bool,
-    /// That one's device.
-    pub(crate) device: Option<OwnedFd>,
-}
-
-/// What the host is kept for.
-#[derive(Debug)]
-pub(crate) struct Setup {
-    pub(crate) backend: Backend,
-    /// The interfaces to use; empty for all that are fit.
-    pub(crate) interfaces: Vec<String>,
-    /// Own every virtual address that the host does not have.
-    pub(crate) own_all_vips: bool,
-    /// The path in the kernel.
-    pub(crate) in_kernel: Option<Arc<InKernel>>,
-    /// Interfaces where it begins before there is a socket buffer.
-    pub(crate) xdp: Vec<String>,
-    /// How packets are divided among several workers; `None` of one.
-    pub(crate) steering: Option<Arc<Steering>>,
-    /// What outlives engines.
-    pub(crate) outlive: Outliving,
-}
-
-impl Setup {
-    /// Whether an interface was asked for by its name.
-    pub(super) fn names(&self, interface: &str) -> bool {
-        self.interfaces.iter().any(|name| name == interface)
-    }
-}
-
-/// What concerns the host, and the thread that does it.
+/// The keeper of the host.
 pub(crate) struct Keeper {
     pub(super) engine: Arc<dyn EngineSide>,
     pub(super) setup: Setup,
@@ -110,7 +75,7 @@ pub(crate) struct Keeper {
     /// more.
     ended: Vec<(u64, LocalClient)>,
     pub(super) next: Next,
-    /// Who tells by which interfaces frames without socket buffers can leave.
+    /// The source of the interfaces that can send frames of XDP.
     pub(super) xdp: Option<XdpFeatures>,
     /// Virtual addresses that were asked for.
     pub(super) own_vips: HashSet<IpAddr>,
@@ -160,13 +125,13 @@ pub(super) struct Next {
 }
 
 impl Keeper {
-    /// What the shield ends with, if there is one.
+    /// The socket whose end removes the shield, if there is one.
     pub(crate) fn shield(&self) -> Option<BorrowedFd<'_>> {
         self.interception.shield()
     }
 
-    /// What the device ends with that the host routes packets through, if it does and somebody is to
-    /// hold it.
+    /// The descriptor whose end removes the TUN device, if the host routes packets through it and a
+    /// state keeper stores it.
     pub(crate) fn routed_device(&self) -> Option<BorrowedFd<'_>> {
         self.interception.device()
     }
@@ -348,7 +313,8 @@ impl Keeper {
             self.timers();
             self.publish();
         }
-        self.withdraw_all();
+        let (announced, mut routes) = self.routes();
+        announced.withdraw_all(&mut routes);
         self.set_own(&HashSet::new());
     }
 
@@ -614,7 +580,39 @@ impl Keeper {
         info!("ended the connections of servers that went down; {resets} TCP resets sent");
     }
 
-    /// What the engine answers for as virtual addresses; those that stand for clients are not.
+    /// The addresses that are announced by routes, and access to the routes.
+    fn routes(&mut self) -> (&mut Announced, Routes<'_>) {
+        let routes = Routes {
+            device: self.device(),
+            now: self.engine.now(),
+            state: &self.tables.state,
+            netlink: &mut self.netlink,
+        };
+        (&mut self.announced, routes)
+    }
+
+    /// Sets the addresses to announce by routes.
+    pub(crate) fn announce(&mut self, spec: &AnnounceSpec) {
+        let (announced, mut routes) = self.routes();
+        if announced.set(spec, &mut routes) {
+            // First: no packet may arrive for an address that is not intercepted yet.
+            self.update_or_warn();
+        }
+        self.follow_announced();
+    }
+
+    /// Brings the routes in line with the addresses to announce.
+    fn follow_announced(&mut self) {
+        let (announced, mut routes) = self.routes();
+        announced.follow(&mut routes);
+    }
+
+    /// The announced addresses, and the seconds since they were last set.
+    pub(crate) fn announcements(&self) -> (Vec<AnnouncedVip>, Option<u64>) {
+        self.announced.report(self.engine.now())
+    }
+
+    /// The virtual addresses that the dataplane answers for, without the local addresses of full NAT.
     pub(crate) fn answered_vips(&self) -> Vec<IpAddr> {
         let local: HashSet<IpAddr> = self.local_addresses().collect();
         let own = self.intercept.own_vips.iter().copied();

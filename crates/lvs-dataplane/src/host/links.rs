@@ -1,4 +1,4 @@
-//! What the kernel tells: interfaces come and go, addresses, routes and neighbours change.
+//! The events of the kernel: interfaces come and go, addresses, routes and neighbours change.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -210,7 +210,8 @@ impl Keeper {
                 Err(error) => self.waits.has_failed(&link.name, error.to_string()),
             }
         }
-        self.follow_waiting();
+        self.waits
+            .follow(&self.setup, &self.tables, self.interception.is_routed());
         if automatic && starting && self.tables.interfaces().next().is_none() {
             warn!("no Ethernet interface is up: waiting for one");
         }
@@ -373,7 +374,8 @@ impl Keeper {
         let links: BTreeMap<u32, String> =
             links.map(|link| (link.index, link.name.clone())).collect();
         self.interception.set_interfaces(links)?;
-        self.follow_waiting();
+        self.waits
+            .follow(&self.setup, &self.tables, self.interception.is_routed());
         Ok(())
     }
 

@@ -7,7 +7,9 @@ mod links;
 mod listener;
 pub(crate) mod local_nodes;
 mod neighbours;
+mod permits;
 mod regions;
+pub(crate) mod setup;
 pub mod shield;
 pub mod steering;
 pub(crate) mod update;
@@ -85,8 +87,8 @@ pub(crate) fn is_interface_name(name: &str) -> bool {
     (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(is_wrong)
 }
 
-/// The rest of the engine, as the keeper needs it. None of it blocks for long, and the keeper may
-/// wait for any of it: nobody there waits for the keeper, except those who have asked for a change.
+/// The rest of the dataplane, for the keeper. No method blocks for long, and the keeper may wait for
+/// each of them: only callers of a change wait for the keeper.
 pub(crate) trait EngineSide: Send + Sync {
     /// The director's control half. The lock is held for one short operation at a time.
     fn control(&self) -> MutexGuard<'_, Control>;
@@ -123,7 +125,7 @@ pub(crate) trait EngineSide: Send + Sync {
     fn local_addresses(&self) -> Option<Vec<IpAddr>>;
 }
 
-/// What has become known of a neighbour.
+/// A report about a neighbour.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NeighbourNews {
     pub(crate) port: PortId,

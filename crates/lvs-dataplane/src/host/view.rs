@@ -1,4 +1,4 @@
-//! What the keeper publishes for the packet workers: a view of the host that does not change, with
+//! The view of the host that the keeper publishes for the packet workers. It does not change, and has
 //! a number.
 //!
 //! A worker takes the latest between two batches: it compares one atomic number, and takes a lock
@@ -15,8 +15,8 @@ use lvs_core::LocalAddress;
 use lvs_core::api::{Failure, Host, Need};
 use lvs_core::mark::MarkRule;
 
-use super::interception;
 use super::local_nodes;
+use super::permits::permits_routed;
 use super::regions::Regions;
 use crate::netlink::{NetState, RouteKind};
 use lvs_packet::drop::FrameDrop;
@@ -35,7 +35,7 @@ pub(crate) struct View {
     pub(crate) ways: u64,
     /// Shared with the last view if nothing of it has changed.
     pub(crate) tables: Arc<Tables>,
-    /// What the host does not see.
+    /// The traffic that is hidden from the host.
     pub(crate) intercept: Arc<Intercept>,
     /// The rules that give packets marks.
     pub(crate) marks: Option<Arc<[MarkRule]>>,
@@ -58,7 +58,7 @@ pub(crate) struct KnownPort {
     pub(crate) name: Arc<str>,
     pub(crate) info: PortInfo,
     pub(crate) running: bool,
-    /// What comes in there was inside of packets that IPVS does not balance.
+    /// Packets that come in there were inside of packets that IPVS does not balance.
     pub(crate) decapsulates: bool,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Tables {
     pub(crate) vips: SharedSet<IpAddr>,
     /// Of these, and perhaps of some that were.
     virtual_addresses: LastBytes,
-    /// Those that the engine answers for.
+    /// The virtual addresses that the dataplane answers for.
     pub(crate) own: SharedSet<IpAddr>,
     /// Of these, those that are announced by routes: nobody asks for their link-layer address.
     pub(crate) quiet: SharedSet<IpAddr>,
@@ -361,7 +361,7 @@ impl fmt::Display for NoRoute {
 impl Host for View {
     fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
         if self.tables.is_routed() {
-            interception::permits_routed(need, &self.tables.state)?;
+            permits_routed(need, &self.tables.state)?;
         }
         Ok(())
     }

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use lvs_core::api::Waiting;
 use tracing::warn;
 
-use super::keeper::Keeper;
+use super::setup::Setup;
+use super::view::Tables;
 
 /// Interfaces that the keeper waits for.
 #[derive(Debug, Default)]
@@ -22,19 +23,75 @@ impl Waits {
         self.known.is_empty()
     }
 
-    /// All of them.
+    /// All conditions.
     pub(super) fn all(&self) -> impl Iterator<Item = &Waiting> {
         self.known.values()
     }
 
-    /// An interface could not be opened; it is tried again.
+    /// Records that an interface could not be opened. The keeper tries it again.
     pub(super) fn has_failed(&mut self, name: &str, error: String) {
         self.failed.insert(name.to_owned(), error);
     }
 
-    /// An interface was opened.
+    /// Records that an interface was opened.
     pub(super) fn was_opened(&mut self, name: &str) {
         self.failed.remove(name);
+    }
+
+    /// Compares the configured interfaces with the interfaces in use.
+    pub(super) fn follow(&mut self, setup: &Setup, tables: &Tables, routed: bool) {
+        let state = &tables.state;
+        self.failed
+            .retain(|name, _| state.link_by_name(name).is_some());
+        let mut now = BTreeMap::new();
+        for name in setup.interfaces.iter().chain(&setup.xdp) {
+            let found = self.why_unused(name, tables, routed);
+            now.extend(found.map(|why| (name.clone(), why)));
+        }
+        if setup.interfaces.is_empty() {
+            let failed = self.failed.iter();
+            now.extend(failed.map(|(name, error)| (name.clone(), unusable(name, error))));
+        }
+        self.take(now);
+    }
+
+    /// The reason why a configured interface is not in use; `None` if it is in use.
+    fn why_unused(&self, name: &str, tables: &Tables, routed: bool) -> Option<Waiting> {
+        let link = tables.state.link_by_name(name);
+        if routed {
+            return match link {
+                Some(link) if link.up => None,
+                Some(_) => Some(waiting(
+                    "interface_down",
+                    format!("the configured interface {name} is down"),
+                    format!("ip link set {name} up"),
+                )),
+                None => Some(missing(name)),
+            };
+        }
+        let mut used = tables.interfaces();
+        if used.any(|(_, known)| *known.name == *name) {
+            return None;
+        }
+        let Some(link) = link else {
+            return Some(missing(name));
+        };
+        if !link.is_arp_capable() {
+            return Some(waiting(
+                "interface_not_ethernet",
+                format!("the configured interface {name} is not an Ethernet interface"),
+                format!("leave {name} out of the configured interfaces"),
+            ));
+        }
+        let error = self.failed.get(name);
+        Some(match error {
+            Some(error) => unusable(name, error),
+            None => waiting(
+                "interface_unused",
+                format!("the configured interface {name} is not in use"),
+                format!("ip link set {name} up"),
+            ),
+        })
     }
 
     /// Replaces the conditions, and logs those that are new.
@@ -54,65 +111,6 @@ fn waiting(code: &str, what: String, fix: impl Into<String>) -> Waiting {
         code: code.to_owned(),
         what,
         fix: fix.into(),
-    }
-}
-
-impl Keeper {
-    /// Compares the configured interfaces with those that are in use.
-    pub(super) fn follow_waiting(&mut self) {
-        let state = &self.tables.state;
-        self.waits
-            .failed
-            .retain(|name, _| state.link_by_name(name).is_some());
-        let mut now = BTreeMap::new();
-        for name in self.setup.interfaces.iter().chain(&self.setup.xdp) {
-            let found = self.why_unused(name);
-            now.extend(found.map(|why| (name.clone(), why)));
-        }
-        if self.setup.interfaces.is_empty() {
-            let failed = self.waits.failed.iter();
-            now.extend(failed.map(|(name, error)| (name.clone(), unusable(name, error))));
-        }
-        self.waits.take(now);
-    }
-
-    /// Why a configured interface is not in use; `None` if it is.
-    fn why_unused(&self, name: &str) -> Option<Waiting> {
-        let link = self.tables.state.link_by_name(name);
-        if self.interception.is_routed() {
-            return match link {
-                Some(link) if link.up => None,
-                Some(_) => Some(waiting(
-                    "interface_down",
-                    format!("the configured interface {name} is down"),
-                    format!("ip link set {name} up"),
-                )),
-                None => Some(missing(name)),
-            };
-        }
-        let mut used = self.tables.interfaces();
-        if used.any(|(_, known)| *known.name == *name) {
-            return None;
-        }
-        let Some(link) = link else {
-            return Some(missing(name));
-        };
-        if !link.is_arp_capable() {
-            return Some(waiting(
-                "interface_not_ethernet",
-                format!("the configured interface {name} is not an Ethernet interface"),
-                format!("leave {name} out of the configured interfaces"),
-            ));
-        }
-        let error = self.waits.failed.get(name);
-        Some(match error {
-            Some(error) => unusable(name, error),
-            None => waiting(
-                "interface_unused",
-                format!("the configured interface {name} is not in use"),
-                format!("ip link set {name} up"),
-            ),
-        })
     }
 }
 

@@ -7,26 +7,15 @@ use lvs_core::memory::Layout;
 use super::error::{InKernelError, step};
 use super::growing::Growing;
 use super::layout::{
-    ABOUT_WORDS, COUNT_WORDS, HOP_WORDS, RULE_WORDS, RULES, SHARE_WORDS, TUNNEL_WORDS, conf,
+    ABOUT_WORDS, COUNT_WORDS, HOP_WORDS, HOPS, RULE_WORDS, RULES, SERVERS, SHARE_WORDS,
+    TUNNEL_WORDS, conf,
 };
-use super::pins::Pins;
-use super::{HOPS, SERVERS};
+use super::pins::Maps;
 use crate::outlive::{KEPT_WORDS, text_words};
 use lvs_sys::SharedArray;
 
 /// Bytes of services and settings that there is room for at first, twice.
 const SAVED_FIRST: usize = 256 << 10;
-
-/// Where maps come from.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Maps<'a> {
-    /// They are made, and go with the engine.
-    New,
-    /// They are made, and stay for a successor if it is killed.
-    Pinned(&'a Pins),
-    /// Another engine has left them.
-    Found(&'a Pins),
-}
 
 #[derive(Debug)]
 pub(super) struct Arrays {

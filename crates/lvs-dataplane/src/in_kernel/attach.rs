@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use tracing::warn;
 
+use super::InKernel;
+use super::pins::attach;
 use super::xdp::AttachedXdp;
-use super::{InKernel, lock};
+use crate::lock::lock;
 use crate::netlink::Filters;
 use lvs_sys::attached::{self, Place};
 use lvs_sys::{Instruction, Program, ProgramKind, ProgramLink};
@@ -75,6 +76,7 @@ impl InKernel {
         }
         Ok(attached)
     }
+
     /// Whether the program is the first one at the ingress of an interface: others could keep
     /// frames from it.
     pub(crate) fn is_first_at(&self, ifindex: u32) -> bool {
@@ -88,7 +90,7 @@ impl InKernel {
         before.is_empty() && first.is_ok_and(|first| first == self.ingress_id)
     }
 
-    /// What the programs are attached by.
+    /// The mechanism that attaches the programs.
     pub(crate) const fn attached_by(&self) -> &'static str {
         match self.filters {
             Some(_) => "clsact",
@@ -109,7 +111,7 @@ impl InKernel {
     }
 }
 
-/// What attaches programs if the kernel has no tcx; tried out.
+/// The filters that attach programs if the kernel has no tcx. They are tried out.
 pub(super) fn filters() -> io::Result<Option<Mutex<Filters>>> {
     /// There is a loopback in every network namespace.
     const LOOPBACK: u32 = 1;
@@ -164,31 +166,4 @@ fn sweep(filters: &mut Filters, but_for: &HashSet<u32>) -> io::Result<usize> {
         }
     }
     Ok(count)
-}
-
-/// Attaches a program: in the place of that of an engine that was killed, or anew. With `pin`, it
-/// outlives this engine under that name.
-pub(super) fn attach(
-    program: &Program,
-    ifindex: u32,
-    pin: Option<&Path>,
-) -> io::Result<ProgramLink> {
-    let Some(path) = pin else {
-        return program.attach(ifindex);
-    };
-    if let Ok(link) = ProgramLink::pinned(path) {
-        match link.update(program) {
-            Ok(()) => return Ok(link),
-            // Of an interface that is gone; another one has its number now.
-            Err(_) => fs::remove_file(path)?,
-        }
-    }
-    let link = program.attach(ifindex)?;
-    if let Err(error) = link.pin(path) {
-        warn!(
-            "connections do not outlive this engine: {}: {error}",
-            path.display()
-        );
-    }
-    Ok(link)
 }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use super::InKernel;
 use super::layout::conf;
-use super::{InKernel, lock};
+use crate::lock::lock;
 
 /// Which connections are in force.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
-use super::arrays::Maps;
-use super::lock;
+use super::pins::Maps;
+use crate::lock::lock;
 use lvs_sys::SharedArray;
 
 /// An array that no program reads.

@@ -27,7 +27,11 @@ pub(super) const SERVICE_DATA: u64 = 1 << 32;
 pub(super) const RULES: u32 = 1024;
 pub(super) const RULE_WORDS: usize = 16;
 
-/// Words of a way out.
+/// The maximum number of next hops.
+pub(super) const HOPS: u16 = 16_384;
+/// The maximum number of servers whose connections are offloaded.
+pub(super) const SERVERS: u32 = 4_096;
+/// Words of a next hop.
 pub(super) const HOP_WORDS: usize = 4;
 /// Words of the way through a tunnel to a server.
 pub(super) const TUNNEL_WORDS: usize = 16;
@@ -136,7 +140,7 @@ mod tests {
 
     const HEADER: &str = include_str!("../../bpf/layout.h");
 
-    /// What the header defines: names and numbers.
+    /// The definitions of the header: names and numbers.
     fn defined() -> BTreeMap<String, u64> {
         let mut all: BTreeMap<String, u64> = BTreeMap::new();
         for line in HEADER.lines() {

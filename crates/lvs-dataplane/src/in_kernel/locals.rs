@@ -1,12 +1,13 @@
-//! What stands for clients towards servers, where both ends of a connection are translated (full NAT).
+//! The local addresses and ports of full NAT, for the programs.
 //!
-//! A slot has no room for it, and what the programs know of a reply is nothing that a slot is found
-//! by. So there is a map beside the table: by the slot, what stands for the client; by the ends that a
-//! reply is between, the slot. It takes memory, and is made when the first such connection has
-//! opened. From then on all are in it, so that an engine's successor knows them. The programs find it in an array of one map.
+//! A slot has no room for a local address and port, and no field of a reply leads to the slot. So
+//! there is a map next to the table: from the slot to the local address and port, and from the
+//! addresses and ports of a reply to the slot. The map takes memory, and is made when the first
+//! connection of full NAT opens. From then on it has all such connections, so that a successor has them,
+//! too. The programs find it in an array of one map.
 //!
-//! What is left in it of a connection that has ended does no harm: its slot is not published, and
-//! before another connection is in that slot, it is taken out.
+//! An entry of a connection that has ended does no harm: its slot is not offloaded, and the entry is
+//! removed before another connection uses the slot.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -23,9 +24,8 @@ use lvs_core::offload::{LocalChange, LocalEnd};
 use tracing::{debug, warn};
 
 use super::InKernel;
-use super::arrays::Maps;
 use super::layout::{LOCAL_KEY_WORDS, LOCAL_WORDS, local};
-use super::pins::Pins;
+use super::pins::{Maps, Pins};
 use lvs_sys::{MapPlace, SharedMap};
 
 /// The names of the array, and of the map in it.
@@ -43,7 +43,7 @@ type Key = [u64; LOCAL_KEY_WORDS];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LocalsAre {
     Ready,
-    /// Whoever is told this is to have the map [made](InKernel::make_locals); nobody else is.
+    /// The caller that gets this [makes](InKernel::make_locals) the map; no other caller gets it.
     Wanted,
     Coming,
     Impossible,

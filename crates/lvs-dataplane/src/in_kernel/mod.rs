@@ -39,9 +39,9 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroU32;
 use std::ops::DerefMut;
+use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lvs_core::api::InKernelInfo;
@@ -55,8 +55,8 @@ pub use self::epochs::Held;
 pub use self::error::InKernelError;
 use self::error::step;
 use self::layout::{
-    COUNT_WORDS, HOP_WORDS, RULE_WORDS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS, conf, count, hop,
-    share, tunnel,
+    COUNT_WORDS, HOP_WORDS, HOPS, RULE_WORDS, SERVERS, SERVICE_WORDS, SHARE_WORDS, TUNNEL_WORDS,
+    conf, count, hop, share, tunnel,
 };
 use self::locals::Locals;
 pub(crate) use self::locals::{LocalsAre, LocalsLeft};
@@ -64,6 +64,7 @@ use self::pins::Pins;
 pub(crate) use self::room::Room;
 pub(crate) use self::services::HeldServices;
 use self::xdp::Xdp;
+use crate::lock::lock;
 use crate::netlink::Filters;
 use crate::outlive::WITHOUT_ENGINE;
 use lvs_packet::rewrite::tunnel::Template;
@@ -77,11 +78,7 @@ pub const RIPE: NonZeroU32 = NonZeroU32::new(16).unwrap();
 const LONG_ENOUGH: Duration = Duration::from_secs(30);
 /// How long a slot that was published is not used again: a program may be looking at it.
 const QUARANTINE: Duration = Duration::from_millis(200);
-/// Ways out at most.
-const HOPS: u16 = 16_384;
-/// Records of servers whose connections are published.
-const SERVERS: u32 = 4_096;
-/// How long no way out is given another meaning after they have run out.
+/// The time without new next hops after their numbers have run out.
 const HOPS_REST: Duration = Duration::from_millis(200);
 
 /// A way out: the interface, its MTU towards there, and who sends to whom.
@@ -97,7 +94,7 @@ pub struct WayOut {
     pub from: Mac,
 }
 
-/// What became of the frames that the programs have seen.
+/// The fates of the frames that the programs have seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
     /// Forwarded to servers.
@@ -131,26 +128,26 @@ struct Hops {
 pub struct InKernel {
     arrays: Arrays,
     filter: Program,
-    /// What leads to it from a socket that has no room for it.
+    /// The jump to the filter, for a socket that has no room for the filter.
     jump: Jump,
     ingress: Program,
     /// The kernel's number of it.
     ingress_id: u32,
-    /// What forwards or holds frames when there is no engine.
+    /// The program that forwards or holds frames without a dataplane.
     #[cfg(test)]
     held: Program,
-    /// What it goes on with.
+    /// The programs that the ingress program continues with.
     _next: ProgramArray,
     layout: Layout,
     epochs: Mutex<Epochs>,
     hops: Mutex<Hops>,
     /// Held by whoever writes ways through tunnels.
     tunnels: Mutex<()>,
-    /// What was counted for each record when that was last taken over.
+    /// The counters of each record when they were last added.
     taken: Mutex<Vec<[u64; COUNT_WORDS]>>,
     /// Records beyond this have nothing counted.
     records: AtomicU32,
-    /// What stands for clients, where both ends are translated.
+    /// The local addresses and ports of full NAT.
     locals: Locals,
     /// Services that the programs know of.
     services: SharedSet<SERVICE_WORDS>,
@@ -164,13 +161,13 @@ pub struct InKernel {
     found: bool,
     /// When this was opened, by the machine's clock, in nanoseconds.
     opened: u64,
-    /// What it has published is still in force, whatever this one finds out meanwhile.
+    /// A take-over runs: the connections that the predecessor has offloaded stay in force.
     taking_over: AtomicBool,
     /// Interfaces whose ingress has the program.
     attached: Mutex<HashSet<u32>>,
-    /// What puts it there where the kernel has no tcx.
+    /// The filters that attach the program if the kernel has no tcx.
     filters: Option<Mutex<Filters>>,
-    /// What forwards before there is a socket buffer; none if nobody wants it.
+    /// The XDP program, if it is configured.
     xdp: Option<Xdp>,
     /// Why nothing is forwarded, and what to do about it.
     aside: Mutex<Option<(String, String)>>,
@@ -201,10 +198,6 @@ fn add(sums: &mut [u64], words: &[AtomicU64]) {
     for (sum, word) in sums.iter_mut().zip(words) {
         *sum = sum.wrapping_add(word.load(Relaxed));
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl InKernel {
@@ -252,12 +245,12 @@ impl InKernel {
         }
     }
 
-    /// What forwards frames.
+    /// The program that forwards frames.
     pub const fn ingress(&self) -> &Program {
         &self.ingress
     }
 
-    /// What becomes of a frame of no connection when there is no engine.
+    /// The fate of a frame without connection when there is no dataplane.
     #[cfg(test)]
     fn held_alone(&self, frame: &[u8]) -> io::Result<(i32, Vec<u8>)> {
         // By the loopback.
@@ -295,7 +288,7 @@ impl InKernel {
 
     // --- what connections need -------------------------------------------------------------------
 
-    /// The number of a way out; `None` if they have run out for now.
+    /// The number of a next hop; `None` if the numbers have run out for now.
     pub fn hop(&self, way: WayOut, now: Instant) -> Option<u16> {
         let mut hops = lock(&self.hops);
         if let Some(&hop) = hops.known.get(&way) {
@@ -427,7 +420,7 @@ impl InKernel {
         }
     }
 
-    /// What became of frames so far.
+    /// The fates of frames so far.
     pub fn shares(&self) -> Shares {
         let mut sums = [0_u64; SHARE_WORDS];
         for words in self.arrays.shares.words().chunks_exact(SHARE_WORDS) {
@@ -464,7 +457,7 @@ impl InKernel {
         *lock(&self.aside) = why;
     }
 
-    /// What is to be said of it.
+    /// The state of the kernel fast path, for the control socket.
     pub(crate) fn info(&self) -> InKernelInfo {
         let (reason, remedy) = lock(&self.aside).clone().unwrap_or_default();
         InKernelInfo {

@@ -1,5 +1,5 @@
-//! How the path in the kernel is opened: maps made, or found where another engine has left them,
-//! and programs loaded.
+//! Opening the kernel fast path: maps are made, or inherited from a predecessor, and programs are
+//! loaded.
 
 use std::fs;
 use std::io;
@@ -11,31 +11,32 @@ use lvs_core::Instant;
 use lvs_core::memory::Layout;
 use tracing::{info, warn};
 
-use super::arrays::{Arrays, Maps};
+use super::arrays::Arrays;
 use super::epochs::Epochs;
 use super::error::{InKernelError, step};
-use super::layout::{ABOUT_WORDS, COUNT_WORDS, TOLD_BYTES, conf, next};
+use super::layout::{ABOUT_WORDS, COUNT_WORDS, SERVERS, SERVICE_WORDS, TOLD_BYTES, conf, next};
 use super::locals::Locals;
-use super::pins::{self, Pins};
+use super::pins::{self, Maps, Pins};
 use super::room::Room;
-use super::xdp::Xdp;
-use super::{InKernel, SERVERS, attach, lock, object};
+use super::xdp::{Xdp, XdpMemory};
+use super::{InKernel, attach, object};
+use crate::lock::lock;
 use crate::outlive::{INCOMPLETE, WITHOUT_ENGINE};
 use lvs_sys::{
     self, Instruction, Jump, PerCpuArray, Program, ProgramArray, ProgramKind, SharedSet,
 };
 
-/// The programs, compiled.
+/// The compiled programs.
 pub(super) const OBJECT: &[u8] = include_bytes!("../../bpf/fast.bpf.o");
-/// Virtual services that programs know of, for when there is no engine.
+/// The maximum number of virtual services that programs use without a dataplane.
 const SERVICES: u32 = 1 << 17;
-/// Engines that may take over in turn without any of them living for long: what they take over may be
-/// what ends them.
+/// The maximum number of successors in a row that live for a short time: the inherited state may be
+/// the reason why they crash.
 const TRIES_MOST: u64 = 5;
 
 impl InKernel {
-    /// Makes the maps and loads the programs for a connection table of this layout, of an engine
-    /// whose clock says `now`.
+    /// Makes the maps and loads the programs for a connection table of this layout. The clock of the
+    /// dataplane shows `now`.
     ///
     /// # Errors
     /// [`InKernelError`]; then nothing is left in the kernel.
@@ -45,10 +46,9 @@ impl InKernel {
         Ok(this)
     }
 
-    /// As [`open`](Self::open), with what another engine has left in this network namespace, if one
-    /// was killed and this one can go on with it; and leaves as much itself, should it be
-    /// killed. With `xdp`, interfaces can have the program that forwards before there is a socket
-    /// buffer. What is made again is to take no more memory than there is `room`.
+    /// Opens the maps of a killed predecessor in this network namespace, if this dataplane can
+    /// continue with them; otherwise makes new maps. The maps stay for a successor. With `xdp`,
+    /// interfaces can have the XDP program. New maps use at most the memory of `room`.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -61,7 +61,7 @@ impl InKernel {
         let filters = attach::filters().map_err(step("attach a filter (clsact)"))?;
         let by_filters = filters.is_some();
         let alone = |why| {
-            // They would stay when the engine is killed, and nobody would know of them.
+            // Filters would stay when the dataplane is killed, and no successor would find them.
             if by_filters {
                 return Err(InKernelError::NoPins(why));
             }
@@ -122,8 +122,8 @@ impl InKernel {
         Ok(this)
     }
 
-    /// Takes away what an engine that was killed has left in this network namespace; gives how much
-    /// there was.
+    /// Removes the filters and pins of a killed dataplane in this network namespace. Returns their
+    /// number.
     ///
     /// # Errors
     /// If another engine uses it, or it cannot be looked at.
@@ -136,8 +136,8 @@ impl InKernel {
         Ok(attach::sweep_all()? + pins.remove())
     }
 
-    /// As [`open`](Self::open), for whoever tries the programs out: what time it is they are told
-    /// by [`set_virtual_time`](Self::set_virtual_time).
+    /// As [`open`](Self::open), for tests: [`set_virtual_time`](Self::set_virtual_time) sets the
+    /// clock of the programs.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -154,7 +154,7 @@ impl InKernel {
         })
     }
 
-    /// As it was when it was opened, for another director: making it anew takes longer.
+    /// Resets everything for another director. That is faster than to open it again.
     ///
     /// # Panics
     /// If there is still a table in its memory.
@@ -170,7 +170,7 @@ impl InKernel {
         self.write_conf(processors());
     }
 
-    /// It is `now`.
+    /// Sets the clock of the programs to `now`.
     #[cfg(any(test, feature = "testing"))]
     pub fn set_virtual_time(&self, now: Instant) {
         self.set(conf::BASE, now.as_nanos().wrapping_neg());
@@ -184,90 +184,44 @@ impl InKernel {
         change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
     ) -> Result<Self, InKernelError> {
         let processors = processors();
-        let arrays = Arrays::new(&layout, processors, maps)?;
-        let (told, services, next) = match maps {
-            // What is left of the other one's programs goes on with its own, until they are
-            // replaced.
-            Maps::Found(pins) => (
-                PerCpuArray::pinned(&pins.path("lvs_told")),
-                SharedSet::pinned(&pins.path("lvs_services")),
-                ProgramArray::pinned(&pins.path("lvs_next")),
-            ),
-            Maps::New | Maps::Pinned(_) => (
-                PerCpuArray::new("lvs_told", TOLD_BYTES, 1),
-                SharedSet::new("lvs_services", SERVICES),
-                ProgramArray::new("lvs_next", next::PROGRAMS),
-            ),
-        };
-        let locals = Locals::new(&layout, maps).map_err(step("make memory"))?;
-        let told = told.map_err(step("make memory"))?;
-        let services = services.map_err(step("make memory"))?;
-        let next = next.map_err(step("make memory"))?;
-        let scratch = xdp.then(Xdp::memory).transpose();
-        let scratch = scratch.map_err(step("make memory"))?;
-        let number = |name: &str| {
-            let all = arrays.all();
-            let array = all.iter().find(|(known, _)| *known == name);
-            match (array, name) {
-                (Some((_, array)), _) => Some(array.number()),
-                (None, "lvs_told") => Some(told.number()),
-                (None, "lvs_services") => Some(services.number()),
-                (None, "lvs_locals") => Some(locals.number()),
-                (None, "lvs_next") => Some(next.number()),
-                (None, name) => scratch.as_ref()?.number(name),
-            }
-        };
-        let load = |section, kind, name| {
-            let code = object::code(OBJECT, section).and_then(|code| code.linked(number));
-            let code = in_order(code.ok_or(InKernelError::Object)?);
-            Program::load(kind, name, &change(code)).map_err(step("load a program"))
-        };
-        let filter = load("socket", ProgramKind::SocketFilter, "lvs_filter")?;
-        let ingress = load("tc", ProgramKind::Ingress, "lvs_ingress")?;
-        let alone = load("alone", ProgramKind::Ingress, "lvs_alone")?;
-        let held = load("held", ProgramKind::Ingress, "lvs_held")?;
-        for (number, program) in [
-            (next::ALONE, &alone),
-            (next::INGRESS, &ingress),
-            (next::HELD, &held),
-        ] {
-            let put = next.put(number, program);
-            put.map_err(step("let programs find each other"))?;
-        }
-        let early = xdp.then(|| load("xdp", ProgramKind::Xdp, "lvs_xdp"));
-        let early = early.transpose()?;
-        let xdp = early
-            .zip(scratch)
-            .map(|(program, memory)| Xdp::new(program, memory));
-        let pins = match maps {
-            Maps::New => None,
-            Maps::Pinned(pins) | Maps::Found(pins) => Some(pins),
-        };
+        let all = AllMaps::open(&layout, processors, maps, xdp)?;
+        let programs = Programs::load(&all, change)?;
         if let Maps::Pinned(pins) = maps {
-            let pin = |name: &str, done: io::Result<()>| {
-                done.map_err(|error| InKernelError::Kernel {
-                    step: "pin a map",
-                    source: io::Error::other(format!("{name}: {error}")),
-                })
-            };
-            for (name, array) in arrays.all() {
-                pin(name, array.pin(&pins.path(name)))?;
-            }
-            pin("lvs_told", told.pin(&pins.path("lvs_told")))?;
-            pin("lvs_services", services.pin(&pins.path("lvs_services")))?;
-            pin("lvs_locals", locals.pin(pins))?;
-            pin("lvs_next", next.pin(&pins.path("lvs_next")))?;
+            all.pin(pins)?;
         }
+        let this = Self::of(layout, maps, all, programs)?;
+        this.write_conf(processors);
+        Ok(this)
+    }
+
+    fn of(
+        layout: Layout,
+        maps: Maps<'_>,
+        all: AllMaps,
+        programs: Programs,
+    ) -> Result<Self, InKernelError> {
+        let Programs {
+            filter,
+            ingress,
+            #[cfg(test)]
+            held,
+            early,
+        } = programs;
         let jump = Jump::to(&filter).map_err(step("load a program"))?;
         let ingress_id = ingress.id().map_err(step("ask for a program's number"))?;
-        let this = Self {
+        let (pins, found) = match maps {
+            Maps::New => (None, false),
+            Maps::Pinned(pins) => (Some(pins), false),
+            Maps::Found(pins) => (Some(pins), true),
+        };
+        Ok(Self {
             filter,
             jump,
             ingress,
             ingress_id,
             #[cfg(test)]
             held,
-            _next: next,
+            _next: all.next,
             layout,
             epochs: Mutex::new(Epochs {
                 number: 1,
@@ -278,30 +232,30 @@ impl InKernel {
             tunnels: Mutex::default(),
             taken: Mutex::new(vec![[0; COUNT_WORDS]; SERVERS as usize]),
             records: AtomicU32::new(0),
-            locals,
-            services,
+            locals: all.locals,
+            services: all.services,
             known_services: Mutex::default(),
             known_rules: Mutex::default(),
             pins: pins.cloned(),
             claim: None,
-            found: matches!(maps, Maps::Found(_)),
+            found,
             opened: lvs_sys::monotonic(),
-            taking_over: AtomicBool::new(matches!(maps, Maps::Found(_))),
+            taking_over: AtomicBool::new(found),
             attached: Mutex::default(),
             filters: None,
             aside: Mutex::default(),
-            xdp,
-            arrays,
-        };
-        this.write_conf(processors);
-        Ok(this)
+            xdp: early
+                .zip(all.scratch)
+                .map(|(program, memory)| Xdp::new(program, memory)),
+            arrays: all.arrays,
+        })
     }
 
-    /// Writes what the programs go by, or takes up what they went by under another engine.
+    /// Writes the settings of the programs, or continues with the settings of a predecessor.
     fn write_conf(&self, processors: u32) {
         self.set(conf::MISSED, 0);
         if self.found {
-            // The host is not to see what this engine has taken already.
+            // The host must not see packets that this dataplane has received already.
             self.set(conf::TAKING_OVER, 1);
             let conf = self.arrays.conf.words();
             conf[conf::TRIES].fetch_add(1, Relaxed);
@@ -327,7 +281,134 @@ impl InKernel {
     }
 }
 
-/// Whether the kernel has what the programs need most: atomic operations that have results.
+/// All maps of the kernel fast path.
+struct AllMaps {
+    arrays: Arrays,
+    told: PerCpuArray,
+    services: SharedSet<SERVICE_WORDS>,
+    next: ProgramArray,
+    locals: Locals,
+    /// The memory of the XDP program.
+    scratch: Option<XdpMemory>,
+}
+
+impl AllMaps {
+    /// Makes the maps, or opens the maps of a predecessor.
+    fn open(
+        layout: &Layout,
+        processors: u32,
+        maps: Maps<'_>,
+        xdp: bool,
+    ) -> Result<Self, InKernelError> {
+        let arrays = Arrays::new(layout, processors, maps)?;
+        let (told, services, next) = match maps {
+            // The remaining programs of the predecessor use their own maps until they are replaced.
+            Maps::Found(pins) => (
+                PerCpuArray::pinned(&pins.path("lvs_told")),
+                SharedSet::pinned(&pins.path("lvs_services")),
+                ProgramArray::pinned(&pins.path("lvs_next")),
+            ),
+            Maps::New | Maps::Pinned(_) => (
+                PerCpuArray::new("lvs_told", TOLD_BYTES, 1),
+                SharedSet::new("lvs_services", SERVICES),
+                ProgramArray::new("lvs_next", next::PROGRAMS),
+            ),
+        };
+        let locals = Locals::new(layout, maps).map_err(step("make memory"))?;
+        let scratch = xdp.then(Xdp::memory);
+        Ok(Self {
+            arrays,
+            locals,
+            told: told.map_err(step("make memory"))?,
+            services: services.map_err(step("make memory"))?,
+            next: next.map_err(step("make memory"))?,
+            scratch: scratch.transpose().map_err(step("make memory"))?,
+        })
+    }
+
+    /// The descriptor of a map.
+    fn number(&self, name: &str) -> Option<i32> {
+        let all = self.arrays.all();
+        if let Some((_, array)) = all.iter().find(|(known, _)| *known == name) {
+            return Some(array.number());
+        }
+        match name {
+            "lvs_told" => Some(self.told.number()),
+            "lvs_services" => Some(self.services.number()),
+            "lvs_locals" => Some(self.locals.number()),
+            "lvs_next" => Some(self.next.number()),
+            name => self.scratch.as_ref()?.number(name),
+        }
+    }
+
+    /// Pins the maps for a successor.
+    fn pin(&self, pins: &Pins) -> Result<(), InKernelError> {
+        let pin = |name: &str, done: io::Result<()>| {
+            done.map_err(|error| InKernelError::Kernel {
+                step: "pin a map",
+                source: io::Error::other(format!("{name}: {error}")),
+            })
+        };
+        for (name, array) in self.arrays.all() {
+            pin(name, array.pin(&pins.path(name)))?;
+        }
+        pin("lvs_told", self.told.pin(&pins.path("lvs_told")))?;
+        pin(
+            "lvs_services",
+            self.services.pin(&pins.path("lvs_services")),
+        )?;
+        pin("lvs_locals", self.locals.pin(pins))?;
+        pin("lvs_next", self.next.pin(&pins.path("lvs_next")))
+    }
+}
+
+/// The programs of the kernel fast path, loaded.
+struct Programs {
+    filter: Program,
+    ingress: Program,
+    #[cfg(test)]
+    held: Program,
+    /// The XDP program.
+    early: Option<Program>,
+}
+
+impl Programs {
+    /// Loads the programs, which find `maps` and each other.
+    fn load(
+        maps: &AllMaps,
+        change: impl Fn(Vec<Instruction>) -> Vec<Instruction>,
+    ) -> Result<Self, InKernelError> {
+        let load = |section, kind, name| {
+            let code = object::code(OBJECT, section)
+                .and_then(|code| code.linked(|name: &str| maps.number(name)));
+            let code = in_order(code.ok_or(InKernelError::Object)?);
+            Program::load(kind, name, &change(code)).map_err(step("load a program"))
+        };
+        let filter = load("socket", ProgramKind::SocketFilter, "lvs_filter")?;
+        let ingress = load("tc", ProgramKind::Ingress, "lvs_ingress")?;
+        let alone = load("alone", ProgramKind::Ingress, "lvs_alone")?;
+        let held = load("held", ProgramKind::Ingress, "lvs_held")?;
+        for (number, program) in [
+            (next::ALONE, &alone),
+            (next::INGRESS, &ingress),
+            (next::HELD, &held),
+        ] {
+            let put = maps.next.put(number, program);
+            put.map_err(step("let programs find each other"))?;
+        }
+        let early = maps.scratch.is_some();
+        let early = early.then(|| load("xdp", ProgramKind::Xdp, "lvs_xdp"));
+        Ok(Self {
+            filter,
+            ingress,
+            #[cfg(test)]
+            held,
+            early: early.transpose()?,
+        })
+    }
+}
+
+/// Checks that the kernel has atomic operations with results, which the programs need most.
 fn try_atomics() -> Result<(), InKernelError> {
     let op = |code, registers, offset, immediate| Instruction {
         code,
@@ -350,7 +431,7 @@ fn try_atomics() -> Result<(), InKernelError> {
     }
 }
 
-/// The code for this machine: where the processor reads in order, nobody need tell it to.
+/// The code for this machine, without barriers if the processor reads in order.
 fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
     // An atomic operation on 64 bits of the stack, whose frame is register 10; instead, a jump to
     // what follows.
@@ -372,8 +453,8 @@ fn in_order(mut code: Vec<Instruction>) -> Vec<Instruction> {
     code
 }
 
-/// What another engine has left, if this one can go on with it: the layout of its connection table.
-/// Else why not.
+/// The layout of the connection table of a predecessor, if this dataplane can continue with it;
+/// otherwise the reason.
 fn found(pins: &Pins, layout: &Layout) -> Result<Layout, String> {
     let words = |name: &str, words: usize| {
         let words = pins.words(name, words);

@@ -1,5 +1,5 @@
-//! What outlives an engine that is killed: connections go on for a while, and its successor takes
-//! them over with their counters, the services and the settings.
+//! Warm restart of the kernel fast path: offloaded connections continue for a while after the dataplane
+//! is killed, and a successor takes them over with their counters, the services and the settings.
 
 use std::fs;
 use std::io;
@@ -11,8 +11,9 @@ use std::time::Duration;
 use lvs_core::{Control, Instant};
 use tracing::debug;
 
-use super::layout::{COUNT_WORDS, conf};
-use super::{InKernel, SERVERS, lock};
+use super::InKernel;
+use super::layout::{COUNT_WORDS, SERVERS, conf};
+use crate::lock::lock;
 use crate::outlive::{Area, KEPT_WORDS, Record, text_words};
 use lvs_sys::SharedArray;
 
@@ -32,7 +33,7 @@ impl InKernel {
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))
     }
 
-    /// What programs still do for frames that came before nothing was in force any more.
+    /// Waits until the programs have finished frames of an earlier epoch.
     pub(crate) fn settle(&self) {
         std::thread::sleep(SETTLED);
     }

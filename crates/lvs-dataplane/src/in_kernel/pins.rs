@@ -1,11 +1,11 @@
-//! What outlives the engine: maps and links under names in a BPF file system, a directory for each
+//! The maps and links that outlive the dataplane, pinned in a BPF file system: a directory for each
 //! network namespace.
 //!
 //! The directory is named by the namespace's inode, which the kernel gives to another namespace when
 //! this one is gone. The maps say which one they are of, by its cookie, which is never used again.
 //!
-//! An engine that is killed leaves them, and with them its connections, which go on. Its successor
-//! finds them. One that ends in an orderly way takes them with it.
+//! A killed dataplane leaves them, and its connections continue. Its successor opens them. A dataplane
+//! that ends in an orderly way removes them.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io;
@@ -16,17 +16,28 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
+use tracing::warn;
 
 use super::layout::{ABOUT_WORDS, conf};
 use crate::outlive::Area;
-use lvs_sys::SharedArray;
-use lvs_sys::netns;
+use lvs_sys::{Program, ProgramLink, SharedArray, netns};
+
+/// The origin of the maps of a dataplane.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Maps<'a> {
+    /// New maps, which end with the dataplane.
+    New,
+    /// New maps, which stay for a successor if the dataplane is killed.
+    Pinned(&'a Pins),
+    /// The maps of a predecessor.
+    Found(&'a Pins),
+}
 
 /// Where the BPF file system is.
 const FILE_SYSTEM: &str = "/sys/fs/bpf";
-/// What links are called, with the interface's index behind.
+/// The name of a link, before the index of the interface.
 const LINK: &str = "link-";
-/// Those of programs before there is a socket buffer.
+/// The name of the link of an XDP program.
 const XDP_LINK: &str = "xdp-";
 
 /// Why a directory cannot be claimed.
@@ -45,7 +56,7 @@ pub(super) struct Pins {
 }
 
 impl Pins {
-    /// Those of this thread's network namespace, whether they are there or not.
+    /// The directory of this thread's network namespace, whether it exists or not.
     ///
     /// # Errors
     /// If there is no BPF file system, and none can be mounted.
@@ -64,7 +75,7 @@ impl Pins {
         Ok(Self { directory })
     }
 
-    /// Those in a directory of a test's.
+    /// The pins in the directory of a test.
     #[cfg(test)]
     pub(super) fn at(directory: PathBuf) -> io::Result<Self> {
         lvs_sys::mount_bpf(Path::new(FILE_SYSTEM))?;
@@ -265,8 +276,7 @@ pub(super) fn is_over(conf: &[u64]) -> bool {
     lvs_sys::monotonic().wrapping_sub(conf[conf::BASE]) > conf[conf::ALIVE]
 }
 
-/// What all words of a description mean depends on this: it changes with any map's shape or
-/// meaning.
+/// The version of a description: it changes with the shape or meaning of any map.
 const VERSION: u64 = 6;
 /// "LVSKERNL".
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSKERNL");
@@ -282,6 +292,33 @@ pub(super) fn about(processors: u32) -> [u64; ABOUT_WORDS] {
     words[2] = processors.into();
     words[COOKIE] = netns::cookie().unwrap_or(0);
     words
+}
+
+/// Attaches a program to an interface. With `pin`, the link is pinned there and stays when the
+/// dataplane is killed; a link of a predecessor gets the program.
+pub(super) fn attach(
+    program: &Program,
+    ifindex: u32,
+    pin: Option<&Path>,
+) -> io::Result<ProgramLink> {
+    let Some(path) = pin else {
+        return program.attach(ifindex);
+    };
+    if let Ok(link) = ProgramLink::pinned(path) {
+        match link.update(program) {
+            Ok(()) => return Ok(link),
+            // Of an interface that is gone; another one has its number now.
+            Err(_) => fs::remove_file(path)?,
+        }
+    }
+    let link = program.attach(ifindex)?;
+    if let Err(error) = link.pin(path) {
+        warn!(
+            "connections do not outlive this engine: {}: {error}",
+            path.display()
+        );
+    }
+    Ok(link)
 }
 
 #[cfg(test)]
@@ -326,7 +363,7 @@ mod tests {
         });
     }
 
-    /// Whoever has a claim has it on the directory that is there, whatever others take away.
+    /// A claim is on the directory that exists, even if others remove directories.
     #[test]
     fn a_directory_that_is_taken_away_is_claimed_anew() {
         let root = tempfile::tempdir().expect("a directory");

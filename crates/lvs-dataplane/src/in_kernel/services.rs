@@ -9,8 +9,9 @@ use lvs_core::mark::{MarkAction, MarkRule, PortRange};
 use lvs_core::{Control, Family, Prefix, Protocol, ServiceFlags, ServiceKey};
 use tracing::warn;
 
+use super::InKernel;
 use super::layout::{RULE_WORDS, RULES, SERVICE_DATA, SERVICE_WORDS, rule};
-use super::{InKernel, lock};
+use crate::lock::lock;
 
 type Key = [u64; SERVICE_WORDS];
 type Rule = [u64; RULE_WORDS];

@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use super::attach::attach;
+use super::InKernel;
 use super::layout::{HOP_WORDS, MAC_PLACES, MAC_WORDS, TOLD_BYTES, hop, mac};
-use super::{InKernel, lock};
+use super::pins::attach;
+use crate::lock::lock;
 use lvs_packet::wire::Mac;
 use lvs_sys::{PerCpuArray, Program, ProgramLink, SharedArray};
 
-/// What only this program uses. A successor makes its own.
+/// The memory of the XDP program. A successor makes its own.
 #[derive(Debug)]
 pub(super) struct XdpMemory {
     met: PerCpuArray,
@@ -126,7 +127,7 @@ impl InKernel {
         Ok(attached)
     }
 
-    /// What forwards before there is a socket buffer.
+    /// The XDP program.
     pub fn xdp(&self) -> Option<&Program> {
         self.xdp.as_ref().map(|xdp| &xdp.program)
     }
@@ -145,7 +146,7 @@ impl InKernel {
         }
     }
 
-    /// What the program is tried out with: an interface that takes frames, and its address.
+    /// Sets an interface that accepts frames, and its address, for tests.
     ///
     /// # Errors
     /// If there is such a one already.

@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,7 @@ use rustix::net::{
 };
 
 use super::{head, is_worth_waiting};
+use crate::lock::lock;
 use lvs_api::Address;
 use lvs_sys::Poller;
 use lvs_sys::peercred::{own_uid, peer_cred};
@@ -165,11 +166,7 @@ impl Holder {
     pub(crate) fn end(&self) {
         // The memory itself stays as long as it is: whoever touched it would be killed.
         let _ = call(&self.name, ask::END, None);
-        let child = self
-            .child
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let child = lock(&self.child).take();
         if let Some(mut child) = child {
             // It has nothing more to do.
             let ended = Instant::now();

@@ -20,7 +20,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lvs_core::api::WORKERS_MAX;
@@ -30,6 +30,7 @@ use tracing::warn;
 
 pub(crate) use self::area::{Area, KEPT_WORDS, Record, text_words};
 pub use self::holder::{Holder, hold};
+use crate::lock::lock;
 use lvs_sys::SharedArray;
 
 /// How long connections wait for another engine.
@@ -254,7 +255,7 @@ impl Outlive {
     /// # Errors
     /// None that is known.
     pub(crate) fn memories_left(&self) -> io::Result<Option<Vec<Memory>>> {
-        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = lock(&self.left);
         left.as_ref().map(|(left, _)| left.memories()).transpose()
     }
 
@@ -263,7 +264,7 @@ impl Outlive {
     /// # Errors
     /// If the holder is gone.
     pub(crate) fn has_taken_over(&self) -> io::Result<()> {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = lock(&self.left);
         match left.take() {
             Some(_) => self.holder.hold_memory(),
             None => Ok(()),

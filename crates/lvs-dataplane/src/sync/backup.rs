@@ -13,6 +13,7 @@ use lvs_core::sync::wire::{self, Entry, Unread};
 use super::counts::{Counts, count};
 use super::sockets::Sockets;
 use super::{Director, Stop, add_stop};
+use crate::lock::lock;
 use lvs_sys::Poller;
 
 /// Between two looks at the interface.
@@ -147,7 +148,7 @@ struct Gate {
 impl Gate {
     /// Waits for room; `false` if it is time to stop.
     fn enter(&self, stop: &Stop) -> bool {
-        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inside = lock(&self.inside);
         while *inside >= PORTIONS_MAX {
             if stop.is_asked() {
                 return false;
@@ -182,7 +183,7 @@ struct Place(Arc<Gate>);
 impl Drop for Place {
     fn drop(&mut self) {
         let Gate { inside, left } = &*self.0;
-        let mut inside = inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inside = lock(inside);
         *inside = inside.saturating_sub(1);
         left.notify_one();
     }

@@ -22,7 +22,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 
 use lvs_core::api::{Failure, FailureCode, SyncDaemon, SyncRole};
@@ -34,6 +34,7 @@ pub(crate) use self::backup::Ticket;
 pub(crate) use self::counts::Counts;
 pub(crate) use self::outbox::Outbox;
 use self::sockets::Sockets;
+use crate::lock::lock;
 use lvs_sys::EventFd;
 
 /// The director, as the daemons' threads need it.
@@ -97,10 +98,6 @@ impl Daemons {
             outbox: Arc::new(Outbox::new()?),
             counts: Arc::default(),
         })
-    }
-
-    fn running(&self) -> MutexGuard<'_, Vec<Running>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whose daemons they are.
@@ -174,7 +171,7 @@ impl Daemons {
     /// Has those run that are `wanted`, which run already or were prepared, and no others. When it
     /// returns, those that are to stop have.
     pub(crate) fn follow(&self, wanted: &[SyncDaemon], prepared: Vec<Prepared>) {
-        let mut running = self.running();
+        let mut running = lock(&self.running);
         // One that is stopped and started again may have other ports and buffers.
         let anew = |role| {
             let mut new = prepared.iter().map(|prepared| &prepared.running.daemon);
@@ -196,7 +193,7 @@ impl Daemons {
 
     /// Ends all.
     pub(crate) fn end(&self) {
-        let all = std::mem::take(&mut *self.running());
+        let all = std::mem::take(&mut *lock(&self.running));
         end(all);
     }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use lvs_core::sync::Message;
 
+use crate::lock::lock;
 use lvs_sys::EventFd;
 
 /// Bytes of messages that may wait, however many `sync_qlen_max` says.
@@ -36,7 +37,7 @@ impl Outbox {
     }
 
     fn queued(&self) -> MutexGuard<'_, Queued> {
-        self.queued.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queued)
     }
 
     /// Adds a message, unless `max` wait already; `false` if there is no room.

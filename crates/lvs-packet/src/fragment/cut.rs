@@ -233,8 +233,8 @@ impl Piece<'_> {
     }
 }
 
-/// Later fragments carry only the options whose "copied" bit is set; the others become padding
-/// (`ip_options_fragment`).
+/// Later fragments carry only the options whose "copied" bit is set; all other options become
+/// padding (`ip_options_fragment`).
 fn blank_options(options: &mut [u8]) {
     const END: u8 = 0;
     const NOP: u8 = 1;

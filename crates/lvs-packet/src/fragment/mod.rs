@@ -1,5 +1,5 @@
-//! Fragments: putting datagrams together and cutting them anew (RFC 791, RFC 8200 section 4.5), by
-//! the kernel's rules.
+//! Fragments: reassembly and fragmentation of datagrams (RFC 791, RFC 8200 section 4.5), by the
+//! kernel's rules.
 
 mod cut;
 mod reassembly;
@@ -21,14 +21,14 @@ pub struct History {
     /// The longest fragment was not to be cut, so nothing is that it becomes (`IPSKB_FRAG_PMTU`).
     /// IPv4 only.
     pub df: bool,
-    /// What the fragments said that they carried; of IPv6, it may be an extension header.
+    /// Protocol of the content according to the fragments; of IPv6, it may be an extension header.
     pub protocol: Protocol,
 }
 
 impl History {
-    /// As it is once the first `len` bytes of the datagram lie in one piece, because somebody has
-    /// written to them (`skb_ensure_writable`): what the first fragment lacks is taken from
-    /// those behind it.
+    /// The fragments after the first `len` bytes of the datagram were moved into one piece, because
+    /// a write needs that (`skb_ensure_writable`): bytes that the first fragment lacks come from
+    /// the next ones.
     pub fn with_first(&self, len: usize) -> Self {
         let mut history = self.clone();
         let Some((first, rest)) = history.sizes.split_first_mut() else {
@@ -103,7 +103,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_cut_of_ipv6_is_put_together(len in 1300usize..9000, mtu in 100usize..1280, options: bool, atomic: bool, seed: u64) {
+        fn ipv6_fragmentation_round_trips(len in 1300usize..9000, mtu in 100usize..1280, options: bool, atomic: bool, seed: u64) {
             let data: Vec<u8> = (0..len).map(|i| i as u8).collect();
             let mut ip = Vec::new();
             PacketBuilder::ipv6([1; 16], [2; 16], 64)
@@ -145,7 +145,7 @@ mod tests {
         /// The kernel discards a first fragment that ends before the header of its protocol does
         /// (RFC 8200 section 4.5).
         #[test]
-        fn a_first_fragment_of_ipv6_has_the_whole_header(tcp: bool, options: bool, len in 8usize..60) {
+        fn ipv6_first_fragment_has_complete_headers(tcp: bool, options: bool, len in 8usize..60) {
             let len = len & !7;
             let protocol = if tcp { 6 } else { 17 };
             let mut ip = vec![0; 40];
@@ -168,7 +168,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_cut_is_put_together(len in 600usize..5000, mtu in 68usize..600, seed: u64) {
+        fn ipv4_fragmentation_round_trips(len in 600usize..5000, mtu in 68usize..600, seed: u64) {
             let ip = datagram(len);
             let mut pieces = cut(&ip, mtu);
             for p in &pieces {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overlap_kills_the_datagram_and_a_repetition_does_not() {
+    fn overlap_drops_datagram_and_repetition_does_not() {
         let ip = datagram(1000);
         let pieces = cut(&ip, 420);
         let r = Reassembler::default();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     /// RFC 8200 section 4.5: nothing of a datagram with overlapping fragments is delivered,
-    /// whatever else comes.
+    /// whatever arrives later.
     #[test]
     fn overlapping_fragments_of_ipv6_are_never_put_together() {
         let mut ip = Vec::new();
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_in_more_pieces_than_it_may_have_is_given_up() {
+    fn datagram_in_too_many_pieces_is_dropped() {
         const PIECES: usize = 1024;
         let pieces = |count: usize| cut(&datagram(8 * count - 8), 28);
         let all = pieces(PIECES);

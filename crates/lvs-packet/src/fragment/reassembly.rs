@@ -22,11 +22,11 @@ pub const TIMEOUT: Duration = Duration::from_secs(30);
 pub const MEMORY_MAX: usize = 4 << 20;
 /// Fragments of one datagram at most; 64 KiB in pieces of 68 bytes are fewer.
 const PIECES_MAX: usize = 1024;
-/// What a stored fragment costs beside its bytes: its own allocation, its place among the others,
+/// Memory of a stored fragment besides its bytes: its own allocation, its place among the others,
 /// and the frame that it becomes on the way out with its headers (of IPv6, a fragment header each).
 /// 4 MiB are 15,887 fragments of 8 bytes.
 const PIECE_COST: usize = 256;
-/// What a datagram costs before its first fragment: its place in the table, and room for pieces.
+/// Memory of a datagram before its first fragment: its place in the table, and room for pieces.
 const QUEUE_COST: usize = 320;
 /// Parts of the table with a lock each, so that workers seldom meet.
 const SHARDS: usize = 16;
@@ -130,7 +130,8 @@ struct Queue {
     since: Instant,
     /// In order; no two overlap.
     pieces: Vec<Piece>,
-    /// That of the first fragment, without the fragment header, and what it says it carries.
+    /// The header of the first fragment, without the fragment header, and the protocol of the
+    /// content.
     header: Option<(Vec<u8>, Protocol)>,
     /// Where the datagram's payload ends, once the last fragment is here.
     end: Option<usize>,
@@ -143,7 +144,7 @@ struct Queue {
     ecn: u8,
 }
 
-/// Why a fragment does not fit the others of its datagram.
+/// The contradiction between a fragment and the others of its datagram.
 enum Misfit {
     /// It alone is discarded.
     Fragment,
@@ -166,8 +167,8 @@ impl Queue {
         }
     }
 
-    /// The place of a fragment among the others. A repetition is dropped alone, an overlap kills
-    /// the datagram (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the kernel applies to
+    /// The place of a fragment among the others. A repetition is dropped alone, an overlap drops
+    /// the whole datagram (`inet_frag_queue_insert`; RFC 5722 for IPv6, which the kernel applies to
     /// IPv4 as well).
     fn place(&self, part: &Part<'_>) -> Result<usize, Misfit> {
         let reach = self.pieces.last().map_or(0, Piece::end);
@@ -330,7 +331,7 @@ impl Reassembler {
                 complete.then(|| entry.remove())
             }
             Err(misfit) => {
-                // There were others that it does not fit, so the datagram is not new.
+                // The fragment contradicts earlier ones, so the datagram is not new.
                 self.release(reserved);
                 if matches!(misfit, Misfit::Datagram) {
                     self.give_up(&entry.remove());

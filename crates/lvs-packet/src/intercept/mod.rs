@@ -1,10 +1,11 @@
-//! What the director intercepts: packets that the host's own stack does not see.
+//! The interception: packets that the host's own stack does not receive.
 //!
 //! A packet socket receives a *copy*: the host handles the original unless the shield drops it
-//! there. Whoever leaves a packet to the host has to know whether the host has it. [`Intercept`] is
-//! the specification that both sides use: the shield's rules are built from it, and the pipeline
-//! asks it whether a packet has to be given back. Where there are no packet sockets, packets are
-//! steered into the engine by the same specification (`host/steering.rs` of the dataplane).
+//! there. To leave a packet to the host, the pipeline must know whether the host has it.
+//! [`Intercept`] is the specification that both sides use: the shield's rules are built from it,
+//! and the pipeline checks by it whether a packet has to be reinjected. Without packet sockets,
+//! packets are steered into the dataplane by the same specification (`host/steering.rs` of the
+//! dataplane).
 
 mod endpoints;
 
@@ -57,7 +58,7 @@ fn answers(
     endpoints.into_iter()
 }
 
-/// What a service takes, if it is one of an address.
+/// The endpoint of a service, if it is one of an address.
 fn service_endpoint(key: ServiceKey) -> Option<Endpoint> {
     match key {
         ServiceKey::Address { protocol, addr } => Some(Endpoint::new(protocol, addr)),
@@ -97,7 +98,7 @@ const IPSEC: [Protocol; 2] = [Protocol::AH, Protocol::ESP];
 /// ISAKMP's port (RFC 2408 section 2.5.1).
 const ISAKMP: u16 = 500;
 
-/// An endpoint, and what comes with it: IPsec beside ISAKMP.
+/// An endpoint, and its related one: IPsec for ISAKMP.
 fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
     let isakmp = endpoint.protocol == Protocol::UDP && matches!(endpoint.port, 0 | ISAKMP);
     let followers = IPSEC.map(|protocol| Endpoint {
@@ -112,32 +113,31 @@ fn with_followers(endpoint: Endpoint) -> impl Iterator<Item = Endpoint> {
 /// A firewall mark rule with more ports than this intercepts every port.
 const PORTS_MAX: usize = 16;
 
-/// What a firewall mark stands for where no protocol is named.
+/// Protocols of a firewall mark without a protocol.
 const MARKED_PROTOCOLS: [Protocol; 3] = [Protocol::TCP, Protocol::UDP, Protocol::SCTP];
 
-/// Whether a fragment may be one of ICMP: of IPv6 each says what comes first, which may be a header
-/// on the way there.
+/// Whether a fragment may be one of ICMP: a fragment of IPv6 names the next header, which may be an
+/// extension header.
 fn may_be_icmp(packet: &Packet) -> bool {
     packet.is_icmp() || packet.is_ipv6() && ipv6::EXTENSIONS.contains(&packet.protocol.0)
 }
 
-/// What the host's own stack does not see, because the director takes it.
+/// The packets that the director receives and the host's own stack does not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Intercept {
-    /// What the services take. Fragments and ICMP errors to their addresses are intercepted with
-    /// them, ICMP errors about packets to them, and packets whose header of TCP, UDP or SCTP
-    /// is not whole, or stands behind AH. What servers without translation send from
-    /// there is intercepted too, except to the host itself: the host would take it for forged
-    /// where it has the address.
+    /// Endpoints of the services. The interception includes fragments and ICMP errors to their
+    /// addresses, ICMP errors about packets to them, and packets whose header of TCP, UDP or SCTP
+    /// is truncated or behind AH. It also includes packets that servers without translation send
+    /// from there, except to the host itself: a host with the address would treat them as forged.
     pub services: Endpoints,
     /// Virtual addresses that the engine answers for itself: everything to them is intercepted.
     pub own_vips: HashSet<IpAddr>,
-    /// Of these, those for which nobody is to be told a link-layer address: routers know the way.
+    /// Of these, the addresses without answers to ARP and NDP: routers have a route to them.
     pub quiet_vips: HashSet<IpAddr>,
-    /// Real servers whose answers the director translates: what they send from these ports, except
-    /// to the host itself. Their fragments are intercepted with them, and ICMP errors about
-    /// packets to them, whoever sends those: so is every fragment of ICMP that passes through,
-    /// because what it is about shows when it is put together.
+    /// Real servers whose answers the director translates: packets that they send from these ports,
+    /// except to the host itself. Their fragments are intercepted with them, and ICMP errors about
+    /// packets to them, from any sender. So is every transit fragment of ICMP, because only the
+    /// reassembled error shows the packet that it is about.
     pub nat_servers: Endpoints,
     /// Addresses of the host that stand for clients towards servers: what those servers send to
     /// them is intercepted although it is addressed to the host.
@@ -148,17 +148,16 @@ pub struct Intercept {
     /// Connections of the host's own: their servers' answers are intercepted although they are
     /// addressed to the host. They come and go one by one, not with the rest.
     pub local_clients: SharedSet<LocalClient>,
-    /// Whatever is ICMP and passes through is intercepted: an error about any packet may open a
-    /// connection (`schedule_icmp`).
+    /// All transit ICMP is intercepted: an error about any packet may open a connection
+    /// (`schedule_icmp`).
     pub every_icmp: bool,
-    /// The host has seen nothing of what comes in: it has handed it over instead of having a copy
-    /// taken.
+    /// The host has received none of the packets: it has passed them on, instead of a copy.
     pub everything: bool,
 }
 
 impl Intercept {
-    /// What the services and servers of `control` need, without own addresses and local clients.
-    /// `before` is what was intercepted until now.
+    /// The needs of the services and servers of `control`, without own addresses and local clients.
+    /// `before` is the previous interception.
     pub fn of(control: &Control, before: &Self) -> Self {
         let mut spec = Self {
             every_icmp: control.sysctls().schedule_icmp,

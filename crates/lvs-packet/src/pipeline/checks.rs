@@ -1,5 +1,5 @@
-//! What a host does with a packet beside IPVS: it believes no impossible sources, minds IPv4
-//! options, and may lower the segment size of TCP.
+//! The checks of a host that are not a part of IPVS: IPv4 options, the MTU, and the segment size of
+//! TCP.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -15,33 +15,6 @@ use crate::segment::Cut;
 use crate::wire::icmp::ErrorKind;
 use crate::wire::ip_options::{self, Refused};
 use crate::wire::{ipv4, ipv6};
-
-/// Whether no other host can have sent this (`ip_route_input_slow`, `ip6_rcv_core`). `to_vip`: it
-/// is addressed to a service's address. Real servers that have the address themselves may send from
-/// it through a director that is their gateway, if [`Net::forges_vips`] does not say otherwise. The
-/// kernel believes an IPv6 packet from an address of its own; here its answer would come back to
-/// the host, or to the engine, or go round for ever.
-#[inline]
-pub(crate) fn is_martian<N: Net>(src: IpAddr, dst: IpAddr, to_vip: bool, net: &N) -> bool {
-    let forged =
-        |forges_vips: bool| net.is_forged(src) && (to_vip || forges_vips || !net.is_vip(src));
-    match src {
-        IpAddr::V4(src) => {
-            src.is_loopback()
-                || dst.is_loopback()
-                || src.is_multicast()
-                || src.is_broadcast()
-                || src.octets()[0] == 0
-                || forged(net.forges_vips())
-        }
-        IpAddr::V6(src) => {
-            src.is_loopback()
-                || dst.is_loopback()
-                || src.to_ipv4_mapped().is_some()
-                || forged(false)
-        }
-    }
-}
 
 /// The length of what does not fit `mtu` and must not be fragmented: the packet, or the longest of
 /// its segments.

@@ -1,10 +1,10 @@
-//! What became of frames, and how many.
+//! Fates of frames, and their counters.
 
 use std::ops::AddAssign;
 
 use crate::drop::FrameDrop;
 
-/// What became of a frame.
+/// The fate of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Sent on a port, whole, in segments or in fragments.
@@ -53,8 +53,8 @@ impl<const N: usize> Count for [u64; N] {
 /// Declares the counters once, so that no sum can miss one.
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident: $kind:ty,)+) => {
-        /// What became of all frames. `received + reassembled + taken` equals the sum of all fates. The
-        /// counters of several workers can be added.
+        /// Counters of the fates of all frames. `received + reassembled + taken` equals the sum of
+        /// all fates. The counters of several workers can be added.
         #[derive(Clone, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Counters {
@@ -116,7 +116,7 @@ counters! {
 }
 
 impl Counters {
-    /// Frames dropped, for whatever reason.
+    /// Dropped frames, for all reasons.
     pub fn dropped_total(&self) -> u64 {
         self.dropped.iter().sum()
     }
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sum_has_every_counter() {
+    fn sum_includes_every_counter() {
         let fates = [
             Fate::Sent,
             Fate::Held,
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(one.received, one.accounted());
         let mut sum = one.clone();
         sum += &one;
-        // Whatever the counters are: in the sum, each number is twice what it was.
+        // For any counters: in the sum, each number is twice what it was.
         let doubled = |text: &str| {
             text.split(|c: char| !c.is_ascii_digit())
                 .filter(|number| !number.is_empty())

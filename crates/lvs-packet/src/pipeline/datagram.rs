@@ -20,7 +20,7 @@ use crate::wire::{Mac, decrement_ttl, ipv4, tcp};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     pub(super) port: PortId,
-    /// Who sent the frame.
+    /// Link-layer address of the frame's sender.
     pub(super) sender: Mac,
 }
 
@@ -39,14 +39,14 @@ pub(super) struct Job<'a> {
     pub(super) arrival: Option<Arrival>,
     /// How it had been cut, if it came in fragments.
     pub(super) history: Option<&'a History>,
-    /// What its IPv4 options ask a router to write.
+    /// Fields that its IPv4 options ask a router to write.
     pub(super) options: WantedOptions,
     /// Where it goes if it passes through as it is, once that has been looked up.
     pub(super) hop: Option<NextHop>,
 }
 
 impl Job<'_> {
-    /// A packet by itself, without a past.
+    /// A packet of its own, without a history.
     pub(super) fn new(packet: Packet, hook: Hook, from_host: bool, to_host: bool) -> Self {
         Self {
             packet,
@@ -62,8 +62,8 @@ impl Job<'_> {
     }
 }
 
-/// The sequence number of what begins a TCP connection. Whatever has SYN and no RST opens one, as
-/// in the kernel; with ACK, it is also what answers a SYN, which does not.
+/// The sequence number of a segment that opens a TCP connection. A segment with SYN and without RST
+/// opens one, as in the kernel; with ACK it may also be the answer to a SYN, which opens none.
 fn number_of_syn(meta: &PacketMeta<'_>, decide: &impl Decide) -> Option<u32> {
     let Transport::Tcp(flags) = meta.transport else {
         return None;
@@ -82,8 +82,8 @@ fn number_of_syn(meta: &PacketMeta<'_>, decide: &impl Decide) -> Option<u32> {
 impl Pipeline {
     /// Whether the packet was intercepted: the host does not have it.
     pub(super) fn intercepted<N: Net>(&self, job: &Job<'_>, cx: &Cx<'_, N>) -> bool {
-        // What came in fragments was intercepted (or not) as fragments, which do not tell what an
-        // error is about.
+        // A packet that arrived in fragments was intercepted (or not) as fragments, which do not
+        // contain the packet that an error is about.
         let (mut packet, mut inner) = (job.packet, job.inner);
         if let Some(history) = job.history {
             inner = None;
@@ -188,7 +188,7 @@ impl Pipeline {
         }
     }
 
-    /// What a router checks before netfilter's FORWARD hook, where the host does not do it.
+    /// Checks of a router before netfilter's FORWARD hook, if the host does not make them.
     pub(super) fn transit_checks<N: Net>(
         &mut self,
         frame: &Frame,
@@ -202,7 +202,7 @@ impl Pipeline {
             self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
             return Some(Fate::Dropped(FrameDrop::TtlExceeded));
         }
-        // Of IPv4, each fragment has been looked at by itself.
+        // Fragments of IPv4 were checked separately.
         if !job.packet.df || (job.history.is_some() && !job.packet.is_ipv6()) {
             return None;
         }

@@ -1,4 +1,4 @@
-//! A neighbour that does not answer: whoever sent packets to it is told.
+//! Neighbours that do not answer: the senders of packets to them receive ICMP errors.
 
 use std::net::IpAddr;
 
@@ -12,9 +12,9 @@ use crate::parse::{self, Packet};
 use crate::wire::icmp::{self as wire_icmp, ErrorKind};
 
 impl Pipeline {
-    /// Drops what waited for a neighbour that does not answer, and tells the senders "host
-    /// unreachable", each in terms of the packet that it sent: the host makes an error about
-    /// the packet as it left, and the director translates that (`arp_error_report`,
+    /// Drops the packets that waited for a neighbour that does not answer, and sends "host
+    /// unreachable" to their senders, about the packets that they sent: the host makes an error
+    /// about the packet as it left, and the director translates that (`arp_error_report`,
     /// `ndisc_error_report`, then IPVS in `LOCAL_OUT`).
     pub fn neighbour_failed<N: Net, D: Decide>(
         &mut self,
@@ -68,7 +68,7 @@ impl Pipeline {
             && let Ok(made) = parse::ip(error.bytes(), false)
         {
             if own && !net.is_vip(packet.src) {
-                // A tunnel's outer packet; who limits errors is the complaint.
+                // A tunnel's outer packet; the complaint's own limit applies.
                 let message = error.bytes().get(made.l4..).unwrap_or_default();
                 self.tunnel_complaint(message, made.is_ipv6(), decide, cx);
             } else if self.common.rate_limit.allow(KIND, packet.src, cx.now) {

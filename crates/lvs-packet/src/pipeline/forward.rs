@@ -105,7 +105,7 @@ impl Pipeline {
                     local: SocketAddr::new(job.packet.src, job.packet.ports.unwrap_or_default().0),
                 };
                 if !cx.env.intercept.local_clients.contains(&client) {
-                    // The host would take the answer for somebody else's, and reset it.
+                    // The host would not find a connection for the answer, and reset it.
                     let copy = frame.clone();
                     if self.held.hold_local_client(client, copy, cx.now) {
                         cx.out.request(Request::InterceptLocalClient(client));
@@ -122,9 +122,9 @@ impl Pipeline {
         self.leave(frame, &job.packet, hop, pieces, cx)
     }
 
-    /// What cannot be done where the host routes what is sent (a port without Ethernet): a frame
-    /// cannot be sent to another link-layer address than the route's; and the host keeps the
-    /// answer to a connection of its own, which would need to be translated.
+    /// Fate of a packet that cannot be sent by a port without Ethernet, where the host routes sent
+    /// packets. A frame cannot have another link-layer destination than the route's, and the host
+    /// keeps the answer to a connection of its own, which would need a translation.
     fn unroutable<N: Net>(
         &mut self,
         frame: &Frame,

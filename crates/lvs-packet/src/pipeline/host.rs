@@ -1,4 +1,4 @@
-//! What is the host's: left to it, given back to it, or answered instead of it.
+//! Packets of the host: left to it, reinjected, or answered instead of it.
 
 use lvs_core::{Protocol, TcpFlags};
 
@@ -57,8 +57,8 @@ impl Pipeline {
         self.give_back_as_it_came(frame, job, cx)
     }
 
-    /// What the host sends through here: nothing, but for what a server on it says to others than
-    /// the clients of services.
+    /// Packets that the host sends through here: only those of a server on the host to others than
+    /// the clients of services are permitted.
     fn host_sends<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
         if !cx.env.intercept.is_of_local_node(&job.packet) {
             return Fate::Dropped(FrameDrop::HostStray);
@@ -176,7 +176,7 @@ impl Pipeline {
         Fate::GivenBack
     }
 
-    /// What the host's own stack would do, for an address that the engine owns.
+    /// Behaviour of the host's own stack for an address that the dataplane owns.
     fn own_host<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
         let packet = &job.packet;
         match packet.protocol {

@@ -1,14 +1,14 @@
-//! What comes in: the link layer, the IP header, and fragments.
+//! Input: the link layer, the IP header, and fragments.
 
 use std::net::IpAddr;
 
 use lvs_core::Hook;
 
 use super::datagram::{Arrival, Job};
-use super::{Cx, Decide, Fate, Pipeline, ReversePath, is_martian};
+use super::{Cx, Decide, Fate, Pipeline, ReversePath};
 use crate::drop::FrameDrop;
 use crate::frame::Frame;
-use crate::net::{Net, PortId, PortInfo};
+use crate::net::{Net, PortId, PortInfo, is_martian};
 use crate::parse::{self, Fragment};
 use crate::segment;
 use crate::wire::vlan::{self, Priority};
@@ -159,8 +159,8 @@ impl Pipeline {
         }
     }
 
-    /// What is no good is dropped here if the host does not have it, and else left to the host,
-    /// which will drop it.
+    /// Drops an invalid packet if the host does not have it; otherwise passes it to the host's network
+    /// stack, which drops it.
     pub(super) fn drop_or_leave<N: Net>(
         &self,
         reason: FrameDrop,
@@ -252,7 +252,7 @@ impl Pipeline {
     }
 }
 
-/// What becomes of a packet whose headers make no sense.
+/// The fate of a packet with invalid headers.
 fn unreadable<N: Net>(frame: &Frame, from_host: bool, reason: FrameDrop, cx: &Cx<'_, N>) -> Fate {
     // The host drops its own copy, unless it was intercepted: count it where it concerns the
     // director.

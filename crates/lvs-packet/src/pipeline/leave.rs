@@ -14,9 +14,9 @@ use crate::wire::{ETHERNET_LEN, be16, ipv4, ipv6, is_ipv6};
 /// In how many pieces a packet leaves.
 #[derive(Clone, Copy)]
 pub(super) enum Pieces<'a> {
-    /// In one, or cut evenly where it does not fit and says that it may be.
+    /// In one frame, or cut evenly if it does not fit and permits it.
     Whole,
-    /// In one, or cut evenly whatever it says: a relayed ICMP error.
+    /// In one frame, or cut evenly in spite of "don't fragment": a relayed ICMP error.
     Relayed,
     /// It came in fragments: cut evenly, and never longer than the longest of them. Of a tunnel
     /// packet around it too.
@@ -142,7 +142,8 @@ impl Pipeline {
             }
             Pieces::Even(history) => self.cutter(ip, mtu.min(history.longest), None, history.df),
             Pieces::Along(history) => {
-                // One that has become the whole datagram is cut anew, like any that does not fit.
+                // A fragment that has become the whole datagram is cut again, like any packet that
+                // does not fit.
                 let sizes = (history.sizes.len() > 1).then_some(history.sizes.as_slice());
                 self.cutter(ip, mtu.min(history.longest), sizes, df)
             }

@@ -40,8 +40,8 @@ impl Pipeline {
         self.answer(port, &arp::reply(&message, info.mac), cx)
     }
 
-    /// Neighbour solicitations for own addresses are answered, claims of others to a service's
-    /// address are reported. `None`: it is something else.
+    /// Answers neighbour solicitations for own addresses, and reports claims of other hosts to a
+    /// service's address. `None`: the packet is something else.
     pub(super) fn neighbour_discovery<N: Net>(
         &mut self,
         port: PortId,

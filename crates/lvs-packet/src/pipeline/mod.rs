@@ -48,16 +48,15 @@ use crate::tunnel_path::KnownPaths;
 use crate::wire::Mac;
 use lvs_sys::prefetch;
 
-pub(crate) use self::checks::is_martian;
 pub use self::counters::{Counters, Fate};
 use self::leave::Pieces;
-pub use self::output::{Output, Request};
+pub use self::output::{Output, Request, Whole};
 use self::own::OwnError;
 pub use self::settings::{ClampMss, Echo, ReversePath, Settings};
-pub use self::share::{Share, Whole};
+pub use self::share::Share;
 use self::warm::{AHEAD, Known};
 
-/// Who decides what becomes of packets: the director.
+/// The director, which decides on packets.
 pub trait Decide {
     /// Decides on a datagram.
     fn packet(&mut self, meta: &PacketMeta<'_>, now: Instant) -> Verdict;
@@ -129,12 +128,12 @@ impl Decide for Director {
     }
 }
 
-/// What the packet path looks at beside the packets.
+/// The environment of the pipeline.
 #[derive(Debug)]
 pub struct Env<'a, N> {
     /// The network around.
     pub net: &'a N,
-    /// What the host's own stack does not see.
+    /// The traffic that is hidden from the host's network stack.
     pub intercept: &'a Intercept,
     /// Tunnels copy "don't fragment" to the outer header and complain about what does not fit
     /// (`pmtu_disc`).
@@ -149,18 +148,18 @@ struct Cx<'a, N> {
     env: &'a Env<'a, N>,
     now: Instant,
     out: &'a mut Output,
-    /// What is known of the frame at hand.
+    /// The facts about the present frame.
     ahead: Option<Ahead>,
 }
 
 /// The packet path of one worker. What belongs to the whole director is in its [`Common`].
 #[derive(Debug)]
 pub struct Pipeline {
-    /// What became of the frames so far.
+    /// The fates of the frames so far.
     pub counters: Counters,
     /// Packets that wait for their neighbours.
     pub held: Held,
-    /// Who may open connections while there is a flood.
+    /// The limiter of new connections in a flood.
     pub gate: Gate,
     /// Which of several workers it belongs to; `None` if all packets are its own.
     pub share: Option<Share>,
@@ -189,7 +188,7 @@ impl Pipeline {
         Self::new(Arc::new(Common::new(settings)))
     }
 
-    /// What it shares with those of the other workers.
+    /// The state that the pipelines of all workers share.
     pub const fn common(&self) -> &Arc<Common> {
         &self.common
     }

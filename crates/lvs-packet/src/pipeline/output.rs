@@ -1,15 +1,16 @@
-//! What the packet path hands back: frames to send, and requests.
+//! The output of the pipeline: frames to send, and requests.
 
 use std::net::IpAddr;
 
-use super::Whole;
+use super::datagram::Arrival;
+use crate::fragment::History;
 use crate::frame::{Frame, MAX_FRAME};
 use crate::intercept::LocalClient;
 use crate::mld;
 use crate::net::PortId;
 use crate::wire::Mac;
 
-/// What the caller does beside sending, and before it.
+/// A request to the caller, before it sends the frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Ask the kernel for a neighbour's link-layer address, and report it by
@@ -24,13 +25,29 @@ pub enum Request {
     InterceptLocalClient(LocalClient),
     /// Another host claims an address of a service.
     AddressConflict {
-        /// Where it was heard.
+        /// The port of the claim.
         port: PortId,
         /// The address.
         addr: IpAddr,
-        /// Who claims it.
+        /// The link-layer address of that host.
         mac: Mac,
     },
+}
+
+/// A datagram that was reassembled by a worker that it does not belong to.
+#[derive(Debug)]
+pub struct Whole {
+    pub(super) frame: Frame,
+    pub(super) history: History,
+    pub(super) from_host: bool,
+    pub(super) arrival: Option<Arrival>,
+}
+
+impl Whole {
+    /// The bytes of memory that it uses.
+    pub fn size(&self) -> usize {
+        self.frame.capacity()
+    }
 }
 
 /// Frames to send, by port, and requests. Apply the requests first.
@@ -167,7 +184,7 @@ fn queue_of(queues: &mut Vec<Vec<Frame>>, port: PortId) -> &mut Vec<Frame> {
 
 /// Frames of each kind that are kept for reuse at most.
 const POOL_MAX: usize = 512;
-/// What frames made here usually need: a packet of 1500 bytes in a tunnel.
+/// The usual length of a frame that is made here: a packet of 1500 bytes in a tunnel.
 const SMALL: usize = 1920;
 
 fn keep(large: &mut Vec<Frame>, small: &mut Vec<Frame>, mut frame: Frame) {

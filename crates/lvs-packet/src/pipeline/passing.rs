@@ -7,13 +7,12 @@ use lvs_core::fast_path::{Ahead, Passed, Plain};
 use lvs_core::{Forwarding, Hook, Protocol};
 
 use super::datagram::{Arrival, Job};
-use super::{Cx, Decide, Fate, Pipeline, ReversePath, is_martian};
+use super::{Cx, Decide, Fate, Pipeline, ReversePath};
 use crate::frame::Frame;
 use crate::gate::KNOWN_AFTER;
-use crate::net::{Net, PortId, PortInfo};
+use crate::net::{Net, PortId, PortInfo, Way, is_martian};
 use crate::parse;
 use crate::rewrite::nat::{self, End};
-use crate::ways::Way;
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, Mac, be16, ethernet, ethernet_header, ipv4};
 
 impl Pipeline {

@@ -30,7 +30,7 @@ impl Pipeline {
         if reply.source.is_none() && !self.intercepted(job, cx) {
             return Fate::Left;
         }
-        // Full NAT's replies are addressed to the director, whoever the client is.
+        // Full NAT's replies are addressed to the director, for any client.
         let (dst, to_host) = match reply.destination {
             Some(client) => (client.ip(), cx.env.net.is_local(client.ip())),
             None => (job.packet.dst, job.to_host),
@@ -47,8 +47,8 @@ impl Pipeline {
                 self.icmp_error(ErrorKind::TtlExceeded, frame, job, cx);
                 return Fate::Dropped(FrameDrop::TtlExceeded);
             }
-            // The server has to be told in terms of the packet that it sent, so this comes before
-            // the translation.
+            // The error to the server must quote the packet that it sent, so this comes before the
+            // translation.
             if (job.history.is_none() || job.packet.is_ipv6())
                 && let Some(fate) = self.too_big(frame, job, hop.mtu as usize, None, cx)
             {
@@ -76,7 +76,7 @@ impl Pipeline {
             // The client is the director itself.
             return self.give_back(frame, job, cx);
         };
-        // What the host has made itself starts its way here.
+        // A packet of the host itself starts its way here.
         if !job.from_host {
             decrement_ttl(frame.bytes_mut());
         }

@@ -1,17 +1,16 @@
-//! What whoever runs the packet path may choose. None of it is IPVS's: see `net.ipv4.vs` in
-//! `lvs_core` for that.
+//! Settings of the packet path. None of them is IPVS's: see `net.ipv4.vs` in `lvs_core` for those.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::icmp_limit::Limits;
 
-/// How the packet path behaves where IPVS has no say.
+/// Behaviour of the packet path beyond IPVS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// ICMP errors at most.
     pub limits: Limits,
-    /// What becomes of echo requests to addresses that the engine owns.
+    /// Treatment of echo requests to addresses that the dataplane owns.
     pub echo: Echo,
     /// Echo requests that are answered in a second, all senders together; 0 is no limit.
     pub echo_per_second: u32,
@@ -70,8 +69,8 @@ impl FromStr for ReversePath {
     }
 }
 
-/// What becomes of echo requests to addresses that the engine owns. Those to the host's addresses
-/// are always the host's.
+/// Treatment of echo requests to addresses that the dataplane owns. Requests to the host's
+/// addresses are always the host's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Echo {
     /// They are answered.

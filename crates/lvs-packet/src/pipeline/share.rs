@@ -1,11 +1,11 @@
-//! What one of several workers does about packets that are another's.
+//! Packets that belong to another worker: handed over, and taken.
 
 use std::sync::Arc;
 
 use lvs_core::{Hook, Instant};
 
-use super::datagram::{Arrival, Job};
-use super::{Cx, Decide, Env, Fate, Output, Pipeline};
+use super::datagram::Job;
+use super::{Cx, Decide, Env, Fate, Output, Pipeline, Whole};
 use crate::drop::FrameDrop;
 use crate::fragment::History;
 use crate::frame::Frame;
@@ -14,29 +14,13 @@ use crate::parse::{self, Packet};
 use crate::steer::Steering;
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, be16, ethernet, vlan};
 
-/// Which of several workers a pipeline belongs to.
+/// The worker that a pipeline belongs to, of several.
 #[derive(Clone, Debug)]
 pub struct Share {
     /// The worker's number.
     pub number: usize,
     /// How packets are divided.
     pub steering: Arc<Steering>,
-}
-
-/// A datagram that was put together by a worker that it does not belong to.
-#[derive(Debug)]
-pub struct Whole {
-    frame: Frame,
-    history: History,
-    from_host: bool,
-    arrival: Option<Arrival>,
-}
-
-impl Whole {
-    /// Bytes of memory that it takes.
-    pub fn size(&self) -> usize {
-        self.frame.capacity()
-    }
 }
 
 impl Pipeline {

@@ -1,4 +1,4 @@
-//! To a server through a tunnel, and what routers on the way say of it.
+//! Packets to servers through tunnels, and ICMP errors of routers on the way.
 
 use std::net::IpAddr;
 
@@ -38,7 +38,7 @@ impl Pipeline {
         let Some(mtu) = tunnel::inner_mtu(tunnel, target, route, learned) else {
             return Fate::Dropped(FrameDrop::MtuTooSmall);
         };
-        // What the inner packet does not forbid is cut to what was learned.
+        // An inner packet without "don't fragment" is cut to the learned MTU.
         let path = mtu + tunnel::overhead(tunnel, target);
         let hop = &NextHop {
             mtu: u32::try_from(path).unwrap_or(hop.mtu),
@@ -149,8 +149,8 @@ impl Pipeline {
         }
     }
 
-    /// Tells a client of `message`, an ICMP error about the tunnel packet that carried its request,
-    /// if that was one of a connection.
+    /// Sends a client an error according to `message`, an ICMP error about the tunnel packet that
+    /// carried its request, if that belonged to a connection.
     pub(super) fn tunnel_complaint<N: Net, D: Decide>(
         &mut self,
         message: &[u8],

@@ -14,11 +14,11 @@ use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, be16, ethernet, ipv4, udp};
 /// Frames of which what they need is loaded before the first of them is decided on.
 pub(super) const AHEAD: usize = 64;
 
-/// What is known of the frames of a batch.
+/// Look-up hints of the frames of a batch.
 pub(super) type Known = [Option<Ahead>; AHEAD];
 
-/// Loads what the frames' connections need. Frames that are not plain IPv4 with ports are passed
-/// over: this is a matter of speed alone, and whoever decides reads them with care.
+/// Loads the memory that the frames' connections need. Frames that are not plain IPv4 with ports
+/// are skipped: this only affects speed, and the decision parses them with care.
 #[inline]
 pub(super) fn look_ahead<D: Decide>(
     frames: &[Frame],
@@ -26,9 +26,9 @@ pub(super) fn look_ahead<D: Decide>(
     decide: &D,
     known: &mut Known,
 ) {
-    // Where to look first, for all, and then what is there: what is read second depends on what was
-    // read first. All at once, because pages of 4 KiB have to be looked up, which takes as long and
-    // goes on beside one another only as long as nothing else is done.
+    // First the places of all frames, and then their content: the second look depends on the first.
+    // All loads are issued together, because the look-ups of 4 KiB pages take as long, and run in
+    // parallel only without other work between them.
     for (known, frame) in known.iter_mut().zip(frames) {
         let tuple = ports_and_addresses(frame.bytes(), ethernet);
         *known = tuple.and_then(|(protocol, src, dst)| decide.ahead(protocol, src, dst));

@@ -125,11 +125,11 @@ fn address(ip: &mut [u8], end: End, new: Ipv4Addr) -> Delta {
     Delta::NONE.addr(old, new)
 }
 
-/// What a translation does behind the IP header.
+/// Changes of a translation behind the IP header.
 struct Change {
     end: End,
     port: u16,
-    /// What it has done to the addresses.
+    /// Changes of the addresses.
     addresses: Delta,
     unfinished: bool,
 }
@@ -352,7 +352,7 @@ mod tests {
             translate(&mut frame, &packet, end, SocketAddr::new(to, port)).expect("long enough");
             crate::segment::finish_checksum(&mut frame).expect("in bounds");
             check(frame.bytes());
-            // Whatever the new source is: a group is not read any more.
+            // For any new source: a group is not read again.
             let bytes = frame.bytes();
             let ports = (be16(bytes, l4), be16(bytes, l4 + 2));
             if source {
@@ -363,7 +363,7 @@ mod tests {
         }
 
         #[test]
-        fn a_translated_error_is_right(vip: [u8; 16], client: [u8; 16], server: [u8; 16], port: u16, len in 0usize..200, cut in 0usize..200) {
+        fn translated_error_has_right_checksum_and_addresses(vip: [u8; 16], client: [u8; 16], server: [u8; 16], port: u16, len in 0usize..200, cut in 0usize..200) {
             // The server complains about a packet of the client's that was translated to it.
             let mut inner = Vec::new();
             PacketBuilder::ipv6(client, server, 63).udp(1000, 8053).write(&mut inner, &vec![9; len]).expect("a vector takes all");

@@ -1,4 +1,4 @@
-//! What a helper changes in TCP segments: text, sequence numbers, and what is acknowledged
+//! Changes of a helper in TCP segments: text, sequence numbers, and acknowledgements
 //! (`nf_nat_mangle_tcp_packet`, `nf_ct_seq_adjust`). Addresses and ports have been translated
 //! before.
 
@@ -59,8 +59,8 @@ pub fn edit(frame: &mut Frame, packet: &Packet, edit: &Edit) -> Result<(), Frame
     Ok(())
 }
 
-/// Tells the server in its own numbers what the client acknowledges in the TCP segment at `l4`, and
-/// which parts it has selectively acknowledged.
+/// Translates the acknowledgement of the TCP segment at `l4`, and its selective acknowledgements,
+/// to the server's own numbers.
 pub fn acknowledge(frame: &mut Frame, l4: usize, shift: Shift) {
     let end = header_len(frame.bytes(), l4);
     let ip = frame.bytes_mut();

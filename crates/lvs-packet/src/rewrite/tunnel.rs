@@ -41,7 +41,7 @@ pub mod gre {
     pub const FLAGS: Field = 0..2;
     /// EtherType of the inner packet.
     pub const PROTOCOL: Field = 2..4;
-    /// Checksum, if the flags say that there is one.
+    /// Checksum, if the flags announce one.
     pub const CHECKSUM: Field = 4..6;
 }
 
@@ -58,9 +58,9 @@ pub struct Outer {
     pub src: IpAddr,
     /// The server.
     pub dst: IpAddr,
-    /// What comes between the two IP headers.
+    /// The encapsulation between the two IP headers.
     pub tunnel: Tunnel,
-    /// GUE: the source port, which tells flows apart.
+    /// GUE: the source port, which distinguishes flows.
     pub source_port: u16,
     /// IPv4: identification, where `df` is clear.
     pub id: u16,
@@ -71,8 +71,8 @@ pub struct Outer {
 /// The longest outer headers: IPv6, UDP, GUE.
 const TEMPLATE_LEN: usize = ipv6::HEADER_LEN + UDP_LEN + GUE_LEN;
 
-/// Outer headers of all packets to a server. Whoever uses them fills in what depends on the packet:
-/// lengths, class, hops, identification, checksum, and the source port of GUE.
+/// Outer headers of all packets to a server. The caller fills in the fields that depend on the
+/// packet: lengths, class, hops, identification, checksum, and the source port of GUE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Template {
     bytes: [u8; TEMPLATE_LEN],
@@ -83,7 +83,7 @@ pub struct Template {
 }
 
 impl Template {
-    /// For packets of IPv6 or of IPv4 inside; `keeps_df` if "don't fragment" is theirs to say
+    /// For inner packets of IPv6 or of IPv4; `keeps_df` if they decide about "don't fragment"
     /// (`pmtu_disc`). `None` if the outer headers have a checksum over the packet, or the addresses
     /// are not of one version of IP.
     pub fn new(
@@ -125,7 +125,7 @@ impl Template {
         &self.bytes[..self.len]
     }
 
-    /// What comes between the two IP headers.
+    /// The encapsulation between the two IP headers.
     pub const fn tunnel(&self) -> Tunnel {
         self.tunnel
     }
@@ -155,8 +155,8 @@ pub fn overhead(tunnel: Tunnel, server: IpAddr) -> usize {
         }
 }
 
-/// The longest packet that fits into a tunnel on a way whose route says `route`, and of which
-/// `learned` was learned; `None` if a link of the outer version has to take more than that.
+/// The longest packet that fits into a tunnel, if the route has the MTU `route` and the path the
+/// learned MTU `learned`; `None` if a link of the outer version has to carry more than that.
 ///
 /// A router's word does not close a tunnel: a path that leaves the packet inside less than that is
 /// not believed.
@@ -373,7 +373,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_outer_headers_agree_with_the_twin(tunnel in tunnels(), six: bool, over6: bool, class: u8, ttl in 1u8.., df: bool, len in 0usize..3000) {
+        fn outer_headers_agree_with_etherparse(tunnel in tunnels(), six: bool, over6: bool, class: u8, ttl in 1u8.., df: bool, len in 0usize..3000) {
             let mut ip = Vec::new();
             let builder = if six {
                 PacketBuilder::ipv6([1; 16], [2; 16], ttl)

@@ -69,7 +69,7 @@ impl Sum {
         fold(self.0)
     }
 
-    /// What a header stores: the complement.
+    /// The value that a header contains: the complement.
     #[inline]
     pub const fn finish(self) -> u16 {
         !self.fold()
@@ -90,7 +90,7 @@ const fn fold(mut acc: u64) -> u16 {
     acc as u16
 }
 
-/// What a change of some words does to the sums over them (RFC 1624, equation 3).
+/// Effect of changed words on the sums over them (RFC 1624, equation 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delta(u64);
 

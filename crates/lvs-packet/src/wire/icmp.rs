@@ -1,81 +1,16 @@
-//! ICMP messages that the director makes (RFC 792), and the kinds of errors of both versions.
+//! ICMP messages that the director makes (RFC 792).
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use etherparse::{IpNumber, Ipv4Header};
 
 use super::checksum::Sum;
+pub use super::icmp_message::{ErrorKind, HEADER_LEN, field};
 use super::{icmpv6, ipv4, ipv6, is_ipv6, put16};
 use crate::frame::Frame;
 
-/// Fields of a message, of either IP version.
-pub mod field {
-    use crate::wire::Field;
-
-    /// Type.
-    pub const TYPE: usize = 0;
-    /// Code.
-    pub const CODE: usize = 1;
-    /// Checksum.
-    pub const CHECKSUM: Field = 2..4;
-    /// What depends on the type. An ICMPv6 "packet too big" has the MTU here.
-    pub const REST: Field = 4..8;
-    /// The MTU in an ICMP "fragmentation needed" (RFC 1191 section 4).
-    pub const MTU: Field = 6..8;
-}
-
-/// Length of the header of a message, behind which an error quotes a packet.
-pub const HEADER_LEN: usize = field::REST.end;
-
 const ECHO_REPLY: u8 = 0;
 const ECHO_REQUEST: u8 = 8;
-
-/// Errors that the director sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrorKind {
-    /// 3/0: no route.
-    NetUnreachable,
-    /// 3/1.
-    HostUnreachable,
-    /// 3/2.
-    ProtocolUnreachable,
-    /// 3/3.
-    PortUnreachable,
-    /// 3/4 with the MTU that the packet does not fit (RFC 1191).
-    FragmentationNeeded(u16),
-    /// 11/0.
-    TtlExceeded,
-    /// 12/0, with the byte of the header that makes no sense.
-    ParameterProblem(u8),
-    /// An error that somebody else made, passed on.
-    Relayed {
-        /// Its type.
-        kind: u8,
-        /// Its code.
-        code: u8,
-        /// Its second word.
-        rest: [u8; 4],
-    },
-}
-
-impl ErrorKind {
-    /// Type, code and the second word of the message.
-    pub const fn header(self) -> (u8, u8, [u8; 4]) {
-        match self {
-            Self::NetUnreachable => (3, 0, [0; 4]),
-            Self::HostUnreachable => (3, 1, [0; 4]),
-            Self::ProtocolUnreachable => (3, 2, [0; 4]),
-            Self::PortUnreachable => (3, 3, [0; 4]),
-            Self::FragmentationNeeded(mtu) => {
-                let [a, b] = mtu.to_be_bytes();
-                (3, 4, [0, 0, a, b])
-            }
-            Self::TtlExceeded => (11, 0, [0; 4]),
-            Self::ParameterProblem(at) => (12, 0, [at, 0, 0, 0]),
-            Self::Relayed { kind, code, rest } => (kind, code, rest),
-        }
-    }
-}
 
 /// The longest error message of ICMP, IP header included (RFC 1812 section 4.3.2.3).
 const ERROR4_LEN_MAX: usize = 576;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use super::checksum::Sum;
-use super::icmp::{self, ErrorKind};
+use super::icmp_message::{self as icmp, ErrorKind};
 use super::{ipv6, put16};
 use crate::frame::Frame;
 

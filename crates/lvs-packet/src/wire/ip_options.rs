@@ -32,7 +32,7 @@ pub enum Refused {
     SourceRoute,
 }
 
-/// What options ask a router to write, as places in the header.
+/// Fields that options ask a router to write, as places in the header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WantedOptions {
     /// The record route option, and where the next address belongs.
@@ -226,7 +226,7 @@ mod tests {
     /// Recorded from the kernel, requests and answers of a service by NAT with each of these
     /// options.
     #[test]
-    fn what_a_router_writes() {
+    fn router_fills_in_options() {
         for (before, after) in [
             (
                 &[7, 11, 4, 0, 0, 0, 0, 0, 0, 0, 0][..],
@@ -258,7 +258,7 @@ mod tests {
     /// As the kernel answers with "parameter problem", recorded; and what is dropped without a
     /// word.
     #[test]
-    fn what_a_host_refuses() {
+    fn host_refuses_invalid_options() {
         for (options, octet) in [
             (&[7, 40, 4, 0][..], 20),
             (&[7, 1, 4, 0], 20),

@@ -124,7 +124,7 @@ pub fn set_congestion(ip: &mut [u8]) {
     }
 }
 
-/// Computes the header checksum anew.
+/// Computes the header checksum.
 pub fn finish_header(ip: &mut [u8]) {
     put16(ip, field::CHECKSUM, 0);
     let len = header_len(ip).min(ip.len());

@@ -173,7 +173,7 @@ pub struct FragmentHeader {
 /// Where the extension headers lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// The protocol behind them. In a later fragment: what its fragment header says.
+    /// The protocol behind them. In a later fragment: the protocol in its fragment header.
     pub protocol: u8,
     /// Where the payload of that protocol begins.
     pub l4: usize,
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_walked_to_its_end() {
+    fn extension_headers_are_walked_to_the_end() {
         let mut chain = vec![DESTINATION, 0, 1, 4, 0, 0, 0, 0];
         chain.extend([FRAGMENT, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         chain.extend([6, 0, 0, 1, 0, 0, 0, 9]);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_fragment_has_all_headers() {
+    fn first_fragment_has_all_headers() {
         let options = [6, 0, 1, 4, 0, 0, 0, 0];
         for (protocol, front, least) in [
             (6, &[][..], 20),
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_without_end_is_given_up() {
+    fn endless_extension_headers_are_refused() {
         let chain = [DESTINATION, 0, 1, 4, 0, 0, 0, 0].repeat(200);
         assert_eq!(walk(&header(DESTINATION, &chain)), None);
     }

@@ -5,6 +5,7 @@
 
 pub mod checksum;
 pub mod icmp;
+mod icmp_message;
 pub mod icmpv6;
 pub mod ip_options;
 pub mod ipv4;
@@ -53,7 +54,7 @@ pub mod ethernet {
     pub const DESTINATION: Field = 0..6;
     /// The sender's address.
     pub const SOURCE: Field = 6..12;
-    /// What follows.
+    /// The EtherType of the payload.
     pub const ETHERTYPE: Field = 12..14;
 }
 

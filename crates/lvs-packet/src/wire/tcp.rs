@@ -1,5 +1,5 @@
-//! Resets: what a host owes to a stray segment (RFC 9293 section 3.10.7.1), and what a director
-//! sends by itself.
+//! Resets: a host's answer to a stray segment (RFC 9293 section 3.10.7.1), and a director's own
+//! resets.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -19,9 +19,9 @@ pub mod field {
 /// Length of the header.
 pub const HEADER_LEN: usize = field::CHECKSUM.end;
 
-/// Where a datagram ends whose header is at `l4` of the IP packet `ip`: what is behind that is no
-/// part of it. `None` if there is less of it than it says, or not even a header (`udp_rcv`). Over
-/// IPv6, no length is all there is (RFC 2675).
+/// The end of a datagram whose header is at `l4` of the IP packet `ip`: later bytes are no part of
+/// it. `None` if it is shorter than its length field, or than a header (`udp_rcv`). Over IPv6, a
+/// length of 0 means all bytes (RFC 2675).
 pub fn end(ip: &[u8], l4: usize) -> Option<usize> {
     let datagram = ip.get(l4..).filter(|bytes| bytes.len() >= HEADER_LEN)?;
     let len = match usize::from(be16(datagram, field::LENGTH)) {
@@ -33,8 +33,7 @@ pub fn end(ip: &[u8], l4: usize) -> Option<usize> {
         .then_some(l4 + len)
 }
 
-/// Whether a datagram, which ends with the IP packet `ip`, has come as it was sent, as far as it
-/// tells.
+/// Whether a datagram, which ends with the IP packet `ip`, has a right checksum or none.
 pub fn is_intact(ip: &[u8], l4: usize) -> bool {
     const UDP: u8 = 17;
     let sum = be16(ip, l4 + field::CHECKSUM.start);
@@ -48,7 +47,7 @@ mod tests {
     use etherparse::PacketBuilder;
 
     #[test]
-    fn a_datagram_ends_where_it_says() {
+    fn datagram_ends_at_its_length() {
         let (mut four, mut six) = (Vec::new(), Vec::new());
         PacketBuilder::ipv4([1; 4], [2; 4], 64)
             .udp(1, 2)

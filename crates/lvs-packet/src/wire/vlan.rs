@@ -20,7 +20,7 @@ const VLAN: u16 = 0x0fff;
 /// The two addresses in front of a tag.
 const ADDRESSES_LEN: usize = 12;
 
-/// What a frame's outermost tag says.
+/// The outermost tag of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
     /// It is a service tag.
@@ -79,12 +79,12 @@ pub fn remove(frame: &mut Frame) {
     }
 }
 
-/// What [`take_priority_tag`] has found.
+/// Result of [`take_priority_tag`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
     /// No tag.
     None,
-    /// A tag that says nothing but a priority; it is gone.
+    /// A tag with a priority only; it is removed.
     Taken,
     /// The frame is of a VLAN, with or without a priority tag around that.
     Vlan,
@@ -94,7 +94,7 @@ pub enum Priority {
     Nested,
 }
 
-/// Takes a tag that says nothing but a priority out of the frame, as a host without VLANs does.
+/// Removes a tag with a priority only from the frame, as a host without VLANs does.
 #[inline]
 pub fn take_priority_tag(frame: &mut Frame) -> Priority {
     match outermost(frame.bytes()) {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_comes_and_goes_and_offsets_move() {
+    fn vlan_tag_insertion_and_removal_move_offsets() {
         let mut tagged = frame();
         assert!(insert(&mut tagged, SERVICE_TAG, 0x2064));
         assert_eq!(
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_priority_is_no_vlan() {
+    fn priority_tag_is_no_vlan() {
         let mut priority = frame();
         assert!(insert(&mut priority, TAG, 0xa000));
         assert_eq!(take_priority_tag(&mut priority), Priority::Taken);
@@ -167,7 +167,7 @@ mod tests {
         let mut vlan = frame();
         assert!(insert(&mut vlan, TAG, 0xa001));
         assert_eq!(take_priority_tag(&mut vlan), Priority::Vlan);
-        // A VLAN behind a priority is one all the same.
+        // A VLAN behind a priority tag is also a VLAN.
         assert!(insert(&mut vlan, TAG, 0));
         assert_eq!(take_priority_tag(&mut vlan), Priority::Vlan);
         for (outer, inner) in [(TAG, TAG), (TAG, SERVICE_TAG), (SERVICE_TAG, TAG)] {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runt_gets_no_tag() {
+    fn runt_frame_gets_no_tag() {
         let mut runt = Frame::from_bytes(b"short");
         assert!(!insert(&mut runt, TAG, 1));
         assert_eq!(runt.bytes(), b"short");

@@ -24,7 +24,7 @@ fn fragments_of_both_directions_share_4_mib() {
 
 /// The kernel's host refuses it on its way to the hook, so nobody counts it.
 #[test]
-fn a_reply_that_does_not_fit_is_refused_before_it_is_counted() {
+fn too_long_reply_is_refused_before_it_counts() {
     let (vip, server): (SocketAddr, SocketAddr) = (
         "198.51.100.1:80".parse().unwrap(),
         "10.1.0.11:80".parse().unwrap(),
@@ -324,7 +324,7 @@ fn unknown_hop_by_hop_options_are_left_to_the_servers() {
 /// The kernel puts the outer datagram together and passes on what is in it; no sender makes such
 /// packets.
 #[test]
-fn a_fragment_in_a_fragment_is_dropped() {
+fn fragment_in_fragment_is_dropped() {
     let mut lab = nat();
     let mut request = udp((CLIENT6, 4000), (VIP6, 53), b"question");
     // The whole datagram in a fragment, and that in another one.
@@ -379,7 +379,7 @@ fn fragmented_errors_that_are_not_translated_are_not_counted() {
 /// be, and its IPVS refuses longer answers. Here the next router does, which the server is told in
 /// terms of its own packet.
 #[test]
-fn what_the_host_knows_of_the_way_to_a_client_does_not_limit_answers() {
+fn path_mtu_of_host_does_not_limit_answers() {
     let mut lab = nat();
     let answer = udp((VIP, 53), (CLIENT, 4001), &[7; 1000]);
     let too_long = error(CLIENT, VIP, (3, 4), [0, 0, 2, 88], &answer);
@@ -398,8 +398,8 @@ fn what_the_host_knows_of_the_way_to_a_client_does_not_limit_answers() {
 /// The UDP port of a GUE tunnel.
 const GUE: u16 = 6080;
 
-/// What a router on the way to the server says of a packet with `inner` in it by a tunnel of this
-/// kind: it carries 1,200 bytes.
+/// The ICMP error of a router on the way to the server about a packet with `inner` in it by a
+/// tunnel of this kind: the path carries 1,200 bytes.
 fn complaint(lab: &mut DirectorLab, tunnel: Tunnel, inner: &[u8]) -> Vec<(PortId, Frame)> {
     let mut inner = inner.to_vec();
     allow_fragments(&mut inner, false);
@@ -467,7 +467,7 @@ fn of_a_way_that_no_packet_took_nothing_is_learned() {
 /// way counts: whichever worker a complaint comes to, the connection may be another one's. By GRE
 /// and GUE it is the same in the kernel.
 #[test]
-fn a_path_mtu_is_learned_without_a_connection() {
+fn path_mtu_is_learned_without_connection() {
     let tunnel = Tunnel::Ipip;
     let one_packet = ServiceFlags(ServiceFlags::ONE_PACKET);
     let mut lab = udp_services(&by_tunnel(tunnel), one_packet);
@@ -490,7 +490,7 @@ fn told(lab: &mut DirectorLab, port: u16) -> u16 {
 /// service by itself. Here it does so once for a way, whose MTU the next service's clients are told
 /// at once.
 #[test]
-fn the_first_complaint_tells_the_routes_mtu_once_for_all_services() {
+fn first_error_reports_mtu_of_route_once_for_all_services() {
     let mut lab = udp_services(&by_tunnel(Tunnel::Ipip), ServiceFlags::default());
     let key = ServiceKey::Address {
         protocol: Protocol::UDP,

@@ -68,7 +68,7 @@ impl Tcp<'_> {
     }
 }
 
-/// What a reset says: where it left, from whom, to whom, with which numbers.
+/// A reset: its port, source, destination and numbers.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     port: PortId,
@@ -265,7 +265,7 @@ impl Bench {
 const METHODS: [Forwarding; 3] = [Forwarding::Nat, Forwarding::Route, Forwarding::Tunnel];
 
 #[test]
-fn both_ends_get_what_they_expect_next() {
+fn resets_have_expected_numbers_at_both_ends() {
     for (method, six) in METHODS.iter().flat_map(|&m| [(m, false), (m, true)]) {
         let mut bench = Bench::new(method, six, OnServerDown::Reset);
         bench.establish();
@@ -296,7 +296,7 @@ fn both_ends_get_what_they_expect_next() {
 }
 
 #[test]
-fn an_acknowledgement_that_challenges_a_reset_gets_the_right_one() {
+fn challenge_acknowledgement_is_answered_with_right_reset() {
     for (method, six) in METHODS.iter().flat_map(|&m| [(m, false), (m, true)]) {
         let mut bench = Bench::new(method, six, OnServerDown::Reset);
         bench.establish();
@@ -315,7 +315,7 @@ fn an_acknowledgement_that_challenges_a_reset_gets_the_right_one() {
             assert_eq!((seen.from, seen.to), (bench.client, bench.server));
             assert_eq!((seen.port, seen.seq), (SERVERS, 1300));
         }
-        // What the client answers to a server that does not know yet gets there.
+        // The client's answer to a server that has not received the reset yet arrives there.
         let frames = bench.send(bench.by_client("R", 1302, 0));
         let seen = bench.read(&frames[0]);
         assert_eq!((seen.port, seen.seq), (SERVERS, 1302));
@@ -323,7 +323,7 @@ fn an_acknowledgement_that_challenges_a_reset_gets_the_right_one() {
 }
 
 #[test]
-fn a_segment_with_a_wrong_checksum_is_not_answered() {
+fn segment_with_wrong_checksum_is_unanswered() {
     let mut bench = Bench::new(Forwarding::Nat, false, OnServerDown::Reset);
     bench.establish();
     bench.take_down();

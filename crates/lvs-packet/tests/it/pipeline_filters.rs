@@ -1,5 +1,4 @@
-//! What is given back to the host comes in as it came, and what comes from where it cannot is
-//! dropped.
+//! Reinjected packets arrive unchanged, and packets from impossible sources are dropped.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -97,7 +96,7 @@ fn without_ids(frames: &[(PortId, Vec<u8>)]) -> Vec<(PortId, Vec<u8>)> {
 }
 
 #[test]
-fn fragments_to_the_host_come_in_again_as_they_came() {
+fn fragments_to_host_are_reinjected_unchanged() {
     for (client, vip, limits) in [
         (CLIENT, "10.0.0.80:9999", [28, 576, 1500]),
         (CLIENT6, "[fd00::80]:9999", [1280, 1280, 1500]),
@@ -148,7 +147,7 @@ fn nested_priority_tags_are_dropped() {
 }
 
 #[test]
-fn a_request_has_to_be_routed_back_where_that_is_asked_for() {
+fn reverse_path_setting_requires_route_back() {
     // From the network of the servers, from one that is unreachable, and from where it belongs.
     let sources = [
         ("10.1.0.9:4000", "[fd00:1::9]:4000"),

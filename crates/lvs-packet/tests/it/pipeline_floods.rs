@@ -1,6 +1,6 @@
-//! What one frame can cost: packets that would come back to where they came from, datagrams in many
-//! pieces, aggregates of many segments. Frames in, frames out; how many there are at a time is what
-//! counts.
+//! The cost of one frame: packets that would come back to their sender, datagrams in many pieces,
+//! GSO/GRO super-packets of many segments. Frames in, frames out; the number of simultaneous frames
+//! is checked.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -232,7 +232,7 @@ fn tiny_fragments_leave_in_portions_and_in_frames_of_their_size() {
 }
 
 #[test]
-fn tiny_fragments_count_what_they_cost() {
+fn tiny_fragments_count_with_their_memory() {
     let mut lab = echo(Forwarding::Nat);
     let _ = all_but_the_last(&mut lab, 50);
     let refused = lab.pipeline.counters.dropped_for(FrameDrop::FragmentMemory);

@@ -133,7 +133,8 @@ struct Talk {
     client: SocketAddr,
     virt: SocketAddr,
     server: SocketAddr,
-    /// What the client sends next, and expects next from the server.
+    /// Sequence numbers of the client's next segment, and of the server's next as the client
+    /// expects it.
     client_next: u32,
     client_expects: u32,
     /// The same of the server.
@@ -297,7 +298,7 @@ fn passive_and_extended_passive() {
             talk.data()
                 .contains(&"192.0.2.7:0 10.0.0.80:40002 10.1.0.12:40002 LISTEN".into())
         );
-        // What nobody asked for stays as it is.
+        // An announcement without a request stays as it is.
         let stray = talk.server_says(PSH | ACK, b"227 (10,1,0,11,156,65)\r\n");
         assert_eq!(stray, "227 (10,1,0,11,156,65)\r\n");
 
@@ -320,7 +321,7 @@ fn passive_and_extended_passive() {
 /// The kernel lets a reply that is sent again pass as it is: with the server's address, and a byte
 /// too long or too short for the numbers that follow.
 #[test]
-fn a_reply_that_was_lost_behind_the_director() {
+fn reply_lost_behind_director_is_rewritten_again() {
     for card in CARDS {
         let mut talk = Talk::four(card);
         talk.client_says(PSH | ACK, b"PASV\r\n");
@@ -352,7 +353,7 @@ fn a_reply_that_was_lost_behind_the_director() {
 
 /// The kernel asks for a foreign address on the real server's link, where nobody has it.
 #[test]
-fn a_data_connection_elsewhere_follows_the_hosts_routes() {
+fn data_connection_elsewhere_follows_routes_of_host() {
     let mut talk = Talk::four(Card::Finished);
     talk.client_says(PSH | ACK, b"PASV\r\n");
     talk.server_says(PSH | ACK, b"227 (203,0,113,5,156,65)\r\n");
@@ -374,7 +375,7 @@ fn a_data_connection_elsewhere_follows_the_hosts_routes() {
 }
 
 #[test]
-fn selective_acknowledgements_are_told_in_the_servers_numbers() {
+fn selective_acknowledgements_are_translated_to_numbers_of_server() {
     let mut talk = Talk::new([CLIENT, "192.0.2.200:21", SERVER], [1, 1], Card::Finished);
     talk.client_says(PSH | ACK, b"PASV\r\n");
     talk.server_says(
@@ -468,7 +469,7 @@ fn damaged_and_impossible_segments_are_dropped() {
         };
         assert_eq!(sent.len(), 1);
     }
-    // What the client acknowledges there has not been sent.
+    // The client acknowledges bytes that were not sent.
     let mut request = talk.request(ACK, b"");
     request.acknowledgement = talk.client_expects.wrapping_add(100);
     assert!(talk.send_request(&request).is_none());
@@ -490,7 +491,7 @@ fn damaged_and_impossible_segments_are_dropped() {
     assert!(talk.send_request(&first).is_some());
 }
 
-/// What a client or a server may say, and what it should not.
+/// Valid and invalid lines of a client or a server.
 fn text() -> impl Strategy<Value = Vec<u8>> {
     let word = prop_oneof![
         Just("PASV\r\n".to_owned()),
@@ -510,8 +511,8 @@ fn text() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// Whatever is said, and however it is cut: no panic, and what leaves has right checksums. The
-    /// client's stream arrives unchanged, the server's without gaps.
+    /// For any lines and any cuts: no panic, and sent segments have right checksums. The client's
+    /// stream arrives unchanged, the server's without gaps.
     #[test]
     fn any_talk(lines in proptest::collection::vec((any::<bool>(), text()), 1..20), first: [u32; 2], card in 0usize..3) {
         let mut talk = Talk::new([CLIENT, "198.51.100.200:21", SERVER], first, CARDS[card]);

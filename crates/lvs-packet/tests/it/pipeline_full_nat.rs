@@ -307,7 +307,7 @@ fn icmp_errors_are_translated_at_both_ends_both_ways() {
 }
 
 #[test]
-fn an_aggregate_passes_whole() {
+fn full_nat_super_packet_passes_whole() {
     let mut bed = Bed::new(true);
     let (client, vip) = (CLIENT[0].parse().expect("an address"), addr(VIP[0], 80));
     let syn = packet(false, client, vip, "syn", b"");

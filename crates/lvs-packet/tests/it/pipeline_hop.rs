@@ -94,7 +94,7 @@ fn direct_routing_is_dropped() {
 
 /// The server's answer would be the host's, which knows nothing of it.
 #[test]
-fn a_client_on_the_host_itself_is_told_that_it_cannot_use_nat() {
+fn client_on_host_receives_error_for_nat() {
     let mut lab = hop(Forwarding::Nat);
     let sent = lab.send(CLIENTS, &tcp((CL_ADDR, 999), (VIP, 80)));
     let [(HOST, answer)] = &sent[..] else {
@@ -109,7 +109,7 @@ fn a_client_on_the_host_itself_is_told_that_it_cannot_use_nat() {
 }
 
 #[test]
-fn what_is_not_the_directors_goes_back_as_it_came() {
+fn foreign_packets_are_reinjected_unchanged() {
     let mut lab = hop(Forwarding::Nat);
     lab.decide.verdict = Some(Verdict::Accept(AcceptReason::NoService));
     let packet = tcp((SERVER, 8080), (CLIENT, 999));
@@ -118,7 +118,7 @@ fn what_is_not_the_directors_goes_back_as_it_came() {
     let sent = lab.send(CLIENTS, &tcp((CLIENT, 999), (VIP, 81)));
     let headers = PacketHeaders::from_ip_slice(&sent[0].1).expect("a packet");
     assert!(matches!(headers.transport, Some(TransportHeader::Tcp(tcp)) if tcp.rst));
-    // What cannot be read is counted, not left to anybody.
+    // An unreadable packet is counted, and not left to the host.
     let mut short = packet;
     short[0] = 0x44;
     assert!(lab.send(SERVERS, &short).is_empty());

@@ -1,6 +1,6 @@
-//! What a host does with packets beside IPVS: options, impossible sources, neighbours that do not
-//! answer, echo, segment sizes, tags. Frames in, frames out; numbers and addresses as the kernel's,
-//! recorded.
+//! The duties of a host besides IPVS: options, impossible sources, neighbours that do not answer,
+//! echo, segment sizes, tags. Frames in, frames out; numbers and addresses are recorded from the
+//! kernel.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -147,7 +147,7 @@ fn options_are_filled_in_as_the_kernel_does() {
 }
 
 #[test]
-fn bad_options_are_told_and_source_routes_are_not() {
+fn invalid_options_are_answered_and_source_routes_are_dropped() {
     let mut lab = web(Forwarding::Nat);
     let ip = segment((CLIENT, 4000), (VIP, 80), &[7, 7, 3, 0, 0, 0, 0], true);
     let sent = lab.send(CLIENTS, &ethernet(CLIENTS, &ip));
@@ -161,7 +161,7 @@ fn bad_options_are_told_and_source_routes_are_not() {
     assert_eq!(counters.dropped_for(FrameDrop::IpOptions), 1);
     assert_eq!(counters.dropped_for(FrameDrop::SourceRoute), 1);
     assert_eq!(lab.decide.seen, 0, "the director never saw them");
-    // What is not the director's is the host's.
+    // Packets to other ports are the host's.
     let ip = segment((CLIENT, 4000), (VIP, 81), &[131, 7, 4, 10, 1, 0, 11], true);
     assert!(lab.send(CLIENTS, &ethernet(CLIENTS, &ip)).is_empty());
     assert_eq!(lab.pipeline.counters.left, 1);
@@ -223,7 +223,7 @@ fn fail(lab: &mut Lab, port: PortId, addr: IpAddr) -> Vec<(PortId, Vec<u8>)> {
 }
 
 #[test]
-fn a_client_is_told_of_a_server_that_does_not_answer() {
+fn unreachable_server_is_reported_to_client() {
     for (method, from) in [
         (Forwarding::Nat, VIP),
         (Forwarding::Route, CL_ADDR),
@@ -247,7 +247,7 @@ fn a_client_is_told_of_a_server_that_does_not_answer() {
 }
 
 #[test]
-fn a_client_of_ipv6_is_told_of_a_server_that_does_not_answer() {
+fn unreachable_server_is_reported_to_ipv6_client() {
     for method in [Forwarding::Nat, Forwarding::Route] {
         let mut lab = web(method);
         lab.net.all_neighbours = None;
@@ -264,7 +264,7 @@ fn a_client_of_ipv6_is_told_of_a_server_that_does_not_answer() {
 }
 
 #[test]
-fn a_server_is_told_of_a_client_that_cannot_be_reached() {
+fn unreachable_client_is_reported_to_server() {
     let mut lab = web(Forwarding::Nat);
     lab.net.neighbours.clear();
     let ip = segment((SERVER, 8080), (CLIENT, 4000), &[], false);
@@ -338,7 +338,7 @@ fn asked(frame: &[u8], l4: usize) -> u16 {
 }
 
 #[test]
-fn the_segment_size_is_lowered_to_what_the_way_carries() {
+fn segment_size_is_lowered_to_path_mtu() {
     let virt6: Ipv6Addr = "fd00::80".parse().expect("an address");
     // By NAT and direct routing the narrower side decides; a tunnel takes 20 bytes, over IPv6 40.
     for (clamp, method, four, six) in [
@@ -373,7 +373,7 @@ fn the_segment_size_is_lowered_to_what_the_way_carries() {
             "{clamp:?} {method:?}"
         );
     }
-    // What the server answers, too.
+    // The server's answers, too.
     let mut lab = web(Forwarding::Nat);
     lab.pipeline = Pipeline::alone(Settings {
         clamp_mss: Some(ClampMss::Auto),
@@ -385,7 +385,7 @@ fn the_segment_size_is_lowered_to_what_the_way_carries() {
 }
 
 #[test]
-fn a_frame_of_a_vlan_is_not_taken_for_another() {
+fn vlan_frames_are_left_to_host() {
     let mut lab = web(Forwarding::Nat);
     let plain = ethernet(CLIENTS, &segment((CLIENT, 4000), (VIP, 80), &[], true));
     let tagged = |tags: &[u8]| [&plain[..12], tags, &plain[12..]].concat();
@@ -405,7 +405,7 @@ fn a_frame_of_a_vlan_is_not_taken_for_another() {
 }
 
 #[test]
-fn a_first_fragment_without_its_headers_is_dropped() {
+fn first_fragment_without_headers_is_dropped() {
     let mut lab = web(Forwarding::Nat);
     let virt: Ipv6Addr = "fd00::80".parse().expect("an address");
     let whole = segment6((CLIENT6, 4000), (virt, 80));
@@ -421,7 +421,7 @@ fn a_first_fragment_without_its_headers_is_dropped() {
 }
 
 #[test]
-fn a_repeated_syn_casts_doubt_on_the_neighbour() {
+fn repeated_syn_confirms_neighbour() {
     // The lab's connections are never new.
     let mut lab = web(Forwarding::Nat);
     for _ in 0..3 {
@@ -442,7 +442,7 @@ fn a_repeated_syn_casts_doubt_on_the_neighbour() {
 }
 
 #[test]
-fn a_query_for_listeners_is_passed_on_once() {
+fn listener_query_is_passed_on_once() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let group: Ipv6Addr = "ff02::1:ff00:80".parse().expect("a group");
@@ -468,7 +468,7 @@ fn a_query_for_listeners_is_passed_on_once() {
 }
 
 #[test]
-fn an_answer_without_a_route_is_told_so() {
+fn answer_without_route_is_reported_to_server() {
     let mut lab = web(Forwarding::Nat);
     let nowhere: Ipv6Addr = "fdff::1".parse().expect("an address");
     let server: SocketAddr = "[fd00:1::11]:8080".parse().expect("an address");

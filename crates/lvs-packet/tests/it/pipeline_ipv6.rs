@@ -146,7 +146,7 @@ fn own_addresses_are_found_by_neighbour_discovery() {
 }
 
 #[test]
-fn an_own_address_answers_like_a_host() {
+fn own_address_answers_like_a_host() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let one = |lab: &mut Lab, ip: &[u8]| {
@@ -228,7 +228,7 @@ fn aggregates_pass_whole_and_are_cut_for_tunnels() {
 }
 
 #[test]
-fn what_does_not_fit_is_answered_and_what_is_learned_counts() {
+fn too_long_packet_is_answered_and_learned_mtu_applies() {
     let mut lab = web(Forwarding::Tunnel);
     let big = udp((CLIENT, 4000), (VIP, 53), &[1; 1400]);
     let told = |lab: &mut Lab| {
@@ -343,8 +343,8 @@ fn overlapping_fragments_are_dropped() {
 }
 
 proptest! {
-    /// Whatever is done to a valid frame, the engine neither panics nor loses count (the lab checks
-    /// the latter).
+    /// After any change of a valid frame, the dataplane neither panics nor loses count (the lab
+    /// checks the latter).
     #[test]
     fn mutations(method in 0u8..3, tunnel in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
                  next in proptest::option::of(prop::sample::select(vec![0u8, 43, 44, 50, 51, 59, 60, 4, 41])),

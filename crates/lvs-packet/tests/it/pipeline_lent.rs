@@ -58,7 +58,7 @@ impl Ring {
     }
 }
 
-/// What left: by which port, its bytes, whether it is still in the slot that it came in.
+/// A sent frame: its port, its bytes, whether it is still in the slot that it came in.
 type Sent = Vec<(PortId, Vec<u8>, bool)>;
 
 fn pass(lab: &mut Lab, mut batch: Vec<Frame>, out: &mut Output) -> Sent {
@@ -196,7 +196,7 @@ fn slots_come_back_and_packets_are_the_same() {
 
 /// A packet that waits for a neighbour does not keep its slot from the backend.
 #[test]
-fn what_waits_keeps_no_slot() {
+fn waiting_packet_keeps_no_slot() {
     let mut ring = Ring::new(HEADROOM);
     let mut lab = web(Forwarding::Nat);
     lab.net.all_neighbours = None;
@@ -208,7 +208,7 @@ fn what_waits_keeps_no_slot() {
 
 /// Until it is sent, a frame is the pipeline's: the backend cannot lend the slot again.
 #[test]
-fn a_queued_frame_keeps_its_slot_until_it_is_sent() {
+fn queued_frame_keeps_its_slot_until_sent() {
     let mut ring = Ring::new(HEADROOM);
     let mut lab = web(Forwarding::Nat);
     let mut out = Output::new();
@@ -227,7 +227,7 @@ fn a_queued_frame_keeps_its_slot_until_it_is_sent() {
         &mut out,
     );
     assert!(ring.arena.lend(0).is_none());
-    // Whoever sends it may hand the slot to the kernel as it is.
+    // The sender may pass the slot to the kernel unchanged.
     let frame = out.frames(SERVERS).first().expect("one");
     let slot = frame.slot().expect("it is where it was received");
     assert!(slot.is_of(&ring.arena));

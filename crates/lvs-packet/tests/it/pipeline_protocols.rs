@@ -53,7 +53,7 @@ fn sctp_checksum(sctp: &[u8]) -> [u8; 4] {
 }
 
 #[test]
-fn the_measure_itself() {
+fn crc32c_oracle_equals_published_values() {
     // RFC 3720 appendix B.4 and the usual check value.
     assert_eq!(
         crc32c([0u8; 32].into_iter()).to_le_bytes(),
@@ -176,7 +176,7 @@ fn nat_life(client: &str, vip: &str, server: &str) {
 }
 
 #[test]
-fn an_sctp_association_through_nat() {
+fn sctp_association_passes_nat() {
     nat_life(CLIENT, VIP, SERVER);
     nat_life(
         "[2001:db8::7]:36000",
@@ -188,7 +188,7 @@ fn an_sctp_association_through_nat() {
 }
 
 #[test]
-fn an_sctp_association_broken_off() {
+fn sctp_association_is_aborted() {
     let mut lab = lab(Protocol::SCTP, VIP, SERVER, Forwarding::Nat, Tunnel::Ipip);
     let init = sctp(CLIENT, VIP, &[(INIT, 16)]);
     let stray = sctp(CLIENT, VIP, &[(ABORT, 0)]);
@@ -216,7 +216,7 @@ fn an_sctp_association_broken_off() {
 /// A new port means a new checksum, whatever the old one was: the kernel computes it without a look
 /// at that.
 #[test]
-fn a_wrong_sctp_checksum() {
+fn sctp_port_change_recomputes_wrong_checksum() {
     let mut lab = lab(Protocol::SCTP, VIP, SERVER, Forwarding::Nat, Tunnel::Ipip);
     let mut init = sctp(CLIENT, VIP, &[(INIT, 16)]);
     init[29] ^= 0x40;

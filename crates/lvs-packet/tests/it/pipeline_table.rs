@@ -311,7 +311,7 @@ fn left_or_given_back() {
 }
 
 #[test]
-fn a_client_on_the_director() {
+fn client_on_director_waits_for_interception() {
     let mut lab = web(Forwarding::Nat);
     lab.own_vips();
     let local = (crate::lab::CL_ADDR, 40_000);
@@ -463,7 +463,7 @@ fn aggregates_pass_whole_and_are_cut_for_tunnels() {
 }
 
 #[test]
-fn a_complaint_about_a_tunnel_packet_reaches_the_client() {
+fn icmp_error_about_tunnel_packet_reaches_client() {
     let mut lab = web(Forwarding::Tunnel);
     let request = udp((CLIENT, 4000), (VIP, 53), &[7; 1300]);
     let tunnelled = lab.send(CLIENTS, &from_client(&request));
@@ -502,7 +502,7 @@ fn a_complaint_about_a_tunnel_packet_reaches_the_client() {
 /// The kernel refuses such a reply with "fragmentation needed", whatever its length, for its
 /// reassembly at FORWARD forgets that the sender had cut it.
 #[test]
-fn a_reply_in_fragments_that_are_not_to_be_cut_passes() {
+fn reply_in_fragments_with_dont_fragment_passes() {
     let data = [7; 1200];
     let mut ip = udp((SERVER, 5353), (CLIENT, 4000), &data);
     put16(&mut ip, 6, 0);
@@ -555,7 +555,7 @@ fn fragments_in_fragments_out() {
 }
 
 #[test]
-fn an_unknown_neighbour_is_asked_for() {
+fn unknown_neighbour_is_requested() {
     let mut lab = web(Forwarding::Nat);
     lab.net.all_neighbours = None;
     let request = from_client(&tcp((CLIENT, 4000), (VIP, 80), b"x"));
@@ -635,8 +635,8 @@ fn padding_and_bad_headers() {
 }
 
 proptest! {
-    /// Whatever is done to a valid frame, the engine neither panics nor loses count (the lab checks
-    /// the latter).
+    /// After any change of a valid frame, the dataplane neither panics nor loses count (the lab
+    /// checks the latter).
     #[test]
     fn mutations(method in 0u8..3, kind in 0u8..5, edits in proptest::collection::vec((0usize..200, any::<u8>()), 0..6),
                  cut in proptest::option::of(0usize..200), repair: bool, own: bool, port in 0u16..3,

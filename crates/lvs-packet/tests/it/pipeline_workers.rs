@@ -164,7 +164,7 @@ fn told(frame: &[u8]) -> Option<u16> {
 }
 
 #[test]
-fn a_path_mtu_that_one_learns_counts_for_the_other() {
+fn path_mtu_learned_by_one_worker_applies_to_all() {
     let mut site = Site::new(Forwarding::Tunnel, Settings::UNLIMITED);
     let request = udp(CLIENT, 64, 1300);
     // Both have sent to the server, so both know the way that it had.
@@ -189,7 +189,7 @@ fn a_path_mtu_that_one_learns_counts_for_the_other() {
         assert_eq!(sent.len(), 1, "worker {worker}");
         assert_eq!(told(&sent[0].1), Some(1280), "worker {worker}");
     }
-    // What did not fit is noted once, for the director.
+    // A packet that did not fit is recorded once, for the director.
     let noted = site.common.oversize.all();
     assert_eq!((noted.len(), noted[0].packets), (1, 2));
 }

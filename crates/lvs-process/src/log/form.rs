@@ -1,4 +1,4 @@
-//! What a line looks like: time, level and whose it is; for the journal, a priority in front.
+//! Format of a log line: time, level and program; for the journal, a priority in front.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -18,11 +18,11 @@ use super::journal::Fields;
 pub(super) struct Form {
     /// Standard error is the journal: priorities in front, and no time, because it has its own.
     pub(super) journal: bool,
-    /// The journal gets fields of events beside the text.
+    /// The journal receives fields of events in addition to the text.
     pub(super) fields: bool,
     /// Colours.
     pub(super) ansi: bool,
-    /// Whose lines these are, among others'.
+    /// Mark of this program's lines in a shared standard error.
     pub(super) mark: Option<&'static str>,
 }
 
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_journal_gets_a_priority_a_line_and_others_do_not() {
+    fn journal_lines_have_priority_and_other_lines_have_none() {
         let mut form = Form {
             journal: true,
             fields: false,
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_journal_is_known_by_device_and_inode() {
+    fn journal_is_recognised_by_device_and_inode() {
         let (stream, _other) = UnixStream::pair().expect("a pair");
         let meta = std::fs::File::from(stream.as_fd().try_clone_to_owned().expect("a copy"))
             .metadata()

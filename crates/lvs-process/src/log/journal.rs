@@ -1,6 +1,6 @@
 //! The journal's own protocol (<https://systemd.io/JOURNAL_NATIVE_PROTOCOL/>): a datagram a record,
-//! with fields beside the text, so that `journalctl LVS_SERVER=10.0.0.2:80` finds what concerns a
-//! server.
+//! with fields in addition to the text, so that `journalctl LVS_SERVER=10.0.0.2:80` finds the
+//! records about a server.
 
 use std::io;
 use std::os::unix::net::UnixDatagram;
@@ -27,7 +27,7 @@ const FIELDS: [(&str, &str); 3] = [
     (EVENT, "LVS_EVENT"),
 ];
 
-/// The field that says which event it is, which is no part of the text.
+/// The field with the kind of event, which is no part of the text.
 pub(super) const EVENT: &str = "event";
 
 /// The way to the journal.
@@ -39,10 +39,10 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// One that listens at `path`; `identifier` says whose records these are.
+    /// A sender to the socket at `path`; `identifier` names this program in the records.
     pub(super) fn at(path: &Path, identifier: String) -> io::Result<Self> {
         let socket = UnixDatagram::unbound()?;
-        // Nobody may listen there, or one who does not let us.
+        // The socket may be missing, or refuse us.
         socket.connect(path)?;
         Ok(Self {
             // Each is sent by path, so that a journal that was started again is found.
@@ -93,7 +93,7 @@ fn put(record: &mut Vec<u8>, name: &str, value: &str) {
 pub(super) struct Fields(String);
 
 impl Fields {
-    /// What goes in front; nothing without fields.
+    /// The prefix with the fields; empty without fields.
     pub(super) fn front(mut self) -> String {
         if !self.0.is_empty() {
             self.0.push(MARK);
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_has_its_fields_and_its_whole_text() {
+    fn journal_record_has_its_fields_and_complete_text() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("socket");
         assert!(Journal::at(&path, String::new()).is_err(), "nobody listens");

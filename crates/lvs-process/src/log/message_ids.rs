@@ -1,5 +1,5 @@
-//! What the journal knows events by (`MESSAGE_ID=`, sd_id128_get_machine(3)): numbers that were
-//! drawn once and stay, whatever becomes of the words.
+//! Identifiers of events in the journal (`MESSAGE_ID=`, sd_id128_get_machine(3)): random numbers
+//! that were drawn once. They stay the same when the text of a message changes.
 
 /// Each event of `lvsd` that has a record in the journal, and its number.
 pub const MESSAGE_IDS: &[(&str, &str)] = &[
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_distinct_and_the_documentation_has_them() {
+    fn message_ids_are_distinct_and_documented() {
         let page = include_str!("../../../../docs/operating.md");
         let mut all: Vec<_> = MESSAGE_IDS.iter().map(|(_, id)| *id).collect();
         for (event, id) in MESSAGE_IDS {

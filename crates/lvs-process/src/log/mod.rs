@@ -1,10 +1,10 @@
-//! Logs of the programs: best effort, so that no packet, call or health check ever waits for
-//! whoever reads them.
+//! Logs of the programs: best effort, so that no packet, call or health check ever waits for the
+//! reader of a log.
 //!
 //! Lines go into a bounded queue, and one thread writes them to standard error. A reader that is
-//! slow, stopped or gone, or a disk that is full, costs lines and nothing else; how many is said as
-//! soon as writing works again. Panics go the same way, because the ordinary hook waits for
-//! standard error, and a program that is to die of a panic must not hang in it.
+//! slow, stopped or gone, or a full disk, loses lines and has no other effect. The number of lost
+//! lines is logged as soon as writing works again. Panics use the same queue, because the ordinary
+//! hook waits for standard error, and a program that is to end by a panic must not hang in it.
 
 mod form;
 mod journal;
@@ -55,7 +55,7 @@ impl Drop for Guard {
 }
 
 /// Sends the events of `tracing` that pass `filter`, panics and [`say`] to standard error. `mark`
-/// tells this program's lines from those of others that have the same standard error.
+/// distinguishes this program's lines from those of other programs with the same standard error.
 ///
 /// # Errors
 /// There can be no thread, or there is a log already.
@@ -93,8 +93,8 @@ pub fn start(filter: EnvFilter, mark: Option<&'static str>) -> io::Result<Guard>
     Ok(Guard(()))
 }
 
-/// A field of a line: its text, which comes first, as it is, what else there is by name, and nothing
-/// of what only the journal is told.
+/// Formats a field of a line: the text first and unquoted, other fields by name, and no fields that
+/// only the journal receives.
 fn plain(out: &mut format::Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     match field.name() {
         journal::EVENT => Ok(()),
@@ -103,9 +103,9 @@ fn plain(out: &mut format::Writer<'_>, field: &Field, value: &dyn fmt::Debug) ->
     }
 }
 
-/// Says something to whoever started the program, as it is. It goes the log's way once there is a
-/// log, and to standard error directly before; if it cannot be written, it is not said. Only the
-/// journal sees `level`.
+/// Prints a message to the user who started the program, unchanged: by the log once there is one,
+/// and directly to standard error before. A message that cannot be written is lost. Only the
+/// journal receives `level`.
 pub fn say(level: Level, text: fmt::Arguments<'_>) {
     match LOG.get() {
         Some(log) => log.queue.push(level, &text.to_string()),
@@ -115,7 +115,7 @@ pub fn say(level: Level, text: fmt::Arguments<'_>) {
     }
 }
 
-/// What the journal calls this program: as it was called.
+/// Name of this program in the journal: the name it was started with.
 fn identifier() -> String {
     let name = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&name).file_name().unwrap_or_default();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_arrive_in_order_and_whole() {
+    fn log_lines_arrive_in_order_and_complete() {
         let (from, to) = io::pipe().expect("a pipe");
         let queue = Queue::start(to, Form::default(), None).expect("a thread");
         for n in 0..100 {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_stops_costs_lines_and_nothing_else() {
+    fn stopped_log_reader_loses_lines_only() {
         // A mebibyte waits, or 4,096 lines, and what the pipe holds.
         reader_stops(1000, (1000, 1200));
         reader_stops(100, (4096, 5000));
@@ -225,7 +225,7 @@ mod tests {
         // It gives up: nothing reads yet.
         queue.flush(Duration::from_millis(10));
         let reader = std::thread::spawn(move || lines(from));
-        // What was lost is told without another line, too.
+        // The loss is reported without another line, too.
         queue.flush(Duration::from_secs(60));
         drop(queue);
         let lines = reader.join().expect("no panic");
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_full_disk_refused_is_counted_and_told_when_there_is_room() {
+    fn lines_refused_by_full_disk_are_counted_and_reported_later() {
         let (from, to) = io::pipe().expect("a pipe");
         let queue = Queue::start(Full(5, to), Form::default(), None).expect("a thread");
         for n in 0..4 {

@@ -18,9 +18,9 @@ const LINES_MAX: usize = 4096;
 const BYTES_MAX: usize = 1 << 20;
 /// The longest line; more of it is cut off.
 const LINE_MAX: usize = 16 << 10;
-/// What stands where a line was cut off.
+/// Mark at the end of a truncated line.
 const CUT: &str = " [...]";
-/// How soon it is tried again to say how many lines were lost.
+/// Interval of attempts to log the number of lost lines.
 const RETRY: Duration = Duration::from_secs(1);
 /// How soon a descriptor that does not block is tried again.
 const POLL: Duration = Duration::from_millis(10);
@@ -32,7 +32,7 @@ enum Message {
         /// Lines that were lost before it.
         lost: u64,
     },
-    /// Everything before it is to be written, then this is told.
+    /// Requests a notification when everything before it is written.
     Flush(SyncSender<()>),
 }
 
@@ -131,7 +131,7 @@ struct Writer<W> {
     out: W,
     form: Form,
     journal: Option<Journal>,
-    /// Lines that could not be written and were not told yet.
+    /// Lost lines that were not reported yet.
     lost: u64,
     /// The last write ended within a line.
     torn: bool,
@@ -213,8 +213,8 @@ impl<W: Write> Writer<W> {
                     bytes = &bytes[count..];
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Somebody made it so for all who share it. This thread may wait; it is the only
-                // one that does.
+                // Another process has made the shared description non-blocking. This thread may
+                // wait; it is the only one that does.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(POLL),
                 Err(_) => return false,
             }

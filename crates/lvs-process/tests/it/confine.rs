@@ -9,8 +9,10 @@ use std::process::Command;
 use lvs_process::confine::{Places, engine};
 
 #[test]
-fn an_engine_writes_to_its_own_places_and_starts_nothing() {
-    if crate::ran_alone("confine::an_engine_writes_to_its_own_places_and_starts_nothing") {
+fn sandboxed_dataplane_writes_to_its_own_places_and_starts_no_program() {
+    if crate::ran_alone(
+        "confine::sandboxed_dataplane_writes_to_its_own_places_and_starts_no_program",
+    ) {
         return;
     }
     let own = tempfile::tempdir().expect("a directory");
@@ -44,7 +46,7 @@ fn an_engine_writes_to_its_own_places_and_starts_nothing() {
         assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"));
     }
     assert_eq!(done.by.len() + done.not_by.len(), 2, "{done}");
-    // What an engine does.
+    // The system calls of a dataplane.
     assert_eq!(fs::read_to_string(&read).expect("readable"), "read");
     fs::write(own.path().join("lock"), "").expect("its own directory");
     UnixListener::bind(own.path().join("x.sock")).expect("its socket");

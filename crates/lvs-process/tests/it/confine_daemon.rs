@@ -11,8 +11,8 @@ fn sh(script: &str) -> String {
 }
 
 #[test]
-fn programs_of_checks_lose_what_no_check_needs() {
-    if crate::ran_alone("confine_daemon::programs_of_checks_lose_what_no_check_needs") {
+fn check_programs_are_sandboxed() {
+    if crate::ran_alone("confine_daemon::check_programs_are_sandboxed") {
         return;
     }
     let before = sh("grep -E '^(NoNewPrivs|Seccomp):' /proc/self/status");

@@ -15,7 +15,7 @@ use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
 use super::{Program, number, pin, pinned, short_name};
 use crate::attached::{self, call, descriptor};
 
-/// What `BPF_MAP_CREATE` reads, as far as it is used (the first fields of `bpf_attr`).
+/// Attributes of `BPF_MAP_CREATE`, as far as they are used (the first fields of `bpf_attr`).
 #[repr(C)]
 struct CreateMap {
     kind: u32,
@@ -28,7 +28,7 @@ struct CreateMap {
     name: [u8; 16],
 }
 
-/// What `BPF_MAP_UPDATE_ELEM` and `BPF_MAP_DELETE_ELEM` read.
+/// Attributes of `BPF_MAP_UPDATE_ELEM` and `BPF_MAP_DELETE_ELEM`.
 #[repr(C)]
 struct Element {
     map: u32,
@@ -387,7 +387,7 @@ impl<const KEY: usize, const VALUE: usize> SharedMap<KEY, VALUE> {
         unsafe { self.element(BPF_MAP_DELETE_ELEM, key, 0) }
     }
 
-    /// Keys and values, as long as nobody takes any out meanwhile.
+    /// Keys and values, as long as no program removes any meanwhile.
     ///
     /// # Errors
     /// None that is known.
@@ -518,7 +518,7 @@ impl MapPlace {
     }
 }
 
-/// Programs that others go on with, by their numbers.
+/// Programs for tail calls, by their numbers.
 ///
 /// The kernel empties it when no descriptor and no name of it is left.
 #[derive(Debug)]
@@ -548,7 +548,8 @@ impl ProgramArray {
     /// Programs that go on with this number find this one from now on.
     ///
     /// # Errors
-    /// If there is no such number, or the program is of another kind than others that use it.
+    /// If there is no such number, or the program is of another kind than the other programs that
+    /// use it.
     pub fn put(&self, entry: u32, program: &Program) -> io::Result<()> {
         let program = number(&program.fd);
         place(&self.fd, BPF_MAP_UPDATE_ELEM, entry, program)
@@ -586,7 +587,7 @@ fn place(map: &OwnedFd, command: libc::c_long, key: u32, value: u32) -> io::Resu
 /// slots, their tags, and the overflow, which none reads.
 ///
 /// # Errors
-/// If the arrays are shorter than `layout` says.
+/// If the arrays are shorter than `layout` requires.
 pub fn shared_table(layout: Layout, arrays: [Arc<SharedArray>; 5]) -> io::Result<Memory> {
     let regions = arrays.map(|array| {
         // SAFETY: as in `words`. The reference is used by the region alone, which owns the array
@@ -630,7 +631,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_file_is_mapped_only_if_it_cannot_become_shorter() -> io::Result<()> {
+    fn memory_file_is_mapped_only_if_sealed_against_shrinking() -> io::Result<()> {
         let file = memfd_create("lvs-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let file = File::from(file);
         file.set_len(8192)?;

@@ -1,8 +1,8 @@
 //! BPF by its system call: maps that this process maps as well, programs, and where they are
 //! attached and pinned.
 //!
-//! A loader crate would do the same calls; what it brings beside them (relocation against the
-//! kernel's types, maps described in BTF) is of no use here, because the programs read packets and
+//! A loader crate would make the same calls. Its additional features (relocation against the
+//! kernel's types, maps described in BTF) are of no use here, because the programs read packets and
 //! our own maps only.
 
 mod maps;
@@ -25,7 +25,7 @@ use crate::attached::{call, descriptor};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Instruction {
-    /// What is done.
+    /// The operation.
     pub code: u8,
     /// Destination in the lower half, source in the upper one.
     pub registers: u8,
@@ -35,7 +35,7 @@ pub struct Instruction {
     pub immediate: i32,
 }
 
-/// What `BPF_OBJ_PIN` and `BPF_OBJ_GET` read.
+/// Attributes of `BPF_OBJ_PIN` and `BPF_OBJ_GET`.
 #[repr(C)]
 struct Object {
     path: u64,
@@ -70,11 +70,10 @@ pub fn mount_bpf(directory: &Path) -> io::Result<()> {
     super::check(done).map(drop)
 }
 
-/// Whether this process is root outside of containers: if BPF is refused all the same, that is
-/// worth a word. Tests ask.
+/// Whether this process is root outside of containers: then a refusal of BPF is unexpected. Tests
+/// use this.
 pub fn is_root_of_all() -> bool {
-    // bpf(2) is for whoever has capabilities in the first user namespace, whose map of users is
-    // this.
+    // bpf(2) needs capabilities in the first user namespace, which has this map of users.
     let all = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let fields: Vec<&str> = all.split_ascii_whitespace().collect();
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

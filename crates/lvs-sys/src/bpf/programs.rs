@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{Instruction, ProgramArray, number, pin, pinned, short_name};
 use crate::attached::{self, Place, call, descriptor};
 
-/// What `BPF_PROG_LOAD` reads, as far as it is used.
+/// Attributes of `BPF_PROG_LOAD`, as far as they are used.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct LoadProgram {
@@ -25,8 +25,8 @@ struct LoadProgram {
     attach_type: u32,
 }
 
-/// What `BPF_LINK_CREATE` reads, as far as it is used; behind it are zeros, as many as tcx wants to
-/// see.
+/// Attributes of `BPF_LINK_CREATE`, as far as they are used, followed by as many zeros as tcx
+/// requires.
 #[repr(C)]
 struct CreateLink {
     program: u32,
@@ -36,7 +36,7 @@ struct CreateLink {
     rest: [u64; 6],
 }
 
-/// What `BPF_PROG_TEST_RUN` reads and writes.
+/// Attributes of `BPF_PROG_TEST_RUN`.
 #[repr(C)]
 struct TestRun {
     program: u32,
@@ -57,7 +57,7 @@ struct TestRun {
     unused: u32,
 }
 
-/// What `BPF_LINK_UPDATE` reads.
+/// Attributes of `BPF_LINK_UPDATE`.
 #[repr(C)]
 struct UpdateLink {
     link: u32,
@@ -81,7 +81,7 @@ const BPF_F_BEFORE: u32 = 1 << 3;
 /// In the flags of a trial: the frame comes with a sum over all of it, as some cards make it, and
 /// the kernel looks whether that still holds afterwards (Linux 6.16).
 const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
-/// Bytes of what the verifier may say.
+/// Size of the verifier's log.
 const LOG: usize = 1 << 20;
 /// How often a program is loaded that signals interrupt.
 const ATTEMPTS: usize = 5;
@@ -201,11 +201,11 @@ impl Program {
         attached::id(&self.fd)
     }
 
-    /// Whether the program of number `id` is the first one at that place of an interface: others
-    /// may keep frames from it.
+    /// Whether the program of number `id` is the first one at that place of an interface: a program
+    /// before it may withhold frames.
     ///
     /// # Errors
-    /// If there is no such interface, or the kernel does not say.
+    /// If there is no such interface, or the kernel does not report it.
     pub fn is_first_at(&self, id: u32, ifindex: u32) -> io::Result<bool> {
         let place = match self.kind {
             ProgramKind::Egress => Place::Egress,
@@ -214,14 +214,14 @@ impl Program {
         Ok(attached::ids(ifindex, place)?.first() == Some(&id))
     }
 
-    /// What the program says to a frame that comes in on `ifindex`, and what it has made of it. An
-    /// aggregate has segments of `segment` bytes; else that is 0. With `summed`, the card has
-    /// made a sum of the whole packet, and the program has to keep it right: else the error is
-    /// `EBADMSG`. Kernels before 6.16 do not know that, and say `EINVAL`. To one of
-    /// [`ProgramKind::Xdp`] the frame comes in by the loopback, as it is.
+    /// Runs the program on a frame from `ifindex`; returns its verdict and the changed frame. A
+    /// GSO/GRO super-packet has segments of `segment` bytes; for other frames that is 0. With
+    /// `summed`, the card has made a sum of the whole packet, and the program has to keep it
+    /// correct: else the error is `EBADMSG`. Kernels before 6.16 do not support that, and return
+    /// `EINVAL`. A program of [`ProgramKind::Xdp`] receives the frame unchanged from the loopback.
     ///
     /// # Errors
-    /// What the kernel has against it.
+    /// The kernel's error.
     pub fn test_run(
         &self,
         ifindex: u32,
@@ -376,12 +376,12 @@ fn interrupted(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
 }
 
-/// An error with what the verifier said last.
+/// An error with the last lines of the verifier.
 fn with_log(error: io::Error, log: &[u8]) -> io::Error {
     const LINES: usize = 12;
     let end = log.iter().position(|&byte| byte == 0).unwrap_or(0);
     let text = String::from_utf8_lossy(&log[..end]);
-    // What it lets root alone do needs this, not the right to load programs.
+    // Programs that only root may load need this, not the right to load programs.
     if text.contains("for !root") {
         let missing = "CAP_PERFMON is missing";
         return io::Error::new(io::ErrorKind::PermissionDenied, missing);
@@ -391,7 +391,7 @@ fn with_log(error: io::Error, log: &[u8]) -> io::Error {
         return error;
     }
     lines.reverse();
-    // The verifier says no with a number that stands for permissions elsewhere.
+    // The verifier refuses with a number that stands for permissions elsewhere.
     io::Error::new(
         io::ErrorKind::InvalidData,
         format!("{error}: {}", lines.join("; ")),
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_stops_no_program() -> io::Result<()> {
+    fn test_run_survives_signal() -> io::Result<()> {
         signal_hook::flag::register(libc::SIGURG, Arc::new(AtomicBool::new(false)))?;
         // SAFETY: it takes nothing and gives a number.
         let thread = unsafe { libc::gettid() };

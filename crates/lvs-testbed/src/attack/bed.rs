@@ -1,5 +1,5 @@
-//! What an attack takes place in: a site with an attacker beside the client, and an eye on the
-//! engine.
+//! The test bed of an attack: a site with an attacker next to the client, and measurements of the
+//! dataplane.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -124,7 +124,7 @@ impl Bed {
         }
         if matches!(attack.means, Means::Log) {
             let fifo = site.testbed.dir().join("log").display().to_string();
-            // Somebody has it open for reading, and reads nothing.
+            // A process has it open for reading, and reads nothing.
             let script = format!(
                 "mkfifo {fifo}; exec 3<>{fifo}; dd if=/dev/zero of={fifo} bs=4096 count=64 oflag=nonblock 2>&-; exec \"$@\" 2>{fifo}"
             );
@@ -154,7 +154,7 @@ impl Bed {
         self.site.lvsadm_restore(&rules).map(drop)
     }
 
-    /// How long single packets take, beside users of the host or alone.
+    /// Delays of single packets, alone or with users of the host.
     fn probe_beside(
         &self,
         time: Duration,
@@ -206,7 +206,7 @@ impl Bed {
         }
     }
 
-    /// The attack, and the honest client beside it.
+    /// Runs the attack and the honest client at the same time.
     fn attack(
         &self,
         attack: &Attack,
@@ -332,7 +332,7 @@ impl Bed {
     }
 }
 
-/// Sends every datagram back to whom it came from.
+/// Sends every datagram back to its source.
 ///
 /// # Errors
 ///

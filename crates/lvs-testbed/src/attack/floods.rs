@@ -5,7 +5,7 @@ use lvs_packet::frame::Frame;
 use super::frames::{ACK, Kind, SYN, ethernet, packet};
 use super::{Target, Volley};
 
-/// What a flood's packets have in common, and what they differ in.
+/// Kind of a flood: the common and the varying parts of its packets.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Flood {
     /// SYNs of one source port to every port of an address.
@@ -16,7 +16,7 @@ pub(super) enum Flood {
     Pairs,
     /// Datagrams from sources that do not exist.
     Udp,
-    /// Datagrams of one source that are answered with an error each: to a port that nobody serves.
+    /// Datagrams of one source that are answered with an error each: to a port without a service.
     Errors,
 }
 

@@ -1,4 +1,4 @@
-//! The honest client beside an attack: new connections at a steady rate, and downloads, every byte
+//! The honest client during an attack: new connections at a steady rate, and downloads, every byte
 //! checked.
 
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ const DOWNLOADERS: usize = 4;
 /// When a request has failed.
 const TIMEOUT_MS: u64 = 3000;
 
-/// What to ask for.
+/// Options of the honest client.
 #[derive(Clone, Debug, clap::Args)]
 pub struct HonestOptions {
     /// The service
@@ -44,17 +44,17 @@ pub struct HonestOptions {
 pub struct Honest {
     /// Connections that were opened and answered, each byte as it should be.
     pub served: u64,
-    /// Those that were not.
+    /// Requests that failed.
     pub failed: u64,
-    /// Downloads of 1 MiB that came as they should.
+    /// Complete and correct downloads of 1 MiB.
     pub downloads: u64,
-    /// Those that did not.
+    /// Downloads that failed.
     pub broken: u64,
     /// Milliseconds from SYN to the last byte: the median, and the 99th of a hundred.
     pub p50_ms: f64,
     /// The 99th of a hundred.
     pub p99_ms: f64,
-    /// The longest time in which nobody was served, in milliseconds.
+    /// The longest time without a served request, in milliseconds.
     pub silence_ms: f64,
     /// Of all these, answers with a byte that is not as it should be.
     pub wrong: u64,
@@ -102,7 +102,7 @@ pub fn honest(options: &HonestOptions) -> Result<()> {
 #[derive(Default)]
 struct Log {
     report: Honest,
-    /// When somebody was served.
+    /// Times of the served requests.
     ends: Vec<Duration>,
     took: Vec<Duration>,
 }

@@ -1,4 +1,4 @@
-//! Attacks on a director, and how honest clients fare beside them: `lvs-testbed attack NAME`.
+//! Attacks on a director, and their effect on honest clients: `lvs-testbed attack NAME`.
 //!
 //! ```text
 //!  client ────┐                                    honest: new connections and downloads, every byte checked
@@ -6,9 +6,9 @@
 //!  attacker ──┘                                    frames out of a packet socket, at a rate, for a time
 //! ```
 //!
-//! Everything happens in network namespaces of its own. The honest client runs by itself first,
-//! then beside the attack; the engine's memory and counters are looked at before and after. An
-//! attack is a line of `ATTACKS`.
+//! Each run has network namespaces of its own. The honest client runs alone first, then during the
+//! attack; the dataplane's memory and counters are read before and after. An attack is a line of
+//! `ATTACKS`.
 
 mod aggregates;
 mod bed;
@@ -39,14 +39,14 @@ use crate::site::{Forward, Site, Vip};
 struct Attack {
     name: &'static str,
     summary: &'static str,
-    /// How the director reaches the real servers, and who owns the virtual address.
+    /// The forwarding method, and the owner of the virtual address.
     site: (Forward, Vip),
     /// Options of the engine.
     engine: &'static [&'static str],
-    /// Frames a second, if not told otherwise.
+    /// Frames a second, by default.
     rate: u64,
     means: Means,
-    /// What is promised.
+    /// The promised bound.
     bound: &'static str,
     /// The reasons that such packets are dropped for: one of them counts.
     counted: &'static [&'static str],
@@ -68,7 +68,8 @@ enum Means {
     Frames(fn(&Target) -> Box<dyn Volley>),
     /// Users of the director's host without any rights.
     Users(fn(&Site, Duration) -> Result<u64>),
-    /// Nobody reads the engine's log, a full pipe, while much is logged, nor what `lvsadm` prints.
+    /// The dataplane's log is a full pipe without a reader, while much is logged, and so is the
+    /// output of `lvsadm`.
     Log,
 }
 
@@ -264,16 +265,16 @@ pub struct AttackOptions {
     pub json: bool,
 }
 
-/// What came of an attack.
+/// Result of an attack.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// Its name.
     pub name: &'static str,
-    /// What is promised.
+    /// The promised bound.
     pub bound: &'static str,
     /// Honest clients alone.
     pub before: Honest,
-    /// Honest clients beside the attack.
+    /// Honest clients during the attack.
     pub beside: Honest,
     /// Frames that were sent, or requests of local users.
     pub sent: u64,
@@ -294,9 +295,9 @@ pub struct Outcome {
 pub struct Compared {
     /// Alone.
     pub before: Delays,
-    /// Beside as many users of the host who do nothing but compute.
+    /// With as many users of the host that only compute.
     pub busy_users: Delays,
-    /// Beside the attack.
+    /// During the attack.
     pub beside: Delays,
 }
 
@@ -307,11 +308,12 @@ impl Outcome {
         self.peak_kb.saturating_sub(self.idle_kb) / 1024
     }
 
-    /// What must hold however slow the machine is: memory, counters, every byte of what was served.
+    /// Checks the bounds that do not depend on the speed of the machine: memory, counters, every
+    /// served byte.
     ///
     /// # Errors
     ///
-    /// With what does not.
+    /// The first bound that is violated.
     pub fn check(&self) -> Result<()> {
         let attack = find(self.name)?;
         ensure!(self.sent > 0, "{}: nothing was sent", self.name);
@@ -367,7 +369,7 @@ pub fn run(name: &str, seconds: u64, alone: u64, rate: Option<u64>) -> Result<Ou
 ///
 /// # Errors
 ///
-/// As [`run`], or when an outcome is not what is promised whatever the machine.
+/// Like [`run`], or when an outcome violates a bound that does not depend on the machine.
 pub fn main(options: &AttackOptions) -> Result<()> {
     if options.list {
         for attack in ATTACKS {
@@ -397,7 +399,7 @@ pub fn main(options: &AttackOptions) -> Result<()> {
     outcomes.iter().try_for_each(Outcome::check)
 }
 
-/// Bounds beside what was measured.
+/// The bounds and the measured values.
 fn table(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     for outcome in outcomes {

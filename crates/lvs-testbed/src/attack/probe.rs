@@ -1,5 +1,5 @@
-//! How long single packets take beside an attack: datagrams to an echo service at a steady rate,
-//! over one connection.
+//! Delays of single packets during an attack: datagrams to an echo service at a steady rate, over
+//! one connection.
 //!
 //! Both ends run with a real-time priority, so that what is measured is the director and the links,
 //! not how long the ends wait for a processor.
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes of a datagram: its number.
 const LEN: usize = 8;
 
-/// What to ask.
+/// Options of the probe.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProbeOptions {
     /// An echo service
@@ -40,7 +40,7 @@ pub struct ProbeOptions {
 pub struct Delays {
     /// Datagrams sent.
     pub sent: u64,
-    /// Those that did not come back.
+    /// Datagrams without an answer.
     pub lost: u64,
     /// The median.
     pub p50_ms: f64,
@@ -95,7 +95,7 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
     let count = u64::try_from(count).context("too many datagrams")?;
     let stolen = stolen_ms();
     let start = Instant::now();
-    // A datagram is due at a time that its number tells; what keeps it from leaving then counts.
+    // A datagram is due at a time that follows from its number; a late start counts as delay.
     let due = |number: u64| start + every * u32::try_from(number).unwrap_or(u32::MAX);
     let mut took: Vec<Duration> = thread::scope(|scope| {
         scope.spawn(|| {
@@ -138,7 +138,7 @@ fn measure(options: &ProbeOptions) -> Result<Delays> {
     })
 }
 
-/// What a hypervisor has taken of the processors' time since the machine started.
+/// Processor time that the hypervisor has used since the machine started.
 fn stolen_ms() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks = stat.split_ascii_whitespace().nth(8);

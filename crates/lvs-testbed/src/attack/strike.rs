@@ -10,7 +10,7 @@ use lvs_packet::frame::Frame;
 
 use super::{Means, find};
 
-/// Whom an attack is for.
+/// The target of an attack.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Target {
     /// The director's link-layer address
@@ -46,7 +46,7 @@ impl Target {
         (self.other4, port).into()
     }
 
-    /// A source that nobody is.
+    /// A source address without a host.
     pub(super) fn source4(&self, port: u16) -> SocketAddr {
         (Ipv4Addr::new(198, 18, 0, 7), port).into()
     }
@@ -69,7 +69,7 @@ pub(super) trait Volley {
     fn next(&mut self) -> Frame;
 }
 
-/// What to send, and how fast.
+/// Frames to send, and their rate.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StrikeOptions {
     /// The attack

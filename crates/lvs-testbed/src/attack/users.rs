@@ -23,7 +23,7 @@ pub(super) fn hostile(site: &Site, time: Duration) -> Result<u64> {
     nobody(site, time, &[])
 }
 
-/// As many users who know of no control socket and only compute.
+/// As many users that only compute, without the control socket.
 pub(super) fn compute(site: &Site, time: Duration) -> Result<u64> {
     nobody(site, time, &["--compute"])
 }
@@ -46,7 +46,7 @@ fn nobody(site: &Site, time: Duration, more: &[&str]) -> Result<u64> {
     answered.with_context(|| format!("not a number: {printed}"))
 }
 
-/// What such a user does.
+/// Actions of a hostile user.
 #[derive(Clone, Debug, clap::Args)]
 pub struct UserOptions {
     /// For so long, in milliseconds

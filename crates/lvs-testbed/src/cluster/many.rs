@@ -1,5 +1,5 @@
-//! Many directors: three that are all active behind a router with BIRD,
-//! under load, while one of them is taken out of service, dies, or does not hear the others.
+//! Three directors that are all active behind a router with BIRD, under load, while one of them is
+//! taken out of service, dies, or is disconnected from its peers.
 //!
 //! Their files are those of `examples/many-directors`, at the places that these name.
 
@@ -36,18 +36,19 @@ pub enum Scenario {
     Alone,
     /// The engine of one director is killed; lvsd starts another one.
     Engine,
-    /// The directors do not hear each other for a time; then one is taken out of service.
+    /// The directors are disconnected from each other for a time; then one is taken out of service.
     Partition,
     /// The engine of one director is stopped for three seconds.
     Stopped,
-    /// Of what directors tell each other, 5 of 100 packets are lost; one is taken out of service.
+    /// 5 of 100 packets of the replication are lost; one director is taken out of service.
     Loss,
     /// etcd, which names one of the servers, is lost to one director, then to all; then one is taken
     /// out of service.
     Etcd,
     /// One director has BIRD, one FRR and one ExaBGP; the latter two are taken out of service.
     Daemons,
-    /// The same by the TUN backend, whose engine is back too soon for who looks five times a second.
+    /// The same by the TUN backend, whose dataplane restarts faster than an observer that looks
+    /// five times a second.
     Routed,
     /// BIRD is killed on one director, and started again.
     Bird,
@@ -55,7 +56,7 @@ pub enum Scenario {
     Power,
 }
 
-/// What passes routes on to the router.
+/// The program that passes routes on to the router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Routing {
     Bird,
@@ -64,7 +65,7 @@ enum Routing {
 }
 
 impl Scenario {
-    /// What the director of this number has.
+    /// The routing program of the director of this number.
     const fn routing(self, number: usize) -> Routing {
         match (self, number) {
             (Self::Daemons | Self::Routed, 2) => Routing::Frr,
@@ -230,7 +231,7 @@ impl Lab {
             .collect()
     }
 
-    /// For who looks on.
+    /// Shows progress to a user.
     fn tell(&self, words: &str) {
         if self.options.live {
             eprintln!("\n--- {words}");
@@ -322,7 +323,7 @@ impl Lab {
         })
     }
 
-    /// What happens; how long the router took to follow, in milliseconds.
+    /// Carries out the scenario; returns the times until the router followed, in milliseconds.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match scenario {
             Scenario::Alone => std::thread::sleep(Duration::from_secs(2)),
@@ -425,7 +426,7 @@ impl Lab {
                 for host in self.hosts() {
                     super::end_loss(host)?;
                 }
-                // Nothing that is told is missing for good: it is TCP.
+                // No update is lost for good: the replication uses TCP.
                 self.wait_in_step()?;
                 for director in &self.directors {
                     let said = self.site.lvsadm_on(&director.host, "sync")?;
@@ -439,7 +440,7 @@ impl Lab {
     /// Connections that are established with a server, or any (`""`), as a director knows them.
     fn known(&self, director: &Director, server: &str) -> Option<u64> {
         let said = self.site.lvsadm_on(&director.host, "-L -c -n").ok()?;
-        // Those of a scenario before this one have been closed.
+        // The connections of the scenario before this one have been closed.
         let open = said
             .lines()
             .filter(|line| line.contains("ESTABLISHED") && line.contains(server));
@@ -474,7 +475,7 @@ impl Lab {
         super::wait_in_step(&self.site, &self.hosts()).with_context(|| self.logs())
     }
 
-    /// Waits until `lvsadm sync` on a director says so of another one.
+    /// Waits until `lvsadm sync` on a director shows this text about a peer.
     fn wait_said(&mut self, number: usize, peer: &str, words: &str) -> Result<()> {
         let host = &self.directors[number - 1].host;
         self.said
@@ -482,7 +483,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Waits until `lvsd` says that the third director's engine does not answer.
+    /// Waits until `lvsd` reports that the third director's dataplane does not answer.
     fn wait_stopped_said(&self) -> Result<String> {
         let mut said = String::new();
         wait_until("lvsd to say that the engine is silent", LIMIT, || {
@@ -547,7 +548,7 @@ impl Lab {
         })
     }
 
-    /// Does something, and says how many milliseconds later the router no longer used a director.
+    /// Runs an action, and returns the milliseconds until the router no longer used a director.
     fn timed(
         &mut self,
         number: usize,
@@ -616,7 +617,7 @@ impl Director {
             }
         }
         if let Some(etcd) = etcd {
-            // What it names is the last server of the first service.
+            // It names the last server of the first service.
             let mut servers = lvsd.match_indices("[[service.server]]\n");
             let (begin, _) = servers.nth(2).context("a server")?;
             let length = lvsd[begin..].find("\n\n").context("its end")? + 2;
@@ -660,7 +661,7 @@ impl Director {
             Routing::Bird => put(&self.host, "/etc/bird/bird.conf", &own(BIRD)),
             Routing::Frr => {
                 put(&self.host, "/etc/frr/frr.conf", &own(FRR))?;
-                // The daemons are told by vtysh.
+                // vtysh configures the daemons.
                 self.host
                     .sh("chown -R frr:frr /etc/frr; install -d -o frr -g frrvty -m 755 /run/frr")
                     .map(drop)

@@ -1,6 +1,6 @@
 //! `lvs-testbed cluster`: directors under load, while one of them dies, comes back, is taken out of
-//! service or does not hear the others. Two with keepalived are in [`pair`], three behind a router
-//! with BIRD in [`many`].
+//! service or is disconnected from its peers. Two with keepalived are in [`pair`], three behind a
+//! router with BIRD in [`many`].
 //!
 //! Their files are those of `examples`, at the places that these name. What is measured is what a
 //! client sees: downloads that come [evenly](crate::paced), each byte compared, and the longest
@@ -29,7 +29,7 @@ const DOWNLOAD: u64 = 1_000_000;
 /// Bytes a second of each download: 16 seconds.
 const RATE: u64 = 60_000;
 
-/// What is done.
+/// Options of the cluster scenarios.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ClusterOptions {
     /// List the scenarios
@@ -44,7 +44,7 @@ pub struct ClusterOptions {
     /// Downloads by IPv6 (nat and dr)
     #[arg(long)]
     pub ipv6: bool,
-    /// What stands between clients and servers: lvs, or haproxy for comparison (calm, kill, returns
+    /// Balancer between clients and servers: lvs, or haproxy for comparison (calm, kill, returns
     /// and planned, as a proxy of TCP)
     #[arg(long, default_value = "lvs")]
     pub director: Balancer,
@@ -102,7 +102,7 @@ impl ClusterOptions {
     }
 }
 
-/// What stands between clients and servers.
+/// Balancer between clients and servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Balancer {
     /// `lvsd` and its engine.
@@ -121,14 +121,14 @@ impl Balancer {
     }
 }
 
-/// What came of a scenario: one line of JSON.
+/// Result of a scenario: one line of JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
     /// Its name.
     pub scenario: String,
     /// How many directors there are.
     pub directors: usize,
-    /// What they are: `lvs` or `haproxy`.
+    /// The balancer: `lvs` or `haproxy`.
     pub director: String,
     /// The forwarding method: `proxy` with HAProxy.
     pub forward: String,
@@ -136,7 +136,7 @@ pub struct Outcome {
     pub family: String,
     /// Downloads, byte for byte.
     pub downloads: u64,
-    /// Those that failed.
+    /// Downloads that failed.
     pub broken: u64,
     /// Segments that servers had to send again.
     pub retransmissions: u64,
@@ -156,7 +156,7 @@ pub struct Outcome {
     /// of service or had died, in milliseconds.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub withdrawn_ms: Vec<u64>,
-    /// What `lvsadm sync` and `lvsd status` said meanwhile of what was wrong.
+    /// Faults that `lvsadm sync` and `lvsd status` reported during the scenario.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub said: Vec<String>,
     /// The first things that went wrong.
@@ -264,7 +264,7 @@ fn shown(client: &Host, load: &LoadOptions) -> Result<LoadReport> {
         .with_context(|| format!("not a report: {log}"))
 }
 
-/// A host has files of its own in `/etc` and `/run`; what it shared with others it still sees.
+/// Gives a host files of its own in `/etc` and `/run`; all other files are shared.
 fn own_files(host: &Host) -> Result<()> {
     let files = host.dir().join(format!("{}-etc", host.name()));
     fs::create_dir_all(&files)?;
@@ -289,7 +289,7 @@ fn put_key(host: &Host) -> Result<()> {
     host.sh("chmod 600 /etc/lvs/sync.key").map(drop)
 }
 
-/// Counters before a scenario, to tell what it added.
+/// Counters before a scenario, for the difference.
 #[derive(Debug)]
 struct Counters {
     sent_again: u64,
@@ -308,7 +308,7 @@ impl Counters {
         })
     }
 
-    /// What has come since.
+    /// The result since these counters were read.
     fn outcome(&self, site: &Site, report: LoadReport) -> Result<Outcome> {
         let now = Self::read(site)?;
         Ok(Outcome {
@@ -325,7 +325,7 @@ impl Counters {
     }
 }
 
-/// What directors have dropped, by reason.
+/// Packets that the directors have dropped, by reason.
 fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeMap<String, u64> {
     let mut lost = BTreeMap::new();
     for director in directors {
@@ -365,7 +365,7 @@ fn wait_in_step(site: &Site, directors: &[&Host]) -> Result<()> {
     wait_until("all directors to be in step", LIMIT, all)
 }
 
-/// Waits until `lvsadm sync` on a director says so of another one; what it said.
+/// Waits until `lvsadm sync` on a director shows this text about a peer; returns the output.
 fn wait_said(site: &Site, director: &Host, peer: &str, words: &str) -> Result<String> {
     let mut said = String::new();
     wait_until("lvsadm sync to say it", LIMIT, || {
@@ -433,7 +433,7 @@ fn end_etcd_loss(director: &Host) -> Result<()> {
     director.sh("nft delete table inet etcd").map(drop)
 }
 
-/// A member of etcd beside the first server, which names the last one; where it is.
+/// Starts a member of etcd next to the first server, which names the last one; returns its address.
 fn start_etcd(site: &Site) -> Result<(Proc, String)> {
     let host = &site.servers[0];
     let url = format!("http://{}:2379", site.real_address(0));
@@ -461,7 +461,8 @@ fn start_etcd(site: &Site) -> Result<(Proc, String)> {
     Ok((member, url))
 }
 
-/// Waits until these directors are told by etcd, or are not; what it has said holds.
+/// Waits until these directors have a connection to etcd, or have lost it; the last answer stays
+/// valid.
 fn wait_etcd(directors: &[&Host], told: bool, servers: usize) -> Result<()> {
     let is_told = |director: &Host| {
         let said = director.run(programs::find("lvsd").ok()?, &["status", "--json"]);

@@ -1,5 +1,5 @@
 //! Two directors with keepalived, under load, while one of them dies, comes back or is taken out of
-//! service, or the two do not hear each other.
+//! service, or the two are disconnected from each other.
 //!
 //! With NAT, their file is `examples/two-directors.toml`, at the place that it is for. For
 //! comparison, HAProxy may stand in the place of the director.
@@ -34,9 +34,9 @@ pub enum Scenario {
     Returns,
     /// Maintenance of one director, then of the other.
     Planned,
-    /// The active director finds its servers down, and nobody else does.
+    /// Only the active director finds its servers down.
     Quorum,
-    /// The directors do not hear each other's synchronisation for a time; then as planned.
+    /// The directors are disconnected from each other for a time; then as planned.
     Partition,
     /// The active director's engine is stopped for three seconds.
     Stopped,
@@ -161,7 +161,7 @@ pub fn play(scenario: Scenario, options: &ClusterOptions) -> Result<Outcome> {
     lab.start(1)?;
     lab.wait_track(1, 0)?;
     let mut load = options.load(&lab.site, 20_000);
-    // What a proxy took along will not come.
+    // Bytes in a proxy's buffers are lost with it.
     load.timeout_ms = 15_000;
     let client = lab.site.client.clone();
     let before = Counters::read(&lab.site)?;
@@ -206,7 +206,7 @@ impl Lab {
         let mut options = SiteOptions::new(&format!("cluster-{}", scenario.name()), forward);
         options.standby = true;
         if forward == Forward::Nat {
-            // Those of the example.
+            // The servers of the example.
             options.servers = 2;
         }
         options.vip = Vip::Engine;
@@ -218,7 +218,7 @@ impl Lab {
             super::put_key(host)?;
         }
         if forward == Forward::Nat && cluster.director == Balancer::Lvs {
-            // What the servers send to is keepalived's to move.
+            // keepalived moves the address that the servers send to.
             for server in &site.servers {
                 server.sh(
                     "ip route replace default via 10.0.0.254; ip route replace default via fd00:10::254",
@@ -334,7 +334,7 @@ impl Lab {
         Ok(text)
     }
 
-    /// What IPv6 adds to the file: the same service and servers by IPv6.
+    /// The IPv6 part of the file: the same service and servers by IPv6.
     fn by_ipv6(&self) -> Result<String> {
         let mut text = format!(
             "\n[[service]]\nname = \"web6\"\naddress = \"[{}]:80\"\nscheduler = \"rr\"\nforward = \"{}\"\n",
@@ -437,7 +437,7 @@ impl Lab {
         }
     }
 
-    /// For who looks on.
+    /// Shows progress to a user.
     fn tell(&self, words: &str) {
         if self.live {
             eprintln!("\n--- {words}");
@@ -460,7 +460,7 @@ impl Lab {
 
     fn wait_track(&self, index: usize, value: i64) -> Result<()> {
         if self.kind == Balancer::HaProxy {
-            // Long enough to have heard the other one.
+            // Long enough to receive the other's advertisement.
             std::thread::sleep(Duration::from_secs(2));
             return Ok(());
         }
@@ -480,7 +480,8 @@ impl Lab {
         said["peers"][0]["lent"].as_u64()
     }
 
-    /// What happens, and for how long the virtual address was gone at each change.
+    /// Carries out the scenario; returns for how long the virtual address was absent at each
+    /// change.
     fn change(&mut self, scenario: Scenario, downloads: u64) -> Result<Vec<u64>> {
         match self.kind {
             Balancer::Lvs => {
@@ -488,7 +489,7 @@ impl Lab {
                     self.lent(1) == Some(downloads)
                 })
                 .with_context(|| format!("it knows {:?}", self.lent(1)))?;
-                // Either hears the other: who has just started is connected to a moment later.
+                // Both are connected: the one that has just started is connected to a moment later.
                 super::wait_in_step(&self.site, &self.hosts())?;
             }
             Balancer::HaProxy => wait_until("all connections", LIMIT, || {
@@ -613,7 +614,7 @@ impl Lab {
         Ok(())
     }
 
-    /// What a director sends to servers itself is lost; what it forwards is not.
+    /// Drops packets that the director itself sends to servers; forwarded packets pass.
     fn blind(&mut self, index: usize) -> Result<()> {
         self.tell(&format!("director {}: finds its servers down", index + 1));
         let servers = 0..self.site.servers.len();
@@ -638,7 +639,7 @@ impl Lab {
             .map(drop)
     }
 
-    /// Does something, waits until a director is active, and says for how long nobody was.
+    /// Runs an action, waits until a director is active, and returns for how long none was.
     fn outage(
         &mut self,
         deed: impl FnOnce(&mut Self) -> Result<()>,
@@ -654,7 +655,7 @@ impl Lab {
         deed(self)?;
         self.wait_active(then_active)?;
         self.ask_by_ipv6()?;
-        // Longer than the neighbours' announcements take, and whoever takes it back.
+        // Longer than the neighbours' announcements and the take-over take.
         std::thread::sleep(Duration::from_millis(1500));
         let _ = ping.stop(Signal::SIGINT);
         longest_gap(&ping.log())
@@ -702,7 +703,7 @@ impl Lab {
         }
         director.host.sh("rm -rf /run/lvs")?;
         director.host.sh(&match two_arms {
-            // What keepalived gave the host does not outlive a host either.
+            // Addresses that keepalived gave the host end with the host.
             true => format!(
                 "ip addr del 10.0.0.254/24 dev eth1 || true; ip addr del {vip}/32 dev eth0 || true\n\
                  ip link set eth0 up; ip link set eth1 up\n\
@@ -770,7 +771,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_gap_is_found() {
+    fn longest_gap_is_found() {
         let mut log = String::from("PING 192.0.2.10\n");
         for n in 0..20 {
             let at = 100.0 + f64::from(n) * 0.01 + if n > 9 { 0.5 } else { 0.0 };

@@ -149,7 +149,7 @@ pub(super) struct Bed {
     pub(super) director: Director,
     pub(super) now: Instant,
     pub(super) net: Table,
-    /// What rules route to the host although it is not an address of it.
+    /// Prefixes that rules route to the host, although they are no addresses of it.
     routed: Vec<Prefix>,
     pipeline: Pipeline,
     intercept: Intercept,
@@ -168,7 +168,7 @@ pub(super) struct Bed {
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        // What is in the programs' memory goes before they are used again.
+        // The director releases the programs' memory before the programs are used again.
         self.director = Director::new(Options {
             max_connections: 1,
             ..Options::default()
@@ -224,7 +224,7 @@ impl Bed {
         })
     }
 
-    /// Those of the last case that had a table of this size, or new ones.
+    /// The programs of the last case with a table of this size, or new ones.
     fn programs(options: &Options) -> Replayed<Programs> {
         let idle = IDLE.with_borrow_mut(|idle| idle.remove(&options.max_connections));
         if let Some(idle) = idle {
@@ -248,7 +248,8 @@ impl Bed {
         self.change().0
     }
 
-    /// Applies what a case or its `config` says: sysctls, timeouts, marks, local prefixes, MTUs.
+    /// Applies the settings of a case or its `config`: sysctls, timeouts, marks, local prefixes,
+    /// MTUs.
     pub(super) fn set_up(&mut self, config: &Value) -> Replayed<()> {
         for (name, value) in config.fields("sysctl").into_iter().flatten() {
             self.control().set_sysctl(name, &sysctl_text(value))?;
@@ -336,7 +337,7 @@ impl Bed {
         self.routed.push(prefix);
     }
 
-    /// Edits a real server: what the step does not say stays.
+    /// Edits a real server: fields that the step does not contain stay.
     pub(super) fn edit_server(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
         let addr = place(step)?;
         let known = self.director.control.service(key).and_then(|service| {
@@ -358,7 +359,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Edits a service: what the step does not say stays.
+    /// Edits a service: fields that the step does not contain stay.
     pub(super) fn edit_service(&mut self, key: &ServiceKey, step: &Value) -> Replayed<()> {
         let known = self.director.control.service(key);
         let mut config = known.ok_or(lvs_core::Error::NoService)?.config().clone();
@@ -553,7 +554,7 @@ impl Bed {
         let Ok(packet) = parse::ip(ip, false) else {
             return true;
         };
-        // What has a mark is intercepted by the rules that mark it.
+        // Packets with a mark are intercepted by the rules that mark them.
         let tuple = packet.meta(ip, Hook::Local, 0).tuple;
         if self
             .marks
@@ -564,7 +565,7 @@ impl Bed {
         }
         let icmp = packet.is_icmp().then(|| packet.icmp(ip, Hook::Local, 0));
         let inner = match icmp {
-            // A fragment does not tell what an error is about.
+            // A fragment does not contain the packet that an error is about.
             Some(Icmp::Error(error)) if packet.fragment.is_none() => {
                 Some((error.inner.protocol, error.inner.dst))
             }
@@ -579,7 +580,7 @@ impl Bed {
             return;
         };
         for packet in done.sent {
-            // What the host makes itself passes the director, too.
+            // The host's own packets pass the director, too.
             self.arrive(HOST, &packet, rounds - 1);
         }
         for packet in done.forwarded {

@@ -126,7 +126,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
         })
 }
 
-/// What a sysctl is written with.
+/// The text that is written to a sysctl.
 pub(crate) fn sysctl_text(value: &Value) -> String {
     value
         .as_str()
@@ -148,7 +148,7 @@ pub(super) fn protocol(name: &str) -> anyhow::Result<Protocol> {
     })
 }
 
-/// The service that an object names; `proto` where it does not say it itself.
+/// The service that an object names; `proto` is the default protocol.
 pub(super) fn service_key(value: &Value, proto: Option<&str>) -> anyhow::Result<ServiceKey> {
     if let Some(mark) = value.maybe_number("fwmark") {
         return Ok(ServiceKey::Mark {
@@ -184,7 +184,7 @@ fn flags(names: &[Value]) -> anyhow::Result<ServiceFlags> {
     Ok(flags)
 }
 
-/// Changes `config` to what an object says; what it does not say stays.
+/// Changes `config` according to an object; fields that it does not contain stay.
 pub(super) fn configure(
     config: &mut ServiceConfig,
     family: Family,
@@ -212,7 +212,7 @@ pub(super) fn configure(
     Ok(())
 }
 
-/// Changes `config` to what an object says; what it does not say stays.
+/// Changes `config` according to an object; fields that it does not contain stay.
 pub(super) fn configure_server(config: &mut ServerConfig, value: &Value) -> anyhow::Result<()> {
     if let Some(weight) = value.maybe_number("weight") {
         config.weight = i32::try_from(weight)?;

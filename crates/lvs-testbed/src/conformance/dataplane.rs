@@ -1,4 +1,4 @@
-//! The recordings' test bed behind a control socket, for tests of what clients say to a dataplane.
+//! The recordings' test bed behind a control socket, for tests of a dataplane's clients.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ use super::report::Log;
 /// The size of the kernel's connection table, which listings print.
 const KERNEL_TABLE_SIZE: u32 = 4096;
 const LOOPBACK_MTU: u32 = 65_536;
-/// Those of the test bed's networks.
+/// Broadcast addresses of the test bed's networks.
 const BROADCASTS: [[u8; 4]; 3] = [[127, 255, 255, 255], [10, 255, 0, 255], [10, 1, 255, 255]];
 
 /// A dataplane in memory: its packets are what a test injects, its clock is moved by the test.
@@ -57,7 +57,7 @@ impl MemoryDataplane {
         self.call(call, &mut Sink::new(0, &mut std::io::sink()))
     }
 
-    /// Applies what a recording says of the network and the host; see [`Bed::set_up`].
+    /// Applies a recording's network and host; see [`Bed::set_up`].
     pub(crate) fn set_up(&self, config: &Value) -> Result<()> {
         Ok(self.bed().set_up(config)?)
     }

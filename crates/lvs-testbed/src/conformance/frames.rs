@@ -140,7 +140,7 @@ fn sctp_chunk(name: &str) -> anyhow::Result<(u8, u8)> {
     })
 }
 
-/// What an IP packet says.
+/// The fields of an IP packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Read<'a> {
     pub(super) protocol: u8,
@@ -189,7 +189,7 @@ pub(super) fn read(packet: &[u8]) -> Option<Read<'_>> {
     })
 }
 
-/// What the host's own answers are called in the recordings.
+/// Name of the host's own answers in the recordings.
 pub(super) fn reply_name(packet: &[u8]) -> String {
     let Some(read) = read(packet) else {
         return "unreadable".to_owned();

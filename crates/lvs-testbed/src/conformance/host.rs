@@ -16,12 +16,12 @@ use lvs_packet::wire::icmp::{self, ErrorKind};
 use lvs_packet::wire::ip_options::Refused;
 use lvs_packet::wire::{be16, decrement_ttl, ip_options, ipv4, ipv6, is_ipv6, put16, tcp, udp};
 
-/// What the host did with a packet.
+/// Result of a packet at the host.
 #[derive(Debug, Default)]
 pub(super) struct Done {
     /// Packets of its own.
     pub(super) sent: Vec<Vec<u8>>,
-    /// Packets of others, passed on.
+    /// Forwarded packets of other hosts.
     pub(super) forwarded: Vec<Vec<u8>>,
 }
 
@@ -40,8 +40,8 @@ pub(super) struct Host {
     reassembler: Reassembler,
     /// Whether it has SCTP; what that answers is not recorded.
     pub(super) sctp: bool,
-    /// What routers have told of the ways to servers, where that is less than an error of its own
-    /// may have.
+    /// Path MTUs to servers that routers have reported, if they are smaller than an ICMP error may
+    /// be.
     short_ways: HashMap<Ipv4Addr, usize>,
 }
 
@@ -74,8 +74,8 @@ fn shortened(mut ip: Vec<u8>, mtu: usize) -> Vec<u8> {
     ip
 }
 
-/// Writes what the options of an IPv4 packet ask a router for: `route` into the record of its
-/// route, `stamp` beside the time.
+/// Fills in the options of an IPv4 packet like a router: `route` into the record of its route,
+/// `stamp` next to the time.
 fn fill_options(ip: &mut [u8], net: &Table, route: IpAddr, stamp: IpAddr) {
     const TIME: u32 = 1;
     if let (false, IpAddr::V4(route), IpAddr::V4(stamp)) = (is_ipv6(ip), route, stamp)
@@ -118,7 +118,7 @@ impl Host {
         }
         let mut ip = ip[..packet.len].to_vec();
         if local {
-            // What is for the host itself needs no right checksum any more, and keeps the old one.
+            // The host itself does not verify the checksum again, and keeps the old one.
             let sum = be16(&ip, ipv4::field::CHECKSUM);
             fill_options(&mut ip, net, packet.dst, packet.dst);
             if !packet.is_ipv6() {
@@ -133,7 +133,7 @@ impl Host {
                 forward(ip, &packet, None, net)
             });
         };
-        // A router looks at each fragment of IPv4 by itself.
+        // A router handles each fragment of IPv4 separately.
         if !local && !packet.is_ipv6() && packet.ttl <= 1 {
             return Some(forward(ip, &packet, None, net));
         }
@@ -141,7 +141,7 @@ impl Host {
         // been.
         let whole = match self.reassembler.push(ip, &packet, part, local, now) {
             Ok(whole) => whole?,
-            // It waits for no others, and only a router has a use for it.
+            // It is not reassembled, and only a router has a use for it.
             Err(FrameDrop::TinyFragment) if !local => return Some(forward(ip, &packet, None, net)),
             Err(_) => return None,
         };
@@ -169,7 +169,7 @@ impl Host {
     }
 }
 
-/// What becomes of a packet whose IPv4 options no host takes.
+/// Result for a packet whose IPv4 options no host accepts; `None` for valid options.
 fn refused_options(ip: &[u8], packet: &Packet, net: &Table) -> Option<Done> {
     if packet.is_ipv6() {
         return None;
@@ -202,7 +202,7 @@ fn error(kind: ErrorKind, ip: &[u8], packet: &Packet, src: IpAddr) -> Option<Vec
     icmp::error(&mut frame, kind, ip, src, 0).then(|| frame.bytes().to_vec())
 }
 
-/// Local delivery: nobody listens.
+/// Local delivery: the host has no listeners.
 fn deliver(ip: &[u8], packet: &Packet) -> Done {
     const RST: u8 = 4;
     let l4 = &ip[packet.l4..packet.len];
@@ -219,7 +219,7 @@ fn deliver(ip: &[u8], packet: &Packet) -> Done {
             }
         }
         Protocol::UDP => {
-            // What is behind the datagram is not quoted.
+            // Bytes behind the datagram are not quoted.
             let whole = udp::end(ip, packet.l4).map(|end| &ip[..end]);
             whole
                 .filter(|ip| udp::is_intact(ip, packet.l4))

@@ -57,7 +57,7 @@ pub struct ConformanceOptions {
     show: usize,
 }
 
-/// What became of the cases of one kind.
+/// Results of the cases of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// As the kernel did it.
@@ -66,7 +66,7 @@ pub struct Tally {
     pub failed: usize,
     /// Not replayed, for lack of something that is not built yet.
     pub skipped: BTreeMap<String, usize>,
-    /// What the programs of the path in the kernel have forwarded.
+    /// Packets that the kernel fast path has forwarded.
     pub forwarded: Forwarded,
 }
 
@@ -88,7 +88,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// What became of all cases, by kind: `schedulers`, `persistence`, `tcpstates`, `packets`, `ftp`,
+/// Results of all cases, by kind: `schedulers`, `persistence`, `tcpstates`, `packets`, `ftp`,
 /// `stats`, `proc`, `sync`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConformanceReport {
@@ -98,7 +98,7 @@ pub struct ConformanceReport {
     pub mismatches: Vec<String>,
 }
 
-/// What came of one case.
+/// Result of one case.
 enum Outcome {
     Passed,
     Failed(Vec<Mismatch>),
@@ -138,7 +138,7 @@ fn kind(case: &Value) -> &'static str {
 
 fn replay(case: &Value, log: &mut Log) -> Replayed<()> {
     let kind = kind(case);
-    // What a backup is sent is no frame.
+    // A message to a backup is no frame.
     if kind == "sync" && case.get("datagrams").is_none() {
         return sync::replay_backup(case, log);
     }
@@ -183,7 +183,7 @@ fn replay_all(case: &Value, log: &mut Log) -> Result<(), String> {
     }
 }
 
-/// What was seen with the programs of the path in the kernel, beside what was seen without.
+/// Compares the trace with the kernel fast path to the trace without it.
 fn compare_traces(plain: &Seen, log: &mut Log) {
     let seen = log.seen.clone();
     let (expected, got) = (&plain.trace, &seen.lock().trace);

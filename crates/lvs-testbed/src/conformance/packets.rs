@@ -217,7 +217,7 @@ fn differences(
     found
 }
 
-/// What is to hold for a field that varies.
+/// Checks the rule for a field that varies.
 fn check_masked(
     field: &str,
     expected: &Expected<'_>,
@@ -428,7 +428,7 @@ fn blocks(text: &str, expires: Option<usize>) -> Vec<(String, i64)> {
             }
             _ => match (column, number) {
                 (Some(column), Some(number)) => {
-                    // What is in front of it is padded to its right end.
+                    // The text in front of it is padded to its right end.
                     let at = line.rfind(column).unwrap_or(line.len());
                     let end = at + column.len();
                     let front = line[..at].trim_end();
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn gue_flows_behind_extension_headers_are_told_apart() {
+    fn gue_flows_behind_extension_headers_are_distinguished() {
         let expected = Expected {
             device: "sv",
             frame: Vec::new(),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::kernel_path::Forwarded;
 
-/// What a case's frames go through.
+/// The path of a case's frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Through {
     /// The packet path.
@@ -16,14 +16,14 @@ pub enum Through {
     InKernel,
 }
 
-/// What is seen while a case is replayed.
+/// Observations during the replay of a case.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     /// Whether anybody wants a trace.
     pub(super) traced: bool,
     /// After each frame and each wait: what has left, and what is listed.
     pub(super) trace: Vec<Vec<String>>,
-    /// What the programs have forwarded.
+    /// Packets that the programs have forwarded.
     pub(super) forwarded: Forwarded,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// That of a case that goes `through` this, and is `traced` if somebody wants to compare.
+    /// The log of a case that uses this path, `traced` if it is to be compared.
     pub(super) fn new(through: Through, traced: bool) -> Self {
         let log = Self {
             through,

@@ -145,7 +145,7 @@ impl Replay<'_> {
             self.bed.inject(SERVERS, &from_server(server.ip(), &packet))
         };
         let (forwarded, source, reply) = self.read(&sent, from_the_client);
-        // What the host makes of SCTP is its own affair.
+        // The host's answers to SCTP are not compared.
         if step.maybe_text("reply") != Some("local-stack") {
             log.compare("forwarded", &step.maybe_text("forwarded"), &forwarded);
             log.compare("reply", &step.maybe_text("reply"), &reply.as_deref());
@@ -159,7 +159,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// To whom a packet went, from where it seemed to come, or what was answered.
+    /// The destination of a packet, its apparent source, or the answer to it.
     fn read(
         &self,
         sent: &[Emitted],

@@ -34,9 +34,9 @@ impl Known {
         Ok(())
     }
 
-    /// Where the frames went: `addr:port` of a server, or the reply that the client got, or
-    /// nowhere. Frames of direct routing and tunnels do not say the server's configured port:
-    /// `expected` if it is one of those possible.
+    /// Destination of the frames: `addr:port` of a server, or the reply that the client received,
+    /// or nowhere. Frames of direct routing and tunnels do not contain the server's configured
+    /// port: the result is `expected` if it is one of the possible ones.
     pub(super) fn whither(
         &self,
         sent: &[Emitted],

@@ -9,7 +9,7 @@ const SESSION: u64 = 100;
 /// Once in so many command lines, an option that does not belong there.
 const STRAY: usize = 12;
 
-/// What the host of every session knows.
+/// The hosts file of every session.
 const HOSTS: &str = "\
 127.0.0.1 localhost
 ::1 localhost
@@ -499,7 +499,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_makes_the_same_sessions() {
+    fn seed_reproduces_sessions() {
         let sessions = sessions(7, 250);
         assert_eq!(sessions, super::sessions(7, 250));
         assert_ne!(sessions, super::sessions(8, 250));

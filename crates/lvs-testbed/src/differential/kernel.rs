@@ -52,7 +52,7 @@ pub(super) struct Kernel {
     taps: [TunDevice; 2],
 }
 
-/// What a server's link-layer address is made of.
+/// The link-layer address of a server.
 fn server_mac(addr: IpAddr) -> String {
     let [a, b, c, d] = match addr {
         IpAddr::V4(addr) => addr.octets(),
@@ -247,7 +247,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Changes the only service's server, as a step says it.
+    /// Changes the only service's server according to a step.
     pub(super) fn change(&self, config: &Value, step: &Value) -> anyhow::Result<()> {
         let service = &config.items("services")[0];
         let known = service
@@ -278,8 +278,8 @@ impl Kernel {
         self.drain()
     }
 
-    /// What has left, but for what is addressed to everybody: requests for neighbours, reports of
-    /// groups.
+    /// Takes the sent packets, without requests for neighbours, reports of groups and other packets
+    /// to all hosts.
     pub(super) fn drain(&self) -> anyhow::Result<Vec<Emitted>> {
         let mut emitted = Vec::new();
         for (tap, (device, _)) in self.taps.iter().zip(LINKS) {
@@ -327,7 +327,7 @@ impl Kernel {
 
     /// The connections, as a step of a recording.
     pub(super) fn connections() -> anyhow::Result<Value> {
-        // In one piece: between two the kernel counts anew where it was, and an entry that has
+        // One read: between two reads the kernel counts its position again, and an entry that has
         // ended hides another one.
         let mut text = vec![0; 1 << 20];
         let len = File::open("/proc/thread-self/net/ip_vs_conn")?.read(&mut text)?;
@@ -336,7 +336,7 @@ impl Kernel {
             .lines()
             .skip(1)
             .map(|line| entry(line).with_context(|| format!("an entry like {line:?}")))
-            // What ends at the next tick has ended already.
+            // An entry that ends at the next tick has ended already.
             .filter(|entry| !entry.as_ref().is_ok_and(|entry| entry["expires"] == 0))
             .collect::<anyhow::Result<_>>()?;
         Ok(json!({"op": "conns", "entries": entries}))

@@ -1,4 +1,4 @@
-//! The real kernel and ipvsadm against ours, with cases that nobody has thought of.
+//! Random cases for the real kernel and ipvsadm, compared with ours.
 //!
 //! ```text
 //!  seed ─▶ cases ─▶ `lvs-testbed record`, run on a kernel with IPVS ─▶ recording ─▶ conformance, transcripts
@@ -61,7 +61,7 @@ pub struct RecordOptions {
 
 /// Cases that one start of the kernel judges.
 const CHUNK: usize = 64;
-/// What a line begins with that stands for a case without a recording.
+/// Prefixes of lines for cases without a recording.
 const UNSTABLE: &str = "unstable ";
 const DEVIATION: &str = "deviation ";
 

@@ -74,7 +74,7 @@ const SYSCTLS: [(&str, &[i64]); 8] = [
 /// Port of the tunnels that have one.
 const GUE: u16 = 6080;
 
-/// Who is there.
+/// The hosts of a case.
 #[derive(Clone, Debug)]
 struct Scene {
     protocol: Protocol,
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_makes_the_same_cases() {
+    fn seed_reproduces_cases() {
         for number in 0..50 {
             let case = case(3, number);
             assert_eq!(case, super::case(3, number));

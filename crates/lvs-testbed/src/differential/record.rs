@@ -15,7 +15,7 @@ const IP: usize = 14;
 const IPIP: Protocol = Protocol(4);
 const GRE: Protocol = Protocol(47);
 
-/// What one run of a case showed.
+/// Observations of one run of a case.
 struct Run {
     /// For each step, what left.
     out: Vec<Vec<Emitted>>,
@@ -28,7 +28,7 @@ fn run(case: &Value) -> anyhow::Result<Run> {
     let kernel = Kernel::new(config)?;
     let mut out: Vec<Vec<Emitted>> = Vec::new();
     for step in case.items("steps") {
-        // What is late belongs to the step before.
+        // Late packets belong to the step before.
         let late = kernel.drain()?;
         if let Some(last) = out.last_mut() {
             last.extend(late);
@@ -168,11 +168,11 @@ fn mask(
     (!(0..one.len()).any(differ)).then_some(fields)
 }
 
-/// What came of recording a case.
+/// Result of recording a case.
 pub(super) enum Recorded {
-    /// What the kernel did.
+    /// The kernel's behaviour.
     Case(Value),
-    /// It varies more than a recording can say; what does.
+    /// It varies more than a recording can express; the varying part.
     Unstable(String),
     /// It reaches a deviation that docs/decisions.md lists; the name of the deviation.
     Deviation(String),
@@ -184,8 +184,8 @@ fn echoes_options(frame: &[u8]) -> bool {
     ip.len() >= ipv4::HEADER_LEN && (0x46..0x50).contains(&ip[0]) && ip[8] == 64
 }
 
-/// What a frame of the host's own would be if it did not echo IPv4 options; `None` if there would
-/// be more in it.
+/// The frame of the host as it would be without echoed IPv4 options; `None` if the frame would then
+/// quote more.
 fn without_echoed_options(frame: Vec<u8>) -> Option<Vec<u8>> {
     const LONGEST_ERROR: u16 = 576;
     if !echoes_options(&frame) {
@@ -279,7 +279,7 @@ fn has_sctp() -> bool {
     std::path::Path::new("/proc/sys/net/sctp").exists()
 }
 
-/// Whether a frame is what the host's own SCTP says: it starts its way here.
+/// Whether a frame is an answer of the host's own SCTP: such a frame starts here.
 fn is_own_sctp(frame: &[u8]) -> bool {
     let ip = frame.get(IP..).unwrap_or_default();
     match ip.first().map(|first| first >> 4) {
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_varies_is_masked() {
+    fn only_varying_fields_are_masked() {
         let (a, b) = ("10.255.0.1:4000", "10.1.0.1:6080");
         let mut whole = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         ipv4::set_id(&mut whole, 7);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identification_of_the_kernels_own_is_masked_though_it_did_not_vary() {
+    fn identification_of_kernel_is_masked_without_variation() {
         let (a, b) = ("10.255.0.1:4000", "10.1.0.1:53");
         let mut whole = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         for (id, masked) in [(7, false), (0, false), (8, true)] {
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_varies_behind_other_headers_is_found() {
+    fn varying_fields_behind_other_headers_are_found() {
         let (a, b) = ("[2001:db8::1]:4000", "[2001:db8::2]:53");
         let mut six = packet::udp(a.parse().unwrap(), b.parse().unwrap(), b"hello");
         packet::with_extension(&mut six, ipv6::FRAGMENT, &[0, 1, 1, 2, 3, 4]);

@@ -1,6 +1,6 @@
-//! What fuzz targets do with their bytes. The targets themselves, under `fuzz/`, only call these; a
-//! test calls them with random bytes, so that they run without a fuzzer too. Each panics if
-//! something is wrong and says nothing otherwise.
+//! The bodies of the fuzz targets. The targets under `fuzz/` only call them. A test calls them with
+//! random bytes, so that they also run without a fuzzer. Each panics on a fault, and prints nothing
+//! otherwise.
 
 pub mod naive;
 mod rules;
@@ -37,7 +37,7 @@ pub fn pipeline(bytes: &[u8]) {
     squall(bytes);
 }
 
-/// What a real server says to a health check, to every parser of it.
+/// Gives the bytes, as a real server's answer to a health check, to every parser of such answers.
 pub fn replies(bytes: &[u8]) {
     lvsd::health::probe::fuzz::reply(bytes);
     lvsd::sources::fuzz_dns(bytes);
@@ -100,8 +100,8 @@ fn operation(entropy: &mut Entropy<'_>) -> Op {
     }
 }
 
-/// What a peer tells, read and taken over: whatever it is, one of the two has each connection, and
-/// what is not there any more is in no sum.
+/// Reads and applies a peer's message. Whatever it contains, one of the two directors owns each
+/// connection, and removed connections are in no digest.
 pub fn peer_decode(bytes: &[u8]) {
     const PEER: usize = 7;
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
@@ -195,8 +195,8 @@ fn peer_services(bytes: &[u8]) {
     assert_eq!(heard.compare(&heard).count(), 0);
 }
 
-/// Synchronisation messages, read and taken over by a backup: whatever they say, the connections
-/// end one day and the servers are free.
+/// A backup reads and applies synchronisation messages. Whatever they contain, the connections end
+/// one day and the servers are free.
 pub fn sync_decode(bytes: &[u8]) {
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
     // Most random lengths are wrong and stop the reader: make them right, or leave them.

@@ -565,7 +565,7 @@ impl Pair {
         pair
     }
 
-    /// Whatever happened, in the end nothing is left of it.
+    /// In the end no connection is left, for any sequence of operations.
     pub fn finish(mut self) {
         self.apply(&Op::Wait(10_000));
         assert!(self.director.shard.is_empty());
@@ -615,7 +615,7 @@ impl Pair {
                     Verdict::Reply(_) => Err("reply"),
                 };
                 assert_eq!(got, expected);
-                // What has ended stays until the host may have answered.
+                // An ended connection stays until the host may have answered.
                 self.director.advance(now);
             }
             Op::FromServer(s, c, flags) => {

@@ -12,7 +12,7 @@ use lvs_core::api::Call;
 use lvs_core::ipvsadm::{self, Numeric};
 use lvs_core::mark;
 use lvs_process::server::Handle;
-use lvsd::convert::{Kind, Options, convert};
+use lvsd::convert::{Options, SourceFormat, convert};
 
 use crate::conformance::MemoryDataplane;
 
@@ -41,9 +41,9 @@ static DATAPLANE: LazyLock<(Arc<MemoryDataplane>, Handle, SocketAddr)> = LazyLoc
 /// From this first byte on, other programs' files are converted.
 const CONVERSION: u8 = 250;
 
-/// The first byte says what the rest is: rules in the form of `ipvsadm-save`, rules for marks, a
-/// configuration of `lvsd`, lines on the control socket, or a file of another program's that is
-/// converted. None of it may panic, and the dataplane must answer afterwards.
+/// The first byte selects the kind of the rest: rules in the form of `ipvsadm-save`, rules for
+/// marks, a configuration of `lvsd`, lines on the control socket, or a file of another program to
+/// convert. None of it may panic, and the dataplane must answer afterwards.
 pub fn rules(bytes: &[u8]) {
     let (&kind, text) = bytes.split_first().unwrap_or((&0, &[]));
     if kind >= CONVERSION {
@@ -60,7 +60,7 @@ pub fn rules(bytes: &[u8]) {
 fn commands(text: &[u8]) {
     let dataplane = &DATAPLANE.0;
     for (_, words) in ipvsadm::rules(text) {
-        // What is refused is refused with a text.
+        // Each refusal has a text.
         match ipvsadm::parse("ipvsadm", &words, &Numeric) {
             Ok(command) => {
                 if let Some(call) = command.call() {
@@ -95,7 +95,7 @@ fn marks(text: &str) {
     match mark::parse_rules(text) {
         Ok(rules) => {
             for rule in &rules {
-                // What is shown is what was meant.
+                // The shown rule parses to the same rule.
                 let shown = rule.to_string();
                 let words: Vec<&str> = shown.split_ascii_whitespace().collect();
                 let again = mark::MarkRule::parse(&words);
@@ -126,12 +126,12 @@ fn configuration(text: &str) {
     }
 }
 
-/// What comes of another program's file is TOML, with as many services as `lvsd` can read.
+/// The conversion of another program's file is TOML, with as many services as `lvsd` can read.
 fn conversion(kind: u8, text: &str) {
     let kind = match kind % 3 {
-        0 => Kind::Keepalived,
-        1 => Kind::Ldirectord,
-        _ => Kind::LvsConf,
+        0 => SourceFormat::Keepalived,
+        1 => SourceFormat::Ldirectord,
+        _ => SourceFormat::LvsConf,
     };
     let options = Options {
         include: &|_, _| Err("no such file".to_owned()),

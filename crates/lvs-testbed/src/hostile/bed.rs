@@ -1,4 +1,4 @@
-//! The packet path and a director in memory, and a judge beside them.
+//! The packet path and a director in memory, and an independent oracle.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddrV4};
@@ -42,10 +42,10 @@ fn options(entropy: &mut Entropy<'_>) -> Options {
     }
 }
 
-/// What a storm has shown.
+/// Results of the fuzz frames.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// What became of the frames.
+    /// Counters of the frames' fates.
     pub counters: Counters,
     /// Packets that left with a transport checksum that the judge has found right.
     pub right: u64,
@@ -125,16 +125,16 @@ fn table(scene: &Scene, entropy: &mut Entropy<'_>) -> Table {
     }
 }
 
-/// What is known of a packet that came in.
+/// Properties of a received packet.
 #[derive(Clone, Debug)]
 struct Came {
     protocol: Option<u8>,
     health: Health,
-    /// What it quotes may come back with a wrong header: it is an ICMP error about such a packet
-    /// of IPv4, or about a tunnel packet, whose content is passed on as it is.
+    /// Its quoted packet may come back with a wrong header: it is an ICMP error about such a packet
+    /// of IPv4, or about a tunnel packet, whose content is forwarded unchanged.
     about_wrong: bool,
-    /// It is a first fragment of IPv6 that ends before the header of its protocol does: these
-    /// bytes wait for no others, and leave as they are or not at all.
+    /// It is a first fragment of IPv6 that ends before the header of its protocol does: these bytes
+    /// are not reassembled, and leave unchanged or not at all.
     tiny: Option<Vec<u8>>,
 }
 
@@ -186,7 +186,7 @@ pub struct Bed {
     programs: Option<Programs>,
     /// Packets that were decided on in passing; `None` if all take the long way.
     passed: Option<u64>,
-    /// What has left, while it is to be compared.
+    /// Sent frames, if they are to be compared.
     left: Option<Vec<(PortId, Frame)>>,
     summary: Summary,
 }
@@ -208,7 +208,7 @@ impl Bed {
     /// # Panics
     /// As [`new`](Self::new).
     pub fn in_kernel(scene: &Scene, entropy: &mut Entropy<'_>) -> Result<Self, InKernelError> {
-        // What the table will look like is known when all choices before it are made.
+        // The layout of the table follows from all choices before it.
         let mut before = entropy.clone();
         drop(table(scene, &mut before));
         let control = Control::new(options(&mut before));
@@ -286,7 +286,7 @@ impl Bed {
         self.pipeline.counters.received
     }
 
-    /// Does what `act` says.
+    /// Carries out a step.
     ///
     /// # Panics
     /// If something that must hold does not.
@@ -322,12 +322,12 @@ impl Bed {
         self.passed.unwrap_or(0)
     }
 
-    /// What became of the frames so far.
+    /// Counters of the frames' fates so far.
     pub const fn counters(&self) -> &Counters {
         &self.pipeline.counters
     }
 
-    /// What is listed: connections in order, and the counters of everything, of services and
+    /// The listing: connections in order, and the counters of the director, of services and
     /// servers.
     pub fn tell(&mut self) -> Vec<String> {
         if let Some(programs) = &self.programs {
@@ -376,7 +376,7 @@ impl Bed {
         self.bounds();
     }
 
-    /// Lets everything end, and says what was seen.
+    /// Lets everything end, and returns the summary.
     ///
     /// # Panics
     /// If something is left.
@@ -432,7 +432,7 @@ impl Bed {
             }
             for (port, frames) in self.output.queues() {
                 for frame in frames {
-                    // Who came with what is forgotten by now.
+                    // The received packet of this frame is not known any more.
                     let link = if port == HOST { 0 } else { 14 };
                     let ip = &frame.bytes()[link..];
                     assert!(oracle::parts(ip).is_some(), "released: {}", hex(ip));
@@ -546,7 +546,7 @@ impl Bed {
                 return vec![sent];
             }
         }
-        // Whatever an earlier frame has left in it.
+        // An earlier frame may have reduced the room in it.
         if self.slot.tailroom() + self.slot.len() < lvs_packet::frame::MAX_FRAME {
             self.slot = Frame::new();
         }
@@ -835,7 +835,7 @@ fn came(ip: &[u8], offload: &Offload) -> Came {
         let right = oracle::header_is_right(&ip);
         packet::relength(&mut ip);
         if !right {
-            // What was wrong stays wrong.
+            // A wrong checksum stays wrong.
             ip.truncate(0);
         }
     }

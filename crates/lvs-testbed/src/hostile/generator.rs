@@ -1,4 +1,4 @@
-//! From choices to frames: honest ones, damaged ones, and such as nobody sends who means well.
+//! From choices to frames: honest, damaged and malicious ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub enum Side {
     Host,
 }
 
-/// What happens next.
+/// The next step.
 #[derive(Clone, Debug)]
 pub enum Act {
     /// Frames come in, one after the other.
@@ -33,7 +33,7 @@ pub enum Act {
         /// The datagram.
         whole: Vec<u8>,
     },
-    /// What was sent last comes back, as on a wire that is a ring.
+    /// The last sent frames come back, as on a ring of switches.
     Loop,
     /// Time passes.
     Wait(Duration),
@@ -58,7 +58,7 @@ pub struct Shot {
 
 /// The Ethernet address of the director on the clients' and on the servers' link.
 pub(super) const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0xc1], [2, 0, 0, 0, 0, 0x51]];
-/// Of whoever else is on a link.
+/// The address of a further host on a link.
 pub(super) const PEER: [u8; 6] = [2, 0, 0, 0, 0, 0xee];
 
 const SYSCTLS: [(&str, &[&str]); 16] = [
@@ -476,10 +476,11 @@ impl<'a> Generator<'a> {
         (Side::Servers, message)
     }
 
-    // --- what nobody sends who means well --------------------------------------------------------
+    // --- malicious frames
+    // -------------------------------------------------------------------------
 
-    /// Sources that cannot be: the destination itself, the VIP, the director, a server, a group,
-    /// nobody.
+    /// Impossible sources: the destination itself, the VIP, the director, a server, a group, an
+    /// address without a host.
     fn land(&mut self) -> (Side, Vec<u8>) {
         let (offer, vip, family) = (self.offer(), self.vip(), self.scene.method.family);
         let client = self.client().ip();
@@ -608,7 +609,7 @@ impl<'a> Generator<'a> {
             }
             5 | 6 => self.lie_of_length(ip),
             7 => {
-                // The checksum of the IP header, or whatever is there in IPv6.
+                // The checksum of the IP header, or the bytes at its place in IPv6.
                 if let Some(byte) = ip.get_mut(10 + self.entropy.below(2)) {
                     *byte ^= 1 << self.entropy.below(8);
                 }
@@ -746,7 +747,7 @@ impl<'a> Generator<'a> {
         self.shot(from, &ip, offload)
     }
 
-    /// What a device cannot mean: checksums and segments that are nowhere.
+    /// Offload requests that no device would make: checksums and segments outside the frame.
     fn lie(&mut self) -> Offload {
         const KINDS: [SegmentKind; 4] = [
             SegmentKind::Tcp4,

@@ -1,5 +1,5 @@
-//! Frames that nobody should send, and what must hold whatever comes: one source for the tests over
-//! the packet path, for the fuzz targets and for the sample through real interfaces.
+//! Fuzz frames, and the properties that hold for any frame: one source for the tests over the
+//! packet path, for the fuzz targets and for the sample through real interfaces.
 //!
 //! ```text
 //!  Entropy (a seed, or a fuzzer's bytes) ─▶ Generator ─▶ Act ─▶ Bed: director and packet path in memory

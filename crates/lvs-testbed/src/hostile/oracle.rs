@@ -11,7 +11,7 @@ use lvs_packet::frame::{Offload, SegmentKind};
 static CRC32C: LazyLock<Crc<u32, Table<16>>> =
     LazyLock::new(|| Crc::<u32, Table<16>>::new(&CRC_32_ISCSI));
 
-/// What can be said of a checksum.
+/// State of a checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// It is there and right.
@@ -66,7 +66,7 @@ pub fn sctp(bytes: &[u8]) -> [u8; 4] {
     digest.finalize().to_le_bytes()
 }
 
-/// What an IP header says, as far as this judge needs it.
+/// The fields of an IP header that this oracle needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
     /// Source address.
@@ -108,7 +108,7 @@ pub fn parts(ip: &[u8]) -> Option<Parts> {
     })
 }
 
-/// Whether the checksum of an IPv4 header is right, whatever its length field says; true for IPv6.
+/// Whether the checksum of an IPv4 header is right, for any length field; true for IPv6.
 pub fn header_is_right(ip: &[u8]) -> bool {
     let len = usize::from(ip.first().map_or(0, |byte| byte & 15)) * 4;
     ip.first().is_some_and(|byte| byte >> 4 == 6)
@@ -156,7 +156,7 @@ fn parts6(ip: &[u8]) -> Option<Parts> {
 /// equal headers.
 ///
 /// # Errors
-/// What is wrong with them.
+/// The fault of the fragments.
 pub fn join(fragments: &[Vec<u8>]) -> Result<Vec<u8>, String> {
     let mut pieces = Vec::new();
     for ip in fragments {
@@ -180,7 +180,7 @@ pub fn join(fragments: &[Vec<u8>]) -> Result<Vec<u8>, String> {
         if index == 0 {
             whole.extend(&ip[..l4]);
             if ip[0] >> 4 == 6 {
-                // Who announces the fragment header: the last "next header" before it.
+                // The field that announces the fragment header: the last "next header" before it.
                 let (mut named, mut at) = (6, 40);
                 while at + 8 < l4 {
                     named = at;
@@ -247,7 +247,7 @@ pub fn health(ip: &[u8], parts: &Parts) -> Health {
 /// if it is one. What is announced must make sense.
 ///
 /// # Errors
-/// What does not.
+/// The part of the offload request that makes no sense.
 pub fn finish(ip: &mut [u8], parts: &Parts, offload: &Offload) -> Result<(), String> {
     if let Some(segments) = offload.segments {
         let fits = match segments.kind {
@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_checksums() {
+    fn oracle_checksums_equal_published_ones() {
         // The header in RFC 1071's tradition: Wikipedia's example of an IPv4 header.
         let header = [
             0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0xb8, 0x61, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8,

@@ -209,7 +209,7 @@ mod tests {
     use oracle::Health;
 
     #[test]
-    fn what_is_made_is_right() {
+    fn generated_packets_are_valid() {
         for (a, b) in [
             ("10.0.0.1:1000", "10.0.0.2:80"),
             ("[fd00::1]:1000", "[fd00::2]:80"),

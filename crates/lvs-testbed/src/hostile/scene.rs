@@ -10,7 +10,7 @@ use lvs_core::{
 /// A forwarding method between a version of IP outside and one inside.
 #[derive(Clone, Copy, Debug)]
 pub struct Method {
-    /// What to call it.
+    /// Its name.
     pub name: &'static str,
     /// NAT, full NAT, direct routing or a tunnel.
     pub forwarding: Forwarding,
@@ -154,8 +154,7 @@ pub struct Scene {
     pub clients: Vec<IpAddr>,
     /// Real servers; the last one is the director itself where the versions allow it.
     pub servers: Vec<IpAddr>,
-    /// What stands for clients towards servers: an address of the engine's own, and one of the
-    /// host's.
+    /// Local addresses towards servers: one of the dataplane's own, and one of the host's.
     pub locals: [IpAddr; 2],
     /// A router that complains.
     pub router: IpAddr,

@@ -1,4 +1,4 @@
-//! Frames that nobody should send, out of a real interface.
+//! Sends fuzz frames from a real interface.
 
 use std::net::IpAddr;
 
@@ -19,7 +19,7 @@ pub struct ShootOptions {
     /// The director's link-layer address there; without it the interface takes bare packets
     #[arg(long)]
     pub to: Option<String>,
-    /// What servers would send, rather than clients
+    /// Send the frames of servers, instead of those of clients
     #[arg(long)]
     pub as_server: bool,
     /// The virtual address
@@ -28,7 +28,7 @@ pub struct ShootOptions {
     /// The director's own addresses, on the clients' and on the servers' link
     #[arg(long, num_args = 2)]
     pub director: Vec<IpAddr>,
-    /// Clients that are to be told from others; none should be real
+    /// Source addresses for the frames, which no real host has
     #[arg(long, required = true)]
     pub client: Vec<IpAddr>,
     /// Real servers
@@ -104,7 +104,7 @@ fn aim(shot: Shot, mac: Option<[u8; 6]>, options: &ShootOptions) -> Option<Frame
     Some(frame)
 }
 
-/// With everything that a virtual link carries beside the frame.
+/// Includes all metadata that a virtual link carries with a frame.
 fn send(interface: &str, frames: &mut [Frame]) -> Result<usize> {
     let index =
         lvs_sys::if_index(interface).with_context(|| format!("no interface {interface}"))?;

@@ -82,7 +82,7 @@ fn both<'a, E>(
         let mut pair = pair(&scene, settings)?;
         talks.talks.clear();
         while pair.plain.received() < WATCH {
-            // What changes around the frames is seldom, so that there is something to be forwarded.
+            // Changes between the frames are rare, so that there are connections to forward.
             let act = generator.next_act();
             let change = !matches!(act, Act::Send(_) | Act::Train { .. } | Act::Loop);
             if !change || talks.entropy.one_in(4) {
@@ -127,7 +127,7 @@ impl<'a> Pair<'a> {
         let before = (self.other.forwarded(), self.other.passed());
         let expected = self.plain.act_and_tell(act.clone());
         let found = self.other.act_and_tell(act.clone());
-        // What the packet path makes itself has numbers of its own.
+        // The dataplane's own packets have identifications of their own.
         let exact = self.other.forwarded() != before.0 || self.other.passed() != before.1;
         let bytes = |frame: &Frame| match self.method.forwarding {
             Forwarding::Tunnel => without_id(frame.bytes()),
@@ -185,7 +185,7 @@ struct Talk {
     virt: SocketAddr,
     /// Behind NAT.
     server: Option<SocketAddr>,
-    /// Whom that takes for the client.
+    /// The client's address at the other end.
     peer: SocketAddr,
 }
 
@@ -197,7 +197,7 @@ struct Talks {
 }
 
 impl Talks {
-    /// Says something, or begins.
+    /// Sends a segment, or opens a connection.
     fn go_on(&mut self, pair: &mut Pair<'_>) {
         if self.talks.len() < TALKS || self.entropy.one_in(100) {
             return self.begin(pair);

@@ -83,8 +83,7 @@ pub(super) fn wait_ready(holder: &mut Child, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What tells one run from all others, also when process ids come again: pid namespace, pid, start
-/// time.
+/// Identifies a run, also when process ids are used again: pid namespace, pid, start time.
 pub(super) fn owner_mark(pid: u32) -> String {
     let namespace = fs::read_link("/proc/self/ns/pid")
         .map(|link| link.display().to_string())
@@ -180,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_tells_the_living_from_the_dead() {
+    fn owner_mark_distinguishes_live_runs_from_dead_ones() {
         let own = owner_mark(std::process::id());
         assert!(!is_dead(&own), "{own} is this process");
         assert!(!is_dead(&format!("{own}-3")), "a directory of this process");

@@ -1,8 +1,8 @@
 //! Namespaces as hosts, the links between them, and the programs that run inside.
 //!
-//! Each host is one `sleep` that holds a network and a mount namespace; everything else enters them
-//! with `nsenter`, so that this crate needs no unsafe code and works from a program with many
-//! threads. Without root a first `sleep` holds a user namespace in which all the others live.
+//! Each host is one `sleep` in a network and a mount namespace of its own; all other programs enter
+//! them with `nsenter`, so that this crate needs no unsafe code and works from a program with many
+//! threads. Without root a first `sleep` has a user namespace that contains all the others.
 
 mod holder;
 mod host;
@@ -29,7 +29,7 @@ pub use self::process::{Proc, run_with_input, wait_until};
 pub enum Mode {
     /// By root, directly.
     Root,
-    /// Inside a user namespace, by anybody whom the host allows one.
+    /// Inside a user namespace, by any user whom the host allows one.
     Rootless,
 }
 
@@ -38,7 +38,7 @@ impl Mode {
     ///
     /// # Errors
     ///
-    /// When neither works; the message says how to make one work.
+    /// When neither works; the message contains the fix.
     pub fn detect() -> Result<Self> {
         let works = |arguments: &[&str]| {
             Command::new("unshare")
@@ -70,8 +70,8 @@ impl Mode {
     }
 }
 
-/// Waits for the end of its input, which is the end of the testbed, then kills what lives in the
-/// namespaces it was told of and removes directories and names.
+/// Waits for the end of its input, which is the end of the testbed, then kills the processes in the
+/// namespaces of its input and removes directories and names.
 const JANITOR_SCRIPT: &str = r#"
 trap "" INT TERM HUP QUIT PIPE
 ns= dirs= names=
@@ -329,8 +329,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// Has the switch watch who listens to which groups of IPv6 on a LAN, and ask for it, as
-    /// switches do: frames for a group go to its listeners only.
+    /// Lets the switch track and query the listeners of groups of IPv6 on a LAN, as switches do:
+    /// frames for a group go to its listeners only.
     ///
     /// # Errors
     ///
@@ -344,7 +344,7 @@ impl Testbed {
         Ok(())
     }
 
-    /// The multicast groups that the switch has heard of, as `bridge mdb` shows them.
+    /// The multicast groups that the switch has learned, as `bridge mdb` shows them.
     ///
     /// # Errors
     ///
@@ -360,7 +360,7 @@ impl Testbed {
     ///
     /// # Errors
     ///
-    /// When there is no LAN, or the switch has not heard of it.
+    /// When there is no LAN, or the switch has not learned the address.
     pub fn port_of(&self, mac: &str) -> Result<String> {
         let switch = self.switch.as_ref().context("there is no LAN")?;
         let learned = switch.sh("bridge fdb show dynamic")?;
@@ -375,7 +375,7 @@ impl Testbed {
     ///
     /// # Errors
     ///
-    /// When there is no LAN, the switch has not heard of the device, or the host does not notice.
+    /// When there is no LAN, the switch has not learned the device, or the host does not notice.
     pub fn pull_cable(&self, host: &Host, device: &str, mac: &str) -> Result<()> {
         let switch = self.switch.as_ref().context("there is no LAN")?;
         let entry = self.port_of(mac)?;
@@ -410,9 +410,9 @@ impl Testbed {
         })
     }
 
-    /// Gives the hosts names that `ip netns exec` knows, for people who want to look around, and
-    /// returns the words to type before a command for each. Without root there are no such
-    /// names; `nsenter` is used instead.
+    /// Gives the hosts names that `ip netns exec` accepts, for users of the demo, and returns the
+    /// words to type before a command for each. Without root there are no such names; `nsenter` is
+    /// used instead.
     ///
     /// # Errors
     ///
@@ -484,7 +484,7 @@ pub enum Link<'a> {
     Lan {
         /// The bridge's name, unique in the testbed.
         name: &'a str,
-        /// Who is on it, each with its device name.
+        /// The hosts on it, each with its device name.
         ports: Vec<(&'a Host, &'a str)>,
         /// MTU of bridge and ports.
         mtu: u32,

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-/// How long a program may take to end that was told to: three times what `lvsd` gives its engine.
+/// Time limit for a program to end after a signal: three times what `lvsd` gives its dataplane.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// A program that runs on a host. Dropping it kills it and everything in its process group.
@@ -38,7 +38,7 @@ impl Proc {
         &self.log
     }
 
-    /// What it has printed so far.
+    /// Its output so far.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read(&self.log)
@@ -64,7 +64,7 @@ impl Proc {
     ///
     /// # Errors
     ///
-    /// When nobody reads it any more.
+    /// When no process reads it any more.
     pub fn send(&mut self, text: &str) -> Result<()> {
         let input = self.child.stdin.as_mut();
         let input = input.with_context(|| format!("{}: its input has ended", self.name))?;
@@ -125,8 +125,12 @@ impl Proc {
 
 impl Drop for Proc {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            let log = self.log();
+        let log = if std::thread::panicking() || std::env::var_os(crate::suite::LOGS).is_some() {
+            self.log()
+        } else {
+            String::new()
+        };
+        if !log.is_empty() {
             let tail: Vec<&str> = log.lines().rev().take(40).collect();
             let running = if self.is_running() {
                 "still running"
@@ -178,7 +182,7 @@ pub fn run_with_input(command: &mut Command, input: &str) -> Result<String> {
         .spawn()
         .with_context(|| format!("cannot start {program}"))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that ends without reading all of its input says why with its exit code.
+        // A program that ends without reading all of its input reports the reason by its exit code.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output()?;

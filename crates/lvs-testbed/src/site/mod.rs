@@ -69,7 +69,7 @@ impl Forward {
     }
 }
 
-/// Who is connected to whom; see the [module](self).
+/// Networks between the hosts; see the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
     /// Director and servers on one LAN, the client behind a router.
@@ -89,16 +89,16 @@ pub enum Vip {
     Engine,
     /// In no network: the router has a route to it through the director.
     Routed,
-    /// In no network: directors tell the router of it.
+    /// In no network: directors announce it to the router.
     Announced,
 }
 
-/// What a [`Site`] shall be.
+/// Options of a [`Site`].
 #[derive(Clone, Debug)]
 pub struct SiteOptions {
     /// For names that people see.
     pub label: String,
-    /// Who is connected to whom.
+    /// Networks between the hosts.
     pub topology: Topology,
     /// How the servers are to be prepared: gateway, VIP on `lo`, decapsulator.
     pub forward: Forward,
@@ -121,8 +121,8 @@ pub struct SiteOptions {
     pub real_time: bool,
     /// A second director stands by, on the same networks as the first.
     pub standby: bool,
-    /// So many directors beside the first are on its networks, and with it on a further one, for
-    /// synchronisation, where their `eth1` is.
+    /// Number of further directors on the networks of the first one. All of them are on an
+    /// additional network for synchronisation, with their `eth1`.
     pub others: usize,
 }
 
@@ -175,7 +175,7 @@ pub struct Site {
     pub vip: Ipv4Addr,
     /// The virtual address of IPv6.
     pub vip6: Ipv6Addr,
-    /// What was asked for.
+    /// The options that it was made with.
     pub options: SiteOptions,
     /// Owns all of it; dropped last.
     pub testbed: Testbed,
@@ -367,7 +367,7 @@ impl Site {
         Ok(())
     }
 
-    /// The engine's arguments for this site: its interfaces and who owns the VIP.
+    /// The dataplane's arguments for this site: its interfaces and the owner of the VIP.
     #[must_use]
     pub fn engine_arguments(&self) -> Vec<&'static str> {
         let mut arguments = vec!["--interface", "eth0"];
@@ -388,8 +388,8 @@ impl Site {
         arguments
     }
 
-    /// Starts the engine on the director and waits until it answers. Where `extra` does not say whether
-    /// it forwards in the kernel, the environment (`LVS_IN_KERNEL`) does.
+    /// Starts the dataplane on the director and waits until it answers. If `extra` does not select
+    /// the kernel fast path, the environment (`LVS_IN_KERNEL`) does.
     ///
     /// # Errors
     ///
@@ -398,7 +398,7 @@ impl Site {
         self.start_engine_by(&[], extra)
     }
 
-    /// The same, whatever the environment says.
+    /// The same, independent of the environment.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
 //! `make test` and `make test-all`: runs the tests of all crates, each in a process of its own.
 //!
-//! `cargo test` runs the executables of the workspace one after another, and prints neither how long a test took nor
-//! which tests it left out. Most of the end-to-end tests wait for a clock, and most others compute: run side by side,
-//! the two kinds share the processors well.
+//! `cargo test` runs the executables of the workspace one after another, and prints neither the
+//! duration of a test nor the omitted tests. Most of the end-to-end tests wait for a clock, and
+//! most others compute: run side by side, the two kinds share the processors well.
 //!
 //! | attribute of a test | `make test` | `make test-rest` |
 //! |---|---|---|
@@ -28,6 +28,10 @@ use serde::Deserialize;
 /// The environment variable that selects the full sizes of computing tests.
 const FULL: &str = "LVS_TEST_FULL";
 
+/// The environment variable with which a test prints the last lines of each program that it started. This runner sets
+/// it, and shows the output of failed tests alone.
+pub(crate) const LOGS: &str = "LVS_TEST_LOGS";
+
 /// The exit status of a test that the host does not permit.
 const NOT_RUN: i32 = 77;
 const NOT_RUN_TEXT: &str = "77";
@@ -39,10 +43,9 @@ const BY_HAND: &str = "by hand";
 const END_TO_END: &str = "e2e";
 
 /// Modules of the end-to-end tests that run in one process and compute.
-const COMPUTING: [&str; 9] = [
+const COMPUTING: [&str; 8] = [
     "checksums",
     "conformance",
-    "deviations",
     "fuzz",
     "hostile",
     "in_kernel_twins",
@@ -133,8 +136,9 @@ struct Profile {
     test: bool,
 }
 
-/// Runs the tests; prints failures as they happen, then the slowest tests, the omitted ones and the counts. The times of
-/// all tests are in a file beside `artifacts`. The process exits with 1 if a test has failed.
+/// Runs the tests; prints failures as they happen, then the slowest tests, the omitted ones and the
+/// counts. The times of all tests are in a file next to `artifacts`. The process exits with 1 if a
+/// test has failed.
 ///
 /// # Errors
 ///
@@ -201,9 +205,13 @@ pub fn main(options: &TestsOptions) -> Result<()> {
     Ok(())
 }
 
-/// What the tests see beside the environment of the caller.
+/// Environment of the tests, in addition to that of the caller.
 fn environment(options: &TestsOptions) -> Vec<(&'static str, &'static str)> {
-    let mut environment = vec![("RUST_BACKTRACE", "0"), ("LVS_NOT_RUN", NOT_RUN_TEXT)];
+    let mut environment = vec![
+        ("RUST_BACKTRACE", "0"),
+        ("LVS_NOT_RUN", NOT_RUN_TEXT),
+        (LOGS, "1"),
+    ];
     if options.rest {
         environment.extend([(FULL, "1"), ("PROPTEST_CASES", CASES)]);
     }

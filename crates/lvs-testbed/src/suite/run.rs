@@ -35,7 +35,7 @@ pub(super) struct Finished {
     pub(super) outcome: Outcome,
 }
 
-/// What became of a test.
+/// Result of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Passed,

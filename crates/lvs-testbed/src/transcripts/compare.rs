@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Step;
 
-/// What a command did.
+/// Result of a command.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ran {
     pub(super) stdout: String,
@@ -61,7 +61,7 @@ fn blocks(text: &str) -> Vec<String> {
     blocks
 }
 
-/// Rates fall by a quarter with each tick of the estimator, and a recording does not tell its
+/// Rates fall by a quarter with each tick of the estimator, and a recording does not contain its
 /// phase: one tick more or less is right.
 fn rates(recorded: &str, ours: &str) -> bool {
     let number = |word: &str| {

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use nix::mount::{MsFlags, mount};
 
-/// What of /etc/services the recordings use (netbase 6.4).
+/// The part of /etc/services that the recordings use (netbase 6.4).
 const SERVICES: &str = "\
 tcpmux 1/tcp
 ftp 21/tcp

@@ -53,7 +53,7 @@ struct Session {
     marks: Vec<Value>,
     #[serde(default)]
     hosts: String,
-    /// What the recording's list of services did not have.
+    /// Services that the recording's list did not have.
     #[serde(default)]
     unknown_services: Vec<String>,
     steps: Vec<Step>,
@@ -142,7 +142,7 @@ pub fn transcripts(files: &[PathBuf], only: Option<&str>) -> anyhow::Result<Tran
     if let Some(only) = only {
         all.retain(|session| session.name.contains(only));
     }
-    // What is not built is reported once, not by every session.
+    // A missing program is reported once, not by every session.
     programs::find("lvsadm")?;
     let own = programs::own()?;
     let next = AtomicUsize::new(0);
@@ -174,7 +174,7 @@ pub fn transcripts(files: &[PathBuf], only: Option<&str>) -> anyhow::Result<Tran
     Ok(sum)
 }
 
-/// Kills the player when dropped, whatever went wrong.
+/// Kills the player when dropped, also after an error.
 struct Player(Child);
 
 impl Drop for Player {
@@ -212,8 +212,8 @@ fn run_session(own: &Path, session: &Session) -> anyhow::Result<TranscriptReport
     serde_json::from_str(&text).context("reading the player's report")
 }
 
-/// Gives the process's new user namespace its users: root can give it all, others only themselves,
-/// as root.
+/// Maps the users of the process's new user namespace: root can map all of them, other users only
+/// themselves, as root.
 fn map_users(pid: u32) -> anyhow::Result<()> {
     let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
     let (users, groups) = if uid.is_root() {

@@ -22,7 +22,7 @@ use crate::conformance::MemoryDataplane;
 use crate::conformance::case::{sysctl_text, unhex};
 use crate::programs;
 
-/// What the player says when it waits for its users and its session.
+/// Output of the player when it waits for its users and its session.
 pub(super) const READY: &str = "ready\n";
 
 /// `lvs-testbed play-transcript`: reads a session from stdin once its parent has given it users,
@@ -35,7 +35,7 @@ pub fn main() -> anyhow::Result<()> {
         .context("making namespaces: are user namespaces forbidden here?")?;
     print!("{READY}");
     std::io::stdout().flush()?;
-    // Its end also tells that there are users.
+    // The end of the input also means that the users are mapped.
     let mut text = String::new();
     std::io::stdin().read_to_string(&mut text)?;
     let session: Session = serde_json::from_str(&text).context("reading the session")?;
@@ -116,7 +116,7 @@ impl Stage {
     }
 }
 
-/// What the recording says of the machine on which it was made.
+/// Properties of the machine on which the recording was made.
 fn machine(session: &Session) -> Value {
     let local: Vec<&String> = session.vips.iter().chain(&session.local).collect();
     json!({"local": local, "neigh": session.servers, "marks": session.marks})

@@ -133,7 +133,7 @@ fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
 /// and a Prometheus scrapes; counters of traffic go on where they were when lvsd is started again.
 #[test]
 #[ignore = "needs Prometheus and its node exporter"]
-fn programs_of_others_read_it() -> Result<()> {
+fn metrics_are_read_by_third_party_programs() -> Result<()> {
     let site = site("metrics")?;
     configure(&site)?;
     let mut lvsd = start(&site)?;
@@ -161,7 +161,7 @@ fn programs_of_others_read_it() -> Result<()> {
                     .is_some_and(|l| l.trim().starts_with("3C "))
             })
     })?;
-    // What else the kernel has there is there, as ipvsadm shows it.
+    // The other entries of the kernel's /proc are there, as ipvsadm shows them.
     let read = |name: &str| fs::read_to_string(proc.join(name)).with_context(|| name.to_owned());
     let lines = |text: String| text.lines().count();
     wait_until("the connections", Duration::from_secs(20), || {
@@ -280,7 +280,7 @@ fn programs_of_others_read_it() -> Result<()> {
     )
     .with_context(|| prometheus.log())?;
 
-    // What the engine counts does not go back when lvsd is started again.
+    // The dataplane's counters continue when lvsd is started again.
     let before = series(&get(&site, 9560, "metrics")?)?;
     let status = lvsd.stop(Signal::SIGTERM)?;
     ensure!(status.success(), "{}", lvsd.log());
@@ -341,7 +341,7 @@ fn programs_of_others_read_it() -> Result<()> {
 
 /// Reading needs nothing, changes need the token or the socket, and both do what the commands do.
 #[test]
-fn the_api_says_and_does_what_the_commands_do() -> Result<()> {
+fn api_agrees_with_commands() -> Result<()> {
     let site = site("api")?;
     let path = configure(&site)?;
     let mut lvsd = start(&site)?;
@@ -446,7 +446,7 @@ fn the_api_says_and_does_what_the_commands_do() -> Result<()> {
 
 /// More connections than `procfs_connections` are not listed, which is said once; fewer are again.
 #[test]
-fn a_long_list_of_connections_is_no_file() -> Result<()> {
+fn procfs_omits_long_list_of_connections() -> Result<()> {
     let site = site("many")?;
     let path = configure(&site)?;
     let text = fs::read_to_string(&path)?;
@@ -485,10 +485,10 @@ fn a_long_list_of_connections_is_no_file() -> Result<()> {
     Ok(())
 }
 
-/// What a person sees and does.
+/// The pages in a browser, as an operator uses them.
 #[test]
 #[ignore = "needs Chromium"]
-fn the_dashboard_in_a_browser() -> Result<()> {
+fn dashboard_works_in_browser() -> Result<()> {
     let mut site = site("page")?;
     configure(&site)?;
     let mut lvsd = start(&site)?;
@@ -604,8 +604,8 @@ fn the_dashboard_in_a_browser() -> Result<()> {
     Ok(())
 }
 
-/// What the documentation shows: four minutes of load, which are a line in the charts of an hour,
-/// and a service that is unfolded.
+/// Pictures for the documentation: four minutes of load, which are a line in the charts of an hour,
+/// and an unfolded service.
 fn pictures(site: &Site, browser: &Browser, place: &std::path::Path) -> Result<()> {
     for round in 0..48_u64 {
         load(site, 40 + 25 * (round % 7))?;

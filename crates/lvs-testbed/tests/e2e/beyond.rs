@@ -1,5 +1,5 @@
-//! What IPVS in the kernel does not do, or only with help: servers as clients of their own service,
-//! answers of direct routing that come by, addresses in no network.
+//! Cases that IPVS in the kernel does not handle, or only with help: servers as clients of their
+//! own service, answers of direct routing through the director, addresses in no network.
 
 use crate::common;
 
@@ -117,7 +117,7 @@ fn answers_of_direct_routing_pass_the_director() -> Result<()> {
 /// The transparent reception of the LVS papers: the VIP is in no network, packets for it are merely
 /// routed here.
 #[test]
-fn a_vip_that_is_routed_to_the_director() -> Result<()> {
+fn vip_in_no_network_is_routed_to_director() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun, Forward::FullNat] {
         let mut options = SiteOptions::new("routed-vip", forward);
         options.servers = 2;

@@ -1,5 +1,5 @@
-//! What a boot looks like: interfaces and addresses that are configured and come later, and a
-//! dataplane that starts while the one before it is still being removed.
+//! A boot: interfaces and addresses that are configured and come later, and a dataplane that starts
+//! while the one before it is still being removed.
 
 use crate::common;
 
@@ -45,7 +45,7 @@ fn clients_are_served(site: &Site) -> Result<()> {
 }
 
 #[test]
-fn dataplane_missing_interface_is_used_when_it_comes() -> Result<()> {
+fn dataplane_missing_interface_is_used_when_created() -> Result<()> {
     let mut site = site("bootif")?;
     site.director.sh("ip link delete eth1")?;
     site.start_engine(&[])?;
@@ -72,7 +72,7 @@ fn dataplane_missing_interface_is_used_when_it_comes() -> Result<()> {
 }
 
 #[test]
-fn dataplane_missing_xdp_interface_is_used_when_it_comes() -> Result<()> {
+fn dataplane_missing_xdp_interface_is_used_when_created() -> Result<()> {
     if !super::in_kernel::is_permitted()? {
         return Ok(());
     }
@@ -96,7 +96,7 @@ fn dataplane_missing_xdp_interface_is_used_when_it_comes() -> Result<()> {
 }
 
 #[test]
-fn dataplane_tun_backend_missing_interface_is_used_when_it_comes() -> Result<()> {
+fn dataplane_tun_backend_missing_interface_is_used_when_created() -> Result<()> {
     let mut site = site("boottun")?;
     site.director
         .sh("echo 1 > /proc/sys/net/ipv4/ip_forward; ip link delete eth1")?;
@@ -111,7 +111,7 @@ fn dataplane_tun_backend_missing_interface_is_used_when_it_comes() -> Result<()>
 }
 
 #[test]
-fn dataplane_missing_listen_address_is_used_when_it_comes() -> Result<()> {
+fn dataplane_missing_listen_address_is_used_when_added() -> Result<()> {
     let mut site = site("bootlisten")?;
     let key = site.testbed.dir().join("key");
     fs::write(&key, "0123456789abcdef0123456789abcdef\n")?;
@@ -150,7 +150,7 @@ fn dataplane_missing_listen_address_is_used_when_it_comes() -> Result<()> {
 
 /// `lvsd` gives the dataplane the file's interfaces, and starts its synchronisation daemon in time.
 #[test]
-fn lvsd_missing_interfaces_are_used_when_they_come() -> Result<()> {
+fn lvsd_missing_interfaces_are_used_when_created() -> Result<()> {
     let site = site("bootlvsd")?;
     site.director.sh("ip link delete eth1")?;
     let path = site.testbed.dir().join("lvsd.toml");

@@ -24,7 +24,7 @@ fn start(site: &Site, text: &str) -> Result<Proc> {
         .spawn(programs::find("lvsd")?, &["--config", &path])
 }
 
-/// What `lvsd status --json` says of a server's health and why, by the service's name.
+/// Health of each server and its reason in `lvsd status --json`, by the service's name.
 fn health(site: &Site, service: &str) -> Vec<(String, String)> {
     let path = site.testbed.dir().join("lvsd.toml").display().to_string();
     let Ok(program) = programs::find("lvsd") else {

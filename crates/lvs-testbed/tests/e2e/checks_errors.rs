@@ -160,8 +160,8 @@ impl Checked {
     }
 }
 
-/// What the server's firewall and the director's routes answer in the server's place takes it out,
-/// whatever the error is called; and it comes back.
+/// Errors of the server's firewall and of the director's routes take the server out, whatever the
+/// kind of error; and it comes back.
 #[test]
 fn check_refused_by_icmp_or_route_takes_the_server_out() -> Result<()> {
     let mut checked = Checked::start("checkicmp")?;
@@ -213,7 +213,7 @@ fn check_refused_by_icmp_or_route_takes_the_server_out() -> Result<()> {
 /// The director's own filter says nothing about a server: it stays as it is, which the operator
 /// sees, until the checks are made again.
 #[test]
-fn check_that_cannot_be_made_is_shown_until_it_can() -> Result<()> {
+fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
     let mut checked = Checked::start("checkown")?;
     let metric = |name: &str| {
         let told = checked

@@ -24,13 +24,13 @@ fn nothing_breaks(scenario: Scenario, forward: Forward) -> Result<()> {
 
 #[test]
 #[ignore = "needs keepalived"]
-fn a_director_dies_and_comes_back_empty_nat() -> Result<()> {
+fn director_dies_and_returns_empty_nat() -> Result<()> {
     nothing_breaks(Scenario::Returns, Forward::Nat)
 }
 
 #[test]
 #[ignore = "needs keepalived"]
-fn a_director_dies_and_comes_back_empty_dr() -> Result<()> {
+fn director_dies_and_returns_empty_dr() -> Result<()> {
     nothing_breaks(Scenario::Returns, Forward::Dr)
 }
 
@@ -42,7 +42,7 @@ fn maintenance_moves_everything_there_and_back_nat() -> Result<()> {
 
 #[test]
 #[ignore = "needs keepalived"]
-fn a_director_that_finds_its_servers_down_gives_way() -> Result<()> {
+fn director_with_servers_down_releases_addresses() -> Result<()> {
     nothing_breaks(Scenario::Quorum, Forward::Nat)?;
     nothing_breaks(Scenario::Quorum, Forward::Dr)
 }
@@ -57,7 +57,7 @@ fn files_between_lvsd_and_keepalived_may_be_removed() -> Result<()> {
 /// HAProxy in the director's place: what it carries ends with it, and the laboratory says so.
 #[test]
 #[ignore = "needs keepalived and HAProxy"]
-fn a_proxy_that_dies_takes_its_connections_along() -> Result<()> {
+fn dead_proxy_breaks_its_connections() -> Result<()> {
     let options = ClusterOptions {
         director: Balancer::HaProxy,
         ..options(Forward::Nat)

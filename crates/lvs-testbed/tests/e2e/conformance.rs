@@ -175,7 +175,7 @@ fn in_the_kernel_random_operations() {
 
 /// A recording that is told something else fails, by name, and so does the program.
 #[test]
-fn a_difference_is_told() {
+fn conformance_difference_is_reported() {
     let case = serde_json::json!({
         "name": "made-up", "proto": "tcp", "scheduler": "rr", "flags": [],
         "service": {"addr": "10.0.0.80", "port": 80},
@@ -210,7 +210,7 @@ fn a_difference_is_told() {
     assert_eq!(code, Some(0), "{text}");
     assert!(text.ends_with("\n1 passed, 0 failed\n"), "{text}");
 
-    // What is not built is no success, unless it is allowed.
+    // A step that is not implemented is a failure, unless it is allowed.
     let unbuilt = serde_json::json!({
         "name": "made-up", "config": {"services": []}, "steps": [{"op": "made-up"}],
     });

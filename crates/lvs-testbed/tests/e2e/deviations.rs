@@ -10,7 +10,7 @@ use lvs_testbed::{Forward, SiteOptions, wait_until};
 
 /// Such packets never leave the loopback interface, where no engine sees them.
 #[test]
-fn a_client_on_the_director_meets_the_hosts_own_port_at_a_vip_of_the_host() -> Result<()> {
+fn client_on_director_reaches_own_port_of_host_at_vip() -> Result<()> {
     let mut options = SiteOptions::new("own-client", Forward::Nat);
     options.servers = 1;
     let site = common::site(options)?;
@@ -32,7 +32,7 @@ fn a_client_on_the_director_meets_the_hosts_own_port_at_a_vip_of_the_host() -> R
 }
 
 #[test]
-fn policy_rules_are_not_followed_and_the_engine_says_so_once() -> Result<()> {
+fn policy_rules_are_ignored_with_one_warning() -> Result<()> {
     let mut options = SiteOptions::new("rules", Forward::Nat);
     options.servers = 1;
     let site = common::site(options)?;

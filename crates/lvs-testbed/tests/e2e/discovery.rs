@@ -176,7 +176,7 @@ fn servers_follow_a_zone_under_load_and_no_download_breaks() -> Result<()> {
 fn srv_records_by_tcp_name_hosts_ports_and_weights() -> Result<()> {
     let site = site("srv")?;
     let mut server = unbound(&site, &site.servers[0], &[0, 1])?;
-    // What the file says of a server holds.
+    // The file has precedence for a server that it names.
     let own = format!(
         "\n[[service.server]]\naddress = \"{}:80\"\nweight = 50\n",
         site.real_address(3)

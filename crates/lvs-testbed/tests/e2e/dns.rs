@@ -50,8 +50,8 @@ fn dead_name_servers_hold_nothing_up() -> Result<()> {
     let before = questions(&site)?;
     let numbers = site.director.sh("timeout 60 ipvsadm -Ln")?;
     ensure!(questions(&site)? == before, "-n asks nobody");
-    // What the files know has its name, the rest is numbers; one look-up of the C library after the
-    // other would take minutes.
+    // Addresses in the files have names, the rest is numbers; successive look-ups of the C library
+    // would take minutes.
     let named = site.director.sh("timeout 60 ipvsadm -L")?;
     ensure!(questions(&site)? > before, "without -n somebody is asked");
     ensure!(named.contains("-> first.test:http "), "{named}");

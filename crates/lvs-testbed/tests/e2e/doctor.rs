@@ -11,7 +11,7 @@ use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// What it finds now: each with its cure.
+/// Its present findings, each with its fix.
 fn findings(site: &Site) -> Result<Vec<(String, String)>> {
     let text = site.director.sh(&format!(
         "{} doctor --json || [ $? = 1 ]",
@@ -188,7 +188,7 @@ fn packets_that_fit_no_tunnel() -> Result<()> {
 }
 
 #[test]
-fn somebody_else_answers_for_the_virtual_address() -> Result<()> {
+fn doctor_foreign_owner_of_vip_is_a_finding() -> Result<()> {
     let mut options = SiteOptions::new("doctarp", Forward::Dr);
     options.servers = 1;
     options.vip = Vip::Engine;
@@ -206,7 +206,7 @@ fn somebody_else_answers_for_the_virtual_address() -> Result<()> {
 }
 
 #[test]
-fn an_address_that_nobody_has() -> Result<()> {
+fn doctor_vip_without_owner_is_a_finding() -> Result<()> {
     let site = site("doctvip", Forward::Nat)?;
     site.lvsadm("-A -t 203.0.113.77:80 -s rr")?;
     let told = cure(&site, "nobody here answers ARP for 203.0.113.77")?;

@@ -70,7 +70,7 @@ fn requests(site: &Site, count: u64) -> Result<()> {
 }
 
 #[test]
-fn a_log_that_nobody_reads_stops_no_packet() -> Result<()> {
+fn unread_log_stops_no_packet() -> Result<()> {
     let mut site = site("log")?;
     let fifo = site.testbed.dir().join("log").display().to_string();
     let stuff = format!(
@@ -191,7 +191,7 @@ fn names_that_others_have_taken_keep_nothing_from_starting() -> Result<()> {
 }
 
 #[test]
-fn an_engine_that_hangs_is_replaced() -> Result<()> {
+fn hung_dataplane_is_replaced() -> Result<()> {
     let site = site("hang")?;
     let config = site.testbed.dir().join("lvsd.toml");
     let mut text = format!(
@@ -371,7 +371,7 @@ fn local_users_without_rights_take_no_memory_and_hold_up_no_packet() -> Result<(
     let service = site.service(80).to_string();
     let round_trips = || site.client.run("perl", &["-e", PATIENT, &service, "3"]);
     println!("round trips alone: {} ms", round_trips()?);
-    // What the same number of users costs a machine that gives them nothing but time.
+    // The cost of the same number of users that only use processor time.
     let mut users = hostile_users(&site, socket, "4", ["burn"; 3])?;
     println!("beside users of processor time: {} ms", round_trips()?);
     for user in &mut users {
@@ -389,7 +389,7 @@ fn local_users_without_rights_take_no_memory_and_hold_up_no_packet() -> Result<(
     std::thread::sleep(Duration::from_secs(2));
     // New connections need the lock that lists are made under.
     requests(&site, 200)?;
-    // Those who may act still may.
+    // Users with write access still have it.
     site.lvsadm("-L -n --stats -t 198.51.100.1:80")?;
     let report = steady.finish()?;
     report.all_ok(report.ok)?;

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 use crate::common::usable;
 
-/// What a member, and who talks with it, may take to get over a loss.
+/// Limit for the recovery of a member and its clients after a loss.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 fn site(label: &str) -> Result<Site> {
@@ -174,7 +174,7 @@ fn register(site: &Site, n: usize) -> Result<Proc> {
 
 #[test]
 #[ignore = "needs etcd"]
-fn services_and_servers_follow_etcd_and_go_on_without_it() -> Result<()> {
+fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     let site = site("etcd")?;
     let mut members = Vec::new();
     for n in 0..3 {
@@ -223,7 +223,7 @@ fn services_and_servers_follow_etcd_and_go_on_without_it() -> Result<()> {
     registered[1].signal(Signal::SIGKILL)?;
     wait_usable(&site, &[2, 3], &lvsd)?;
 
-    // What is wrong is left out alone, and what it was stays.
+    // Only the invalid key is left out, and its service stays as it was.
     for garbage in ["garbage", "[[service]]\naddress = \"nonsense\"\n"] {
         put(&site, 1, "/lvs/services/web", garbage)?;
         wait_status(&site, "garbage to be told", |status| {
@@ -294,10 +294,10 @@ fn services_and_servers_follow_etcd_and_go_on_without_it() -> Result<()> {
     Ok(())
 }
 
-/// What the engine has stays, until etcd says what there should be.
+/// The dataplane's services stay until etcd answers.
 #[test]
 #[ignore = "needs etcd"]
-fn a_director_that_knows_nothing_of_etcd_takes_nothing_away() -> Result<()> {
+fn director_without_answer_of_etcd_removes_nothing() -> Result<()> {
     let site = site("etcdunheard")?;
     let mut member = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;
@@ -619,10 +619,10 @@ fn leases_that_are_lost_names_that_are_taken_and_other_clusters_are_noticed() ->
     Ok(())
 }
 
-/// What is watched comes no more, and everything else does.
+/// The watch receives no more events, and all other requests succeed.
 #[test]
 #[ignore = "needs etcd"]
-fn a_watch_that_is_stuck_is_left() -> Result<()> {
+fn stuck_watch_is_replaced() -> Result<()> {
     let site = site("etcdstuck")?;
     let _member = member(&site, 0, 1, &[])?;
     wait_healthy(&site, 0)?;
@@ -672,7 +672,7 @@ fn a_watch_that_is_stuck_is_left() -> Result<()> {
 /// itself; and once it stands still, so that etcd tells it that its watch has missed something.
 #[test]
 #[ignore = "needs etcd"]
-fn history_that_was_compacted_is_read_anew() -> Result<()> {
+fn compacted_history_is_read_again() -> Result<()> {
     let site = site("etcdcompact")?;
     let buffers = |receive: &str, send: &str| -> Result<()> {
         for host in [&site.director, &site.servers[0]] {
@@ -748,7 +748,7 @@ fn history_that_was_compacted_is_read_anew() -> Result<()> {
     )?;
     let revision = compact()?;
     ensure!(usable(&site) == [1, 2], "the engine goes on");
-    // What etcd has held back comes first; by so small buffers it would take half a minute.
+    // Delayed events of etcd arrive first; with such small buffers they would take half a minute.
     buffers("4096 131072 6291456", "4096 16384 4194304")?;
     lvsd.signal(Signal::SIGCONT)?;
     wait_usable(&site, &[2, 3], &lvsd)?;

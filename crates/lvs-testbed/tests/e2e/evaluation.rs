@@ -18,7 +18,7 @@ const FILES: [u64; 10] = [
 
 #[test]
 #[ignore = "needs wget"]
-fn the_published_evaluation_runs_as_printed() -> Result<()> {
+fn published_evaluation_runs_as_printed() -> Result<()> {
     let mut options = SiteOptions::new("evaluation", Forward::Nat);
     options.servers = 8;
     let mut site = Site::new(options)?;
@@ -45,7 +45,7 @@ fn the_published_evaluation_runs_as_printed() -> Result<()> {
         run(&site, scheduler, servers)?;
     }
 
-    // What was typed can be saved, and restored.
+    // Manually added services can be saved and restored.
     let saved = site.director.sh("ipvsadm-save -n")?;
     ensure!(saved.lines().count() == 9, "{saved}");
     site.director.sh("ipvsadm -C")?;

@@ -10,7 +10,7 @@ use lvs_testbed::{Forward, SiteOptions, Vip, programs, wait_until};
 use nix::sys::signal::Signal;
 
 #[test]
-fn an_engine_that_ends_leaves_the_host_as_it_was() -> Result<()> {
+fn stopped_dataplane_restores_host() -> Result<()> {
     for vip in [Vip::Host, Vip::Engine] {
         let mut options = SiteOptions::new("ends", Forward::Nat);
         options.servers = 2;
@@ -53,7 +53,7 @@ fn an_engine_that_ends_leaves_the_host_as_it_was() -> Result<()> {
 }
 
 #[test]
-fn an_engine_that_is_killed_and_started_again() -> Result<()> {
+fn killed_dataplane_restarts_cleanly() -> Result<()> {
     let mut options = SiteOptions::new("again", Forward::Nat);
     options.servers = 2;
     let mut site = common::site(options)?;
@@ -91,7 +91,7 @@ fn an_engine_that_is_killed_and_started_again() -> Result<()> {
 }
 
 #[test]
-fn an_interface_goes_away_and_comes_back() -> Result<()> {
+fn interface_removed_and_created_again_is_used() -> Result<()> {
     let mut options = SiteOptions::new("away", Forward::Nat);
     options.servers = 2;
     let mut site = common::site(options)?;
@@ -143,7 +143,7 @@ fn refused(site: &lvs_testbed::Site, before: &[&str], arguments: &[&str]) -> Res
 }
 
 #[test]
-fn an_engine_that_cannot_run_says_why() -> Result<()> {
+fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
     let mut options = SiteOptions::new("refused", Forward::Nat);
     options.servers = 1;
     let mut site = common::site(options)?;
@@ -282,7 +282,7 @@ fn frames_that_make_no_sense_are_dropped() -> Result<()> {
 /// Another host comes up with a virtual address, and says so: who has heard it is told again who has
 /// the address.
 #[test]
-fn a_claim_to_a_vip_is_answered() -> Result<()> {
+fn foreign_claim_to_vip_is_answered() -> Result<()> {
     let mut options = SiteOptions::new("claim", Forward::Dr);
     options.servers = 2;
     options.vip = Vip::Engine;
@@ -327,7 +327,7 @@ fn a_claim_to_a_vip_is_answered() -> Result<()> {
 
 /// An address that another host answers for is not taken over in silence.
 #[test]
-fn a_vip_that_another_host_has() -> Result<()> {
+fn vip_of_another_host_is_reported() -> Result<()> {
     let mut options = SiteOptions::new("conflict", Forward::Dr);
     options.servers = 1;
     options.vip = Vip::Engine;

@@ -67,8 +67,8 @@ fn firewall(site: &Site, rule: &str) -> Result<()> {
     Ok(())
 }
 
-/// What passes by the engine's hands on its way to the host meets the host's rules as it came:
-/// fragments large and small, and datagrams whole, on a port of a VIP of the host's.
+/// Packets that the dataplane reinjects into the host meet the host's rules unchanged: fragments
+/// large and small, and whole datagrams, on a port of a VIP of the host.
 #[test]
 fn fragments_to_the_hosts_own_port_meet_its_rules() -> Result<()> {
     let mut site = site("fragments")?;
@@ -179,7 +179,7 @@ print $ended;
 /// Somebody ends the program that gives frames back: none of them leaves as if its sender were
 /// here, and soon the host gets them another way.
 #[test]
-fn a_way_back_that_somebody_ends_leaks_nothing() -> Result<()> {
+fn removed_reinjection_leaks_no_packet() -> Result<()> {
     let mut site = site("detached")?;
     site.start_engine(&[])?;
     site.add_service(80, "rr")?;
@@ -251,7 +251,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
         "{said}"
     );
     ensure!(saved("cat rules")? == format!("{said}{plain}"));
-    // What is ipvsadm keeps to what ipvsadm says.
+    // Under the name ipvsadm, the output is that of ipvsadm.
     let quiet = format!("ln -sf {lvsadm} {dir}/ipvsadm; {dir}/ipvsadm -S -n 2>&1 >/dev/null");
     ensure!(site.director.sh(&quiet)?.is_empty());
 
@@ -299,7 +299,7 @@ fn filters_are_saved_and_restored() -> Result<()> {
         );
         ensure!(listed()? == before, "{}", listed()?);
     }
-    // What ended early removes none of them; a file without filters, all.
+    // A truncated file removes no filter; a file without filters removes all.
     for early in ["", "all deny 10.0.0.0/8\n"] {
         let refused = site
             .director
@@ -354,7 +354,7 @@ sleep 60;
 /// BPF programs that are attached by links, which `tc` does not show: what they keep from services,
 /// and that `doctor` names them, and none of the engine's own.
 #[test]
-fn programs_at_interfaces_are_told() -> Result<()> {
+fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
     let site = site("tcx")?;
     site.add_service(80, "rr")?;
     serves(&site, "at first")?;
@@ -418,7 +418,7 @@ fn serves(site: &Site, what: &str) -> Result<()> {
 
 /// The table in docs/security.md: which filters of the host see the traffic of services.
 #[test]
-fn what_the_hosts_filters_see_of_the_services_traffic() -> Result<()> {
+fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     let site = site("table")?;
     site.add_service(80, "rr")?;
     serves(&site, "at first")?;

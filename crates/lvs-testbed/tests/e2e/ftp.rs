@@ -117,7 +117,7 @@ impl Ftp {
     fn curl(&self, what: &str, host: IpAddr, options: &str) -> Result<()> {
         let host = SocketAddr::new(host, 21);
         let file = self.file.display();
-        // What follows a URL in one call goes over the same control connection.
+        // Further arguments of one call use the same control connection.
         self.transfer(&format!("curl {what}"), |dir| {
             format!(
                 "c='curl -sS -g -m 60 {options}'; \
@@ -323,8 +323,8 @@ fn nat_of_ipv6() -> Result<()> {
     ftp.curl("EPRT", vip, "-P -")
 }
 
-/// What is left where the helper cannot read the commands: servers that know the virtual address,
-/// and a mark for the ports.
+/// The alternative when the helper cannot read the commands: servers that announce the virtual
+/// address, and a mark for the ports.
 #[test]
 fn nat_with_a_mark_and_no_helper() -> Result<()> {
     let ftp = Ftp::told(options("ftp-blind", Forward::Nat), &[], |site| {

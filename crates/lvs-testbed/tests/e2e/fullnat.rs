@@ -16,7 +16,7 @@ fn options(label: &str) -> SiteOptions {
     options
 }
 
-/// Who the servers think that the client is.
+/// The client's address at the servers.
 fn seen_as(site: &Site, virt: SocketAddr) -> Result<String> {
     let printed = site.client.run(
         "curl",
@@ -40,7 +40,7 @@ fn forty(site: &Site) -> Result<()> {
 
 /// The local address is the host's own, with the host's own connections to the same servers beside.
 #[test]
-fn a_local_address_of_the_hosts() -> Result<()> {
+fn full_nat_uses_local_address_of_host() -> Result<()> {
     let mut options = options("fullnat-host");
     options.forward = Forward::Nat;
     options.topology = Topology::Routed;

@@ -1,5 +1,5 @@
-//! What the fuzz targets do, with random bytes: as good as a fuzzer for the first seconds of it,
-//! and it needs none.
+//! The bodies of the fuzz targets with random bytes: as good as a fuzzer for the first seconds, and
+//! without one.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! What the director's own network stack must not do, and must still do, while the engine works
-//! beside it.
+//! The director's own network stack next to the dataplane: packets that it must ignore, and packets
+//! that it must still handle.
 
 use crate::common;
 
@@ -85,19 +85,19 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
 }
 
 #[test]
-fn the_five_situations_with_the_vip_on_the_host() -> Result<()> {
+fn five_situations_with_vip_of_host() -> Result<()> {
     five_situations(Vip::Host, "host-vip")
 }
 
 #[test]
-fn the_five_situations_with_the_engines_own_vip() -> Result<()> {
+fn five_situations_with_vip_of_dataplane() -> Result<()> {
     five_situations(Vip::Engine, "own-vip")
 }
 
 /// Only where the VIP is the engine's own: the host talks to its own address over `lo`, which no
 /// packet socket forwards.
 #[test]
-fn a_client_on_the_director_reaches_the_service() -> Result<()> {
+fn client_on_director_reaches_service() -> Result<()> {
     let mut site = site("local", Vip::Engine)?;
     site.start_engine(&[])?;
     site.add_service(80, "rr")?;
@@ -142,9 +142,9 @@ fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
     Ok(())
 }
 
-/// What a server sends through the director and the client receives of it: ICMP errors to the
-/// client about a packet that concerns no service, the first of which ends before the ports. They
-/// are told apart by their last word.
+/// A server sends ICMP errors to the client through the director, about a packet that concerns no
+/// service; the first of them ends before the ports. Returns the errors that the client receives,
+/// which differ in their last word.
 fn errors_in_transit(site: &Site) -> Result<String> {
     let listen = r#"
         use Socket;
@@ -188,7 +188,7 @@ fn errors_in_transit(site: &Site) -> Result<String> {
 /// With `schedule_icmp`, errors without ports go to the director, whoever they are about, and are
 /// dropped: what is intercepted follows the sysctl, in both directions, while the engine runs.
 #[test]
-fn schedule_icmp_is_followed_by_what_is_intercepted() -> Result<()> {
+fn schedule_icmp_extends_interception() -> Result<()> {
     let mut site = site("transit-errors", Vip::Host)?;
     site.start_engine(&[])?;
     site.add_service(80, "rr")?;

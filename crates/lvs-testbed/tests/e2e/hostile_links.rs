@@ -157,7 +157,8 @@ fn tun_backend() -> Result<()> {
     services(&site)?;
     balances(&site)?;
     let front = site.director.sh("cat /sys/class/net/eth0/address")?;
-    // What the host routes there, and what gets there unseen.
+    // Frames that the host routes to the device, and frames that arrive there past the
+    // interception.
     shoot(&site, &site.client, "eth0", &["--to", &front], 4)?;
     balances(&site)?;
     let taken = shoot(&site, &site.director, "lvs-tun0", &[], 5)?;

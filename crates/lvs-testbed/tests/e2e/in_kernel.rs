@@ -43,7 +43,7 @@ fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     Ok(site)
 }
 
-/// What `lvsadm drops` says was forwarded in the kernel: requests and replies.
+/// Packets forwarded in the kernel according to `lvsadm drops`: requests and replies.
 pub(super) fn shares(site: &Site) -> Result<(u64, u64)> {
     let all = site.lvsadm("drops --json --all")?;
     let all: serde_json::Value = serde_json::from_str(&all)?;
@@ -116,9 +116,9 @@ fn counted(server: &Host) -> Result<[u64; 4]> {
     Ok([requests.0, replies.0, requests.1, replies.1])
 }
 
-/// What the servers have seen is what the listing says, whichever way the packets took.
+/// The listing's counters equal those of the servers, whichever path the packets took.
 #[test]
-fn counters_are_those_of_the_servers() -> Result<()> {
+fn listed_counters_equal_server_counters() -> Result<()> {
     let site = site("ink-counters", Forward::Nat, 2)?;
     for server in &site.servers {
         server.sh("nft -f - <<'END'\n\
@@ -175,7 +175,7 @@ fn download_in_the_kernel(site: &Site) -> Result<common::Download> {
 }
 
 #[test]
-fn a_server_that_is_removed_gets_nothing_more() -> Result<()> {
+fn removed_server_receives_no_packets() -> Result<()> {
     for (label, forward) in [("ink-rem", Forward::Nat), ("ink-remf", Forward::FullNat)] {
         removed(label, forward)?;
     }
@@ -303,7 +303,7 @@ fn another_program_in_front_is_noticed() -> Result<()> {
 }
 
 #[test]
-fn a_capture_sees_everything() -> Result<()> {
+fn capture_contains_offloaded_packets() -> Result<()> {
     let site = site("ink-capture", Forward::Nat, 1)?;
     let _download = download_in_the_kernel(&site)?;
     let file = site.testbed.dir().join("capture.pcapng");
@@ -320,7 +320,7 @@ fn a_capture_sees_everything() -> Result<()> {
 }
 
 #[test]
-fn explain_tells_which_connections_are() -> Result<()> {
+fn explain_shows_offloaded_connections() -> Result<()> {
     let site = site("ink-explain", Forward::Nat, 1)?;
     let _download = download_in_the_kernel(&site)?;
     let listed = site.lvsadm("-L -n -c")?;
@@ -367,7 +367,7 @@ fn explain_tells_which_connections_are() -> Result<()> {
 
 /// One that ends in an orderly way leaves nothing behind that forwards; its successor begins anew.
 #[test]
-fn an_engine_that_ends_takes_its_programs_with_it() -> Result<()> {
+fn stopped_dataplane_removes_its_programs() -> Result<()> {
     let mut site = site("ink-kill", Forward::Nat, 1)?;
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         site.add_service(80, "rr")?;
@@ -457,7 +457,7 @@ fn killed(label: &str, forward: Forward) -> Result<()> {
     } else {
         let flows = || shares(&site).is_ok_and(|(requests, _)| requests > 200);
         wait_until("packets in the kernel", Duration::from_secs(20), flows)?;
-        // What is kept of counters is up to a second old.
+        // Stored counters are up to a second old.
         std::thread::sleep(Duration::from_secs(2));
     }
     let stats = |site: &Site| -> Result<f64> {
@@ -527,7 +527,7 @@ fn connections_outlive_a_killed_engine_tunnel() -> Result<()> {
 }
 
 #[test]
-fn what_a_killed_engine_leaves_can_be_taken_away() -> Result<()> {
+fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
     let mut site = site("ink-clean", Forward::Nat, 1)?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
     site.add_service(80, "rr")?;
@@ -564,7 +564,7 @@ fn what_a_killed_engine_leaves_can_be_taken_away() -> Result<()> {
 }
 
 #[test]
-fn a_successor_starts_its_daemons_when_their_interface_comes() -> Result<()> {
+fn successor_starts_daemons_when_interface_is_created() -> Result<()> {
     let mut site = site("ink-daemon", Forward::Nat, 1)?;
     let director = site.director.clone();
     let make = "ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up";

@@ -29,7 +29,7 @@ fn start(site: &mut Site) -> Result<()> {
     site.start_engine_by(&[&testbed, "without-tcx"], &["--in-kernel", "on"])
 }
 
-/// What tc shows of the ingress of an interface: queueing discipline and filters.
+/// tc's view of the ingress of an interface: queueing discipline and filters.
 fn shown(host: &Host, interface: &str) -> Result<String> {
     host.sh(&format!(
         "tc qdisc show dev {interface} ingress; tc filter show dev {interface} ingress"
@@ -91,7 +91,7 @@ fn every_byte_arrives_and_an_orderly_end_leaves_nothing() -> Result<()> {
     Ok(())
 }
 
-/// What somebody else has there stays, and runs behind the engine's filter.
+/// Filters of other programs stay, and run behind the dataplane's filter.
 #[test]
 fn other_filters_are_left_alone() -> Result<()> {
     let mut site = site("inkc-other", 2)?;
@@ -129,7 +129,7 @@ fn other_filters_are_left_alone() -> Result<()> {
 
 /// A filter in front of the engine's, or none of the engine's, is noticed as with tcx.
 #[test]
-fn a_filter_in_front_is_noticed() -> Result<()> {
+fn foreign_filter_in_front_is_reported() -> Result<()> {
     let site = site("inkc-front", 2)?;
     let mut running = download(&site)?;
     let doctor = || {
@@ -161,7 +161,7 @@ fn a_filter_in_front_is_noticed() -> Result<()> {
 fn connections_outlive_a_killed_engine() -> Result<()> {
     let mut site = site("inkc-kill", 2)?;
     let mut running = download(&site)?;
-    // What is kept is up to a second old.
+    // Stored state is up to a second old.
     std::thread::sleep(Duration::from_secs(2));
     let before = filters(&site.director)?;
     end(&mut site, Signal::SIGKILL)?;
@@ -196,7 +196,7 @@ fn connections_outlive_a_killed_engine() -> Result<()> {
 }
 
 #[test]
-fn what_a_killed_engine_leaves_can_be_taken_away() -> Result<()> {
+fn cleanup_removes_filters_of_killed_dataplane() -> Result<()> {
     let mut site = site("inkc-clean", 2)?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
     for cleanup in [true, false] {

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use super::common::{READY, says};
 use super::in_kernel::{is_permitted, require_permission, shares};
 
-/// What the engine says at its start.
+/// Messages of the dataplane at its start.
 const IN_KERNEL: &str = "established connections are forwarded in the kernel";
 const BY_ITSELF: &str = "all packets are forwarded by the engine itself";
 
@@ -33,7 +33,7 @@ fn download(site: &Site) -> Result<()> {
 }
 
 #[test]
-fn it_is_used_where_it_is_possible_and_nothing_is_wrong_where_it_is_not() -> Result<()> {
+fn in_kernel_auto_falls_back_silently() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("inkd", Forward::Nat))?;
     let permitted = is_permitted()?;
     start(&mut site, &[])?;
@@ -99,7 +99,7 @@ fn capabilities_that_are_missing_are_named() -> Result<()> {
 }
 
 #[test]
-fn one_that_does_not_use_it_ends_what_another_one_has_left() -> Result<()> {
+fn dataplane_without_fast_path_removes_inherited_programs() -> Result<()> {
     require_permission()?;
     let mut site = Site::new(SiteOptions::new("inkd-off", Forward::Nat))?;
     start(&mut site, &[])?;
@@ -115,7 +115,7 @@ fn one_that_does_not_use_it_ends_what_another_one_has_left() -> Result<()> {
     download(&site)
 }
 
-/// What is taken over may be what ends them.
+/// The inherited state may be the cause of the crashes.
 #[test]
 fn engines_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
     require_permission()?;
@@ -138,7 +138,7 @@ fn engines_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
 /// With `--outlive`, a process may hold connections of an engine before: it is not asked for the
 /// other way, so it goes on with them.
 #[test]
-fn it_goes_on_with_what_a_process_holds() -> Result<()> {
+fn in_kernel_continues_connections_of_state_keeper() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("inkd-hold", Forward::Nat))?;
     start(&mut site, &["--outlive", "on", "--in-kernel", "off"])?;
     site.add_service(80, "rr")?;

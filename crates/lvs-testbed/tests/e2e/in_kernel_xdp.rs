@@ -45,7 +45,7 @@ fn start(site: &mut Site) -> Result<()> {
     site.start_engine(&words)
 }
 
-/// What was forwarded in the kernel: by XDP, and by the program behind it.
+/// Packets forwarded in the kernel: by XDP, and by the program behind it.
 fn shares(site: &Site) -> Result<(u64, u64)> {
     let all = site.lvsadm("drops --json --all")?;
     let all: serde_json::Value = serde_json::from_str(&all)?;
@@ -117,7 +117,7 @@ fn direct_routing() -> Result<()> {
 /// Frames with unfinished checksums are forwarded with a socket buffer.
 #[test]
 #[ignore = "long"]
-fn what_a_veth_leaves_unfinished_stays_whole() -> Result<()> {
+fn xdp_packets_with_unfinished_checksums_arrive_complete() -> Result<()> {
     let mut site = site_as_it_is("xdp-veth", Forward::Nat, true)?;
     start(&mut site)?;
     common::requests_and_listings(&site)?;
@@ -138,7 +138,8 @@ fn download(site: &Site) -> Result<common::Download> {
     Ok(download)
 }
 
-/// What cannot leave without a socket buffer is forwarded with one; and by XDP again when it can.
+/// A packet that needs a socket buffer to leave is forwarded with one; and by XDP again when that
+/// is possible.
 #[test]
 fn interfaces_that_take_no_frames_get_packets() -> Result<()> {
     let mut site = site("xdp-takers", Forward::Nat)?;
@@ -163,7 +164,7 @@ fn interfaces_that_take_no_frames_get_packets() -> Result<()> {
 /// An engine that is killed leaves the program, and connections go on; its successor takes it over,
 /// or takes it away if it wants none.
 #[test]
-fn it_outlives_the_engine() -> Result<()> {
+fn xdp_program_survives_dataplane() -> Result<()> {
     let mut site = site("xdp-kill", Forward::Nat)?;
     start(&mut site)?;
     let download = download(&site)?;
@@ -185,7 +186,7 @@ fn it_outlives_the_engine() -> Result<()> {
 }
 
 #[test]
-fn what_cannot_be_is_refused() -> Result<()> {
+fn xdp_impossible_options_are_refused() -> Result<()> {
     let site = site("xdp-refused", Forward::Nat)?;
     site.director
         .sh("ip link add d0 type bridge; ip link set d0 up")?;

@@ -95,7 +95,7 @@ fn direct_routing() -> Result<()> {
     Ok(())
 }
 
-/// What the tunnels are called on the command line.
+/// Options of the tunnels on the command line.
 const TUNNELS: [&str; 8] = [
     "-i",
     "-i --tun-type gre",
@@ -144,7 +144,7 @@ fn tunnels_of_ipv4_in_ipv6() -> Result<()> {
 }
 
 #[test]
-fn an_address_of_the_engine_answers_as_a_host_does() -> Result<()> {
+fn address_of_dataplane_answers_like_a_host() -> Result<()> {
     let site = site("v6-own", Forward::Nat, Vip::Engine)?;
     add(&site, virt6(&site), true, "-m")?;
     let vip = site.vip6.to_string();

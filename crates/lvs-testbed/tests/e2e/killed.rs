@@ -25,7 +25,7 @@ const DEAD: Duration = Duration::from_secs(5);
 /// Between two engines that are killed.
 const ALIVE: Duration = Duration::from_secs(5);
 
-/// What connections outlive an engine by.
+/// The state keeper of connections when a dataplane is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     /// The path in the kernel.
@@ -49,7 +49,7 @@ impl By {
     }
 }
 
-/// What becomes of an engine.
+/// The end of a dataplane.
 #[derive(Clone, Copy, Debug)]
 enum End<'a> {
     /// It goes on.
@@ -74,7 +74,7 @@ fn downloads(
     let mut options = SiteOptions::new(label, forward);
     options.servers = 2;
     options.paced = Some(RATE);
-    // What is measured is the director: clients and servers have a processor of their own.
+    // The director is measured: clients and servers have a processor of their own.
     let real_time = number > FEW;
     options.real_time = real_time;
     if by == By::Device {
@@ -196,7 +196,7 @@ fn compared(label: &str, how: (Forward, By)) -> Result<()> {
 }
 
 #[test]
-fn a_few_in_the_kernel() -> Result<()> {
+fn killed_dataplane_keeps_downloads_in_kernel() -> Result<()> {
     for (label, forward) in [("inkf", Forward::Nat), ("inkff", Forward::FullNat)] {
         downloads(label, (forward, By::Kernel), FEW, End::Killed)?;
     }
@@ -205,7 +205,7 @@ fn a_few_in_the_kernel() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn a_few_with_a_holder() -> Result<()> {
+fn killed_dataplane_keeps_downloads_with_state_keeper() -> Result<()> {
     for (label, forward) in [("holdn", Forward::Nat), ("holdd", Forward::Dr)] {
         downloads(label, (forward, By::Holder), FEW, End::Killed)?;
     }
@@ -214,7 +214,7 @@ fn a_few_with_a_holder() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn a_few_of_several_workers() -> Result<()> {
+fn killed_dataplane_keeps_downloads_of_several_workers() -> Result<()> {
     for (label, forward) in [("holdw", Forward::Nat), ("holdv", Forward::Dr)] {
         downloads(label, (forward, By::Workers), FEW, End::Killed)?;
     }
@@ -223,7 +223,7 @@ fn a_few_of_several_workers() -> Result<()> {
 
 #[test]
 #[ignore = "long"]
-fn a_few_through_a_device() -> Result<()> {
+fn killed_dataplane_keeps_downloads_through_tun_device() -> Result<()> {
     for (label, forward) in [("holdp", Forward::Nat), ("holdq", Forward::Tun)] {
         downloads(label, (forward, By::Device), FEW, End::Killed)?;
     }
@@ -233,7 +233,7 @@ fn a_few_through_a_device() -> Result<()> {
 /// Connections move into tables of another size and number, and back.
 #[test]
 #[ignore = "long"]
-fn a_few_move_to_other_tables() -> Result<()> {
+fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
     let mut options = SiteOptions::new("holdo", Forward::Nat);
     options.servers = 2;
     options.paced = Some(RATE);
@@ -268,10 +268,10 @@ fn a_few_move_to_other_tables() -> Result<()> {
     report.all_ok(number)
 }
 
-/// What holds an engine's connections ends with an orderly stop and by `--cleanup`; an engine with
-/// another table goes on with them, and none takes what another one has.
+/// The state keeper ends with an orderly stop and by `--cleanup`; a dataplane with another table
+/// continues its connections, and no dataplane takes the connections of another one.
 #[test]
-fn a_holder_ends_in_its_time() -> Result<()> {
+fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     let mut site = Site::new(SiteOptions::new("holde", Forward::Nat))?;
     let director = site.director.clone();
     let holders = || director.sh("ss -xlH | grep -c lvs-outlive || true");

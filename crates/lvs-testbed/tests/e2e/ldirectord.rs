@@ -89,7 +89,7 @@ fn wait_listed(site: &Site, program: &Proc, expected: &[(usize, u64)]) -> Result
     })
 }
 
-/// Who answers, over some connections.
+/// The servers that answer, over some connections.
 fn answering(site: &Site) -> Result<Vec<String>> {
     let text = site.client.sh(&format!(
         "for i in 1 2 3 4 5 6; do curl -sS --max-time 5 http://{}/id; done",

@@ -62,7 +62,7 @@ fn nat_to_the_director_itself() -> Result<()> {
         ensure!(seen == "192.0.2.100\n", "the local server sees {seen}");
         common::upload(&site)?;
 
-        // Who asks the server itself gets its answer too, though it takes the same way.
+        // A client of the server itself gets its answer too, though its packets take the same path.
         let direct = site
             .client
             .sh(&format!("curl -sS -f -m 5 http://{own_address}:8080/id"))?;
@@ -132,7 +132,7 @@ fn full_nat_to_the_director_itself() -> Result<()> {
 /// A director whose host is strict about where packets come from goes on taking those for its other
 /// ports, whatever port its own server has.
 #[test]
-fn a_local_server_on_a_strict_host_leaves_the_other_ports_alone() -> Result<()> {
+fn local_server_on_strict_host_keeps_other_ports() -> Result<()> {
     let mut options = SiteOptions::new("local-strict", Forward::Nat);
     options.servers = 1;
     options.vip = Vip::Host;

@@ -150,7 +150,7 @@ fn not_one_request_is_lost_while_lvsd_is_killed_and_started_again() -> Result<()
 }
 
 #[test]
-fn the_engine_is_left_alone_and_started_again_when_it_dies() -> Result<()> {
+fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     let site = site("leave")?;
     configure(&site, 3)?;
     let mut lvsd = start(&site, &[])?;
@@ -338,7 +338,7 @@ fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
 
 /// The only server gives way to another one, whose first answer takes half a second.
 #[test]
-fn a_replacing_reload_loses_no_request() -> Result<()> {
+fn replacing_reload_loses_no_request() -> Result<()> {
     let site = site("replace")?;
     let path = configure(&site, 1)?;
     let text = fs::read_to_string(&path)?.replace("\"2s\"", "\"2500ms\"");
@@ -380,7 +380,7 @@ fn a_replacing_reload_loses_no_request() -> Result<()> {
 /// All three programs with a standard error that is full, that nobody reads, and whose reader has
 /// gone, under 500 downloads.
 #[test]
-fn nobody_reads_and_nothing_stops() -> Result<()> {
+fn unread_output_stops_nothing() -> Result<()> {
     let site = site("unread")?;
     // lvsd warns of these times before anything else.
     let path = configure(&site, 3)?.display().to_string();
@@ -486,7 +486,7 @@ fn stop_all_removes_the_files_of_its_namespace() -> Result<()> {
 /// `lvsadm drain` asks lvsd, which keeps the server drained over a reload, a restart and the loss
 /// of the engine, and says so.
 #[test]
-fn a_drain_is_lvsds_and_outlives_it() -> Result<()> {
+fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
     let site = site("admin")?;
     let path = configure(&site, 3)?;
     let state = site.testbed.dir().join("state").display().to_string();
@@ -557,7 +557,7 @@ fn a_drain_is_lvsds_and_outlives_it() -> Result<()> {
 /// Below the quorum the sorry server has all new connections, and none when the quorum is back; a
 /// program is told of both. Connections to servers that are up go on.
 #[test]
-fn a_sorry_server_answers_while_too_few_do() -> Result<()> {
+fn sorry_server_answers_below_quorum() -> Result<()> {
     let mut site = site("sorry")?;
     let path = configure(&site, 2)?;
     let told = site.testbed.dir().join("told").display().to_string();
@@ -640,7 +640,7 @@ fn a_sorry_server_answers_while_too_few_do() -> Result<()> {
 
 /// Whether a host of the clients' network gets an answer to the question who has the VIP.
 fn is_answered_for(site: &Site) -> bool {
-    // What is remembered is no answer.
+    // A cached neighbour is no answer.
     let asked = format!(
         "ip neigh flush to {0}; ping -n -c 1 -W 2 {0} >/dev/null; ip neigh show {0}",
         site.vip
@@ -652,7 +652,7 @@ fn is_answered_for(site: &Site) -> bool {
 /// Below the quorum nobody on the wire answers for a VIP that is given up; it is announced when it
 /// is taken back, and goes with lvsd where the service is to.
 #[test]
-fn a_vip_that_is_given_up_is_gone_from_the_wire() -> Result<()> {
+fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     let mut options = SiteOptions::new("giveup", Forward::Nat);
     options.servers = 2;
     options.vip = lvs_testbed::Vip::Engine;
@@ -663,7 +663,8 @@ fn a_vip_that_is_given_up_is_gone_from_the_wire() -> Result<()> {
         "scheduler = \"rr\"\nquorum = 2\nbelow_quorum = \"give-up\"\nremove_on_exit = true\n",
     );
     fs::write(&path, text)?;
-    // Whoever takes an address tells all; the client believes it, though it has not asked.
+    // A director announces an address that it takes over; the client accepts the unsolicited
+    // announcement.
     site.client
         .sh("sysctl -qw net.ipv4.conf.all.arp_accept=1 net.ipv4.conf.eth0.arp_accept=1")?;
     let state = site.testbed.dir().display().to_string();
@@ -723,7 +724,7 @@ fn a_vip_that_is_given_up_is_gone_from_the_wire() -> Result<()> {
 /// As many services and servers as the largest that are known. Run with `--nocapture` for the
 /// times.
 #[test]
-fn a_large_file_is_filled_and_one_change_of_it_is_loaded() -> Result<()> {
+fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     const SERVICES: usize = 2_277;
     const SERVERS: usize = 37_205;
     let site = site("large")?;
@@ -793,7 +794,7 @@ fn a_large_file_is_filled_and_one_change_of_it_is_loaded() -> Result<()> {
 /// A thousand random edits of one service, each loaded, while another is used: not one of its
 /// requests fails, and the end is what a cold start makes of the last file.
 #[test]
-fn a_thousand_reloads_break_nothing() -> Result<()> {
+fn thousand_reloads_break_no_connection() -> Result<()> {
     let site = site("reloads")?;
     let path = configure(&site, 3)?;
     let base = fs::read_to_string(&path)?;

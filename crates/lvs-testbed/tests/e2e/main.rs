@@ -61,5 +61,6 @@ mod tftp;
 mod transcripts;
 mod tun_backend;
 mod two_ways;
+mod unanswered;
 mod warm_restart;
 mod workers;

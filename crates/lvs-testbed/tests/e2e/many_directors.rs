@@ -55,7 +55,7 @@ fn one_of_three_is_taken_out_of_service_and_comes_back_tun() -> Result<()> {
 
 #[test]
 #[ignore = "needs BIRD"]
-fn an_engine_dies_and_comes_back_tun() -> Result<()> {
+fn dataplane_dies_and_returns_tun() -> Result<()> {
     nothing_breaks(Scenario::Engine, Forward::Tun)
 }
 
@@ -172,7 +172,7 @@ fn site(label: &str) -> Result<Site> {
 }
 
 #[test]
-fn routes_follow_what_is_said_and_go_with_the_engine() -> Result<()> {
+fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     const VIP: &str = "203.0.113.10";
     let mut site = site("announce-routes")?;
     let both = |standing: &str| {
@@ -225,7 +225,7 @@ fn routes_follow_what_is_said_and_go_with_the_engine() -> Result<()> {
     ensure!(!has_route(&site, "fd00:203::10"), "{}", routes(&site)?);
     announce(&site, &both("withdrawn"), 600)?;
     ensure!(!has_route(&site, "proto 7"), "{}", routes(&site)?);
-    // What comes all the same is served.
+    // Packets that still arrive are served.
     common::ok(site.client.load(&load)?, 20)?;
     // Somebody deletes it.
     announce(&site, &both("announced"), 600)?;

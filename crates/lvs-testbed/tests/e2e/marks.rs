@@ -13,7 +13,7 @@ use lvs_testbed::{Forward, LoadOptions, Site, SiteOptions, wait_until};
 const SOON: Duration = Duration::from_secs(10);
 
 #[test]
-fn a_mark_groups_ports_and_spares_or_drops_others() -> Result<()> {
+fn mark_groups_ports_and_rules_pass_or_drop_other_ports() -> Result<()> {
     let mut options = SiteOptions::new("marks", Forward::Nat);
     options.servers = 2;
     let mut site = Site::new(options)?;
@@ -91,7 +91,7 @@ fn ends_with(site: &Site, port: u16, wanted: &str) -> Result<()> {
 /// A rule by source alone drops what goes to services, of open connections too, and leaves the
 /// host's own ports alone.
 #[test]
-fn a_source_is_dropped_at_every_service_and_at_the_host_it_is_not() -> Result<()> {
+fn mark_rule_drops_source_at_services_and_not_at_host() -> Result<()> {
     let mut options = SiteOptions::new("source", Forward::Nat);
     options.servers = 1;
     let mut site = Site::new(options)?;

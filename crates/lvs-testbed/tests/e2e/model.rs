@@ -33,7 +33,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn the_director_agrees_with_a_naive_model(
+    fn director_agrees_with_naive_model(
         scheduler in prop_oneof![Just("rr"), Just("wlc"), Just("sed")],
         persistent: bool,
         ops in prop::collection::vec(op(), 1..120),

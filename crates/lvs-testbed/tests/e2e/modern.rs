@@ -1,5 +1,5 @@
-//! What goes beyond the kernel's IPVS, between real clients and servers: a server that goes down
-//! leaves nobody waiting, and one that comes back starts slowly.
+//! Features beyond the kernel's IPVS, between real clients and servers: clients of a server that
+//! goes down are reset, and a server that comes back starts slowly.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -194,7 +194,7 @@ fn both_ends_are_reset_when_a_server_is_taken_out_tunnel() -> Result<()> {
 }
 
 #[test]
-fn clients_of_a_server_that_died_are_reset_and_those_of_a_drained_one_are_not() -> Result<()> {
+fn clients_of_dead_server_are_reset_and_of_drained_server_kept() -> Result<()> {
     let mut options = SiteOptions::new("died", Forward::Nat);
     options.servers = 2;
     let site = Site::new(options)?;
@@ -241,7 +241,7 @@ fn clients_of_a_server_that_died_are_reset_and_those_of_a_drained_one_are_not() 
 /// A server that falls silent: all of its clients are reset when that is known. Run with
 /// `--nocapture` for the times.
 #[test]
-fn the_clients_of_a_silent_server_are_reset_when_it_is_known() -> Result<()> {
+fn clients_of_silent_server_are_reset_when_detected() -> Result<()> {
     const CLIENTS: usize = 200;
     let mut options = SiteOptions::new("silent", Forward::Nat);
     options.servers = 2;
@@ -352,7 +352,7 @@ fn datagrams_of_one_client_go_to_another_server() -> Result<()> {
 }
 
 #[test]
-fn a_server_that_comes_starts_slowly_and_the_listing_says_so() -> Result<()> {
+fn new_server_starts_slowly_and_listing_shows_share() -> Result<()> {
     let mut options = SiteOptions::new("slow", Forward::Nat);
     options.servers = 2;
     let site = Site::new(options)?;
@@ -386,7 +386,7 @@ fn a_server_that_comes_starts_slowly_and_the_listing_says_so() -> Result<()> {
 }
 
 #[test]
-fn the_modern_profile_shows_in_the_timeouts() -> Result<()> {
+fn modern_profile_sets_timeouts() -> Result<()> {
     let mut options = SiteOptions::new("modern", Forward::Nat);
     options.servers = 1;
     let mut site = Site::new(options)?;

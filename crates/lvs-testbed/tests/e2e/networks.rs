@@ -31,12 +31,12 @@ fn logged(site: &Site, what: &str) -> usize {
     log.lines().filter(|line| line.contains(what)).count()
 }
 
-/// What `lvsadm drops` counts for a reason.
+/// The count of a reason in `lvsadm drops`.
 fn counted(site: &Site, reason: &str) -> Result<u64> {
     count_of(&site.lvsadm("--json drops")?, reason)
 }
 
-/// What this listing of it counts.
+/// The count of a reason in this listing.
 fn count_of(listing: &str, reason: &str) -> Result<u64> {
     let all: serde_json::Value = serde_json::from_str(listing)?;
     let reasons = all.as_array().context("a list")?;
@@ -99,7 +99,7 @@ fn new_connections(site: &Site, what: &str) -> Result<()> {
 }
 
 #[test]
-fn an_interface_flaps_is_renamed_shrinks_and_is_replaced() -> Result<()> {
+fn interface_that_flaps_is_renamed_shrinks_or_is_replaced_is_used() -> Result<()> {
     let site = site("flaps", Forward::Nat, |_| {})?;
     site.add_service(80, "rr")?;
     let director = &site.director;
@@ -146,7 +146,7 @@ fn an_interface_flaps_is_renamed_shrinks_and_is_replaced() -> Result<()> {
 }
 
 #[test]
-fn the_way_to_the_clients_changes() -> Result<()> {
+fn route_to_clients_is_followed() -> Result<()> {
     let site = site("routes", Forward::Nat, |options| {
         options.topology = Topology::OneArm;
     })?;
@@ -221,7 +221,7 @@ fn route_without_link_layer_is_named() -> Result<()> {
 }
 
 #[test]
-fn a_server_gets_another_link_layer_address() -> Result<()> {
+fn changed_link_layer_address_of_server_is_used() -> Result<()> {
     let site = site("mac", Forward::Nat, |_| {})?;
     site.add_service(80, "rr")?;
     let server = &site.servers[0];
@@ -252,7 +252,7 @@ fn a_server_gets_another_link_layer_address() -> Result<()> {
 
 /// A server that is gone: whoever asks for it is told, as by a router, and does not wait for ever.
 #[test]
-fn clients_are_told_of_a_server_that_is_gone() -> Result<()> {
+fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {
         let site = site("gone", forward, |options| {
             // So that the server is the director's own neighbour.
@@ -276,7 +276,7 @@ fn clients_are_told_of_a_server_that_is_gone() -> Result<()> {
 /// A director that stands by knows its gateway before the first packet for a client: it may have to
 /// take over at any time.
 #[test]
-fn the_gateway_is_known_before_it_is_needed() -> Result<()> {
+fn gateway_is_resolved_in_advance() -> Result<()> {
     let site = site("gateway", Forward::Dr, |options| {
         options.topology = Topology::OneArm;
     })?;
@@ -293,7 +293,7 @@ fn the_gateway_is_known_before_it_is_needed() -> Result<()> {
 
 /// A switch that sends frames for a group only where somebody has said that he listens.
 #[test]
-fn a_switch_that_watches_multicast() -> Result<()> {
+fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     let mut options = SiteOptions::new("mld", Forward::Nat);
     options.servers = 1;
     options.vip = Vip::Engine;
@@ -472,7 +472,8 @@ fn services_on_the_vlans_of_a_trunk() -> Result<()> {
     Ok(())
 }
 
-/// What arrives by a VLAN and leaves by another is forwarded by the programs at their devices.
+/// Packets that arrive by a VLAN and leave by another are forwarded by the programs at their
+/// devices.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
 fn vlans_of_a_trunk_in_the_kernel() -> Result<()> {
@@ -493,7 +494,7 @@ fn vlans_of_a_trunk_in_the_kernel() -> Result<()> {
 /// A program that stands at the trunk is told, though the engine says that it uses the VLANs only.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
-fn programs_at_a_trunk_are_told() -> Result<()> {
+fn foreign_programs_at_trunk_are_reported() -> Result<()> {
     let mut site = trunk("below", 1500)?;
     site.start_engine(&[])?;
     let program = programs::find("lvsadm")?.display().to_string();
@@ -524,7 +525,7 @@ fn programs_at_a_trunk_are_told() -> Result<()> {
     wait_until("the way", PATIENCE, || served().unwrap_or(false))
 }
 
-/// What is on the wire has the tags, as another program reads it.
+/// The frames on the wire have the tags, as another program reads them.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q, and tshark"]
 fn frames_of_a_vlan_carry_its_tag() -> Result<()> {

@@ -97,7 +97,7 @@ fn drain_waits_for_the_last_connection() -> Result<()> {
 }
 
 #[test]
-fn explain_tells_what_then_happens() -> Result<()> {
+fn explain_agrees_with_later_decision() -> Result<()> {
     let site = common::site(options("explain"))?;
     site.add_service(80, "rr")?;
     let service = site.service(80);
@@ -196,7 +196,7 @@ fn captures_are_read_by_tshark() -> Result<()> {
         ),
         "{read}"
     );
-    // Whoever goes away is forgotten, and packets go on.
+    // A client that disconnects is forgotten, and packets continue.
     let load = site.load();
     let report = site.client.load(&lvs_testbed::LoadOptions {
         requests: 20,
@@ -206,7 +206,7 @@ fn captures_are_read_by_tshark() -> Result<()> {
 }
 
 #[test]
-fn doctor_finds_what_is_wrong_and_drops_tells_of_it() -> Result<()> {
+fn doctor_and_drops_report_faults() -> Result<()> {
     let site = common::site(options("doctor"))?;
     let lvsadm = programs::find("lvsadm")?.display().to_string();
     let doctor = |site: &lvs_testbed::Site| {
@@ -225,17 +225,19 @@ fn doctor_finds_what_is_wrong_and_drops_tells_of_it() -> Result<()> {
     site.lvsadm(&format!("-A -t {}:81 -s rr", site.vip))?;
     site.lvsadm(&format!("-d -t {service} -r {}:80", site.real_address(1)))?;
     site.client.sh(&format!(
-        "for i in 1 2 3 4; do curl -sS --max-time 0.3 http://{service}/id & done; wait; curl -sS http://{}:81/ || true",
+        "for i in 1 2 3 4; do curl -sS --max-time 5 http://{service}/id & done; wait; curl -sS http://{}:81/ || true",
         site.vip
     ))?;
-    // The connection from before has ended well; it is not there to speak for the server.
+    // The counters of attempts are taken every two seconds.
+    let counted = || doctor(&site).is_ok_and(|found| found.contains("got no answer"));
+    wait_until("a finding", Duration::from_secs(10), counted)?;
     let found = doctor(&site)?;
     let found = found.split_whitespace().collect::<Vec<_>>().join(" ");
     for expected in [
         "chain input",
         "has no server",
         "dropped: no_server: No real",
-        "got no further than the SYN",
+        "got no answer in the last minute",
         "is this director its default",
         "status 1",
     ] {
@@ -265,7 +267,7 @@ fn shows(screen: &Proc, what: &str) -> Result<()> {
 }
 
 #[test]
-fn watch_shows_rates_and_leaves_the_terminal_as_it_was() -> Result<()> {
+fn watch_shows_rates_and_restores_terminal() -> Result<()> {
     let site = common::site(options("watch"))?;
     site.add_service(80, "rr")?;
     let mut load = site.load();

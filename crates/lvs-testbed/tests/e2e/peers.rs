@@ -15,7 +15,7 @@ const KEY: &str = "0123456789abcdef0123456789abcdef";
 const ONE: &str = "192.0.2.1";
 const TWO: &str = "192.0.2.2";
 
-/// What an engine that was killed has left is not taken over.
+/// The successor of a killed dataplane starts empty.
 const ALONE: [&str; 2] = ["--in-kernel", "off"];
 
 /// A site of two directors, without engines.
@@ -49,7 +49,7 @@ fn copy_services(site: &Site, from: &Host, to: &Host) -> Result<()> {
     run_with_input(to.command(program).arg("-R"), &rules).map(drop)
 }
 
-/// What `lvsadm sync --json` says.
+/// The output of `lvsadm sync --json`.
 fn state(site: &Site, director: &Host) -> Result<Value> {
     let text = site.lvsadm_on(director, "--json sync")?;
     serde_json::from_str(&text).with_context(|| text.clone())
@@ -66,7 +66,7 @@ fn number(site: &Site, director: &Host, name: &str) -> u64 {
     state.and_then(|state| state[name].as_u64()).unwrap_or(0)
 }
 
-/// Who has the virtual address, and what servers send to, from now on.
+/// Moves the virtual addresses, and the addresses that servers send to.
 fn hand_over(site: &Site, from: &Host, to: &Host) -> Result<()> {
     let (vip, vip6) = (site.vip, site.vip6);
     let addresses = |verb: &str| {
@@ -175,17 +175,17 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
 }
 
 #[test]
-fn who_comes_back_empty_takes_over_when_it_is_ready_nat() -> Result<()> {
+fn restarted_director_takes_over_when_ready_nat() -> Result<()> {
     comes_back("back-nat", Forward::Nat)
 }
 
 #[test]
-fn who_comes_back_empty_takes_over_when_it_is_ready_dr() -> Result<()> {
+fn restarted_director_takes_over_when_ready_dr() -> Result<()> {
     comes_back("back-dr", Forward::Dr)
 }
 
 #[test]
-fn without_the_key_nobody_is_told_anything() -> Result<()> {
+fn peer_without_key_receives_nothing() -> Result<()> {
     let site = site("peerkey", Forward::Nat, 0)?;
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     let (right, wrong) = (
@@ -244,7 +244,7 @@ fn without_the_key_nobody_is_told_anything() -> Result<()> {
 }
 
 #[test]
-fn who_is_alone_is_ready_after_a_while_or_at_once() -> Result<()> {
+fn single_director_becomes_ready() -> Result<()> {
     let site = site("peerwait", Forward::Nat, 0)?;
     let key = key(&site, "key", KEY)?;
     let first = site.director.clone();
@@ -270,7 +270,7 @@ fn who_is_alone_is_ready_after_a_while_or_at_once() -> Result<()> {
 }
 
 #[test]
-fn what_is_wrong_with_the_options_is_said() -> Result<()> {
+fn invalid_peer_options_are_reported() -> Result<()> {
     let site = site("peeropt", Forward::Nat, 0)?;
     let good = key(&site, "key", KEY)?;
     let open = key(&site, "open", KEY)?;
@@ -351,7 +351,7 @@ fn diff(site: &Site, other: &Proc) -> Result<String> {
 /// The directors choose the same servers, or `lvsadm sync` names the service in which they do not,
 /// and for how long, and `lvsadm diff` shows why.
 #[test]
-fn what_differs_between_directors_is_shown_and_a_lasting_difference_is_an_alarm() -> Result<()> {
+fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     let site = site("tables", Forward::Nat, 0)?;
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     let key = key(&site, "key", KEY)?;

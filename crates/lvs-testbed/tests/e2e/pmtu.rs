@@ -17,8 +17,8 @@ fn site(label: &str, forward: Forward) -> Result<Site> {
     options.servers = 1;
     let site = Site::new(options)?;
     if forward == Forward::Nat {
-        // What servers send goes to the director, not straight to the client. And the router's own
-        // complaints pass it again, on their way from the director to the servers.
+        // Servers send to the director, not straight to the client. The router's own ICMP errors
+        // pass it again, on their way from the director to the servers.
         router(&site)?.sh(
             "echo 1 > /proc/sys/net/ipv4/conf/all/accept_local
              ip rule add iif eth2 lookup 100; ip route add default via 192.0.2.1 table 100
@@ -65,7 +65,7 @@ fn narrow(site: &mut Site, which: Narrow) -> Result<()> {
     for host in [&site.client, &site.servers[0], &site.director] {
         host.sh("ip route flush cache; ip -6 route flush cache")?;
     }
-    // What the engine has learned of tunnels, it has learned for ten minutes.
+    // The dataplane remembers path MTUs of tunnels for ten minutes; a new one begins without them.
     site.start_engine(&[])
 }
 

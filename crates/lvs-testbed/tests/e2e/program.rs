@@ -22,7 +22,7 @@ fn every_way_of_forwarding_has_scenarios() {
 }
 
 #[test]
-fn an_unknown_scenario_is_refused() {
+fn unknown_scenario_is_refused() {
     let output = testbed(&["cluster", "nonsense"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stdout.is_empty(), "{output:?}");

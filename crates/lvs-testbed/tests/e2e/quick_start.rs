@@ -108,7 +108,7 @@ fn block_that_starts_a_dataplane_works_in_one_paste() -> Result<()> {
 }
 
 #[test]
-fn every_block_does_what_it_says() -> Result<()> {
+fn quick_start_blocks_run_as_printed() -> Result<()> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operating.md");
     let text = fs::read_to_string(docs)?;
     let mut script = String::from(HOSTS);

@@ -79,7 +79,7 @@ fn dataplane_signals_to_reload_are_ignored() -> Result<()> {
 
 /// A terminal that closes sends SIGHUP to its foreground, and its shell to the jobs in the background.
 #[test]
-fn dataplane_closed_terminal_does_not_end_it() -> Result<()> {
+fn dataplane_survives_closed_terminal() -> Result<()> {
     let site = site("sigterminal")?;
     let program = programs::find("lvs-dataplane")?.display().to_string();
     let number = site.testbed.dir().join("number").display().to_string();
@@ -114,7 +114,7 @@ fn dataplane_closed_terminal_does_not_end_it() -> Result<()> {
 
 /// While it reads its file, here one that does not end yet.
 #[test]
-fn lvsd_signals_while_it_starts_are_kept() -> Result<()> {
+fn lvsd_signals_during_start_are_kept() -> Result<()> {
     let site = site("siglvsd")?;
     let file = site.testbed.dir().join("lvsd.toml");
     let path = file.display().to_string();
@@ -131,7 +131,7 @@ fn lvsd_signals_while_it_starts_are_kept() -> Result<()> {
             site.real_address(0)
         )
     };
-    // What it reads now ends; whatever reads the file from then on finds another one.
+    // The present read of the file ends; every later read finds another file.
     let mut reads = fs::File::options().write(true).open(&file)?;
     let next = file.with_extension("next");
     fs::write(&next, text(81))?;

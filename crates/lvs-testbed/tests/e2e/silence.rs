@@ -7,7 +7,7 @@ use lvs_testbed::{Forward, SiteOptions, programs};
 use nix::sys::signal::Signal;
 
 #[test]
-fn a_stopped_engine_is_told_and_goes_on() -> Result<()> {
+fn stopped_dataplane_is_reported_and_continues() -> Result<()> {
     let mut options = SiteOptions::new("silence", Forward::Nat);
     options.servers = 1;
     let site = common::site(options)?;

@@ -46,8 +46,8 @@ fn reason(site: &Site, director: &Host, name: &str) -> Result<u64> {
     count.with_context(|| format!("no count of {name} in {listing}"))
 }
 
-/// What a download gets a second, so that it takes twelve seconds and more: until all are known to
-/// the backup, [`PATIENCE`] may pass.
+/// Bytes of a download per second: a download takes twelve seconds and more. The backup may need
+/// [`PATIENCE`] until it knows all connections.
 const RATE: u64 = 60_000;
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -213,7 +213,7 @@ fn downloads_go_on_between_two_lvsd() -> Result<()> {
     lvsd(&standby, "stop --all").map(drop)
 }
 
-/// What a program of ipvsadm's prints on a director, and its exit status.
+/// Output and exit status of an ipvsadm program on a director.
 fn says(director: &Host, arguments: &str) -> Result<(String, String)> {
     let program = programs::find("lvsadm")?;
     let script = format!("{} {arguments} 2>&1 || echo \"=> $?\"", program.display());
@@ -353,7 +353,7 @@ fn send(site: &Site, bytes: &[u8]) -> Result<()> {
 }
 
 #[test]
-fn what_nobody_should_send_is_counted() -> Result<()> {
+fn invalid_sync_messages_are_counted() -> Result<()> {
     let mut options = SiteOptions::new("nobody", Forward::Nat);
     options.servers = 1;
     let site = common::site(options)?;
@@ -446,7 +446,7 @@ fn persistent_clients_keep_their_server() -> Result<()> {
 }
 
 #[test]
-fn what_own_users_send_to_the_group_is_not_heard() -> Result<()> {
+fn sync_messages_of_own_users_are_ignored() -> Result<()> {
     let mut options = SiteOptions::new("ownuser", Forward::Nat);
     options.servers = 1;
     let site = common::site(options)?;
@@ -481,7 +481,7 @@ fn sources(director: &Host) -> Result<Vec<Ipv4Addr>> {
 }
 
 #[test]
-fn a_master_sends_from_the_first_address_of_its_interface() -> Result<()> {
+fn master_sends_from_first_address_of_its_interface() -> Result<()> {
     let mut options = SiteOptions::new("primary", Forward::Nat);
     options.servers = 1;
     let site = common::site(options)?;

@@ -48,7 +48,7 @@ fn kernel_forwarding_reaches_every_server() -> Result<()> {
 }
 
 #[test]
-fn a_wrong_byte_and_a_dead_server_are_reported() -> Result<()> {
+fn load_reports_wrong_byte_and_dead_server() -> Result<()> {
     let mut options = SiteOptions::new("wrong", Forward::Nat);
     options.ip_forward = true;
     options.servers = 1;
@@ -114,7 +114,7 @@ fn tunnelled_packets_reach_the_vip_on_a_real_server() -> Result<()> {
 }
 
 #[test]
-fn the_vip_on_a_real_server_does_not_answer_arp() -> Result<()> {
+fn vip_of_real_server_answers_no_arp() -> Result<()> {
     for (forward, vip) in [(Forward::Dr, Vip::Engine), (Forward::Dr, Vip::Host)] {
         let mut options = SiteOptions::new("arp", forward);
         options.servers = 2;

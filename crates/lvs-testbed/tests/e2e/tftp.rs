@@ -82,7 +82,7 @@ fn tunnel() -> Result<()> {
 /// its port belongs.
 #[test]
 #[ignore = "needs tftp-hpa and atftp"]
-fn a_server_with_ports_of_its_own_is_not_found() -> Result<()> {
+fn tftp_server_with_own_ports_is_unreachable() -> Result<()> {
     let (site, _servers) = site("tftp-ports", Forward::Nat, false)?;
     let failed = site.client.sh(&format!(
         "curl -sS -m 5 -o /dev/null tftp://{}/file",

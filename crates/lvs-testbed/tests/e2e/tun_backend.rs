@@ -39,7 +39,7 @@ fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     Ok(site)
 }
 
-/// What is steered on the director.
+/// Rules, routes and proxied neighbours of the dataplane on the director.
 fn steered(site: &Site) -> Result<String> {
     site.director.sh(
         "for f in -4 -6; do ip $f rule; ip $f route show table 7676; ip $f route show table 7677; ip $f neigh show proxy; \
@@ -102,7 +102,7 @@ fn full_nat() -> Result<()> {
 
 /// The director's own web server behind a service, beside another one.
 #[test]
-fn the_director_as_a_real_server() -> Result<()> {
+fn tun_backend_director_is_real_server() -> Result<()> {
     let site = site("hop-local", Forward::Nat, 1)?;
     let _own = nginx(&site.director, &common::on_port(8080))?;
     site.add_service(80, "rr")?;
@@ -124,7 +124,7 @@ fn the_director_as_a_real_server() -> Result<()> {
 
 /// The VIP in no network, merely routed to the director: nobody has to answer ARP for it.
 #[test]
-fn a_routed_address() -> Result<()> {
+fn tun_backend_serves_routed_address() -> Result<()> {
     let mut site = prepared("hop-routed", Forward::Tun, 2, Vip::Routed)?;
     start(&mut site)?;
     site.add_service(80, "rr")?;
@@ -228,7 +228,7 @@ fn fragments_and_a_narrow_link() -> Result<()> {
 }
 
 #[test]
-fn what_a_hop_cannot_do_is_refused_and_changes_nothing() -> Result<()> {
+fn tun_backend_impossible_methods_are_refused_without_change() -> Result<()> {
     let site = site("hop-refused", Forward::Nat, 1)?;
     site.add_service(80, "rr")?;
     let service = site.service(80);
@@ -329,7 +329,7 @@ fn rules_and_routes_go_with_services_and_with_the_engine() -> Result<()> {
 /// The kernel forgets proxy neighbours of an interface that goes down, and some programs delete
 /// rules that they do not know.
 #[test]
-fn what_others_take_away_is_put_up_again() -> Result<()> {
+fn tun_backend_restores_removed_rules_and_routes() -> Result<()> {
     let site = site("hop-flap", Forward::Nat, 1)?;
     site.add_service(80, "rr")?;
     let mut load = site.load();
@@ -359,7 +359,7 @@ fn what_others_take_away_is_put_up_again() -> Result<()> {
 
 /// The director stays an ordinary host and router beside the engine.
 #[test]
-fn the_host_beside_it() -> Result<()> {
+fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     let mut site = prepared("hop-host", Forward::Nat, 2, Vip::Engine)?;
     site.director
         .sh("iptables -t nat -A POSTROUTING -o eth0 -j MASQUERADE")?;
@@ -400,7 +400,7 @@ fn the_host_beside_it() -> Result<()> {
     ensure!(printed == "192.0.2.1\n", "{printed}");
     site.servers[0].run(programs::own()?, &["ping", &outside])?;
 
-    // What cannot work says so at once: the host keeps the answers to its own connections.
+    // The failure is immediate: the host keeps the answers to its own connections.
     let own = LoadOptions {
         requests: 1,
         ..site.load()
@@ -478,7 +478,7 @@ fn without_packet_sockets_the_backend_is_chosen_by_itself() -> Result<()> {
 }
 
 #[test]
-fn a_host_that_does_not_forward_is_told_so() -> Result<()> {
+fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
     let mut options = SiteOptions::new("hop-deaf", Forward::Nat);
     options.servers = 1;
     options.vip = Vip::Engine;

@@ -22,7 +22,7 @@ fn kill(site: &mut Site) -> Result<()> {
     engine.wait(SOON).map(drop)
 }
 
-/// What keeps connections here: the kernel fast path only if it is permitted.
+/// The available state keepers: the kernel fast path only if it is permitted.
 fn ways() -> Result<Vec<&'static [&'static str]>> {
     let kernel = super::in_kernel::is_permitted()?.then_some(&KERNEL[..]);
     Ok(kernel.into_iter().chain([&HOLDER[..]]).collect())

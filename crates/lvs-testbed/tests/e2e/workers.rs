@@ -20,7 +20,7 @@ fn options(label: &str, forward: Forward) -> SiteOptions {
     SiteOptions::new(&format!("workers-{label}"), forward)
 }
 
-/// What each worker says, and that every one of them has its part of the packets.
+/// The report of each worker. Each of them handles a part of the packets.
 fn workers(site: &Site) -> Result<Vec<Value>> {
     let listed: Vec<Value> = serde_json::from_str(&site.lvsadm("workers --json")?)?;
     ensure!(listed.len() == 4, "{listed:?}");
@@ -179,7 +179,7 @@ fn changes_while_traffic_runs() -> Result<()> {
 }
 
 #[test]
-fn a_path_in_the_kernel_is_for_one_worker() -> Result<()> {
+fn in_kernel_with_several_workers_is_refused() -> Result<()> {
     let mut site = Site::new(options("kernel", Forward::Nat))?;
     let refused = site.start_engine(&["--workers", "2", "--in-kernel", "on"]);
     ensure!(refused.is_err(), "it starts");

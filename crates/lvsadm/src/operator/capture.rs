@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn filters() {
+    fn capture_filters_are_parsed() {
         let taken = filter(&words("tcp and host 192.0.2.1 and port 80 dropped")).expect("a filter");
         assert_eq!(taken.protocol, Some(6));
         assert_eq!(taken.ports, [80]);

@@ -215,6 +215,7 @@ mod tests {
             slow_start: None,
             latency_us: None,
             unanswered: None,
+            attempts: Default::default(),
             stats: Stats::default(),
         }
     }
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn services_that_differ_are_named_with_what_differs() {
+    fn differing_services_are_named_with_the_difference() {
         let ours = service(80, "mh");
         let of = |change: &dyn Fn(&mut ServiceInfo)| {
             let mut theirs = ours.clone();
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_servers_counts_with_schedulers_that_go_by_it_only() {
+    fn order_of_servers_counts_for_ordered_schedulers_only() {
         let ours = service(80, "wlc");
         let mut theirs = ours.clone();
         theirs.servers.reverse();
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_that_a_server_had_counts_with_mh() {
+    fn last_weight_of_server_counts_for_mh() {
         let [mut ours, mut theirs] = [service(80, "mh"), service(80, "mh")];
         for (service, last) in [(&mut ours, 1), (&mut theirs, 7)] {
             service.servers[0].config.weight = 0;

@@ -149,7 +149,7 @@ struct Target {
     server: SocketAddr,
     /// The service as messages name it.
     name: String,
-    /// Who looks after the service, if that is lvsd.
+    /// The lvsd that owns the service, if there is one.
     daemon: Option<Daemon>,
     /// The engine has given it weight 0.
     settled: bool,
@@ -263,7 +263,7 @@ impl Target {
     }
 }
 
-/// What was shown last, and when.
+/// The line that was shown last, and its time.
 struct Progress {
     started: Instant,
     shown: Option<(u32, u32, Instant)>,

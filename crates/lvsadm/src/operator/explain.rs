@@ -21,7 +21,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     Ok(0)
 }
 
-/// What to ask the engine.
+/// The call for these words.
 fn question(words: &Words) -> Result<Call, Trouble> {
     let [name, client, virt] = words.free.as_slice() else {
         return Err(Trouble::Usage(

@@ -186,8 +186,8 @@ fn save(run: &mut Invocation<'_>) -> Outcome {
     Ok(0)
 }
 
-/// The last line of what is saved. Without it nothing is restored: a pipe whose other end failed
-/// gives an empty input, or half of one, and whatever is not in it would be taken away.
+/// The last line of saved filters. Without it nothing is restored: a pipe from a program that
+/// failed gives an empty or truncated input, and all missing filters would be removed.
 const END: &str = "# end of filters";
 
 /// Whether all of a file is there.
@@ -249,7 +249,7 @@ fn restore(run: &mut Invocation<'_>) -> Outcome {
                 "{place}{message}; nothing was changed"
             )))
         }
-        // Without an answer nobody knows.
+        // Without an answer the result is unknown.
         Err(error) => Err(Trouble::Engine(format!(
             "{error}; `lvsadm filter list` shows whether the filters were replaced"
         ))),
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_file_is_not_a_file() {
+    fn truncated_filter_file_is_refused() {
         for text in [
             "",
             "\n",
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_come_go_and_change_sides() {
+    fn filter_restore_adds_removes_and_moves_prefixes() {
         let before = lists("10.0.0.0/8", "10.1.0.0/16");
         let more = added(before.clone(), lists("10.1.0.0/16", "::1"));
         assert_eq!(more, lists("10.0.0.0/8 10.1.0.0/16", "::1"));

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_read_as_sentences() {
+    fn limits_are_shown_as_sentences() {
         assert_eq!(text(&Limits::default()), "no limits");
         let limits = Limits {
             connections: 5,

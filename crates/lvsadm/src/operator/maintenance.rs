@@ -38,7 +38,7 @@ pub(super) fn undrain(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         let info = services
             .iter()
             .find_map(|s| Some((s, s.servers.iter().find(|info| info.server == server)?)));
-        // Somebody else's, or an lvsd of old.
+        // The services belong to another program, or to an old lvsd.
         let foreign = !services.iter().all(is_managed);
         let daemon = match foreign {
             true => None,
@@ -98,7 +98,7 @@ pub(super) fn ask(daemon: &mut Daemon, spec: AdminSpec) -> Result<AdminDone, Tro
     daemon.admin(&spec).map_err(Trouble::Engine)
 }
 
-/// A wish, with what the options say of it.
+/// An operator override, with the values of the options.
 pub(super) fn spec(target: Target, state: AdminState, words: &Words) -> Result<AdminSpec, Trouble> {
     let why = words.value("--why").map(str::to_owned);
     if why
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_with_and_without_ports() {
+    fn maintenance_accepts_servers_with_and_without_port() {
         for (text, host, port) in [
             ("10.0.0.1", "10.0.0.1", None),
             ("10.0.0.1:80", "10.0.0.1", Some(80)),

@@ -1,4 +1,4 @@
-//! The additional commands of `lvsadm`, for the people who run a director.
+//! The additional commands of `lvsadm`, for operators.
 //!
 //! ipvsadm's command lines begin with an option, so no existing script can mean one of these.
 
@@ -61,7 +61,7 @@ pub(crate) struct Operator {
     /// The rest, for its help and the manual page.
     pub(crate) text: &'static str,
     pub(crate) flags: &'static [Flag],
-    /// What stands behind its name in examples.
+    /// Arguments after its name, in examples.
     pub(crate) examples: &'static [&'static str],
     run: fn(&mut Invocation<'_>, &Words) -> Outcome,
 }
@@ -80,7 +80,7 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    /// What it says by itself.
+    /// The output of this command.
     fn text(&self) -> String {
         match self {
             Self::Usage(text) | Self::Engine(text) | Self::Absent(text) => text.clone(),
@@ -261,7 +261,7 @@ fn service_and_server(
     }
 }
 
-/// A service by itself, as [`service_and_server`] takes it.
+/// A service alone, in the form that [`service_and_server`] accepts.
 fn service_named(run: &Invocation<'_>, service: &str) -> Result<ServiceId, Trouble> {
     let server = if service.contains('[') || service.starts_with("fwmark6:") {
         "[::1]:1"
@@ -304,7 +304,7 @@ fn duration(words: &Words, name: &str) -> Result<Option<Duration>, Trouble> {
     time.map_err(|why| Trouble::Usage(format!("{name}: {why}")))
 }
 
-/// What to say of a first word that is no command; nothing if it may be one of ipvsadm's.
+/// Message about a first word that is no command; nothing if it may belong to ipvsadm.
 pub(crate) fn unknown(word: &[u8]) -> Option<String> {
     let word = String::from_utf8_lossy(word);
     if word.is_empty() || word.starts_with('-') {
@@ -321,7 +321,7 @@ pub(crate) fn unknown(word: &[u8]) -> Option<String> {
     Some(format!("lvsadm: {word:?} is not a command; {hint}\n"))
 }
 
-/// What `lvsadm help WORD` says.
+/// Output of `lvsadm help WORD`.
 pub(crate) fn help_on(word: &[u8]) -> Result<String, String> {
     if let Some(operator) = find(word) {
         return Ok(operator.help());
@@ -358,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_taken_apart() {
+    fn command_line_is_split_into_words_and_options() {
         let drain = find(b"drain").expect("it is in the table");
         let words = |line: &str| {
             let words: Vec<Vec<u8>> = line.split(' ').map(|w| w.as_bytes().to_vec()).collect();
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_is_an_option_and_none_twice() {
+    fn command_names_are_unique_and_no_options() {
         for (n, operator) in OPERATORS.iter().enumerate() {
             assert!(!operator.name.starts_with('-'));
             assert!(

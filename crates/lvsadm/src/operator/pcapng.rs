@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_whole() {
+    fn pcapng_blocks_are_complete() {
         let mut file = Vec::new();
         {
             let mut writer = Writer::new(&mut file).expect("memory");

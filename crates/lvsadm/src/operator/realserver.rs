@@ -61,7 +61,7 @@ fn addresses(text: &mut String, vips: &[IpAddr], device: &str, undo: bool) {
     for vip in vips {
         let (family, bits) = match vip {
             IpAddr::V4(_) => ("", 32),
-            // Nobody asks whether somebody else has it: the director does.
+            // Duplicate address detection is off, because the director has the address, too.
             IpAddr::V6(_) => ("-6 ", 128),
         };
         let _ = match (undo, vip) {
@@ -80,8 +80,8 @@ fn addresses(text: &mut String, vips: &[IpAddr], device: &str, undo: bool) {
     }
 }
 
-/// Nobody but the director may answer ARP for the VIPs. IPv6 has no such thing: an address on `lo`
-/// is in no neighbour table.
+/// Only the director may answer ARP for the VIPs. IPv6 needs no setting: an address on `lo` is in
+/// no neighbour table.
 fn arp(text: &mut String, vips: &[IpAddr], undo: bool) {
     if !vips.iter().any(IpAddr::is_ipv4) {
         return;
@@ -174,7 +174,8 @@ fn tun(vips: &[IpAddr], tunnel: &str, port: u16, undo: bool) -> Result<String, T
     arp(&mut text, vips, false);
     if v4 {
         for (device, ..) in &devices {
-            // What comes out of the tunnel comes from clients, which are elsewhere.
+            // Packets from the tunnel have the addresses of clients, which are not reached through
+            // it.
             let _ = writeln!(text, "sysctl -w net.ipv4.conf.{device}.rp_filter=0");
         }
         let _ = writeln!(
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn some_addresses_are_nobodys() {
+    fn realserver_refuses_unusable_addresses() {
         for bad in [
             "0.0.0.0",
             "127.0.0.1",
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn arp_is_silenced_before_the_address_is_there_and_after_it_has_gone() {
+    fn realserver_arp_settings_surround_the_address() {
         let text = dr(&vips(&["192.0.2.10", "2001:db8::10"]), false);
         let (arp, address) = (text.find("arp_ignore=1"), text.find("192.0.2.10/32 dev lo"));
         assert!(arp.is_some() && arp < address, "{text}");
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn each_tunnel_has_its_device() {
+    fn realserver_tunnel_types_have_their_devices() {
         for (tunnel, words) in [
             ("ipip", "ip link set tunl0 up"),
             ("gre", "type gre external"),

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_cut_between_words() {
+    fn long_lines_are_wrapped_between_words() {
         assert_eq!(wrap("one two  three", 7), ["one two", "three"]);
         assert_eq!(wrap("incomprehensible", 3), ["incomprehensible"]);
         assert!(wrap(" ", 3).is_empty());

@@ -1,4 +1,4 @@
-//! `lvsadm sync`: what directors tell each other.
+//! `lvsadm sync`: the replication with peers.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::session::json;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Milliseconds after which it is said that a peer is silent, which compares every two seconds.
+/// Milliseconds after which a peer counts as silent; it compares every two seconds.
 const UNHEARD: u64 = 4_000;
 
 pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_announced_is_shown() {
+    fn sync_shows_announced_addresses() {
         assert!(announced(&Info::default()).is_empty());
         let vip = |address: &str, standing, trouble: &str| AnnouncedVip {
             address: address.parse().expect("an address"),
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn sync_shows_faults_of_peers() {
         assert!(text(&SyncState::default()).contains("--sync-peer"));
         let peer = PeerInfo {
             address: "192.0.2.2:8848".parse().expect("an address"),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_shown() {
+    fn sync_shows_differing_services() {
         let peer = |last: u8| format!("192.0.2.{last}:8848");
         let text = format!(
             r#"{{"tables": [

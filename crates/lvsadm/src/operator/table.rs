@@ -29,12 +29,12 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "explain",
         arguments: "tcp|udp|sctp SRC:PORT VIP:PORT",
         summary: "show what would happen to a new packet, and why",
-        text: "Shows the firewall mark, the service, the connection or persistence template that decides, the slot in the scheduler's hash table, every server and why it can or cannot be chosen, the one that would be, and whether the connection's packets are forwarded in the kernel, or why not. Nothing is changed.",
+        text: "Shows the firewall mark, the service, the connection or persistence template that decides, and the slot in the scheduler's hash table. It lists every server with the reason why it can or cannot be chosen, names the chosen one, and shows whether the kernel fast path forwards the connection, or why not. Nothing is changed.",
         flags: &[
             flag(
                 "--mark",
                 "N",
-                "assume this firewall mark, whatever the mark rules say",
+                "assume this firewall mark, instead of the result of the mark rules",
             ),
             flag(
                 "--interface",
@@ -49,7 +49,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "drain",
         arguments: "SERVICE SERVER",
         summary: "take a server out of service without breaking connections",
-        text: "Sets the weight to 0, waits until the last connection has ended, and shows how many are left. SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N or fwmark6:N. When interrupted, or when the deadline passes without --undo, the server keeps weight 0. Where lvsd looks after the service, it is asked, and keeps the server drained over reloads, restarts and reboots, until lvsadm undrain.",
+        text: "Sets the weight to 0, waits until the last connection has ended, and shows how many are left. SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N or fwmark6:N. When interrupted, or when the deadline passes without --undo, the server keeps weight 0. For a service of lvsd, the command asks lvsd, which keeps the server drained over reloads, restarts and reboots, until lvsadm undrain.",
         flags: &[
             flag(
                 "--deadline",
@@ -71,7 +71,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
             flag(
                 "--for",
                 "TIME",
-                "end the drain by itself after this (services of lvsd)",
+                "end the drain automatically after this (services of lvsd)",
             ),
             flag(
                 "--no-wait",
@@ -88,12 +88,12 @@ pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "undrain",
         arguments: "SERVICE|all SERVER",
-        summary: "let a drained server, or one in maintenance, take connections again",
-        text: "For a service of lvsd, ends what lvsadm drain and lvsadm maintenance began. Of other services, the server gets the weight of --weight.",
+        summary: "return a drained server, or one in maintenance, to service",
+        text: "For a service of lvsd, ends lvsadm drain and lvsadm maintenance. For other services, sets the weight of the server to --weight.",
         flags: &[flag(
             "--weight",
             "N",
-            "the weight to give it, where lvsd does not know it (default: 1)",
+            "the weight, for services that lvsd does not own (default: 1)",
         )],
         examples: &["192.0.2.10:80 10.0.0.11:80", "all 10.0.0.11"],
         run: maintenance::undrain,
@@ -102,13 +102,13 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "maintenance",
         arguments: "SERVICE|all SERVER",
         summary: "take a server out of services of lvsd, with a deadline for its connections",
-        text: "The server gets no new connections; when its last one has ended, at the latest after the service's drain time, it is taken out, and on_server_down says what becomes of what is left. lvsd keeps it so over reloads, restarts and reboots, until lvsadm undrain. all is every service; SERVER without a port is every port of that address, also of servers that a later reload brings.",
+        text: "The server receives no new connections. When its last connection has ended, at the latest after the service's drain time, lvsd removes it; on_server_down decides about the remaining connections. lvsd keeps it in maintenance over reloads, restarts and reboots, until lvsadm undrain. all is every service; SERVER without a port is every port of that address, also of servers that a later reload adds.",
         flags: &[
             flag("--why", "TEXT", "the reason, for lvsd status"),
             flag(
                 "--for",
                 "TIME",
-                "end by itself after this: 90s, 10m, 2h, 1d",
+                "end automatically after this: 90s, 10m, 2h, 1d",
             ),
         ],
         examples: &["all 10.0.0.11 --why \"kernel update\" --for 2h"],
@@ -118,7 +118,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "realserver-setup",
         arguments: "VIP...",
         summary: "print the commands that make a host a real server for a forwarding method",
-        text: "Nothing is done: the commands are printed for a shell on the real server (Linux). With --undo, those that take it back.",
+        text: "Prints commands for a shell on the real server (Linux), and runs none of them. With --undo, prints the commands that revert the settings.",
         flags: &[
             flag("--method", "dr|tun|nat", "forwarding method (required)"),
             flag(
@@ -144,7 +144,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "drops",
         arguments: "",
         summary: "show packets that were dropped or left to the host, by reason",
-        text: "Each reason comes with its count and what to do about it.",
+        text: "Each reason comes with its count and its fix.",
         flags: &[flag("--all", "", "include reasons that have not occurred")],
         examples: &["--all"],
         run: simple::drops,
@@ -152,8 +152,8 @@ pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "workers",
         arguments: "",
-        summary: "show what each packet worker of the engine has and does",
-        text: "A connection is one worker's. Packets that come to another one are handed over; those for which there is no room then are dropped, and those that come faster than a worker reads them are lost.",
+        summary: "show the state and the load of each packet worker",
+        text: "Each connection belongs to one worker. Other workers hand its packets over to that worker, and drop them if its queue is full. Frames that arrive faster than a worker reads them are lost.",
         flags: &[],
         examples: &[],
         run: simple::workers,
@@ -161,7 +161,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "sysctl",
         arguments: "[NAME[=VALUE]]",
-        summary: "read or write the settings that the kernel has under net.ipv4.vs",
+        summary: "read or write the sysctls of net.ipv4.vs",
         text: "Without NAME, all of them are shown.",
         flags: &[],
         examples: &["expire_nodest_conn=1"],
@@ -171,7 +171,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "mark",
         arguments: "list | add | del N",
         summary: "manage the rules that set firewall marks",
-        text: "The first rule that matches a packet decides. A service with that mark (-f) then takes it, so that one service can have several ports or addresses.",
+        text: "The first rule that matches a packet decides. A service with that mark (-f) then accepts it, so that one service can have several ports or addresses.",
         flags: &[
             flag(
                 "--destination",
@@ -206,7 +206,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "local",
         arguments: "[list | add ADDRESS... | del ADDRESS... | hairpin on|off]",
         summary: "manage the local addresses of full NAT",
-        text: "Servers added with --fullnat see one of these addresses instead of the client's and reply to it, whatever their gateway is. For addresses that the host does not have, the engine answers ARP and neighbour discovery. Each address carries 64,512 connections to each server. With hairpin on, NAT (-m) also translates the source of clients whose replies would bypass the director: those on a server's own network, and servers of the same service.",
+        text: "Servers added with --fullnat receive one of these addresses instead of the client's and reply to it, through any gateway. For addresses that the host does not have, the dataplane answers ARP and neighbour discovery. Each address carries 64,512 connections to each server. With hairpin on, NAT (-m) also translates the source of clients whose replies would bypass the director: those on a server's own network, and servers of the same service.",
         flags: &[],
         examples: &["add 10.0.0.2"],
         run: local::run,
@@ -214,8 +214,8 @@ pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "sync",
         arguments: "",
-        summary: "show what other directors and this one tell each other, and whether it is ready",
-        text: "For the directors of lvs-dataplane --sync-peer: which of them is in step, how many of its connections are here and missing, when it last told everything, and how long it takes to have what it is told; and which of its services differ from those of this director, so that the two choose other servers for a client (lvsadm diff shows how). This director is ready when it knows what they know. The daemons of --start-daemon are in `lvsadm -L --daemon'.",
+        summary: "show the replication with peers, and whether this director is ready",
+        text: "Shows for each peer (lvs-dataplane --sync-peer): whether it is in step, the numbers of its connections that are stored here and missing, the last full sync, and the delay of updates. It also shows which services of the peer differ from those of this director, so that the two choose different servers for a client (lvsadm diff shows the differences). This director is ready when it has the connections of its peers. The daemons of --start-daemon are in `lvsadm -L --daemon'.",
         flags: &[flag(
             "--wait",
             "TIME",
@@ -227,8 +227,8 @@ pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "diff",
         arguments: "SOCKET",
-        summary: "show in which services and servers another director differs from this one",
-        text: "SOCKET is the control socket of the other director: a path, or @NAME. That of another host is reached through ssh -L. Compared is what the choice of a server depends on, and how packets reach it; counters, limits and filters are not. The exit status is 1 if there are differences.",
+        summary: "show the services and servers in which another director differs from this one",
+        text: "SOCKET is the control socket of the other director: a path, or @NAME. Use ssh -L to reach the socket of another host. The command compares the settings that the choice of a server depends on, and the paths to servers; it ignores counters, limits and filters. The exit status is 1 if there are differences.",
         flags: &[],
         examples: &["/run/other.sock"],
         run: diff::run,
@@ -236,8 +236,8 @@ pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "limit",
         arguments: "SERVICE",
-        summary: "show or set what a service accepts at most",
-        text: "SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N or fwmark6:N. Without an option, the limits in force are shown. What exceeds a limit is dropped and counted (lvsadm drops); existing connections go on. For a service of lvsd, write limits = { ... } in its file.",
+        summary: "show or set the limits of a service",
+        text: "SERVICE is VIP:PORT (TCP), tcp:VIP:PORT, udp:VIP:PORT, sctp:VIP:PORT, fwmark:N or fwmark6:N. Without an option, the limits in force are shown. Packets above a limit are dropped and counted (lvsadm drops); existing connections continue. For a service of lvsd, write limits = { ... } in its file.",
         flags: &[
             flag("--connections", "N", "connections at a time; 0: no limit"),
             flag(
@@ -268,8 +268,8 @@ pub(crate) const OPERATORS: &[Operator] = &[
     Operator {
         name: "filter",
         arguments: "[list [SERVICE|all] | add SERVICE|all | del SERVICE|all | set SERVICE|all | off SERVICE|all | save | restore]",
-        summary: "manage whose new connections are accepted, by source prefix",
-        text: "SERVICE is as for lvsadm limit; the filter of all is asked for every service. The longest prefix that contains the source of a new connection decides, and of the same prefix in both the service's own. A source in no prefix is accepted, unless any are allowed. What is denied is dropped and counted (lvsadm drops: filtered); existing connections go on. set replaces a filter, add and del change it, off removes it. save prints all filters, which lvsadm -S does not; restore reads them from its input and replaces all filters by them, or changes nothing. A filter has up to 65,536 prefixes.",
+        summary: "manage the filters for new connections, by source prefix",
+        text: "SERVICE is as for lvsadm limit; the filter of all applies to every service. The longest prefix that contains the source of a new connection decides; if both filters contain it, the service's own decides. A source in no prefix is accepted, unless any are allowed. Packets of denied sources are dropped and counted (lvsadm drops: filtered); existing connections continue. set replaces a filter, add and del change it, off removes it. save prints all filters, which lvsadm -S does not; restore reads them from its input and replaces all filters by them, or changes nothing. A filter has up to 65,536 prefixes.",
         flags: &[
             flag("--allow", "LIST", "prefixes, separated by commas"),
             flag("--deny", "LIST", "prefixes, separated by commas"),
@@ -299,7 +299,7 @@ pub(crate) const OPERATORS: &[Operator] = &[
         name: "doctor",
         arguments: "",
         summary: "check this host and the real servers for common problems",
-        text: "Each finding comes with a remedy. The exit status is 1 if there are any.",
+        text: "Each finding comes with its fix. The exit status is 1 if there are findings.",
         flags: &[],
         examples: &[],
         run: doctor::run,

@@ -16,7 +16,7 @@ struct Half {
     calls: Mutex<Vec<Call>>,
 }
 
-/// What the server serves.
+/// The director behind the server.
 struct Shared(Arc<Half>);
 
 impl Handler for Shared {
@@ -82,7 +82,7 @@ impl Bed {
         }
     }
 
-    /// What the program prints to standard error, and its exit status.
+    /// Runs the program; returns its standard error and exit status.
     fn restore(&self, rules: &str) -> (String, i32) {
         let mut child = Command::new(env!("CARGO_BIN_EXE_lvsadm"))
             .env("LVS_SOCKET", self.address.to_string())
@@ -112,7 +112,7 @@ impl Bed {
 }
 
 #[test]
-fn full_nat_goes_by_the_engines_local_addresses() {
+fn full_nat_uses_local_addresses_of_dataplane() {
     let bed = Bed::new("fullnat");
     let (errors, status) = bed.restore(
         "-C\n-A -t 192.0.2.1:80 -s rr\n-a -t 192.0.2.1:80 -r 10.0.0.11:80 --fullnat -w 2\n",
@@ -122,7 +122,7 @@ fn full_nat_goes_by_the_engines_local_addresses() {
 }
 
 #[test]
-fn a_refusal_names_the_line_and_changes_nothing() {
+fn refused_restore_names_line_and_changes_nothing() {
     let bed = Bed::new("refused");
     let (_, status) = bed.restore("-A -t 192.0.2.1:80 -s rr\n");
     assert_eq!((status, bed.calls()), (0, 1));
@@ -154,7 +154,7 @@ fn a_refusal_names_the_line_and_changes_nothing() {
 }
 
 #[test]
-fn lines_that_are_wrong_need_no_engine() {
+fn invalid_lines_are_refused_without_dataplane() {
     let bed = Bed::new("wrong");
     for (rules, expected) in [
         ("-C\n-A -t 192.0.2.2:80 --wrong\n", "line 2: "),

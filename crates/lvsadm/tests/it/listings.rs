@@ -43,7 +43,7 @@ fn endpoint(text: &str, protocol: Protocol, names: &Names) -> Option<SocketAddr>
 }
 
 #[test]
-fn connections() {
+fn connections_are_listed_as_by_ipvsadm() {
     let names = Names::from_texts("", SERVICES);
     let (mut lines, mut with_data) = (0, 0);
     listings("pro expire", |text| {
@@ -108,7 +108,7 @@ fn counts(words: &[&str]) -> Option<Counts> {
 }
 
 #[test]
-fn counters() {
+fn counters_are_listed_as_by_ipvsadm() {
     let names = Names::from_texts("", SERVICES);
     let mut compared = 0;
     for (title, format) in [("InBytes", Format::Stats), ("InBPS", Format::Rate)] {
@@ -179,6 +179,7 @@ fn counters() {
                             slow_start: None,
                             latency_us: None,
                             unanswered: None,
+                            attempts: Default::default(),
                             stats: one.1,
                         })
                         .into_iter()

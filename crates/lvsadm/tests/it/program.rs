@@ -91,7 +91,7 @@ fn run(command: &mut Command) -> (String, String, Option<i32>) {
 }
 
 #[test]
-fn without_an_engine_one_line_says_what_to_do() {
+fn missing_dataplane_is_reported_in_one_line_with_fix() {
     let nobody = address("nobody");
     let (out, err, code) = run(program("/sbin/ipvsadm", &nobody).arg("-Ln"));
     assert_eq!((out.as_str(), code), ("", Some(2)));
@@ -112,7 +112,7 @@ fn without_an_engine_one_line_says_what_to_do() {
 
     let (_, err, code) = run(program("lvsadm", &nobody).arg("-Ln"));
     assert_eq!((err.lines().count(), code), (1, Some(2)), "{err}");
-    // What is wrong with the line is told first, and help needs no engine.
+    // The fault of the line is reported first, and help needs no dataplane.
     let (_, err, code) = run(program("lvsadm", &nobody).arg("-A"));
     assert_eq!(code, Some(2));
     assert!(err.contains("service-address"), "{err}");
@@ -122,7 +122,7 @@ fn without_an_engine_one_line_says_what_to_do() {
 }
 
 #[test]
-fn sockets_that_are_no_use_are_told_in_one_line() {
+fn unusable_sockets_are_reported_in_one_line() {
     let dir = std::env::temp_dir().join(format!("lvs-test-sockets-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a directory");
     let at = |name: &str| dir.join(name);
@@ -183,7 +183,7 @@ fn sockets_that_are_no_use_are_told_in_one_line() {
 }
 
 #[test]
-fn an_engine_that_cannot_start_is_told() {
+fn dataplane_that_cannot_start_is_reported() {
     let dir = std::env::temp_dir().join(format!("lvs-test-start-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a directory");
     let own = dir.join("lvsadm");
@@ -209,7 +209,7 @@ fn an_engine_that_cannot_start_is_told() {
 }
 
 #[test]
-fn refusals_are_told_in_the_engines_words() {
+fn refusals_of_dataplane_are_printed_unchanged() {
     let at = address("words");
     let _engine = start(&at);
     let (out, err, code) = run(program("lvsadm", &at).args(["-A", "-t", "192.0.2.1:80"]));
@@ -223,7 +223,7 @@ fn refusals_are_told_in_the_engines_words() {
 }
 
 #[test]
-fn a_long_listing_streams() {
+fn long_listing_is_streamed() {
     let at = address("streams");
     let _engine = start(&at);
     let (out, err, code) = run(program("ipvsadm", &at).arg("-Lnc"));
@@ -240,7 +240,7 @@ fn a_long_listing_streams() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn closed_output_pipe_is_no_error() {
     let at = address("pipe");
     let _engine = start(&at);
     let mut child = program("ipvsadm", &at)
@@ -288,7 +288,7 @@ fn restore_reads_all_lines() {
 }
 
 #[test]
-fn filters_are_not_restored_from_nothing() {
+fn filter_restore_of_empty_input_is_refused() {
     // As in `ssh other lvsadm filter save | lvsadm filter restore`, when ssh fails. It is told
     // before an engine is asked.
     let nobody = address("no-filters");

@@ -11,16 +11,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-use super::Wish;
+use super::StoredOverride;
 use crate::replace::replace_for_good;
 
 /// Files that are put aside.
 const ASIDE_MAX: u32 = 100;
 
 /// Writes the file.
-type Write = dyn Fn(&Path, &[Wish]) -> io::Result<()> + Send + Sync;
+type Write = dyn Fn(&Path, &[StoredOverride]) -> io::Result<()> + Send + Sync;
 
-/// The file of the wishes.
+/// The file of the overrides.
 pub(super) struct Keeper {
     path: PathBuf,
     write: Box<Write>,
@@ -29,14 +29,13 @@ pub(super) struct Keeper {
 
 #[derive(Default)]
 struct State {
-    /// What is to be written next.
-    next: Option<Vec<Wish>>,
-    /// Those who wait for that.
+    /// The next content to write.
+    next: Option<Vec<StoredOverride>>,
+    /// The callers that wait for that write.
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
     /// A thread writes.
     writing: bool,
-    /// What is there has not been taken, or not all: it is put aside before something is written
-    /// in its place.
+    /// The file was not read completely. It is renamed before the next write.
     unread: bool,
 }
 
@@ -46,7 +45,7 @@ impl fmt::Debug for Keeper {
     }
 }
 
-/// That wishes are on disk, once it is so.
+/// A pending write of overrides.
 #[derive(Debug)]
 pub struct Kept(Option<oneshot::Receiver<Result<(), String>>>);
 
@@ -78,7 +77,7 @@ impl Keeper {
     fn writing_by(
         path: PathBuf,
         unread: bool,
-        write: impl Fn(&Path, &[Wish]) -> io::Result<()> + Send + Sync + 'static,
+        write: impl Fn(&Path, &[StoredOverride]) -> io::Result<()> + Send + Sync + 'static,
     ) -> Self {
         let state = State {
             unread,
@@ -95,8 +94,8 @@ impl Keeper {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has all wishes written, in a runtime; gives when they are.
-    pub(super) fn keep(self: &Arc<Self>, all: Vec<Wish>) -> Kept {
+    /// Starts a write of all overrides, in a runtime.
+    pub(super) fn keep(self: &Arc<Self>, all: Vec<StoredOverride>) -> Kept {
         let (tell, told) = oneshot::channel();
         let mut state = self.lock();
         state.next = Some(all);
@@ -135,7 +134,7 @@ impl Keeper {
         }
     }
 
-    fn write_one(&self, all: &[Wish], unread: bool) -> Result<(), String> {
+    fn write_one(&self, all: &[StoredOverride], unread: bool) -> Result<(), String> {
         let path = &self.path;
         if unread {
             let aside = put_aside(path).map_err(|error| {
@@ -157,7 +156,7 @@ impl Keeper {
 }
 
 /// Writes all, as a whole or not at all.
-fn write(path: &Path, all: &[Wish]) -> io::Result<()> {
+fn write(path: &Path, all: &[StoredOverride]) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
     }
@@ -197,7 +196,7 @@ mod tests {
     use super::*;
     use crate::clock::Now;
 
-    fn wish(n: u8) -> Wish {
+    fn wish(n: u8) -> StoredOverride {
         let target = Target {
             service: None,
             host: [10, 0, 0, n].into(),
@@ -210,7 +209,7 @@ mod tests {
             why: None,
             until: None,
         };
-        Wish::new(spec, Now::at(1))
+        StoredOverride::new(spec, Now::at(1))
     }
 
     /// The disk takes its time with the first one; nobody waits but those who ask for it.

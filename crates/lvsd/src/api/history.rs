@@ -6,7 +6,7 @@ use std::time::Duration;
 use lvs_core::Counts;
 use serde::Serialize;
 
-use crate::door::Look;
+use crate::snapshot::Snapshot;
 
 /// Time between two points.
 pub const STEP: Duration = Duration::from_secs(15);
@@ -15,7 +15,7 @@ const POINTS_MAX: usize = 240;
 /// Services whose own history is kept, the first of the file: 24 bytes a point.
 const SERVICES_MAX: usize = 4096;
 
-/// What there was.
+/// The recorded history.
 #[derive(Debug, Default)]
 pub struct History {
     /// When, in seconds since 1970.
@@ -112,15 +112,15 @@ impl Series {
 
 impl History {
     /// Takes a point, unless nothing is known of the engine yet.
-    pub fn take(&mut self, look: &Look, now: u64) -> bool {
-        if look.engine().is_none() && look.services().next().is_none() {
+    pub fn take(&mut self, snapshot: &Snapshot, now: u64) -> bool {
+        if snapshot.engine().is_none() && snapshot.services().next().is_none() {
             return false;
         }
         if self.times.len() >= POINTS_MAX {
             self.times.pop_front();
         }
         self.times.push_back(now);
-        let counts: HashMap<_, Counts> = look
+        let counts: HashMap<_, Counts> = snapshot
             .services()
             .map(|info| (info.service, info.stats.live))
             .collect();
@@ -128,7 +128,7 @@ impl History {
         let mut there = HashSet::new();
         // Several addresses of one service have one name, and one history.
         let mut all: HashMap<&str, (Counts, usize, usize)> = HashMap::new();
-        for service in &look.status.services {
+        for service in &snapshot.status.services {
             let in_file = service.servers.iter().filter(|s| s.configured.is_some());
             let in_file = in_file.count();
             usable += service.usable;
@@ -151,7 +151,7 @@ impl History {
         }
         self.services
             .retain(|name, _| there.contains(name.as_str()));
-        self.total.take(look.total().live, usable, servers);
+        self.total.take(snapshot.total().live, usable, servers);
         true
     }
 
@@ -170,13 +170,13 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::api::overview::tests::look;
+    use crate::api::overview::tests::snapshot;
 
     #[test]
     fn of_more_services_than_may_have_a_history_the_first_have_one() {
-        let mut look = look("web");
-        let one = look.status.services[0].clone();
-        look.status.services = (0..SERVICES_MAX + 10)
+        let mut snapshot = snapshot("web");
+        let one = snapshot.status.services[0].clone();
+        snapshot.status.services = (0..SERVICES_MAX + 10)
             .map(|n| {
                 let mut service = one.clone();
                 service.name = format!("{n}");
@@ -185,7 +185,7 @@ mod tests {
             .collect();
         let mut history = History::default();
         for time in 0..3 {
-            assert!(history.take(&look, time));
+            assert!(history.take(&snapshot, time));
         }
         assert_eq!(history.services.len(), SERVICES_MAX);
         let last = (SERVICES_MAX - 1).to_string();
@@ -197,10 +197,10 @@ mod tests {
     fn an_hour_is_kept_and_gone_services_are_not() {
         let mut history = History::default();
         for n in 0..300 {
-            let mut look = look("web");
-            let found = Arc::make_mut(&mut look.found);
+            let mut snapshot = snapshot("web");
+            let found = Arc::make_mut(&mut snapshot.found);
             Arc::make_mut(&mut found.seen).services[0].stats.live.conns = n * 30;
-            assert!(history.take(&look, 1000 + n * 15));
+            assert!(history.take(&snapshot, 1000 + n * 15));
         }
         let told = history.told(Some("web")).expect("it is there");
         assert_eq!(told.time.len(), POINTS_MAX);
@@ -213,8 +213,8 @@ mod tests {
         assert_eq!((told.usable[0], told.servers[0]), (1, 2));
 
         // Another takes its place; it has no past.
-        assert!(!history.take(&Look::default(), 8000));
-        assert!(history.take(&look("mail"), 9000));
+        assert!(!history.take(&Snapshot::default(), 8000));
+        assert!(history.take(&snapshot("mail"), 9000));
         assert_eq!(history.told(Some("web")), None);
         let told = history.told(Some("mail")).expect("it is there");
         assert_eq!((told.time, told.connections), (vec![9000], vec![0.0]));

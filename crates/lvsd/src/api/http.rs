@@ -14,64 +14,17 @@ use hyper::{Request, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
-use tokio::time::Instant;
 
+use super::peer::{Deadline, FULL, Peer};
 use super::places::Holder;
 use super::{Api, routes};
 
-/// The refusal for a client beyond the limit of connections.
-pub(crate) const FULL: &str =
-    "lvsd serves as many connections as it may already: close some, or ask again later";
 /// Bytes of a request's line and headers.
 const HEAD_MAX: usize = 16 << 10;
 /// Headers of a request.
 const HEADERS_MAX: usize = 64;
 /// How long the line and the headers may take.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
-/// How long a request may take with everything, until the last byte of the answer is read; and how
-/// long the client of a stream may read nothing.
-const LIMIT: Duration = Duration::from_secs(30);
-/// How long a request may take over the Unix socket: its clients give up first, and say why.
-const LOCAL_LIMIT: Duration = Duration::from_secs(60);
-
-/// Who asks.
-#[derive(Clone, Debug)]
-pub enum Peer {
-    /// Over TCP.
-    Tcp(SocketAddr),
-    /// Over the daemon's own socket.
-    Local {
-        /// In a word.
-        who: String,
-        /// Why it may not change things.
-        denied: Option<String>,
-    },
-}
-
-/// The time until which a connection may last.
-#[derive(Clone, Debug)]
-pub(super) struct Deadline(watch::Sender<Instant>);
-
-impl Deadline {
-    fn new(peer: &Peer) -> Self {
-        let limit = match peer {
-            Peer::Tcp(_) => LIMIT,
-            Peer::Local { .. } => LOCAL_LIMIT,
-        };
-        Self(watch::Sender::new(Instant::now() + limit))
-    }
-
-    fn get(&self) -> Instant {
-        *self.0.borrow()
-    }
-
-    /// The client has read something of a stream.
-    pub(super) fn prolong(&self) {
-        self.0.send_replace(Instant::now() + LIMIT);
-    }
-}
-
 /// Listens; a daemon that is started again may, too.
 pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     use tokio::net::TcpSocket;

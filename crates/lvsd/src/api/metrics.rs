@@ -22,7 +22,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::clock::unix_time;
-use crate::door::Look;
+use crate::snapshot::Snapshot;
 use crate::tally::{self, BOUNDS, CheckCounts, Times};
 
 /// A counter of a packet worker: name, help, and where it is.
@@ -68,9 +68,9 @@ const SERVERS_MAX: usize = 5000;
 type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
 
 /// All metrics in the text format of OpenMetrics 1.0.0.
-pub fn open_metrics(look: Arc<Look>, counts: tally::Counts) -> String {
+pub fn open_metrics(snapshot: Arc<Snapshot>, counts: tally::Counts) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(View { look, counts }));
+    registry.register_collector(Box::new(View { snapshot, counts }));
     let mut out = String::new();
     // A string takes everything.
     let _ = text::encode(&mut out, &registry);
@@ -100,10 +100,10 @@ pub fn plain(open_metrics: &str) -> String {
     out
 }
 
-/// What is shown.
+/// The source of the metrics.
 #[derive(Debug)]
 struct View {
-    look: Arc<Look>,
+    snapshot: Arc<Snapshot>,
     counts: tally::Counts,
 }
 
@@ -236,13 +236,13 @@ impl Collector for View {
         self.daemon(&mut out)?;
         self.checks(&mut out)?;
         self.engine(&mut out)?;
-        directors::sources(&mut out, &self.look.status)?;
-        directors::alone_or_not(&mut out, &self.look.status.director)?;
-        let engine = self.look.services();
+        directors::sources(&mut out, &self.snapshot.status)?;
+        directors::alone_or_not(&mut out, &self.snapshot.status.director)?;
+        let engine = self.snapshot.services();
         let engine: HashMap<ServiceId, &ServiceInfo> =
             engine.map(|info| (info.service, info)).collect();
         let services: Vec<Service<'_>> = self
-            .look
+            .snapshot
             .status
             .services
             .iter()
@@ -276,7 +276,7 @@ fn place(id: &ServiceId) -> (&'static str, String) {
 
 impl View {
     fn daemon(&self, out: &mut Out<'_>) -> fmt::Result {
-        let status = &self.look.status;
+        let status = &self.snapshot.status;
         let counts = &self.counts;
         out.gauges("lvs_build_info", "Version of lvsd; always 1", |out| {
             out.gauge([("version", status.version.as_str())], 1u32)
@@ -433,8 +433,8 @@ impl View {
     }
 
     fn engine(&self, out: &mut Out<'_>) -> fmt::Result {
-        let engine = &self.look.status.engine;
-        let seen = &self.look.found.seen;
+        let engine = &self.snapshot.status.engine;
+        let seen = &self.snapshot.found.seen;
         if !engine.idle || engine.connected {
             out.gauge(
                 "lvs_engine_up",
@@ -442,7 +442,7 @@ impl View {
                 u32::from(engine.connected),
             )?;
         }
-        let (Some(info), Some(age)) = (self.look.engine(), engine.seen_ms) else {
+        let (Some(info), Some(age)) = (self.snapshot.engine(), engine.seen_ms) else {
             return Ok(());
         };
         #[expect(clippy::cast_precision_loss, reason = "a rough time")]
@@ -817,17 +817,17 @@ mod tests {
     use lvs_api::daemon::ProxyStatus;
 
     use super::*;
-    use crate::api::overview::tests::look;
+    use crate::api::overview::tests::snapshot;
 
     fn text(name: &str) -> String {
         let tally = tally::Tally::default();
         tally.check(
             "tcp",
             std::time::Duration::from_millis(3),
-            tally::Outcome::Good,
+            tally::CheckOutcome::Good,
         );
         tally.http(200);
-        open_metrics(Arc::new(look(name)), tally.get())
+        open_metrics(Arc::new(snapshot(name)), tally.get())
     }
 
     #[test]
@@ -850,27 +850,27 @@ mod tests {
 
     #[test]
     fn a_service_that_the_engine_has_not_named_yet_counts_from_nothing() {
-        let mut look = look("web");
-        let found = Arc::make_mut(&mut look.found);
+        let mut snapshot = snapshot("web");
+        let found = Arc::make_mut(&mut snapshot.found);
         Arc::make_mut(&mut found.seen).services.clear();
-        let text = open_metrics(Arc::new(look), tally::Counts::default());
+        let text = open_metrics(Arc::new(snapshot), tally::Counts::default());
         assert!(text.contains("lvs_service_usable_servers{"));
         assert!(!text.contains("lvs_service_packets_total{"), "{text}");
     }
 
     #[test]
     fn what_a_proxy_refuses_is_counted() {
-        let mut look = look("web");
-        let text = |look| open_metrics(Arc::new(look), tally::Counts::default());
-        assert!(!text(look.clone()).contains("lvs_proxy"));
-        look.status.proxy = Some(ProxyStatus {
+        let mut snapshot = snapshot("web");
+        let text = |snapshot| open_metrics(Arc::new(snapshot), tally::Counts::default());
+        assert!(!text(snapshot.clone()).contains("lvs_proxy"));
+        snapshot.status.proxy = Some(ProxyStatus {
             connections: 1,
             most: 2,
             full: 3,
             evicted: 4,
             refused: 5,
         });
-        let text = text(look);
+        let text = text(snapshot);
         for line in [
             "lvs_proxy_connections 1",
             "lvs_proxy_connections_max 2",
@@ -884,14 +884,16 @@ mod tests {
 
     #[test]
     fn many_servers_have_no_series_of_their_own() {
-        let mut look = look("web");
-        let servers = &mut look.status.services[0].servers;
+        let mut snapshot = snapshot("web");
+        let servers = &mut snapshot.status.services[0].servers;
         servers.resize(SERVERS_MAX, servers[0].clone());
-        let text = |look: &Look| open_metrics(Arc::new(look.clone()), tally::Counts::default());
-        assert!(text(&look).contains("lvs_server_up"));
-        let servers = &mut look.status.services[0].servers;
+        let text = |snapshot: &Snapshot| {
+            open_metrics(Arc::new(snapshot.clone()), tally::Counts::default())
+        };
+        assert!(text(&snapshot).contains("lvs_server_up"));
+        let servers = &mut snapshot.status.services[0].servers;
         servers.push(servers[0].clone());
-        let text = text(&look);
+        let text = text(&snapshot);
         assert!(!text.contains("lvs_server_up"), "{text}");
         assert!(text.contains("lvs_servers_without_series 5001\n"));
         assert!(text.contains("lvs_service_usable_servers{"));

@@ -7,12 +7,12 @@
 //!                    │
 //!                 routes ──▶ metrics, overview, openapi, dashboard
 //!                    │
-//!               Api::look ── at most twice a second ──▶ the daemon's loop
+//!               Api::snapshot ── at most twice a second ──▶ the daemon's loop
 //! ```
 //!
-//! What is shown is what the daemon knows: it looks at the engine every two seconds, whether
-//! somebody asks or not, and nothing that is asked here makes it look more often. TCP has a thread
-//! of its own, so that neither checks nor the engine wait for strangers.
+//! The answers show the daemon's own state. The daemon compares the engine with it every two
+//! seconds; no request makes it do so more often. TCP has a thread of its own, so that strangers
+//! delay neither checks nor the engine.
 
 pub mod history;
 mod host;
@@ -20,13 +20,13 @@ pub mod http;
 pub mod metrics;
 pub mod overview;
 pub mod pages;
+mod peer;
 mod places;
 pub mod procfs;
 mod routes;
 mod stream;
 #[cfg(test)]
 mod tests;
-pub mod token;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -40,14 +40,16 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::config;
-use crate::door::{Answer, Ask, Asked, Look, ask_loop};
 use crate::events::{Events, unix_ms};
+use crate::requests::{Answer, ChangeRequest, Request, request_change};
+use crate::snapshot::Snapshot;
 use crate::tally::Tally;
+use crate::token::Token;
 use history::History;
 use pages::{Own, Pages};
-use places::Places;
-pub(crate) use places::{Holder, Place};
-use token::Token;
+pub(crate) use peer::{FULL, Peer};
+use places::ConnectionLimits;
+pub(crate) use places::{ConnectionSlot, Holder};
 
 /// For how long what was seen is good enough.
 const FRESH: Duration = Duration::from_millis(500);
@@ -62,14 +64,14 @@ const ENDING: Duration = Duration::from_secs(3);
 /// How often an address is tried that cannot be listened at.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// What answers over HTTP.
+/// The HTTP API.
 #[derive(Debug)]
 pub struct Api {
-    asks: mpsc::Sender<Asked>,
+    requests: mpsc::Sender<Request>,
     events: broadcast::Sender<Arc<Event>>,
     settings: watch::Sender<config::Api>,
-    places: Places,
-    seen: tokio::sync::Mutex<Option<(Instant, Arc<Look>)>>,
+    places: ConnectionLimits,
+    seen: tokio::sync::Mutex<Option<(Instant, Arc<Snapshot>)>>,
     pages: Pages,
     own: Own,
     /// When this daemon was started, in milliseconds since 1970: its events count from then on.
@@ -83,14 +85,14 @@ pub struct Api {
 }
 
 impl Api {
-    /// One that asks the daemon behind `asks`, tells of its `events`, and shows what is counted in
+    /// An API that sends requests to `requests`, streams `events`, and shows the counters of
     /// `tally`.
-    pub fn new(asks: mpsc::Sender<Asked>, events: &Events, tally: Arc<Tally>) -> Self {
+    pub fn new(requests: mpsc::Sender<Request>, events: &Events, tally: Arc<Tally>) -> Self {
         Self {
-            asks,
+            requests,
             events: events.source(),
             settings: watch::Sender::default(),
-            places: Places::default(),
+            places: ConnectionLimits::default(),
             seen: tokio::sync::Mutex::default(),
             pages: Pages::default(),
             own: Own::default(),
@@ -113,7 +115,7 @@ impl Api {
     }
 
     /// A place for a connection, or for a stream. That there is none is counted.
-    pub(crate) fn place(&self, holder: Holder) -> Option<Place> {
+    pub(crate) fn place(&self, holder: Holder) -> Option<ConnectionSlot> {
         let place = self.places.take(holder);
         if place.is_none() {
             self.tally.no_place();
@@ -125,23 +127,23 @@ impl Api {
     ///
     /// # Errors
     /// In words: the daemon does not say it.
-    async fn look(&self) -> Result<Arc<Look>, String> {
+    async fn snapshot(&self) -> Result<Arc<Snapshot>, String> {
         let mut seen = self.seen.lock().await;
-        if let Some((at, look)) = seen.as_ref()
+        if let Some((at, snapshot)) = seen.as_ref()
             && at.elapsed() < FRESH
         {
-            return Ok(Arc::clone(look));
+            return Ok(Arc::clone(snapshot));
         }
-        let (reply, look) = oneshot::channel();
-        let asked = async {
-            self.asks.send(Asked::Look(reply)).await.ok()?;
-            look.await.ok()
+        let (reply, snapshot) = oneshot::channel();
+        let answered = async {
+            self.requests.send(Request::Snapshot(reply)).await.ok()?;
+            snapshot.await.ok()
         };
-        match tokio::time::timeout(PATIENCE, asked).await {
-            Ok(Some(look)) => {
-                let look = Arc::new(look);
-                *seen = Some((Instant::now(), Arc::clone(&look)));
-                Ok(look)
+        match tokio::time::timeout(PATIENCE, answered).await {
+            Ok(Some(snapshot)) => {
+                let snapshot = Arc::new(snapshot);
+                *seen = Some((Instant::now(), Arc::clone(&snapshot)));
+                Ok(snapshot)
             }
             Ok(None) => Err("lvsd is about to end; ask again when it is back".to_owned()),
             Err(_) => Err(format!(
@@ -151,8 +153,8 @@ impl Api {
     }
 
     /// Has the daemon change something; what was seen before that is old.
-    pub(crate) async fn change(&self, ask: Ask, who: String) -> Answer {
-        let answer = ask_loop(&self.asks, ask, who).await;
+    pub(crate) async fn change(&self, change: ChangeRequest, who: String) -> Answer {
+        let answer = request_change(&self.requests, change, who).await;
         *self.seen.lock().await = None;
         answer
     }
@@ -185,10 +187,10 @@ impl Api {
     /// `status` in JSON, as written for all who ask at the same time.
     ///
     /// # Errors
-    /// As [`look`](Self::look).
+    /// As [`snapshot`](Self::snapshot).
     pub(crate) async fn status(&self) -> Result<Bytes, String> {
-        let look = self.look().await?;
-        Ok(self.pages.status(&look).await)
+        let snapshot = self.snapshot().await?;
+        Ok(self.pages.status(&snapshot).await)
     }
 
     fn past(&self) -> MutexGuard<'_, VecDeque<Arc<Event>>> {
@@ -210,7 +212,7 @@ impl Api {
     }
 }
 
-/// What [`start`] has started.
+/// The tasks that [`start`] has started.
 #[derive(Debug)]
 pub struct Served {
     stop: Option<oneshot::Sender<()>>,
@@ -361,8 +363,8 @@ async fn sample(api: Arc<Api>) {
         if api.config().listen.is_empty() {
             continue;
         }
-        let taken = match api.look().await {
-            Ok(look) => api.history().take(&look, crate::clock::unix_time()),
+        let taken = match api.snapshot().await {
+            Ok(snapshot) => api.history().take(&snapshot, crate::clock::unix_time()),
             Err(_) => false,
         };
         if taken {

@@ -1,4 +1,4 @@
-//! What is wrong, and how everything is, in brief: what the dashboard shows.
+//! The overview on the dashboard: faults, and the state in brief.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::clock::unix_time;
 use crate::config::label;
-use crate::door::Look;
+use crate::snapshot::Snapshot;
 
 /// Servers that are listed as broken.
 const BROKEN_MAX: usize = 200;
@@ -32,7 +32,7 @@ pub struct Overview {
     pub uptime: u64,
     /// The last reading of the file.
     pub loaded: LoadStatus,
-    /// What is known of the engine.
+    /// The state of the engine.
     pub engine: EngineStatus,
     /// Connections in its table.
     pub connections: u64,
@@ -46,11 +46,11 @@ pub struct Overview {
     pub rates: Counts,
     /// Milliseconds that checks have waited for their turn at most, lately.
     pub check_lag_ms: u64,
-    /// What others have changed by hand, in words; the first of them.
+    /// The first manual changes, in words.
     pub drift: Vec<String>,
-    /// What the engine has refused, in words; the first of them.
+    /// The first changes that the engine has refused, in words.
     pub refused: Vec<String>,
-    /// What people want of servers; the first of them.
+    /// The first overrides of operators.
     pub admin: Vec<AdminEntry>,
     /// How many lines of these three are not shown.
     pub left_out: usize,
@@ -83,7 +83,7 @@ pub struct Broken {
     pub reason: String,
     /// For how many seconds.
     pub since: Option<u64>,
-    /// What people want of it.
+    /// Its administrative state.
     pub admin: AdminState,
     /// Active connections that it still has.
     pub active: u32,
@@ -103,7 +103,7 @@ pub struct Summary {
     /// How it is: `ok`, `degraded` (servers are down), or `broken` (it does not serve as it
     /// should).
     pub state: String,
-    /// What is wrong, in words.
+    /// The faults, in words.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[cfg_attr(test, serde(default))]
     pub trouble: String,
@@ -130,20 +130,20 @@ pub struct Summary {
 pub struct Detail {
     /// That in words: `tcp 192.0.2.10:80`.
     pub address: String,
-    /// What `lvsd status` tells.
+    /// The state as in `lvsd status`.
     pub status: ServiceStatus,
-    /// What the engine tells; absent if it does not have the service.
+    /// The state in the engine; absent if the engine does not have the service.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(test, serde(default))]
     pub engine: Option<ServiceInfo>,
 }
 
 /// Everything in brief.
-pub fn overview(look: &Look) -> Overview {
-    let status = &look.status;
-    let seen = &look.found.seen;
+pub fn overview(snapshot: &Snapshot) -> Overview {
+    let status = &snapshot.status;
+    let seen = &snapshot.found.seen;
     let engine: HashMap<ServiceId, &ServiceInfo> =
-        look.services().map(|i| (i.service, i)).collect();
+        snapshot.services().map(|i| (i.service, i)).collect();
     let mut services: Vec<Summary> = status
         .services
         .iter()
@@ -175,7 +175,7 @@ pub fn overview(look: &Look) -> Overview {
         capacity: seen.info.capacity,
         interfaces: seen.info.interfaces.clone(),
         conflicts: seen.info.conflicts.clone(),
-        rates: look.total().rates,
+        rates: snapshot.total().rates,
         check_lag_ms: status.check_lag_ms,
         drift: first(&status.drift),
         refused: first(&status.refused),
@@ -263,13 +263,13 @@ fn summary(service: &ServiceStatus, engine: Option<&ServiceInfo>) -> Summary {
 }
 
 /// The services called `name`, of which there is one for each of its addresses.
-pub fn details(look: &Look, name: &str) -> Vec<Detail> {
-    let named = look.status.services.iter().filter(|s| s.name == name);
+pub fn details(snapshot: &Snapshot, name: &str) -> Vec<Detail> {
+    let named = snapshot.status.services.iter().filter(|s| s.name == name);
     named
         .map(|status| Detail {
             address: label(&status.service),
             status: status.clone(),
-            engine: look
+            engine: snapshot
                 .services()
                 .find(|info| info.service == status.service)
                 .cloned(),
@@ -289,7 +289,7 @@ pub(super) mod tests {
     use crate::engine::{EngineView, Found};
 
     /// A service with one server that is up and one that is down.
-    pub(crate) fn look(name: &str) -> Look {
+    pub(crate) fn snapshot(name: &str) -> Snapshot {
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 10], 80).into(),
         };
@@ -329,9 +329,10 @@ pub(super) mod tests {
             slow_start: None,
             latency_us: None,
             unanswered: None,
+            attempts: Default::default(),
             stats,
         };
-        Look {
+        Snapshot {
             status: Status {
                 pid: 7,
                 version: "0.1.0".to_owned(),
@@ -361,6 +362,7 @@ pub(super) mod tests {
                     quorum: true,
                     panic: false,
                     sorry: None,
+                    sorry_server: None,
                     withdrawn: false,
                     conflict: false,
                     unheard: false,
@@ -400,12 +402,12 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_broken_comes_first() {
-        let mut look = look("web");
-        let mut second = look.status.services[0].clone();
+        let mut snapshot = snapshot("web");
+        let mut second = snapshot.status.services[0].clone();
         second.name = "mail".to_owned();
         second.usable = 0;
-        look.status.services.push(second);
-        let overview = overview(&look);
+        snapshot.status.services.push(second);
+        let overview = overview(&snapshot);
         let services: Vec<_> = overview
             .services
             .iter()

@@ -1,4 +1,4 @@
-//! What is long and asked for often is written once for all who ask at the same time.
+//! A cache of long pages: a page is written once for all clients that request it at the same time.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use tokio::sync::Mutex;
 
-use crate::door::Look;
+use crate::snapshot::Snapshot;
 
 /// Versions of one page that slow readers may still hold; whoever asks then gets the last one.
 const HELD_MAX: usize = 3;
@@ -67,13 +67,13 @@ pub struct Pages {
 
 impl Pages {
     /// The status in JSON, one line.
-    pub(super) async fn status(&self, look: &Arc<Look>) -> Bytes {
-        let write = |look: Arc<Look>| {
-            let mut line = serde_json::to_vec(&look.status).unwrap_or_default();
+    pub(super) async fn status(&self, snapshot: &Arc<Snapshot>) -> Bytes {
+        let write = |snapshot: Arc<Snapshot>| {
+            let mut line = serde_json::to_vec(&snapshot.status).unwrap_or_default();
             line.push(b'\n');
             line
         };
-        self.status.of(look, write).await
+        self.status.of(snapshot, write).await
     }
 }
 
@@ -83,8 +83,8 @@ pub struct Page(Mutex<Versions>);
 
 #[derive(Default)]
 struct Versions {
-    /// What the last one was written from.
-    of: Option<Arc<Look>>,
+    /// The snapshot from which the last page was written.
+    of: Option<Arc<Snapshot>>,
     last: Bytes,
     /// Older ones that somebody reads.
     held: Vec<Bytes>,
@@ -99,20 +99,20 @@ impl fmt::Debug for Versions {
 }
 
 impl Page {
-    /// The page of `look`, which `write` writes away from the event loop if nobody has asked for it
+    /// The page of `snapshot`, which `write` writes away from the event loop if nobody has asked for it
     /// yet.
     pub async fn of(
         &self,
-        look: &Arc<Look>,
-        write: impl FnOnce(Arc<Look>) -> Vec<u8> + Send + 'static,
+        snapshot: &Arc<Snapshot>,
+        write: impl FnOnce(Arc<Snapshot>) -> Vec<u8> + Send + 'static,
     ) -> Bytes {
         let mut all = self.0.lock().await;
-        let is_last = all.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, look));
+        let is_last = all.of.as_ref().is_some_and(|of| Arc::ptr_eq(of, snapshot));
         all.held.retain(|held| !held.is_unique());
         if is_last || all.held.len() >= HELD_MAX {
             return all.last.clone();
         }
-        let of = Arc::clone(look);
+        let of = Arc::clone(snapshot);
         let written = tokio::task::spawn_blocking(move || write(of)).await;
         let bytes = Bytes::from(written.unwrap_or_default());
         let old = std::mem::replace(&mut all.last, bytes.clone());
@@ -120,7 +120,7 @@ impl Page {
         if !old.is_empty() && !old.is_unique() {
             all.held.push(old);
         }
-        all.of = Some(Arc::clone(look));
+        all.of = Some(Arc::clone(snapshot));
         bytes
     }
 }
@@ -153,19 +153,19 @@ mod tests {
     #[tokio::test]
     async fn slow_readers_hold_a_few_versions_and_no_more() {
         let page = Page::default();
-        let text = |n: u8| move |_: Arc<Look>| vec![n];
-        let look = Arc::new(Look::default());
-        let first = page.of(&look, text(1)).await;
+        let text = |n: u8| move |_: Arc<Snapshot>| vec![n];
+        let snapshot = Arc::new(Snapshot::default());
+        let first = page.of(&snapshot, text(1)).await;
         // The same is not written twice.
-        assert_eq!(page.of(&look, text(2)).await, first);
+        assert_eq!(page.of(&snapshot, text(2)).await, first);
         let mut readers = vec![first];
         for n in 2..10 {
-            readers.push(page.of(&Arc::new(Look::default()), text(n)).await);
+            readers.push(page.of(&Arc::new(Snapshot::default()), text(n)).await);
         }
         let last = readers.last().expect("there are some")[0];
         assert_eq!(usize::from(last), HELD_MAX + 1);
         drop(readers);
-        let now = page.of(&Arc::new(Look::default()), text(77)).await;
+        let now = page.of(&Arc::new(Snapshot::default()), text(77)).await;
         assert_eq!(now[0], 77);
     }
 }

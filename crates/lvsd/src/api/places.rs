@@ -35,15 +35,15 @@ pub(crate) enum Holder {
 
 /// The places that are taken.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Places(Arc<Mutex<HashMap<Holder, usize>>>);
+pub(crate) struct ConnectionLimits(Arc<Mutex<HashMap<Holder, usize>>>);
 
 /// One of them, given back when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Place(Places, Holder);
+pub(crate) struct ConnectionSlot(ConnectionLimits, Holder);
 
-impl Places {
+impl ConnectionLimits {
     /// Nothing if all are taken, or all of this holder.
-    pub(crate) fn take(&self, holder: Holder) -> Option<Place> {
+    pub(crate) fn take(&self, holder: Holder) -> Option<ConnectionSlot> {
         let holder = match holder {
             Holder::Tcp(ip) => Holder::Tcp(Prefix::source(ip)),
             Holder::Stream(ip) => Holder::Stream(Prefix::source(ip)),
@@ -69,7 +69,7 @@ impl Places {
             return None;
         }
         all.insert(holder, own + 1);
-        Some(Place(self.clone(), holder))
+        Some(ConnectionSlot(self.clone(), holder))
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<Holder, usize>> {
@@ -77,7 +77,7 @@ impl Places {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut all = self.0.all();
         if let Some(own) = all.get_mut(&self.1) {
@@ -93,13 +93,13 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    fn take_all(places: &Places, holder: Holder) -> Vec<Place> {
+    fn take_all(places: &ConnectionLimits, holder: Holder) -> Vec<ConnectionSlot> {
         std::iter::from_fn(|| places.take(holder)).collect()
     }
 
     #[test]
     fn one_source_does_not_take_all_places() {
-        let places = Places::default();
+        let places = ConnectionLimits::default();
         let source = |n: u8| Holder::Tcp(IpAddr::from([192, 0, 2, n]));
         let mut held = take_all(&places, source(1));
         assert_eq!(held.len(), SOURCE_MAX);
@@ -131,10 +131,10 @@ mod tests {
 
     #[test]
     fn users_who_may_only_look_do_not_take_all_places() {
-        let places = Places::default();
+        let places = ConnectionLimits::default();
         let one = take_all(&places, Holder::Reader(1));
         assert_eq!(one.len(), READER_MAX);
-        let others: Vec<Place> = (2..100)
+        let others: Vec<ConnectionSlot> = (2..100)
             .flat_map(|uid| take_all(&places, Holder::Reader(uid)))
             .collect();
         assert_eq!(one.len() + others.len(), READERS_MAX);

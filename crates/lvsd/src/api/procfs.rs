@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use super::Api;
 use crate::config;
-use crate::door::Look;
+use crate::snapshot::Snapshot;
 
 /// How often it is written.
 const EVERY: Duration = Duration::from_secs(2);
@@ -27,14 +27,14 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// For how long it may list connections.
 const LISTING: Duration = Duration::from_secs(10);
 
-/// What the daemon knows, and writes each time.
+/// The files with the daemon's own state, written in each round.
 const FILES: [&str; 4] = [
     "net/ip_vs",
     "net/ip_vs_stats",
     "net/ip_vs_stats_percpu",
     "net/ip_vs_app",
 ];
-/// What the engine is asked for.
+/// The files with the engine's connections.
 const CONNECTIONS: [&str; 2] = ["net/ip_vs_conn", "net/ip_vs_conn_sync"];
 /// Where sysctls are.
 const SYSCTLS: &str = "sys/net/ipv4/vs";
@@ -60,10 +60,12 @@ pub(super) async fn keep(api: Arc<Api>, engine: Address, mut stopped: watch::Rec
         }
         let Some(path) = config.procfs else { continue };
         written = Some(path.clone());
-        let Ok(look) = api.look().await else { continue };
+        let Ok(snapshot) = api.snapshot().await else {
+            continue;
+        };
         let round = Round {
             tree: Tree(path),
-            look,
+            snapshot,
             engine: engine.clone(),
             most: config
                 .procfs_connections
@@ -97,10 +99,10 @@ pub(super) async fn keep(api: Arc<Api>, engine: Address, mut stopped: watch::Rec
     }
 }
 
-/// What is written at a time.
+/// The content of one round.
 struct Round {
     tree: Tree,
-    look: Arc<Look>,
+    snapshot: Arc<Snapshot>,
     engine: Address,
     most: usize,
     with_connections: bool,
@@ -109,9 +111,9 @@ struct Round {
 
 impl Round {
     /// Writes the files anew, or takes them away while there is no engine that they could tell of.
-    /// What could not be done, in words.
+    /// Writes the files, and returns the errors in words.
     fn write(self) -> Vec<String> {
-        if !self.look.status.engine.connected {
+        if !self.snapshot.status.engine.connected {
             remove(&self.tree.0);
             return Vec::new();
         }
@@ -126,7 +128,7 @@ impl Round {
             why.is_empty()
         };
         // Once one of them cannot be written, the others need not be tried.
-        if !note(self.tree.known(&self.look)) {
+        if !note(self.tree.known(&self.snapshot)) {
             return why;
         }
         match Client::connect_patiently(&self.engine, PATIENCE) {
@@ -167,7 +169,7 @@ impl Round {
 
     /// Connections and templates, unless there are too many.
     fn connections(&self, engine: &mut Client) -> Result<(), Refused> {
-        let info: &Info = &self.look.found.seen.info;
+        let info: &Info = &self.snapshot.found.seen.info;
         let (mut conn, mut sync) = (
             proc::CONN_HEADER.to_owned(),
             proc::CONN_SYNC_HEADER.to_owned(),
@@ -215,8 +217,8 @@ struct Tree(PathBuf);
 
 impl Tree {
     /// The files of what the daemon knows.
-    fn known(&self, look: &Look) -> io::Result<()> {
-        let seen = &look.found.seen;
+    fn known(&self, snapshot: &Snapshot) -> io::Result<()> {
+        let seen = &snapshot.found.seen;
         let mut texts: [String; FILES.len()] = Default::default();
         let [services, totals, parts, helpers] = &mut texts;
         // A string takes everything.
@@ -289,14 +291,14 @@ fn remove(path: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::overview::tests::look;
+    use crate::api::overview::tests::snapshot;
 
     #[test]
     fn everybody_can_read_the_files_and_they_go_alone() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("proc");
         let tree = Tree(path.clone());
-        tree.known(&look("web")).expect("written");
+        tree.known(&snapshot("web")).expect("written");
         tree.put("sys/net/ipv4/vs/drop_entry", "0\n")
             .expect("written");
         let mode = |name: &str| {

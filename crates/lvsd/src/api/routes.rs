@@ -1,4 +1,4 @@
-//! What is answered to which request.
+//! The routes: the answer to each request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,17 +12,18 @@ use hyper::{Method, Request, Response, StatusCode};
 use lvs_api::daemon::{AdminSpec, Event, MaintenanceSpec};
 use serde::{Deserialize, Serialize};
 
-use super::http::{Deadline, FULL, Peer};
+use super::peer::{Deadline, FULL, Peer};
 use super::stream::{self, Stream};
 use super::{Api, Holder, host, metrics, overview};
-use crate::door::{Ask, Look};
+use crate::requests::ChangeRequest;
+use crate::snapshot::Snapshot;
 
 /// The longest body of a request.
 const BODY_MAX: usize = 16 << 10;
-/// What a wrong token waits for its refusal.
+/// The delay of the refusal of a wrong token.
 const WRONG_TOKEN: Duration = Duration::from_millis(500);
 
-/// What a browser may do with what comes from here: nothing but show it.
+/// The content security policy: a browser may only show the answers.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -96,7 +97,7 @@ struct Message {
     message: String,
 }
 
-/// What somebody may do.
+/// The rights of a client.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(Deserialize))]
 pub(super) struct Whoami {
@@ -250,40 +251,41 @@ fn is_known(path: &str) -> bool {
         || ASSETS.iter().any(|(known, ..)| *known == path)
 }
 
-/// What changes nothing.
+/// Answers a request that changes nothing.
 async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusal> {
     let path = head.uri.path();
-    let look = || async { api.look().await.map_err(Refusal::unavailable) };
+    let snapshot = || async { api.snapshot().await.map_err(Refusal::unavailable) };
     Ok(match path {
         "/metrics" => {
-            let look = look().await?;
+            let snapshot = snapshot().await?;
             let counts = api.tally.get();
             if accepts(head, "application/openmetrics-text") {
-                let write = |look| metrics::open_metrics(look, counts).into_bytes();
-                bytes(OPEN_METRICS, api.pages.metrics.of(&look, write).await)
+                let write = |snapshot| metrics::open_metrics(snapshot, counts).into_bytes();
+                bytes(OPEN_METRICS, api.pages.metrics.of(&snapshot, write).await)
             } else {
-                let write =
-                    |look| metrics::plain(&metrics::open_metrics(look, counts)).into_bytes();
+                let write = |snapshot| {
+                    metrics::plain(&metrics::open_metrics(snapshot, counts)).into_bytes()
+                };
                 bytes(
                     PLAIN_METRICS,
-                    api.pages.plain_metrics.of(&look, write).await,
+                    api.pages.plain_metrics.of(&snapshot, write).await,
                 )
             }
         }
         "/v1/status" => bytes(JSON, api.status().await.map_err(Refusal::unavailable)?),
         "/v1/overview" => {
-            let write = |look: Arc<Look>| json_bytes(&overview::overview(&look));
-            bytes(JSON, api.pages.overview.of(&look().await?, write).await)
+            let write = |snapshot: Arc<Snapshot>| json_bytes(&overview::overview(&snapshot));
+            bytes(JSON, api.pages.overview.of(&snapshot().await?, write).await)
         }
-        "/v1/drops" => json(&look().await?.found.seen.reasons),
+        "/v1/drops" => json(&snapshot().await?.found.seen.reasons),
         "/v1/health" => {
-            let look = look().await?;
-            if !look.status.engine.connected && !look.status.engine.idle {
+            let snapshot = snapshot().await?;
+            if !snapshot.status.engine.connected && !snapshot.status.engine.idle {
                 return Err(Refusal::unavailable(
                     "no engine answers; the log of lvsd says why".to_owned(),
                 ));
             }
-            json(&serde_json::json!({ "engine": look.status.engine.connected }))
+            json(&serde_json::json!({ "engine": snapshot.status.engine.connected }))
         }
         "/v1/events" if accepts(head, EVENTS) => events(api, head, peer)?,
         "/v1/events" => {
@@ -318,8 +320,8 @@ async fn show(api: &Arc<Api>, head: &Parts, peer: &Peer) -> Result<Reply, Refusa
                 )
             })?;
             let name = decode(name)?;
-            let look = look().await?;
-            let details = overview::details(&look, &name);
+            let snapshot = snapshot().await?;
+            let details = overview::details(&snapshot, &name);
             if details.is_empty() {
                 return Err(no_service(&name));
             }
@@ -367,7 +369,7 @@ fn no_service(name: &str) -> Refusal {
     )
 }
 
-/// Who may change things, in a word.
+/// Returns the name of a client that may make changes.
 async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refusal> {
     let address = match peer {
         Peer::Local { denied: None, who } => return Ok(who.clone()),
@@ -412,7 +414,7 @@ async fn authorize(api: &Api, head: &Parts, peer: &Peer) -> Result<String, Refus
     ))
 }
 
-/// What whoever asks may do. A wrong token is an error, none is not.
+/// Returns the rights of the client. A wrong token is an error; a missing one is not.
 async fn whoami(api: &Api, head: &Parts, peer: &Peer) -> Result<Whoami, Refusal> {
     let wrong = head.headers.contains_key(header::AUTHORIZATION);
     match authorize(api, head, peer).await {
@@ -464,18 +466,18 @@ async fn change(api: &Arc<Api>, path: &str, body: &[u8], who: String) -> Result<
             let spec: AdminSpec =
                 serde_json::from_slice(body).map_err(|error| bad(error.to_string()))?;
             crate::admin::check_words(&spec).map_err(bad)?;
-            Ask::Admin(spec)
+            ChangeRequest::Admin(spec)
         }
         "/v1/maintenance" => {
             let spec: MaintenanceSpec =
                 serde_json::from_slice(body).map_err(|error| bad(error.to_string()))?;
-            Ask::Maintenance(spec)
+            ChangeRequest::Maintenance(spec)
         }
-        _ if body.is_empty() => Ask::Reload { force: false },
+        _ if body.is_empty() => ChangeRequest::Reload { force: false },
         _ => {
             let Reload { force } =
                 serde_json::from_slice(body).map_err(|error| bad(error.to_string()))?;
-            Ask::Reload { force }
+            ChangeRequest::Reload { force }
         }
     };
     match api.change(ask, who).await {
@@ -508,7 +510,7 @@ fn number(head: &Parts, name: &str) -> Result<u64, Refusal> {
     })
 }
 
-/// What %-escapes stand for.
+/// Decodes the %-escapes of a text.
 fn decode(text: &str) -> Result<String, Refusal> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

@@ -11,8 +11,8 @@ use hyper::body::{Body, Frame};
 use lvs_api::daemon::Event;
 use tokio::sync::{broadcast, mpsc};
 
-use super::http::Deadline;
-use super::places::Place;
+use super::peer::Deadline;
+use super::places::ConnectionSlot;
 
 /// The time after which a stream without events shows that it lives.
 const BEAT: Duration = Duration::from_secs(10);
@@ -38,7 +38,7 @@ impl Body for Stream {
 pub(super) fn tell(
     events: broadcast::Receiver<Arc<Event>>,
     deadline: Deadline,
-    place: Option<Place>,
+    place: Option<ConnectionSlot>,
 ) -> Stream {
     let (sender, stream) = mpsc::channel(1);
     tokio::spawn(async move {

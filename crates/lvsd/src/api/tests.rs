@@ -1,4 +1,4 @@
-//! What strangers may ask, over a connection in memory, and what the description says of it.
+//! Requests of strangers over a connection in memory, and their description.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -8,15 +8,16 @@ use lvs_api::daemon::{AdminDone, AdminSpec, DirectorStatus, MaintenanceSpec, Rel
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
-use super::http::{Peer, serve};
-use super::overview::tests::look;
+use super::http::serve;
+use super::overview::tests::snapshot;
 use super::overview::{Detail, Overview};
+use super::peer::Peer;
 use super::*;
-use crate::door::{answer, channel};
+use crate::requests::{answer, channel};
 
 /// An API in front of a daemon with one service; what it was asked to do comes out.
-fn api(name: &str) -> (Arc<Api>, mpsc::UnboundedReceiver<(Ask, String)>) {
-    let (sender, mut asks) = channel();
+fn api(name: &str) -> (Arc<Api>, mpsc::UnboundedReceiver<(ChangeRequest, String)>) {
+    let (sender, mut requests) = channel();
     let (done, deeds) = mpsc::unbounded_channel();
     let api = Arc::new(Api::new(sender, &Events::default(), Arc::default()));
     api.settings.send_replace(config::Api {
@@ -26,15 +27,15 @@ fn api(name: &str) -> (Arc<Api>, mpsc::UnboundedReceiver<(Ask, String)>) {
     });
     let name = name.to_owned();
     tokio::spawn(async move {
-        while let Some(asked) = asks.recv().await {
-            match asked {
-                Asked::Look(reply) => drop(reply.send(look(&name))),
-                Asked::Ask { ask, who, reply } => {
-                    let result = match ask {
-                        Ask::Admin(_) => answer(&AdminDone::default()),
+        while let Some(request) = requests.recv().await {
+            match request {
+                Request::Snapshot(reply) => drop(reply.send(snapshot(&name))),
+                Request::Change { change, who, reply } => {
+                    let result = match change {
+                        ChangeRequest::Admin(_) => answer(&AdminDone::default()),
                         _ => Err("the file is not valid".to_owned()),
                     };
-                    let _ = done.send((ask, who));
+                    let _ = done.send((change, who));
                     let _ = reply.send(result);
                 }
             }
@@ -279,7 +280,7 @@ async fn every_answer_is_as_described() {
         server: None,
         message: "refused".to_owned(),
     }));
-    assert!(api.history().take(&look("web"), 1000));
+    assert!(api.history().take(&snapshot("web"), 1000));
     let root = description();
     for (path, operations) in root["paths"].as_object().expect("paths") {
         let path = path.replace("{name}", "web");
@@ -306,11 +307,11 @@ async fn every_answer_is_as_described() {
         }
     }
     let (ask, who) = deeds.recv().await.expect("the wish");
-    assert!(matches!(ask, Ask::Admin(_)) && who == "API 198.51.100.7");
+    assert!(matches!(ask, ChangeRequest::Admin(_)) && who == "API 198.51.100.7");
     // One source for all: what the API tells is what the command prints.
     let (_, body) = get(&api, "/v1/status").await;
     let status: Status = serde_json::from_str(&body).expect("a status");
-    assert_eq!(status, look("web").status);
+    assert_eq!(status, snapshot("web").status);
 }
 
 #[tokio::test(start_paused = true)]
@@ -449,20 +450,20 @@ async fn a_page_says_what_a_browser_may_do_with_it() {
     assert_eq!(get(&api, "/metrics").await.0, 200);
 }
 
-/// Whoever may look cannot keep the daemon's loop busy, on whichever way it comes.
+/// Readers cannot keep the daemon's loop busy, neither over TCP nor over the local socket.
 #[tokio::test(start_paused = true)]
 async fn the_loop_is_asked_how_it_is_twice_a_second_at_most() {
-    let (sender, mut asks) = channel();
+    let (sender, mut requests) = channel();
     let api = Arc::new(Api::new(sender, &Events::default(), Arc::default()));
     let asked = tokio::spawn(async move {
         let mut looks = 0;
-        while let Some(asked) = asks.recv().await {
-            match asked {
-                Asked::Look(reply) => {
+        while let Some(request) = requests.recv().await {
+            match request {
+                Request::Snapshot(reply) => {
                     looks += 1;
-                    drop(reply.send(look("web")));
+                    drop(reply.send(snapshot("web")));
                 }
-                Asked::Ask { .. } => panic!("nothing is to change"),
+                Request::Change { .. } => panic!("nothing is to change"),
             }
         }
         looks
@@ -496,7 +497,7 @@ async fn wrong_tokens_are_logged_once_a_minute_with_their_number() {
     assert_eq!(text.matches("wrong token").count(), 2);
 }
 
-/// What is counted, as a scraper sees it.
+/// The metrics as a scraper reads them.
 async fn metrics(api: &Arc<Api>) -> String {
     let (code, text) = get(api, "/metrics").await;
     assert_eq!(code, 200);

@@ -1,4 +1,4 @@
-//! What is asked of the daemon that runs: its state, its events, a reload.
+//! Requests to the running daemon: its state, its events, a reload.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -441,7 +441,9 @@ fn tell_server(text: &mut String, service: &ServiceStatus, server: &ServerStatus
         notes.push(server.admin.name().to_owned());
     }
     match (server.configured, server.weight) {
-        (None, _) if service.sorry == Some(server.server) => notes.push("sorry server".to_owned()),
+        (None, _) if service.sorry_server == Some(server.server) => {
+            notes.push("sorry server".to_owned());
+        }
         (None, _) => notes.push("not in the file".to_owned()),
         (Some(file), Some(now))
             if file != now && server.admin == AdminState::Ready && server.health != "down" =>
@@ -497,6 +499,11 @@ mod tests {
             active: 7,
             inactive: 0,
         };
+        let unnamed = |n| ServerStatus {
+            configured: None,
+            since: None,
+            ..server(n, "unchecked", "")
+        };
         let status = Status {
             pid: 7,
             version: "1".to_owned(),
@@ -509,10 +516,16 @@ mod tests {
                 quorum: false,
                 panic: false,
                 sorry: None,
+                sorry_server: Some(([10, 0, 0, 9], 80).into()),
                 withdrawn: false,
                 conflict: false,
                 unheard: false,
-                servers: vec![server(1, "up", ""), server(2, "down", "connection refused")],
+                servers: vec![
+                    server(1, "up", ""),
+                    server(2, "down", "connection refused"),
+                    unnamed(8),
+                    unnamed(9),
+                ],
             }],
             proxy: Some(ProxyStatus {
                 connections: 1,
@@ -538,6 +551,8 @@ mod tests {
             "web (tcp 192.0.2.10:80): 0 of 2 servers usable; BELOW ITS QUORUM",
             "10.0.0.1:80              up 1h02m       weight 0     active 7      inactive 0      drain; NOT CHECKED for 1m02s: too many open files\n",
             "down 1h02m     weight 0     active 7      inactive 0      connection refused\n",
+            "10.0.0.8:80              unchecked      weight 0     active 7      inactive 0      not in the file\n",
+            "10.0.0.9:80              unchecked      weight 0     active 7      inactive 0      sorry server\n",
         ] {
             assert!(text.contains(words), "{words}\n{text}");
         }

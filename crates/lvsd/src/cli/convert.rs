@@ -8,7 +8,9 @@ use lvs_process::log;
 use tracing::Level;
 
 use super::{fail, print};
-use crate::convert::{Converted, Kind, Options, ask, compare, convert, files, kind, printable};
+use crate::convert::{
+    Converted, Options, SourceFormat, ask, compare, convert, files, kind, printable,
+};
 use crate::words::counted;
 
 /// Some statements have no counterpart: they are in the result as comments.
@@ -32,13 +34,13 @@ fn converted(
     file: &Path,
     from: Option<From>,
     config_id: Option<&str>,
-) -> Result<(Kind, Converted), String> {
+) -> Result<(SourceFormat, Converted), String> {
     let text = files::read(file)?;
     let name = file.display().to_string();
     let known = from.map(|from| match from {
-        From::Keepalived => Kind::Keepalived,
-        From::Ldirectord => Kind::Ldirectord,
-        From::LvsConf => Kind::LvsConf,
+        From::Keepalived => SourceFormat::Keepalived,
+        From::Ldirectord => SourceFormat::Ldirectord,
+        From::LvsConf => SourceFormat::LvsConf,
     });
     let kind = known.or_else(|| kind(&name, &text)).ok_or_else(|| {
         format!(
@@ -68,7 +70,7 @@ pub(super) fn check(file: &Path, from: Option<From>, config_id: Option<&str>) ->
         );
         ExitCode::from(EXIT_NOT_COMPARED)
     };
-    if kind != Kind::Keepalived {
+    if kind != SourceFormat::Keepalived {
         return not_asked("only keepalived prints how it reads its file");
     }
     if converted.elsewhere {

@@ -24,21 +24,21 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Between two times that the engine is told what it knows already.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What a director is able to at an address, by one of its services.
+/// The ability of a director to serve an address, by one of its services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ability {
-    /// Nobody knows yet.
+    /// Unknown yet.
     Unknown,
     /// The service has its quorum.
     Quorum,
-    /// It has not, and somebody says sorry.
+    /// It has not, and the sorry server serves.
     Sorry,
     /// It has not.
     None,
 }
 
-/// What routers are to be told of an address with these services; `None`: what they were told
-/// before. One of several services that has too few servers takes nothing from the others.
+/// The announcement of an address with these services; `None`: unchanged. If one of several
+/// services has too few servers, the address stays announced for the others.
 pub(crate) fn standing(services: &[Ability]) -> Option<Standing> {
     let all = |ability| services.iter().all(|one| *one == ability);
     if services.contains(&Ability::Unknown) {
@@ -61,16 +61,16 @@ pub(super) enum Began {
     Earlier,
 }
 
-/// What is wanted.
+/// The desired announcements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wish {
+pub(super) struct WantedAnnouncements {
     pub(super) addresses: BTreeMap<IpAddr, Option<Standing>>,
     /// The director is in maintenance.
     pub(super) maintenance: Option<Began>,
     pub(super) settings: Announce,
 }
 
-impl Wish {
+impl WantedAnnouncements {
     /// The announcements for the engine at a time, in seconds after boot.
     fn at(&self, now: u64, ready: bool) -> AnnounceSpec {
         let limit = match self.maintenance {
@@ -96,10 +96,10 @@ impl Wish {
     }
 }
 
-/// What came of it.
+/// The state of the announcements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Announced {
-    /// `None` until somebody has looked.
+    /// `None` before the first answer.
     pub(super) readiness: Option<Readiness>,
     pub(super) vips: Vec<AnnouncedVip>,
     /// Why the engine does not say.
@@ -109,12 +109,12 @@ pub(super) struct Announced {
 #[derive(Debug, Default)]
 struct Door {
     /// `None`: the thread is to end.
-    wish: Mutex<Option<Wish>>,
+    wish: Mutex<Option<WantedAnnouncements>>,
     changed: Condvar,
 }
 
 impl Door {
-    fn wish(&self) -> MutexGuard<'_, Option<Wish>> {
+    fn wish(&self) -> MutexGuard<'_, Option<WantedAnnouncements>> {
         self.wish.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -135,7 +135,7 @@ impl Drop for Announcer {
 
 impl Announcer {
     /// Begins to tell the engine at `address`, as long as the loop goes on.
-    pub(super) fn start(address: Address, turns: Pulse, wish: Wish) -> Self {
+    pub(super) fn start(address: Address, turns: Pulse, wish: WantedAnnouncements) -> Self {
         let (sender, announced) = watch::channel(Announced::default());
         let door = Arc::new(Door::default());
         *door.wish() = Some(wish);
@@ -150,7 +150,7 @@ impl Announcer {
         Self { door, announced }
     }
 
-    pub(super) fn wish(&self, wish: Wish) {
+    pub(super) fn wish(&self, wish: WantedAnnouncements) {
         let mut known = self.door.wish();
         if known.as_ref() != Some(&wish) {
             *known = Some(wish);
@@ -190,7 +190,7 @@ fn tell(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<An
             new
         });
         let known = door.wish();
-        let same = |known: &mut Option<Wish>| known.as_ref() == Some(&wanted);
+        let same = |known: &mut Option<WantedAnnouncements>| known.as_ref() == Some(&wanted);
         let waited = door.changed.wait_timeout_while(known, PERIOD, same);
         wish = waited.unwrap_or_else(PoisonError::into_inner).0.clone();
     }
@@ -243,7 +243,7 @@ mod tests {
     fn who_is_drained_is_less_preferred_and_then_withdrawn() {
         let address: IpAddr = "192.0.2.10".parse().unwrap();
         let other: IpAddr = "192.0.2.11".parse().unwrap();
-        let mut wish = Wish {
+        let mut wish = WantedAnnouncements {
             addresses: [(address, Some(Standing::Announced)), (other, None)].into(),
             maintenance: None,
             settings: Announce {
@@ -251,7 +251,7 @@ mod tests {
                 hold: Duration::from_secs(600),
             },
         };
-        let at = |wish: &Wish, now, ready| -> Vec<Option<Standing>> {
+        let at = |wish: &WantedAnnouncements, now, ready| -> Vec<Option<Standing>> {
             let spec = wish.at(now, ready);
             assert_eq!(spec.hold, 600);
             spec.addresses.iter().map(|vip| vip.standing).collect()

@@ -1,6 +1,6 @@
-//! What keepalived says, on its `vrrp_notify_fifo`: lines like `INSTANCE "lvs" MASTER 200`.
+//! The messages of keepalived on its `vrrp_notify_fifo`: lines like `INSTANCE "lvs" MASTER 200`.
 //!
-//! What is written while no lvsd runs stays in the pipe as long as keepalived has it open.
+//! Messages stay in the pipe while no lvsd runs, as long as keepalived has it open.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ const LINE_MAX: usize = 512;
 /// one.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What keepalived says of the instance.
+/// The VRRP state of the instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
     #[default]
@@ -57,7 +57,7 @@ impl State {
     }
 }
 
-/// What has been heard.
+/// The messages received so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Heard {
     /// The last state, if keepalived has said one.
@@ -73,7 +73,7 @@ pub(super) struct Heard {
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
     State(State),
-    /// Of somebody else, or nothing that matters.
+    /// A message for another instance, or without a meaning here.
     Other,
     Nonsense,
 }
@@ -191,7 +191,7 @@ fn set_trouble(sender: &watch::Sender<Heard>, trouble: Option<String>) {
     });
 }
 
-/// What can be read of a FIFO.
+/// The result of reading a FIFO.
 #[derive(Debug)]
 struct Source {
     receiver: Receiver,

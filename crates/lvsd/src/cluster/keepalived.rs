@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::{INSTANCE, track};
 use crate::config::{Config, HostAddress, Service, VipMode};
 
-/// What keepalived needs one of, where the host needs none.
+/// A placeholder: keepalived requires an address even if the host needs none.
 const PLACEHOLDER: &str = "169.254.0.51/32 dev lo scope host";
 
 /// The configuration.

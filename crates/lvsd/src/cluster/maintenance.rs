@@ -33,15 +33,15 @@ impl Kept {
     }
 }
 
-/// Where it is kept for the daemon whose wishes for servers are at `admin`.
+/// The path of the maintenance, for the daemon with the overrides at `admin`.
 pub fn path(admin: &Path) -> PathBuf {
     let name = admin.to_string_lossy();
     let name = name.strip_suffix(".admin.json").unwrap_or(&name);
     PathBuf::from(format!("{name}.maintenance.json"))
 }
 
-/// What is kept. One that cannot be read counts: a director that somebody took out of service must
-/// not serve because of a broken file.
+/// Reads the stored maintenance. A file that cannot be read counts as one: a director in
+/// maintenance must not serve because of a broken file.
 pub(super) fn recall(path: &Path) -> Option<Kept> {
     let text = match std::fs::read(path) {
         Ok(text) => text,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  engine: ready? ──┐                        ┌──▶ track file ──▶ keepalived ──▶ VRRP
-//!  quorum ──────────┼──▶ [`track::Standing`] ┘                       │
+//!  quorum ──────────┼──▶ [`track::Fitness`] ┘                       │
 //!  maintenance ─────┘                                                │
 //!  the engine has the virtual addresses ◀── [`fifo`] ◀── notify FIFO ┘
 //!
@@ -35,12 +35,11 @@ use crate::config::{Announce, Vrrp};
 use crate::replace::replace;
 use crate::watchdog::Pulse;
 pub(crate) use announce::{Ability, standing};
-use announce::{Announcer, Began, Wish};
+use announce::{Announcer, Began, WantedAnnouncements};
 use fifo::{Heard, State};
 pub use maintenance::path as maintenance_path;
 use readiness::Readiness;
-pub(crate) use track::PRIORITY_ENOUGH;
-use track::Standing;
+use track::Fitness;
 
 /// How often it is seen whether the track file is as it was written.
 const LOOK: Duration = Duration::from_secs(1);
@@ -48,9 +47,9 @@ const LOOK: Duration = Duration::from_secs(1);
 /// The name of the instance in keepalived's configuration, and in what it says.
 pub const INSTANCE: &str = "lvs";
 
-/// What a daemon needs to be one of several.
+/// The paths and connections of a director with peers.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct ClusterPaths {
     /// The engine.
     pub engine: Address,
     /// Where is kept that the director is in maintenance.
@@ -62,14 +61,14 @@ pub struct Places {
 /// The director among others.
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    places: Option<Places>,
+    places: Option<ClusterPaths>,
     maintenance: Option<maintenance::Kept>,
     quorum: bool,
     running: Option<Running>,
     /// Addresses that are announced by routes.
-    announces: Wish,
+    announces: WantedAnnouncements,
     announcer: Option<Announcer>,
-    /// What of that was told.
+    /// The announcements that were reported.
     told: Vec<AnnouncedVip>,
 }
 
@@ -78,21 +77,21 @@ pub(crate) fn vrrp_states() -> impl Iterator<Item = &'static str> {
     State::ALL.into_iter().map(State::word)
 }
 
-/// What there is with `[vrrp]`.
+/// The state with `[vrrp]`.
 #[derive(Debug)]
 struct Running {
     settings: Vrrp,
     heard: watch::Receiver<Heard>,
     readiness: watch::Receiver<Option<Readiness>>,
     listener: tokio::task::JoinHandle<()>,
-    /// What keepalived said last, also to a daemon before this one.
+    /// The last state from keepalived, also if an earlier daemon received it.
     state: State,
     written: Option<i16>,
     /// Why the track file was not written.
     trouble: Option<String>,
     /// When the track file is looked at.
     looks: Interval,
-    /// Somebody else had changed it when it was last looked at.
+    /// Another process had changed it at the last look.
     meddled: bool,
 }
 
@@ -103,21 +102,21 @@ impl Drop for Running {
 }
 
 impl Cluster {
-    /// Takes up what people said of the director before.
-    pub(crate) fn recall(places: Option<Places>) -> Self {
+    /// Restores the maintenance that an operator has set before.
+    pub(crate) fn recall(places: Option<ClusterPaths>) -> Self {
         let kept = places.as_ref().map(|places| places.maintenance.as_path());
         Self {
             maintenance: kept.and_then(maintenance::recall),
             places,
             quorum: true,
             running: None,
-            announces: Wish::default(),
+            announces: WantedAnnouncements::default(),
             announcer: None,
             told: Vec::new(),
         }
     }
 
-    /// Follows a file.
+    /// Applies the settings of a file.
     pub(crate) fn set(&mut self, vrrp: Option<&Vrrp>) {
         if self.running.as_ref().map(|running| &running.settings) == vrrp {
             return;
@@ -134,8 +133,7 @@ impl Cluster {
         self.follow();
     }
 
-    /// Takes what is to be told of addresses that are announced by routes; `None`: what was told
-    /// before.
+    /// Sets the announcements of addresses; `None` leaves an address as it was.
     pub(crate) fn announce(
         &mut self,
         addresses: BTreeMap<IpAddr, Option<api::Standing>>,
@@ -163,7 +161,7 @@ impl Cluster {
         }
     }
 
-    /// What is new of addresses that are announced by routes, in words.
+    /// The changes of addresses that are announced by routes, in words.
     fn take_announced(&mut self) -> Vec<String> {
         let Some(announcer) = &mut self.announcer else {
             return Vec::new();
@@ -194,7 +192,7 @@ impl Cluster {
         news
     }
 
-    /// Something was heard; never without `[vrrp]` and addresses that are announced.
+    /// Waits for news. Never returns without `[vrrp]` and addresses that are announced.
     pub(crate) async fn changed(&mut self) {
         let announced = async {
             match &mut self.announcer {
@@ -225,7 +223,7 @@ impl Cluster {
         }
     }
 
-    /// Takes what was heard: events, in words.
+    /// Takes the news as events, in words.
     pub(crate) fn take(&mut self) -> Vec<(&'static str, String)> {
         let vrrp = self.take_vrrp().map(|words| ("vrrp", words));
         let announced = self.take_announced().into_iter();
@@ -253,23 +251,23 @@ impl Cluster {
         news.map(ToOwned::to_owned)
     }
 
-    /// Whether the engine may have virtual addresses.
+    /// Whether the engine may own virtual addresses.
     pub(crate) fn may_own(&self) -> bool {
         self.running.as_ref().is_none_or(Running::may_own)
     }
 
-    /// Takes whether all services have their quorum.
+    /// Sets whether all services have their quorum.
     pub(crate) fn take_quorum(&mut self, quorum: bool) {
         self.quorum = quorum;
         self.follow();
     }
 
-    /// Follows a wish, and keeps it. What is known already keeps its time.
+    /// Sets or ends the maintenance, and stores that. A repeated change keeps its time and reason.
     ///
-    /// keepalived and the engine are told before it is kept: a disk under load may take seconds.
+    /// keepalived and the engine follow before it is stored: a disk under load may take seconds.
     ///
     /// # Errors
-    /// It cannot be kept: then it does not hold any more either.
+    /// It cannot be stored. Then it is not in force either.
     pub(crate) fn wish(&mut self, spec: MaintenanceSpec, now: Now) -> Result<bool, String> {
         let on = spec.on;
         let before = self.maintenance.clone();
@@ -302,7 +300,7 @@ impl Cluster {
         self.follow_announces();
     }
 
-    /// The engine ends with the daemon.
+    /// Makes this director unfit: the engine ends with the daemon.
     pub(crate) fn leave(&self) {
         if let Some(running) = &self.running {
             running.put(track::UNFIT);
@@ -319,7 +317,7 @@ impl Cluster {
             // Nobody has looked yet: whatever a daemon before this one has found holds.
             return;
         };
-        let value = Standing {
+        let value = Fitness {
             ready: readiness.ready,
             quorum,
             maintenance,
@@ -341,7 +339,7 @@ impl Cluster {
         }
     }
 
-    /// For people.
+    /// The state for `lvsd status`.
     pub(crate) fn status(&self) -> DirectorStatus {
         let vrrp = self.running.as_ref().map(|running| {
             let heard = running.heard.borrow();
@@ -389,7 +387,7 @@ impl Cluster {
 }
 
 impl Running {
-    fn start(settings: &Vrrp, places: &Places) -> Self {
+    fn start(settings: &Vrrp, places: &ClusterPaths) -> Self {
         let (heard, listener) = fifo::listen(settings.fifo.clone());
         let state = std::fs::read_to_string(state_path(&settings.fifo));
         let mut looks = tokio::time::interval(LOOK);
@@ -483,7 +481,7 @@ mod tests {
     #[test]
     fn maintenance_outlives_the_daemon_and_what_cannot_be_kept_does_not_hold() {
         let directory = tempfile::tempdir().unwrap();
-        let places = Places {
+        let places = ClusterPaths {
             engine: Address::new("@nobody"),
             maintenance: directory.path().join("x.maintenance.json"),
             turns: Pulse::default(),
@@ -536,7 +534,7 @@ mod tests {
     #[tokio::test]
     async fn a_track_file_that_others_remove_or_change_is_written_again() {
         let directory = tempfile::tempdir().unwrap();
-        let places = Places {
+        let places = ClusterPaths {
             engine: Address::new("@nobody"),
             maintenance: directory.path().join("x.maintenance.json"),
             turns: Pulse::default(),

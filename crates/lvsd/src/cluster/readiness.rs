@@ -19,7 +19,7 @@ pub(super) struct Readiness {
     pub(super) waits_for: String,
 }
 
-/// The engine at `address`, as long as somebody wants to know; `None` until it was looked at.
+/// The readiness of the engine at `address`, while there is a receiver; `None` before its first answer.
 pub(super) fn watch(address: Address) -> watch::Receiver<Option<Readiness>> {
     let (sender, receiver) = watch::channel(None);
     let thread = std::thread::Builder::new().name("lvsd-ready".to_owned());

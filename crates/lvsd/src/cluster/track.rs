@@ -1,33 +1,32 @@
-//! What keepalived adds to a director's priority.
+//! The number that keepalived adds to a director's priority.
 
 use std::io::Read;
 use std::path::Path;
 
 use lvs_api::files::open_without_waiting;
 
-/// Not to be active at all: keepalived takes a number of -254 or less for a fault.
-pub(super) const UNFIT: i16 = -254;
-/// Rather not: another one takes over that is able to.
-const MAINTENANCE: i16 = -100;
-/// Less so than one that has all its services.
-const BELOW_QUORUM: i16 = -50;
-/// The least priority from which all of that can be taken: keepalived goes no lower than 1.
-pub(crate) const PRIORITY_ENOUGH: i64 = 1 - (MAINTENANCE + BELOW_QUORUM) as i64;
+use crate::config::Vrrp;
 
-/// How able a director is.
+const MAINTENANCE: i16 = Vrrp::MAINTENANCE;
+const BELOW_QUORUM: i16 = Vrrp::BELOW_QUORUM;
+
+/// Not active at all: keepalived treats a number of -254 or less as a fault.
+pub(super) const UNFIT: i16 = -254;
+
+/// The fitness of a director to be active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Standing {
-    /// It knows the connections of the others.
+pub(super) struct Fitness {
+    /// It has received the connections of its peers.
     pub(super) ready: bool,
     /// All its services have their quorum.
     pub(super) quorum: bool,
-    /// Somebody works on it.
+    /// It is in maintenance.
     pub(super) maintenance: bool,
 }
 
-impl Standing {
-    /// Only a director that would break connections is kept out at any price. Maintenance and
-    /// servers that are missing give way to a better one: where there is none, somebody serves.
+impl Fitness {
+    /// Only a director that would break connections is excluded. In maintenance, or with missing
+    /// servers, it gives way to a better director; without one, it serves.
     pub(super) fn value(self) -> i16 {
         match (self.ready, self.maintenance, self.quorum) {
             (false, _, _) => UNFIT,
@@ -39,7 +38,7 @@ impl Standing {
     }
 }
 
-/// Whether a file says this number, whatever somebody has put in its place.
+/// Whether a file contains this number.
 pub(super) fn says(path: &Path, value: i16) -> bool {
     let mut text = String::new();
     let read = open_without_waiting(path).and_then(|file| file.take(16).read_to_string(&mut text));
@@ -71,7 +70,7 @@ mod tests {
     #[test]
     fn who_is_better_has_more() {
         let standing = |ready, quorum, maintenance| {
-            Standing {
+            Fitness {
                 ready,
                 quorum,
                 maintenance,

@@ -10,7 +10,7 @@ use super::check::{endpoint, label};
 use super::ports::ManyPorts;
 use super::{Service, VipMode};
 
-/// What services have that no other service may have. `P` is where that stands.
+/// The properties of services that must be unique. `P` is their place in the text.
 #[derive(Debug)]
 pub(crate) struct Taken<P> {
     ids: HashMap<ServiceId, P>,

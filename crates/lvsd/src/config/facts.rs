@@ -1,4 +1,4 @@
-//! What a file names and only the host can have: interfaces, groups and addresses.
+//! Facts about the host that a file may name: interfaces, groups and addresses.
 
 use std::collections::BTreeMap;
 #[cfg(test)]
@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketType, socket};
 
 use crate::host_addresses::Addresses;
 
-/// What there is on this host. A file that is good for another one is told by it.
+/// Interfaces, groups and addresses of this host.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// The names and numbers of groups; `None` if they cannot be read.

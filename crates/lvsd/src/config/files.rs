@@ -30,11 +30,11 @@ impl Joined {
     }
 }
 
-/// What was read.
+/// The files that were read.
 pub(super) struct Whole {
     pub(super) files: Files,
     pub(super) text: String,
-    /// What is wrong with single files.
+    /// The findings in single files.
     pub(super) findings: Findings,
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct Unfit {
     /// More about the server's address; may be empty.
     pub(crate) label: &'static str,
     pub(crate) help: String,
-    /// What to say at the service's virtual address, if that is worth showing.
+    /// The text to show at the service's virtual address, if any.
     pub(crate) vip: Option<&'static str>,
 }
 

@@ -65,7 +65,7 @@ pub struct Config {
     pub vrrp: Option<Vrrp>,
     /// How names of servers are looked up.
     pub lookups: Lookups,
-    /// What is shared with other directors by etcd.
+    /// The connection to etcd, which directors share.
     pub cluster: Option<Cluster>,
     /// How addresses are announced by routes.
     pub announce: Announce,
@@ -108,7 +108,7 @@ pub struct Daemon {
     pub max_remove: Option<u8>,
     /// Whether the daemon gives up what it does not need: `off` or `auto`.
     pub confine: Option<String>,
-    /// What is done about changes by hand.
+    /// The reaction to manual changes.
     pub on_drift: OnDrift,
     /// A program that is told of events, and its arguments; none if it is empty.
     pub notify: Vec<String>,
@@ -141,7 +141,7 @@ impl Api {
     pub const PROCFS_CONNECTIONS: usize = 100_000;
 }
 
-/// What is done about changes by hand to services of the file.
+/// The reaction to manual changes of services of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDrift {
     /// They are told, and put right.
@@ -152,7 +152,7 @@ pub enum OnDrift {
 }
 
 impl Daemon {
-    /// What a reload may take away, where the file does not say it.
+    /// The default of `max_removed_percent`.
     pub const MAX_REMOVE: u8 = 50;
     /// How long a program that is told of an event may take, where the file does not say it.
     pub const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -228,7 +228,7 @@ pub struct Dataplane {
     pub program: Option<String>,
 }
 
-/// What keepalived has to know, and where it is spoken with.
+/// The settings for keepalived, and the files shared with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vrrp {
     /// Where directors hear each other.
@@ -241,7 +241,7 @@ pub struct Vrrp {
     pub advert: Duration,
     /// The others, if they do not hear each other by multicast.
     pub peers: Vec<IpAddr>,
-    /// What the host has while it is active.
+    /// The addresses that the host has while it is active.
     pub addresses: Vec<HostAddress>,
     /// Where keepalived reads how able this director is.
     pub track_file: PathBuf,
@@ -256,8 +256,14 @@ impl Vrrp {
     pub const FIFO: &'static str = "/run/lvs/vrrp.fifo";
     /// Time between advertisements, if the file does not say it.
     pub const ADVERT: Duration = Duration::from_millis(300);
-    /// The priority, if the file does not say it.
+    /// The priority, if the file does not set it.
     pub const PRIORITY: u8 = 200;
+    /// The addition to the priority during maintenance: an able director takes over.
+    pub const MAINTENANCE: i16 = -100;
+    /// The addition to the priority below a quorum: a director with all its services takes over.
+    pub const BELOW_QUORUM: i16 = -50;
+    /// The least priority from which both can be subtracted: keepalived stops at 1.
+    pub(crate) const PRIORITY_ENOUGH: i64 = 1 - (Self::MAINTENANCE + Self::BELOW_QUORUM) as i64;
 }
 
 /// How addresses are announced by routes.
@@ -305,7 +311,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// What is wrong with the key, as an engine that starts would say.
+    /// The reason why an engine would refuse the key.
     pub fn unusable_key(&self) -> Option<String> {
         lvs_api::directors::read_key(Path::new(&self.key_file)).err()
     }
@@ -428,7 +434,7 @@ pub enum VipMode {
     Announce,
 }
 
-/// What a failed check does to a server.
+/// The action on a server whose check fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnCheckFailure {
     /// Weight 0: no new connections, the existing ones go on.
@@ -445,7 +451,7 @@ pub struct Service {
     pub line: usize,
     /// Name in logs.
     pub name: String,
-    /// What the engine knows it by.
+    /// Its identity in the engine.
     pub id: ServiceId,
     /// Its settings in the engine.
     pub config: ServiceConfig,
@@ -457,7 +463,7 @@ pub struct Service {
     pub filter: SourceFilter,
     /// How the daemon serves it itself; `None` if an engine does.
     pub proxy: Option<proxy::Options>,
-    /// What a failed check does.
+    /// The action on a server whose check fails.
     pub on_check_failure: OnCheckFailure,
     /// Weight 0 keeps new connections from a server, and they go to the others.
     pub quiesces_at_zero: bool,
@@ -465,7 +471,7 @@ pub struct Service {
     pub drain: Duration,
     /// How many servers it needs.
     pub quorum: Quorum,
-    /// What becomes of its VIP below that.
+    /// The action on its VIP below the quorum.
     pub below_quorum: BelowQuorum,
     /// Its servers are down until a check has passed, also where they serve when the daemon
     /// starts.
@@ -504,7 +510,7 @@ impl Default for Quorum {
     }
 }
 
-/// What becomes of the VIP of a service below its quorum.
+/// The action on the VIP of a service below its quorum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BelowQuorum {
     /// The engine goes on owning it.
@@ -598,7 +604,7 @@ impl Config {
     /// them.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// The first error in it, in words.
     pub(crate) fn services_of_etcd(&self, text: &str) -> Result<Vec<Service>, String> {
         check::remote(self, text)
     }
@@ -663,7 +669,7 @@ pub enum LoadError {
     Read {
         /// The file.
         path: String,
-        /// What the system says.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// It is not UTF-8, as TOML is.
@@ -686,7 +692,7 @@ pub enum LoadError {
     Refused(Box<Report>),
 }
 
-/// What to do about a file that cannot be read.
+/// The fix for a file that cannot be read.
 fn cure(error: &std::io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::NotFound => "put the configuration there, or name its file with --config",

@@ -12,6 +12,8 @@ use std::ops::RangeInclusive;
 use lvs_core::mark::{MarkAction, MarkRule, PortRange, Prefix};
 use lvs_core::{Family, Protocol};
 
+use super::raw::RawService;
+
 /// Marks of services of many ports.
 pub(crate) const MARKS: RangeInclusive<u32> = 0x4c00_0000..=0x4cff_ffff;
 
@@ -27,11 +29,24 @@ pub struct ManyPorts {
 }
 
 impl ManyPorts {
+    /// The ports of a service that has many.
+    ///
+    /// # Errors
+    /// The reason why the ports are wrong.
+    pub(super) fn of(raw: &RawService) -> Option<Result<Self, String>> {
+        let protocol = match raw.protocol.as_ref().map(|word| word.get_ref().as_str()) {
+            Some("udp") => Protocol::UDP,
+            Some("sctp") => Protocol::SCTP,
+            _ => Protocol::TCP,
+        };
+        Self::parse(raw.address.as_ref()?.get_ref(), protocol)
+    }
+
     /// Reads what is written in place of an address and a port; `None` if it names one port or
     /// none.
     ///
     /// # Errors
-    /// What is wrong with the ports.
+    /// The reason why the ports are wrong.
     pub(super) fn parse(text: &str, protocol: Protocol) -> Option<Result<Self, String>> {
         let (ip, ports) = text.trim().rsplit_once(':')?;
         let ip = match ip.strip_prefix('[') {
@@ -164,7 +179,7 @@ fn read(text: &str) -> Result<Vec<PortRange>, String> {
     }
 }
 
-/// What is left of a range without one port of it.
+/// A range without one of its ports.
 fn without(range: PortRange, port: u16) -> Vec<PortRange> {
     let PortRange(first, last) = range;
     if !(first..=last).contains(&port) {

@@ -28,7 +28,7 @@ pub(super) struct RawConfig {
     pub(super) vrrp: Option<Spanned<RawVrrp>>,
     /// How names of servers are looked up.
     pub(super) dns: Option<Spanned<RawDns>>,
-    /// What directors share by etcd.
+    /// The services and servers that directors share in etcd.
     pub(super) cluster: Option<Spanned<RawCluster>>,
     /// How addresses of services with `vip = "announce"` are announced by routes.
     pub(super) announce: Option<Spanned<RawAnnounce>>,
@@ -55,7 +55,7 @@ pub(super) struct RawDaemon {
     /// Whether the daemon gives up what it does not need, by seccomp: `off` or `auto`. Default:
     /// `auto`.
     pub(super) confine: Option<Spanned<String>>,
-    /// What is logged, as `RUST_LOG` writes it (`info`, `debug`, `lvsd=debug`). Default: `info`.
+    /// The filter of the log, as in `RUST_LOG` (`info`, `debug`, `lvsd=debug`). Default: `info`.
     pub(super) log: Option<Spanned<String>>,
     /// Percentage of all servers that a reload may remove unless it is forced. Default: 50.
     pub(super) max_removed_percent: Option<Spanned<Whole>>,
@@ -153,7 +153,7 @@ pub(super) struct RawDataplane {
     /// Bound of the connection table, in connections. Default: the engine's.
     pub(super) max_connections: Option<Spanned<Whole>>,
     pub(super) max_ipv6: Option<Spanned<Whole>>,
-    /// What a full table does with a new connection: `drop` or `evict`. Default: `drop`.
+    /// The action of a full table on a new connection: `drop` or `evict`. Default: `drop`.
     pub(super) when_full: Option<Spanned<String>>,
     /// Path of the engine. Default: `lvs-dataplane` beside `lvsd`, else in `PATH`.
     pub(super) program: Option<Spanned<String>>,
@@ -337,18 +337,18 @@ pub(super) struct RawService {
     pub(super) vip: Option<Spanned<String>>,
     /// Health check of every server: a table, or `"none"`. Default: none, with a warning.
     pub(super) check: Option<Spanned<RawCheck>>,
-    /// What is wrapped around packets to servers with `forward = "tun"`. Default: IPIP.
+    /// The encapsulation of packets to servers with `forward = "tun"`. Default: IPIP.
     pub(super) tunnel: Option<Spanned<RawTunnel>>,
-    /// What a failed check does to a server: `quiesce` or `remove`. Default: `quiesce`.
+    /// The action on a server whose check fails: `quiesce` or `remove`. Default: `quiesce`.
     pub(super) on_check_failure: Option<Spanned<String>>,
-    /// What happens to the connections of a server that is removed: `kernel`, `reset`,
+    /// The action on the connections of a server that is removed: `kernel`, `reset`,
     /// `reschedule` or `drop`. Default: `kernel`.
     pub(super) on_server_down: Option<Spanned<String>>,
     /// How long a server that has left the file may keep its connections. Default: 30s.
     pub(super) drain: Option<Spanned<RawDuration>>,
     /// Servers that it needs: a number, or a table. Default: 1.
     pub(super) quorum: Option<Spanned<RawQuorum>>,
-    /// What becomes of its VIP below that: `keep` or `give-up`. Default: `keep`.
+    /// The action on its VIP below the quorum: `keep` or `give-up`. Default: `keep`.
     pub(super) below_quorum: Option<Spanned<String>>,
     /// Servers are down until a check has passed, also those in use when lvsd starts. Default:
     /// false.
@@ -362,7 +362,7 @@ pub(super) struct RawService {
     /// How long a server that joins the running service takes to reach its full share, in whole
     /// seconds. Default: none.
     pub(super) slow_start: Option<Spanned<RawDuration>>,
-    /// What it takes at most. Default: no limits.
+    /// The limits of the service. Default: no limits.
     pub(super) limits: Option<RawLimits>,
     /// Whose new connections it takes. Default: everybody's.
     pub(super) filter: Option<Spanned<RawFilter>>,
@@ -413,8 +413,8 @@ pub(super) enum Addresses {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawProxy {
-    /// What servers are told about the client first: `v1` or `v2` of the PROXY protocol. Default:
-    /// nothing.
+    /// The header that tells servers the client's address: `v1` or `v2` of the PROXY protocol.
+    /// Default: none.
     pub(super) send: Option<Spanned<String>>,
     /// Clients say first for whom they speak, by the PROXY protocol. Default: false.
     pub(super) accept: Option<Spanned<bool>>,
@@ -643,7 +643,7 @@ pub(super) struct Scalar(pub(super) String);
 #[derive(Clone, Debug)]
 pub(super) struct OneOrMore(pub(super) Vec<String>);
 
-/// What a value may look like in the file; whatever a type does not take is refused with
+/// The forms that a value may have in the file. A form that a type does not accept is refused with
 /// `EXPECTED`.
 trait Shape<'de>: Sized {
     /// After "expected", in an error.

@@ -23,8 +23,8 @@ pub(super) const NOWHERE: Range<usize> = usize::MAX..usize::MAX;
 /// Services of a file. Each takes some kilobytes, however few bytes it has in the file.
 pub(crate) const SERVICES_MAX: usize = 100_000;
 
-/// What could be read of `text`, and what is wrong with it. `defaults` is the text of a table for
-/// all services; one in `text` replaces it.
+/// Reads `text`, as far as possible, and reports the errors in it. `defaults` is the text of a table
+/// for all services; one in `text` replaces it.
 pub(super) fn shape(text: &str, defaults: &str) -> (Option<RawConfig>, Findings) {
     let tree = match syntax::parse(text) {
         Ok(tree) => tree,
@@ -39,7 +39,7 @@ pub(super) fn shape(text: &str, defaults: &str) -> (Option<RawConfig>, Findings)
     (raw, reader.findings)
 }
 
-/// What is wrong with the main file of several by itself.
+/// The errors of a main file that has further files beside it.
 pub(super) fn main_file(text: &str) -> Findings {
     match syntax::parse(text) {
         Ok(_) => Findings::default(),
@@ -47,8 +47,7 @@ pub(super) fn main_file(text: &str) -> Findings {
     }
 }
 
-/// What is wrong with a file of `conf.d` by itself: it has tables only, and those of which there
-/// can be several.
+/// The errors of a file of `conf.d`: it may only have tables of which there can be several.
 pub(super) fn part(text: &str) -> Findings {
     let tree = match syntax::parse(text) {
         Ok(tree) => tree,
@@ -80,11 +79,11 @@ pub(super) fn part(text: &str) -> Findings {
     reader.findings
 }
 
-/// What is wrong with a service of etcd by itself, in words: a file of `conf.d` with nothing but
-/// one service. What would run programs here is not for others to say.
+/// Checks the text of a service in etcd: a file of `conf.d` with one service and nothing else. It must
+/// not contain settings that run programs on this host.
 ///
 /// # Errors
-/// That.
+/// The first error, in words.
 pub(super) fn remote(text: &str) -> Result<(), String> {
     if let Some(finding) = part(text).into_kept().into_iter().next() {
         let line = 1 + text[..finding.primary.0.start.min(text.len())]
@@ -552,7 +551,7 @@ fn explain(message: &str, span: &Range<usize>, text: &str) -> Diagnostic {
     Diagnostic::error(span.clone(), one_line(message))
 }
 
-/// What stands in an array of one value.
+/// The value in an array of one value.
 fn only_item(array: &str) -> Option<&str> {
     let item = array.strip_prefix('[')?.strip_suffix(']')?.trim();
     let item = item.strip_suffix(',').unwrap_or(item).trim_end();

@@ -1,4 +1,4 @@
-//! What keeps a text from being TOML at all, in words that lead to the cause.
+//! Errors of syntax in TOML, in words that lead to the cause.
 
 use std::ops::Range;
 
@@ -93,7 +93,7 @@ fn strange_character(span: &Range<usize>, text: &str) -> Option<Diagnostic> {
     )
 }
 
-/// What such a character is, and what is meant.
+/// The name of such a character, and the character that was meant.
 const fn substitute(c: char) -> Option<(&'static str, &'static str)> {
     Some(match c {
         '\u{201c}' | '\u{201d}' | '\u{201e}' | '\u{00ab}' | '\u{00bb}' => {

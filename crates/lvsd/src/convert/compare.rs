@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use lvs_core::api::ServiceId;
 use lvs_core::{Family, Forwarding, Tunnel, TunnelChecksum};
 
-use super::dump::{self, Seen};
+use super::dump::{self, TheirService};
 use super::service::servers_of_quorum;
 use crate::config::{self, Config};
 
@@ -109,7 +109,7 @@ fn method(server: &config::Server) -> String {
 fn of_service(
     name: &str,
     service: &config::Service,
-    theirs: &Seen,
+    theirs: &TheirService,
     whole: bool,
     differences: &mut Vec<String>,
 ) {

@@ -9,11 +9,11 @@ use super::keepalived::{following, range};
 const ROOM: usize = super::ADDRESSES_MAX;
 
 /// Services by name, `192.0.2.1:80 tcp` or `mark 7 ipv4`.
-pub(super) type Services = BTreeMap<String, Seen>;
+pub(super) type Services = BTreeMap<String, TheirService>;
 
 /// A service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct TheirService {
     /// `None` for services that keepalived has only named.
     pub(super) scheduler: Option<String>,
     pub(super) persistence: u64,
@@ -100,7 +100,7 @@ struct Virtual {
     target: Target,
     family: String,
     protocol: String,
-    seen: Seen,
+    seen: TheirService,
 }
 
 pub(super) fn read(text: &str) -> Dump {

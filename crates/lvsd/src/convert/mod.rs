@@ -40,7 +40,7 @@ pub struct Converted {
 
 /// A kind of file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SourceFormat {
     /// `keepalived.conf`.
     Keepalived,
     /// `ldirectord.cf`.
@@ -50,25 +50,25 @@ pub enum Kind {
 }
 
 /// The kind of a file, by its name and then by its text.
-pub fn kind(name: &str, text: &str) -> Option<Kind> {
+pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
     let text = without_mark(text);
     let base = Path::new(name)
         .file_name()
         .unwrap_or_default()
         .to_string_lossy();
     if base.contains("keepalived") {
-        return Some(Kind::Keepalived);
+        return Some(SourceFormat::Keepalived);
     }
     if base.contains("ldirectord") {
-        return Some(Kind::Ldirectord);
+        return Some(SourceFormat::Ldirectord);
     }
     let has = |word: &str| text.lines().any(|line| line.trim_start().starts_with(word));
     if has("virtual_server") || has("vrrp_") || has("global_defs") {
-        Some(Kind::Keepalived)
+        Some(SourceFormat::Keepalived)
     } else if has("LVS_TYPE") || has("SERVICE=") {
-        Some(Kind::LvsConf)
+        Some(SourceFormat::LvsConf)
     } else if has("virtual") {
-        Some(Kind::Ldirectord)
+        Some(SourceFormat::Ldirectord)
     } else {
         None
     }
@@ -117,7 +117,7 @@ struct Read {
 /// # Errors
 /// It is not such a file, in words.
 pub fn convert(
-    kind: Kind,
+    kind: SourceFormat,
     name: &str,
     text: &str,
     options: &Options<'_>,
@@ -130,11 +130,11 @@ pub fn convert(
         local_addresses,
         elsewhere,
     } = match kind {
-        Kind::Keepalived => keepalived::read(name, text, options)?,
-        Kind::Ldirectord => ldirectord::read(text),
-        Kind::LvsConf => lvs_conf::read(text),
+        SourceFormat::Keepalived => keepalived::read(name, text, options)?,
+        SourceFormat::Ldirectord => ldirectord::read(text),
+        SourceFormat::LvsConf => lvs_conf::read(text),
     };
-    if kind == Kind::Keepalived {
+    if kind == SourceFormat::Keepalived {
         join_twins(&mut services);
     }
     without_twins(&mut services, &mut lost);

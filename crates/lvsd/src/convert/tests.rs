@@ -8,7 +8,7 @@ const OPTIONS: Options<'static> = Options {
     config_id: None,
 };
 
-fn converted(kind: Kind, text: &str) -> (Converted, Config) {
+fn converted(kind: SourceFormat, text: &str) -> (Converted, Config) {
     let converted =
         convert(kind, "some.conf", text, &OPTIONS).unwrap_or_else(|why| panic!("{why}"));
     let config = Config::from_toml("converted.toml", &converted.toml);
@@ -61,7 +61,7 @@ virtual_server fwmark 7
 #[test]
 fn a_port_that_direct_routing_ignores_is_still_checked() {
     let text = "virtual=192.0.2.1:80\n\treal=10.0.0.2:8080 gate\n\treal=10.0.0.3:80 gate\n\tservice=http\n";
-    let done = convert(Kind::Ldirectord, "x", text, &OPTIONS).unwrap();
+    let done = convert(SourceFormat::Ldirectord, "x", text, &OPTIONS).unwrap();
     let (config, _) = Config::from_toml("x", &done.toml).unwrap();
     let servers = &config.services[0].servers;
     assert_eq!(servers[0].address.to_string(), "10.0.0.2:80");
@@ -75,7 +75,7 @@ fn macros_stand_for_their_values_whatever_the_order() {
     // Often enough that no order of a map is right by chance.
     for _ in 0..32 {
         let (_, config) = converted(
-            Kind::Keepalived,
+            SourceFormat::Keepalived,
             "$VIP=192.0.2.1\n$VIP2=10.9.9.9\n$VIP22=$VIP2\n$NET=10.0.0.\n$LATE=${NET}1\n\
                  virtual_server $VIP2 80 {\n real_server ${NET}1 80 {\n }\n}\n\
                  virtual_server $VIP 80 {\n real_server $LATE 80 {\n }\n}\n\
@@ -96,7 +96,7 @@ fn macros_stand_for_their_values_whatever_the_order() {
 #[test]
 fn macros_may_stand_for_several_words_and_blocks() {
     let (done, config) = converted(
-        Kind::Keepalived,
+        SourceFormat::Keepalived,
         "$VS=192.0.2.1 80\n$CHECK=TCP_CHECK { connect_timeout 3 }\n$SERVER=10.0.0.1 8080\n\
              virtual_server $VS {\n delay_loop 5\n real_server $SERVER { weight 2 $CHECK }\n protocol TCP\n}\n",
     );
@@ -116,7 +116,7 @@ fn the_groups_of_a_file_have_a_bound_together() {
     let server = "virtual_server group g {\n protocol TCP\n real_server 2001:db8:1::1 80 {\n }\n}\n\
                       virtual_server group g {\n protocol UDP\n real_server 2001:db8:1::1 80 {\n }\n}\n";
     let text = format!("{group}{server}");
-    let converted = convert(Kind::Keepalived, "x", &text, &OPTIONS).unwrap();
+    let converted = convert(SourceFormat::Keepalived, "x", &text, &OPTIONS).unwrap();
     let bound = |lost: &&String| lost.contains("at most 65536 addresses");
     assert_eq!(converted.lost.iter().filter(bound).count(), 2);
     // A mark that each server is written for again.
@@ -126,7 +126,7 @@ fn the_groups_of_a_file_have_a_bound_together() {
         .collect();
     let text =
         format!("virtual_server_group g {{\n{marks}}}\nvirtual_server group g {{\n{servers}}}\n");
-    let converted = convert(Kind::Keepalived, "x", &text, &OPTIONS).unwrap();
+    let converted = convert(SourceFormat::Keepalived, "x", &text, &OPTIONS).unwrap();
     assert_eq!(converted.toml.matches("[[service]]").count(), 65_536 / 201);
 }
 
@@ -135,7 +135,7 @@ fn macros_have_bounds() {
     let server = "virtual_server 192.0.2.1 80 {\n real_server 10.0.0.1 80 {\n }\n}\n";
     let lost = |macros: &str| {
         let text = format!("{macros}\n{server}");
-        convert(Kind::Keepalived, "x", &text, &OPTIONS)
+        convert(SourceFormat::Keepalived, "x", &text, &OPTIONS)
             .unwrap()
             .lost
     };
@@ -163,7 +163,7 @@ fn macros_have_bounds() {
         "~SEQ(A,1,9000) ~SEQ(B,1,9000) ~SEQ(C,1,9000) x".to_owned(),
     ] {
         let text = format!("{many}\n{server}");
-        let refused = convert(Kind::Keepalived, "x", &text, &OPTIONS).unwrap_err();
+        let refused = convert(SourceFormat::Keepalived, "x", &text, &OPTIONS).unwrap_err();
         assert!(refused.contains("16 MiB"), "{refused}");
     }
 }
@@ -176,7 +176,7 @@ fn the_ranges_of_a_file_have_a_bound_together() {
         )
     };
     let text: String = (1..=4).map(service).collect();
-    let converted = convert(Kind::Ldirectord, "x", &text, &OPTIONS).unwrap();
+    let converted = convert(SourceFormat::Ldirectord, "x", &text, &OPTIONS).unwrap();
     assert_eq!(
         converted.toml.matches("[[service.server]]").count(),
         65_536 + 4
@@ -187,7 +187,7 @@ fn the_ranges_of_a_file_have_a_bound_together() {
 
 #[test]
 fn keepalived() {
-    let (done, config) = converted(Kind::Keepalived, KEEPALIVED);
+    let (done, config) = converted(SourceFormat::Keepalived, KEEPALIVED);
     assert_eq!(config.services.len(), 4 + 1);
     let web = &config.services[0];
     assert_eq!(web.servers.len(), 2);
@@ -291,7 +291,7 @@ fn each_kind_of_keepalived_has_its_counterpart() {
     let text = format!(
         "virtual_server 192.0.2.1 80 {{\n delay_loop 10\n lb_kind NAT\n protocol TCP\n{servers}}}\n"
     );
-    let (done, config) = converted(Kind::Keepalived, &text);
+    let (done, config) = converted(SourceFormat::Keepalived, &text);
     let expected: Vec<&str> = all.iter().map(|(_, told, _)| *told).collect();
     assert_eq!(checks(&config), expected, "{}", done.toml);
     for (_, _, words) in all.iter().filter(|(_, _, words)| !words.is_empty()) {
@@ -346,7 +346,7 @@ fn each_check_of_ldirectord_has_its_counterpart() {
         .zip(all)
         .map(|(n, (lines, _))| service(n, lines))
         .collect();
-    let (done, config) = converted(Kind::Ldirectord, &text);
+    let (done, config) = converted(SourceFormat::Ldirectord, &text);
     let expected: Vec<&str> = all.iter().map(|(_, told)| *told).collect();
     assert_eq!(checks(&config), expected, "{}", done.toml);
     // The user of the program, the third attempt, mysql and its login, perl, and servers that ldirectord
@@ -369,7 +369,7 @@ fn ldirectord() {
              \tfallback=127.0.0.1:80 gate\n\tservice=http\n\tscheduler=wrr\n\tprotocol=tcp\n\tchecktype=negotiate\n\
              \trequest=\"index.html\"\n\tpersistent=600\n\
              virtual=3\n\treal=10.0.0.11 masq\n\tprotocol=fwm\n\tchecktype=off\n";
-    let (done, config) = converted(Kind::Ldirectord, text);
+    let (done, config) = converted(SourceFormat::Ldirectord, text);
     assert_eq!(config.services.len(), 2);
     assert_eq!(config.services[0].servers.len(), 4);
     assert_eq!(config.services[0].servers[0].config.weight, 5);
@@ -392,7 +392,7 @@ fn lvs_conf() {
     let text = "#lvs_nat.conf\nLVS_TYPE=VS_NAT\nINITIAL_STATE=on\nVIP=eth0:110 192.168.1.110 255.255.255.255 192.168.1.110\n\
              DIP=eth0 192.168.1.9 192.168.1.0 255.255.255.0 192.168.1.255\n\
              SERVICE=t telnet rr 10.1.1.2:telnet 10.1.1.3\nSERVICE=u 53 wlc 10.1.1.2:53,3\n";
-    let (done, config) = converted(Kind::LvsConf, text);
+    let (done, config) = converted(SourceFormat::LvsConf, text);
     assert_eq!(config.services.len(), 2);
     assert_eq!(config.services[1].servers[0].config.weight, 3);
     assert!(
@@ -405,7 +405,7 @@ fn lvs_conf() {
 #[test]
 fn twins_are_joined_and_loops_left_out() {
     let text = "virtual_server 192.0.2.1 80 { protocol TCP\n real_server 192.0.2.1 80 { weight 1 }\nreal_server 10.0.0.1 80 { weight 1 }\n}\n";
-    let (done, config) = converted(Kind::Keepalived, &text.repeat(2));
+    let (done, config) = converted(SourceFormat::Keepalived, &text.repeat(2));
     assert_eq!(
         (config.services.len(), config.services[0].servers.len()),
         (1, 1)
@@ -417,7 +417,7 @@ fn twins_are_joined_and_loops_left_out() {
     // ldirectord refuses such a file.
     let text = "virtual=192.0.2.1:80\n\treal=10.0.0.1:80 masq\n\tchecktype=on\n";
     let (done, config) = converted(
-        Kind::Ldirectord,
+        SourceFormat::Ldirectord,
         &(text.to_owned() + &text.replace("0.1:80 m", "0.2:80 m")),
     );
     assert_eq!(config.services[0].servers.len(), 1);
@@ -438,7 +438,7 @@ fn what_keepalived_takes_for_granted() {
     };
     // Without a protocol it is UDP, but for marks.
     let (done, config) = converted(
-        Kind::Keepalived,
+        SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 53 {\n lb_kind DR\n real_server 10.0.0.1 53 {\n DNS_CHECK {\n}\n }\n}\n",
     );
     assert!(matches!(config.services[0].id, ServiceId::Udp { .. }));
@@ -447,7 +447,7 @@ fn what_keepalived_takes_for_granted() {
     assert_eq!(check.fall, 4, "a name server is asked again three times");
     // Only NAT changes ports; a check goes on to ask the one that was written.
     let (_, config) = converted(
-        Kind::Keepalived,
+        SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 21 {\n lb_kind DR\n protocol TCP\n sorry_server 10.0.0.9 8080\n \
              real_server 10.0.0.1 80 {\n TCP_CHECK {\n }\n }\n \
              real_server 10.0.0.2 80 {\n lvs_method NAT\n TCP_CHECK {\n }\n }\n}\n",
@@ -456,20 +456,20 @@ fn what_keepalived_takes_for_granted() {
     assert_eq!(checks(&config), ["tcp 10.0.0.1:80", "tcp 10.0.0.2:80"]);
     // With a mark the port stays, also through NAT.
     let (_, config) = converted(
-        Kind::Keepalived,
+        SourceFormat::Keepalived,
         "virtual_server fwmark 3 {\n lb_kind NAT\n real_server 10.0.0.1 80 {\n TCP_CHECK {\n }\n }\n}\n",
     );
     assert_eq!(servers(&config), ["10.0.0.1:0"]);
     assert_eq!(checks(&config), ["tcp 10.0.0.1:80"]);
     // All ports are persistent.
     let (done, config) = converted(
-        Kind::Keepalived,
+        SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 {\n lb_kind DR\n protocol TCP\n real_server 10.0.0.1 {\n }\n}\n",
     );
     assert_eq!(config.services[0].config.timeout, 360, "{}", done.toml);
     // Which servers it has twice.
     let (done, config) = converted(
-        Kind::Keepalived,
+        SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n lb_kind DR\n protocol TCP\n real_server 10.0.0.1 80 {\n weight 5\n }\n \
              real_server 10.0.0.1 {\n weight 2\n }\n}\n",
     );
@@ -484,7 +484,7 @@ fn what_keepalived_takes_for_granted() {
 #[test]
 fn quotes_within_quotes_are_the_commands() {
     let (done, _) = converted(
-        Kind::Keepalived,
+        SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n MISC_CHECK {\n \
              misc_path \"/bin/x \\\"a b\\\" c\\d\"\n }\n }\n}\n",
     );
@@ -495,7 +495,7 @@ fn quotes_within_quotes_are_the_commands() {
 #[test]
 fn settings_of_outer_blocks_are_the_defaults_of_checks() {
     let (done, config) = converted(
-        Kind::Keepalived,
+        SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n delay_loop 20\n protocol TCP\n retry 3\n connect_timeout 9\n \
              delay_before_retry 2\n virtualhost outer.example\n \
              real_server 10.0.0.1 80 {\n HTTP_GET {\n url {\n path /\n }\n }\n }\n \
@@ -522,7 +522,7 @@ fn settings_of_outer_blocks_are_the_defaults_of_checks() {
 #[test]
 fn of_several_checks_the_one_that_tells_most_is_left() {
     let (done, config) = converted(
-        Kind::Keepalived,
+        SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n PING_CHECK {\n }\n \
              HTTP_GET {\n url {\n path /\n }\n }\n TCP_CHECK {\n }\n BFD_CHECK {\n }\n }\n}\n",
     );
@@ -540,11 +540,11 @@ fn of_several_checks_the_one_that_tells_most_is_left() {
 fn timeout_above_the_interval_is_kept() {
     for (kind, text) in [
         (
-            Kind::Ldirectord,
+            SourceFormat::Ldirectord,
             "checktimeout=3\ncheckinterval=1\nvirtual=192.0.2.1:80\n real=10.0.0.1:80 gate\n",
         ),
         (
-            Kind::Keepalived,
+            SourceFormat::Keepalived,
             "virtual_server 192.0.2.1 80 {\n protocol TCP\n delay_loop 2\n real_server 10.0.0.1 80 {\n \
                  TCP_CHECK {\n connect_timeout 3\n }\n }\n}\n",
         ),
@@ -559,7 +559,7 @@ fn timeout_above_the_interval_is_kept() {
 #[test]
 fn groups_have_ranges_and_networks() {
     let (done, config) = converted(
-        Kind::Keepalived,
+        SourceFormat::Keepalived,
         "virtual_server_group g {\n 192.0.2.8/30 80\n 192.0.3.254-192.0.4.1 80\n 192.0.5.1-2 80\n \
              192.0.6.1/32 80\n 192.0.7.1/24 80\n 192.0.8.2-192.0.8.1 80\n}\n\
              virtual_server group g {\n protocol TCP\n real_server 10.0.0.1 80 {\n }\n}\n",
@@ -589,7 +589,7 @@ fn groups_have_ranges_and_networks() {
     // No more than there is room for.
     let wide = "virtual_server_group g {\n ::/1 80\n 10.0.0.0/8 80\n 2001:db8::-2001:db8:ffff:: 80\n 192.0.2.1 80\n}\n\
                     virtual_server group g {\n protocol TCP\n real_server 10.0.0.1 80 {\n }\n}\n";
-    let (done, config) = converted(Kind::Keepalived, wide);
+    let (done, config) = converted(SourceFormat::Keepalived, wide);
     assert_eq!(config.services.len(), 1);
     assert_eq!(done.lost.len(), 3, "{:?}", done.lost);
 }
@@ -597,7 +597,7 @@ fn groups_have_ranges_and_networks() {
 #[test]
 fn what_ldirectord_takes_for_granted() {
     let (done, config) = converted(
-        Kind::Ldirectord,
+        SourceFormat::Ldirectord,
         "virtual=192.0.2.1:53\n real=10.0.0.1:5353 gate\n real=10.0.0.1:53 gate\n real=10.0.0.2:5353 masq\n \
              request=\"www.example.org\"\nvirtual=192.0.2.1:80\n real=10.0.0.1:80 gate\n checktype=off\n",
     );
@@ -626,7 +626,7 @@ fn what_ldirectord_takes_for_granted() {
 #[test]
 fn loops_by_way_of_a_mark_are_left_out() {
     let (done, config) = converted(
-        Kind::Keepalived,
+        SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n }\n}\n\
              virtual_server fwmark 1 {\n real_server 192.0.2.1 8080 {\n }\n real_server 10.0.0.1 8080 {\n }\n}\n",
     );
@@ -639,7 +639,7 @@ fn loops_by_way_of_a_mark_are_left_out() {
 
 #[test]
 fn what_leaves_nothing_says_why() {
-    let refused = |text: &str| convert(Kind::Keepalived, "x", text, &OPTIONS).unwrap_err();
+    let refused = |text: &str| convert(SourceFormat::Keepalived, "x", text, &OPTIONS).unwrap_err();
     assert_eq!(
         refused("vrrp_instance a {\n}\n"),
         "there is no virtual server in x"
@@ -661,7 +661,7 @@ fn service_that_lvsd_refuses_is_left_out_and_named() {
         )
     };
     let text = service(1, "") + &service(2, " 3000000000") + &service(3, "");
-    let (done, config) = converted(Kind::Ldirectord, &text);
+    let (done, config) = converted(SourceFormat::Ldirectord, &text);
     let names: Vec<&str> = config
         .services
         .iter()
@@ -694,7 +694,7 @@ fn long_word_is_not_repeated_whole() {
         "{word} {word}\nvirtual_server 192.0.2.1 80 {{\n protocol TCP\n lb_algo {word}\n {word}\n \
              real_server 10.0.0.1 80 {{\n weight 1 {word}\n HTTP_GET {{\n url {{\n path /\n status_code {word}\n }}\n }}\n }}\n}}\n"
     );
-    let done = convert(Kind::Keepalived, "x", &text, &OPTIONS).unwrap();
+    let done = convert(SourceFormat::Keepalived, "x", &text, &OPTIONS).unwrap();
     assert_eq!(done.lost.len(), 5, "{:?}", done.lost);
     assert!(done.lost.iter().all(|lost| lost.len() < 700));
 }
@@ -722,10 +722,13 @@ fn quorum_of_servers_has_as_much_weight() {
 fn kinds_are_told_apart() {
     assert_eq!(
         kind("/etc/keepalived/keepalived.conf", ""),
-        Some(Kind::Keepalived)
+        Some(SourceFormat::Keepalived)
     );
-    assert_eq!(kind("x", "LVS_TYPE=VS_DR\n"), Some(Kind::LvsConf));
-    assert_eq!(kind("x", "virtual = 1.2.3.4:80\n"), Some(Kind::Ldirectord));
+    assert_eq!(kind("x", "LVS_TYPE=VS_DR\n"), Some(SourceFormat::LvsConf));
+    assert_eq!(
+        kind("x", "virtual = 1.2.3.4:80\n"),
+        Some(SourceFormat::Ldirectord)
+    );
     assert_eq!(kind("x", "hello"), None);
 }
 
@@ -762,7 +765,7 @@ proptest! {
         ),
     ) {
         let text = words.concat();
-        for kind in [Kind::Keepalived, Kind::Ldirectord, Kind::LvsConf] {
+        for kind in [SourceFormat::Keepalived, SourceFormat::Ldirectord, SourceFormat::LvsConf] {
             if let Ok(done) = convert(kind, "x", &text, &OPTIONS) {
                 let parsed: Result<toml::Table, _> = toml::from_str(&done.toml);
                 prop_assert!(parsed.is_ok(), "{}", done.toml);
@@ -784,7 +787,7 @@ fn keepalived_regex_with_a_modifier_is_left_out_and_named() {
         let text = service_of_keepalived(&format!(
             "HTTP_GET {{ url {{ path /\n regex error\n {modifier}\n }} }}"
         ));
-        let (done, _) = converted(Kind::Keepalived, &text);
+        let (done, _) = converted(SourceFormat::Keepalived, &text);
         assert!(!done.toml.contains("regex ="), "{}", done.toml);
         let named = |line: &&String| {
             let word = modifier.split(' ').next().unwrap_or_default();
@@ -803,7 +806,7 @@ fn service_of_keepalived(check: &str) -> String {
 #[test]
 fn ldirectord_check_with_two_bad_words_keeps_the_others() {
     let text = "virtual = 192.0.2.10:80\n real = 10.0.0.1:80 masq\n service = http\n request = \"/a b\"\n receive = \"(\"\n virtualhost = \"no host\"\n";
-    let (done, config) = converted(Kind::Ldirectord, text);
+    let (done, config) = converted(SourceFormat::Ldirectord, text);
     assert_eq!(
         checks(&config),
         ["http http://10.0.0.1:80"],
@@ -817,7 +820,7 @@ fn ldirectord_check_with_two_bad_words_keeps_the_others() {
 #[test]
 fn ldirectord_netmask_that_is_none_is_named_and_the_service_stays() {
     let text = "virtual = 192.0.2.10:80\n real = 10.0.0.1:80 masq\n persistent = 60\n netmask = 255.0.255.0\n checktype = off\n";
-    let (done, config) = converted(Kind::Ldirectord, text);
+    let (done, config) = converted(SourceFormat::Ldirectord, text);
     assert_eq!(config.services.len(), 1, "{}", done.toml);
     assert!(
         done.toml.contains("persistence = { timeout = \"60s\" }"),
@@ -833,8 +836,8 @@ fn loopback_servers_are_named_since_the_dataplane_does_not_reach_them() {
     let keepalived = "virtual_server 192.0.2.10 80 { protocol TCP\n lvs_method NAT\n sorry_server 127.0.0.1 8080\n real_server 127.0.0.1 80 { }\n }\n";
     let ldirectord = "virtual = 192.0.2.10:80\n real = 127.0.0.1:80 masq\n fallback = 127.0.0.1:8080 masq\n checktype = off\n";
     for (kind, text) in [
-        (Kind::Keepalived, keepalived),
-        (Kind::Ldirectord, ldirectord),
+        (SourceFormat::Keepalived, keepalived),
+        (SourceFormat::Ldirectord, ldirectord),
     ] {
         let (done, _) = converted(kind, text);
         let named = done.lost.iter().filter(|line| line.contains("loopback"));
@@ -865,7 +868,7 @@ fn keepalived_include_by_macros_is_read() {
         ..OPTIONS
     };
     let text = "$DIR=parts\n$WHOLE=include parts/82\ninclude ${DIR}/81\n$WHOLE\n~LST(N, 83, 84) include parts/${N}\ninclude \"${DIR}/85\"\n";
-    let done = convert(Kind::Keepalived, "some.conf", text, &options)
+    let done = convert(SourceFormat::Keepalived, "some.conf", text, &options)
         .unwrap_or_else(|why| panic!("{why}"));
     for port in 81..=84 {
         assert!(

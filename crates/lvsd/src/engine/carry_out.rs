@@ -23,7 +23,7 @@ pub(super) struct CarryOut<'a> {
     names: &'a Names<'a>,
     /// Services that the engine does not take: their servers wait for them.
     broken: HashSet<ServiceId>,
-    /// What the engine has refused, in words.
+    /// The refusals of the engine, in words.
     pub(super) refusals: Vec<String>,
     /// The weights that it was given.
     pub(super) weights: Weights,
@@ -206,7 +206,7 @@ mod tests {
     /// The hosts of each service.
     type Hosts = Vec<(u8, Vec<u8>)>;
 
-    /// What is refused of these changes, how many requests it took, and what the engine holds then.
+    /// The refusals of these changes, the number of requests, and the content of the engine afterwards.
     fn run(changes: &[Call]) -> (Vec<String>, usize, Hosts) {
         let world = World::default();
         world.start_foreign();

@@ -1,4 +1,4 @@
-//! What the daemon asks of an engine, as a trait; [`socket`](super::socket) is the real thing.
+//! The connection to an engine as a trait; [`socket`](super::socket) implements it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,9 +7,6 @@ use lvs_core::FilterLists;
 use lvs_core::api::{
     Call, Done, Failure, Info, LocalPool, ReasonCount, ServiceId, ServiceInfo, SyncDaemon, Sysctl,
 };
-
-/// Owner that the daemon writes into its services.
-pub use lvs_api::guidance::OWNER;
 
 /// Why an engine did not do what it was asked.
 #[derive(Debug, thiserror::Error)]

@@ -20,7 +20,7 @@ pub(super) enum Tense {
     Done,
 }
 
-/// What the services of the file are called, and where they stand.
+/// The names and places of the services of the file.
 pub(super) struct Names<'a> {
     file: &'a Files,
     services: HashMap<ServiceId, &'a DesiredService>,

@@ -1,21 +1,21 @@
-//! What others have changed by hand of what is ours, services and what goes with them: it is told,
-//! and put right or left, as the file wants it.
+//! Manual changes of lvsd's services and settings in the engine. They are reported, and reverted or
+//! left according to the file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
 use lvs_api::daemon::ServiceKey;
+use lvs_api::guidance::OWNER;
 use lvs_core::api::{Call, ServiceId};
 use lvs_core::{ServerConfig, ServiceConfig};
 
 use super::describe::Names;
 use crate::config::{OnDrift, is_generated};
-use crate::engine::control::OWNER;
 use crate::reconcile::{
     Actual, Desired, DesiredServer, DesiredService, Health, same_server, same_service,
 };
 
-/// What is ours as we left it in an engine.
+/// lvsd's services and settings in an engine after its last changes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Base {
     services: HashMap<ServiceId, Left>,
@@ -31,7 +31,7 @@ struct Left {
 }
 
 impl Base {
-    /// What an engine shows of ours.
+    /// The present services and settings of lvsd in an engine.
     pub(super) fn of(actual: &Actual) -> Self {
         let ours = actual.services.iter();
         let ours = ours.filter(|service| service.owner.as_deref() == Some(OWNER));
@@ -85,9 +85,9 @@ impl Base {
     }
 }
 
-/// What was done by hand.
+/// A manual change.
 #[derive(Clone, Debug, PartialEq)]
-enum Deed {
+enum ManualChange {
     Service(ServiceConfig),
     ServiceGone,
     Server(ServerConfig),
@@ -98,9 +98,9 @@ enum Deed {
     Marks(Vec<String>),
 }
 
-/// What was done to.
+/// The object of a manual change.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
+enum ChangedItem {
     Vip(IpAddr),
     Sysctl(String),
     Marks,
@@ -108,11 +108,11 @@ enum Place {
     Server(ServiceKey, SocketAddr),
 }
 
-/// What others have done since we last looked, and what of it is left as it is.
+/// The manual changes since the last comparison, and those that are left as they are.
 #[derive(Debug, Default)]
 pub(super) struct Drift {
     base: Option<Base>,
-    left: BTreeMap<Place, Deed>,
+    left: BTreeMap<ChangedItem, ManualChange>,
     /// The file that all this was found under.
     file: u64,
 }
@@ -123,7 +123,7 @@ impl Drift {
         *self = Self::default();
     }
 
-    /// What an engine shows, and changes that are made from then on.
+    /// Sets the state from which manual changes count.
     pub(super) fn base(&mut self, base: Base) {
         self.base = Some(base);
     }
@@ -168,7 +168,7 @@ impl Drift {
             .collect()
     }
 
-    /// What is left as others have made it, in words.
+    /// The manual changes that are left as they are, in words.
     pub(super) fn in_words(&self, desired: &Desired) -> Vec<String> {
         let names = Names::new(desired);
         let left = self.left.iter();
@@ -181,7 +181,7 @@ impl Drift {
         desired: &Desired,
         actual: &Actual,
         by_hand: impl Fn(ServiceId, SocketAddr) -> bool,
-    ) -> Vec<(Place, Deed)> {
+    ) -> Vec<(ChangedItem, ManualChange)> {
         let Some(left) = &self.base else {
             return Vec::new();
         };
@@ -194,20 +194,20 @@ impl Drift {
                 continue;
             };
             seen += 1;
-            let place = |server| Place::Server(ServiceKey(id), server);
+            let place = |server| ChangedItem::Server(ServiceKey(id), server);
             if !same_service(&service.config, &left.config) {
-                let deed = Deed::Service(service.config.clone());
-                deeds.push((Place::Service(ServiceKey(id)), deed));
+                let deed = ManualChange::Service(service.config.clone());
+                deeds.push((ChangedItem::Service(ServiceKey(id)), deed));
             }
             let mut there = 0;
             for server in &service.servers {
                 let at = server.server;
                 match left.servers.get(&server.server) {
-                    None => deeds.push((place(at), Deed::ServerAdded(server.config))),
+                    None => deeds.push((place(at), ManualChange::ServerAdded(server.config))),
                     Some(config) => {
                         there += 1;
                         if !same_server(&server.config, config) && !by_hand(id, server.server) {
-                            deeds.push((place(at), Deed::Server(server.config)));
+                            deeds.push((place(at), ManualChange::Server(server.config)));
                         }
                     }
                 }
@@ -215,7 +215,7 @@ impl Drift {
             if there < left.servers.len() {
                 for server in left.servers.keys() {
                     if !service.servers.iter().any(|s| s.server == *server) {
-                        deeds.push((place(*server), Deed::ServerGone));
+                        deeds.push((place(*server), ManualChange::ServerGone));
                     }
                 }
             }
@@ -223,7 +223,10 @@ impl Drift {
         if seen < base.len() {
             for id in base.keys() {
                 if !actual.services.iter().any(|s| s.service == *id) {
-                    deeds.push((Place::Service(ServiceKey(*id)), Deed::ServiceGone));
+                    deeds.push((
+                        ChangedItem::Service(ServiceKey(*id)),
+                        ManualChange::ServiceGone,
+                    ));
                 }
             }
         }
@@ -240,21 +243,24 @@ impl Drift {
         }
         for (place, deed) in &self.left {
             match (place, deed) {
-                (Place::Vip(ip), _) => {
+                (ChangedItem::Vip(ip), _) => {
                     desired.vips.remove(ip);
                 }
-                (Place::Sysctl(name), Deed::Sysctl(value)) => {
+                (ChangedItem::Sysctl(name), ManualChange::Sysctl(value)) => {
                     let wanted = desired.sysctls.iter_mut().filter(|(n, _)| n == name);
                     wanted.for_each(|(_, wanted)| wanted.clone_from(value));
                 }
-                (Place::Marks, Deed::Marks(rules)) => {
+                (ChangedItem::Marks, ManualChange::Marks(rules)) => {
                     desired.marks = Some(rules.clone());
                     desired.port_marks.clear();
                 }
-                (Place::Service(ServiceKey(id)), Deed::ServiceGone) => {
+                (ChangedItem::Service(ServiceKey(id)), ManualChange::ServiceGone) => {
                     desired.services.retain(|service| service.id != *id);
                 }
-                (Place::Service(ServiceKey(id)) | Place::Server(ServiceKey(id), _), deed) => {
+                (
+                    ChangedItem::Service(ServiceKey(id)) | ChangedItem::Server(ServiceKey(id), _),
+                    deed,
+                ) => {
                     let mut services = desired.services.iter_mut();
                     if let Some(service) = services.find(|service| service.id == *id) {
                         leave_in(service, place, deed);
@@ -267,8 +273,9 @@ impl Drift {
 }
 
 /// Whether it is not known yet what there should be.
-fn is_awaited(desired: &Desired, place: &Place) -> bool {
-    let (Place::Service(ServiceKey(id)) | Place::Server(ServiceKey(id), _)) = place else {
+fn is_awaited(desired: &Desired, place: &ChangedItem) -> bool {
+    let (ChangedItem::Service(ServiceKey(id)) | ChangedItem::Server(ServiceKey(id), _)) = place
+    else {
         return false;
     };
     let mut services = desired.services.iter();
@@ -276,7 +283,7 @@ fn is_awaited(desired: &Desired, place: &Place) -> bool {
         return desired.unnamed.is_some();
     };
     match place {
-        Place::Server(_, server) => {
+        ChangedItem::Server(_, server) => {
             let mut named = service.servers.iter();
             service.incomplete && named.all(|named| named.address != *server)
         }
@@ -285,19 +292,19 @@ fn is_awaited(desired: &Desired, place: &Place) -> bool {
 }
 
 /// Has what is left of a service be what is desired.
-fn leave_in(service: &mut DesiredService, place: &Place, deed: &Deed) {
+fn leave_in(service: &mut DesiredService, place: &ChangedItem, deed: &ManualChange) {
     match (place, deed) {
-        (Place::Service(_), Deed::Service(config)) => service.config = config.clone(),
-        (Place::Server(_, server), Deed::Server(config)) => {
+        (ChangedItem::Service(_), ManualChange::Service(config)) => service.config = config.clone(),
+        (ChangedItem::Server(_, server), ManualChange::Server(config)) => {
             let mut servers = service.servers.iter_mut();
             if let Some(server) = servers.find(|s| s.address == *server) {
                 server.config = *config;
             }
         }
-        (Place::Server(_, server), Deed::ServerGone) => {
+        (ChangedItem::Server(_, server), ManualChange::ServerGone) => {
             service.servers.retain(|s| s.address != *server);
         }
-        (Place::Server(_, server), Deed::ServerAdded(config))
+        (ChangedItem::Server(_, server), ManualChange::ServerAdded(config))
             if !service.servers.iter().any(|s| s.address == *server) =>
         {
             service.servers.push(DesiredServer {
@@ -313,16 +320,19 @@ fn leave_in(service: &mut DesiredService, place: &Place, deed: &Deed) {
     }
 }
 
-/// What was done beside services: to VIPs that we own, and to sysctls and marks that the file has.
-fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(Place, Deed)> {
+/// The manual changes beside services: of VIPs that lvsd owns, and of sysctls and marks of the file.
+fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(ChangedItem, ManualChange)> {
     let mut deeds = Vec::new();
     for ip in left.vips.difference(&actual.vips) {
-        deeds.push((Place::Vip(*ip), Deed::VipGone));
+        deeds.push((ChangedItem::Vip(*ip), ManualChange::VipGone));
     }
     for (name, value) in &actual.sysctls {
         let ours = desired.sysctls.iter().any(|(wanted, _)| wanted == name);
         if ours && left.sysctls.get(name).is_some_and(|left| left != value) {
-            deeds.push((Place::Sysctl(name.clone()), Deed::Sysctl(value.clone())));
+            deeds.push((
+                ChangedItem::Sysctl(name.clone()),
+                ManualChange::Sysctl(value.clone()),
+            ));
         }
     }
     // Of a file without rules, those of others are theirs.
@@ -332,35 +342,40 @@ fn beside(left: &Base, desired: &Desired, actual: &Actual) -> Vec<(Place, Deed)>
         ours.cloned().collect()
     };
     if ours(&left.marks) != ours(&actual.marks) {
-        deeds.push((Place::Marks, Deed::Marks(actual.marks.clone())));
+        deeds.push((
+            ChangedItem::Marks,
+            ManualChange::Marks(actual.marks.clone()),
+        ));
     }
     deeds
 }
 
-fn tell(names: &Names<'_>, place: &Place, deed: &Deed) -> String {
+fn tell(names: &Names<'_>, place: &ChangedItem, deed: &ManualChange) -> String {
     let (service, server) = match place {
-        Place::Vip(ip) => return format!("VIP {ip} was given up"),
-        Place::Sysctl(name) => {
+        ChangedItem::Vip(ip) => return format!("VIP {ip} was given up"),
+        ChangedItem::Sysctl(name) => {
             let value = match deed {
-                Deed::Sysctl(value) => value.as_str(),
+                ManualChange::Sysctl(value) => value.as_str(),
                 _ => "another value",
             };
             return format!("sysctl {name} was set to {value}");
         }
-        Place::Marks => return "the rules for marks were changed".to_owned(),
-        Place::Service(ServiceKey(id)) => (names.service_in_words(id), String::new()),
-        Place::Server(ServiceKey(id), server) => (names.service_in_words(id), server.to_string()),
+        ChangedItem::Marks => return "the rules for marks were changed".to_owned(),
+        ChangedItem::Service(ServiceKey(id)) => (names.service_in_words(id), String::new()),
+        ChangedItem::Server(ServiceKey(id), server) => {
+            (names.service_in_words(id), server.to_string())
+        }
     };
     match deed {
-        Deed::ServiceGone => format!("{service} was deleted"),
-        Deed::Server(config) => {
+        ManualChange::ServiceGone => format!("{service} was deleted"),
+        ManualChange::Server(config) => {
             format!(
                 "server {server} of {service} was changed (weight {})",
                 config.weight
             )
         }
-        Deed::ServerAdded(_) => format!("server {server} was added to {service}"),
-        Deed::ServerGone => format!("server {server} of {service} was deleted"),
+        ManualChange::ServerAdded(_) => format!("server {server} was added to {service}"),
+        ManualChange::ServerGone => format!("server {server} of {service} was deleted"),
         _ => format!("{service} was changed"),
     }
 }

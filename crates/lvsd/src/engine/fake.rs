@@ -65,7 +65,7 @@ impl Engine {
         (0..clients).map(choice).collect()
     }
 
-    /// What it holds.
+    /// Its content.
     pub(crate) fn held(&self) -> Held {
         let control = &self.0;
         let service = |service: &lvs_core::Service| ServiceInfo {
@@ -111,11 +111,12 @@ fn server_info(server: &lvs_core::Server) -> ServerInfo {
         slow_start: None,
         latency_us: None,
         unanswered: None,
+        attempts: Default::default(),
         stats: lvs_core::api::Stats::default(),
     }
 }
 
-/// What an engine held at some moment.
+/// The content of an engine at some moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Held(pub(crate) Actual);
 
@@ -159,10 +160,10 @@ struct State {
     ended: Vec<u32>,
     changes: Vec<Call>,
     requests: usize,
-    /// What becomes of the next requests to change something.
+    /// The faults of the next changes.
     faults: Vec<Fault>,
     directory: Option<tempfile::TempDir>,
-    /// What a daemon has kept.
+    /// The state that a daemon has stored.
     given: Given,
     /// Lists are refused as a whole: it cannot read one of the changes.
     reads_no_lists: bool,
@@ -170,7 +171,7 @@ struct State {
     busy: Vec<(ServiceId, SocketAddr)>,
 }
 
-/// What an engine does with a request.
+/// The reaction of an engine to a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
     /// Refuses it for one of its changes, by chance.
@@ -220,7 +221,7 @@ impl World {
         })
     }
 
-    /// What the engine holds.
+    /// The content of the engine.
     pub(crate) fn engine(&self) -> Held {
         let state = self.state();
         state.engine.as_ref().map(Engine::held).unwrap_or_default()

@@ -1,18 +1,18 @@
-//! What a daemon has set in an engine beside services: so that it can be withdrawn, also by the
-//! next daemon, when it has left the file.
+//! Settings beside services that a daemon has made in an engine. This daemon, or the next one,
+//! withdraws them when they have left the file.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 
+use lvs_api::guidance::OWNER;
 use lvs_core::SourceFilter;
 use lvs_core::api::ServiceId;
 use serde::{Deserialize, Serialize};
 
 use crate::config::is_generated;
-use crate::engine::control::OWNER;
 use crate::reconcile::{Actual, Desired};
 
-/// What was given to one engine.
+/// The settings of one engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Given {
@@ -31,8 +31,8 @@ pub struct Given {
 }
 
 impl Given {
-    /// What was given to `engine`. If `before` is about another one, only what people want is left
-    /// of it.
+    /// The settings of `engine`. If `before` belongs to another engine, only the overrides of
+    /// operators remain.
     pub(super) fn of(engine: String, before: Self) -> Self {
         if before.engine == engine {
             return before;

@@ -1,4 +1,4 @@
-//! The ways to all that forwards: an engine, and the proxy in this process.
+//! The connections to an engine and to the proxy in this process.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -14,20 +14,20 @@ use crate::host_addresses::Addresses;
 use crate::reconcile::Desired;
 use lvs_proxy::{self as proxy, Proxy};
 
-/// What the proxy should do.
+/// The desired state of the proxy.
 #[derive(Clone, Debug, Default)]
 pub struct Proxied {
     /// Its services.
     pub desired: Desired,
-    /// How they are proxied.
+    /// The options of each service.
     pub options: HashMap<ServiceId, proxy::Options>,
-    /// Descriptors that are left to health checks.
+    /// The number of descriptors reserved for health checks.
     pub checks: usize,
 }
 
 impl Proxied {
-    /// Takes the services that are proxied out of what is desired; nothing if there are none. So
-    /// many descriptors are left to `checks`.
+    /// Moves the proxied services out of `desired`; `None` if there are none. Reserves `checks`
+    /// descriptors for health checks.
     pub fn part(
         desired: &mut Desired,
         options: HashMap<ServiceId, proxy::Options>,
@@ -56,17 +56,17 @@ impl Proxied {
     }
 }
 
-/// The way to an engine, and the proxy as soon as something is proxied.
+/// The connection to an engine, and the proxy once a service is proxied.
 #[derive(Debug)]
 pub struct Links {
     engine: Link,
     proxy: Option<(Proxy, Link)>,
-    /// The engine has something to do, or has had.
+    /// The last goal requires an engine.
     needed: bool,
 }
 
 impl Links {
-    /// No connection yet. With `attach` an engine is waited for, and none started.
+    /// Links without a connection. With `attach` they wait for an engine instead of starting one.
     pub fn new(host: Box<dyn Host>, attach: bool, now: Instant) -> Self {
         Self {
             engine: Link::new(host, attach, now),
@@ -80,12 +80,12 @@ impl Links {
         self.engine.addresses()
     }
 
-    /// The way to cut a step short.
+    /// A flag that interrupts a step.
     pub fn news(&self) -> Arc<AtomicBool> {
         self.engine.news()
     }
 
-    /// Goes one step towards `goal`, as [`Link::step`].
+    /// Takes one step towards `goal`, as [`Link::step`].
     pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
         let mut proxied = None;
         if goal.proxied.is_some() || self.proxy.is_some() {
@@ -139,12 +139,12 @@ impl Links {
         link.step(&goal, changed, now)
     }
 
-    /// What others have changed by hand since this was last asked, in words.
-    pub fn take_deeds(&mut self) -> Vec<String> {
-        self.engine.take_deeds()
+    /// The manual changes since the last call, in words.
+    pub fn take_manual_changes(&mut self) -> Vec<String> {
+        self.engine.take_manual_changes()
     }
 
-    /// The engine's process, where that is known, and whether it answers.
+    /// The engine's process id, if known, and whether the engine answers.
     pub fn contact(&self) -> (Option<u32>, bool) {
         self.engine.contact()
     }
@@ -154,14 +154,14 @@ impl Links {
         self.engine.engine()
     }
 
-    /// Connections that end with this process.
+    /// The number of connections that end with this process.
     pub fn proxied_connections(&self) -> usize {
         self.proxy
             .as_ref()
             .map_or(0, |(proxy, _)| proxy.connections())
     }
 
-    /// What the proxy has taken and refused; `None` if nothing is proxied.
+    /// The counters of the proxy; `None` if nothing is proxied.
     pub fn proxied(&self) -> Option<proxy::Counts> {
         self.proxy.as_ref().map(|(proxy, _)| proxy.counts())
     }
@@ -174,18 +174,18 @@ impl Links {
         self.engine.stop(now)
     }
 
-    /// Whether the engine that we started is still there.
+    /// Whether the engine that this daemon started still exists.
     pub fn still_running(&mut self) -> bool {
         self.engine.still_running()
     }
 
-    /// Ends the engine that we started, as [`Link::end`].
+    /// Ends the engine that lvsd has started, as [`Link::end`].
     pub fn end(&mut self) -> Result<(), String> {
         self.engine.end()
     }
 }
 
-/// What was found in both.
+/// The results of both comparisons.
 fn merged(one: &Found, other: &Found) -> Found {
     let lists = |a: &[String], b: &[String]| [a, b].concat();
     let sets = |a: &HashSet<ServiceId>, b: &HashSet<ServiceId>| a.union(b).copied().collect();

@@ -1,5 +1,5 @@
-//! The way to an engine: attach to one that runs, or start one; make it hold what is wanted; start
-//! over when it is lost.
+//! The connection to an engine: attach to a running engine or start one, apply the goal, and replace
+//! an engine that is lost.
 //!
 //! ```text
 //! no engine ── connect ──▶ attached ── sync ──▶ in step ──▶ sync again: a change, or every few seconds
@@ -8,8 +8,8 @@
 //!     └── wait until it answers
 //! ```
 //!
-//! Everything here blocks for a short while at most and is called away from the event loop; time is
-//! a parameter.
+//! All functions here block for a short time at most. The daemon calls them outside its event loop.
+//! Time is a parameter.
 
 mod carry_out;
 pub mod control;
@@ -48,50 +48,50 @@ pub use crate::engine::links::{Links, Proxied};
 use crate::host_addresses::Addresses;
 use crate::reconcile::{Actual, Desired, Plan, diff};
 
-/// An engine that was started must answer within this time.
+/// The limit of time for the first answer of an engine that was started.
 const START_LIMIT: Duration = Duration::from_secs(15);
-/// How often a starting engine is tried.
+/// The interval of attempts to connect to a starting engine.
 const START_POLL: Duration = Duration::from_millis(20);
-/// How often an engine that is in step is looked at: it may have died, or somebody may have changed
-/// our services.
+/// The interval of comparisons with an engine in sync: it may have died, or an operator may have
+/// changed services of lvsd.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// How often it is seen whether the engine's process is still there, which costs next to nothing.
+/// The interval of checks whether the engine's process still exists, which cost little.
 const POLL: Duration = Duration::from_millis(200);
 /// Pauses between starts of an engine that keeps dying.
 const BACKOFF: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(200)..=Duration::from_secs(30);
-/// How long an engine that somebody else started may be away before we start our own.
+/// The time after which lvsd starts an engine in place of one that it did not start.
 const FOREIGN_GRACE: Duration = Duration::from_secs(3);
-/// An engine that has lived as long as this is started again without a pause.
+/// The lifetime after which an engine is started again without a pause.
 const STABLE: Duration = Duration::from_secs(60);
 
-/// How long an engine may say nothing until it is ended and replaced, where the file does not say.
+/// The default of `hang_limit`: an engine that does not answer for so long is ended and replaced.
 const HANG_LIMIT: Duration = Duration::from_secs(10);
-/// How long it may say nothing to the request to stop.
+/// The limit of time for the answer to a request to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why there is no connection.
+/// The reason why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody listens.
+    /// No process listens.
     #[error("{0}")]
     Absent(String),
-    /// Somebody does, but we cannot talk: no permission, another version.
+    /// A process listens, but refuses this client: no permission, or another version.
     #[error("{0}")]
     Refused(String),
-    /// Somebody does, and says nothing.
+    /// A process listens and does not answer.
     #[error("{why}")]
     Silent {
-        /// In words.
+        /// The reason in words.
         why: String,
-        /// Its process, where that is known.
+        /// Its process id, if known.
         pid: Option<u32>,
     },
 }
 
-/// What the daemon needs from the machine that it runs on.
+/// The machine on which the daemon runs.
 pub trait Host: Send + 'static {
-    /// Connects to the engine's control socket; one that says nothing for `patience` hangs.
+    /// Connects to the engine's control socket. An engine without an answer for `patience` hangs.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -103,62 +103,60 @@ pub trait Host: Send + 'static {
     /// In words, with a remedy.
     fn start(&mut self, options: &Dataplane) -> Result<(), String>;
 
-    /// How the engine that [`start`](Self::start) started has ended, if it has.
+    /// The end, in words, of the engine that [`start`](Self::start) started, if it has ended.
     fn ended(&mut self) -> Option<String>;
 
     /// Kills an engine that was started and never answered.
     fn kill(&mut self);
 
-    /// Ends the engine `pid`, which a daemon like this one has started and which hangs, and waits
-    /// until it is gone.
+    /// Ends the engine `pid`, which an lvsd has started and which hangs, and waits until it has ended.
     ///
     /// # Errors
     /// In words.
     fn end(&mut self, pid: u32) -> Result<(), String>;
 
-    /// Whether the process `pid` is still there.
+    /// Whether the process `pid` still exists.
     fn alive(&mut self, pid: u32) -> bool;
 
-    /// Whether the engine `pid` was started by a daemon like this one, perhaps one that has crashed
-    /// since.
+    /// Whether an lvsd has started the engine `pid`, perhaps one that has crashed since.
     fn started_by_us(&self, pid: u32) -> bool;
 
-    /// Tells the engine `pid` from all that had or will have this id.
+    /// A unique identity of the engine `pid`: process ids are reused.
     fn identity(&self, pid: u32) -> String;
 
-    /// Keeps what this daemon has set in the engine, for the next one.
+    /// Stores the settings that this daemon has made in the engine, for the next daemon.
     fn remember(&mut self, given: &Given);
 
-    /// What a daemon before this one has kept.
+    /// The settings that an earlier daemon has stored.
     fn recall(&self) -> Given;
 
     /// The host's addresses.
     fn addresses(&self) -> Addresses;
 
-    /// It is the proxy of this process, which nobody starts, loses or shares.
+    /// Whether it is the proxy of this process, which is never started, lost or shared.
     fn is_proxy(&self) -> bool {
         false
     }
 }
 
-/// What the engine should be and hold.
+/// The desired state of the engine and of the proxy.
 #[derive(Clone, Debug, Default)]
 pub struct Goal {
     /// Services, servers, sysctls, and VIPs.
     pub desired: Desired,
-    /// The VIPs whose first checks are done: they may be owned. Of the others, those that are
-    /// owned already stay and none are added.
+    /// The VIPs that may be owned: the first checks of their services are done. Other VIPs stay if the
+    /// engine owns them already, and are not added.
     pub announced: BTreeSet<IpAddr>,
-    /// Options of an engine that has to be started.
+    /// The options of an engine that has to be started.
     pub dataplane: Dataplane,
-    /// Servers that are to have connections again, though they were drained by hand.
+    /// Servers that an operator has set ready although they were drained by hand in the engine.
     pub readied: HashSet<(ServiceId, SocketAddr)>,
-    /// What the proxy of this process should do; `None` if nothing is proxied.
+    /// The desired state of the proxy in this process; `None` if nothing is proxied.
     pub proxied: Option<Box<Proxied>>,
 }
 
 impl Goal {
-    /// Whether there is something that only an engine can do.
+    /// Whether the goal requires an engine.
     fn needs_engine(&self) -> bool {
         let wanted = &self.desired;
         self.proxied.is_none()
@@ -172,119 +170,135 @@ impl Goal {
     }
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The engine holds what is wanted, but for what it refuses; look again after a while.
+    /// The engine is in sync, except for its refusals.
     InStep {
-        /// What it holds, and what of it is not as it should be.
+        /// The state of the engine, and its differences from the goal.
         found: Arc<Found>,
-        /// When to look again.
+        /// The time until the next step.
         again: Duration,
     },
-    /// There was news before all changes were made; take the next step with them.
+    /// New input arrived before all changes were made. The next step takes it.
     Interrupted,
-    /// There is no engine yet; take the next step after a while.
+    /// There is no engine yet. The next step is due after this time.
     Waiting(Duration),
-    /// It will not work; said once, at start-up only.
+    /// No engine can be had; at start-up only.
     Fatal(String),
 }
 
-/// What an engine holds, and what of it is not as it should be.
+/// The state of an engine, and its differences from the goal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// What it has refused, in words.
+    /// The refusals of the engine, in words.
     pub refused: Vec<String>,
-    /// Services in whose place somebody else's stand.
+    /// Services whose addresses are occupied by services that lvsd does not own.
     pub conflicts: HashSet<ServiceId>,
-    /// Servers that somebody has given weight 0 by hand.
+    /// Servers with weight 0 by a manual change.
     pub drained: HashSet<(ServiceId, SocketAddr)>,
-    /// Changes by hand that are left as they are, in words.
+    /// Manual changes that are left as they are, in words.
     pub drift: Vec<String>,
-    /// Services of ours that nobody names, and that stay until it is known whether that is right.
+    /// The number of lvsd's services that neither file nor etcd names; they stay until etcd is known.
     pub unnamed: usize,
-    /// The VIPs that it owns for us.
+    /// The VIPs that it owns for lvsd.
     pub vips: BTreeSet<IpAddr>,
-    /// The servers of our services.
-    pub servers: HashMap<(ServiceId, SocketAddr), Seen>,
-    /// The engine as it told it itself, before our changes.
+    /// The servers of lvsd's services.
+    pub servers: HashMap<(ServiceId, SocketAddr), ObservedServer>,
+    /// The engine's own report, before the changes of this step.
     pub seen: Arc<EngineView>,
-    /// The proxy in this process, in the same way, where both serve.
+    /// The report of the proxy in this process, if both serve.
     pub proxied: Arc<EngineView>,
 }
 
-/// An engine as it tells it itself.
+/// An engine's report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineView {
     /// Its state.
     pub info: Info,
-    /// All its services with their servers and counters, whoever owns them.
+    /// All its services, of every owner, with their servers and counters.
     pub services: Vec<ServiceInfo>,
-    /// Why packets were dropped, or left to the host.
+    /// The reasons why packets were dropped or passed to the host's network stack.
     pub reasons: Vec<ReasonCount>,
-    /// The size of its connection table as the kernel prints it.
+    /// The size of its connection table in the kernel's format.
     pub table_size: u32,
 }
 
-/// A server as an engine shows it.
+/// A server in an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// Its weight, after our changes.
+pub struct ObservedServer {
+    /// Its weight, after the changes of this step.
     pub weight: i32,
     /// Active connections, before them.
     pub active: u32,
     /// Inactive connections, before them.
     pub inactive: u32,
-    /// Attempts to connect in a row that it has not answered well, where they are counted.
+    /// The number of consecutive failed attempts to connect, if counted.
     pub unanswered: Option<u32>,
 }
 
-/// What came of asking the engine to stop.
+/// The result of a request to stop the engine.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Stopped {
-    /// It was asked, or there was nothing to ask.
+    /// It was asked, or there is no engine.
     Asked,
-    /// It had ended before; how, where that is known.
+    /// It had ended before; its end, if known.
     Already(String),
-    /// It did not answer, and was killed; why.
+    /// It did not answer and was killed; the reason.
     Killed(String),
-    /// It could not be asked; why.
+    /// It could not be asked; the reason.
     Not(String),
 }
 
-/// The connection to an engine and what is remembered about it.
+/// The connection to an engine, and the memory of it.
 pub struct Link {
     host: Box<dyn Host>,
     control: Option<Box<dyn EngineControl>>,
-    /// The set that was last given to this engine.
-    told: Option<BTreeSet<IpAddr>>,
-    /// Process id of the engine, where it is known.
+    /// The process id of the engine, if known.
     pid: Option<u32>,
-    /// When the engine was last compared with the goal.
+    /// A daemon like this one has started the engine.
+    ours: bool,
+    /// The VIPs that this engine was last given.
+    told: Option<BTreeSet<IpAddr>>,
+    /// The time of the last comparison of the engine with the goal.
     compared: Option<Instant>,
-    /// What was found then.
+    /// The result of that comparison.
     found: Arc<Found>,
+    memory: Memory,
+    starts: Starts,
+    /// Set by a caller that has input for the next step, which precedes the rest of this one.
+    news: Arc<AtomicBool>,
+    /// Complaints that have been logged and still apply.
+    complaints: HashSet<String>,
+}
+
+/// The memory of the engine's state between two comparisons.
+#[derive(Default)]
+struct Memory {
     drift: Drift,
-    /// Changes by hand that have not been told to anybody yet.
+    /// Manual changes that have not been reported yet.
     deeds: Vec<String>,
-    /// Servers that are no longer wanted and have connections, and until when they may keep them.
+    /// Servers that are no longer wanted and have connections, each with the end of its time.
     leaving: HashMap<(ServiceId, SocketAddr), Instant>,
     given: Given,
-    /// The weights that the engine had when it was last compared, and has been given since.
+    /// The weights of the last comparison, and those set since.
     weights: Weights,
-    /// Set by those who have something for the next step that belongs before the rest of this one.
-    news: Arc<AtomicBool>,
-    /// Engines are started by others.
+}
+
+/// The starts of engines, and the pauses between them.
+struct Starts {
+    /// This daemon starts no engine.
     attach: bool,
-    ours: bool,
     /// An engine has answered once; from then on nothing is fatal.
     ever: bool,
+    /// The time of the last connection.
     connected: Instant,
+    /// The time at which an engine was started that has not answered yet.
     starting: Option<Instant>,
+    /// The earliest time of the next start.
     not_before: Instant,
+    /// The pause after the next start.
     backoff: Duration,
-    /// Complaints that have been logged and still hold.
-    complaints: HashSet<String>,
 }
 
 impl std::fmt::Debug for Link {
@@ -297,28 +311,26 @@ impl std::fmt::Debug for Link {
 }
 
 impl Link {
-    /// No connection yet. With `attach` an engine is waited for, and none started.
+    /// A link without a connection. With `attach` it waits for an engine instead of starting one.
     pub fn new(host: Box<dyn Host>, attach: bool, now: Instant) -> Self {
         Self {
             host,
             control: None,
-            told: None,
             pid: None,
+            ours: false,
+            told: None,
             compared: None,
             found: Arc::default(),
-            drift: Drift::default(),
-            deeds: Vec::new(),
-            leaving: HashMap::new(),
-            given: Given::default(),
-            weights: Weights::new(),
+            memory: Memory::default(),
+            starts: Starts {
+                attach,
+                ever: false,
+                connected: now,
+                starting: None,
+                not_before: now,
+                backoff: *BACKOFF.start(),
+            },
             news: Arc::default(),
-            attach,
-            ours: false,
-            ever: false,
-            connected: now,
-            starting: None,
-            not_before: now,
-            backoff: *BACKOFF.start(),
             complaints: HashSet::new(),
         }
     }
@@ -328,32 +340,32 @@ impl Link {
         self.host.addresses()
     }
 
-    /// The way to cut a step short.
+    /// A flag that interrupts a step.
     pub fn news(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.news)
     }
 
-    /// Has it be cut short by another's way to do so.
+    /// Lets the flag of another link interrupt it.
     fn share_news(&mut self, news: Arc<AtomicBool>) {
         self.news = news;
     }
 
-    /// Whether an engine answers. If none is known, one that runs is looked for where `look` says
-    /// so, and none is started.
+    /// Whether an engine answers. Without a connection and with `look`, connects to a running engine.
+    /// Starts none.
     fn is_there(&mut self, look: bool, now: Instant) -> bool {
         if self.control.is_none()
             && look
             && let Ok(control) = self.host.connect(HANG_LIMIT)
         {
             self.control = Some(control);
-            self.connected = now;
+            self.starts.connected = now;
             self.greet(false);
-            self.ever = true;
+            self.starts.ever = true;
         }
         self.control.is_some()
     }
 
-    /// Goes one step towards `goal`; `changed` if that is another one than at the last step.
+    /// Takes one step towards `goal`. `changed`: the goal differs from the last one.
     pub fn step(&mut self, goal: &Goal, changed: bool, now: Instant) -> Step {
         if let Some(pid) = self.pid
             && !self.host.alive(pid)
@@ -392,18 +404,18 @@ impl Link {
         }
     }
 
-    /// What others have changed by hand since this was last asked, in words.
-    pub fn take_deeds(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.deeds)
+    /// The manual changes since the last call, in words.
+    pub fn take_manual_changes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.memory.deeds)
     }
 
-    /// The engine's process, where that is known, and whether it answers.
+    /// The engine's process id, if known, and whether the engine answers.
     pub fn contact(&self) -> (Option<u32>, bool) {
         (self.pid, self.control.is_some())
     }
 
-    /// Somebody listens, perhaps process `pid`, and says nothing. An engine of ours is ended, so
-    /// that another can be started. One of somebody else is that one's to end.
+    /// Handles an engine that listens, perhaps as process `pid`, and does not answer. If an lvsd has
+    /// started it, it is ended so that another can start. Otherwise only an operator may end it.
     fn hangs(&mut self, why: String, pid: Option<u32>, now: Instant) -> Step {
         let ours = pid.filter(|pid| self.host.started_by_us(*pid));
         if let Some(pid) = ours {
@@ -411,8 +423,8 @@ impl Link {
             match self.host.end(pid) {
                 Ok(()) => {
                     self.lost("it hung and was ended", now);
-                    self.starting = None;
-                    self.not_before = now;
+                    self.starts.starting = None;
+                    self.starts.not_before = now;
                     return Step::Waiting(Duration::ZERO);
                 }
                 Err(error) => self.complain(format!("the engine hangs, and {error}")),
@@ -443,26 +455,26 @@ impl Link {
         self.told = None;
         self.pid = None;
         self.compared = None;
-        if now.duration_since(self.connected) >= STABLE {
-            self.backoff = *BACKOFF.start();
-            self.not_before = now;
+        if now.duration_since(self.starts.connected) >= STABLE {
+            self.starts.backoff = *BACKOFF.start();
+            self.starts.not_before = now;
         }
         if !self.ours {
             // Who started it will start it again; two engines must not race for the socket.
-            self.not_before = self.not_before.max(now + FOREIGN_GRACE);
+            self.starts.not_before = self.starts.not_before.max(now + FOREIGN_GRACE);
         }
     }
 
-    /// A connection, or what to do instead.
+    /// Connects, or returns the step to take instead.
     fn connect(&mut self, goal: &Goal, now: Instant) -> Result<(), Step> {
         let patience = goal.dataplane.hang_limit.unwrap_or(HANG_LIMIT);
         let absent = match self.host.connect(patience) {
             Ok(control) => {
                 self.control = Some(control);
-                self.connected = now;
-                let started = self.starting.take().is_some();
+                self.starts.connected = now;
+                let started = self.starts.starting.take().is_some();
                 self.greet(started);
-                self.ever = true;
+                self.starts.ever = true;
                 return Ok(());
             }
             Err(ConnectError::Refused(why)) => return Err(self.give_up_or_wait(why, now)),
@@ -470,38 +482,38 @@ impl Link {
             Err(ConnectError::Absent(why)) => why,
         };
         let ended = self.host.ended();
-        if let Some(since) = self.starting {
+        if let Some(since) = self.starts.starting {
             if let Some(how) = ended {
-                self.starting = None;
+                self.starts.starting = None;
                 let why = format!("the engine did not start: {how}; its own message is above");
                 return Err(self.give_up_or_wait(why, now));
             }
             if now.duration_since(since) < START_LIMIT {
                 return Err(Step::Waiting(START_POLL));
             }
-            self.starting = None;
+            self.starts.starting = None;
             self.host.kill();
             let why = format!(
                 "the engine was started and does not answer after {START_LIMIT:?}: {absent}"
             );
             return Err(self.give_up_or_wait(why, now));
         }
-        if self.attach {
+        if self.starts.attach {
             self.complain(format!(
                 "there is no engine, and none is started because of --attach: {absent}; \
                  start it with `systemctl start lvs-dataplane`"
             ));
             return Err(Step::Waiting(POLL));
         }
-        if now < self.not_before {
+        if now < self.starts.not_before {
             // Somebody else may start one in the meantime.
-            return Err(Step::Waiting((self.not_before - now).min(POLL)));
+            return Err(Step::Waiting((self.starts.not_before - now).min(POLL)));
         }
-        self.not_before = now + self.backoff;
-        self.backoff = (self.backoff * 2).min(*BACKOFF.end());
+        self.starts.not_before = now + self.starts.backoff;
+        self.starts.backoff = (self.starts.backoff * 2).min(*BACKOFF.end());
         match self.host.start(&goal.dataplane) {
             Ok(()) => {
-                self.starting = Some(now);
+                self.starts.starting = Some(now);
                 Err(Step::Waiting(START_POLL))
             }
             Err(why) => Err(self.give_up_or_wait(why, now)),
@@ -509,23 +521,23 @@ impl Link {
     }
 
     fn give_up_or_wait(&mut self, why: String, now: Instant) -> Step {
-        if !self.ever {
+        if !self.starts.ever {
             return Step::Fatal(why);
         }
         self.complain(why);
-        Step::Waiting((self.not_before.max(now) - now).max(Duration::from_millis(500)))
+        Step::Waiting((self.starts.not_before.max(now) - now).max(Duration::from_millis(500)))
     }
 
-    /// Says whom we have met.
+    /// Identifies the engine of a new connection, and logs it.
     fn greet(&mut self, started: bool) {
         let Some(Ok(info)) = self.control.as_mut().map(|c| c.info()) else {
             return;
         };
         self.pid = (info.pid != 0).then_some(info.pid);
         self.ours = started || self.host.started_by_us(info.pid);
-        self.weights.clear();
-        self.drift.forget();
-        self.given = Given::of(self.host.identity(info.pid), self.host.recall());
+        self.memory.weights.clear();
+        self.memory.drift.forget();
+        self.memory.given = Given::of(self.host.identity(info.pid), self.host.recall());
         if self.host.is_proxy() {
             return;
         }
@@ -549,8 +561,8 @@ impl Link {
         }
     }
 
-    /// Makes the engine hold what is wanted. Gives the number of refused changes, nothing if it was
-    /// interrupted, or why the engine is lost.
+    /// Brings the engine in sync with `goal`. Returns the number of refused changes, or `None` if it was
+    /// interrupted.
     fn sync(&mut self, goal: &Goal, now: Instant) -> Result<Option<usize>, Loss> {
         let mut refusals = Vec::new();
         let Some((mut desired, mut actual, mut seen)) = self.look(goal, &mut refusals)? else {
@@ -558,11 +570,13 @@ impl Link {
             return Ok(Some(self.remember(refusals)));
         };
         seen.reasons = self.reasons(&mut refusals)?;
-        let drained = self
-            .given
-            .respect(&mut desired, &actual, &self.weights, &goal.readied);
-        let by_hand: HashSet<_> = self.given.drained().iter().copied().collect();
+        let drained =
+            self.memory
+                .given
+                .respect(&mut desired, &actual, &self.memory.weights, &goal.readied);
+        let by_hand: HashSet<_> = self.memory.given.drained().iter().copied().collect();
         let deeds = self
+            .memory
             .drift
             .respect(&mut desired, &actual, |service, server| {
                 by_hand.contains(&(service, server))
@@ -570,18 +584,31 @@ impl Link {
             });
         for deed in deeds {
             tracing::warn!(event = "drift", "{deed}");
-            self.deeds.push(deed);
+            self.memory.deeds.push(deed);
         }
-        if self.given.withdraw(&mut desired, &actual) || !drained.is_empty() {
-            self.host.remember(&self.given);
+        if self.memory.given.withdraw(&mut desired, &actual) || !drained.is_empty() {
+            self.host.remember(&self.memory.given);
         }
-        self.weights = weights(&actual);
-        let overdue = self.leaving.iter().filter(|(_, until)| now >= **until);
+        self.memory.weights = weights(&actual);
+        let overdue = self
+            .memory
+            .leaving
+            .iter()
+            .filter(|(_, until)| now >= **until);
         actual.overdue = overdue.map(|(key, _)| *key).collect();
         let plan = diff(&desired, &actual);
-        let until = |key, limit| (key, self.leaving.get(&key).copied().unwrap_or(now + limit));
+        let until = |key, limit| {
+            (
+                key,
+                self.memory
+                    .leaving
+                    .get(&key)
+                    .copied()
+                    .unwrap_or(now + limit),
+            )
+        };
         let leaving = plan.draining.iter();
-        self.leaving = leaving
+        self.memory.leaving = leaving
             .map(|&(service, server, limit)| until((service, server), limit))
             .collect();
         let names = Names::new(&desired);
@@ -604,8 +631,8 @@ impl Link {
             base,
             ..
         } = work;
-        self.weights.extend(given);
-        self.drift.base(base);
+        self.memory.weights.extend(given);
+        self.memory.drift.base(base);
         let vips = own_vips.clone().unwrap_or_else(|| actual.vips.clone());
         let mut found = self.found(&desired, &actual, &plan, vips);
         found.refused = refusals.clone();
@@ -620,7 +647,7 @@ impl Link {
         Ok(complete.then_some(refused))
     }
 
-    /// What is told of the engine once `plan` is carried out on what it held.
+    /// The state of the engine after `plan`.
     fn found(
         &self,
         desired: &Desired,
@@ -630,8 +657,8 @@ impl Link {
     ) -> Found {
         let mut found = Found {
             conflicts: plan.conflicts.iter().copied().collect(),
-            drained: self.given.drained().iter().copied().collect(),
-            drift: self.drift.in_words(desired),
+            drained: self.memory.given.drained().iter().copied().collect(),
+            drift: self.memory.drift.in_words(desired),
             unnamed: plan.unnamed.len(),
             vips,
             servers: HashMap::new(),
@@ -640,8 +667,8 @@ impl Link {
         for service in &actual.services {
             for server in &service.servers {
                 let key = (service.service, server.server);
-                if let Some(weight) = self.weights.get(&key) {
-                    let seen = Seen {
+                if let Some(weight) = self.memory.weights.get(&key) {
+                    let seen = ObservedServer {
                         weight: *weight,
                         active: server.active,
                         inactive: server.inactive,
@@ -657,7 +684,7 @@ impl Link {
                     found.servers.remove(&(*service, *server));
                 }
                 Call::ServerAdd(spec) => {
-                    let seen = Seen {
+                    let seen = ObservedServer {
                         weight: spec.config.weight,
                         active: 0,
                         inactive: 0,
@@ -671,10 +698,10 @@ impl Link {
         found
     }
 
-    /// Connects, and gives the servers that the engine has.
+    /// Connects, and returns the servers in the engine.
     ///
     /// # Errors
-    /// There is no engine, or it does not tell.
+    /// There is no engine, or it does not answer.
     pub fn servers(
         &mut self,
         patience: Option<Duration>,
@@ -688,27 +715,28 @@ impl Link {
             .collect())
     }
 
-    /// What a step towards `goal` would change, in words, and what that means for connections.
+    /// The changes of a step towards `goal`, and their effect on connections, in words.
     ///
     /// # Errors
-    /// There is no engine, or it does not tell.
+    /// There is no engine, or it does not answer.
     pub fn plan(&mut self, goal: &Goal) -> Result<String, String> {
         let info = self.control.as_mut().map(|control| control.info());
         let pid = info.and_then(Result::ok).map_or(0, |info| info.pid);
-        self.given = Given::of(self.host.identity(pid), self.host.recall());
+        self.memory.given = Given::of(self.host.identity(pid), self.host.recall());
         let mut refusals = Vec::new();
         let looked = self.look(goal, &mut refusals).map_err(|loss| loss.why)?;
         let Some((mut desired, actual, _)) = looked else {
             return Err(refusals.join("; "));
         };
-        self.given
+        self.memory
+            .given
             .respect(&mut desired, &actual, &Weights::new(), &goal.readied);
-        self.given.withdraw(&mut desired, &actual);
+        self.memory.given.withdraw(&mut desired, &actual);
         Ok(plan::tell(&desired, &actual))
     }
 
-    /// What is desired of this engine and what it holds; nothing, with the reason among the
-    /// refusals, if it does not tell.
+    /// The desired and the actual state of this engine. If it does not answer: nothing, with the
+    /// reason among the refusals.
     fn look(
         &mut self,
         goal: &Goal,
@@ -744,10 +772,10 @@ impl Link {
         if goal.desired.local.is_some() {
             actual.local = lost_only(control.local(), refusals)?.unwrap_or_default();
         }
-        if goal.desired.sync.is_some() || self.given.has_daemons() {
+        if goal.desired.sync.is_some() || self.memory.given.has_daemons() {
             actual.daemons = lost_only(control.daemons(), refusals)?.unwrap_or_default();
         }
-        if !goal.desired.sysctls.is_empty() || self.given.has_sysctls() {
+        if !goal.desired.sysctls.is_empty() || self.memory.given.has_sysctls() {
             let all = lost_only(control.sysctls(), refusals)?.unwrap_or_default();
             actual.sysctls = all.into_iter().map(|s| (s.name, s.value)).collect();
         }
@@ -759,7 +787,7 @@ impl Link {
         Ok(Some((desired, actual, seen)))
     }
 
-    /// What the engine has counted beside its services.
+    /// The engine's counters beside those of services.
     fn reasons(&mut self, refusals: &mut Vec<String>) -> Result<Vec<ReasonCount>, Loss> {
         let Some(control) = self.control.as_mut() else {
             return Err(Loss::from("not connected"));
@@ -788,11 +816,11 @@ impl Link {
         count
     }
 
-    /// Ends it: an engine of ours stops; one of somebody else loses our services and VIPs. One with
-    /// which there is no contact is looked for.
+    /// Ends the engine if an lvsd has started it. Any other engine loses lvsd's services and VIPs.
+    /// Without a connection, connects first.
     pub fn stop(&mut self, now: Instant) -> Stopped {
         if self.control.is_none() {
-            if self.starting.is_some() {
+            if self.starts.starting.is_some() {
                 self.host.kill();
                 return Stopped::Asked;
             }
@@ -830,7 +858,7 @@ impl Link {
         }
     }
 
-    /// Looks for the engine, so that it can be told to stop; what came of that, if it cannot.
+    /// Connects to the engine to stop it. Returns the result if that is impossible or unnecessary.
     fn find(&mut self) -> Option<Stopped> {
         match self.host.connect(STOP_PATIENCE) {
             Ok(control) => {
@@ -853,7 +881,7 @@ impl Link {
         }
     }
 
-    /// How the engine that does not answer any more has ended, if it has.
+    /// The end, in words, of an engine that no longer answers, if it has ended.
     fn gone(&mut self) -> Option<String> {
         if let Some(how) = self.host.ended() {
             return Some(how);
@@ -863,7 +891,7 @@ impl Link {
         (left || self.absent()).then(|| "its process is gone".to_owned())
     }
 
-    /// Nobody listens. One who listens and does not answer is there.
+    /// Whether no process listens. An engine that listens and does not answer exists.
     fn absent(&mut self) -> bool {
         matches!(
             self.host.connect(STOP_PATIENCE),
@@ -871,15 +899,15 @@ impl Link {
         )
     }
 
-    /// Whether the engine that we started is still there; always false for somebody else's.
+    /// Whether the engine that this daemon started still exists; false for any other engine.
     pub fn still_running(&mut self) -> bool {
         self.ours && self.host.ended().is_none() && !self.absent()
     }
 
-    /// Kills the engine, one that an `lvsd` has started.
+    /// Kills the engine if an lvsd has started it.
     ///
     /// # Errors
-    /// It is somebody else's, or does not end; in words.
+    /// lvsd has not started it, or it does not end; in words.
     pub fn end(&mut self) -> Result<(), String> {
         match self.pid {
             Some(pid) if self.ours => self.host.end(pid),
@@ -887,7 +915,7 @@ impl Link {
         }
     }
 
-    /// The engine in words, with its process id where that is known.
+    /// The engine in words, with its process id, if known.
     pub fn engine(&self) -> String {
         match self.pid {
             Some(pid) => format!("the engine (pid {pid})"),
@@ -896,7 +924,7 @@ impl Link {
     }
 }
 
-/// Says what somebody has changed about servers that are drained by hand.
+/// Logs manual changes of drained servers.
 fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
     for ((service, server), is) in changes {
         let service = names.service_in_words(service);
@@ -911,11 +939,11 @@ fn log_drained(names: &Names<'_>, changes: &[given::DrainChange]) {
     }
 }
 
-/// Why an engine is of no use any more.
+/// The reason why an engine is lost.
 #[derive(Debug)]
 struct Loss {
     why: String,
-    /// It is there, and says nothing.
+    /// It exists and does not answer.
     silent: bool,
 }
 
@@ -928,7 +956,7 @@ impl From<&str> for Loss {
     }
 }
 
-/// Parts a refusal, which goes on the list, from a loss, which ends the round.
+/// Separates a refusal, which is added to the list, from a loss, which ends the step.
 fn lost_only<T>(
     result: Result<T, ControlError>,
     refusals: &mut Vec<String>,

@@ -10,7 +10,7 @@ use super::describe::{Names, Tense};
 use crate::reconcile::{Actual, Desired, Plan, diff};
 use crate::words::counted;
 
-/// What would be done, a line each, and a line about all of it.
+/// The changes that would be made, a line each, and a line with their numbers.
 pub(super) fn tell(desired: &Desired, actual: &Actual) -> String {
     let plan = diff(desired, actual);
     let names = Names::new(desired);

@@ -24,7 +24,7 @@ use crate::replace::replace;
 /// started.
 const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
 
-/// What the name of the file about what was set in the dataplane has more than its socket's.
+/// The suffix of the file with the settings of a dataplane, after the name of its socket.
 pub const GIVEN: &str = ".lvsd.json";
 
 /// How long a process that was killed may take to be gone.

@@ -29,23 +29,23 @@ use lvs_proxy as proxy;
 /// The services that there should be.
 #[derive(Clone, Debug, Default)]
 pub struct Expanded {
-    /// Those of the file in its order, and those of etcd behind them.
+    /// The services of the file in its order, and then the services of etcd.
     pub services: Vec<Service>,
     /// Rules that give services of many ports their marks, in the engine's words.
     pub port_marks: Vec<String>,
     /// The files and keys that services stand in.
     pub files: Files,
-    /// What DNS and etcd name and cannot be used, in words.
+    /// The answers of DNS and etcd that cannot be used, in words.
     pub left_out: Vec<String>,
     /// The keys of etcd that are among the services: their names, and their texts.
     pub in_force: Vec<(String, String)>,
-    /// What of etcd it has.
+    /// The revision of etcd that it contains.
     pub revision: Revision,
     /// Nothing is known of etcd yet: there may be more services.
     pub awaits_etcd: bool,
 }
 
-/// What was known of etcd.
+/// A state of etcd.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Revision {
     /// The revision of the last change.

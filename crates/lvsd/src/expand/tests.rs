@@ -1,4 +1,4 @@
-//! What DNS and etcd add to a file.
+//! The additions of DNS and etcd to a file.
 
 use super::*;
 
@@ -104,7 +104,7 @@ fn remote(address: &str, server: &str) -> String {
     format!("[[service]]\naddress = \"{address}\"\n[[service.server]]\naddress = \"{server}\"\n")
 }
 
-/// What etcd has, with what was right before.
+/// The state of etcd, with the last valid texts.
 fn etcd(services: &[(&str, &str, Option<&str>)], servers: &[Record]) -> Gathered {
     let mut etcd = Etcd {
         prefix: "/lvs/".to_owned(),

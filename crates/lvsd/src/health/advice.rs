@@ -1,4 +1,4 @@
-//! What a good check may say beside that the server serves: how many connections it wants.
+//! Advice of a server in the answer to a good check: the weight that it wants.
 
 /// Connections that a server wants, by its own word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub enum Weight {
     Exactly(i32),
 }
 
-/// What a check has said. What it does not mention stays as it was.
+/// The advice of a check. A missing value leaves the one before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Advice {
     /// The weight that it is to have; `None`: nothing said.

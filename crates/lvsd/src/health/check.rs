@@ -3,19 +3,16 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use lvs_core::api::ServiceId;
-
-use super::Probe;
-use super::probe::Misfit;
+use super::probe::{Misfit, Probe, Via};
 
 /// A health check of one server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Check {
-    /// What is done.
+    /// The probe.
     pub probe: Probe,
     /// The server.
     pub server: SocketAddr,
-    /// On which way it goes, if that is not the host's own.
+    /// The path through a service; `None` for the host's own routes.
     pub via: Option<Via>,
     /// Time between the starts of two checks.
     pub interval: Duration,
@@ -33,17 +30,8 @@ pub struct Check {
     pub passive: Option<u32>,
 }
 
-/// The way of a client: to a service, and by the engine to the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Via {
-    /// The service.
-    pub service: ServiceId,
-    /// Its virtual address and port.
-    pub virt: SocketAddr,
-}
-
 impl Check {
-    /// What stands for the server in a check of no server yet.
+    /// The placeholder for the server in a check of no server yet.
     pub(crate) const NO_SERVER: SocketAddr =
         SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0);
 
@@ -57,7 +45,7 @@ impl Check {
         Ok(self)
     }
 
-    /// What it finds out, in whichever rhythm: two checks with the same identity know the same.
+    /// Everything but the timing. Checks with the same identity share one state.
     pub fn identity(&self) -> (Probe, SocketAddr, Option<Via>) {
         (self.probe.clone(), self.server, self.via)
     }

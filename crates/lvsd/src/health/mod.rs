@@ -10,6 +10,7 @@
 
 mod advice;
 mod check;
+mod network;
 mod permits;
 pub mod pins;
 pub mod probe;
@@ -28,21 +29,22 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::tally::{Outcome, Tally};
+use crate::tally::{CheckOutcome, Tally};
 
 pub use advice::{Advice, Weight};
-pub use check::{Check, Via};
+pub use check::Check;
+pub use network::{Network, Prober};
 pub use permits::raise_limits;
-use permits::{Permits, Standing};
+use permits::{Permits, TargetHealth};
 pub use pins::Pins;
-pub use probe::{Network, Probe, ProbeError, Prober};
+pub use probe::{Probe, ProbeError, Via};
 pub use state::{Health, State};
 pub use timing::Quantiles;
 
 /// A server in a service.
 pub type Key = (ServiceId, SocketAddr);
 
-/// What the engine does, as far as checks go by it.
+/// The state of the engine that checks depend on.
 #[derive(Clone, Debug, Default)]
 pub struct Serving {
     /// Servers that it gives connections to.
@@ -104,7 +106,7 @@ pub struct Change {
     pub lasted: Option<Duration>,
 }
 
-/// What checks have cost and how late they were, all since the start.
+/// Durations and delays of checks since the start.
 #[derive(Debug, Default)]
 pub struct Timing {
     /// From when a check was due until it began.
@@ -143,14 +145,14 @@ struct Task {
     advice: Advice,
     since: Instant,
     not_made: Option<NotMade>,
-    /// What the engine had counted when the server was last good, for each service.
+    /// The engine's counters when the server was last good, for each service.
     unanswered: HashMap<Key, u32>,
     /// Has it asked at once: so many attempts of clients to connect have failed.
     prompts: mpsc::Sender<u32>,
     abort: AbortHandle,
 }
 
-/// What is known of a checked server.
+/// The state of a checked server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     /// Whether it is up; `None` if nobody knows yet.
@@ -371,7 +373,7 @@ impl<P: Prober> Checks<P> {
         self.tasks.get(self.questions.get(key)?)
     }
 
-    /// What is known about a server.
+    /// The health of a server.
     pub fn health(&self, key: &Key) -> Health {
         match self.task(key).map(|task| task.up) {
             None | Some(Some(true)) => Health::Up,
@@ -380,12 +382,12 @@ impl<P: Prober> Checks<P> {
         }
     }
 
-    /// What the server has said about its weight.
+    /// The server's advice about its weight.
     pub fn advice(&self, key: &Key) -> Advice {
         self.task(key).map_or(Advice::NONE, |task| task.advice)
     }
 
-    /// What is known of a server, and since when; `None` of one that nobody checks.
+    /// The state of a server; `None` without a check.
     pub fn known(&self, key: &Key) -> Option<Known> {
         let task = self.task(key)?;
         Some(Known {
@@ -532,8 +534,8 @@ impl<P: Prober> Runner<P> {
 
     async fn probe(&self, due: Instant) -> Result<Advice, ProbeError> {
         let standing = match self.state.up() {
-            Some(true) => Standing::Good,
-            Some(false) | None => Standing::Doubtful,
+            Some(true) => TargetHealth::Good,
+            Some(false) | None => TargetHealth::Doubtful,
         };
         let descriptors = self.check.probe.descriptors();
         let target = self.check.server.ip();
@@ -546,9 +548,9 @@ impl<P: Prober> Runner<P> {
         let took = begun.elapsed();
         self.timing.duration.count(took);
         let outcome = match &result {
-            Ok(_) => Outcome::Good,
-            Err(ProbeError::Server(_)) => Outcome::Failed,
-            Err(ProbeError::Local(_)) => Outcome::NotMade,
+            Ok(_) => CheckOutcome::Good,
+            Err(ProbeError::Server(_)) => CheckOutcome::Failed,
+            Err(ProbeError::Local(_)) => CheckOutcome::NotMade,
         };
         let kind = self.check.probe.name();
         self.timing.tally.check(kind, took, outcome);

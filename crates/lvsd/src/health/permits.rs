@@ -22,9 +22,9 @@ const LEAST: usize = 64;
 const RESERVED: usize = 128;
 const OTHERS_PART: usize = 4;
 
-/// What is known of a target.
+/// The state of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum TargetHealth {
     /// Its last probe succeeded.
     Good,
     /// It did not, or there was none.
@@ -75,7 +75,7 @@ impl Permits {
     pub(super) async fn get(
         &self,
         target: IpAddr,
-        standing: Standing,
+        standing: TargetHealth,
         descriptors: u32,
     ) -> Permit<'_> {
         let one = Arc::clone(
@@ -91,7 +91,7 @@ impl Permits {
             _doubtful: None,
             _all: None,
         };
-        if standing == Standing::Doubtful {
+        if standing == TargetHealth::Doubtful {
             permit._doubtful = self.doubtful.acquire_many(descriptors).await.ok();
         }
         permit._all = self.all.acquire_many(descriptors).await.ok();
@@ -164,14 +164,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn black_holes_leave_room_for_good_servers() {
         let permits = Permits::with(4);
-        let _one = permits.get(host(1), Standing::Doubtful, 1).await;
-        let _two = permits.get(host(2), Standing::Doubtful, 1).await;
-        let third = permits.get(host(3), Standing::Doubtful, 1);
+        let _one = permits.get(host(1), TargetHealth::Doubtful, 1).await;
+        let _two = permits.get(host(2), TargetHealth::Doubtful, 1).await;
+        let third = permits.get(host(3), TargetHealth::Doubtful, 1);
         let third = tokio::time::timeout(Duration::from_secs(60), third);
         assert!(third.await.is_err());
         let since = tokio::time::Instant::now();
         for n in 4..6 {
-            let _good = permits.get(host(n), Standing::Good, 1).await;
+            let _good = permits.get(host(n), TargetHealth::Good, 1).await;
         }
         assert_eq!(since.elapsed(), Duration::ZERO);
     }
@@ -179,9 +179,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_needs_several_descriptors_waits_for_several() {
         let permits = Permits::with(8);
-        let _many = permits.get(host(1), Standing::Good, 5).await;
-        let _few = permits.get(host(2), Standing::Good, 3).await;
-        let more = permits.get(host(3), Standing::Good, 1);
+        let _many = permits.get(host(1), TargetHealth::Good, 5).await;
+        let _few = permits.get(host(2), TargetHealth::Good, 3).await;
+        let more = permits.get(host(3), TargetHealth::Good, 1);
         let more = tokio::time::timeout(Duration::from_secs(60), more);
         assert!(more.await.is_err());
     }
@@ -191,15 +191,15 @@ mod tests {
         let permits = Permits::with(1000);
         let mut held = Vec::new();
         for _ in 0..PER_TARGET {
-            held.push(permits.get(host(1), Standing::Good, 1).await);
+            held.push(permits.get(host(1), TargetHealth::Good, 1).await);
         }
-        let more = permits.get(host(1), Standing::Good, 1);
+        let more = permits.get(host(1), TargetHealth::Good, 1);
         assert!(
             tokio::time::timeout(Duration::from_secs(60), more)
                 .await
                 .is_err()
         );
-        let _other = permits.get(host(2), Standing::Good, 1).await;
+        let _other = permits.get(host(2), TargetHealth::Good, 1).await;
         held.clear();
         assert_eq!(
             permits.targets().len(),

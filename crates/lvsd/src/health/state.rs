@@ -1,6 +1,6 @@
 //! Counting good and failed checks: pure, reports only a change.
 
-/// What is known about a server's health.
+/// The health of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// It serves, or nobody checks it.
@@ -11,7 +11,7 @@ pub enum Health {
     Unknown,
 }
 
-/// What a row of checks says about a server.
+/// The result of consecutive checks of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct State {
     rise: u32,
@@ -33,7 +33,7 @@ impl State {
         }
     }
 
-    /// What is known.
+    /// Whether the server is up; `None` if unknown.
     pub const fn up(&self) -> Option<bool> {
         self.up
     }
@@ -69,7 +69,8 @@ impl State {
         self.settle(good)
     }
 
-    /// What others have found out counts as all of `fall`; gives the new state if it has changed.
+    /// Counts an observation of the engine as `fall` failed checks. Returns the new state if it has
+    /// changed.
     pub fn condemn(&mut self) -> Option<bool> {
         if self.up == Some(false) {
             self.against = 0;

@@ -223,7 +223,7 @@ async fn what_clients_get_no_answer_to_has_the_server_asked_at_once() {
     assert_eq!(asked(&well), before, "two more");
 }
 
-/// What a server or a program says is told as far as one wants to read it.
+/// Long answers of servers and programs are shortened in messages.
 #[tokio::test(start_paused = true)]
 async fn reasons_are_short() {
     struct Wordy;

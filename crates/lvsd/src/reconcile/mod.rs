@@ -19,6 +19,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use lvs_api::guidance::OWNER;
 use lvs_core::api::{
     Call, FilterSpec, LocalPool, ServiceId, ServiceInfo, SyncDaemon, SyncRole, Sysctl,
 };
@@ -27,13 +28,12 @@ use lvs_core::{FilterLists, ServerConfig, ServiceConfig, SourceFilter};
 pub use crate::health::Health;
 
 use crate::config::{Files, OnCheckFailure, OnDrift, generated_mark, is_generated};
-use crate::engine::control::OWNER;
 use service::OneService;
 pub(crate) use service::{same_server, same_service};
 
 mod service;
 
-/// What an engine should hold for us.
+/// The desired state of an engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
     /// The files, for messages.
@@ -58,13 +58,13 @@ pub struct Desired {
     pub unnamed: Option<Unnamed>,
     /// Services of nobody are ours as well.
     pub adopt: bool,
-    /// What is done about changes by hand.
+    /// The reaction to manual changes.
     pub on_drift: OnDrift,
     /// Tells one file that was loaded from the next.
     pub generation: u64,
 }
 
-/// What is known of services that are ours and that nobody names.
+/// Services of lvsd in the engine that neither file nor etcd names, while etcd is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unnamed {
     /// The VIPs of those that are named: of all others, those stay that the engine owns. `None`:
@@ -77,7 +77,7 @@ pub struct Unnamed {
 pub struct DesiredService {
     /// Which one.
     pub id: ServiceId,
-    /// What the log calls it.
+    /// Its name in the log.
     pub name: String,
     /// Where it stands in the file.
     pub line: usize,
@@ -85,7 +85,7 @@ pub struct DesiredService {
     pub config: ServiceConfig,
     /// Whose new connections it takes.
     pub filter: SourceFilter,
-    /// What becomes of a server that is down.
+    /// The action on a server that is down.
     pub on_check_failure: OnCheckFailure,
     /// How long a server that is no longer wanted may keep its connections.
     pub drain: Duration,
@@ -117,7 +117,7 @@ pub struct DesiredServer {
     pub leaves: bool,
 }
 
-/// What an engine holds.
+/// The actual state of an engine.
 #[derive(Clone, Debug, Default)]
 pub struct Actual {
     /// All services, whoever owns them.
@@ -141,7 +141,7 @@ pub struct Actual {
 /// The changes, and the services that could not be made ours because somebody else's stand there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// What to do, in this order.
+    /// The changes, in order.
     pub changes: Vec<Call>,
     /// Wanted services that exist and belong to somebody else; they are left as they are.
     pub conflicts: Vec<ServiceId>,
@@ -155,7 +155,7 @@ pub struct Plan {
     pub urgent: usize,
 }
 
-/// What has to be done so that `actual` becomes `desired`.
+/// The changes that turn `actual` into `desired`.
 pub fn diff(desired: &Desired, actual: &Actual) -> Plan {
     let mut plan = Plan::default();
     let mut urgent = Vec::new();

@@ -3,13 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
+use lvs_api::guidance::OWNER;
 use lvs_core::api::{Call, ServerInfo, ServerSpec, ServiceId, ServiceInfo, ServiceSpec};
 use lvs_core::sched::About;
 use lvs_core::{Forwarding, ServerConfig, ServiceConfig, ServiceFlags};
 
 use super::{DesiredServer, DesiredService, Health, Plan};
 use crate::config::OnCheckFailure;
-use crate::engine::control::OWNER;
 
 /// The changes of one service.
 pub(super) struct OneService<'a> {
@@ -18,7 +18,7 @@ pub(super) struct OneService<'a> {
     plan: &'a mut Plan,
     /// Changes of health, which go first.
     urgent: &'a mut Vec<Call>,
-    /// Those that take a server away, behind the others of its service.
+    /// The changes that remove a server; they follow the others of its service.
     failed: Vec<Call>,
     /// Good servers that are to have no new connections, behind those that come.
     emptied: Vec<Call>,

@@ -1,4 +1,4 @@
-//! What sources have said, in the state directory.
+//! The stored answers of sources, in the state directory.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub(super) fn path(directory: &Path, config: &Path) -> PathBuf {
     ))
 }
 
-/// What is there; nothing if it is not there, or cannot be read, which is said.
+/// Reads the stored answers. Without a file, or if it cannot be read (which is logged), there are none.
 pub(super) fn read(path: &Path) -> Gathered {
     let text = std::fs::metadata(path).and_then(|file| match file.len() {
         0..=FILE_MAX => std::fs::read(path),

@@ -38,7 +38,7 @@ pub use dns::fuzz as fuzz_dns;
 /// The longest pause between two attempts at a source that fails.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// What sources say.
+/// The answers of sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gathered {
@@ -63,8 +63,8 @@ pub struct Record {
 }
 
 impl Gathered {
-    /// What was kept by the daemon with the file at `config` in the state directory. What cannot be
-    /// read counts as nothing.
+    /// The answers that the daemon with the file at `config` has stored in the state directory. A
+    /// file that cannot be read counts as empty.
     pub fn recall(directory: &Path, config: &Path) -> Self {
         kept::read(&kept::path(directory, config))
     }
@@ -84,9 +84,9 @@ fn random() -> f64 {
     f64::from(u32::try_from(number >> 32).unwrap_or(0)) / 4_294_967_296.0
 }
 
-/// What a source has come to.
+/// The state of a source.
 #[derive(Clone, Debug, Default)]
-struct Standing {
+struct SourceState {
     /// When it last answered, in seconds since 1970; nothing if that was a daemon before this one.
     answered: Option<u64>,
     /// Why it does not, since it last did.
@@ -95,7 +95,7 @@ struct Standing {
     failures: u64,
 }
 
-impl Standing {
+impl SourceState {
     /// Takes an answer, or why there is none; `known`: something that was said before holds.
     fn take<T>(&mut self, what: &str, known: bool, result: &Result<T, String>) {
         match result {
@@ -121,7 +121,7 @@ impl Standing {
     }
 }
 
-/// What sources and the daemon share.
+/// The state that sources and daemon share.
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
@@ -136,8 +136,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     gathered: Gathered,
-    dns: BTreeMap<String, Standing>,
-    etcd: Standing,
+    dns: BTreeMap<String, SourceState>,
+    etcd: SourceState,
     view: etcd::View,
     told: Option<Director>,
 }
@@ -164,7 +164,7 @@ impl Shared {
         }
     }
 
-    /// What etcd has said under that prefix.
+    /// The state of etcd under that prefix.
     fn etcd(&self, prefix: &str) -> Etcd {
         let state = self.lock();
         let known = state.gathered.etcd.clone();
@@ -222,7 +222,7 @@ impl Shared {
         state.etcd.take(&format!("etcd, {prefix}"), known, &result);
     }
 
-    /// Nobody knows whether they live.
+    /// Their liveness is unknown.
     fn forget_directors(&self) {
         self.lock().view.directors.clear();
     }
@@ -339,7 +339,7 @@ impl Sources {
         let state = &mut *state;
         let prefix = cluster.map(|cluster| &cluster.prefix);
         if !stays {
-            state.etcd = Standing::default();
+            state.etcd = SourceState::default();
             state.view = etcd::View::default();
             if let Some(etcd) = &state.gathered.etcd
                 && Some(&etcd.prefix) != prefix
@@ -397,7 +397,7 @@ impl Sources {
         self.shared.news.notified().await;
     }
 
-    /// What they say.
+    /// The present answers.
     pub(crate) fn gathered(&self) -> Gathered {
         self.shared.lock().gathered.clone()
     }
@@ -502,7 +502,7 @@ mod tests {
         shared
             .lock()
             .dns
-            .insert("a".to_owned(), Standing::default());
+            .insert("a".to_owned(), SourceState::default());
         shared.take_dns("a", Ok(vec![record(1)]));
         shared.take_dns("a", Err("SERVFAIL".to_owned()));
         shared.take_dns("nobody asks", Ok(vec![record(2)]));

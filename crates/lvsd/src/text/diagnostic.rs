@@ -1,5 +1,4 @@
-//! What is wrong with a file, shown as the Rust compiler would show it: the place, the key, the
-//! reason and a remedy.
+//! Findings in a file, in the style of the Rust compiler: the place, the key, the reason and a fix.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -45,13 +44,13 @@ pub enum Severity {
 pub struct Diagnostic {
     /// Whether the file can be used in spite of it.
     pub severity: Severity,
-    /// What is wrong, in one line.
+    /// The error in one line.
     pub title: String,
     /// The place, as bytes of the text, and what to say there.
     pub primary: (Range<usize>, String),
     /// Other places that matter.
     pub context: Vec<(Range<usize>, String)>,
-    /// What to do.
+    /// The fix.
     pub help: Option<String>,
 }
 
@@ -299,7 +298,7 @@ impl Report {
         shown.into_iter().map(|(_, finding)| finding).collect()
     }
 
-    /// What is said about those that are not shown.
+    /// The line about findings that are not shown.
     fn rest(&self) -> Option<String> {
         let (errors, warnings) = (self.errors(), self.count(Severity::Warning));
         let more = (errors + warnings).checked_sub(SHOWN_MAX)?;

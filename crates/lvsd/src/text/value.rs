@@ -25,7 +25,7 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    /// What it is, for a message.
+    /// Its description for a message.
     pub(crate) fn describe(&self) -> String {
         match self {
             Self::String(text) => format!("the string {text:?}"),

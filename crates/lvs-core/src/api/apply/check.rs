@@ -20,7 +20,7 @@ const MARK_RULES_MAX: usize = 1024;
 /// Local addresses of full NAT at most: each connection may have to try all of them.
 const LOCAL_ADDRESSES_MAX: usize = 256;
 
-/// Whether a change can be made; reads what it says.
+/// Checks whether a change is possible, and parses its parameters.
 pub(super) fn check_call<'a>(
     view: &impl View,
     control: &Control,
@@ -200,7 +200,7 @@ fn set_local<'a>(
     Ok(Step::SetLocal(pool, wanted.hairpin))
 }
 
-/// Whether these addresses can stand for clients.
+/// Whether these addresses can be local addresses of full NAT.
 fn check_local(addresses: &[IpAddr]) -> Result<(), Failure> {
     if addresses.len() > LOCAL_ADDRESSES_MAX {
         let count = addresses.len();
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_stand_for_a_client_is_refused() {
+    fn local_address_that_is_unusable_is_refused() {
         for addr in [
             "0.0.0.0",
             "127.0.0.1",

@@ -1,4 +1,4 @@
-//! What only the host of a director knows, and changes depend on.
+//! Facts about the host that changes depend on.
 
 use core::net::IpAddr;
 
@@ -7,13 +7,12 @@ use crate::mark::MarkRule;
 use crate::sync::SyncDaemon;
 use crate::{Forwarding, LocalAddress, ServiceKey};
 
-/// What only the host of a director knows, and changes depend on.
+/// Facts about the host that changes depend on.
 ///
-/// It answers from what it has at hand: the lock of [`Control`](crate::Control) is held while it is
-/// asked.
+/// Implementations answer from memory: the caller holds the lock of [`Control`](crate::Control).
 pub trait Host {
-    /// Whether the way in which packets come to the director permits something. Asked before
-    /// anything else.
+    /// Checks whether the host's packet interception permits `need`. It is the first check of a
+    /// change.
     ///
     /// # Errors
     /// Why not, and what to do instead.
@@ -34,8 +33,7 @@ pub trait Host {
         Some(1500)
     }
 
-    /// The ports of a local address that may stand for clients: those that the host's own programs
-    /// are not given.
+    /// The ports of a local address that full NAT may use: those outside the host's own range.
     fn local_ports(&self, addr: IpAddr) -> LocalAddress {
         LocalAddress::new(addr)
     }
@@ -47,7 +45,7 @@ pub struct Permissive;
 
 impl Host for Permissive {}
 
-/// What a change needs of the way in which packets come to the director.
+/// Something that a change requires of the host's packet interception.
 #[derive(Clone, Copy, Debug)]
 pub enum Need<'a> {
     /// A service to be added.
@@ -56,9 +54,9 @@ pub enum Need<'a> {
     Server(Forwarding),
     /// A rule for marks.
     Mark(&'a MarkRule),
-    /// An address that is to stand for clients.
+    /// A local address for full NAT.
     Local(IpAddr),
-    /// A virtual address that is to be answered for.
+    /// A virtual address that the dataplane answers ARP for.
     Own(IpAddr),
     /// A synchronisation daemon to be started, complete. Asked for last: nothing else speaks
     /// against it.

@@ -29,7 +29,8 @@ pub const CHANGES_MAX: usize = 1 << 16;
 /// Answer to a call that changes something: it is done.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
-    /// What the packet path does not follow yet, and what to do about it. Absent if all is well.
+    /// Parts of the change that the dataplane does not apply yet, each with its fix. Absent if
+    /// there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -43,24 +44,24 @@ pub struct Refused {
     pub failure: Failure,
 }
 
-/// What the packet side has to follow after changes.
+/// The parts of the state that the dataplane has to update after changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     services: BTreeSet<ServiceKeyOrd>,
-    /// Services are gone: what belonged to them has to be looked for.
+    /// Services were deleted: state that belonged to them has to be removed.
     pub flushed: bool,
     /// Rules for marks ([`Control::marks`]).
     pub marks: bool,
     /// Virtual addresses to answer for ([`Control::own_vips`]).
     pub vips: bool,
-    /// Addresses that stand for clients ([`Control::local_pool`]).
+    /// Local addresses of full NAT ([`Control::local_pool`]).
     pub local: bool,
     /// Timeouts, sysctls or synchronisation daemons.
     pub settings: bool,
 }
 
 impl Applied {
-    /// Services that were added, edited or deleted, or whose servers were.
+    /// Services that were added, edited or deleted, or had changes of servers.
     pub fn services(&self) -> impl ExactSizeIterator<Item = ServiceKey> + '_ {
         self.services.iter().map(|&key| key.into())
     }
@@ -75,7 +76,7 @@ impl Applied {
         !(self.flushed || self.marks || self.vips || self.local || self.settings)
     }
 
-    /// Adds what another list of changes asks to follow.
+    /// Adds the result of another list of changes.
     pub fn merge(&mut self, other: Self) {
         self.services.extend(other.services);
         self.flushed |= other.flushed;
@@ -87,9 +88,9 @@ impl Applied {
 }
 
 impl Control {
-    /// Makes these changes, or none: every call that changes what the director is to do, in the
-    /// order of the list. All are checked before the first is made, each against what those
-    /// before it leave. The packet side follows once, by what is returned.
+    /// Applies these changes completely or not at all, in the order of the list. All are checked
+    /// before the first is applied, each against the state after its predecessors. The dataplane
+    /// updates itself once, according to the result.
     ///
     /// A change is refused as the operation itself would refuse it: in the kernel's order of
     /// checks.
@@ -110,10 +111,10 @@ impl Control {
     }
 }
 
-/// A list of changes on its way into a [`Control`], as [`Control::apply`] makes them, but in
-/// pieces: whoever has a lock around it can let go of it in between, so that a long list holds up
-/// no packets. First everything is checked, then everything is made. Nobody else may make changes
-/// meanwhile; packets and the clock may go on.
+/// A list of changes in the course of its application to a [`Control`], like [`Control::apply`],
+/// but in pieces. A caller that has a lock around the `Control` can release it between the pieces,
+/// so that a long list delays no packets. All changes are checked first, and applied afterwards. No
+/// other changes may be made meanwhile; packets and the clock may continue.
 pub struct Changes<'a> {
     calls: &'a [Call],
     /// Calls that were checked.
@@ -162,8 +163,8 @@ impl<'a> Changes<'a> {
         })
     }
 
-    /// Checks up to `count` more, each against what those before it leave. `false`: all are
-    /// checked.
+    /// Checks up to `count` more changes, each against the state after its predecessors. Returns
+    /// `false` when all are checked.
     ///
     /// # Errors
     /// The first change that cannot be made. Nothing has changed, and the rest is not to be made.
@@ -195,13 +196,12 @@ impl<'a> Changes<'a> {
         Ok(self.checked < self.calls.len())
     }
 
-    /// Makes up to `count` more of those that were checked, where a flush counts as one for each
-    /// service, and a service that is deleted as one for itself and one for each server. When
-    /// all are made: what the packet side has to follow.
+    /// Applies up to `count` more of the checked changes. A flush counts as one for each service;
+    /// the deletion of a service counts as one for itself and one for each server. When all are
+    /// applied, it returns the parts of the state that the dataplane has to update.
     ///
-    /// A list that has no more than `count` calls, and no flush, is made at once as far as packets
-    /// can tell: only the servers of services that are deleted last take further turns to be
-    /// put away.
+    /// A list of at most `count` calls, without a flush, is applied at once as far as packets are
+    /// concerned: only the clean-up of the servers of deleted services needs further turns.
     pub fn make(&mut self, control: &mut Control, now: Instant, count: usize) -> Option<Applied> {
         if self.marks.is_none() && self.steps.iter().any(Step::is_about_marks) {
             self.marks = Some(control.marks().to_vec());

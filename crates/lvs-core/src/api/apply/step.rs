@@ -1,5 +1,4 @@
-//! A change that has been checked: how it is made, and what it means for those after it and for the
-//! packet side.
+//! A checked change: its application, and its effect on later changes and on the dataplane.
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
@@ -14,7 +13,7 @@ use crate::{
     SourceFilter,
 };
 
-/// A change that has been checked, with what the host had to say.
+/// A checked change, with the facts that the host supplied.
 pub(super) enum Step<'a> {
     AddService(&'a ServiceSpec),
     EditService(&'a ServiceSpec),
@@ -143,7 +142,7 @@ impl Step<'_> {
         )
     }
 
-    /// Tells what the packet side has to follow.
+    /// Adds the parts of the state that the dataplane has to update.
     fn announce(&self, applied: &mut Applied) {
         match self {
             Self::AddService(spec) | Self::EditService(spec) => {

@@ -12,10 +12,10 @@ use super::{ConnTable, Memory, Slots};
 use crate::Instant;
 use crate::conn::Draft;
 
-/// What is left to do until a table that was found is as if it had been made here.
+/// Progress of the adoption of a table that another process left.
 ///
-/// Look-ups find what lies in its bucket from the first moment, by the words of tags that were
-/// found. Timers run, and counts are right, of what was gone through.
+/// From the start, look-ups find entries in their buckets by the inherited tags. Timers and
+/// counters include only the entries visited so far.
 #[derive(Debug)]
 pub struct Adoption {
     /// Handles of slots that look used.
@@ -24,12 +24,12 @@ pub struct Adoption {
     next: usize,
     /// Entries of the overflow, by the order in which they came.
     overflow: Vec<(u64, u32)>,
-    /// How far the clock of those who left the table was ahead.
+    /// Advance of the previous process's clock.
     ahead: Duration,
 }
 
 impl Adoption {
-    /// The clock that deadlines were written by was so much ahead of the one here.
+    /// Sets the advance of the clock of the inherited deadlines.
     #[must_use]
     pub const fn of_a_clock_ahead(mut self, by: Duration) -> Self {
         self.ahead = by;
@@ -38,10 +38,9 @@ impl Adoption {
 }
 
 impl ConnTable {
-    /// The table that was found in `memory`, and what is to be done about it: call
-    /// [`adopt`](Self::adopt) until it says that it is done. All slots are looked at here, and
-    /// no more than looked at: whoever may still be reading them, and count in them, can go on
-    /// until the first of these calls.
+    /// The inherited table in `memory`, and the work to adopt it: call [`adopt`](Self::adopt) until
+    /// it reports the end. This function reads all slots and writes none: other readers, which may
+    /// still count in them, can continue until the first call of `adopt`.
     pub(crate) fn found(capacity: usize, memory: Memory) -> (Self, Adoption) {
         let mut table = Self::with_memory(capacity, memory);
         // Slots of the overflow are gone through as well.
@@ -58,9 +57,8 @@ impl ConnTable {
         (table, adoption)
     }
 
-    /// Goes through at most `budget` entries. `keep` corrects what means something else to this
-    /// process than to the one before, or says that the entry is to go. `true` if there is more
-    /// to do.
+    /// Visits at most `budget` entries. `keep` translates values that have another meaning in this
+    /// process, or decides that the entry is removed. Returns `true` if there is more to do.
     pub(crate) fn adopt(
         &mut self,
         adoption: &mut Adoption,
@@ -101,7 +99,7 @@ impl ConnTable {
         Some(handle)
     }
 
-    /// Whether there is an entry, or a tag that says so.
+    /// Whether the slot or its tag is in use.
     fn looks_used(&self, handle: u32) -> bool {
         let in_place = self.slots.in_place(handle);
         self.slots.entry(handle).word0() != 0
@@ -111,7 +109,7 @@ impl ConnTable {
             }
     }
 
-    /// Whether an entry is in a bucket of its own. Nothing else about it can be known to be wrong.
+    /// Whether an entry is in a bucket of its own. No other fault of an entry is detectable.
     fn lies_where_it_should(&self, handle: u32) -> bool {
         if !self.slots.in_place(handle) {
             return true;
@@ -134,7 +132,7 @@ impl ConnTable {
             adoption.overflow.push((entry.sequence(), handle));
             return;
         }
-        // Those of the overflow say again who is shadowed.
+        // The entries of the overflow set these bits again.
         let shadows = kind::SHADOWED_IN | kind::SHADOWED_OUT;
         if entry.word0() & shadows != 0 {
             entry.set_kind(shadows, false);
@@ -152,7 +150,7 @@ impl ConnTable {
         self.wheel.arm(handle, self.slots.entry(handle));
     }
 
-    /// Makes a slot free, whatever its words say.
+    /// Frees a slot, whatever its words contain.
     fn discard(&mut self, handle: u32) {
         let entry = self.slots.entry(handle);
         if entry.word0() != 0 {

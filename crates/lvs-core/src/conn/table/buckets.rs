@@ -167,14 +167,14 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn just_the_bytes_with_the_tag_match(word: u64, tag in 0_u64..128) {
+        fn tag_match_finds_equal_bytes_only(word: u64, tag in 0_u64..128) {
             let expected: Vec<usize> = (0..8).filter(|lane| word >> (lane * 8) & 0x7f == tag).collect();
             proptest::prop_assert_eq!(lanes(word, tag).collect::<Vec<_>>(), expected);
         }
     }
 
     #[test]
-    fn a_bucket_fills_and_empties() {
+    fn bucket_fills_and_empties() {
         let region = Region::heap(2).unwrap();
         let tags = Tags(&region);
         let buckets = Buckets {

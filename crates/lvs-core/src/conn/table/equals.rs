@@ -172,11 +172,11 @@ impl ConnTable {
         }
     }
 
-    /// An entry of the overflow has come, or goes: the words of tags say so.
+    /// Updates the tags when an entry enters or leaves the overflow.
     pub(super) fn move_home(&mut self, handle: u32, comes: bool) {
         let entry = self.slots.entry(handle);
         let narrow = entry.is_of_v4_client();
-        // What looks for IPv4 clients asks the words of the narrow slots.
+        // Look-ups of IPv4 clients read the tags of the narrow slots.
         let Some(buckets) = self
             .slots
             .buckets_of(narrow, entry.client(), entry.protocol())
@@ -216,8 +216,8 @@ impl ConnTable {
         });
     }
 
-    /// Changes what an entry is found by, but for addresses and the client of one whose port is
-    /// known. Among equals, it is the newest from now on.
+    /// Changes the search key of an entry, except addresses and a known client port. From now on it
+    /// is the newest of equal entries.
     pub(crate) fn change(&mut self, handle: u32, change: impl FnOnce(&mut Draft)) {
         let mut draft = self.slots.entry(handle).draft();
         let in_place = self.slots.in_place(handle);
@@ -231,7 +231,7 @@ impl ConnTable {
         self.slots.entry(handle).write(&draft);
         self.count(handle, 1);
         if !in_place {
-            // Who takes the table over finds the newest by this.
+            // A successor finds the newest entry by this number.
             self.overflow.sequence += 1;
             self.slots
                 .entry(handle)

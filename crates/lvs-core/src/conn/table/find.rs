@@ -43,8 +43,7 @@ impl ConnTable {
         self.find_client(key, 0, kind::TEMPLATE, &Ahead::NONE)
     }
 
-    /// The newest entry of a client's address and `port` with just `kinds` of what tells kinds of
-    /// entries apart.
+    /// The newest entry of a client's address and `port` with exactly these `kinds`.
     #[inline]
     fn find_client(&self, key: &Key, port: u16, kinds: u64, ahead: &Ahead) -> Option<u32> {
         let (IpAddr::V4(client), IpAddr::V4(virt)) = (key.client.ip(), key.virt.ip()) else {
@@ -256,7 +255,7 @@ impl ConnTable {
         if aim.identity != identity {
             hash = narrow_hash(self.slots.memory.layout.keys, identity);
         } else if aim.slot != NO_SLOT {
-            // What lies in a free slot is nobody's.
+            // A free slot matches no identity.
             let line = self.slots.narrow_line(aim.slot as usize);
             let word = line[0].load(Relaxed);
             if let Some(shadow) = is(word, line)
@@ -351,8 +350,8 @@ impl ConnTable {
         }
     }
 
-    /// As [`find_out`](Self::find_out) finds out by and by of whom packets are addressed to: of
-    /// `source`, which has sent one, if that was looked up as a client's for nothing.
+    /// Like [`find_out`](Self::find_out), and remembers that `source` is no client if a look-up of
+    /// it as a client's address found nothing.
     #[inline]
     pub(crate) fn note_source(&self, protocol: Protocol, source: SocketAddr, ahead: &Ahead) {
         let aim = ahead.side(true, 0);
@@ -373,8 +372,8 @@ impl ConnTable {
         }
     }
 
-    /// Where a look-up of a packet between these two will look, whichever of them is the client.
-    /// `load` is called with what [`aim`](Self::aim) reads.
+    /// Places that a look-up of a packet between these two will read, for either of them as the
+    /// client. `load` is called with the words that [`aim`](Self::aim) reads.
     #[inline]
     pub(crate) fn ahead(
         &self,
@@ -443,7 +442,7 @@ impl ConnTable {
         }
     }
 
-    /// Loads what is first looked at for one end with this hash.
+    /// Loads the first words of a look-up for one end with this hash.
     #[inline(always)]
     fn reach(&self, narrow: bool, identity: u64, hash: u64, load: &impl Fn(&AtomicU64)) -> Aim {
         let buckets = Buckets::of(hash, self.slots.buckets(narrow));
@@ -464,7 +463,7 @@ impl ConnTable {
         }
     }
 
-    /// Looks at what was loaded, and loads the slot that it leads to.
+    /// Reads the loaded words, and loads the slot that they refer to.
     #[inline]
     pub(crate) fn aim(&self, ahead: &mut Ahead, load: impl Fn(&AtomicU64)) {
         let narrow = ahead.narrow;
@@ -528,7 +527,7 @@ impl Ahead {
         sides: [Aim::NONE; 2],
     };
 
-    /// What is known of one end in narrow slots, or in wide ones.
+    /// The hint for one side, if the hints are for narrow (or for wide) slots.
     #[inline]
     const fn side(&self, narrow: bool, side: usize) -> Aim {
         if self.narrow == narrow {
@@ -539,14 +538,15 @@ impl Ahead {
     }
 }
 
-/// What no identity is: each lies in [`IDENTITY`]. 0 is one, that of a mark's template.
+/// An invalid identity: each valid one lies in [`IDENTITY`]. 0 is valid, the template of a mark has
+/// it.
 const NOBODY: u64 = u64::MAX;
 const _: () = assert!(IDENTITY != NOBODY);
 
 /// Where one end's entry lies, if there is one.
 #[derive(Clone, Copy, Debug)]
 struct Aim {
-    /// [`NOBODY`] if nothing is known.
+    /// [`NOBODY`] without a hint.
     identity: u64,
     hash: u64,
     /// Where it is likely to lie, or [`NO_SLOT`].
@@ -561,8 +561,8 @@ impl Aim {
     };
 }
 
-/// Ends of connections that are no client's, those that packets were lately addressed to or came
-/// from: virtual addresses and servers, mostly. One place for all with the same hash.
+/// Recently seen source and destination addresses and ports that are no client's: virtual addresses
+/// and servers, mostly. Addresses with the same hash share one place.
 pub(super) struct Strangers([AtomicU64; Self::PLACES]);
 
 impl Strangers {

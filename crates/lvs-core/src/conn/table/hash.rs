@@ -2,9 +2,9 @@
 
 /// SipHash-1-3 of `words`, each as its eight bytes lie in memory.
 ///
-/// The hash is keyed: nobody who does not know the key chooses where his tuples lead to. One round
-/// a word and three at the end withstand that (Aumasson, Bernstein: SipHash; hash tables of Rust
-/// and of the Linux kernel use the same).
+/// The hash is keyed: a sender without the key cannot choose the buckets of its tuples. One round a
+/// word and three at the end are sufficient for that (Aumasson, Bernstein: SipHash; hash tables of
+/// Rust and of the Linux kernel use the same).
 #[inline]
 pub(crate) fn sip13<const N: usize>(keys: [u64; 2], words: [u64; N]) -> u64 {
     let [k0, k1] = keys;
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_what_others_call_siphash_1_3() {
+    fn hash_equals_siphash_1_3() {
         for n in 0..1000_u64 {
             let (k0, k1) = (n.wrapping_mul(0x9e37_79b9_7f4a_7c15), !n);
             let words = [n << 40 | n, n.wrapping_mul(k0), k1 << 7];

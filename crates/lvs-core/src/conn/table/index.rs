@@ -1,11 +1,10 @@
-//! The index of the connection table: from the hash of a tuple to the entries that may have it, in
-//! a bounded number of steps whatever the tuples are.
+//! The index of the connection table: from the hash of a tuple to the possible entries, in a
+//! bounded number of steps for any tuples.
 //!
-//! A line is a cache line with room for eight references; a hash leads to two lines, and a
-//! reference is in either of them, where there was more room. At the four references a line that
-//! the index is made for, two choices leave no line with more than about seven; a ninth would need
-//! both lines full, which is then the index's own "full". The hash is keyed, so nobody outside
-//! chooses the lines that his tuples lead to.
+//! A line is a cache line with room for eight references. A hash selects two lines, and a reference
+//! is stored in the emptier one. The index is dimensioned for four references a line, with which
+//! two choices leave no line with more than about seven. A ninth would need two full lines, which
+//! is the index's own "full". The hash is keyed, so a sender cannot choose the lines of its tuples.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -21,8 +20,8 @@ pub(crate) const PROBES: usize = 2 * WIDTH;
 
 /// References by hash.
 ///
-/// A place in use holds the upper half of the hash, by which most others are told apart without a
-/// look at what they refer to, above the reference plus one; 0 is a free place.
+/// A place in use contains the upper half of the hash above the reference plus one; the hash
+/// distinguishes most entries without a look at them. 0 is a free place.
 pub(crate) struct Index {
     /// Lines, from [`first`](Self::first) on.
     places: Vec<u64>,
@@ -127,7 +126,7 @@ impl Index {
 }
 
 impl fmt::Debug for Index {
-    /// What is in it, wherever it lies in memory.
+    /// Shows the content, independent of its place in memory.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let places = self.places[self.first..].iter().enumerate();
         let used = places.filter(|&(_, &place)| place != 0);
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_what_it_is_made_for_and_finds_it_and_nothing_else() {
+    fn index_finds_inserted_references_up_to_capacity() {
         for size in [1, 2, 3, 8, 100, 1 << 16, 1 << 20] {
             let mut index = Index::new(size as usize);
             for n in 0..size {
@@ -179,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn stays_within_its_lines_while_references_come_and_go() {
+    fn index_stays_within_its_lines_under_churn() {
         let size = 1 << 14;
         let mut index = Index::new(size as usize);
         for n in 0..20 * size {
@@ -191,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_hashes_end_at_two_lines() {
+    fn index_with_equal_hashes_uses_two_lines() {
         let mut index = Index::new(1000);
         let taken = (0..100).filter(|&n| index.insert(7, n)).count();
         assert_eq!(taken, PROBES);

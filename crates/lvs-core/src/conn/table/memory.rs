@@ -1,8 +1,8 @@
 //! The memory that a connection table lies in, and the description that goes with it.
 //!
-//! Whoever makes a table may bring the memory: the heap is the default, but a file of memory that
-//! outlives the process, or maps that a program in the kernel reads as well, have the same shape.
-//! It is five regions of 64-bit words, all zero at first:
+//! The creator of a table may supply the memory. The heap is the default. A memory file that
+//! outlives the process and BPF maps that a program in the kernel also reads have the same shape.
+//! It consists of five regions of 64-bit words, all zero at first:
 //!
 //! | region | words |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! | wide tags | 1 a bucket |
 //! | overflow: what has no place in its buckets | 16 a slot |
 //!
-//! [`Layout`] says how many of each there are, and with which keys they are hashed.
+//! [`Layout`] contains their sizes and hash keys.
 
 pub use super::adopt::Adoption;
 use alloc::boxed::Box;
@@ -25,7 +25,7 @@ use core::time::Duration;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// What a table's memory looks like: plain numbers, which outlive the process beside it.
+/// Layout of a table's memory: plain numbers, stored next to the memory for a successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Buckets of narrow slots.
@@ -64,7 +64,7 @@ pub enum LayoutError {
     Foreign,
     /// It was written by a version of this crate with another layout, which is this number.
     Version(u64),
-    /// Its numbers contradict each other, or the memory is shorter than they say.
+    /// Its numbers contradict each other, or the memory is too short for them.
     Damaged,
 }
 
@@ -85,8 +85,7 @@ impl fmt::Display for LayoutError {
 impl core::error::Error for LayoutError {}
 
 impl Layout {
-    /// The number of this layout. It changes with any of what is in a slot, a word of tags or a
-    /// description.
+    /// The version of this layout. It changes with the content of slots, tags or descriptions.
     pub const VERSION: u64 = 1;
     /// Slots of a bucket.
     pub const WAYS: usize = 8;
@@ -100,7 +99,7 @@ impl Layout {
     const MAGIC: u64 = u64::from_le_bytes(*b"LVSCONNS");
     /// Handles are 31 bits wide.
     const SLOTS_MAX: u64 = 1 << 31;
-    /// Slots of the overflow that a table has at least, if it may hold so many.
+    /// Minimum of overflow slots, if the capacity of the table is sufficient.
     const OVERFLOW_MIN: usize = 1 << 18;
 
     /// For at most `connections`, with slots of both widths for all of them: 85 of 100 slots are
@@ -119,8 +118,8 @@ impl Layout {
         }
     }
 
-    /// With wide slots for so many connections only, where memory is taken at once, used or not.
-    /// What finds no place among them lies in the overflow, as long as there is room.
+    /// Limits the wide slots to this number of connections, for memory that is allocated at once,
+    /// used or not. Further entries are stored in the overflow, while it has room.
     #[must_use]
     pub fn with_wide(self, connections: usize) -> Self {
         let wide = Self::new(connections, 0).wide_buckets;
@@ -152,7 +151,7 @@ impl Layout {
         self.overflow_slots as usize * Self::WIDE_WORDS
     }
 
-    /// The description, to be kept beside the memory.
+    /// The description, to be stored next to the memory.
     pub const fn to_words(&self) -> [u64; Self::HEADER_WORDS] {
         let mut words = [0; Self::HEADER_WORDS];
         words[0] = Self::MAGIC;
@@ -228,7 +227,8 @@ enum Store {
 }
 
 impl Region {
-    /// Zeros on the heap, taken from the system as they are used; `None` if it has not so much.
+    /// Zeros on the heap, allocated by the system on first use; `None` if there is too little
+    /// memory.
     pub fn heap(words: usize) -> Option<Self> {
         // Slots are cache lines. An allocation of a type of such alignment would be written at
         // once, every page of it; fresh zero pages need not be.
@@ -314,12 +314,12 @@ impl Memory {
     /// On the heap.
     ///
     /// # Panics
-    /// If there is not so much memory: see [`try_heap`](Self::try_heap).
+    /// If there is too little memory: see [`try_heap`](Self::try_heap).
     pub fn heap(layout: Layout) -> Self {
         Self::try_heap(layout).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// On the heap, if there is so much memory.
+    /// On the heap, if there is enough memory.
     ///
     /// # Errors
     /// [`OutOfMemory`]
@@ -363,15 +363,15 @@ impl Memory {
         })
     }
 
-    /// Others read the slots of published connections while they change: a slot that was published
-    /// is not used again for so long after it was freed.
+    /// Programs read the slots of offloaded connections while the slots change. Such a slot is not
+    /// used again for this long after it was freed.
     #[must_use]
     pub const fn quarantined(mut self, time: Duration) -> Self {
         self.quarantine = time;
         self
     }
 
-    /// What it looks like.
+    /// The layout.
     pub const fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -394,7 +394,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_description_reads_as_it_was_written_or_says_why_not() {
+    fn layout_round_trips_or_is_refused_with_reason() {
         let layout = Layout::new(1_000_000, 7);
         let words = layout.to_words();
         assert_eq!(Layout::from_words(&words), Ok(layout));
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_uses_85_slots_of_100() {
+    fn full_table_uses_85_slots_of_100() {
         for connections in [1, 2, 100, 1_000_000, 10_000_000] {
             let layout = Layout::new(connections, 1);
             let slots = layout.narrow_buckets as usize * Layout::WAYS;
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn few_wide_slots_take_little_memory() {
+    fn layout_with_few_wide_slots_is_small() {
         let all = Layout::new(10_000_000, 1);
         let few = all.with_wide(2_500_000);
         assert!(all.bytes() > 2_300_000_000);
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_cache_lines_and_zero_at_first() {
+    fn lines_are_aligned_and_initially_zero() {
         let region = Region::heap(8 * 100).unwrap();
         for n in 0..100 {
             let line = region.line(n);
@@ -472,14 +472,14 @@ mod tests {
 
     /// More than any processor can address.
     #[test]
-    fn memory_that_is_not_there_is_an_error() {
+    fn memory_beyond_the_limit_is_an_error() {
         for words in [usize::MAX / 32, usize::MAX / 8, usize::MAX] {
             assert!(Region::heap(words).is_none());
         }
     }
 
     #[test]
-    fn regions_that_are_too_short_are_refused() {
+    fn short_regions_are_refused() {
         let layout = Layout::new(100, 1);
         let regions = |short: usize| {
             let sizes = [

@@ -13,11 +13,11 @@
 //!  wheel      buckets of handles by deadline, and where each handle's record lies
 //! ```
 //!
-//! The hash is over the client's side alone, so that packets of both directions find the same slot:
-//! by the virtual address on the way in, by the server's on the way back. A handle is the slot's
-//! number, and stays the same as long as the entry lives. What is told apart by nothing a packet
-//! says ([`Overflow`]) lies elsewhere, so that an entry in its bucket is the only one that its
-//! packets find, or says that there are others.
+//! The hash covers the client's side only, so that packets of both directions find the same slot:
+//! by the virtual address from the client, by the server's address on the way back. A handle is the
+//! slot's number, and stays the same as long as the entry exists. Entries that match the same
+//! packets are stored in the [`Overflow`]. An entry in its bucket is therefore the only match of
+//! its packets, or is marked as one of several.
 //!
 //! | | bytes a connection (IPv4, full table) |
 //! |---|---|
@@ -26,8 +26,8 @@
 //! | place in the wheel, record | 4.7, 4.1 |
 //! | overflow: none to 5 of 100, which come and go | 0 to 9.4 |
 //!
-//! What few connections have (who controls others, when one was synchronised) is kept beside the
-//! table ([`Sparse`](sparse::Sparse)).
+//! State that few connections have (controlled entries, time of the last synchronisation) is stored
+//! in [`Sparse`](sparse::Sparse) tables next to the connection table.
 
 pub(crate) mod adopt;
 mod buckets;
@@ -64,15 +64,16 @@ use self::wheel::{Entries, Wheel};
 use super::{Draft, flag};
 use crate::{Instant, Protocol};
 
-/// A region of which less than one in so many slots is used has at least 70 in 100 entries at home.
+/// In a region of which less than a fourth of the slots is used, at least 70 of 100 entries are at
+/// home.
 const HOMELY: usize = 4;
 
 /// Buckets of a part of the table whose used slots are counted together, so that a listing skips
-/// what is empty.
+/// empty parts.
 const PART_BUCKETS: usize = 64;
 const PART: usize = PART_BUCKETS * Layout::WAYS;
 
-/// Entries that end in one go, where that is all the same to them.
+/// Entries removed in one portion, if their order does not matter.
 const PORTION: usize = 128;
 
 /// Slots in memory, by handle: the narrow ones first, then the wide ones, then those of the
@@ -182,8 +183,8 @@ impl Entries for Slots {
     }
 }
 
-/// Entries of connections or templates, what they are found by, and their timers. Holds at most
-/// `capacity` of them.
+/// Entries of connections or templates, their search structures, and their timers. Contains at most
+/// `capacity` entries.
 pub(crate) struct ConnTable {
     slots: Slots,
     overflow: Overflow,
@@ -197,7 +198,7 @@ pub(crate) struct ConnTable {
     /// Of each, whether look-ups try an entry's [home](buckets) before the tags.
     at_home: [bool; 2],
     due: Vec<u32>,
-    /// Entries whose client's port is not known.
+    /// Entries without a known client port.
     portless: usize,
     /// Entries of IPv4 clients in wide slots.
     mixed: usize,
@@ -210,12 +211,12 @@ pub(crate) struct ConnTable {
     quarantined: VecDeque<(Instant, u32)>,
     /// The latest time that was seen.
     clock: Instant,
-    /// Who is no client.
+    /// Recently seen addresses and ports that are no client's.
     strangers: find::Strangers,
 }
 
 impl fmt::Debug for ConnTable {
-    /// What is in it, by slot.
+    /// Shows the content by slot.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {}: ", self.len, self.capacity)?;
         let handles = self.indices(0..usize::MAX);
@@ -408,7 +409,7 @@ impl ConnTable {
         self.at_home
     }
 
-    /// Follows the clock: slots whose quarantine is over are free.
+    /// Advances the clock: slots whose quarantine is over become free.
     fn see(&mut self, now: Instant) {
         self.clock = self.clock.max(now);
         while let Some(&(until, handle)) = self.quarantined.front()
@@ -462,8 +463,8 @@ impl ConnTable {
         self.wheel.arm(handle, entry);
     }
 
-    /// Entries due at `now`, out of the wheel: those of the earliest tick that has any. Empty if
-    /// there are none, or if the budget ran out on the way. Give the vector back with
+    /// Takes the entries due at `now` out of the wheel: those of the earliest tick that has any.
+    /// Empty if there are none, or if the budget is used up. Return the vector with
     /// [`recycle`](Self::recycle).
     pub(crate) fn take_due_by(&mut self, now: Instant, budget: &mut usize) -> Vec<u32> {
         loop {

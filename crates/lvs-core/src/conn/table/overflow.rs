@@ -1,4 +1,5 @@
-//! What has no place in its buckets, and entries of which there are several for the same packets.
+//! Entries without a free place in their buckets, and entries for which several match the same
+//! packets.
 //!
 //! The buckets of an entry follow from its client alone. One client's port that speaks to many
 //! virtual addresses, or that reaches one server by way of many, would fill them; such entries are
@@ -20,18 +21,18 @@ use crate::conn::NO_SLOT;
 /// Which packets an entry is found by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
-    /// Those of the client to the virtual address, and those back where the connection is not
+    /// Packets from the client to the virtual address, and replies of connections that are not
     /// translated.
     In,
-    /// Those of a server behind NAT, to the client. Replies of full NAT go to a local address,
-    /// never to a client.
+    /// Packets from a server behind NAT to the client. Replies of full NAT are sent to a local
+    /// address, never to a client.
     Out,
 }
 
 impl Side {
     pub(super) const BOTH: [Self; 2] = [Self::In, Self::Out];
 
-    /// What the index refers to an entry's side by.
+    /// The number that the index stores for this side of an entry.
     const fn reference(self, handle: u32) -> u32 {
         handle << 1 | self as u32
     }
@@ -45,7 +46,7 @@ impl Side {
         (reference >> 1, side)
     }
 
-    /// Who speaks to the client, or is spoken to, as packets of this side say.
+    /// The other end of the client's packets on this side: virtual address or real server.
     pub(super) fn peer(self, entry: Entry<'_>) -> SocketAddr {
         match self {
             Self::In => entry.virt(),
@@ -72,7 +73,7 @@ impl Tie {
 #[derive(Debug)]
 pub(super) struct Overflow {
     index: Index,
-    /// Of entries that have equals, by what the index refers to them by.
+    /// Neighbours of entries that have equals, by their references in the index.
     ties: BTreeMap<u32, Tie>,
     keys: [u64; 2],
     /// Slots that were used and are free.
@@ -128,7 +129,7 @@ impl Overflow {
         self.free.push(slot);
     }
 
-    /// Hash of a client's address and port and those that he speaks to, or hears from.
+    /// Hash of a client's address and port and of the other end.
     pub(super) fn hash(&self, protocol: Protocol, client: SocketAddr, peer: SocketAddr) -> u64 {
         if let (IpAddr::V4(from), IpAddr::V4(to)) = (client.ip(), peer.ip()) {
             let from = narrow(from.octets(), client.port()) | protocol_part(protocol);
@@ -174,8 +175,8 @@ impl Overflow {
         true
     }
 
-    /// Lets an entry be found no more by a side, and in its place the one that it stood before.
-    /// What comes back is an entry that has no equals any more.
+    /// Removes an entry from one side of the index, and puts the next older entry in its place.
+    /// Returns the entry that has no equal any more.
     pub(super) fn leave(&mut self, handle: u32, side: Side, entry: Entry<'_>) -> Option<u32> {
         let hash = self.hash_of(entry, side);
         let old = side.reference(handle);

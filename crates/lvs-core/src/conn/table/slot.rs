@@ -1,4 +1,4 @@
-//! What is in a slot: words that a program in the kernel can read, and part of which it may write.
+//! Layout of a slot: words that a program in the kernel can read, and some that it may write.
 //!
 //! ```text
 //!            63     56 55     48 47          32 31                              0
@@ -21,8 +21,8 @@
 //!   w11-w15  as w3-w7 of a narrow slot
 //! ```
 //!
-//! Addresses and ports are in the order of bytes of a packet, so that whoever has a packet compares
-//! whole words.
+//! Addresses and ports are in network byte order, so that a look-up compares whole words of a
+//! packet.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4};
 use core::sync::atomic::AtomicU64;
@@ -37,7 +37,7 @@ use crate::{Forwarding, Instant, Protocol, State};
 /// Eight words: a narrow slot, or half a wide one.
 pub(super) type Line = [AtomicU64; 8];
 
-/// In w0, everything but the kind: what is hashed.
+/// The hashed part of w0: everything except the kind.
 pub(super) const IDENTITY: u64 = (1 << 56) - 1;
 /// In w1 and w2 of a narrow slot: address and port.
 pub(super) const PEER: u64 = (1 << 48) - 1;
@@ -70,12 +70,12 @@ pub(crate) mod kind {
     pub(crate) const NO_CPORT: u64 = bit(2);
     /// A template that is not found any more.
     pub(crate) const HIDDEN: u64 = bit(3);
-    /// Others have the same client and virtual address: the overflow knows the newest.
+    /// Other entries have the same client and virtual address; the overflow has the newest.
     pub(crate) const SHADOWED_IN: u64 = bit(4);
-    /// Others have the same client and server.
+    /// Other entries have the same client and server.
     pub(crate) const SHADOWED_OUT: u64 = bit(5);
 
-    /// What a look-up tells entries apart by.
+    /// The kinds that look-ups compare.
     pub(crate) const TOLD_APART: u64 = TEMPLATE | NO_CPORT | HIDDEN;
 }
 
@@ -86,8 +86,8 @@ mod way {
 }
 
 impl Layout {
-    /// What a program that reads a table's memory has to know of it, by the names that it may give
-    /// it: sizes, bits and the numbers of words. Of [`VERSION`](Self::VERSION).
+    /// The constants that a program needs in order to read a table's memory, with their names:
+    /// sizes, bits and word numbers. They belong to [`VERSION`](Self::VERSION).
     pub const NUMBERS: &[(&str, u64)] = &[
         ("WAYS", Self::WAYS as u64),
         ("NARROW_BYTES", Self::NARROW_WORDS as u64 * 8),
@@ -200,7 +200,7 @@ fn unwide(words: [u64; 2], v6: bool) -> IpAddr {
     }
 }
 
-/// Whether w7 of a wide slot says that its client's address is IPv6.
+/// Whether w7 of a wide slot marks its client's address as IPv6.
 #[inline]
 pub(super) const fn is_client_v6(ends: u64) -> bool {
     ends >> 48 & way::CLIENT_IS_V6 != 0
@@ -225,7 +225,7 @@ pub(super) fn wide_hash(keys: [u64; 2], client: [u64; 2], identity: u64) -> u64 
     sip13(keys, [client[0], client[1], identity >> 32])
 }
 
-/// What the layout makes of a draft.
+/// Encoding of a draft.
 impl Draft {
     pub(super) fn kinds(&self) -> u64 {
         let mut kinds = 0;
@@ -256,10 +256,10 @@ impl Draft {
 /// An entry where it lies.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry<'a> {
-    /// What it is found by.
+    /// The words that look-ups compare.
     front: &'a Line,
-    /// What its packets change, in words 3 to 7: of a narrow slot the same line, of a wide one the
-    /// second.
+    /// The words 3 to 7, which packets change. A narrow slot has them in the same line, a wide slot
+    /// in the second line.
     hot: &'a Line,
     narrow: bool,
 }
@@ -441,7 +441,7 @@ impl<'a> Entry<'a> {
         self.flags() & flag != 0
     }
 
-    /// Sets flags that say nothing about what the entry is found by.
+    /// Sets flags that do not affect look-ups.
     #[inline]
     pub(crate) fn set(self, flags: u32) {
         self.update_counted(|word| word | both(0, flags));
@@ -559,7 +559,7 @@ impl<'a> Entry<'a> {
         self.front[0].store(word, Release);
     }
 
-    /// In the overflow: what tells the order in which entries came.
+    /// In the overflow: the number that orders entries by age.
     pub(super) fn sequence(self) -> u64 {
         if self.narrow { 0 } else { self.hot(0) }
     }

@@ -11,7 +11,7 @@ use super::*;
 use crate::conn::Key;
 use crate::{Forwarding, State};
 
-/// The record of servers of entries that were bound anew.
+/// The record of the server of entries that were bound again.
 const REBOUND: u32 = 1000;
 /// No limit to the work of a call.
 const ALL: usize = usize::MAX;
@@ -63,7 +63,7 @@ fn is_clear(table: &ConnTable) -> bool {
 }
 
 #[test]
-fn who_becomes_a_client_is_no_stranger_any_more() {
+fn new_client_is_removed_from_strangers() {
     let mut table = ConnTable::new(8, 1);
     let server = "10.1.0.1:80".parse().unwrap();
     let out = |table: &ConnTable| table.find_out(Protocol::TCP, server, key(1).client);
@@ -76,7 +76,7 @@ fn who_becomes_a_client_is_no_stranger_any_more() {
 }
 
 #[test]
-fn what_is_known_ahead_changes_no_answer() {
+fn lookup_hint_does_not_change_result() {
     let mut table = ConnTable::new(64, 1);
     let server = "10.1.0.1:80".parse().unwrap();
     for n in 1..=32 {
@@ -111,7 +111,7 @@ fn what_is_known_ahead_changes_no_answer() {
 }
 
 #[test]
-fn finds_both_directions_and_the_newest_of_equals() {
+fn lookup_finds_both_directions_and_newest_equal() {
     let mut table = ConnTable::new(8, 1);
     let old = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
     let new = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
@@ -129,7 +129,7 @@ fn finds_both_directions_and_the_newest_of_equals() {
 }
 
 #[test]
-fn an_entry_that_has_equals_is_not_for_programs_in_the_kernel() {
+fn entry_with_equals_is_not_offloadable() {
     let mut table = ConnTable::new(8, 1);
     let old = table.insert(&draft(1, 1), Instant::ZERO).unwrap();
     table.get(old).publish(7);
@@ -144,7 +144,7 @@ fn an_entry_that_has_equals_is_not_for_programs_in_the_kernel() {
 }
 
 #[test]
-fn a_published_slot_rests_before_it_is_used_again() {
+fn offloaded_slot_is_quarantined_after_removal() {
     let memory = Memory::heap(Layout::new(1, 1)).quarantined(Duration::from_millis(5));
     let mut table = ConnTable::with_memory(8, memory);
     // All of them would like to lie in the same slot.
@@ -177,7 +177,7 @@ fn a_published_slot_rests_before_it_is_used_again() {
 }
 
 #[test]
-fn entries_lie_at_home_where_they_can_and_are_found_wherever_they_lie() {
+fn entries_prefer_home_slot_and_are_found_in_any_slot() {
     let mut table = ConnTable::new(4000, 1);
     let mut handles = Vec::new();
     let (mut at_home, mut counts) = (0, Vec::new());
@@ -199,7 +199,8 @@ fn entries_lie_at_home_where_they_can_and_are_found_wherever_they_lie() {
     assert!(is_clear(&table));
 }
 
-/// However fast published connections come and go, what rests is no more than there are slots.
+/// However fast offloaded connections come and go, the quarantine never exceeds the number of
+/// slots.
 #[test]
 fn slots_in_quarantine_count_as_used() {
     let memory = Memory::heap(Layout::new(1, 1)).quarantined(Duration::from_millis(5));
@@ -231,7 +232,7 @@ fn nat(client: u16, virt: SocketAddr, server: SocketAddr) -> Draft {
 /// One client's port to every port of an address, and to one port of as many addresses with one
 /// server: the hash of the client alone leads all of them to the same buckets.
 #[test]
-fn one_clients_port_to_all_ports_or_addresses_makes_no_chain() {
+fn many_destinations_of_one_client_port_build_no_chain() {
     let mut table = ConnTable::new(1 << 17, 1);
     let server: SocketAddr = "10.1.0.1:80".parse().unwrap();
     let virt = |n: u16| {
@@ -277,7 +278,7 @@ fn one_clients_port_to_all_ports_or_addresses_makes_no_chain() {
 }
 
 #[test]
-fn a_full_table_refuses_and_recovers() {
+fn full_table_refuses_and_recovers() {
     for capacity in [1, 2, 7, 100, 1000] {
         let mut table = ConnTable::new(usize::from(capacity), 1);
         let insert = |table: &mut ConnTable, n| table.insert(&draft(n, 1), Instant::ZERO);
@@ -294,7 +295,7 @@ fn a_full_table_refuses_and_recovers() {
     }
 }
 
-/// What finds both of its buckets full is found elsewhere, up to the size of that.
+/// An entry whose buckets are both full is found in the overflow, up to the size of the overflow.
 #[test]
 fn full_buckets_overflow_and_the_overflow_is_bounded() {
     let layout = Layout {
@@ -344,7 +345,7 @@ fn full_buckets_overflow_and_the_overflow_is_bounded() {
 }
 
 #[test]
-fn entries_come_and_go_in_a_full_table() {
+fn full_table_supports_removal_and_insertion() {
     let capacity = 20_000_u32;
     let mut table = ConnTable::new(capacity as usize, 3);
     let draft = |n: u32| {
@@ -390,7 +391,7 @@ fn timers_fire_at_their_deadline_and_not_before() {
 }
 
 #[test]
-fn who_sleeps_until_the_next_wakeup_is_never_late() {
+fn next_wakeup_precedes_every_deadline() {
     for timeout in [1, 10, 60, 120, 900, 80_000, 5_000_000] {
         let mut table = ConnTable::new(8, 1);
         let start = Instant::from_secs(123_456);
@@ -411,7 +412,7 @@ fn who_sleeps_until_the_next_wakeup_is_never_late() {
 }
 
 #[test]
-fn a_timer_moved_earlier_or_later_fires_when_it_should() {
+fn moved_timer_fires_at_new_deadline() {
     let mut table = ConnTable::new(8, 1);
     let handle = table.insert(&draft(1, 900), Instant::ZERO).unwrap();
     table.get(handle).set_timeout(10);
@@ -424,7 +425,7 @@ fn a_timer_moved_earlier_or_later_fires_when_it_should() {
 }
 
 #[test]
-fn a_budget_only_delays() {
+fn timer_budget_delays_and_loses_no_timer() {
     let mut table = ConnTable::new(1000, 1);
     for n in 1..=1000 {
         table.insert(&draft(n, 100), Instant::ZERO).unwrap();
@@ -443,7 +444,7 @@ fn a_budget_only_delays() {
 
 /// Connections that end together are brought near in portions, and are not late.
 #[test]
-fn a_burst_is_spread_ahead_of_its_time() {
+fn timer_burst_is_spread_before_its_deadline() {
     let mut table = ConnTable::new(50_000, 1);
     for n in 1..=50_000 {
         table.insert(&draft(n, 100), Instant::ZERO).unwrap();
@@ -668,7 +669,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn does_what_a_naive_table_does(
+    fn table_agrees_with_naive_model(
         ops in proptest::collection::vec(ops(), 1..60),
         narrow_buckets in 1..3_u32,
         wide_buckets in 0..3_u32,
@@ -800,7 +801,7 @@ proptest! {
 }
 
 #[test]
-fn what_was_left_is_found_and_what_makes_no_sense_goes() {
+fn adoption_keeps_valid_entries_and_drops_damaged_ones() {
     let layout = Layout::new(100, 3);
     let words = lent(&layout);
     let mut table = ConnTable::with_memory(100, memory(layout, &words));

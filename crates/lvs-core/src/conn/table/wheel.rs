@@ -1,4 +1,4 @@
-//! A hierarchical timing wheel beside the slots.
+//! A hierarchical timing wheel next to the slots.
 //!
 //! A packet only writes its slot's deadline. The slot's record stays in its bucket as long as that
 //! is not later than the deadline; when the bucket comes up, a slot that is not due yet is recorded
@@ -11,10 +11,10 @@
 //! | pages | 8,192 | 4,096 ticks, 17 s | two books, 39 hours |
 //! | books | 64 | 4,096 pages, 19.5 hours | 51 days; what lies beyond is recorded at the end and moved on |
 //!
-//! The ticks of the present page and of the next one have a bucket each, so that while one page
-//! passes, the records of the next are spread over its ticks in portions: a page with a million
-//! records holds nobody up, and none of them is late. The timeouts that connections have cost one
-//! such move at most.
+//! The ticks of the present page and of the next one have a bucket each. While one page passes, the
+//! records of the next are distributed to its ticks in portions, so that a page with a million
+//! records causes no delay, and none of its timers is late. The usual timeouts cost one such move
+//! at most.
 //!
 //! A bucket is a list of chunks of records, and a record is a handle: those of a bucket lie
 //! together and are walked in order, so that the slots which they lead to can be loaded many at a
@@ -67,7 +67,7 @@ pub(crate) const fn start_of(tick: u64) -> Instant {
 pub(super) trait Entries {
     fn entry(&self, handle: u32) -> Entry<'_>;
 
-    /// Reads what the end of an entry will need.
+    /// Reads the memory that the end of an entry will need.
     fn warm(&self, handle: u32) -> u64;
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct Wheel {
     places: Vec<u32>,
     /// The tick being worked on: every earlier one is done.
     tick: u64,
-    /// Records of a portion of the page that is spread, and how many are to be spread now.
+    /// Records of a portion of the page that is distributed, and the number to distribute now.
     portion: usize,
     owed: usize,
     /// How far in the page the portions are.
@@ -145,8 +145,7 @@ impl Wheel {
         }
     }
 
-    /// Whether whoever takes out what is due in the present tick would look again at some that are
-    /// not.
+    /// Whether a walk over the entries due in the present tick would find some that are not due.
     pub(super) const fn stays(&self) -> bool {
         self.stays
     }
@@ -181,8 +180,8 @@ impl Wheel {
         }
     }
 
-    /// Takes the slots out whose deadline `now` has reached from the bucket of the present tick,
-    /// looking at no more than `budget` of them, and appends them to `due`.
+    /// Takes slots whose deadline `now` has reached out of the bucket of the present tick, at most
+    /// `budget` of them, and appends them to `due`.
     pub(super) fn take_due(
         &mut self,
         entries: &impl Entries,
@@ -245,7 +244,7 @@ impl Wheel {
         Some(start_of(tick + 1))
     }
 
-    /// The next tick after the present one that has records, or at which something is to be spread.
+    /// The next tick after the present one with records, or with a portion to distribute.
     fn next_stop(&self) -> u64 {
         let page = self.tick >> PAGE_BITS;
         let tick = self.next_occupied(0, TICKS, self.tick, (page + 2) << PAGE_BITS);
@@ -309,7 +308,7 @@ impl Wheel {
         }
     }
 
-    /// Spreads what is to be spread by now. `false` if the budget ran out first.
+    /// Distributes the portions that are due. `false` if the budget is used up first.
     fn spread(&mut self, entries: &impl Entries, budget: &mut usize) -> bool {
         let page = self.tick >> PAGE_BITS;
         // A book is spread over its pages before the first of them is spread.
@@ -369,8 +368,7 @@ impl Wheel {
         u64::from(armed).wrapping_sub(self.tick) & ARMED_MASK
     }
 
-    /// Records a handle that has no record; gives what its slot is to say about it
-    /// ([`Entry::armed`]).
+    /// Records a handle that has no record; returns the value for its slot ([`Entry::armed`]).
     pub(super) fn link(&mut self, handle: u32, deadline: u64) -> u32 {
         let tick = deadline.clamp(self.tick, self.tick + SPAN);
         let present = self.tick >> PAGE_BITS;

@@ -30,11 +30,11 @@ pub(super) struct Ask<'a> {
     pub(super) protocol: Protocol,
     pub(super) client: SocketAddr,
     pub(super) virt: SocketAddr,
-    /// The destination in the packet's header: what schedulers by destination go by.
+    /// The destination in the packet's header, for schedulers by destination.
     destination: SocketAddr,
     mark: u32,
     hook: Hook,
-    /// What follows the UDP header.
+    /// The payload after the UDP header.
     payload: Option<&'a [u8]>,
     embedded: bool,
 }
@@ -80,13 +80,13 @@ impl Control {
         self.note_occupancy(shard);
         shard.forget_room();
         let verdict = self.schedule(shard, meta, now);
-        // The table may have changed since, if the caller has taken its time; or the connection has
-        // given way already, and what is in its slot is the new one.
+        // The table may have changed since, if the caller has waited; or the connection was evicted
+        // already, and its slot contains the new one.
         let made_room = shard.made_room();
         let replaced = pending.replaced.filter(|&index| made_room != Some(index));
         if let Some(replaced) = replaced.filter(|&index| shard.has(index)) {
             shard.end(replaced);
-            // Only what is left to the host is answered by it.
+            // The answer applies only to packets that are left to the host.
             if !matches!(verdict, Verdict::Accept(_)) {
                 shard.reap();
             }
@@ -267,8 +267,8 @@ impl Control {
         Ok(Opened::Entry(index))
     }
 
-    /// Puts a connection of one packet into the table, where what follows looks for it; `None` if
-    /// that is full.
+    /// Puts a connection of one packet into the table, where later steps look for it; `None` if the
+    /// table is full.
     fn enter_once(
         &self,
         shard: &mut Shard,
@@ -353,7 +353,7 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// The state itself: what is decided happens.
+/// The real state: decisions take effect.
 struct Admission<'a> {
     control: &'a mut Control,
     shard: &'a mut Shard,

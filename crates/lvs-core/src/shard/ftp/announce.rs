@@ -1,6 +1,5 @@
-//! Where the commands and replies of FTP say that a data connection will be (RFC 959, RFC 2428),
-//! read the way `ip_vs_ftp_in` and `ip_vs_ftp_out` read them: in one segment, whatever it holds
-//! besides.
+//! Addresses of data connections in commands and replies of FTP (RFC 959, RFC 2428), parsed like
+//! `ip_vs_ftp_in` and `ip_vs_ftp_out` do: in one segment, whatever else it contains.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::ops::Range;
@@ -8,17 +7,17 @@ use core::ops::Range;
 use super::Mode;
 use crate::Family;
 
-/// What a client asks for.
+/// A client's FTP command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FtpCommand {
-    /// The server is to say where it listens.
+    /// The server is to announce its address.
     Passive(Mode),
     /// The client listens there.
     Active(SocketAddr),
 }
 
-/// What a client's segment asks for. PASV and EPSV are found anywhere in it, PORT and EPRT at its
-/// start.
+/// The FTP command of a client's segment. PASV and EPSV are found anywhere in it, PORT and EPRT at
+/// its start.
 pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
     let digit = family_digit(family);
     // Nothing shorter than "PASV" and a line break counts.
@@ -49,8 +48,8 @@ pub(super) fn command(text: &[u8], family: Family) -> Option<FtpCommand> {
     port().or_else(extended_port).map(FtpCommand::Active)
 }
 
-/// Where a server's reply says that it listens, and which bytes of the segment say so. A reply to
-/// EPSV leaves the address out, because it is that of `server`.
+/// The address that a server's reply announces, and the bytes of the segment that contain it. A
+/// reply to EPSV has no address, because it is that of `server`.
 pub(super) fn reply(text: &[u8], mode: Mode, server: IpAddr) -> Option<(SocketAddr, Range<usize>)> {
     let code: &[u8] = match mode {
         Mode::Active => return None,
@@ -196,7 +195,8 @@ mod tests {
         assert_eq!(four("EPSV  1\r\n"), None);
         assert_eq!(four("EPSV"), None);
         assert_eq!(four("EPSV 1"), None);
-        // What it does not understand ends the search, what is no command does not.
+        // An EPSV argument that it does not understand ends the search; text that is no command
+        // does not.
         assert_eq!(four("EPSV ALL\r\nPASV\r\n"), None);
         assert_eq!(four("EPSVX\r\nPASV\r\n"), PASSIVE);
     }
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_say_where() {
+    fn ftp_replies_contain_the_address() {
         let server: IpAddr = "10.0.0.1".parse().unwrap();
         let read = |text: &str, mode| {
             let (listens, place) = reply(text.as_bytes(), mode, server)?;
@@ -298,7 +298,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_is_read_without_harm(text: Vec<u8>, six: bool, server: [u8; 4]) {
+        fn ftp_parser_accepts_any_bytes(text: Vec<u8>, six: bool, server: [u8; 4]) {
             let family = if six { Family::V6 } else { Family::V4 };
             let _ = command(&text, family);
             let server = IpAddr::from(server);
@@ -311,7 +311,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_read(server: [u8; 4], port: u16) {
+        fn ftp_announcement_round_trips(server: [u8; 4], port: u16) {
             let [a, b, c, d] = server;
             let [high, low] = port.to_be_bytes();
             let addr = SocketAddr::new(server.into(), port);

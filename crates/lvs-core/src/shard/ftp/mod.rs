@@ -1,15 +1,15 @@
 //! The helper for FTP: data connections follow the control connection that announces them
 //! (`ip_vs_ftp`).
 //!
-//! It looks at control connections to servers behind NAT. What a client announces (PORT, EPRT)
-//! becomes a connection that the server may open; what a server announces (in answer to PASV, EPSV)
-//! becomes one that the client may open, and the client is told the virtual address in place of the
-//! server's. So the text changes, sometimes its length, and then every later number of the stream:
-//! see [`Shift`].
+//! It inspects control connections to servers behind NAT. An address that a client announces (PORT,
+//! EPRT) becomes a connection that the server may open. An address that a server announces (in
+//! answer to PASV, EPSV) becomes one that the client may open, and the helper replaces the server's
+//! address by the virtual one. So the text changes, sometimes its length, and then every later
+//! sequence number of the stream: see [`Shift`].
 //!
-//! The kernel leaves that to its connection tracking. Of what else this does, two things can be
-//! seen and are done here: a client's segment that acknowledges what no server has sent is dropped,
-//! and so is one that comes before the server's answer to the SYN.
+//! The kernel leaves that to its connection tracking. Two other effects of connection tracking are
+//! visible and replicated here: a client's segment that acknowledges bytes that no server has sent
+//! is dropped, and so is one that comes before the server's answer to the SYN.
 
 mod announce;
 mod track;
@@ -30,7 +30,7 @@ use crate::{
 /// The most ports that the helper looks at (`IP_VS_APP_MAX_PORTS`).
 pub const FTP_PORTS_MAX: usize = 8;
 
-/// Where the helper looks if nothing else is said.
+/// Default port of control connections.
 const FTP_PORT: u16 = 21;
 
 /// Reads the name of a helper as it stands in options: `ftp`, or `ftp=PORT,...`. Returns the ports.
@@ -90,7 +90,7 @@ impl Replacement {
     }
 }
 
-/// What the client of a control connection has asked for last.
+/// Last command of the client of a control connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
     /// Nothing that the server's reply matters to.
@@ -102,14 +102,13 @@ enum Mode {
     ExtendedPassive,
 }
 
-/// What the helper knows of a control connection.
+/// State of a control connection in the helper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Session {
     mode: Mode,
     /// Of the server's stream; nothing changes the client's.
     shift: Shift,
-    /// The reply that was changed last: its number and what it answered. It may have to be sent
-    /// again.
+    /// The last changed reply: its number and mode. It may have to be sent again.
     changed: Option<(u32, Mode)>,
     track: Track,
 }
@@ -135,7 +134,7 @@ impl Session {
     }
 }
 
-/// What the helper reads of a TCP segment.
+/// The parts of a TCP segment that the helper uses.
 struct Tcp<'a> {
     sequence: u32,
     acknowledgement: u32,
@@ -198,9 +197,9 @@ impl Shard {
         Tcp::read(meta).is_some_and(|tcp| !self.session(index).track.begins_again(&tcp))
     }
 
-    /// Looks at a segment from the client of control connection `index`, whose state it has changed
-    /// already (`ip_vs_ftp_in`). Gives the shift of the server's stream, in whose numbers the
-    /// client acknowledges.
+    /// Inspects a segment from the client of control connection `index`, whose state it has changed
+    /// already (`ip_vs_ftp_in`). Returns the shift of the server's stream, for the client's
+    /// acknowledgements.
     ///
     /// # Errors
     /// Why the segment is dropped.
@@ -293,8 +292,7 @@ impl Shard {
         }
     }
 
-    /// Expects the data connection that a reply announces, and tells what the client is to read
-    /// there.
+    /// Prepares the data connection that a reply announces, and returns the text for the client.
     fn announced(
         &mut self,
         index: u32,
@@ -324,9 +322,9 @@ impl Shard {
         Ok(replacement)
     }
 
-    /// What the client is to read in a reply that the server sends again, because it was lost
-    /// behind the director. The kernel lets it pass as it is, with the wrong address and, if
-    /// the length had changed, in the wrong place.
+    /// Replacement text for a reply that the server retransmits, because it was lost behind the
+    /// director. The kernel forwards it unchanged: with the wrong address and, if the length had
+    /// changed, at the wrong place.
     fn announced_again(&self, index: u32, session: &Session, tcp: &Tcp<'_>) -> Option<Replacement> {
         let (sequence, mode) = session.changed?;
         let at = usize::try_from(sequence.wrapping_sub(tcp.sequence)).ok()?;
@@ -386,8 +384,7 @@ impl Shard {
         Ok(index)
     }
 
-    /// How the numbers of what the server of connection `index` sends change on their way; not at
-    /// all without a helper.
+    /// Shift of the sequence numbers of the server of connection `index`; none without a helper.
     pub(crate) fn shift(&self, index: u32) -> Shift {
         self.session(index).shift
     }

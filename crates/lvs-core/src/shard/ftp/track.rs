@@ -1,5 +1,6 @@
-//! The tracked TCP state of an FTP control connection, as netfilter's connection tracking keeps it
-//! behind `ip_vs_ftp`: what each side has sent and acknowledged, and which segments it ignores.
+//! The tracked TCP state of an FTP control connection, like that of netfilter's connection tracking
+//! for `ip_vs_ftp`: the sent and acknowledged numbers of each side, and the segments that it
+//! ignores.
 
 use super::Tcp;
 use crate::TcpFlags;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use lvs_core::{IcmpError, Protocol, SctpChunk, Segment, TcpFlags, Transport, Tuple};
 use serde_json::Value;
 
-/// What a frame carries.
+/// Content of a frame.
 pub enum Frame {
     /// A datagram: its tuple, transport header, payload and length.
     Packet(Tuple, Header, u32),

@@ -1,4 +1,4 @@
-//! What is listed and counted: connections, statistics, files of /proc, ipvsadm.
+//! Recorded listings and counters: connections, statistics, files of /proc, ipvsadm.
 
 use super::*;
 

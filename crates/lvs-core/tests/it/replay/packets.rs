@@ -241,7 +241,7 @@ impl Replay<'_> {
             _ => "nowhere",
         };
         let got = match verdict {
-            // What is sent to a server may fail on the way: time to live, size.
+            // A packet to a server may fail on the way: time to live, size.
             Verdict::Forward(_) if expected != "nowhere" && step["dev"] == "cl" => expected,
             Verdict::Forward(_) => "sv",
             Verdict::Reply(_) | Verdict::Unreachable(_) | Verdict::Reset(_) => "cl",
@@ -304,7 +304,7 @@ impl Replay<'_> {
             self.compare("reply", reply, Self::reply_name(&verdict, protocol, dst));
         }
         self.answer(&verdict, tuple, transport, hook);
-        // What a packet replaces or expires is gone a tick later.
+        // A connection that the packet replaces or expires is removed a tick later.
         self.director.advance(self.now);
         self.state_step(step, Some(client));
     }

@@ -1,4 +1,4 @@
-//! Packets shown to whoever asks.
+//! Captures of packets.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -8,20 +8,20 @@ use serde_json::Value;
 
 use super::end;
 use crate::engine::capture::{Capture, QUEUE, READERS_MAX, Reader};
-use crate::engine::shared::Shared;
+use crate::engine::handle::Handle;
 use lvs_process::server::Sink;
 
-/// How long a capture without packets is silent.
+/// The longest time without an item in a capture without packets.
 const IDLE: Duration = Duration::from_secs(1);
 
-impl Shared {
-    /// Hands out packets until the client is gone.
+impl Handle {
+    /// Sends packets until the client closes the connection.
     pub(super) fn capture(
         &self,
         filter: CaptureFilter,
         out: &mut Sink<'_>,
     ) -> Result<Value, Failure> {
-        let _place = self.captures().take().ok_or_else(|| {
+        let _place = self.captures.take().ok_or_else(|| {
             Failure::new(
                 FailureCode::Full,
                 format!("there are {READERS_MAX} captures already: end one"),
@@ -30,10 +30,10 @@ impl Shared {
         let (sender, packets) = mpsc::sync_channel(QUEUE);
         let reader = Arc::<Reader>::default();
         let weak = Arc::downgrade(&reader);
-        self.ask(move |worker| {
+        self.threads.ask(move |worker| {
             worker.capture(Capture::new(filter.clone(), sender.clone(), weak.clone()));
         })?;
-        while !self.is_stopping() {
+        while !self.context.is_stopping() {
             match packets.recv_timeout(IDLE) {
                 Ok(packet) => {
                     reader.took(&packet);

@@ -9,7 +9,7 @@ use lvs_core::{LocalAddress, sync};
 use serde_json::Value;
 
 use super::to_value;
-use crate::engine::shared::Shared;
+use crate::engine::handle::Handle;
 use crate::host::update::Update;
 use crate::host::view::View;
 use crate::in_kernel::InKernel;
@@ -18,10 +18,10 @@ use crate::sync::Prepared;
 /// Changes that are made with the control half locked: some ten microseconds.
 const PIECE: usize = 16;
 
-impl Shared {
-    /// Makes these changes, or none, and waits until the packet path has followed: when the caller
-    /// has its answer, the next packet is handled the new way. What is done and not followed
-    /// yet is no refusal, but a warning.
+impl Handle {
+    /// Makes these changes, or none, and waits until all packet workers use them: after the answer,
+    /// the next packet is handled in the new way. A change that is made and not followed yet is a
+    /// success with a warning.
     pub(in crate::engine) fn apply(
         &self,
         changes: Vec<Call>,
@@ -36,16 +36,16 @@ impl Shared {
     }
 
     fn apply_all(&self, changes: &[Call]) -> Result<Vec<String>, Refused> {
-        let _changing = self.changing();
+        let _changing = self.context.changing();
         let daemons = self.prepare_daemons(changes);
         let applied = {
             // What the kernel has counted belongs to what is there now; and it forwards nothing by
             // what is half made.
-            let _held = self.in_kernel().map(InKernel::hold);
-            self.fold();
+            let _held = self.context.in_kernel().map(InKernel::hold);
+            self.context.fold();
             self.make(changes, &daemons)?
         };
-        self.has_changed();
+        self.keeping.has_changed(&self.context);
         let Some(update) = Update::of(&applied, changes) else {
             return Ok(Vec::new());
         };
@@ -58,39 +58,39 @@ impl Shared {
     /// Makes changes, or none; a long list, a flush and what a service leaves in pieces, between
     /// which packets that need the control half have their turn.
     fn make(&self, calls: &[Call], daemons: &[Attempt]) -> Result<Applied, Refused> {
-        let view = self.view();
+        let view = self.context.view();
         let host = WithDaemons {
             view: &view,
             daemons,
         };
-        let now = self.now();
+        let now = self.context.now();
         let deletes =
             |call: &Call| matches!(call, Call::ServiceFlush {} | Call::ServiceDelete { .. });
         if calls.len() <= PIECE && !calls.iter().any(deletes) {
-            return self.control().apply(calls, &host, now);
+            return self.context.control().apply(calls, &host, now);
         }
         let mut changes = Changes::new(calls)?;
-        while changes.check(&self.control(), &host, PIECE)? {}
+        while changes.check(&self.context.control(), &host, PIECE)? {}
         loop {
-            let applied = changes.make(&mut self.control(), now, PIECE);
+            let applied = changes.make(&mut self.context.control(), now, PIECE);
             if let Some(applied) = applied {
                 return Ok(applied);
             }
         }
     }
 
-    /// Opens the sockets of synchronisation daemons that are to be started, before anything is
-    /// locked: that may take a moment, and fail. Nothing is opened for those that are refused
-    /// anyway, nor for what stands behind a change that is.
+    /// Opens the sockets of synchronisation daemons to be started, before anything is locked: that
+    /// may take a moment, and fail. It opens nothing for daemons that are refused anyway, or that
+    /// follow a refused change.
     fn prepare_daemons(&self, changes: &[Call]) -> Vec<Attempt> {
         let starts = |call: &Call| matches!(call, Call::DaemonStart(_));
         if !changes.iter().any(starts) {
             return Vec::new();
         }
-        let view = self.view();
+        let view = self.context.view();
         let changes = &changes[..self.possible(changes, &view)];
         let (mut sysctls, mut running, next) = {
-            let control = self.control();
+            let control = self.context.control();
             let running: Vec<_> = control.daemons().iter().map(|daemon| daemon.role).collect();
             let next = control.next_sync_ports();
             (control.sysctls().clone(), running, next)
@@ -118,7 +118,8 @@ impl Shared {
                     let ports = *ports.get_or_insert_with(|| sync::ports(sysctls.sync_ports));
                     let daemon = daemon.completed(mtu);
                     let made = self
-                        .daemons()
+                        .threads
+                        .daemons
                         .prepare(&daemon, ports, sysctls.sync_sock_size);
                     attempts.push((daemon, made));
                 }
@@ -134,32 +135,32 @@ impl Shared {
         let host = Willing(view);
         let check = || {
             let mut all = Changes::new(changes)?;
-            while all.check(&self.control(), &host, PIECE)? {}
+            while all.check(&self.context.control(), &host, PIECE)? {}
             Ok(())
         };
         check().map_or_else(|refused: Refused| refused.change, |()| changes.len())
     }
 
-    /// Stops and starts synchronisation daemons, as the control half has them.
+    /// Stops and starts synchronisation daemons, so that the daemons of the control half run.
     fn follow_daemons(&self, attempts: Vec<Attempt>) {
-        let wanted = self.control().daemons().to_vec();
+        let wanted = self.context.control().daemons().to_vec();
         let prepared = attempts.into_iter().filter_map(|(_, made)| made.ok());
-        self.daemons().follow(&wanted, prepared.collect());
+        self.threads.daemons.follow(&wanted, prepared.collect());
     }
 
-    /// Has the keeper follow a change, and waits until every packet worker has what it has
-    /// published. Gives what could not be followed yet.
+    /// Posts a change to the keeper, and waits until every packet worker uses the view with it.
+    /// Returns a warning for each part that the keeper could not follow yet.
     fn follow(&self, update: Update) -> Result<Vec<String>, Failure> {
-        let (generation, warnings) = self.ask_keeper(move |keeper, reply| {
+        let (generation, warnings) = self.threads.ask_keeper(move |keeper, reply| {
             let warnings = keeper.update(update);
             keeper.when_published(move |generation| drop(reply.send((generation, warnings))));
         })?;
-        self.wait_for(generation)?;
+        self.threads.wait_for(generation)?;
         Ok(warnings)
     }
 }
 
-/// A synchronisation daemon that is to be started, and what came of opening its sockets.
+/// A synchronisation daemon to be started, and its sockets or the error.
 type Attempt = (SyncDaemon, Result<Prepared, Failure>);
 
 /// The host, with daemons whose sockets have been opened.
@@ -228,8 +229,8 @@ mod tests {
     #[test]
     fn what_is_done_and_not_followed_is_a_success_with_a_warning() {
         let control = Control::new(Options::default());
-        let shared = Shared::new(control, 1).expect("descriptors");
-        shared.keeper().close();
+        let handle = Handle::without_host(control);
+        handle.threads.keeper().close();
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 1], 80).into(),
         };
@@ -238,11 +239,11 @@ mod tests {
             config: ServiceConfig::new(Family::V4, "rr"),
             owner: None,
         });
-        let answer = shared.apply(vec![add.clone()], false).expect("it is done");
+        let answer = handle.apply(vec![add.clone()], false).expect("it is done");
         let done: Done = serde_json::from_value(answer).expect("it is that");
         assert_eq!(done.warnings.len(), 1);
         assert!(done.warnings[0].contains("keeper"), "{done:?}");
-        assert_eq!(shared.control().services().count(), 1);
+        assert_eq!(handle.context.control().services().count(), 1);
 
         let start = Call::DaemonStart(SyncDaemon {
             role: lvs_core::api::SyncRole::Master,
@@ -255,9 +256,9 @@ mod tests {
         });
         // Nothing is opened for what stands behind a change that is refused.
         let list = [Call::ServiceFlush {}, add.clone(), add.clone(), start];
-        assert_eq!(shared.possible(&list, &View::default()), 2);
+        assert_eq!(handle.possible(&list, &View::default()), 2);
 
-        let refusal = shared.apply(vec![add], false).expect_err("there is one");
+        let refusal = handle.apply(vec![add], false).expect_err("there is one");
         assert_eq!(refusal.code, lvs_core::api::FailureCode::Exists);
     }
 }

@@ -4,21 +4,23 @@ use lvs_core::api::{ConnInfo, Failure};
 use serde_json::Value;
 
 use super::end;
-use crate::engine::shared::Shared;
+use crate::engine::handle::Handle;
 use lvs_process::server::Sink;
 
-/// What is looked at in one go, in free slots of the table, so that a listing never holds up
-/// packets for long: 512 connections.
+/// Slots that are read in one job if they are free, or 512 connections, so that a listing never
+/// delays packets for long.
 const PIECE: usize = 8192;
 
-impl Shared {
+impl Handle {
     pub(super) fn list_connections(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
-        // Where each shard goes on; what is not in it begins at the first slot.
+        // The next slot of each shard; a shard without an entry begins at the first slot.
         let mut starts: Vec<Option<usize>> = Vec::new();
         loop {
             let first = starts.is_empty();
             let from = starts.clone();
-            let pieces = self.ask(move |worker| worker.decider().connections(&from, PIECE))?;
+            let pieces = self
+                .threads
+                .ask(move |worker| worker.decider().connections(&from, PIECE))?;
             for (number, piece, next) in pieces {
                 for connection in &piece {
                     out.item(&ConnInfo::of(connection))?;
@@ -49,8 +51,8 @@ impl Shared {
 
     /// The persistence templates from a slot on, and where to go on.
     fn templates(&self, from: usize) -> (Vec<ConnInfo>, Option<usize>) {
-        let now = self.now();
-        let control = self.control();
+        let now = self.context.now();
+        let control = self.context.control();
         let (templates, next) = control.templates_piece(from, PIECE, now);
         let templates = templates.iter();
         let templates = templates.map(|template| ConnInfo::of_template(&control, template));

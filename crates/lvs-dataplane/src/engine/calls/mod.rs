@@ -1,9 +1,8 @@
-//! What the control socket can ask for, by subject.
+//! The calls of the control socket, by subject.
 
 mod capture;
 mod change;
 mod connections;
-mod question;
 mod services;
 mod state;
 
@@ -11,14 +10,14 @@ use lvs_core::api::{Call, Done, Failure, FailureCode, ListEnd, Sysctl, Timeouts}
 use lvs_core::{Protocol, Sysctls, Tuple};
 use serde_json::Value;
 
-pub(super) use self::question::Question;
-use super::shared::Shared;
+use super::decider::Question;
+use super::handle::Handle;
 use lvs_process::server::{Handler, Sink};
 
 /// The size of the kernel's connection table, which listings print.
 const KERNEL_TABLE_SIZE: u32 = 4096;
 
-impl Handler for Shared {
+impl Handler for Handle {
     fn name(&self) -> String {
         concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned()
     }
@@ -35,12 +34,12 @@ impl Handler for Shared {
             Call::ServiceList { service } => self.list_services(service, out),
             Call::ConnList {} => self.list_connections(out),
             Call::TimeoutsGet {} => {
-                let (tcp, tcp_fin, udp) = self.control().timeouts();
+                let (tcp, tcp_fin, udp) = self.context.control().timeouts();
                 to_value(&Timeouts { tcp, tcp_fin, udp })
             }
             Call::SysctlGet { name } => self.list_sysctls(name.as_deref(), out),
             Call::DaemonList {} => {
-                let daemons = self.control().daemons().to_vec();
+                let daemons = self.context.control().daemons().to_vec();
                 items(&daemons, out)
             }
             Call::SyncGet {} => to_value(&self.sync_state()),
@@ -74,8 +73,8 @@ impl Handler for Shared {
                 server,
                 client,
             } => {
-                let now = self.now();
-                let mut control = self.control();
+                let now = self.context.now();
+                let mut control = self.context.control();
                 let pinned = control.pin(&service.into(), server, client, now);
                 drop(control);
                 pinned.map_err(Failure::from)?;
@@ -87,9 +86,17 @@ impl Handler for Shared {
     }
 }
 
-impl Shared {
+impl Handle {
+    /// Explains the fate of a packet.
+    fn explain(&self, question: Question) -> Result<Value, Failure> {
+        let all = self.threads.ask(move |worker| worker.explain(&question))?;
+        // Every worker decides alike on a packet that opens a connection. Only one worker has a
+        // connection that exists already.
+        to_value(&all.into_iter().max_by_key(|one| one.connection.is_some()))
+    }
+
     fn list_sysctls(&self, name: Option<&str>, out: &mut Sink<'_>) -> Result<Value, Failure> {
-        let sysctls = self.control().sysctls().clone();
+        let sysctls = self.context.control().sysctls().clone();
         let names = name.map_or_else(|| Sysctls::NAMES.to_vec(), |name| vec![name]);
         for name in names {
             let value = sysctls.get(name).map_err(Failure::from)?;

@@ -5,14 +5,14 @@ use lvs_core::{Error, Instant, Service, ServiceKey};
 use serde_json::Value;
 
 use super::end;
-use crate::engine::shared::Shared;
+use crate::engine::handle::Handle;
 use lvs_process::server::Sink;
 
 /// Servers that are copied with the control half locked: packets that open connections have their
 /// turn in between.
 const PIECE: usize = 256;
 
-impl Shared {
+impl Handle {
     pub(super) fn list_services(
         &self,
         only: Option<ServiceId>,
@@ -24,14 +24,19 @@ impl Shared {
         end(out)
     }
 
-    /// What there is to tell of one service, or of all. Nothing is added or removed meanwhile.
+    /// The state of one service, or of all services. No service is added or removed meanwhile.
     fn services(&self, only: Option<ServiceId>) -> Result<Vec<ServiceInfo>, Failure> {
-        let now = self.now();
-        let _changing = self.changing();
-        self.fold();
+        let now = self.context.now();
+        let _changing = self.context.changing();
+        self.context.fold();
         let keys: Vec<ServiceKey> = match only {
             Some(id) => vec![id.into()],
-            None => self.control().services().map(Service::key).collect(),
+            None => self
+                .context
+                .control()
+                .services()
+                .map(Service::key)
+                .collect(),
         };
         keys.iter().map(|key| self.service_info(key, now)).collect()
     }
@@ -40,7 +45,7 @@ impl Shared {
     fn service_info(&self, key: &ServiceKey, now: Instant) -> Result<ServiceInfo, Failure> {
         let mut told: Option<ServiceInfo> = None;
         loop {
-            let control = self.control();
+            let control = self.context.control();
             let service = control.service(key).ok_or(Error::NoService)?;
             let told = told.get_or_insert_with(|| ServiceInfo::of(service));
             let rest = service.servers().iter().skip(told.servers.len());

@@ -1,4 +1,4 @@
-//! The engine's own state: threads, interfaces, counters.
+//! The dataplane's own state: threads, interfaces, counters.
 
 use lvs_core::FilterLists;
 use lvs_core::api::{
@@ -9,28 +9,28 @@ use lvs_core::api::{
 use serde_json::Value;
 
 use super::end;
+use crate::engine::handle::Handle;
 use crate::engine::remedies;
 use crate::engine::report::{Report, shares, sync};
-use crate::engine::shared::Shared;
 use crate::engine::worker::Worker;
 use crate::host::view::View;
 use lvs_packet::net::PortId;
 use lvs_process::server::Sink;
 
-impl Shared {
-    /// What all packet workers have counted.
+impl Handle {
+    /// The sum of the counters of all packet workers.
     fn report(&self) -> Result<Report, Failure> {
-        let all = self.ask(Worker::report)?;
+        let all = self.threads.ask(Worker::report)?;
         let all = all.into_iter().reduce(Report::add);
         Ok(all.expect("there is a packet worker"))
     }
 
     pub(super) fn info(&self) -> Result<Info, Failure> {
         let report = self.report()?;
-        self.fold();
+        self.context.fold();
         let mut workers = report.workers.clone();
         let (ftp_ports, total) = {
-            let control = self.control();
+            let control = self.context.control();
             for (number, counts) in control.shard_counts().enumerate() {
                 if let Some(worker) = workers.iter_mut().find(|w| w.number as usize == number) {
                     worker.counts = counts;
@@ -40,14 +40,14 @@ impl Shared {
         };
         let mut info = Info {
             pid: std::process::id(),
-            uptime: self.uptime().as_secs(),
+            uptime: self.context.uptime().as_secs(),
             ftp_ports,
             connections: report.connections,
             capacity: report.capacity,
             too_big: report.common.oversize.all(),
             total,
             workers,
-            in_kernel: self.in_kernel_info(),
+            in_kernel: self.context.in_kernel_info(),
             sync: self.sync_counts(&report),
             confinement: self.confinement(),
             peers: self
@@ -58,13 +58,13 @@ impl Shared {
                 .map_or_else(Vec::new, |peers| peers.tables_info()),
             ..Info::default()
         };
-        info.interfaces = interfaces(&self.view(), &report);
+        info.interfaces = interfaces(&self.context.view(), &report);
         (
             info.own_vips,
             info.conflicts,
             info.waiting,
             (info.announced, info.announced_ago),
-        ) = self.ask_keeper(|keeper, reply| {
+        ) = self.threads.ask_keeper(|keeper, reply| {
             let _ = reply.send((
                 keeper.answered_vips(),
                 keeper.conflicts(),
@@ -77,14 +77,14 @@ impl Shared {
         Ok(info)
     }
 
-    /// What synchronisation has counted.
+    /// The counters of the synchronisation daemons.
     fn sync_counts(&self, report: &Report) -> SyncCounts {
-        let mut counts = self.daemons().counts.read();
+        let mut counts = self.threads.daemons.counts.read();
         counts.queue_full += report.unsynced;
         counts
     }
 
-    /// What is known of other directors.
+    /// The state of replication with peers.
     pub(super) fn sync_state(&self) -> SyncState {
         let alone = || SyncState {
             ready: true,
@@ -93,7 +93,7 @@ impl Shared {
         self.peers().map_or_else(alone, |peers| peers.report())
     }
 
-    /// Takes which addresses are to be announced by routes.
+    /// Sets the addresses that are announced by routes.
     pub(super) fn announce(&self, spec: AnnounceSpec) -> Result<Announcements, Failure> {
         let count = spec.addresses.len();
         if count > ANNOUNCED_MAX {
@@ -102,7 +102,7 @@ impl Shared {
                 format!("{count} addresses to announce: {ANNOUNCED_MAX} at most are taken"),
             ));
         }
-        let announced = self.ask_keeper(move |keeper, reply| {
+        let announced = self.threads.ask_keeper(move |keeper, reply| {
             keeper.announce(&spec);
             let _ = reply.send(keeper.announcements().0);
         })?;
@@ -111,13 +111,13 @@ impl Shared {
 
     pub(super) fn reasons(&self) -> Result<Vec<ReasonCount>, Failure> {
         let report = self.report()?;
-        let templates = self.control().evicted_templates();
+        let templates = self.context.control().evicted_templates();
         let mut reasons = report.reasons(templates);
         reasons.extend(sync(&self.sync_counts(&report)));
-        if let Some(in_kernel) = self.in_kernel() {
+        if let Some(in_kernel) = self.context.in_kernel() {
             reasons.extend(shares(&in_kernel.shares()));
         }
-        let view = self.view();
+        let view = self.context.view();
         for reason in reasons.iter_mut().filter(|reason| reason.count > 0) {
             let remedy = remedies::of_route(&reason.reason, &view.tables);
             reason.remedy = remedy.unwrap_or(std::mem::take(&mut reason.remedy));
@@ -126,7 +126,7 @@ impl Shared {
     }
 
     pub(super) fn list_marks(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
-        let rules = self.control().marks().clone();
+        let rules = self.context.control().marks().clone();
         let taken = self.report()?.marked;
         for (number, rule) in rules.iter().enumerate() {
             out.item(&MarkText {
@@ -141,7 +141,7 @@ impl Shared {
     /// The filters by source, long ones in pieces.
     pub(super) fn list_filters(&self, out: &mut Sink<'_>) -> Result<Value, Failure> {
         const PIECE: usize = 1000;
-        let filters: Vec<_> = self.control().filters().collect();
+        let filters: Vec<_> = self.context.control().filters().collect();
         for (key, filter) in filters {
             let service = key.map(ServiceId::from);
             let FilterLists { allow, deny } = filter.lists();
@@ -161,12 +161,12 @@ impl Shared {
     /// The addresses that stand for clients.
     pub(super) fn local_info(&self) -> Result<LocalInfo, Failure> {
         let (pool, hairpin) = {
-            let control = self.control();
+            let control = self.context.control();
             let (pool, hairpin) = control.local_pool();
             (pool.to_vec(), hairpin)
         };
         let addresses: Vec<_> = pool.iter().map(|local| local.addr).collect();
-        let counts = self.ask(move |worker| {
+        let counts = self.threads.ask(move |worker| {
             let shard = &worker.decider().shard;
             let count = |&addr| shard.local_connections(addr);
             addresses.iter().map(count).collect::<Vec<u64>>()

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use lvs_core::sync::bulk::{DIGEST_LEN, Digest};
 
+use crate::lock::lock;
+
 /// Bytes that may wait for one listener; then it is told everything anew.
 const WAITING_MAX: usize = 16 << 20;
 /// Bytes of it that are taken in one go, but for the last of what is said.
@@ -19,7 +21,7 @@ pub(in crate::engine) struct Hub(Mutex<Vec<Arc<Outgoing>>>);
 
 impl Hub {
     fn all(&self) -> MutexGuard<'_, Vec<Arc<Outgoing>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Another one; `true` if it is the first.
@@ -100,7 +102,7 @@ pub(super) struct Work {
 
 impl Outgoing {
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 
     pub(super) fn push(&self, said: Said) {

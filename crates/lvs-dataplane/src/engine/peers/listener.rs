@@ -328,9 +328,8 @@ mod tests {
     use lvs_core::sync::bulk::Kind as Told;
     use lvs_core::{Control, Options};
 
-    use super::super::tests::{peers_of, worker_of};
+    use super::super::tests::{parts, peers_of, worker_of};
     use super::*;
-    use crate::engine::shared::Shared;
     use crate::engine::worker::Worker;
     use crate::sync::entry;
 
@@ -347,13 +346,13 @@ mod tests {
     fn what_a_peer_tells_waits_for_the_packet_worker_in_two_portions() {
         const ALL: u16 = 1000;
         let control = Control::new(Options::default());
-        let shared = Arc::new(Shared::new(control, 1).expect("descriptors"));
-        let mut worker = worker_of(&shared);
+        let parts = parts(control);
+        let mut worker = worker_of(&parts);
         worker.with_decider(|decider| {
             decider.shard.keep_ledger([3, 4]);
             decider.shard.listen_to(0, [1, 2]);
         });
-        let peers = peers_of(Arc::downgrade(&shared), ([192, 0, 2, 2], 1).into());
+        let peers = peers_of(Some(&parts), ([192, 0, 2, 2], 1).into());
         let (reply, answers) = channel();
         let mut portions = Portions {
             peers: &peers,
@@ -368,7 +367,7 @@ mod tests {
             let delivery = scope.spawn(move || portions.deliver(all));
             let mut rounds = 0;
             while !delivery.is_finished() {
-                let jobs = shared.doors()[0].mailbox.take();
+                let jobs = parts.1.worker(0).mailbox.take();
                 assert!(jobs.len() <= PORTIONS_MAX, "{} wait", jobs.len());
                 rounds += usize::from(!jobs.is_empty());
                 for job in jobs {
@@ -381,7 +380,9 @@ mod tests {
             assert!(delivery.join().expect("no panic"), "it has delivered all");
             assert!(rounds >= usize::from(ALL) / PORTION / PORTIONS_MAX);
         });
-        shared.doors()[0]
+        parts
+            .1
+            .worker(0)
             .mailbox
             .take()
             .into_iter()

@@ -20,9 +20,8 @@ mod tests;
 
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -35,8 +34,12 @@ use tracing::{info, warn};
 
 use self::frame::{FrameError, Key};
 pub(super) use self::hub::Hub;
+use super::config::PeersConfig;
+use super::context::Context;
 use super::decider::Decider;
-use super::shared::Shared;
+use super::threads::Threads;
+use super::worker::Worker;
+use crate::lock::lock;
 use crate::random::random;
 use lvs_sys::EventFd;
 
@@ -50,31 +53,11 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long a thread has to find that its connection was ended.
 const SHORT: Duration = Duration::from_millis(100);
 
-/// How long an engine waits at first for peers that cannot be reached, before it is ready without
-/// them.
-pub const WAIT: Duration = Duration::from_secs(10);
-/// How long the tables of two directors may differ, unless somebody says otherwise.
-pub const ALARM: Duration = Duration::from_secs(30);
-
-/// The other directors, and how they are talked to.
-#[derive(Clone, Debug, Default)]
-pub struct Config {
-    /// Where others connect to; without it, port [`PORT`] of all addresses.
-    pub listen: Option<SocketAddr>,
-    /// Where others are; port 0 is [`PORT`].
-    pub peers: Vec<SocketAddr>,
-    /// The file with the key that all share.
-    pub key_file: PathBuf,
-    /// How long to wait for those that cannot be reached; zero: for none at all.
-    pub wait: Duration,
-    /// How long the tables of one may differ from this one's before that is an alarm.
-    pub alarm: Duration,
-}
-
 /// The peers of an engine.
 #[derive(Debug)]
 pub(in crate::engine) struct Peers {
-    shared: Weak<Shared>,
+    context: Weak<Context>,
+    workers: Weak<Threads<Worker>>,
     key: Key,
     /// Of this run of the engine.
     identity: [u8; 16],
@@ -89,7 +72,7 @@ pub(in crate::engine) struct Peers {
     tables: Mutex<tables::Own>,
     started: Instant,
     peers: Vec<Arc<Peer>>,
-    pub(in crate::engine) hub: Hub,
+    hub: Arc<Hub>,
     counts: Counts,
     ready: AtomicBool,
     stop: AtomicBool,
@@ -131,13 +114,13 @@ struct Peer {
 #[derive(Debug, Default)]
 struct State {
     step: Step,
-    /// Whom we listen to.
+    /// The run of the peer that we receive from.
     identity: Option<[u8; 16]>,
     stream: Option<TcpStream>,
     /// It has lent connections that nobody has adopted.
     lends: bool,
     trouble: Option<(Trouble, String)>,
-    /// What it has told so far, in bulk.
+    /// The connections received in the full sync so far.
     received: u64,
     bulk: Option<(u64, Duration, Instant)>,
     /// It was compared with its digest.
@@ -185,8 +168,12 @@ impl Peers {
     /// Begins to talk to other directors.
     ///
     /// # Errors
-    /// What is wrong, and what to do about it.
-    pub(super) fn start(config: &Config, shared: &Arc<Shared>) -> Result<Arc<Self>, String> {
+    /// The reason and the fix, as text.
+    pub(super) fn start(
+        config: &PeersConfig,
+        context: &Arc<Context>,
+        threads: &Arc<Threads<Worker>>,
+    ) -> Result<Arc<Self>, String> {
         let mut addresses = Vec::new();
         for &peer in &config.peers {
             let mut peer = peer;
@@ -236,7 +223,8 @@ impl Peers {
             })
         });
         let this = Arc::new(Self {
-            shared: Arc::downgrade(shared),
+            context: Arc::downgrade(context),
+            workers: Arc::downgrade(threads),
             key,
             identity: random().map_err(failed)?,
             keys,
@@ -247,7 +235,7 @@ impl Peers {
             tables: Mutex::default(),
             started: Instant::now(),
             peers: peers.collect(),
-            hub: Hub::default(),
+            hub: threads.hub.clone(),
             counts: Counts::default(),
             ready: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -269,7 +257,7 @@ impl Peers {
 
     fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut threads = lock(&self.threads);
         threads.retain(|thread| !thread.is_finished());
         threads.push(thread);
         Ok(())
@@ -291,8 +279,7 @@ impl Peers {
             false => begun + SHORT,
         };
         loop {
-            let threads = self.threads.lock();
-            let thread = threads.unwrap_or_else(PoisonError::into_inner).pop();
+            let thread = lock(&self.threads).pop();
             let Some(thread) = thread else { return };
             // It may have begun a connection meanwhile.
             while !thread.is_finished() && Instant::now() < until() {
@@ -313,21 +300,26 @@ impl Peers {
 
     /// Waits, but not when the engine ends.
     fn pause(&self, time: Duration) {
-        let guard = self.sleeping.0.lock();
-        let guard = guard.unwrap_or_else(PoisonError::into_inner);
+        let guard = lock(&self.sleeping.0);
         let until = |_: &mut ()| !self.is_stopping();
         let _ = self.sleeping.1.wait_timeout_while(guard, time, until);
     }
 
     fn now(&self) -> lvs_core::Instant {
-        let shared = self.shared.upgrade();
-        shared.map_or(lvs_core::Instant::ZERO, |shared| shared.now())
+        let context = self.context.upgrade();
+        context.map_or(lvs_core::Instant::ZERO, |context| context.now())
     }
 
-    /// Has the packet worker do something, after it has told what has changed.
+    /// Posts a job to the packet worker, which sends its changes first.
     fn on_worker(&self, job: impl FnOnce(&mut Decider) + Send + 'static) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.post_decider(job);
+        // There is one worker.
+        let threads = self.workers.upgrade();
+        if let Some(worker) = threads
+            .as_ref()
+            .and_then(|threads| threads.workers().first())
+        {
+            let job = move |worker: &mut Worker| worker.with_decider(job);
+            worker.mailbox.post(job);
         }
     }
 
@@ -352,19 +344,19 @@ impl Peers {
         budget: usize,
         since: Option<lvs_core::Instant>,
     ) -> (Vec<u8>, Option<usize>) {
-        let Some(shared) = self.shared.upgrade() else {
+        let Some(context) = self.context.upgrade() else {
             return (Vec::new(), None);
         };
-        let now = shared.now();
-        let control = shared.control();
+        let now = context.now();
+        let control = context.control();
         control.told_templates_piece(from, budget, since, now)
     }
 
     /// The digests of this director's services.
     fn services(&self) -> Arc<ServiceDigests> {
-        let mut own = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(shared) = self.shared.upgrade() {
-            own.follow(&shared);
+        let mut own = lock(&self.tables);
+        if let Some(context) = self.context.upgrade() {
+            own.follow(&context);
         }
         own.digests()
     }
@@ -432,7 +424,7 @@ impl Peers {
         }
     }
 
-    /// What has become of a portion.
+    /// Counts the results of a portion.
     fn heard(&self, heard: Heard) {
         self.add(|counts| &counts.taken, heard.taken.taken);
         self.add(|counts| &counts.nonsense, heard.taken.nonsense);
@@ -499,11 +491,7 @@ impl Peers {
             forged: read(&counts.forged),
             malformed: read(&counts.malformed),
             tables: self.tables_info(),
-            tables_beyond: self
-                .tables
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .beyond(),
+            tables_beyond: lock(&self.tables).beyond(),
         }
     }
 
@@ -573,11 +561,11 @@ impl State {
 
 impl Peer {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn tables(&self) -> MutexGuard<'_, tables::Comparison> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tables)
     }
 
     /// How far its connections are known here; the engine began at `started`.

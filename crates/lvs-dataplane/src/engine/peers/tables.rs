@@ -10,7 +10,7 @@ use lvs_core::api::{TableDifference, TablesInfo, TablesState};
 use lvs_core::replication::DigestWalk;
 use lvs_core::sync::services::{Differs, ServiceDigests};
 
-use crate::engine::shared::Shared;
+use crate::engine::context::Context;
 
 /// Servers that are looked at while packets wait.
 const PIECE: usize = 256;
@@ -30,8 +30,8 @@ pub(super) struct Own {
 
 impl Own {
     /// Makes the digests again if services or servers have changed.
-    pub(super) fn follow(&mut self, shared: &Shared) {
-        let generation = shared.control().generation();
+    pub(super) fn follow(&mut self, context: &Context) {
+        let generation = context.control().generation();
         if let Some((made, at)) = self.made
             && (made == generation || at.elapsed() < PERIOD)
         {
@@ -40,7 +40,7 @@ impl Own {
         let mut all = Vec::new();
         let mut next = Some(DigestWalk::default());
         while let Some(walk) = next {
-            next = shared.control().digests_piece(walk, PIECE, &mut all);
+            next = context.control().digests_piece(walk, PIECE, &mut all);
         }
         let (digests, beyond) = ServiceDigests::new(all);
         (self.digests, self.beyond) = (Arc::new(digests), beyond);
@@ -57,7 +57,7 @@ impl Own {
     }
 }
 
-/// What is to be said of a comparison.
+/// A log line about a comparison.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Said {
     /// The directors have differed for too long.

@@ -11,7 +11,8 @@ use lvs_core::sync::bulk::DIGEST_LEN;
 use lvs_core::sync::services::SERVICES_MAX;
 
 use super::*;
-use crate::engine::door::Requests;
+use crate::engine::config::PEERS_ALARM as ALARM;
+use crate::engine::threads::Requests;
 use crate::engine::worker::{Equipment, Worker};
 use lvs_packet::common::Common;
 use lvs_packet::pipeline::Settings;
@@ -26,13 +27,21 @@ fn introduction(identity: u8) -> Introduction {
     }
 }
 
-/// An engine whose packet worker is gone, with one peer.
-fn peers(address: SocketAddr) -> Arc<Peers> {
-    peers_of(Weak::new(), address)
+/// The context and threads of a dataplane with one packet worker.
+pub(super) type Parts = (Arc<Context>, Arc<Threads<Worker>>);
+
+pub(super) fn parts(control: lvs_core::Control) -> Parts {
+    let threads = Threads::new(1).expect("descriptors");
+    (Context::without_kernel(control), Arc::new(threads))
 }
 
-/// An engine with one peer.
-pub(super) fn peers_of(shared: Weak<Shared>, address: SocketAddr) -> Arc<Peers> {
+/// One peer of a dataplane whose packet worker is gone.
+fn peers(address: SocketAddr) -> Arc<Peers> {
+    peers_of(None, address)
+}
+
+/// One peer of a dataplane.
+pub(super) fn peers_of(parts: Option<&Parts>, address: SocketAddr) -> Arc<Peers> {
     let peer = Peer {
         number: 0,
         address,
@@ -41,7 +50,8 @@ pub(super) fn peers_of(shared: Weak<Shared>, address: SocketAddr) -> Arc<Peers> 
         changed: Condvar::new(),
     };
     Arc::new(Peers {
-        shared,
+        context: parts.map_or_else(Weak::new, |(context, _)| Arc::downgrade(context)),
+        workers: parts.map_or_else(Weak::new, |(_, threads)| Arc::downgrade(threads)),
         key: Key::of(KEY),
         identity: [1; 16],
         keys: [1, 2],
@@ -52,7 +62,7 @@ pub(super) fn peers_of(shared: Weak<Shared>, address: SocketAddr) -> Arc<Peers> 
         tables: Mutex::default(),
         started: Instant::now(),
         peers: vec![Arc::new(peer)],
-        hub: Hub::default(),
+        hub: Arc::default(),
         counts: Counts::default(),
         ready: AtomicBool::new(false),
         stop: AtomicBool::new(false),
@@ -62,23 +72,24 @@ pub(super) fn peers_of(shared: Weak<Shared>, address: SocketAddr) -> Arc<Peers> 
     })
 }
 
-/// An engine's only packet worker, which runs its jobs when it is told to.
-pub(super) fn worker_of(shared: &Arc<Shared>) -> Worker {
-    let shard = shared.control().shard(0).expect("the first");
+/// The only packet worker, which runs its jobs when the test calls [`run_jobs`].
+pub(super) fn worker_of((context, threads): &Parts) -> Worker {
+    let shard = context.control().shard(0).expect("the first");
     let common = Common::new(Settings::UNLIMITED).with_workers(NonZeroUsize::MIN);
-    let (requests, _) = Requests::new(shared.clone());
+    let (requests, _) = Requests::new();
     let equipment = Equipment::new(Arc::new(common));
-    Worker::new(shared.clone(), 0, shard, equipment, requests, None)
+    let (context, threads) = (context.clone(), threads.clone());
+    Worker::new(context, threads, 0, shard, equipment, requests, None)
 }
 
 /// Runs the jobs that wait for the packet worker.
-fn run_jobs(shared: &Shared, worker: &mut Worker) {
-    for job in shared.doors()[0].mailbox.take() {
+fn run_jobs((_, threads): &Parts, worker: &mut Worker) {
+    for job in threads.worker(0).mailbox.take() {
         job(worker);
     }
 }
 
-/// What is counted of frames that nobody should send.
+/// The counters of invalid frames.
 fn counted(peers: &Peers) -> (u64, u64) {
     let report = peers.report();
     (report.forged, report.malformed)
@@ -101,14 +112,14 @@ struct Listens {
 
 /// One of an older version, to an engine whose packet worker is gone.
 fn listens() -> Listens {
-    listens_to(Weak::new(), introduction(2))
+    listens_to(None, introduction(2))
 }
 
-fn listens_to(shared: Weak<Shared>, introduced: Introduction) -> Listens {
+fn listens_to(parts: Option<&Parts>, introduced: Introduction) -> Listens {
     let (listener, address) = listener();
     let stream = TcpStream::connect(address).expect("it listens");
     let (theirs, _) = listener.accept().expect("it has connected");
-    let peers = peers_of(shared, address);
+    let peers = peers_of(parts, address);
     let ours = Introduction::new([1; 16], [1; 24]);
     let handshake = Handshake::new(&Key::of(KEY), introduced, ours);
     let (told, asked) = (handshake.told(), handshake.asked());
@@ -303,8 +314,8 @@ fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
 }
 
 /// The first digest that a director sends to a listener.
-fn first_digest(shared: &Arc<Shared>, worker: &mut Worker, introduced: Introduction) -> Vec<u8> {
-    let mut it = listens_to(Arc::downgrade(shared), introduced);
+fn first_digest(parts: &Parts, worker: &mut Worker, introduced: Introduction) -> Vec<u8> {
+    let mut it = listens_to(Some(parts), introduced);
     let digest = thread::scope(|scope| {
         let (stream, told) = (&mut it.stream, &mut it.told);
         let reads = scope.spawn(move || {
@@ -316,14 +327,14 @@ fn first_digest(shared: &Arc<Shared>, worker: &mut Worker, introduced: Introduct
             }
         });
         while !reads.is_finished() {
-            run_jobs(shared, worker);
+            run_jobs(parts, worker);
             thread::yield_now();
         }
         reads.join().expect("no panic")
     });
     drop(it.stream);
     while !it.teller.is_finished() {
-        run_jobs(shared, worker);
+        run_jobs(parts, worker);
         thread::yield_now();
     }
     it.teller.join().expect("it ends");
@@ -345,22 +356,22 @@ fn digests_of_as_many_services_as_are_compared_are_told_to_directors_that_unders
         let added = control.add_service(ServiceKey::Mark { family, mark }, config, None);
         added.expect("a good one");
     }
-    let shared = Arc::new(Shared::new(control, 1).expect("descriptors"));
+    let parts = parts(control);
     let mut own = tables::Own::default();
     let begun = Instant::now();
-    own.follow(&shared);
+    own.follow(&parts.0);
     println!("{SERVICES_MAX} digests: made in {:.1?}", begun.elapsed());
     assert_eq!(own.beyond(), 1);
     let ours = own.digests();
     assert_eq!(ours.len(), SERVICES_MAX);
 
-    let mut worker = worker_of(&shared);
+    let mut worker = worker_of(&parts);
     worker.with_decider(|decider| decider.shard.keep_ledger([1, 2]));
-    let older = first_digest(&shared, &mut worker, introduction(2));
+    let older = first_digest(&parts, &mut worker, introduction(2));
     assert_eq!(older.len(), 8 + DIGEST_LEN);
     let understands = Introduction::new([2; 16], [2; 24]);
     let begun = Instant::now();
-    let sent = first_digest(&shared, &mut worker, understands);
+    let sent = first_digest(&parts, &mut worker, understands);
     println!("sent in {:.1?}: {} bytes", begun.elapsed(), sent.len());
     assert_eq!(sent.len(), PAYLOAD_MAX);
 
@@ -423,16 +434,16 @@ fn how_a_peer_stands() {
 #[test]
 fn no_more_peers_are_taken_than_an_engine_can_tell() {
     let control = lvs_core::Control::new(lvs_core::Options::default());
-    let shared = Arc::new(Shared::new(control, 1).expect("descriptors"));
+    let parts = parts(control);
     for (count, words) in [(8, "cannot read the key"), (9, "9 peers: 8 at most")] {
-        let config = Config {
+        let config = PeersConfig {
             peers: (1..=count)
                 .map(|n| SocketAddr::from(([192, 0, 2, n], 0)))
                 .collect(),
             key_file: "/nowhere".into(),
-            ..Config::default()
+            ..PeersConfig::default()
         };
-        let said = Peers::start(&config, &shared).expect_err("there is no key");
+        let said = Peers::start(&config, &parts.0, &parts.1).expect_err("there is no key");
         assert!(said.contains(words), "{said}");
     }
 }

@@ -1,4 +1,4 @@
-//! What a packet worker does about the path in the kernel: publishes connections, and follows its clock.
+//! The worker side of the kernel fast path: offloading connections, and its clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use tracing::warn;
 use super::Worker;
 use crate::engine::kernel_path::WithEngine;
 use crate::in_kernel::{Held, InKernel, LocalsAre, WayOut};
-use lvs_packet::ways::{Way, Ways};
+use lvs_packet::net::Way;
+use lvs_packet::ways::Ways;
 
 /// How long packets that have come in may always be waiting before connections are published all
 /// the same.
@@ -22,7 +23,7 @@ const LOCALS_AT_ONCE: usize = 512;
 /// Slots whose connections are withdrawn in one round of housekeeping, when all are to be.
 const WITHDRAW_BUDGET: usize = 1 << 20;
 
-/// What concerns the path in the kernel.
+/// The state of a worker for the kernel fast path.
 #[derive(Default)]
 pub(super) struct KernelSide {
     /// The path, if there is one.
@@ -38,18 +39,21 @@ pub(super) struct KernelSide {
 }
 
 impl Worker {
-    /// Publishes connections from now on, each after so many packets.
-    pub(in crate::engine) fn use_in_kernel(&mut self, in_kernel: Arc<InKernel>, after: u32) {
-        self.kernel.path = Some(in_kernel);
-        self.decider.shard.follow_local_ends();
-        self.decider.ripe_after = after;
+    /// Offloads connections from now on, each after so many packets, if there is a kernel fast
+    /// path.
+    pub(in crate::engine) fn use_in_kernel(&mut self, after: u32) {
+        if let Some(in_kernel) = self.context.in_kernel() {
+            self.kernel.path = Some(in_kernel.clone());
+            self.decider.shard.follow_local_ends();
+            self.decider.ripe_after = after;
+        }
     }
 
     /// Publishes the connections that are ripe for it, if what has come in before is on its way
     /// (`quiet`), so that nothing overtakes it. An engine that does not get there for long
     /// cannot keep up and loses packets: then it does not wait.
     pub(super) fn publish_ripe(&mut self, quiet: bool) {
-        let now = self.shared.now();
+        let now = self.context.now();
         if quiet {
             self.kernel.quiet = now;
         } else if now.saturating_since(self.kernel.quiet) < BUSY {
@@ -83,7 +87,7 @@ impl Worker {
         self.decider.ripe.clear();
     }
 
-    /// What a router has said of a way through a tunnel holds for packets in the kernel, too.
+    /// Applies a path MTU that was learned for a tunnel to offloaded connections, too.
     pub(super) fn heed_lessons(&mut self) {
         if let Some(kernel) = &self.kernel.path {
             let lessons = self.pipeline.common().tunnels().lessons();
@@ -107,8 +111,8 @@ impl Worker {
         judges.then_some(WithEngine::IgnoreTunneled)
     }
 
-    /// What a connection can be published by, if nothing but counting is to be done about its
-    /// packets; else why not.
+    /// The offload plan and the paths of a connection, if its packets need nothing but counting;
+    /// otherwise the reason.
     fn what_to_publish(
         &self,
         conn: ConnId,
@@ -144,7 +148,7 @@ impl Worker {
             return Err(WithEngine::New { of });
         };
         // Of one that is published, too: it may be closing, which begins no epoch.
-        self.what_to_publish(conn, kernel, self.shared.now())?;
+        self.what_to_publish(conn, kernel, self.context.now())?;
         Err(match decider.shard.ripeness(conn, of, epoch) {
             Ripeness::Published => return Ok(()),
             Ripeness::Stale => WithEngine::Stale,
@@ -216,7 +220,7 @@ impl Worker {
             LocalsAre::Wanted => {
                 // The kernel takes its time: that is for the keeper.
                 let kernel = kernel.clone();
-                self.shared.post_keeper(move |_| kernel.make_locals());
+                self.threads.post_keeper(move |_| kernel.make_locals());
             }
             LocalsAre::Coming if waiting < LOCALS_WAITING => {}
             LocalsAre::Coming => {

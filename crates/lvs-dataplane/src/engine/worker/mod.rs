@@ -20,17 +20,17 @@ use lvs_core::{Instant, Shard};
 use tracing::{error, info, warn};
 
 use self::kernel::KernelSide;
-use super::calls::Question;
 use super::capture::{self, Capture, Shown};
-use super::decider::Decider;
-use super::door::{Door, Requests};
+use super::context::Context;
+use super::decider::{Decider, Question};
+use super::hook::PacketHook;
 use super::inbox::Parcel;
 use super::local_clients::LocalClients;
 use super::network::TakenView;
+use super::pages;
 use super::priority::Priority;
 use super::report::Report;
-use super::shared::Shared;
-use super::{PacketHook, pages};
+use super::threads::{Requests, Threads, WorkerLink};
 use crate::host::NeighbourNews;
 use crate::in_kernel::InKernel;
 use crate::io::BATCH;
@@ -52,7 +52,7 @@ const EXPIRY_BUDGET: usize = 1024;
 const DOWN_BUDGET: usize = 4096;
 /// How long packets have their turn between two such rounds.
 const DOWN_PERIOD: Duration = Duration::from_millis(1);
-/// What other directors are to be told is passed on once in such a time, or when it is so much.
+/// Changes are passed on to peers once in such a time, or when there are so many bytes.
 const TELL_PERIOD: Duration = Duration::from_millis(1);
 const TELL_BYTES: usize = 16 << 10;
 /// How long SYNs may wait to be looked at in a flood of them.
@@ -64,9 +64,10 @@ const SYNC_AT_LAST: Duration = Duration::from_secs(2);
 /// Between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
-/// What a packet worker owns.
+/// A packet worker.
 pub(crate) struct Worker {
-    shared: Arc<Shared>,
+    context: Arc<Context>,
+    threads: Arc<Threads<Self>>,
     /// Its number.
     number: usize,
     decider: Decider,
@@ -78,10 +79,10 @@ pub(crate) struct Worker {
     requests: Requests,
     clients: LocalClients,
     captures: Vec<Capture>,
-    /// What the keeper is told of.
+    /// Counters for the keeper.
     tally: Tally,
     next_housekeeping: Instant,
-    /// When other directors were told of changes last.
+    /// The time at which changes were last passed on to peers.
     told: Instant,
     kernel: KernelSide,
     /// The connection table's, until they become large ones.
@@ -91,7 +92,7 @@ pub(crate) struct Worker {
     priority: Option<Priority>,
 }
 
-/// What a packet worker works with: megabytes, which take their time to make.
+/// The pipeline and buffers of a packet worker. They are megabytes, which take time to make.
 pub(crate) struct Equipment {
     pipeline: Pipeline,
     output: Output,
@@ -108,7 +109,7 @@ impl Equipment {
     }
 }
 
-/// What concerns the other workers.
+/// The state of a worker for the other workers.
 #[derive(Default)]
 struct Others {
     /// The processor that this one runs on, while they run on others.
@@ -119,7 +120,7 @@ struct Others {
     taken: Vec<Parcel>,
 }
 
-/// What a worker counts for the keeper.
+/// The counters of a worker for the keeper.
 #[derive(Default)]
 struct Tally {
     /// Resets sent since the first of the servers went down whose connections are being ended.
@@ -131,7 +132,8 @@ struct Tally {
 impl Worker {
     /// A worker without ports; the keeper gives it some.
     pub(super) fn new(
-        shared: Arc<Shared>,
+        context: Arc<Context>,
+        threads: Arc<Threads<Self>>,
         number: usize,
         shard: Shard,
         equipment: Equipment,
@@ -144,8 +146,9 @@ impl Worker {
             batch,
         } = equipment;
         Self {
-            decider: Decider::new(shared.clone(), shard, hook),
-            shared,
+            decider: Decider::new(context.clone(), shard, hook),
+            context,
+            threads,
             number,
             pipeline,
             output,
@@ -187,8 +190,8 @@ impl Worker {
     /// Processes packets until the engine is told to stop, in real time where that is asked for and
     /// permitted. Its ports are the keeper's after that: they go after what depends on them.
     pub(super) fn run(mut self, real_time: bool) {
-        let shared = self.shared.clone();
-        let _ended = shared.worker_runs(self.number);
+        let (context, threads) = (self.context.clone(), self.threads.clone());
+        let _ended = threads.worker_runs(self.number);
         if let Some(cpu) = self.others.cpu
             && let Err(error) = lvs_sys::run_on(cpu)
         {
@@ -202,9 +205,9 @@ impl Worker {
         let mut poller = Poller::new();
         let mut ports = Vec::new();
         let mut more = false;
-        while !shared.is_stopping() {
+        while !context.is_stopping() {
             poller.clear();
-            let wake = poller.add(self.door().mailbox.wake().as_fd());
+            let wake = poller.add(self.link().mailbox.wake().as_fd());
             ports.clear();
             // In a flood of SYNs, it costs less to look for them by and by than to be woken for
             // each.
@@ -244,11 +247,11 @@ impl Worker {
         self.send_last_sync();
         self.tell_peers();
         self.say_farewell();
-        shared.keep_ports(self.ports);
+        threads.keep_ports(self.ports);
     }
 
-    fn door(&self) -> &Door {
-        self.shared.door(self.number)
+    fn link(&self) -> &WorkerLink<Self> {
+        self.threads.worker(self.number)
     }
 
     /// Processes what other workers have handed over, does what others have posted if it was woken,
@@ -256,7 +259,7 @@ impl Worker {
     fn do_for_others(&mut self, woken: bool) -> bool {
         if woken {
             // First: whatever comes while the rest is done wakes again.
-            self.door().mailbox.wake().take();
+            self.link().mailbox.wake().take();
         }
         let mut more = self.take_parcels();
         let started = SystemInstant::now();
@@ -268,7 +271,7 @@ impl Worker {
         self.send_sync();
         self.tell_peers_if_due();
         let took = started.elapsed();
-        self.door().note_gap(took);
+        self.link().gap.note(took);
         self.look_at_priority(started + took);
         more
     }
@@ -276,7 +279,7 @@ impl Worker {
     /// Takes the latest view, and does what others have posted.
     pub(super) fn do_jobs(&mut self) {
         self.take_view();
-        for job in self.door().mailbox.take() {
+        for job in self.link().mailbox.take() {
             job(self);
             self.look_at_priority(SystemInstant::now());
         }
@@ -290,7 +293,7 @@ impl Worker {
     }
 
     fn until_next_timer(&self) -> Duration {
-        let now = self.shared.now();
+        let now = self.context.now();
         if self.decider.shard.has_down() {
             return DOWN_PERIOD;
         }
@@ -307,10 +310,10 @@ impl Worker {
 
     /// Takes the latest view if there is a newer one than ours.
     fn take_view(&mut self) {
-        if self.shared.generation() == self.network.view().generation {
+        if self.context.generation() == self.network.view().generation {
             return;
         }
-        let view = self.shared.view();
+        let view = self.context.view();
         let generation = view.generation;
         let config = view.config != self.network.view().config;
         if let Some(marks) = &view.marks {
@@ -331,12 +334,12 @@ impl Worker {
         }
         if self.pipeline.held.has_local_clients() {
             let env = env(&self.network);
-            let now = self.shared.now();
+            let now = self.context.now();
             self.pipeline
                 .local_clients_intercepted(&env, now, &mut self.output);
             self.flush();
         }
-        self.door().taken.store(generation, Ordering::Release);
+        self.link().taken.store(generation, Ordering::Release);
     }
 
     // --- packets ---------------------------------------------------------------------------------
@@ -355,7 +358,7 @@ impl Worker {
             if count == 0 {
                 return false;
             }
-            let now = self.shared.now();
+            let now = self.context.now();
             self.hand_over(port, count);
             self.process_batch(port, now, started);
             if count < BATCH {
@@ -389,7 +392,7 @@ impl Worker {
         self.batch.clear();
         let took = started.elapsed();
         self.pipeline.gate.spent(count, took, now + took);
-        self.door().note_batch(took);
+        self.link().batch.note(took);
         self.look_at_priority(started + took);
     }
 
@@ -399,7 +402,7 @@ impl Worker {
     pub(super) fn process(&mut self, port: PortId, frames: &mut [Frame]) -> usize {
         self.take_view();
         let started = SystemInstant::now();
-        let now = self.shared.now();
+        let now = self.context.now();
         let (mut done, mut sent) = (0, 0);
         while done < frames.len() {
             done += self.pipeline.process_some(
@@ -417,7 +420,7 @@ impl Worker {
                 .sum::<usize>();
             self.output.recycle();
         }
-        self.door().note_batch(started.elapsed());
+        self.link().batch.note(started.elapsed());
         sent
     }
 
@@ -484,6 +487,7 @@ impl Worker {
             });
             self.requests.refused += refused;
             self.requests.send(self.output.requests.drain(..));
+            self.threads.wake_keeper();
         }
         for (port, frames) in self.output.queues() {
             self.ports.send(port, frames);
@@ -492,7 +496,7 @@ impl Worker {
             self.ports.give_back(port, frames);
         }
         for (home, port, whole) in self.output.elsewhere.drain(..) {
-            let workers = self.shared.doors().len();
+            let workers = self.threads.workers().len();
             self.others.outboxes.resize_with(workers, Vec::new);
             if let Some(outbox) = self.others.outboxes.get_mut(home) {
                 outbox.push(Parcel::Whole(port, Box::new(whole)));
@@ -502,7 +506,7 @@ impl Worker {
         self.post_parcels();
     }
 
-    /// What comes next has come in on this port.
+    /// Sets the port that the next frames have come in by.
     fn comes_from(&mut self, port: PortId) {
         let view = self.network.view();
         if let Some(known) = view.tables.port(port) {
@@ -525,7 +529,7 @@ impl Worker {
         };
         self.others
             .outboxes
-            .resize_with(self.shared.doors().len(), Vec::new);
+            .resize_with(self.threads.workers().len(), Vec::new);
         let frames = self.batch.frames();
         let mut kept = 0;
         for at in 0..count {
@@ -545,7 +549,8 @@ impl Worker {
 
     /// Gives others what is theirs.
     fn post_parcels(&mut self) {
-        for (door, parcels) in self.shared.doors().iter().zip(&mut self.others.outboxes) {
+        let links = self.threads.workers().iter();
+        for (link, parcels) in links.zip(&mut self.others.outboxes) {
             if parcels.is_empty() {
                 continue;
             }
@@ -554,9 +559,9 @@ impl Worker {
                 .filter(|parcel| matches!(parcel, Parcel::Frame(..)))
                 .count();
             let all = parcels.len();
-            let (taken, wake) = door.inbox.put(self.number, parcels);
+            let (taken, wake) = link.inbox.put(self.number, parcels);
             if wake {
-                door.mailbox.wake().notify();
+                link.mailbox.wake().notify();
             }
             self.pipeline.count_handed_over(frames, all - taken);
         }
@@ -567,7 +572,7 @@ impl Worker {
     pub(super) fn take_parcels(&mut self) -> bool {
         let mut parcels = std::mem::take(&mut self.others.taken);
         let more = self
-            .door()
+            .link()
             .inbox
             .take(&mut parcels, BATCHES_PER_TURN * BATCH);
         if parcels.is_empty() {
@@ -578,7 +583,7 @@ impl Worker {
         let mut parcels_left = parcels.drain(..).peekable();
         let mut frames = Vec::with_capacity(BATCH);
         while let Some(parcel) = parcels_left.next() {
-            let now = self.shared.now();
+            let now = self.context.now();
             match parcel {
                 Parcel::Whole(port, whole) => {
                     self.comes_from(port);
@@ -620,7 +625,7 @@ impl Worker {
     /// Gives the master what there is to send.
     fn send_sync(&mut self) {
         if let Some(at) = self.decider.shard.next_sync_message() {
-            let now = self.shared.now();
+            let now = self.context.now();
             if at <= now {
                 self.send_sync_until(now);
             }
@@ -629,11 +634,11 @@ impl Worker {
 
     /// Gives the master everything, whether it is time for it or not: this worker ends.
     fn send_last_sync(&mut self) {
-        self.send_sync_until(self.shared.now() + SYNC_AT_LAST);
+        self.send_sync_until(self.context.now() + SYNC_AT_LAST);
     }
 
     fn send_sync_until(&mut self, now: Instant) {
-        let daemons = self.shared.daemons();
+        let daemons = &self.threads.daemons;
         let shard = &mut self.decider.shard;
         let max = shard.sync_messages_max();
         while let Some(message) = shard.take_sync_message(now) {
@@ -643,14 +648,12 @@ impl Worker {
         }
     }
 
-    /// Tells other directors what has changed.
+    /// Passes changes on to the outgoing queues of peers.
     fn tell_peers(&mut self) {
         let shard = &mut self.decider.shard;
-        if shard.has_changes()
-            && let Some(peers) = self.shared.peers()
-        {
+        if shard.has_changes() {
             let (items, lost) = shard.take_changes();
-            peers.hub.tell(&items.into(), lost);
+            self.threads.hub.tell(&items.into(), lost);
         }
     }
 
@@ -660,14 +663,14 @@ impl Worker {
         if waiting == 0 {
             return;
         }
-        let now = self.shared.now();
+        let now = self.context.now();
         if waiting >= TELL_BYTES || now.saturating_since(self.told) >= TELL_PERIOD {
             self.told = now;
             self.tell_peers();
         }
     }
 
-    /// Does something with the director, after what has changed before was told.
+    /// Runs a job on the director, after earlier changes were passed on to peers.
     pub(super) fn with_decider(&mut self, job: impl FnOnce(&mut Decider)) {
         self.tell_peers();
         job(&mut self.decider);
@@ -675,7 +678,7 @@ impl Worker {
 
     /// Takes over connections that the backup has received.
     pub(super) fn take_over(&mut self, entries: Vec<Entry>, ticket: Ticket) {
-        ticket.done(self.decider.take_over(entries, self.shared.now()));
+        ticket.done(self.decider.take_over(entries, self.context.now()));
     }
 
     // --- what the keeper says --------------------------------------------------------------------
@@ -687,7 +690,7 @@ impl Worker {
     /// Closing a packet socket waits for the kernel: that is for the keeper.
     pub(super) fn detach(&mut self, port: PortId) {
         if let Some(io) = self.ports.detach(port) {
-            self.shared.post_keeper(move |_| drop(io));
+            self.threads.post_keeper(move |_| drop(io));
         }
     }
 
@@ -700,7 +703,7 @@ impl Worker {
         for &NeighbourNews { port, addr, failed } in neighbours {
             let out = &mut self.output;
             if failed {
-                let now = self.shared.now();
+                let now = self.context.now();
                 let decider = &mut self.decider;
                 self.pipeline
                     .neighbour_failed(port, addr, &env, decider, now, out);
@@ -714,7 +717,7 @@ impl Worker {
     // --- timers ----------------------------------------------------------------------------------
 
     pub(super) fn timers(&mut self) {
-        let now = self.shared.now();
+        let now = self.context.now();
         self.decider.shard.advance(now, EXPIRY_BUDGET);
         if self.decider.shard.has_down() {
             self.end_down(now);
@@ -727,20 +730,20 @@ impl Worker {
         self.ports.iter_mut().for_each(|(_, io)| io.keep());
         let shard = &self.decider.shard;
         if let Some(pages) = self.pages.take_if(|_| pages::is_time(shard)) {
-            self.shared.post_keeper(|_| pages::enlarge(pages));
+            self.threads.post_keeper(|_| pages::enlarge(pages));
         }
         self.decider.sweep();
         self.pipeline.expire(now);
         let ended = self.clients.take_ended(&self.decider.shard);
         if !ended.is_empty() {
-            self.shared
+            self.threads
                 .post_keeper(|keeper| keeper.local_clients_ended(ended));
         }
         let full = self.decider.refused_for_room();
         if full > self.tally.full {
             let packets = full - std::mem::replace(&mut self.tally.full, full);
             let capacity = self.decider.shard.capacity();
-            self.shared
+            self.threads
                 .post_keeper(move |keeper| keeper.table_was_full(packets, capacity));
         }
     }
@@ -756,7 +759,7 @@ impl Worker {
         self.tally.resets += resets.len();
         if !self.decider.shard.has_down() {
             let sent = std::mem::take(&mut self.tally.resets);
-            self.shared
+            self.threads
                 .post_keeper(move |keeper| keeper.down_has_ended(sent));
         }
     }
@@ -784,7 +787,7 @@ impl Worker {
         &self.decider
     }
 
-    /// What would become of a packet, without any of it happening.
+    /// Explains the fate of a packet and changes nothing.
     pub(super) fn explain(&mut self, question: &Question) -> Explanation {
         // As whoever publishes does.
         if self.decider.shard.is_behind() {
@@ -807,7 +810,7 @@ impl Worker {
         told
     }
 
-    /// What it has counted.
+    /// The counters of the worker.
     pub(super) fn report(&mut self) -> Report {
         let mut report = Report::of(&self.decider, &self.pipeline);
         report.unsent = self.ports.refused;
@@ -834,7 +837,7 @@ impl Worker {
     }
 }
 
-/// What the packet path looks at.
+/// The network and the intercepted traffic, for the pipeline.
 fn env(network: &TakenView) -> Env<'_, TakenView> {
     let view = network.view();
     Env {

@@ -3,8 +3,8 @@ use std::num::NonZeroUsize;
 use lvs_core::{Control, Family, Forwarding, Options, ServerConfig, ServiceConfig, ServiceKey};
 
 use super::*;
+use crate::engine::hook::HookAction;
 use crate::engine::kernel_path::WithEngine;
-use crate::host::EngineSide;
 use crate::host::view::{KnownPort, Tables, View};
 use crate::io::memory::MemoryIo;
 use crate::netlink::NetState;
@@ -37,7 +37,8 @@ fn syn(arena: &Arc<Arena>, slot: usize, port: u16) -> Frame {
 
 /// Two workers of one director with a service, which divide packets like this.
 struct Bed {
-    shared: Arc<Shared>,
+    context: Arc<Context>,
+    threads: Arc<Threads<Worker>>,
     workers: Vec<Worker>,
     queues: Vec<std::sync::mpsc::Receiver<Request>>,
     key: ServiceKey,
@@ -57,18 +58,19 @@ fn bed(steering: Option<Arc<Steering>>) -> Bed {
         .add_server(&key, SERVER.into(), &server, Instant::ZERO)
         .expect("new");
     let shards: Vec<Shard> = (0..WORKERS).map_while(|n| control.shard(n)).collect();
-    let shared = Shared::new(control, WORKERS).expect("descriptors");
-    let shared = Arc::new(shared);
+    let context = Context::without_kernel(control);
+    let threads = Arc::new(Threads::new(WORKERS).expect("descriptors"));
     let workers = NonZeroUsize::new(WORKERS).expect("two");
     let common = Arc::new(Common::new(Settings::UNLIMITED).with_workers(workers));
     let mut queues = Vec::new();
     let workers: Vec<Worker> = (0..)
         .zip(shards)
         .map(|(number, shard)| {
-            let (requests, queue) = Requests::new(shared.clone());
+            let (requests, queue) = Requests::new();
             queues.push(queue);
             Worker::new(
-                shared.clone(),
+                context.clone(),
+                threads.clone(),
                 number,
                 shard,
                 Equipment::new(common.clone()),
@@ -96,8 +98,8 @@ fn bed(steering: Option<Arc<Steering>>) -> Bed {
     };
     tables.set_port(PORT, port);
     tables.add_vip(VIRT.0.into());
-    let intercept = Intercept::of(&shared.control(), &Intercept::default());
-    shared.publish(Arc::new(View {
+    let intercept = Intercept::of(&context.control(), &Intercept::default());
+    context.publish(Arc::new(View {
         generation: 1,
         tables: Arc::new(tables),
         intercept: Arc::new(intercept),
@@ -106,14 +108,15 @@ fn bed(steering: Option<Arc<Steering>>) -> Bed {
         ..View::default()
     }));
     Bed {
-        shared,
+        context,
+        threads,
         workers,
         queues,
         key,
     }
 }
 
-/// What has left by a worker's port: link-layer destination, destination and its port.
+/// The frames that have left by a worker's port: link-layer destination, destination and its port.
 fn sent(worker: &mut Worker) -> Vec<(Vec<u8>, Vec<u8>, u16)> {
     let Some((_, Port::Memory(io))) = worker.ports.iter_mut().next() else {
         panic!("it has its port")
@@ -156,12 +159,13 @@ fn who_asks_is_told_why_packets_stay_with_the_engine() {
 #[test]
 fn two_workers_on_one_control() {
     let Bed {
-        shared,
+        context,
+        threads,
         mut workers,
         queues,
         key,
     } = bed(None);
-    assert_eq!(shared.taken(), 0);
+    assert_eq!(threads.taken(), 0);
 
     let arena = Arena::new(2 * WORKERS, 2048).expect("a mapping");
     for (number, worker) in workers.iter_mut().enumerate() {
@@ -177,7 +181,7 @@ fn two_workers_on_one_control() {
             scope.spawn(|| worker.receive(PORT));
         }
     });
-    assert_eq!(shared.taken(), 1, "both have taken the view");
+    assert_eq!(threads.taken(), 1, "both have taken the view");
     assert_eq!(arena.lent(), 0, "lent frames are the backend's again");
     let reports = workers.iter_mut().map(Worker::report);
     let all = reports.reduce(Report::add).expect("two of them");
@@ -185,7 +189,7 @@ fn two_workers_on_one_control() {
     let templates = all.decisions(3);
     let templates = templates.filter(|of| of.reason == "evicted_template");
     assert_eq!(templates.map(|of| of.count).collect::<Vec<_>>(), [3]);
-    let control = shared.control();
+    let control = context.control();
     let server = control.service(&key).expect("it is there").servers()[0].clone();
     assert_eq!(server.inactive() + server.active(), 4, "counted together");
     drop(control);
@@ -194,13 +198,13 @@ fn two_workers_on_one_control() {
     }
     assert!(queues.iter().all(|queue| queue.try_recv().is_err()));
 }
-/// Whatever comes to whichever worker is decided on by its own, in order, and once.
+/// A packet that comes to any worker is decided on by its own worker, in order, and once.
 #[test]
 fn what_comes_to_another_worker_is_handed_over() {
     let count = NonZeroUsize::new(WORKERS).expect("two");
     let steering = Arc::new(Steering::new(count, 7, false));
     let Bed {
-        shared,
+        context,
         mut workers,
         key,
         ..
@@ -239,7 +243,7 @@ fn what_comes_to_another_worker_is_handed_over() {
         let came = counters.received + counters.reassembled + counters.taken;
         assert_eq!(came, counters.accounted(), "{counters:?}");
     }
-    let control = shared.control();
+    let control = context.control();
     let server = control.service(&key).expect("it is there").servers()[0].clone();
     assert_eq!(server.inactive() + server.active(), 40);
 }
@@ -275,7 +279,7 @@ fn whatever_opens_a_connection_is_a_syn_in_a_flood() {
     receive(worker, vec![segment(client, 4000, ALONE)]);
     assert_eq!((sent(worker).len(), refused(worker)), (1, 0));
     for (nth, flags) in [ALONE, FIN, ACK].into_iter().enumerate() {
-        worker.pipeline.gate.is_flooded(worker.shared.now());
+        worker.pipeline.gate.is_flooded(worker.context.now());
         let source = |n: u16| {
             [
                 198,
@@ -298,43 +302,43 @@ fn whatever_opens_a_connection_is_a_syn_in_a_flood() {
     }
 }
 
-/// What is handed over while others' is processed is not left for the next timer.
+/// Frames that are handed over while other frames are processed do not wait for the next timer.
 #[test]
 fn what_is_handed_over_meanwhile_wakes_again() {
-    struct Late(Arc<Shared>, Option<Frame>);
+    struct Late(Arc<Threads<Worker>>, Option<Frame>);
     impl PacketHook for Late {
-        fn packet(&mut self, _: &lvs_core::PacketMeta<'_>) -> super::super::HookAction {
+        fn packet(&mut self, _: &lvs_core::PacketMeta<'_>) -> HookAction {
             if let Some(frame) = self.1.take() {
                 let mut late = vec![Parcel::Frame(PORT, frame)];
-                let (taken, wake) = self.0.door(0).inbox.put(1, &mut late);
+                let (taken, wake) = self.0.worker(0).inbox.put(1, &mut late);
                 assert_eq!(taken, 1);
                 if wake {
-                    self.0.door(0).mailbox.wake().notify();
+                    self.0.worker(0).mailbox.wake().notify();
                 }
             }
-            super::super::HookAction::Continue
+            HookAction::Continue
         }
     }
     let Bed {
-        shared,
+        threads,
         mut workers,
         ..
     } = bed(None);
     let arena = Arena::new(2, 2048).expect("a mapping");
     let late = Frame::from_bytes(syn(&arena, 1, 4001).bytes());
     let worker = &mut workers[0];
-    worker.decider.hook = Some(Box::new(Late(shared.clone(), Some(late))));
+    worker.decider.hook = Some(Box::new(Late(threads.clone(), Some(late))));
     worker.attach(PORT, Port::Memory(MemoryIo::new()));
     let first = Frame::from_bytes(syn(&arena, 0, 4000).bytes());
-    let (_, wake) = shared
-        .door(0)
+    let (_, wake) = threads
+        .worker(0)
         .inbox
         .put(1, &mut vec![Parcel::Frame(PORT, first)]);
     assert!(wake);
-    shared.door(0).mailbox.wake().notify();
+    threads.worker(0).mailbox.wake().notify();
     let more = worker.do_for_others(true);
     assert_eq!(sent(worker).len(), 1);
-    let woken = shared.door(0).mailbox.wake().take();
+    let woken = threads.worker(0).mailbox.wake().take();
     assert!(more || woken, "it sleeps with packets in its inbox");
     worker.do_for_others(true);
     assert_eq!(sent(worker).len(), 1);
@@ -372,7 +376,7 @@ fn a_long_round_leaves_real_time_between_any_two_pieces() {
     let thread = busy(worker);
     let frame = Frame::from_bytes(syn(&arena, 0, 4000).bytes());
     let mut parcels = vec![Parcel::Frame(PORT, frame)];
-    worker.door().inbox.put(1, &mut parcels);
+    worker.link().inbox.put(1, &mut parcels);
     worker.take_parcels();
     assert!(!thread.is_real_time(), "what is handed over");
 
@@ -380,7 +384,7 @@ fn a_long_round_leaves_real_time_between_any_two_pieces() {
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
     for _ in 0..2 {
         let (seen, thread) = (seen.clone(), thread.clone());
-        worker.door().mailbox.post(move |_| {
+        worker.link().mailbox.post(move |_| {
             let mut seen = seen.lock().expect("one thread");
             seen.push(thread.is_real_time());
         });

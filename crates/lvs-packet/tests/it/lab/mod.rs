@@ -104,7 +104,7 @@ pub fn server_mac(addr: Ipv4Addr) -> Mac {
 #[derive(Debug, Default)]
 pub struct OneServer {
     pub services: Vec<Service>,
-    /// What to say instead, whatever the packet.
+    /// A fixed decision for any packet.
     pub verdict: Option<Verdict>,
     pub seen: usize,
 }
@@ -214,7 +214,7 @@ pub struct Lab {
     pub pmtu_disc: bool,
     pub now: Instant,
     pub requests: Vec<Request>,
-    /// What was given back to the host on the port that it came in by.
+    /// Frames reinjected into the host on the port that they came in by.
     pub returned: Vec<(PortId, Vec<u8>)>,
 }
 
@@ -312,7 +312,7 @@ impl Lab {
 }
 
 impl Lab {
-    /// What leaves when the answers to a client on the director are intercepted.
+    /// Frames that leave when the answers to a client on the director are intercepted.
     pub fn intercept_client(&mut self, client: LocalClient) -> Vec<(PortId, Frame)> {
         self.intercept.local_clients.insert(client);
         let env = Env {

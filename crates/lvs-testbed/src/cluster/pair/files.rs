@@ -1,4 +1,4 @@
-//! The files between `lvsd` and keepalived are removed by somebody.
+//! Scenarios in which an operator removes the files between `lvsd` and keepalived.
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
@@ -71,7 +71,7 @@ impl Lab {
         .with_context(|| self.logs())
     }
 
-    /// What `lvsadm doctor` finds between lvsd and keepalived, and at the virtual addresses.
+    /// Findings of `lvsadm doctor` about lvsd and keepalived, and about the virtual addresses.
     fn doctor(&self, index: usize) -> Result<Vec<String>> {
         let lvsadm = programs::find("lvsadm")?;
         let said = self.directors[index]

@@ -45,7 +45,7 @@ impl Traffic {
         }
     }
 
-    /// What happens next: a packet, whole or in fragments, or a change.
+    /// The next steps: a packet, whole or in fragments, or a change.
     pub(super) fn next_steps(&mut self) -> Vec<Value> {
         let tunnels = self.scene.method.forward == "tunnel";
         let (note, side, ip) = match self.entropy.below(64) {
@@ -70,7 +70,7 @@ impl Traffic {
 
     /// Changes something at the packet, cuts it or not, and sends it.
     fn send(&mut self, note: &str, side: Side, mut ip: Vec<u8>) -> Vec<Value> {
-        // What the host itself answers to these concerns nobody here.
+        // The host's own answers to these are not compared.
         let plain = note == "echo" || note == "answer of direct routing";
         if self.entropy.one_in(6) && !plain {
             self.embellish(&mut ip, note);
@@ -133,7 +133,7 @@ impl Traffic {
             13 => 1180 + self.entropy.below(80),
             _ => 1200 + self.entropy.below(260),
         };
-        // What a link of the usual size brings.
+        // The length that fits into a link of the usual size.
         let headers = if self.scene.is_six() { 40 } else { 20 } + 20;
         let len = len.min(1500 - headers);
         self.entropy.payload(len)
@@ -233,7 +233,7 @@ impl Traffic {
 
     // --- what errors are about -------------------------------------------------------------------
 
-    /// The first bytes of a packet from `src` to `dst`, as somebody on its way saw it.
+    /// The first bytes of a packet from `src` to `dst`, as a router on its way received it.
     fn quoted(&mut self, src: SocketAddr, dst: SocketAddr) -> Vec<u8> {
         let opening = self.entropy.one_in(3);
         let mut ip = self.segment(src, dst, opening);
@@ -315,7 +315,7 @@ impl Traffic {
         ip
     }
 
-    /// A server, or a router beside it, complains about a request.
+    /// A server, or a router near it, sends an error about a request.
     fn error_of_server(&mut self) -> Vec<u8> {
         let (client, server) = (self.client(), self.server());
         let vip = self.scene.vip;
@@ -341,7 +341,7 @@ impl Traffic {
         self.error(source, client.ip(), &quoted)
     }
 
-    /// A client, or a router beside it, complains about an answer.
+    /// A client, or a router near it, sends an error about an answer.
     fn error_of_client(&mut self) -> Vec<u8> {
         let client = self.client();
         let mut vip = self.scene.vip;
@@ -356,7 +356,7 @@ impl Traffic {
         let quoted = self.quoted(vip, client);
         let to = self.scene.vip.ip();
         let mut error = self.error(source, to, &quoted);
-        // What is too big for the way to a client, the host learns.
+        // The host learns the path MTU from errors about packets to a client.
         while matches!((to.is_ipv4(), error.get(20..22)), (true, Some([3, 4])))
             || matches!((to.is_ipv6(), error.get(40)), (true, Some(2)))
         {
@@ -365,7 +365,7 @@ impl Traffic {
         error
     }
 
-    /// An error about a packet that concerns nobody here.
+    /// An error about a packet of no connection.
     fn error_in_transit(&mut self) -> Vec<u8> {
         let client = self.client();
         let other = SocketAddr::new(self.scene.bystander, 53);
@@ -449,7 +449,7 @@ impl Traffic {
         let keep = self.entropy.pick(&[28, 28, 48, 56, 60, 76, 100, 548]);
         tunnelled.truncate(if server.is_ipv4() { keep } else { keep + 40 });
         let mut error = self.error(self.scene.router, director, &tunnelled);
-        // What a tunnel over IPv6 is told of its path is learned here, and not by the kernel.
+        // The dataplane learns the path MTU of a tunnel over IPv6, and the kernel does not.
         while server.is_ipv6() && error[40] == 2 {
             error = self.error(self.scene.router, director, &tunnelled);
         }
@@ -459,7 +459,7 @@ impl Traffic {
         steps
     }
 
-    /// What stands between the outer header and the packet, and the outer protocol.
+    /// The header between the outer header and the packet, and the outer protocol.
     fn tunnel_header(&mut self, protocol: u8, len: usize) -> (Vec<u8>, u8) {
         let kind = if protocol == 4 {
             [0x08, 0]
@@ -594,7 +594,7 @@ impl Traffic {
         packet::with_extension(ip, kind, body);
     }
 
-    /// Ends a packet early: what it says of its length is right.
+    /// Truncates a packet, with a correct length field.
     fn cut(&mut self, ip: &mut Vec<u8>, note: &str) {
         let header = if ip[0] >> 4 == 6 {
             ipv6::walk(ip).map_or(40, |chain| chain.l4)
@@ -608,8 +608,8 @@ impl Traffic {
         packet::relength(ip);
     }
 
-    /// Cuts a packet into fragments, which come in any order. `df`: some say "don't fragment" if
-    /// the packet does, which passes for answers only here.
+    /// Splits a packet into fragments, in any order. `df`: some have "don't fragment" if the packet
+    /// has it, which only answers may have here.
     fn fragments(&mut self, ip: &[u8], df: bool) -> Vec<Vec<u8>> {
         let six = ip[0] >> 4 == 6;
         let header = if six { 40 } else { 20 };

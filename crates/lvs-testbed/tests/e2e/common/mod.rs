@@ -1,4 +1,4 @@
-//! What the forwarding methods have in common: the same traffic must pass through each of them.
+//! Common traffic of the forwarding methods: it must pass through each of them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ pub(crate) fn site(options: SiteOptions) -> Result<Site> {
     Ok(site)
 }
 
-/// What an engine says last when it starts.
+/// The last message of a dataplane's start.
 pub(crate) const READY: &str = "ready at";
 
 /// Waits until the engine has said that much, and gives all that it has said: its log is written by
@@ -195,7 +195,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
             Forward::Nat | Forward::FullNat => {
                 ensure!(row.number(2)? >= 3 * share, "outgoing: {listing}");
             }
-            // What the director does not see it does not count.
+            // The director does not count packets that do not pass it.
             Forward::Dr | Forward::Tun => ensure!(
                 (row.number(2)?, row.number(4)?) == (0, 0),
                 "outgoing: {listing}"
@@ -273,7 +273,7 @@ pub(crate) fn bulk_with(site: &Site, percent: u64) -> Result<()> {
     Ok(())
 }
 
-/// What iperf3 reports of one second. Its server may still be busy with the end of the test before.
+/// iperf3's report of one second. Its server may still be busy with the end of the previous test.
 pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
     let command = format!(
         "timeout 20 iperf3 -c {} -t 1 -J {options} || true",
@@ -305,7 +305,7 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
     site.add_service_weighted("-t", 5201, "rr", &[1])?;
     site.add_service_weighted("-u", 5201, "rr", &[1])?;
     let options = ["", "-R", "-u -b 100M -l 1200", "-u -b 100M -l 1200 -R"];
-    // What arrives at a receiver that has no room for it was not lost on the way.
+    // Packets that a receiver has no room for were not lost on the way.
     let no_room = || -> Result<u64> {
         let counter = |host: &Host| host.counter("Udp", "RcvbufErrors");
         Ok(counter(&site.client)? + counter(&site.servers[0])?)
@@ -542,8 +542,8 @@ pub(crate) fn client_address(site: &Site) -> Result<String> {
     Ok(printed.trim().to_owned())
 }
 
-/// What the engine may have changed on its host: rules, interfaces, routes, neighbours that do not
-/// come and go by themselves, open ports.
+/// State of the host that the dataplane may have changed: rules, interfaces, routes, permanent
+/// neighbours, open ports.
 pub(crate) fn host_state(site: &Site) -> Result<String> {
     site.director.sh(
         "nft list ruleset; ip -o link | sed 's/^[0-9]*: //; s/ mtu.*//'; ip route; ip rule; ip neigh show proxy; ip neigh show nud permanent; ss -Hltunx | awk '{print $1,$5}' | sort; cat /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf/*/rp_filter",

@@ -14,12 +14,12 @@ pub(super) struct Device {
     pub(super) name: String,
     /// The one above it with the packet socket, if what comes in passes this one whole before.
     pub(super) above: Option<String>,
-    /// XDP programs, by their names where they have one and the kernel tells it.
+    /// XDP programs, by their names if the kernel reports them.
     pub(super) xdp: Vec<String>,
 }
 
-/// The devices of an engine with these ports, each port before what is below it; `links` is what
-/// `ip -j -d link show` says.
+/// The devices of a dataplane with these ports, each port before the devices below it; `links` is
+/// the output of `ip -j -d link show`.
 pub(super) fn all(ports: &[&str], links: &str) -> Vec<Device> {
     let links: Value = serde_json::from_str(links).unwrap_or_default();
     let links = links.as_array().map_or(&[][..], Vec::as_slice);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_below_the_interfaces_in_use_is_looked_at() {
+    fn doctor_examines_devices_below_interfaces() {
         // The other end of a pair is not below it.
         assert_eq!(told(&["eth0"]), ["eth0 - filter"]);
         assert_eq!(told(&["eth0.200"]), ["eth0.200 - ", "eth0 eth0.200 filter"]);

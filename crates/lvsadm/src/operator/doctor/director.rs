@@ -1,5 +1,5 @@
-//! What `lvsd` says: which virtual addresses this director is not to answer for, and what is wrong
-//! between it and keepalived.
+//! Findings of `lvsd`: virtual addresses that this director does not answer for, and disagreements
+//! with keepalived.
 
 use std::net::IpAddr;
 
@@ -98,14 +98,14 @@ impl Director {
         )
     }
 
-    /// keepalived, if it says that another director has the addresses, or if nobody is to have
-    /// them here.
+    /// keepalived's state, if another director has the addresses, or no director is to have them
+    /// here.
     fn idle(&self) -> Option<&VrrpStatus> {
         let vrrp = self.0.director.vrrp.as_ref();
         vrrp.filter(|vrrp| !vrrp.active)
     }
 
-    /// Whether nobody here is to answer for an address.
+    /// Whether this director intentionally does not answer for an address.
     pub(super) fn has_given_up(&self, vip: IpAddr) -> bool {
         let mut services = self.0.services.iter();
         self.idle().is_some()
@@ -216,6 +216,7 @@ mod tests {
                 quorum: false,
                 panic: false,
                 sorry: None,
+                sorry_server: None,
                 withdrawn: false,
                 conflict: false,
                 unheard: false,
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_stands_by_is_healthy() {
+    fn doctor_standby_is_healthy() {
         let standby = director("backup", false, true);
         assert!(standby.has_given_up(VIP) && standby.stands_by().is_some());
         assert!(found(&standby).is_empty());
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_cannot_be_active_is_not() {
+    fn doctor_director_that_cannot_become_active_is_a_finding() {
         for (state, ready, words) in [
             ("backup", false, "waits for the engine"),
             ("master", false, "waits for the engine"),
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lvsd_complains_of_is_found() {
+    fn doctor_reports_warnings_of_lvsd() {
         let mut director = director("master", true, true);
         let vrrp = director.0.director.vrrp.as_mut().expect("there is");
         vrrp.trouble = vec!["the FIFO is gone".to_owned()];
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_given_up_below_a_quorum() {
+    fn doctor_address_released_below_quorum_is_a_finding() {
         let text = r#"{"name": "web", "service": {"protocol": "tcp", "address": "192.0.2.10:80"}, "usable": 0,
             "quorum": false, "panic": false, "withdrawn": true, "servers": []}"#;
         let service: ServiceStatus = serde_json::from_str(text).expect("a service");

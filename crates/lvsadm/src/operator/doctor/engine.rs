@@ -1,4 +1,4 @@
-//! What the engine says about itself: its interfaces, its connection table, its counters.
+//! Findings about the dataplane: its interfaces, its connection table, its counters.
 
 use lvs_core::api::{InKernelInfo, Info, ReasonCount, TablesState};
 
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_in_the_kernel_that_stands_aside() {
+    fn doctor_disabled_fast_path_is_a_finding() {
         let found = |active: bool| {
             let mut info = Info::default();
             info.interfaces.clear();
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_director_that_is_out_of_step() {
+    fn doctor_lagging_peer_is_a_finding() {
         let found = |state: &str, seconds: u64| {
             let text = format!(
                 r#"{{"peers": [{{"peer": "192.0.2.2:8848", "state": "{state}", "seconds": {seconds}, "trouble": "no route"}}]}}"#
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_director_with_other_tables() {
+    fn doctor_peer_with_other_services_is_a_finding() {
         let found = |state: &str| {
             let text = format!(
                 r#"{{"tables": [{{"peer": "192.0.2.2:8848", "state": "{state}", "differ": 2, "seconds": 40}}]}}"#
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_that_is_down() {
+    fn doctor_interface_down_is_a_finding() {
         let info: Info = serde_json::from_str(
             r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": false}]}"#,
         )

@@ -20,7 +20,7 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
     rules(services, &devices, &ruleset(), findings);
     for (at, device) in devices.iter().enumerate() {
         let name = &*device.name;
-        // What stands at one device is told once, though several others may lie above it.
+        // A rule at one device is reported once, though several others may be above it.
         let again = devices[..at].iter().any(|other| other.name == name);
         if !again {
             express_data_path(device, findings);
@@ -36,7 +36,8 @@ pub(super) fn look(services: &[ServiceInfo], info: &Info, findings: &mut Finding
             if place != Place::Ingress && again {
                 continue;
             }
-            // Who may not ask, as few but root may, hears nothing of them; the same goes for nft.
+            // Without the right to list programs, which few users but root have, there is no
+            // finding; the same applies to nft.
             let names = attached::names(name, place).unwrap_or_default();
             programs(device, place, &names, findings);
         }
@@ -59,7 +60,7 @@ const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREF
                       `lvsadm mark add --destination VIP --drop`; or filter on the servers, in front of the director, or in an XDP \
                       program (see docs/security.md)";
 
-/// What may stop packets of services, and may be meant to.
+/// Fix for a finding that may be intended.
 const MEANT: &str =
     "that is right where services are to be filtered; if not, have it let them pass";
 
@@ -72,9 +73,9 @@ const OWN_PROGRAM: &str = "lvs_";
 /// A side of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
-    /// What comes in. The engine has its copy of that before any filter but XDP.
+    /// Received packets. The dataplane receives its copy before any filter except XDP.
     Ingress,
-    /// What goes out, from the engine too.
+    /// Sent packets, also those of the dataplane.
     Egress,
 }
 
@@ -92,12 +93,13 @@ impl Side {
 struct Chain<'a> {
     table: &'a str,
     name: &'a str,
-    /// The side of interfaces at which it stands, and which; all others are in the host's stack.
+    /// The side of interfaces to which the chain is attached, and their names; all other chains are
+    /// in the host's stack.
     at: Option<(Side, &'a str)>,
 }
 
 impl<'a> Chain<'a> {
-    /// Reads the line that says where a chain stands, if this is one.
+    /// Parses the line with the hook of a chain, if this is one.
     fn stands(&mut self, line: &'a str) {
         for side in [Side::Ingress, Side::Egress] {
             let hook = line.split_once(" hook ");
@@ -159,7 +161,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
             Some((Side::Egress, devices)) => at_egress(&chain, devices, line, services, findings),
             Some((Side::Ingress, at)) if drops(line) => {
                 if let Some(above) = chain.before(devices) {
-                    // Who drops by source there drops what is meant.
+                    // An administrator who filters by source does so intentionally.
                     if let Some(service) = service {
                         findings.add(
                             format!(
@@ -221,7 +223,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
     }
 }
 
-/// What may stop requests and answers that the engine sends.
+/// Rules that may stop requests and answers of the dataplane.
 fn at_egress(
     chain: &Chain<'_>,
     devices: &str,
@@ -272,9 +274,10 @@ fn at_egress(
     }
 }
 
-/// Filters of tc that may drop, from what `tc filter show` says of one side of an interface.
+/// Findings about filters of tc that may drop, from the output of `tc filter show` for one side of
+/// an interface.
 fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Findings) {
-    // A filter has a line of its own, and its actions others; a program decides by itself.
+    // A filter has a line of its own, and its actions further lines; a program decides alone.
     let lines = filters.lines();
     let others: Vec<&str> = lines.filter(|line| !is_own(line)).collect();
     let has = |words: &[&str]| {
@@ -314,8 +317,8 @@ fn is_own(line: &str) -> bool {
     named && line.split(' ').any(|word| word.starts_with(OWN_PROGRAM))
 }
 
-/// What may drop packets at the ingress of a device: before the engine where a packet socket is
-/// above, behind it where it is there.
+/// Rules that may drop packets at the ingress of a device: before the dataplane, if the packet
+/// socket is on a device above; behind it, if the packet socket is on this device.
 fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: &mut Findings) {
     match &device.above {
         Some(above) => findings.add(
@@ -329,7 +332,7 @@ fn at_ingress(what: String, device: &Device, kind: &str, shown: &str, findings: 
     }
 }
 
-/// BPF programs as they are told: how many, and their names.
+/// Number and names of BPF programs, for messages.
 fn told(names: &[&String]) -> Option<(String, String)> {
     let named = |name: &&String| match name.as_str() {
         "" => "one without a name".to_owned(),
@@ -343,7 +346,7 @@ fn told(names: &[&String]) -> Option<(String, String)> {
     }
 }
 
-/// XDP programs of others, which see a frame before anybody else and may keep it.
+/// Foreign XDP programs, which see each frame first and may withhold it.
 fn express_data_path(device: &Device, findings: &mut Findings) {
     let others = device.xdp.iter();
     let others = others.filter(|name| !name.starts_with(OWN_PROGRAM));
@@ -422,7 +425,7 @@ fn names(line: &str, service: &ServiceInfo) -> bool {
     })
 }
 
-/// Whether a rule drops by source, whatever the destination.
+/// Whether a rule drops by source, for any destination.
 fn drops_by_source(line: &str) -> bool {
     let has = |words: &[&str]| line.split(' ').any(|word| words.contains(&word));
     has(&["saddr", "-s", "--match-set"])
@@ -445,8 +448,8 @@ mod tests {
         }
     }
 
-    /// What is found in these rules, on a director with three interfaces, one a VLAN of a device
-    /// that it does not use, and one service.
+    /// Findings for these rules, on a director with three interfaces, one a VLAN of a device that
+    /// it does not use, and one service.
     fn found(ruleset: &str) -> Vec<String> {
         let devices = [
             device("eth0", None),
@@ -467,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_at_ingress_keep_nothing_from_the_engine() {
+    fn doctor_ingress_chain_that_drops_is_a_finding() {
         for device in ["device \"eth0\"", "devices = { eth0, eth9 }"] {
             let at = format!("ingress {device} priority -500");
             let told = found(&chain(&at, "tcp dport 80 counter packets 0 bytes 0 drop"));
@@ -478,7 +481,7 @@ mod tests {
             // It sees them; that is all it wants.
             assert!(found(&chain(&at, "tcp dport 80 counter")).is_empty());
         }
-        // What comes for a VLAN passes those of its trunk first.
+        // Packets for a VLAN pass the rules of its trunk first.
         let below = "ingress device \"eth2\" priority -500";
         let told = found(&chain(below, "tcp dport 80 drop"));
         assert_eq!(told.len(), 1, "{told:?}");
@@ -492,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_at_egress_see_what_the_engine_sends() {
+    fn doctor_egress_chain_that_drops_is_a_finding() {
         let at = "egress device \"eth1\" priority filter";
         for rule in [
             "tcp sport 80 drop",
@@ -510,14 +513,14 @@ mod tests {
         let closed = chain(at, "accept").replace("policy accept", "policy drop");
         let told = found(&closed);
         assert!(told[0].contains("unless a rule accepts it"), "{told:?}");
-        // What comes behind such a chain is in the stack again.
+        // Rules behind such a chain are in the host's stack again.
         let both =
             format!("{closed}table ip f {{\n\tchain INPUT {{\n\t\ttcp dport 80 drop\n\t}}\n}}\n");
         assert!(found(&both)[1].contains("no longer sees"));
     }
 
     #[test]
-    fn filters_of_tc() {
+    fn doctor_tc_filters_are_findings() {
         let said_of = |device, side, text: &str| {
             let mut findings = Findings::default();
             traffic_control(&device, side, text, &mut findings);
@@ -558,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_of_others() {
+    fn doctor_foreign_bpf_programs_are_findings() {
         let told = |place, names: &[&str]| {
             let mut findings = Findings::default();
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
@@ -590,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_before_packet_sockets() {
+    fn doctor_foreign_xdp_programs_are_findings() {
         let told = |names: &[&str]| {
             let mut findings = Findings::default();
             let names = names.iter().map(|&name| name.to_owned());
@@ -613,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_see_nothing() {
+    fn doctor_host_rule_for_service_is_a_finding() {
         let ruleset = "table ip filter {\n\tchain INPUT {\n\t\ttype filter hook input priority filter; policy accept;\n\
             \t\ttcp dport 80 counter packets 0 bytes 0 drop\n\t\ttcp dport 8080 drop\n\t}\n}\n\
             table netdev lvs-12 {\n\tchain x {\n\t\tip daddr 192.0.2.1 tcp dport 80 drop\n\t}\n}\n";
@@ -629,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_go_by_source_alone() {
+    fn doctor_host_rules_by_source_are_one_finding() {
         let ruleset = "table inet filter {\n\tchain block {\n\t\tip saddr 203.0.113.0/24 drop\n\t\tip saddr @bad counter packets 0 \
             bytes 0 drop\n\t\tip saddr 10.0.0.0/8 accept\n\t\tip saddr 10.0.0.0/8 tcp dport 22 drop\n\t}\n}\n\
             *filter\n-A INPUT -s 198.51.100.0/24 -j DROP\n-A INPUT -s 198.51.100.0/24 -d 10.9.9.9/32 -j DROP\n";
@@ -644,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_the_old_kind() {
+    fn doctor_iptables_rules_are_findings() {
         let saved = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -p tcp -m tcp --dport 80 -j DROP\n-A INPUT -p udp --dport 53 -j DROP\nCOMMIT\n";
         let mut findings = Findings::default();
         rules(&services("nat", 1), &[], saved, &mut findings);

@@ -1,5 +1,5 @@
-//! What on this host disturbs a director: kernel settings, network cards, a firewall that does not
-//! let packets through to it.
+//! Findings about this host: kernel settings, network cards, a firewall that drops packets of
+//! services.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -97,7 +97,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// What a program prints; empty if it is missing or fails to start.
+/// Output of a program; empty if it is missing or fails to start.
 pub(super) fn output(program: &str, arguments: &[&str]) -> String {
     Command::new(program)
         .args(arguments)
@@ -108,7 +108,7 @@ pub(super) fn output(program: &str, arguments: &[&str]) -> String {
         .unwrap_or_default()
 }
 
-/// What keeps the host from routing packets to the engine.
+/// Reasons why the host does not route packets to the dataplane.
 fn forwarding(
     services: &[ServiceInfo],
     read: &dyn Fn(&str) -> String,
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_card_without_room() {
+    fn ring_drops_are_parsed() {
         let text = r#"[{"ifname":"eth0","stats64":{"rx":{"packets":9,"dropped":3,"over_errors":0,"fifo_errors":0,"missed_errors":12}}}]"#;
         assert_eq!(ring_drops(text), 12);
         assert_eq!(ring_drops(""), 0);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_forwards_nothing() {
+    fn doctor_disabled_forwarding_is_a_finding() {
         for (setting, found) in [("0\n", true), ("1\n", false), ("", false)] {
             let mut findings = Findings::default();
             let read = |_: &str| setting.to_owned();

@@ -8,7 +8,7 @@ mod host;
 mod services;
 
 use lvs_api::guidance::{for_lvsd, manages_any, with_keys};
-use lvs_core::api::{Call, ConnInfo, Info, ReasonCount, ServiceInfo};
+use lvs_core::api::{Call, Info, ReasonCount, ServiceInfo};
 use serde::Serialize;
 
 use super::simple::wrap;
@@ -45,13 +45,11 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
     if managed {
         for_lvsd(&mut reasons);
     }
-    let mut seen = services::Seen::default();
-    client.list(&Call::ConnList {}, |conn: ConnInfo| seen.add(&conn))?;
     let mut findings = Findings::default();
     engine::look(&info, &reasons, &mut findings);
     let director = director::Director::ask(run);
     director.look(&mut findings);
-    services::look(&services, &info, &seen, &director, &mut findings);
+    services::look(&services, &info, &director, &mut findings);
     host::look(&services, &info, &mut findings);
     let Findings(mut findings) = findings;
     if managed {
@@ -113,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tun_backend_is_routed() {
+    fn tun_backend_is_routed() {
         let info = |backend: &str| -> Info {
             let text = format!(
                 r#"{{"interfaces": [{{"name": "x", "backend": "{backend}", "mtu": 1500, "up": true}}]}}"#

@@ -1,11 +1,10 @@
-//! What the table of services and the connections tell about virtual addresses, real servers and
-//! paths.
+//! Findings about virtual addresses, real servers and paths, from the table of services.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use lvs_core::Forwarding;
-use lvs_core::api::{ConnInfo, Info, ServerInfo, ServiceId, ServiceInfo, TooBig};
+use lvs_core::api::{Info, ServerInfo, ServiceId, ServiceInfo, TooBig};
+use lvs_core::attempts::Attempts;
 
 use lvs_api::guidance::is_managed;
 
@@ -13,13 +12,9 @@ use super::director::Director;
 use super::{Findings, is_routed};
 use crate::operator::service_text;
 
-/// A server is suspected from this many half-open connections on, if it has no others.
-const SUSPICIOUS: u32 = 3;
-
 pub(super) fn look(
     services: &[ServiceInfo],
     info: &Info,
-    seen: &Seen,
     director: &Director,
     findings: &mut Findings,
 ) {
@@ -29,7 +24,7 @@ pub(super) fn look(
         usable(service, director, findings);
         for server in &service.servers {
             threshold(service, server, director, findings);
-            silent(service, server, seen, findings);
+            unanswered(service, server, findings);
         }
         ftp(service, info, findings);
     }
@@ -146,35 +141,12 @@ fn threshold(
     }
 }
 
-/// What the connections tell about servers: half-open ones, established ones, and others, which may
-/// have ended long ago.
-#[derive(Debug, Default)]
-pub(super) struct Seen(BTreeMap<SocketAddr, [u32; 3]>);
-
-impl Seen {
-    pub(super) fn add(&mut self, conn: &ConnInfo) {
-        if conn.template || conn.protocol != 6 {
-            return;
-        }
-        let kind = match conn.state.as_str() {
-            "SYN_RECV" | "SYNACK" => 0,
-            "ESTABLISHED" => 1,
-            _ => 2,
-        };
-        self.0.entry(conn.server).or_default()[kind] += 1;
+/// A server that does not answer its clients, though those of other servers are answered.
+fn unanswered(service: &ServiceInfo, server: &ServerInfo, findings: &mut Findings) {
+    if !service.is_suspicious(server) {
+        return;
     }
-}
-
-/// A server whose connections are half open only.
-fn silent(service: &ServiceInfo, server: &ServerInfo, seen: &Seen, findings: &mut Findings) {
     let address = server.server;
-    let Some(&[half, 0, ended]) = seen.0.get(&address) else {
-        return;
-    };
-    let tcp = matches!(service.service, ServiceId::Tcp { .. });
-    if half < SUSPICIOUS || half <= ended || !tcp {
-        return;
-    }
     let (ip, port) = (address.ip(), address.port());
     let cure = match server.config.forwarding {
         Forwarding::Nat => format!(
@@ -187,16 +159,18 @@ fn silent(service: &ServiceInfo, server: &ServerInfo, seen: &Seen, findings: &mu
         ),
         Forwarding::Tunnel => format!(
             "on {ip}: is the tunnel up (modprobe ipip; ip link set tunl0 up), is the virtual address on it, and is \
-             net.ipv4.conf.tunl0.rp_filter 0?"
+             net.ipv4.conf.tunl0.rp_filter 0 (lvsadm realserver-setup)?"
         ),
         _ => format!(
-            "on {ip}: is the virtual address on lo, is something listening on it, and do replies reach the client?"
+            "on {ip}: is the virtual address on lo (lvsadm realserver-setup), is something listening on it, and do \
+             replies reach the client?"
         ),
     };
+    let Attempts { opened, unanswered } = server.attempts.last_minute;
+    let opened = opened.max(unanswered);
     findings.add(
         format!(
-            "{half} connections to {address} of {} got no further than the SYN (no SYN-ACK was seen), and none is \
-             established",
+            "{unanswered} of {opened} connections to {address} of {} got no answer in the last minute",
             service_text(service.service)
         ),
         cure,
@@ -222,7 +196,7 @@ fn ftp(service: &ServiceInfo, info: &Info, findings: &mut Findings) {
     }
 }
 
-/// What was too long for the path to its server.
+/// Reports packets that were too long for the path to their server.
 fn too_big(report: &TooBig, findings: &mut Findings) {
     let (path, headers) = match (report.tunnel, report.server) {
         (true, _) => ("the tunnel to ", report.longest.saturating_sub(report.room)),
@@ -277,43 +251,29 @@ mod tests {
     use super::super::tests::services;
     use super::*;
 
-    fn unanswered(seen: &Seen, findings: &mut Findings) {
-        let services = services("nat", 1);
-        silent(&services[0], &services[0].servers[0], seen, findings);
-    }
-
-    fn conn(state: &str) -> ConnInfo {
-        ConnInfo {
-            protocol: 6,
-            client: ([198, 51, 100, 1], 4000).into(),
-            virt: ([192, 0, 2, 1], 80).into(),
-            server: ([10, 0, 0, 1], 80).into(),
-            state: state.into(),
-            expires_ms: 1,
-            forwarding: Forwarding::Nat,
-            template: false,
-            synced: false,
-            engine: None,
-        }
+    #[test]
+    fn server_without_answers_is_a_finding() {
+        let mut services = services("nat", 1);
+        let findings = |services: &[ServiceInfo]| {
+            let mut findings = Findings::default();
+            unanswered(&services[0], &services[0].servers[0], &mut findings);
+            findings.0
+        };
+        assert!(findings(&services).is_empty());
+        services[0].servers[0].attempts.last_minute = Attempts {
+            opened: 9,
+            unanswered: 9,
+        };
+        let found = findings(&services);
+        assert!(found[0].what.starts_with("9 of 9 connections to "));
+        assert!(found[0].cure.contains("default gateway"));
+        services[0].servers[0].attempts.last_minute.unanswered = 0;
+        assert!(findings(&services).is_empty());
     }
 
     #[test]
-    fn a_server_that_never_answers() {
-        let mut seen = Seen::default();
-        (0..3).for_each(|_| seen.add(&conn("SYN_RECV")));
+    fn service_without_usable_server_gets_the_command() {
         let mut findings = Findings::default();
-        unanswered(&seen, &mut findings);
-        assert_eq!(findings.0.len(), 1);
-        assert!(findings.0[0].cure.contains("default gateway"));
-        // Those that ended before it went wrong do not speak for it.
-        seen.add(&conn("TIME_WAIT"));
-        let mut findings = Findings::default();
-        unanswered(&seen, &mut findings);
-        assert_eq!(findings.0.len(), 1);
-        seen.add(&conn("ESTABLISHED"));
-        let mut findings = Findings::default();
-        unanswered(&seen, &mut findings);
-        assert!(findings.0.is_empty());
         usable(&services("nat", 0)[0], &Director::default(), &mut findings);
         assert!(findings.0[0].what.contains("weight 0"));
         assert!(findings.0[0].cure.contains("lvsadm -e"));
@@ -356,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_nobody() {
+    fn doctor_unowned_address_is_a_finding() {
         let mut findings = Findings::default();
         let mut look = |info: &Info, wanted: bool, local: bool| {
             let services = services("nat", 1);
@@ -382,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn ftp_without_a_helper() {
+    fn doctor_ftp_without_helper_is_a_finding() {
         let mut services = services("nat", 1);
         let told = |services: &[ServiceInfo], info: &Info| {
             let mut findings = Findings::default();
@@ -404,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tunnel_needs_room() {
+    fn doctor_tunnel_without_mtu_room_is_a_finding() {
         let info: Info = serde_json::from_str(
             r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true}]}"#,
         )
@@ -417,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_fit_is_told_by_server() {
+    fn doctor_too_long_packets_are_reported_by_server() {
         let info: Info = serde_json::from_str(
             r#"{"interfaces": [{"name": "eth0", "backend": "af_packet", "mtu": 1500, "up": true, "lost": 7}],
                 "too_big": [{"server": "10.0.0.1", "tunnel": true, "room": 1480, "longest": 1500, "packets": 3}]}"#,
@@ -427,7 +387,6 @@ mod tests {
         look(
             &services("tunnel", 1),
             &info,
-            &Seen::default(),
             &Director::default(),
             &mut findings,
         );

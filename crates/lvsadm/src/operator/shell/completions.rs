@@ -29,7 +29,7 @@ fn schedulers() -> String {
     own::schedulers().collect::<Vec<_>>().join(" ")
 }
 
-/// What an option can be given, with spaces, where that is known.
+/// Values of an option, with spaces, if they are known.
 fn values(option: &OptionSpec) -> Option<String> {
     match option.argument {
         Argument::Required("scheduler") => Some(schedulers()),
@@ -38,7 +38,7 @@ fn values(option: &OptionSpec) -> Option<String> {
     }
 }
 
-/// What can follow the name of a command: the words of its synopsis, its options.
+/// Words after the name of a command: the words of its synopsis, its options.
 fn words_of(operator: &Operator) -> Vec<&'static str> {
     let synopsis = operator.arguments.split([' ', '[', ']', '|']);
     let literal = |word: &&str| word.len() > 1 && word.bytes().all(|b| b.is_ascii_lowercase());
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_is_in_each_of_them() {
+    fn completions_contain_all_commands_and_options() {
         for text in [bash(), zsh(), fish()] {
             let has = |word: &str| assert!(text.contains(word), "{word}: {text}");
             for operator in OPERATORS {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_of_a_synopsis_are_offered() {
+    fn completions_offer_words_of_synopsis() {
         let words = |name: &str| {
             let operator = crate::operator::find(name.as_bytes()).expect("a command");
             words_of(operator)

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_is_in_it() {
+    fn manual_page_contains_all_commands_and_options() {
         let text = page().replace("\\-", "-");
         let has = |word: &str| assert!(text.contains(word), "{word}");
         for operator in OPERATORS {

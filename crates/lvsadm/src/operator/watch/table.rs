@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_differences_and_rows_are_sorted() {
+    fn watch_rates_are_differences_and_rows_are_sorted() {
         let mut before = Before::new();
         let first = table(&[service(10, 1)], &mut before, 1.0, Sort::Rate);
         assert_eq!(first[0].0.rates, [0.0; 5]);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_that_start_again_give_no_rate() {
+    fn watch_restarted_counters_show_no_rate() {
         let counts = |conns| Counts {
             conns,
             ..Counts::default()
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_short() {
+    fn watch_numbers_are_short() {
         for (number, text) in [
             (0.0, "0"),
             (0.5, "0.5"),

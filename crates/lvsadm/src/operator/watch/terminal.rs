@@ -60,7 +60,7 @@ fn screen_size(text: &str) -> (usize, usize) {
     }
 }
 
-/// What a key means.
+/// Meaning of a key.
 pub(super) enum Key {
     Quit,
     Sort,
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_size_that_is_no_use_becomes_the_usual_one() {
+    fn unusable_terminal_size_is_replaced_by_default() {
         assert_eq!(screen_size("50 132\n"), (50, 132));
         assert_eq!(screen_size("0 0\n"), (24, 80));
         assert_eq!(screen_size(""), (24, 80));

@@ -298,7 +298,7 @@
       const notes = [];
       if (server.reason) notes.push(server.reason);
       if (server.check_not_made) notes.push("not checked: " + server.check_not_made.reason);
-      if (server.configured === null) notes.push(s.sorry === server.server ? "sorry server" : "not in the file");
+      if (server.configured === null) notes.push(s.sorry_server === server.server ? "sorry server" : "not in the file");
       if (server.weight === null) notes.push("the engine does not have it");
       const admin = server.admin === "ready" ? null : make("span", server.admin, "word warn");
       return make("tr", [

@@ -64,7 +64,7 @@ fn vrrp(out: &mut Out<'_>, vrrp: &VrrpStatus) -> fmt::Result {
     )
 }
 
-/// What the engine tells routers, and hears of other directors.
+/// Writes the engine's announcements to routers and the state of its peers.
 pub(super) fn engine(out: &mut Out<'_>, info: &Info) -> fmt::Result {
     if !info.announced.is_empty() {
         out.gauges(
@@ -88,7 +88,7 @@ pub(super) fn engine(out: &mut Out<'_>, info: &Info) -> fmt::Result {
     Ok(())
 }
 
-/// What synchronisation daemons have counted.
+/// Writes the counters of synchronisation daemons.
 pub(super) fn synchronisation(out: &mut Out<'_>, counts: &SyncCounts) -> fmt::Result {
     out.counters(
         "lvs_sync_messages",
@@ -268,16 +268,16 @@ mod tests {
 
     use super::super::*;
     use super::*;
-    use crate::api::overview::tests::look;
+    use crate::api::overview::tests::snapshot;
 
     #[test]
     fn keepalived_and_maintenance() {
-        let text = |look| open_metrics(Arc::new(look), tally::Counts::default());
-        let mut look = look("web");
-        let alone = text(look.clone());
+        let text = |snapshot| open_metrics(Arc::new(snapshot), tally::Counts::default());
+        let mut snapshot = snapshot("web");
+        let alone = text(snapshot.clone());
         assert!(alone.contains("lvs_maintenance 0\n") && !alone.contains("lvs_vrrp"));
-        look.status.director.maintenance = Some(Maintenance::default());
-        look.status.director.vrrp = Some(VrrpStatus {
+        snapshot.status.director.maintenance = Some(Maintenance::default());
+        snapshot.status.director.vrrp = Some(VrrpStatus {
             state: "backup".to_owned(),
             ready: true,
             track: -20,
@@ -286,7 +286,7 @@ mod tests {
             trouble: vec!["cannot write it".to_owned()],
             ..VrrpStatus::default()
         });
-        let text = text(look);
+        let text = text(snapshot);
         for line in [
             "lvs_maintenance 1\n",
             "lvs_vrrp_state{state=\"backup\"} 1\n",
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn sources_and_directors_have_their_age_and_failures() {
-        let mut look = look("web");
+        let mut snapshot = snapshot("web");
         let source = |kind: &str, answered| SourceStatus {
             kind: kind.to_owned(),
             name: "x".to_owned(),
@@ -319,9 +319,9 @@ mod tests {
             digest: name.to_owned(),
             ..DirectorSeen::default()
         };
-        look.status.sources = vec![source("dns", None), source("etcd", Some(unix_time()))];
-        look.status.directors = vec![director("d1", true), director("d2", false)];
-        let text = open_metrics(Arc::new(look), tally::Counts::default());
+        snapshot.status.sources = vec![source("dns", None), source("etcd", Some(unix_time()))];
+        snapshot.status.directors = vec![director("d1", true), director("d2", false)];
+        let text = open_metrics(Arc::new(snapshot), tally::Counts::default());
         for line in [
             "lvs_source_up{kind=\"dns\",name=\"x\"} 0\n",
             "lvs_source_up{kind=\"etcd\",name=\"x\"} 1\n",

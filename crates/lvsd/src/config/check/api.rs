@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use toml::Spanned;
 
 use super::Checker;
-use crate::api::token::Token;
 use crate::config::Api;
 use crate::config::raw::{OneOrMore, RawApi};
 use crate::text::Diagnostic;
+use crate::token::Token;
 
 impl Checker<'_> {
     pub(super) fn api(&mut self, raw: &RawApi) -> Api {

@@ -1,4 +1,4 @@
-//! What directors share by etcd: `[cluster]`, and pools of servers that register themselves.
+//! `[cluster]`: services in etcd, and pools of servers that register themselves.
 
 use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;

@@ -45,7 +45,7 @@ impl Checker<'_> {
 }
 
 impl Checker<'_> {
-    /// Who that program runs as.
+    /// Checks the user of the notify command.
     fn notify_user(&mut self, raw: &RawDaemon) -> Option<(u32, u32)> {
         raw.notify.as_ref()?;
         let name = raw
@@ -95,7 +95,7 @@ impl Checker<'_> {
 /// Others would take a misspelt level for the name of a part, and log nothing else.
 ///
 /// # Errors
-/// What is wrong, and what to do.
+/// The error and its fix.
 pub(crate) fn check_filter(words: &str) -> Result<(), (String, String)> {
     for word in words.split(',').map(str::trim) {
         let (part, level) = match word.split_once('=') {

@@ -1,4 +1,4 @@
-//! What a service does when servers are missing: quorum, minimum share, sorry server.
+//! Settings for missing servers: quorum, panic mode, sorry server.
 
 use lvs_core::api::ServiceId;
 use toml::Spanned;

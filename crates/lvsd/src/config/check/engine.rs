@@ -17,7 +17,7 @@ use crate::config::ports::{self, is_generated};
 use crate::config::raw::{OneOrMore, RawConfig, RawDataplane, RawMark, Whole};
 use crate::text::Diagnostic;
 
-/// What the engine takes for `--max-connections`.
+/// The maximum of `--max-connections`.
 const CONNECTIONS_MAX: i64 = 1 << 28;
 
 impl Checker<'_> {
@@ -274,7 +274,7 @@ impl Checker<'_> {
         }
     }
 
-    /// What an engine does not start with where the path in the kernel must be used.
+    /// Checks the combinations with which an engine refuses to start if `in_kernel = "on"`.
     fn in_kernel(&mut self, raw: &RawDataplane) {
         if !is(raw.in_kernel.as_ref(), "on") {
             return;

@@ -21,7 +21,7 @@ fn names(types: impl Iterator<Item = &'static TunnelType>) -> String {
     }
 }
 
-/// What a type is called, with its article.
+/// The name of a type, with its article.
 fn a(kind: &TunnelType) -> String {
     let article = if kind.title.starts_with(['A', 'E', 'I', 'O', 'U']) {
         "an"
@@ -115,7 +115,7 @@ impl Checker<'_> {
         None
     }
 
-    /// What is wrapped around packets to servers that are reached by tunnels.
+    /// Checks the encapsulation of packets to servers with `forward = "tun"`.
     pub(super) fn tunnel(&mut self, raw: &Spanned<RawTunnel>) -> Option<Tunnel> {
         let nothing = RawTunnelTable::default();
         let (table, word) = match raw.get_ref() {

@@ -42,7 +42,7 @@ pub(super) struct CheckPlan {
 }
 
 impl Checker<'_> {
-    /// What `check` says; `None` if there is no check or it is wrong.
+    /// Checks `check`; `None` if there is none or it is wrong.
     pub(super) fn check_plan(
         &mut self,
         raw: &Spanned<RawCheck>,
@@ -213,7 +213,7 @@ impl Checker<'_> {
         kind
     }
 
-    /// What its own keys say.
+    /// Checks the keys of its type.
     fn probe(
         &mut self,
         kind: Option<&'static KindInfo>,

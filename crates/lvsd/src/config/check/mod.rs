@@ -1,5 +1,4 @@
-//! What a file means, and whether that makes sense: addresses, names, ranges, and what fits
-//! together.
+//! Checks of a file's meaning: addresses, names, ranges, and combinations.
 
 mod announce;
 mod api;
@@ -104,7 +103,7 @@ pub(in crate::config) fn check(
 /// it has several addresses.
 ///
 /// # Errors
-/// What is wrong with it first, in words.
+/// The first error, in words.
 pub(in crate::config) fn remote(config: &Config, text: &str) -> Result<Vec<Service>, String> {
     shape::remote(text)?;
     let (raw, mut findings) = shape::shape(text, &config.defaults);
@@ -155,7 +154,7 @@ pub(crate) const fn endpoint(id: &ServiceId) -> Option<(Protocol, SocketAddr)> {
 
 struct Checker<'a> {
     text: &'a str,
-    /// What there is on this host, where that matters.
+    /// The facts about this host; `None` for another host.
     facts: Option<&'a Facts>,
     line_ends: Vec<usize>,
     complete: bool,

@@ -161,7 +161,7 @@ impl Checker<'_> {
         );
     }
 
-    /// What goes beyond the kernel's IPVS.
+    /// Checks the settings that the kernel's IPVS does not have.
     fn extras(&mut self, raw: &RawService, config: &mut ServiceConfig) {
         config.extras.on_server_down = self
             .word(
@@ -189,7 +189,7 @@ impl Checker<'_> {
         }
     }
 
-    /// What a service takes at most.
+    /// Checks the limits of a service.
     fn limits(&mut self, raw: &RawLimits) -> Limits {
         let mut number = |value: &Option<Spanned<Whole>>, what: &str, most: i64| {
             let n = self.number(value.as_ref(), what, 1..=most);
@@ -238,7 +238,7 @@ impl Checker<'_> {
         drain.get_ref().0
     }
 
-    /// What a failed check does to a server.
+    /// The action on a server whose check fails.
     pub(super) fn on_check_failure(
         &mut self,
         raw: &RawService,
@@ -290,7 +290,7 @@ impl Checker<'_> {
     }
 }
 
-/// What to do about a scheduler that refuses clients: `key`, or its flag, if it has one.
+/// The fix for a scheduler that refuses clients: `key`, or the flag of the scheduler.
 fn fix(fallback: Option<&str>, key: &str) -> String {
     match fallback {
         Some(flag) => format!("set {key}; or set scheduler_flags = [\"{flag}\"]"),

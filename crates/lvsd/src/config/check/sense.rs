@@ -1,5 +1,5 @@
-//! What each part of the file allows, and all of it together does not mean: a server that is
-//! another service, weights that do nothing, a mark that no packet gets.
+//! Checks across tables: a server that is another service, weights without an effect, a mark that
+//! no packet gets.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};

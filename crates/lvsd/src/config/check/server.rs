@@ -9,14 +9,14 @@ use toml::Spanned;
 
 use super::health::CheckPlan;
 use super::proxy::{is_proxied, is_word};
-use super::service::many_ports;
 use super::{Checker, WEIGHT_MAX, port};
+use crate::config::ManyPorts;
 use crate::config::Server;
 use crate::config::fit::{misfit, unusable};
 use crate::config::raw::{RawServer, RawService};
 use crate::text::Diagnostic;
 
-/// What a service says for all its servers, unless they say otherwise.
+/// The settings of a service that its servers inherit.
 pub(super) struct ServerDefaults {
     pub(super) forward: Option<Forwarding>,
     pub(super) tunnel: Option<Tunnel>,
@@ -137,7 +137,7 @@ impl Checker<'_> {
         defaults.forward
     }
 
-    /// What is wrapped around its packets: its own tunnel, or the service's.
+    /// The encapsulation of its packets: its own tunnel, or the service's.
     fn server_tunnel(
         &mut self,
         raw: &RawServer,
@@ -201,7 +201,7 @@ impl Checker<'_> {
         id: &ServiceId,
         method: Forwarding,
     ) -> Option<()> {
-        let Some(misfit) = misfit(id, many_ports(service).is_some(), address, method) else {
+        let Some(misfit) = misfit(id, ManyPorts::of(service).is_some(), address, method) else {
             return Some(());
         };
         let mut finding = Diagnostic::error(text.span(), misfit.title)

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 
 use lvs_core::api::ServiceId;
-use lvs_core::{Family, Forwarding, Protocol, SourceFilter};
+use lvs_core::{Family, Forwarding, SourceFilter};
 use toml::Spanned;
 
 use super::proxy::is_proxied;
@@ -84,7 +84,7 @@ impl Checker<'_> {
         let identity = self.identity(raw, span);
         let id = identity.map(|(id, _)| id);
         let mut config = self.service_config(raw, span, identity);
-        let ports = many_ports(raw).and_then(Result::ok);
+        let ports = ManyPorts::of(raw).and_then(Result::ok);
         let proxy = self.proxy(raw, id.as_ref());
         let vip = self.vip(raw, id, ports.is_some());
         let quiesces_at_zero = quiesces_at_zero(&config, templates_stay);
@@ -332,7 +332,7 @@ impl Checker<'_> {
                 if raw.protocol.is_some() && protocol.is_none() {
                     return None;
                 }
-                if let Some(many) = many_ports(raw) {
+                if let Some(many) = ManyPorts::of(raw) {
                     return self.many_ports(text, many);
                 }
                 let address = self.socket_address(text, None)?;
@@ -379,14 +379,4 @@ impl Checker<'_> {
 fn is_one_number(address: &str) -> bool {
     let port = address.trim().rsplit_once(':').map_or("", |(_, port)| port);
     !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-/// The ports of a service that has many, or what is wrong with them.
-pub(super) fn many_ports(raw: &RawService) -> Option<Result<ManyPorts, String>> {
-    let protocol = match raw.protocol.as_ref().map(|word| word.get_ref().as_str()) {
-        Some("udp") => Protocol::UDP,
-        Some("sctp") => Protocol::SCTP,
-        _ => Protocol::TCP,
-    };
-    ManyPorts::parse(raw.address.as_ref()?.get_ref(), protocol)
 }

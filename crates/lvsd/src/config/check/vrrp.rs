@@ -9,7 +9,6 @@ use toml::Spanned;
 
 use super::engine::is_interface;
 use super::{Checker, label};
-use crate::cluster::PRIORITY_ENOUGH;
 use crate::config::raw::{OneOrMore, RawConfig, RawVrrp};
 use crate::config::{HostAddress, Service, VipMode, Vrrp};
 use crate::text::Diagnostic;
@@ -88,7 +87,7 @@ impl Checker<'_> {
         let router_id = self.number(raw.router_id.as_ref(), "`router_id`", 1..=255);
         let priority = self.number(raw.priority.as_ref(), "`priority`", 1..=254);
         if let (Some(written), Some(number)) = (&raw.priority, priority)
-            && number < PRIORITY_ENOUGH
+            && number < Vrrp::PRIORITY_ENOUGH
         {
             self.report(
                 Diagnostic::warning(
@@ -96,8 +95,9 @@ impl Checker<'_> {
                     "`priority` is too low for what is taken off it: keepalived goes no lower than 1",
                 )
                 .help(format!(
-                    "give {PRIORITY_ENOUGH} or more, on all directors: maintenance takes 100, a service below its quorum 50; \
-                     directors that end at 1 are not told apart"
+                    "give {} or more, on all directors: maintenance takes 100, a service below its quorum 50; \
+                     directors that end at 1 are not told apart",
+                    Vrrp::PRIORITY_ENOUGH
                 )),
             );
         }

@@ -1,4 +1,4 @@
-//! What the engine is told: its arguments, sysctls, synchronisation and filters.
+//! The settings of the engine: its arguments, sysctls, synchronisation and filters.
 
 use super::*;
 

@@ -207,7 +207,7 @@ fn report(text: &str) -> Report {
     }
 }
 
-/// What is said about `text`: place and title of each finding.
+/// The findings in `text`: place and title of each.
 fn told(text: &str) -> Vec<String> {
     let report = report(text);
     let place = |finding: &Diagnostic| {
@@ -321,7 +321,7 @@ fn tunnelled(service: &str, server: &str) -> String {
     )
 }
 
-/// Whoever asks a daemon that runs does not read a long file for the name of its socket.
+/// A client of a running daemon does not read a long file for the name of its socket.
 #[test]
 fn a_file_is_read_for_its_socket_only_where_it_may_name_one() {
     let directory = tempfile::tempdir().unwrap();

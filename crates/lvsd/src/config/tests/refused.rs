@@ -1,8 +1,8 @@
-//! What is refused, and what is warned about.
+//! Errors and warnings.
 
 use super::*;
 
-/// What is wrong with a service or a server, and the title of the finding.
+/// Errors of services and servers, with the titles of the findings.
 #[test]
 fn what_does_not_fit_is_refused() {
     let cases = [

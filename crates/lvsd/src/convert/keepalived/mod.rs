@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 pub(super) use self::group::{following, range};
-pub(super) use self::source::Place;
+pub(super) use self::source::SourcePlace;
 use self::source::{Reader, Source, Token, shown};
 use self::words::Word;
 use super::{ADDRESSES_MAX, Options, Read};
@@ -24,7 +24,7 @@ const DEPTH_MAX: usize = 32;
 pub(super) struct Item {
     words: Vec<Word>,
     block: Option<Vec<Self>>,
-    at: Place,
+    at: SourcePlace,
     /// Its first and its last line, of all that were read.
     lines: (usize, usize),
 }
@@ -94,7 +94,7 @@ impl Item {
         format!("{}: {name}: {}: {why}", self.at, self.text())
     }
 
-    pub(super) fn at(&self) -> &Place {
+    pub(super) fn at(&self) -> &SourcePlace {
         &self.at
     }
 }

@@ -19,13 +19,13 @@ const LINE_COST: u64 = 16;
 
 /// Where a statement is.
 #[derive(Clone, Debug, Default)]
-pub(in crate::convert) struct Place {
+pub(in crate::convert) struct SourcePlace {
     /// The included file.
     file: Option<Rc<str>>,
     line: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourcePlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.file {
             None => write!(f, "line {}", self.line),
@@ -38,7 +38,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug)]
 pub(super) struct Physical {
     pub(super) text: String,
-    pub(super) at: Place,
+    pub(super) at: SourcePlace,
     /// How many includes lead to it.
     pub(super) depth: usize,
     /// An `include`, whose lines follow it.
@@ -100,7 +100,7 @@ pub(super) struct Reader<'a> {
     included: usize,
     macros: HashMap<String, String>,
     /// Macros that are defined by lines for some hosts, and where.
-    conditional: HashMap<String, Place>,
+    conditional: HashMap<String, SourcePlace>,
     /// Bytes of files, and of what macros have made.
     written: u64,
     /// How many blocks are open, and what the outermost is.
@@ -137,7 +137,7 @@ impl<'a> Reader<'a> {
         self.spend(text.len() as u64)?;
         let mut lines = (1..).zip(without_mark(text).lines());
         while let Some((number, text)) = lines.next() {
-            let at = Place {
+            let at = SourcePlace {
                 file: file.clone(),
                 line: number,
             };
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
                     whole = words::without_comment(first).trim().to_owned();
                     whole.push('\n');
                     for (number, text) in lines.by_ref() {
-                        let at = Place {
+                        let at = SourcePlace {
                             file: file.clone(),
                             line: number,
                         };
@@ -176,7 +176,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn push(&mut self, text: &str, at: &Place, depth: usize) -> usize {
+    fn push(&mut self, text: &str, at: &SourcePlace, depth: usize) -> usize {
         self.source.lines.push(Physical {
             text: text.to_owned(),
             at: at.clone(),
@@ -200,12 +200,12 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn lose(&mut self, at: &Place, text: &str, why: &str) {
+    fn lose(&mut self, at: &SourcePlace, text: &str, why: &str) {
         let text = shown(text);
         self.source.lost.push(format!("{at}: {text}: {why}"));
     }
 
-    fn include(&mut self, pattern: &str, at: &Place) -> Result<(), String> {
+    fn include(&mut self, pattern: &str, at: &SourcePlace) -> Result<(), String> {
         let name = self.open.last().cloned().unwrap_or_default();
         let directory = Path::new(&name).parent().unwrap_or(Path::new(""));
         let what = format!("include {pattern}");
@@ -236,7 +236,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a line: a definition has more after the first `\n`.
-    fn line(&mut self, line: String, index: usize, at: &Place) -> Result<(), String> {
+    fn line(&mut self, line: String, index: usize, at: &SourcePlace) -> Result<(), String> {
         let mut work = vec![Work::Line(line, 0)];
         while let Some(next) = work.pop() {
             let (line, depth) = match next {
@@ -301,7 +301,7 @@ impl<'a> Reader<'a> {
         id: &str,
         rest: &str,
         text: &str,
-        at: &Place,
+        at: &SourcePlace,
     ) -> Result<bool, String> {
         if let Some(own) = self.options.config_id {
             return Ok(match id.strip_prefix('^') {
@@ -344,7 +344,7 @@ impl<'a> Reader<'a> {
         &mut self,
         text: &str,
         depth: usize,
-        at: &Place,
+        at: &SourcePlace,
         work: &mut Vec<Work>,
     ) -> Result<(), String> {
         let bad = "it cannot be read: ~SEQ(NAME, FIRST, STEP, LAST) or ~LST(NAME, VALUE, ...)";
@@ -409,7 +409,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The text with the macros that are in it replaced once, if there are any.
-    fn replace(&mut self, text: &str, at: &Place) -> Result<Option<String>, String> {
+    fn replace(&mut self, text: &str, at: &SourcePlace) -> Result<Option<String>, String> {
         let mut made = String::new();
         let mut rest = text;
         let mut any = false;
@@ -439,7 +439,12 @@ impl<'a> Reader<'a> {
         Ok(any.then_some(made))
     }
 
-    fn value(&mut self, name: &str, at: &Place, text: &str) -> Result<Option<String>, String> {
+    fn value(
+        &mut self,
+        name: &str,
+        at: &SourcePlace,
+        text: &str,
+    ) -> Result<Option<String>, String> {
         if let Some(value) = self.macros.get(name) {
             return Ok(Some(value.clone()));
         }
@@ -488,7 +493,7 @@ impl<'a> Reader<'a> {
         Ok(Some(value))
     }
 
-    fn words(&mut self, text: &str, index: usize, at: &Place) {
+    fn words(&mut self, text: &str, index: usize, at: &SourcePlace) {
         let (pieces, open) = words::pieces(text);
         if open {
             self.lose(

@@ -1,4 +1,4 @@
-//! What people change beside the file: drains, maintenance, and changes of the engine.
+//! Changes beside the file: drains, maintenance, and manual changes of the engine.
 
 use super::*;
 
@@ -15,7 +15,7 @@ async fn what_somebody_changes_is_set_right() {
     daemon.stop().await;
 }
 
-/// What `lvsadm drain` does is not undone: not by the next look, a reload, or a restart.
+/// Neither the next comparison, nor a reload, nor a restart undoes `lvsadm drain`.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_is_drained_by_hand_stays_so() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
@@ -90,12 +90,15 @@ async fn what_people_want_outlives_reload_restart_and_engine() {
     let path = daemon.file.path().to_owned();
     std::fs::write(&path, "[[service]]\nnane = 1\n").unwrap();
     let refused = daemon
-        .ask::<Reloaded>(Ask::Reload { force: false })
+        .ask::<Reloaded>(ChangeRequest::Reload { force: false })
         .await
         .unwrap_err();
     assert!(refused.contains("unknown key `nane`"), "{refused}");
     std::fs::write(&path, FILE).unwrap();
-    let done: Reloaded = daemon.ask(Ask::Reload { force: false }).await.unwrap();
+    let done: Reloaded = daemon
+        .ask(ChangeRequest::Reload { force: false })
+        .await
+        .unwrap();
     assert!(done.message.contains("reloaded"), "{}", done.message);
     assert_eq!(daemon.world.weights(web())[1].1, 3, "it is done by then");
     let events = daemon.events();
@@ -143,7 +146,7 @@ async fn what_people_want_outlives_reload_restart_and_engine() {
         until: None,
     };
     let why = again
-        .ask::<AdminDone>(Ask::Admin(unknown))
+        .ask::<AdminDone>(ChangeRequest::Admin(unknown))
         .await
         .unwrap_err();
     assert!(why.contains("has no server 10.9.9.9"), "{why}");

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What happens to one of four servers.
+/// A change of one of four servers.
 #[derive(Clone, Copy, Debug)]
 enum Turn {
     Dies(u8),
@@ -11,7 +11,7 @@ enum Turn {
     Ready(u8),
 }
 
-/// What should be, by the documentation.
+/// The expected state according to the documentation.
 #[derive(Clone, Debug)]
 struct Model {
     quorum: (usize, usize),
@@ -103,7 +103,7 @@ proptest::proptest! {
             for (number, turn) in turns.iter().enumerate() {
                 let (weights, sorry, owned) = model.turn(*turn);
                 let admin = |n: u8, state| {
-                    daemon.ask::<AdminDone>(Ask::Admin(AdminSpec {
+                    daemon.ask::<AdminDone>(ChangeRequest::Admin(AdminSpec {
                         target: Target {
                             service: None,
                             host: [10, 0, 0, n].into(),

@@ -1,4 +1,4 @@
-//! What checks do to servers, services and VIPs.
+//! Effects of checks on servers, services and VIPs.
 
 use super::*;
 

@@ -8,14 +8,15 @@ use std::sync::{Arc, Mutex};
 use lvs_core::api::{Call, ServiceId};
 
 use super::*;
-use crate::door::Ask;
 use crate::engine::fake::World;
 use crate::health::Check;
 use crate::health::{Advice, ProbeError};
+use crate::requests::ChangeRequest;
+use crate::sources::Gathered;
 use lvs_api::daemon::{
-    AdminDone, AdminSpec, Event, Reloaded, ServerStatus, ServiceKey, Status, Target,
+    AdminDone, AdminSpec, AdminState, Event, Reloaded, ServerStatus, ServiceKey, Status, Target,
 };
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, oneshot};
 
 mod by_hand;
 mod decisions;
@@ -74,7 +75,7 @@ struct Running {
     dead: Dead,
     file: tempfile::NamedTempFile,
     signals: mpsc::Sender<Signal>,
-    asks: mpsc::Sender<Asked>,
+    requests: mpsc::Sender<Request>,
     events: broadcast::Receiver<Arc<Event>>,
     task: tokio::task::JoinHandle<Result<(), String>>,
 }
@@ -95,12 +96,12 @@ impl Running {
         std::fs::write(file.path(), text).unwrap();
         let (config, _) = Config::load(file.path()).unwrap();
         let (signals, receiver) = mpsc::channel(4);
-        let (asks, asked) = mpsc::channel(4);
+        let (requests, request) = mpsc::channel(4);
         let events = Events::default();
         let listener = events.listen();
         let options = Options {
             admin: Some(world.admin()),
-            asks: Some(asked),
+            requests: Some(request),
             events,
             ..Options::new(file.path().to_owned())
         };
@@ -110,7 +111,7 @@ impl Running {
             dead,
             file,
             signals,
-            asks,
+            requests,
             events: listener,
             task,
         }
@@ -137,27 +138,30 @@ impl Running {
     }
 
     /// Asks as `lvsadm` does.
-    async fn ask<R: serde::de::DeserializeOwned>(&self, ask: Ask) -> Result<R, String> {
+    async fn ask<R: serde::de::DeserializeOwned>(
+        &self,
+        change: ChangeRequest,
+    ) -> Result<R, String> {
         let (reply, result) = oneshot::channel();
-        let asked = Asked::Ask {
-            ask,
+        let request = Request::Change {
+            change,
             who: "uid 0".to_owned(),
             reply,
         };
-        self.asks.send(asked).await.unwrap();
+        self.requests.send(request).await.unwrap();
         let raw = result.await.unwrap()?;
         Ok(serde_json::from_str(raw.get()).unwrap())
     }
 
     async fn status(&self) -> Status {
-        let (reply, look) = oneshot::channel();
-        self.asks.send(Asked::Look(reply)).await.unwrap();
-        look.await.unwrap().status
+        let (reply, snapshot) = oneshot::channel();
+        self.requests.send(Request::Snapshot(reply)).await.unwrap();
+        snapshot.await.unwrap().status
     }
 
     /// Puts 10.0.0.1 into a state.
     async fn admin(&self, state: AdminState) -> AdminDone {
-        self.ask(Ask::Admin(AdminSpec {
+        self.ask(ChangeRequest::Admin(AdminSpec {
             target: Target {
                 service: Some(ServiceKey(web())),
                 host: [10, 0, 0, 1].into(),
@@ -200,7 +204,7 @@ impl Running {
     }
 }
 
-/// What is logged on this thread.
+/// The log of this thread.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 

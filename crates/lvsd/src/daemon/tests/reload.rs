@@ -1,4 +1,4 @@
-//! What a reload changes, and what it leaves.
+//! Changes by a reload.
 
 use super::*;
 

@@ -176,6 +176,26 @@ async fn sorry_server_replaces_servers_that_weight_0_does_not_quiesce() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn sorry_server_that_drains_is_reported_as_the_sorry_server() {
+    let text = file("").replace("drain = \"0s\"", "drain = \"1h\"");
+    let daemon = Running::start(World::default(), Dead::default(), &text);
+    let both = [(ONE, 1), (OTHER, 3)];
+    daemon.weights(&both).await;
+    daemon.dead.set(ONE, true);
+    daemon.weights(&[(ONE, 0), (OTHER, 0), (SORRY, 1)]).await;
+    daemon.world.connect(web(), SORRY.parse().unwrap());
+    daemon.dead.set(ONE, false);
+    daemon.weights(&[(ONE, 1), (OTHER, 3), (SORRY, 0)]).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let service = daemon.status().await.services.remove(0);
+    let last = service.servers.last().expect("the sorry server");
+    assert_eq!((last.configured, last.weight), (None, Some(0)));
+    assert_eq!(service.sorry, None, "it does not serve");
+    assert_eq!(service.sorry_server, Some(last.server));
+    daemon.stop().await;
+}
+
 /// A sorry server that drained would keep its persistent clients, although the servers are back.
 #[tokio::test(start_paused = true)]
 async fn sorry_server_with_persistent_clients_is_removed_when_the_quorum_returns() {

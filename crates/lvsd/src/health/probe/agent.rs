@@ -6,18 +6,18 @@ use tokio::io::AsyncWriteExt;
 
 use super::line::{Line, Lines};
 use super::words::{self, LINE_MAX};
-use super::{Advice, Asked, Kind, Port, ProbeError};
+use super::{Advice, Asked, Port, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
 /// A line of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Agent {
     port: Port,
-    /// What it is sent before it answers.
+    /// The request to it.
     send: String,
 }
 
-impl Kind for Agent {
+impl ProbeKind for Agent {
     const NAME: &'static str = "agent";
     const KEYS: &'static [&'static str] = &["port", "send"];
     // It knows.

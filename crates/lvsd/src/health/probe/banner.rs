@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
-use super::{Advice, Asked, Kind, ProbeError};
+use super::{Advice, Asked, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
 /// Bytes that are read at most.
@@ -18,7 +18,7 @@ pub struct Banner {
     expect: String,
 }
 
-impl Kind for Banner {
+impl ProbeKind for Banner {
     const NAME: &'static str = "banner";
     const KEYS: &'static [&'static str] = &["expect"];
 

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use lvs_core::Protocol;
 
-use super::{Advice, Asked, Kind, Port, ProbeError};
+use super::{Advice, Asked, Port, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
-/// What is read of an answer; the question says so.
+/// The longest answer that is read; the question announces it.
 const ANSWER_MAX: usize = 1232;
 /// Answers of others, or to other questions, that are passed over.
 const STRANGE_MAX: usize = 16;
@@ -45,7 +45,7 @@ pub struct Dns {
     address: Option<IpAddr>,
 }
 
-impl Kind for Dns {
+impl ProbeKind for Dns {
     const NAME: &'static str = "dns";
     const KEYS: &'static [&'static str] = &["port", "name", "record", "rcode", "answers", "answer"];
     const VIA: Option<Protocol> = Some(Protocol::UDP);
@@ -180,13 +180,13 @@ pub(super) fn question(id: u16, name: &str, record: u16) -> Option<Vec<u8>> {
     (bytes.len() <= 12 + 255 + 4).then_some(bytes)
 }
 
-/// What an answer says.
+/// The content of an answer.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     code: u8,
     /// Records in the answer, as it says.
     records: u16,
-    /// Those of them that are addresses.
+    /// The addresses among them.
     addresses: Vec<IpAddr>,
 }
 

@@ -7,12 +7,12 @@ use std::process::{ExitStatus, Stdio};
 use tokio::io::AsyncReadExt;
 use tokio::process::{Child, ChildStdout, Command};
 
-use super::{Advice, Asked, Kind, Misfit, ProbeError, quoted};
+use super::{Advice, Asked, Misfit, ProbeError, ProbeKind, quoted};
 use crate::health::Weight;
 use crate::notify_command;
 use crate::text::{Diagnostic, Keys};
 
-/// What a program may say that is told as the reason.
+/// The longest output of a program that is reported as the reason.
 const OUTPUT_MAX: usize = 1024;
 
 /// A program.
@@ -26,7 +26,7 @@ pub struct Exec {
     user: Option<(u32, u32)>,
 }
 
-impl Kind for Exec {
+impl ProbeKind for Exec {
     const NAME: &'static str = "exec";
     const KEYS: &'static [&'static str] = &["command", "dynamic", "user"];
     // Its output, both ends of it while it is started, and its process.
@@ -173,8 +173,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::health::Network;
     use crate::health::Prober;
-    use crate::health::probe::Network;
     use crate::health::probe::hostile::{check, probe};
 
     fn shell(script: &str, more: &str) -> String {

@@ -11,7 +11,7 @@ use lvs_api::files::open_without_waiting;
 use tokio::sync::Notify;
 
 use super::words::{self, LINE_MAX};
-use super::{Advice, Asked, Kind, Misfit, ProbeError};
+use super::{Advice, Asked, Misfit, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
 /// Files that are read at a time: each has a thread, and a disk that does not answer keeps it.
@@ -27,7 +27,7 @@ pub struct File {
     missing_ok: bool,
 }
 
-impl Kind for File {
+impl ProbeKind for File {
     const NAME: &'static str = "file";
     const KEYS: &'static [&'static str] = &["path", "missing"];
     const RISE: u32 = 1;

@@ -1,4 +1,4 @@
-//! What servers say, to every parser of it: for fuzzers.
+//! Passes answers of servers to every parser, for fuzzers.
 
 use std::net::{IpAddr, SocketAddr};
 

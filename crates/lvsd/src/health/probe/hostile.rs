@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{Network, ProbeError};
+use super::ProbeError;
 use crate::config::Config;
 use crate::health::Check;
-use crate::health::{Advice, Prober};
+use crate::health::{Advice, Network, Prober};
 
 /// The check that a file asks of a server.
 pub(crate) fn check(text: &str, server: SocketAddr) -> Check {

@@ -15,7 +15,7 @@ use lvs_core::Protocol;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::eager::Eager;
-use super::{Advice, Asked, Kind, Port, ProbeError, quoted};
+use super::{Advice, Asked, Port, ProbeError, ProbeKind, quoted};
 use crate::text::{Diagnostic, Keys};
 
 /// Bytes of a page that are looked at.
@@ -90,7 +90,7 @@ impl Default for Page {
 }
 
 impl Page {
-    /// What the keys say, and `default` where they say nothing.
+    /// Parses the keys; `default` has the values of missing keys.
     fn parse(keys: &mut Keys<'_>, default: Self) -> Option<Self> {
         let mut page = default;
         let mut right = true;
@@ -326,10 +326,10 @@ impl Http {
     }
 }
 
-/// What came of one request.
+/// The result of one request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Came {
-    /// What should.
+    /// The expected answer.
     Good,
     /// It is elsewhere.
     Redirect(String),
@@ -488,7 +488,7 @@ fn in_words(error: &hyper::Error) -> String {
     format!("is not served: {error}{cause}")
 }
 
-impl Kind for Http {
+impl ProbeKind for Http {
     const NAME: &'static str = "http";
     const KEYS: &'static [&'static str] = &Self::OWN;
     const VIA: Option<Protocol> = Some(Protocol::TCP);

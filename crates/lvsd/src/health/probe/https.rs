@@ -6,7 +6,7 @@ use lvs_core::Protocol;
 
 use super::http::Http;
 use super::tls::Tls;
-use super::{Advice, Asked, Kind, Port, ProbeError};
+use super::{Advice, Asked, Port, ProbeError, ProbeKind};
 use crate::text::Keys;
 
 /// Pages of a server that talks TLS.
@@ -16,7 +16,7 @@ pub struct Https {
     tls: Tls,
 }
 
-impl Kind for Https {
+impl ProbeKind for Https {
     const NAME: &'static str = "https";
     const KEYS: &'static [&'static str] = {
         let [

@@ -4,7 +4,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::eager::hangs_up;
 
-/// What came of reading a line.
+/// The result of reading a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line {
     /// The line, without its end.
@@ -20,7 +20,7 @@ pub(super) enum Line {
 pub(super) struct Lines<R> {
     stream: R,
     buffer: Vec<u8>,
-    /// What has been looked at for the end of a line.
+    /// The bytes that were searched for the end of a line.
     seen: usize,
     longest: usize,
 }

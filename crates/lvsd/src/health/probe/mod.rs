@@ -1,6 +1,6 @@
-//! What a health check does: one kind a file, each with its configuration, its parsing and its run.
+//! The kinds of health checks, one a file, each with its configuration, its parsing and its run.
 //!
-//! To add a kind, write its file with a type that implements `Kind`, name it in `kinds!` below,
+//! To add a kind, write its file with a type that implements `ProbeKind`, name it in `kinds!` below,
 //! and document it in `docs/configuration.md` (a test compares that page with the registry).
 
 mod agent;
@@ -31,6 +31,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lvs_core::Protocol;
+use lvs_core::api::ServiceId;
 use lvs_sys::icmp_errors;
 use rustix::io::Errno;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
@@ -38,7 +39,6 @@ use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 pub(crate) use tls::Tls;
 
 use super::{Advice, Pins};
-use crate::health::{Check, Via};
 use crate::text::Keys;
 
 /// Why a probe did not succeed.
@@ -51,7 +51,7 @@ pub enum ProbeError {
 }
 
 impl ProbeError {
-    /// What an error of a socket says, which was connected or to be connected to `target`.
+    /// The meaning of an error of a socket that was connected, or being connected, to `target`.
     fn of_socket(error: &io::Error, target: impl fmt::Display) -> Self {
         // The number of an error is for those who write programs.
         let words = error.to_string();
@@ -89,47 +89,25 @@ fn is_own_shortage(error: &io::Error) -> bool {
     )
 }
 
-/// Asks a server whether it serves.
-pub trait Prober: Send + Sync + 'static {
-    /// One check, within its timeout.
-    fn probe(&self, check: &Check) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
+/// The path of a client: to a service, and through the engine to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Via {
+    /// The service.
+    pub service: ServiceId,
+    /// Its virtual address and port.
+    pub virt: SocketAddr,
 }
 
-/// Probes over this host's own network.
-#[derive(Clone, Debug, Default)]
-pub struct Network {
-    /// The way to the engine, for checks through a service.
-    pub pins: Option<Pins>,
-}
-
-impl Prober for Network {
-    async fn probe(&self, check: &Check) -> Result<Advice, ProbeError> {
-        let asked = Asked {
-            server: check.server,
-            via: check.via,
-            pins: self.pins.as_ref(),
-            timeout: check.timeout,
-        };
-        // One deadline for all that a probe does.
-        match tokio::time::timeout(check.timeout, check.probe.run(&asked)).await {
-            Ok(result) => result,
-            Err(_) => Err(ProbeError::Server(format!(
-                "{} did not answer within {:?}",
-                asked.told(&check.probe.target(check.server)),
-                check.timeout
-            ))),
-        }
-    }
-}
-
-/// Who is asked, and on which way.
+/// The server that is probed, and the path to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
     /// The server.
     pub(crate) server: SocketAddr,
-    via: Option<Via>,
-    pins: Option<&'a Pins>,
-    /// After this the probe is over.
+    /// The path through a service; `None` for the host's own routes.
+    pub(super) via: Option<Via>,
+    /// The connection to the engine, for a path through a service.
+    pub(super) pins: Option<&'a Pins>,
+    /// The limit of time of the probe.
     pub(crate) timeout: Duration,
 }
 
@@ -146,7 +124,7 @@ impl Asked<'_> {
     }
 
     /// A target in words.
-    fn told(&self, target: &str) -> String {
+    pub(super) fn told(&self, target: &str) -> String {
         match self.via {
             Some(via) => format!("{} by way of {}", self.server, via.virt),
             None => target.to_owned(),
@@ -198,7 +176,7 @@ impl Asked<'_> {
         move |error| self.failed(&error, target)
     }
 
-    /// What an error of a connection to `target` says.
+    /// The meaning of an error of a connection to `target`.
     pub(crate) fn failed(&self, error: &io::Error, target: SocketAddr) -> ProbeError {
         ProbeError::of_socket(error, self.told(&target.to_string()))
     }
@@ -275,7 +253,7 @@ impl Port {
     }
 }
 
-/// What a server has said, for messages: short, and without what could disturb a terminal or a log.
+/// The answer of a server for messages: short, and without control characters.
 pub(crate) fn quoted(bytes: &[u8]) -> String {
     const MOST: usize = 80;
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MOST)]);
@@ -290,7 +268,7 @@ pub(crate) fn quoted(bytes: &[u8]) -> String {
 }
 
 /// One kind of health check.
-pub(crate) trait Kind: Clone + Sized {
+pub(crate) trait ProbeKind: Clone + Sized {
     /// The value of `type` in the file.
     const NAME: &'static str;
     /// Its own keys, beside those that every check has.
@@ -328,7 +306,7 @@ pub(crate) trait Kind: Clone + Sized {
     fn run(&self, asked: &Asked<'_>) -> impl Future<Output = Result<Advice, ProbeError>> + Send;
 }
 
-/// What the registry says about a kind.
+/// A kind in the registry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KindInfo {
     pub(crate) name: &'static str,
@@ -341,7 +319,7 @@ pub(crate) struct KindInfo {
 /// The registry: an enum over the kinds, and what is dispatched on it.
 macro_rules! kinds {
     ($($(#[$attribute:meta])* $kind:ident => $module:ident,)+) => {
-        /// What one check does, of whichever kind.
+        /// The probe of a check, of any kind.
         #[derive(Clone, Debug, PartialEq, Eq, Hash)]
         pub enum Probe {
             $($(#[$attribute])* #[doc = concat!("`type = \"", stringify!($module), "\"`.")]
@@ -352,11 +330,11 @@ macro_rules! kinds {
             /// All kinds.
             pub(crate) const KINDS: &[KindInfo] = &[
                 $($(#[$attribute])* KindInfo {
-                    name: <$module::$kind as Kind>::NAME,
-                    keys: <$module::$kind as Kind>::KEYS,
-                    rise: <$module::$kind as Kind>::RISE,
-                    fall: <$module::$kind as Kind>::FALL,
-                    parse: |keys| <$module::$kind as Kind>::parse(keys).map(Self::$kind),
+                    name: <$module::$kind as ProbeKind>::NAME,
+                    keys: <$module::$kind as ProbeKind>::KEYS,
+                    rise: <$module::$kind as ProbeKind>::RISE,
+                    fall: <$module::$kind as ProbeKind>::FALL,
+                    parse: |keys| <$module::$kind as ProbeKind>::parse(keys).map(Self::$kind),
                 },)+
             ];
 
@@ -370,21 +348,21 @@ macro_rules! kinds {
             /// The name of its kind.
             pub const fn name(&self) -> &'static str {
                 match self {
-                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as Kind>::NAME,)+
+                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::NAME,)+
                 }
             }
 
             /// The protocol of the services by whose way it can go.
             pub(crate) fn via(&self) -> Option<Protocol> {
                 match self {
-                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as Kind>::VIA,)+
+                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::VIA,)+
                 }
             }
 
             /// Descriptors that one of it has open at a time.
             pub(crate) const fn descriptors(&self) -> u32 {
                 match self {
-                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as Kind>::DESCRIPTORS,)+
+                    $($(#[$attribute])* Self::$kind(_) => <$module::$kind as ProbeKind>::DESCRIPTORS,)+
                 }
             }
 
@@ -395,7 +373,7 @@ macro_rules! kinds {
                 }
             }
 
-            async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
+            pub(super) async fn run(&self, asked: &Asked<'_>) -> Result<Advice, ProbeError> {
                 match self {
                     $($(#[$attribute])* Self::$kind(probe) => probe.run(asked).await,)+
                 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 
-use super::{Advice, Asked, Kind, ProbeError};
+use super::{Advice, Asked, ProbeError, ProbeKind};
 use crate::text::Keys;
 
 const PAYLOAD: &[u8; 16] = b"lvsd health ping";
@@ -16,7 +16,7 @@ const PAYLOAD: &[u8; 16] = b"lvsd health ping";
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ping;
 
-impl Kind for Ping {
+impl ProbeKind for Ping {
     const NAME: &'static str = "ping";
     const KEYS: &'static [&'static str] = &[];
 

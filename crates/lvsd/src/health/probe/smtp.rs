@@ -6,7 +6,7 @@ use lvs_core::Protocol;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use super::line::{Line, Lines};
-use super::{Advice, Asked, Kind, Port, ProbeError, quoted};
+use super::{Advice, Asked, Port, ProbeError, ProbeKind, quoted};
 use crate::text::{Diagnostic, Keys};
 
 /// RFC 5321 has 512 bytes; servers with long greetings exist.
@@ -22,7 +22,7 @@ pub struct Smtp {
     helo: String,
 }
 
-impl Kind for Smtp {
+impl ProbeKind for Smtp {
     const NAME: &'static str = "smtp";
     const KEYS: &'static [&'static str] = &["port", "helo"];
     const VIA: Option<Protocol> = Some(Protocol::TCP);

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use lvs_core::Protocol;
 use lvs_core::api::ServiceId;
 
-use super::{Advice, Asked, Kind, Port, ProbeError};
+use super::{Advice, Asked, Port, ProbeError, ProbeKind};
 use crate::text::{Diagnostic, Keys};
 
 /// A TCP connection to the server.
@@ -14,7 +14,7 @@ pub struct Tcp {
     port: Port,
 }
 
-impl Kind for Tcp {
+impl ProbeKind for Tcp {
     const NAME: &'static str = "tcp";
     const KEYS: &'static [&'static str] = &["port"];
     const VIA: Option<Protocol> = Some(Protocol::TCP);

@@ -26,7 +26,7 @@ use crate::text::{Diagnostic, Keys};
 /// How a server is met.
 #[derive(Clone)]
 pub(crate) struct Tls {
-    /// What it was made of: two with the same do the same.
+    /// The settings from which it was made: equal settings give equal behaviour.
     made_of: Arc<MadeOf>,
     config: Arc<ClientConfig>,
     /// For another attempt, at a server of TLS 1.2 that wants its certificate's curve to be named.
@@ -95,7 +95,7 @@ pub(super) fn provider() -> Result<Arc<CryptoProvider>, String> {
     )
 }
 
-/// What graviola needs of the processor, and this one does not have: it would panic.
+/// The instructions that graviola requires and this processor lacks: graviola would panic.
 #[cfg(all(feature = "graviola", not(feature = "ring")))]
 fn missing() -> Vec<&'static str> {
     #[cfg(target_arch = "x86_64")]
@@ -204,7 +204,7 @@ impl Tls {
         met.map_err(|error| error.to_string())
     }
 
-    /// What a check without any key of its own does.
+    /// The settings of a check without keys of its own.
     pub(super) fn plain() -> Option<Self> {
         let made_of = MadeOf {
             ca: None,
@@ -534,7 +534,7 @@ mod tests {
         }
     }
 
-    /// What a check without `ca` says to a server with such a key.
+    /// The result of a check without `ca` for a server with such a key.
     async fn met(key: Junk, version: &'static SupportedProtocolVersion) -> Result<(), ProbeError> {
         let provider = lenient(&provider().expect("a provider"));
         let config = ServerConfig::builder_with_provider(provider)

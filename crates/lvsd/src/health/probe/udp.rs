@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use lvs_core::Protocol;
 
-use super::{Advice, Asked, Kind, Port, ProbeError, quoted};
+use super::{Advice, Asked, Port, ProbeError, ProbeKind, quoted};
 use crate::text::{Diagnostic, Keys};
 
 /// The longest payload, and the longest answer that is looked at.
@@ -15,13 +15,13 @@ const PAYLOAD_MAX: usize = 1400;
 pub struct Udp {
     port: Port,
     payload: Vec<u8>,
-    /// What an answer begins with; `None` for any byte.
+    /// The first bytes of an answer; `None` for any byte.
     reply: Vec<Option<u8>>,
     /// No answer is as good as a good one, as long as nothing refuses the datagram.
     silence_ok: bool,
 }
 
-impl Kind for Udp {
+impl ProbeKind for Udp {
     const NAME: &'static str = "udp";
     const KEYS: &'static [&'static str] = &[
         "port",

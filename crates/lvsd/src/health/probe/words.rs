@@ -1,4 +1,4 @@
-//! What HAProxy's agents say (its `agent-check`): one line of words.
+//! The protocol of HAProxy's agents (`agent-check`): one line of words.
 
 use super::quoted;
 use crate::health::{Advice, Weight};
@@ -8,7 +8,7 @@ pub(super) const LINE_MAX: usize = 1024;
 /// HAProxy's own limit of a weight in percent.
 const PERCENT_MAX: u16 = 25_600;
 
-/// What a line says.
+/// The content of a line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Said {
     /// Why the server does not serve, where it says so.

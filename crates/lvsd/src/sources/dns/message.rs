@@ -8,22 +8,22 @@ use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE
 
 use super::name_of;
 
-/// What we take in a datagram: it passes everywhere in one piece.
+/// The longest answer in a datagram: every network passes it unfragmented.
 pub(super) const DATAGRAM_MAX: u16 = 1232;
 /// Records of an answer that are looked at.
 const RECORDS_MAX: usize = 4096;
 /// Names that lead to the one with the records.
 const CHAIN_MAX: usize = 16;
 
-/// What is asked for.
+/// The type of the question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RecordKind {
     A,
     Aaaa,
     Srv,
 }
 
-impl Kind {
+impl RecordKind {
     const fn record(self) -> TYPE {
         match self {
             Self::A => TYPE::A,
@@ -46,7 +46,7 @@ pub(super) enum Data {
     },
 }
 
-/// What a name server says.
+/// The content of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     /// The records, and the shortest of the times that they and what leads to them hold.
@@ -54,7 +54,7 @@ pub(super) struct Answer {
     pub(super) ttl: u32,
 }
 
-/// What came.
+/// The result of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Came {
     /// An answer; without records, if the name has none.
@@ -68,7 +68,7 @@ pub(super) enum Came {
 }
 
 /// A question that asks for recursion.
-pub(super) fn question(id: u16, name: &str, kind: Kind) -> Result<Vec<u8>, String> {
+pub(super) fn question(id: u16, name: &str, kind: RecordKind) -> Result<Vec<u8>, String> {
     let wrong = |error: simple_dns::SimpleDnsError| error.to_string();
     let mut packet = Packet::new_query(id);
     packet.set_flags(PacketFlag::RECURSION_DESIRED);
@@ -86,7 +86,7 @@ pub(super) fn question(id: u16, name: &str, kind: Kind) -> Result<Vec<u8>, Strin
 }
 
 /// Reads what came for the question with `id`, `name` and `kind`.
-pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: Kind) -> Came {
+pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: RecordKind) -> Came {
     // An answer that was cut may end anywhere: its header says so.
     let cut = bytes.get(2).is_some_and(|flags| flags & 0x02 != 0);
     if bytes.get(..2) != Some(&id.to_be_bytes()[..]) {
@@ -126,7 +126,7 @@ pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: Kind) -> Came {
 }
 
 /// The records of `name`, or of the name that it stands for.
-fn answer(packet: &Packet<'_>, name: &str, kind: Kind) -> Answer {
+fn answer(packet: &Packet<'_>, name: &str, kind: RecordKind) -> Answer {
     let mut answer = Answer {
         records: Vec::new(),
         ttl: u32::MAX,
@@ -154,9 +154,9 @@ fn answer(packet: &Packet<'_>, name: &str, kind: Kind) -> Answer {
     }
     for (_, record) in all.iter().filter(|(of, _)| *of == owner) {
         let data = match (&record.rdata, kind) {
-            (RData::A(a), Kind::A) => Data::Address(IpAddr::V4(a.address.into())),
-            (RData::AAAA(a), Kind::Aaaa) => Data::Address(IpAddr::V6(a.address.into())),
-            (RData::SRV(srv), Kind::Srv) => Data::Service {
+            (RData::A(a), RecordKind::A) => Data::Address(IpAddr::V4(a.address.into())),
+            (RData::AAAA(a), RecordKind::Aaaa) => Data::Address(IpAddr::V6(a.address.into())),
+            (RData::SRV(srv), RecordKind::Srv) => Data::Service {
                 priority: srv.priority,
                 weight: srv.weight,
                 port: srv.port,
@@ -192,7 +192,7 @@ mod tests {
 
     /// An answer to the question with the id 7.
     fn reply(records: &[(&str, u32, RData<'static>)]) -> Vec<u8> {
-        let asked = question(7, "www.example.org", Kind::A).unwrap();
+        let asked = question(7, "www.example.org", RecordKind::A).unwrap();
         let mut packet = Packet::parse(&asked).unwrap().into_reply();
         *packet.opt_mut() = None;
         for (name, ttl, data) in records {
@@ -211,7 +211,7 @@ mod tests {
     }
 
     fn www(bytes: &[u8]) -> Came {
-        read(bytes, 7, "www.example.org", Kind::A)
+        read(bytes, 7, "www.example.org", RecordKind::A)
     }
 
     fn address(n: u8) -> Data {
@@ -234,10 +234,19 @@ mod tests {
     fn what_is_no_answer_to_the_question_is_none() {
         let good = reply(&[("www.example.org", 60, a(1))]);
         assert!(matches!(www(&good), Came::Answer(_)));
-        assert_eq!(read(&good, 8, "www.example.org", Kind::A), Came::Strange);
-        assert_eq!(read(&good, 7, "ftp.example.org", Kind::A), Came::Strange);
-        assert_eq!(read(&good, 7, "www.example.org", Kind::Srv), Came::Strange);
-        let asked = question(7, "www.example.org", Kind::A).unwrap();
+        assert_eq!(
+            read(&good, 8, "www.example.org", RecordKind::A),
+            Came::Strange
+        );
+        assert_eq!(
+            read(&good, 7, "ftp.example.org", RecordKind::A),
+            Came::Strange
+        );
+        assert_eq!(
+            read(&good, 7, "www.example.org", RecordKind::Srv),
+            Came::Strange
+        );
+        let asked = question(7, "www.example.org", RecordKind::A).unwrap();
         assert_eq!(www(&asked), Came::Strange, "a question");
         let mut cut = good.clone();
         cut[2] |= 2;
@@ -281,7 +290,7 @@ mod tests {
                 if let Some(place) = bytes.get_mut(at) { *place = byte; }
             }
             bytes.truncate(end.max(2));
-            for kind in [Kind::A, Kind::Aaaa, Kind::Srv] {
+            for kind in [RecordKind::A, RecordKind::Aaaa, RecordKind::Srv] {
                 if let Came::Answer(answer) = read(&bytes, 7, "www.example.org", kind) {
                     prop_assert!(answer.records.len() <= bytes.len());
                 }

@@ -58,7 +58,11 @@ pub fn fuzz(bytes: &[u8]) {
     let id = bytes
         .get(..2)
         .map_or(0, |id| u16::from_be_bytes([id[0], id[1]]));
-    for kind in [message::Kind::A, message::Kind::Aaaa, message::Kind::Srv] {
+    for kind in [
+        message::RecordKind::A,
+        message::RecordKind::Aaaa,
+        message::RecordKind::Srv,
+    ] {
         for name in ["a", "_a._tcp.b", "www.example.org"] {
             let _ = message::read(bytes, id, name, kind);
         }

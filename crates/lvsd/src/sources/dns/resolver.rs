@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
-use super::message::{self, Answer, Came, DATAGRAM_MAX, Data, Kind};
+use super::message::{self, Answer, Came, DATAGRAM_MAX, Data, RecordKind};
 use crate::sources::Lookups;
 use crate::sources::Record;
 
@@ -66,7 +66,7 @@ struct Asker {
 impl Asker {
     /// The servers of a name of services: those of the lowest priority that has any.
     async fn services(&self, name: &str) -> Result<(Vec<Record>, u32), String> {
-        let answer = self.ask(name, Kind::Srv).await?;
+        let answer = self.ask(name, RecordKind::Srv).await?;
         let mut ttl = answer.ttl;
         let mut services: Vec<(u16, u16, u16, String)> = Vec::new();
         for record in answer.records {
@@ -112,7 +112,7 @@ impl Asker {
     ) -> Result<(Vec<Record>, u32), String> {
         let mut records = Vec::new();
         let mut ttl = u32::MAX;
-        for kind in [Kind::A, Kind::Aaaa] {
+        for kind in [RecordKind::A, RecordKind::Aaaa] {
             let answer = self.ask(name, kind).await?;
             // Of a family that it has none of nothing holds.
             if !answer.records.is_empty() {
@@ -127,7 +127,7 @@ impl Asker {
         Ok((records, ttl))
     }
 
-    async fn ask(&self, name: &str, kind: Kind) -> Result<Answer, String> {
+    async fn ask(&self, name: &str, kind: RecordKind) -> Result<Answer, String> {
         let mut why =
             "there is no name server; name one in [dns], or in /etc/resolv.conf".to_owned();
         for _ in 0..ROUNDS {
@@ -141,7 +141,12 @@ impl Asker {
         Err(why)
     }
 
-    async fn ask_one(&self, server: SocketAddr, name: &str, kind: Kind) -> Result<Answer, String> {
+    async fn ask_one(
+        &self,
+        server: SocketAddr,
+        name: &str,
+        kind: RecordKind,
+    ) -> Result<Answer, String> {
         let silent = |_| format!("no answer within {:?}", self.limit);
         match timeout(self.limit, datagram(server, name, kind))
             .await
@@ -172,7 +177,7 @@ fn fresh_id() -> Result<u16, String> {
     }
 }
 
-async fn datagram(server: SocketAddr, name: &str, kind: Kind) -> Result<Came, String> {
+async fn datagram(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Came, String> {
     let words = |error: std::io::Error| error.to_string();
     let id = fresh_id()?;
     let question = message::question(id, name, kind)?;
@@ -195,7 +200,7 @@ async fn datagram(server: SocketAddr, name: &str, kind: Kind) -> Result<Came, St
     Err("answers other questions only".to_owned())
 }
 
-async fn stream(server: SocketAddr, name: &str, kind: Kind) -> Result<Came, String> {
+async fn stream(server: SocketAddr, name: &str, kind: RecordKind) -> Result<Came, String> {
     let words = |error: std::io::Error| format!("TCP: {error}");
     let id = fresh_id()?;
     let question = message::question(id, name, kind)?;
@@ -257,7 +262,7 @@ mod tests {
         }
     }
 
-    /// What a name server answers: SRV leads to `a` and `b`, which have an address each.
+    /// The answer of a name server: SRV leads to `a` and `b`, which have an address each.
     fn answer(question: &[u8], cut: bool) -> Vec<u8> {
         let asked = Packet::parse(question).unwrap();
         let first = asked.questions[0].clone();

@@ -104,9 +104,9 @@ impl fmt::Debug for Password {
 pub struct Access {
     /// Where they are.
     pub endpoints: Vec<Endpoint>,
-    /// What they and we show of ourselves.
+    /// The certificates of both sides.
     pub(crate) tls: Option<Tls>,
-    /// Who we are.
+    /// The name and password of this client.
     pub login: Option<(String, Password)>,
     /// How long a request may take.
     pub timeout: Duration,
@@ -367,8 +367,7 @@ impl Client {
         revoked.map(|Done {}| ())
     }
 
-    /// What happens to the keys that begin with `prefix`, from a revision on, over a connection of
-    /// its own.
+    /// Watches the keys that begin with `prefix`, from a revision on, over a connection of its own.
     pub(super) async fn watch(&self, prefix: &str, from: i64) -> Result<Watching, Error> {
         let mut own = Self::new(Arc::clone(&self.access), self.endpoint.clone());
         own.token.clone_from(&self.token);
@@ -393,7 +392,7 @@ impl Client {
     }
 }
 
-/// What is watched.
+/// A watch.
 pub(super) struct Watching {
     body: Incoming,
     text: Vec<u8>,

@@ -1,4 +1,4 @@
-//! What the keys under the prefix mean (pure).
+//! The meaning of the keys under the prefix (pure).
 //!
 //! ```text
 //! services/NAME     a service, as a file of conf.d has it
@@ -36,11 +36,11 @@ const WHY_MAX: usize = 200;
 /// Refused keys that are told.
 const REFUSED_MAX: usize = 64;
 
-/// What etcd says of services and servers.
+/// The services and servers in etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Etcd {
-    /// What the keys begin with.
+    /// The prefix of the keys.
     pub prefix: String,
     /// The cluster that said it.
     pub cluster: i64,
@@ -56,9 +56,9 @@ pub struct Etcd {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Text {
-    /// What the key has now.
+    /// The present text of the key.
     pub text: String,
-    /// What it had when that was last right.
+    /// The last valid text of the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub good: Option<String>,
 }
@@ -107,12 +107,12 @@ impl Registration {
     }
 }
 
-/// What a director tells of itself.
+/// A director's entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Director {
     pub(crate) version: String,
-    /// What it runs with: the revision of the last change, and a digest of all.
+    /// The revision of the last change that it runs with.
     pub(crate) revision: i64,
     pub(crate) digest: u32,
     /// Services and servers, those of its file as well.
@@ -135,7 +135,7 @@ pub(in crate::sources) struct Model {
     pub(in crate::sources) keys: HashMap<u64, i64>,
 }
 
-/// What a change concerns.
+/// The subject of a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Concerns {
     /// Services or servers.
@@ -156,7 +156,7 @@ impl Model {
         }
     }
 
-    /// What was listed, where `before` was known.
+    /// The state after a listing; `before` is the state before it.
     ///
     /// # Errors
     /// It is too much.
@@ -355,8 +355,8 @@ impl Model {
         concerns
     }
 
-    /// What is to hold, where `before` held: a pool that has lost all of its servers keeps them.
-    /// Those pools are named as well.
+    /// The state that follows `before`: a pool that has lost all of its servers keeps them. The names
+    /// of those pools are returned, too.
     pub(in crate::sources) fn hold(&self, before: &Etcd) -> (Etcd, Vec<String>) {
         let mut etcd = self.etcd.clone();
         let mut emptied = Vec::new();
@@ -375,7 +375,7 @@ impl Model {
     }
 }
 
-/// What stands for a key.
+/// The hash of a key.
 pub(super) fn hash(kv: &KeyValue) -> u64 {
     let mut hasher = DefaultHasher::new();
     kv.key.0.hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! What is said to etcd's JSON gateway and what it answers: bytes in base64, numbers of 64 bits as
+//! Requests to etcd's JSON gateway and its answers: bytes are in base64, numbers of 64 bits are
 //! strings.
 
 use std::fmt;
@@ -236,7 +236,7 @@ pub(super) struct Create {
     pub(super) key: Bytes,
     pub(super) range_end: Bytes,
     pub(super) start_revision: Number,
-    /// What does not fit into one message comes in several.
+    /// The message is a part of a longer one.
     pub(super) fragment: bool,
 }
 

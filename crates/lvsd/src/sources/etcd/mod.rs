@@ -38,14 +38,14 @@ const PAGE: i64 = 500;
 const PROBE: Duration = Duration::from_secs(5);
 /// So many looks in a row that find another number of keys are no coincidence.
 const DIFFER_MAX: u32 = 3;
-/// What arrives within this goes to the daemon together; and so does what it tells.
+/// Changes that arrive within this time go to the daemon together.
 const GATHER: Duration = Duration::from_millis(200);
 /// A session of this length counts as one that went well.
 const WELL: Duration = Duration::from_secs(10);
 /// Between two attempts at what is not permitted.
 const FORBIDDEN: Duration = Duration::from_secs(60);
 
-/// What is known of etcd besides services and servers.
+/// The state of etcd besides services and servers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     /// Keys that are not understood, and pools without anybody, in words.
@@ -114,8 +114,9 @@ async fn timer(at: Option<Instant>) {
     }
 }
 
-/// What a watch owes by what probes have found. etcd before 3.4.31 and 3.5.13 may lose what a watch
-/// is to tell, and that its history was compacted, and goes on with what comes later.
+/// The changes that a watch has not reported although a probe has found them. etcd before 3.4.31 and
+/// 3.5.13 may lose changes, and the fact that its history was compacted, and continues with later
+/// ones.
 #[derive(Debug)]
 struct Owed {
     /// Nothing up to this revision is owed, but for what went.
@@ -173,7 +174,7 @@ struct Session<'a> {
     /// When a majority was last heard.
     heard: Instant,
     lease: Option<i64>,
-    /// What was last written under it.
+    /// The last entry written under it.
     written: Option<Director>,
     /// When the lease is to be kept, or asked for.
     keep_at: Instant,
@@ -315,7 +316,7 @@ impl Session<'_> {
         }
     }
 
-    /// What was watched is not all that happened: it is told why everything is read again.
+    /// Logs why everything is read again: the watch is incomplete.
     fn read_anew(&self, why: &str) {
         tracing::warn!(
             event = "read_anew",
@@ -465,7 +466,7 @@ mod tests {
         }
     }
 
-    /// What a probe finds of those that were changed after `owed.told`; there are as many keys.
+    /// The answer to a probe: keys that were changed after `owed.told`.
     fn page(owed: &Owed, revision: i64, all: &[(&str, i64)]) -> Ranged {
         let after = all.iter().filter(|(_, at)| *at > owed.told);
         Ranged {

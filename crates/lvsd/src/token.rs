@@ -23,7 +23,7 @@ impl fmt::Debug for Token {
 
 impl Token {
     #[cfg(test)]
-    pub(super) fn for_tests(words: &str) -> Self {
+    pub(crate) fn for_tests(words: &str) -> Self {
         Self(words.to_owned())
     }
 

@@ -1,7 +1,7 @@
 //! The daemon's own control socket: HTTP as over TCP, with the rights of the user who connects.
 //!
-//! A task a connection; what is asked goes to the daemon's loop, which answers when it has the
-//! time. A client that does not read holds up nothing.
+//! Each connection has a task of its own. The daemon's loop answers requests when it has time. A
+//! client that does not read delays nothing.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -11,121 +11,19 @@ use std::time::Duration;
 
 use hyper::StatusCode;
 use lvs_api::Address;
-use lvs_api::daemon::{self, AdminSpec, MaintenanceSpec, Status};
-use lvs_core::Stats;
-use lvs_core::api::{Info, ServiceInfo};
-use serde::Serialize;
-use serde_json::value::RawValue;
+use lvs_api::daemon;
 use tokio::net::UnixStream;
-use tokio::sync::{mpsc, oneshot};
 
-use crate::api::http::{self, Peer};
-use crate::api::{Api, Holder, Place};
+use crate::api::http;
+use crate::api::{Api, ConnectionSlot, FULL, Holder, Peer};
 use crate::config::{Dataplane, Facts};
-use crate::engine::Found;
 
-/// Requests that wait for the loop.
-const ASKS_MAX: usize = 16;
-
-/// A change that an operator asks for.
-#[derive(Debug)]
-pub enum Ask {
-    /// Puts servers into an administrative state; [`daemon::AdminDone`].
-    Admin(AdminSpec),
-    /// Reads the file again; [`daemon::Reloaded`] when that is done.
-    Reload {
-        /// Whatever it takes away.
-        force: bool,
-    },
-    /// Puts the director itself into maintenance, or takes it out; [`daemon::DirectorStatus`].
-    Maintenance(MaintenanceSpec),
-}
-
-/// A client's request to the daemon's loop.
-#[derive(Debug)]
-pub enum Asked {
-    /// A change.
-    Ask {
-        /// Which.
-        ask: Ask,
-        /// Who asks, in a word.
-        who: String,
-        /// Where the answer goes: a result in JSON, or why not.
-        reply: oneshot::Sender<Answer>,
-    },
-    /// How everything is.
-    Look(oneshot::Sender<Look>),
-}
-
-/// How everything is.
-#[derive(Clone, Debug, Default)]
-pub struct Look {
-    /// As people are told.
-    pub status: Status,
-    /// What was last found in the engine.
-    pub found: Arc<Found>,
-}
-
-impl Look {
-    /// All services, as those who forward tell of them.
-    pub fn services(&self) -> impl Iterator<Item = &ServiceInfo> {
-        let found = &self.found;
-        found.seen.services.iter().chain(&found.proxied.services)
-    }
-
-    /// The state of the engine, if it has told it.
-    pub fn engine(&self) -> Option<&Info> {
-        Some(&self.found.seen.info).filter(|info| info.pid != 0)
-    }
-
-    /// Counters and rates of everything.
-    pub fn total(&self) -> Stats {
-        let mut total = self.engine().map(|info| info.total).unwrap_or_default();
-        // The engine's own are in that already.
-        let proxied = match self.engine() {
-            Some(_) => &self.found.proxied.services,
-            None => &self.found.seen.services,
-        };
-        for service in proxied {
-            total = Stats {
-                shown: total.shown + service.stats.shown,
-                rates: total.rates + service.stats.rates,
-                live: total.live + service.stats.live,
-            };
-        }
-        total
-    }
-}
-
-/// The way to the daemon's loop, and what it answers.
-pub fn channel() -> (mpsc::Sender<Asked>, mpsc::Receiver<Asked>) {
-    mpsc::channel(ASKS_MAX)
-}
-
-/// Has the daemon's loop answer.
-pub(crate) async fn ask_loop(asks: &mpsc::Sender<Asked>, ask: Ask, who: String) -> Answer {
-    let (reply, result) = oneshot::channel();
-    let gone = || "lvsd is about to end".to_owned();
-    let asked = Asked::Ask { ask, who, reply };
-    asks.send(asked).await.map_err(|_| gone())?;
-    result.await.unwrap_or_else(|_| Err(gone()))
-}
-
-/// A result in JSON, or why there is none.
-pub type Answer = Result<Box<RawValue>, String>;
-
-/// A result as an answer.
-pub fn answer(result: &impl Serialize) -> Answer {
-    serde_json::value::to_raw_value(result)
-        .map_err(|error| format!("internal error of lvsd: {error}"))
-}
-
-/// Who may do what.
+/// The groups that give a user rights.
 #[derive(Clone, Debug, Default)]
 struct Rights {
-    /// Whose members may change things.
+    /// Members may change things.
     group: Option<u32>,
-    /// Whose members may look; everybody if there is none.
+    /// Members may read; every user may if there is none.
     readers: Option<u32>,
 }
 
@@ -206,7 +104,7 @@ fn admit(
     stream: &UnixStream,
     rights: &Rights,
     api: &Api,
-) -> Result<(Peer, Place), (StatusCode, &'static str)> {
+) -> Result<(Peer, ConnectionSlot), (StatusCode, &'static str)> {
     let user = stream.peer_cred().map_err(|_| {
         let why = "the kernel does not say which user asks: connect again";
         (StatusCode::FORBIDDEN, why)
@@ -225,7 +123,7 @@ fn admit(
         }
     };
     let place = api.place(holder);
-    let place = place.ok_or((StatusCode::SERVICE_UNAVAILABLE, http::FULL))?;
+    let place = place.ok_or((StatusCode::SERVICE_UNAVAILABLE, FULL))?;
     let peer = Peer::Local {
         who: format!("uid {}", user.uid()),
         denied: trusted.err().map(|why| why.replace("the engine", "lvsd")),
@@ -237,32 +135,38 @@ fn admit(
 mod tests {
     use std::io::{Read, Write};
 
-    use lvs_api::daemon::{AdminDone, AdminState, Client, Event, Reloaded, Target};
+    use lvs_api::daemon::{
+        AdminDone, AdminSpec, AdminState, Client, Event, Reloaded, Status, Target,
+    };
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
     use crate::events::{About, Events};
+    use crate::requests::{ChangeRequest, Request, answer, channel};
+    use crate::snapshot::Snapshot;
 
     /// A socket in `directory`, whose daemon takes every change.
     fn opened(engine: &Address, dataplane: &Dataplane, events: &Events) {
-        let (sender, mut asks) = channel();
+        let (sender, mut requests) = channel();
         let api = Arc::new(Api::new(sender, events, Arc::default()));
         open(engine, dataplane, api).expect("it can be bound");
         tokio::spawn(async move {
-            while let Some(asked) = asks.recv().await {
-                match asked {
-                    Asked::Ask { ask, reply, .. } => drop(reply.send(match ask {
-                        Ask::Admin(_) => answer(&AdminDone::default()),
-                        Ask::Reload { force: true } => answer(&Reloaded::default()),
-                        Ask::Reload { force: false } => Err("the file is wrong".to_owned()),
-                        Ask::Maintenance(_) => answer(&daemon::DirectorStatus::default()),
+            while let Some(request) = requests.recv().await {
+                match request {
+                    Request::Change { change, reply, .. } => drop(reply.send(match change {
+                        ChangeRequest::Admin(_) => answer(&AdminDone::default()),
+                        ChangeRequest::Reload { force: true } => answer(&Reloaded::default()),
+                        ChangeRequest::Reload { force: false } => {
+                            Err("the file is wrong".to_owned())
+                        }
+                        ChangeRequest::Maintenance(_) => answer(&daemon::DirectorStatus::default()),
                     })),
-                    Asked::Look(reply) => drop(reply.send(Look {
+                    Request::Snapshot(reply) => drop(reply.send(Snapshot {
                         status: Status {
                             pid: 7,
                             ..Status::default()
                         },
-                        ..Look::default()
+                        ..Snapshot::default()
                     })),
                 }
             }
@@ -352,7 +256,7 @@ mod tests {
     async fn a_stream_that_is_left_gives_its_place_back() {
         let directory = tempfile::tempdir().expect("a directory");
         let engine = Address::new(directory.path().join("e.sock"));
-        let (sender, _asks) = channel();
+        let (sender, _requests) = channel();
         let api = Arc::new(Api::new(sender, &Events::default(), Arc::default()));
         open(&engine, &Dataplane::default(), Arc::clone(&api)).expect("it can be bound");
         let path = directory.path().join("e.sock.lvsd");
@@ -395,7 +299,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return;
         }
-        let name = format!("lvsd-door-{}", std::process::id());
+        let name = format!("lvsd-control-{}", std::process::id());
         let engine = Address::new(format!("@{name}"));
         let dataplane = Dataplane {
             group: Some("4242".to_owned()),
@@ -408,7 +312,7 @@ mod tests {
                 .arg(std::env::current_exe().expect("this program"))
                 .args([
                     "--exact",
-                    "door::tests::somebody",
+                    "control_socket::tests::somebody",
                     "--ignored",
                     "--nocapture",
                 ])

@@ -1,0 +1,230 @@
+//! Counts of the connections that clients opened to a server, and of those that the server never answered.
+//!
+//! A check of a server can be good while its clients get no answer: the virtual address is missing on its loopback
+//! interface, its default gateway is another host, or a filter drops the packets. The packets of clients show that.
+
+use core::ops::{Add, Sub};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// TCP connections that clients opened to a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(default))]
+pub struct Attempts {
+    /// Connections that began with a SYN.
+    pub opened: u64,
+    /// Connections without an answer. With NAT: the client has repeated its SYN twice, or the connection has expired,
+    /// and the server has sent nothing. With direct routing and tunnels, where answers do not pass the director: the
+    /// client has repeated its SYN twice, or once until the connection expired.
+    pub unanswered: u64,
+}
+
+impl Add for Attempts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            opened: self.opened.wrapping_add(other.opened),
+            unanswered: self.unanswered.wrapping_add(other.unanswered),
+        }
+    }
+}
+
+impl Sub for Attempts {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self {
+            opened: self.opened.wrapping_sub(other.opened),
+            unanswered: self.unanswered.wrapping_sub(other.unanswered),
+        }
+    }
+}
+
+impl Attempts {
+    /// Unanswered connections that make a server suspicious; fewer are chance.
+    const FEW: u64 = 3;
+
+    /// Whether the unanswered ones of this server are its own fault. `others` are the attempts to all other servers of
+    /// its service, over the same time.
+    ///
+    /// A flood of SYNs or a scan reaches all servers of a service alike. So a server is suspicious only if half of its
+    /// connections or more are unanswered, or a tenth or more and four times the share of the other servers.
+    pub fn is_suspicious(self, others: Self) -> bool {
+        let Self { opened, unanswered } = self;
+        // A connection may have been opened before the time began.
+        let opened = opened.max(unanswered);
+        let [opened, unanswered] = [opened, unanswered].map(u128::from);
+        let exceeds_others = unanswered.saturating_mul(others.opened.into())
+            >= opened.saturating_mul(4 * u128::from(others.unanswered));
+        unanswered >= Self::FEW.into()
+            && (unanswered * 2 >= opened || unanswered * 10 >= opened && exceeds_others)
+    }
+}
+
+/// Attempts since the server was added, and over the last time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "api", serde(default))]
+pub struct RecentAttempts {
+    /// Since the server was added.
+    pub total: Attempts,
+    /// Over the last 10 s, as of the last tick of the estimator.
+    pub last_10_seconds: Attempts,
+    /// Over the last minute, or up to 10 s less.
+    pub last_minute: Attempts,
+    /// Over the last 5 minutes, or up to one minute more.
+    pub last_5_minutes: Attempts,
+}
+
+impl RecentAttempts {
+    /// No client has ever opened a connection.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Counters of a server, which all shards write.
+#[derive(Debug, Default)]
+pub(crate) struct AttemptCounters {
+    opened: AtomicU64,
+    unanswered: AtomicU64,
+}
+
+impl AttemptCounters {
+    pub(crate) fn count_opened(&self) {
+        self.opened.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn count_unanswered(&self) {
+        self.unanswered.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn total(&self) -> Attempts {
+        Attempts {
+            opened: self.opened.load(Relaxed),
+            unanswered: self.unanswered.load(Relaxed),
+        }
+    }
+}
+
+/// Ticks of the estimator, two seconds each, in ten seconds.
+const TICKS: usize = 5;
+/// Times of ten seconds in a minute.
+const TENS: usize = 6;
+const MINUTES: usize = 5;
+
+/// Attempts of the last five minutes by tick, by ten seconds, and by minute.
+#[derive(Debug, Default)]
+pub(crate) struct Windows {
+    /// The counters at the last tick.
+    last: Attempts,
+    /// Ticks so far, modulo the ticks of five minutes.
+    ticks: usize,
+    by_tick: [Attempts; TICKS],
+    by_ten: [Attempts; TENS],
+    by_minute: [Attempts; MINUTES],
+}
+
+impl Windows {
+    /// Takes the counters, two seconds after the tick before.
+    pub(crate) fn tick(&mut self, total: Attempts) {
+        let tick = self.ticks;
+        self.by_tick[tick % TICKS] = total - self.last;
+        self.last = total;
+        self.ticks = (tick + 1) % (TICKS * TENS * MINUTES);
+        if self.ticks.is_multiple_of(TICKS) {
+            self.by_ten[tick / TICKS % TENS] = sum(&self.by_tick);
+        }
+        if self.ticks.is_multiple_of(TICKS * TENS) {
+            self.by_minute[tick / TICKS / TENS] = sum(&self.by_ten);
+        }
+    }
+
+    /// Attempts over the last time; `total` are the counters now.
+    pub(crate) fn recent(&self, total: Attempts) -> RecentAttempts {
+        let current_ten = sum(&self.by_tick[..self.ticks % TICKS]);
+        let oldest_ten = self.by_ten[self.ticks / TICKS % TENS];
+        let current_minute = sum(&self.by_ten[..self.ticks / TICKS % TENS]) + current_ten;
+        RecentAttempts {
+            total,
+            last_10_seconds: sum(&self.by_tick),
+            last_minute: sum(&self.by_ten) - oldest_ten + current_ten,
+            last_5_minutes: sum(&self.by_minute) + current_minute,
+        }
+    }
+}
+
+fn sum(attempts: &[Attempts]) -> Attempts {
+    attempts
+        .iter()
+        .fold(Attempts::default(), |all, &one| all + one)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attempts(opened: u64, unanswered: u64) -> Attempts {
+        Attempts { opened, unanswered }
+    }
+
+    #[test]
+    fn windows_after_a_burst_become_empty() {
+        let mut windows = Windows::default();
+        let total = attempts(20, 7);
+        let mut seen = [0; 3];
+        for tick in 1..=400 {
+            windows.tick(total);
+            let recent = windows.recent(total);
+            assert_eq!(recent.total, total);
+            let spans = [
+                recent.last_10_seconds,
+                recent.last_minute,
+                recent.last_5_minutes,
+            ];
+            for (seen, span) in seen.iter_mut().zip(spans) {
+                if span == total {
+                    *seen = tick;
+                } else {
+                    assert_eq!(span, Attempts::default(), "counted whole or not at all");
+                }
+            }
+        }
+        assert_eq!(seen[0] * 2, 10);
+        assert!((50..=60).contains(&(seen[1] * 2)), "{seen:?}");
+        assert!((300..=360).contains(&(seen[2] * 2)), "{seen:?}");
+    }
+
+    #[test]
+    fn windows_with_steady_attempts_hold_as_many_as_their_time() {
+        let mut windows = Windows::default();
+        for tick in 1..=1_000 {
+            windows.tick(attempts(10 * tick, tick));
+        }
+        let recent = windows.recent(attempts(10_000, 1_000));
+        assert_eq!(recent.last_10_seconds, attempts(50, 5));
+        assert!((250..=300).contains(&recent.last_minute.opened));
+        assert!((1_500..=1_800).contains(&recent.last_5_minutes.opened));
+    }
+
+    #[test]
+    fn server_is_suspicious_if_its_own_clients_get_no_answer() {
+        let good = attempts(1_000, 0);
+        assert!(attempts(3, 3).is_suspicious(good));
+        assert!(attempts(100, 12).is_suspicious(good));
+        assert!(
+            attempts(0, 5).is_suspicious(good),
+            "opened before the time began"
+        );
+        assert!(!attempts(2, 2).is_suspicious(good), "too few to judge");
+        assert!(!attempts(1_000, 30).is_suspicious(good), "3 in 100");
+        // A flood reaches all servers alike.
+        assert!(!attempts(1_000, 300).is_suspicious(attempts(3_000, 900)));
+        assert!(!attempts(u64::MAX, u64::MAX / 4).is_suspicious(attempts(u64::MAX, u64::MAX / 4)));
+        // All servers are broken, or there is no other.
+        assert!(attempts(10, 10).is_suspicious(attempts(30, 30)));
+        assert!(attempts(10, 10).is_suspicious(Attempts::default()));
+        assert!(!attempts(0, 0).is_suspicious(Attempts::default()));
+    }
+}

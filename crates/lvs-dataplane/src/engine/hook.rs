@@ -1,0 +1,29 @@
+//! The hook of an embedding program on the packet path.
+
+use std::fmt;
+
+use lvs_core::PacketMeta;
+
+/// The decision of a hook on a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HookAction {
+    /// Let the director decide.
+    Continue,
+    /// Pass it to the host's network stack.
+    Host,
+    /// Discard it.
+    Drop,
+}
+
+/// A hook that sees each packet before the director decides. It runs on the packet path: it must be
+/// quick and must not block.
+pub trait PacketHook: Send {
+    /// Decides on a packet.
+    fn packet(&mut self, meta: &PacketMeta<'_>) -> HookAction;
+}
+
+impl fmt::Debug for dyn PacketHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PacketHook")
+    }
+}

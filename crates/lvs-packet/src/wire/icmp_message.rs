@@ -1,0 +1,68 @@
+//! The parts of ICMP messages that both IP versions share: fields, and the errors that the director
+//! sends.
+
+/// Fields of a message, of either IP version.
+pub mod field {
+    use crate::wire::Field;
+
+    /// Type.
+    pub const TYPE: usize = 0;
+    /// Code.
+    pub const CODE: usize = 1;
+    /// Checksum.
+    pub const CHECKSUM: Field = 2..4;
+    /// The second word, which depends on the type. An ICMPv6 "packet too big" has the MTU here.
+    pub const REST: Field = 4..8;
+    /// The MTU in an ICMP "fragmentation needed" (RFC 1191 section 4).
+    pub const MTU: Field = 6..8;
+}
+
+/// Length of the header of a message, behind which an error quotes a packet.
+pub const HEADER_LEN: usize = field::REST.end;
+
+/// Errors that the director sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// 3/0: no route.
+    NetUnreachable,
+    /// 3/1.
+    HostUnreachable,
+    /// 3/2.
+    ProtocolUnreachable,
+    /// 3/3.
+    PortUnreachable,
+    /// 3/4 with the MTU that the packet does not fit (RFC 1191).
+    FragmentationNeeded(u16),
+    /// 11/0.
+    TtlExceeded,
+    /// 12/0, with the byte of the header that makes no sense.
+    ParameterProblem(u8),
+    /// An error that somebody else made, passed on.
+    Relayed {
+        /// Its type.
+        kind: u8,
+        /// Its code.
+        code: u8,
+        /// Its second word.
+        rest: [u8; 4],
+    },
+}
+
+impl ErrorKind {
+    /// Type, code and the second word of the message.
+    pub const fn header(self) -> (u8, u8, [u8; 4]) {
+        match self {
+            Self::NetUnreachable => (3, 0, [0; 4]),
+            Self::HostUnreachable => (3, 1, [0; 4]),
+            Self::ProtocolUnreachable => (3, 2, [0; 4]),
+            Self::PortUnreachable => (3, 3, [0; 4]),
+            Self::FragmentationNeeded(mtu) => {
+                let [a, b] = mtu.to_be_bytes();
+                (3, 4, [0, 0, a, b])
+            }
+            Self::TtlExceeded => (11, 0, [0; 4]),
+            Self::ParameterProblem(at) => (12, 0, [at, 0, 0, 0]),
+            Self::Relayed { kind, code, rest } => (kind, code, rest),
+        }
+    }
+}

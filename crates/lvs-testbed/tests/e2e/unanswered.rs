@@ -1,0 +1,60 @@
+//! Servers whose checks would be good, and whose clients get no answer: the dataplane counts it, and `lvsadm doctor`
+//! names the server until its clients are answered again.
+
+use crate::common;
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
+
+/// One client's loop: a request every 200 ms, each with time for two repetitions of the SYN.
+const CLIENT: &str = "while :; do curl -s -m 5 -o /dev/null http://VIP/id & sleep 0.2; done";
+
+fn doctor(site: &Site) -> Result<String> {
+    let lvsadm = programs::find("lvsadm")?.display().to_string();
+    let text = site.director.sh(&format!("{lvsadm} doctor || true"))?;
+    Ok(text.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// Breaks the second of three servers, waits for the finding, mends it, and waits for the end of the finding.
+fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()> {
+    let mut options = SiteOptions::new("unansw", forward);
+    options.servers = 3;
+    let site = common::site(options)?;
+    site.add_service(80, "rr")?;
+    let client = CLIENT.replace("VIP", &site.vip.to_string());
+    let _load = site.client.spawn("sh", &["-c", &client])?;
+    let vip = site.vip.to_string();
+    let [fault, cure] = faults.map(|words| words.replace("VIP", &vip));
+    site.servers[1].sh(&fault)?;
+    let finding = |n| format!("connections to {}:80", site.real_address(n));
+    let found = || doctor(&site).is_ok_and(|text| text.contains(&finding(1)));
+    wait_until("a finding", Duration::from_secs(20), found)?;
+    let text = doctor(&site)?;
+    ensure!(
+        text.contains("got no answer") && text.contains(fix),
+        "{text}"
+    );
+    for good in [0, 2] {
+        ensure!(!text.contains(&finding(good)), "{text}");
+    }
+    site.servers[1].sh(&cure)?;
+    let healed = || doctor(&site).is_ok_and(|text| !text.contains("got no answer"));
+    wait_until("the end of the finding", Duration::from_secs(70), healed)
+}
+
+#[test]
+fn server_without_vip_on_lo_is_a_finding() -> Result<()> {
+    let faults = ["ip addr del VIP/32 dev lo", "ip addr add VIP/32 dev lo"];
+    found_and_healed(Forward::Dr, faults, "realserver-setup")
+}
+
+#[test]
+fn server_with_another_gateway_is_a_finding() -> Result<()> {
+    let faults = [
+        "ip route change default via 10.0.0.99",
+        "ip route change default via 10.0.0.1",
+    ];
+    found_and_healed(Forward::Nat, faults, "default gateway")
+}

@@ -1,0 +1,53 @@
+//! The client of a connection, and the time that the connection may last.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// The refusal for a client beyond the limit of connections.
+pub(crate) const FULL: &str =
+    "lvsd serves as many connections as it may already: close some, or ask again later";
+/// The longest time of a request, until the client has read the last byte of the answer; also the
+/// longest time for which the client of a stream may read nothing.
+const LIMIT: Duration = Duration::from_secs(30);
+/// The longest time of a request over the Unix socket. Its clients give up earlier and report why.
+const LOCAL_LIMIT: Duration = Duration::from_secs(60);
+
+/// The client of a connection.
+#[derive(Clone, Debug)]
+pub(crate) enum Peer {
+    /// A client over TCP.
+    Tcp(SocketAddr),
+    /// A client of the daemon's own socket.
+    Local {
+        /// Its user in a word.
+        who: String,
+        /// The reason why it may not change things.
+        denied: Option<String>,
+    },
+}
+
+/// The time until which a connection may last.
+#[derive(Clone, Debug)]
+pub(super) struct Deadline(watch::Sender<Instant>);
+
+impl Deadline {
+    pub(super) fn new(peer: &Peer) -> Self {
+        let limit = match peer {
+            Peer::Tcp(_) => LIMIT,
+            Peer::Local { .. } => LOCAL_LIMIT,
+        };
+        Self(watch::Sender::new(Instant::now() + limit))
+    }
+
+    pub(super) fn get(&self) -> Instant {
+        *self.0.borrow()
+    }
+
+    /// Prolongs it: the client has read something of a stream.
+    pub(super) fn prolong(&self) {
+        self.0.send_replace(Instant::now() + LIMIT);
+    }
+}

@@ -1,0 +1,243 @@
+//! The inputs of the daemon's decisions: configuration, discovered servers, health, overrides of
+//! operators, and the state of the engine.
+
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lvs_api::daemon::AdminState;
+use lvs_core::api::ServiceId;
+use lvs_proxy as proxy;
+use tokio::time::Instant;
+
+use crate::admin::Admin;
+use crate::cluster::Cluster;
+use crate::config::{Config, Server, Service};
+use crate::decide::ServerView;
+use crate::engine::Found;
+use crate::expand::Expanded;
+use crate::health::{Checks, Key, Prober, Serving};
+use crate::reconcile::Health;
+use crate::sources::Sources;
+use crate::words::counted;
+
+/// The inputs of the daemon's decisions.
+pub(super) struct Inputs<P> {
+    /// The file in force.
+    pub(super) config: Arc<Config>,
+    /// Its services, with the services and servers of DNS and etcd.
+    pub(super) expanded: Expanded,
+    /// The VIPs that the engine should own, determined when the configuration was loaded.
+    pub(super) vips: BTreeSet<IpAddr>,
+    /// The number of configurations loaded so far.
+    pub(super) generation: u64,
+    /// The time at which the configuration in force was loaded.
+    pub(super) loaded: Instant,
+    /// The health checks and their results.
+    pub(super) checks: Checks<P>,
+    /// The administrative states of servers.
+    pub(super) admin: Admin,
+    /// Servers that an operator has set ready although they were drained by hand in the engine.
+    pub(super) readied: HashSet<Key>,
+    /// This director's state among its peers.
+    pub(super) cluster: Cluster,
+    /// The answers of DNS and etcd.
+    pub(super) sources: Sources,
+    /// The engine as the daemon last saw it.
+    pub(super) engine: Observed,
+}
+
+/// The engine as the daemon last saw it.
+#[derive(Debug, Default)]
+pub(super) struct Observed {
+    /// The result of the last comparison.
+    pub(super) found: Arc<Found>,
+    /// The time of the last comparison; `None` before the first.
+    pub(super) at: Option<Instant>,
+    /// The process id of the engine and whether it answers.
+    pub(super) contact: (Option<u32>, bool),
+    /// The counters of the proxy in this process.
+    pub(super) proxy: Option<proxy::Counts>,
+}
+
+impl<P: Prober> Inputs<P> {
+    /// Takes the result of a comparison with the engine. True if it may change the desired state.
+    pub(super) fn observe(&mut self, found: &Arc<Found>, now: Instant) -> bool {
+        if !Arc::ptr_eq(&self.engine.found, found) || self.engine.at.is_none() {
+            self.inform_checks(found);
+        }
+        if found.unnamed != self.engine.found.unnamed && found.unnamed > 0 {
+            tracing::warn!(
+                event = "unnamed",
+                "{} of the engine not in the file: left as they are until it is known what etcd has",
+                counted(found.unnamed, "service")
+            );
+        }
+        let before = self.unheard();
+        let drained = found.drained != self.engine.found.drained;
+        self.engine.found = Arc::clone(found);
+        self.engine.at = Some(now);
+        // A server that is drained by hand does not count for the quorum.
+        drained || self.unheard() != before
+    }
+
+    /// Passes the engine's view of the servers to the checks.
+    fn inform_checks(&mut self, found: &Found) {
+        let serving = found.servers.iter().filter(|(_, seen)| seen.weight > 0);
+        let serving = serving.map(|((_, server), _)| *server).collect();
+        self.checks.take_serving(Serving {
+            servers: serving,
+            vips: (!self.config.dataplane.own_vips).then(|| found.vips.clone()),
+        });
+        let unanswered = found.servers.iter();
+        let unanswered = unanswered.filter_map(|(key, seen)| Some((*key, seen.unanswered?)));
+        self.checks.take_unanswered(unanswered);
+    }
+
+    /// The health of a server according to its checks.
+    pub(super) fn health(&self, key: &Key) -> Health {
+        self.checks.health(key)
+    }
+
+    /// Whether a server is up.
+    pub(super) fn is_up(&self, service: &Service, server: &Server) -> bool {
+        self.health(&(service.id, server.address)) == Health::Up
+    }
+
+    /// The service `id`.
+    pub(super) fn service(&self, id: &ServiceId) -> Option<&Service> {
+        let mut services = self.expanded.services.iter();
+        services.find(|service| service.id == *id)
+    }
+
+    /// Whether the state of a service is known well enough to announce it: a server is up, or all
+    /// servers are known, or their first checks have timed out.
+    pub(super) fn is_settled(&self, service: &Service) -> bool {
+        !self.serves_unheard(service)
+            && (service.servers.iter().any(|one| self.is_up(service, one))
+                || self.is_known(service))
+    }
+
+    /// Whether the first checks of all servers of a service have ended or timed out.
+    pub(super) fn is_known(&self, service: &Service) -> bool {
+        if self.serves_unheard(service) {
+            return false;
+        }
+        let mut unknown = false;
+        let mut longest = Duration::ZERO;
+        for server in &service.servers {
+            unknown |= self.health(&(service.id, server.address)) == Health::Unknown;
+            let timeout = server.check.as_ref().map(|check| check.timeout);
+            longest = longest.max(timeout.unwrap_or_default());
+        }
+        !unknown || self.loaded.elapsed() >= longest + Duration::from_secs(1)
+    }
+
+    /// Whether the engine has, or may have, servers of a service whose source has never answered.
+    pub(super) fn serves_unheard(&self, service: &Service) -> bool {
+        service.unheard
+            && (self.engine.at.is_none() || {
+                let mut servers = self.engine.found.servers.iter();
+                servers.any(|((id, _), seen)| *id == service.id && seen.weight > 0)
+            })
+    }
+
+    /// Whether the VIP of a service that is not settled has to wait. It does not if all unknown
+    /// servers are checked through that VIP.
+    pub(super) fn is_veiled(&self, service: &Service) -> bool {
+        let unseen = service.unheard && self.engine.at.is_none();
+        unseen || !self.waits_for_its_vip(service)
+    }
+
+    /// Whether every server of unknown health is checked through the VIP of the service.
+    fn waits_for_its_vip(&self, service: &Service) -> bool {
+        service.servers.iter().all(|server| {
+            let by_vip = server.check.as_ref().is_some_and(|c| c.via.is_some());
+            by_vip || self.health(&(service.id, server.address)) != Health::Unknown
+        })
+    }
+
+    /// The services whose source has never answered, and the effect of that on them as far as the
+    /// state of the engine is known.
+    fn unheard(&self) -> Vec<(ServiceId, bool, bool)> {
+        let services = self.expanded.services.iter();
+        let unheard = services.filter(|service| service.unheard);
+        unheard
+            .map(|one| (one.id, self.serves_unheard(one), self.is_veiled(one)))
+            .collect()
+    }
+
+    /// Whether unknown servers of a service count as down: `start_down`, at the first
+    /// configuration.
+    pub(super) fn begins_down(&self, service: &Service) -> bool {
+        service.alpha && self.generation == 1
+    }
+
+    /// The servers of a service as quorum and panic mode count them.
+    pub(super) fn views(&self, service: &Service) -> Vec<ServerView> {
+        let by_hand = &self.engine.found.drained;
+        let view = |server: &Server| {
+            let key = (service.id, server.address);
+            ServerView {
+                health: self.health(&key),
+                wanted: self.checks.advice(&key).apply(server.config.weight) != 0
+                    && self.admin.state(key.0, key.1) == AdminState::Ready
+                    && (!by_hand.contains(&key) || self.readied.contains(&key)),
+            }
+        };
+        service.servers.iter().map(view).collect()
+    }
+
+    /// The number of servers that operators have taken out of service.
+    pub(super) fn out_of_service(&self) -> usize {
+        let mut out = self.engine.found.drained.len();
+        if self.admin.entries().next().is_some() {
+            for service in &self.expanded.services {
+                let state = |server: &Server| self.admin.state(service.id, server.address);
+                let servers = service.servers.iter();
+                out += servers.filter(|s| state(s) != AdminState::Ready).count();
+            }
+        }
+        out
+    }
+    /// The state of services and servers in one line.
+    pub(super) fn summary(&self) -> String {
+        let found = &self.engine.found;
+        let refused = found.refused.len();
+        let drained = self.out_of_service();
+        let mut up = 0;
+        let mut all = 0;
+        for service in &self.expanded.services {
+            for server in &service.servers {
+                all += 1;
+                up += usize::from(self.is_up(service, server));
+            }
+        }
+        let services = counted(self.expanded.services.len(), "service");
+        let mut line = format!("{services}, {up} of {} up", counted(all, "server"));
+        if drained > 0 {
+            line.push_str(&format!(", {drained} out of service by hand"));
+        }
+        let lag = self.checks.lag();
+        if lag >= Duration::from_secs(1) {
+            line.push_str(&format!(", checks start up to {lag:.1?} late"));
+        }
+        let not_made = self.checks.not_made();
+        if not_made > 0 {
+            line.push_str(&format!(
+                ", {} that lvsd cannot make",
+                counted(not_made, "check")
+            ));
+        }
+        if found.unnamed > 0 {
+            let left = counted(found.unnamed, "service");
+            line.push_str(&format!(", {left} left as they are until etcd is known"));
+        }
+        if refused > 0 {
+            let changes = counted(refused, "change");
+            line.push_str(&format!(", {changes} refused by the engine"));
+        }
+        line
+    }
+}

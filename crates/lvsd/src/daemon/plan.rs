@@ -1,0 +1,64 @@
+//! The changes that a reload would make.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
+
+use tokio::time::Instant;
+
+use crate::admin::Admin;
+use crate::config::Config;
+use crate::desired::{Overrides, desired};
+use crate::engine::{Goal, Host, Link, Proxied};
+use crate::expand::Expanded;
+use crate::health::{Advice, Key};
+use crate::reconcile::Health;
+use crate::words::counted;
+
+/// The changes in the engine that a reload of a file would make, in words. New servers have not been
+/// checked and count as up.
+///
+/// # Errors
+/// There is no engine, or it does not answer.
+pub fn plan(
+    host: impl Host,
+    (config, expanded): (&Config, &Expanded),
+    admin: &Admin,
+) -> Result<String, String> {
+    let mut link = Link::new(Box::new(host), true, Instant::now());
+    let addresses = link.addresses();
+    let vips = expanded.own_vips(|ip| addresses.has(ip));
+    let vips: BTreeSet<IpAddr> = vips.into_iter().collect();
+    let there = link.servers(config.dataplane.hang_limit)?;
+    let health = |key: &Key| {
+        let health = match there.contains(key) {
+            // As it is.
+            true => Health::Unknown,
+            false => Health::Up,
+        };
+        (health, Advice::NONE)
+    };
+    let overrides = Overrides {
+        admin,
+        decisions: &HashMap::new(),
+        vips: Some(&vips),
+        generation: 0,
+    };
+    let mut desired = desired(config, expanded, health, &overrides);
+    // The running daemon has the proxied services.
+    let proxied = Proxied::part(&mut desired, expanded.proxied(), 0);
+    let goal = Goal {
+        proxied: None,
+        desired,
+        announced: vips,
+        dataplane: config.dataplane.clone(),
+        readied: HashSet::new(),
+    };
+    let mut text = link.plan(&goal)?;
+    if let Some(proxied) = proxied {
+        let services = counted(proxied.desired.services.len(), "proxied service");
+        text.push_str(&format!(
+            "{services} not compared: `lvsd status` shows what is there\n"
+        ));
+    }
+    Ok(text)
+}

@@ -1,0 +1,133 @@
+//! The decisions about services: which are settled, have their quorum, are in panic mode or served
+//! by their sorry server.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
+
+use lvs_core::api::{ServiceId, Standing};
+
+use super::inputs::Inputs;
+use crate::cluster::{self, Ability};
+use crate::config::{Service, VipMode};
+use crate::decide::{self, Decision};
+use crate::health::Prober;
+
+/// The decisions about services.
+#[derive(Debug, Default)]
+pub(super) struct Policy {
+    /// The last decision about each service; quorum has hysteresis.
+    pub(super) decisions: HashMap<ServiceId, Decision>,
+    /// The VIPs that may be owned: the first checks of their services have ended or timed out.
+    pub(super) announced: BTreeSet<IpAddr>,
+    /// All services are settled.
+    pub(super) settled: bool,
+    /// The number of services of which not all servers have had their first check.
+    unknown: usize,
+}
+
+/// A decision that differs from the one before.
+#[derive(Debug)]
+pub(super) struct Transition {
+    pub(super) id: ServiceId,
+    pub(super) name: String,
+    pub(super) before: Decision,
+    pub(super) now: Decision,
+    /// The number of servers that accept new connections.
+    pub(super) usable: usize,
+}
+
+impl Policy {
+    /// Prepares for a configuration with these services.
+    pub(super) fn load(&mut self, services: &[Service]) {
+        let wanted: HashSet<ServiceId> = services.iter().map(|service| service.id).collect();
+        self.decisions.retain(|id, _| wanted.contains(id));
+        self.settled = false;
+    }
+
+    /// Updates which services are settled. True if that changes the desired state; `changed`:
+    /// inputs have changed since the last call.
+    pub(super) fn settle<P: Prober>(&mut self, inputs: &Inputs<P>, changed: bool) -> bool {
+        if self.settled && self.unknown == 0 && !changed {
+            return false;
+        }
+        let mut unsettled = BTreeSet::new();
+        self.settled = true;
+        let before = std::mem::take(&mut self.unknown);
+        for service in &inputs.expanded.services {
+            self.unknown += usize::from(!inputs.is_known(service));
+            if !inputs.is_settled(service) {
+                self.settled = false;
+                if inputs.is_veiled(service) {
+                    unsettled.extend(service.virtual_ip());
+                }
+            }
+        }
+        let announced = inputs.vips.difference(&unsettled).copied().collect();
+        let changed = announced != self.announced || self.unknown < before;
+        self.announced = announced;
+        changed
+    }
+
+    /// Decides about all services, and returns the decisions that differ from those before.
+    pub(super) fn decide<P: Prober>(&mut self, inputs: &Inputs<P>) -> Vec<Transition> {
+        let mut transitions = Vec::new();
+        for service in &inputs.expanded.services {
+            let views = inputs.views(service);
+            let before = self.decisions.get(&service.id).copied();
+            let settled = inputs.is_known(service) || inputs.begins_down(service);
+            let Some(now) = decide::decide(service, &views, settled, before) else {
+                continue;
+            };
+            let before = before.unwrap_or_default();
+            if now != before {
+                transitions.push(Transition {
+                    id: service.id,
+                    name: service.name.clone(),
+                    before,
+                    now,
+                    usable: decide::usable(&views),
+                });
+            }
+            self.decisions.insert(service.id, now);
+        }
+        transitions
+    }
+
+    /// The decision about a service.
+    pub(super) fn decision(&self, id: &ServiceId) -> Decision {
+        self.decisions.get(id).copied().unwrap_or_default()
+    }
+
+    /// Whether all services have their quorum.
+    pub(super) fn has_quorum(&self) -> bool {
+        self.decisions.values().all(|decision| decision.quorum)
+    }
+
+    /// The VIPs that routers should learn, each with the state of its services.
+    pub(super) fn announcements<P: Prober>(
+        &self,
+        inputs: &Inputs<P>,
+    ) -> BTreeMap<IpAddr, Option<Standing>> {
+        let mut abilities: BTreeMap<IpAddr, Vec<Ability>> = BTreeMap::new();
+        for service in &inputs.expanded.services {
+            let Some(ip) = service.virtual_ip() else {
+                continue;
+            };
+            if service.vip != VipMode::Announce {
+                continue;
+            }
+            let settled = inputs.is_settled(service) || inputs.begins_down(service);
+            let ability = match self.decision(&service.id) {
+                _ if !settled && inputs.is_veiled(service) => Ability::Unknown,
+                decision if decision.quorum => Ability::Quorum,
+                decision if decision.sorry => Ability::Sorry,
+                _ => Ability::None,
+            };
+            abilities.entry(ip).or_default().push(ability);
+        }
+        let addresses = abilities.into_iter();
+        addresses
+            .map(|(ip, services)| (ip, cluster::standing(&services)))
+            .collect()
+    }
+}

@@ -1,0 +1,411 @@
+//! Reloads: the file and the answers of DNS and etcd are read and checked away from the loop, one at
+//! a time, and then loaded or refused.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use lvs_api::daemon::{LoadStatus, Reloaded};
+use lvs_core::api::ServiceId;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::Daemon;
+use crate::clock::unix_time;
+use crate::config::{Config, LoadError, Peers, Report, Severity, checks_of};
+use crate::expand::{Expanded, expand};
+use crate::health::Prober;
+use crate::host_addresses::Addresses;
+use crate::last_good;
+use crate::requests::{Answer, answer};
+use crate::sources::Gathered;
+use crate::words::counted;
+
+/// The object of a reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Reading {
+    /// The answers of DNS and etcd, with the file in force.
+    Sources,
+    /// The file, with the answers of DNS and etcd.
+    File,
+}
+
+/// The result of a reading.
+pub(super) struct Done {
+    gathered: Gathered,
+    read: Result<Read, LoadError>,
+}
+
+/// A file, and its services with the answers of DNS and etcd.
+pub(super) struct Read {
+    config: Arc<Config>,
+    expanded: Expanded,
+    /// The warnings about the file; `None` if it was not read again.
+    report: Option<Report>,
+}
+
+/// Reads the configuration again, and keeps the results of the last reading.
+pub(super) struct Reloader {
+    /// The path of the configuration.
+    pub(super) path: PathBuf,
+    /// The copy of the last good configuration.
+    pub(super) last_good: Option<PathBuf>,
+    /// The reading in progress.
+    reading: Option<Reading>,
+    /// The reading that has to follow it.
+    again: Option<Reading>,
+    done: (mpsc::Sender<Done>, mpsc::Receiver<Done>),
+    /// The next file may remove any number of servers.
+    forced: bool,
+    /// The clients that wait for the reload.
+    clients: Vec<oneshot::Sender<Answer>>,
+    /// The answers of DNS and etcd that are in force.
+    pub(super) gathered: Gathered,
+    /// The number of servers of each service when it was last known.
+    standing: HashMap<ServiceId, usize>,
+    /// The reason why the answers of DNS and etcd were refused as a whole.
+    pub(super) held_back: Option<String>,
+    /// The result of the last reading of the file.
+    pub(super) status: LoadStatus,
+    /// The warnings about the file in force.
+    warnings: Vec<String>,
+}
+
+impl Reloader {
+    pub(super) fn new(path: PathBuf, last_good: Option<PathBuf>, status: LoadStatus) -> Self {
+        Self {
+            path,
+            last_good,
+            reading: None,
+            again: None,
+            done: mpsc::channel(1),
+            forced: false,
+            clients: Vec::new(),
+            gathered: Gathered::default(),
+            standing: HashMap::new(),
+            held_back: None,
+            status,
+            warnings: Vec::new(),
+        }
+    }
+
+    /// The next result of a reading.
+    pub(super) async fn done(&mut self) -> Option<Done> {
+        self.done.1.recv().await
+    }
+
+    /// Whether a reading of the file is in progress or due.
+    pub(super) fn reads_file(&self) -> bool {
+        self.reading.max(self.again) == Some(Reading::File)
+    }
+
+    /// Starts a reading, or has it follow the one in progress.
+    fn read(&mut self, what: Reading, config: &Arc<Config>, gathered: Gathered) {
+        if self.reading.is_some() {
+            self.again = self.again.max(Some(what));
+            return;
+        }
+        self.reading = Some(what);
+        let sender = self.done.0.clone();
+        let (path, config) = (self.path.clone(), Arc::clone(config));
+        tokio::task::spawn_blocking(move || {
+            let read = match what {
+                Reading::Sources => Ok((config, None)),
+                Reading::File => {
+                    let loaded = Config::load(&path);
+                    loaded.map(|(config, report)| (Arc::new(config), Some(report)))
+                }
+            };
+            let read = read.map(|(config, report)| Read {
+                expanded: expand(&config, &gathered),
+                config,
+                report,
+            });
+            // The daemon may be ending.
+            let _ = sender.blocking_send(Done { gathered, read });
+        });
+    }
+
+    /// Adds a client that waits for the reload.
+    pub(super) fn wait(&mut self, client: oneshot::Sender<Answer>) {
+        self.clients.push(client);
+    }
+
+    /// Answers the clients that wait for the reload.
+    pub(super) fn answer_clients(&mut self) {
+        for client in std::mem::take(&mut self.clients) {
+            let message = self.status.message.clone();
+            let warnings = self.warnings.clone();
+            let _ = client.send(match self.status.ok {
+                true => answer(&Reloaded { message, warnings }),
+                false => Err(message),
+            });
+        }
+    }
+
+    /// The reason why a configuration is refused that removes too many servers.
+    fn refusal(&self, config: &Config, expanded: &Expanded, what: &str) -> Option<String> {
+        let before = self.standing.iter().map(|(id, servers)| (*id, *servers));
+        let (why, remedy) = too_much_away(before, (config, expanded), self.forced)?;
+        Some(format!("{what} has {why}: nothing was changed; {remedy}"))
+    }
+
+    /// Counts the servers of a configuration that is loaded.
+    fn count(&mut self, expanded: &Expanded) {
+        // The count of a service whose source has not answered stays, unless its removal is forced.
+        let forced = self.forced;
+        self.standing
+            .retain(|id, _| !forced && expanded.awaits(*id));
+        for service in &expanded.services {
+            let standing = self.standing.entry(service.id).or_default();
+            *standing = service.servers.len().max(*standing);
+        }
+    }
+}
+
+impl<P: Prober> Daemon<P> {
+    /// Starts a reload of the file.
+    pub(super) fn reload(&mut self, forced: bool) {
+        self.reloader.forced |= forced;
+        self.reporter.reloading();
+        self.read(Reading::File);
+    }
+
+    /// Starts a reading of the answers of DNS and etcd if they have changed.
+    pub(super) fn take_sources(&mut self) {
+        let reloader = &self.reloader;
+        if reloader.reading.is_some() || self.inputs.sources.gathered() != reloader.gathered {
+            self.read(Reading::Sources);
+        }
+    }
+
+    fn read(&mut self, what: Reading) {
+        let gathered = self.inputs.sources.gathered();
+        self.reloader.read(what, &self.inputs.config, gathered);
+    }
+
+    /// Loads or refuses the result of a reading.
+    pub(super) fn take_done(&mut self, done: Done, addresses: &Addresses) {
+        let read = self.reloader.reading.take();
+        let again = self.reloader.again.take();
+        if again == Some(Reading::File) {
+            self.read(Reading::File);
+            return;
+        }
+        let taken = match (read, done.read) {
+            (Some(Reading::Sources), Ok(read)) => {
+                self.take_expanded(read, addresses);
+                true
+            }
+            (_, read) => self.take_file(read, addresses),
+        };
+        if taken {
+            self.reloader.gathered = done.gathered;
+        }
+        // If the file was refused, the answers that were read with it are not in force either.
+        if again.is_some() || !taken {
+            self.take_sources();
+        }
+    }
+
+    /// Loads the answers of DNS and etcd with the file in force.
+    fn take_expanded(&mut self, read: Read, addresses: &Addresses) {
+        let expanded = read.expanded;
+        let in_force = &mut self.inputs.expanded;
+        if expanded.is_same(in_force) {
+            in_force.revision = expanded.revision;
+            self.reloader.held_back = None;
+            return;
+        }
+        let what = "what sources say";
+        let refusal = self.reloader.refusal(&read.config, &expanded, what);
+        if let Some(refusal) = refusal {
+            if self.reloader.held_back.as_ref() != Some(&refusal) {
+                tracing::error!(event = "sources_refused", "{refusal}");
+                self.reporter.event("sources_refused", refusal.clone());
+            }
+            self.reloader.held_back = Some(refusal);
+            return;
+        }
+        let (before, after) = (in_force.servers(), expanded.servers());
+        let message = format!(
+            "what sources say has changed: {} (there were {before})",
+            counted(after, "server")
+        );
+        tracing::info!(event = "sources", "{message}");
+        self.reporter.event("sources", message);
+        let lines = expanded.left_out.iter();
+        for line in lines.filter(|line| !in_force.left_out.contains(line)) {
+            tracing::warn!(event = "left_out", "left out: {line}");
+        }
+        self.load(read.config, expanded, addresses);
+        self.goal_changed();
+    }
+
+    /// Loads a file that was read; false if it is refused.
+    fn take_file(&mut self, file: Result<Read, LoadError>, addresses: &Addresses) -> bool {
+        let message = self.load_file(file, addresses);
+        let ok = message.is_ok();
+        self.reporter.tally.reload(ok);
+        let message = message.unwrap_or_else(|message| message);
+        let event = if ok { "reloaded" } else { "reload_refused" };
+        self.reporter.event(event, message.clone());
+        self.reloader.status = LoadStatus {
+            time: unix_time(),
+            ok,
+            message,
+        };
+        self.reloader.forced = false;
+        self.goal_changed();
+        ok
+    }
+
+    /// Loads a file that was read, and returns the result in words.
+    fn load_file(
+        &mut self,
+        file: Result<Read, LoadError>,
+        addresses: &Addresses,
+    ) -> Result<String, String> {
+        let path = self.reloader.path.display().to_string();
+        let Read {
+            config,
+            expanded,
+            report,
+        } = match file {
+            Ok(read) => read,
+            Err(error) => {
+                if let LoadError::Refused(report) = &error {
+                    report.print();
+                }
+                let why = refused(&path, &error);
+                tracing::error!(event = "reload_refused", "{why}");
+                return Err(why);
+            }
+        };
+        if let Some(why) = self.reloader.refusal(&config, &expanded, &path) {
+            tracing::error!(event = "reload_refused", "{why}");
+            return Err(why);
+        }
+        if let Some(report) = report {
+            report.print();
+            self.reloader.warnings = report.lines(false);
+            if let Some(kept) = &self.reloader.last_good {
+                last_good::keep(kept, &report.text);
+            }
+        }
+        let before = &self.inputs.config;
+        let same = config == *before && expanded.is_same(&self.inputs.expanded);
+        let mut message = match same {
+            true => format!("reloaded {path}: nothing has changed"),
+            false => format!("reloaded {path}"),
+        };
+        let peers = config.dataplane.peers.as_ref();
+        if let Some(why) = peers.and_then(Peers::unusable_key) {
+            tracing::warn!("[sync.peers]: {why}; the engine will not start with it");
+            message.push_str(&format!("; the engine will not start with it: {why}"));
+        }
+        tracing::info!(event = "reloaded", "{message}");
+        for table in config.dataplane.changed_tables(&before.dataplane) {
+            tracing::warn!("{table} has changed; it takes effect when the engine is restarted");
+        }
+        if config.daemon.log != before.daemon.log {
+            tracing::warn!("`log` has changed; it takes effect when lvsd is restarted");
+        }
+        self.load(config, expanded, addresses);
+        Ok(message)
+    }
+
+    /// Puts a configuration in force. `addresses` are the host's.
+    pub(super) fn load(&mut self, config: Arc<Config>, expanded: Expanded, addresses: &Addresses) {
+        self.reloader.count(&expanded);
+        self.reloader.held_back = None;
+        self.policy.load(&expanded.services);
+        self.reporter.set_command(&config.daemon);
+        if let Some(api) = &self.api {
+            api.send_replace(config.api.clone());
+        }
+        let inputs = &mut self.inputs;
+        let vips = expanded.own_vips(|ip| addresses.has(ip));
+        inputs.vips = vips.into_iter().collect();
+        inputs.checks.set(checks_of(&expanded.services));
+        inputs.loaded = Instant::now();
+        inputs.generation += 1;
+        inputs.cluster.set(config.vrrp.as_ref());
+        inputs.sources.set(
+            &config.lookups,
+            config.cluster.as_ref(),
+            &expanded.dns_names(),
+            &expanded.in_force,
+        );
+        inputs.config = config;
+        inputs.expanded = expanded;
+    }
+}
+
+/// The status of a file that was read at the start and is in force.
+pub fn loaded_at_start() -> LoadStatus {
+    LoadStatus {
+        time: unix_time(),
+        ok: true,
+        message: String::new(),
+    }
+}
+
+/// The reason why the file at `path` is not in force, in words.
+pub fn refused(path: &str, error: &LoadError) -> String {
+    match error {
+        LoadError::Refused(report) => format!(
+            "{path} is not valid, the old configuration stays: {}",
+            summary(report)
+        ),
+        error => format!("{error}; the old configuration stays"),
+    }
+}
+
+/// The first error of a report, and the number of others.
+fn summary(report: &Report) -> String {
+    let first = report
+        .findings
+        .iter()
+        .find(|d| d.severity == Severity::Error);
+    match first {
+        Some(d) if report.errors() > 1 => {
+            format!("{} (and {} more)", d.title, report.errors() - 1)
+        }
+        Some(d) => d.title.clone(),
+        None => "no reason".to_owned(),
+    }
+}
+
+/// Whether a configuration removes more servers than a reload may. If so, returns what is left, and
+/// what the operator can do. `before` has the number of servers of each service. Services whose
+/// source has not answered do not count. `forced`: any number of servers may go.
+pub fn too_much_away(
+    before: impl Iterator<Item = (ServiceId, usize)>,
+    (config, expanded): (&Config, &Expanded),
+    forced: bool,
+) -> Option<(String, &'static str)> {
+    let before = before.filter(|(id, _)| !expanded.awaits(*id));
+    let (services, servers) = before.fold((0, 0), |(services, all), (_, servers)| {
+        (services + 1, all + servers)
+    });
+    if expanded.services.is_empty() && services > 0 {
+        // An empty file is as likely a write in progress as an intention, and means an outage.
+        return Some((
+            "no [[service]]".to_owned(),
+            "to take all services down, stop lvsd",
+        ));
+    }
+    let left = expanded.services.iter();
+    let left = left.filter(|service| !service.unheard);
+    let left = left.map(|service| service.servers.len()).sum();
+    let allowed = forced || config.daemon.may_shrink(servers, left);
+    (!allowed).then(|| {
+        (
+            format!(
+                "{left} of {servers} servers left, which is less than `max_removed_percent` allows"
+            ),
+            "if that is meant, use `lvsd reload --force`",
+        )
+    })
+}

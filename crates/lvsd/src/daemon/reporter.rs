@@ -1,0 +1,288 @@
+//! Reports of the daemon: events, log, service manager and counters.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lvs_core::OnServerDown;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::inputs::Inputs;
+use super::policy::Transition;
+use crate::config::{BelowQuorum, Daemon as Settings, OnCheckFailure, Service};
+use crate::decide::Decision;
+use crate::events::{About, Events};
+use crate::health::{Change, Key, Prober};
+use crate::notify::Notify;
+use crate::notify_command::{self, Notice};
+use crate::reconcile::Health;
+use crate::tally::Tally;
+use crate::words::counted;
+
+/// The daemon reports that it is ready after this time even if first checks are still running.
+const READY_LIMIT: Duration = Duration::from_secs(3);
+
+/// Writes the daemon's events, log lines, counters, and messages to the service manager.
+pub(super) struct Reporter {
+    pub(super) events: Events,
+    pub(super) tally: Arc<Tally>,
+    notify: Notify,
+    /// The settings of the notify command.
+    notice: watch::Sender<Notice>,
+    /// The task of the notify command: a signal to end it, and its end.
+    commands: (oneshot::Sender<()>, JoinHandle<()>),
+    pub(super) started: Instant,
+    /// `READY=1` was sent once.
+    pub(super) ready: bool,
+    /// `RELOADING=1` was sent, and `READY=1` is pending.
+    reloading: bool,
+    /// The last `STATUS=`.
+    status: String,
+}
+
+impl Reporter {
+    pub(super) fn new(events: Events, tally: Arc<Tally>, notify: Notify) -> Self {
+        let (notice, watched) = watch::channel(Notice::default());
+        let (end, ending) = oneshot::channel();
+        let serving = notify_command::serve(events.listen(), watched, ending);
+        Self {
+            commands: (end, tokio::spawn(serving)),
+            events,
+            tally,
+            notify,
+            notice,
+            started: Instant::now(),
+            ready: false,
+            reloading: false,
+            status: String::new(),
+        }
+    }
+
+    /// Sends an event that concerns no single service.
+    pub(super) fn event(&mut self, event: &str, words: impl Into<String>) {
+        self.events.tell(event, About::default(), words);
+    }
+
+    /// Sets the notify command.
+    pub(super) fn set_command(&mut self, settings: &Settings) {
+        self.notice.send_replace(Notice {
+            words: settings.notify.clone(),
+            limit: settings.notify_timeout.unwrap_or(Settings::NOTIFY_TIMEOUT),
+            user: settings.notify_user,
+        });
+    }
+
+    /// Lets the notify command process the events so far, within its timeout.
+    pub(super) async fn finish_commands(self) {
+        let limit = self.notice.borrow().limit;
+        let (end, ended) = self.commands;
+        // A task that has ended does not receive it.
+        let _ = end.send(());
+        if tokio::time::timeout(limit, ended).await.is_err() {
+            tracing::warn!("the notify command was not told of everything within {limit:?}");
+        }
+    }
+
+    /// Sends `RELOADING=1` to the service manager.
+    pub(super) fn reloading(&mut self) {
+        let time = monotonic_us();
+        self.notify
+            .send(&format!("RELOADING=1\nMONOTONIC_USEC={time}"));
+        self.reloading = true;
+    }
+
+    /// Sends `STOPPING=1` to the service manager.
+    pub(super) fn stopping(&self) {
+        self.notify.send("STOPPING=1");
+    }
+
+    /// Sends the state to the service manager as far as it has changed: `now` in one line, and
+    /// whether the daemon is ready. `reads`: a reload is in progress.
+    pub(super) fn state(&mut self, now: String, settled: bool, reads: bool) {
+        let ready = settled || self.started.elapsed() >= READY_LIMIT;
+        if ready && !self.ready {
+            self.ready = true;
+            self.notify.send("READY=1");
+            tracing::info!("ready: {now}");
+        } else if self.ready && self.reloading && !reads {
+            self.notify.send("READY=1");
+        }
+        self.reloading &= !self.ready || reads;
+        if now != self.status {
+            self.notify.send(&format!("STATUS={now}"));
+            self.status = now;
+        }
+    }
+
+    /// Reports that a server has changed its state.
+    pub(super) fn change<P: Prober>(&mut self, inputs: &Inputs<P>, change: &Change) {
+        let Some(service) = inputs.service(&change.key.0) else {
+            return;
+        };
+        self.tally.change(change.up);
+        log_server(service, change);
+        log_service(service, change, |key| inputs.health(key));
+        let about = About {
+            service: Some((&service.name, service.id)),
+            server: Some(change.key.1),
+        };
+        let (event, words) = match change.up {
+            true => ("server_up", "the server is up".to_owned()),
+            false => ("server_down", change.reason.clone()),
+        };
+        self.events.tell(event, about, words);
+    }
+
+    /// Reports that the engine answers again or no longer.
+    pub(super) fn contact(&mut self, (pid, answers): (Option<u32>, bool)) {
+        let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+        let (event, words) = match answers {
+            true => ("engine_found", format!("the engine{pid} answers")),
+            false => ("engine_lost", "the engine is lost".to_owned()),
+        };
+        self.event(event, words);
+    }
+
+    /// Reports a service that ends with the daemon.
+    pub(super) fn end(&mut self, service: &Service, before: Decision) {
+        let words = "the service ends with lvsd (remove_on_exit)";
+        tracing::warn!(event = "quorum_lost", service = %service.name, "{words}");
+        let about = About {
+            service: Some((&service.name, service.id)),
+            server: None,
+        };
+        if before.quorum {
+            self.events.tell("quorum_lost", about, words);
+        }
+        if !before.withdrawn && service.below_quorum == BelowQuorum::GiveUp {
+            self.events.tell("vip_withdrawn", about, words);
+        }
+    }
+
+    /// Reports a decision about a service.
+    pub(super) fn decision(&mut self, transition: &Transition) {
+        let Transition {
+            id,
+            name,
+            before,
+            now,
+            usable,
+        } = transition;
+        let servers = counted(*usable, "usable server");
+        let mut tell = |event: &str, words: String| {
+            tracing::warn!(event, service = %name, "{words}");
+            let about = About {
+                service: Some((name, *id)),
+                server: None,
+            };
+            self.events.tell(event, about, words);
+        };
+        match (before.quorum, now.quorum) {
+            (true, false) => tell(
+                "quorum_lost",
+                format!("{servers}: the service is below its quorum"),
+            ),
+            (false, true) => tell(
+                "quorum_gained",
+                format!("{servers}: the service has its quorum"),
+            ),
+            _ => {}
+        }
+        match (before.panic, now.panic) {
+            (false, true) => tell(
+                "panic_on",
+                format!("{servers}, less than `panic_below`: all servers are used"),
+            ),
+            (true, false) => tell(
+                "panic_off",
+                format!("{servers}: those that are down get no connections again"),
+            ),
+            _ => {}
+        }
+        match (before.sorry, now.sorry) {
+            (false, true) => tell("sorry_on", "the sorry server serves".to_owned()),
+            (true, false) => tell("sorry_off", "the sorry server serves no longer".to_owned()),
+            _ => {}
+        }
+        match (before.withdrawn, now.withdrawn) {
+            (false, true) => tell("vip_withdrawn", "the VIP is given up".to_owned()),
+            (true, false) => tell("vip_owned", "the VIP is owned again".to_owned()),
+            _ => {}
+        }
+    }
+}
+
+/// Logs a further reason of a server that stays down.
+pub(super) fn log_reason(service: &Service, key: &Key, reason: &str) {
+    let (name, server) = (&service.name, key.1);
+    tracing::warn!(event = "server_reason", service = %name, %server, "server is still down, now for another reason: {reason}");
+}
+
+/// Logs the effect of a server's change on its service.
+fn log_service(service: &Service, change: &Change, health: impl Fn(&Key) -> Health) {
+    let name = &service.name;
+    let servers = service.servers.iter();
+    let states: Vec<Health> = servers
+        .map(|server| health(&(service.id, server.address)))
+        .collect();
+    let good = states.iter().filter(|state| **state == Health::Up).count();
+    if !change.up && states.iter().all(|state| *state == Health::Down) {
+        let all = match states.len() {
+            1 => "the only server is".to_owned(),
+            n => format!("ALL {n} servers are"),
+        };
+        tracing::error!(service = %name, "{all} down: the service refuses new connections");
+    } else if change.up && good == 1 && change.lasted.is_some() {
+        tracing::warn!(service = %name, "the service has a server again, 1 of {}", states.len());
+    }
+}
+
+fn log_server(service: &Service, change: &Change) {
+    let (name, server) = (&service.name, change.key.1);
+    // Seconds are precise enough for a time above one second.
+    let lasted = change.lasted.map(|lasted| match lasted.as_secs() {
+        0 => Duration::from_millis(u64::try_from(lasted.as_millis()).unwrap_or(0)),
+        whole => Duration::from_secs(whole),
+    });
+    if change.up {
+        match lasted {
+            Some(time) => {
+                tracing::info!(event = "server_up", service = %name, %server, "server is up again, after {time:?} down");
+            }
+            None => tracing::info!(event = "server_up", service = %name, %server, "server is up"),
+        }
+        return;
+    }
+    let before = match lasted {
+        Some(time) => format!("after {time:?} up"),
+        None => "at its first check".to_owned(),
+    };
+    let (reason, what) = (&change.reason, consequence(service));
+    tracing::warn!(event = "server_down", service = %name, %server, "server is down, {before}: {reason}; {what}");
+}
+
+/// The consequence of a failed check for a server of `service`.
+const fn consequence(service: &Service) -> &'static str {
+    match (
+        service.on_check_failure,
+        service.config.extras.on_server_down,
+    ) {
+        (OnCheckFailure::Quiesce, _) => "it gets no new connections (weight 0)",
+        (OnCheckFailure::Remove, OnServerDown::Kernel) => "it is taken out",
+        (OnCheckFailure::Remove, OnServerDown::Reset) => {
+            "it is taken out, and its connections are reset"
+        }
+        (OnCheckFailure::Remove, OnServerDown::Reschedule) => {
+            "it is taken out, and its connections move or are reset"
+        }
+        (OnCheckFailure::Remove, OnServerDown::Drop) => "it is taken out, and its connections end",
+    }
+}
+
+/// Microseconds of `CLOCK_MONOTONIC`, which systemd requires with `RELOADING=1`.
+fn monotonic_us() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let time = Duration::try_from(now).unwrap_or_default();
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,192 @@
+//! Requests of operators over the control socket.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use lvs_api::daemon::{
+    AdminDone, AdminEntry, AdminSpec, AdminState, DirectorStatus, MaintenanceSpec,
+};
+use lvs_core::api::ServiceId;
+use tokio::sync::mpsc;
+
+use super::Daemon;
+use crate::admin::Kept;
+use crate::clock::Now;
+use crate::events::About;
+use crate::health::Prober;
+use crate::requests::{ChangeRequest, Request, answer};
+use crate::snapshot::Snapshot;
+
+/// The next request. Without a socket it never returns.
+pub(super) async fn next(requests: &mut Option<mpsc::Receiver<Request>>) -> Option<Request> {
+    match requests {
+        Some(requests) => requests.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+impl<P: Prober> Daemon<P> {
+    /// Answers a request, at once or when its change is done.
+    pub(super) fn take_request(&mut self, request: Request) {
+        let (change, who, reply) = match request {
+            Request::Change { change, who, reply } => (change, who, reply),
+            Request::Snapshot(reply) => {
+                // The client may have gone.
+                let _ = reply.send(Snapshot {
+                    status: self.status(),
+                    found: Arc::clone(&self.inputs.engine.found),
+                });
+                return;
+            }
+        };
+        let result = match change {
+            ChangeRequest::Admin(spec) => match self.set_admin(spec, who) {
+                Ok((mut done, kept)) => {
+                    // It is in force at once. The client is answered when it is on disk.
+                    tokio::spawn(async move {
+                        if let Some(why) = warn(kept).await {
+                            done.warnings.insert(0, why);
+                        }
+                        let _ = reply.send(answer(&done));
+                    });
+                    return;
+                }
+                Err(why) => Err(why),
+            },
+            ChangeRequest::Maintenance(spec) => match self.set_maintenance(spec, who) {
+                Ok(status) => answer(&status),
+                Err(why) => Err(why),
+            },
+            ChangeRequest::Reload { force } => {
+                self.reloader.wait(reply);
+                self.reload(force);
+                return;
+            }
+        };
+        // The client may have gone.
+        let _ = reply.send(result);
+    }
+
+    fn set_maintenance(
+        &mut self,
+        mut spec: MaintenanceSpec,
+        who: String,
+    ) -> Result<DirectorStatus, String> {
+        let who = spec.who.get_or_insert(who).clone();
+        let why = spec.why.as_ref().map(|why| format!(": {why}"));
+        let on = spec.on;
+        if self.inputs.cluster.wish(spec, Now::read())? {
+            let words = match on {
+                true => format!(
+                    "this director is in maintenance by {who}{}",
+                    why.unwrap_or_default()
+                ),
+                false => format!("this director may be active again, says {who}"),
+            };
+            tracing::warn!(event = "maintenance", "{words}");
+            self.reporter.event("maintenance", words);
+        }
+        Ok(self.inputs.cluster.status())
+    }
+
+    fn set_admin(&mut self, mut spec: AdminSpec, who: String) -> Result<(AdminDone, Kept), String> {
+        let (target, state) = (spec.target, spec.state);
+        let mut servers: Vec<(ServiceId, SocketAddr)> = Vec::new();
+        for service in &self.inputs.expanded.services {
+            let all = service.servers.iter().map(|server| server.address);
+            let matching = all.filter(|server| target.has(service.id, *server));
+            servers.extend(matching.map(|server| (service.id, server)));
+        }
+        if servers.is_empty() && state != AdminState::Ready {
+            return Err(format!(
+                "{} has no server {target}; `lvsd status` lists them",
+                self.inputs.config.path
+            ));
+        }
+        spec.who = spec.who.or(Some(who));
+        let why = spec.why.clone();
+        let who = spec.who.clone().unwrap_or_default();
+        let admin = &mut self.inputs.admin;
+        admin.set(spec, Now::read())?;
+        let kept = admin.keep();
+        let mut warnings: Vec<String> = Vec::new();
+        if state == AdminState::Ready {
+            // An override of more servers may still be in force.
+            let others: HashSet<String> = servers
+                .iter()
+                .filter_map(|(service, server)| admin.of(*service, *server))
+                .map(|entry| {
+                    let state = entry.spec.state.name();
+                    format!(
+                        "{state} still holds for {}: {}",
+                        entry.spec.target,
+                        said(entry)
+                    )
+                })
+                .collect();
+            warnings.extend(others);
+            servers.retain(|(service, server)| admin.of(*service, *server).is_none());
+            self.inputs.readied.extend(servers.iter().copied());
+        }
+        let reason = why.map(|why| format!(": {why}")).unwrap_or_default();
+        let words = match state {
+            AdminState::Ready => format!("{target} may have connections again, says {who}"),
+            AdminState::Drain => format!("{target} is drained by {who}{reason}"),
+            AdminState::Maintenance => format!("{target} is in maintenance by {who}{reason}"),
+        };
+        tracing::warn!(event = "admin", "{words}");
+        for warning in &warnings {
+            tracing::warn!("{warning}");
+        }
+        let about = match servers.as_slice() {
+            [(id, server)] => {
+                let service = self.inputs.service(id);
+                About {
+                    service: service.map(|service| (service.name.as_str(), *id)),
+                    server: Some(*server),
+                }
+            }
+            _ => About::default(),
+        };
+        self.reporter.events.tell("admin", about, words);
+        self.goal_changed();
+        Ok((AdminDone { servers, warnings }, kept))
+    }
+
+    /// Removes the overrides whose time is over.
+    pub(super) fn expire(&mut self) {
+        let over = self.inputs.admin.expire(Now::read());
+        if over.is_empty() {
+            return;
+        }
+        for entry in &over {
+            let words = format!(
+                "the {} of {} is over ({})",
+                entry.spec.state.name(),
+                entry.spec.target,
+                said(entry)
+            );
+            tracing::warn!(event = "admin", "{words}");
+            self.reporter.event("admin", words);
+        }
+        tokio::spawn(warn(self.inputs.admin.keep()));
+        self.goal_changed();
+    }
+}
+
+/// Waits until overrides are on disk. If they cannot be written, logs and returns the reason.
+async fn warn(kept: Kept) -> Option<String> {
+    let why = kept.done().await.err()?;
+    tracing::warn!("{why}");
+    Some(why)
+}
+
+/// The operator who set an override, and the reason.
+fn said(entry: &AdminEntry) -> String {
+    let who = entry.spec.who.clone().unwrap_or_default();
+    match &entry.spec.why {
+        Some(why) => format!("{who}: {why}"),
+        None => who,
+    }
+}

@@ -1,0 +1,226 @@
+//! The state of daemon and engine as `lvsd status` shows it.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lvs_api::daemon::{
+    AdminState, CheckNotMade, EngineStatus, ProxyStatus, ServerStatus, ServiceStatus, SourceStatus,
+    Status,
+};
+use lvs_core::api::{ServiceId, SyncCounts};
+
+use super::Daemon;
+use crate::clock::Now;
+use crate::config::Service;
+use crate::decide;
+use crate::engine::ObservedServer;
+use crate::health::Prober;
+
+impl<P: Prober> Daemon<P> {
+    /// The state of daemon and engine.
+    pub(super) fn status(&self) -> Status {
+        let (inputs, engine) = (&self.inputs, &self.inputs.engine);
+        let found = &engine.found;
+        let by_service = by_service(&found.servers);
+        let seen_of =
+            |service: &Service| by_service.get(&service.id).map_or(&[][..], Vec::as_slice);
+        Status {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            config: std::path::absolute(&self.reloader.path)
+                .unwrap_or_else(|_| self.reloader.path.clone())
+                .display()
+                .to_string(),
+            uptime: self.reporter.started.elapsed().as_secs(),
+            loaded: self.reloader.status.clone(),
+            engine: EngineStatus {
+                connected: engine.contact.1,
+                idle: !inputs.expanded.needs_engine(),
+                pid: engine.contact.0,
+                seen_ms: engine.at.map(|at| millis(at.elapsed())),
+                vips: found.vips.iter().copied().collect(),
+                sync: self.sync_counts(),
+                peers: found.seen.info.peers.clone(),
+                tables: found.seen.info.tables.clone(),
+                waiting: found.seen.info.waiting.clone(),
+                confinement: Some(&found.seen.info)
+                    .filter(|info| info.pid != 0)
+                    .map(|info| info.confinement.clone()),
+            },
+            services: inputs
+                .expanded
+                .services
+                .iter()
+                .map(|service| self.status_of(service, seen_of(service)))
+                .collect(),
+            admin: inputs.admin.shown(Now::read()),
+            drift: found.drift.clone(),
+            refused: found.refused.clone(),
+            check_lag_ms: millis(inputs.checks.peek_lag()),
+            proxy: engine.proxy.map(|counts| ProxyStatus {
+                connections: counts.connections as u64,
+                most: counts.most as u64,
+                full: counts.full,
+                evicted: counts.evicted,
+                refused: counts.refused,
+            }),
+            confinement: self.confinement.clone(),
+            director: inputs.cluster.status(),
+            sources: self.sources_status(),
+            left_out: inputs
+                .expanded
+                .left_out
+                .iter()
+                .chain(&self.reloader.held_back)
+                .cloned()
+                .chain(inputs.sources.left_out())
+                .collect(),
+            directors: self.directors(),
+        }
+    }
+
+    /// The states of DNS and etcd, and the number of services that wait for etcd.
+    fn sources_status(&self) -> Vec<SourceStatus> {
+        let mut all = self.inputs.sources.status();
+        for source in all.iter_mut().filter(|source| source.kind == "etcd") {
+            source.held = self.inputs.engine.found.unnamed;
+        }
+        all
+    }
+
+    /// The counters of synchronisation daemons, if there are any or have been.
+    fn sync_counts(&self) -> Option<SyncCounts> {
+        let counts = self.inputs.engine.found.seen.info.sync;
+        let wanted = self
+            .inputs
+            .config
+            .sync
+            .as_ref()
+            .is_some_and(|sync| !sync.is_empty());
+        (wanted || counts != SyncCounts::default()).then_some(counts)
+    }
+
+    /// The state of a service with its servers, and with the servers of the engine that are not in the
+    /// file. `seen` are the engine's servers.
+    fn status_of(&self, service: &Service, seen: &[(SocketAddr, ObservedServer)]) -> ServiceStatus {
+        let (inputs, found) = (&self.inputs, &self.inputs.engine.found);
+        let decision = self.policy.decision(&service.id);
+        let mut servers: Vec<ServerStatus> = service
+            .servers
+            .iter()
+            .map(|server| {
+                let key = (service.id, server.address);
+                let seen = found.servers.get(&key);
+                let known = inputs.checks.known(&key);
+                let admin = match inputs.admin.state(key.0, key.1) {
+                    AdminState::Ready if found.drained.contains(&key) => AdminState::Drain,
+                    state => state,
+                };
+                let health = match known.as_ref().map(|known| known.up) {
+                    None => "unchecked",
+                    Some(None) => "unknown",
+                    Some(Some(true)) => "up",
+                    Some(Some(false)) => "down",
+                };
+                let reason = known
+                    .as_ref()
+                    .map(|known| known.reason.clone())
+                    .unwrap_or_default();
+                ServerStatus {
+                    server: server.address,
+                    configured: Some(server.config.weight),
+                    admin,
+                    health: health.to_owned(),
+                    since: known.as_ref().map(|known| known.lasted.as_secs()),
+                    reason,
+                    check_not_made: known.and_then(|known| known.not_made).map(|not_made| {
+                        CheckNotMade {
+                            seconds: not_made.since.elapsed().as_secs(),
+                            reason: not_made.reason,
+                        }
+                    }),
+                    weight: seen.map(|seen| seen.weight),
+                    active: seen.map_or(0, |seen| seen.active),
+                    inactive: seen.map_or(0, |seen| seen.inactive),
+                }
+            })
+            .collect();
+        let named: HashSet<_> = service.servers.iter().map(|s| s.address).collect();
+        let of_others = seen.iter().filter(|(server, _)| !named.contains(server));
+        let mut others: Vec<ServerStatus> = of_others
+            .map(|(server, seen)| ServerStatus {
+                server: *server,
+                configured: None,
+                admin: AdminState::Ready,
+                health: "unchecked".to_owned(),
+                since: None,
+                reason: String::new(),
+                check_not_made: None,
+                weight: Some(seen.weight),
+                active: seen.active,
+                inactive: seen.inactive,
+            })
+            .collect();
+        others.sort_by_key(|server| server.server);
+        servers.append(&mut others);
+        let sorry = service.sorry.as_ref().filter(|_| decision.sorry);
+        ServiceStatus {
+            name: service.name.clone(),
+            service: service.id,
+            proxied: service.proxy.is_some(),
+            usable: decide::usable(&inputs.views(service)),
+            quorum: decision.quorum,
+            panic: decision.panic,
+            sorry: sorry.map(|sorry| sorry.address),
+            sorry_server: service.sorry.as_ref().map(|sorry| sorry.address),
+            withdrawn: decision.withdrawn,
+            conflict: found.conflicts.contains(&service.id),
+            unheard: service.unheard,
+            servers,
+        }
+    }
+}
+
+/// A time in whole milliseconds.
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The servers of each service.
+fn by_service(
+    servers: &HashMap<(ServiceId, SocketAddr), ObservedServer>,
+) -> HashMap<ServiceId, Vec<(SocketAddr, ObservedServer)>> {
+    let mut all: HashMap<_, Vec<_>> = HashMap::new();
+    for ((service, server), seen) in servers {
+        all.entry(*service).or_default().push((*server, *seen));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_found_by_their_service() {
+        let service = |n: u8| ServiceId::Tcp {
+            address: ([192, 0, 2, n], 80).into(),
+        };
+        let server = |n: u8| SocketAddr::from(([10, 0, 0, n], 80));
+        let seen = |weight| ObservedServer {
+            weight,
+            active: 0,
+            inactive: 0,
+            unanswered: None,
+        };
+        let servers = [(1, 1, 5), (2, 1, 6), (2, 2, 7)]
+            .map(|(of, n, weight)| ((service(of), server(n)), seen(weight)));
+        let mut all = by_service(&servers.into());
+        assert_eq!(all.remove(&service(1)), Some(vec![(server(1), seen(5))]));
+        let mut second = all.remove(&service(2)).unwrap();
+        second.sort_by_key(|(server, _)| *server);
+        assert_eq!(second, [(server(1), seen(6)), (server(2), seen(7))]);
+        assert!(all.is_empty());
+    }
+}

@@ -1,0 +1,339 @@
+//! The desired state of the engine, as a pure function:
+//! `Config + Discovered + Health + Overrides -> Desired`.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use lvs_api::daemon::AdminState;
+use lvs_core::api::ServiceId;
+
+use crate::admin::Admin;
+use crate::config::{Config, Server, Service};
+use crate::decide::Decision;
+use crate::expand::Expanded;
+use crate::health::{Advice, Key};
+use crate::reconcile::{Desired, DesiredServer, DesiredService, Health, Unnamed};
+
+/// The decisions of operators and of the daemon that take precedence over file and health.
+#[derive(Clone, Copy, Debug)]
+pub struct Overrides<'a> {
+    /// The administrative states of servers.
+    pub admin: &'a Admin,
+    /// Quorum, panic mode and sorry server of each service; none before the first decision.
+    pub decisions: &'a HashMap<ServiceId, Decision>,
+    /// The VIPs that the engine owns unless a decision withdraws them. `None`: this director may
+    /// own none.
+    pub vips: Option<&'a BTreeSet<IpAddr>>,
+    /// The number of configurations that the daemon has loaded.
+    pub generation: u64,
+}
+
+/// The desired state: the services of `config` and `discovered`, with servers whose health and
+/// weight `health` returns.
+pub fn desired(
+    config: &Config,
+    discovered: &Expanded,
+    health: impl Fn(&Key) -> (Health, Advice),
+    overrides: &Overrides<'_>,
+) -> Desired {
+    let services = discovered.services.iter();
+    let withdrawn = services.clone().filter(|service| {
+        let decision = overrides.decisions.get(&service.id);
+        decision.is_some_and(|decision| decision.withdrawn)
+    });
+    let withdrawn: BTreeSet<IpAddr> = withdrawn.filter_map(Service::virtual_ip).collect();
+    let vips = overrides.vips.map(|vips| vips - &withdrawn);
+    Desired {
+        file: discovered.files.clone(),
+        services: services
+            .map(|service| desired_service(service, &health, overrides))
+            .collect(),
+        vips: vips.unwrap_or_default(),
+        sysctls: config.sysctls.clone(),
+        sync: config.sync.clone(),
+        // A file without rules for marks leaves the rules of others as they are.
+        marks: (!config.marks.is_empty()).then(|| config.marks.clone()),
+        port_marks: discovered.port_marks.clone(),
+        filter: config.filter.clone(),
+        local: config.dataplane.local.clone(),
+        unnamed: discovered.awaits_etcd.then(|| Unnamed {
+            beside: overrides.vips.map(|_| {
+                let named = discovered.services.iter();
+                named.filter_map(Service::virtual_ip).collect()
+            }),
+        }),
+        adopt: config.daemon.adopt,
+        on_drift: config.daemon.on_drift,
+        generation: overrides.generation,
+    }
+}
+
+fn desired_service(
+    service: &Service,
+    health: &impl Fn(&Key) -> (Health, Advice),
+    overrides: &Overrides<'_>,
+) -> DesiredService {
+    let decided = overrides.decisions.get(&service.id).copied();
+    let decision = decided.unwrap_or_default();
+    let servers = service.servers.iter();
+    let servers = servers.map(|server| {
+        let (health, advice) = health(&(service.id, server.address));
+        desired_server((service, server), health, advice, decision, overrides)
+    });
+    let sorry = service.sorry.as_ref();
+    let serving = sorry.filter(|_| decision.sorry);
+    let serving = serving.map(|sorry| DesiredServer {
+        address: sorry.address,
+        line: sorry.line,
+        config: sorry.config,
+        stays: false,
+        health: Health::Up,
+        leaves: false,
+    });
+    let sorry = sorry.map(|sorry| sorry.address);
+    DesiredService {
+        id: service.id,
+        name: service.name.clone(),
+        line: service.line,
+        filter: service.filter.clone(),
+        config: service.config.clone(),
+        on_check_failure: service.on_check_failure,
+        drain: service.drain,
+        servers: servers.chain(serving).collect(),
+        incomplete: service.incomplete,
+        undecided: sorry.filter(|_| decided.is_none()),
+        removed_at_once: sorry
+            .filter(|_| decided.is_some() && !decision.sorry && !service.quiesces_at_zero),
+    }
+}
+
+fn desired_server(
+    (service, server): (&Service, &Server),
+    health: Health,
+    advice: Advice,
+    decision: Decision,
+    overrides: &Overrides<'_>,
+) -> DesiredServer {
+    let state = overrides.admin.state(service.id, server.address);
+    let mut config = server.config;
+    config.weight = match state {
+        AdminState::Drain => 0,
+        _ => advice.apply(config.weight),
+    };
+    let check = server.check.as_ref();
+    let stays = check.is_some_and(|check| check.via.is_some());
+    // The sorry server replaces the others: they get no new connections. If weight 0 does not
+    // achieve that, they leave as if they were no longer in the file.
+    let replaced = decision.sorry && config.weight != 0;
+    if replaced {
+        config.weight = 0;
+    }
+    DesiredServer {
+        address: server.address,
+        line: server.line,
+        config,
+        stays,
+        health: match health {
+            Health::Down if decision.panic => Health::Up,
+            // `start_down`: the first configuration takes no server over.
+            Health::Unknown if service.alpha && overrides.generation == 1 => Health::Down,
+            health => health,
+        },
+        leaves: state == AdminState::Maintenance
+            || (replaced && !service.quiesces_at_zero && !stays),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use lvs_api::daemon::{AdminSpec, Target};
+
+    use super::*;
+    use crate::clock::Now;
+    use crate::expand::expand;
+    use crate::health::Weight;
+    use crate::sources::Gathered;
+
+    /// The inputs of the function, with two servers that are up.
+    struct Case {
+        config: Config,
+        discovered: Expanded,
+        health: HashMap<SocketAddr, (Health, Advice)>,
+        admin: Admin,
+        decisions: HashMap<ServiceId, Decision>,
+        may_own: bool,
+        generation: u64,
+    }
+
+    impl Case {
+        fn new(more: &str) -> Self {
+            let text = format!(
+                "[[service]]\naddress = \"192.0.2.1:80\"\nvip = \"own\"\nforward = \"nat\"\n{more}\n\
+                 [[service.server]]\naddress = \"10.0.0.1\"\nweight = 5\n\
+                 [[service.server]]\naddress = \"10.0.0.2\"\nweight = 10\n"
+            );
+            let (config, _) = Config::from_toml("t.toml", &text).unwrap_or_else(|e| panic!("{e}"));
+            Self {
+                discovered: expand(&config, &Gathered::default()),
+                config,
+                health: HashMap::new(),
+                admin: Admin::default(),
+                decisions: HashMap::new(),
+                may_own: true,
+                generation: 1,
+            }
+        }
+
+        fn health(mut self, server: u8, health: Health, advice: Advice) -> Self {
+            let server = ([10, 0, 0, server], 80).into();
+            self.health.insert(server, (health, advice));
+            self
+        }
+
+        fn admin(mut self, server: u8, state: AdminState) -> Self {
+            let spec = AdminSpec {
+                target: Target {
+                    service: None,
+                    host: [10, 0, 0, server].into(),
+                    port: None,
+                },
+                state,
+                who: None,
+                why: None,
+                until: None,
+            };
+            self.admin.set(spec, Now::read()).expect("it is taken");
+            self
+        }
+
+        fn decided(mut self, decision: Decision) -> Self {
+            let id = self.discovered.services[0].id;
+            self.decisions.insert(id, decision);
+            self
+        }
+
+        fn desired(&self) -> Desired {
+            let vips = ["192.0.2.1".parse().expect("an address")].into();
+            let health = |key: &Key| {
+                let known = self.health.get(&key.1).copied();
+                known.unwrap_or((Health::Up, Advice::NONE))
+            };
+            let overrides = Overrides {
+                admin: &self.admin,
+                decisions: &self.decisions,
+                vips: self.may_own.then_some(&vips),
+                generation: self.generation,
+            };
+            desired(&self.config, &self.discovered, health, &overrides)
+        }
+
+        /// Weight, health and departure of each server.
+        fn servers(&self) -> Vec<(i32, Health, bool)> {
+            let servers = &self.desired().services[0].servers;
+            let servers = servers.iter();
+            servers
+                .map(|server| (server.config.weight, server.health, server.leaves))
+                .collect()
+        }
+    }
+
+    const SORRY: &str = "quorum = 2\nsorry = \"10.0.0.9\"";
+    const BELOW: Decision = Decision {
+        quorum: false,
+        panic: false,
+        sorry: true,
+        withdrawn: false,
+    };
+
+    #[test]
+    fn desired_without_overrides_is_the_file() {
+        let case = Case::new("");
+        assert_eq!(
+            case.servers(),
+            [(5, Health::Up, false), (10, Health::Up, false)]
+        );
+        assert_eq!(case.desired().vips.len(), 1);
+        assert_eq!(case.desired().unnamed, None);
+    }
+
+    #[test]
+    fn desired_advice_scales_the_weight_and_drain_overrides_it() {
+        let half = Advice {
+            weight: Some(Weight::Percent(50)),
+            drains: None,
+        };
+        let case = Case::new("").health(2, Health::Up, half);
+        assert_eq!(case.servers()[1], (5, Health::Up, false));
+        let case = case.admin(2, AdminState::Drain);
+        assert_eq!(case.servers()[1], (0, Health::Up, false));
+        let case = case.admin(2, AdminState::Maintenance);
+        assert_eq!(case.servers()[1], (5, Health::Up, true));
+    }
+
+    #[test]
+    fn desired_sorry_server_replaces_the_others_below_the_quorum() {
+        let zero = (0, Health::Up, false);
+        let case = Case::new(SORRY).decided(BELOW);
+        assert_eq!(case.servers(), [zero, zero, (1, Health::Up, false)]);
+        // Weight 0 does not keep clients away from servers that a hash chooses.
+        let hashed = Case::new(&format!("{SORRY}\nscheduler = \"sh\"")).decided(BELOW);
+        let leaves = (0, Health::Up, true);
+        assert_eq!(hashed.servers(), [leaves, leaves, (1, Health::Up, false)]);
+    }
+
+    #[test]
+    fn desired_sorry_server_stays_until_the_first_decision() {
+        let case = Case::new(SORRY);
+        let sorry = Some(([10, 0, 0, 9], 80).into());
+        assert_eq!(case.desired().services[0].undecided, sorry);
+        let case = case.decided(Decision::default());
+        assert_eq!(case.desired().services[0].undecided, None);
+        assert_eq!(case.servers().len(), 2);
+    }
+
+    #[test]
+    fn desired_panic_mode_treats_down_servers_as_up() {
+        let panic = Decision {
+            panic: true,
+            ..Decision::default()
+        };
+        let case = Case::new("panic_below = 60").health(1, Health::Down, Advice::NONE);
+        assert_eq!(case.servers()[0], (5, Health::Down, false));
+        assert_eq!(case.decided(panic).servers()[0], (5, Health::Up, false));
+    }
+
+    #[test]
+    fn desired_start_down_applies_to_the_first_configuration() {
+        let mut case = Case::new("start_down = true\ncheck = { type = \"tcp\" }").health(
+            1,
+            Health::Unknown,
+            Advice::NONE,
+        );
+        assert_eq!(case.servers()[0].1, Health::Down);
+        case.generation = 2;
+        assert_eq!(case.servers()[0].1, Health::Unknown);
+    }
+
+    #[test]
+    fn desired_withdrawn_vip_is_not_owned() {
+        let withdrawn = Decision {
+            withdrawn: true,
+            ..Decision::default()
+        };
+        let case = Case::new("below_quorum = \"give-up\"").decided(withdrawn);
+        assert!(case.desired().vips.is_empty());
+    }
+
+    #[test]
+    fn desired_director_that_may_own_no_vip_has_none() {
+        let mut case = Case::new("");
+        case.discovered.awaits_etcd = true;
+        let beside = |case: &Case| case.desired().unnamed.expect("etcd is unknown").beside;
+        assert_eq!(beside(&case).map(|vips| vips.len()), Some(1));
+        case.may_own = false;
+        assert!(case.desired().vips.is_empty());
+        assert_eq!(beside(&case), None);
+    }
+}
