@@ -193,7 +193,7 @@ package: ## .deb, .rpm and tarball of static programs, for x86_64 and aarch64, w
 repository: ## a signed apt repository of these packages, in target/repository (KEY=name of a secret key of gpg)
 	@tools/repository "$(KEY)"
 
-image: ## container images of these packages, in target/dist (needs buildah, and no rights)
+image: ## container images of these packages, in target/dist (needs buildah)
 	@tools/image
 
 # `cargo publish --workspace` without --dry-run publishes them, in the order of their dependencies.
