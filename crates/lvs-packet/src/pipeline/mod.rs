@@ -261,7 +261,7 @@ impl Pipeline {
             };
             self.counters.count(fate);
             if lent {
-                // Whatever became of it, the backend has its slot back once the output is sent.
+                // For any fate, the backend has its slot back once the output is sent.
                 drop(frame.take());
             } else if receives && frame.capacity() == 0 {
                 *frame = cx.out.receiver();
