@@ -95,7 +95,7 @@ impl Engine {
         };
 
         let xdp = !setup.xdp.is_empty();
-        let tables = Tables::open(&control, workers, against, xdp, wanted)?;
+        let tables = ConnTables::open(&control, workers, against, xdp, wanted)?;
         let mut host = OnHost::attach(control, workers, setup, config.settings, tables)?;
         let daemons = host.take_over();
         let mut engine = host.run(run)?;
@@ -214,7 +214,7 @@ impl Drop for Engine {
 }
 
 /// Phase 1: the connection tables.
-struct Tables {
+struct ConnTables {
     kernel: KernelPath,
     state: Option<Arc<dyn WarmState>>,
     shards: Vec<Shard>,
@@ -224,7 +224,7 @@ struct Tables {
     pages: Vec<Option<TablePages>>,
 }
 
-impl Tables {
+impl ConnTables {
     /// Opens the tables in the kernel, with a state keeper, or in the program's own memory.
     fn open(
         control: &Control,
@@ -290,9 +290,9 @@ impl OnHost {
         workers: NonZeroUsize,
         mut setup: Setup,
         settings: Settings,
-        tables: Tables,
+        tables: ConnTables,
     ) -> Result<Self, StartError> {
-        let Tables {
+        let ConnTables {
             kernel,
             state,
             shards,
