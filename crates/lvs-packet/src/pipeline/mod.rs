@@ -1,5 +1,5 @@
 //! The packet path: frames in, frames out. No I/O, no clock; tests, fuzzing and benches call what
-//! the engine calls.
+//! the dataplane calls.
 //!
 //! ```text
 //!  passing ── a plain packet of an established connection ─────────────────────────────────────────────────────── out

@@ -234,8 +234,8 @@ fn services_of_many_ports() -> Result<()> {
     Ok(())
 }
 
-/// Full NAT out of a file, with an engine that lvsd starts itself; then other local addresses by a
-/// reload.
+/// Full NAT out of a file, with a dataplane that lvsd starts itself; then other local addresses by
+/// a reload.
 #[test]
 fn full_nat_out_of_a_file() -> Result<()> {
     let mut options = SiteOptions::new("fullnat-file", Forward::FullNat);

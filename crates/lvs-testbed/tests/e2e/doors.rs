@@ -1,4 +1,4 @@
-//! Doors that stay closed: to users without rights, to readers that do not read, and to engines
+//! Doors that stay closed: to users without rights, to readers that do not read, and to dataplanes
 //! that hang.
 
 use crate::common;
@@ -248,7 +248,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
         requests(&site, 20).is_ok()
     })?;
 
-    // The daemon has crashed: the next one knows the engine for one of lvsd's, and ends it, too.
+    // The daemon has crashed: the next one knows the dataplane for one of lvsd's, and ends it, too.
     let second = engine(&lvsd)?;
     lvsd.kill();
     site.director.sh(&format!("kill -STOP {second}"))?;

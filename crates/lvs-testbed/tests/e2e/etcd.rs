@@ -347,7 +347,7 @@ fn director_without_answer_of_etcd_removes_nothing() -> Result<()> {
                 && status.contains("DOES NOT ANSWER")
         })
         .with_context(|| lvsd.log())?;
-        // Long enough for the engine to be looked at again.
+        // Long enough for the dataplane to be looked at again.
         std::thread::sleep(Duration::from_secs(5));
         let (told, log) = (status(&site)?, lvsd.log());
         ensure!(

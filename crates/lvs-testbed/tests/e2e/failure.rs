@@ -127,7 +127,7 @@ fn interface_removed_and_created_again_is_used() -> Result<()> {
     Ok(())
 }
 
-/// Starts an engine that shall refuse to run, and returns what it says.
+/// Starts a dataplane that shall refuse to run, and returns what it says.
 fn refused(site: &lvs_testbed::Site, before: &[&str], arguments: &[&str]) -> Result<String> {
     let engine = programs::find("lvs-dataplane")?.display().to_string();
     let mut words: Vec<&str> = before.to_vec();
@@ -172,7 +172,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
     let said = refused(&site, &[], &["--rules", "/nonexistent"])?;
     ensure!(said.contains("/nonexistent"), "{said}");
 
-    // A socket file that a killed engine left is no obstacle.
+    // A socket file that a killed dataplane left is no obstacle.
     let socket = site.testbed.dir().join("engine.sock").display().to_string();
     for _ in 0..2 {
         let mut engine = site.director.spawn(

@@ -132,8 +132,8 @@ fn fragments_to_the_hosts_own_port_meet_its_rules() -> Result<()> {
     comes(&site, four, 2000).context("rp_filter drops what is given back")
 }
 
-/// Where BPF is not permitted, what is given back comes in by the engine's device, and the engine
-/// says so.
+/// Where BPF is not permitted, what is given back comes in by the dataplane's device, and the
+/// dataplane says so.
 #[test]
 fn without_bpf_fragments_come_in_by_the_engines_device() -> Result<()> {
     let mut site = site("nobpf")?;
@@ -352,7 +352,7 @@ sleep 60;
 "#;
 
 /// BPF programs that are attached by links, which `tc` does not show: what they keep from services,
-/// and that `doctor` names them, and none of the engine's own.
+/// and that `doctor` names them, and none of the dataplane's own.
 #[test]
 fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
     let site = site("tcx")?;
@@ -448,7 +448,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
         serves(&site, "iptables")?;
         director("iptables-legacy -F")?;
     }
-    // The family netdev at ingress: it sees the packet and drops it, and the engine forwards its
+    // The family netdev at ingress: it sees the packet and drops it, and the dataplane forwards its
     // copy.
     for priority in [-500, 0] {
         director(&format!(
@@ -506,7 +506,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     };
     tc("ingress")?;
     tc("egress")?;
-    // XDP: yes, before the engine.
+    // XDP: yes, before the dataplane.
     let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth0"])?;
     wait_until("the program", Duration::from_secs(10), || {
         xdp.log().contains("attached") || xdp.log().contains(':')

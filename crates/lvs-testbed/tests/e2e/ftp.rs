@@ -303,7 +303,7 @@ fn nat_of_an_address_that_the_engine_owns_without_offloads() -> Result<()> {
     ftp.every_mode()
 }
 
-/// The host routes the packets to the engine, those of data connections from port 20 as well.
+/// The host routes the packets to the dataplane, those of data connections from port 20 as well.
 #[test]
 fn nat_through_a_tun_device() -> Result<()> {
     let mut options = options("ftp-hop", Forward::Nat);

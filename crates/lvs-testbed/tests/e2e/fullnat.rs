@@ -76,7 +76,7 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     Ok(())
 }
 
-/// The local address is in no network's hands but the engine's, the VIP as well; IPv4 and IPv6;
+/// The local address is in no network's hands but the dataplane's, the VIP as well; IPv4 and IPv6;
 /// then other addresses take over under traffic.
 #[test]
 fn local_addresses_that_the_engine_answers_for() -> Result<()> {
@@ -98,7 +98,7 @@ fn local_addresses_that_the_engine_answers_for() -> Result<()> {
     load.requests = 40;
     common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
 
-    // The engine answers for it as a host would.
+    // The dataplane answers for it as a host would.
     site.servers[0].sh("ping -c 1 -W 5 192.0.2.50")?;
 
     // Connections keep the address that they have, also one that is taken away.

@@ -28,8 +28,8 @@ fn rules(site: &Site) -> Result<String> {
     site.director.sh("ip rule; ip -6 rule")
 }
 
-/// NAT to another port of the director, the VIP on the host or the engine's own: its server sees
-/// the clients' addresses, and answers them through the engine.
+/// NAT to another port of the director, the VIP on the host or the dataplane's own: its server sees
+/// the clients' addresses, and answers them through the dataplane.
 #[test]
 fn nat_to_the_director_itself() -> Result<()> {
     for vip in [Vip::Host, Vip::Engine] {
@@ -68,8 +68,8 @@ fn nat_to_the_director_itself() -> Result<()> {
             .sh(&format!("curl -sS -f -m 5 http://{own_address}:8080/id"))?;
         ensure!(direct == "director\n");
 
-        // A killed engine leaves a rule into an empty table, which disturbs nobody, and the next
-        // engine takes it away.
+        // A killed dataplane leaves a rule into an empty table, which disturbs nobody, and the next
+        // dataplane takes it away.
         ensure!(rules(&site)?.contains("sport 8080"), "{}", rules(&site)?);
         if let Some(engine) = &mut site.engine {
             engine.kill();

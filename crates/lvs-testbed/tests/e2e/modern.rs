@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 /// How long anything may take on a busy machine. The kernel's silence lasts a quarter of an hour.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A daemon over an engine that it has started.
+/// A daemon over a dataplane that it has started.
 struct Daemon<'a> {
     site: &'a Site,
     virt: SocketAddr,

@@ -25,7 +25,7 @@ fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) ->
     common::site(options)
 }
 
-/// How often the engine has logged `what`.
+/// How often the dataplane has logged `what`.
 fn logged(site: &Site, what: &str) -> usize {
     let log = site.engine.as_ref().map(Proc::log).unwrap_or_default();
     log.lines().filter(|line| line.contains(what)).count()
@@ -491,7 +491,8 @@ fn vlans_of_a_trunk_in_the_kernel() -> Result<()> {
     Ok(())
 }
 
-/// A program that stands at the trunk is told, though the engine says that it uses the VLANs only.
+/// A program that stands at the trunk is told, though the dataplane says that it uses the VLANs
+/// only.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
 fn foreign_programs_at_trunk_are_reported() -> Result<()> {

@@ -10,7 +10,7 @@ use lvs_testbed::netns::run_with_input;
 use lvs_testbed::{Forward, Host, LoadReport, Proc, Site, SiteOptions, wait_until};
 use lvs_testbed::{programs, servers::NginxOptions};
 
-/// A site with an engine on each of two directors, the first with daemons of these arguments, the
+/// A site with a dataplane on each of two directors, the first with daemons of these arguments, the
 /// second with others.
 fn directors(forward: Forward, rate: u64) -> Result<(Site, Proc)> {
     let mut options = SiteOptions::new("sync", forward);
@@ -338,7 +338,7 @@ fn daemons_begin_and_end_as_the_kernels() -> Result<()> {
         Duration::from_secs(10),
         || joined().unwrap_or(false),
     )?;
-    // The end of the engine is theirs.
+    // The end of the dataplane is theirs.
     let mut engine = site.engine.take().context("started above")?;
     engine.stop(nix::sys::signal::Signal::SIGTERM)?;
     ensure!(backup_sockets(&director)? == 0, "{}", engine.log());

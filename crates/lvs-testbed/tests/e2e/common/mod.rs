@@ -12,7 +12,7 @@ use lvs_testbed::{
 };
 use serde_json::Value;
 
-/// A site with its engine running.
+/// A site with its dataplane running.
 pub(crate) fn site(options: SiteOptions) -> Result<Site> {
     let mut site = Site::new(options)?;
     site.start_engine(&[])?;
@@ -22,8 +22,8 @@ pub(crate) fn site(options: SiteOptions) -> Result<Site> {
 /// The last message of a dataplane's start.
 pub(crate) const READY: &str = "ready at";
 
-/// Waits until the engine has said that much, and gives all that it has said: its log is written by
-/// a thread of its own, so that it may answer before.
+/// Waits until the dataplane has said that much, and gives all that it has said: its log is written
+/// by a thread of its own, so that it may answer before.
 pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
     let engine = site.engine.as_ref().context("it runs")?;
     lvs_testbed::wait_until(&format!("{what:?}"), Duration::from_secs(10), || {
