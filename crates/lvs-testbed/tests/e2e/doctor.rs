@@ -25,7 +25,7 @@ fn findings(site: &Site) -> Result<Vec<(String, String)>> {
         .collect())
 }
 
-/// The cure of the finding that says `what`.
+/// The fix of the finding whose text contains `what`.
 fn cure(site: &Site, what: &str) -> Result<String> {
     let all = findings(site)?;
     let found = all.iter().find(|(found, _)| found.contains(what));
@@ -92,8 +92,8 @@ fn settings_and_cards_of_the_host() -> Result<()> {
     .with_context(|| format!("{:?}", findings(&site)))
 }
 
-/// Filters beside the host's stack: those in front of which the dataplane has its copy, and those
-/// that its packets meet.
+/// Filters around the host's stack: those behind the dataplane's copy, and those that its packets
+/// pass.
 #[test]
 fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;

@@ -25,7 +25,7 @@ impl Ftp {
         Self::told(options, engine, |_| None)
     }
 
-    /// The same with servers that tell clients another address than their own.
+    /// The same with servers that announce another address than their own.
     fn told(
         options: SiteOptions,
         engine: &[&str],
@@ -350,7 +350,7 @@ fn direct_routing_with_a_mark() -> Result<()> {
     ftp.every_mode()
 }
 
-/// Without persistence, a passive data connection of direct routing is nobody's.
+/// Without persistence, a passive data connection of direct routing finds no service.
 #[test]
 fn direct_routing_needs_persistence() -> Result<()> {
     let ftp = Ftp::new(options("ftp-none", Forward::Dr), &[])?;

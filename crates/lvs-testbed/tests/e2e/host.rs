@@ -22,7 +22,7 @@ fn site(label: &str, vip: Vip) -> Result<Site> {
     Ok(site)
 }
 
-/// Runs the five situations, all beside steady traffic through the service.
+/// Runs the five situations, all during steady traffic through the service.
 fn five_situations(vip: Vip, label: &str) -> Result<()> {
     let mut site = site(label, vip)?;
     site.start_engine(&[])?;
@@ -40,8 +40,8 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
     let report = common::ok(site.director.load(&direct)?, 40)?;
     common::spread(&report, &[40, 0])?;
 
-    // Another port of the VIP is the host's where the VIP is; the dataplane's own VIP has nothing
-    // there, and says so.
+    // Another port of the VIP is the host's if the host has the VIP; the dataplane's own VIP
+    // refuses it.
     let _ssh = nginx(&site.director, &common::on_port(22))?;
     match vip {
         Vip::Host | Vip::Routed | Vip::Announced => {
@@ -185,8 +185,8 @@ fn errors_in_transit(site: &Site) -> Result<String> {
     Ok(listener.log().replace('\n', " "))
 }
 
-/// With `schedule_icmp`, errors without ports go to the director, whoever they are about, and are
-/// dropped: what is intercepted follows the sysctl, in both directions, while the dataplane runs.
+/// With `schedule_icmp`, errors without ports go to the director, for any connection, and are
+/// dropped: the interception follows the sysctl, in both directions, while the dataplane runs.
 #[test]
 fn schedule_icmp_extends_interception() -> Result<()> {
     let mut site = site("transit-errors", Vip::Host)?;

@@ -238,7 +238,7 @@ const fn set(register: u8, number: i32) -> Instruction {
 
 const EXIT: Instruction = instruction(0x95, 0, 0, 0);
 
-/// A tag that says a priority only (VLAN 0) is as good as none, and does not go on.
+/// A tag with a priority only (VLAN 0) counts as none, and is not forwarded.
 #[test]
 fn priority_tags_are_taken_off() -> Result<()> {
     let site = site("ink-priority", Forward::Nat, 1)?;
@@ -365,7 +365,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     told("yes")
 }
 
-/// One that ends in an orderly way leaves nothing behind that forwards; its successor begins anew.
+/// An orderly end leaves nothing behind that forwards; the successor starts empty.
 #[test]
 fn stopped_dataplane_removes_its_programs() -> Result<()> {
     let mut site = site("ink-kill", Forward::Nat, 1)?;

@@ -59,7 +59,7 @@ fn download(site: &Site) -> Result<common::Download> {
     Ok(download)
 }
 
-/// Every byte, every listing; and what tells how it is attached tells that.
+/// Every byte, every listing; and each output that shows the attachment shows clsact.
 #[test]
 fn every_byte_arrives_and_an_orderly_end_leaves_nothing() -> Result<()> {
     let mut site = site("inkc-http", 4)?;
@@ -115,7 +115,7 @@ fn other_filters_are_left_alone() -> Result<()> {
         "{left}"
     );
     ensure!(filters(&site.director)? == 0, "{left}");
-    // The dataplane's own discipline, which somebody else uses meanwhile.
+    // The dataplane's own discipline, which another program uses meanwhile.
     site.director.sh("tc qdisc del dev eth0 clsact")?;
     start(&mut site)?;
     site.director.sh(&other.replace("pref 1", "pref 50"))?;

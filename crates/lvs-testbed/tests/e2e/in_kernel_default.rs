@@ -1,4 +1,4 @@
-//! Where nobody says whether connections are forwarded in the kernel, they are if that is possible.
+//! The default of the kernel fast path: connections are offloaded if that is possible.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn kill(site: &mut Site) -> Result<()> {
     engine.wait(Duration::from_secs(10)).map(drop)
 }
 
-/// Starts a dataplane that is told `words`, whatever the environment says otherwise.
+/// Starts a dataplane with the options `words`, independent of the environment.
 fn start(site: &mut Site, words: &[&str]) -> Result<()> {
     site.start_engine_untold(words)
 }

@@ -1,5 +1,5 @@
-//! XDP in front of the path in the kernel, end to end: at veth interfaces, whose other ends finish
-//! checksums, unless it is said otherwise.
+//! XDP in front of the kernel fast path, end to end: at veth interfaces whose other ends finish
+//! checksums, unless a test sets it otherwise.
 
 use crate::common;
 

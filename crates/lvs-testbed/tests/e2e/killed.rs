@@ -1,6 +1,6 @@
 //! Downloads that come evenly, each byte compared, while their dataplane is killed and another one
-//! takes its place: none breaks. Those that are forwarded in the kernel go on meanwhile, the others
-//! pause.
+//! takes its place: none breaks. Downloads that are forwarded in the kernel continue meanwhile, the
+//! others pause.
 //!
 //! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version, which then takes
 //! the killed one's place, and is killed itself.
@@ -20,7 +20,7 @@ use nix::sys::signal::Signal;
 const RATE: u64 = 60_000;
 /// So many show that none breaks; pauses are measured with more.
 const FEW: u64 = 60;
-/// How long nobody decides.
+/// Time without a dataplane.
 const DEAD: Duration = Duration::from_secs(5);
 /// Between two dataplanes that are killed.
 const ALIVE: Duration = Duration::from_secs(5);

@@ -1,7 +1,7 @@
 //! Clients of ipvsadm, unmodified: Debian's ldirectord, and rules that are saved at the stop and
 //! restored at the start.
 //!
-//! On the director `/sbin/ipvsadm` is `lvsadm`; nobody there knows.
+//! On the director `/sbin/ipvsadm` is `lvsadm`, without the knowledge of its callers.
 
 use std::fs;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The director as a real server of its own services, beside others.
+//! The director as a real server of its own services, together with other servers.
 
 use crate::common;
 
@@ -111,8 +111,8 @@ fn direct_routing_to_the_director_itself() -> Result<()> {
     Ok(())
 }
 
-/// With full NAT the director needs nobody to stand for its clients: it is what they would be
-/// translated to.
+/// With full NAT the director needs no local address for its own clients: it is the host that they
+/// would be translated to.
 #[test]
 fn full_nat_to_the_director_itself() -> Result<()> {
     let mut options = SiteOptions::new("local-fullnat", Forward::FullNat);
@@ -129,7 +129,7 @@ fn full_nat_to_the_director_itself() -> Result<()> {
     served(&site, &load, &[("director", 20), ("rs1", 20)])
 }
 
-/// A director whose host is strict about where packets come from goes on taking those for its other
+/// A director whose host is strict about source addresses continues to accept packets for its other
 /// ports, whatever port its own server has.
 #[test]
 fn local_server_on_strict_host_keeps_other_ports() -> Result<()> {

@@ -80,7 +80,7 @@ fn checks_reload_and_stop() -> Result<()> {
     load.requests = 40;
     common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
 
-    // A reload adds a server; who is connected notices nothing.
+    // A reload adds a server; connected clients notice nothing.
     let mut open = load.clone();
     open.keepalive = true;
     open.pause_ms = 5;
@@ -178,7 +178,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 30)?, &[10, 10, 10])
 }
 
-/// Tunnels in the words of the file: those of both servers, and what a listing says of them.
+/// Tunnels as written in the file: those of both servers, and their lines in a listing.
 const TUNNELS: [[(&str, &str); 2]; 4] = [
     [("", "ipip"), ("", "ipip")],
     [
@@ -377,8 +377,8 @@ fn replacing_reload_loses_no_request() -> Result<()> {
     Ok(())
 }
 
-/// All three programs with a standard error that is full, that nobody reads, and whose reader has
-/// gone, under 500 downloads.
+/// All three programs with a standard error that is full, that no process reads, and whose reader
+/// has exited, under 500 downloads.
 #[test]
 fn unread_output_stops_nothing() -> Result<()> {
     let site = site("unread")?;
@@ -484,7 +484,7 @@ fn stop_all_removes_the_files_of_its_namespace() -> Result<()> {
 }
 
 /// `lvsadm drain` asks lvsd, which keeps the server drained over a reload, a restart and the loss
-/// of the dataplane, and says so.
+/// of the dataplane, and reports that.
 #[test]
 fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
     let site = site("admin")?;
@@ -525,7 +525,7 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
         lvsd(&site, "status").is_ok_and(|told| told.contains("2 of 3 servers usable"))
     })?;
     ensure!(usable(&site) == 2, "{:?}", site.lvsadm("-L -n"));
-    // Nobody who may not change things can end it.
+    // A user without write access cannot end it.
     let denied = site
         .director
         .sh(&format!(
@@ -555,7 +555,7 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
 }
 
 /// Below the quorum the sorry server has all new connections, and none when the quorum is back; a
-/// program is told of both. Connections to servers that are up go on.
+/// program is notified of both. Connections to servers that are up continue.
 #[test]
 fn sorry_server_answers_below_quorum() -> Result<()> {
     let mut site = site("sorry")?;
@@ -638,7 +638,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     Ok(())
 }
 
-/// Whether a host of the clients' network gets an answer to the question who has the VIP.
+/// Whether a host of the clients' network receives an answer to its request for the VIP.
 fn is_answered_for(site: &Site) -> bool {
     // A cached neighbour is no answer.
     let asked = format!(
@@ -649,8 +649,8 @@ fn is_answered_for(site: &Site) -> bool {
     said.is_ok_and(|said| said.contains("lladdr"))
 }
 
-/// Below the quorum nobody on the wire answers for a VIP that is given up; it is announced when it
-/// is taken back, and goes with lvsd where the service is to.
+/// Below the quorum no host answers for a released VIP; it is announced when it is taken back, and
+/// is released with lvsd if the service is to end.
 #[test]
 fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     let mut options = SiteOptions::new("giveup", Forward::Nat);

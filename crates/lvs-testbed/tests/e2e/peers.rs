@@ -1,4 +1,4 @@
-//! Two directors that tell each other their connections over TCP.
+//! Two directors that replicate their connections over TCP.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -468,7 +468,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     }
     shows(&format!("TCP {vip}:81\n    the service is here only\n"))?;
 
-    // A director that is gone: nobody knows its connections.
+    // A director that is gone: its connections are lost.
     drop(two);
     let doctor = format!("{} doctor || true", programs::find("lvsadm")?.display());
     wait("its absence to be found", || {

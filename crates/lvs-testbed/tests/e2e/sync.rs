@@ -11,7 +11,7 @@ use lvs_testbed::{Forward, Host, LoadReport, Proc, Site, SiteOptions, wait_until
 use lvs_testbed::{programs, servers::NginxOptions};
 
 /// A site with a dataplane on each of two directors, the first with daemons of these arguments, the
-/// second with others.
+/// second with daemons of its own.
 fn directors(forward: Forward, rate: u64) -> Result<(Site, Proc)> {
     let mut options = SiteOptions::new("sync", forward);
     options.standby = true;
@@ -131,8 +131,8 @@ fn downloads_go_on_after_kill_9_tun() -> Result<()> {
     downloads_go_on(Forward::Tun, PLAIN, PLAIN, &["sync_version=0"])
 }
 
-/// The same with `lvsd` on both directors and one file for both: each has the daemons of both roles,
-/// and tells what they have counted.
+/// The same with `lvsd` on both directors and one file for both: each has the daemons of both
+/// roles, and reports their counters.
 #[test]
 fn downloads_go_on_between_two_lvsd() -> Result<()> {
     const DOWNLOADS: u64 = 100;
