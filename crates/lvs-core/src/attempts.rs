@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_after_a_burst_forget_it_in_time() {
+    fn windows_after_a_burst_become_empty() {
         let mut windows = Windows::default();
         let total = attempts(20, 7);
         let mut seen = [0; 3];

@@ -816,7 +816,7 @@ fn attempt_behind_nat_is_unanswered_after_two_repetitions_or_its_timeout() {
 }
 
 #[test]
-fn attempt_by_direct_routing_is_unanswered_only_if_the_client_repeats_it() {
+fn attempt_by_direct_routing_without_repetition_is_not_counted() {
     // A SYN alone may be a flood's, or of a client that left after the answer, which the director does not see.
     assert_eq!(syns_alone(Forwarding::Route, &[1]), (1, 0));
     for seconds in [&[1, 2][..], &[1, 2, 4], &[1, 2, 4, 8]] {

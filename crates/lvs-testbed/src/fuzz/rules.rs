@@ -12,7 +12,7 @@ use lvs_core::api::Call;
 use lvs_core::ipvsadm::{self, Numeric};
 use lvs_core::mark;
 use lvs_process::server::Handle;
-use lvsd::convert::{Kind, Options, convert};
+use lvsd::convert::{Options, SourceFormat, convert};
 
 use crate::conformance::MemoryDataplane;
 
@@ -129,9 +129,9 @@ fn configuration(text: &str) {
 /// The conversion of another program's file is TOML, with as many services as `lvsd` can read.
 fn conversion(kind: u8, text: &str) {
     let kind = match kind % 3 {
-        0 => Kind::Keepalived,
-        1 => Kind::Ldirectord,
-        _ => Kind::LvsConf,
+        0 => SourceFormat::Keepalived,
+        1 => SourceFormat::Ldirectord,
+        _ => SourceFormat::LvsConf,
     };
     let options = Options {
         include: &|_, _| Err("no such file".to_owned()),

@@ -45,13 +45,13 @@ fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()
 }
 
 #[test]
-fn server_without_the_vip_on_lo_is_found_until_it_has_it() -> Result<()> {
+fn server_without_vip_on_lo_is_a_finding() -> Result<()> {
     let faults = ["ip addr del VIP/32 dev lo", "ip addr add VIP/32 dev lo"];
     found_and_healed(Forward::Dr, faults, "realserver-setup")
 }
 
 #[test]
-fn server_with_another_gateway_is_found_until_it_has_the_director() -> Result<()> {
+fn server_with_another_gateway_is_a_finding() -> Result<()> {
     let faults = [
         "ip route change default via 10.0.0.99",
         "ip route change default via 10.0.0.1",

@@ -165,7 +165,7 @@ enum Event {
         forced: bool,
     },
     /// A reading of file or sources is done.
-    Read(Done),
+    Read(Box<Done>),
     /// DNS or etcd has another answer.
     Sources,
     /// An input has changed.
@@ -219,7 +219,7 @@ async fn turn<P: Prober>(
         match daemon.next_event(&mut signals).await {
             Event::Stop { all } => break all,
             Event::Reload { forced } => daemon.reload(forced),
-            Event::Read(done) => daemon.take_done(done, &link.addresses()),
+            Event::Read(done) => daemon.take_done(*done, &link.addresses()),
             Event::Sources => daemon.take_sources(),
             Event::Input(input) => daemon.take(input),
             Event::Step => match daemon.step(link, &mut signals).await? {
@@ -309,7 +309,7 @@ impl<P: Prober> Daemon<P> {
                 Signal::Stop => Event::Stop { all: false },
                 Signal::StopAll => Event::Stop { all: true },
             },
-            Some(done) = self.reloader.done() => Event::Read(done),
+            Some(done) = self.reloader.done() => Event::Read(Box::new(done)),
             () = inputs.sources.changed() => Event::Sources,
             input = next_input(&mut inputs.cluster, &mut self.reports, &mut self.requests) => {
                 Event::Input(input)

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn server_without_answers_is_found_until_it_answers() {
+    fn server_without_answers_is_a_finding() {
         let mut services = services("nat", 1);
         let findings = |services: &[ServiceInfo]| {
             let mut findings = Findings::default();
@@ -387,7 +387,6 @@ mod tests {
         look(
             &services("tunnel", 1),
             &info,
-            &Seen::default(),
             &Director::default(),
             &mut findings,
         );
