@@ -197,13 +197,11 @@ image: ## container images of these packages, in target/dist (needs buildah, and
 	@tools/image
 
 # `cargo publish --workspace` without --dry-run publishes them, in the order of their dependencies.
-crates: ## the crates as they are published, each built by itself, in target/package
+crates: ## the crates as they are published, each built alone, in target/package
 	$(CARGO) publish --workspace --locked --dry-run $(if $(ALLOW_DIRTY),--allow-dirty)
 	@tools/check-crates
 
-# cargo-cyclonedx takes a minute or two to build, once.
 sbom: ## a list of all crates in each program (CycloneDX), in target/dist
-	@$(CARGO) cyclonedx --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-cyclonedx
 	@tools/sbom
 
 artefacts: package image crates sbom ## everything that a release has, with checksums, for the version in Cargo.toml
