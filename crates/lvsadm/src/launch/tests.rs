@@ -131,24 +131,25 @@ fn ask(request: &[u8], dataplane: &mut Kept) -> Vec<u8> {
     family::answer(&message, PORT, dataplane).concat()
 }
 
-/// Attributes as text. Kernels of some architectures pad counters of 64 bits, which is left out.
-fn show(attributes: &[u8], path: &[u16]) -> String {
+/// Attributes as text; `None` if the bytes are none. Kernels of some architectures pad counters of 64
+/// bits, which is left out.
+fn show(attributes: &[u8], path: &[u16]) -> Option<String> {
     let mut rest = attributes;
     let mut text = String::new();
-    while let Some(length) = wire::u16_at(rest, 0) {
-        let number = wire::u16_at(rest, 2).expect("a number");
-        let value = &rest[4..usize::from(length)];
-        rest = rest
-            .get(usize::from(length).next_multiple_of(4)..)
-            .unwrap_or_default();
+    while !rest.is_empty() {
+        let length = usize::from(wire::u16_at(rest, 0)?);
+        let number = wire::u16_at(rest, 2)?;
+        let value = rest.get(4..length)?;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
         let inner = [path, &[number]].concat();
-        text += &match inner[..] {
-            [1 | 2, 10 | 12, 11] => String::new(),
-            [1..=3] | [1 | 2, 10 | 12] => format!("{number}:{{{}}} ", show(value, &inner)),
-            _ => format!("{number}={} ", hex(value)),
+        let nested = match inner[..] {
+            [1 | 2, 10 | 12, 11] => continue,
+            [1..=3] | [1 | 2, 10 | 12] => show(value, &inner),
+            _ => None,
         };
+        text += &format!("{number}={} ", nested.unwrap_or_else(|| hex(value)));
     }
-    text
+    Some(text)
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -162,7 +163,8 @@ fn shown(messages: &[u8]) -> Vec<String> {
         let is_family = [FAMILY, u16::MAX].contains(&message.kind);
         match message.kind {
             _ if is_family => {
-                return format!("{} {}", hex(&whole[6..20]), show(&whole[20..], &[]));
+                let shown = show(&whole[20..], &[]).expect("attributes");
+                return format!("{} {shown}", hex(&whole[6..20]));
             }
             wire::ERROR => whole[24..26].fill(0xff),
             // Name and number are the first attributes of a family.
