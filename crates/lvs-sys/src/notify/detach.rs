@@ -13,7 +13,7 @@ pub enum Side {
 }
 
 /// Signals that end a process group or all of a service at once. The detached process outlives them,
-/// and ends by itself.
+/// and ends on its own.
 const IGNORED: [libc::c_int; 5] = [
     libc::SIGHUP,
     libc::SIGINT,

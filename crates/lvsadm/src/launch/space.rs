@@ -40,7 +40,7 @@ pub(super) struct Space {
     pub(super) used: Mutex<Instant>,
 }
 
-/// What is known about the dataplane.
+/// State of the connection to the dataplane.
 #[derive(Debug, Default)]
 struct Link {
     client: Option<Client>,
