@@ -161,7 +161,7 @@ fn keepalived_whose_supervisor_is_killed_ends() -> Result<()> {
 
 /// By netlink; by a program that drops its capabilities; and below another launcher.
 #[test]
-fn ipvsadm_through_lvs_run_adds_services() -> Result<()> {
+fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     let site = site("lvsrunadm")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
     let service = site.service(80);
