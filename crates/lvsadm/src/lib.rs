@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod atomic;
+pub mod launch;
 mod operator;
 mod own;
 mod program;

@@ -25,7 +25,7 @@ use serde_json::Value;
 use self::record::Recorded;
 use crate::conformance::{Through, conformance};
 use crate::programs;
-use crate::transcripts::transcripts;
+use crate::transcripts::{Program, transcripts};
 
 /// Options of `lvs-testbed differential`.
 #[derive(Clone, Debug, clap::Args)]
@@ -183,7 +183,7 @@ pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
         let cases = commands::sessions(options.seed, options.commands);
         let recording = directory.join("commands.jsonl");
         ask(kernel, &cases, &recording)?;
-        let report = transcripts(&[recording], None)?;
+        let report = transcripts(&[recording], None, Program::default())?;
         for difference in report.differences.iter().take(options.show) {
             println!("{difference}");
         }

@@ -56,7 +56,30 @@ struct Session {
     /// Services that the recording's list did not have.
     #[serde(default)]
     unknown_services: Vec<String>,
+    /// Which program plays it; no part of the recording.
+    #[serde(default)]
+    program: Program,
     steps: Vec<Step>,
+}
+
+/// The program that plays a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Program {
+    /// `lvsadm` as `ipvsadm`.
+    #[default]
+    Lvsadm,
+    /// The `ipvsadm` of this machine, under `lvs-run`.
+    Ipvsadm,
+}
+
+impl Program {
+    /// The program of this project that is started.
+    const fn own(self) -> &'static str {
+        match self {
+            Self::Lvsadm => "lvsadm",
+            Self::Ipvsadm => "lvs-run",
+        }
+    }
 }
 
 /// One step: a command, packets, a sysctl, silent commands, or a wait.
@@ -130,11 +153,15 @@ fn sessions(path: &Path) -> anyhow::Result<Vec<Session>> {
         .with_context(|| format!("{}: no recorded session", path.display()))
 }
 
-/// Plays the sessions in `files`, those whose name contains `only` if given.
+/// Plays the sessions in `files` with `program`, those whose name contains `only` if given.
 ///
 /// # Errors
 /// A file that cannot be read or is not a recording; a program that is not built.
-pub fn transcripts(files: &[PathBuf], only: Option<&str>) -> anyhow::Result<TranscriptReport> {
+pub fn transcripts(
+    files: &[PathBuf],
+    only: Option<&str>,
+    program: Program,
+) -> anyhow::Result<TranscriptReport> {
     let mut all = Vec::new();
     for path in files {
         all.extend(sessions(path)?);
@@ -142,8 +169,11 @@ pub fn transcripts(files: &[PathBuf], only: Option<&str>) -> anyhow::Result<Tran
     if let Some(only) = only {
         all.retain(|session| session.name.contains(only));
     }
+    for session in &mut all {
+        session.program = program;
+    }
     // A missing program is reported once, not by every session.
-    programs::find("lvsadm")?;
+    programs::find(program.own())?;
     let own = programs::own()?;
     let next = AtomicUsize::new(0);
     let reports = Mutex::new(Vec::with_capacity(all.len()));
@@ -234,7 +264,7 @@ fn map_users(pid: u32) -> anyhow::Result<()> {
 /// # Errors
 /// As [`transcripts`].
 pub fn run(options: &TranscriptOptions) -> anyhow::Result<()> {
-    let report = transcripts(&options.files, options.only.as_deref())?;
+    let report = transcripts(&options.files, options.only.as_deref(), Program::default())?;
     for difference in report.differences.iter().take(options.show) {
         println!("{difference}");
     }

@@ -17,7 +17,7 @@ use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
 use super::compare::{Ran, same};
-use super::{Session, Step, TranscriptReport, etc};
+use super::{Program, Session, Step, TranscriptReport, etc};
 use crate::conformance::MemoryDataplane;
 use crate::conformance::case::{sysctl_text, unhex};
 use crate::programs;
@@ -46,7 +46,9 @@ pub fn main() -> anyhow::Result<()> {
 
 /// The dataplane, the program and the files of a session.
 struct Stage {
-    lvsadm: PathBuf,
+    program: Program,
+    /// Where `lvsadm` or `lvs-run` is.
+    executable: PathBuf,
     dataplane: Arc<MemoryDataplane>,
     /// Its control socket.
     _serving: Handle,
@@ -60,9 +62,10 @@ impl Stage {
         let dir = tempfile::tempdir()?;
         etc::open_to_all(dir.path(), 0o755)?;
         // The program may lie where the recorded user may not go.
-        let lvsadm = dir.path().join("lvsadm");
-        fs::write(&lvsadm, "")?;
-        etc::bind(&programs::find("lvsadm")?, &lvsadm)?;
+        let name = session.program.own();
+        let executable = dir.path().join(name);
+        fs::write(&executable, "")?;
+        etc::bind(&programs::find(name)?, &executable)?;
         etc::replace(dir.path(), &session.hosts, &session.unknown_services)?;
         let mut options = Options::default();
         if session.kernel.starts_with("6.1.") {
@@ -73,7 +76,8 @@ impl Stage {
         dataplane.set_up(&machine(session))?;
         let serving = dataplane.serve(&Address::default())?;
         Ok(Self {
-            lvsadm,
+            program: session.program,
+            executable,
             dataplane,
             _serving: serving,
             _dir: dir,
@@ -83,10 +87,25 @@ impl Stage {
     /// Runs a command and waits for its end.
     fn run(&self, argv: &[String], stdin: &str, uid: Option<u32>) -> anyhow::Result<Ran> {
         let (argv0, arguments) = argv.split_first().context("an empty command")?;
-        let mut command = Command::new(&self.lvsadm);
+        let mut command = Command::new(&self.executable);
+        match self.program {
+            Program::Lvsadm => {
+                command.arg0(argv0).args(arguments);
+                if let Some(uid) = uid {
+                    command.uid(uid).gid(uid);
+                }
+            }
+            // The launcher needs root; the program does not.
+            Program::Ipvsadm => {
+                command.arg("--");
+                if let Some(uid) = uid {
+                    let users = [format!("--reuid={uid}"), format!("--regid={uid}")];
+                    command.arg("setpriv").args(users).arg("--clear-groups");
+                }
+                command.args(argv);
+            }
+        }
         command
-            .arg0(argv0)
-            .args(arguments)
             .current_dir("/")
             .env_clear()
             .env("LANG", "C")
@@ -94,12 +113,9 @@ impl Stage {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        if let Some(uid) = uid {
-            command.uid(uid).gid(uid);
-        }
         let mut child = command.spawn().with_context(|| match uid {
-            Some(uid) => format!("running lvsadm as user {uid}: this takes root"),
-            None => "running lvsadm".to_owned(),
+            Some(uid) => format!("running {argv0} as user {uid}: this takes root"),
+            None => format!("running {argv0}"),
         })?;
         let mut input = child.stdin.take().context("no input")?;
         let output = std::thread::scope(|scope| {

@@ -39,6 +39,7 @@ mod killed;
 mod ldirectord;
 mod listing;
 mod local_node;
+mod lvs_run;
 mod lvsd;
 mod many_directors;
 mod marks;

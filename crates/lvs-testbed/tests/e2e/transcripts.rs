@@ -3,10 +3,21 @@
 use std::path::Path;
 
 use lvs_testbed::suite::is_full;
-use lvs_testbed::transcripts::transcripts;
+use lvs_testbed::transcripts::{Program, transcripts};
 
 #[test]
 fn every_recorded_session_of_ipvsadm() {
+    play_all(Program::Lvsadm);
+}
+
+/// Debian's own ipvsadm, which drives the dataplane over netlink.
+#[test]
+#[ignore = "needs ipvsadm"]
+fn every_recorded_session_of_ipvsadm_by_ipvsadm_under_lvs_run() {
+    play_all(Program::Ipvsadm);
+}
+
+fn play_all(program: Program) {
     let recordings = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lvs-core/tests/golden/ipvsadm");
     let files = [
         "rules.jsonl.gz",
@@ -21,7 +32,8 @@ fn every_recorded_session_of_ipvsadm() {
     } else {
         (&files[..2], 3_500)
     };
-    let report = transcripts(files, None).expect("the recordings and the programs are there");
+    let report =
+        transcripts(files, None, program).expect("the recordings and the programs are there");
     println!("{} passed, {} failed", report.passed, report.failed);
     assert!(
         report.failed == 0,

@@ -1,0 +1,72 @@
+//! A second process of this program that is not its child.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::{fs, io};
+
+/// The process in which [`detach`] returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The process that called it, with its own number.
+    Caller,
+    /// The new one: it has a session of its own, and no terminal can interrupt it.
+    Detached,
+}
+
+/// Signals that end a process group or a whole service at once. The detached process ignores them,
+/// and ends when its work is done.
+const IGNORED: [libc::c_int; 5] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGPIPE,
+];
+
+/// Starts a process that no `wait` of this one finds, and returns in both. The new process has the
+/// descriptors 0 to 2 and `keep`; all others are closed in it, so that it keeps no pipe of the caller
+/// open. The caller must own no other descriptor by an object that both sides use afterwards.
+///
+/// # Errors
+/// This process has several threads, or may not have another process.
+pub fn detach(keep: &impl AsFd) -> io::Result<Side> {
+    let keep = keep.as_fd().as_raw_fd().cast_unsigned();
+    if fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("this process has several threads"));
+    }
+    // SAFETY: this process has one thread, so no lock of its memory is held elsewhere.
+    let between = super::super::check(unsafe { libc::fork() })?;
+    if between == 0 {
+        // SAFETY: as above, in the process that has just been made.
+        let second = unsafe { libc::fork() };
+        if second != 0 {
+            // SAFETY: ends the process between the two, which shares no buffers to be written.
+            unsafe { libc::_exit(i32::from(second < 0)) }
+        }
+        for signal in IGNORED {
+            // SAFETY: takes numbers; to ignore a signal runs no code of ours.
+            unsafe { libc::signal(signal, libc::SIG_IGN) };
+        }
+        for (first, last) in [(3, keep.wrapping_sub(1)), (keep + 1, u32::MAX)] {
+            if first <= last {
+                // SAFETY: takes numbers. The descriptors are copies of those of the caller, and by the
+                // contract of this function no object of this process uses one of them.
+                unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+            }
+        }
+        // SAFETY: takes nothing. The process leads no group, so it gets a session.
+        unsafe { libc::setsid() };
+        return Ok(Side::Detached);
+    }
+    let mut status = 0;
+    loop {
+        // SAFETY: the pointer is to an integer; the process is a child of this one.
+        match super::super::check(unsafe { libc::waitpid(between, &raw mut status, 0) }) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+            Ok(_) if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0 => {
+                return Ok(Side::Caller);
+            }
+            Ok(_) => return Err(io::Error::other("the supervisor could not be started")),
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The filter that decides which calls are noticed.
+//!
+//! It sees the arguments of a call and no memory. So it notices calls by the numbers of
+//! descriptors: the supervisor places the sockets of generic netlink in a high range.
+
+use std::ops::Range;
+
+use super::Kind;
+use crate::classic::{IF_EQUAL, IF_NOT_LESS, JUMP, LOAD, Op, RETURN, op};
+
+/// `AUDIT_ARCH_*` (linux/audit.h) of this program.
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: Option<u32> = Some(0xc000_003e);
+#[cfg(target_arch = "aarch64")]
+const ARCHITECTURE: Option<u32> = Some(0xc000_00b7);
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const ARCHITECTURE: Option<u32> = None;
+
+/// Offset of the number of the call in `struct seccomp_data`, and of the architecture.
+const NUMBER: u32 = 0;
+const ARCH: u32 = 4;
+
+/// Numbers of options (`IP_VS_SO_*`) of the old interface, level `IPPROTO_IP`.
+pub const IPVS_OPTIONS: Range<u32> = 1152..1168;
+
+/// Descriptor numbers at which a program gets its sockets of generic netlink.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// Numbers at which sending is noticed.
+    pub plain: Range<u32>,
+    /// Numbers, after those of `plain`, at which receiving is noticed too.
+    pub strict: Range<u32>,
+}
+
+impl Places {
+    /// Numbers below 1,024, so that `select` takes them.
+    const END: u32 = 1024;
+    /// Numbers of each kind.
+    const EACH: u32 = 32;
+
+    /// The highest places for a program that may have `limit` descriptors; `None` if it may have too
+    /// few.
+    pub fn below(limit: u64) -> Option<Self> {
+        let end = u32::try_from(limit).map_or(Self::END, |limit| limit.min(Self::END));
+        let middle = end.checked_sub(Self::EACH)?;
+        let start = middle.checked_sub(Self::EACH)?;
+        // The program's own descriptors come first.
+        (start >= Self::EACH).then_some(Self {
+            plain: start..middle,
+            strict: middle..end,
+        })
+    }
+}
+
+/// The low half of an argument: the kernel reads descriptors, levels and options as `int`.
+const fn argument(index: u32) -> u32 {
+    let low = if cfg!(target_endian = "big") { 4 } else { 0 };
+    16 + 8 * index + low
+}
+
+const ALLOW: Op = op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW);
+const NOTIFY: Op = op(RETURN, 0, 0, libc::SECCOMP_RET_USER_NOTIF);
+
+/// Notices a call if argument `index` is in `range`.
+fn in_range(index: u32, range: Range<u32>) -> [Op; 5] {
+    [
+        op(LOAD, 0, 0, argument(index)),
+        op(IF_NOT_LESS, 0, 1, range.start),
+        op(IF_NOT_LESS, 0, 1, range.end),
+        ALLOW,
+        NOTIFY,
+    ]
+}
+
+/// Passes over one instruction, [`ALLOW`], if argument `index` equals `value`.
+fn equals(index: u32, value: u32) -> [Op; 3] {
+    [
+        op(LOAD, 0, 0, argument(index)),
+        op(IF_EQUAL, 1, 0, value),
+        ALLOW,
+    ]
+}
+
+/// The filter; `None` for an architecture whose numbers are not known here. Calls by the conventions
+/// of another architecture (32-bit programs, x32) are never noticed.
+pub(super) fn program(places: &Places) -> Option<Vec<Op>> {
+    let mut all = vec![
+        op(LOAD, 0, 0, ARCH),
+        op(IF_EQUAL, 1, 0, ARCHITECTURE?),
+        ALLOW,
+        op(LOAD, 0, 0, NUMBER),
+    ];
+    let mut group = |kinds: &[Kind], body: &[Op]| {
+        for (index, kind) in kinds.iter().enumerate() {
+            let number = Kind::ALL.iter().find(|(of, _)| of == kind);
+            let number = number.and_then(|(_, number)| u32::try_from(*number).ok());
+            // Past the other numbers and the jump.
+            let past = u8::try_from(kinds.len() - index).unwrap_or(u8::MAX);
+            all.push(op(IF_EQUAL, past, 0, number.unwrap_or(u32::MAX)));
+        }
+        let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
+        all.push(op(JUMP, 0, 0, length));
+        all.extend_from_slice(body);
+    };
+    group(
+        &[Kind::Sendto, Kind::Sendmsg, Kind::Write, Kind::Writev],
+        &in_range(0, places.plain.start..places.strict.end),
+    );
+    group(
+        &[Kind::Recvfrom, Kind::Recvmsg],
+        &in_range(0, places.strict.clone()),
+    );
+    let netlink = equals(0, libc::AF_NETLINK.cast_unsigned());
+    let generic = equals(2, libc::NETLINK_GENERIC.cast_unsigned());
+    group(
+        &[Kind::Socket],
+        &[&netlink[..], &generic, &[NOTIFY]].concat(),
+    );
+    let ip = equals(1, libc::IPPROTO_IP.cast_unsigned());
+    group(
+        &[Kind::Getsockopt, Kind::Setsockopt],
+        &[&ip[..], &in_range(2, IPVS_OPTIONS)].concat(),
+    );
+    all.push(ALLOW);
+    Some(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the filter notices a call.
+    fn is_noticed(program: &[Op], arch: u32, number: u32, arguments: [u64; 6]) -> bool {
+        let (mut at, mut value) = (0, 0);
+        loop {
+            let one = program[at];
+            at += 1;
+            match one.code {
+                LOAD => {
+                    value = match one.k {
+                        NUMBER => number,
+                        ARCH => arch,
+                        other => {
+                            let index = usize::try_from((other - 16) / 8).expect("an argument");
+                            u32::try_from(arguments[index] & 0xffff_ffff).expect("32 bits")
+                        }
+                    };
+                }
+                IF_EQUAL | IF_NOT_LESS => {
+                    let holds = match one.code {
+                        IF_EQUAL => value == one.k,
+                        _ => value >= one.k,
+                    };
+                    at += usize::from(if holds { one.jt } else { one.jf });
+                }
+                JUMP => at += usize::try_from(one.k).expect("an offset"),
+                RETURN => return one.k == libc::SECCOMP_RET_USER_NOTIF,
+                other => panic!("instruction {other:#x}"),
+            }
+        }
+    }
+
+    fn number(kind: Kind) -> u32 {
+        let found = Kind::ALL.iter().find(|(of, _)| *of == kind);
+        u32::try_from(found.expect("it is in the table").1).expect("a small number")
+    }
+
+    #[test]
+    fn filter_notices_generic_netlink_and_ipvs_options_only() {
+        let Some(arch) = ARCHITECTURE else { return };
+        let places = Places::below(1 << 20).expect("enough");
+        let program = program(&places).expect("a known architecture");
+        let noticed = |kind, arguments| is_noticed(&program, arch, number(kind), arguments);
+        for (kind, from) in [
+            (Kind::Sendto, 960),
+            (Kind::Sendmsg, 960),
+            (Kind::Write, 960),
+            (Kind::Writev, 960),
+            (Kind::Recvfrom, 992),
+            (Kind::Recvmsg, 992),
+        ] {
+            for fd in 0..1100 {
+                let expected = (from..1024).contains(&fd);
+                assert_eq!(
+                    noticed(kind, [fd, 0, 0, 0, 0, 0]),
+                    expected,
+                    "{kind:?} {fd}"
+                );
+                // The kernel ignores the upper half.
+                assert_eq!(noticed(kind, [fd | 7 << 32, 0, 0, 0, 0, 0]), expected);
+            }
+        }
+        assert!(noticed(Kind::Socket, [16, 3, 16, 0, 0, 0]));
+        assert!(!noticed(Kind::Socket, [16, 3, 0, 0, 0, 0]));
+        assert!(!noticed(Kind::Socket, [2, 3, 16, 0, 0, 0]));
+        for kind in [Kind::Getsockopt, Kind::Setsockopt] {
+            for option in 1100..1200 {
+                let expected = IPVS_OPTIONS.contains(&u32::try_from(option).expect("small"));
+                assert_eq!(noticed(kind, [3, 0, option, 0, 0, 0]), expected);
+                assert!(!noticed(kind, [3, 1, option, 0, 0, 0]));
+            }
+        }
+        for number in (0..500).filter(|n| !Kind::ALL.iter().any(|(_, of)| i64::from(*n) == *of)) {
+            assert!(!is_noticed(&program, arch, number, [16, 0, 16, 0, 0, 0]));
+        }
+    }
+
+    #[test]
+    fn filter_ignores_calls_of_other_architectures() {
+        let places = Places::below(1024).expect("enough");
+        let Some(program) = program(&places) else {
+            return;
+        };
+        let arguments = [16, 3, 16, 0, 0, 0];
+        let number = number(Kind::Socket);
+        assert!(!is_noticed(&program, 0x4000_0003, number, arguments));
+        // x32 has the architecture of x86-64, and numbers with this bit.
+        let arch = ARCHITECTURE.expect("known, as there is a program");
+        assert!(!is_noticed(&program, arch, number | 0x4000_0000, arguments));
+    }
+
+    #[test]
+    fn places_follow_the_limit_of_descriptors() {
+        assert_eq!(Places::below(u64::MAX), Places::below(1024));
+        let low = Places::below(256).expect("enough");
+        assert_eq!((low.plain.start, low.strict.end), (192, 256));
+        assert_eq!(Places::below(95), None);
+        assert!(Places::below(96).is_some());
+    }
+}

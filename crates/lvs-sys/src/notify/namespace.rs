@@ -1,0 +1,89 @@
+//! Which namespaces a socket and a thread belong to.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+
+/// The identity of a namespace, for as long as it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NamespaceId {
+    device: u64,
+    inode: u64,
+}
+
+impl NamespaceId {
+    /// Of an open namespace, or of a file in `/proc/PID/ns`.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn of(file: &File) -> io::Result<Self> {
+        file.metadata().map(|meta| Self::from_metadata(&meta))
+    }
+
+    /// Of a file in `/proc/PID/ns`.
+    pub fn from_metadata(meta: &std::fs::Metadata) -> Self {
+        Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+        }
+    }
+}
+
+/// `SIOCGSKNS` (linux/sockios.h), which libc does not have.
+const SIOCGSKNS: u32 = 0x894c;
+
+fn related(fd: &impl AsFd, request: u64) -> io::Result<File> {
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: these requests take no argument, and return a descriptor.
+    let found = super::super::check(unsafe { libc::ioctl(fd, request as _) })?;
+    // SAFETY: the call has just made this descriptor, which nothing else owns.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(found) }))
+}
+
+/// The network namespace of a socket, in which it was made.
+///
+/// # Errors
+/// It is not a socket, or this process has no CAP_NET_ADMIN in that namespace.
+pub fn of_socket(socket: &impl AsFd) -> io::Result<File> {
+    related(socket, SIOCGSKNS.into())
+}
+
+/// The user namespaces whose capabilities count in a namespace: its owner, and all above it that
+/// this process sees. A thread in one of them has its capabilities there.
+///
+/// # Errors
+/// The owner is not visible from the user namespace of this process.
+pub fn owners(namespace: &File) -> io::Result<Vec<NamespaceId>> {
+    /// Nested user namespaces (`user_namespaces(7)`).
+    const DEPTH: usize = 33;
+    let mut found = Vec::new();
+    let mut user = related(namespace, libc::NS_GET_USERNS as _)?;
+    while found.len() < DEPTH {
+        found.push(NamespaceId::of(&user)?);
+        match related(&user, libc::NS_GET_PARENT as _) {
+            Ok(parent) => user = parent,
+            Err(_) => break,
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_network_namespace_has_owners() {
+        let own = File::open("/proc/self/ns/net").expect("readable");
+        let Ok(owners) = owners(&own) else {
+            // The namespace belongs to a user namespace above this one.
+            return;
+        };
+        assert!(!owners.is_empty());
+        let user = std::fs::metadata("/proc/self/ns/user").expect("readable");
+        if rustix::process::geteuid().is_root() {
+            assert!(owners.contains(&NamespaceId::from_metadata(&user)));
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Unmodified IPVS programs under `lvs-run`: keepalived with virtual servers, and ipvsadm.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lvs_testbed::listing::rows;
+use lvs_testbed::servers::{NginxOptions, nginx};
+use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
+use nix::sys::signal::Signal;
+
+/// Three servers, of which keepalived uses the last one as sorry server.
+fn site(label: &str) -> Result<Site> {
+    let mut options = SiteOptions::new(label, Forward::Nat);
+    options.servers = 3;
+    let mut site = Site::new(options)?;
+    site.serve("alive", 100)?;
+    site.start_engine(&[])?;
+    Ok(site)
+}
+
+/// Writes a configuration of keepalived with these weights of the first two servers.
+fn configure(site: &Site, weights: [u32; 2], quorum: u32) -> Result<PathBuf> {
+    let mut text = format!(
+        "global_defs {{\n  script_user root\n}}\nvirtual_server {} 80 {{\n  delay_loop 1\n  lb_algo wrr\n  lb_kind NAT\n  \
+         protocol TCP\n  quorum {quorum}\n  sorry_server {} 80\n",
+        site.vip,
+        site.real_address(2)
+    );
+    for (server, weight) in weights.iter().enumerate() {
+        write!(
+            text,
+            "  real_server {} 80 {{\n    weight {weight}\n    TCP_CHECK {{\n      connect_timeout 1\n      retry 0\n    }}\n  }}\n",
+            site.real_address(server)
+        )?;
+    }
+    text.push_str("}\n");
+    let file = site.testbed.dir().join("keepalived.conf");
+    fs::write(&file, text)?;
+    Ok(file)
+}
+
+fn keepalived(site: &Site, file: &std::path::Path) -> Result<Proc> {
+    let pid = |name: &str| site.testbed.dir().join(name).display().to_string();
+    let (parent, checkers) = (pid("keepalived.pid"), pid("checkers.pid"));
+    let file = file.display().to_string();
+    let arguments = [
+        "--",
+        "keepalived",
+        "--dont-fork",
+        "--log-console",
+        "--check",
+        "--use-file",
+        &file,
+        "--pid",
+        &parent,
+        "--checkers_pid",
+        &checkers,
+    ];
+    let launcher = programs::find("lvs-run")?;
+    site.director
+        .spawn(launcher.display().to_string(), &arguments)
+        .context("starting keepalived (package keepalived)")
+}
+
+/// Waits for servers with these weights, by their number.
+fn wait_listed(site: &Site, program: &Proc, expected: &[(usize, u64)]) -> Result<()> {
+    let mut wanted: Vec<(String, u64)> = expected
+        .iter()
+        .map(|(server, weight)| (format!("{}:80", site.real_address(*server)), *weight))
+        .collect();
+    wanted.sort();
+    let listed = || -> Vec<(String, u64)> {
+        let listing = site.lvsadm("-L -n").unwrap_or_default();
+        let mut servers: Vec<_> = rows(&listing)
+            .iter()
+            .filter(|row| row.is_server())
+            .filter_map(|row| Some((row.address.clone(), row.number(1).ok()?)))
+            .collect();
+        servers.sort();
+        servers
+    };
+    wait_until(&format!("{wanted:?}"), Duration::from_secs(30), || {
+        listed() == wanted
+    })
+    .with_context(|| format!("listed: {:?}\n{}", listed(), program.log()))
+}
+
+fn answering(site: &Site) -> Result<Vec<String>> {
+    let text = site.client.sh(&format!(
+        "for i in 1 2 3 4 5 6; do curl -sS --max-time 5 http://{}/id; done",
+        site.vip
+    ))?;
+    let mut names: Vec<String> = text.lines().map(str::to_owned).collect();
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+#[test]
+#[ignore = "needs keepalived"]
+fn keepalived_with_dead_servers_reload_and_stop() -> Result<()> {
+    let mut site = site("lvsrun")?;
+    let file = configure(&site, [2, 1], 1)?;
+    let mut program = keepalived(&site, &file)?;
+    wait_listed(&site, &program, &[(0, 2), (1, 1)])?;
+    ensure!(answering(&site)? == ["rs1", "rs2"]);
+
+    // A dead server is removed, and the sorry server replaces the last one.
+    site.programs.remove(0).kill();
+    wait_listed(&site, &program, &[(1, 1)])?;
+    ensure!(answering(&site)? == ["rs2"]);
+    site.programs.remove(0).kill();
+    wait_listed(&site, &program, &[(2, 1)])?;
+    ensure!(answering(&site)? == ["rs3"]);
+    for server in 0..2 {
+        let revived = nginx(&site.servers[server], &NginxOptions::default())?;
+        site.programs.push(revived);
+    }
+    wait_listed(&site, &program, &[(0, 2), (1, 1)])?;
+
+    // A reload changes a weight.
+    configure(&site, [5, 1], 1)?;
+    program.signal(Signal::SIGHUP)?;
+    wait_listed(&site, &program, &[(0, 5), (1, 1)])?;
+    ensure!(program.is_running(), "{}", program.log());
+
+    // A quorum that two servers of weight 6 together do not reach.
+    configure(&site, [5, 1], 7)?;
+    program.signal(Signal::SIGHUP)?;
+    wait_listed(&site, &program, &[(2, 1)])?;
+
+    let status = program.stop(Signal::SIGTERM)?;
+    wait_until("its services to be gone", Duration::from_secs(10), || {
+        site.lvsadm("-L -n")
+            .is_ok_and(|text| rows(&text).is_empty())
+    })
+    .with_context(|| format!("{status}: {}", program.log()))
+}
+
+/// Without a supervisor, keepalived would go on, and leave dead servers in place.
+#[test]
+#[ignore = "needs keepalived"]
+fn keepalived_whose_supervisor_is_killed_ends() -> Result<()> {
+    let site = site("lvsrunkill")?;
+    let file = configure(&site, [2, 1], 1)?;
+    let mut program = keepalived(&site, &file)?;
+    wait_listed(&site, &program, &[(0, 2), (1, 1)])?;
+    // The supervisor is the one with threads, in this network namespace.
+    site.director.sh(
+        "for p in /proc/[0-9]*; do \
+           [ \"$(cat $p/comm)\" = lvs-run ] && [ $(ls $p/task | wc -l) -gt 1 ] && \
+           [ \"$(readlink $p/ns/net)\" = \"$(readlink /proc/self/ns/net)\" ] && kill -9 ${p#/proc/}; \
+         done 2>/dev/null; true",
+    )?;
+    program.wait(Duration::from_secs(20))?;
+    Ok(())
+}
+
+/// By netlink; by a program that drops its capabilities; and below another launcher.
+#[test]
+fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
+    let site = site("lvsrunadm")?;
+    let launcher = programs::find("lvs-run")?.display().to_string();
+    let service = site.service(80);
+    let run = |command: &str| site.director.sh(&format!("{launcher} -- {command}"));
+    run(&format!("ipvsadm -A -t {service} -s wrr"))?;
+    run(&format!(
+        "sh -c 'ipvsadm -a -t {service} -r {} -m -w 3'",
+        site.real_address(0)
+    ))?;
+    let (theirs, ours) = (run("ipvsadm -Ln")?, site.lvsadm("-L -n")?);
+    ensure!(theirs == ours, "{theirs}\n{ours}");
+    ensure!(answering(&site)? == ["rs1"]);
+    let nested = run(&format!("{launcher} -- ipvsadm -Ln"))?;
+    ensure!(nested == ours, "{nested}");
+    let refused = run("setpriv --bounding-set=-net_admin ipvsadm -Ln 2>&1 || true")?;
+    ensure!(refused.contains("Can't initialize ipvs"), "{refused}");
+    // The exit status is that of the program.
+    let status = site.director.sh(&format!(
+        "{launcher} -- ipvsadm -D -t 192.0.2.99:80 2>&1; echo $?; {launcher} -- /no/such/program 2>/dev/null; echo $?"
+    ))?;
+    ensure!(status == "No such service\n255\n127\n", "{status}");
+    Ok(())
+}
+
+/// The old interface of IPVS, without netlink.
+#[test]
+fn options_of_a_raw_socket_are_answered() -> Result<()> {
+    let site = site("lvsrunopt")?;
+    let launcher = programs::find("lvs-run")?.display().to_string();
+    site.add_service(80, "rr")?;
+    let info = r#"perl -MSocket -e 'socket(S, AF_INET, SOCK_RAW, 255) or die "$!"; my $i = getsockopt(S, 0, 1153) or die "$!"; print join(" ", unpack("L3", $i))'"#;
+    let counted = site.director.sh(&format!("{launcher} -- {info}"))?;
+    ensure!(counted == "66049 4096 1", "{counted:?}");
+    let flush = r#"perl -MSocket -e 'socket(S, AF_INET, SOCK_RAW, 255) or die "$!"; setsockopt(S, 0, 1157, "") or die "$!"'"#;
+    site.director.sh(&format!("{launcher} -- {flush}"))?;
+    let listing = site.lvsadm("-L -n")?;
+    ensure!(rows(&listing).is_empty(), "{listing}");
+    Ok(())
+}
+
+/// A change of keepalived's services by lvsd, or the other way round, would never end.
+#[test]
+fn change_is_refused_while_lvsd_manages_the_services() -> Result<()> {
+    let site = site("lvsrunlock")?;
+    let launcher = programs::find("lvs-run")?.display().to_string();
+    let file = site.testbed.dir().join("lvsd.toml");
+    fs::write(
+        &file,
+        format!(
+            "[[service]]\naddress = \"{}:80\"\nforward = \"nat\"\ncheck = \"none\"\nservers = [\"{}:80\"]\n",
+            site.vip,
+            site.real_address(0)
+        ),
+    )?;
+    let lvsd = programs::find("lvsd")?.display().to_string();
+    let file = file.display().to_string();
+    let state = site.testbed.dir().join("state").display().to_string();
+    fs::create_dir_all(&state)?;
+    let words = ["--config", &file, "--state", &state];
+    let program = site.director.spawn(&lvsd, &words)?;
+    wait_until("the service of lvsd", Duration::from_secs(20), || {
+        site.lvsadm("-L -n")
+            .is_ok_and(|text| rows(&text).len() == 2)
+    })
+    .with_context(|| program.log())?;
+    let listed = site.director.sh(&format!("{launcher} -- ipvsadm -Ln"))?;
+    ensure!(rows(&listed).len() == 2, "{listed}");
+    let refused = site
+        .director
+        .sh(&format!("! {launcher} -- ipvsadm -C 2>&1"))?;
+    ensure!(site.lvsadm("-L -n")? == listed, "{refused}");
+    Ok(())
+}

@@ -1,0 +1,309 @@
+//! The thread that makes a noticed call: its rights, its descriptors and its request.
+
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+
+use lvs_sys::notify::{Call, Kind, Memory, NamespaceId};
+use nix::libc;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+use super::wire::{u32_at, u64_at};
+
+/// Longest request that is looked at. The longest one that is meant for IPVS has some 300 bytes.
+const REQUEST_MAX: usize = 64 << 10;
+/// Most parts of a request (`UIO_MAXIOV`).
+const PARTS_MAX: usize = 1024;
+/// Length of `struct msghdr`, and offsets in it.
+const MESSAGE: usize = 56;
+const MESSAGE_PARTS: usize = 16;
+const MESSAGE_CONTROL: usize = 32;
+/// Length of `struct iovec`.
+const PART: usize = 16;
+
+/// A thread. What is read here is of the caller only if the call is still valid afterwards.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller {
+    pub(super) thread: u32,
+    pub(super) process: u32,
+    has_net_admin: bool,
+}
+
+impl Caller {
+    /// Its process and its capabilities; `None` if it cannot be seen.
+    pub(super) fn of(thread: u32) -> Option<Self> {
+        /// Bit of CAP_NET_ADMIN.
+        const NET_ADMIN: u64 = 1 << 12;
+        let text = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+        let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
+        let effective = u64::from_str_radix(value("CapEff:")?.trim(), 16).ok()?;
+        Some(Self {
+            thread,
+            process: value("Tgid:")?.trim().parse().ok()?,
+            has_net_admin: effective & NET_ADMIN != 0,
+        })
+    }
+
+    /// Whether it has CAP_NET_ADMIN in a namespace with these owners: its capabilities count in its
+    /// own user namespace and below.
+    pub(super) fn may_administer(&self, owners: &[NamespaceId]) -> bool {
+        self.has_net_admin
+            && fs::metadata(format!("/proc/{}/ns/user", self.thread))
+                .is_ok_and(|meta| owners.contains(&NamespaceId::from_metadata(&meta)))
+    }
+
+    /// The network namespace that it is in.
+    pub(super) fn network(&self) -> Option<File> {
+        File::open(format!("/proc/{}/ns/net", self.thread)).ok()
+    }
+
+    /// A copy of its descriptor `number`.
+    pub(super) fn descriptor(&self, number: u64) -> Option<OwnedFd> {
+        /// `PIDFD_THREAD` (Linux 6.9): the thread, whose descriptors may not be those of its process.
+        const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
+        let open = |id: u32, flags| {
+            let pid = Pid::from_raw(i32::try_from(id).ok()?)?;
+            pidfd_open(pid, flags).ok()
+        };
+        let pidfd =
+            open(self.thread, THREAD).or_else(|| open(self.process, PidfdFlags::empty()))?;
+        // The kernel reads the low half, too.
+        let number = (number & 0xffff_ffff) as u32;
+        pidfd_getfd(pidfd, number.cast_signed(), PidfdGetfdFlags::empty()).ok()
+    }
+
+    /// Whether it has a descriptor of this number.
+    pub(super) fn has_descriptor(&self, number: u32) -> bool {
+        fs::symlink_metadata(format!("/proc/{}/fd/{number}", self.thread)).is_ok()
+    }
+}
+
+/// Parts of a program's memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Parts(Vec<(u64, usize)>);
+
+impl Parts {
+    /// Reads `count` parts (`struct iovec`) from address `at`.
+    fn read(memory: Memory, at: u64, count: u64) -> Option<Self> {
+        let count = usize::try_from(count).ok().filter(|n| *n <= PARTS_MAX)?;
+        let mut bytes = vec![0; count * PART];
+        memory.read(at, &mut bytes).ok()?;
+        Self::of(&bytes)
+    }
+
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let parts = bytes.chunks_exact(PART).map(|part| {
+            let length = usize::try_from(u64_at(part, 8)?).ok()?;
+            Some((u64_at(part, 0)?, length))
+        });
+        parts.collect::<Option<_>>().map(Self)
+    }
+
+    fn one(at: u64, length: u64) -> Option<Self> {
+        Some(Self(vec![(at, usize::try_from(length).ok()?)]))
+    }
+
+    /// Bytes of all parts, at most `limit`.
+    fn room(&self, limit: usize) -> usize {
+        let sum = |sum: usize, (_, length): &(u64, usize)| sum.saturating_add(*length);
+        self.0.iter().fold(0, sum).min(limit)
+    }
+
+    /// Copies all parts; `None` if they are too long.
+    fn copy(&self, memory: Memory) -> Option<Vec<u8>> {
+        let length = self.room(REQUEST_MAX + 1);
+        if length > REQUEST_MAX {
+            return None;
+        }
+        let mut all = vec![0; length];
+        let mut rest = &mut all[..];
+        for (at, length) in &self.0 {
+            let (part, behind) = rest.split_at_mut_checked(*length)?;
+            memory.read(*at, part).ok()?;
+            rest = behind;
+        }
+        Some(all)
+    }
+
+    /// Writes `bytes` to the parts, in their order.
+    fn fill(&self, memory: Memory, mut bytes: &[u8]) -> Option<()> {
+        for (at, length) in &self.0 {
+            let (part, rest) = bytes.split_at(bytes.len().min(*length));
+            memory.write(*at, part).ok()?;
+            bytes = rest;
+        }
+        Some(())
+    }
+}
+
+/// A copy of the bytes that a call sends to the kernel. `None`: they are for another receiver, too
+/// long, or cannot be read; the kernel then handles the call itself.
+pub(super) fn sent(call: &Call) -> Option<Vec<u8>> {
+    let memory = Memory(call.thread);
+    let [_, a, b, _, name, name_length] = call.arguments;
+    let (parts, name, name_length) = match call.kind {
+        Kind::Sendto => (Parts::one(a, b)?, name, name_length),
+        Kind::Write => (Parts::one(a, b)?, 0, 0),
+        Kind::Writev => (Parts::read(memory, a, b)?, 0, 0),
+        Kind::Sendmsg => {
+            let mut header = [0; MESSAGE];
+            memory.read(a, &mut header).ok()?;
+            let at = u64_at(&header, MESSAGE_PARTS)?;
+            let parts = Parts::read(memory, at, u64_at(&header, MESSAGE_PARTS + 8)?)?;
+            (parts, u64_at(&header, 0)?, u32_at(&header, 8)?.into())
+        }
+        _ => return None,
+    };
+    if name != 0 {
+        let mut address = [0; size_of::<libc::sockaddr_nl>()];
+        if name_length < address.len() as u64 {
+            return None;
+        }
+        memory.read(name, &mut address).ok()?;
+        // Port and groups of the kernel are 0.
+        if address[4..] != [0; 8] {
+            return None;
+        }
+    }
+    parts.copy(memory)
+}
+
+/// The buffers of a call that receives.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    memory: Memory,
+    parts: Parts,
+    /// Flags of the call.
+    pub(super) flags: i32,
+    /// Room for ancillary data.
+    pub(super) control: usize,
+    place: Place,
+}
+
+/// Where the address of the sender and the lengths go.
+#[derive(Debug)]
+enum Place {
+    /// `recvfrom`: addresses of the address and of its length.
+    Arguments(u64, u64),
+    /// `recvmsg`: the address of the header, and its bytes.
+    Header(u64, [u8; MESSAGE]),
+}
+
+impl Buffers {
+    /// Longest datagram that is received. Those of the family have at most some kilobytes.
+    const LENGTH_MAX: usize = 1 << 20;
+    const CONTROL_MAX: usize = 4096;
+
+    pub(super) fn of(call: &Call) -> Option<Self> {
+        let memory = Memory(call.thread);
+        let [_, a, b, c, name, name_length] = call.arguments;
+        let int = |value: u64| ((value & 0xffff_ffff) as u32).cast_signed();
+        if call.kind == Kind::Recvfrom {
+            return Some(Self {
+                memory,
+                parts: Parts::one(a, b)?,
+                flags: int(c),
+                control: 0,
+                place: Place::Arguments(name, name_length),
+            });
+        }
+        let mut header = [0; MESSAGE];
+        memory.read(a, &mut header).ok()?;
+        let at = u64_at(&header, MESSAGE_PARTS)?;
+        let parts = Parts::read(memory, at, u64_at(&header, MESSAGE_PARTS + 8)?)?;
+        let control = usize::try_from(u64_at(&header, MESSAGE_CONTROL + 8)?).ok()?;
+        Some(Self {
+            memory,
+            parts,
+            flags: int(b),
+            control: control.min(Self::CONTROL_MAX),
+            place: Place::Header(a, header),
+        })
+    }
+
+    /// Bytes that fit.
+    pub(super) fn room(&self) -> usize {
+        self.parts.room(Self::LENGTH_MAX)
+    }
+
+    /// Writes a datagram, its sender and its ancillary data to the program.
+    pub(super) fn fill(
+        &self,
+        bytes: &[u8],
+        sender: &[u8],
+        control: &[u8],
+        flags: i32,
+    ) -> Option<()> {
+        let memory = self.memory;
+        self.parts.fill(memory, bytes)?;
+        let length = u32::try_from(sender.len()).ok()?.to_ne_bytes();
+        let cut = |room: u32| &sender[..sender.len().min(room as usize)];
+        match self.place {
+            Place::Arguments(0, _) => Some(()),
+            Place::Arguments(at, at_length) => {
+                let mut room = [0; 4];
+                memory.read(at_length, &mut room).ok()?;
+                memory.write(at, cut(u32::from_ne_bytes(room))).ok()?;
+                memory.write(at_length, &length).ok()
+            }
+            Place::Header(at, ref header) => {
+                match u64_at(header, 0)? {
+                    0 => {}
+                    name => {
+                        memory.write(name, cut(u32_at(header, 8)?)).ok()?;
+                        memory.write(at + 8, &length).ok()?;
+                    }
+                }
+                memory
+                    .write(u64_at(header, MESSAGE_CONTROL)?, control)
+                    .ok()?;
+                let length = (control.len() as u64).to_ne_bytes();
+                let behind = [&length[..], &flags.to_ne_bytes()].concat();
+                memory.write(at + MESSAGE_CONTROL as u64 + 8, &behind).ok()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(all: &[(u64, u64)]) -> Option<Parts> {
+        let bytes: Vec<u8> = all
+            .iter()
+            .flat_map(|(at, length)| [at.to_ne_bytes(), length.to_ne_bytes()].concat())
+            .collect();
+        Parts::of(&bytes)
+    }
+
+    #[test]
+    fn long_request_is_not_copied() {
+        let memory = Memory(std::process::id());
+        let long = parts(&[(8, u64::MAX), (8, u64::MAX)]).expect("read");
+        assert_eq!(long.room(100), 100);
+        assert_eq!(long.copy(memory), None);
+        let limit = REQUEST_MAX as u64;
+        let sum = parts(&[(8, limit), (8, 1)]).expect("read");
+        assert_eq!(sum.copy(memory), None);
+        assert_eq!(Parts::read(memory, 8, PARTS_MAX as u64 + 1), None);
+        assert_eq!(parts(&[]).expect("read").copy(memory), Some(Vec::new()));
+    }
+
+    #[test]
+    fn thread_without_the_capability_may_not_administer() {
+        let owner = fs::metadata("/proc/thread-self/ns/user").expect("readable");
+        let owners = [NamespaceId::from_metadata(&owner)];
+        let thread = rustix::thread::gettid().as_raw_pid();
+        let thread = u32::try_from(thread).expect("positive");
+        let mut caller = Caller::of(thread).expect("readable");
+        assert_eq!(caller.process, std::process::id());
+        caller.has_net_admin = true;
+        assert!(caller.may_administer(&owners));
+        assert!(
+            !caller.may_administer(&[]),
+            "another user namespace owns it"
+        );
+        caller.has_net_admin = false;
+        assert!(!caller.may_administer(&owners));
+    }
+}

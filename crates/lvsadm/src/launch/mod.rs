@@ -1,0 +1,355 @@
+//! `lvs-run`: runs a program that speaks IPVS's own interfaces, and has a dataplane answer it.
+//!
+//! The program gets real sockets of generic netlink, at high descriptor numbers. A seccomp filter
+//! notices what it sends there. The supervisor, a second process, answers requests of the family
+//! `IPVS` from a socket of its own. The kernel handles all other calls.
+
+mod caller;
+mod family;
+mod options;
+mod space;
+mod supervisor;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use lvs_api::{Address, starting};
+use lvs_sys::notify::{self, Listener, Memory, Places, Side};
+use nix::errno::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Signal, getrlimit, pidfd_open, pidfd_send_signal,
+};
+
+use self::supervisor::Supervisor;
+
+/// The name of this program.
+pub(crate) const NAME: &str = "lvs-run";
+
+const HELP: &str = "\
+Usage: lvs-run [--socket ADDRESS] [--] COMMAND [ARGUMENT]...
+
+Runs COMMAND, an unmodified program that administers IPVS: ipvsadm, keepalived, or a program that uses netlink. The
+dataplane answers it, and everything that it starts, in the place of the kernel. The kernel needs no IPVS.
+
+Options:
+  --socket ADDRESS  control socket of the dataplane: a path, or @NAME (abstract)
+                    (default: the one of the network namespace in which COMMAND asks)
+  --help            show this text
+  --version         show the version
+
+Environment:
+  LVS_SOCKET        as --socket
+
+Exit status: that of COMMAND; 125 if lvs-run itself fails, 126 if COMMAND cannot be executed, 127 if it is not found.
+The supervisor writes errors to the system log.
+
+  lvs-run -- ipvsadm -Ln
+  lvs-run -- keepalived --dont-fork
+";
+
+const VERSION: &str = concat!("lvs-run ", env!("CARGO_PKG_VERSION"), "\n");
+
+/// This program has failed.
+const FAILED: u8 = 125;
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+/// A command line of `lvs-run`.
+#[derive(Debug, PartialEq, Eq)]
+enum Invocation {
+    Help,
+    Version,
+    Run {
+        socket: Option<OsString>,
+        command: Vec<OsString>,
+    },
+}
+
+impl Invocation {
+    fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
+        let mut words = words.into_iter();
+        let mut socket = None;
+        let missing = || "--socket: missing argument: a path, or @NAME for an abstract socket";
+        let first = loop {
+            let Some(word) = words.next() else {
+                return Err(
+                    "no command: name the program to run, as in: lvs-run -- ipvsadm -Ln".into(),
+                );
+            };
+            match word.to_str() {
+                Some("--help" | "-h") => return Ok(Self::Help),
+                Some("--version" | "-V") => return Ok(Self::Version),
+                Some("--socket") => socket = Some(words.next().ok_or_else(missing)?),
+                Some("--") => match words.next() {
+                    Some(word) => break word,
+                    None => continue,
+                },
+                Some(text) => match text.strip_prefix("--socket=") {
+                    Some(address) => socket = Some(address.into()),
+                    None if text.starts_with('-') => {
+                        return Err(format!("unknown option {text:?}: see lvs-run --help"));
+                    }
+                    None => break word,
+                },
+                None => break word,
+            }
+        };
+        let command = std::iter::once(first).chain(words).collect();
+        Ok(Self::Run { socket, command })
+    }
+}
+
+/// Runs `lvs-run` with these words, and gives its exit status if it does not become the command.
+pub fn main(words: impl IntoIterator<Item = OsString>) -> u8 {
+    let invocation = match Invocation::parse(words) {
+        Ok(invocation) => invocation,
+        Err(error) => return failed(&error),
+    };
+    let (socket, command) = match invocation {
+        Invocation::Help => return print(HELP),
+        Invocation::Version => return print(VERSION),
+        Invocation::Run { socket, command } => (socket, command),
+    };
+    let socket = socket.or_else(|| {
+        std::env::var_os(lvs_api::SOCKET_VARIABLE).filter(|address| !address.is_empty())
+    });
+    match launch(socket.as_deref()) {
+        Ok(()) => execute(&command),
+        Err(error) => failed(&error),
+    }
+}
+
+fn print(text: &str) -> u8 {
+    match io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => 0,
+        Err(_) => FAILED,
+    }
+}
+
+/// Writes a line to standard error.
+fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "{NAME}: {text}");
+}
+
+fn failed(text: &str) -> u8 {
+    complain(text);
+    FAILED
+}
+
+/// Becomes the command.
+fn execute(command: &[OsString]) -> u8 {
+    let Some((program, arguments)) = command.split_first() else {
+        return FAILED;
+    };
+    let error = Command::new(program).args(arguments).exec();
+    complain(&format!(
+        "cannot run {}: {error}",
+        Path::new(program).display()
+    ));
+    match error.kind() {
+        io::ErrorKind::NotFound => NOT_FOUND,
+        _ => NOT_EXECUTABLE,
+    }
+}
+
+/// Puts this process under the filter, and starts its supervisor.
+fn launch(socket: Option<&OsStr>) -> Result<(), String> {
+    // The supervisor leaves the directory of the program.
+    let address = socket.map(|text| match Address::new(text) {
+        Address::Path(path) => Address::Path(std::path::absolute(&path).unwrap_or(path)),
+        other => other,
+    });
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let places = Places::below(limit).ok_or_else(|| {
+        format!("the limit of {limit} descriptors is too low: set it to 256 or more (ulimit -n)")
+    })?;
+    let (own, other) = UnixStream::pair().map_err(|error| format!("no socket pair: {error}"))?;
+    let side =
+        notify::detach(&other).map_err(|error| format!("cannot start the supervisor: {error}"))?;
+    if side == Side::Detached {
+        // Its descriptor is closed already.
+        std::mem::forget(own);
+        supervise(other, places, address);
+        std::process::exit(0);
+    }
+    drop(other);
+    let listener = match notify::install(&places) {
+        Ok(listener) => listener,
+        Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => {
+            // The supervisor of the launcher above sees its end of the pair close, and ends.
+            if socket.is_some() {
+                complain(
+                    "this is run by another lvs-run or container already, which decides: --socket and LVS_SOCKET are ignored",
+                );
+            }
+            return Ok(());
+        }
+        Err(error) => return Err(refusal(&error)),
+    };
+    hand_over(own, &listener)?;
+    // Only a warning: the program may use another network namespace.
+    if let Err(error) = starting::connect(&address.unwrap_or_default()) {
+        complain(&error.to_string());
+    }
+    Ok(())
+}
+
+/// Why no filter could be installed.
+fn refusal(error: &io::Error) -> String {
+    let fix = match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EACCES) => "run it as root (CAP_SYS_ADMIN)",
+        Some(Errno::EINVAL | Errno::ENOSYS) => "Linux 5.19 or newer with seccomp is needed",
+        _ if error.kind() == io::ErrorKind::Unsupported => "only x86-64 and aarch64 are supported",
+        _ => "is another sandbox in the way?",
+    };
+    format!("cannot install the seccomp filter: {error}: {fix}")
+}
+
+/// Sends the listener to the supervisor, and waits until it is ready.
+fn hand_over(mut supervisor: UnixStream, listener: &Listener) -> Result<(), String> {
+    let lost = |error: io::Error| format!("the supervisor has ended: {error}");
+    let fds = [listener.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    let probe = PROBE.as_ptr().addr().to_ne_bytes();
+    let bytes = [IoSlice::new(&probe)];
+    sendmsg(&supervisor, &bytes, &mut control, SendFlags::empty())
+        .map_err(|error| lost(error.into()))?;
+    let mut answer = String::new();
+    supervisor.read_to_string(&mut answer).map_err(lost)?;
+    match answer.strip_prefix(READY) {
+        Some(_) => Ok(()),
+        None if answer.is_empty() => Err("the supervisor has ended".into()),
+        None => Err(answer),
+    }
+}
+
+/// First word of the supervisor when it answers calls.
+const READY: &str = "ready";
+
+/// Read by the supervisor from the memory of the program, to see whether it may.
+static PROBE: [u8; 8] = *b"lvs-run\0";
+
+/// The supervisor: receives the listener, and answers calls until the last process has ended.
+fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) {
+    // A thread that panics would leave its caller waiting. Without a supervisor, calls fail.
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        hook(panic);
+        log(&format!("{panic}"));
+        std::process::abort();
+    }));
+    let (listener, pid) = match take_over(&program) {
+        Ok(Some(found)) => found,
+        // The program has another launcher.
+        Ok(None) => return,
+        Err(error) => {
+            let _ = write!(program, "{error}");
+            return;
+        }
+    };
+    let supervisor = match Supervisor::new(listener, places, address) {
+        Ok(supervisor) => supervisor,
+        Err(error) => {
+            let _ = write!(program, "/proc cannot be read: {error}");
+            return;
+        }
+    };
+    // It keeps no directory and no pipe of the program in use.
+    let _ = std::env::set_current_dir("/");
+    if let Ok(null) = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+    {
+        let _ = nix::unistd::dup2_stdin(&null);
+        let _ = nix::unistd::dup2_stdout(&null);
+        let _ = nix::unistd::dup2_stderr(&null);
+    }
+    let watcher = watched(pid);
+    let _ = program.write_all(READY.as_bytes());
+    drop(program);
+    supervisor.run();
+    if let Ok(mut watcher) = watcher {
+        let _ = watcher.write_all(ENDED);
+    }
+}
+
+/// Written to the watcher by a supervisor that ends because all programs have ended.
+const ENDED: &[u8] = b"ended";
+
+/// Starts the watcher, a process that ends the program if the supervisor is killed: a program without
+/// a supervisor would go on, and its changes would fail. The watcher sees that the socket is closed.
+fn watched(program: Pid) -> io::Result<UnixStream> {
+    let (own, mut supervisor) = UnixStream::pair()?;
+    if notify::detach(&supervisor)? == Side::Caller {
+        return Ok(own);
+    }
+    // All other descriptors are closed here: no object that owns one is used.
+    let program = pidfd_open(program, PidfdFlags::empty());
+    let mut text = Vec::new();
+    let _ = supervisor.read_to_end(&mut text);
+    if text != ENDED
+        && let Ok(program) = program
+        && pidfd_send_signal(&program, Signal::TERM).is_ok()
+    {
+        log("the supervisor was killed: ended the program with SIGTERM; start it again");
+    }
+    std::process::exit(0)
+}
+
+/// Receives the listener of a program, and finds its process number; `None` if the program ends or
+/// needs no supervisor.
+fn take_over(program: &UnixStream) -> Result<Option<(Listener, Pid)>, String> {
+    let mut probe = [0; size_of::<usize>()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [IoSliceMut::new(&mut probe)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(program, &mut bytes, &mut control, flags);
+    let received = received.map_err(|error| format!("no filter was received: {error}"))?;
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let fd = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    let fd = fd.ok_or("no filter was received")?;
+    let peer = rustix::net::sockopt::socket_peercred(program)
+        .map_err(|error| format!("the program is not known: {error}"))?;
+    let memory = Memory(peer.pid.as_raw_pid().cast_unsigned());
+    let mut copy = PROBE;
+    copy.fill(0);
+    memory
+        .read(usize::from_ne_bytes(probe) as u64, &mut copy)
+        .map_err(|error| {
+            format!("the memory of the program cannot be read: {error}: CAP_SYS_PTRACE is needed")
+        })?;
+    Ok(Some((Listener::from(fd), peer.pid)))
+}
+
+/// Writes an error to the system log. Without one, it is lost: standard error belongs to the program.
+fn log(text: &str) {
+    /// Facility `daemon`, priority `err`.
+    const PRIORITY: u8 = 3 << 3 | 3;
+    let line = format!("<{PRIORITY}>{NAME}[{}]: {text}", std::process::id());
+    if let Ok(socket) = UnixDatagram::unbound() {
+        let _ = socket.set_nonblocking(true);
+        let _ = socket.send_to(line.as_bytes(), "/dev/log");
+    }
+}

@@ -1,0 +1,353 @@
+//! A network namespace of the program, and the connection to its dataplane.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lvs_api::{Address, Client, Error, Steering, place, starting, steer};
+use lvs_core::api::{Call, Done, FailureCode, ServiceId, ServiceInfo, SyncDaemon, Timeouts};
+use lvs_sys::notify::{self, NamespaceId};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockname,
+    sendto, setsockopt, socket, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
+use serde::de::DeserializeOwned;
+
+use super::family::Dataplane;
+use super::log;
+
+/// For how long a program may leave its socket full while a dump is sent.
+const PATIENCE_SECONDS: i64 = 5;
+/// For how long the servers of a dump are those that the same process asks for next.
+const LISTING: Duration = Duration::from_secs(1);
+/// Dumps that are being sent at a time in a namespace.
+const DUMPS_MAX: usize = 16;
+
+/// A namespace, with a socket in it that sends answers.
+#[derive(Debug)]
+pub(super) struct Space {
+    pub(super) owners: Vec<NamespaceId>,
+    /// The dataplane; the usual one if no socket is named.
+    address: Address,
+    sender: OwnedFd,
+    link: Mutex<Link>,
+    /// Ports that a dump is being sent to.
+    dumps: Mutex<HashMap<u32, usize>>,
+    pub(super) used: Mutex<Instant>,
+}
+
+/// The link to the dataplane: its connection, its lock, its last failure and its last listing.
+#[derive(Debug, Default)]
+struct Link {
+    client: Option<Client>,
+    steering: Option<Steering>,
+    /// Its last failure, which is logged once.
+    failure: String,
+    listing: Option<Listing>,
+}
+
+/// All services, as a process has listed them.
+#[derive(Debug)]
+struct Listing {
+    process: u32,
+    at: Instant,
+    services: HashMap<ServiceId, ServiceInfo>,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Space {
+    /// Of the namespace that this thread is in.
+    pub(super) fn here(namespace: &File, address: Option<Address>) -> std::io::Result<Self> {
+        let sender = generic_socket(SockType::Raw, SockFlag::SOCK_CLOEXEC)?;
+        let patience = TimeVal::seconds(PATIENCE_SECONDS);
+        setsockopt(&sender, sockopt::SendTimeout, &patience)?;
+        Ok(Self {
+            owners: notify::owners(namespace)?,
+            address: address.unwrap_or_default(),
+            sender,
+            link: Mutex::default(),
+            dumps: Mutex::default(),
+            used: Mutex::new(Instant::now()),
+        })
+    }
+
+    /// Returns the connection to the dataplane for a process. Other processes wait meanwhile.
+    pub(super) fn dataplane(&self, process: u32) -> Connection<'_> {
+        Connection {
+            address: &self.address,
+            link: lock(&self.link),
+            process,
+        }
+    }
+
+    /// Frees the listing of a process that has had time to ask for its servers.
+    pub(super) fn forget_listing(&self) {
+        if let Ok(mut link) = self.link.try_lock() {
+            link.listing
+                .take_if(|listing| listing.at.elapsed() > LISTING);
+        }
+    }
+
+    /// The port of the socket that sends answers.
+    pub(super) fn port(&self) -> Option<u32> {
+        port_of(&self.sender, std::process::id())
+    }
+
+    /// Sends as many `datagrams` to `port` as its socket accepts now, and returns the rest.
+    pub(super) fn send(
+        self: &Arc<Self>,
+        port: u32,
+        datagrams: Vec<Vec<u8>>,
+    ) -> Result<Option<Rest>, Errno> {
+        let mut datagrams = datagrams.into_iter();
+        let to = NetlinkAddr::new(port, 0);
+        while let Some(datagram) = datagrams.as_slice().first() {
+            let fd = self.sender.as_raw_fd();
+            match sendto(fd, datagram, &to, MsgFlags::MSG_DONTWAIT) {
+                Ok(_) => {}
+                Err(Errno::EINTR) => continue,
+                Err(Errno::EAGAIN) => {
+                    let mut dumps = lock(&self.dumps);
+                    if dumps.values().sum::<usize>() >= DUMPS_MAX {
+                        return Err(Errno::ENOBUFS);
+                    }
+                    *dumps.entry(port).or_default() += 1;
+                    return Ok(Some(Rest {
+                        space: self.clone(),
+                        port,
+                        datagrams: datagrams.collect(),
+                    }));
+                }
+                // The program has closed the socket.
+                Err(_) => return Ok(None),
+            }
+            datagrams.next();
+        }
+        Ok(None)
+    }
+
+    /// Whether a dump is being sent to `port`.
+    pub(super) fn is_dumping(&self, port: u32) -> bool {
+        lock(&self.dumps).contains_key(&port)
+    }
+}
+
+/// The end of a dump, which the program's socket has no room for yet.
+#[derive(Debug)]
+pub(super) struct Rest {
+    space: Arc<Space>,
+    port: u32,
+    datagrams: Vec<Vec<u8>>,
+}
+
+impl Rest {
+    /// Sends it while the program receives.
+    pub(super) fn send(self) {
+        let to = NetlinkAddr::new(self.port, 0);
+        for datagram in &self.datagrams {
+            let fd = self.space.sender.as_raw_fd();
+            let sent = loop {
+                match sendto(fd, datagram, &to, MsgFlags::empty()) {
+                    Err(Errno::EINTR) => {}
+                    other => break other,
+                }
+            };
+            if sent.is_err() {
+                // The program has closed the socket, or does not receive.
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        let mut dumps = lock(&self.space.dumps);
+        if let Some(count) = dumps.get_mut(&self.port) {
+            *count -= 1;
+            if *count == 0 {
+                dumps.remove(&self.port);
+            }
+        }
+    }
+}
+
+/// A socket of generic netlink in the namespace of this thread.
+pub(super) fn generic_socket(kind: SockType, flags: SockFlag) -> nix::Result<OwnedFd> {
+    socket(
+        AddressFamily::Netlink,
+        kind,
+        flags,
+        SockProtocol::NetlinkGeneric,
+    )
+}
+
+/// The port of a socket. One that has none gets one, as the kernel gives it when it sends: the
+/// number of its process, or another one if that is taken.
+pub(super) fn port_of(socket: &impl AsFd, process: u32) -> Option<u32> {
+    let fd = socket.as_fd().as_raw_fd();
+    let port = || getsockname::<NetlinkAddr>(fd).map(|address| address.pid());
+    match port() {
+        Ok(0) => {}
+        other => return other.ok(),
+    }
+    let others = (1..4096).map(|index| u32::MAX - 4096 - index);
+    for candidate in std::iter::once(process).chain(others) {
+        match bind(fd, &NetlinkAddr::new(candidate, 0)) {
+            Ok(()) => return Some(candidate),
+            Err(Errno::EADDRINUSE) => {}
+            // Another thread has bound it, or it cannot be bound.
+            Err(_) => return port().ok().filter(|port| *port != 0),
+        }
+    }
+    None
+}
+
+/// The dataplane of a namespace, while a request is answered.
+pub(super) struct Connection<'a> {
+    address: &'a Address,
+    link: MutexGuard<'a, Link>,
+    process: u32,
+}
+
+impl Connection<'_> {
+    /// Logs a failure, unless it is the last one.
+    fn report(&mut self, failure: String) {
+        if self.link.failure != failure {
+            log(&failure);
+            self.link.failure = failure;
+        }
+    }
+
+    fn ask<R>(&mut self, ask: impl Fn(&mut Client) -> Result<R, Error>) -> Result<R, Errno> {
+        // A connection that was open already may be to a dataplane that has ended.
+        let mut reconnect = self.link.client.is_some();
+        loop {
+            let client = match self.link.client.take() {
+                Some(client) => Ok(client),
+                None => starting::connect(self.address),
+            };
+            let failure = match client {
+                Ok(mut client) => match ask(&mut client) {
+                    Ok(answer) => {
+                        self.link.client = Some(client);
+                        self.link.failure.clear();
+                        return Ok(answer);
+                    }
+                    Err(Error::Refused(failure)) => {
+                        self.link.client = Some(client);
+                        return Err(errno(failure.code));
+                    }
+                    Err(error) => error,
+                },
+                Err(error) => error,
+            };
+            if !reconnect {
+                self.report(failure.to_string());
+                return Err(Errno::ENODEV);
+            }
+            reconnect = false;
+        }
+    }
+
+    fn list<I: DeserializeOwned>(&mut self, call: &Call) -> Result<Vec<I>, Errno> {
+        self.ask(|client| client.collect(call))
+    }
+
+    /// Makes sure that no lvsd manages the same services. Several programs may, as with the kernel.
+    fn steer(&mut self) -> Result<(), Errno> {
+        if self.link.steering.is_some() {
+            return Ok(());
+        }
+        match steer(self.address) {
+            Ok(steering) => self.link.steering = Some(steering),
+            Err(place::LockError::Held(holder)) if !is_launcher(holder) => {
+                let address = self.address;
+                self.report(format!(
+                    "lvsd manages the services of {address}: refused a change; stop lvsd, or use lvsadm"
+                ));
+                return Err(Errno::EBUSY);
+            }
+            // Another `lvs-run` has it, or there is no place for a lock.
+            Err(_) => {}
+        }
+        Ok(())
+    }
+}
+
+/// Whether the holder of the lock is a supervisor like this one.
+fn is_launcher(holder: Option<u32>) -> bool {
+    holder.is_some_and(|pid| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm"))
+            .is_ok_and(|name| name.trim_end() == super::NAME)
+    })
+}
+
+impl Dataplane for Connection<'_> {
+    fn change(&mut self, call: Call) -> Result<(), Errno> {
+        self.steer()?;
+        self.link.listing = None;
+        self.ask(|client| client.call::<Done>(&call)).map(|_| ())
+    }
+
+    fn services(&mut self, one: Option<ServiceId>) -> Result<Vec<ServiceInfo>, Errno> {
+        if let Some(id) = &one
+            && let Some(listing) = &self.link.listing
+            && listing.process == self.process
+            && listing.at.elapsed() < LISTING
+            && let Some(info) = listing.services.get(id)
+        {
+            return Ok(vec![info.clone()]);
+        }
+        let services: Vec<ServiceInfo> = self.list(&Call::ServiceList { service: one })?;
+        if one.is_none() {
+            let by_id = services.iter().map(|info| (info.service, info.clone()));
+            self.link.listing = Some(Listing {
+                process: self.process,
+                at: Instant::now(),
+                services: by_id.collect(),
+            });
+        }
+        Ok(services)
+    }
+
+    fn daemons(&mut self) -> Result<Vec<SyncDaemon>, Errno> {
+        self.list(&Call::DaemonList {})
+    }
+
+    fn timeouts(&mut self) -> Result<Timeouts, Errno> {
+        self.ask(|client| client.call(&Call::TimeoutsGet {}))
+    }
+
+    fn table_size(&mut self) -> Result<u32, Errno> {
+        // A call, because a connection may be to a dataplane that has ended.
+        self.ask(|client| {
+            client.call::<Timeouts>(&Call::TimeoutsGet {})?;
+            Ok(client.hello().table_size)
+        })
+    }
+}
+
+/// The kernel's error number for a refusal.
+const fn errno(code: FailureCode) -> Errno {
+    match code {
+        FailureCode::Exists | FailureCode::Running => Errno::EEXIST,
+        FailureCode::NoService | FailureCode::NotRunning => Errno::ESRCH,
+        FailureCode::NoServer | FailureCode::NoScheduler => Errno::ENOENT,
+        FailureCode::Invalid => Errno::EINVAL,
+        FailureCode::Range => Errno::ERANGE,
+        FailureCode::Full => Errno::ENOMEM,
+        FailureCode::Permission => Errno::EPERM,
+        FailureCode::NoDevice => Errno::ENODEV,
+        FailureCode::Unreachable => Errno::ENETUNREACH,
+        FailureCode::Unsupported => Errno::EOPNOTSUPP,
+        _ => Errno::EIO,
+    }
+}
