@@ -196,10 +196,14 @@ repository: ## a signed apt repository of these packages, in target/repository (
 image: ## container images of these packages, in target/dist (needs buildah)
 	@tools/image
 
+# `cargo package` takes these, too, and `cargo publish` does not.
+UNPUBLISHED := --exclude lvs-testbed --exclude lvs-bench --exclude lvs-examples --exclude lvs-prose
+
 # `cargo publish --workspace` without --dry-run publishes them, in the order of their dependencies.
 crates: ## the crates as they are published, each built alone, in target/package
-	$(CARGO) publish --workspace --locked --dry-run $(if $(ALLOW_DIRTY),--allow-dirty)
+	$(CARGO) package --workspace $(UNPUBLISHED) --locked --no-verify
 	@tools/check-crates
+	$(CARGO) publish --workspace --locked --dry-run
 
 sbom: ## a list of all crates in each program (CycloneDX), in target/dist
 	@tools/sbom
