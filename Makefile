@@ -193,17 +193,19 @@ package: ## .deb, .rpm and tarball of static programs, for x86_64 and aarch64, w
 repository: ## a signed apt repository of these packages, in target/repository (KEY=name of a secret key of gpg)
 	@tools/repository "$(KEY)"
 
-image: ## container images of these packages, in target/dist (needs buildah, and no rights)
+image: ## container images of these packages, in target/dist (needs buildah)
 	@tools/image
 
-# `cargo publish --workspace` without --dry-run publishes them, in the order of their dependencies.
-crates: ## the crates as they are published, each built by itself, in target/package
-	$(CARGO) publish --workspace --locked --dry-run $(if $(ALLOW_DIRTY),--allow-dirty)
-	@tools/check-crates
+# `cargo package` takes these, too, and `cargo publish` does not.
+UNPUBLISHED := --exclude lvs-testbed --exclude lvs-bench --exclude lvs-examples --exclude lvs-prose
 
-# cargo-cyclonedx takes a minute or two to build, once.
+# `cargo publish --workspace` without --dry-run publishes them, in the order of their dependencies.
+crates: ## the crates as they are published, each built alone, in target/package
+	$(CARGO) package --workspace $(UNPUBLISHED) --locked --no-verify
+	@tools/check-crates
+	$(CARGO) publish --workspace --locked --dry-run
+
 sbom: ## a list of all crates in each program (CycloneDX), in target/dist
-	@$(CARGO) cyclonedx --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-cyclonedx
 	@tools/sbom
 
 artefacts: package image crates sbom ## everything that a release has, with checksums, for the version in Cargo.toml

@@ -1,4 +1,4 @@
-//! Where an engine listens.
+//! Where a dataplane listens.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How soon it is tried again.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Where an engine listens, or is looked for.
+/// Where a dataplane listens, or is looked for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     /// The default for a dataplane of this network namespace: this path in `/run/lvs`. A dataplane

@@ -21,7 +21,7 @@ const LINE_MAX: u64 = 256 << 20;
 /// host.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// Why an engine gave no answer, or a refusal.
+/// Why a dataplane gave no answer, or a refusal.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -74,7 +74,7 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// The engine speaks another version of the protocol.
+    /// The dataplane speaks another version of the protocol.
     #[error(
         "the engine at {address} speaks another version of the control protocol than this program ({VERSION}): {message}; install both from the same release, then restart the engine"
     )]
@@ -116,12 +116,12 @@ pub enum Error {
     /// The caller wanted no more of a list.
     #[error("the list was not read to its end")]
     Stopped,
-    /// The engine refused.
+    /// The dataplane refused.
     #[error("{}", .0.message)]
     Refused(Failure),
 }
 
-/// A connection to an engine.
+/// A connection to a dataplane.
 #[derive(Debug)]
 pub struct Client {
     address: Address,
@@ -327,7 +327,7 @@ impl Client {
         loop {
             let line: Line<I, R> = self.receive()?;
             if let Some(failure) = line.error {
-                // An engine that has no room for another connection answers before it is asked,
+                // A dataplane that has no room for another connection answers before it is asked,
                 // with the number 0.
                 return Err(Error::Refused(failure));
             }

@@ -556,7 +556,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wishes_are_what_the_documentation_says() {
+    fn admin_states_match_documentation() {
         let text = r#"{"target":{"service":{"protocol":"tcp","address":"192.0.2.1:80"},"host":"10.0.0.1","port":80},"state":"drain","who":"ann","why":"disk"}"#;
         let spec: AdminSpec = serde_json::from_str(text).expect("a wish");
         let service = ServiceId::Tcp {
@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_is_beside_the_engines() {
+    fn daemon_socket_is_next_to_dataplane_socket() {
         let path = socket(&Address::new("/run/lvs/netns-1.sock"));
         assert_eq!(path, Address::new("/run/lvs/netns-1.sock.lvsd"));
         assert_eq!(socket(&Address::new("@x")), Address::new("@x.lvsd"));

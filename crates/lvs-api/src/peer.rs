@@ -44,7 +44,7 @@ pub struct Own {
 /// Why a process may not change things. Displayed after what it asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It is neither root nor the engine's own user.
+    /// It is neither root nor the dataplane's own user.
     #[error(
         "only root with CAP_NET_ADMIN, the engine's own user and the group of --group may do this"
     )]

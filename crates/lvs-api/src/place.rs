@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! /run/lvs/                          root's, 0755
-//!   netns-4026531840.sock            the control socket of the engine in that network namespace
+//!   netns-4026531840.sock            the control socket of the dataplane in that network namespace
 //!   netns-4026531840.sock.lock       locked while it runs
 //!   netns-4026531840.sock.lvsd.lock  locked while an lvsd steers it
 //! ```
@@ -67,8 +67,8 @@ pub fn prepare(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes this process the only one that steers the engine at `address`, for as long as what it gets
-/// lives, and among those of this network namespace.
+/// Makes this process the only one that steers the dataplane at `address`, for as long as what it
+/// gets lives, and among those of this network namespace.
 ///
 /// # Errors
 /// [`LockError::Held`]: another one does. Any user can take the corresponding abstract name, so

@@ -6,7 +6,7 @@ use crate::drop::FrameDrop;
 use crate::wire::Mac;
 
 /// An attachment to a network: an interface, or the TUN device that leads to the host. A small
-/// index that the engine gives out.
+/// index that the dataplane gives out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortId(pub u16);
 
@@ -94,7 +94,7 @@ pub struct About {
     pub local: bool,
     /// A virtual service has it: [`Net::is_vip`].
     pub vip: bool,
-    /// The engine owns it: [`Net::is_own_vip`].
+    /// The dataplane owns it: [`Net::is_own_vip`].
     pub own: bool,
     /// The path to it; `None` if there is no route, or the neighbour is not known yet.
     pub way: Option<Way>,
@@ -108,18 +108,18 @@ pub trait Net {
     /// The port that leads to the host's own stack, if there is one.
     fn host_port(&self) -> Option<PortId>;
 
-    /// Whether the host has this address (VIPs on its interfaces included, the engine's own ones
+    /// Whether the host has this address (VIPs on its interfaces included, the dataplane's own ones
     /// not).
     fn is_local(&self, addr: IpAddr) -> bool;
 
     /// Whether a packet from another host cannot have this source, because it is the host's own
-    /// (`fib_validate_source`) or the engine's. Called for each packet.
+    /// (`fib_validate_source`) or the dataplane's. Called for each packet.
     fn is_forged(&self, src: IpAddr) -> bool {
         self.is_local(src) || self.is_own_vip(src)
     }
 
     /// Whether a VIP that the host has is a forged source too, as it is to the kernel: the answers
-    /// of direct routing do not pass a director that is the servers' gateway there. The engine
+    /// of direct routing do not pass a director that is the servers' gateway there. The dataplane
     /// lets them pass.
     fn forges_vips(&self) -> bool {
         false
@@ -128,7 +128,7 @@ pub trait Net {
     /// Whether it is the address of a virtual service, whoever owns it.
     fn is_vip(&self, addr: IpAddr) -> bool;
 
-    /// Whether it is a VIP that the engine itself owns: it answers ARP and echo for it.
+    /// Whether it is a VIP that the dataplane itself owns: it answers ARP and echo for it.
     fn is_own_vip(&self, addr: IpAddr) -> bool;
 
     /// The way to `dst`, which is not local; `None` if it is unreachable.

@@ -28,7 +28,7 @@ pub enum NoWay {
     /// Client and server are of different families.
     #[error("its client and its server are of different families")]
     Families,
-    /// One of its ends is this host, or the engine.
+    /// One of its ends is this host, or the dataplane.
     #[error("the director itself is its client or its server")]
     Host,
     /// An address that nobody can send from, or to.
@@ -93,7 +93,7 @@ impl Ways {
             Forwarding::Nat if is_martian(server, client, false, net) => {
                 return Err(NoWay::Martian);
             }
-            // These come to an address of this host's or the engine's own.
+            // These come to an address of this host's or the dataplane's own.
             Forwarding::FullNat if is_martian(server, virt, true, net) => {
                 return Err(NoWay::Martian);
             }

@@ -96,7 +96,7 @@ fn note(done: &mut Confinement, seccomp: io::Result<()>) {
     }
 }
 
-/// Where the engine writes.
+/// Where the dataplane writes.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// Its control socket, if it has a path.
@@ -105,7 +105,7 @@ pub struct Places {
     pub tcp: bool,
 }
 
-/// Confines the engine; must come before its threads exist.
+/// Confines the dataplane; must come before its threads exist.
 pub fn engine(places: &Places) -> Confinement {
     let mut done = Confinement::default();
     // It starts nothing that could have more rights.

@@ -123,7 +123,7 @@ pub(super) fn serve_connection(
             write_error(&mut writer, 0, &failure)?;
             return writer.flush();
         }
-        // Of the call that ends the engine, too.
+        // Of the call that ends the dataplane, too.
         let _answer = place.answer();
         let (id, answer) = match serde_json::from_slice::<RawRequest<'_>>(&line) {
             Err(error) => (0, Err(malformed(format!("this is not a request: {error}")))),

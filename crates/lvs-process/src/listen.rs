@@ -1,4 +1,4 @@
-//! Taking the place where an engine listens, which only one engine can have.
+//! Taking the place where a dataplane listens, which only one dataplane can have.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -20,7 +20,7 @@ use lvs_sys::peercred;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// Another engine listens there.
+    /// Another dataplane listens there.
     #[error("another engine is running at {address}{}: stop it first, or give this one another --socket", of_pid(.pid))]
     Running {
         /// Where.
@@ -125,7 +125,7 @@ impl Listener {
     fn bind_usual(path: &Path) -> Result<Self, BindError> {
         let address = Address::Usual(path.to_owned());
         let name = Address::by_name();
-        // An engine of an older version has nothing but the name.
+        // A dataplane of an older version has nothing but the name.
         let patience = Patience::new(Limits::START);
         while let Ok(stream) = name.connect()
             && impostor(&stream).is_none()
@@ -170,7 +170,7 @@ impl Listener {
         if there == Some(false) {
             return Err(BindError::NotASocket(path.to_path_buf()));
         }
-        // An engine that hangs does not take a connection, but it has its lock.
+        // A dataplane that hangs does not take a connection, but it has its lock.
         let lock = Lock::beside(path, LOCK, Limits::START).map_err(|error| match error {
             LockError::Held(pid) => BindError::Running {
                 address: address.clone(),
@@ -180,7 +180,7 @@ impl Listener {
         })?;
         if is_socket(path).map_err(failed)? == Some(true) {
             match address.connect() {
-                // An engine of an older version, which knows no lock; perhaps one that hangs.
+                // A dataplane of an older version, which knows no lock; perhaps one that hangs.
                 Ok(_) => return Err(running(address)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Err(running(address));

@@ -112,7 +112,7 @@ impl<'a> Sink<'a> {
 /// Groups with additional rights.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Permissions {
-    /// Its members may change things, as root and the engine's own user may.
+    /// Its members may change things, as root and the dataplane's own user may.
     pub writers: Option<u32>,
     /// Only its members, and clients with write access, may read; without it, every user may.
     pub readers: Option<u32>,

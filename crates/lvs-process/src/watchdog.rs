@@ -1,4 +1,5 @@
-//! The service manager's watchdog (sd_watchdog_enabled(3)), fed while the engine works as a whole.
+//! The service manager's watchdog (sd_watchdog_enabled(3)), fed while the dataplane works as a
+//! whole.
 //!
 //! One live thread is no evidence for the others. So the dataplane makes a request over its own
 //! control socket that needs all of its parts: the socket's threads accept it, the packet path and
@@ -24,7 +25,7 @@ pub struct Feeder {
 }
 
 impl Feeder {
-    /// Has the engine at `address` asked three times in an `interval`.
+    /// Has the dataplane at `address` asked three times in an `interval`.
     ///
     /// # Errors
     /// There can be no thread.

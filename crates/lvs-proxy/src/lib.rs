@@ -1,5 +1,5 @@
 //! `forward = "proxy"`: services that the daemon serves itself, by relaying between sockets. It
-//! needs no engine and, for ports from 1024 on, no privileges.
+//! needs no dataplane and, for ports from 1024 on, no privileges.
 //!
 //! ```text
 //!             ┌ listener ─ accept ─┐                         ┌▶ tcp: two pumps (pipe) ──▶ server

@@ -1,5 +1,5 @@
 //! BPF programs of anybody's at an interface (bpf(2)). Apart from the rest of `sys`, because
-//! `lvsadm`, which has no engine in it, asks too.
+//! `lvsadm`, which has no dataplane in it, asks too.
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

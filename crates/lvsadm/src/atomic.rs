@@ -1,6 +1,6 @@
 //! `lvsadm -R --atomic`: all lines, or none.
 //!
-//! The lines become one call, `apply`, which the engine checks as a whole before it changes
+//! The lines become one call, `apply`, which the dataplane checks as a whole before it changes
 //! anything.
 
 use std::io;

@@ -58,7 +58,7 @@ impl Program {
     }
 }
 
-/// How an engine is reached.
+/// How a dataplane is reached.
 pub(crate) type Connect<'a> = &'a mut dyn FnMut(&Address) -> Result<Client, String>;
 
 /// Runs the program `argv[0]` with the words that follow, and gives its exit status.
@@ -132,17 +132,17 @@ impl Invocation<'_> {
         parse(&self.argv0, words, &self.names)
     }
 
-    /// Where the engine is.
+    /// Where the dataplane is.
     pub(crate) const fn address(&self) -> &Address {
         &self.address
     }
 
-    /// A connection to the engine.
+    /// A connection to the dataplane.
     pub(crate) fn client(&mut self) -> Result<Client, String> {
         (self.connect)(&self.address)
     }
 
-    /// A connection to the engine at another socket.
+    /// A connection to the dataplane at another socket.
     pub(crate) fn client_at(&mut self, address: &Address) -> Result<Client, String> {
         (self.connect)(address)
     }
@@ -268,7 +268,7 @@ impl Invocation<'_> {
         if let Some(rest) = atomic::restore_words(words) {
             return atomic::restore(self, &rest);
         }
-        // Errors of the command line itself need no engine.
+        // Errors of the command line itself need no dataplane.
         match self.parse(words) {
             Err(refusal) => {
                 self.errors.write_all(refusal.text())?;

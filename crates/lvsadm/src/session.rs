@@ -1,4 +1,4 @@
-//! Carries out command lines on an engine.
+//! Carries out command lines on a dataplane.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::program::Invocation;
 
-/// A connection to an engine, and whether `-R` reads from its input.
+/// A connection to a dataplane, and whether `-R` reads from its input.
 pub(crate) struct Session {
     client: Client,
     /// Reading lines of `-R`.
@@ -103,7 +103,7 @@ impl Session {
         if run.is_ipvsadm() {
             return Ok(());
         }
-        // An engine that does not know the call has none.
+        // A dataplane that does not know the call has none.
         let filters = self.client.collect::<FilterItem>(&Call::FilterList {});
         let filters: BTreeSet<String> = filters
             .unwrap_or_default()

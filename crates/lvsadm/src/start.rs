@@ -1,4 +1,4 @@
-//! Starts an engine where none answers, if the user asks for it.
+//! Starts a dataplane where none answers, if the user asks for it.
 
 use std::env;
 use std::fs::OpenOptions;
@@ -15,10 +15,10 @@ pub const VARIABLE: &str = "LVS_AUTOSTART";
 
 const ENGINE: &str = "lvs-dataplane";
 const LOG: &str = "/run/lvs-dataplane.log";
-/// How long an engine may take to answer.
+/// How long a dataplane may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Connects to the engine at `address`, and waits for one that is starting. With
+/// Connects to the dataplane at `address`, and waits for one that is starting. With
 /// `LVS_AUTOSTART=1` starts one if none answers.
 ///
 /// # Errors
@@ -45,7 +45,7 @@ fn start(address: &Address) -> Result<Client, String> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log.map_or_else(|_| Stdio::null(), Stdio::from))
-        // Ctrl-C here is not meant for the engine.
+        // Ctrl-C here is not meant for the dataplane.
         .process_group(0);
     let mut child = command.spawn().map_err(|error| {
         format!(
@@ -55,7 +55,8 @@ fn start(address: &Address) -> Result<Client, String> {
     })?;
     let deadline = Instant::now() + PATIENCE;
     loop {
-        // Whether it has ended is checked first: another engine may have been faster, and answer.
+        // Whether it has ended is checked first: another dataplane may have been faster, and
+        // answer.
         let ended = child.try_wait().ok().flatten();
         let error = match Client::connect(address) {
             Ok(client) => return Ok(client),

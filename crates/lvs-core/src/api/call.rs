@@ -83,7 +83,7 @@ calls! {
             /// [`VERSION`](super::VERSION).
             version: u32,
         },
-        /// State of the engine. Answer: [`Info`](super::Info).
+        /// State of the dataplane. Answer: [`Info`](super::Info).
         "info" Info {},
         /// List services with their real servers. Answer: items
         /// [`ServiceInfo`](super::ServiceInfo), then [`ListEnd`](super::ListEnd).
@@ -123,7 +123,7 @@ calls! {
             /// Destination of the packet.
             #[serde(rename = "virtual")]
             virt: SocketAddr,
-            /// Its firewall mark; without it, the engine's rules for marks decide.
+            /// Its firewall mark; without it, the dataplane's rules for marks decide.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             mark: Option<u32>,
             /// The interface that it comes in on, which those rules may ask for.
@@ -174,7 +174,7 @@ calls! {
         /// none. Each call replaces the previous one, and the caller has to repeat it periodically.
         /// Answer: [`Announcements`](super::Announcements).
         "vips.announce" VipsAnnounce(AnnounceSpec),
-        /// Stop the engine. Answer: `{}`, then the engine ends.
+        /// Stop the dataplane. Answer: `{}`, then the dataplane ends.
         "stop" Stop {},
     }
 
@@ -255,7 +255,7 @@ calls! {
         /// Replace the filter of a service, or the director's. Open connections continue. Answer:
         /// [`Done`](super::Done).
         "filter.set" FilterSet(FilterSpec),
-        /// Virtual addresses that the engine owns: it answers ARP for them and announces them.
+        /// Virtual addresses that the dataplane owns: it answers ARP for them and announces them.
         /// Replaces the set. Answer: [`Done`](super::Done).
         "vips.own" VipsOwn {
             /// The addresses.

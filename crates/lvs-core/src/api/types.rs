@@ -119,7 +119,7 @@ pub struct ServerSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalPool {
-    /// The host's own, or ones that the engine answers for.
+    /// The host's own, or ones that the dataplane answers for.
     pub addresses: Vec<core::net::IpAddr>,
     /// NAT translates both ends where replies would not come back to the director.
     #[serde(default)]
@@ -152,9 +152,9 @@ pub struct LocalAddressInfo {
 /// Answer to [`Call::Hello`](super::Call::Hello).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`VERSION`] of the engine.
+    /// [`VERSION`] of the dataplane.
     pub version: u32,
-    /// Name and version of the engine: `lvs-dataplane 0.1.0`.
+    /// Name and version of the dataplane: `lvs-dataplane 0.1.0`.
     pub engine: String,
     /// Size of the connection table as the kernel prints it (`size=4096`).
     pub table_size: u32,
@@ -166,7 +166,7 @@ pub struct Hello {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Info {
-    /// Process id of the engine.
+    /// Process id of the dataplane.
     pub pid: u32,
     /// Seconds since it started.
     pub uptime: u64,
@@ -179,7 +179,7 @@ pub struct Info {
     /// Configured interfaces and addresses that this host does not have yet, or that cannot be used.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
-    /// Virtual addresses that the engine owns.
+    /// Virtual addresses that the dataplane owns.
     pub own_vips: Vec<core::net::IpAddr>,
     /// Virtual addresses that are announced by routes
     /// ([`Call::VipsAnnounce`](super::Call::VipsAnnounce)), or will be.
@@ -478,7 +478,7 @@ pub struct AnnounceSpec {
     pub hold: u32,
 }
 
-/// Addresses that an engine announces by routes, at most.
+/// Addresses that a dataplane announces by routes, at most.
 pub const ANNOUNCED_MAX: usize = 4096;
 
 /// One of [`AnnounceSpec::addresses`].
@@ -561,7 +561,7 @@ pub struct PeerStanding {
     pub peer: SocketAddr,
     /// As [`PeerInfo::state`].
     pub state: String,
-    /// Seconds since it was last in step, or since this engine began; 0 while it is.
+    /// Seconds since it was last in step, or since this dataplane began; 0 while it is.
     #[serde(default)]
     pub seconds: u64,
     /// As [`PeerInfo::missing`].
@@ -639,7 +639,7 @@ pub struct InterfaceInfo {
     pub mtu: u32,
     /// Whether it is up now.
     pub up: bool,
-    /// Frames that came faster than the engine read them, and were lost.
+    /// Frames that came faster than the dataplane read them, and were lost.
     #[serde(default)]
     pub lost: u64,
 }
@@ -805,7 +805,7 @@ pub struct MarkText {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasonCount {
     /// `drop` or `host` (left or given back to the host); of the path in the kernel `kernel`
-    /// (forwarded there) or `up` (handed to the engine).
+    /// (forwarded there) or `up` (handed to the dataplane).
     pub action: String,
     /// Name of the reason.
     pub reason: String,
@@ -845,7 +845,7 @@ pub struct CapturedPacket {
     pub interface: String,
     /// The frame begins with an Ethernet header; else with an IP header.
     pub ethernet: bool,
-    /// The frame as it arrived, in hexadecimal; empty in an item that only shows that the engine
+    /// The frame as it arrived, in hexadecimal; empty in an item that only shows that the dataplane
     /// lives.
     pub frame: String,
     /// Decision about the packet.
@@ -953,12 +953,12 @@ pub enum FailureCode {
     Running,
     /// Full NAT without a local address.
     NoLocalAddress,
-    /// Not possible with this engine, or not yet.
+    /// Not possible with this dataplane, or not yet.
     Unsupported,
     /// The line is not a request.
     Malformed,
     /// The client speaks another version of the protocol.
     Version,
-    /// The engine itself failed.
+    /// The dataplane itself failed.
     Internal,
 }

@@ -2,8 +2,8 @@
 //!
 //! [`parse`] turns the words of one command line into a [`Command`], or into the [`Refusal`] that
 //! ipvsadm would answer with, to the byte. [`parse_own`] knows options that ipvsadm does not have.
-//! [`render`] writes its listings from what an engine answers. [`Lines`] cuts a file of rules into
-//! command lines. Nothing here touches a file, a socket or a name server: names go through
+//! [`render`] writes its listings from what a dataplane answers. [`Lines`] cuts a file of rules
+//! into command lines. Nothing here touches a file, a socket or a name server: names go through
 //! [`Resolve`].
 //!
 //! ```

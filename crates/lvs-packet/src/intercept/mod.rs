@@ -130,7 +130,7 @@ pub struct Intercept {
     /// is truncated or behind AH. It also includes packets that servers without translation send
     /// from there, except to the host itself: a host with the address would treat them as forged.
     pub services: Endpoints,
-    /// Virtual addresses that the engine answers for itself: everything to them is intercepted.
+    /// Virtual addresses that the dataplane answers for itself: everything to them is intercepted.
     pub own_vips: HashSet<IpAddr>,
     /// Of these, the addresses without answers to ARP and NDP: routers have a route to them.
     pub quiet_vips: HashSet<IpAddr>,
@@ -142,7 +142,7 @@ pub struct Intercept {
     /// Addresses of the host that stand for clients towards servers: what those servers send to
     /// them is intercepted although it is addressed to the host.
     pub local_addresses: HashSet<IpAddr>,
-    /// Servers on this host itself, whose answers its routes lead into the engine. Nothing is
+    /// Servers on this host itself, whose answers its routes lead into the dataplane. Nothing is
     /// intercepted for them: what is no answer of a service's leaves as it is.
     pub local_nodes: Endpoints,
     /// Connections of the host's own: their servers' answers are intercepted although they are

@@ -20,7 +20,7 @@ use crate::wire::{ipv4, ipv6};
 /// its segments.
 fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, FrameDrop> {
     let packet = &job.packet;
-    // What came in fragments of IPv6 fits as it fitted before.
+    // A packet that came in fragments of IPv6 fits as it fitted before.
     let longest = match job.history {
         Some(history) if packet.is_ipv6() => history.longest,
         _ => packet.len,
@@ -167,7 +167,7 @@ impl Pipeline {
                 } else {
                     ipv4::HEADER_LEN
                 };
-                // What the packet asks for comes by the way back.
+                // The answer comes by the way back.
                 let back = cx.env.net.route(job.packet.src);
                 let mtu = back.map_or(mtu, |hop| mtu.min(hop.mtu as usize));
                 let size = mtu.saturating_sub(headers + TCP_LEN);

@@ -15,7 +15,7 @@ pub enum Fate {
     Left,
     /// Given to the host through its TUN device.
     GivenBack,
-    /// Answered here: ARP, NDP, echo and resets for addresses that the engine owns.
+    /// Answered here: ARP, NDP, echo and resets for addresses that the dataplane owns.
     Answered,
     /// A fragment that was put aside; its datagram gets a fate of its own.
     Fragment,

@@ -207,7 +207,7 @@ impl Pipeline {
         }
     }
 
-    /// Answers an echo request to an address that the engine owns.
+    /// Answers an echo request to an address that the dataplane owns.
     fn echo<N: Net>(&mut self, frame: &mut Frame, job: &Job<'_>, cx: &mut Cx<'_, N>) -> Fate {
         let packet = &job.packet;
         if !wire_icmp::is_echo_request(frame.bytes(), packet.l4) {

@@ -122,7 +122,7 @@ impl Pipeline {
             arrival,
             ..Job::new(packet, hook, from_host, to_host)
         };
-        // What a virtual link says of a frame is a peer's word.
+        // The metadata of a virtual link are claims of a peer.
         if let Err(reason) = segment::check_offload(frame, &packet) {
             return self.drop_or_leave(reason, &job, cx);
         }

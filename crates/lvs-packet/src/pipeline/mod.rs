@@ -1,5 +1,5 @@
 //! The packet path: frames in, frames out. No I/O, no clock; tests, fuzzing and benches call what
-//! the engine calls.
+//! the dataplane calls.
 //!
 //! ```text
 //!  passing ── a plain packet of an established connection ─────────────────────────────────────────────────────── out
@@ -261,7 +261,7 @@ impl Pipeline {
             };
             self.counters.count(fate);
             if lent {
-                // Whatever became of it, the backend has its slot back once the output is sent.
+                // For any fate, the backend has its slot back once the output is sent.
                 drop(frame.take());
             } else if receives && frame.capacity() == 0 {
                 *frame = cx.out.receiver();

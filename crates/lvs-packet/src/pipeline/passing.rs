@@ -38,7 +38,7 @@ impl Pipeline {
             return None;
         }
         packet.transit = !to.local && !virtual_dst;
-        // What passes through is a reply, or nothing for the director.
+        // A transit packet is a reply, or not for the director.
         if packet.transit && !to.way.is_some_and(|way| takes(&way, frame, &packet, net)) {
             return None;
         }
@@ -135,7 +135,7 @@ fn plain(frame: &Frame, info: &PortInfo) -> Option<Plain> {
         return None;
     }
     let packet = parse::plain(ip)?;
-    // What a virtual link says of a frame is a peer's word.
+    // The metadata of a virtual link are claims of a peer.
     let finishable = frame.offload.checksum.is_none_or(|partial| {
         let start = usize::from(partial.start);
         start >= ETHERNET_LEN + ipv4::HEADER_LEN

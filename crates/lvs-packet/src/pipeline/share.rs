@@ -51,7 +51,7 @@ impl Pipeline {
         } else {
             bytes
         };
-        // What makes no sense is refused where it is.
+        // A packet that makes no sense is refused here.
         let packet = parse::ip(ip, frame.offload.segments.is_some()).ok()?;
         self.other_home(share, &packet, ip, env)
     }

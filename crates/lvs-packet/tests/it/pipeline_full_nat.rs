@@ -52,7 +52,7 @@ fn services(control: &mut Control, six: usize) {
 }
 
 impl Bed {
-    /// A local address of the host's, or one that the engine answers for.
+    /// A local address of the host's, or one that the dataplane answers for.
     fn new(own: bool) -> Self {
         let mut director = Director::new(Options::default());
         let pool = LOCAL.map(|local| LocalAddress::new(local.parse().expect("an address")));
@@ -207,7 +207,7 @@ fn requests_and_replies_of_both_families_and_protocols() {
                 assert!(frame.bytes().ends_with(b"answer"));
 
                 // From elsewhere, or to another port, it is not a reply, and is left to the host or
-                // answered by the engine.
+                // answered by the dataplane.
                 let stray = packet(udp, addr(SERVER[six], 9), local, "ack", b"x");
                 let sent = bed.send(SERVERS, &stray, Offload::default());
                 assert!(sent.iter().all(|(to, _)| *to == SERVERS), "{sent:?}");

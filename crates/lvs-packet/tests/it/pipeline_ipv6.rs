@@ -1,6 +1,6 @@
 //! IPv6 in, verdict by hand, frame out. What the kernel does is in the recordings; here is what it
-//! does not show: addresses that the engine owns, aggregates, tunnels of one version in the other,
-//! and input that makes no sense.
+//! does not show: addresses that the dataplane owns, aggregates, tunnels of one version in the
+//! other, and input that makes no sense.
 
 use std::net::{IpAddr, Ipv6Addr};
 

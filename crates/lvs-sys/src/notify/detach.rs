@@ -12,8 +12,8 @@ pub enum Side {
     Detached,
 }
 
-/// Signals that end a process group or all of a service at once. The detached process outlives them,
-/// and ends by itself.
+/// Signals that end a process group or a whole service at once. The detached process ignores them,
+/// and ends when its work is done.
 const IGNORED: [libc::c_int; 5] = [
     libc::SIGHUP,
     libc::SIGINT,

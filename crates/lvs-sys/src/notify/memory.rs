@@ -1,4 +1,4 @@
-//! Memory of another process, and datagrams with all that the kernel says about them.
+//! Memory of another process, and datagrams with the kernel's metadata.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -90,7 +90,7 @@ pub struct Received {
 /// Receives a datagram without waiting. Descriptors in ancillary data are not possible with netlink.
 ///
 /// # Errors
-/// Those of `recvmsg`; `WouldBlock` if there is none.
+/// Errors of `recvmsg`; `WouldBlock` if there is none.
 pub fn receive(
     socket: &impl AsFd,
     bytes: &mut [u8],

@@ -233,7 +233,7 @@ impl Bed {
         })
     }
 
-    /// Has the engine log, and `lvsadm` list to a reader that does not read; how often.
+    /// Has the dataplane log, and `lvsadm` list to a reader that does not read; how often.
     fn fill_the_log(&self, time: Duration) -> Result<u64> {
         let lvsadm = programs::find("lvsadm")?.display().to_string();
         let listing = format!("{lvsadm} -L -n | sleep {}", time.as_secs() + 1);
@@ -289,7 +289,7 @@ impl Bed {
         sent.with_context(|| format!("not a number: {printed}"))
     }
 
-    /// A field of the engine's status in kilobytes.
+    /// A field of the dataplane's status in kilobytes.
     fn memory(&self, field: &str) -> Result<u64> {
         let engine = self.site.engine.as_ref().context("no engine")?;
         let status = fs::read_to_string(format!("/proc/{}/status", engine.pid()))?;
@@ -299,14 +299,14 @@ impl Bed {
         value.with_context(|| format!("no {field} in {status}"))
     }
 
-    /// Has the kernel forget how much memory the engine had at most.
+    /// Has the kernel forget how much memory the dataplane had at most.
     fn forget_peak(&self) -> Result<()> {
         let engine = self.site.engine.as_ref().context("no engine")?;
         fs::write(format!("/proc/{}/clear_refs", engine.pid()), "5")?;
         Ok(())
     }
 
-    /// How many packets the engine has dropped, by reason.
+    /// How many packets the dataplane has dropped, by reason.
     fn drops(&self) -> Result<BTreeMap<String, u64>> {
         let mut dropped = false;
         let mut drops = BTreeMap::new();

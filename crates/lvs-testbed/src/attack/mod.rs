@@ -41,7 +41,7 @@ struct Attack {
     summary: &'static str,
     /// The forwarding method, and the owner of the virtual address.
     site: (Forward, Vip),
-    /// Options of the engine.
+    /// Options of the dataplane.
     engine: &'static [&'static str],
     /// Frames a second, by default.
     rate: u64,
@@ -50,7 +50,7 @@ struct Attack {
     bound: &'static str,
     /// The reasons that such packets are dropped for: one of them counts.
     counted: &'static [&'static str],
-    /// Megabytes of the engine above idle, at most.
+    /// Megabytes of the dataplane above idle, at most.
     memory_mb: u64,
 }
 
@@ -278,11 +278,11 @@ pub struct Outcome {
     pub beside: Honest,
     /// Frames that were sent, or requests of local users.
     pub sent: u64,
-    /// The engine's memory before anything came, in kilobytes.
+    /// The dataplane's memory before anything came, in kilobytes.
     pub idle_kb: u64,
     /// The most that it was.
     pub peak_kb: u64,
-    /// How many packets the engine has dropped, by reason.
+    /// How many packets the dataplane has dropped, by reason.
     pub drops: BTreeMap<String, u64>,
     /// Datagrams that the real servers have received on the port of the echo service.
     pub echoed: u64,
@@ -302,7 +302,7 @@ pub struct Compared {
 }
 
 impl Outcome {
-    /// The engine's memory above idle, in megabytes.
+    /// The dataplane's memory above idle, in megabytes.
     #[must_use]
     pub const fn memory_mb(&self) -> u64 {
         self.peak_kb.saturating_sub(self.idle_kb) / 1024

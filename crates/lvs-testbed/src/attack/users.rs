@@ -94,7 +94,7 @@ fn connect() -> std::io::Result<UnixStream> {
     }
 }
 
-/// Sends a line that never ends, and holds the connection as long as the engine does.
+/// Sends a line that never ends, and holds the connection as long as the dataplane does.
 fn hold(start: Instant, limit: Duration) -> u64 {
     let brackets = "[],".repeat((1 << 20) / 3);
     let mut attempts = 0;
@@ -119,7 +119,7 @@ fn hold(start: Instant, limit: Duration) -> u64 {
     attempts
 }
 
-/// Has the engine list its services again and again.
+/// Has the dataplane list its services again and again.
 fn list(start: Instant, limit: Duration) -> u64 {
     let mut answered = 0;
     while start.elapsed() < limit {

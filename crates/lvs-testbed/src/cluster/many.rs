@@ -34,11 +34,11 @@ pub enum Scenario {
     Members,
     /// The same without `[sync.peers]`.
     Alone,
-    /// The engine of one director is killed; lvsd starts another one.
+    /// The dataplane of one director is killed; lvsd starts another one.
     Engine,
     /// The directors are disconnected from each other for a time; then one is taken out of service.
     Partition,
-    /// The engine of one director is stopped for three seconds.
+    /// The dataplane of one director is stopped for three seconds.
     Stopped,
     /// 5 of 100 packets of the replication are lost; one director is taken out of service.
     Loss,

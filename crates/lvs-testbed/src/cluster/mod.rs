@@ -105,7 +105,7 @@ impl ClusterOptions {
 /// Balancer between clients and servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Balancer {
-    /// `lvsd` and its engine.
+    /// `lvsd` and its dataplane.
     Lvs,
     /// HAProxy, as a proxy of TCP.
     #[value(name = "haproxy")]
@@ -345,7 +345,7 @@ fn dropped<'a>(site: &Site, directors: impl Iterator<Item = &'a Host>) -> BTreeM
     lost
 }
 
-/// The process of the engine that a director's `lvsd` has.
+/// The process of the dataplane that a director's `lvsd` has.
 fn engine_of(director: &Host) -> Result<Pid> {
     let said = director.run(programs::find("lvsd")?, &["status", "--json"])?;
     let said: Value = serde_json::from_str(&said)?;

@@ -38,7 +38,7 @@ pub enum Scenario {
     Quorum,
     /// The directors are disconnected from each other for a time; then as planned.
     Partition,
-    /// The active director's engine is stopped for three seconds.
+    /// The active director's dataplane is stopped for three seconds.
     Stopped,
     /// As planned, while 5 of 100 packets of the synchronisation are lost.
     Loss,
@@ -595,7 +595,7 @@ impl Lab {
         Ok(vec![there, self.outage(|lab| lab.maintenance(1, "on"), 0)?])
     }
 
-    /// The engine of the active director stands still for three seconds.
+    /// The dataplane of the active director stands still for three seconds.
     fn stop_for_3_s(&mut self, index: usize) -> Result<()> {
         self.tell(&format!("director {}: SIGSTOP of the engine", index + 1));
         let engine = super::engine_of(&self.directors[index].host)?;

@@ -369,7 +369,7 @@ impl Bed {
         Ok(())
     }
 
-    /// Brings the packet path in line with the director, as the engine does after each call.
+    /// Brings the packet path in line with the director, as the dataplane does after each call.
     pub(super) fn follow(&mut self) {
         self.director.control.sweep(&mut self.director.shard);
         let local = self.net.local_addresses();

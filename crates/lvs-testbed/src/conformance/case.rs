@@ -252,7 +252,7 @@ pub(super) fn configure_server(config: &mut ServerConfig, value: &Value) -> anyh
     Ok(())
 }
 
-/// A rule of the recorder's that marks packets, as one of the engine's.
+/// A rule of the recorder's that marks packets, as one of the dataplane's.
 pub(super) fn mark_rule(value: &Value) -> anyhow::Result<MarkRule> {
     let ports = match value.get("dports") {
         None => Vec::new(),

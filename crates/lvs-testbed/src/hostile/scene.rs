@@ -145,7 +145,7 @@ const fn offer(
 pub struct Scene {
     /// How packets are forwarded.
     pub method: Method,
-    /// Virtual addresses: of the host, and of the engine's own.
+    /// Virtual addresses: of the host, and of the dataplane's own.
     pub vips: [IpAddr; 2],
     /// The director's addresses on the clients' and on the servers' link, of the version that is
     /// used there.

@@ -187,8 +187,8 @@ impl Host {
         })
     }
 
-    /// Whether an engine has bound its usual control socket on this host, by path or, where that is
-    /// not permitted, by name.
+    /// Whether a dataplane has bound its usual control socket on this host, by path or, where that
+    /// is not permitted, by name.
     #[must_use]
     pub fn has_engine(&self) -> bool {
         let is_engines = |name: &str| {

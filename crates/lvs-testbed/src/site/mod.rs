@@ -85,7 +85,7 @@ pub enum Topology {
 pub enum Vip {
     /// On the director's `eth0`: the host answers ARP.
     Host,
-    /// Nowhere but in the engine, which answers ARP (`--own-vips`).
+    /// Nowhere but in the dataplane, which answers ARP (`--own-vips`).
     Engine,
     /// In no network: the router has a route to it through the director.
     Routed,
@@ -155,7 +155,7 @@ impl SiteOptions {
 /// A running installation. The fields are public for tests that need more than the methods.
 #[derive(Debug)]
 pub struct Site {
-    /// The engine, once started.
+    /// The dataplane, once started.
     pub engine: Option<Proc>,
     /// The web servers and decapsulators.
     pub programs: Vec<Proc>,
@@ -163,7 +163,7 @@ pub struct Site {
     pub client: Host,
     /// The router, where the topology has one.
     pub router: Option<Host>,
-    /// Where the engine runs.
+    /// Where the dataplane runs.
     pub director: Host,
     /// The second director, where there is one.
     pub standby: Option<Host>,
@@ -182,7 +182,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// Sets up hosts, links and web servers, but not the engine.
+    /// Sets up hosts, links and web servers, but not the dataplane.
     ///
     /// # Errors
     ///
@@ -353,7 +353,7 @@ impl Site {
 
     /// Whether what a director sends into tunnels may be unfinished: aggregates, and checksums. The
     /// servers' raw sockets are no tunnel device of a kernel's: they take packets, and whole ones.
-    /// The engine makes such of them; where its kernel forwards, that cuts and finishes what it
+    /// The dataplane makes such of them; where its kernel forwards, that cuts and finishes what it
     /// sends, as for a card that knows nothing of tunnels.
     fn leave_unfinished(&self, director: &Host, may: bool) -> Result<()> {
         if self.options.forward != Forward::Tun || !self.options.offloads {
@@ -409,7 +409,7 @@ impl Site {
         self.lvsadm("-L -n").map(drop)
     }
 
-    /// The same, started by another program: the words before the engine's name.
+    /// The same, started by another program: the words before the dataplane's name.
     ///
     /// # Errors
     ///
@@ -421,7 +421,7 @@ impl Site {
         self.lvsadm("-L -n").map(drop)
     }
 
-    /// Has the engine stop, if there is one, so that the next one has nothing of it.
+    /// Has the dataplane stop, if there is one, so that the next one has nothing of it.
     fn stop_engine(&mut self) -> Result<()> {
         if let Some(mut engine) = self.engine.take()
             && engine.is_running()
@@ -486,8 +486,8 @@ impl Site {
         self.standby.as_ref().context("a site without standby")
     }
 
-    /// The first director loses its links. A host whose engine alone has died answers what comes to
-    /// an address of its own, with resets.
+    /// The first director loses its links. A host whose dataplane alone has died answers what comes
+    /// to an address of its own, with resets.
     ///
     /// # Errors
     ///

@@ -139,8 +139,8 @@ fn own_addresses_replaced_interface_is_announced() -> Result<()> {
     learnt(&site, &places, "another interface")
 }
 
-/// The interface of the director is a bridge: a port with a lower address joins, and a port comes up
-/// while others keep the bridge running.
+/// The interface of the director is a bridge: a port with a lower address joins, and a port comes
+/// up while other ports keep the bridge running.
 #[test]
 fn own_addresses_changed_bridge_is_announced() -> Result<()> {
     let mut options = SiteOptions::new("annbridge", Forward::Nat);

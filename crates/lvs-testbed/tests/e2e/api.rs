@@ -1,4 +1,4 @@
-//! Metrics, the API and the dashboard of lvsd, as the programs of others see them.
+//! Metrics, the API and the dashboard of lvsd, read by third-party programs.
 
 use crate::common;
 
@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 const TOKEN: &str = "test-token-0123456789";
-/// A name that is markup to whoever takes it for that.
+/// A name that is markup to a program that does not escape it.
 const HOSTILE: &str = "<img src=x onerror=window.hacked=1>\\\"'{{7*7}}</script>&amp;";
 
 fn site(label: &str) -> Result<Site> {
@@ -129,8 +129,8 @@ fn metrics_follow_the_rules_of_open_metrics() -> Result<()> {
     Ok(())
 }
 
-/// `node_exporter` reads the files in the place of the kernel's, `promtool` finds nothing to say,
-/// and a Prometheus scrapes; counters of traffic go on where they were when lvsd is started again.
+/// `node_exporter` reads the files in the place of the kernel's, `promtool` has no complaints, and
+/// a Prometheus scrapes; counters of traffic continue when lvsd is started again.
 #[test]
 #[ignore = "needs Prometheus and its node exporter"]
 fn metrics_are_read_by_third_party_programs() -> Result<()> {
@@ -149,7 +149,7 @@ fn metrics_are_read_by_third_party_programs() -> Result<()> {
         .sh(&format!("promtool check metrics <{} 2>&1", file.display()))?;
     ensure!(lint.trim().is_empty(), "{lint}");
 
-    // Once everything is quiet, node_exporter says the same of the files as lvsd in its own words.
+    // Once everything is quiet, node_exporter's values of the files equal those of lvsd.
     let proc = dir.join("proc");
     wait_until("quiet counters", Duration::from_secs(20), || {
         let text = get(&site, 9560, "metrics").unwrap_or_default();
@@ -444,7 +444,8 @@ fn api_agrees_with_commands() -> Result<()> {
     Ok(())
 }
 
-/// More connections than `procfs_connections` are not listed, which is said once; fewer are again.
+/// More connections than `procfs_connections` are not listed, with one log line; fewer are listed
+/// again.
 #[test]
 fn procfs_omits_long_list_of_connections() -> Result<()> {
     let site = site("many")?;
@@ -512,7 +513,7 @@ fn dashboard_works_in_browser() -> Result<()> {
     )?;
     ensure!(harmless == serde_json::json!([true, 0]), "{harmless}");
 
-    // Nobody can change anything before the token is there.
+    // Without the token, no request can change anything.
     let services = "details[data-name=web]";
     browser.click(&format!("{services} summary"))?;
     browser.wait_for(services, "Scheduler rr", long)?;
@@ -619,7 +620,7 @@ fn pictures(site: &Site, browser: &Browser, place: &std::path::Path) -> Result<(
     ] {
         browser.screen(width, height, dark)?;
         browser.run("window.scrollTo(0, 0)")?;
-        // The charts are drawn anew a second after the size has changed.
+        // The charts are drawn again a second after the size has changed.
         load(site, 100)?;
         std::thread::sleep(Duration::from_secs(3));
         browser.picture(&place.join(format!("{name}.png")))?;

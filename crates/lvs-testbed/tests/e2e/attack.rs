@@ -1,6 +1,6 @@
-//! Each attack for a second: the engine lives, its memory is bounded, what it refuses is counted,
-//! and what honest clients get is right. How fast they get it is measured by hand: `lvs-testbed
-//! attack`.
+//! Each attack for a second: the dataplane lives, its memory is bounded, what it refuses is
+//! counted, and what honest clients get is right. How fast they get it is measured by hand:
+//! `lvs-testbed attack`.
 
 use anyhow::Result;
 use lvs_testbed::attack;

@@ -192,8 +192,8 @@ fn services_of_many_ports() -> Result<()> {
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &expected)
                 .with_context(|| format!("port {port}"))?;
         }
-        // Every datagram's port; what the servers have not they refuse themselves, and the client
-        // hears it from the VIP.
+        // Every datagram's port. Servers refuse ports that they do not have, and the client
+        // receives the error from the VIP.
         if forward == Forward::Nat {
             let _dns = [
                 servers::dnsmasq(&site.servers[0])?,
@@ -216,7 +216,7 @@ fn services_of_many_ports() -> Result<()> {
             "curl's status for a refused connection: {refused}"
         );
 
-        // A file without them takes the rules along, and leaves those of others.
+        // A file without rules removes those of lvsd, and keeps manual ones.
         site.lvsadm("mark add --destination 192.0.2.77 --mark 7")?;
         std::fs::write(&file, [service("80"), real(&[0])].concat())?;
         daemon.signal(Signal::SIGHUP)?;
@@ -234,8 +234,8 @@ fn services_of_many_ports() -> Result<()> {
     Ok(())
 }
 
-/// Full NAT out of a file, with an engine that lvsd starts itself; then other local addresses by a
-/// reload.
+/// Full NAT out of a file, with a dataplane that lvsd starts itself; then other local addresses by
+/// a reload.
 #[test]
 fn full_nat_out_of_a_file() -> Result<()> {
     let mut options = SiteOptions::new("fullnat-file", Forward::FullNat);

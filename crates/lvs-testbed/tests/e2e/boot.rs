@@ -214,7 +214,7 @@ fn dataplane_start_right_after_signal_waits_for_the_one_that_ends() -> Result<()
         })
         .with_context(|| before.log())?;
         for signal in [Signal::SIGKILL; 5].into_iter().chain([Signal::SIGTERM; 2]) {
-            // Nobody waits for its end: it is still there when the next one starts.
+            // The test does not wait for its end: it is still there when the next one starts.
             before.signal(signal)?;
             let mut next = start(&site, words)?;
             let mut ended = false;

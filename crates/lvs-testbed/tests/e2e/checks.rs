@@ -249,7 +249,7 @@ fn each_kind_against_a_real_server() -> Result<()> {
     Ok(())
 }
 
-/// Without `ca` a server is up whatever its certificate is.
+/// Without `ca` a server is up with any certificate.
 #[test]
 fn https_without_ca_accepts_every_certificate() -> Result<()> {
     let mut options = SiteOptions::new("certs", Forward::Nat);

@@ -1,5 +1,5 @@
-//! Health checks whose connections fail: which errors blame the server, which blame nobody, and what
-//! the operator sees of both.
+//! Health checks whose connections fail: errors that count against the server, errors that do not,
+//! and the operator's view of both.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -210,8 +210,8 @@ fn check_refused_by_icmp_or_route_takes_the_server_out() -> Result<()> {
     Ok(())
 }
 
-/// The director's own filter says nothing about a server: it stays as it is, which the operator
-/// sees, until the checks are made again.
+/// An error of the director's own filter is no evidence about a server: its state stays, which the
+/// operator sees, until the checks work again.
 #[test]
 fn check_that_cannot_run_is_shown_until_possible() -> Result<()> {
     let mut checked = Checked::start("checkown")?;

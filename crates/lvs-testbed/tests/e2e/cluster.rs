@@ -54,7 +54,7 @@ fn files_between_lvsd_and_keepalived_may_be_removed() -> Result<()> {
     nothing_breaks(Scenario::Files, Forward::Nat)
 }
 
-/// HAProxy in the director's place: what it carries ends with it, and the laboratory says so.
+/// HAProxy in the director's place: its connections end with it, and the output shows that.
 #[test]
 #[ignore = "needs keepalived and HAProxy"]
 fn dead_proxy_breaks_its_connections() -> Result<()> {

@@ -173,7 +173,7 @@ fn in_the_kernel_random_operations() {
     check_in_kernel(&recordings("lvs-testbed/golden/differential"), 300);
 }
 
-/// A recording that is told something else fails, by name, and so does the program.
+/// A recording with changed expectations fails, by name, and so does the program.
 #[test]
 fn conformance_difference_is_reported() {
     let case = serde_json::json!({

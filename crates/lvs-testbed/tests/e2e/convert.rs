@@ -1,4 +1,4 @@
-//! `lvsd convert --check` beside the installed keepalived.
+//! `lvsd convert --check` with the installed keepalived.
 
 use std::path::Path;
 use std::process::Command;

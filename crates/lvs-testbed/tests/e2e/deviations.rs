@@ -1,4 +1,4 @@
-//! Where the engine differs from the kernel's IPVS on purpose, as a host sees it: see
+//! Where the dataplane differs from the kernel's IPVS on purpose, as a host sees it: see
 //! docs/decisions.md.
 
 use crate::common;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, SiteOptions, wait_until};
 
-/// Such packets never leave the loopback interface, where no engine sees them.
+/// Such packets never leave the loopback interface, where no dataplane sees them.
 #[test]
 fn client_on_director_reaches_own_port_of_host_at_vip() -> Result<()> {
     let mut options = SiteOptions::new("own-client", Forward::Nat);

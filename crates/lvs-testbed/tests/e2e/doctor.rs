@@ -25,7 +25,7 @@ fn findings(site: &Site) -> Result<Vec<(String, String)>> {
         .collect())
 }
 
-/// The cure of the finding that says `what`.
+/// The fix of the finding whose text contains `what`.
 fn cure(site: &Site, what: &str) -> Result<String> {
     let all = findings(site)?;
     let found = all.iter().find(|(found, _)| found.contains(what));
@@ -84,7 +84,7 @@ fn settings_and_cards_of_the_host() -> Result<()> {
         ensure!(flat.contains(part), "{part}: {text}");
     }
 
-    // The engine is told by the kernel, in its time.
+    // The dataplane is told by the kernel, in its time.
     site.director.sh("ip link set eth1 down")?;
     wait_until("eth1 is down", Duration::from_secs(10), || {
         cure(&site, "eth1 is down").is_ok_and(|cure| cure.contains("ip link set eth1 up"))
@@ -92,8 +92,8 @@ fn settings_and_cards_of_the_host() -> Result<()> {
     .with_context(|| format!("{:?}", findings(&site)))
 }
 
-/// Filters beside the host's stack: those in front of which the engine has its copy, and those that
-/// its packets meet.
+/// Filters around the host's stack: those behind the dataplane's copy, and those that its packets
+/// pass.
 #[test]
 fn filters_of_tc_and_chains_at_interfaces() -> Result<()> {
     let site = site("doctfilt", Forward::Nat)?;

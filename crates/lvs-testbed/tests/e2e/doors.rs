@@ -1,4 +1,4 @@
-//! Doors that stay closed: to users without rights, to readers that do not read, and to engines
+//! Doors that stay closed: to users without rights, to readers that do not read, and to dataplanes
 //! that hang.
 
 use crate::common;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Proc, Site, SiteOptions, programs, wait_until};
 use nix::sys::signal::Signal;
 
-/// A user and a group that nobody has.
+/// An unused user id and group id.
 const NOBODY: [&str; 6] = [
     "setpriv",
     "--reuid=65534",
@@ -171,7 +171,7 @@ fn names_that_others_have_taken_keep_nothing_from_starting() -> Result<()> {
         })
         .with_context(|| lvsd.log())?;
         requests(&site, 20)?;
-        // A second one is told about the first.
+        // The message to a second one names the first.
         let mut second = site.director.spawn(
             programs::find("lvsd")?,
             &["--config", &config.display().to_string()],
@@ -248,7 +248,7 @@ fn hung_dataplane_is_replaced() -> Result<()> {
         requests(&site, 20).is_ok()
     })?;
 
-    // The daemon has crashed: the next one knows the engine for one of lvsd's, and ends it, too.
+    // The daemon has crashed: the next one knows the dataplane for one of lvsd's, and ends it, too.
     let second = engine(&lvsd)?;
     lvsd.kill();
     site.director.sh(&format!("kill -STOP {second}"))?;
@@ -303,8 +303,8 @@ while (time < $end) {
 }
 "#;
 
-/// A client that asks again and again over one connection, and tells how long answers took: the
-/// median, the 99th percentile and the longest, in milliseconds.
+/// A client that sends requests over one connection without pause, and prints the times of the
+/// answers: the median, the 99th percentile and the longest, in milliseconds.
 const PATIENT: &str = r#"
 use IO::Socket::INET;
 use Time::HiRes 'time';

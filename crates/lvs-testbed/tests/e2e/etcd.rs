@@ -188,7 +188,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         status.contains("etcd /lvs/: 1 key, revision")
     })?;
     let mut registered = vec![register(&site, 0)?, register(&site, 1)?];
-    // As somebody without lvsd does it.
+    // A registration without lvsd.
     let granted = ctl(&site, 1, "lease grant 600")?;
     let lease = granted.split_whitespace().nth(1).context("a lease")?;
     let plain = format!("{{\"address\":\"{}\",\"weight\":2}}", site.real_address(2));
@@ -217,7 +217,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
     let steady = site.client.steady_load(&load)?;
     registered.push(register(&site, 3)?);
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
-    // One says goodbye, another one just dies.
+    // One deregisters, another one is killed.
     registered[0].signal(Signal::SIGTERM)?;
     wait_usable(&site, &[1, 2, 3], &lvsd)?;
     registered[1].signal(Signal::SIGKILL)?;
@@ -242,7 +242,7 @@ fn services_and_servers_follow_etcd_and_survive_its_loss() -> Result<()> {
         !status.contains("left out")
     })?;
 
-    // A member that is cut off from the others, and then all that are left of them.
+    // A member is cut off from the others, and then all that remain.
     let cut = "nft 'add table inet cut; add chain inet cut in { type filter hook input priority 0; }; \
                add chain inet cut out { type filter hook output priority 0; }; add rule inet cut in tcp dport 2380 drop; \
                add rule inet cut in tcp sport 2380 drop; add rule inet cut out tcp dport 2380 drop; add rule inet cut out tcp sport 2380 drop'";
@@ -347,7 +347,7 @@ fn director_without_answer_of_etcd_removes_nothing() -> Result<()> {
                 && status.contains("DOES NOT ANSWER")
         })
         .with_context(|| lvsd.log())?;
-        // Long enough for the engine to be looked at again.
+        // Long enough for the dataplane to be looked at again.
         std::thread::sleep(Duration::from_secs(5));
         let (told, log) = (status(&site)?, lvsd.log());
         ensure!(
@@ -601,7 +601,7 @@ fn leases_that_are_lost_names_that_are_taken_and_other_clusters_are_noticed() ->
         !status.contains(words)
     })?;
 
-    // Somebody sets up etcd anew, and forgets what was in it.
+    // An operator sets etcd up again, without its content.
     first.kill();
     fs::remove_dir_all(site.testbed.dir().join("e0"))?;
     let _second = member(&site, 0, 1, &[])?;
@@ -668,8 +668,8 @@ fn stuck_watch_is_replaced() -> Result<()> {
     Ok(())
 }
 
-/// etcd forgets what happened while a director could not hear it: once it is cut off, and asks
-/// itself; and once it stands still, so that etcd tells it that its watch has missed something.
+/// etcd compacts events that a director could not receive: once while it is cut off, and reads
+/// again; and once while it is stopped, so that etcd reports a gap in its watch.
 #[test]
 #[ignore = "needs etcd"]
 fn compacted_history_is_read_again() -> Result<()> {
@@ -718,7 +718,7 @@ fn compacted_history_is_read_again() -> Result<()> {
     wait_status(&site, "the loss to be told", |status| {
         status.contains("DOES NOT ANSWER")
     })?;
-    // As many as before, so that counting them tells nothing.
+    // As many as before, so that counting them shows no difference.
     add(2)?;
     remove(0)?;
     let revision = compact()?;
@@ -730,7 +730,8 @@ fn compacted_history_is_read_again() -> Result<()> {
     })?;
 
     lvsd.signal(Signal::SIGSTOP)?;
-    // More than etcd holds back for somebody who does not read: 128 answers, and 16 MiB on their way through its gateway.
+    // More than etcd buffers for a client that does not read: 128 answers, and 16 MiB on their way
+    // through its gateway.
     let long = service(&site, &format!("# {}\n", "long ".repeat(12_000)));
     fs::write(site.testbed.dir().join("value"), long)?;
     let address = site.real_address(0);
@@ -758,7 +759,7 @@ fn compacted_history_is_read_again() -> Result<()> {
             && !status.contains("left out")
             && !status.contains("DOES NOT ANSWER")
     })?;
-    // etcd before 3.4.31 and 3.5.13 loses its notice at times, with all that it has not told.
+    // etcd before 3.4.31 and 3.5.13 sometimes loses its notice, with all pending events.
     let told = format!("its history up to revision {revision} was compacted");
     let (log, lost) = (lvsd.log(), "what its keys have now was not told");
     ensure!(

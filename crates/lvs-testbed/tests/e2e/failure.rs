@@ -1,4 +1,4 @@
-//! Things that end, vanish and come back; and input that nobody should send.
+//! Processes, interfaces and connections that end and come back; and damaged input.
 
 use crate::common;
 
@@ -80,8 +80,8 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
     let mut load = site.load();
     load.requests = 94;
     common::ok(site.client.load(&load)?, 94)?;
-    // The old one belongs to nobody; as after a reboot of an IPVS director, the host resets it, and
-    // the client starts anew.
+    // The old connection is unknown; as after a reboot of an IPVS director, the host resets it, and
+    // the client connects again.
     wait_until("a failure", patience, || old.so_far().1 > 0)?;
     wait_until("another answer", patience, || old.so_far().0 >= 2)?;
     let report = old.finish()?;
@@ -127,7 +127,7 @@ fn interface_removed_and_created_again_is_used() -> Result<()> {
     Ok(())
 }
 
-/// Starts an engine that shall refuse to run, and returns what it says.
+/// Starts a dataplane that is to refuse to run, and returns its message.
 fn refused(site: &lvs_testbed::Site, before: &[&str], arguments: &[&str]) -> Result<String> {
     let engine = programs::find("lvs-dataplane")?.display().to_string();
     let mut words: Vec<&str> = before.to_vec();
@@ -172,7 +172,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
     let said = refused(&site, &[], &["--rules", "/nonexistent"])?;
     ensure!(said.contains("/nonexistent"), "{said}");
 
-    // A socket file that a killed engine left is no obstacle.
+    // A socket file that a killed dataplane left is no obstacle.
     let socket = site.testbed.dir().join("engine.sock").display().to_string();
     for _ in 0..2 {
         let mut engine = site.director.spawn(
@@ -224,8 +224,8 @@ fn rules_that_make_no_sense_change_nothing() -> Result<()> {
     Ok(())
 }
 
-/// Frames cut short, with wrong lengths and with every byte changed, from a neighbour; real traffic
-/// goes on beside them.
+/// Truncated frames, wrong lengths and changes of every byte, from a neighbour, during real
+/// traffic.
 #[test]
 fn frames_that_make_no_sense_are_dropped() -> Result<()> {
     let mut options = SiteOptions::new("frames", Forward::Nat);
@@ -279,8 +279,7 @@ fn frames_that_make_no_sense_are_dropped() -> Result<()> {
     Ok(())
 }
 
-/// Another host comes up with a virtual address, and says so: who has heard it is told again who has
-/// the address.
+/// Another host announces a virtual address: its receivers get a new announcement of the owner.
 #[test]
 fn foreign_claim_to_vip_is_answered() -> Result<()> {
     let mut options = SiteOptions::new("claim", Forward::Dr);

@@ -1,5 +1,5 @@
-//! Filters: what the host's own rules see of packets that are left to it, and what the director
-//! refuses by itself.
+//! Filters: the host's own rules for packets that are left to the host, and the director's own
+//! refusals.
 
 use crate::common;
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, Host, Site, SiteOptions, wait_until};
 
-/// Datagrams to a port that nobody has, which the host counts if they reach it.
+/// Datagrams to an unused port, which the host counts if they reach it.
 const PORT: u16 = 9999;
 /// How long anything may take on a busy machine.
 const SOON: Duration = Duration::from_secs(10);
@@ -104,7 +104,7 @@ fn fragments_to_the_hosts_own_port_meet_its_rules() -> Result<()> {
         false,
         "iif eth0 ether saddr != 00:00:00:00:00:00 meta l4proto udp counter drop",
     )?;
-    // Nothing comes in by another interface, and nothing has a mark of somebody's.
+    // No packet comes in by another interface, and none has a foreign mark.
     all(&site, true, "iifname lvs-host0 counter drop")?;
     all(&site, true, "meta mark != 0 counter drop")?;
     firewall(&site, &format!("ip saddr {client} counter drop"))?;
@@ -132,8 +132,8 @@ fn fragments_to_the_hosts_own_port_meet_its_rules() -> Result<()> {
     comes(&site, four, 2000).context("rp_filter drops what is given back")
 }
 
-/// Where BPF is not permitted, what is given back comes in by the engine's device, and the engine
-/// says so.
+/// Without the right to use BPF, reinjected packets come in by the dataplane's device, and the log
+/// shows that.
 #[test]
 fn without_bpf_fragments_come_in_by_the_engines_device() -> Result<()> {
     let mut site = site("nobpf")?;
@@ -176,7 +176,7 @@ for my $id (grep { $_ } unpack('L64', $links)) {
 print $ended;
 "#;
 
-/// Somebody ends the program that gives frames back: none of them leaves as if its sender were
+/// An operator removes the program that reinjects frames: none of them leaves as if its sender were
 /// here, and soon the host gets them another way.
 #[test]
 fn removed_reinjection_leaks_no_packet() -> Result<()> {
@@ -215,8 +215,8 @@ fn removed_reinjection_leaks_no_packet() -> Result<()> {
     Ok(())
 }
 
-/// `-S` is ipvsadm's to the byte, says what it does not save, and `filter save` and `restore` bring
-/// that back: all, or nothing.
+/// `-S` is ipvsadm's to the byte, and warns about settings that it does not save; `filter save` and
+/// `restore` restore these completely or not at all.
 #[test]
 fn filters_are_saved_and_restored() -> Result<()> {
     let mut site = site("save")?;
@@ -352,7 +352,7 @@ sleep 60;
 "#;
 
 /// BPF programs that are attached by links, which `tc` does not show: what they keep from services,
-/// and that `doctor` names them, and none of the engine's own.
+/// and that `doctor` names them, and none of the dataplane's own.
 #[test]
 fn foreign_programs_at_interfaces_are_reported() -> Result<()> {
     let site = site("tcx")?;
@@ -448,7 +448,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
         serves(&site, "iptables")?;
         director("iptables-legacy -F")?;
     }
-    // The family netdev at ingress: it sees the packet and drops it, and the engine forwards its
+    // The family netdev at ingress: it sees the packet and drops it, and the dataplane forwards its
     // copy.
     for priority in [-500, 0] {
         director(&format!(
@@ -506,7 +506,7 @@ fn host_filters_see_documented_part_of_service_traffic() -> Result<()> {
     };
     tc("ingress")?;
     tc("egress")?;
-    // XDP: yes, before the engine.
+    // XDP: yes, before the dataplane.
     let mut xdp = site.director.spawn("perl", &["-e", XDP_DROP, "eth0"])?;
     wait_until("the program", Duration::from_secs(10), || {
         xdp.log().contains("attached") || xdp.log().contains(':')

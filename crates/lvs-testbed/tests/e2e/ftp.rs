@@ -25,7 +25,7 @@ impl Ftp {
         Self::told(options, engine, |_| None)
     }
 
-    /// The same with servers that tell clients another address than their own.
+    /// The same with servers that announce another address than their own.
     fn told(
         options: SiteOptions,
         engine: &[&str],
@@ -303,7 +303,7 @@ fn nat_of_an_address_that_the_engine_owns_without_offloads() -> Result<()> {
     ftp.every_mode()
 }
 
-/// The host routes the packets to the engine, those of data connections from port 20 as well.
+/// The host routes the packets to the dataplane, those of data connections from port 20 as well.
 #[test]
 fn nat_through_a_tun_device() -> Result<()> {
     let mut options = options("ftp-hop", Forward::Nat);
@@ -350,7 +350,7 @@ fn direct_routing_with_a_mark() -> Result<()> {
     ftp.every_mode()
 }
 
-/// Without persistence, a passive data connection of direct routing is nobody's.
+/// Without persistence, a passive data connection of direct routing finds no service.
 #[test]
 fn direct_routing_needs_persistence() -> Result<()> {
     let ftp = Ftp::new(options("ftp-none", Forward::Dr), &[])?;

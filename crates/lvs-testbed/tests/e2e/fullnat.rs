@@ -38,7 +38,7 @@ fn forty(site: &Site) -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])
 }
 
-/// The local address is the host's own, with the host's own connections to the same servers beside.
+/// The local address is the host's own, which has connections of its own to the same servers.
 #[test]
 fn full_nat_uses_local_address_of_host() -> Result<()> {
     let mut options = options("fullnat-host");
@@ -76,7 +76,7 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
     Ok(())
 }
 
-/// The local address is in no network's hands but the engine's, the VIP as well; IPv4 and IPv6;
+/// The local address is in no network's hands but the dataplane's, the VIP as well; IPv4 and IPv6;
 /// then other addresses take over under traffic.
 #[test]
 fn local_addresses_that_the_engine_answers_for() -> Result<()> {
@@ -98,7 +98,7 @@ fn local_addresses_that_the_engine_answers_for() -> Result<()> {
     load.requests = 40;
     common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
 
-    // The engine answers for it as a host would.
+    // The dataplane answers for it as a host would.
     site.servers[0].sh("ping -c 1 -W 5 192.0.2.50")?;
 
     // Connections keep the address that they have, also one that is taken away.
@@ -180,7 +180,7 @@ fn icmp_finds_its_way() -> Result<()> {
     )?;
     forty(&site)?;
     common::upload(&site)?;
-    // UDP to a port that nobody has: the client hears of it as from the VIP.
+    // UDP to an unused port: the client receives the error as from the VIP.
     site.add_service_weighted("-u", 9, "rr", &[1])?;
     let printed = site.client.sh(&format!(
         "perl -MSocket -e 'socket(S, PF_INET, SOCK_DGRAM, 17); connect(S, sockaddr_in(9, inet_aton(\"{}\"))); \
@@ -191,7 +191,7 @@ fn icmp_finds_its_way() -> Result<()> {
     Ok(())
 }
 
-/// Without a local address there is nothing to stand for clients, and it is said how to give one.
+/// Without a local address full NAT is refused, with the fix.
 #[test]
 fn refused_without_a_local_address() -> Result<()> {
     let mut options = options("fullnat-none");

@@ -22,7 +22,7 @@ fn site(label: &str, vip: Vip) -> Result<Site> {
     Ok(site)
 }
 
-/// Runs the five situations, all beside steady traffic through the service.
+/// Runs the five situations, all during steady traffic through the service.
 fn five_situations(vip: Vip, label: &str) -> Result<()> {
     let mut site = site(label, vip)?;
     site.start_engine(&[])?;
@@ -40,8 +40,8 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
     let report = common::ok(site.director.load(&direct)?, 40)?;
     common::spread(&report, &[40, 0])?;
 
-    // Another port of the VIP is the host's where the VIP is; the engine's own VIP has nothing
-    // there, and says so.
+    // Another port of the VIP is the host's if the host has the VIP; the dataplane's own VIP
+    // refuses it.
     let _ssh = nginx(&site.director, &common::on_port(22))?;
     match vip {
         Vip::Host | Vip::Routed | Vip::Announced => {
@@ -94,7 +94,7 @@ fn five_situations_with_vip_of_dataplane() -> Result<()> {
     five_situations(Vip::Engine, "own-vip")
 }
 
-/// Only where the VIP is the engine's own: the host talks to its own address over `lo`, which no
+/// Only where the VIP is the dataplane's own: the host talks to its own address over `lo`, which no
 /// packet socket forwards.
 #[test]
 fn client_on_director_reaches_service() -> Result<()> {
@@ -108,7 +108,7 @@ fn client_on_director_reaches_service() -> Result<()> {
     common::spread(&report, &[10, 10])
 }
 
-/// One arm, servers whose gateway is the director; the engine's own VIP answers ARP and echo.
+/// One arm, servers whose gateway is the director; the dataplane's own VIP answers ARP and echo.
 #[test]
 fn one_armed_nat_with_the_engines_own_vip() -> Result<()> {
     let mut options = SiteOptions::new("one-arm-nat", Forward::Nat);
@@ -185,8 +185,8 @@ fn errors_in_transit(site: &Site) -> Result<String> {
     Ok(listener.log().replace('\n', " "))
 }
 
-/// With `schedule_icmp`, errors without ports go to the director, whoever they are about, and are
-/// dropped: what is intercepted follows the sysctl, in both directions, while the engine runs.
+/// With `schedule_icmp`, errors without ports go to the director, for any connection, and are
+/// dropped: the interception follows the sysctl, in both directions, while the dataplane runs.
 #[test]
 fn schedule_icmp_extends_interception() -> Result<()> {
     let mut site = site("transit-errors", Vip::Host)?;

@@ -1,6 +1,6 @@
 //! A sample of the hostile frames through real backends: packet sockets on veth links, the device
-//! that leads to the host, and the TUN backend. The engine lives, goes on balancing, and knows what
-//! became of every frame.
+//! that leads to the host, and the TUN backend. The dataplane lives, goes on balancing, and knows
+//! what became of every frame.
 
 use crate::common;
 
@@ -18,7 +18,7 @@ fn shoot(site: &Site, host: &Host, interface: &str, more: &[&str], seed: u64) ->
     let servers: Vec<String> = (0..site.servers.len())
         .map(|index| site.real_address(index).to_string())
         .collect();
-    // Neighbours that nobody has, so that no real host's address is claimed by others.
+    // Unused neighbours, so that no real host's address is claimed.
     let client = common::client_address(site)?;
     let network = client.rsplit_once('.').context("IPv4")?.0;
     let clients: Vec<String> = (200..208).map(|last| format!("{network}.{last}")).collect();
@@ -79,7 +79,7 @@ fn balances(site: &Site) -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 94)?, &[47, 47])
 }
 
-/// Ends the engine, which then says what became of the frames: each has one fate.
+/// Ends the dataplane, whose last log lines count the frames: each has one fate.
 fn accounts_for(site: &mut Site, least: usize) -> Result<()> {
     let drops: serde_json::Value = serde_json::from_str(&site.lvsadm("drops --json")?)?;
     println!("{drops}");

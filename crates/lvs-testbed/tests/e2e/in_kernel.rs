@@ -1,5 +1,5 @@
-//! The path in the kernel, end to end: the same traffic as through the engine alone, and the same
-//! listings.
+//! The path in the kernel, end to end: the same traffic as through the dataplane alone, and the
+//! same listings.
 //!
 //! Needs BPF in the first user namespace; where that is not permitted, there is nothing to test.
 
@@ -33,7 +33,7 @@ pub(super) fn require_permission() -> Result<()> {
     Ok(())
 }
 
-/// A site whose engine forwards in the kernel; `None` where that is not permitted.
+/// A site whose dataplane forwards in the kernel; `None` where that is not permitted.
 fn site(label: &str, forward: Forward, servers: usize) -> Result<Site> {
     require_permission()?;
     let mut options = SiteOptions::new(label, forward);
@@ -238,7 +238,7 @@ const fn set(register: u8, number: i32) -> Instruction {
 
 const EXIT: Instruction = instruction(0x95, 0, 0, 0);
 
-/// A tag that says a priority only (VLAN 0) is as good as none, and does not go on.
+/// A tag with a priority only (VLAN 0) counts as none, and is not forwarded.
 #[test]
 fn priority_tags_are_taken_off() -> Result<()> {
     let site = site("ink-priority", Forward::Nat, 1)?;
@@ -268,8 +268,8 @@ fn priority_tags_are_taken_off() -> Result<()> {
     Ok(())
 }
 
-/// Another program in front of ours may end the chain: the engine goes on without it, and nothing
-/// breaks.
+/// Another program in front of ours may end the chain: the dataplane goes on without it, and
+/// nothing breaks.
 #[test]
 fn another_program_in_front_is_noticed() -> Result<()> {
     let site = site("ink-front", Forward::Nat, 1)?;
@@ -365,7 +365,7 @@ fn explain_shows_offloaded_connections() -> Result<()> {
     told("yes")
 }
 
-/// One that ends in an orderly way leaves nothing behind that forwards; its successor begins anew.
+/// An orderly end leaves nothing behind that forwards; the successor starts empty.
 #[test]
 fn stopped_dataplane_removes_its_programs() -> Result<()> {
     let mut site = site("ink-kill", Forward::Nat, 1)?;
@@ -420,8 +420,8 @@ fn ipv6() -> Result<()> {
     Ok(())
 }
 
-/// Downloads that a killed engine must not break: so many at once, each at 100 kB/s, and compared
-/// with what is served.
+/// Downloads that a killed dataplane must not break: so many at once, each at 100 kB/s, and
+/// compared with what is served.
 const DOWNLOADS: usize = 200;
 
 fn killed(label: &str, forward: Forward) -> Result<()> {
@@ -535,7 +535,7 @@ fn cleanup_removes_programs_of_killed_dataplane() -> Result<()> {
         .director
         .sh(&format!("{program} --cleanup 2>&1 || true"))?;
     ensure!(refused.contains("stop it"), "{refused}");
-    // A second engine does not take what the first one has.
+    // A second dataplane does not take what the first one has.
     let second = format!("{program} --in-kernel on --socket @second 2>&1 || true");
     let refused = site.director.sh(&second)?;
     ensure!(refused.contains("another engine"), "{refused}");

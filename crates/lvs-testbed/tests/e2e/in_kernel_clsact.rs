@@ -9,7 +9,8 @@ use nix::sys::signal::Signal;
 use super::common;
 use super::in_kernel::{require_permission, shares};
 
-/// The engine's filter, as tc shows it where the engine has made what it is in; and where not.
+/// The dataplane's filter, as tc shows it where the dataplane has made what it is in; and where
+/// not.
 const OWN: &str = "lvs_ingress+clsact";
 const SHARED: &str = "lvs_ingress direct-action";
 
@@ -36,7 +37,7 @@ fn shown(host: &Host, interface: &str) -> Result<String> {
     ))
 }
 
-/// How many filters of engines there are in a network namespace.
+/// How many filters of dataplanes there are in a network namespace.
 fn filters(host: &Host) -> Result<usize> {
     let all = host.sh(
         "for path in /sys/class/net/*; do tc filter show dev ${path##*/} ingress; done 2>/dev/null || true",
@@ -58,7 +59,7 @@ fn download(site: &Site) -> Result<common::Download> {
     Ok(download)
 }
 
-/// Every byte, every listing; and what tells how it is attached tells that.
+/// Every byte, every listing; and each output that shows the attachment shows clsact.
 #[test]
 fn every_byte_arrives_and_an_orderly_end_leaves_nothing() -> Result<()> {
     let mut site = site("inkc-http", 4)?;
@@ -114,7 +115,7 @@ fn other_filters_are_left_alone() -> Result<()> {
         "{left}"
     );
     ensure!(filters(&site.director)? == 0, "{left}");
-    // The engine's own discipline, which somebody else uses meanwhile.
+    // The dataplane's own discipline, which another program uses meanwhile.
     site.director.sh("tc qdisc del dev eth0 clsact")?;
     start(&mut site)?;
     site.director.sh(&other.replace("pref 1", "pref 50"))?;
@@ -127,7 +128,7 @@ fn other_filters_are_left_alone() -> Result<()> {
     Ok(())
 }
 
-/// A filter in front of the engine's, or none of the engine's, is noticed as with tcx.
+/// A filter in front of the dataplane's, or none of the dataplane's, is noticed as with tcx.
 #[test]
 fn foreign_filter_in_front_is_reported() -> Result<()> {
     let site = site("inkc-front", 2)?;
@@ -156,7 +157,7 @@ fn foreign_filter_in_front_is_reported() -> Result<()> {
     running.finish()
 }
 
-/// Filters stay when the engine is killed, and its successor replaces them.
+/// Filters stay when the dataplane is killed, and its successor replaces them.
 #[test]
 fn connections_outlive_a_killed_engine() -> Result<()> {
     let mut site = site("inkc-kill", 2)?;

@@ -1,4 +1,4 @@
-//! Where nobody says whether connections are forwarded in the kernel, they are if that is possible.
+//! The default of the kernel fast path: connections are offloaded if that is possible.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn kill(site: &mut Site) -> Result<()> {
     engine.wait(Duration::from_secs(10)).map(drop)
 }
 
-/// Starts an engine that is told `words`, whatever the environment says otherwise.
+/// Starts a dataplane with the options `words`, independent of the environment.
 fn start(site: &mut Site, words: &[&str]) -> Result<()> {
     site.start_engine_untold(words)
 }
@@ -135,7 +135,7 @@ fn engines_that_die_in_turn_do_not_take_over_for_ever() -> Result<()> {
     Ok(())
 }
 
-/// With `--outlive`, a process may hold connections of an engine before: it is not asked for the
+/// With `--outlive`, a process may hold connections of a dataplane before: it is not asked for the
 /// other way, so it goes on with them.
 #[test]
 fn in_kernel_continues_connections_of_state_keeper() -> Result<()> {

@@ -1,5 +1,5 @@
-//! XDP in front of the path in the kernel, end to end: at veth interfaces, whose other ends finish
-//! checksums, unless it is said otherwise.
+//! XDP in front of the kernel fast path, end to end: at veth interfaces whose other ends finish
+//! checksums, unless a test sets it otherwise.
 
 use crate::common;
 
@@ -28,7 +28,7 @@ fn site_as_it_is(label: &str, forward: Forward, offloads: bool) -> Result<Site> 
     Ok(site)
 }
 
-/// The engine's words for XDP at the director's interfaces.
+/// The dataplane's words for XDP at the director's interfaces.
 fn xdp(site: &Site) -> Result<Vec<String>> {
     let mut words = vec!["--in-kernel".to_owned(), "on".to_owned()];
     for name in site.director.sh("ls /sys/class/net")?.split_whitespace() {
@@ -161,8 +161,8 @@ fn interfaces_that_take_no_frames_get_packets() -> Result<()> {
     download.finish()
 }
 
-/// An engine that is killed leaves the program, and connections go on; its successor takes it over,
-/// or takes it away if it wants none.
+/// A dataplane that is killed leaves the program, and connections go on; its successor takes it
+/// over, or takes it away if it wants none.
 #[test]
 fn xdp_program_survives_dataplane() -> Result<()> {
     let mut site = site("xdp-kill", Forward::Nat)?;

@@ -148,7 +148,7 @@ fn address_of_dataplane_answers_like_a_host() -> Result<()> {
     let site = site("v6-own", Forward::Nat, Vip::Engine)?;
     add(&site, virt6(&site), true, "-m")?;
     let vip = site.vip6.to_string();
-    // Network cards pass on only the groups that somebody listens to.
+    // Network cards pass on only the groups with a listener.
     let groups = site.director.run("ip", &["maddr", "show", "dev", "eth0"])?;
     ensure!(groups.contains("33:33:ff:00:00:10"), "{groups}");
     let own = programs::own()?;

@@ -1,9 +1,9 @@
-//! Downloads that come evenly, each byte compared, while their engine is killed and another one
-//! takes its place: none breaks. Those that are forwarded in the kernel go on meanwhile, the others
-//! pause.
+//! Downloads that come evenly, each byte compared, while their dataplane is killed and another one
+//! takes its place: none breaks. Downloads that are forwarded in the kernel continue meanwhile, the
+//! others pause.
 //!
-//! `LVS_OTHER_BIN_DIR` names a directory with the engine of another version, which then takes the
-//! killed one's place, and is killed itself.
+//! `LVS_OTHER_BIN_DIR` names a directory with the dataplane of another version, which then takes
+//! the killed one's place, and is killed itself.
 
 use crate::common;
 
@@ -20,9 +20,9 @@ use nix::sys::signal::Signal;
 const RATE: u64 = 60_000;
 /// So many show that none breaks; pauses are measured with more.
 const FEW: u64 = 60;
-/// How long nobody decides.
+/// Time without a dataplane.
 const DEAD: Duration = Duration::from_secs(5);
-/// Between two engines that are killed.
+/// Between two dataplanes that are killed.
 const ALIVE: Duration = Duration::from_secs(5);
 
 /// The state keeper of connections when a dataplane is killed.
@@ -149,7 +149,7 @@ fn established(site: &Site) -> Result<u64> {
     Ok(listing.matches("ESTABLISHED").count() as u64)
 }
 
-/// Starts an engine, from `directory` if that is not the usual one.
+/// Starts a dataplane, from `directory` if that is not the usual one.
 fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     let words = by.arguments();
     let mut launcher = Vec::new();
@@ -166,7 +166,7 @@ fn start(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     site.start_engine_by(&launcher, words)
 }
 
-/// Kills the engine; after a while another one goes on.
+/// Kills the dataplane; after a while another one goes on.
 fn replace(site: &mut Site, by: By, directory: Option<&str>) -> Result<()> {
     let mut engine = site.engine.take().context("it runs")?;
     engine.signal(Signal::SIGKILL)?;

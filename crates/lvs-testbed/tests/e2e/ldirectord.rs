@@ -1,7 +1,7 @@
 //! Clients of ipvsadm, unmodified: Debian's ldirectord, and rules that are saved at the stop and
 //! restored at the start.
 //!
-//! On the director `/sbin/ipvsadm` is `lvsadm`; nobody there knows.
+//! On the director `/sbin/ipvsadm` is `lvsadm`, without the knowledge of its callers.
 
 use std::fs;
 use std::time::Duration;
@@ -48,8 +48,8 @@ fn ldirectord(site: &Site, quiescent: bool) -> Result<Proc> {
     );
     let file = site.testbed.dir().join("ldirectord.cf");
     fs::write(&file, text)?;
-    // Its pid file lies in /run, which belongs to the whole machine, as does the engine's socket,
-    // which it is to find.
+    // Its pid file lies in /run, which belongs to the whole machine, as does the dataplane's
+    // socket, which it is to find.
     let sockets = site.testbed.dir().join("sockets");
     fs::create_dir(&sockets)?;
     site.director.sh(&format!(
@@ -194,7 +194,7 @@ fn rules_are_saved_and_restored_as_debian_does() -> Result<()> {
     ensure!(run(&site, "rate")?.contains(" CPS "));
     run(&site, "stop")?;
     ensure!(site.director.sh("ipvsadm-save -n")?.is_empty());
-    // The machine starts again: a new engine knows nothing.
+    // The machine starts again: a new dataplane knows nothing.
     site.start_engine(&[])?;
     ensure!(site.director.sh("ipvsadm-save -n")?.is_empty());
     run(&site, "start")?;

@@ -1,4 +1,4 @@
-//! The director as a real server of its own services, beside others.
+//! The director as a real server of its own services, together with other servers.
 
 use crate::common;
 
@@ -28,8 +28,8 @@ fn rules(site: &Site) -> Result<String> {
     site.director.sh("ip rule; ip -6 rule")
 }
 
-/// NAT to another port of the director, the VIP on the host or the engine's own: its server sees
-/// the clients' addresses, and answers them through the engine.
+/// NAT to another port of the director, the VIP on the host or the dataplane's own: its server sees
+/// the clients' addresses, and answers them through the dataplane.
 #[test]
 fn nat_to_the_director_itself() -> Result<()> {
     for vip in [Vip::Host, Vip::Engine] {
@@ -68,8 +68,8 @@ fn nat_to_the_director_itself() -> Result<()> {
             .sh(&format!("curl -sS -f -m 5 http://{own_address}:8080/id"))?;
         ensure!(direct == "director\n");
 
-        // A killed engine leaves a rule into an empty table, which disturbs nobody, and the next
-        // engine takes it away.
+        // A killed dataplane leaves a rule into an empty table, which disturbs nobody, and the next
+        // dataplane takes it away.
         ensure!(rules(&site)?.contains("sport 8080"), "{}", rules(&site)?);
         if let Some(engine) = &mut site.engine {
             engine.kill();
@@ -111,8 +111,8 @@ fn direct_routing_to_the_director_itself() -> Result<()> {
     Ok(())
 }
 
-/// With full NAT the director needs nobody to stand for its clients: it is what they would be
-/// translated to.
+/// With full NAT the director needs no local address for its own clients: it is the host that they
+/// would be translated to.
 #[test]
 fn full_nat_to_the_director_itself() -> Result<()> {
     let mut options = SiteOptions::new("local-fullnat", Forward::FullNat);
@@ -129,7 +129,7 @@ fn full_nat_to_the_director_itself() -> Result<()> {
     served(&site, &load, &[("director", 20), ("rs1", 20)])
 }
 
-/// A director whose host is strict about where packets come from goes on taking those for its other
+/// A director whose host is strict about source addresses continues to accept packets for its other
 /// ports, whatever port its own server has.
 #[test]
 fn local_server_on_strict_host_keeps_other_ports() -> Result<()> {

@@ -61,7 +61,7 @@ fn keepalived(site: &Site, file: &std::path::Path) -> Result<Proc> {
     ];
     let launcher = programs::find("lvs-run")?;
     site.director
-        .spawn(&launcher.display().to_string(), &arguments)
+        .spawn(launcher.display().to_string(), &arguments)
         .context("starting keepalived (package keepalived)")
 }
 
@@ -161,7 +161,7 @@ fn keepalived_whose_supervisor_is_killed_ends() -> Result<()> {
 
 /// By netlink; by a program that drops its capabilities; and below another launcher.
 #[test]
-fn ipvsadm_adds_what_lvsadm_lists() -> Result<()> {
+fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     let site = site("lvsrunadm")?;
     let launcher = programs::find("lvs-run")?.display().to_string();
     let service = site.service(80);

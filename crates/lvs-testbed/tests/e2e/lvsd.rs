@@ -1,4 +1,4 @@
-//! The daemon with a real engine, real servers and real checks.
+//! The daemon with a real dataplane, real servers and real checks.
 
 use crate::common;
 
@@ -80,7 +80,7 @@ fn checks_reload_and_stop() -> Result<()> {
     load.requests = 40;
     common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
 
-    // A reload adds a server; who is connected notices nothing.
+    // A reload adds a server; connected clients notice nothing.
     let mut open = load.clone();
     open.keepalive = true;
     open.pause_ms = 5;
@@ -143,7 +143,7 @@ fn not_one_request_is_lost_while_lvsd_is_killed_and_started_again() -> Result<()
     report.all_ok(report.ok)?;
     ensure!(report.ok > 1000 && report.servers.len() == 3, "{report:?}");
 
-    // Left behind on purpose, the engine forwards on.
+    // Left behind on purpose, the dataplane forwards on.
     let status = lvsd.stop(Signal::SIGINT)?;
     ensure!(status.success(), "{status}: {}", lvsd.log());
     Ok(())
@@ -156,7 +156,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 3, &lvsd)?;
 
-    // The engine dies: the daemon starts another and fills it.
+    // The dataplane dies: the daemon starts another and fills it.
     let engine = site
         .director
         .sh("ss -Hlxp | sed -n 's/.*\\(@lvs-dataplane\\|netns-[0-9]*.sock\\) .*pid=\\([0-9]*\\).*/\\2/p'")?;
@@ -178,7 +178,7 @@ fn dataplane_survives_lvsd_and_is_restarted_after_death() -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 30)?, &[10, 10, 10])
 }
 
-/// Tunnels in the words of the file: those of both servers, and what a listing says of them.
+/// Tunnels as written in the file: those of both servers, and their lines in a listing.
 const TUNNELS: [[(&str, &str); 2]; 4] = [
     [("", "ipip"), ("", "ipip")],
     [
@@ -272,7 +272,7 @@ fn tunnels_are_edited_in_place() -> Result<()> {
     Ok(())
 }
 
-/// The process id of the engine.
+/// The process id of the dataplane.
 fn engine_pid(site: &Site) -> Result<String> {
     site.director
         .sh("ss -Hlxp | sed -n 's/.*netns-[0-9]*.sock .*pid=\\([0-9]*\\).*/\\1/p'")
@@ -319,7 +319,7 @@ fn twenty_restarts_break_nothing_and_stop_all_ends_all() -> Result<()> {
         common::host_state(&site).is_ok_and(|after| after == before)
     })?;
 
-    // Where lvsd has ended before, the engine is found.
+    // Where lvsd has ended before, the dataplane is found.
     let mut lvsd = start(&site, &[])?;
     wait_usable(&site, 3, &lvsd)?;
     site.director.run(&program, &["stop", "--config", &path])?;
@@ -377,8 +377,8 @@ fn replacing_reload_loses_no_request() -> Result<()> {
     Ok(())
 }
 
-/// All three programs with a standard error that is full, that nobody reads, and whose reader has
-/// gone, under 500 downloads.
+/// All three programs with a standard error that is full, that no process reads, and whose reader
+/// has exited, under 500 downloads.
 #[test]
 fn unread_output_stops_nothing() -> Result<()> {
     let site = site("unread")?;
@@ -484,7 +484,7 @@ fn stop_all_removes_the_files_of_its_namespace() -> Result<()> {
 }
 
 /// `lvsadm drain` asks lvsd, which keeps the server drained over a reload, a restart and the loss
-/// of the engine, and says so.
+/// of the dataplane, and reports that.
 #[test]
 fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
     let site = site("admin")?;
@@ -525,7 +525,7 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
         lvsd(&site, "status").is_ok_and(|told| told.contains("2 of 3 servers usable"))
     })?;
     ensure!(usable(&site) == 2, "{:?}", site.lvsadm("-L -n"));
-    // Nobody who may not change things can end it.
+    // A user without write access cannot end it.
     let denied = site
         .director
         .sh(&format!(
@@ -555,7 +555,7 @@ fn drain_is_kept_by_lvsd_over_restarts() -> Result<()> {
 }
 
 /// Below the quorum the sorry server has all new connections, and none when the quorum is back; a
-/// program is told of both. Connections to servers that are up go on.
+/// program is notified of both. Connections to servers that are up continue.
 #[test]
 fn sorry_server_answers_below_quorum() -> Result<()> {
     let mut site = site("sorry")?;
@@ -638,7 +638,7 @@ fn sorry_server_answers_below_quorum() -> Result<()> {
     Ok(())
 }
 
-/// Whether a host of the clients' network gets an answer to the question who has the VIP.
+/// Whether a host of the clients' network receives an answer to its request for the VIP.
 fn is_answered_for(site: &Site) -> bool {
     // A cached neighbour is no answer.
     let asked = format!(
@@ -649,8 +649,8 @@ fn is_answered_for(site: &Site) -> bool {
     said.is_ok_and(|said| said.contains("lladdr"))
 }
 
-/// Below the quorum nobody on the wire answers for a VIP that is given up; it is announced when it
-/// is taken back, and goes with lvsd where the service is to.
+/// Below the quorum no host answers for a released VIP; it is announced when it is taken back, and
+/// is released with lvsd if the service is to end.
 #[test]
 fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     let mut options = SiteOptions::new("giveup", Forward::Nat);
@@ -704,7 +704,7 @@ fn released_vip_is_unanswered_on_the_wire() -> Result<()> {
     load.sizes = vec![1000];
     common::ok(site.client.load(&load)?, 20)?;
 
-    // `remove_on_exit`: it ends with lvsd, and the engine stays.
+    // `remove_on_exit`: it ends with lvsd, and the dataplane stays.
     let engine = engine_pid(&site)?;
     ensure!(daemon.stop(Signal::SIGTERM)?.success(), "{}", daemon.log());
     ensure!(!is_answered_for(&site), "{}", daemon.log());
@@ -743,7 +743,7 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
             writeln!(
                 text,
                 "[[service.server]]\naddress = \"10.{}.{}.{}:80\"\nweight = 2",
-                // Not of a network of the site: 10.0.0.255 is its broadcast address, which an engine
+                // Not of a network of the site: 10.0.0.255 is its broadcast address, which a dataplane
                 // refuses as the kernel does.
                 64 + (server >> 16),
                 server >> 8 & 255,

@@ -122,7 +122,8 @@ fn nothing_breaks_when_bird_is_killed_or_the_power_goes_tun() -> Result<()> {
     Ok(())
 }
 
-/// One call to the engine whose control socket is at a path; its answer. `@9@x@` is nine times x.
+/// One call to the dataplane whose control socket is at a path; its answer. `@9@x@` is nine times
+/// x.
 const CALL: &str = r#"
 use IO::Socket::UNIX;
 my ($path, $method, $params) = @ARGV;

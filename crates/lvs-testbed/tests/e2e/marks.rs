@@ -1,4 +1,4 @@
-//! Firewall-mark services: the engine gives the marks by its own rules.
+//! Firewall-mark services: the dataplane gives the marks by its own rules.
 
 use crate::common;
 

@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 /// How long anything may take on a busy machine. The kernel's silence lasts a quarter of an hour.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A daemon over an engine that it has started.
+/// A daemon over a dataplane that it has started.
 struct Daemon<'a> {
     site: &'a Site,
     virt: SocketAddr,
@@ -80,7 +80,7 @@ impl Daemon<'_> {
     }
 }
 
-/// A client that connects, asks for half a page, and waits for whatever comes.
+/// A client that connects, requests half a page, and waits.
 fn idle(client: &Host, virt: SocketAddr) -> Result<Proc> {
     let script = format!(
         "exec 3<>/dev/tcp/{}/{}; printf 'GET / HTTP/1.1\\r\\nHost: x\\r\\n' >&3; echo waiting; cat <&3",
@@ -150,8 +150,8 @@ fn one_is_taken_out(forward: Forward, six: bool) -> Result<()> {
         wait_until("three connections", SOON, || established(server) == 3)?;
     }
     daemon.reload(&[0])?;
-    // Both ends are told: the server, which is alive, and its three clients. A slow download first
-    // reads what had come.
+    // Both ends are reset: the server, which is alive, and its three clients. A slow download first
+    // reads the buffered bytes.
     let (idle, slow) = clients.split_at_mut(4);
     let told = wait_until("the resets", SOON, || {
         let ended = idle

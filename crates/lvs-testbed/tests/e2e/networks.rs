@@ -1,6 +1,6 @@
-//! Networks as they are: VLANs, interfaces that come, go, change and get other names, servers that
-//! get other link-layer addresses, switches that watch multicast, neighbours that are gone. Real
-//! traffic goes on beside all of it.
+//! Changing networks: VLANs, interfaces that come, go, change and get other names, servers that get
+//! other link-layer addresses, switches that snoop on multicast, neighbours that are gone. Real
+//! traffic continues during all of it.
 
 use crate::common;
 
@@ -25,7 +25,7 @@ fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) ->
     common::site(options)
 }
 
-/// How often the engine has logged `what`.
+/// How often the dataplane has logged `what`.
 fn logged(site: &Site, what: &str) -> usize {
     let log = site.engine.as_ref().map(Proc::log).unwrap_or_default();
     log.lines().filter(|line| line.contains(what)).count()
@@ -250,7 +250,8 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
     Ok(())
 }
 
-/// A server that is gone: whoever asks for it is told, as by a router, and does not wait for ever.
+/// A server that is gone: its clients receive an ICMP error, as from a router, and do not wait for
+/// ever.
 #[test]
 fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
     for forward in [Forward::Nat, Forward::Dr, Forward::Tun] {
@@ -291,7 +292,7 @@ fn gateway_is_resolved_in_advance() -> Result<()> {
     Ok(())
 }
 
-/// A switch that sends frames for a group only where somebody has said that he listens.
+/// A switch that sends frames for a group only to reported listeners.
 #[test]
 fn snooping_switch_forwards_to_dataplane() -> Result<()> {
     let mut options = SiteOptions::new("mld", Forward::Nat);
@@ -491,7 +492,7 @@ fn vlans_of_a_trunk_in_the_kernel() -> Result<()> {
     Ok(())
 }
 
-/// A program that stands at the trunk is told, though the engine says that it uses the VLANs only.
+/// A program at the trunk is reported, though the dataplane lists the VLANs only.
 #[test]
 #[ignore = "by hand: needs a kernel with 802.1Q"]
 fn foreign_programs_at_trunk_are_reported() -> Result<()> {

@@ -1,5 +1,5 @@
-//! The words that only `lvsadm` has, with a real engine, real servers and real readers of what they
-//! write.
+//! The words that only `lvsadm` has, with a real dataplane, real servers and real readers of what
+//! they write.
 
 use crate::common;
 

@@ -1,4 +1,4 @@
-//! Two directors that tell each other their connections over TCP.
+//! Two directors that replicate their connections over TCP.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -18,7 +18,7 @@ const TWO: &str = "192.0.2.2";
 /// The successor of a killed dataplane starts empty.
 const ALONE: [&str; 2] = ["--in-kernel", "off"];
 
-/// A site of two directors, without engines.
+/// A site of two directors, without dataplanes.
 fn site(label: &str, forward: Forward, rate: u64) -> Result<Site> {
     let mut options = SiteOptions::new(label, forward);
     options.standby = true;
@@ -37,7 +37,7 @@ fn key(site: &Site, name: &str, key: &str) -> Result<String> {
     Ok(path.display().to_string())
 }
 
-/// An engine that talks to one at `peer`, and knows nothing of one that was killed.
+/// A dataplane that talks to one at `peer`, and knows nothing of one that was killed.
 fn engine(site: &Site, director: &Host, peer: &str, key: &str) -> Result<Proc> {
     let extra = ["--sync-peer", peer, "--sync-key", key];
     site.start_engine_on(director, &[], &[&extra[..], &ALONE].concat())
@@ -468,7 +468,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     }
     shows(&format!("TCP {vip}:81\n    the service is here only\n"))?;
 
-    // A director that is gone: nobody knows its connections.
+    // A director that is gone: its connections are lost.
     drop(two);
     let doctor = format!("{} doctor || true", programs::find("lvsadm")?.display());
     wait("its absence to be found", || {

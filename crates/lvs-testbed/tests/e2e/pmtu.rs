@@ -46,7 +46,7 @@ enum Narrow {
 
 const HOPS: [Narrow; 3] = [Narrow::Client, Narrow::Director, Narrow::Servers];
 
-/// Makes a way of the router's narrow, and all others wide; nobody remembers anything.
+/// Makes one path of the router narrow, and all others wide; no host remembers a path MTU.
 fn narrow(site: &mut Site, which: Narrow) -> Result<()> {
     let mut script = String::new();
     for (way, four, six, device) in [
@@ -228,7 +228,7 @@ fn direct_routing() -> Result<()> {
     Ok(())
 }
 
-/// Without path MTU discovery, what does not fit is fragmented by whoever meets the narrow hop.
+/// Without path MTU discovery, the host before the narrow hop fragments too long packets.
 #[test]
 fn switched_off() -> Result<()> {
     let mut site = site("pmtu-off", Forward::Tun)?;
@@ -249,8 +249,8 @@ fn switched_off() -> Result<()> {
     Ok(())
 }
 
-/// Frames of 9,000 bytes between client and director, 1,500 to the servers: told, cut or lowered,
-/// and never lost.
+/// Frames of 9,000 bytes between client and director, 1,500 to the servers: refused with an error,
+/// cut or lowered, and never lost.
 #[test]
 fn jumbo_frames_on_one_side() -> Result<()> {
     for clamp in [&[][..], &["--clamp-mss", "auto"]] {

@@ -1,4 +1,4 @@
-//! Engines that do not answer: one line that says what to do, and ipvsadm's exit code.
+//! Dataplanes that do not answer: one line with the fix, and ipvsadm's exit code.
 
 use crate::common;
 

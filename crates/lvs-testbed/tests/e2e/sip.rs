@@ -1,4 +1,4 @@
-//! SIP with real programs: the messages of a call reach one server, whatever ports they come from.
+//! SIP with real programs: the messages of a call reach one server, from any ports.
 
 use crate::common;
 
@@ -73,7 +73,7 @@ fn check(site: &Site, total: usize) -> Result<()> {
     Ok(())
 }
 
-/// Every datagram is scheduled by itself: only the Call-ID keeps a call together.
+/// Every datagram is scheduled separately: only the Call-ID keeps a call together.
 #[test]
 #[ignore = "needs SIPp"]
 fn one_packet_scheduling_by_call() -> Result<()> {

@@ -10,8 +10,8 @@ use lvs_testbed::netns::run_with_input;
 use lvs_testbed::{Forward, Host, LoadReport, Proc, Site, SiteOptions, wait_until};
 use lvs_testbed::{programs, servers::NginxOptions};
 
-/// A site with an engine on each of two directors, the first with daemons of these arguments, the
-/// second with others.
+/// A site with a dataplane on each of two directors, the first with daemons of these arguments, the
+/// second with daemons of its own.
 fn directors(forward: Forward, rate: u64) -> Result<(Site, Proc)> {
     let mut options = SiteOptions::new("sync", forward);
     options.standby = true;
@@ -131,8 +131,8 @@ fn downloads_go_on_after_kill_9_tun() -> Result<()> {
     downloads_go_on(Forward::Tun, PLAIN, PLAIN, &["sync_version=0"])
 }
 
-/// The same with `lvsd` on both directors and one file for both: each has the daemons of both roles,
-/// and tells what they have counted.
+/// The same with `lvsd` on both directors and one file for both: each has the daemons of both
+/// roles, and reports their counters.
 #[test]
 fn downloads_go_on_between_two_lvsd() -> Result<()> {
     const DOWNLOADS: u64 = 100;
@@ -338,7 +338,7 @@ fn daemons_begin_and_end_as_the_kernels() -> Result<()> {
         Duration::from_secs(10),
         || joined().unwrap_or(false),
     )?;
-    // The end of the engine is theirs.
+    // The end of the dataplane is theirs.
     let mut engine = site.engine.take().context("started above")?;
     engine.stop(nix::sys::signal::Signal::SIGTERM)?;
     ensure!(backup_sockets(&director)? == 0, "{}", engine.log());

@@ -1,4 +1,4 @@
-//! The testbed itself, without an engine: hosts, links, servers, decapsulator, clearing up.
+//! The testbed itself, without a dataplane: hosts, links, servers, decapsulator, clearing up.
 
 use std::fs;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! The engine behind a TUN device, with nothing but CAP_NET_ADMIN: the host routes packets to it,
-//! and where they are to go.
+//! The dataplane behind a TUN device, with nothing but CAP_NET_ADMIN: the host routes packets to
+//! it, and where they are to go.
 
 use crate::common;
 
@@ -22,7 +22,7 @@ fn start(site: &mut Site) -> Result<()> {
     site.start_engine_by(&NET_ADMIN_ONLY, &["--backend", "tun"])
 }
 
-/// A site whose director forwards, without its engine.
+/// A site whose director forwards, without its dataplane.
 fn prepared(label: &str, forward: Forward, servers: usize, vip: Vip) -> Result<Site> {
     let mut options = SiteOptions::new(label, forward);
     options.servers = servers;
@@ -81,8 +81,8 @@ fn servers_come_and_go() -> Result<()> {
     common::administration(&site("hop-admin", Forward::Nat, 3)?)
 }
 
-/// Full NAT answers to addresses that the host routes to the engine as it does virtual ones; a
-/// client on the director itself is one like all others.
+/// Full NAT answers to addresses that the host routes to the dataplane like virtual ones; a client
+/// on the director itself is served like all others.
 #[test]
 fn full_nat() -> Result<()> {
     let site = site("hop-fullnat", Forward::FullNat, 2)?;
@@ -100,7 +100,7 @@ fn full_nat() -> Result<()> {
     Ok(())
 }
 
-/// The director's own web server behind a service, beside another one.
+/// The director's own web server behind a service, together with another one.
 #[test]
 fn tun_backend_director_is_real_server() -> Result<()> {
     let site = site("hop-local", Forward::Nat, 1)?;
@@ -112,7 +112,7 @@ fn tun_backend_director_is_real_server() -> Result<()> {
     let report = common::ok(site.client.load(&load)?, 94)?;
     let expected = [("director", 47), ("rs1", 47)].map(|(name, n)| (name.to_owned(), n));
     ensure!(report.servers == expected.into(), "{:?}", report.servers);
-    // Its own clients still get their answers, which pass the engine, too.
+    // Its own clients still get their answers, which pass the dataplane, too.
     let direct = LoadOptions {
         target: ([192, 0, 2, 1], 8080).into(),
         requests: 20,
@@ -122,7 +122,7 @@ fn tun_backend_director_is_real_server() -> Result<()> {
     Ok(())
 }
 
-/// The VIP in no network, merely routed to the director: nobody has to answer ARP for it.
+/// The VIP in no network, merely routed to the director: no host has to answer ARP for it.
 #[test]
 fn tun_backend_serves_routed_address() -> Result<()> {
     let mut site = prepared("hop-routed", Forward::Tun, 2, Vip::Routed)?;
@@ -181,7 +181,8 @@ fn ipv6() -> Result<()> {
     traffic6(&tunnels, &kinds[..1], false)
 }
 
-/// Without offloads, and with small packets, everything is cut and finished by somebody else.
+/// Without offloads, and with small packets, the host or the other end cuts and finishes
+/// everything.
 #[test]
 fn links_without_offloads_and_with_a_small_mtu() -> Result<()> {
     for forward in [Forward::Nat, Forward::Tun] {
@@ -357,7 +358,7 @@ fn tun_backend_restores_removed_rules_and_routes() -> Result<()> {
     })
 }
 
-/// The director stays an ordinary host and router beside the engine.
+/// The director stays an ordinary host and router next to the dataplane.
 #[test]
 fn tun_backend_keeps_traffic_of_host() -> Result<()> {
     let mut site = prepared("hop-host", Forward::Nat, 2, Vip::Engine)?;
@@ -494,8 +495,8 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
         engine.log()
     );
     ensure!(common::host_state(&site)? == before);
-    // One family is enough to start; what is missing for the other is said when it is needed, and
-    // by the doctor.
+    // One family is enough to start; a missing setting of the other is reported when it is needed,
+    // and by the doctor.
     site.director.sysctl("ipv6/conf/all/forwarding", "1")?;
     start(&mut site)?;
     site.add_service(80, "rr")?;
@@ -503,8 +504,8 @@ fn tun_backend_disabled_forwarding_is_reported() -> Result<()> {
     Ok(())
 }
 
-/// The daemon checks its file against the backend, starts the engine, checks servers past it, and
-/// owns the address.
+/// The daemon checks its file against the backend, starts the dataplane, checks servers past it,
+/// and owns the address.
 #[test]
 fn under_the_daemon() -> Result<()> {
     let site = prepared("hop-lvsd", Forward::Nat, 2, Vip::Engine)?;

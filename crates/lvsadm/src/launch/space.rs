@@ -40,7 +40,7 @@ pub(super) struct Space {
     pub(super) used: Mutex<Instant>,
 }
 
-/// What is known about the dataplane.
+/// The link to the dataplane: its connection, its lock, its last failure and its last listing.
 #[derive(Debug, Default)]
 struct Link {
     client: Option<Client>,
@@ -78,7 +78,7 @@ impl Space {
         })
     }
 
-    /// The dataplane, for a process. Others that ask it wait.
+    /// Returns the connection to the dataplane for a process. Other processes wait meanwhile.
     pub(super) fn dataplane(&self, process: u32) -> Connection<'_> {
         Connection {
             address: &self.address,
@@ -100,7 +100,7 @@ impl Space {
         port_of(&self.sender, std::process::id())
     }
 
-    /// Sends as many `datagrams` to `port` as its socket takes now, and gives the others.
+    /// Sends as many `datagrams` to `port` as its socket accepts now, and returns the rest.
     pub(super) fn send(
         self: &Arc<Self>,
         port: u32,

@@ -177,7 +177,7 @@ fn shown(messages: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn answers_equal_those_of_the_kernel() {
+fn answers_equal_the_kernel() {
     let recorded = recorded();
     let of = |title: &str| -> Vec<&Vec<u8>> {
         let with_title = recorded.iter().filter(|(of, _)| *of == title);

@@ -19,7 +19,7 @@ use crate::program::Invocation;
 
 /// Time between two polls.
 const POLL: Duration = Duration::from_millis(500);
-/// How long lvsd may take to have the engine do what it was asked.
+/// How long lvsd may take to have the dataplane do what it was asked.
 const GRACE: Duration = Duration::from_secs(30);
 /// A line of progress at least this often.
 const LINE: Duration = Duration::from_secs(10);
@@ -78,7 +78,7 @@ pub(super) fn run(run: &mut Invocation<'_>, words: &Words) -> Outcome {
         };
         progress.show(run, &target, &info)?;
         target.settled |= info.config.weight == 0;
-        // lvsd takes a moment to have the engine do what it was asked.
+        // lvsd takes a moment to have the dataplane do what it was asked.
         if info.config.weight != 0 && (target.settled || progress.started.elapsed() >= GRACE) {
             return Err(Trouble::Engine(format!(
                 "somebody else has set the weight of {server} to {}",
@@ -151,7 +151,7 @@ struct Target {
     name: String,
     /// The lvsd that owns the service, if there is one.
     daemon: Option<Daemon>,
-    /// The engine has given it weight 0.
+    /// The dataplane has given it weight 0.
     settled: bool,
 }
 

@@ -88,7 +88,7 @@ fn tell(run: &mut Invocation<'_>, done: &AdminDone, state: &str) -> Outcome {
     Ok(0)
 }
 
-/// The daemon that looks after the engine, if one runs.
+/// The daemon that looks after the dataplane, if one runs.
 pub(super) fn daemon(run: &Invocation<'_>) -> Result<Option<Daemon>, Trouble> {
     Daemon::connect(run.address()).map_err(Trouble::Engine)
 }

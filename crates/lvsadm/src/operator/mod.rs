@@ -71,9 +71,9 @@ pub(crate) struct Operator {
 pub(crate) enum Trouble {
     /// A wrong command line.
     Usage(String),
-    /// No engine to talk to.
+    /// No dataplane to talk to.
     Absent(String),
-    /// The engine, or lvsd, refused.
+    /// The dataplane, or lvsd, refused.
     Engine(String),
     /// Input or output.
     Io(io::Error),
@@ -218,12 +218,12 @@ pub(crate) fn overview() -> String {
     text
 }
 
-/// A connection to the engine.
+/// A connection to the dataplane.
 pub(crate) fn connect(run: &mut Invocation<'_>) -> Result<Client, Trouble> {
     run.client().map_err(Trouble::Absent)
 }
 
-/// Has the engine change something, and prints its warnings.
+/// Has the dataplane change something, and prints its warnings.
 pub(crate) fn change(
     run: &mut Invocation<'_>,
     client: &mut Client,

@@ -309,7 +309,7 @@ impl<P: Prober> Daemon<P> {
                 Signal::Stop => Event::Stop { all: false },
                 Signal::StopAll => Event::Stop { all: true },
             },
-            Some(done) = self.reloader.done() => Event::Read(Box::new(done)),
+            Some(done) = self.reloader.done() => Event::Read(done),
             () = inputs.sources.changed() => Event::Sources,
             input = next_input(&mut inputs.cluster, &mut self.reports, &mut self.requests) => {
                 Event::Input(input)

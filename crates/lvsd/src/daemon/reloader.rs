@@ -54,7 +54,7 @@ pub(super) struct Reloader {
     reading: Option<Reading>,
     /// The reading that has to follow it.
     again: Option<Reading>,
-    done: (mpsc::Sender<Done>, mpsc::Receiver<Done>),
+    done: (mpsc::Sender<Box<Done>>, mpsc::Receiver<Box<Done>>),
     /// The next file may remove any number of servers.
     forced: bool,
     /// The clients that wait for the reload.
@@ -90,7 +90,7 @@ impl Reloader {
     }
 
     /// The next result of a reading.
-    pub(super) async fn done(&mut self) -> Option<Done> {
+    pub(super) async fn done(&mut self) -> Option<Box<Done>> {
         self.done.1.recv().await
     }
 
@@ -122,7 +122,7 @@ impl Reloader {
                 report,
             });
             // The daemon may be ending.
-            let _ = sender.blocking_send(Done { gathered, read });
+            let _ = sender.blocking_send(Box::new(Done { gathered, read }));
         });
     }
 
@@ -186,13 +186,13 @@ impl<P: Prober> Daemon<P> {
 
     /// Loads or refuses the result of a reading.
     pub(super) fn take_done(&mut self, done: Done, addresses: &Addresses) {
-        let read = self.reloader.reading.take();
+        let reading = self.reloader.reading.take();
         let again = self.reloader.again.take();
         if again == Some(Reading::File) {
             self.read(Reading::File);
             return;
         }
-        let taken = match (read, done.read) {
+        let taken = match (reading, done.read) {
             (Some(Reading::Sources), Ok(read)) => {
                 self.take_expanded(read, addresses);
                 true

@@ -249,7 +249,7 @@ impl Lab {
         lab
     }
 
-    /// The engine owns the VIPs, the host does not know them.
+    /// The dataplane owns the VIPs, the host does not know them.
     pub fn own_vips(&mut self) {
         self.net.own = self.net.vips.clone();
         self.intercept.own_vips = self.net.vips.clone();

@@ -12,7 +12,7 @@ use lvs_testbed::{
 };
 use serde_json::Value;
 
-/// A site with its engine running.
+/// A site with its dataplane running.
 pub(crate) fn site(options: SiteOptions) -> Result<Site> {
     let mut site = Site::new(options)?;
     site.start_engine(&[])?;
@@ -22,8 +22,8 @@ pub(crate) fn site(options: SiteOptions) -> Result<Site> {
 /// The last message of a dataplane's start.
 pub(crate) const READY: &str = "ready at";
 
-/// Waits until the engine has said that much, and gives all that it has said: its log is written by
-/// a thread of its own, so that it may answer before.
+/// Waits until the dataplane's log contains `what`, and returns the log: a thread of its own writes
+/// the log, so that the dataplane may answer before.
 pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
     let engine = site.engine.as_ref().context("it runs")?;
     lvs_testbed::wait_until(&format!("{what:?}"), Duration::from_secs(10), || {
@@ -414,9 +414,9 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     Ok(())
 }
 
-/// The other schedulers over real connections: weights hold, and least-connection evens out what
-/// servers have, one connection after the other. (How even it is among servers that are busy at
-/// once depends on how fast each is, which no test can say.)
+/// The other schedulers over real connections: weights hold, and least-connection evens out the
+/// connections of servers, one after the other. (How even it is among servers that are busy at once
+/// depends on their speed, which no test can assert.)
 pub(crate) fn schedulers(site: &Site) -> Result<()> {
     let mut load = site.load();
     load.sizes = vec![1000];
@@ -501,8 +501,8 @@ pub(crate) fn ok(report: LoadReport, requests: u64) -> Result<LoadReport> {
     Ok(report)
 }
 
-/// Sends one TCP segment with ACK from an odd port of the client and says whether a fitting RST
-/// comes back.
+/// Sends one TCP segment with ACK from an odd port of the client, and returns whether a matching
+/// RST comes back.
 pub(crate) fn stray_ack_is_reset(site: &Site, port: u16) -> Result<bool> {
     let script = format!(
         r#"perl -MSocket -e '

@@ -1,5 +1,5 @@
-//! The devices that packets of services pass between the network and the engine's packet sockets:
-//! those that the engine uses, and what lies below them.
+//! The devices that packets of services pass between the network and the dataplane's packet
+//! sockets: those that the dataplane uses, and what lies below them.
 //!
 //! ```text
 //!  network ─▶ XDP ─▶ eth0 ─▶ packet socket ─▶ tc, netdev chains ─▶ the host
@@ -8,7 +8,7 @@
 
 use serde_json::Value;
 
-/// A device where something may keep packets from the engine, or stop what it sends.
+/// A device where something may keep packets from the dataplane, or stop what it sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) name: String,

@@ -64,10 +64,10 @@ const FILTER: &str = "filter sources with `lvsadm filter add SERVICE --deny PREF
 const MEANT: &str =
     "that is right where services are to be filtered; if not, have it let them pass";
 
-/// How the names of the engine's own tables begin.
+/// How the names of the dataplane's own tables begin.
 const OWN_TABLE: &str = "lvs-";
 
-/// How the names of the engine's own BPF programs begin.
+/// How the names of the dataplane's own BPF programs begin.
 const OWN_PROGRAM: &str = "lvs_";
 
 /// A side of an interface.
@@ -125,7 +125,7 @@ impl<'a> Chain<'a> {
         self.at.is_some() && !devices.iter().any(|device| self.is_at(device))
     }
 
-    /// The interface whose packets pass it before the engine has them, if there is one.
+    /// The interface whose packets pass it before the dataplane has them, if there is one.
     fn before<'d>(&self, devices: &'d [Device]) -> Option<&'d str> {
         let mut here = devices.iter().filter(|device| self.is_at(device));
         here.find_map(|device| device.above.as_deref())
@@ -133,7 +133,7 @@ impl<'a> Chain<'a> {
 }
 
 /// Firewall rules that name a service, or drop by source alone: those that do not see packets of
-/// services, and those that stand where the engine's packets leave.
+/// services, and those that stand where the dataplane's packets leave.
 fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: &mut Findings) {
     let mut chain = Chain::default();
     let mut by_source = Vec::new();
@@ -151,7 +151,7 @@ fn rules(services: &[ServiceInfo], devices: &[Device], ruleset: &str, findings: 
             chain.name = rule.split(' ').next().unwrap_or_default();
         }
         chain.stands(line);
-        // The engine's own, and those of other interfaces.
+        // The dataplane's own, and those of other interfaces.
         let own = |word: &str| word.starts_with(OWN_TABLE);
         if chain.table.split(' ').any(own) || chain.is_elsewhere(devices) {
             continue;
@@ -311,7 +311,7 @@ fn traffic_control(device: &Device, side: Side, filters: &str, findings: &mut Fi
     }
 }
 
-/// Whether a line is that of a filter with the engine's own program (clsact).
+/// Whether a line is that of a filter with the dataplane's own program (clsact).
 fn is_own(line: &str) -> bool {
     let named = line.contains(" bpf ") && line.contains(" direct-action ");
     named && line.split(' ').any(|word| word.starts_with(OWN_PROGRAM))

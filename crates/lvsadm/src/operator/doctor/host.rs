@@ -33,7 +33,7 @@ fn kernel(findings: &mut Findings) {
     }
 }
 
-/// Frames lost before the engine saw them.
+/// Frames lost before the dataplane saw them.
 fn lost(interface: &InterfaceInfo, findings: &mut Findings) {
     let name = &interface.name;
     if interface.lost > 0 {

@@ -90,7 +90,7 @@ fn print(run: &mut Invocation<'_>, findings: &[Finding]) -> std::io::Result<()> 
     }
 }
 
-/// Whether the host routes packets to the engine. Then its firewall sees them like all others.
+/// Whether the host routes packets to the dataplane. Then its firewall sees them like all others.
 fn is_routed(info: &Info) -> bool {
     info.interfaces.iter().any(|port| port.backend == "tun")
 }
