@@ -41,7 +41,7 @@ x86_64) arch=x86_64 sum=$sum_x86_64 ;;
 aarch64 | arm64) arch=aarch64 sum=$sum_aarch64 ;;
 *) fail "there is no tarball for $(uname -m): build from source" ;;
 esac
-case $sum in *@*) fail "this script has no checksum for $arch: take the install.sh of a release" ;; esac
+case $sum in *@*) fail "this script has no checksum for $arch: the release has no tarball for it; build from source" ;; esac
 name=lvsd-$version-$arch-linux
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
