@@ -57,7 +57,7 @@ echo "$sum  $work/tarball" | sha256sum -c > /dev/null 2>&1 ||
 
 # Everything is unpacked and complete before the first file is replaced.
 tar -xzf "$work/tarball" -C "$work"
-sed -i "s|/usr/local/bin/|$prefix/bin/|g" "$work/$name"/lib/systemd/system/*.service "$work/$name"/lib/systemd/system/*/*.conf
+sed -i "s|/usr/local/bin/|$prefix/bin/|g" "$work/$name"/lib/systemd/system/*.service "$work/$name"/lib/systemd/system/*/*.conf "$work/$name"/share/doc/lvsd/*/*.conf
 # Directories that did not exist are listed, so that --remove removes them and no others.
 make_directory() {
     [ -d "$prefix/$1" ] && return
