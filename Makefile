@@ -186,7 +186,7 @@ build: ## the programs, optimised
 setup: ## install what building and testing need
 	@tools/setup
 
-package: ## .deb, .rpm and tarball of static programs, for x86_64 and aarch64, with checksums, in target/dist (TARGETS=triple ...)
+package: ## .deb, .rpm and tarball of static programs, with checksums, in target/dist (TARGETS="x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu")
 	@tools/setup package
 	@tools/package $(TARGETS)
 

@@ -41,7 +41,7 @@ x86_64) arch=x86_64 sum=$sum_x86_64 ;;
 aarch64 | arm64) arch=aarch64 sum=$sum_aarch64 ;;
 *) fail "there is no tarball for $(uname -m): build from source" ;;
 esac
-case $sum in *@*) fail "this script has no checksum for $arch: take the install.sh of a release" ;; esac
+case $sum in *@*) fail "this script has no checksum for $arch: the release has no tarball for it; build from source" ;; esac
 name=lvsd-$version-$arch-linux
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -57,7 +57,7 @@ echo "$sum  $work/tarball" | sha256sum -c > /dev/null 2>&1 ||
 
 # Everything is unpacked and complete before the first file is replaced.
 tar -xzf "$work/tarball" -C "$work"
-sed -i "s|/usr/local/bin/|$prefix/bin/|g" "$work/$name"/lib/systemd/system/*.service "$work/$name"/lib/systemd/system/*/*.conf
+sed -i "s|/usr/local/bin/|$prefix/bin/|g" "$work/$name"/lib/systemd/system/*.service "$work/$name"/lib/systemd/system/*/*.conf "$work/$name"/share/doc/lvsd/*/*.conf
 # Directories that did not exist are listed, so that --remove removes them and no others.
 make_directory() {
     [ -d "$prefix/$1" ] && return
