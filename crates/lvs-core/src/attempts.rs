@@ -62,12 +62,13 @@ impl Attempts {
     }
 }
 
-/// Attempts since the server was added, and over the last time.
+/// Attempts in all, and over the last time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct RecentAttempts {
-    /// Since the server was added.
+    /// Since the server was added to its service; a removed server that comes back goes on with its counters, as in the
+    /// kernel.
     pub total: Attempts,
     /// Over the last 10 s, as of the last tick of the estimator.
     pub last_10_seconds: Attempts,
@@ -117,6 +118,8 @@ const MINUTES: usize = 5;
 /// Attempts of the last five minutes by tick, by ten seconds, and by minute.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
+    /// The counters when the server joined its service.
+    first: Attempts,
     /// The counters at the last tick.
     last: Attempts,
     /// Ticks so far, modulo the ticks of five minutes.
@@ -127,6 +130,15 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
+    /// No attempts yet, of a server whose counters are at `first`.
+    pub(crate) fn new(first: Attempts) -> Self {
+        Self {
+            first,
+            last: first,
+            ..Self::default()
+        }
+    }
+
     /// Takes the counters, two seconds after the tick before.
     pub(crate) fn tick(&mut self, total: Attempts) {
         let tick = self.ticks;
@@ -147,7 +159,7 @@ impl Windows {
         let oldest_ten = self.by_ten[self.ticks / TICKS % TENS];
         let current_minute = sum(&self.by_ten[..self.ticks / TICKS % TENS]) + current_ten;
         RecentAttempts {
-            total,
+            total: total - self.first,
             last_10_seconds: sum(&self.by_tick),
             last_minute: sum(&self.by_ten) - oldest_ten + current_ten,
             last_5_minutes: sum(&self.by_minute) + current_minute,

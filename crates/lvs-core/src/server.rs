@@ -291,14 +291,13 @@ impl Server {
         (tenths < 10).then_some(tenths * 10)
     }
 
-    /// How soon it answers new connections, where the service's scheduler goes by that.
+    /// How soon it answers new connections: TCP behind NAT, and other protocols if the service's scheduler uses it.
     pub const fn latency(&self) -> &Latency {
         &self.latency
     }
 
     /// Attempts to open a TCP connection, in a row, that it has refused (RST) or that the client
-    /// has repeated for want of an answer. Counted where the service asks for it
-    /// ([`Extras::count_unanswered`]) or its scheduler goes by answers.
+    /// has repeated for want of an answer. Counted for servers behind NAT.
     pub fn unanswered(&self) -> u32 {
         self.unanswered.load(Relaxed)
     }

@@ -103,16 +103,16 @@ impl Records {
         self.places.iter_mut().flatten()
     }
 
-    /// Takes a snapshot of the counters of servers in services, in these places.
+    /// Takes a snapshot of the counters of servers in services, in these places; also of the attempts to removed
+    /// servers, whose connections may still expire.
     pub(crate) fn tick(&mut self, places: Range<usize>) {
         let entries = self.places.get_mut(places).unwrap_or_default();
-        let entries = entries.iter_mut().flatten();
-        entries
-            .filter(|entry| !entry.is_trashed())
-            .for_each(|entry| {
+        for entry in entries.iter_mut().flatten() {
+            if !entry.is_trashed() {
                 entry.stats.tick();
-                entry.attempts.tick(entry.server.attempts().total());
-            });
+            }
+            entry.attempts.tick(entry.server.attempts().total());
+        }
     }
 
     /// Records of servers at this address, that of the highest number first; none unless they are
@@ -151,6 +151,7 @@ impl Records {
                 entry.trashed = None;
                 if entry.service != number {
                     entry.stats.zero();
+                    entry.attempts = Windows::new(entry.server.attempts().total());
                     entry.service = number;
                 }
                 return Ok(entry.server.clone());

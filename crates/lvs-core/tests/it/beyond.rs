@@ -857,6 +857,42 @@ fn attempt_is_answered_by_the_servers_reply_or_the_clients_next_packet() {
 }
 
 #[test]
+fn attempts_of_a_server_that_returns_are_not_recent() {
+    let key = ServiceKey::tcp(addr(VIP));
+    let mut director = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);
+    for port in 2000..2003 {
+        let client = SocketAddr::from(([192, 0, 2, 1], port));
+        let _ = director.handle_packet(&tcp(client, addr(VIP), SYN), Instant::from_secs(1));
+    }
+    remove(&mut director, 1, Instant::from_secs(2));
+    // The three expire while it is removed.
+    let mut now = 2;
+    while now < 100 {
+        now += 2;
+        director.advance(Instant::from_secs(now));
+    }
+    add(
+        &mut director,
+        key,
+        1,
+        1,
+        Forwarding::Nat,
+        Instant::from_secs(now),
+    )
+    .unwrap();
+    for _ in 0..30 {
+        now += 2;
+        director.advance(Instant::from_secs(now));
+    }
+    let service = director.control.services().next().unwrap();
+    let id = service.servers()[0].id();
+    let attempts = director.control.server_attempts(id).unwrap();
+    assert_eq!((attempts.total.opened, attempts.total.unanswered), (3, 3));
+    assert_eq!(attempts.last_minute.unanswered, 0);
+    assert_eq!(attempts.last_5_minutes.unanswered, 3);
+}
+
+#[test]
 fn attempts_exclude_connections_without_a_syn() {
     let key = ServiceKey::tcp(addr(VIP));
     let mut director = director(key, service("rr", Extras::default()), Forwarding::Nat, 1);

@@ -202,7 +202,7 @@ pub async fn run<P: Prober>(
     let gathered = daemon.inputs.sources.gathered();
     let expanded = expand(&config, &gathered);
     daemon.reloader.gathered = gathered;
-    daemon.load(Arc::new(config), expanded, &link.addresses());
+    daemon.load(Arc::new(config), expanded, &link);
     let result = turn(daemon, Box::new(link), signals).await;
     settled.await;
     result
@@ -219,7 +219,7 @@ async fn turn<P: Prober>(
         match daemon.next_event(&mut signals).await {
             Event::Stop { all } => break all,
             Event::Reload { forced } => daemon.reload(forced),
-            Event::Read(done) => daemon.take_done(*done, &link.addresses()),
+            Event::Read(done) => daemon.take_done(*done, &link),
             Event::Sources => daemon.take_sources(),
             Event::Input(input) => daemon.take(input),
             Event::Step => match daemon.step(link, &mut signals).await? {

@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use super::Daemon;
 use crate::clock::unix_time;
 use crate::config::{Config, LoadError, Peers, Report, Severity, checks_of};
+use crate::engine::Links;
 use crate::expand::{Expanded, expand};
 use crate::health::Prober;
-use crate::host_addresses::Addresses;
 use crate::last_good;
 use crate::requests::{Answer, answer};
 use crate::sources::Gathered;
@@ -185,7 +185,7 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// Loads or refuses the result of a reading.
-    pub(super) fn take_done(&mut self, done: Done, addresses: &Addresses) {
+    pub(super) fn take_done(&mut self, done: Done, link: &Links) {
         let reading = self.reloader.reading.take();
         let again = self.reloader.again.take();
         if again == Some(Reading::File) {
@@ -194,10 +194,10 @@ impl<P: Prober> Daemon<P> {
         }
         let taken = match (reading, done.read) {
             (Some(Reading::Sources), Ok(read)) => {
-                self.take_expanded(read, addresses);
+                self.take_expanded(read, link);
                 true
             }
-            (_, read) => self.take_file(read, addresses),
+            (_, read) => self.take_file(read, link),
         };
         if taken {
             self.reloader.gathered = done.gathered;
@@ -209,7 +209,7 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// Loads the answers of DNS and etcd with the file in force.
-    fn take_expanded(&mut self, read: Read, addresses: &Addresses) {
+    fn take_expanded(&mut self, read: Read, link: &Links) {
         let expanded = read.expanded;
         let in_force = &mut self.inputs.expanded;
         if expanded.is_same(in_force) {
@@ -238,13 +238,13 @@ impl<P: Prober> Daemon<P> {
         for line in lines.filter(|line| !in_force.left_out.contains(line)) {
             tracing::warn!(event = "left_out", "left out: {line}");
         }
-        self.load(read.config, expanded, addresses);
+        self.load(read.config, expanded, link);
         self.goal_changed();
     }
 
     /// Loads a file that was read; false if it is refused.
-    fn take_file(&mut self, file: Result<Read, LoadError>, addresses: &Addresses) -> bool {
-        let message = self.load_file(file, addresses);
+    fn take_file(&mut self, file: Result<Read, LoadError>, link: &Links) -> bool {
+        let message = self.load_file(file, link);
         let ok = message.is_ok();
         self.reporter.tally.reload(ok);
         let message = message.unwrap_or_else(|message| message);
@@ -261,11 +261,7 @@ impl<P: Prober> Daemon<P> {
     }
 
     /// Loads a file that was read, and returns the result in words.
-    fn load_file(
-        &mut self,
-        file: Result<Read, LoadError>,
-        addresses: &Addresses,
-    ) -> Result<String, String> {
+    fn load_file(&mut self, file: Result<Read, LoadError>, link: &Links) -> Result<String, String> {
         let path = self.reloader.path.display().to_string();
         let Read {
             config,
@@ -311,12 +307,12 @@ impl<P: Prober> Daemon<P> {
         if config.daemon.log != before.daemon.log {
             tracing::warn!("`log` has changed; it takes effect when lvsd is restarted");
         }
-        self.load(config, expanded, addresses);
+        self.load(config, expanded, link);
         Ok(message)
     }
 
-    /// Puts a configuration in force. `addresses` are the host's.
-    pub(super) fn load(&mut self, config: Arc<Config>, expanded: Expanded, addresses: &Addresses) {
+    /// Puts a configuration in force. Only here are the host's addresses read: a director may have many.
+    pub(super) fn load(&mut self, config: Arc<Config>, expanded: Expanded, link: &Links) {
         self.reloader.count(&expanded);
         self.reloader.held_back = None;
         self.policy.load(&expanded.services);
@@ -325,6 +321,7 @@ impl<P: Prober> Daemon<P> {
             api.send_replace(config.api.clone());
         }
         let inputs = &mut self.inputs;
+        let addresses = link.addresses();
         let vips = expanded.own_vips(|ip| addresses.has(ip));
         inputs.vips = vips.into_iter().collect();
         inputs.checks.set(checks_of(&expanded.services));
