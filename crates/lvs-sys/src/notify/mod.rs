@@ -4,17 +4,17 @@
 //! The program installs a filter ([`install`]) and gives its [`Listener`] to the supervisor. The
 //! kernel then stops each thread that makes a noticed call, and reports the call to the supervisor.
 
+mod datagram;
 mod detach;
 mod filter;
-mod memory;
 mod namespace;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+pub use datagram::{Received, receive};
 pub use detach::{Side, detach};
 pub use filter::{IPVS_OPTIONS, Places};
-pub use memory::{Memory, Received, receive};
 pub use namespace::{NamespaceId, of_socket, owners};
 
 /// The listening end of a filter: the calls of all processes under it arrive here.

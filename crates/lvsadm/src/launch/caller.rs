@@ -1,9 +1,11 @@
 //! The thread that makes a noticed call: its rights, its descriptors and its request.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 
-use lvs_sys::notify::{Call, Kind, Memory, NamespaceId};
+use lvs_sys::notify::{Call, Kind, Listener, NamespaceId};
 use nix::libc;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
@@ -77,13 +79,45 @@ impl Caller {
     }
 }
 
+/// The memory of a process, which stays that of the same process even if its number is given to another one.
+#[derive(Debug)]
+pub(super) struct Memory(File);
+
+impl Memory {
+    /// The memory of a process or thread.
+    ///
+    /// # Errors
+    /// It has ended, or this process has no CAP_SYS_PTRACE.
+    pub(super) fn open(thread: u32) -> io::Result<Self> {
+        let path = format!("/proc/{thread}/mem");
+        File::options().read(true).write(true).open(path).map(Self)
+    }
+
+    /// The memory of the caller; `None` if the caller has ended.
+    pub(super) fn of(call: &Call, listener: &Listener) -> Option<Self> {
+        let memory = Self::open(call.thread).ok()?;
+        // The caller still waits, so the number was its own when the file was opened.
+        listener.is_valid(call.id).then_some(memory)
+    }
+
+    /// Fills `bytes` from address `at`.
+    pub(super) fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(bytes, at)
+    }
+
+    /// Writes `bytes` to address `at`.
+    pub(super) fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(bytes, at)
+    }
+}
+
 /// Parts of a program's memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Parts(Vec<(u64, usize)>);
 
 impl Parts {
     /// Reads `count` parts (`struct iovec`) from address `at`.
-    fn read(memory: Memory, at: u64, count: u64) -> Option<Self> {
+    fn read(memory: &Memory, at: u64, count: u64) -> Option<Self> {
         let count = usize::try_from(count).ok().filter(|n| *n <= PARTS_MAX)?;
         let mut bytes = vec![0; count * PART];
         memory.read(at, &mut bytes).ok()?;
@@ -109,7 +143,7 @@ impl Parts {
     }
 
     /// Copies all parts; `None` if they are too long.
-    fn copy(&self, memory: Memory) -> Option<Vec<u8>> {
+    fn copy(&self, memory: &Memory) -> Option<Vec<u8>> {
         let length = self.room(REQUEST_MAX + 1);
         if length > REQUEST_MAX {
             return None;
@@ -125,7 +159,7 @@ impl Parts {
     }
 
     /// Writes `bytes` to the parts, in their order.
-    fn fill(&self, memory: Memory, mut bytes: &[u8]) -> Option<()> {
+    fn fill(&self, memory: &Memory, mut bytes: &[u8]) -> Option<()> {
         for (at, length) in &self.0 {
             let (part, rest) = bytes.split_at(bytes.len().min(*length));
             memory.write(*at, part).ok()?;
@@ -137,8 +171,7 @@ impl Parts {
 
 /// A copy of the bytes that a call sends to the kernel. `None`: they are for another receiver, too
 /// long, or cannot be read; the kernel then handles the call itself.
-pub(super) fn sent(call: &Call) -> Option<Vec<u8>> {
-    let memory = Memory(call.thread);
+pub(super) fn sent(call: &Call, memory: &Memory) -> Option<Vec<u8>> {
     let [_, a, b, _, name, name_length] = call.arguments;
     let (parts, name, name_length) = match call.kind {
         Kind::Sendto => (Parts::one(a, b)?, name, name_length),
@@ -193,14 +226,13 @@ impl Buffers {
     const LENGTH_MAX: usize = 1 << 20;
     const CONTROL_MAX: usize = 4096;
 
-    pub(super) fn of(call: &Call) -> Option<Self> {
-        let memory = Memory(call.thread);
+    pub(super) fn of(call: &Call, memory: Memory) -> Option<Self> {
         let [_, a, b, c, name, name_length] = call.arguments;
         let int = |value: u64| ((value & 0xffff_ffff) as u32).cast_signed();
         if call.kind == Kind::Recvfrom {
             return Some(Self {
-                memory,
                 parts: Parts::one(a, b)?,
+                memory,
                 flags: int(c),
                 control: 0,
                 place: Place::Arguments(name, name_length),
@@ -209,7 +241,7 @@ impl Buffers {
         let mut header = [0; MESSAGE];
         memory.read(a, &mut header).ok()?;
         let at = u64_at(&header, MESSAGE_PARTS)?;
-        let parts = Parts::read(memory, at, u64_at(&header, MESSAGE_PARTS + 8)?)?;
+        let parts = Parts::read(&memory, at, u64_at(&header, MESSAGE_PARTS + 8)?)?;
         let control = usize::try_from(u64_at(&header, MESSAGE_CONTROL + 8)?).ok()?;
         Some(Self {
             memory,
@@ -233,7 +265,7 @@ impl Buffers {
         control: &[u8],
         flags: i32,
     ) -> Option<()> {
-        let memory = self.memory;
+        let memory = &self.memory;
         self.parts.fill(memory, bytes)?;
         let length = u32::try_from(sender.len()).ok()?.to_ne_bytes();
         let cut = |room: u32| &sender[..sender.len().min(room as usize)];
@@ -277,8 +309,17 @@ mod tests {
     }
 
     #[test]
+    fn address_without_memory_is_an_error() {
+        let memory = Memory::open(std::process::id()).expect("readable");
+        assert!(memory.read(8, &mut [0; 4]).is_err(), "no page is there");
+        assert!(memory.write(u64::MAX - 2, &[0; 4]).is_err());
+        assert!(memory.read(8, &mut []).is_ok());
+        assert!(Memory::open(0).is_err());
+    }
+
+    #[test]
     fn long_request_is_not_copied() {
-        let memory = Memory(std::process::id());
+        let memory = &Memory::open(std::process::id()).expect("readable");
         let long = parts(&[(8, u64::MAX), (8, u64::MAX)]).expect("read");
         assert_eq!(long.room(100), 100);
         assert_eq!(long.copy(memory), None);

@@ -23,8 +23,9 @@ use std::path::Path;
 use std::process::Command;
 
 use lvs_api::{Address, starting};
-use lvs_sys::notify::{self, Listener, Memory, Places, Side};
+use lvs_sys::notify::{self, Listener, Places, Side};
 use nix::errno::Errno;
+use nix::sys::socket::{SockFlag, SockType};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -33,7 +34,9 @@ use rustix::process::{
     Pid, PidfdFlags, Resource, Signal, getrlimit, pidfd_open, pidfd_send_signal,
 };
 
-use self::supervisor::Supervisor;
+use self::caller::Memory;
+use self::space::generic_socket;
+use self::supervisor::{Supervisor, is_placed};
 
 /// The name of this program.
 pub(crate) const NAME: &str = "lvs-run";
@@ -189,10 +192,18 @@ fn launch(socket: Option<&OsStr>) -> Result<(), String> {
     let listener = match notify::install(&places) {
         Ok(listener) => listener,
         Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) => {
-            // The supervisor of the launcher above sees its end of the pair close, and ends.
+            // This launcher's supervisor sees its end of the pair close, and ends.
+            let probe = generic_socket(SockType::Raw, SockFlag::SOCK_CLOEXEC);
+            if !probe.is_ok_and(|socket| is_placed(&socket)) {
+                return Err(
+                    "another program notices system calls here (a container manager?), and a process can have one such filter: \
+                     run lvs-run outside of it"
+                        .into(),
+                );
+            }
             if socket.is_some() {
                 complain(
-                    "this is run by another lvs-run or container already, which decides: --socket and LVS_SOCKET are ignored",
+                    "another lvs-run runs this one, and decides: --socket and LVS_SOCKET are ignored",
                 );
             }
             return Ok(());
@@ -332,11 +343,10 @@ fn take_over(program: &UnixStream) -> Result<Option<(Listener, Pid)>, String> {
     let fd = fd.ok_or("no filter was received")?;
     let peer = rustix::net::sockopt::socket_peercred(program)
         .map_err(|error| format!("the program is not known: {error}"))?;
-    let memory = Memory(peer.pid.as_raw_pid().cast_unsigned());
     let mut copy = PROBE;
     copy.fill(0);
-    memory
-        .read(usize::from_ne_bytes(probe) as u64, &mut copy)
+    Memory::open(peer.pid.as_raw_pid().cast_unsigned())
+        .and_then(|memory| memory.read(usize::from_ne_bytes(probe) as u64, &mut copy))
         .map_err(|error| {
             format!("the memory of the program cannot be read: {error}: CAP_SYS_PTRACE is needed")
         })?;

@@ -133,6 +133,11 @@ fn change(option: u32, value: &[u8], dataplane: &mut dyn Dataplane) -> Result<Ca
     })
 }
 
+/// Whether the kernel leaves the length of the program's buffer as it is, although it may write less.
+pub(super) const fn keeps_length(option: u32) -> bool {
+    matches!(option, GET_SERVICES | GET_SERVERS)
+}
+
 /// Answers a `getsockopt`: `request` has [`request_length`] bytes, and `room` is the length of the
 /// program's buffer.
 pub(super) fn get(
@@ -164,7 +169,6 @@ pub(super) fn get(
             for info in services {
                 answer.extend(service_entry(info));
             }
-            answer.resize(room, 0);
             answer
         }
         GET_SERVICE => {
@@ -180,7 +184,6 @@ pub(super) fn get(
             for server in servers.filter(|info| info.server.is_ipv4()).take(wanted) {
                 answer.extend(server_entry(server));
             }
-            answer.resize(room, 0);
             answer
         }
         GET_TIMEOUT => {

@@ -1,14 +1,12 @@
 //! A network namespace of the program, and the connection to its dataplane.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lvs_api::{Address, Client, Error, Steering, place, starting, steer};
 use lvs_core::api::{Call, Done, FailureCode, ServiceId, ServiceInfo, SyncDaemon, Timeouts};
-use lvs_sys::notify::{self, NamespaceId};
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockname,
@@ -30,7 +28,6 @@ const DUMPS_MAX: usize = 16;
 /// A namespace, with a socket in it that sends answers.
 #[derive(Debug)]
 pub(super) struct Space {
-    pub(super) owners: Vec<NamespaceId>,
     /// The dataplane; the usual one if no socket is named.
     address: Address,
     sender: OwnedFd,
@@ -45,6 +42,8 @@ pub(super) struct Space {
 struct Link {
     client: Option<Client>,
     steering: Option<Steering>,
+    /// Another `lvs-run` has the lock that keeps lvsd away.
+    is_shared: bool,
     /// Its last failure, which is logged once.
     failure: String,
     listing: Option<Listing>,
@@ -64,12 +63,11 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Space {
     /// Of the namespace that this thread is in.
-    pub(super) fn here(namespace: &File, address: Option<Address>) -> std::io::Result<Self> {
+    pub(super) fn here(address: Option<Address>) -> std::io::Result<Self> {
         let sender = generic_socket(SockType::Raw, SockFlag::SOCK_CLOEXEC)?;
         let patience = TimeVal::seconds(PATIENCE_SECONDS);
         setsockopt(&sender, sockopt::SendTimeout, &patience)?;
         Ok(Self {
-            owners: notify::owners(namespace)?,
             address: address.unwrap_or_default(),
             sender,
             link: Mutex::default(),
@@ -84,6 +82,17 @@ impl Space {
             address: &self.address,
             link: lock(&self.link),
             process,
+        }
+    }
+
+    /// Takes the lock that keeps lvsd away from another `lvs-run` that has ended.
+    pub(super) fn retry_lock(&self) {
+        if let Ok(mut link) = self.link.try_lock()
+            && link.is_shared
+            && let Ok(steering) = steer(&self.address)
+        {
+            link.steering = Some(steering);
+            link.is_shared = false;
         }
     }
 
@@ -275,7 +284,8 @@ impl Connection<'_> {
                 ));
                 return Err(Errno::EBUSY);
             }
-            // Another `lvs-run` has it, or there is no place for a lock.
+            Err(place::LockError::Held(_)) => self.link.is_shared = true,
+            // There is no place for a lock.
             Err(_) => {}
         }
         Ok(())

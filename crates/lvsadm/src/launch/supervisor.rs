@@ -5,21 +5,21 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use lvs_api::Address;
-use lvs_sys::notify::{self, Answer, Call, Kind, Listener, Memory, NamespaceId, Places};
+use lvs_sys::notify::{self, Answer, Call, Kind, Listener, NamespaceId, Places};
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{SockFlag, SockType};
+use nix::sys::socket::{SockFlag, SockType, getsockopt, setsockopt, sockopt};
 use rustix::net::sockopt::{socket_domain, socket_protocol};
 use rustix::net::{AddressFamily, netlink};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::caller::{self, Buffers, Caller};
+use super::caller::{self, Buffers, Caller, Memory};
 use super::space::{Rest, Space, generic_socket, lock, port_of};
 use super::{family, log, options, wire};
 
@@ -29,6 +29,12 @@ const THREADS_MAX: usize = 64;
 const SPACES_MAX: usize = 256;
 /// A namespace that is not used for this long is left, so that it can end.
 const IDLE: Duration = Duration::from_secs(60);
+/// Between two looks for namespaces that are not used, and for a lock that has become free.
+const SWEEP: u16 = 1_000;
+/// Mark (`SO_MARK`) of the sockets that the supervisor gives to programs that may administer IPVS. To set a mark takes
+/// the same capability, so no other socket has it: a privileged program that is led to write to a socket of an
+/// unprivileged one changes nothing.
+const MARK: u32 = 0x6c76_7372;
 /// Programs whose library is remembered.
 const PROGRAMS_MAX: usize = 256;
 
@@ -48,6 +54,8 @@ pub(super) struct Supervisor {
     /// By device and inode of a program: whether it uses libnl.
     programs: Mutex<HashMap<(u64, u64), bool>>,
     threads: AtomicUsize,
+    /// A limit of the supervisor was logged.
+    has_complained: AtomicBool,
     /// Held by the thread that receives calls: the kernel would wake all that wait for one.
     lead: Mutex<()>,
     /// Threads that wait for the lead.
@@ -82,6 +90,7 @@ impl Supervisor {
             placing: Mutex::default(),
             programs: Mutex::default(),
             threads: AtomicUsize::new(0),
+            has_complained: AtomicBool::new(false),
             lead: Mutex::default(),
             waiting: AtomicUsize::new(0),
         })
@@ -92,7 +101,7 @@ impl Supervisor {
         self.listener.wake_on_this_processor();
         let own = Arc::new(self);
         own.start_thread();
-        let period = PollTimeout::try_from(IDLE).unwrap_or(PollTimeout::MAX);
+        let period = PollTimeout::from(SWEEP);
         loop {
             // A hang-up is always reported.
             let mut ends = [PollFd::new(own.listener.as_fd(), PollFlags::empty())];
@@ -108,11 +117,19 @@ impl Supervisor {
         }
     }
 
+    /// Logs a limit of the supervisor, once.
+    fn complain(&self, text: &str) {
+        if !self.has_complained.swap(true, Ordering::Relaxed) {
+            log(text);
+        }
+    }
+
     /// Leaves namespaces that are not used. In that of the launcher, services stay managed by the
     /// program, and no lvsd may start.
     fn sweep(&self) {
         lock(&self.spaces).retain(|id, space| {
             space.forget_listing();
+            space.retry_lock();
             *id == self.start || lock(&space.used).elapsed() < IDLE
         });
     }
@@ -185,6 +202,20 @@ impl Supervisor {
         }
     }
 
+    /// Enters a network namespace for a caller that may administer it.
+    fn administered(
+        &self,
+        caller: &Caller,
+        namespace: &File,
+        worker: &mut Worker<'_>,
+    ) -> Option<Arc<Space>> {
+        let owners = notify::owners(namespace).ok()?;
+        if !caller.may_administer(&owners) {
+            return None;
+        }
+        self.space(namespace, worker)
+    }
+
     /// Enters a network namespace.
     fn space(&self, namespace: &File, worker: &mut Worker<'_>) -> Option<Arc<Space>> {
         let id = NamespaceId::of(namespace).ok()?;
@@ -199,14 +230,14 @@ impl Supervisor {
             *lock(&space.used) = Instant::now();
             return Some(space.clone());
         }
-        if spaces.len() >= SPACES_MAX {
-            log(&format!(
+        if spaces.len() >= SPACES_MAX && id != self.start {
+            self.complain(&format!(
                 "the program uses more than {SPACES_MAX} network namespaces: IPVS is missing in one of them"
             ));
             return None;
         }
         let address = self.address.clone().filter(|_| id == self.start);
-        let space = Arc::new(Space::here(namespace, address).ok()?);
+        let space = Arc::new(Space::here(address).ok()?);
         spaces.insert(id, space.clone());
         Some(space)
     }
@@ -214,11 +245,8 @@ impl Supervisor {
     /// Gives the caller a socket of generic netlink at a place where its calls are noticed.
     fn socket(&self, call: &Call, worker: &mut Worker<'_>) -> Option<Answered> {
         let caller = Caller::of(call.thread)?;
-        let space = self.space(&caller.network()?, worker)?;
         // A program that may not use IPVS gets the kernel's own socket.
-        if !caller.may_administer(&space.owners) {
-            return None;
-        }
+        self.administered(&caller, &caller.network()?, worker)?;
         let argument = int(call.arguments[1]);
         let kind = match argument & SOCKET_TYPE {
             libc::SOCK_RAW => SockType::Raw,
@@ -227,6 +255,7 @@ impl Supervisor {
         };
         let flags = SockFlag::from_bits(argument & !SOCKET_TYPE)?;
         let socket = generic_socket(kind, flags | SockFlag::SOCK_CLOEXEC).ok()?;
+        setsockopt(&socket, sockopt::Mark, &MARK).ok()?;
         let places = match self.uses_libnl(caller.process) {
             true => self.places.plain.clone(),
             false => self.places.strict.clone(),
@@ -244,6 +273,13 @@ impl Supervisor {
         let close_on_exec = flags.contains(SockFlag::SOCK_CLOEXEC);
         let answer = match self.listener.add(call.id, &socket, place, close_on_exec) {
             Ok(()) => Answer::Sent,
+            Err(error) if error.raw_os_error() == Some(libc::EBADF) => {
+                self.complain(&format!(
+                    "process {} may not have descriptor {place}: it finds no IPVS; raise its limit (ulimit -n)",
+                    caller.process
+                ));
+                return None;
+            }
             Err(error) => Answer::Errno(error.raw_os_error().unwrap_or(libc::EMFILE)),
         };
         Some((answer, None))
@@ -270,22 +306,22 @@ impl Supervisor {
         uses
     }
 
-    /// The caller's descriptor, if that is a socket of generic netlink.
+    /// The caller's descriptor, if that is a socket of generic netlink that the supervisor has placed.
     fn generic(caller: &Caller, number: u64) -> Option<OwnedFd> {
         let socket = caller.descriptor(number)?;
         let is_netlink = socket_domain(&socket).is_ok_and(|it| it == AddressFamily::NETLINK);
         let is_generic = socket_protocol(&socket).is_ok_and(|it| it == Some(netlink::GENERIC));
-        (is_netlink && is_generic).then_some(socket)
+        (is_netlink && is_generic && is_placed(&socket)).then_some(socket)
     }
 
     fn send<'a>(self: &'a Arc<Self>, call: &Call, worker: &mut Worker<'a>) -> Option<Answered> {
         let caller = Caller::of(call.thread)?;
         let socket = Self::generic(&caller, call.arguments[0])?;
-        let space = self.space(&notify::of_socket(&socket).ok()?, worker)?;
-        if !caller.may_administer(&space.owners) {
-            return None;
-        }
-        let bytes = caller::sent(call)?;
+        let space = self.administered(&caller, &notify::of_socket(&socket).ok()?, worker)?;
+        // The memory of a program may be one that makes its reader wait.
+        self.give_lead(worker);
+        let memory = Memory::of(call, &self.listener)?;
+        let bytes = caller::sent(call, &memory)?;
         if !wire::messages(&bytes).any(|message| family::is_ours(&message)) {
             return None;
         }
@@ -299,10 +335,14 @@ impl Supervisor {
         };
         let mut datagrams = Vec::new();
         {
-            self.give_lead(worker);
             let mut dataplane = space.dataplane(caller.process);
+            let mut dumps = 0;
             for message in wire::messages(&bytes) {
-                if family::is_ours(&message) {
+                dumps += usize::from(message.is_dump());
+                if message.is_dump() && dumps > 1 {
+                    // As the kernel while a dump is under way.
+                    datagrams.push(wire::error(&message, port, Errno::EBUSY as i32));
+                } else if family::is_ours(&message) {
                     datagrams.extend(family::answer(&message, port, &mut dataplane));
                 } else {
                     let errno = Errno::EOPNOTSUPP as i32;
@@ -320,8 +360,11 @@ impl Supervisor {
     fn receive<'a>(self: &'a Arc<Self>, call: &Call, worker: &mut Worker<'a>) -> Option<Answered> {
         let caller = Caller::of(call.thread)?;
         let socket = Self::generic(&caller, call.arguments[0])?;
-        let space = self.space(&notify::of_socket(&socket).ok()?, worker)?;
-        let buffers = Buffers::of(call)?;
+        let namespace = NamespaceId::of(&notify::of_socket(&socket).ok()?).ok()?;
+        // The program has sent something, or the kernel answers.
+        let space = lock(&self.spaces).get(&namespace).cloned()?;
+        self.give_lead(worker);
+        let buffers = Buffers::of(call, Memory::of(call, &self.listener)?)?;
         let port = port_of(&socket, caller.process)?;
         if !self.listener.is_valid(call.id) {
             return Some((Answer::Sent, None));
@@ -336,7 +379,6 @@ impl Supervisor {
                     if !space.is_dumping(port) {
                         return None;
                     }
-                    self.give_lead(worker);
                     let mut ready = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
                     let _ = poll(&mut ready, 100_u8);
                 }
@@ -373,12 +415,13 @@ impl Supervisor {
         if socket_domain(&socket).ok()? != AddressFamily::INET {
             return None;
         }
-        let space = self.space(&notify::of_socket(&socket).ok()?, worker)?;
-        let answer = if caller.may_administer(&space.owners) {
-            self.give_lead(worker);
-            self.option_of(call, &space, caller.process)
-        } else {
-            Err(Errno::EPERM)
+        let namespace = notify::of_socket(&socket).ok()?;
+        let answer = match self.administered(&caller, &namespace, worker) {
+            Some(space) => {
+                self.give_lead(worker);
+                self.option_of(call, &space, caller.process)
+            }
+            None => Err(Errno::EPERM),
         };
         let answer = match answer {
             Ok(answer) => answer,
@@ -388,7 +431,9 @@ impl Supervisor {
     }
 
     fn option_of(&self, call: &Call, space: &Space, process: u32) -> Result<Answer, Errno> {
-        let memory = Memory(call.thread);
+        let Some(memory) = Memory::of(call, &self.listener) else {
+            return Ok(Answer::Sent);
+        };
         let [_, _, option, at, length, _] = call.arguments;
         let option = int(option).cast_unsigned();
         let sets = call.kind == Kind::Setsockopt;
@@ -403,7 +448,7 @@ impl Supervisor {
             false => u32::from_ne_bytes(room),
         };
         let room = usize::try_from(room).map_err(|_| Errno::EINVAL)?;
-        if room < request.len() {
+        if room < request.len() || room > LENGTH_MAX {
             return Err(Errno::EINVAL);
         }
         memory.read(at, &mut request).map_err(fault)?;
@@ -421,13 +466,25 @@ impl Supervisor {
             return Ok(Answer::Sent);
         }
         memory.write(at, &answer).map_err(fault)?;
-        let written = u32::try_from(answer.len()).map_err(|_| Errno::EINVAL)?;
+        let written = match options::keeps_length(option) {
+            true => room,
+            false => answer.len(),
+        };
+        let written = u32::try_from(written).map_err(|_| Errno::EINVAL)?;
         memory
             .write(length, &written.to_ne_bytes())
             .map_err(fault)?;
         Ok(Answer::Value(0))
     }
 }
+
+/// Whether the supervisor has given this socket to a program.
+pub(super) fn is_placed(socket: &OwnedFd) -> bool {
+    getsockopt(socket, sockopt::Mark).is_ok_and(|mark| mark == MARK)
+}
+
+/// Longest buffer of an option: the kernel reads the length as `int`.
+const LENGTH_MAX: usize = i32::MAX as usize;
 
 /// The low half of an argument, which the kernel reads as `int`.
 fn int(argument: u64) -> i32 {
