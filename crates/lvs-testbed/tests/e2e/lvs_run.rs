@@ -183,7 +183,7 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     ensure!(few.contains("Can't initialize ipvs"), "{few}");
     // The exit status is that of the program.
     let status = site.director.sh(&format!(
-        "{launcher} -- ipvsadm -D -t 192.0.2.99:80 2>&1; echo $?; {launcher} -- /no/such/program 2>/dev/null; echo $?"
+        "{launcher} -- ipvsadm -D -t 192.0.2.99:80 2>&1 || echo $?; {launcher} -- /no/such/program 2>/dev/null || echo $?"
     ))?;
     ensure!(status == "No such service\n255\n127\n", "{status}");
     Ok(())
