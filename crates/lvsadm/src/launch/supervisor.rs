@@ -275,7 +275,7 @@ impl Supervisor {
             Ok(()) => Answer::Sent,
             Err(error) if error.raw_os_error() == Some(libc::EBADF) => {
                 self.complain(&format!(
-                    "process {} may not have descriptor {place}: it finds no IPVS; raise its limit (ulimit -n)",
+                    "process {} may not have descriptor {place}: it finds no IPVS by netlink; raise its limit (ulimit -n)",
                     caller.process
                 ));
                 return None;
