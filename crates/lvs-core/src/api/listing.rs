@@ -24,9 +24,13 @@ impl ServiceInfo {
     /// Whether too many connections of clients to `server`, one of this service's, got no answer in the last minute
     /// ([`Attempts::is_suspicious`]).
     pub fn is_suspicious(&self, server: &ServerInfo) -> bool {
+        let own = server.attempts.last_minute;
+        // Almost all servers end here, so that a listing of many is not summed for each of them.
+        if own.unanswered == 0 {
+            return false;
+        }
         let attempts = self.servers.iter().map(|one| one.attempts.last_minute);
         let all = attempts.fold(Attempts::default(), |all, one| all + one);
-        let own = server.attempts.last_minute;
         own.is_suspicious(all - own)
     }
 }
