@@ -28,7 +28,7 @@ pub(crate) struct HeldServices {
 }
 
 impl HeldServices {
-    /// What `control` has now.
+    /// The services of `control` at this moment.
     pub(crate) fn of(control: &Control) -> Self {
         let mut services = HashSet::new();
         let mut marks = HashSet::new();
