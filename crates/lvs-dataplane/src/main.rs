@@ -222,7 +222,7 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     sync_alarm: u32,
 
-    /// What to do with new connections when the table is full.
+    /// The action for new connections when the table is full.
     #[arg(long, value_enum, default_value_t = WhenFull::Drop)]
     when_full: WhenFull,
 }
@@ -319,9 +319,9 @@ enum RealTime {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Profile {
-    /// Those of the kernel
+    /// The timeouts of the kernel
     Kernel,
-    /// Those of RFC 5382: established TCP 2 h 4 min, half-open and half-closed 4 min
+    /// The timeouts of RFC 5382: established TCP 2 h 4 min, half-open and half-closed 4 min
     Modern,
 }
 
@@ -438,7 +438,7 @@ fn address(args: &Args) -> Address {
     socket.map_or_else(Address::default, Address::new)
 }
 
-/// Who holds what outlives the engine, if that is wanted.
+/// The state keeper for a warm restart; `None` if the arguments turn warm restarts off.
 fn holder(args: &Args) -> Option<io::Result<Holder>> {
     let wanted = !matches!(args.outlive, Outlive::Off) && !args.cleanup;
     wanted.then(|| Holder::of(&address(args).to_string()))
@@ -535,7 +535,7 @@ fn run(
     Ok(())
 }
 
-/// What the engine is to be, by the arguments; reads the files that they name.
+/// The configuration of the dataplane from the arguments; reads the files that they name.
 fn config(args: Args) -> anyhow::Result<Config> {
     let workers = args.workers.count();
     if let Workers::Auto = args.workers {

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_strongest_wish_counts_and_all_outlive_a_restart() {
+    async fn strongest_override_applies_and_all_survive_restart() {
         let directory = tempfile::tempdir().unwrap();
         let path = path(directory.path(), Path::new("/etc/lvsd/lvsd.toml"));
         assert!(path.ends_with("etc-lvsd-lvsd.toml.admin.json"));
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_could_not_be_read_is_not_written_over() {
+    async fn unreadable_override_file_is_not_overwritten() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let broken = |n: &str| path.with_extension(format!("json.broken{n}"));
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_one_state_however_it_is_called() {
+    fn configuration_under_two_paths_has_one_state_file() {
         let directory = tempfile::tempdir().unwrap();
         let real = directory.path().canonicalize().unwrap().join("etc");
         std::fs::create_dir(&real).unwrap();
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unknown_entry_does_not_take_the_others_with_it() {
+    async fn unknown_override_does_not_discard_the_others() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let mut admin = Admin::recall(Some(path.clone()));

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_is_no_secret_is_refused() {
+    fn short_or_exposed_token_is_refused() {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         let read = |file: &tempfile::NamedTempFile| Token::read(file.path());
         assert!(read(&file).unwrap_err().contains("16 to 256"));

@@ -318,7 +318,7 @@ mod tests {
     use crate::netlink::NetState;
 
     #[test]
-    fn what_is_known_of_a_region_is_what_the_tables_say_of_each_address() {
+    fn region_has_same_properties_as_each_of_its_addresses() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let on_link = (ip("10.71.0.0"), 24);
         let state = NetState::of_link(7, on_link, (ip("10.71.0.9"), [9; 6]))

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_programs_read_what_the_engine_writes() {
+    fn bpf_programs_and_dataplane_have_the_same_layout() {
         let ours = [
             ("CONF_KEY0", conf::KEYS),
             ("CONF_KEY1", conf::KEYS + 1),

@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_engine_has_left_is_taken_once_and_the_rest_forgotten() {
+    fn leftovers_of_dataplane_are_taken_once_then_dropped() {
         let Some(in_kernel) = open() else { return };
         let locals = &in_kernel.locals;
         let ends = locals.make().expect("there is memory");

@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn the_object_has_all_programs_and_nonsense_has_none() {
+    fn bpf_object_has_all_programs_and_nonsense_has_none() {
         for section in ["socket", "tc", "xdp"] {
             let code = object::code(OBJECT, section).expect("it is there");
             assert!(code.instructions.len() > 100 && !code.maps.is_empty());

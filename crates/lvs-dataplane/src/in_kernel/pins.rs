@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_has_one_engine_at_a_time() {
+    fn directory_is_claimed_by_one_dataplane_at_a_time() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
         let claim = pins.claim().expect("nobody has it");
@@ -346,7 +346,7 @@ mod tests {
 
     /// A sweep locks all others for a moment.
     #[test]
-    fn a_sweep_does_not_pass_for_an_engine() {
+    fn sweep_does_not_block_a_claim() {
         let root = tempfile::tempdir().expect("a directory");
         let (one, other) = (pins(root.path(), "1"), pins(root.path(), "2"));
         let _claim = one.claim().expect("nobody has it");
@@ -365,7 +365,7 @@ mod tests {
 
     /// A claim is on the directory that exists, even if others remove directories.
     #[test]
-    fn a_directory_that_is_taken_away_is_claimed_anew() {
+    fn removed_directory_is_claimed_again() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
         let claim = || {
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_makes_nothing() {
+    fn sweep_creates_no_directory() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
         assert!(pins.lock().expect("nothing is wrong").is_none());

@@ -271,7 +271,7 @@ mod tests {
     const HOST: i32 = -1;
 
     #[test]
-    fn program_without_dataplane_holds_what_opens_connections_to_services() {
+    fn program_without_dataplane_holds_packets_that_open_connections() {
         let Some(in_kernel) = open() else { return };
         let services = [
             (Protocol::TCP, "192.0.2.1:80"),

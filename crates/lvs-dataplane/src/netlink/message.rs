@@ -183,7 +183,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_built_reads_back() {
+    fn built_message_parses_to_the_same_values() {
         let mut builder = Builder::new(7);
         builder.begin(24, 5, &[1; 12]);
         builder.attr_str(1, "eth0");

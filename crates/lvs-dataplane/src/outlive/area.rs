@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_kept_or_the_one_before_it() {
+    fn area_keeps_saved_text_or_the_earlier_one() {
         let words = text_words(32);
         let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let area = Area {

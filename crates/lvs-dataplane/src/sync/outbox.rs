@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_to_be_sent_is_bounded_by_number_and_bytes() {
+    fn outbox_is_bounded_by_number_and_bytes() {
         let outbox = Outbox::new().expect("a descriptor");
         let message = |len| Message {
             port: 0,

@@ -214,7 +214,7 @@ mod tests {
 
     /// The disk takes its time with the first one; nobody waits but those who ask for it.
     #[tokio::test]
-    async fn what_is_wanted_meanwhile_is_written_after_what_is_being_written() {
+    async fn override_during_write_is_written_after_it() {
         let (begun, begins) = mpsc::channel();
         let (go, goes) = mpsc::channel::<io::Result<()>>();
         let goes = Mutex::new(goes);

@@ -476,7 +476,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_is_seen() {
+    fn status_exit_code_reports_problems() {
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 10], 80).into(),
         };

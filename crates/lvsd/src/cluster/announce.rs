@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_stands_as_its_services_do() {
+    fn announced_address_has_the_state_of_its_services() {
         use Ability::{None as Nobody, Quorum, Sorry, Unknown};
         for (services, expected) in [
             (vec![Quorum], Some(Standing::Announced)),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_drained_is_less_preferred_and_then_withdrawn() {
+    fn drained_director_is_deprioritised_then_withdrawn() {
         let address: IpAddr = "192.0.2.10".parse().unwrap();
         let other: IpAddr = "192.0.2.11".parse().unwrap();
         let mut wish = WantedAnnouncements {

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_comes_is_bounded_and_counted() {
+    fn fifo_input_is_bounded_and_counted() {
         let (mut lines, mut heard) = (Lines::default(), Heard::default());
         for _ in 0..1000 {
             lines.feed(&[b'x'; 4096], &mut heard);
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fifo_that_others_write_to_or_that_is_none_is_refused() {
+    async fn world_writable_fifo_or_other_file_is_refused() {
         use std::os::unix::fs::PermissionsExt;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run/fifo");
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_fifo_under_the_same_name_is_heard() {
+    async fn replaced_fifo_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fifo");
         let (mut heard, task) = listen(path.clone());
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fifo_that_was_removed_is_heard_as_long_as_it_is_written_to() {
+    async fn removed_fifo_is_read_until_its_writers_close() {
         use std::io::Write;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fifo");

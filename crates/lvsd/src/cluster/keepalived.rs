@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn has_what_the_host_is_to_have() {
+    fn keepalived_config_contains_host_addresses() {
         let text = made(
             "host_addresses = [\"10.0.0.254/24 dev eth1\", \"fd00::fe/64 dev eth1\"]",
             "host",

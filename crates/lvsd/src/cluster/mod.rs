@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn maintenance_outlives_the_daemon_and_what_cannot_be_kept_does_not_hold() {
+    fn maintenance_survives_restart_and_fails_if_not_stored() {
         let directory = tempfile::tempdir().unwrap();
         let places = ClusterPaths {
             engine: Address::new("@nobody"),
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_of_a_file_is_made() {
+    fn missing_directory_of_track_file_is_created() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lvs/track");
         make_directory_of(&path);
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_track_file_that_others_remove_or_change_is_written_again() {
+    async fn removed_or_changed_track_file_is_written_again() {
         let directory = tempfile::tempdir().unwrap();
         let places = ClusterPaths {
             engine: Address::new("@nobody"),

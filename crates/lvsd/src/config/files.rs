@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_shown_in_its_file() {
+    fn error_in_included_file_is_shown_there() {
         for (part, words) in [
             ("[[service]]\nadress = 1\n", "b.toml:2:1"),
             ("[[service]\n", "not valid TOML"),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_end_is_not_read_to_its_end() {
+    fn endless_file_is_refused_at_the_size_limit() {
         let error = super::read_bounded("/dev/zero".as_ref()).unwrap_err();
         assert_eq!(error.to_string(), "it is longer than 64 MiB");
         let error = Config::load("/dev/zero".as_ref()).unwrap_err().to_string();

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_of_one_port_keeps_it() {
+    fn service_of_one_port_keeps_its_port() {
         let rule = |text: &str, apart: &[u16]| many(text).rule(apart).map(|rule| rule.to_string());
         let mark = many("192.0.2.10:80-90").mark();
         let expected =

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn included_names_what_is_not_a_file() {
+    fn include_without_file_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         std::fs::write(at("b.conf"), "b").unwrap();

@@ -255,14 +255,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_right_goes_in_one_request() {
+    fn accepted_changes_need_one_request() {
         let changes = [sysctl("1"), service(1, "rr"), server(1, 1), server(1, 2)];
         assert_eq!(run(&changes), (vec![], 1, vec![(1, vec![1, 2])]));
         assert_eq!(run(&[]).1, 0);
     }
 
     #[test]
-    fn what_is_refused_is_named_and_holds_up_nothing_else() {
+    fn refused_change_is_named_and_others_are_applied() {
         let (refusals, _, held) = run(&[
             sysctl("7"),
             service(1, "no-such"),
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_refused_as_a_whole_is_made_one_by_one() {
+    fn wholly_refused_list_is_applied_one_by_one() {
         let world = World::default();
         world.start_foreign();
         world.read_no_lists();
@@ -316,7 +316,8 @@ mod tests {
         assert!(requests <= 2 * changes.len(), "{requests}");
     }
 
-    /// Whatever is refused, the number of requests follows the number of changes.
+    /// The number of requests is in proportion to the number of changes, even if the dataplane
+    /// refuses many of them.
     #[test]
     fn many_refusals_do_not_multiply() {
         let mut changes = Vec::new();

@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_answer_holds_and_is_kept() {
+    fn last_answer_applies_and_is_stored() {
         let record = |n: u8| Record {
             ip: [10, 0, 0, n].into(),
             port: None,

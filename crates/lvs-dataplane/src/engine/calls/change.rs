@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_done_and_not_followed_is_a_success_with_a_warning() {
+    fn change_without_keeper_succeeds_with_warning() {
         let control = Control::new(Options::default());
         let handle = Handle::without_host(control);
         handle.threads.keeper().close();

@@ -343,7 +343,7 @@ mod tests {
 
     /// However much a peer tells, a worker that is busy has two portions of it to do afterwards.
     #[test]
-    fn what_a_peer_tells_waits_for_the_packet_worker_in_two_portions() {
+    fn items_of_peer_wait_for_packet_worker_in_two_portions() {
         const ALL: u16 = 1000;
         let control = Control::new(Options::default());
         let parts = parts(control);

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_that_lasts_is_an_alarm_once() {
+    fn lasting_difference_raises_one_alarm() {
         let ours = digests(1);
         let begun = Instant::now();
         let at = |second| begun + Duration::from_secs(second);

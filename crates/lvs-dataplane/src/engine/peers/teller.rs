@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_that_takes_a_byte_now_and_then_is_given_up() -> io::Result<()> {
+    fn listener_that_reads_too_slowly_is_disconnected() -> io::Result<()> {
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         let stream = TcpStream::connect(listener.local_addr()?)?;
         let (mut slow, _) = listener.accept()?;

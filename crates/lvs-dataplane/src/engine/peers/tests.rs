@@ -149,7 +149,7 @@ impl Listens {
 }
 
 #[test]
-fn whoever_does_not_read_is_told_everything_anew_once() {
+fn listener_that_does_not_read_gets_one_full_sync() {
     let mut it = listens();
     assert_eq!(it.read_whole(), 0);
     assert_eq!(it.peers.report().told_anew, 0);
@@ -197,7 +197,7 @@ fn recorded() -> Handshake {
 }
 
 #[test]
-fn what_a_listener_should_not_send_ends_its_connection_and_is_counted() {
+fn invalid_frame_of_listener_closes_session_and_is_counted() {
     type Make = fn(&mut Sequence) -> Vec<u8>;
     let cases: [(Make, (u64, u64)); 8] = [
         // As long as a frame may be.
@@ -242,7 +242,7 @@ fn too_long() -> Vec<u8> {
 }
 
 #[test]
-fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
+fn invalid_frame_of_teller_closes_session_and_is_counted() {
     type Make<'a> = &'a dyn Fn(&mut Sequence) -> Vec<u8>;
     let keys = |told: &mut Sequence| sealed(told, Kind::Keys, &[0; 16]);
     // Digests without a service, of one, and of a part of one.
@@ -346,7 +346,7 @@ fn first_digest(parts: &Parts, worker: &mut Worker, introduced: Introduction) ->
 /// digests of services is sent none: an older one would end the connection. When all differ, no more
 /// services are named than a few.
 #[test]
-fn digests_of_as_many_services_as_are_compared_are_told_to_directors_that_understand_them() {
+fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
     use lvs_core::{Control, Family, Options, ServiceConfig, ServiceKey};
     let mut control = Control::new(Options::default());
     let family = Family::V4;
@@ -432,7 +432,7 @@ fn how_a_peer_stands() {
 }
 
 #[test]
-fn no_more_peers_are_taken_than_an_engine_can_tell() {
+fn peers_above_the_limit_are_refused() {
     let control = lvs_core::Control::new(lvs_core::Options::default());
     let parts = parts(control);
     for (count, words) in [(8, "cannot read the key"), (9, "9 peers: 8 at most")] {

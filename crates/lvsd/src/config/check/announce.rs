@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_said() {
+    fn contradictory_announce_settings_are_reported() {
         for (text, words) in [
             (SERVICE.to_owned(), "share no connections"),
             (

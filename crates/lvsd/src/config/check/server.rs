@@ -340,7 +340,7 @@ mod tests {
     use crate::config::{Config, Facts, Files};
 
     #[test]
-    fn a_broadcast_address_of_this_host_is_no_server() {
+    fn broadcast_address_of_this_host_is_refused_as_server() {
         let facts = Facts::with_broadcast(IpAddr::from([10, 0, 0, 255]));
         let check = |server: &str, facts: Option<&Facts>| {
             let text = format!(

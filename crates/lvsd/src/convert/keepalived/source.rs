@@ -666,7 +666,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sequence_defaults_are_those_of_keepalived() {
+    fn sequence_defaults_match_keepalived() {
         let numbers = |text| sequence(text).map(|(_, first, step, last)| (first, step, last));
         assert_eq!(numbers("A, 4, 5"), Some((4, 1, 5)));
         assert_eq!(numbers("A, 5, 4"), Some((5, -1, 4)));

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_the_name_and_of_what_it_stands_for() {
+    fn answer_contains_records_of_name_and_its_alias() {
         let cname = RData::CNAME(CNAME(Name::new("WWW2.example.org").unwrap().into_owned()));
         let bytes = reply(&[
             ("WWW.Example.org", 30, cname),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_to_the_question_is_none() {
+    fn unrelated_dns_answer_is_refused() {
         let good = reply(&[("www.example.org", 60, a(1))]);
         assert!(matches!(www(&good), Came::Answer(_)));
         assert_eq!(
@@ -272,7 +272,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes is read or refused; what is read has no more records than bytes.
+        /// Any bytes are accepted or refused; an accepted message has no more records than bytes.
         #[test]
         fn anything_may_come(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), at in any::<bool>()) {
             if at && bytes.len() > 2 {

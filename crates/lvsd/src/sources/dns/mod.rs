@@ -52,7 +52,7 @@ pub(super) fn follow(name: String, lookups: Lookups, shared: Arc<Shared>) -> Joi
     })
 }
 
-/// Whatever comes, for fuzzing: it is read, or refused.
+/// Reads any bytes as an answer, for fuzzing.
 #[doc(hidden)]
 pub fn fuzz(bytes: &[u8]) {
     let id = bytes

@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hosts_name_servers() {
+    fn name_servers_are_read_from_resolv_conf() {
         let text = "# x\nsearch example.org\nnameserver 192.0.2.1\n nameserver\t2001:db8::1 # y\nnameserver nonsense\n";
         let all: Vec<String> = name_servers(text).iter().map(ToString::to_string).collect();
         assert_eq!(all, ["192.0.2.1:53", "[2001:db8::1]:53"]);
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_server_that_is_silent_is_passed_over() {
+    async fn silent_name_server_is_skipped() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let servers = [silent.local_addr().unwrap(), name_server(false).await];
         let (found, _) = look_up("www.example.org", &lookups(&servers))
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_too_much_or_nothing_is_refused_as_a_whole() {
+    async fn empty_or_too_large_dns_answer_is_refused() {
         let hosts = |n: u32| {
             (0..n).map(|n| {
                 RData::A(A {

@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_that_has_run_out_is_replaced() {
+    async fn expired_etcd_token_is_replaced() {
         let given = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let member = serving(move |mut stream| {
             let given = Arc::clone(&given);
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lease_that_is_no_more_is_told_from_one_that_is() {
+    async fn expired_lease_is_distinguished_from_live_lease() {
         for (body, kept) in [
             ("{\"result\":{\"ID\":\"7\",\"TTL\":\"5\"}}", Ok(true)),
             ("{\"result\":{\"ID\":\"7\"}}", Ok(false)),
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_watched_comes_line_by_line() {
+    async fn watch_events_are_read_line_by_line() {
         let body = "{\"result\":{\"created\":true,\"header\":{\"revision\":\"4\"}}}\n\
                     {\"result\":{\"header\":{\"revision\":\"5\"},\"events\":[{\"kv\":{\"key\":\"L2E=\",\"mod_revision\":\"5\"}}]}}\n\
                     {\"result\":{\"canceled\":true,\"compact_revision\":\"9\"}}\nrest";

@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_leaves_what_was_there() {
+    fn invalid_etcd_value_keeps_the_earlier_value() {
         let mut model = Model::new("/lvs/");
         model.put(&kv("/lvs/servers/web/a", SERVER, 2)).unwrap();
         for wrong in [
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_refused_as_a_whole() {
+    fn too_many_etcd_keys_are_refused_as_a_whole() {
         let mut model = Model::new("/");
         let server = |n: usize| kv(&format!("/servers/p/{n}"), SERVER, 1);
         for n in 0..SERVERS_MAX {
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_lost_everybody_keeps_them() {
+    fn pool_that_lost_all_servers_keeps_them() {
         let mut model = Model::new("/lvs/");
         for id in ["a", "b"] {
             let key = format!("/lvs/servers/web/{id}");
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_list_knows_what_was_right_and_that_something_went() {
+    fn new_list_keeps_valid_values_and_reports_removals() {
         let mut before = Etcd {
             prefix: "/lvs/".to_owned(),
             cluster: 7,

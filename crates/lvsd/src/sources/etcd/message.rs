@@ -387,7 +387,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_written_is_read(bytes: Vec<u8>) {
+        fn written_etcd_message_parses_to_the_same_values(bytes: Vec<u8>) {
             prop_assert_eq!(decode(&encode(&bytes)), Some(bytes));
         }
 

@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_watch_keeps_back_is_noticed() {
+    fn stalled_watch_is_detected() {
         let mut owed = Owed::of(10);
         let mut look = |revision, there: &[(&str, i64)], told: &[(&str, i64)]| {
             let page = page(&owed, revision, there);
