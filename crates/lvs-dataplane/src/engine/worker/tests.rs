@@ -295,7 +295,7 @@ fn syn_flood_counts_all_packets_that_open_connections() {
         assert!(passed < 100, "SYN and {flags}: {passed}");
         let counted = refused(worker);
         assert_eq!(counted - before, 200 - passed as u64, "SYN and {flags}");
-        // What belongs to a connection opens none.
+        // A packet of a connection opens no other connection.
         receive(worker, vec![segment(client, 4000, ACK)]);
         assert_eq!(sent(worker).len(), 1, "SYN and {flags}");
         assert_eq!(refused(worker), counted, "SYN and {flags}");
@@ -398,7 +398,8 @@ fn long_round_is_demoted_between_any_two_pieces() {
     assert_eq!(worker.report().workers[0].demoted, 1);
 }
 
-/// A flood for one worker takes no room from what others have for it, and holds nobody up.
+/// A flood for one worker does not displace the packets of other workers for it, and delays no
+/// worker.
 #[test]
 fn stuck_worker_loses_only_its_own_packets() {
     let count = NonZeroUsize::new(WORKERS).expect("two");

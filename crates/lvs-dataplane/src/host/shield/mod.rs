@@ -67,7 +67,7 @@ pub enum ShieldError {
         "no permission to keep the host's own stack from handled packets: run as root, or give the program CAP_NET_ADMIN"
     )]
     Permission,
-    /// The kernel lacks what is needed.
+    /// The kernel lacks a feature.
     #[error(
         "the kernel cannot keep its own stack from handled packets ({source}): it needs nf_tables with the family netdev, \
          owned tables (Linux 5.12) and the fib expression (CONFIG_NF_TABLES, CONFIG_NF_TABLES_NETDEV, \
