@@ -14,11 +14,9 @@
 //! for what leaves are passed by.
 //!
 //! The socket receives a *copy* of each frame that the host receives, before the host's own
-//! filters.
-//! The [shield](crate::host::shield) hides the originals from the host. Frames for other stations
-//! are
-//! delivered too (a promiscuous device, a macvlan child of the same interface): the caller compares
-//! the destination with the interface's own address.
+//! filters. The [shield](crate::host::shield) hides the originals from the host. The kernel also
+//! delivers frames for other stations (a promiscuous device, a macvlan child of the same
+//! interface), so the caller compares the destination with the interface's own address.
 
 mod open;
 mod program;

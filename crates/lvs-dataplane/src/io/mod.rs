@@ -27,8 +27,8 @@ pub trait PacketIo: Send {
     /// of its slots.
     ///
     /// # Errors
-    /// Only what concerns the attachment as a whole: `NetworkDown` or `NotFound` when the interface
-    /// is down or gone.
+    /// Only errors of the whole attachment: `NetworkDown` if the interface is down, `NotFound` if
+    /// it was removed.
     fn recv(&mut self, frames: &mut [Frame]) -> io::Result<usize>;
 
     /// Sends `frames` in order and returns how many were refused (full queue, too long, interface

@@ -204,16 +204,17 @@ impl PacketIo for Tun {
     }
 }
 
-/// The device through which packets are given back to the host, and into which the engine's own
-/// VIPs are routed.
+/// The device through which the dataplane reinjects packets into the host, and into which the
+/// dataplane's own VIPs are routed.
 ///
-/// It has no address, makes no IPv6 ones up, and takes 64 KiB packets. Reverse-path filtering must
-/// not apply to it: a packet given back has the source of some client elsewhere. The kernel uses
-/// the greater one of `net.ipv4.conf.all.rp_filter` and the device's own, so `all` must be 0. Where
-/// it is not, the value is moved into the interfaces (and into `default`, for later ones) first, so
-/// that the filter of every other interface stays what it was at every moment, and after a `kill
-/// -9` too; an orderly end puts everything back (drop it on a thread of the network namespace in
-/// which it was created). Who sets `all` again while the engine runs, filters what is given back.
+/// It has no address, configures no IPv6 address automatically, and accepts packets of 64 KiB.
+/// Reverse-path filtering must not apply to it, because a reinjected packet has the source of a
+/// client elsewhere. The kernel uses the greater value of `net.ipv4.conf.all.rp_filter` and the
+/// device's own, so `all` must be 0. If it is not, the dataplane first moves its value into the
+/// interfaces, and into `default` for later ones. So the filter of every other interface is
+/// unchanged at every moment, also after a `kill -9`. An orderly end restores all values (drop the
+/// device on a thread of the network namespace in which it was created). If an operator sets `all`
+/// again while the dataplane runs, the host filters reinjected packets.
 ///
 /// `accept_local` stays off: a packet from outside with one of the host's own addresses as its
 /// source is forged, and is refused here as it would have been on the interface where it arrived.
@@ -235,7 +236,7 @@ impl HostDevice {
         Self::of(Tun::create(name, TunOptions::default())?, |_| Ok(()))
     }
 
-    /// A device that was created; `prepare` does what else is to be done before it is up.
+    /// Sets up a created device; `prepare` runs before the device is up.
     pub(super) fn of(
         tun: Tun,
         prepare: impl FnOnce(&str) -> Result<(), TunError>,
@@ -421,9 +422,9 @@ pub(crate) fn read_setting(path: &Path) -> io::Result<u32> {
 /// The fix for a read-only `/proc/sys` in a container.
 const WRITABLE: &str = "run the container with `--security-opt unmask=/proc/sys` (podman), or `--security-opt systempaths=unconfined` (docker)";
 
-/// Writes a setting. It is written even if it has that value already: what is set expressly no
-/// longer follows `default` (devinet_copy_dflt_conf()). In a container `/proc/sys` may be read-only
-/// and right already.
+/// Writes a setting, even if it has the value already: a written setting no longer follows
+/// `default` (devinet_copy_dflt_conf()). In a container, `/proc/sys` may be read-only with the
+/// right value; that is accepted.
 pub(crate) fn write_setting(path: &Path, value: u32) -> io::Result<()> {
     match fs::write(path, value.to_string()) {
         Err(_) if read_setting(path).is_ok_and(|now| now == value) => Ok(()),

@@ -97,12 +97,13 @@ impl Filters {
         Ok(Self { requests })
     }
 
-    /// Puts a program at the ingress of an interface, in front of all filters that are there: in
-    /// the place of that of another engine, so that no frame is missed, or anew.
+    /// Attaches a program to the ingress of an interface, before all other filters. It replaces the
+    /// filter of an earlier dataplane in one step, so that no frame is missed.
     ///
     /// # Errors
     /// If there is no such interface, the kernel has no such filters (`CONFIG_NET_SCH_INGRESS`,
-    /// `CONFIG_NET_CLS_BPF`), or somebody has filters of another kind at the first place.
+    /// `CONFIG_NET_CLS_BPF`), or another program has filters of another kind at the first
+    /// preference.
     pub(crate) fn put(&mut self, ifindex: u32, program: i32) -> io::Result<()> {
         let there = self.at(ifindex, INGRESS)?;
         let there = there

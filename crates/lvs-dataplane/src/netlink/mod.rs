@@ -100,7 +100,7 @@ impl Netlink {
             rules_seen: false,
             stale: false,
         };
-        // Events are joined first: what happens during the reading is applied after it.
+        // Subscribe to events first: changes during the reading are applied after it.
         let state = this.read_all().map_err(|source| NetlinkError::Os {
             what: "read the kernel's links and routes".to_owned(),
             source,
@@ -190,7 +190,7 @@ impl Netlink {
         Ok(changes)
     }
 
-    /// Has the kernel resolve a neighbour, or confirm what it knows; the answer comes as an event.
+    /// Has the kernel resolve a neighbour, or confirm its entry; the answer arrives as an event.
     /// The dataplane's frames do not pass the kernel's neighbour code, so it has to request the
     /// resolution again and again. (Entries that the kernel keeps fresh, `NTF_EXT_MANAGED`, would
     /// remain after the end of this process.) Permanent entries of the operator stay unchanged.

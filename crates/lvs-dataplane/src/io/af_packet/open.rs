@@ -124,10 +124,10 @@ impl AfPacket {
         Opening::new(ifindex, name, By::Messages).open()
     }
 
-    /// As [`Self::open`], with a queue of its own for what begins TCP connections, a way back for
-    /// what the host should have seen ([`Self::give_back`]), and without the frames that the
-    /// path in the kernel takes, where that is possible; with `xdp`, it begins before there is a
-    /// socket buffer.
+    /// As [`Self::open`], with three additions as far as the host permits them: a separate queue
+    /// for SYNs, reinjection of frames into the host ([`Self::give_back`]), and the kernel fast
+    /// path, whose frames the socket does not receive. With `xdp`, the kernel fast path runs before
+    /// the kernel allocates a socket buffer.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -147,9 +147,9 @@ impl AfPacket {
         opening.open()
     }
 
-    /// As [`Self::open_with`], for several packet workers, which divide what comes in by `plan`: a
-    /// backend for each, and how to divide it otherwise later. Where the kernel cannot divide it,
-    /// all of it comes to the first.
+    /// As [`Self::open_with`], for several packet workers. Returns a backend for each, and the
+    /// group that divides received frames among them by `plan`. If the kernel cannot divide frames,
+    /// the first worker receives all of them.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -216,9 +216,9 @@ impl AfPacket {
 
 /// The sockets of several packet workers on one interface.
 ///
-/// Their members are in the order in which the sockets were made, as the kernel puts them in that
-/// order when the interface comes up again: one of each worker, then one of each for what begins
-/// TCP connections.
+/// The members of the fanout group are in the order in which the sockets were created: one of each
+/// worker, then one of each worker for SYNs. The kernel restores this order when the interface
+/// comes up again.
 #[derive(Debug)]
 pub struct Group {
     /// The socket of the first worker.
@@ -431,7 +431,7 @@ impl<'a> Opening<'a> {
             .and_then(|ring| {
                 // SYNs that are longer than a slot use the socket queue.
                 lvs_sys::set_receive_buffer(&socket, FIRST_BUFFER)?;
-                // It receives nothing until it shares what the other one receives.
+                // The socket receives nothing until it joins the group.
                 socket.bind(self.ifindex)?;
                 join(&socket)?;
                 Ok(ring)

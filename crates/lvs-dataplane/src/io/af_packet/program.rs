@@ -47,7 +47,7 @@ enum Label {
 #[derive(Default)]
 struct Assembler {
     ops: Vec<Op>,
-    /// Jumps whose length is not known yet.
+    /// Jumps whose length is not determined yet.
     jumps: Vec<(usize, Label)>,
     places: Vec<(Label, usize)>,
 }
@@ -561,7 +561,7 @@ mod tests {
         assert!(program(&plan, true).len() <= MAX);
         let block = steering.plan((0..10_000).map(|n| IpAddr::V4(Ipv4Addr::from_bits(n + 77))));
         assert_eq!(block.four.len(), 2, "a block, and the address for full NAT");
-        // As many as there may be are told apart.
+        // The greatest number of ranges is distinguished.
         let apart: Vec<IpAddr> = scattered.take(RANGES_MAX - 1).collect();
         let full = steering.plan(apart.iter().copied());
         assert_eq!(full.four.len(), RANGES_MAX);

@@ -124,7 +124,7 @@ pub struct RouteHit {
 /// A neighbour's address on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Its Ethernet address, if it is known.
+    /// Its Ethernet address, if it is resolved.
     pub mac: Option<LinkAddress>,
     /// `NUD_*`.
     pub state: u16,

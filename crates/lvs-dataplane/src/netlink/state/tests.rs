@@ -1,4 +1,4 @@
-//! Messages of the kernel, and what is known after them.
+//! Messages of the kernel, and the state after them.
 
 use super::*;
 use crate::netlink::message::{Builder, messages};
