@@ -21,7 +21,7 @@ use crate::clock::{Moment, Now};
 /// The maximum number of overrides.
 const ENTRIES_MAX: usize = 65_536;
 
-/// How long who ends waits for the disk.
+/// The longest wait for the disk at the end of the daemon.
 const SETTLE: Duration = Duration::from_secs(5);
 /// Between two looks whether it is done.
 const LOOK: Duration = Duration::from_millis(10);
@@ -59,8 +59,9 @@ impl StoredOverride {
         Self { entry, ends }
     }
 
-    /// Takes a wish out of the file. After a reboot only the wall clock tells how much time is
-    /// left. That clock may be wrong at boot, so it is at most the whole time of the wish.
+    /// Restores an override from the file. After a reboot, only the wall clock gives the remaining
+    /// time. That clock may be wrong at boot, so the remaining time is at most the whole time of
+    /// the override.
     fn recalled(mut self, now: Now) -> Self {
         self.ends = self.entry.spec.until.map(|until| {
             let known = self.ends.as_ref().and_then(Moment::of_this_boot);
@@ -103,7 +104,7 @@ fn whole(path: &Path) -> io::Result<PathBuf> {
 /// Whether who and why are short enough, and text.
 ///
 /// # Errors
-/// They are not, in words.
+/// The reason, as text.
 pub fn check_words(spec: &AdminSpec) -> Result<(), String> {
     for (what, words) in [("who", &spec.who), ("why", &spec.why)] {
         if let Some(words) = words
@@ -124,7 +125,7 @@ impl Admin {
         Self::read(path, true, Now::read())
     }
 
-    /// The same for who only looks: whatever is there stays as it is.
+    /// As [`recall`](Self::recall), for a reader that changes no file.
     pub fn look(path: PathBuf) -> Self {
         Self::read(Some(path), false, Now::read())
     }
@@ -139,7 +140,7 @@ impl Admin {
         admin
     }
 
-    /// Takes what is in a file; gives whether there is something in it that was not taken.
+    /// Reads the overrides of a file; returns whether the file has entries that were not accepted.
     fn read_from(&mut self, path: &Path, owner: bool, now: Now) -> bool {
         let text = match std::fs::read(path) {
             Ok(text) => text,

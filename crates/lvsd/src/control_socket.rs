@@ -57,7 +57,7 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
         Address::Usual(path) | Address::Path(path) => {
             remove_stale(path)?;
             let listener = std::os::unix::net::UnixListener::bind(path)?;
-            // Who may do what is decided by who it is.
+            // The credentials of the client decide about its rights, not the mode of the socket.
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
             listener
         }
@@ -173,7 +173,7 @@ mod tests {
         });
     }
 
-    /// A client that sends nonsense is told so.
+    /// A client that sends an invalid request gets an error.
     #[tokio::test]
     async fn nonsense_is_answered() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -192,7 +192,7 @@ mod tests {
             (long.as_str(), " 431 "),
         ] {
             let mut stream = UnixStream::connect(&path).await.expect("it listens");
-            // The rest of what is too long is not read.
+            // The rest of a request that is too long is not read.
             let _ = stream.write_all(text.as_bytes()).await;
             let mut said = Vec::new();
             let _ = stream.read_to_end(&mut said).await;

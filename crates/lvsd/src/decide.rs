@@ -44,9 +44,9 @@ pub fn usable(servers: &[ServerView]) -> usize {
     servers.iter().filter(usable).count()
 }
 
-/// Decides about a service; `None` if nothing can be decided yet. Until the first checks of all its
-/// servers are done (`settled`), a quorum can be gained, and otherwise what was decided before holds:
-/// a server that is not known yet may be the one that makes the quorum.
+/// Decides about a service; `None` if there is no decision yet. Until the first checks of all its
+/// servers are complete (`settled`), the service can gain its quorum, but otherwise the earlier
+/// decision stays in force: an unchecked server may complete the quorum.
 pub fn decide(
     service: &Service,
     servers: &[ServerView],
@@ -184,7 +184,7 @@ mod tests {
             .map(|d| d.panic)
             .collect();
         assert_eq!(panic, [false, false, true, true, false]);
-        // Unless there is somebody for when none is left.
+        // Except with a sorry server, which serves if no server is up.
         let with = service("panic_below = 50\nsorry = \"10.0.0.99\"");
         let both: Vec<(bool, bool)> = walk(&with, &[1, 0])
             .iter()
