@@ -256,6 +256,12 @@ fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
     ensure!(refused.contains("Operation not permitted"), "{refused}");
     ensure!(run("cat /proc/sys/net/ipv4/vs/conntrack")? == "1\n");
 
+    // In another network namespace, whose dataplane has not been started.
+    let other = run(
+        "unshare --net sh -c 'cmp /proc/net/if_inet6 /proc/self/net/if_inet6 && cat /proc/net/ip_vs' 2>&1 || true",
+    )?;
+    ensure!(other.contains("No such device"), "{other}");
+
     // Containers without root get a /proc of their own, as without the launcher.
     let own = format!(
         "{nobody} unshare --user --map-root-user --pid --fork --mount-proc readlink /proc/net 2>&1 || true"

@@ -28,6 +28,8 @@ pub(super) const PROC: &str = "proc";
 pub(super) const LINK: &str = "link";
 /// In it: the directory that `/proc/net` leads to.
 const NET: &str = "net";
+/// The directory with that of sysctls.
+const IPV4: &str = "ipv4";
 /// The directory of sysctls.
 const VS: &str = "vs";
 
@@ -65,7 +67,10 @@ const SYSCTL_MODE: u32 = 0o100_644;
 /// A directory in which all names but IPVS's own are links to the real ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Overlay {
-    /// `/proc/sys/net/ipv4`, the root.
+    /// `/proc/sys/net`, the root: what is mounted in a directory below it is missing in other network
+    /// namespaces.
+    Sys,
+    /// `/proc/sys/net/ipv4`.
     Ipv4,
     /// `/proc/net`.
     Net,
@@ -98,9 +103,10 @@ impl Node {
     /// Where a link leads to, from its own directory.
     fn target(&self) -> Option<String> {
         match self {
-            Self::Link => Some(format!("sys/net/ipv4/{INSIDE}/{NET}")),
+            Self::Link => Some(format!("sys/net/{INSIDE}/{NET}")),
+            Self::Other(Overlay::Sys, name) => Some(format!("{INSIDE}/{PROC}/sys/net/{name}")),
             Self::Other(Overlay::Ipv4, name) => {
-                Some(format!("{INSIDE}/{PROC}/sys/net/ipv4/{name}"))
+                Some(format!("../{INSIDE}/{PROC}/sys/net/{IPV4}/{name}"))
             }
             Self::Other(Overlay::Net, name) => Some(format!("../{PROC}/self/net/{name}")),
             _ => None,
@@ -299,12 +305,13 @@ impl Files {
     fn node(&self, number: u64) -> Result<Node, Errno> {
         let nth = |first: u64| usize::try_from(number - first).ok();
         let found = match number {
-            1 => Some(Node::Overlay(Overlay::Ipv4)),
+            1 => Some(Node::Overlay(Overlay::Sys)),
             2 => Some(Node::Overlay(Overlay::Net)),
             3 => Some(Node::Sysctls),
             4 => Some(Node::Inside),
             5 => Some(Node::Proc),
             6 => Some(Node::Link),
+            7 => Some(Node::Overlay(Overlay::Ipv4)),
             FIRST_LINK.. => {
                 let links = lock(&self.links);
                 let found = nth(FIRST_LINK).and_then(|index| links.all.get(index).cloned());
@@ -327,7 +334,8 @@ impl Files {
     fn find(&self, directory: &Node, name: &str, thread: u32, worker: &mut Worker) -> Found {
         let number = match (directory, name) {
             (Node::Overlay(Overlay::Ipv4), VS) => 3,
-            (Node::Overlay(Overlay::Ipv4), INSIDE) => 4,
+            (Node::Overlay(Overlay::Sys), IPV4) => 7,
+            (Node::Overlay(Overlay::Sys), INSIDE) => 4,
             (Node::Inside, NET) => 2,
             (Node::Inside, PROC) => 5,
             (Node::Inside, LINK) => 6,
@@ -350,10 +358,13 @@ impl Files {
     fn real(&self, overlay: Overlay, thread: u32, worker: &mut Worker) -> Result<String, Errno> {
         match overlay {
             Overlay::Net => Ok(format!("/proc/{thread}/net")),
-            Overlay::Ipv4 => {
+            Overlay::Sys | Overlay::Ipv4 => {
                 let caller = Caller::of(thread, None).ok_or(Errno::ENOENT)?;
                 worker.follow(&caller).ok_or(Errno::ENOENT)?;
-                Ok("/proc/sys/net/ipv4".to_owned())
+                Ok(match overlay {
+                    Overlay::Ipv4 => "/proc/sys/net/ipv4".to_owned(),
+                    _ => "/proc/sys/net".to_owned(),
+                })
             }
         }
     }
@@ -365,6 +376,7 @@ impl Files {
             names.collect()
         };
         let (overlay, mut all) = match directory {
+            Node::Overlay(Overlay::Sys) => (Overlay::Sys, own(DIRECTORY_MODE, &[IPV4])),
             Node::Overlay(Overlay::Ipv4) => (Overlay::Ipv4, own(DIRECTORY_MODE, &[VS])),
             Node::Overlay(Overlay::Net) => (Overlay::Net, own(FILE_MODE, &FILES)),
             Node::Sysctls => return own(SYSCTL_MODE, Sysctls::NAMES),
@@ -549,6 +561,9 @@ mod tests {
         let real = find(&net, "protocols").expect("every kernel has it");
         assert_eq!(real.target().as_deref(), Some("../proc/self/net/protocols"));
         assert_eq!(find(&ipv4, VS), Ok(Node::Sysctls));
+        let sys = Node::Overlay(Overlay::Sys);
+        assert_eq!(find(&sys, IPV4), Ok(Node::Overlay(Overlay::Ipv4)));
+        assert_eq!(find(&sys, VS), Err(Errno::ENOENT));
         assert_eq!(find(&ipv4, "ip_vs_conn"), Err(Errno::ENOENT));
         let conntrack = find(&Node::Sysctls, "conntrack");
         assert_eq!(conntrack, Ok(Node::Sysctl("conntrack")));
@@ -559,7 +574,7 @@ mod tests {
             let all = listed.iter().filter(|(_, listed)| listed == name);
             assert_eq!(all.count(), 1, "{name}");
         }
-        assert!(files.node(0).is_err() && files.node(7).is_err() && files.node(63).is_err());
+        assert!(files.node(0).is_err() && files.node(8).is_err() && files.node(63).is_err());
         assert!(files.node(FIRST_LINK + 1).is_err() && files.node(u64::MAX).is_err());
     }
 

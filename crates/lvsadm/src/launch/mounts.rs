@@ -1,6 +1,6 @@
 //! The program's own view of `/proc`: IPVS's files appear in it.
 //!
-//! `/proc/sys/net/ipv4` and `/proc/net` become directories of the supervisor's file system, with IPVS's
+//! `/proc/sys/net` and `/proc/net` become directories of the supervisor's file system, with IPVS's
 //! files and links to all others. These lead to a second mount of the real `/proc`, which is inside.
 //! Other mounts of the program stay shared with those of its host.
 
@@ -18,7 +18,7 @@ use rustix::mount::{
 };
 
 /// Where the supervisor's file system is.
-const PLACE: &str = "/proc/sys/net/ipv4";
+const PLACE: &str = "/proc/sys/net";
 
 /// What is mounted when the supervisor answers.
 #[derive(Debug)]
