@@ -252,7 +252,7 @@ impl Client {
         &self.hello
     }
 
-    /// Whether the dataplane has not closed the connection, as far as is known here.
+    /// Whether the dataplane has not closed the connection yet.
     pub fn is_open(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut end = [PollFd::new(self.stream.get_ref(), PollFlags::RDHUP)];

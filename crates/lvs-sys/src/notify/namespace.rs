@@ -34,7 +34,7 @@ impl NamespaceId {
 
 /// `SO_NETNS_COOKIE` (asm-generic/socket.h), which libc does not have.
 const SO_NETNS_COOKIE: libc::c_int = 71;
-/// `SIOCGSKNS` (linux/sockios.h), likewise.
+/// `SIOCGSKNS` (linux/sockios.h), which libc does not have.
 const SIOCGSKNS: u32 = 0x894c;
 
 fn related(fd: &impl AsFd, request: u64) -> io::Result<File> {

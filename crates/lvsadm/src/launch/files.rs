@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_links_to_real_files_or_those_of_ipvs() {
+    fn name_of_kernel_is_a_link_and_name_of_ipvs_a_file() {
         let files = files();
         let mut worker = Worker::default();
         let mut find = |directory: &Node, name: &str| {

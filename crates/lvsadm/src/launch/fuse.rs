@@ -43,7 +43,7 @@ pub(super) struct Request<'a> {
     pub(super) node: u64,
     /// The thread that asks.
     pub(super) thread: u32,
-    /// What depends on the operation.
+    /// Its parameters, which depend on the operation.
     pub(super) body: &'a [u8],
 }
 

@@ -1,4 +1,4 @@
-//! What a program has configured, for a dataplane that has restarted without it: programs such as
+//! The configuration by a program, for a dataplane that has restarted without it: programs such as
 //! keepalived send only differences, and never add their services again.
 
 use std::collections::{BTreeMap, HashMap};

@@ -351,7 +351,7 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
     std::process::exit(0)
 }
 
-/// What a supervisor receives: the listener, its end of the file system, and the program's process number.
+/// The parts that a supervisor receives: the listener, its end of the file system, and the program's process number.
 type TakenOver = (Listener, Option<OwnedFd>, Pid);
 
 /// Receives the listener of a program, and finds its process number; `None` if the program ends or

@@ -20,7 +20,7 @@ use rustix::mount::{
 /// Where the supervisor's file system is.
 const PLACE: &str = "/proc/sys/net";
 
-/// What is mounted when the supervisor answers.
+/// Mounts that are made when the supervisor answers.
 #[derive(Debug)]
 pub(super) struct Mounts {
     files: OwnedFd,
