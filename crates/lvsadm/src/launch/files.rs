@@ -233,8 +233,10 @@ impl Files {
     }
 
     fn reply(&self, unique: u64, result: Result<Vec<u8>, Errno>) {
-        // A caller that has ended needs no answer.
-        let _ = (&self.device).write(&fuse::answer(unique, result));
+        if (&self.device).write(&fuse::answer(unique, result)).is_err() {
+            // The caller has ended, and closes no file that this request has opened.
+            lock(&self.open).remove(&unique);
+        }
     }
 
     /// Answers a request on another thread.
