@@ -182,6 +182,25 @@ pub(crate) fn resets(site: &Site) -> Result<u64> {
     hosts.map(|host| host.counter("Tcp", "OutRsts")).sum()
 }
 
+/// The listing in which no server has an active connection. The load program ends when it has sent its last FIN, which the
+/// dataplane handles later, and which the client may have to repeat.
+fn listing_of_ended_connections(site: &Site) -> Result<String> {
+    let mut listing = String::new();
+    lvs_testbed::wait_until(
+        "the end of all connections at the dataplane",
+        Duration::from_secs(30),
+        || {
+            listing = site.lvsadm("-L -n").unwrap_or_default();
+            let rows = rows(&listing);
+            let mut servers = rows.iter().filter(|row| row.is_server()).peekable();
+            servers.peek().is_some()
+                && servers.all(|row| row.number(2).is_ok_and(|active| active == 0))
+        },
+    )
+    .with_context(|| listing.clone())?;
+    Ok(listing)
+}
+
 /// 2,000 requests of 1 byte to 10 MiB; listings right after and counters at the next snapshot.
 pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     site.add_service(80, "rr")?;
@@ -192,7 +211,7 @@ pub(crate) fn requests_and_listings(site: &Site) -> Result<()> {
     report.all_ok(2000)?;
     spread(&report, &[500; 4])?;
 
-    let listing = site.lvsadm("-L -n")?;
+    let listing = listing_of_ended_connections(site)?;
     let servers: Vec<_> = rows(&listing).into_iter().filter(Row::is_server).collect();
     ensure!(servers.len() == 4, "{listing}");
     let listed = connections(&site.lvsadm("-L -n -c")?)?;
