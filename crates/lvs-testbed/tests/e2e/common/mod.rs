@@ -133,7 +133,7 @@ pub(crate) fn usable(site: &Site) -> Vec<usize> {
 }
 
 /// Waits for the counters' next two-second snapshot.
-pub(crate) fn wait_for_snapshot() {
+fn wait_for_snapshot() {
     std::thread::sleep(Duration::from_millis(2500));
 }
 
@@ -142,19 +142,15 @@ fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
     // Packets on their way, and the dataplane's usual period.
     wait_for_snapshot();
     let is_whole = |one: &Value| one["stats"]["shown"] == one["stats"]["live"];
-    lvs_testbed::wait_until(
-        "the snapshot of all packets",
-        Duration::from_secs(10),
-        || {
-            let listing = site.lvsadm("--json -L -n").unwrap_or_default();
-            let services: Vec<Value> = serde_json::from_str(&listing).unwrap_or_default();
-            let servers = |one: &Value| one["servers"].as_array().cloned().unwrap_or_default();
-            !services.is_empty()
-                && services
-                    .iter()
-                    .all(|one| is_whole(one) && servers(one).iter().all(is_whole))
-        },
-    )
+    lvs_testbed::wait_until("the snapshot of all packets", SOON, || {
+        let listing = site.lvsadm("--json -L -n").unwrap_or_default();
+        let services: Vec<Value> = serde_json::from_str(&listing).unwrap_or_default();
+        let servers = |one: &Value| one["servers"].as_array().cloned().unwrap_or_default();
+        !services.is_empty()
+            && services
+                .iter()
+                .all(|one| is_whole(one) && servers(one).iter().all(is_whole))
+    })
 }
 
 /// The requests must have gone to the first servers in these numbers.
