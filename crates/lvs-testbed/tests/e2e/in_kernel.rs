@@ -139,7 +139,7 @@ fn listed_counters_equal_server_counters() -> Result<()> {
     let (requests, replies) = shares(&site)?;
     ensure!(requests > 100 && replies > 100, "{requests}, {replies}");
     // The last acknowledgements are on their way.
-    let counters_are_equal = |rows: &[Row]| {
+    let counters_are_equal = |rows: &[Row]| -> Result<bool> {
         let rows = rows.iter().filter(|row| row.is_server());
         let mut sum = [0; 4];
         for (server, row) in site.servers.iter().zip(rows) {

@@ -54,7 +54,8 @@ pub(crate) fn wait_for_counters(
         listing = site
             .lvsadm("-L -n --stats --exact")
             .unwrap_or_else(|error| format!("{error:#}"));
-        is_right(&rows(&listing)).unwrap_or(false)
+        let rows = rows(&listing);
+        !rows.is_empty() && is_right(&rows).unwrap_or(false)
     })
     .with_context(|| listing.clone())
 }
