@@ -23,7 +23,7 @@ DIST = "$(TARGET)/dist"
 TARGET := $${CARGO_TARGET_DIR:-$(CURDIR)/target}
 RUN_TESTS = "$(TARGET)/debug/lvs-testbed" tests $(if $(ONLY),--only $(ONLY)) "$(TARGET)/tests.json"
 
-.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint prose docs deny unit e2e no-cc alone no-std bpf bpf-check \
+.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint prose docs book deny unit e2e no-cc alone no-std bpf bpf-check \
 	msrv fuzz sync-with-kernel report report-agrees package image crates sbom artefacts release repository test-packages build setup clean
 
 help: ## list the targets
@@ -97,6 +97,9 @@ prose: ## count hard-to-read prose in pages, comments, messages and test names; 
 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+
+book: ## the pages of docs/ as a book with a search, in target/book (needs mdbook: cargo install --locked mdbook)
+	mdbook build
 
 BPF := crates/lvs-dataplane/bpf
 CLANG ?= clang

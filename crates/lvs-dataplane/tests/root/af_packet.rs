@@ -176,7 +176,7 @@ fn pattern(position: usize) -> u8 {
 }
 
 #[test]
-fn an_idle_round_trip() {
+fn idle_round_trip_is_answered() {
     idle_round_trip(open);
     idle_round_trip(open_without_ring);
     idle_round_trip(open_two_queues);
@@ -277,7 +277,7 @@ fn frames_in_slots_and_longer_ones_come_in_order_and_none_is_lost() {
                     assert_eq!((number, whole), (expected, true));
                     expected += 1;
                 }
-                // What was sent may be on its way still.
+                // Sent frames may not have arrived yet.
                 if sent == expected || (count == 0 && sent < expected + 2000) {
                     break;
                 }
@@ -289,7 +289,7 @@ fn frames_in_slots_and_longer_ones_come_in_order_and_none_is_lost() {
 }
 
 #[test]
-fn a_full_ring_counts_what_it_loses_and_leaves_lent_frames_alone() {
+fn full_ring_counts_losses_and_keeps_lent_frames() {
     let (left, middle, _right) = hosts();
     let mut receiver = middle.run(move || open("wa"));
     let mut sender = left.run(|| open_without_ring("wl"));
@@ -361,7 +361,7 @@ fn a_full_ring_counts_what_it_loses_and_leaves_lent_frames_alone() {
     assert_eq!(receiver.drops(), lost);
 }
 
-/// What is longer than a slot of the ring waits in the socket's buffer.
+/// Frames that are longer than a slot of the ring wait in the socket's buffer.
 #[test]
 fn long_frames_wait_as_far_as_the_socket_has_room_and_the_others_are_counted() {
     let (left, middle, _right) = hosts();
@@ -493,7 +493,7 @@ fn interfaces_that_share_a_batch_make_no_buffers_for_one_another() {
 }
 
 #[test]
-fn a_flood_of_syns_takes_no_room_from_other_packets() {
+fn syn_flood_displaces_no_other_packets() {
     let (left, middle, _right) = hosts();
     let mut receiver = middle.run(|| open_two_queues("wa"));
     let mut sender = left.run(|| open_without_ring("wl"));
@@ -512,7 +512,7 @@ fn a_flood_of_syns_takes_no_room_from_other_packets() {
     let mut batch = frames();
     let (mut syns, mut others, mut last_syn) = (0, 0, None);
     let end = Instant::now() + Duration::from_secs(120);
-    // What was sent may be on its way still.
+    // Sent frames may not have arrived yet.
     while others < ALL / 10 {
         assert!(Instant::now() < end, "{others} came");
         let count = receiver.recv(&mut batch).unwrap();
@@ -536,11 +536,11 @@ fn a_flood_of_syns_takes_no_room_from_other_packets() {
 }
 
 #[test]
-fn a_syn_comes_behind_all_that_came_before_it() {
+fn syn_is_received_after_all_earlier_packets() {
     let (left, middle, _right) = hosts();
     let mut receiver = middle.run(|| open_two_queues("wa"));
     let mut sender = left.run(|| open_without_ring("wl"));
-    // What the host itself sends is for neither queue.
+    // Neither queue receives frames that the host itself sends.
     let mut host = middle.run(|| open_without_ring("wa"));
     let sending = thread::spawn(move || {
         for start in (0..50_000).step_by(8) {
@@ -599,7 +599,7 @@ fn a_syn_comes_behind_all_that_came_before_it() {
 /// A guest's datagram that its host is to cut (`VIRTIO_NET_HDR_GSO_UDP`): the kernel has no header
 /// for it in a ring and loses it.
 #[test]
-fn what_the_ring_cannot_take_does_not_stop_it() {
+fn ring_that_stops_at_unsupported_frame_is_replaced() {
     let host = Host::new();
     let guest = host.run(|| {
         let options = lvs_sys::TunOptions {
@@ -636,7 +636,7 @@ fn what_the_ring_cannot_take_does_not_stop_it() {
         write(ufo, &Frame::from_bytes(&whole));
         let end = Instant::now() + Duration::from_secs(120);
         'came: loop {
-            // What came before the ring was given up is lost.
+            // The frames in the ring were lost when it was closed.
             write([0; 10], &numbered(round, 60));
             let count = receiver.recv(&mut batch).unwrap();
             for frame in &batch[..count] {
@@ -656,7 +656,7 @@ fn what_the_ring_cannot_take_does_not_stop_it() {
     }
     // A kernel that has mended this keeps its ring.
     assert!(gave_up <= 1 && receiver.drops() >= 20);
-    // And one that is only full is not given up.
+    // A ring that is only full is kept.
     let (left, middle, _right) = hosts();
     let mut receiver = middle.run(|| open("wa"));
     let mut sender = left.run(|| open_without_ring("wl"));
@@ -669,7 +669,7 @@ fn what_the_ring_cannot_take_does_not_stop_it() {
 }
 
 #[test]
-fn a_socket_that_cannot_have_a_ring_receives_without() {
+fn socket_without_ring_receives_by_messages() {
     const PACKET_VNET_HDR: i32 = 15;
     let (left, middle, _right) = hosts();
     let mut sender = left.run(|| open_without_ring("wl"));
@@ -700,7 +700,7 @@ fn a_socket_that_cannot_have_a_ring_receives_without() {
 }
 
 #[test]
-fn an_interface_goes_down_and_goes_away() {
+fn interface_down_and_removed_are_reported_as_errors() {
     down_and_away(open);
     down_and_away(open_without_ring);
     down_and_away(open_two_queues);
@@ -767,7 +767,7 @@ fn checksum(bytes: &[u8]) -> u16 {
 }
 
 #[test]
-fn the_host_takes_what_is_given_back_and_its_filters_return() {
+fn host_device_reinjects_packets_and_restores_filters() {
     let host = Host::new();
     // Strict filtering everywhere, as some distributions have it, and a client behind another
     // interface.

@@ -205,7 +205,7 @@ fn services_are_hidden_from_the_host_and_seen_by_the_packet_socket() {
 }
 
 #[test]
-fn a_nat_server_reaches_the_host_but_is_not_forwarded() {
+fn nat_server_reaches_the_host_but_is_not_forwarded() {
     let net = net();
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("dc").unwrap();
@@ -230,15 +230,15 @@ fn a_nat_server_reaches_the_host_but_is_not_forwarded() {
     net.server.ip("neigh flush dev s0");
     assert_connect(&net.director, "10.2.0.2:8080", CONNECTED);
     assert_connect(&net.director, "[fd02::2]:8080", CONNECTED);
-    // Another port of the server is nobody's business.
+    // The shield does not concern another port of the server.
     assert_connect(&net.client, "10.2.0.2:8081", REFUSED);
     drop(listener);
 }
 
-/// A router behind the director complains about a packet to a real server: who is complained about
-/// counts, not who complains.
+/// A router behind the director reports an ICMP error about a packet to a real server. The address
+/// of the packet in the error decides, not the sender of the error.
 #[test]
-fn an_error_about_a_nat_server_is_hidden_whoever_sends_it() {
+fn icmp_error_about_nat_server_is_hidden_from_any_sender() {
     let net = net();
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("ds").unwrap();
@@ -272,7 +272,7 @@ fn an_error_about_a_nat_server_is_hidden_whoever_sends_it() {
 }
 
 #[test]
-fn a_connection_of_the_hosts_own_is_hidden_until_it_ends() {
+fn connection_of_the_host_is_hidden_until_it_ends() {
     let net = net();
     let mut shield = net.director.run(|| Shield::open(None).unwrap());
     shield.add_interface("ds").unwrap();
@@ -385,7 +385,7 @@ fn everything_to_an_own_vip_is_hidden_and_other_stations_frames_are_not() {
 }
 
 #[test]
-fn an_update_sends_the_difference_and_all_or_nothing() {
+fn shield_update_sends_difference_all_or_nothing() {
     let host = Host::new();
     let mut shield = host.run(|| Shield::open(None).unwrap());
     let mut spec = Intercept::default();
@@ -448,7 +448,7 @@ fn an_update_sends_the_difference_and_all_or_nothing() {
             .any(|l| l.starts_with("create") && l.contains(". 61001 }")),
         "{ours:?}"
     );
-    // Nobody else can change it.
+    // No other process can change it.
     let table = shield.table().to_owned();
     host.sh("nft flush ruleset");
     assert!(host.sh("nft list tables").contains(&table));
@@ -490,7 +490,7 @@ fn interfaces_come_and_go() {
 }
 
 #[test]
-fn what_is_given_back_is_received_by_the_host() {
+fn reinjected_frame_is_received_by_the_host() {
     let net = net();
     let listener = net
         .director
@@ -566,7 +566,7 @@ fn owner_to_be_killed() {
 }
 
 #[test]
-fn a_killed_owner_leaves_nothing() {
+fn killed_owner_leaves_no_table() {
     let host = Host::new();
     host.run(|| {
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -607,7 +607,7 @@ fn frame_to_director(net: &Net, tag: &[u8], ip: &[u8]) -> Frame {
 /// A host without VLANs takes a frame whose tag is for its priority only: it must not see handled
 /// ones.
 #[test]
-fn a_priority_tag_uncovers_nothing() {
+fn frame_with_priority_tag_stays_hidden() {
     let net = net();
     let socket = net.director.run(|| UdpSocket::bind("10.1.0.1:53").unwrap());
     let mut ip = Vec::new();
@@ -644,14 +644,15 @@ fn a_priority_tag_uncovers_nothing() {
     drop(shield);
 }
 
-/// What ends within its transport header is IPVS's to drop at a service's address, whatever the
-/// services there are; the host would say that it has no such protocol, or no AH.
+/// IPVS drops packets to a service's address that end within their transport header, whatever
+/// protocols the services have. The host would answer with an ICMP error about the protocol.
 #[test]
 fn packets_whose_transport_header_is_not_whole_are_hidden() {
     const SCTP: u8 = Protocol::SCTP.0;
     const AH: u8 = 51;
     let net = net();
-    // Both know each other: nothing but the packet and what is said about it is on the wire.
+    // Both hosts have resolved each other, so that only the packet and the answer to it are on the
+    // wire.
     net.director.sh("ping -c1 -W60 fd01::2 >/dev/null");
     let mut wire = net
         .client
@@ -718,8 +719,8 @@ fn packets_whose_transport_header_is_not_whole_are_hidden() {
     };
     six("fd01::1", SCTP, false, 15, false);
     six("fd01::1", SCTP, false, 16, true);
-    // Nobody but the director looks behind AH: it takes all of it and gives back what is not for
-    // it.
+    // Only the dataplane reads the header after AH: the shield hides all AH, and the dataplane
+    // reinjects the packets that are not for services.
     for (protocol, header) in [(6, 20), (17, 8), (SCTP, 16)] {
         for len in [0, header - 1, header] {
             six("fd01::1", protocol, true, len, false);

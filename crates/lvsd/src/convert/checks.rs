@@ -73,7 +73,7 @@ pub(super) struct Context<'a> {
     pub(super) around: [&'a Item; 2],
     /// The server's port, or 0.
     pub(super) port: u16,
-    /// The user that scripts run as if the check does not say it.
+    /// The default user of check scripts.
     pub(super) script_user: Option<&'a str>,
 }
 

@@ -693,8 +693,8 @@ impl Building {
 /// Request and answer of a server that has its own.
 type Own = Option<(String, String)>;
 
-/// The flags behind a server's method, `5 "request", "receive" l:10 u:20`; what cannot be read is
-/// left.
+/// The flags after a server's method, `5 "request", "receive" l:10 u:20`; returns the unread rest
+/// too.
 fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, String) {
     let mut rest = text.trim();
     let word = rest.split_whitespace().next().unwrap_or_default();
@@ -751,7 +751,7 @@ fn address(text: &str) -> Option<(IpAddr, Option<u16>)> {
     Some((ip, Some(port(word)?)))
 }
 
-/// `10.0.0.1->10.0.0.9:80`; takes what it stands for from `room`.
+/// Expands `10.0.0.1->10.0.0.9:80`, and subtracts the number of addresses from `room`.
 fn range(text: &str, room: &mut usize) -> Result<(Vec<IpAddr>, Option<u16>), String> {
     let names = || "names are not resolved; write addresses".to_owned();
     let Some((first, last)) = text.split_once("->") else {

@@ -19,7 +19,7 @@ pub(super) struct Negotiation {
     pub(super) command: Option<String>,
 }
 
-/// A check, and what of it was lost.
+/// A converted check, and its parts that could not be converted.
 pub(super) struct Negotiated {
     pub(super) check: Check,
     pub(super) lost: Vec<String>,
@@ -80,10 +80,10 @@ impl Negotiation {
         found.map(|(_, port)| *port)
     }
 
-    /// Adds what is asked by this protocol to `check`, which has a rhythm.
+    /// Adds the request of this protocol to `check`, which has its intervals already.
     ///
     /// # Errors
-    /// There is no counterpart, in words.
+    /// If there is no counterpart, as text.
     pub(super) fn negotiate(
         &self,
         mut check: Check,
@@ -188,7 +188,7 @@ impl Negotiation {
     /// The check by a program, which gets the virtual and the real address and port.
     ///
     /// # Errors
-    /// There is no counterpart, in words.
+    /// If there is no counterpart, as text.
     pub(super) fn external(
         &self,
         mut check: Check,

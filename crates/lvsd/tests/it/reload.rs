@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 #[test]
-fn a_reload_at_the_first_moment_does_not_end_it() {
+fn reload_during_start_does_not_end_lvsd() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("lvsd.toml");
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_it_has_started_ends_with_it() {
+    async fn exec_probe_kills_its_child_processes() {
         let directory = tempfile::tempdir().expect("a directory");
         let mark = directory.path().join("mark");
         std::fs::write(&mark, "").expect("written");

@@ -120,8 +120,8 @@ pub(crate) async fn stalling(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// Whatever a server does wrong, a probe ends by itself or with its time, and says that the server
-/// is down.
+/// A probe of a misbehaving server ends, at the latest with its timeout, and reports that the
+/// server is down.
 pub(crate) async fn survives(check: &str, words: &'static [u8]) {
     let quick = check.replace(" }", ", timeout = \"250ms\", interval = \"1s\" }");
     let random: &'static [u8] = &[
