@@ -195,7 +195,7 @@ fn idle_round_trip(open: fn(&str) -> AfPacket) {
     let mut times = left.run(|| {
         let socket = UdpSocket::bind("10.0.0.1:0").unwrap();
         socket
-            .set_read_timeout(Some(Duration::from_secs(5)))
+            .set_read_timeout(Some(Duration::from_secs(120)))
             .unwrap();
         socket.connect("10.0.0.2:7").unwrap();
         let mut times = Vec::new();
@@ -252,7 +252,7 @@ fn frames_in_slots_and_longer_ones_come_in_order_and_none_is_lost() {
         let mut sender = left.run(|| open_without_ring("wl"));
         let mut batch = frames();
         let (mut sent, mut expected) = (0, 0);
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_secs(600);
         while expected < ALL {
             assert!(Instant::now() < end, "{expected} of {ALL} frames came");
             let mut some: Vec<_> = (sent..ALL.min(sent + 64))
@@ -300,7 +300,7 @@ fn full_ring_counts_losses_and_keeps_lent_frames() {
         }
     };
     let next = |receiver: &mut AfPacket, batch: &mut [Frame]| {
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + Duration::from_secs(120);
         loop {
             let count = receiver.recv(batch).unwrap();
             let found = batch[..count].iter().filter_map(number_of);
@@ -322,7 +322,7 @@ fn full_ring_counts_losses_and_keeps_lent_frames() {
     let mut batch = frames();
     let mut last = u32::try_from(first.len()).unwrap() - 1;
     let mut came = last + 1;
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while came < 8000 {
         assert!(Instant::now() < deadline, "{came} came");
         for (number, _) in next(&mut receiver, &mut batch) {
@@ -377,7 +377,7 @@ fn long_frames_wait_as_far_as_the_socket_has_room_and_the_others_are_counted() {
     }
     let mut batch = frames();
     let mut came = 0;
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(120);
     while came + receiver.drops() < ALL {
         assert!(Instant::now() < end, "{came} came");
         let count = receiver.recv(&mut batch).unwrap();
@@ -468,7 +468,7 @@ fn interfaces_that_share_a_batch_make_no_buffers_for_one_another() {
             let count = 1 + pattern(round * len) as usize % (BATCH - 1);
             let mut some: Vec<_> = (0..count).map(|_| numbered(7, len)).collect();
             assert_eq!(sender.send(&mut some), 0);
-            let end = Instant::now() + Duration::from_secs(10);
+            let end = Instant::now() + Duration::from_secs(120);
             let mut came = 0;
             while came < count {
                 assert!(Instant::now() < end, "{came} of {count} came");
@@ -511,7 +511,7 @@ fn syn_flood_displaces_no_other_packets() {
     }
     let mut batch = frames();
     let (mut syns, mut others, mut last_syn) = (0, 0, None);
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(120);
     // Sent frames may not have arrived yet.
     while others < ALL / 10 {
         assert!(Instant::now() < end, "{others} came");
@@ -567,7 +567,7 @@ fn syn_is_received_after_all_earlier_packets() {
     let mut batch = frames();
     let mut came = vec![false; 50_000];
     let (mut last_syn, mut last_other, mut count) = (None, None, 0);
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + Duration::from_secs(600);
     while count < 50_000 {
         assert!(Instant::now() < end, "{count} came");
         let received = receiver.recv(&mut batch).unwrap();
@@ -611,7 +611,7 @@ fn ring_that_stops_at_unsupported_frame_is_replaced() {
     host.ip("link set guest up");
     let mut receiver = host.run(|| open("guest"));
     let write = |header: [u8; 10], frame: &Frame| {
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + Duration::from_secs(120);
         while let Err(error) = guest.write(&header, frame.bytes()) {
             assert!(Instant::now() < end, "{error}");
         }
@@ -634,7 +634,7 @@ fn ring_that_stops_at_unsupported_frame_is_replaced() {
     let mut gave_up = 0;
     for round in 0..20 {
         write(ufo, &Frame::from_bytes(&whole));
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + Duration::from_secs(120);
         'came: loop {
             // The frames in the ring were lost when it was closed.
             write([0; 10], &numbered(round, 60));
@@ -691,7 +691,7 @@ fn socket_without_ring_receives_by_messages() {
         assert_eq!(sender.send(&mut [numbered(1, 60)]), 0);
         let mut poller = Poller::new();
         poller.add(socket.as_fd());
-        poller.wait(Some(Duration::from_secs(5))).unwrap();
+        poller.wait(Some(Duration::from_secs(120))).unwrap();
         let mut batch = lvs_sys::MessageBatch::new(1);
         let mut buffer = [0; 2048];
         let buffers = [&mut buffer[..]].into_iter();
@@ -711,7 +711,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
     let mut packets = middle.run(move || open("wa"));
     let mut batch = frames();
     let mut until = |packets: &mut AfPacket, kind: ErrorKind| {
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + Duration::from_secs(120);
         loop {
             match packets.recv(&mut batch) {
                 Err(err) if err.kind() == kind => return,
@@ -727,7 +727,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
     assert_eq!(packets.counters().send_down, 1);
     // The same socket goes on when the interface comes up.
     middle.ip("link set wa up");
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + Duration::from_secs(120);
     while packets.send(&mut one) != 0 {
         assert!(Instant::now() < end, "sending works again");
     }
@@ -735,7 +735,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
     assert_eq!(packets.send(&mut long), 1);
     assert_eq!(packets.counters().send_too_long, 1);
     left.ip("link delete wl");
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + Duration::from_secs(120);
     loop {
         match packets.recv(&mut frames()) {
             Err(err) if err.kind() == ErrorKind::NotFound => break,
@@ -794,7 +794,7 @@ fn host_device_reinjects_packets_and_restores_filters() {
 
     let socket = host.run(|| UdpSocket::bind("10.0.0.1:4000").unwrap());
     socket
-        .set_read_timeout(Some(Duration::from_secs(5)))
+        .set_read_timeout(Some(Duration::from_secs(120)))
         .unwrap();
     let mut packet = vec![
         0x45, 0, 0, 33, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 77, 10, 0, 0, 1, 0x10, 0, 0x0f,
@@ -820,7 +820,7 @@ fn host_device_reinjects_packets_and_restores_filters() {
     let mut batch = frames();
     let mut poller = Poller::new();
     poller.add(device.fd().unwrap());
-    poller.wait(Some(Duration::from_secs(5))).unwrap();
+    poller.wait(Some(Duration::from_secs(120))).unwrap();
     assert_eq!(device.recv(&mut batch).unwrap(), 1);
     assert!(batch[0].bytes().ends_with(b"to a VIP"));
     assert_eq!(&batch[0].bytes()[16..20], [192, 0, 2, 1]);

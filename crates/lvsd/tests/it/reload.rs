@@ -27,7 +27,7 @@ fn reload_during_start_does_not_end_lvsd() {
     };
     for _ in 0..5 {
         let mut daemon = lvsd().spawn().expect("lvsd");
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(120);
         while !lvsd().arg("reload").status().expect("lvsd").success() {
             assert!(Instant::now() < end, "nobody is found");
             let ended = daemon.try_wait().expect("a child");

@@ -257,7 +257,7 @@ mod tests {
     fn lookups(servers: &[SocketAddr]) -> Lookups {
         Lookups {
             name_servers: servers.to_vec(),
-            timeout: Duration::from_millis(300),
+            timeout: Duration::from_secs(3),
             ..Lookups::default()
         }
     }
