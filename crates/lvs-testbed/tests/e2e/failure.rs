@@ -126,7 +126,7 @@ fn interface_removed_and_created_again_is_used() -> Result<()> {
     ensure!(
         site.engine
             .as_mut()
-            .is_some_and(lvs_testbed::Proc::is_running)
+            .is_some_and(Proc::is_running)
     );
     Ok(())
 }
