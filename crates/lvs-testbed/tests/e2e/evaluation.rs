@@ -94,9 +94,8 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
         ensure!(status.success(), "a client: {status}: {}", client.log());
     }
     let all = 4 * FILES.iter().sum::<u64>();
-    let whole = |rows: &[Row]| -> Result<bool> {
-        Ok(rows[0].number(0)? == 40 && rows[0].number(4)? > all)
-    };
+    let whole =
+        |rows: &[Row]| -> Result<bool> { Ok(rows[0].number(0)? == 40 && rows[0].number(4)? > all) };
     common::wait_for_counters(site, "all to be counted", whole)?;
     site.director
         .sh(&format!("D={}; {listings}", dir.display()))?;
