@@ -59,8 +59,8 @@ test-rest: ## the tests that make test leaves out: third-party programs, full si
 	@$(MAKE) --no-print-directory deny
 
 # Tests that see whether the kernel forwards established connections.
-FORWARDING := e2e::beyond,e2e::failure,e2e::filters,e2e::ftp,e2e::fullnat,e2e::host,e2e::ipv6,e2e::killed,e2e::marks,e2e::methods
-FORWARDING := $(FORWARDING),e2e::networks,e2e::pmtu,e2e::sync,e2e::tun_backend,e2e::workers
+FORWARDING := e2e::beyond,e2e::failure,e2e::filters,e2e::ftp,e2e::fullnat,e2e::host::,e2e::ipv6,e2e::killed,e2e::marks,e2e::methods
+FORWARDING := $(FORWARDING),e2e::networks,e2e::pmtu,e2e::sync::,e2e::tun_backend,e2e::workers
 
 test-release: programs ## forwarding with the programs as they are installed, and without the path in the kernel
 	@$(call build_tests,--exclude lvs-bench)

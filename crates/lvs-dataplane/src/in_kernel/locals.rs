@@ -257,7 +257,7 @@ impl InKernel {
     }
 
     /// Applies changes of local addresses and ports, in this order. If the map is full, an entry is
-    /// left out, and its connection is not offloaded.
+    /// left out, and neither the programs nor a successor find it.
     pub fn follow_locals(&self, changes: impl IntoIterator<Item = LocalChange>) {
         for change in changes {
             match change {

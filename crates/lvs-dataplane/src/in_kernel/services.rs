@@ -336,7 +336,13 @@ mod tests {
             .collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         in_kernel.set_services(&held(&[], &texts));
-        for (n, expected) in [(0, DROPPED), (RULES - 1, DROPPED), (RULES, HOST)] {
+        for (n, expected) in [
+            (0, DROPPED),
+            (63, DROPPED),
+            (64, DROPPED),
+            (RULES - 1, DROPPED),
+            (RULES, HOST),
+        ] {
             let to = format!("10.0.{}.{}:80", n / 256, n % 256);
             let frame = frame(Protocol::TCP, "192.0.2.7:1", &to);
             let (verdict, _) = in_kernel.held_alone(&frame).expect("it runs");

@@ -12,6 +12,7 @@ mod keepalived;
 mod ldirectord;
 mod lvs_conf;
 mod negotiation;
+mod pcre;
 mod service;
 #[cfg(test)]
 mod tests;

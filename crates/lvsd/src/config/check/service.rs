@@ -1,4 +1,4 @@
-//! A service: its address, protocol and limits.
+//! Checks of a service: its address, its keys and its servers.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
