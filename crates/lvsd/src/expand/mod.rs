@@ -1,4 +1,5 @@
-//! The services of the checked file with what DNS and etcd add: [`expand`], a pure function.
+//! Adds the servers and services of DNS and etcd to those of the checked file: [`expand`], a pure
+//! function.
 //!
 //! ```text
 //! Config ────┐                                            services of the file, as they are
@@ -7,8 +8,8 @@
 //!                               └──────── left_out ─────▶ what cannot be used, and why
 //! ```
 //!
-//! The file wins. Each key of etcd is checked alone and left out alone: in its place stands what it
-//! had when that was last right.
+//! The file has precedence. Each key of etcd is checked separately, and an invalid value is
+//! replaced by the last valid value of its key.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -41,7 +42,7 @@ pub struct Expanded {
     pub in_force: Vec<(String, String)>,
     /// The revision of etcd that it contains.
     pub revision: Revision,
-    /// Nothing is known of etcd yet: there may be more services.
+    /// etcd has not answered yet, so the list of services may be incomplete.
     pub awaits_etcd: bool,
 }
 
@@ -50,15 +51,15 @@ pub struct Expanded {
 pub struct Revision {
     /// The revision of the last change.
     pub number: i64,
-    /// The same of everything that says the same.
+    /// A digest of the content: equal content has an equal digest.
     pub digest: u32,
 }
 
-/// The services of `config` with what DNS and etcd have said.
+/// The services of `config` with the answers of DNS and etcd.
 pub fn expand(config: &Config, gathered: &Gathered) -> Expanded {
     let cluster = config.cluster.as_ref();
     let etcd = gathered.etcd.as_ref();
-    // What was said under another prefix is of another cluster.
+    // Keys under another prefix belong to another cluster.
     let etcd = etcd.filter(|etcd| cluster.is_some_and(|cluster| cluster.prefix == etcd.prefix));
     let mut expanded = Expanded {
         services: config.services.clone(),
@@ -130,7 +131,7 @@ impl Expanded {
                 }
             };
             service.incomplete = records.is_none();
-            // A pool that nobody is in is known to be empty.
+            // A pool without servers is empty for certain if etcd has answered.
             let heard = matches!(discovery.source, Source::Etcd(_)) && etcd.is_some();
             service.unheard = service.incomplete && !heard;
             let servers = service.servers.iter().map(|server| server.address);
@@ -168,8 +169,8 @@ impl Expanded {
         self.services.iter().map(|s| s.servers.len()).sum()
     }
 
-    /// Whether the engine's service `id`, or servers of it, stay as they are until it is known
-    /// whether that is right.
+    /// Whether the dataplane's service `id`, or some of its servers, stay unchanged until their
+    /// source has answered.
     pub fn awaits(&self, id: ServiceId) -> bool {
         let mut services = self.services.iter();
         match services.find(|service| service.id == id) {
@@ -186,7 +187,8 @@ impl Expanded {
             .collect()
     }
 
-    /// Whether a service is the engine's, or none is anybody's.
+    /// Whether the dataplane is needed: some service is forwarded by it, or there is no service at
+    /// all.
     pub fn needs_engine(&self) -> bool {
         self.services.is_empty() || self.services.iter().any(|service| service.proxy.is_none())
     }
@@ -217,8 +219,8 @@ impl Expanded {
     }
 }
 
-/// The services of a key beside those that are `present`, and their text: the key's, or what it was
-/// when it was last right. Behind it stands why the key's own text is not used.
+/// The services of a key that do not conflict with those in `present`, and their text: the text of
+/// the key, or its last valid text together with the reason why the current text is not used.
 fn choose<'a>(
     config: &Config,
     present: &Present,
@@ -273,7 +275,7 @@ fn server(
     })
 }
 
-/// The services that there are, by what others must not have.
+/// The present services, by the addresses and ports that other services must not have.
 #[derive(Default)]
 struct Present {
     count: usize,

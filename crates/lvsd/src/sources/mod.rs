@@ -1,4 +1,4 @@
-//! Where desired state comes from besides the file: DNS and etcd.
+//! The sources of desired state besides the file: DNS and etcd.
 //!
 //! ```text
 //! name servers ◀──▶ dns/ ──┐
@@ -6,9 +6,9 @@
 //! state directory ─────────┘       └─────▶ state directory
 //! ```
 //!
-//! Sources live on a thread of their own and never wait for the daemon, nor it for them: it takes
-//! the latest of what they have said. What a source has said holds until it says something else,
-//! also in the next daemon: it is kept in the state directory.
+//! Sources run on a separate thread. They never wait for the daemon, and the daemon never waits for
+//! them: it uses their latest answers. An answer applies until the source gives another one, also
+//! after a restart of the daemon: it is stored in the state directory.
 
 pub(crate) mod dns;
 pub mod etcd;
@@ -54,10 +54,10 @@ pub struct Gathered {
 pub struct Record {
     /// Its address.
     pub ip: IpAddr,
-    /// Its port, where the source says it.
+    /// Its port, if the source sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
-    /// Its weight, where the source says it.
+    /// Its weight, if the source sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
 }
@@ -96,7 +96,7 @@ struct SourceState {
 }
 
 impl SourceState {
-    /// Takes an answer, or why there is none; `known`: something that was said before holds.
+    /// Records an answer, or the reason why there is none; `known`: an earlier answer applies.
     fn take<T>(&mut self, what: &str, known: bool, result: &Result<T, String>) {
         match result {
             Ok(_) => {
@@ -129,7 +129,7 @@ struct Shared {
     news: Notify,
     /// It is to be kept.
     keep: Notify,
-    /// The daemon has something to tell other directors.
+    /// Notified when the daemon has news for other directors.
     tell: Notify,
 }
 
@@ -265,7 +265,8 @@ impl Drop for Sources {
 }
 
 impl Sources {
-    /// None yet. What was kept in the file at `path` holds until there is something else.
+    /// Starts with the answers that are stored in the file at `path`; they apply until there are
+    /// new ones.
     pub(crate) fn recall(path: Option<PathBuf>) -> Self {
         let shared = Arc::new(Shared::default());
         if let Some(path) = &path {
@@ -364,7 +365,7 @@ impl Sources {
         }
     }
 
-    /// Tells other directors about this one.
+    /// Publishes the state of this director in etcd.
     pub(crate) fn tell(&self, told: Director) {
         if self.etcd.is_none() {
             return;
@@ -439,12 +440,12 @@ impl Sources {
         all
     }
 
-    /// The directors that etcd knows.
+    /// The directors in etcd.
     pub(crate) fn directors(&self) -> BTreeMap<String, Director> {
         self.shared.lock().view.directors.clone()
     }
 
-    /// Keys of etcd that are not understood, and what else is wrong with it.
+    /// Invalid keys of etcd, and other problems with it.
     pub(crate) fn left_out(&self) -> Vec<String> {
         let state = self.shared.lock();
         let lines = state.view.left_out.iter().chain(&state.view.untold);
@@ -466,7 +467,7 @@ fn start() -> Result<Handle, String> {
     Ok(handle)
 }
 
-/// Where it is kept what the sources of the daemon with the file at `config` say.
+/// The path of the stored answers for the daemon with the file at `config`.
 pub(crate) fn path(directory: &Path, config: &Path) -> PathBuf {
     kept::path(directory, config)
 }
@@ -492,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_answer_holds_and_is_kept() {
+    fn last_answer_applies_and_is_stored() {
         let record = |n: u8| Record {
             ip: [10, 0, 0, n].into(),
             port: None,
