@@ -7,8 +7,8 @@
 //!           └───────────────────┴── findings with their place ──┘
 //! ```
 //!
-//! Each step reports all that it finds. A file with one error gives no [`Config`] at all. What DNS and
-//! etcd say is no part of it: [`expand`](crate::expand) adds that.
+//! Each step reports all that it finds. A file with one error gives no [`Config`] at all. What DNS,
+//! etcd and Kubernetes say is no part of it: [`expand`](crate::expand) adds that.
 
 mod check;
 pub(crate) mod clash;
@@ -43,7 +43,7 @@ pub(crate) use crate::text::bounded;
 pub use crate::text::{Diagnostic, Files, Report, Severity};
 
 use crate::health::Check;
-use crate::sources::{Cluster, Lookups, Source};
+use crate::sources::{Cluster, Lookups, Source, kubernetes};
 use lvs_proxy as proxy;
 
 /// A file that has been checked.
@@ -67,6 +67,8 @@ pub struct Config {
     pub lookups: Lookups,
     /// The connection to etcd, which directors share.
     pub cluster: Option<Cluster>,
+    /// The connection to Kubernetes.
+    pub kubernetes: Option<kubernetes::Settings>,
     /// How addresses are announced by routes.
     pub announce: Announce,
     /// Sysctls to set, name and value.
@@ -600,12 +602,12 @@ impl Config {
             .map_err(|report| LoadError::Refused(Box::new(report)))
     }
 
-    /// The services of a key of etcd that has `text`, checked by themselves. `[defaults]` holds for
+    /// The services of a key of etcd, or of a Service in Kubernetes, that has `text`, checked by themselves. `[defaults]` holds for
     /// them.
     ///
     /// # Errors
     /// The first error in it, in words.
-    pub(crate) fn services_of_etcd(&self, text: &str) -> Result<Vec<Service>, String> {
+    pub(crate) fn remote_services(&self, text: &str) -> Result<Vec<Service>, String> {
         check::remote(self, text)
     }
 
@@ -640,7 +642,11 @@ impl Config {
                 files: files.clone().of(text),
                 ..check::check(&raw, text, facts, complete, &mut findings)
             });
-            if complete && raw.service.is_empty() && raw.cluster.is_none() {
+            if complete
+                && raw.service.is_empty()
+                && raw.cluster.is_none()
+                && raw.kubernetes.is_none()
+            {
                 findings.push(
                     Diagnostic::warning(0..0, "there is no [[service]]: nothing is balanced")
                         .help("add [[service]] tables; a running lvsd refuses to reload a file without any"),

@@ -199,7 +199,7 @@ pub struct Found {
     pub drained: HashSet<(ServiceId, SocketAddr)>,
     /// Manual changes that are left as they are, in words.
     pub drift: Vec<String>,
-    /// The number of lvsd's services that neither file nor etcd names; they stay until etcd is known.
+    /// The number of lvsd's services that neither file nor sources name; they stay until etcd and Kubernetes are known.
     pub unnamed: usize,
     /// The VIPs that it owns for lvsd.
     pub vips: BTreeSet<IpAddr>,

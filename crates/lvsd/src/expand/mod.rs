@@ -1,8 +1,10 @@
-//! The services of the checked file with what DNS and etcd add: [`expand`], a pure function.
+//! The services of the checked file with what DNS, etcd and Kubernetes add: [`expand`], a pure
+//! function.
 //!
 //! ```text
 //! Config ────┐                                            services of the file, as they are
 //!            ├──▶ expand ──▶ Expanded ── services ──────▶ services of etcd behind them
+//!            │                  │                         services of Kubernetes behind those
 //! Gathered ──┘                  │                         servers of DNS and etcd behind each one's own
 //!                               └──────── left_out ─────▶ what cannot be used, and why
 //! ```
@@ -10,7 +12,7 @@
 //! The file wins. Each key of etcd is checked alone and left out alone: in its place stands what it
 //! had when that was last right.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use lvs_core::api::ServiceId;
@@ -23,7 +25,7 @@ use crate::config::{
 };
 use crate::sources::dns::NAMES_MAX;
 use crate::sources::etcd::{Etcd, Text};
-use crate::sources::{Gathered, Record, Source};
+use crate::sources::{Gathered, Made, Record, Source};
 use lvs_proxy as proxy;
 
 /// The services that there should be.
@@ -41,8 +43,10 @@ pub struct Expanded {
     pub in_force: Vec<(String, String)>,
     /// The revision of etcd that it contains.
     pub revision: Revision,
-    /// Nothing is known of etcd yet: there may be more services.
-    pub awaits_etcd: bool,
+    /// What the daemon has made of the services of Kubernetes.
+    pub kubernetes: Made,
+    /// Nothing is known of etcd or Kubernetes yet: there may be more services.
+    pub awaits_services: bool,
 }
 
 /// A state of etcd.
@@ -54,20 +58,26 @@ pub struct Revision {
     pub digest: u32,
 }
 
-/// The services of `config` with what DNS and etcd have said.
+/// The services of `config` with what DNS, etcd and Kubernetes have said.
 pub fn expand(config: &Config, gathered: &Gathered) -> Expanded {
     let cluster = config.cluster.as_ref();
     let etcd = gathered.etcd.as_ref();
     // What was said under another prefix is of another cluster.
     let etcd = etcd.filter(|etcd| cluster.is_some_and(|cluster| cluster.prefix == etcd.prefix));
+    let kubernetes = gathered.kubernetes.as_ref().filter(|known| {
+        let settings = config.kubernetes.as_ref();
+        settings.is_some_and(|settings| settings.name() == known.name)
+    });
     let mut expanded = Expanded {
         services: config.services.clone(),
         files: config.files.clone(),
-        awaits_etcd: cluster.is_some() && etcd.is_none(),
+        awaits_services: cluster.is_some() && etcd.is_none()
+            || config.kubernetes.is_some() && kubernetes.is_none(),
         ..Expanded::default()
     };
     let mut services = expanded.services.iter();
-    if etcd.is_some() || services.any(|service| service.discovery.is_some()) {
+    if etcd.is_some() || kubernetes.is_some() || services.any(|service| service.discovery.is_some())
+    {
         let mut present = Present::default();
         expanded.services.iter().for_each(|one| present.add(one));
         if let Some(etcd) = etcd {
@@ -75,7 +85,25 @@ pub fn expand(config: &Config, gathered: &Gathered) -> Expanded {
                 number: etcd.revision,
                 digest: etcd.digest(),
             };
-            expanded.take_services(config, etcd, &mut present);
+            let before = format!("{}services/", etcd.prefix);
+            let origin = |name: &str| {
+                (
+                    format!("etcd key {before}{name}"),
+                    format!("etcd:{before}{name}"),
+                )
+            };
+            let made = expanded.take_services(config, &etcd.services, &origin, &mut present);
+            expanded.in_force = made.in_force;
+        }
+        if let Some(kubernetes) = kubernetes {
+            let origin = |name: &str| {
+                (
+                    format!("Kubernetes Service {name}"),
+                    format!("kubernetes:{name}"),
+                )
+            };
+            expanded.kubernetes =
+                expanded.take_services(config, &kubernetes.services, &origin, &mut present);
         }
         expanded.take_servers(gathered, etcd, &present);
     }
@@ -90,30 +118,39 @@ impl Expanded {
         self.services.iter().filter_map(dns_name).collect()
     }
 
-    /// Takes the services of etcd.
-    fn take_services(&mut self, config: &Config, etcd: &Etcd, present: &mut Present) {
-        for (name, key) in &etcd.services {
-            let path = format!("{}services/{name}", etcd.prefix);
+    /// Takes the services of a source, by their keys. `origin` names a key in messages, and its text
+    /// among the files.
+    fn take_services(
+        &mut self,
+        config: &Config,
+        keys: &BTreeMap<String, Text>,
+        origin: &dyn Fn(&str) -> (String, String),
+        present: &mut Present,
+    ) -> Made {
+        let mut made = Made::default();
+        for (name, key) in keys {
+            let (place, file) = origin(name);
             let (used, why) = choose(config, present, key);
             if let Some(why) = why {
                 let instead = match used {
                     Some(_) => "; what it was before stays",
                     None => "",
                 };
-                self.left_out
-                    .push(format!("etcd key {path}: {why}{instead}"));
+                self.left_out.push(format!("{place}: {why}{instead}"));
+                made.refused.insert(name.clone(), why);
             }
             let Some((services, text)) = used else {
                 continue;
             };
-            let before = self.files.push(format!("etcd:{path}"), text);
+            let before = self.files.push(file, text);
             for mut service in services {
                 service.move_lines(before);
                 present.add(&service);
                 self.services.push(service);
             }
-            self.in_force.push((name.clone(), text.to_owned()));
+            made.in_force.push((name.clone(), text.to_owned()));
         }
+        made
     }
 
     /// Takes the servers that DNS and etcd name.
@@ -160,7 +197,8 @@ impl Expanded {
             && self.files == other.files
             && self.left_out == other.left_out
             && self.in_force == other.in_force
-            && self.awaits_etcd == other.awaits_etcd
+            && self.kubernetes == other.kubernetes
+            && self.awaits_services == other.awaits_services
     }
 
     /// How many servers all services have.
@@ -174,7 +212,7 @@ impl Expanded {
         let mut services = self.services.iter();
         match services.find(|service| service.id == id) {
             Some(service) => service.unheard,
-            None => self.awaits_etcd,
+            None => self.awaits_services,
         }
     }
 
@@ -225,7 +263,7 @@ fn choose<'a>(
     key: &'a Text,
 ) -> (Option<(Vec<Service>, &'a str)>, Option<String>) {
     let read = |text: &'a str| {
-        let services = config.services_of_etcd(text)?;
+        let services = config.remote_services(text)?;
         match present.clash(&services) {
             None => Ok((services, text)),
             Some(why) => Err(why),

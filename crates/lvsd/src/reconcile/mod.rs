@@ -64,7 +64,7 @@ pub struct Desired {
     pub generation: u64,
 }
 
-/// Services of lvsd in the engine that neither file nor etcd names, while etcd is unknown.
+/// Services of lvsd in the engine that neither file nor sources name, while etcd or Kubernetes is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unnamed {
     /// The VIPs of those that are named: of all others, those stay that the engine owns. `None`:
