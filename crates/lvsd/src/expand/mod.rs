@@ -43,7 +43,7 @@ pub struct Expanded {
     pub in_force: Vec<(String, String)>,
     /// The revision of etcd that it contains.
     pub revision: Revision,
-    /// What the daemon has made of the services of Kubernetes.
+    /// The services of Kubernetes that are in force, and those that are refused.
     pub kubernetes: Made,
     /// Nothing is known of etcd or Kubernetes yet: there may be more services.
     pub awaits_services: bool,

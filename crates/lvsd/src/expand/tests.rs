@@ -26,7 +26,7 @@ fn read(text: &str) -> Config {
 fn with(text: &str, name: &str, records: &[Record]) -> Expanded {
     let gathered = Gathered {
         dns: [(name.to_owned(), records.to_vec())].into(),
-        etcd: None,
+        ..Gathered::default()
     };
     expand(&read(text), &gathered)
 }

@@ -334,7 +334,7 @@ pub(crate) struct Sources {
     kubernetes: Option<(kubernetes::Settings, JoinHandle<()>)>,
 }
 
-/// What the sources are to follow.
+/// The settings of all sources.
 pub(crate) struct Wanted<'a> {
     pub(crate) lookups: &'a Lookups,
     pub(crate) cluster: Option<&'a Cluster>,
@@ -343,7 +343,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) names: &'a BTreeSet<&'a String>,
 }
 
-/// What the daemon has made of the services of a source.
+/// The daemon's judgement of the services of a source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Made {
     /// The services that are right: their keys and texts.

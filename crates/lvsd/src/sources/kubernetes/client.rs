@@ -33,7 +33,7 @@ pub(super) enum Error {
 }
 
 impl Error {
-    /// What was asked for is too old: read everything again.
+    /// The requested version is too old: read everything again.
     pub(super) const fn is_expired(&self) -> bool {
         matches!(self, Self::Refused(410, _))
     }

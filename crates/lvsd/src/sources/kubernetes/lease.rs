@@ -19,7 +19,7 @@ const WRITES: Duration = Duration::from_secs(10);
 /// The longest duration of a Lease that is believed, in seconds.
 const LONGEST: u32 = 300;
 
-/// What this director knows of the Lease.
+/// This director's knowledge of the Lease.
 #[derive(Debug, Default)]
 pub(super) struct Claim {
     /// The last version that was seen, and since when.

@@ -189,7 +189,7 @@ struct Watch {
     dead: Instant,
 }
 
-/// What a watch has brought.
+/// The meaning of a line of a watch.
 enum Brought {
     /// An object is new, has changed or has gone.
     Change,

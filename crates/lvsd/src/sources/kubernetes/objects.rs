@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
 
-/// What the JSON has, or the default of the type where it has `null`.
+/// Reads a value, and takes `null` for the default of its type.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -134,7 +134,7 @@ pub(super) struct Conditions {
     pub(super) terminating: Option<bool>,
 }
 
-/// What an endpoint may be given.
+/// The share of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Use {
     /// Nothing: it ends, and no longer answers.
