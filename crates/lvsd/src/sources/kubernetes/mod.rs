@@ -40,7 +40,7 @@ pub(crate) use self::model::is_name;
 use self::model::{Kind, Model};
 use self::objects::{Lease, List, Service, Status, WatchEvent};
 use super::etcd::Text;
-use super::http::{Endpoint, Lines};
+use super::http::{Endpoint, Lines, plain};
 use super::{Shared, retry};
 use crate::health::probe::Tls;
 
@@ -382,7 +382,7 @@ impl<'a> Session<'a> {
         self.shared.hear_kubernetes();
         if event.kind == "ERROR" {
             let status: Status = serde_json::from_value(event.object).unwrap_or_default();
-            let why = super::http::plain(&status.message);
+            let why = plain(&status.message);
             return match status.code {
                 410 => Ok(Brought::Expired(why)),
                 code => Err(Error::Refused(code, why)),
@@ -407,8 +407,10 @@ impl<'a> Session<'a> {
         self.assigned = assign(&self.model, &self.settings);
         let desired = desired(&self.model, &self.assigned, &self.settings);
         let desired = desired.map_err(Error::Failed)?;
-        let mut refused = self.assigned.refused.clone();
-        refused.extend(desired.refused.clone());
+        let refused = self.assigned.refused.iter().chain(&desired.refused);
+        // They quote what anybody may have written.
+        let refused = refused.map(|(key, why)| (key.clone(), plain(why)));
+        let refused = refused.collect();
         let kubernetes = Kubernetes {
             name: self.settings.name(),
             services: desired
