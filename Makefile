@@ -23,7 +23,7 @@ DIST = "$(TARGET)/dist"
 TARGET := $${CARGO_TARGET_DIR:-$(CURDIR)/target}
 RUN_TESTS = "$(TARGET)/debug/lvs-testbed" tests $(if $(ONLY),--only $(ONLY)) "$(TARGET)/tests.json"
 
-.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint prose docs deny unit e2e no-cc alone no-std bpf bpf-check \
+.PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint prose docs book deny unit e2e no-cc alone no-std bpf bpf-check \
 	msrv fuzz sync-with-kernel test-kubernetes report report-agrees package image crates sbom artefacts release repository test-packages build setup clean
 
 help: ## list the targets
@@ -59,8 +59,8 @@ test-rest: ## the tests that make test leaves out: third-party programs, full si
 	@$(MAKE) --no-print-directory deny
 
 # Tests that see whether the kernel forwards established connections.
-FORWARDING := e2e::beyond,e2e::failure,e2e::filters,e2e::ftp,e2e::fullnat,e2e::host,e2e::ipv6,e2e::killed,e2e::marks,e2e::methods
-FORWARDING := $(FORWARDING),e2e::networks,e2e::pmtu,e2e::sync,e2e::tun_backend,e2e::workers
+FORWARDING := e2e::beyond,e2e::failure,e2e::filters,e2e::ftp,e2e::fullnat,e2e::host::,e2e::ipv6,e2e::killed,e2e::marks,e2e::methods
+FORWARDING := $(FORWARDING),e2e::networks,e2e::pmtu,e2e::sync::,e2e::tun_backend,e2e::workers
 
 test-release: programs ## forwarding with the programs as they are installed, and without the path in the kernel
 	@$(call build_tests,--exclude lvs-bench)
@@ -97,6 +97,9 @@ prose: ## count hard-to-read prose in pages, comments, messages and test names; 
 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+
+book: ## the pages of docs/ as a book with a search, in target/book (needs mdbook: cargo install --locked mdbook)
+	mdbook build
 
 BPF := crates/lvs-dataplane/bpf
 CLANG ?= clang

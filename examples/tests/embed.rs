@@ -15,7 +15,7 @@ impl Drop for Running {
     }
 }
 
-/// A server that says its name and closes.
+/// A server that sends its name and closes the connection.
 fn server(name: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();

@@ -17,7 +17,7 @@ fn shows_the_kernels_choices() {
     assert_eq!(picks("rr"), "cbacbacbacba");
     assert_eq!(picks("wrr"), "cbaabacbaaba");
     assert_eq!(picks("none"), "------------");
-    // Each server takes connections up to one above its weight, and nobody takes the rest.
+    // Each server accepts connections up to one above its weight; the others have no server.
     assert_eq!(picks("ovf"), "aaaabbbcc---");
     for name in [
         "lc", "wlc", "sed", "nq", "fo", "dh", "sh", "mh", "lblc", "lblcr", "twos", "ewma",

@@ -252,6 +252,13 @@ impl Client {
         &self.hello
     }
 
+    /// Whether the dataplane has not closed the connection yet.
+    pub fn is_open(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut end = [PollFd::new(self.stream.get_ref(), PollFlags::RDHUP)];
+        poll(&mut end, Some(&Timespec::default())).is_ok_and(|ready| ready == 0)
+    }
+
     /// Where it is connected to.
     pub const fn address(&self) -> &Address {
         &self.address

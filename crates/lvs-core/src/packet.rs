@@ -80,6 +80,8 @@ impl TcpFlags {
     pub const RST: u8 = 0x04;
     /// The acknowledgement field is significant.
     pub const ACK: u8 = 0x10;
+    /// The urgent pointer field is significant.
+    pub const URG: u8 = 0x20;
 
     /// Whether all bits of `mask` are set.
     pub const fn has(self, mask: u8) -> bool {

@@ -121,12 +121,13 @@ struct end {
 	u64 addr[2];
 };
 
-// What a frame says, as far as it matters.
+// What a frame says, as far as it matters. It lies in a map, so that the verifier does not know what is in it: it would follow
+// the search for a connection for each protocol and family.
 struct packet {
 	struct end src, dst;   // as they are a key of lvs_locals
 	u32 len;       // of the IP packet
 	u32 headers;   // IP and transport
-	u8 proto, flags, v6;
+	u8 proto, flags;
 };
 
 // 32-bit words from the IP header on that are looked at, and compared.
@@ -148,6 +149,7 @@ struct told {
 	u16 port;      // of the other end, and its address, where both ends are translated
 	u32 other[4];
 	u32 outer[TUNNEL_OUTER_WORDS * 2];
+	struct packet packet;
 };
 _Static_assert(sizeof(struct told) == TOLD_BYTES, "layout.h");
 
@@ -159,44 +161,42 @@ _Static_assert(sizeof(struct told) == TOLD_BYTES, "layout.h");
 #define HANDLE_NONE 0xffffffffU
 #define HANDLE_UP 0xfffffffeU    // the engine knows more
 
-// Whether the entry at `slot` is that of the packet; sets `*shadow` to the kind that would cover it.
-INLINE int matches(const u64 *slot, const struct packet *p, const int v6, int reply, u64 *shadow)
+// Whether the entry at `slot` is that of the packet.
+INLINE int matches(const u64 *slot, const struct packet *p, const int v6, int reply)
 {
 	const struct end *client = reply ? &p->dst : &p->src, *peer = reply ? &p->src : &p->dst;
 	u64 word = READ(slot[0]);
 	u64 kinds = reply ? KIND_TEMPLATE : KIND_TOLD_APART;
 	if ((word & (IDENTITY | kinds)) != client->id) return 0;
-	u64 way;
-	int virt, server;
+	// What differs, without jumps: the verifier would follow each, for each entry.
+	u64 way, differ = 0, virt, server;
 	if (v6) {
-		if (READ(slot[WIDE_CLIENT]) != client->addr[0] || READ(slot[WIDE_CLIENT + 1]) != client->addr[1]) return 0;
 		u64 ends = READ(slot[WIDE_ENDS]), port = peer->id >> 32 & 0xffff;
 		way = ends >> 48;
-		if (!(way & WAY_CLIENT_V6)) return 0;
-		virt = (ends & 0xffff) == port && READ(slot[WIDE_VIRT]) == peer->addr[0] && READ(slot[WIDE_VIRT + 1]) == peer->addr[1];
-		server = (ends >> 16 & 0xffff) == port && READ(slot[WIDE_SERVER]) == peer->addr[0] && READ(slot[WIDE_SERVER + 1]) == peer->addr[1];
+		differ = (READ(slot[WIDE_CLIENT]) ^ client->addr[0]) | (READ(slot[WIDE_CLIENT + 1]) ^ client->addr[1]) | (~way & WAY_CLIENT_V6);
+		virt = ((ends & 0xffff) ^ port) | (READ(slot[WIDE_VIRT]) ^ peer->addr[0]) | (READ(slot[WIDE_VIRT + 1]) ^ peer->addr[1]);
+		server = ((ends >> 16 & 0xffff) ^ port) | (READ(slot[WIDE_SERVER]) ^ peer->addr[0]) | (READ(slot[WIDE_SERVER + 1]) ^ peer->addr[1]);
 	} else {
 		u64 at = READ(slot[NARROW_VIRT]), from = READ(slot[NARROW_SERVER]), ip = peer->id & PEER;
 		way = at >> 48;
-		virt = (at & PEER) == ip;
-		server = (from & PEER) == ip;
+		virt = (at & PEER) ^ ip;
+		server = (from & PEER) ^ ip;
 	}
-	if (!reply) {
-		*shadow = KIND_SHADOWED_IN;
-		return virt;
-	}
-	// Its replies are addressed to a local port.
+	if (!reply) return !(differ | virt);
+	// Replies of full NAT are addressed to a local port.
 	if ((way & WAY_METHOD) == METHOD_FULL_NAT) return 0;
-	if ((way & WAY_METHOD) == METHOD_NAT) {
-		*shadow = KIND_SHADOWED_OUT;
-		return server;
-	}
-	*shadow = KIND_SHADOWED_IN;
-	return virt;
+	return !(differ | ((way & WAY_METHOD) == METHOD_NAT ? server : virt));
+}
+
+// The kind of an entry that another connection covers: replies of NAT come from the server, all other packets go to the virtual
+// address or come from it.
+INLINE u64 shadowed(u32 method, int reply)
+{
+	return reply && method == METHOD_NAT ? KIND_SHADOWED_OUT : KIND_SHADOWED_IN;
 }
 
 // The first lane whose tag is the wanted one and whose slot is the packet's; WAYS if there is none.
-INLINE u32 in_bucket(u32 bucket, u64 tags, u8 tag, const struct packet *p, const int v6, int reply, u64 *shadow)
+INLINE u32 in_bucket(u32 bucket, u64 tags, u8 tag, const struct packet *p, const int v6, int reply)
 {
 	u64 differ = (tags & 0x7f7f7f7f7f7f7f7fULL) ^ tag * 0x0101010101010101ULL;
 	if (!(~(differ + 0x7f7f7f7f7f7f7f7fULL) & 0x8080808080808080ULL)) return WAYS;
@@ -206,13 +206,13 @@ INLINE u32 in_bucket(u32 bucket, u64 tags, u8 tag, const struct packet *p, const
 #pragma clang loop unroll(disable)
 	for (u32 lane = 0; lane < WAYS; lane++, tags >>= 8) {
 		if ((tags & 0x7f) != tag) continue;
-		if (matches(slots + lane * (v6 ? WIDE_BYTES : NARROW_BYTES) / 8, p, v6, reply, shadow)) return lane;
+		if (matches(slots + lane * (v6 ? WIDE_BYTES : NARROW_BYTES) / 8, p, v6, reply)) return lane;
 	}
 	return WAYS;
 }
 
 // The slot of the packet's connection, if it is a packet of that direction.
-INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply, u64 *shadow, u64 *memo)
+INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply, u64 *memo)
 {
 	const struct end *client = reply ? &p->dst : &p->src;
 	u64 h, key = client->id | (u64)v6 << 63;
@@ -234,17 +234,19 @@ INLINE u32 find(const u64 *conf, const struct packet *p, const int v6, int reply
 		u64 *slots = v6 ? map_lookup(&lvs_wide, &home) : map_lookup(&lvs_narrow, &home);
 		if (!slots) return HANDLE_UP;
 		CHECKED(slots);
-		if (matches(slots + at * (v6 ? WIDE_BYTES : NARROW_BYTES) / 8, p, v6, reply, shadow)) return home * WAYS + at;
+		if (matches(slots + at * (v6 ? WIDE_BYTES : NARROW_BYTES) / 8, p, v6, reply)) return home * WAYS + at;
 	}
-	u8 tag = h & 0x7f;
-	if (!tag) tag = 1;
+	u64 low = h & 0x7f;
+	CHECKED(low);
+	// 1 instead of 0, without a jump: the verifier would follow both ways.
+	u8 tag = low + ((low - 1) >> 63);
 #pragma clang loop unroll(disable)
 	for (int turn = 0; turn < 2; turn++) {
 		u32 bucket = (h & 0xffffffff) * buckets >> 32;
 		u64 *tags = v6 ? map_lookup(&lvs_wide_tags, &bucket) : map_lookup(&lvs_narrow_tags, &bucket);
 		if (!tags) return HANDLE_UP;
 		u64 word = READ(*tags);
-		u32 lane = in_bucket(bucket, word, tag, p, v6, reply, shadow);
+		u32 lane = in_bucket(bucket, word, tag, p, v6, reply);
 		if (lane < WAYS) return bucket * WAYS + lane;
 		if (!turn) overflowed = word & TAG_OVERFLOWED;
 		h >>= 32;
@@ -301,9 +303,9 @@ INLINE int read_v4(const union head *h, struct packet *p)
 	u64 proto = (u64)p->proto << 48;
 	p->src.id = h->w[3] | (u64)(h->w[5] & 0xffff) << 32 | proto;
 	p->dst.id = h->w[4] | (u64)(h->w[5] >> 16) << 32 | proto;
+	p->src.addr[0] = p->src.addr[1] = p->dst.addr[0] = p->dst.addr[1] = 0;
 	p->len = h->b[2] << 8 | h->b[3];
 	p->headers = 20;
-	p->v6 = 0;
 	return h->b[8] > 1;
 }
 
@@ -320,21 +322,23 @@ INLINE int read_v6(const union head *h, struct packet *p)
 	p->dst.id = ((dst ^ dst >> 32) & 0xffffffff) | (u64)(h->w[10] >> 16) << 32 | proto;
 	p->len = 40 + (h->b[4] << 8 | h->b[5]);
 	p->headers = 40;
-	p->v6 = 1;
 	return h->b[7] > 1;
 }
 
-// Reads a frame, its first bytes into `words`. 0 if it is nothing that could be forwarded here.
+// Reads a frame, its first bytes into `words`. Returns the version of its IP; 0 if it is nothing that could be forwarded here.
 INLINE int read_packet(struct __sk_buff *skb, struct packet *p, u32 *words)
 {
 	union head h;
+	int version;
 	if (skb->pkt_type || (skb->vlan_present && skb->vlan_tci & VLAN_NUMBER)) return 0;
 	if (skb->protocol == swap(IPV4)) {
 		if (load_bytes(skb, ETH, &h, HEAD_V4 * 4) || !read_v4(&h, p)) return 0;
 		for (int i = 0; i < HEAD_V4; i++) words[i] = h.w[i];
+		version = 4;
 	} else if (skb->protocol == swap(IPV6)) {
 		if (load_bytes(skb, ETH, &h, HEAD_V6 * 4) || !read_v6(&h, p)) return 0;
 		for (int i = 0; i < HEAD_V6; i++) words[i] = h.w[i];
+		version = 6;
 	} else {
 		return 0;
 	}
@@ -344,8 +348,8 @@ INLINE int read_packet(struct __sk_buff *skb, struct packet *p, u32 *words)
 		p->flags = 0;
 		p->headers += 8;
 		// Absent: the engine computes it.
-		u32 word = p->v6 ? h.w[11] : h.w[6];
-		return p->len >= p->headers && word >> 16;
+		u32 word = version == 6 ? h.w[11] : h.w[6];
+		return p->len >= p->headers && word >> 16 ? version : 0;
 	}
 	if (p->proto != TCP || p->len < p->headers + 20) return 0;
 	u8 rest[8];
@@ -353,7 +357,7 @@ INLINE int read_packet(struct __sk_buff *skb, struct packet *p, u32 *words)
 	u32 header = rest[4] >> 4 << 2;
 	p->flags = rest[5];
 	p->headers += header;
-	return header >= 20 && p->len >= p->headers;
+	return header >= 20 && p->len >= p->headers ? version : 0;
 }
 
 // ---- deciding ----------------------------------------------------------------------------------------------------------
@@ -382,33 +386,31 @@ INLINE u32 forgotten(u32 *cell, u32 number)
 // Whether the packet is forwarded here: then `t` says how. Else what it is.
 INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32 gso, struct told *t)
 {
-	u64 shadow = 0;
 	t->reply = 1;
 	u32 handle = find_local(p);
 	const int local = handle != HANDLE_NONE;
 	if (!local) {
-		handle = find(conf, p, v6, 1, &shadow, t->memo);
+		handle = find(conf, p, v6, 1, t->memo);
 		if (handle == HANDLE_NONE) {
 			t->reply = 0;
 			if (!(p->src.id >> 32 & 0xffff)) return SHARE_UNKNOWN;
-			handle = find(conf, p, v6, 0, &shadow, t->memo);
+			handle = find(conf, p, v6, 0, t->memo);
 		}
 	}
 	if (handle == HANDLE_NONE || handle == HANDLE_UP) return SHARE_UNKNOWN;
 	// Where it was found is of no matter for what follows.
 	handle = forgotten(&t->handle, handle);
-	shadow = (u64)forgotten(&t->hop, shadow >> 32) << 32;
 	u64 *slot = slot_of(handle, v6);
 	if (!slot) return SHARE_UNKNOWN;
 	u64 *hot = v6 ? slot + WIDE_HOT : slot;
 	u64 word = READ(slot[0]), state = READ(hot[HOT_STATE]), flags = READ(hot[HOT_FLAGS]) >> 32;
-	if (!(word & KIND_LIVE) || word & shadow) return SHARE_UNPUBLISHED;
 	u64 epoch = READ(conf[CONF_EPOCH]) & 0xffff;
 	if (!epoch || (state >> 16 & 0xffff) != epoch) return SHARE_UNPUBLISHED;
 	// The engine writes the way to the client before the epoch.
 	IN_ORDER();
 	u64 way = (v6 ? READ(slot[WIDE_ENDS]) : READ(slot[NARROW_VIRT])) >> 48;
 	u32 method = way & WAY_METHOD;
+	if (!(word & KIND_LIVE) || (!local && word & shadowed(method, t->reply))) return SHARE_UNPUBLISHED;
 	if (flags & FLAGS_UP) return SHARE_UNFIT;
 	if (v6 && !(way & WAY_SERVER_V6) && method != METHOD_TUNNEL) return SHARE_UNFIT;
 	if (local && method != METHOD_FULL_NAT) return SHARE_UNPUBLISHED;
@@ -482,13 +484,13 @@ INLINE int decide_for(const u64 *conf, const struct packet *p, const int v6, u32
 	t->hop = hop;
 	t->len = p->len;
 	t->proto = p->proto;
-	t->v6 = p->v6;
+	t->v6 = v6;
 	return t->reply ? SHARE_REPLIES : SHARE_REQUESTS;
 }
 
-INLINE int decide(const u64 *conf, const struct packet *p, u32 gso, struct told *t)
+INLINE int decide(const u64 *conf, int version, u32 gso, struct told *t)
 {
-	return p->v6 ? decide_for(conf, p, 1, gso, t) : decide_for(conf, p, 0, gso, t);
+	return version == 6 ? decide_for(conf, &t->packet, 1, gso, t) : decide_for(conf, &t->packet, 0, gso, t);
 }
 
 SEC("socket") int lvs_filter(struct __sk_buff *skb)
@@ -507,10 +509,8 @@ SEC("socket") int lvs_filter(struct __sk_buff *skb)
 	t->valid = TOLD_NOTHING;
 	// The engine's own, on its way back to the host.
 	if (skb->mark && skb->mark == conf[CONF_MARK]) return 0;
-	struct packet p;
-	__builtin_memset(&p, 0, sizeof p);
-	int what = SHARE_OTHER;
-	if (read_packet(skb, &p, t->head)) what = decide(conf, &p, skb->gso_size, t);
+	int what = SHARE_OTHER, version = read_packet(skb, &t->packet, t->head);
+	if (version) what = decide(conf, version, skb->gso_size, t);
 	if ((what == SHARE_REQUESTS || what == SHARE_REPLIES) && !READ(conf[CONF_MISSED])) {
 		t->valid = TOLD_TAKE;
 		return 0;
@@ -807,6 +807,17 @@ SEC("tc") int lvs_ingress(struct __sk_buff *skb)
 	return NEXT;
 }
 
+// Where a packet goes that may open a connection, and where it comes from. It lies in a map, so that the verifier does not know
+// what is in it: it would follow all rules for each protocol.
+struct flow {
+	u64 src[2], dst[2];   // as in a key of lvs_services
+	u16 port;             // its destination's
+	u8 proto, v6;
+	u32 before;           // what a rule says that is about packets to services
+	u32 next;             // the first rule that was not compared yet; 0 before the frame was read
+};
+_Static_assert(sizeof(struct flow) <= sizeof ((struct told *)0)->outer, "it has the place of outer headers");
+
 SEC("alone") int lvs_alone(struct __sk_buff *skb)
 {
 	u32 zero = 0;
@@ -814,15 +825,14 @@ SEC("alone") int lvs_alone(struct __sk_buff *skb)
 	struct told *told = map_lookup(&lvs_told, &zero);
 	if (!conf || !told) return NEXT;
 	u32 seen = told->valid;
-	struct packet p;
-	__builtin_memset(&p, 0, sizeof p);
-	if (!read_packet(skb, &p, told->head)) goto held;
+	int version = read_packet(skb, &told->packet, told->head);
+	if (!version) goto held;
 	told->valid = TOLD_NOTHING;
 	told->handle = 0;
-	int what = decide(conf, &p, skb->gso_size, told);
+	int what = decide(conf, version, skb->gso_size, told);
 	int forwards = what == SHARE_REQUESTS || what == SHARE_REPLIES;
 	u64 now = engine_time(conf);
-	if (what == SHARE_UNKNOWN || !(p.v6 ? lives(told->handle, 1, now) : lives(told->handle, 0, now))) goto held;
+	if (what == SHARE_UNKNOWN || !(version == 6 ? lives(told->handle, 1, now) : lives(told->handle, 0, now))) goto held;
 	if (seen == TOLD_LEAVE) return SHOT;
 	if (!forwards) {
 		share(SHARE_WAITING);
@@ -835,22 +845,13 @@ SEC("alone") int lvs_alone(struct __sk_buff *skb)
 	return SHOT;
 held:
 	told->valid = seen;
+	((struct flow *)told->outer)->next = 0;
 	tail_call(skb, &lvs_next, NEXT_HELD);
 	told->valid = TOLD_NOTHING;
 	return NEXT;
 }
 
-// Where a packet goes that may open a connection, and where it comes from. It lies in a map, so that the verifier does not know
-// what is in it: it would follow all rules for each protocol.
-struct flow {
-	u64 src[2], dst[2];   // as in a key of lvs_services
-	u16 port;             // its destination's
-	u8 proto, v6;
-	u32 before;           // what a rule says that is about packets to services
-};
-_Static_assert(sizeof(struct flow) <= sizeof ((struct told *)0)->outer, "it has the place of outer headers");
-
-// Reads that of a frame; 0 if there are no ports: of other protocols, and fragments behind the first one.
+// Reads the flow of a frame; 0 if there are no ports: of other protocols, and fragments behind the first one.
 INLINE int read_flow(struct __sk_buff *skb, struct flow *f)
 {
 	union head h;
@@ -905,19 +906,26 @@ INLINE u64 differs(const u64 *rule, const struct flow *f, u64 link)
 		| ((link ^ rule[RULE_LINK]) & rule[RULE_LINK_MASK]) | ((kind ^ rule[RULE_KIND]) & rule[RULE_KIND_MASK]);
 }
 
+// Rules that one run of lvs_held compares, and then it runs again: the kernel verifies a loop over all of them for 0.1 s.
+#define RULES_AT_ONCE 64
+_Static_assert(RULES % RULES_AT_ONCE == 0 && RULES / RULES_AT_ONCE <= 16, "a frame is given to 33 programs in turn at most");
+
 SEC("held") int lvs_held(struct __sk_buff *skb)
 {
-	u32 zero = 0, action = 0;
+	u32 zero = 0, action = 0, i;
 	struct told *told = map_lookup(&lvs_told, &zero);
 	if (!told) return NEXT;
 	u32 seen = told->valid;
 	told->valid = TOLD_NOTHING;
 	struct flow *f = (struct flow *)told->outer;
-	if (!read_flow(skb, f)) return NEXT;
+	u32 first = f->next;
+	f->next = 0;
+	if (!first && !read_flow(skb, f)) return NEXT;
 	u64 *rule = map_lookup(&lvs_rules, &zero), link = skb->ifindex;
-	if (!rule) return NEXT;
+	if (!rule || first > RULES - RULES_AT_ONCE) return NEXT;
+	rule += first * RULE_WORDS;
 #pragma clang loop unroll(disable)
-	for (u32 i = 0; i < RULES; i++, rule += RULE_WORDS) {
+	for (i = 0; i < RULES_AT_ONCE; i++, rule += RULE_WORDS) {
 		u64 what = rule[RULE_WHAT];
 		if (!what) break;
 		if (differs(rule, f, link)) continue;
@@ -926,6 +934,14 @@ SEC("held") int lvs_held(struct __sk_buff *skb)
 			break;
 		}
 		if (!f->before) f->before = what & RULE_ACTION;
+	}
+	if (i == RULES_AT_ONCE && first + RULES_AT_ONCE < RULES) {
+		f->next = first + RULES_AT_ONCE;
+		told->valid = seen;
+		tail_call(skb, &lvs_next, NEXT_HELD);
+		told->valid = TOLD_NOTHING;
+		f->next = 0;
+		return NEXT;
 	}
 	if (!action || action == RULE_LOOK) action = is_service(f) ? RULE_HOLD : RULE_HOST;
 	if (f->before && action == RULE_HOLD) action = f->before;
@@ -942,11 +958,12 @@ INLINE u16 changed(u16 check, u64 sum)
 	return ~fold((u64)(u16)~check + sum);
 }
 
-// Reads a frame; 0 if it is nothing that could be forwarded here.
+// Reads a frame. Returns the version of its IP; 0 if it is nothing that could be forwarded here.
 INLINE int read_frame(struct xdp_md *ctx, struct packet *p)
 {
 	u8 *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end, *l4;
 	union head h;
+	int version;
 	if (data + ETH + 40 > end) return 0;
 	u16 type = *(u16 *)(data + 12), check;
 	u64 sum = 0;
@@ -958,12 +975,14 @@ INLINE int read_frame(struct xdp_md *ctx, struct packet *p)
 		if (!read_v4(&h, p)) return 0;
 		sum = (u64)h.w[3] + h.w[4];
 		l4 = data + ETH + 20;
+		version = 4;
 	} else if (type == swap(IPV6)) {
 		if (data + ETH + HEAD_V6 * 4 > end) return 0;
 		__builtin_memcpy(&h, data + ETH, HEAD_V6 * 4);
 		if (!read_v6(&h, p)) return 0;
 		for (int i = 2; i < 10; i++) sum += h.w[i];
 		l4 = data + ETH + 40;
+		version = 6;
 	} else {
 		return 0;
 	}
@@ -976,13 +995,13 @@ INLINE int read_frame(struct xdp_md *ctx, struct packet *p)
 		p->flags = 0;
 		p->headers += 8;
 		check = *(u16 *)(l4 + 6);
-		return p->len >= p->headers && check && check != unfinished;
+		return p->len >= p->headers && check && check != unfinished ? version : 0;
 	}
 	if (p->proto != TCP || l4 + 20 > end || p->len < p->headers + 20 || *(u16 *)(l4 + 16) == unfinished) return 0;
 	u32 header = l4[12] >> 4 << 2;
 	p->flags = l4[13];
 	p->headers += header;
-	return header >= 20 && p->len >= p->headers;
+	return header >= 20 && p->len >= p->headers ? version : 0;
 }
 
 // Rewrites the packet for its way, all in place. 0 if it is too short, which has been looked at.
@@ -1065,11 +1084,10 @@ SEC("xdp") int lvs_xdp(struct xdp_md *ctx)
 	u64 now = engine_time(conf);
 	// Connections do not go on without an engine for ever.
 	if (now > READ(conf[CONF_ALIVE])) return XDP_PASS;
-	struct packet p;
-	__builtin_memset(&p, 0, sizeof p);
-	if (!read_frame(ctx, &p)) return XDP_PASS;
-	int what = decide(conf, &p, 0, t);
+	int version = read_frame(ctx, &t->packet);
+	if (!version) return XDP_PASS;
+	int what = decide(conf, version, 0, t);
 	// What goes into a tunnel is lvs_ingress's.
 	if ((what != SHARE_REQUESTS && what != SHARE_REPLIES) || t->shape) return XDP_PASS;
-	return p.v6 ? forward_frame(ctx, conf, t, 1, now) : forward_frame(ctx, conf, t, 0, now);
+	return version == 6 ? forward_frame(ctx, conf, t, 1, now) : forward_frame(ctx, conf, t, 0, now);
 }

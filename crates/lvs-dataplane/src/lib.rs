@@ -1,6 +1,6 @@
 //! Dataplane of a Linux Virtual Server in userspace: interfaces, kernel fast path, packet workers.
 #![forbid(unsafe_code)]
-// They wait for whoever reads, and panic where nobody can: `log` does neither.
+// These macros wait for the reader of the stream, and panic if it is closed: `log` does neither.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod engine;

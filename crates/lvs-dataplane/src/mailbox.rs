@@ -1,4 +1,4 @@
-//! A way to have something done by the thread that owns it.
+//! A queue of jobs for the thread that owns a value.
 
 use std::fmt;
 use std::io;
@@ -8,19 +8,19 @@ use std::sync::Mutex;
 use crate::lock::lock;
 use lvs_sys::EventFd;
 
-/// What is to be done with a `T`, by its thread.
+/// A closure that the thread which owns a `T` runs on it.
 pub(crate) type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 
 /// Jobs for one thread, in the order in which they were posted. It polls [`wake`](Self::wake) among
 /// its other descriptors.
 pub(crate) struct Mailbox<T> {
-    /// `None` when nobody is left to do them.
+    /// `None` after the thread has ended.
     jobs: Mutex<Option<Vec<Job<T>>>>,
     wake: EventFd,
 }
 
 impl<T> Mailbox<T> {
-    /// An empty one.
+    /// Creates an empty mailbox.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             jobs: Mutex::new(Some(Vec::new())),
@@ -28,8 +28,8 @@ impl<T> Mailbox<T> {
         })
     }
 
-    /// Has `job` done soon. It is dropped, and whatever channel it holds with it, when nobody is
-    /// left to do it.
+    /// Queues `job` and wakes the thread. If the thread has ended, the job is dropped, together
+    /// with any channel that it owns.
     pub(crate) fn post(&self, job: impl FnOnce(&mut T) + Send + 'static) {
         let first = match &mut *lock(&self.jobs) {
             Some(jobs) => {
@@ -43,17 +43,17 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Takes out what is to be done.
+    /// Removes and returns all queued jobs.
     pub(crate) fn take(&self) -> Vec<Job<T>> {
         lock(&self.jobs).as_mut().map(mem::take).unwrap_or_default()
     }
 
-    /// What to poll; lower it before [`take`](Self::take).
+    /// The event descriptor that the thread polls. Reset it before [`take`](Self::take).
     pub(crate) const fn wake(&self) -> &EventFd {
         &self.wake
     }
 
-    /// Ends it: nobody is left to do anything.
+    /// Drops all jobs, the queued ones and those that are posted later: the thread ends.
     pub(crate) fn close(&self) {
         let jobs = lock(&self.jobs).take();
         // Not under the lock: a job may hold whatever posts.

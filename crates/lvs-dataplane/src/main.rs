@@ -78,13 +78,13 @@ struct Args {
     #[arg(long, hide = true, default_value_t = lvs_dataplane::in_kernel::RIPE, value_name = "N")]
     in_kernel_after: std::num::NonZeroU32,
 
-    /// Whether the engine gives up what it does not need: most of the file system, starting
+    /// Whether the engine drops the rights that it does not need: most of the file system, starting
     /// programs, and system calls that administer the host (Landlock and seccomp, as far as the
     /// kernel has them).
     #[arg(long, value_enum, default_value_t = Confine::Auto)]
     confine: Confine,
 
-    /// Take away what an engine that was killed has left in the kernel (its connections end), and
+    /// Remove the state that a killed engine has left in the kernel (its connections end), and
     /// exit.
     #[arg(long)]
     cleanup: bool,
@@ -113,7 +113,8 @@ struct Args {
     #[arg(long, value_name = "GROUP", value_parser = group)]
     group: Option<u32>,
 
-    /// Let only members of this group, and those who may change things, look. Default: everybody.
+    /// The group whose members may read, in addition to the users who may change services. Default:
+    /// all users.
     #[arg(long, value_name = "GROUP", value_parser = group)]
     readers: Option<u32>,
 
@@ -199,12 +200,13 @@ struct Args {
     #[arg(long, value_name = "ftp[=PORT,...]", value_parser = Helper::from_str)]
     helper: Vec<Helper>,
 
-    /// Another director that is told the connections of this one, and tells its own: ADDRESS or
+    /// A peer with which this director replicates connections in both directions: ADDRESS or
     /// ADDRESS:PORT; may be given up to eight times. See --sync-key.
     #[arg(long, value_name = "ADDRESS", value_parser = directors::peer, requires = "sync_key")]
     sync_peer: Vec<SocketAddr>,
 
-    /// File with the key that directors share: 32 characters or more; nobody but its owner and group may read it, and its group may not write it.
+    /// File with the key that the peers share: 32 characters or more; only its owner and group may
+    /// read it, and its group may not write it.
     #[arg(long, value_name = "FILE", requires = "sync_peer")]
     sync_key: Option<PathBuf>,
 
@@ -222,7 +224,7 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "sync_peer", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     sync_alarm: u32,
 
-    /// What to do with new connections when the table is full.
+    /// The action for new connections when the table is full.
     #[arg(long, value_enum, default_value_t = WhenFull::Drop)]
     when_full: WhenFull,
 }
@@ -319,9 +321,9 @@ enum RealTime {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Profile {
-    /// Those of the kernel
+    /// The timeouts of the kernel
     Kernel,
-    /// Those of RFC 5382: established TCP 2 h 4 min, half-open and half-closed 4 min
+    /// The timeouts of RFC 5382: established TCP 2 h 4 min, half-open and half-closed 4 min
     Modern,
 }
 
@@ -378,7 +380,7 @@ fn main() -> ExitCode {
     ignore_signals();
     let args = Args::parse();
     if let Some(name) = &args.hold {
-        // Nobody reads what it would say.
+        // Its log would have no reader.
         return match outlive::hold(name) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
@@ -392,7 +394,7 @@ fn main() -> ExitCode {
     if !args.cleanup {
         sweep();
     }
-    // Nobody may start anything afterwards.
+    // The process may not start programs after this.
     let holder = holder(&args);
     // Before any thread exists: Landlock holds for those that come.
     let confinement = confine(&args);
@@ -421,7 +423,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error and its causes, but for those that it has said itself.
+/// An error and its causes, without those that its text contains already.
 fn told(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -438,19 +440,20 @@ fn address(args: &Args) -> Address {
     socket.map_or_else(Address::default, Address::new)
 }
 
-/// Who holds what outlives the engine, if that is wanted.
+/// The state keeper for a warm restart; `None` if the arguments turn warm restarts off.
 fn holder(args: &Args) -> Option<io::Result<Holder>> {
     let wanted = !matches!(args.outlive, Outlive::Off) && !args.cleanup;
     wanted.then(|| Holder::of(&address(args).to_string()))
 }
 
-/// Gives up what the engine will not need.
+/// Drops the rights that the dataplane will not need.
 fn confine(args: &Args) -> Confinement {
     if args.cleanup || matches!(args.confine, Confine::Off) {
         return Confinement::default();
     }
     if !matches!(args.in_kernel, Some(InKernel::Off)) {
-        // Nobody may mount anything afterwards. What is wrong shows where it is used.
+        // The process may not mount file systems after this. A failure is reported where the file
+        // system is used.
         let _ = mount_bpf(Path::new("/sys/fs/bpf"));
     }
     confine::engine(&confine::Places {
@@ -460,7 +463,7 @@ fn confine(args: &Args) -> Confinement {
     })
 }
 
-/// Takes away what an engine that was killed has left.
+/// Removes the state that a killed dataplane has left.
 fn clean_up() -> anyhow::Result<()> {
     let address = Address::from_env();
     anyhow::ensure!(
@@ -472,7 +475,7 @@ fn clean_up() -> anyhow::Result<()> {
     if held {
         println!("took away connections that an engine had left");
     }
-    // Where nobody may use BPF, nobody has left any.
+    // If BPF is not permitted, no dataplane can have left programs.
     let left = match InKernelPath::clean_up() {
         Err(_) if held => return Ok(()),
         left => left.context(look)?,
@@ -535,7 +538,7 @@ fn run(
     Ok(())
 }
 
-/// What the engine is to be, by the arguments; reads the files that they name.
+/// The configuration of the dataplane from the arguments; reads the files that they name.
 fn config(args: Args) -> anyhow::Result<Config> {
     let workers = args.workers.count();
     if let Workers::Auto = args.workers {

@@ -1,4 +1,4 @@
-//! Numbers that nobody else knows.
+//! Secret random numbers.
 
 use std::fs::File;
 use std::io::{self, Read};

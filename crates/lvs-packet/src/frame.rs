@@ -1,4 +1,4 @@
-//! One frame in a buffer with room in front, and what is known of its unfinished checksums and
+//! One frame in a buffer with headroom, and the description of its unfinished checksums and
 //! segments.
 
 use std::fmt;
@@ -131,7 +131,7 @@ impl Frame {
         }
     }
 
-    /// A frame without any room, which takes no memory: what is left where one was taken out.
+    /// A frame without a buffer, which uses no memory. It replaces a frame that was moved out.
     pub fn vacant() -> Self {
         Self {
             buf: Storage::Owned(Box::default()),
@@ -349,7 +349,8 @@ impl Default for Frame {
 }
 
 impl Clone for Frame {
-    /// The copy is on the heap. It has room for what the original holds, and the standard headroom.
+    /// The copy is on the heap. It has room for the bytes of the original, and the standard
+    /// headroom.
     fn clone(&self) -> Self {
         let mut copy = Self::from_bytes(self.bytes());
         copy.offload = self.offload;

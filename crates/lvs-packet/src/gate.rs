@@ -22,10 +22,9 @@ use lvs_core::Instant;
 
 /// Beyond this share of the time, SYNs are sorted: one half.
 const CALM: u32 = 2;
-/// One in so many parts of the time for SYNs of known clients, for those that come again, for the
-/// rest.
+/// The divisor of the time for each kind of SYN: from known clients, repeated SYNs, and the rest.
 const SHARES: [u32; KINDS] = [3, 16, 16];
-/// Known clients, SYNs that come again, the rest.
+/// SYNs from known clients, repeated SYNs, and the rest.
 const KINDS: usize = 3;
 /// Time that a purse can save up, in nanoseconds.
 const SAVED: i64 = 50_000_000;
@@ -36,10 +35,10 @@ const EPOCH: u64 = 50_000_000;
 /// Number of networks that are counted separately.
 const NETWORKS: u16 = 1024;
 
-/// Packets from a client that make it a known one: a handshake takes two.
+/// A client is known after this many packets: a handshake has two.
 pub(super) const KNOWN_AFTER: u32 = 3;
 
-/// Clients are known for once to twice this.
+/// A client stays known for once to twice this time.
 const KNOWN_FOR: Duration = Duration::from_secs(300);
 /// Bits for known clients, in each of two generations: with a million known clients, one in 16
 /// other clients also counts as known.
@@ -50,7 +49,7 @@ const SEEN_FOR: Duration = Duration::from_secs(4);
 /// Bits for these: of a flood of 200,000 a second, one in 300 is taken for one that comes again.
 const SEEN_BITS: usize = 1 << 24;
 
-/// Time to be spent: so much of each second, and what was saved.
+/// A budget of time: a share of each second, and the unused time of earlier seconds.
 #[derive(Debug)]
 struct Purse {
     /// Nanoseconds. Below zero, it was overspent by the last batch.
@@ -148,8 +147,8 @@ impl Kind {
     }
 }
 
-/// Hashes that were there, in two generations: what comes is in the first, and with time only the
-/// last one's are forgotten.
+/// A filter of seen hashes in two generations: new hashes enter the first, and the older generation
+/// is discarded after a time.
 #[derive(Debug)]
 struct Memory {
     generations: [Box<[u64]>; 2],
@@ -170,7 +169,7 @@ impl Memory {
         }
     }
 
-    /// Forgets what is old.
+    /// Discards the older generation if its time has passed.
     fn age(&mut self, now: Instant) {
         let passed = now.saturating_since(self.since);
         if passed < self.lasts {
@@ -390,7 +389,7 @@ mod tests {
         SocketAddr::from(([198, 18, a, b], u16::from_be_bytes([c, d])))
     }
 
-    /// A gate in a flood of 200,000 SYNs a second, and what of that has passed.
+    /// A gate in a flood of 200,000 SYNs a second, and the SYNs that have passed.
     struct Flood {
         gate: Gate,
         now: Instant,

@@ -68,8 +68,7 @@ impl Default for Held {
 }
 
 impl Held {
-    /// Nothing waits. One of `workers` that hold packets: what a director may hold is divided among
-    /// them.
+    /// An empty queue for one of `workers` workers, which share the limit of the director.
     pub fn of_workers(workers: NonZeroUsize) -> Self {
         let share = |all: usize| all.div_ceil(workers.get());
         Self {
@@ -131,7 +130,7 @@ impl Held {
         ask
     }
 
-    /// Whether what no packet may wait for should be asked for.
+    /// Whether a request should be sent although no packet can wait for its result.
     fn asks(&mut self, cause: Cause, now: Instant) -> bool {
         let room = self.queues.len() < 2 * self.limits.total;
         match self.queues.entry(cause) {
@@ -152,7 +151,7 @@ impl Held {
         }
     }
 
-    /// Takes out what waits for a neighbour, in order.
+    /// Removes and returns the packets that wait for a neighbour, in order.
     pub fn take(&mut self, port: PortId, addr: IpAddr) -> impl Iterator<Item = Frame> + use<> {
         self.take_for(Cause::Neighbour(port, addr))
     }
@@ -192,15 +191,15 @@ impl Held {
         frames.into_iter().map(|(_, frame)| frame)
     }
 
-    /// Gives up what waits for a neighbour that does not answer: the packets, in order, which count
-    /// as dropped.
+    /// Removes the packets that wait for a failed neighbour, and counts them as dropped; returns
+    /// them in order.
     pub fn give_up(&mut self, port: PortId, addr: IpAddr) -> Vec<Frame> {
         let lost: Vec<Frame> = self.take(port, addr).collect();
         self.dropped += lost.len() as u64;
         lost
     }
 
-    /// Drops what has waited for [`TIMEOUT`].
+    /// Drops the packets that have waited for [`TIMEOUT`].
     pub fn expire(&mut self, now: Instant) {
         let Self {
             queues,
@@ -250,7 +249,8 @@ mod tests {
         for n in 0..4096 {
             assert!(held.hold(port, hop(n), frame(), now));
         }
-        // Full: the packet is lost, the question is asked; once a second, and not for everybody.
+        // Full: the packet is lost, and the request is sent; once a second, and only for some
+        // neighbours.
         assert!(held.hold(port, hop(9000), frame(), now));
         assert!(!held.hold(port, hop(9000), frame(), now));
         assert!(held.hold(port, hop(9000), frame(), now + ASK_AGAIN));

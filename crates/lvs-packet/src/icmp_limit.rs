@@ -55,8 +55,7 @@ pub struct Bucket {
     cost: i64,
     /// Nanoseconds that are saved at most.
     full: i64,
-    /// The moment since which nothing was taken out, in nanoseconds: what lies between it and now
-    /// is saved.
+    /// The time, in nanoseconds, from which unused credit accumulates.
     since: AtomicI64,
 }
 

@@ -13,8 +13,9 @@ pub struct PortId(pub u16);
 impl PortId {
     /// The port that leads to the host.
     pub const HOST: Self = Self(0);
-    /// The port of the device that everything is routed through. It is the same device as the
-    /// host's, but what is sent here is forwarded, and what is sent there given back.
+    /// The port of the TUN backend's device. It is the same device as [`Self::HOST`], but the host
+    /// forwards packets that are sent on this port, and receives packets that are sent on the
+    /// other.
     pub const HOP: Self = Self(1);
 
     /// The index, for tables.
@@ -75,7 +76,8 @@ pub struct Way {
 }
 
 impl Way {
-    /// The path to a next hop; `None` if its port is not Ethernet, or its neighbour is not known.
+    /// The path to a next hop; `None` if its port is not Ethernet, or its neighbour is not
+    /// resolved.
     pub fn by<N: Net + ?Sized>(hop: &NextHop, net: &N) -> Option<Self> {
         let port = net.port(hop.port).filter(|port| port.ethernet)?;
         Some(Self {
@@ -96,7 +98,7 @@ pub struct About {
     pub vip: bool,
     /// The dataplane owns it: [`Net::is_own_vip`].
     pub own: bool,
-    /// The path to it; `None` if there is no route, or the neighbour is not known yet.
+    /// The path to it; `None` if there is no route, or the neighbour is not resolved yet.
     pub way: Option<Way>,
 }
 
@@ -125,7 +127,7 @@ pub trait Net {
         false
     }
 
-    /// Whether it is the address of a virtual service, whoever owns it.
+    /// Whether it is the address of a virtual service, on the host or owned by the dataplane.
     fn is_vip(&self, addr: IpAddr) -> bool;
 
     /// Whether it is a VIP that the dataplane itself owns: it answers ARP and echo for it.
@@ -140,7 +142,7 @@ pub trait Net {
         FrameDrop::NoRoute
     }
 
-    /// The link-layer address of a neighbour; `None` if it is not known (yet).
+    /// The link-layer address of a neighbour; `None` if it is not resolved.
     fn neighbour(&self, port: PortId, addr: IpAddr) -> Option<Mac>;
 
     /// All of this about an address.

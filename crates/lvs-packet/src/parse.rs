@@ -1,5 +1,5 @@
-//! From bytes to what the director decides by. The one place that checks the bounds of what came
-//! from the network.
+//! The parser from bytes to the fields that the director uses. All bounds of received data are
+//! checked here.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 
@@ -135,9 +135,9 @@ pub fn ipv4(bytes: &[u8], aggregate: bool) -> Result<Packet, FrameDrop> {
     })
 }
 
-/// Reads the IPv4 packet at the start of `bytes` if there is nothing about it that anybody would
-/// look at twice: no options, no fragment, hops left, and a whole header of UDP, or of a TCP
-/// segment that goes on with a connection. Whether it passes through is left open.
+/// Reads the IPv4 packet at the start of `bytes` if it is ordinary: no options, no fragment, hops
+/// left, and a whole header of UDP, or of a TCP segment that continues a connection. The result may
+/// still be a packet for the slow path.
 #[inline]
 pub fn plain(bytes: &[u8]) -> Option<Plain> {
     let header: &[u8; ipv4::HEADER_LEN] = bytes.first_chunk()?;
@@ -295,7 +295,8 @@ impl Packet {
         }
     }
 
-    /// Whether it ends within what IPVS reads of a transport header before it opens a connection.
+    /// Whether it ends within the part of the transport header that IPVS reads before it opens a
+    /// connection.
     pub fn is_short(&self) -> bool {
         let len = self.len.saturating_sub(self.l4);
         let least = HEADERS.iter().find(|(of, _)| *of == self.protocol);

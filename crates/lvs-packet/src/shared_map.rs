@@ -1,10 +1,10 @@
-//! Hash maps whose copies share what has not changed since.
+//! Hash maps whose copies share their unchanged parts.
 //!
-//! The keeper publishes what it knows with each change, and a packet worker reads the last
-//! publication while the keeper goes on. A plain map would be copied whole for one entry. This one
-//! lies in parts: a copy costs one pointer, and the first change of a part after it copies that
-//! part, so that an addition costs about the same with ten entries and with forty thousand. A
-//! look-up hashes twice; the packet path remembers its answers where that counts.
+//! The keeper publishes a snapshot after each change, and a packet worker reads the last snapshot
+//! while the keeper changes its maps. An ordinary map would be copied whole for one entry. This map
+//! consists of parts: a copy costs one pointer, and the first change of a part after it copies only
+//! that part. So an insertion costs about the same with ten entries and with forty thousand. A
+//! look-up hashes twice; the packet path caches its answers where that matters.
 
 use std::borrow::Borrow;
 use std::collections::{HashMap, hash_map};
@@ -105,7 +105,7 @@ impl<K: Clone + Eq + Hash, V: Clone> SharedMap<K, V> {
         Arc::make_mut(&mut Arc::make_mut(&mut self.parts)[place])
     }
 
-    /// Gives a key a value; what it had before.
+    /// Inserts a key with its value; returns the earlier value.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         let place = self.place(&key);
         let old = self.part(place).insert(key, value);
@@ -113,7 +113,7 @@ impl<K: Clone + Eq + Hash, V: Clone> SharedMap<K, V> {
         old
     }
 
-    /// Takes a key out; what it had.
+    /// Removes a key; returns its value.
     pub fn remove<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,

@@ -1,9 +1,9 @@
-//! Which of several workers a packet belongs to.
+//! The packet worker that owns a packet.
 //!
-//! A connection is one worker's, so both of its directions are: the worker is chosen by what they
-//! have in common, the client's side. To a virtual address that is the source, else the
-//! destination; towards servers of full NAT a local port stands for the client, and the worker
-//! chose it ([`worker_of`]).
+//! One worker owns both directions of a connection, so their common part, the address and port of
+//! the client, selects the worker. In packets to a virtual address, the client is the source; in
+//! other packets, it is the destination. Towards servers of full NAT, a local port replaces the
+//! client, and its number selects the worker ([`worker_of`]).
 //!
 //! ```text
 //!  kernel: program of the fan-out group ([`Plan`], approximate) ─▶ worker's ring ─▶ [`Steering::home`] (exact)
@@ -11,8 +11,8 @@
 //!                                                                                      └─ another's: bounded queue
 //! ```
 //!
-//! The program in the kernel spares the second step's queue almost every packet; what is right
-//! depends on [`Steering`] alone, which every worker has in the same way.
+//! Because of the program in the kernel, almost no packet needs the queue of the second step. Only
+//! [`Steering`], which is equal in all workers, decides about the owner.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -265,8 +265,8 @@ pub struct Range {
     pub kind: Kind,
 }
 
-/// [`Steering`] as a program in the kernel can follow it: what differs are ICMP errors, fragments,
-/// extension headers, and addresses between virtual ones where there are many.
+/// An approximation of [`Steering`] for a program in the kernel. It differs for ICMP errors,
+/// fragments, extension headers, and, with many virtual addresses, for addresses between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Workers.

@@ -76,9 +76,9 @@ pub struct Table {
     pub own: HashSet<IpAddr>,
     /// Routes; the first that fits counts.
     pub routes: Vec<Route>,
-    /// Neighbours that are known.
+    /// Resolved neighbours.
     pub neighbours: HashMap<(PortId, IpAddr), Mac>,
-    /// On this port, all neighbours are known: each has [`made_up_mac`].
+    /// On this port, all neighbours are resolved: each has [`made_up_mac`].
     pub all_neighbours: Option<PortId>,
     /// The host's own addresses are no forged sources (`net.ipv4.conf.all.accept_local`).
     pub accept_local: bool,

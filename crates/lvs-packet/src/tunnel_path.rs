@@ -115,8 +115,8 @@ fn millis(now: Instant) -> u64 {
     now.as_nanos() / 1_000_000
 }
 
-/// Servers that packets were tunnelled to, and what was learned of the ways: of all workers of a
-/// director.
+/// The servers to which packets were tunnelled, with the MTU of their paths; shared by all workers
+/// of a director.
 #[derive(Debug, Default)]
 pub struct TunnelPaths {
     paths: Mutex<HashMap<(IpAddr, Kind), Arc<Path>>>,
@@ -124,8 +124,8 @@ pub struct TunnelPaths {
     lessons: AtomicU64,
 }
 
-/// The same as one worker sees it: no lock is taken for a server that it knows. What another worker
-/// learns counts at once. `None`: there was no room to remember the server.
+/// One worker's references to the paths: after the first packet to a server, the worker needs no
+/// lock. Changes by other workers are visible at once. `None`: there was no room for the server.
 #[derive(Debug, Default)]
 pub struct KnownPaths(HashMap<(IpAddr, Kind), Option<Arc<Path>>>);
 

@@ -31,7 +31,7 @@ pub enum NoWay {
     /// One of its ends is this host, or the dataplane.
     #[error("the director itself is its client or its server")]
     Host,
-    /// An address that nobody can send from, or to.
+    /// An address that is impossible as a source or destination.
     #[error("one of its addresses is no possible source")]
     Martian,
     /// Packets to the server cannot leave now, or not by Ethernet.

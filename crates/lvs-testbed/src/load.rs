@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
 use crate::content;
-use crate::netns::{Host, Proc};
+use crate::netns::{Host, Proc, wait_until};
 
 /// Options of the load.
 #[derive(Clone, Debug, clap::Args)]
@@ -40,7 +40,7 @@ pub struct LoadOptions {
     #[arg(long, default_value_t = 0)]
     pub pause_ms: u64,
     /// A request that takes longer than this many milliseconds has failed
-    #[arg(long, default_value_t = 20_000)]
+    #[arg(long, default_value_t = 60_000)]
     pub timeout_ms: u64,
     /// Local port of the first connection, the next one for each further; 0 for the kernel's
     /// choice
@@ -70,7 +70,7 @@ impl LoadOptions {
             keepalive: false,
             for_ms: None,
             pause_ms: 0,
-            timeout_ms: 20_000,
+            timeout_ms: 60_000,
             first_port: 0,
             progress_ms: 0,
             until_eof: false,
@@ -180,7 +180,7 @@ impl Host {
         serde_json::from_str(&printed).with_context(|| format!("not a report: {printed}"))
     }
 
-    /// Starts requests that go on until [`SteadyLoad::finish`].
+    /// Starts requests that go on until [`SteadyLoad::finish`]; [`SteadyLoad::so_far`] counts them.
     ///
     /// # Errors
     ///
@@ -189,6 +189,10 @@ impl Host {
         let options = LoadOptions {
             until_eof: true,
             requests: 0,
+            progress_ms: match options.progress_ms {
+                0 => PROGRESS_MS,
+                asked => asked,
+            },
             ..options.clone()
         };
         let (program, arguments) =
@@ -197,13 +201,18 @@ impl Host {
     }
 }
 
+/// How often steady requests are counted, in milliseconds, unless the test says otherwise.
+const PROGRESS_MS: u64 = 100;
+
+/// Limit for a number of answers, which a busy machine may exceed four times.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Requests that are under way.
 #[derive(Debug)]
 pub struct SteadyLoad(Proc);
 
 impl SteadyLoad {
-    /// How many have been answered as they should be, and how many not, where
-    /// [`LoadOptions::progress_ms`] has that printed.
+    /// How many have been answered as they should be, and how many not.
     #[must_use]
     pub fn so_far(&self) -> (u64, u64) {
         let log = self.0.log();
@@ -214,13 +223,26 @@ impl SteadyLoad {
         last.unwrap_or_default()
     }
 
+    /// Waits until so many more are answered than now.
+    ///
+    /// # Errors
+    ///
+    /// When that takes too long.
+    pub fn wait_for_more(&self, answers: u64) -> Result<()> {
+        let wanted = self.so_far().0 + answers;
+        wait_until(&format!("{wanted} answers"), PATIENCE, || {
+            self.so_far().0 >= wanted
+        })
+        .with_context(|| format!("answered and failed: {:?}", self.so_far()))
+    }
+
     /// Ends them and reports.
     ///
     /// # Errors
     ///
     /// When the client program failed as such.
     pub fn finish(mut self) -> Result<LoadReport> {
-        let status = self.0.wait(Duration::from_secs(40))?;
+        let status = self.0.wait(PATIENCE)?;
         let printed = self.0.log();
         ensure!(status.success(), "the load client: {status}: {printed}");
         serde_json::from_str(printed.lines().last().unwrap_or_default())

@@ -21,7 +21,7 @@ use crate::clock::{Moment, Now};
 /// The maximum number of overrides.
 const ENTRIES_MAX: usize = 65_536;
 
-/// How long who ends waits for the disk.
+/// The longest wait for the disk at the end of the daemon.
 const SETTLE: Duration = Duration::from_secs(5);
 /// Between two looks whether it is done.
 const LOOK: Duration = Duration::from_millis(10);
@@ -59,8 +59,9 @@ impl StoredOverride {
         Self { entry, ends }
     }
 
-    /// Takes a wish out of the file. After a reboot only the wall clock tells how much time is
-    /// left. That clock may be wrong at boot, so it is at most the whole time of the wish.
+    /// Restores an override from the file. After a reboot, only the wall clock gives the remaining
+    /// time. That clock may be wrong at boot, so the remaining time is at most the whole time of
+    /// the override.
     fn recalled(mut self, now: Now) -> Self {
         self.ends = self.entry.spec.until.map(|until| {
             let known = self.ends.as_ref().and_then(Moment::of_this_boot);
@@ -103,7 +104,7 @@ fn whole(path: &Path) -> io::Result<PathBuf> {
 /// Whether who and why are short enough, and text.
 ///
 /// # Errors
-/// They are not, in words.
+/// The reason, as text.
 pub fn check_words(spec: &AdminSpec) -> Result<(), String> {
     for (what, words) in [("who", &spec.who), ("why", &spec.why)] {
         if let Some(words) = words
@@ -124,7 +125,7 @@ impl Admin {
         Self::read(path, true, Now::read())
     }
 
-    /// The same for who only looks: whatever is there stays as it is.
+    /// As [`recall`](Self::recall), for a reader that changes no file.
     pub fn look(path: PathBuf) -> Self {
         Self::read(Some(path), false, Now::read())
     }
@@ -139,7 +140,7 @@ impl Admin {
         admin
     }
 
-    /// Takes what is in a file; gives whether there is something in it that was not taken.
+    /// Reads the overrides of a file; returns whether the file has entries that were not accepted.
     fn read_from(&mut self, path: &Path, owner: bool, now: Now) -> bool {
         let text = match std::fs::read(path) {
             Ok(text) => text,
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_strongest_wish_counts_and_all_outlive_a_restart() {
+    async fn strongest_override_applies_and_all_survive_restart() {
         let directory = tempfile::tempdir().unwrap();
         let path = path(directory.path(), Path::new("/etc/lvsd/lvsd.toml"));
         assert!(path.ends_with("etc-lvsd-lvsd.toml.admin.json"));
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_could_not_be_read_is_not_written_over() {
+    async fn unreadable_override_file_is_not_overwritten() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let broken = |n: &str| path.with_extension(format!("json.broken{n}"));
@@ -405,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_one_state_however_it_is_called() {
+    fn configuration_under_two_paths_has_one_state_file() {
         let directory = tempfile::tempdir().unwrap();
         let real = directory.path().canonicalize().unwrap().join("etc");
         std::fs::create_dir(&real).unwrap();
@@ -451,7 +452,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unknown_entry_does_not_take_the_others_with_it() {
+    async fn unknown_override_does_not_discard_the_others() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.admin.json");
         let mut admin = Admin::recall(Some(path.clone()));

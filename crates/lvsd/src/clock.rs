@@ -61,7 +61,7 @@ impl Moment {
     }
 }
 
-/// The identity of this boot; empty if the kernel does not tell it.
+/// The identity of this boot; empty if the kernel does not provide it.
 fn boot_id() -> &'static str {
     static ID: OnceLock<String> = OnceLock::new();
     ID.get_or_init(|| {

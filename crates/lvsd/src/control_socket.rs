@@ -57,7 +57,7 @@ fn bind(address: &Address) -> io::Result<tokio::net::UnixListener> {
         Address::Usual(path) | Address::Path(path) => {
             remove_stale(path)?;
             let listener = std::os::unix::net::UnixListener::bind(path)?;
-            // Who may do what is decided by who it is.
+            // The credentials of the client decide about its rights, not the mode of the socket.
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
             listener
         }
@@ -173,7 +173,7 @@ mod tests {
         });
     }
 
-    /// A client that sends nonsense is told so.
+    /// A client that sends an invalid request gets an error.
     #[tokio::test]
     async fn nonsense_is_answered() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -192,7 +192,7 @@ mod tests {
             (long.as_str(), " 431 "),
         ] {
             let mut stream = UnixStream::connect(&path).await.expect("it listens");
-            // The rest of what is too long is not read.
+            // The rest of a request that is too long is not read.
             let _ = stream.write_all(text.as_bytes()).await;
             let mut said = Vec::new();
             let _ = stream.read_to_end(&mut said).await;
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_client_is_answered_and_told_of_events() {
+    async fn client_gets_answers_and_events() {
         let directory = tempfile::tempdir().expect("a directory");
         let engine = Address::new(directory.path().join("e.sock"));
         let mut events = Events::default();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_that_is_left_gives_its_place_back() {
+    async fn closed_event_stream_frees_its_place() {
         let directory = tempfile::tempdir().expect("a directory");
         let engine = Address::new(directory.path().join("e.sock"));
         let (sender, _requests) = channel();
@@ -282,7 +282,7 @@ mod tests {
     /// A process of another user, for the test below: asks for a reload, and prints the answer.
     #[test]
     #[ignore = "by hand: another test starts it"]
-    fn somebody() {
+    fn reload_request_of_another_user() {
         use std::os::linux::net::SocketAddrExt;
         let name = std::env::var("DOOR").expect("where to");
         let name = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
@@ -312,7 +312,7 @@ mod tests {
                 .arg(std::env::current_exe().expect("this program"))
                 .args([
                     "--exact",
-                    "control_socket::tests::somebody",
+                    "control_socket::tests::reload_request_of_another_user",
                     "--ignored",
                     "--nocapture",
                 ])

@@ -44,9 +44,9 @@ pub fn usable(servers: &[ServerView]) -> usize {
     servers.iter().filter(usable).count()
 }
 
-/// Decides about a service; `None` if nothing can be decided yet. Until the first checks of all its
-/// servers are done (`settled`), a quorum can be gained, and otherwise what was decided before holds:
-/// a server that is not known yet may be the one that makes the quorum.
+/// Decides about a service; `None` if there is no decision yet. Until the first checks of all its
+/// servers are complete (`settled`), the service can gain its quorum, but otherwise the earlier
+/// decision stays in force: an unchecked server may complete the quorum.
 pub fn decide(
     service: &Service,
     servers: &[ServerView],
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quorum_is_gained_and_lost_at_different_numbers() {
+    fn quorum_is_gained_and_lost_at_different_numbers() {
         let service = service("quorum = { up = 3, down = 2 }\nsorry = \"10.0.0.99\"");
         let quorum = |steps: &[usize]| -> Vec<bool> {
             walk(&service, steps).iter().map(|d| d.quorum).collect()
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_knows_changes_nothing() {
+    fn unknown_health_changes_no_decision() {
         let service = service("sorry = \"10.0.0.99\"");
         for before in [None, Some(Decision::default())] {
             assert_eq!(decide(&service, &up(0), false, before), before);
@@ -184,7 +184,7 @@ mod tests {
             .map(|d| d.panic)
             .collect();
         assert_eq!(panic, [false, false, true, true, false]);
-        // Unless there is somebody for when none is left.
+        // Except with a sorry server, which serves if no server is up.
         let with = service("panic_below = 50\nsorry = \"10.0.0.99\"");
         let both: Vec<(bool, bool)> = walk(&with, &[1, 0])
             .iter()
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vip_is_given_up_below_the_quorum_only() {
+    fn vip_is_released_only_below_quorum() {
         let service = service("below_quorum = \"give-up\"\nquorum = 2");
         let gone: Vec<bool> = walk(&service, &[4, 1, 2])
             .iter()
@@ -204,8 +204,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes: the sorry server serves only without a quorum, the VIP goes only without
-        /// one, and between `down` and `up` nothing flaps.
+        /// After any sequence of check results, the sorry server serves only without a quorum, the
+        /// VIP is removed only without one, and a server does not flap between the limits `down`
+        /// and `up`.
         #[test]
         fn decisions_are_consistent(
             up_at in 1u32..4,

@@ -11,7 +11,7 @@ use tokio::sync::broadcast;
 /// Events that a listener may be behind.
 const BEHIND_MAX: usize = 4096;
 
-/// Where events are told.
+/// The receivers of events.
 #[derive(Clone, Debug)]
 pub struct Events {
     sender: broadcast::Sender<Arc<Event>>,
@@ -54,7 +54,7 @@ impl Events {
         self.sender.clone()
     }
 
-    /// Tells an event. Nobody has to listen.
+    /// Sends an event to all receivers, of which there may be none.
     pub fn tell(&mut self, event: &str, about: About<'_>, message: impl Into<String>) {
         self.seq += 1;
         let _ = self.sender.send(Arc::new(Event {

@@ -31,8 +31,8 @@ pub fn recall(address: &Address) -> Option<(Config, Report)> {
     kept(address)
 }
 
-/// The configuration that was kept for an engine at `address` that nobody has stopped, whether it
-/// runs or has crashed.
+/// The configuration that was stored for a dataplane at `address` that runs or has crashed, and was
+/// not stopped.
 pub fn kept(address: &Address) -> Option<(Config, Report)> {
     Config::load(&path(address)?).ok()
 }

@@ -1,5 +1,6 @@
-//! The program that is told of events: one at a time, each with an event as JSON on its standard
-//! input, and ended when it takes too long. Nothing waits for it.
+//! The notification program, which lvsd runs once for each event, one process at a time, with the
+//! event as JSON on its standard input. lvsd kills a process that takes too long. Nothing else
+//! waits for it.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -36,8 +37,8 @@ pub fn user(name: &str) -> Option<(u32, u32)> {
     found.or_else(|| number.map(|number| (number, number)))
 }
 
-/// Runs what `notice` says for each event, until the daemon ends; once `ending` is sent or dropped,
-/// for those that are there.
+/// Runs the program of `notice` for each event until the daemon ends. After `ending` is sent or
+/// dropped, it runs the program for the queued events only.
 pub async fn serve(
     mut events: broadcast::Receiver<Arc<Event>>,
     notice: watch::Receiver<Notice>,

@@ -1,4 +1,4 @@
-//! Files that are replaced as a whole: who reads one finds what was there, or what is there now.
+//! Files that are replaced atomically: a reader finds either the old or the new content.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -33,7 +33,8 @@ fn write(path: &Path, contents: &[u8], mode: u32) -> io::Result<(PathBuf, File)>
     let mut name = OsString::from(path);
     name.push(".new");
     let new = PathBuf::from(name);
-    // Nobody's link is followed, nor what a process that has died left behind.
+    // Remove a symbolic link of another user, and the file of a process that died during the
+    // writing.
     let _ = std::fs::remove_file(&new);
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(mode);
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_as_a_whole() {
+    fn file_is_replaced_atomically() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("track");
         for text in ["-254\n", "0\n"] {

@@ -10,7 +10,7 @@ use crate::config::DEFAULTS;
 /// The source text of the types into which the file is read.
 const SOURCE: &str = include_str!("config/raw.rs");
 
-/// A table: its type, what is said of it, its keys.
+/// A table: its type, its description, its keys.
 struct Table {
     name: String,
     about: String,
@@ -60,7 +60,7 @@ fn tables() -> Vec<Table> {
         ) {
             let about = std::mem::take(&mut about);
             let name = renamed.take().unwrap_or_else(|| name.to_owned());
-            // What is in a tuple is another's to describe.
+            // The type inside of a tuple has its own description.
             if !std::mem::take(&mut skipped) && !kind.contains('(') {
                 let mut kind = kind.to_owned();
                 for wrapper in ["Option<", "Spanned<"] {
@@ -223,7 +223,7 @@ mod tests {
             ("RawPool", "[[kubernetes.pool]]"),
             ("RawAnnounce", "[announce]"),
         ] {
-            // The reader itself says which keys it has.
+            // The reader of the configuration names the keys that it accepts.
             let Err(report) = crate::config::Config::from_toml(
                 "x",
                 &format!("{path}\nqqqqqqqqqqqqqqqqqqq = 1\n"),
@@ -248,7 +248,7 @@ mod tests {
                 );
             }
         }
-        // What is referred to is there.
+        // Each reference has its definition.
         let text = schema.to_string();
         for reference in text.split("#/$defs/").skip(1) {
             let name = reference.split('"').next().unwrap_or_default();

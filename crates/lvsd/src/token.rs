@@ -30,8 +30,8 @@ impl Token {
     /// The token in a file.
     ///
     /// # Errors
-    /// In words, with what to do: it cannot be read, others could read or write it, or it is easily
-    /// guessed.
+    /// The reason and the fix, as text: the file cannot be read, other users could read or write
+    /// it, or the token is easy to guess.
     pub fn read(path: &Path) -> Result<Self, String> {
         let name = path.display();
         let make = format!("make one: `(umask 077; head -c 24 /dev/urandom | base64 >{name})`");
@@ -68,14 +68,14 @@ impl Token {
         Ok(Self(token.to_owned()))
     }
 
-    /// Whether `words` are the token, in a time that does not tell how much of them is.
+    /// Whether `words` are the token, compared in constant time.
     pub fn is(&self, words: &[u8]) -> bool {
         let mut padded = [0; *LENGTH.end() + 1];
         let mut own = padded;
         own[..self.0.len()].copy_from_slice(self.0.as_bytes());
         let len = words.len().min(padded.len());
         padded[..len].copy_from_slice(&words[..len]);
-        // What is longer than any token fills the last byte, which no token does.
+        // A text that is longer than any token fills the last byte, which is zero in each token.
         bool::from(own.ct_eq(&padded))
     }
 }
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_is_no_secret_is_refused() {
+    fn short_or_exposed_token_is_refused() {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         let read = |file: &tempfile::NamedTempFile| Token::read(file.path());
         assert!(read(&file).unwrap_err().contains("16 to 256"));

@@ -97,8 +97,8 @@ pub fn feed(notify: Notify, pulses: Pulses, interval: Duration) -> std::io::Resu
     let work = move || {
         let mut told = None;
         loop {
-            // Time in which the whole process does not run, as with a machine that sleeps, is
-            // nobody's fault: whoever goes on beats before this is asked again.
+            // Time in which the whole process does not run, such as a suspended machine, does not
+            // count: a live thread beats before the next check.
             std::thread::sleep(interval / 4);
             let stopped = pulses.stopped(interval / 2);
             match stopped {

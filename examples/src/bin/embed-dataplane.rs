@@ -1,12 +1,13 @@
-//! The engine inside a program of your own, with a hook that sees each packet before the director.
+//! The dataplane inside your own program, with a hook that receives each packet before the
+//! director.
 //!
 //! ```text
 //! embed-dataplane 192.0.2.10:80 --block 203.0.113.9 10.0.0.11:80 10.0.0.12:80
 //! ```
 //!
-//! balances TCP connections to the first address over the servers by NAT, and drops what the
-//! blocked client sends. `lvsadm -Ln` works beside it. It needs the privileges of `lvs-dataplane`,
-//! and ends with its standard input.
+//! balances TCP connections to the first address over the servers by NAT, and drops the packets of
+//! the blocked client. `lvsadm -Ln` shows its services. It needs the privileges of `lvs-dataplane`,
+//! and ends at the end of its standard input.
 
 use std::env;
 use std::io::Read;
@@ -17,7 +18,7 @@ use lvs_core::api::{Call, ServerSpec, ServiceId, ServiceSpec};
 use lvs_core::{Family, Forwarding, PacketMeta, ServerConfig, ServiceConfig};
 use lvs_dataplane::engine::{Config, Engine, HookAction, PacketHook};
 
-/// Drops what comes from some clients.
+/// Drops the packets of some clients.
 struct Blocklist(Vec<IpAddr>);
 
 impl PacketHook for Blocklist {
@@ -81,7 +82,7 @@ fn main() -> anyhow::Result<()> {
         )?;
     }
     println!("balancing {vip}");
-    // Until whoever started this closes it.
+    // Run until the parent process closes the standard input.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     Ok(())
 }

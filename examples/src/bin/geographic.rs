@@ -1,15 +1,15 @@
-//! A scheduler of one's own: clients go to the servers of their region, as long as one of those can
-//! take them.
+//! A custom scheduler: clients are sent to the servers of their region, as long as one of these is
+//! available.
 //!
 //! ```text
 //! cargo run -p lvs-examples --bin geographic
 //! ```
 //!
 //! `Geographic` implements the public trait [`Scheduler`] and is registered under the name `geo`.
-//! From then on services ask for it like for any other scheduler, and it takes part in what they
-//! do: weights, quiescing, thresholds, slow starts, persistence, listings, `explain`. Here a
-//! director without packets shows it; a program with the engine inside gives the same [`Registry`]
-//! to `lvs_dataplane::engine::Config::schedulers`, and then `lvsadm -A ... -s geo` works.
+//! Services then use it like any other scheduler, with weights, quiescing, thresholds, slow starts,
+//! persistence, listings and `explain`. This example shows it with a director that has no packets.
+//! A program that embeds the dataplane passes the same [`Registry`] to
+//! `lvs_dataplane::engine::Config::schedulers`; `lvsadm -A ... -s geo` then works.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -71,8 +71,8 @@ struct Region {
     servers: Vec<Prefix>,
 }
 
-/// The least loaded server of the client's region; if the region has none that can take the
-/// connection, or if nobody knows where the client is, the least loaded of all.
+/// The least loaded available server of the client's region. If the region has none, or the region
+/// of the client is unknown, the least loaded server of all.
 #[derive(Clone, Debug)]
 struct Geographic {
     regions: Arc<[Region]>,

@@ -1,4 +1,4 @@
-//! Each scheduler without packets: who gets the next twelve connections of twelve clients.
+//! Each scheduler without packets: the servers of the next twelve connections of twelve clients.
 //!
 //! ```text
 //! cargo run -p lvs-examples --bin schedulers

@@ -8,6 +8,7 @@ use super::{NeedsControl, ServerLink, Shard};
 use crate::conn::{Ahead, Direction, Draft, Key, NO_SLOT, State, flag, sctp_next, tcp_next};
 use crate::packet::{SCTP_ABORT, is_ipsec, opens};
 use crate::stats::Counters;
+use crate::verdict::Replacement;
 use crate::{
     AcceptReason, ConnId, DropReason, Forward, Forwarding, Hook, Instant, PacketMeta, Protocol,
     Reply, ServerId, TcpFlags, Transport, Tunnel, Tuple, Verdict,
@@ -357,7 +358,11 @@ impl Shard {
                 }
             }
         }
-        self.count(index, |counters| counters.count_out(meta.len));
+        // The length with which it leaves.
+        let replacement = edit.as_ref().and_then(|edit| edit.replacement.as_ref());
+        let growth = replacement.map_or(0, Replacement::growth);
+        let len = meta.len.saturating_add_signed(growth);
+        self.count(index, |counters| counters.count_out(len));
         let before = self.table.get(index).state();
         self.transition(index, meta, Sender::Server);
         if self.table.get(index).has(flag::DYING) {

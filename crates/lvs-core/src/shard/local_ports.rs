@@ -522,6 +522,15 @@ mod tests {
             }
         }
 
+        /// A bed for a few hundred connections: a large table takes 60 ms of page faults, and a property has 256 cases.
+        fn small(last: u16) -> Self {
+            Self {
+                table: ConnTable::new(1 << 9, 1),
+                ports: LocalPorts::new(0, 1, 7),
+                pool: pool(last),
+            }
+        }
+
         fn open(&mut self, client: u16, server: SocketAddr, now: Instant) -> Option<u32> {
             let Self { table, ports, pool } = self;
             let taken = ports.take(Protocol::TCP, server, pool, table, now)?;

@@ -26,36 +26,39 @@ pub(super) fn data_offset(tcp: &[u8]) -> Option<usize> {
     Some(usize::from(tcp.get(DATA_OFFSET)? >> 4) * 4)
 }
 
-/// The shift count of the window scale option among the options of a SYN (RFC 7323 section 2.2).
-pub(super) fn window_scale(mut options: &[u8]) -> Option<u8> {
+/// The options of a header, each with its kind and its data, up to a damaged one.
+pub(super) fn options(mut options: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     const END: u8 = 0;
     const NOTHING: u8 = 1;
-    const WINDOW_SCALE: u8 = 3;
-    loop {
-        let (&kind, rest) = options.split_first()?;
-        options = match kind {
-            END => return None,
-            NOTHING => rest,
-            kind => {
-                let len = usize::from(*rest.first()?);
-                if (kind, len) == (WINDOW_SCALE, 3) {
-                    return rest.get(1).copied();
+    core::iter::from_fn(move || {
+        loop {
+            match *options.first()? {
+                END => return None,
+                NOTHING => options = &options[1..],
+                kind => {
+                    let len = usize::from(*options.get(1)?);
+                    let data = options.get(2..len)?;
+                    options = &options[len..];
+                    return Some((kind, data));
                 }
-                // A length that leaves out its own octets would go round for ever.
-                options.get(len.max(2)..)?
             }
-        };
-    }
+        }
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     #[test]
-    fn window_scale_reads_option_and_survives_damage() {
-        assert_eq!(window_scale(&[2, 4, 5, 180, 1, 3, 3, 7]), Some(7));
-        assert_eq!(window_scale(&[3, 3, 9]), Some(9));
+    fn options_are_read_up_to_damage() {
+        let read = |bytes| options(bytes).collect::<Vec<_>>();
+        assert_eq!(
+            read(&[2, 4, 5, 180, 1, 3, 3, 7]),
+            [(2, &[5, 180][..]), (3, &[7])]
+        );
+        assert_eq!(read(&[4, 2, 3, 3, 9]), [(4, &[][..]), (3, &[9])]);
         for damaged in [
             &[][..],
             &[1, 1],
@@ -63,9 +66,10 @@ mod tests {
             &[3, 3],
             &[3],
             &[2, 0, 2, 0],
+            &[2, 1, 2, 0],
             &[8, 200],
         ] {
-            assert_eq!(window_scale(damaged), None, "{damaged:?}");
+            assert!(read(damaged).is_empty(), "{damaged:?}");
         }
     }
 }

@@ -32,16 +32,17 @@ impl Shift {
 
     /// A sequence number of the sender, as the receiver is to see it.
     pub const fn sequence(self, sent: u32) -> u32 {
-        sent.wrapping_add_signed(self.at(sent))
+        sent.wrapping_add_signed(self.offset(sent))
     }
 
     /// A number that the receiver acknowledges, as the sender knows it.
     pub const fn acknowledgement(self, seen: u32) -> u32 {
         let sent = seen.wrapping_sub(self.before.cast_unsigned());
-        seen.wrapping_sub(self.at(sent).cast_unsigned())
+        seen.wrapping_sub(self.offset(sent).cast_unsigned())
     }
 
-    const fn at(self, sequence: u32) -> i32 {
+    /// Bytes that were added in front of a number of the sender.
+    pub(crate) const fn offset(self, sequence: u32) -> i32 {
         if is_after(sequence, self.place) {
             self.after
         } else {

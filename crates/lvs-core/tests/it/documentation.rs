@@ -340,3 +340,93 @@ fn calls_with_read_access_are_exactly_these() {
     }
     assert_eq!(Access::of_method("no.such.call"), Access::Write);
 }
+
+/// The pages below `docs/`, by their names.
+fn pages() -> Vec<String> {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let entries = fs::read_dir(docs).expect("the directory of the pages");
+    let names = entries.map(|entry| entry.expect("an entry").file_name());
+    let names = names.map(|name| name.into_string().expect("a name in UTF-8"));
+    names.filter(|name| name.ends_with(".md")).collect()
+}
+
+/// The targets of the links of a page; code has no links.
+fn links(page: &str) -> Vec<String> {
+    let mut prose = String::new();
+    for (at, block) in page.split("\n```").enumerate() {
+        if at % 2 == 0 {
+            prose.push_str(block);
+        }
+    }
+    let spans = prose.split('`').enumerate();
+    let text: String = spans
+        .filter(|(at, _)| at % 2 == 0)
+        .map(|(_, span)| span)
+        .collect();
+    let targets = text.split("](").skip(1);
+    targets
+        .filter_map(|rest| Some(rest.split_once(')')?.0.to_owned()))
+        .collect()
+}
+
+/// The anchor that GitHub and mdBook give a heading: lower case, hyphens for spaces, no punctuation.
+fn anchors(page: &str) -> Vec<String> {
+    let headings = page.lines().filter(|line| line.starts_with('#'));
+    let words = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase());
+    words
+        .map(|heading| {
+            let kept = heading.chars().filter_map(|c| match c {
+                ' ' => Some('-'),
+                '-' | '_' => Some(c),
+                _ => c.is_alphanumeric().then_some(c),
+            });
+            kept.collect()
+        })
+        .collect()
+}
+
+/// `mdbook build` leaves out a page that the summary does not list.
+#[test]
+fn book_summary_lists_every_page_once() {
+    let summary = links(&text("docs/SUMMARY.md"));
+    for page in pages().iter().filter(|page| *page != "SUMMARY.md") {
+        let count = summary.iter().filter(|link| *link == page).count();
+        assert_eq!(count, 1, "docs/SUMMARY.md: links to {page}");
+    }
+}
+
+#[test]
+fn relative_links_of_pages_resolve() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages: Vec<String> = pages().iter().map(|page| format!("docs/{page}")).collect();
+    let others = [
+        "README",
+        "ARCHITECTURE",
+        "CONTRIBUTING",
+        "SECURITY",
+        "CHANGELOG",
+    ];
+    pages.extend(others.map(|page| format!("{page}.md")));
+    let mut count = 0;
+    for page in pages {
+        let content = text(&page);
+        for link in links(&content).iter().filter(|link| !link.contains("://")) {
+            count += 1;
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let directory = root.join(&page).parent().expect("a directory").to_owned();
+            let target = match file {
+                "" => root.join(&page),
+                file => directory.join(file),
+            };
+            assert!(target.exists(), "{page}: there is no {link}");
+            if !anchor.is_empty() && target.extension().is_some_and(|kind| kind == "md") {
+                let there = fs::read_to_string(&target).expect("a page");
+                assert!(
+                    anchors(&there).iter().any(|found| found == anchor),
+                    "{page}: there is no heading {link}"
+                );
+            }
+        }
+    }
+    assert!(count > 200, "links: {count}");
+}

@@ -1,4 +1,5 @@
-//! Packets shown to whoever asks, each with what was decided about it.
+//! Packet capture: clients of the control socket receive packets, each with the decision of the
+//! dataplane.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -8,20 +9,20 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use lvs_core::api::{CaptureFilter, CapturedPacket};
 use lvs_core::{Forwarding, Tuple, Verdict};
 
-/// Readers at a time: each packet is shown to one after the other.
+/// The most captures at a time. A worker copies each packet to one capture after the other.
 pub(super) const READERS_MAX: usize = 8;
-/// Bytes of packets that may wait for a reader; the next ones are lost to it.
+/// Bytes of packets that may wait for a reader. The reader loses the packets that exceed it.
 const BYTES_MAX: usize = 4 << 20;
-/// Packets that may wait for a reader; the next ones are lost to it.
+/// Packets that may wait for a reader. The reader loses the packets that exceed it.
 pub(super) const QUEUE: usize = 4096;
 
-/// The places of readers.
+/// The number of readers, limited to [`READERS_MAX`].
 #[derive(Clone, Debug, Default)]
 pub(super) struct Readers(Arc<AtomicUsize>);
 
 impl Readers {
-    /// A place for one more; `None` if there are [`READERS_MAX`]. It is given back when it is
-    /// dropped.
+    /// Reserves a place for another reader; `None` if there are [`READERS_MAX`]. Dropping the place
+    /// frees it.
     pub(super) fn take(&self) -> Option<ReaderPlace> {
         self.0
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
@@ -32,7 +33,7 @@ impl Readers {
     }
 }
 
-/// One of them.
+/// The place of one reader.
 #[derive(Debug)]
 pub(super) struct ReaderPlace(Readers);
 
@@ -42,7 +43,7 @@ impl Drop for ReaderPlace {
     }
 }
 
-/// One reader.
+/// One capture, as the packet worker uses it.
 #[derive(Debug)]
 pub(super) struct Capture {
     filter: CaptureFilter,
@@ -51,7 +52,8 @@ pub(super) struct Capture {
     lost: u64,
 }
 
-/// The reading end. A capture ends with it, even if no packet ever comes that its filter takes.
+/// The receiving end of a capture. Dropping it ends the capture, even if no packet matches the
+/// filter.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
     /// Bytes of packets that wait.
@@ -59,7 +61,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Notes that a packet waits no more.
+    /// Records that the reader has received a packet.
     pub(super) fn took(&self, packet: &CapturedPacket) {
         self.waiting.fetch_sub(packet.frame.len(), Ordering::AcqRel);
     }
@@ -79,7 +81,7 @@ impl Capture {
         }
     }
 
-    /// Shows a packet if the filter takes it. `false`: the reader is gone.
+    /// Queues a packet for the reader if the filter matches; `false` if the reader has ended.
     pub(super) fn show(&mut self, tuple: Option<Tuple>, packet: &Shown<'_>) -> bool {
         let Some(reader) = self.reader.upgrade() else {
             return false;
@@ -115,7 +117,7 @@ impl Capture {
     }
 }
 
-/// A packet to show.
+/// A packet for the readers.
 #[derive(Debug)]
 pub(super) struct Shown<'a> {
     pub(super) interface: &'a str,
@@ -146,7 +148,7 @@ fn takes(filter: &CaptureFilter, tuple: Option<Tuple>, dropped: bool) -> bool {
             .all(|port| src.port() == *port || dst.port() == *port)
 }
 
-/// What was decided, in words, and whether the packet was dropped.
+/// Describes the decision about a packet, and tells whether the packet was dropped.
 pub(super) fn describe(verdict: &Verdict) -> (String, bool) {
     match verdict {
         Verdict::Forward(forward) => {
@@ -218,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_takes_what_it_names_and_a_slow_reader_is_told_of_its_losses() {
+    fn capture_with_filter_shows_matches_and_counts_losses_of_slow_reader() {
         let tuple = Tuple {
             protocol: Protocol::TCP,
             src: ([192, 0, 2, 1], 4000).into(),
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_capture_ends_with_its_reader_and_what_waits_for_that_is_bounded() {
+    fn capture_ends_with_its_reader_and_bounds_waiting_packets() {
         let (out, packets) = sync_channel(QUEUE);
         let reader = Arc::<Reader>::default();
         let filter = CaptureFilter {

@@ -104,14 +104,15 @@ impl Decider {
         }
     }
 
-    /// Takes over what services take.
+    /// Stores the specification of intercepted packets.
     pub(super) fn take_intercept(&mut self, intercept: &Arc<Intercept>) {
         if !Arc::ptr_eq(&self.intercept, intercept) {
             self.intercept = intercept.clone();
         }
     }
 
-    /// Brings the shard up to date with the shared half, and ends what its settings say must end.
+    /// Applies changes of the shared half to the shard, and ends the connections that must end by
+    /// its settings.
     pub(super) fn sweep(&mut self) {
         self.context.control_for_packet().sweep(&mut self.shard);
     }
@@ -261,7 +262,7 @@ impl Decider {
             .explain(&self.shard, tuple, mark, now)
     }
 
-    /// The last decision since this was asked, if [`tells`](Self::tells) is set.
+    /// Removes and returns the last decision, if [`tells`](Self::tells) is set.
     pub(super) fn take_told(&mut self) -> Option<(Tuple, Verdict)> {
         self.told.take()
     }

@@ -1,9 +1,9 @@
-//! What packet workers hand over to one another: frames that have come to another worker than the
-//! one whose connection they belong to, and datagrams that were put together elsewhere.
+//! The queues by which a packet worker passes a packet to the worker that owns its connection:
+//! frames as received, and datagrams that were reassembled from fragments.
 //!
-//! Each worker has one bounded queue for every other one, so that a worker which is handed a flood
-//! by one of them still takes what the others have. Nobody waits: what finds its queue full is
-//! dropped and counted where it came in. Frames are in the order in which they came.
+//! Each worker has one bounded queue for every other worker. A flood from one worker therefore does
+//! not displace the packets of the others. A sender never waits: if the queue is full, the worker
+//! that received the packet drops and counts it. A queue keeps the order of arrival.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -14,17 +14,17 @@ use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 use lvs_packet::pipeline::Whole;
 
-/// Frames that may wait for one worker, of all others together.
+/// Frames that may wait for one worker, from all other workers together.
 pub(crate) const PARCELS_MAX: usize = 4096;
-/// Bytes of them.
+/// Bytes that may wait for one worker, from all other workers together.
 pub(crate) const BYTES_MAX: usize = 16 << 20;
 
-/// What is handed over, with the port that it came in by.
+/// A packet for another worker, with the port that received it.
 #[derive(Debug)]
 pub(super) enum Parcel {
     /// A frame as it was received.
     Frame(PortId, Frame),
-    /// A datagram that had come in fragments.
+    /// A datagram that was reassembled from fragments.
     Whole(PortId, Box<Whole>),
 }
 
@@ -40,9 +40,9 @@ impl Parcel {
 /// The queues of one worker.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    /// One for each worker; its own is never used.
+    /// One queue for each worker. The queue at the own index stays empty.
     from: Vec<Queue>,
-    /// Something may be there.
+    /// Some queue may contain a packet.
     waits: AtomicBool,
 }
 
@@ -57,7 +57,7 @@ struct Waiting {
 }
 
 impl Inbox {
-    /// For one of so many workers.
+    /// Creates the queues of one worker; `workers` is the number of all workers.
     pub(super) fn new(workers: usize) -> Self {
         Self {
             from: (0..workers).map(|_| Queue::default()).collect(),
@@ -65,8 +65,9 @@ impl Inbox {
         }
     }
 
-    /// Takes over what there is room for, in order, and leaves `parcels` empty. Says how many were
-    /// taken, and whether the worker has to be woken.
+    /// Queues as many parcels as there is room for, in order, drops the others, and leaves
+    /// `parcels` empty. Returns how many were queued, and whether the caller has to wake the
+    /// worker.
     pub(super) fn put(&self, from: usize, parcels: &mut Vec<Parcel>) -> (usize, bool) {
         let others = self.from.len().saturating_sub(1).max(1);
         let Some(queue) = self.from.get(from) else {
@@ -87,8 +88,8 @@ impl Inbox {
         (taken, taken > 0 && !self.waits.swap(true, Ordering::AcqRel))
     }
 
-    /// Takes out what waits, into `parcels`, which is empty: about `most`, in equal parts of all
-    /// other workers. True if something is left.
+    /// Moves about `most` waiting parcels into the empty `parcels`, in equal parts from all other
+    /// workers. Returns true if some parcels are left.
     pub(super) fn take(&self, parcels: &mut Vec<Parcel>, most: usize) -> bool {
         if !self.waits.load(Ordering::Relaxed) || !self.waits.swap(false, Ordering::AcqRel) {
             return false;
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_handed_over_is_bounded_for_each_worker() {
+    fn inbox_bounds_parcels_of_each_worker() {
         let inbox = Inbox::new(3);
         let share = PARCELS_MAX / 2;
         let mut many = parcels(share + 5, 60);
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_takes_what_waits_by_and_by() {
+    fn inbox_is_emptied_in_several_portions() {
         let inbox = Inbox::new(3);
         inbox.put(1, &mut parcels(300, 60));
         inbox.put(2, &mut parcels(5, 60));

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_setting_that_speaks_against_it_is_named() {
+    fn fast_path_excluded_by_setting_names_the_setting() {
         let two = NonZeroUsize::MIN.saturating_add(1);
         let settings = Settings::default();
         let said = |workers, backend| {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_wants_xdp_wants_the_path() {
+    fn xdp_option_requires_fast_path() {
         use UseKernel::{Auto, Off, On, Try};
         for (wanted, expected) in [(Try, Auto), (Auto, Auto), (On, On)] {
             assert!(with_xdp(wanted, true).is_ok_and(|wanted| wanted == expected));

@@ -1,7 +1,7 @@
-//! Connections that the director's own host has made to services.
+//! Connections of the director's own host to services.
 //!
-//! The keeper hides their servers' answers from the host; the worker whose they are says when they
-//! have ended.
+//! The keeper hides the servers' answers to these connections from the host. The packet worker that
+//! owns such a connection reports its end to the keeper.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -9,13 +9,13 @@ use lvs_core::Shard;
 
 use lvs_packet::intercept::LocalClient;
 
-/// How many are looked at in one go.
+/// Connections that one pass examines.
 const PIECE: usize = 4096;
-/// How many there may be: users of the host open and end connections faster than it is looked which
-/// of them have ended.
+/// The most connections that one worker records. Programs of the host can open and close
+/// connections faster than a worker finds the closed ones.
 const CLIENTS_MAX: usize = 1 << 16;
 
-/// Those that one worker has asked to be hidden.
+/// The connections whose answers one worker has asked the keeper to hide.
 #[derive(Debug, Default)]
 pub(super) struct LocalClients {
     known: HashSet<LocalClient>,
@@ -23,7 +23,7 @@ pub(super) struct LocalClients {
 }
 
 impl LocalClients {
-    /// One is asked for; `false` if there are as many as may be.
+    /// Records a connection; `false` if the limit is reached.
     pub(super) fn add(&mut self, client: LocalClient) -> bool {
         if self.known.len() >= CLIENTS_MAX && !self.known.contains(&client) {
             return false;
@@ -34,7 +34,8 @@ impl LocalClients {
         true
     }
 
-    /// Takes out those whose connections `shard` has no longer, looking at a bounded number.
+    /// Removes and returns the connections that `shard` no longer contains; examines a bounded
+    /// number.
     pub(super) fn take_ended(&mut self, shard: &Shard) -> Vec<LocalClient> {
         let mut ended = Vec::new();
         for _ in 0..self.order.len().min(PIECE) {

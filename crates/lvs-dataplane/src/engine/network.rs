@@ -1,4 +1,5 @@
-//! The network as a packet worker sees it: the keeper's view, and what the worker remembers of it.
+//! The network as a packet worker sees it: the keeper's snapshot, and the worker's cache of answers
+//! from it.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -54,13 +55,13 @@ struct Region {
     way: Option<Way>,
 }
 
-/// Answers about addresses, one place for all addresses with the same hash: a stranger may displace
-/// what is remembered by choosing addresses, and then costs a look for its region, and where there
-/// are no regions one into the tables.
+/// A cache of answers about addresses, with one place for all addresses of the same hash. An
+/// attacker can displace answers by choosing addresses. Each such packet then costs a search for
+/// its region, or without regions a search in the routing tables.
 struct Memo {
     places: Box<[Place]>,
     regions: RefCell<Vec<Option<Region>>>,
-    /// How often a region was told of instead of a place.
+    /// How often an answer came from a region instead of the cache.
     passed: Cell<u8>,
     /// Entries of an earlier generation are ignored.
     generation: u32,
@@ -115,7 +116,7 @@ pub(super) struct TakenView {
 }
 
 impl TakenView {
-    /// Takes another view. What is remembered of the last one is forgotten if it may differ.
+    /// Replaces the snapshot. The cache is emptied if its answers may differ.
     pub(super) fn take(&mut self, view: Arc<View>) {
         if !Arc::ptr_eq(&self.view.tables, &view.tables) {
             // 0 is never.
@@ -318,7 +319,7 @@ mod tests {
     use crate::netlink::NetState;
 
     #[test]
-    fn what_is_known_of_a_region_is_what_the_tables_say_of_each_address() {
+    fn region_has_same_properties_as_each_of_its_addresses() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let on_link = (ip("10.71.0.0"), 24);
         let state = NetState::of_link(7, on_link, (ip("10.71.0.9"), [9; 6]))

@@ -12,7 +12,7 @@ use lvs_sys::{TablePages, table_memory};
 /// A table has as many connections as this part of its room when large pages are asked for: by then
 /// nearly every small page has one of them.
 const PART: usize = 16;
-/// Between two pages, for whoever waits for one.
+/// The pause between two pages for other requests.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Shard `number` of a director, and the pages of its connection table; on the heap, if there is no

@@ -1,11 +1,13 @@
-//! How soon a packet worker gets a processor, and how much of it.
+//! The scheduling of packet workers by the kernel: how soon a worker gets a processor, and how much
+//! of it.
 //!
-//! Packets are not to wait for what other programs compute, as they do not wait for it in the
-//! kernel. So a worker runs in real time, where that is permitted, but only while it takes less
-//! than half of a processor: one that is flooded is no reason for anything else on the host to
-//! stand still. Then, and where real time is not permitted, it has a larger share than others, in
-//! shorter slices. It is looked at between any two batches and jobs, so that the length of a round,
-//! which goes with the number of interfaces and with what waits, is no reason either.
+//! Packets must not wait for the computations of other programs, as they do not wait in the kernel.
+//! So a worker runs with real-time scheduling if the host permits it, but only while it uses less
+//! than half of a processor: a flooded worker must not stop the rest of the host. A worker that
+//! uses more is demoted. A demoted worker, and each worker without the permission, has a larger
+//! share of the processor than other programs, in shorter slices. The worker checks its use between
+//! any two batches and jobs, so the length of a round, which grows with the number of interfaces
+//! and waiting packets, does not delay the check.
 
 use std::io;
 use std::time::{Duration, Instant as SystemInstant};
@@ -14,42 +16,42 @@ use tracing::debug;
 
 use lvs_sys::{run_in_real_time, run_in_slices, thread_time};
 
-/// How much more of a processor packet workers get than other programs, where those want it too
-/// (sched_setattr(2)).
+/// The nice value of packet workers without real-time scheduling (sched_setattr(2)): their share
+/// when other programs compute too.
 pub(super) const NICE: i32 = -10;
-/// How long a packet worker runs before others that want to have their turn. Others have longer
-/// ones: it need not wait for their end when it wakes up.
+/// The time slice of a packet worker without real-time scheduling. Slices of other programs are
+/// longer; a worker that wakes up need not wait for the end of such a slice.
 const SLICE: Duration = Duration::from_micros(100);
-/// How often it is decided anew.
+/// The interval between two decisions about real-time scheduling.
 const PERIOD: Duration = Duration::from_millis(100);
-/// One in so many parts of a processor: what takes more is no longer run in real time.
+/// A worker that uses more than 1/`MOST` of a processor is demoted from real-time scheduling.
 const MOST: u32 = 2;
-/// What takes less is, again.
+/// A demoted worker that uses less than 1/`CALM` of a processor gets real-time scheduling again.
 const CALM: u32 = 4;
 
-/// The priority of the thread that made it.
+/// The scheduling of the thread that created this value.
 pub(super) struct Priority {
     thread: Box<dyn Thread>,
-    /// Whether it may run in real time.
+    /// Whether the thread may use real-time scheduling.
     permitted: bool,
     real_time: bool,
-    /// When that was last decided, and what the thread had computed until then.
+    /// The time of the last decision, and the processor time of the thread until then.
     since: SystemInstant,
     computed: Duration,
-    /// How often it took too much and left real time.
+    /// How often the thread was demoted.
     demoted: u64,
 }
 
-/// A thread whose priority is set.
+/// A thread whose scheduling is controlled.
 pub(super) trait Thread: Send {
-    /// How long it has had a processor.
+    /// The processor time that the thread has used.
     fn computed(&self) -> Duration;
 
-    /// Has it run in real time, or before others.
+    /// Sets real-time scheduling, or a larger share with shorter slices.
     fn run(&mut self, real_time: bool) -> io::Result<()>;
 }
 
-/// The thread that calls.
+/// The calling thread.
 struct Calling;
 
 impl Thread for Calling {
@@ -67,14 +69,15 @@ impl Thread for Calling {
 }
 
 impl Priority {
-    /// That of the calling thread, from now on; `real_time` if it is wanted.
+    /// Controls the scheduling of the calling thread; with `real_time`, requests real-time
+    /// scheduling.
     pub(super) fn new(real_time: bool) -> Self {
         Self::of(Box::new(Calling), real_time, SystemInstant::now())
     }
 
-    /// That of a thread from then on.
+    /// Controls the scheduling of a thread from `now` on.
     pub(super) fn of(mut thread: Box<dyn Thread>, real_time: bool, now: SystemInstant) -> Self {
-        // Refused, it runs like any other.
+        // If the kernel refuses, the thread keeps the ordinary scheduling.
         let _ = thread.run(false);
         let mut priority = Self {
             permitted: real_time,
@@ -88,7 +91,7 @@ impl Priority {
         priority
     }
 
-    /// Decides anew, if it is time to.
+    /// Decides about real-time scheduling again if the period has passed.
     pub(super) fn look(&mut self, now: SystemInstant) {
         let passed = now.saturating_duration_since(self.since);
         if !self.permitted || passed < PERIOD {
@@ -102,7 +105,7 @@ impl Priority {
         self.set(goes_on);
     }
 
-    /// How often it has left real time.
+    /// How often the thread was demoted.
     pub(super) const fn demoted(&self) -> u64 {
         self.demoted
     }
@@ -121,12 +124,12 @@ impl Priority {
     }
 }
 
-/// Whether a worker that took so much of the time that has passed is to run in real time.
+/// Whether a worker that used `took` of the time `passed` shall have real-time scheduling.
 fn goes_on(real_time: bool, took: Duration, passed: Duration) -> bool {
     took * if real_time { MOST } else { CALM } < passed
 }
 
-/// Without the right to more than others get, as much as they, but sooner.
+/// If the process may not raise its share, it keeps the ordinary share, with shorter slices.
 fn run_before_others() {
     if let Err(error) = run_in_slices(NICE, SLICE) {
         debug!("packet workers have no priority over other processes (sched_setattr: {error})");
@@ -137,7 +140,7 @@ fn run_before_others() {
     }
 }
 
-/// A thread that computes when a test says so.
+/// A thread whose processor time a test sets.
 #[cfg(test)]
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pretended {
@@ -175,9 +178,9 @@ impl Thread for Pretended {
 mod tests {
     use super::*;
 
-    /// However the flood and the looks fall together.
+    /// The result does not depend on when the flood begins within a period.
     #[test]
-    fn whoever_only_computes_leaves_real_time_after_a_period_and_a_half() {
+    fn cpu_hog_is_demoted_after_a_period_and_a_half() {
         const STEP: Duration = Duration::from_millis(1);
         for calm in 0..200_u32 {
             let thread = Pretended::default();
@@ -206,8 +209,8 @@ mod tests {
     }
 
     #[test]
-    fn the_unit_permits_the_priority_of_packet_workers() {
-        // Its bounding set has no CAP_SYS_NICE.
+    fn systemd_unit_permits_priority_of_packet_workers() {
+        // The bounding set of the unit has no CAP_SYS_NICE.
         let unit = include_str!("../../../../contrib/lvs-dataplane.service");
         for line in [&*format!("LimitNICE={NICE}"), "LimitRTPRIO=1"] {
             assert!(unit.lines().any(|other| other == line), "{line}");
@@ -224,7 +227,7 @@ mod tests {
         assert!(goes_on(true, Duration::ZERO, Duration::MAX / 8));
     }
 
-    /// What the kernel says: 1 is SCHED_FIFO.
+    /// The scheduling policy of the calling thread from /proc: 1 is SCHED_FIFO.
     fn policy() -> String {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("a thread has one");
         let fields = stat.rsplit(')').next().unwrap_or_default();
@@ -233,11 +236,11 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_is_flooded_leaves_real_time_and_comes_back() {
+    fn flooded_worker_is_demoted_and_restored() {
         std::thread::spawn(|| {
             let mut priority = Priority::new(true);
             if !priority.permitted {
-                // Not everywhere: then it is asked for once.
+                // Some hosts do not permit it: then it is requested once.
                 assert_eq!(policy(), "0");
                 priority.look(SystemInstant::now() + PERIOD);
                 assert_eq!(policy(), "0");
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn real_time_is_only_for_those_who_want_it() {
+    fn real_time_is_used_only_if_requested() {
         std::thread::spawn(|| {
             let mut priority = Priority::new(false);
             priority.look(priority.since + 50 * PERIOD);

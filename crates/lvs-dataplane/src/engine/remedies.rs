@@ -1,11 +1,11 @@
-//! What an operator does about packets that were not forwarded, by reason.
+//! The fix for each reason why packets were not forwarded, for operators.
 
 use lvs_core::{AcceptReason, DropReason};
 
 use crate::host::view::Tables;
 use lvs_packet::drop::FrameDrop;
 
-/// Nothing is wrong with the director, but perhaps with who sent it.
+/// The fix for malformed packets: the director is right, the sender perhaps not.
 const MALFORMED: &str = "A few are noise of the network. Many: lvsadm capture dropped -w FILE shows who sends them; look at that host, \
                          its driver and the offloads of the network cards in between (ethtool -K IF tx off).";
 const ORDINARY: &str = "Nothing: this is as it should be.";
@@ -220,7 +220,7 @@ pub(super) fn of_route(reason: &str, tables: &Tables) -> Option<String> {
     })
 }
 
-/// What the counters beside the reasons are: name, meaning, remedy.
+/// Counters of frames that were not sent; each has a name, a meaning and a fix.
 pub(super) const NOT_SENT: [&str; 3] = [
     "not_sent",
     "The interface refused it: its queue is full, it is down, or the frame is too long for it.",
@@ -286,7 +286,8 @@ pub(super) const KEEPER_BUSY: [&str; 3] = [
     "Somebody scans, or claims addresses, faster than the host is asked: lvsadm capture dropped -w FILE. It is asked again with the next packet.",
 ];
 
-/// What synchronisation has lost or refused, in the order of [`SyncCounts::losses`](lvs_core::api::SyncCounts::losses).
+/// Losses and refusals of synchronisation, in the order of
+/// [`SyncCounts::losses`](lvs_core::api::SyncCounts::losses).
 pub(super) const SYNC: [[&str; 2]; 8] = [
     [
         "Messages about connections that were not sent, because as many waited to be sent as may.",
@@ -322,7 +323,7 @@ pub(super) const SYNC: [[&str; 2]; 8] = [
     ],
 ];
 
-/// What became of frames that the programs of the path in the kernel have seen.
+/// The fates of frames in the kernel fast path.
 pub(super) const KERNEL: [(&str, [&str; 3]); 9] = [
     (
         "kernel",
@@ -484,7 +485,7 @@ mod tests {
             assert!(meaning.trim().len() > 10, "{name}");
             assert!(remedy.len() > 20 && remedy.ends_with('.'), "{name}");
         }
-        // A new reason of the core's falls through here until it has a remedy of its own.
+        // A new reason of lvs-core arrives here until it has its own fix.
         let malformed = [
             DropReason::ShortHeader,
             DropReason::IcmpChecksum,

@@ -1,4 +1,4 @@
-//! What packet workers have counted.
+//! The counters of packet workers.
 
 use std::sync::Arc;
 
@@ -17,29 +17,29 @@ use lvs_packet::pipeline::{Counters, Pipeline};
 pub(super) struct Report {
     pub(super) connections: u64,
     pub(super) capacity: u64,
-    /// Packets that each rule for marks has taken.
+    /// Packets that each mark rule has matched.
     pub(super) marked: Vec<u64>,
     frames: Counters,
     drops: [u64; DropReason::ALL.len()],
     accepts: [u64; AcceptReason::ALL.len()],
     evicted: Evictions,
-    /// Packets that waited for a neighbour in vain.
+    /// Packets dropped because their neighbour did not answer.
     unresolved: u64,
     /// Frames that could not be sent.
     pub(super) unsent: u64,
-    /// Requests that the keeper had no room for.
+    /// Requests dropped because the queue of the keeper was full.
     pub(super) unasked: u64,
-    /// Synchronisation messages that found as many waiting as may.
+    /// Synchronisation messages dropped because their queue was full.
     pub(super) unsynced: u64,
-    /// Ports, what serves them, and frames that came there too fast.
+    /// Each port with the name of its backend and the frames that it received too fast.
     pub(super) ports: Vec<(PortId, &'static str, u64)>,
-    /// Of each worker.
+    /// The state of each worker.
     pub(super) workers: Vec<WorkerInfo>,
     pub(super) common: Arc<Common>,
 }
 
 impl Report {
-    /// What a decider and a pipeline have counted.
+    /// The counters of a decider and a pipeline.
     pub(super) fn of(decider: &Decider, pipeline: &Pipeline) -> Self {
         let counters = &pipeline.counters;
         let worker = WorkerInfo {
@@ -53,7 +53,7 @@ impl Report {
             taken: counters.taken,
             busy: counters.dropped_for(FrameDrop::WorkerBusy),
             demoted: 0,
-            // The director has them.
+            // The director adds these counts.
             counts: lvs_core::Counts::default(),
         };
         Self {
@@ -74,7 +74,7 @@ impl Report {
         }
     }
 
-    /// Adds what another worker of the director has counted.
+    /// Adds the counters of another worker of the director.
     pub(super) fn add(mut self, other: Self) -> Self {
         let add = |ours: &mut [u64], theirs: &[u64]| {
             ours.iter_mut().zip(theirs).for_each(|(a, b)| *a += b);
@@ -101,7 +101,8 @@ impl Report {
         self
     }
 
-    /// The director's own reasons; `templates` gave way to others.
+    /// The reasons of the director's own decisions; `templates` is the number of evicted
+    /// persistence templates.
     pub(super) fn decisions(&self, templates: u64) -> impl Iterator<Item = ReasonCount> + '_ {
         let drops = DropReason::ALL.iter().zip(self.drops).map(|(drop, count)| {
             let told = [drop.name(), drop.describe(), remedies::of_drop(*drop)];
@@ -127,7 +128,7 @@ impl Report {
     pub(super) fn reasons(&self, templates: u64) -> Vec<ReasonCount> {
         let frames = FrameDrop::ALL
             .iter()
-            // What these two stand for is counted by the director's own reasons.
+            // The reasons of the director's decisions count these two already.
             .filter(|drop| !matches!(drop, FrameDrop::Verdict | FrameDrop::Rejected))
             .map(|&drop| {
                 let told = [drop.name(), drop.describe(), remedies::of_frame(drop)];
@@ -156,7 +157,7 @@ impl Report {
     }
 }
 
-/// What became of frames that the path in the kernel has seen.
+/// The fates of frames in the kernel fast path.
 pub(super) fn shares(shares: &Shares) -> impl Iterator<Item = ReasonCount> + use<> {
     let counts = [
         shares.requests,
@@ -173,13 +174,13 @@ pub(super) fn shares(shares: &Shares) -> impl Iterator<Item = ReasonCount> + use
     told.map(|((action, told), count)| reason(action, count, told))
 }
 
-/// What synchronisation has lost or refused.
+/// Losses and refusals of synchronisation.
 pub(super) fn sync(counts: &SyncCounts) -> impl Iterator<Item = ReasonCount> + use<> {
     let told = counts.losses().into_iter().zip(remedies::SYNC);
     told.map(|((name, count), [help, remedy])| reason("sync", count, [name, help, remedy]))
 }
 
-/// A counted reason, for a listing; `told` is its name, its meaning and its remedy.
+/// A counted reason for a listing; `told` contains its name, its meaning and its fix.
 fn reason(action: &str, count: u64, told: [&str; 3]) -> ReasonCount {
     let [reason, help, remedy] = told.map(|text| text.trim().to_owned());
     ReasonCount {

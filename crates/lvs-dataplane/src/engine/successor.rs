@@ -237,7 +237,7 @@ pub(super) fn restore(
         if control.apply(calls, host, now).is_ok() {
             continue;
         }
-        // What this engine cannot do any more is left out, and nothing else.
+        // Only the calls that this dataplane refuses are left out.
         for call in calls {
             if let Err(refused) = control.apply(std::slice::from_ref(call), host, now) {
                 warn!(

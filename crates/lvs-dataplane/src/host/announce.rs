@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_watches_is_left_to_others_and_then_withdrawn() {
+    fn route_without_renewal_is_deprioritised_then_withdrawn() {
         let announced = Announced {
             hold: Duration::from_secs(600),
             ..Announced::default()

@@ -27,7 +27,7 @@ pub(super) enum Interception {
     /// originals.
     Copies {
         shield: Shield,
-        /// By which the host gets back on an interface what should not have been taken from it.
+        /// The program that reinjects frames into the host on an interface.
         turn: Option<TurnBack>,
     },
     /// The host routes them through a device, and both ways.
@@ -35,7 +35,7 @@ pub(super) enum Interception {
         steering: Steering,
         /// Addresses of services that are the host's own: their packets never get here.
         kept: BTreeSet<IpAddr>,
-        /// The device, if somebody is to hold it.
+        /// The device, if a state keeper shall keep it.
         device: Option<OwnedFd>,
     },
 }
@@ -54,7 +54,7 @@ impl Interception {
                     );
                     false
                 }
-                // Whatever else is wrong is told where they are opened.
+                // Other errors are reported when the sockets are opened.
                 _ => true,
             },
         };
@@ -115,15 +115,15 @@ impl Interception {
         }
     }
 
-    /// Whether frames are given back on an interface that they came in by: somebody may have taken
-    /// the program away that does it, or put another one before it.
+    /// Whether frames can be reinjected on the interface that received them: another program may
+    /// have detached the reinjecting program, or attached one before it.
     pub(super) fn gives_back(&self, ifindex: u32) -> bool {
-        // Where the kernel does not say, nothing speaks against it.
+        // If the kernel does not answer, assume that the program is attached.
         self.turn_back()
             .is_some_and(|turn| turn.is_first_at(ifindex).unwrap_or(true))
     }
 
-    /// Takes what `spec` says from the host.
+    /// Intercepts the packets that `spec` describes, and no others.
     pub(super) fn update(&mut self, spec: &Intercept) -> Result<(), String> {
         match self {
             Self::Copies { shield, .. } => {
@@ -144,7 +144,7 @@ impl Interception {
         }
     }
 
-    /// Says which of the services' addresses the host keeps to itself.
+    /// Warns about addresses of services whose packets the host does not pass to the dataplane.
     pub(super) fn complain_of(&mut self, vips: impl Iterator<Item = IpAddr>, state: &NetState) {
         let Self::Routed { kept, .. } = self else {
             return;
@@ -167,7 +167,7 @@ impl Interception {
         }
     }
 
-    /// Takes what `more` says as well.
+    /// Additionally intercepts the packets that `more` describes.
     pub(super) fn extend(&mut self, more: &Intercept) -> Result<(), String> {
         match self {
             Self::Copies { shield, .. } => {
@@ -224,7 +224,7 @@ impl Interception {
         }
     }
 
-    /// Whether the host's settings let any packet through, before the engine says that it is ready.
+    /// Checks that the host forwards packets at all, before the dataplane reports that it is ready.
     pub(super) fn check_host(&self) -> Result<(), SteeringError> {
         match self {
             Self::Copies { .. } => Ok(()),
@@ -241,7 +241,7 @@ fn steering_failure(error: &SteeringError) -> String {
     format!("not all of its packets are led to the director yet, which is tried again: {error}")
 }
 
-/// Loads what turns frames back, under a mark that nobody else uses; says so where it cannot be.
+/// Loads the program that reinjects frames, with a mark that no other program uses; logs a failure.
 fn open_way_back() -> Option<TurnBack> {
     let turn = mark().and_then(TurnBack::load);
     turn.map_err(|error| {

@@ -5,7 +5,7 @@
 //! wait ─▶ kernel's events ─▶ jobs (control calls) ─▶ requests of the packet path ─▶ timers ─▶ publish one view ─▶ wait
 //! ```
 //!
-//! However much happens in one round, the packet workers get one [`View`] of what it has led to.
+//! After each round, the packet workers get one snapshot ([`View`]) with all changes of the round.
 //! A caller that waits for a change is answered when the view with the change is published.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -62,7 +62,7 @@ pub(crate) struct Keeper {
     pub(super) groups: HashMap<PortId, Group>,
     /// Configured interfaces that are not in use.
     pub(super) waits: Waits,
-    /// Where packets come as copies; a host that routes them knows the way.
+    /// Only if packets arrive as copies: with the TUN backend, the host routes the answers anyway.
     pub(super) local_nodes: Option<LocalNodes>,
     pub(super) vips: Vips,
     /// Virtual addresses that are announced by routes.
@@ -71,8 +71,7 @@ pub(crate) struct Keeper {
     /// From each packet worker.
     requests: Vec<mpsc::Receiver<Request>>,
     pub(super) intercept: Arc<Intercept>,
-    /// Connections of the host's own that have ended; hidden until no worker's view says so any
-    /// more.
+    /// Ended connections of the host; hidden until no worker's snapshot contains them.
     ended: Vec<(u64, LocalClient)>,
     pub(super) next: Next,
     /// The source of the interfaces that can send frames of XDP.
@@ -91,12 +90,12 @@ pub(crate) struct Keeper {
     pub(super) missed: u32,
     /// As long as they may, nothing is forwarded there.
     pub(super) aside: Option<Held>,
-    /// When it may be said again that the table of connections is full, and how often it was
-    /// since.
+    /// The time of the next log line about a full connection table, and the number of refused
+    /// packets since the last one.
     full: (Instant, u64),
 }
 
-/// The view that comes next, and who waits for it.
+/// The next snapshot, and the callers that wait for it.
 #[derive(Default)]
 pub(super) struct Next {
     generation: u64,
@@ -112,15 +111,15 @@ pub(super) struct Next {
     pub(super) pmtu_disc: bool,
     pub(super) ignore_tunneled: bool,
     pub(super) config: u64,
-    /// Ports for the workers, one for each, who learn of them by the view.
+    /// New ports, one for each worker; the workers receive them with the snapshot.
     pub(super) attach: Vec<(PortId, Vec<Port>)>,
     /// Other addresses are virtual ones than before, or stand for clients.
     pub(super) plan_differs: bool,
     pub(super) detach: Vec<PortId>,
     pub(super) neighbours: Vec<NeighbourNews>,
     answers: Vec<Box<dyn FnOnce(u64) + Send>>,
-    /// Views that a worker may still have: the keeper drops them last, as what is in them may be
-    /// long to free.
+    /// Snapshots that a worker may still use. The keeper drops them last, because freeing them may
+    /// take long.
     published: VecDeque<Arc<View>>,
 }
 
@@ -232,7 +231,8 @@ impl Keeper {
         } else {
             PortId::HOST
         };
-        // One queue, which the first worker reads: it hands over what is others'.
+        // The device has one queue, which the first worker reads: it passes packets to the other
+        // workers.
         let senders = (1..self.engine.workers()).filter_map(|_| device.sender());
         let senders = senders.collect::<Result<Vec<Port>, _>>()?;
         let ports = std::iter::once(device).chain(senders);
@@ -368,19 +368,18 @@ impl Keeper {
         }
     }
 
-    /// Calls `answer` with the generation of the view that shows what has been done so far, once
-    /// that is published.
+    /// Calls `answer` when the snapshot with all changes so far is published, with its generation.
     pub(crate) fn when_published(&mut self, answer: impl FnOnce(u64) + Send + 'static) {
         self.next.answers.push(Box::new(answer));
     }
 
-    /// Serves what the packet workers ask for.
+    /// Handles the requests of the packet workers.
     fn serve_requests(&mut self) {
         let mut requests = Vec::new();
         for from in &self.requests {
             requests.extend(from.try_iter().take(REQUESTS_MAX));
         }
-        // First: who waits for a neighbour may wait for this as well.
+        // First, because a packet that waits for a neighbour may wait for this as well.
         self.hide_local_clients(&requests);
         let now = self.engine.now();
         for request in requests {
@@ -443,8 +442,9 @@ impl Keeper {
         self.next.differs = true;
     }
 
-    /// These connections of the host's own have ended. They are shown to it again when every
-    /// worker's view says so: until then, a new one with the same ports is taken for hidden.
+    /// Records ended connections of the host. The shield stops hiding their answers when every
+    /// worker's snapshot shows the end: until then, a worker treats a new connection with the same
+    /// ports as hidden.
     pub(crate) fn local_clients_ended(&mut self, ended: Vec<LocalClient>) {
         let hidden = &mut Arc::make_mut(&mut self.intercept).local_clients;
         for client in ended {
@@ -489,7 +489,7 @@ impl Keeper {
         }
         self.engine.keep();
         let quiet = self.changed.is_some_and(|since| since + QUIET <= now);
-        // Connections of removed servers may have ended: what they needed hidden need not be hidden
+        // Connections of removed servers may have ended, so that their answers need not be hidden
         // any more.
         if quiet || (self.updated + REMOVED_PERIOD <= now && self.has_remains()) {
             self.update_or_warn();
@@ -499,7 +499,7 @@ impl Keeper {
         self.vips.announce(&self.tables, now);
     }
 
-    /// Whether something is hidden for connections of what was removed.
+    /// Whether the shield hides answers for connections of removed services or servers.
     fn has_remains(&mut self) -> bool {
         self.engine.control().has_removed() || {
             self.ask_for_pool();
@@ -518,7 +518,7 @@ impl Keeper {
         }
     }
 
-    /// Lets the control half do what is due; says when more will be.
+    /// Runs due timers of the control half; returns the time of the next one.
     fn advance_control(&self, now: Instant) -> Option<Instant> {
         let memory = free_memory();
         if let Some(in_kernel) = &self.setup.in_kernel {
@@ -538,7 +538,7 @@ impl Keeper {
         control.next_wakeup()
     }
 
-    /// Tells the control half which addresses are this host's own.
+    /// Passes this host's addresses to the control half.
     pub(super) fn tell_addresses(&self) {
         let state = &self.tables.state;
         let local = state.links().flat_map(|link| state.addresses(link.index));
@@ -637,7 +637,7 @@ impl Keeper {
     }
 }
 
-/// Free memory and buffers in pages of 4 KiB, what the kernel's defences go by
+/// Free memory and buffers in pages of 4 KiB, on which the kernel's defences depend
 /// (`update_defense_level`).
 fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;

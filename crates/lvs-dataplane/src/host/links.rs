@@ -24,7 +24,7 @@ fn decapsulates(kind: Option<&str>) -> bool {
     matches!(kind, Some("gretap" | "ip6gretap" | "erspan" | "ip6erspan"))
 }
 
-/// Whether the engine uses this interface when it is not told which ones: Ethernet, up, no port of
+/// Whether the dataplane uses this interface if none is configured: Ethernet, up, and not a port of
 /// a bridge or bond.
 fn is_usable(link: &Link) -> bool {
     link.is_arp_capable() && link.up && link.master.is_none()
@@ -243,10 +243,10 @@ impl Keeper {
         }
     }
 
-    /// Looks whether the programs of the path in the kernel are still the first ones of their
-    /// interfaces. What the packet sockets refuse would be lost otherwise; so nothing is left
-    /// to the programs then. (Frame by frame the programs notice it themselves, and a single
-    /// one is lost.)
+    /// Checks whether the programs of the kernel fast path are still the first ones of their
+    /// interfaces. If not, the frames that the packet sockets refuse would be lost, so the kernel
+    /// fast path is suspended. (The programs notice it themselves at the next frame, and one frame
+    /// is lost.)
     pub(super) fn check_programs(&mut self) {
         let Some(in_kernel) = self.setup.in_kernel.clone() else {
             return;
@@ -329,7 +329,7 @@ impl Keeper {
         }
     }
 
-    /// Tells the path in the kernel an interface's address.
+    /// Writes an interface's address for the kernel fast path.
     fn tell_address(&self, ifindex: u32, mac: Mac) {
         if let Some(in_kernel) = &self.setup.in_kernel {
             in_kernel.set_address(ifindex, mac);
@@ -360,8 +360,7 @@ impl Keeper {
         }
     }
 
-    /// Where the host routes the packets: tells on which interfaces own addresses are to be
-    /// answered for.
+    /// With the TUN backend, sets the interfaces on which the host answers for own addresses.
     fn answer_on_links(&mut self) -> Result<(), HostError> {
         let automatic = self.setup.interfaces.is_empty();
         let links = self.tables.state.links().filter(|link| {
@@ -398,7 +397,7 @@ impl Keeper {
     /// other properties.
     fn rename(&mut self, old: &str, name: &str) {
         info!("{old} is called {name} now");
-        // The new one first: at no moment does the host see what is handled.
+        // Add the new interface first, so that the host never receives a handled frame.
         let mut shielded = self.interception.add_interface(name);
         let state = &self.tables.state;
         let mut others = self.tables.interfaces();

@@ -1,6 +1,7 @@
-//! When queries of multicast listener discovery are answered: after a random part of the time that
-//! they give, so that the listeners of a link do not answer all at once (RFC 3810 section 6.2, RFC
-//! 2710 section 4), and never the same twice within a second, whoever asks how often.
+//! The time of an answer to a multicast listener discovery query. An answer leaves after a random
+//! part of the response time that the query gives, so that the listeners of a link do not all
+//! answer at once (RFC 3810 section 6.2, RFC 2710 section 4). The same query is answered at most
+//! once a second, independently of the senders.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,17 +11,16 @@ use lvs_core::Instant;
 use lvs_packet::mld::Query;
 use lvs_packet::net::PortId;
 
-/// How soon the same question is answered again.
+/// The shortest time between two answers to the same query.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How long an answer may be put off at most; queries may give up to 140 minutes.
+/// The longest delay of an answer; queries may allow up to 140 minutes.
 const LATEST: Duration = Duration::from_secs(10);
 
-/// What was asked, whoever asked how urgently.
+/// A query and the port that received it, without its response time and sender.
 type Question = (PortId, Query);
 
-/// Answers that are due, and those that were given of late. As many at most as there are groups of
-/// own addresses on each interface, twice, and two for all groups: who asks for others is not
-/// heard.
+/// Answers that are due, and recent answers. The caller passes only queries for groups of the
+/// dataplane's own addresses and for all groups, which bounds the number of entries.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     due: HashMap<Question, Instant>,
@@ -28,7 +28,7 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Notes a query, which is to be answered within its time. `random` chooses the moment.
+    /// Records a query, to be answered within its response time. `random` selects the moment.
     pub(super) fn ask(&mut self, port: PortId, query: Query, now: Instant, random: u64) {
         let within = Duration::from_millis(query.within_ms.into()).min(LATEST);
         let nanos = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
@@ -41,7 +41,7 @@ impl Answers {
         *due = at.min(*due);
     }
 
-    /// The queries that are to be answered now.
+    /// Removes and returns the queries whose answers are due.
     pub(super) fn take(&mut self, now: Instant) -> Vec<Question> {
         let due = self.due.iter().filter(|&(_, &at)| at <= now);
         let due: Vec<Question> = due.map(|(&question, _)| question).collect();
@@ -52,7 +52,7 @@ impl Answers {
         due
     }
 
-    /// When the next answer is due.
+    /// The time of the next answer.
     pub(super) fn next(&self) -> Option<Instant> {
         self.due.values().min().copied()
     }
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_given_within_the_time_and_not_at_once() {
+    fn mld_answer_is_delayed_within_the_response_time() {
         let mut answers = Answers::default();
         let now = Instant::from_secs(10);
         answers.ask(PORT, query(1000), now, 700_000_000);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_queries_is_answered_once_a_second() {
+    fn flood_of_mld_queries_is_answered_once_a_second() {
         let mut answers = Answers::default();
         let (mut now, mut given) = (Instant::from_secs(10), 0);
         for n in 0..10_000 {

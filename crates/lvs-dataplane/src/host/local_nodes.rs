@@ -1,12 +1,11 @@
-//! What is the director's own in front of its servers: local addresses for full NAT, and servers on
-//! the host itself.
+//! Local addresses for full NAT, and real servers that run on the director's host.
 //!
-//! A server on the host answers by the host's own routes, which know nothing of the virtual address
-//! that its clients asked. So its answers are led into the engine, by the same policy rule and
-//! table that the TUN backend has for every server ([`steering`]): `from RIP ipproto tcp sport 8080
-//! lookup 7677`, whose only route is `lvs-host0`. The route goes with that device; a rule that a
-//! killed engine leaves behind looks into an empty table, which changes nothing, and the next
-//! engine deletes it.
+//! A server on the host sends its answers by the host's own routes, past the dataplane, which must
+//! translate them. So a policy rule and a routing table lead the answers into the dataplane, like
+//! those that the TUN backend has for every server ([`steering`]): `from RIP ipproto tcp sport 8080
+//! lookup 7677`. The only route of this table is the device `lvs-host0`, and the kernel deletes the
+//! route together with the device. A rule of a killed dataplane then refers to an empty table,
+//! which changes no route, and the next dataplane deletes the rule.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,16 +19,16 @@ use crate::netlink::Requests;
 use crate::netlink::policy::{Action, Entry, PolicyRoute, PolicyRule};
 use lvs_packet::intercept::{Endpoint, Endpoints};
 
-/// Where the host's own programs get their ports from.
+/// The kernel's range of ephemeral ports, for the host's own programs.
 const EPHEMERAL: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
-/// The ports that stand for clients of a local address which the host has as well: those that its
-/// own programs are not given.
+/// The source ports of full NAT for a local address that the host has too: the ports outside of the
+/// host's ephemeral range.
 pub(crate) fn ports(addr: IpAddr, own: (u16, u16)) -> LocalAddress {
     free_ports(LocalAddress::new(addr), own.0, own.1)
 }
 
-/// The first and the last port that the host's own programs are given.
+/// The first and the last ephemeral port of the host.
 pub(crate) fn ephemeral_ports() -> (u16, u16) {
     let text = fs::read_to_string(EPHEMERAL).unwrap_or_default();
     let mut bounds = text.split_whitespace().map(str::parse::<u16>);
@@ -39,7 +38,7 @@ pub(crate) fn ephemeral_ports() -> (u16, u16) {
     }
 }
 
-/// The longer part of a range that is outside of `low` to `high`; all of it if there is none.
+/// The longer part of a range outside of `low` to `high`; the whole range if no part is outside.
 fn free_ports(all: LocalAddress, low: u16, high: u16) -> LocalAddress {
     let below = low.saturating_sub(all.first);
     let above = all.last.saturating_sub(high);
@@ -56,7 +55,8 @@ fn free_ports(all: LocalAddress, low: u16, high: u16) -> LocalAddress {
     }
 }
 
-/// What leads the answers of servers on this host into the engine. It ends with this value.
+/// The policy rules and routes that lead the answers of servers on this host into the dataplane.
+/// Dropping this value removes them.
 #[derive(Debug)]
 pub(super) struct LocalNodes {
     requests: Requests,
@@ -64,7 +64,7 @@ pub(super) struct LocalNodes {
 }
 
 impl LocalNodes {
-    /// Leads nothing yet.
+    /// Opens the netlink socket; adds no rule yet.
     pub(super) fn open() -> io::Result<Self> {
         Ok(Self {
             requests: Requests::open()?,
@@ -72,7 +72,7 @@ impl LocalNodes {
         })
     }
 
-    /// Leads the answers of exactly these servers into the device `ifindex`.
+    /// Leads the answers of these servers, and of no others, into the device `ifindex`.
     pub(super) fn follow(&mut self, nodes: &Endpoints, ifindex: u32) {
         let wanted: BTreeSet<Entry> = nodes
             .iter()
@@ -120,9 +120,9 @@ fn way(like: IpAddr, ifindex: u32) -> Entry {
     })
 }
 
-/// The rule that leads what a server on this host sends to that table. It is about nothing else:
-/// without `iif lo`, the look at where a packet to the server's address has come from (`rp_filter`)
-/// would follow it, too.
+/// The rule that leads the packets of a server on this host to that table. Its `iif lo` limits it
+/// to packets that the host sends: without it, the reverse path check (`rp_filter`) of packets to
+/// the server would follow the rule too.
 fn rule(node: &Endpoint) -> Entry {
     let (first, last) = steering::RULE_PORTS;
     let port = node.port;

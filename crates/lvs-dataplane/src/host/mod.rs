@@ -73,7 +73,7 @@ pub enum HostError {
     /// An interface that was asked for by `--xdp` is not one of the engine's.
     #[error("--xdp {0}: that is none of the interfaces that the engine uses")]
     NoXdpInterface(String),
-    /// The kernel does not tell which interfaces can send what XDP forwards.
+    /// The kernel does not report which interfaces can send frames that XDP forwards.
     #[error(
         "cannot use --xdp, for which the kernel has to tell what its interfaces can (Linux 6.3): {0}"
     )]
@@ -114,10 +114,10 @@ pub(crate) trait EngineSide: Send + Sync {
     /// Takes a port from them.
     fn detach(&self, port: PortId);
 
-    /// Tells them that something has become known of these neighbours.
+    /// Reports news about these neighbours to the packet workers.
     fn tell_neighbours(&self, neighbours: Vec<NeighbourNews>);
 
-    /// Keeps for a successor what is there now, should this engine be killed.
+    /// Saves the current state for a successor, in case this dataplane is killed.
     fn keep(&self) {}
 
     /// The local addresses of full NAT that connections use; `None` if a packet worker does not

@@ -1,5 +1,5 @@
-//! Neighbours: resolved and confirmed by the kernel, which never sees the director's frames and
-//! would let what it knows grow stale.
+//! Neighbours, which the kernel resolves and confirms on request: it does not see the frames that
+//! the dataplane sends, so its neighbour entries would become stale.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -12,33 +12,33 @@ use super::view::Tables;
 use crate::netlink::Netlink;
 use lvs_packet::net::PortId;
 
-/// Between two questions after the link-layer address of a server's next hop.
+/// The interval at which the kernel resolves a server's next hop again.
 const REFRESH_PERIOD: Duration = Duration::from_secs(20);
-/// Between two doubts about one neighbour.
+/// The shortest time between two confirmations of one neighbour.
 const CONFIRM_PERIOD: Duration = Duration::from_secs(1);
-/// Gateways that are kept fresh, and the routes that are looked through for them.
+/// The most gateways that are kept fresh, and the most routes that are searched for them.
 const GATEWAYS_MAX: usize = 64;
 const ROUTES_MAX: usize = 4096;
 
 /// Interface and address.
 type Key = (u32, IpAddr);
 
-/// What is asked of the kernel, and when.
+/// The neighbours that the kernel resolves for the dataplane, and the times of the requests.
 #[derive(Debug, Default)]
 pub(super) struct Neighbours {
-    /// The servers' next hops, and the gateways towards clients, whose link-layer addresses are kept
-    /// fresh: a director that stands by has forwarded nothing yet when it takes over.
+    /// The servers' next hops and the gateways towards clients. Their link-layer addresses are kept
+    /// fresh, because a standby director that takes over has not forwarded any packet before.
     next_hops: HashSet<Key>,
     next_refresh: Instant,
-    /// When the kernel was last told to ask neighbours whether they are still there.
+    /// The time of the last confirmation of each neighbour.
     confirmed: HashMap<Key, Instant>,
-    /// Those that it has given up and was asked after once more.
+    /// The failed neighbours that the kernel was asked to resolve once more.
     given_up: HashSet<Key>,
 }
 
 impl Neighbours {
-    /// The next hops on the way to some servers. None where the host routes the packets: it keeps
-    /// its neighbours fresh itself.
+    /// The next hops on the routes to some servers. None if the host routes the packets (TUN
+    /// backend): the host keeps its neighbours fresh itself.
     fn next_hops_of(
         servers: impl IntoIterator<Item = IpAddr>,
         tables: &Tables,
@@ -50,7 +50,7 @@ impl Neighbours {
         })
     }
 
-    /// The gateways of this host's routes over the engine's interfaces.
+    /// The gateways of this host's routes over the dataplane's interfaces.
     fn gateways(tables: &Tables) -> HashSet<Key> {
         let mut found = HashSet::new();
         if tables.is_routed() {
@@ -64,7 +64,7 @@ impl Neighbours {
         found
     }
 
-    /// These are all servers from now on.
+    /// Replaces the set of servers.
     pub(super) fn set_servers(
         &mut self,
         servers: impl IntoIterator<Item = IpAddr>,
@@ -79,7 +79,7 @@ impl Neighbours {
         self.next_hops = all;
     }
 
-    /// These are servers, too.
+    /// Adds servers.
     pub(super) fn add_servers(
         &mut self,
         servers: impl IntoIterator<Item = IpAddr>,
@@ -93,7 +93,7 @@ impl Neighbours {
         }
     }
 
-    /// Asks after all next hops, if it is time.
+    /// Has the kernel resolve all next hops again, if the interval has passed.
     pub(super) fn refresh(&mut self, tables: &Tables, netlink: &mut Netlink, now: Instant) {
         if self.next_refresh <= now {
             self.next_refresh = now + REFRESH_PERIOD;
@@ -103,7 +103,7 @@ impl Neighbours {
         }
     }
 
-    /// A packet waits for a neighbour. `false`: the kernel does not ask.
+    /// Has the kernel resolve a neighbour that a packet waits for; `false` if the kernel refuses.
     pub(super) fn resolve(
         port: PortId,
         addr: IpAddr,
@@ -140,13 +140,13 @@ impl Neighbours {
         }
     }
 
-    /// The kernel knows a neighbour's link-layer address.
+    /// Records that the kernel has a neighbour's link-layer address.
     pub(super) fn is_known(&mut self, key: Key) {
         self.given_up.remove(&key);
     }
 
-    /// The kernel has given a neighbour up. A server that has got another link-layer address
-    /// answers when everybody is asked.
+    /// Records that the kernel has declared a neighbour failed, and has it resolved once more: a
+    /// server with a new link-layer address answers a broadcast.
     pub(super) fn has_failed(&mut self, key: Key, tables: &Tables, netlink: &mut Netlink) {
         if self.next_hops.contains(&key) && self.given_up.insert(key) {
             resolve(key, tables, netlink);

@@ -1,8 +1,8 @@
-//! Regions of addresses for which the routing tables say the same.
+//! Regions of addresses with the same route.
 //!
-//! What the tables say about an address is said of all addresses between the nearest two ends of
-//! prefixes around it. So a packet worker that has asked for one of them knows the way to all:
-//! however many clients there are, there are few ways.
+//! The route of an address applies to all addresses between the nearest two boundaries of prefixes
+//! around it. So one search gives a packet worker the route of a whole region: there are few
+//! regions, even with many clients.
 
 use std::net::IpAddr;
 

@@ -1,11 +1,13 @@
-//! Steering: how a director that is a hop of its host's own routing comes to its packets.
+//! Steering: the policy rules and routes by which the host routes packets into the TUN device of
+//! the dataplane.
 //!
-//! The other backends receive copies of all frames and have a [shield](crate::host::shield) that
-//! keeps the host from what the director handles. Here the host's routing hands over exactly that,
-//! by the same specification of what it is:
+//! The other backends receive copies of all frames, and a [shield](crate::host::shield) hides the
+//! frames of services from the host. With the TUN backend, the host's routing passes only the
+//! packets of services to the dataplane, according to the same specification ([`Intercept`]):
 //!
 //! ```text
-//! ip rule     60: iif lvs-tun0 goto 65                                what the director has sent is routed as anything else
+//! ip rule     60: iif lvs-tun0 goto 65                                packets from the director
+//! have ordinary routes
 //!             61: lookup 7676                                         VIPs: 192.0.2.10 dev lvs-tun0
 //!             62: from RIP ipproto tcp sport 80 lookup 7677           answers of NAT servers: default dev lvs-tun0
 //!             63: from RIP ipproto tcp sport 1-65534 goto 65          the server's other ports pass by,
@@ -14,11 +16,11 @@
 //! ip neigh    proxy 192.0.2.10 dev eth0                               ARP and neighbour discovery for the engine's own VIPs
 //! ```
 //!
-//! All of it is marked as ours (protocol 76) and taken down when it is no longer wanted, at an
-//! orderly end, and at the next start of an engine if the last one was killed. The routes go with
-//! the device, and rules without routes do nothing. What somebody else deletes while the engine
-//! runs (systemd-networkd does that to rules that it does not know, whenever it starts)
-//! is put up again within seconds.
+//! All rules, routes and proxy neighbours have the protocol number 76. The dataplane removes them
+//! when they are no longer required and when it stops; after a kill, the next dataplane removes
+//! them at its start. The kernel deletes the routes together with the device, and rules without
+//! routes have no effect. If another program deletes an entry while the dataplane runs, the
+//! dataplane restores it within seconds (systemd-networkd deletes foreign rules when it starts).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write as _;
@@ -33,11 +35,11 @@ use crate::netlink::Requests;
 use crate::netlink::policy::{Action, Entry, PROTOCOL, PolicyRoute, PolicyRule, Proxy, host_bits};
 use lvs_packet::intercept::Intercept;
 
-/// The table of virtual addresses, and the one that leads everything to the device.
+/// The table of virtual addresses, and the table whose only route is the device.
 const VIPS: u32 = 7676;
 pub(crate) const DEVICE: u32 = 7677;
 
-// Priorities of the rules: before those that people usually have, behind the host's own addresses
+// Priorities of the rules: before the usual rules of operators, and after the host's own addresses
 // (0).
 const FROM_DIRECTOR: u32 = 60;
 const TO_VIPS: u32 = 61;
@@ -49,13 +51,13 @@ const PASSED: u32 = 65;
 /// The ports that a rule can name (`fib_rule_port_range_valid`).
 pub(crate) const RULE_PORTS: (u16, u16) = (1, u16::MAX - 1);
 
-/// Above so many addresses of a family, neighbouring ones share a route.
+/// If a family has more addresses than this, adjacent addresses share a route.
 const SINGLE_ROUTES: usize = 1024;
 
-/// What went wrong with the rules and routes.
+/// An error with the rules and routes.
 #[derive(Debug, thiserror::Error)]
 pub enum SteeringError {
-    /// The process may not change them.
+    /// The process has no permission to change rules and routes.
     #[error(
         "no permission to change this host's rules and routes: run as root, or give the program CAP_NET_ADMIN"
     )]
@@ -66,21 +68,21 @@ pub enum SteeringError {
          CONFIG_IP_MULTIPLE_TABLES, for IPv6 CONFIG_IPV6_MULTIPLE_TABLES"
     )]
     Unsupported {
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// The host routes nothing.
+    /// The host forwards no packets.
     #[error(
         "this host forwards no packets, and the TUN backend gets only what is forwarded to its device: \
          `sysctl -w net.ipv4.ip_forward=1`, for IPv6 `sysctl -w net.ipv6.conf.all.forwarding=1`"
     )]
     NotForwarding,
-    /// Anything else.
+    /// Another error of a system call.
     #[error("cannot {what}: {source}")]
     Os {
-        /// What was wanted.
+        /// The failed action.
         what: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
@@ -98,29 +100,30 @@ impl SteeringError {
     }
 }
 
-/// The rules, routes and proxy neighbours. They end with this value.
+/// The rules, routes and proxy neighbours. Dropping this value removes them.
 #[derive(Debug)]
 pub struct Steering {
     requests: Requests,
     device: String,
     ifindex: u32,
-    /// The interfaces on which own VIPs are answered for, by index.
+    /// The interfaces on which the host answers ARP and neighbour discovery for own VIPs, by index.
     interfaces: BTreeMap<u32, String>,
-    /// What is there.
+    /// The entries in the kernel, according to the last reading and the changes since then.
     present: BTreeSet<Entry>,
-    /// Proxy neighbours that somebody else has set.
+    /// Proxy neighbours of other programs and of the operator.
     foreign: BTreeSet<Proxy>,
-    /// Settings that were 0 and are switched on.
+    /// Sysctls that were 0, and that the dataplane has set to 1.
     switched_on: BTreeSet<PathBuf>,
-    /// Something of what is there may have gone.
+    /// Some of the entries may have been deleted by other programs or together with an interface.
     stale: bool,
-    /// What was last said about settings of the host.
+    /// The last warning about the host's forwarding settings, so that it is logged once.
     complaint: String,
 }
 
 impl Steering {
-    /// Steers nothing yet, and takes down what a killed engine has left; unless this one `goes_on`,
-    /// with the same device: then that is in force until the first [`Self::update`].
+    /// Adds no entry yet, and removes the entries that a killed dataplane has left. If this
+    /// dataplane `goes_on` with the same device, these entries stay in force until the first
+    /// [`Self::update`].
     ///
     /// # Errors
     /// If the kernel's tables cannot be read or changed.
@@ -149,7 +152,8 @@ impl Steering {
         Ok(this)
     }
 
-    /// Takes down what a killed engine with this backend has left, for engines with another one.
+    /// Removes the entries that a killed dataplane with this backend has left, when this dataplane
+    /// uses another backend.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -157,8 +161,8 @@ impl Steering {
         Self::open("", 0, false).map(drop)
     }
 
-    /// Gives the interfaces, by index, on which own VIPs are answered for from the next
-    /// [`Self::update`] on, which also restores what has gone with an interface.
+    /// Sets the interfaces, by index, on which the host answers for own VIPs. The next
+    /// [`Self::update`] applies them and restores entries that were deleted with an interface.
     ///
     /// # Errors
     /// If the kernel's tables cannot be read.
@@ -185,10 +189,10 @@ impl Steering {
         }
     }
 
-    /// Steers what `spec` says, and no longer what it does not.
+    /// Steers the packets that `spec` describes, and no others.
     ///
     /// # Errors
-    /// If the kernel refuses something; what it took is there.
+    /// If the kernel refuses an entry; the entries that it accepted stay in force.
     pub fn update(&mut self, spec: &Intercept) -> Result<(), SteeringError> {
         if self.stale {
             self.read()?;
@@ -199,7 +203,7 @@ impl Steering {
         self.apply(&wanted)
     }
 
-    /// Steers what `more` says as well.
+    /// Additionally steers the packets that `more` describes.
     ///
     /// # Errors
     /// As [`Self::update`].
@@ -209,13 +213,13 @@ impl Steering {
         failed(added)
     }
 
-    /// Something of ours was deleted, perhaps by somebody else: the next [`Self::update`] looks
-    /// what is left.
+    /// Records that an entry was deleted, perhaps by another program: the next [`Self::update`]
+    /// reads the entries again.
     pub const fn distrust(&mut self) {
         self.stale = true;
     }
 
-    /// Reads what is there.
+    /// Reads the entries from the kernel.
     fn read(&mut self) -> Result<(), SteeringError> {
         let (ours, others) = self
             .requests
@@ -227,14 +231,14 @@ impl Steering {
         Ok(())
     }
 
-    /// Makes `wanted` present: first what is missing, so that nothing is without its way in
-    /// between.
+    /// Replaces the entries by `wanted`. It adds the missing entries before it deletes the others,
+    /// so that no packet loses its route in between.
     fn apply(&mut self, wanted: &BTreeSet<Entry>) -> Result<(), SteeringError> {
         let added = self.add(wanted);
         failed(added.or(self.delete_others(wanted)))
     }
 
-    /// Adds what is missing of `wanted`, and gives the first failure.
+    /// Adds the missing entries of `wanted`, and returns the first failure.
     fn add(&mut self, wanted: &BTreeSet<Entry>) -> Option<SteeringError> {
         let mut failure = None;
         let missing: Vec<Entry> = wanted.difference(&self.present).cloned().collect();
@@ -251,7 +255,7 @@ impl Steering {
         failure
     }
 
-    /// Deletes what is not wanted, and gives the first failure.
+    /// Deletes the entries that are not in `wanted`, and returns the first failure.
     fn delete_others(&mut self, wanted: &BTreeSet<Entry>) -> Option<SteeringError> {
         let mut failure = None;
         let surplus: Vec<Entry> = self.present.difference(wanted).cloned().collect();
@@ -340,7 +344,7 @@ impl Steering {
                 let interfaces = self.interfaces.keys();
                 interfaces.map(move |&ifindex| Proxy { ifindex, addr })
             })
-            // What somebody has set by hand stays theirs.
+            // Entries of the operator stay in place.
             .filter(|proxy| !self.foreign.contains(proxy));
         wanted.extend(proxies.map(Entry::Proxy));
         wanted
@@ -355,7 +359,7 @@ impl Steering {
         })
     }
 
-    /// Has the kernel look at proxy neighbours of IPv6, which it does not by itself.
+    /// Switches proxy neighbour discovery of IPv6 on, which is off by default.
     fn answer_discovery(&mut self, wanted: &BTreeSet<Entry>) {
         for entry in wanted {
             let Entry::Proxy(Proxy {
@@ -383,7 +387,7 @@ impl Steering {
         }
     }
 
-    /// Says what the host does not forward, once.
+    /// Warns once about interfaces and families that the host does not forward.
     fn complain(&mut self, wanted: &BTreeSet<Entry>) {
         let uses = |ipv6: bool| {
             let mut entries = wanted.iter();
@@ -427,7 +431,7 @@ impl Drop for Steering {
             warn!("{error}");
         }
         for path in &self.switched_on {
-            // An interface may have gone, and its settings with it.
+            // The interface may have been removed together with its settings.
             if path.exists()
                 && let Err(error) = write_setting(path, 0)
             {
@@ -462,7 +466,7 @@ fn failed(failure: Option<SteeringError>) -> Result<(), SteeringError> {
     failure.map_or(Ok(()), Err)
 }
 
-/// Whether the host forwards what comes in on an interface.
+/// Whether the host forwards packets that arrive on an interface.
 fn forwards(interface: &str, ipv6: bool) -> bool {
     let family = if ipv6 { "ipv6" } else { "ipv4" };
     let path = format!("/proc/sys/net/{family}/conf/{interface}/forwarding");
@@ -477,8 +481,8 @@ fn unspecified(ipv6: bool) -> IpAddr {
     }
 }
 
-/// The prefixes that make up `addresses`, which are of one family: each by itself, or, if there are
-/// many, the largest that hold nothing else.
+/// The prefixes that cover `addresses` of one family and no other address: one for each address,
+/// or, if there are many, as few as possible.
 fn prefixes(addresses: &BTreeSet<IpAddr>) -> Vec<(IpAddr, u8)> {
     let each = addresses.iter().map(|&addr| (addr, host_bits(addr)));
     if addresses.len() <= SINGLE_ROUTES {

@@ -1,8 +1,9 @@
-//! What the control half wants of the host: services, servers, virtual addresses, settings.
+//! Applies the services, servers, virtual addresses and settings of the control half to the host.
 //!
-//! A change is followed in proportion to itself: what it adds is taken in at once. What it takes
-//! away stays intercepted until everything is gone through, after a second in which nothing has
-//! changed; that does no harm, because what the host should have seen is given back to it.
+//! The cost of an update is in proportion to the change: added services and servers are intercepted
+//! at once. Removed ones stay intercepted until the keeper examines the whole configuration, which
+//! it does after a second without changes. That is harmless, because the dataplane reinjects
+//! packets that belong to the host.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -18,33 +19,33 @@ use super::view::View;
 use lvs_packet::intercept::Intercept;
 use lvs_packet::net::PortId;
 
-/// Below so many services and servers, everything is gone through at every change: it takes less
-/// than a millisecond.
+/// With fewer services and servers than this, each change examines the whole configuration: it
+/// takes less than a millisecond.
 const FEW: usize = 100;
-/// Servers that are looked at with the control half locked: some ten microseconds.
+/// Servers that are read while the control half is locked: some ten microseconds.
 const PIECE: usize = 256;
 
-/// What has changed in the control half.
+/// A change in the control half.
 #[derive(Clone, Debug)]
 pub(crate) enum Update {
-    /// Services and servers have come, been edited or gone. These are the ones that are there.
+    /// Services and servers were added, edited or removed. These are the added and edited ones.
     Services(Vec<Touched>),
     /// Sysctls, timeouts or synchronisation daemons.
     Settings,
-    /// Whatever there is.
+    /// The whole configuration.
     All,
 }
 
-/// A service or a server that is new, or has other settings than before.
+/// A service or a server that was added or edited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Touched {
-    /// Whether it is persistent, and whether a program owns it.
+    /// A service, whether it is persistent, and whether a program owns it.
     Service(ServiceKey, bool, bool),
     Server(ServiceKey, SocketAddr, Forwarding),
 }
 
 impl Update {
-    /// What these calls have changed; `None` if the packet side has nothing to follow.
+    /// The update that these calls require; `None` if they do not concern packets.
     pub(crate) fn of(applied: &Applied, calls: &[Call]) -> Option<Self> {
         if applied.is_empty() {
             return None;
@@ -74,23 +75,23 @@ impl Update {
     }
 }
 
-/// Whether going through everything takes no longer than going through a change. Servers that were
-/// removed are gone through as well.
+/// Whether the configuration is so small that each change examines all of it. Removed servers with
+/// connections count too.
 fn is_small(control: &Control) -> bool {
     control.endpoint_places() < FEW && control.services().take(FEW).count() < FEW
 }
 
-/// What the control half has, as far as it concerns the host.
+/// The part of the control half's configuration that concerns the host.
 struct Wanted {
     spec: Intercept,
-    /// Addresses of services that no program owns: one that does, as lvsd, says itself which
-    /// addresses the engine shall have.
+    /// Addresses of services that no program owns. A program that owns a service, such as lvsd,
+    /// configures the dataplane's own addresses itself.
     by_hand: HashSet<IpAddr>,
     servers: HashSet<IpAddr>,
 }
 
 impl Keeper {
-    /// Brings the host in line with a change. What could not be done yet is told, and tried again.
+    /// Applies a change to the host. Returns the errors; the failed parts are tried again later.
     pub(crate) fn update(&mut self, update: Update) -> Vec<String> {
         self.next.differs = true;
         self.next.config += 1;
@@ -115,13 +116,13 @@ impl Keeper {
         }
     }
 
-    /// The local addresses of full NAT: those asked for, and those that connections still use.
+    /// The local addresses of full NAT: the configured ones, and those that connections still use.
     pub(super) fn local_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
         let wanted = self.pool.addresses.iter().copied();
         wanted.chain(self.pool_in_use.iter().copied())
     }
 
-    /// The host as changes are checked against it.
+    /// The state of the host against which changes are checked.
     pub(super) fn view_of_tables(&self) -> View {
         View {
             tables: Arc::new(self.tables.clone()),
@@ -129,8 +130,8 @@ impl Keeper {
         }
     }
 
-    /// Settings of the packet path. Says whether they change what is intercepted: connections may
-    /// come from a master, or ICMP is looked at in another way than before.
+    /// Applies the settings to the packet path. Returns whether they change the intercepted
+    /// packets: connections may arrive from a sync master, or the handling of ICMP has changed.
     fn take_settings(&mut self) -> bool {
         let control = self.engine.control();
         self.next.pmtu_disc = control.sysctls().pmtu_disc;
@@ -142,12 +143,12 @@ impl Keeper {
         if self.take_settings() {
             return self.update_all();
         }
-        // A backup that was stopped may have left something.
+        // A sync backup that was stopped may have left connections.
         self.changed = Some(self.engine.now());
         Ok(())
     }
 
-    /// Goes through everything: interception, own addresses, neighbours.
+    /// Applies the whole configuration: interception, own addresses, neighbours.
     fn update_all(&mut self) -> Result<(), String> {
         self.take_settings();
         let Wanted {
@@ -157,8 +158,8 @@ impl Keeper {
         } = self.read_control();
         spec.local_clients = self.intercept.local_clients.clone();
         spec.everything = self.intercept.everything;
-        // Addresses of services, and single ones of rules for marks, are looked after as the
-        // director's; networks that are marked as a whole are only routed here.
+        // Addresses of services and single addresses of mark rules are virtual addresses of the
+        // director; networks of mark rules are only routed here.
         let mut vips = spec.vips();
         let mut reached = self.add_marks(&mut spec, &mut vips);
         let state = &self.tables.state;
@@ -178,7 +179,8 @@ impl Keeper {
         self.updated = self.engine.now();
         let taken = self.interception.update(&spec);
         if taken.is_err() {
-            // What is hidden is what was hidden before, and the packet path has to know that.
+            // The shield hides the same packets as before the failed update, and the packet path
+            // has to use the same specification.
             let before = &self.intercept;
             spec.services.clone_from(&before.services);
             spec.nat_servers.clone_from(&before.nat_servers);
@@ -210,8 +212,8 @@ impl Keeper {
         taken
     }
 
-    /// Reads the control half, in pieces, so that packets of new connections have their turn in
-    /// between.
+    /// Reads the control half in pieces. Between two pieces, workers can lock it for packets of new
+    /// connections.
     fn read_control(&mut self) -> Wanted {
         let (keys, helped) = {
             let control = self.engine.control();
@@ -219,8 +221,8 @@ impl Keeper {
             self.own_vips = control.own_vips().iter().copied().collect();
             let (pool, hairpin) = control.local_pool();
             let addresses: Vec<IpAddr> = pool.iter().map(|local| local.addr).collect();
-            // Those that are no longer asked for may be in use until the workers say that they are
-            // not.
+            // Addresses that are no longer configured count as in use until the workers report that
+            // no connection uses them.
             self.pool_in_use.append(&mut self.pool.addresses);
             self.pool = LocalPool { addresses, hairpin };
             let keys: Vec<ServiceKey> = control.services().map(Service::key).collect();
@@ -251,8 +253,8 @@ impl Keeper {
         if has_backup {
             wanted.spec.add_every_port();
         }
-        // Without services nothing is balanced, old connections included (the kernel takes its
-        // hooks away).
+        // Without services, packets of old connections are not forwarded either (the kernel removes
+        // its hooks).
         if !keys.is_empty() {
             self.read_removed(&helped, &mut wanted);
         }
@@ -262,7 +264,7 @@ impl Keeper {
         wanted
     }
 
-    /// Reads one service; how many servers it has.
+    /// Reads one service; returns the number of its servers.
     fn read_service(
         &self,
         control: &Control,
@@ -311,7 +313,7 @@ impl Keeper {
         }
     }
 
-    /// Adds what rules for marks take. Gives the networks that are routed here.
+    /// Adds the destinations of mark rules. Returns the networks that are only routed here.
     fn add_marks(&self, spec: &mut Intercept, vips: &mut HashSet<IpAddr>) -> HashSet<IpAddr> {
         let mut reached = HashSet::new();
         for rule in self.next.marks.iter().flat_map(|marks| marks.iter()) {
@@ -328,8 +330,9 @@ impl Keeper {
         reached
     }
 
-    /// The addresses that the engine shall answer for: those asked for, or with `--own-vips` all of
-    /// services, without those that the host has.
+    /// The addresses that the dataplane shall answer ARP and neighbour discovery for: the
+    /// configured ones, or with `--own-vips` all addresses of services, in both cases without the
+    /// host's addresses.
     fn choose_own(&self, vips: &HashSet<IpAddr>) -> HashSet<IpAddr> {
         let all = self.setup.own_all_vips.then_some(vips);
         self.own_vips
@@ -342,8 +345,8 @@ impl Keeper {
             .collect()
     }
 
-    /// Tells the packet path which addresses are virtual ones. The host has none of those that it
-    /// routes through a device: whatever nobody takes there, the engine answers.
+    /// Publishes the virtual addresses to the packet path. The host has none of the addresses that
+    /// it routes into a device: the dataplane answers packets to their unused ports.
     fn set_reached(
         &mut self,
         reached: HashSet<IpAddr>,
@@ -363,7 +366,7 @@ impl Keeper {
         }
     }
 
-    /// Tells the packet path which addresses nobody asks for on a link.
+    /// Publishes the addresses for which the dataplane does not answer ARP and neighbour discovery.
     fn set_quiet(&mut self) {
         let quiet = self.announced.addresses().collect();
         if self.tables.quiet != quiet {
@@ -372,7 +375,8 @@ impl Keeper {
         }
     }
 
-    /// Leads this host's own packets for own addresses into the engine, and has new ones announced.
+    /// Routes this host's packets to own addresses into the dataplane, and announces new own
+    /// addresses.
     pub(super) fn set_own(&mut self, own: &HashSet<IpAddr>) {
         let before: HashSet<IpAddr> = self.vips.own().collect();
         for &addr in own.difference(&before) {
@@ -403,7 +407,7 @@ impl Keeper {
         self.vips.add(addr, &self.tables);
     }
 
-    /// Takes in what has come, and nothing else.
+    /// Applies the added and edited services and servers, and removes nothing.
     fn update_some(&mut self, touched: &[Touched]) -> Result<(), String> {
         self.changed = Some(self.engine.now());
         let (helped, has_backup) = {
@@ -450,7 +454,7 @@ impl Keeper {
         taken
     }
 
-    /// Looks after the addresses of services that are new.
+    /// Applies the addresses of new services.
     fn add_vips(&mut self, more: &mut Intercept, touched: &[Touched]) {
         let new: Vec<IpAddr> = more
             .services

@@ -1,5 +1,5 @@
-//! The view of the host that the keeper publishes for the packet workers. It does not change, and has
-//! a number.
+//! The snapshot of the host that the keeper publishes for the packet workers. It is immutable and
+//! has a number.
 //!
 //! A worker takes the latest between two batches: it compares one atomic number, and takes a lock
 //! for as long as it takes to copy a pointer when that has grown. Views share what did not change
@@ -47,7 +47,7 @@ pub(crate) struct View {
     pub(crate) config: u64,
     /// How packets are divided among several workers; `None` of one.
     pub(crate) steering: Option<Arc<Steering>>,
-    /// Ports of the host's own programs, read once if somebody asks.
+    /// The ephemeral ports of the host, read at the first use.
     pub(crate) ephemeral: OnceLock<(u16, u16)>,
 }
 
@@ -68,7 +68,7 @@ struct PortTable {
     by_ifindex: HashMap<u32, PortId>,
 }
 
-/// The last bytes of some addresses, as bits: tells most other addresses from them at no cost.
+/// A bit set of the last bytes of some addresses: it excludes most other addresses at no cost.
 #[derive(Clone, Copy, Debug, Default)]
 struct LastBytes([u64; 4]);
 
@@ -108,9 +108,9 @@ pub(crate) struct Tables {
     /// The kernel's tables.
     pub(crate) state: NetState,
     ports: Arc<PortTable>,
-    /// The port that every way leads through, if the host routes what the engine sends.
+    /// The port of all routes, if the host routes the dataplane's packets (TUN backend).
     hop: Option<PortId>,
-    /// Where the kernel's tables say the same.
+    /// The regions of addresses with the same route.
     regions: Arc<Regions>,
     /// Virtual addresses of services and of rules for marks.
     pub(crate) vips: SharedSet<IpAddr>,
@@ -118,7 +118,8 @@ pub(crate) struct Tables {
     virtual_addresses: LastBytes,
     /// The virtual addresses that the dataplane answers for.
     pub(crate) own: SharedSet<IpAddr>,
-    /// Of these, those that are announced by routes: nobody asks for their link-layer address.
+    /// The own addresses that are announced by routes: the dataplane does not answer ARP and
+    /// neighbour discovery for them.
     pub(crate) quiet: SharedSet<IpAddr>,
     /// Of the host.
     own_addresses: LastBytes,
@@ -181,8 +182,8 @@ impl Tables {
         Some(gone)
     }
 
-    /// Every way leads through `port` from now on: the host routes what it is sent there. What is
-    /// known of a way beyond that still counts: its MTU, and the source address.
+    /// Makes `port` the port of all routes from now on, because the host routes the packets that it
+    /// receives there. The MTU and the source address of a route still apply.
     pub(crate) const fn route_over(&mut self, port: PortId) {
         self.hop = Some(port);
     }
@@ -224,7 +225,7 @@ impl Tables {
             .map_or("a port that is gone", |port| &port.name)
     }
 
-    /// Where the kernel's tables say the same.
+    /// The regions of addresses with the same route.
     pub(crate) fn regions(&self) -> &Regions {
         &self.regions
     }
@@ -239,9 +240,9 @@ impl Tables {
         self.answered.may_have(addr) && self.own.contains(&addr)
     }
 
-    /// Whether a packet from another host cannot have this source; most others are told from them
-    /// at no cost. Where the host routes the packets, it has looked already, and its own come
-    /// the same way.
+    /// Whether a packet from another host cannot have this source. Most sources are excluded at no
+    /// cost. With the TUN backend, the host has checked the source already, and the host's own
+    /// packets arrive by the same device.
     #[inline]
     pub(crate) fn may_be_forged(&self, src: IpAddr) -> bool {
         self.hop.is_none() && (self.own_addresses.may_have(src) || self.answered.may_have(src))
@@ -356,8 +357,8 @@ impl fmt::Display for NoRoute {
     }
 }
 
-/// Changes are checked against the latest view: nobody waits for the keeper with the control half
-/// locked.
+/// Changes are checked against the latest snapshot, so that no thread waits for the keeper while it
+/// has the control half locked.
 impl Host for View {
     fn permits(&self, need: &Need<'_>) -> Result<(), Failure> {
         if self.tables.is_routed() {

@@ -1,9 +1,9 @@
-//! Virtual addresses: who answers for them here, who else does, and what the network is told of
-//! both.
+//! Virtual addresses: whether the host or the dataplane answers ARP and neighbour discovery for
+//! them, conflicts with other hosts, announcements and probes.
 //!
-//! Announcements, probes and multicast listener reports leave by a socket of the keeper's own, so
-//! that a thousand of them take nothing from a packet worker. Questions who has an address are
-//! answered on the packet path, from the view.
+//! The keeper has its own socket for announcements, probes and multicast listener reports, so that
+//! a thousand of them cost a packet worker nothing. Packet workers answer ARP requests and
+//! neighbour solicitations from the published snapshot.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -22,48 +22,49 @@ use lvs_packet::wire::Mac;
 use lvs_packet::{arp, ndp};
 use lvs_sys::PacketSocket;
 
-/// The times between the announcements of an own address, last one first: one may be lost, or be
-/// undone by a host that another director has just answered.
+/// The times between the announcements of an own address, last one first. They are repeated because
+/// an announcement can be lost, and because an answer of another director to a neighbour can arrive
+/// after it.
 const GAPS: [Duration; 3] = [
     Duration::from_secs(1),
     Duration::from_millis(800),
     Duration::from_millis(200),
 ];
-/// How often it is asked who else has a service's address.
+/// The number of probes for other hosts with a service's address.
 const PROBES: u8 = 2;
-/// How often an address is announced again when somebody else has claimed it, and at what distance
-/// at least that is done: two hosts that both want it fill no network (RFC 5227 section 2.4,
-/// DEFEND_INTERVAL).
+/// The number of announcements of an address after another host has announced it, and the shortest
+/// time between two such defences. The limit keeps two hosts with the same address from flooding
+/// the network (RFC 5227 section 2.4, DEFEND_INTERVAL).
 const DEFENCES: usize = 2;
 const DEFEND_PERIOD: Duration = Duration::from_secs(10);
-/// Between two lines in the log about the same trouble.
+/// The shortest time between two log lines about the same conflict.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(60);
 
-/// How long this director may take to give up an address that another one has announced. In a
-/// planned handover the new director announces first.
+/// The time in which this director has to release an address that another one has announced. In a
+/// planned handover, the new director announces the address first.
 const HANDOVER: Duration = Duration::from_secs(3);
 
-/// Another host's claim to an address, which may be the begin of a handover.
+/// An announcement of the address by another host, which may be the beginning of a handover.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
     mac: Mac,
     port: PortId,
-    /// From then on it is a conflict.
+    /// The time at which it becomes a conflict.
     due: Instant,
 }
 
-/// The announcements that an own address still gets, or all of them on an interface.
+/// The remaining announcements of an own address, or of all own addresses on an interface.
 #[derive(Clone, Copy, Debug)]
 struct Burst {
     left: usize,
     next: Instant,
 }
 
-/// An interface that comes and goes all the time gets no more announcements than one in so long.
+/// The shortest time between two announcements on an interface that flaps.
 const AGAIN_PERIOD: Duration = GAPS[GAPS.len() - 1];
 
 impl Burst {
-    /// So many, the first of them at once.
+    /// Schedules `left` announcements, the first of them at once.
     const fn of(left: usize) -> Self {
         Self {
             left,
@@ -71,7 +72,7 @@ impl Burst {
         }
     }
 
-    /// All of them again. `last` is when the last one was given.
+    /// Schedules all announcements again. `last` is the time of the last one.
     fn renew(&mut self, last: Instant) {
         *self = Self {
             left: GAPS.len() + 1,
@@ -79,7 +80,7 @@ impl Burst {
         };
     }
 
-    /// Whether one is due; it is given then.
+    /// Whether an announcement is due; if so, it counts as sent.
     fn take(&mut self, now: Instant) -> bool {
         if self.left == 0 || now < self.next {
             return false;
@@ -91,33 +92,37 @@ impl Burst {
     }
 }
 
-/// What the network is told.
+/// The announcements, probes and conflicts of virtual addresses.
 #[derive(Debug)]
 pub(super) struct Vips {
-    /// None where the host routes the packets, and answers.
+    /// The socket for announcements and probes. `None` with the TUN backend: the host answers for
+    /// the addresses.
     socket: Option<PacketSocket>,
-    /// Addresses that are answered for.
+    /// The addresses that the dataplane answers for.
     own: HashMap<IpAddr, Burst>,
-    /// Interfaces on which all own addresses are announced again, and when that was last done there.
+    /// Interfaces on which all own addresses are announced again, and the time of the last
+    /// announcement there.
     again: HashMap<PortId, (Burst, Instant)>,
     /// When the next announcement may be due.
     next_announcement: Option<Instant>,
-    /// Questions who else has the services' addresses, still to be asked.
+    /// The remaining probes for other hosts with the services' addresses.
     probing: HashMap<IpAddr, u8>,
-    /// Addresses of services that another host claims, who, and when that was last said.
+    /// Addresses of services that another host has too, with its link-layer address and the time of
+    /// the last log line.
     conflicts: HashMap<IpAddr, (Mac, Instant)>,
-    /// Claims that are not conflicts yet.
+    /// Announcements by other hosts that are not conflicts yet.
     claims: HashMap<IpAddr, Claim>,
-    /// When own addresses were last announced against somebody else's claim.
+    /// The time of the last defence of each own address.
     defended: HashMap<IpAddr, Instant>,
-    /// Addresses of services that were said to be nobody's.
+    /// Addresses of services for which the warning was logged that neither the host nor the
+    /// dataplane answers for them.
     unclaimed: HashSet<IpAddr>,
-    /// What listeners are asked for.
+    /// The answers to multicast listener queries.
     answers: Answers,
 }
 
 impl Vips {
-    /// Answers for nothing yet.
+    /// Opens the socket; the dataplane answers for no address yet.
     pub(super) fn open(is_routed: bool) -> io::Result<Self> {
         Ok(Self {
             socket: (!is_routed).then(PacketSocket::new).transpose()?,
@@ -133,7 +138,7 @@ impl Vips {
         })
     }
 
-    /// The addresses that are answered for.
+    /// The addresses that the dataplane answers for.
     pub(super) fn own(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.own.keys().copied()
     }
@@ -146,7 +151,7 @@ impl Vips {
         self.conflicts.iter().map(|(&addr, &(mac, _))| (addr, mac))
     }
 
-    /// Answers for another address from now on.
+    /// Adds an address that the dataplane answers for.
     pub(super) fn add(&mut self, addr: IpAddr, tables: &Tables) {
         for (_, port) in tables.interfaces() {
             self.listen(port, addr, true);
@@ -156,12 +161,12 @@ impl Vips {
         self.next_announcement = Some(Instant::ZERO);
     }
 
-    /// No longer answers for these.
+    /// Removes addresses that the dataplane answers for.
     pub(super) fn remove(&mut self, gone: &[IpAddr], tables: &Tables) {
         for addr in gone {
             self.own.remove(addr);
             self.defended.remove(addr);
-            // Whoever has it now is right.
+            // Another host may use the address now.
             self.conflicts.remove(addr);
             self.claims.remove(addr);
         }
@@ -179,15 +184,15 @@ impl Vips {
         }
     }
 
-    /// An interface is new: own addresses are asked for there, too.
+    /// Joins the multicast groups of own addresses on a new interface.
     pub(super) fn interface_added(&self, port: &KnownPort) {
         for &addr in self.own.keys() {
             self.listen(port, addr, true);
         }
     }
 
-    /// Has an interface take in the questions who has an own address, or no longer. Those of IPv4
-    /// are broadcast.
+    /// Joins or leaves the multicast group in which neighbours solicit an own IPv6 address. ARP
+    /// requests of IPv4 are broadcast.
     fn listen(&self, port: &KnownPort, addr: IpAddr, member: bool) {
         let (Some(socket), IpAddr::V6(addr)) = (&self.socket, addr) else {
             return;
@@ -200,7 +205,7 @@ impl Vips {
         }
     }
 
-    /// Asks who else has these addresses of services, which are all that there are.
+    /// Replaces the services' addresses, and probes for other hosts with the new ones.
     pub(super) fn set_services(&mut self, vips: &HashSet<IpAddr>) {
         self.probing.retain(|addr, _| vips.contains(addr));
         self.conflicts.retain(|addr, _| vips.contains(addr));
@@ -210,13 +215,13 @@ impl Vips {
         }
     }
 
-    /// Asks who else has the address of a new service.
+    /// Probes for other hosts with the address of a new service.
     pub(super) fn add_service(&mut self, addr: IpAddr) {
         self.probing.entry(addr).or_insert(PROBES);
     }
 
-    /// Says once which addresses of services nobody here answers ARP for. `vips` are all that
-    /// nobody else looks after.
+    /// Warns once about each address of a service for which neither the host nor the dataplane
+    /// answers ARP. `vips` are all service addresses that no other program manages.
     pub(super) fn tell_unclaimed(
         &mut self,
         vips: HashSet<IpAddr>,
@@ -228,7 +233,7 @@ impl Vips {
         }
     }
 
-    /// As [`tell_unclaimed`](Self::tell_unclaimed), of one more.
+    /// As [`tell_unclaimed`](Self::tell_unclaimed), for one additional address.
     pub(super) fn tell_also_unclaimed(
         &mut self,
         addr: IpAddr,
@@ -257,8 +262,8 @@ impl Vips {
         self.unclaimed.insert(addr);
     }
 
-    /// Asks who else has the services' addresses, as often as is still to be done, and announces own
-    /// ones that are due.
+    /// Sends the remaining probes for the services' addresses, and the due announcements of own
+    /// addresses.
     pub(super) fn announce(&mut self, tables: &Tables, now: Instant) {
         let probing = self.probing.iter_mut().filter(|(_, left)| **left > 0);
         let probes: Vec<IpAddr> = probing
@@ -271,7 +276,7 @@ impl Vips {
         self.announce_due(tables, now);
     }
 
-    /// Announces own addresses that are due.
+    /// Sends the due announcements of own addresses.
     pub(super) fn announce_due(&mut self, tables: &Tables, now: Instant) {
         if self.next_announcement.is_none_or(|next| now < next) {
             return;
@@ -307,8 +312,8 @@ impl Vips {
         }
     }
 
-    /// Neighbours on this interface have to learn again where own addresses are: the interface is
-    /// new, has come up, or has another link-layer address.
+    /// Schedules announcements of own addresses on an interface that is new, has come up, or has
+    /// another link-layer address.
     pub(super) fn announce_again(&mut self, id: PortId) {
         if self.socket.is_none() || self.own.is_empty() {
             return;
@@ -320,7 +325,7 @@ impl Vips {
         self.next_announcement = Some(next.min(burst.next));
     }
 
-    /// As [`announce`](Self::announce), for one address that has just come.
+    /// As [`announce`](Self::announce), for one new address.
     pub(super) fn announce_one(&mut self, addr: IpAddr, tables: &Tables, now: Instant) {
         let left = self.probing.get_mut(&addr).filter(|left| **left > 0);
         let probes = left.map(|left| {
@@ -350,7 +355,7 @@ impl Vips {
         tables: &Tables,
     ) {
         let groups = groups_of(announcements.iter());
-        // First, so that a switch lets the answers of others through.
+        // Report the group first, so that a switch forwards the answers of other hosts.
         self.report(id, port, &groups, MembershipChange::Joined, false, tables);
         let mac = port.info.mac;
         for addr in probes {
@@ -367,8 +372,8 @@ impl Vips {
         }
     }
 
-    /// Notes the query of a router, or of a switch, which groups are listened to, if it is about
-    /// any of own addresses.
+    /// Records a multicast listener query of a router or a switch, if it concerns the group of an
+    /// own address.
     pub(super) fn hear_query(&mut self, port: PortId, query: mld::Query, now: Instant) {
         let groups = groups_of(self.own.keys());
         let ours = match query.group {
@@ -381,22 +386,22 @@ impl Vips {
         }
     }
 
-    /// Answers the queries whose time has come.
+    /// Answers the due queries.
     pub(super) fn answer_queries(&mut self, tables: &Tables, now: Instant) {
         for (port, query) in self.answers.take(now) {
             self.answer_query(port, query, tables);
         }
     }
 
-    /// When the next query is to be answered, the next address announced, or the next claim a
-    /// conflict.
+    /// The time of the next answer, of the next announcement, or at which the next announcement of
+    /// another host becomes a conflict.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let claims = self.claims.values().map(|claim| claim.due);
         let next = [self.answers.next(), self.next_announcement, claims.min()];
         next.into_iter().flatten().min()
     }
 
-    /// Tells a router, or a switch, that the groups of own addresses are listened to.
+    /// Reports the groups of own addresses to a router or a switch.
     fn answer_query(&self, id: PortId, query: mld::Query, tables: &Tables) {
         let mut groups = groups_of(self.own.keys());
         if let Some(group) = query.group {
@@ -448,9 +453,9 @@ impl Vips {
         }
     }
 
-    /// Another host answers for an address of a service. That is a conflict if this director has
-    /// the address after [`HANDOVER`], too. Neighbours that have heard the other host are told who
-    /// has the address here.
+    /// Records that another host answers for an address of a service. It is a conflict if this
+    /// director still has the address after [`HANDOVER`]. The dataplane then announces the address
+    /// again to the neighbours.
     pub(super) fn report_conflict(
         &mut self,
         port: PortId,
@@ -459,12 +464,12 @@ impl Vips {
         tables: &Tables,
         now: Instant,
     ) {
-        // An address that neither the host nor the engine has at the moment may well be another
-        // director's.
+        // If neither the host nor the dataplane has the address at present, another director may
+        // have it.
         if !has(addr, tables) {
             return;
         }
-        // Others announce it, too.
+        // Other directors announce the same address (ECMP).
         if tables.quiet.contains(&addr) {
             return;
         }
@@ -492,7 +497,7 @@ impl Vips {
         });
     }
 
-    /// Reports the claims to addresses that this director has not given up in time.
+    /// Reports a conflict for each address that this director has not released in time.
     pub(super) fn report_due(&mut self, tables: &Tables, now: Instant) {
         let due = self.claims.iter().filter(|(_, claim)| claim.due <= now);
         let due: Vec<(IpAddr, Claim)> = due.map(|(addr, claim)| (*addr, *claim)).collect();
@@ -512,7 +517,7 @@ impl Vips {
              Take the address from that host; if it is a real server that needs it (direct routing, tunnels), put it on \
              lo there{}",
             tables.name(port),
-            // A host never answers neighbour discovery for what is on its lo.
+            // A host does not answer neighbour discovery for addresses on its loopback interface.
             if addr.is_ipv4() {
                 " and set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2"
             } else {
@@ -521,7 +526,7 @@ impl Vips {
         );
     }
 
-    /// Has an own address announced again.
+    /// Schedules the defence of an own address.
     fn defend(&mut self, addr: IpAddr, now: Instant) {
         let Some(burst) = self.own.get_mut(&addr) else {
             return;
@@ -535,12 +540,12 @@ impl Vips {
     }
 }
 
-/// Whether the host or the engine has an address.
+/// Whether the host or the dataplane has an address.
 fn has(addr: IpAddr, tables: &Tables) -> bool {
     tables.state.is_local(addr) || tables.own.contains(&addr)
 }
 
-/// The groups in which whoever has these addresses is asked for, each once.
+/// The solicited-node multicast groups of these addresses, each once.
 fn groups_of<'a>(addresses: impl Iterator<Item = &'a IpAddr>) -> Vec<Ipv6Addr> {
     let groups: BTreeSet<Ipv6Addr> = addresses
         .filter_map(|addr| match addr {
@@ -574,22 +579,22 @@ mod tests {
         assert_eq!(vips.next_due(), Some(at(4000)));
         vips.report_due(&own(addr), at(3999));
         assert_eq!(vips.conflicts().count(), 0);
-        // Handed over in the meantime.
+        // The address was handed over in the meantime.
         vips.report_due(&Tables::default(), at(4000));
         assert_eq!((vips.conflicts().count(), vips.next_due()), (0, None));
-        // Not handed over.
+        // The address was not handed over.
         vips.report_conflict(port, addr, mac, &own(addr), at(5000));
         vips.report_due(&own(addr), at(8000));
         assert_eq!(vips.conflicts().collect::<Vec<_>>(), [(addr, mac)]);
         vips.report_conflict(port, addr, mac, &own(addr), at(9000));
         assert_eq!((vips.conflicts().count(), vips.next_due()), (1, None));
-        // Given up and taken again.
+        // The address was released and taken over again.
         vips.remove(&[addr], &Tables::default());
         assert_eq!(vips.conflicts().count(), 0);
     }
 
     #[test]
-    fn an_address_is_announced_in_a_burst() {
+    fn new_own_address_is_announced_in_a_burst() {
         let at = |ms| Instant::ZERO + Duration::from_millis(ms);
         let mut burst = Burst::of(GAPS.len() + 1);
         let taken = (1000..5000).filter(|&ms| burst.take(at(ms)));

@@ -97,7 +97,7 @@ impl Arrays {
         ]
     }
 
-    /// Makes them as they were when they were made; `None` if somebody still uses one.
+    /// Resets all arrays to zero; `None` if one is still in use.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn zero(&mut self) -> Option<()> {
         let all = [

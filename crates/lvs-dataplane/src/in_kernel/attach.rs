@@ -49,7 +49,7 @@ impl InKernel {
         let link = match &self.filters {
             Some(filters) => {
                 match lock(filters).put(ifindex, self.ingress.fd()) {
-                    // Somebody has other filters there. What follows is as if they had come later.
+                    // Another program has filters there. Continue as if they had been added later.
                     Err(error) if is_taken(&error) => warn!(
                         interface = ifindex,
                         "lvs_ingress cannot be the first filter at the ingress: {error}"

@@ -1,4 +1,5 @@
-//! Which connections are in force: what was published before a change is not, after it.
+//! Epochs of the kernel fast path: a change of the configuration begins a new epoch, and the kernel
+//! fast path ignores the connections that were offloaded in an earlier one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -7,19 +8,20 @@ use super::InKernel;
 use super::layout::conf;
 use crate::lock::lock;
 
-/// Which connections are in force.
+/// The current epoch.
 #[derive(Debug)]
 pub(super) struct Epochs {
     pub(super) number: u16,
-    /// Those who make changes.
+    /// The number of [`Held`] values: while there is one, a change is in progress.
     pub(super) held: u32,
-    /// All numbers are used up: whatever was published in one of them is to be withdrawn first.
+    /// All epoch numbers are used. All offloaded connections have to be removed before the numbers
+    /// start again.
     pub(super) used_up: bool,
 }
 
 impl InKernel {
-    /// The epoch that is in force; 0 for none. Whoever publishes asks before he looks at what he
-    /// publishes by.
+    /// The current epoch; 0 for none. A worker that offloads a connection reads the epoch before it
+    /// reads the configuration, so that a change in between invalidates the offload.
     #[inline]
     pub fn epoch(&self) -> u16 {
         u16::try_from(self.arrays.conf.words()[conf::EPOCH].load(Acquire)).unwrap_or(0)
@@ -43,12 +45,12 @@ impl InKernel {
         self.set(conf::EPOCH, number.into());
     }
 
-    /// Something has changed: what was published before is not in force any more.
+    /// Begins a new epoch after a change: earlier offloads are invalid.
     pub fn changed(&self) {
         self.begin(&mut lock(&self.epochs));
     }
 
-    /// Nothing is in force until what this gives is dropped.
+    /// Suspends the kernel fast path for all connections until the returned value is dropped.
     #[must_use]
     pub fn hold(self: &Arc<Self>) -> Held {
         let mut epochs = lock(&self.epochs);
@@ -57,13 +59,13 @@ impl InKernel {
         Held(self.clone())
     }
 
-    /// Whether everything has to be withdrawn before another epoch can begin
+    /// Whether all offloaded connections have to be removed before another epoch can begin
     /// ([`renew`](Self::renew)).
     pub(crate) fn is_used_up(&self) -> bool {
         lock(&self.epochs).used_up
     }
 
-    /// Everything is withdrawn: begins with the first epoch again.
+    /// Begins with the first epoch again, after all offloaded connections were removed.
     pub(crate) fn renew(&self) {
         let mut epochs = lock(&self.epochs);
         epochs.used_up = false;
@@ -72,7 +74,7 @@ impl InKernel {
     }
 }
 
-/// As long as this is there, nothing that was published is in force.
+/// Suspends the kernel fast path until it is dropped.
 #[derive(Debug)]
 pub struct Held(Arc<InKernel>);
 
@@ -89,7 +91,7 @@ mod tests {
     use super::super::tests::open;
 
     #[test]
-    fn what_was_published_before_a_change_is_not_in_force_after_it() {
+    fn offload_before_change_is_invalid_after_it() {
         let Some(in_kernel) = open() else { return };
         let first = in_kernel.epoch();
         assert_ne!(first, 0);

@@ -1,10 +1,10 @@
-//! Why there is no path in the kernel, and what to do about it.
+//! The reasons why the kernel fast path is not available, with their fixes.
 
 use std::io;
 
 use lvs_core::api::InKernelInfo;
 
-/// Why there is no path in the kernel.
+/// The reason why the kernel fast path is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum InKernelError {
     /// The kernel does not permit it.
@@ -13,53 +13,53 @@ pub enum InKernelError {
          root outside of containers: {0}"
     )]
     Permission(#[source] io::Error),
-    /// The kernel has not got what it needs.
+    /// The kernel lacks a feature.
     #[error(
         "cannot {step} for the path in the kernel (Linux 6.1 or newer has what it needs): {source}"
     )]
     Kernel {
-        /// What was being done.
+        /// The failed step.
         step: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// The kernel's programs cannot do what ours have to.
+    /// The kernel's BPF lacks an instruction that the programs use.
     #[error(
         "this kernel's BPF has no atomic operations with results, which Linux 5.12 and newer have: {0}"
     )]
     Old(#[source] io::Error),
-    /// It would take a large part of the memory that is free.
+    /// The connection table needs a large part of the free memory.
     #[error(
         "its connection table takes {needs} MiB at once, and {free} MiB are free, of which it may have a quarter"
     )]
     Memory {
-        /// MiB that it takes.
+        /// The size of the table in MiB.
         needs: u64,
-        /// MiB that are free.
+        /// The free memory in MiB.
         free: u64,
     },
-    /// There is no place for what a successor needs.
+    /// The maps cannot be kept for a successor.
     #[error(
         "as filters (clsact), its programs stay when the engine is killed, and its successor would not find what they use: {0}"
     )]
     NoPins(#[source] io::Error),
-    /// The kernel has no memory for it.
+    /// The kernel has no memory for the maps.
     #[error("cannot {step} for the path in the kernel, which takes it at once: {source}")]
     NoMemory {
-        /// What was being done.
+        /// The failed step.
         step: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// Something else speaks against it.
+    /// Another setting excludes the kernel fast path.
     #[error("{why}: {remedy}")]
     Setting {
-        /// What.
+        /// The setting.
         why: &'static str,
-        /// What to do about it.
+        /// The fix.
         remedy: &'static str,
     },
-    /// The programs that are built in cannot be read.
+    /// The built-in BPF object is not valid.
     #[error("the programs that are built in are damaged: `make bpf` makes them")]
     Object,
 }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_what_is_advised() {
+    fn missing_right_is_named_in_the_fix() {
         let advised = |errno: Errno| InKernelInfo::from(step("make memory")(errno.into())).remedy;
         assert!(advised(Errno::NOMEM).contains("--max-connections"));
         assert!(advised(Errno::PERM).contains("root"));
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_to_do_about_a_setting_is_said_once() {
+    fn fix_of_a_setting_is_printed_once() {
         let error = InKernelError::Setting {
             why: "this",
             remedy: "do that",

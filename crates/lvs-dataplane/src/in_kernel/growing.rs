@@ -1,5 +1,5 @@
-//! Arrays that grow: what the dataplane saves for a successor takes memory in proportion to the
-//! services and servers there are.
+//! Arrays that grow: the state for a successor uses memory in proportion to the number of services
+//! and servers.
 //!
 //! The kernel cannot make an array larger. A larger one is filled and takes over the name of the
 //! old one in one step, so that a successor finds one of the two, whole.

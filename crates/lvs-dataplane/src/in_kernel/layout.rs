@@ -18,7 +18,7 @@ pub(super) mod conf {
     pub(crate) const WORDS: usize = 16;
 }
 
-/// Words of what describes the maps, before the connection table's own description.
+/// Words of the description of the maps, before the description of the connection table.
 pub(super) const ABOUT_WORDS: usize = 4;
 /// Words of a virtual service, and the bit of one whose clients open data connections to other ports.
 pub(super) const SERVICE_WORDS: usize = 3;
@@ -37,13 +37,13 @@ pub(super) const HOP_WORDS: usize = 4;
 pub(super) const TUNNEL_WORDS: usize = 16;
 /// Words of a server's counters, on one processor: packets and bytes of requests, then of replies.
 pub(super) const COUNT_WORDS: usize = 4;
-/// Words of what became of frames, on one processor.
+/// Words of the counters of fates, on one processor.
 pub(super) const SHARE_WORDS: usize = 16;
 /// Words of an interface and its link-layer address, and how many there are.
 pub(super) const MAC_WORDS: usize = 2;
 pub(super) const MAC_PLACES: u32 = 4096;
 /// Bytes of a decision that the filter leaves for the ingress.
-pub(super) const TOLD_BYTES: u32 = 184;
+pub(super) const TOLD_BYTES: u32 = 248;
 
 /// Programs that go on where another one ends.
 pub(super) mod next {
@@ -73,7 +73,7 @@ pub(super) mod rule {
     pub(crate) const TO_SERVICE: u64 = 0x100;
 }
 
-/// Words by which local ends are found, and of what there is to know of one.
+/// Words of the key of a local address and port, and of its value.
 pub(super) const LOCAL_KEY_WORDS: usize = 6;
 pub(super) const LOCAL_WORDS: usize = 3;
 
@@ -117,7 +117,7 @@ pub(super) mod mac {
     pub(crate) const ADDR: usize = 1;
 }
 
-/// Words of what became of frames.
+/// The index of each counter of fates.
 pub(super) mod share {
     pub(crate) const REQUESTS: usize = 0;
     pub(crate) const REPLIES: usize = 1;
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_programs_read_what_the_engine_writes() {
+    fn bpf_programs_and_dataplane_have_the_same_layout() {
         let ours = [
             ("CONF_KEY0", conf::KEYS),
             ("CONF_KEY1", conf::KEYS + 1),

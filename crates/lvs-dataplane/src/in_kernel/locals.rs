@@ -39,7 +39,7 @@ const _: () = assert!(WAYS as usize == Layout::WAYS);
 type Ends = SharedMap<LOCAL_KEY_WORDS, LOCAL_WORDS>;
 type Key = [u64; LOCAL_KEY_WORDS];
 
-/// Whether local ends can be told.
+/// Whether the map of local addresses and ports exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LocalsAre {
     Ready,
@@ -54,7 +54,7 @@ pub(crate) enum LocalsAre {
 pub(super) struct Locals {
     place: MapPlace,
     ends: OnceLock<Ends>,
-    /// Somebody is making it, or has.
+    /// A thread is creating the map, or has created it.
     asked: AtomicBool,
     /// It could not be made.
     failed: AtomicBool,
@@ -209,7 +209,7 @@ fn end_of(value: &[u64; LOCAL_WORDS], like: SocketAddr) -> SocketAddr {
 }
 
 impl InKernel {
-    /// Whether local ends can be told to the programs.
+    /// Whether local addresses and ports can be written for the BPF programs.
     #[inline]
     pub(crate) fn locals(&self) -> LocalsAre {
         let locals = &self.locals;
@@ -224,7 +224,7 @@ impl InKernel {
         }
     }
 
-    /// Whether they can now, for whoever only asks.
+    /// Whether the map exists now; does not create it.
     pub(crate) fn has_locals(&self) -> bool {
         self.locals.ends.get().is_some()
     }
@@ -246,7 +246,8 @@ impl InKernel {
         }
     }
 
-    /// Tells the programs what stands for the client of a connection; `false` if there is no room.
+    /// Writes the local address and port that replace the client of a connection (full NAT);
+    /// `false` if the map is full.
     pub fn set_local(&self, end: &LocalEnd) -> bool {
         let Some(ends) = self.locals.ends.get() else {
             return false;
@@ -255,8 +256,8 @@ impl InKernel {
         done.inspect_err(|error| debug!("{ENDS}: {error}")).is_ok()
     }
 
-    /// Follows what has happened to local ends, in this order. One that there is no room for is
-    /// known to nobody.
+    /// Applies changes of local addresses and ports, in this order. If the map is full, an entry is
+    /// left out, and neither the programs nor a successor find it.
     pub fn follow_locals(&self, changes: impl IntoIterator<Item = LocalChange>) {
         for change in changes {
             match change {
@@ -274,8 +275,8 @@ impl InKernel {
         }
     }
 
-    /// The local ends that another engine has left, while nobody follows them. Their map is this
-    /// engine's once [`LocalsLeft::end`] has been called.
+    /// The local addresses and ports that an earlier dataplane has left, before any change is
+    /// applied. This dataplane owns their map after [`LocalsLeft::end`].
     pub(crate) fn locals_left(&self) -> Option<LocalsLeft<'_>> {
         let path = self.pins.as_ref()?.path(ENDS);
         let found = Ends::pinned(&path).and_then(|ends| {
@@ -303,7 +304,7 @@ impl InKernel {
 pub(crate) struct LocalsLeft<'a> {
     kernel: &'a InKernel,
     ends: Ends,
-    /// Entries of the map of which nobody is known.
+    /// Entries of the map whose connection has not been found yet.
     left: RefCell<HashMap<Key, [u64; LOCAL_WORDS]>>,
 }
 
@@ -325,7 +326,7 @@ impl LocalsLeft<'_> {
             server,
             local,
         });
-        // Both must say the same.
+        // Both entries must be equal.
         if left.get(&reply) != Some(&value) {
             return None;
         }
@@ -389,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_engine_has_left_is_taken_once_and_the_rest_forgotten() {
+    fn leftovers_of_dataplane_are_taken_once_then_dropped() {
         let Some(in_kernel) = open() else { return };
         let locals = &in_kernel.locals;
         let ends = locals.make().expect("there is memory");
@@ -433,7 +434,7 @@ mod tests {
             count <= entries / 2 && count >= entries / 2 - 1,
             "{count} of {entries}"
         );
-        // What has found no room leaves nothing.
+        // An entry without room leaves no part of itself.
         let map = in_kernel.locals.ends.get().expect("it is made");
         assert_eq!(map.get(&in_kernel.locals.request(count)), None);
         in_kernel.forget_local(&of_slot(0));

@@ -1,22 +1,23 @@
-//! The path in the kernel: connections that the engine has published are forwarded by programs at
-//! the interfaces, out of the connection table's own memory.
+//! The kernel fast path: BPF programs at the interfaces forward the packets of offloaded
+//! connections. They use the memory of the connection table itself.
 //!
 //! ```text
-//!           packet socket's filter ── known, published, fits ──▶ refused: tc ingress rewrites and redirects it
-//!  frame ──▶ looks it up             └─ anything else ─────────▶ the engine, as without all this
+//!           packet socket's filter ── offloaded connection ──▶ refused: tc ingress rewrites and redirects it
+//!  frame ──▶ looks it up             └─ anything else ───────▶ the dataplane, as without the
+//! kernel fast path
 //! ```
 //!
-//! The engine publishes what has lived for some packets (16 from the client) and cannot be changed
-//! by the next one. What is published is in force in one *epoch*: any change (of the director, the
-//! host's tables, the settings) begins another one, so that the next packet of each connection
-//! comes up, is decided on anew, and publishes it again. While a change is being made, there
-//! is no epoch.
+//! The dataplane offloads a connection after some packets (16 from the client), if the next packet
+//! cannot change its state. An offload is valid in one *epoch*. Any change of the director, the
+//! host's tables or the settings begins another epoch. The next packet of each connection then
+//! reaches the dataplane, which decides about it again and offloads the connection again. While a
+//! change is in progress, there is no epoch.
 //!
-//! At interfaces that are named for it (`--xdp`), a third program does the same for each frame before
-//! there is a socket buffer, as far as it can; what it cannot goes the way above.
+//! On interfaces that are configured for it (`--xdp`), a third program forwards frames before the
+//! kernel allocates a socket buffer. The programs above handle the frames that it cannot forward.
 //!
-//! Programs and layout are in `bpf/`; `make bpf` compiles them, and what it makes is built into the
-//! engine.
+//! The programs and their layout are in `bpf/`. `make bpf` compiles them into an object, which is
+//! built into the dataplane.
 
 mod arrays;
 mod attach;
@@ -74,14 +75,14 @@ use lvs_sys::{Jump, PacketSocket, Program, ProgramArray, SharedSet};
 /// Packets from the client after which a connection is published: shorter ones stay with the
 /// engine, and a flood publishes nothing.
 pub const RIPE: NonZeroU32 = NonZeroU32::new(16).unwrap();
-/// How long an engine lives that what it has taken over does not end.
+/// A dataplane that runs for this time has proved that the inherited state does not crash it.
 const LONG_ENOUGH: Duration = Duration::from_secs(30);
 /// How long a slot that was published is not used again: a program may be looking at it.
 const QUARANTINE: Duration = Duration::from_millis(200);
 /// The time without new next hops after their numbers have run out.
 const HOPS_REST: Duration = Duration::from_millis(200);
 
-/// A way out: the interface, its MTU towards there, and who sends to whom.
+/// A next hop: the interface, the MTU of the route, and the source and destination MAC addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WayOut {
     /// The interface.
@@ -124,7 +125,7 @@ struct Hops {
     rests_until: Instant,
 }
 
-/// The programs, and what they share with the engine.
+/// The programs and the maps that they share with the dataplane.
 pub struct InKernel {
     arrays: Arrays,
     filter: Program,
@@ -141,7 +142,7 @@ pub struct InKernel {
     layout: Layout,
     epochs: Mutex<Epochs>,
     hops: Mutex<Hops>,
-    /// Held by whoever writes ways through tunnels.
+    /// Locked while next hops through tunnels are written.
     tunnels: Mutex<()>,
     /// The counters of each record when they were last added.
     taken: Mutex<Vec<[u64; COUNT_WORDS]>>,
@@ -149,7 +150,7 @@ pub struct InKernel {
     records: AtomicU32,
     /// The local addresses and ports of full NAT.
     locals: Locals,
-    /// Services that the programs know of.
+    /// The services in the map of the programs.
     services: SharedSet<SERVICE_WORDS>,
     known_services: Mutex<HashSet<[u64; SERVICE_WORDS]>>,
     known_rules: Mutex<Vec<[u64; RULE_WORDS]>>,
@@ -169,12 +170,12 @@ pub struct InKernel {
     filters: Option<Mutex<Filters>>,
     /// The XDP program, if it is configured.
     xdp: Option<Xdp>,
-    /// Why nothing is forwarded, and what to do about it.
+    /// The reason why the kernel fast path is suspended, and the fix.
     aside: Mutex<Option<(String, String)>>,
 }
 
 impl Drop for InKernel {
-    /// An orderly end. What was found and not taken over is another one's to find.
+    /// An orderly end. State that was found and not taken over stays for another successor.
     fn drop(&mut self) {
         if self.taking_over.load(Relaxed) {
             self.arrays.conf.words()[conf::TRIES].fetch_sub(1, Relaxed);
@@ -213,7 +214,7 @@ impl InKernel {
     /// Memory for the connection table.
     ///
     /// # Errors
-    /// None that is known.
+    /// None at present.
     pub fn memory(&self) -> Result<Memory, InKernelError> {
         let arrays = [
             self.arrays.narrow.clone(),
@@ -227,10 +228,11 @@ impl InKernel {
         Ok(memory.quarantined(QUARANTINE))
     }
 
-    /// Has one of the engine's packet sockets receive what the filter leaves to it.
+    /// Attaches the filter to a packet socket, which then receives only the frames that the kernel
+    /// fast path does not handle.
     ///
     /// # Errors
-    /// None that is known.
+    /// None at present.
     pub(crate) fn filter(&self, socket: &PacketSocket) -> io::Result<()> {
         let filtered = match self.filters {
             // As kernels without tcx have no room, either.
@@ -262,12 +264,13 @@ impl InKernel {
         self.set(conf::MARK, mark.into());
     }
 
-    /// Says where connections are looked for first ([`lvs_core::Shard::tries_homes`]).
+    /// Sets the slots in which the programs search a connection first
+    /// ([`lvs_core::Shard::tries_homes`]).
     pub fn try_homes(&self, [narrow, wide]: [bool; 2]) {
         self.set(conf::HOMES, u64::from(narrow) | u64::from(wide) << 1);
     }
 
-    /// Deadlines are by a clock that says `now`.
+    /// Sets the clock to which the connections' deadlines refer; it shows `now`.
     pub fn set_clock(&self, now: Instant) {
         self.set(
             conf::BASE,
@@ -276,7 +279,7 @@ impl InKernel {
         self.is_alive(now);
     }
 
-    /// Says that there is an engine.
+    /// Records that the dataplane runs.
     pub(crate) fn is_alive(&self, now: Instant) {
         let until = now + WITHOUT_ENGINE;
         self.set(conf::ALIVE, until.as_nanos());
@@ -286,7 +289,7 @@ impl InKernel {
         }
     }
 
-    // --- what connections need -------------------------------------------------------------------
+    // --- next hops and services of connections ---------------------------------------------------
 
     /// The number of a next hop; `None` if the numbers have run out for now.
     pub fn hop(&self, way: WayOut, now: Instant) -> Option<u16> {
@@ -299,7 +302,7 @@ impl InKernel {
         }
         let hop = u16::try_from(hops.known.len() + 1).ok();
         let Some(number) = hop.filter(|&hop| hop < HOPS) else {
-            // Those that nobody uses any more are among them; which ones is not known.
+            // Some of them are unused, but which ones is unknown.
             self.changed();
             hops.known.clear();
             hops.rests_until = now + HOPS_REST;
@@ -364,7 +367,8 @@ impl InKernel {
             .zip(new)
             .any(|(word, new)| word.load(Relaxed) != new)
         {
-            // No packet has this hop: whoever reads meanwhile, or has begun before, sees that.
+            // The version marks the entry as invalid for a program that reads it now or has begun
+            // to.
             version = version.wrapping_add(1) & 0xffff_ffff;
             way.store(version << 32, Relaxed);
             fence(Release);
@@ -377,11 +381,11 @@ impl InKernel {
         true
     }
 
-    // --- what was counted ------------------------------------------------------------------------
+    // --- counters --------------------------------------------------------------------------------
 
-    /// Counts what was forwarded since this was last asked, for the servers, their services and
-    /// everything. The control half is asked for only when it is known what is to be counted:
-    /// every processor of the machine has counters of its own.
+    /// Adds the packets that were forwarded since the last call to the counters of servers,
+    /// services and the director. It first sums the counters of all processors, and locks the
+    /// control half only after that.
     pub fn fold<C: DerefMut<Target = Control>>(&self, control: impl FnOnce() -> C) {
         let mut taken = lock(&self.taken);
         let records = self.records.load(Relaxed).min(SERVERS) as usize;
@@ -410,7 +414,7 @@ impl InKernel {
         }
     }
 
-    /// Adds up what each processor has counted for the first records.
+    /// Sums the counters of all processors for the first records.
     fn sum(&self, sums: &mut [[u64; COUNT_WORDS]]) {
         let processors = self.arrays.counts.words();
         for words in processors.chunks_exact(SERVERS as usize * COUNT_WORDS) {
@@ -513,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn the_object_has_all_programs_and_nonsense_has_none() {
+    fn bpf_object_has_all_programs_and_nonsense_has_none() {
         for section in ["socket", "tc", "xdp"] {
             let code = object::code(OBJECT, section).expect("it is there");
             assert!(code.instructions.len() > 100 && !code.maps.is_empty());

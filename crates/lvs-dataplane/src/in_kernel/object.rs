@@ -115,8 +115,8 @@ pub(super) fn code(object: &[u8], name: &str) -> Option<Code> {
 }
 
 impl Code {
-    /// The instructions, with the numbers of the maps' descriptors; `None` if `map` does not know
-    /// one of them.
+    /// The instructions with the descriptors of the maps; `None` if `map` has no descriptor for one
+    /// of them.
     pub(super) fn linked(mut self, map: impl Fn(&str) -> Option<i32>) -> Option<Vec<Instruction>> {
         for (place, name) in &self.maps {
             let instruction = self.instructions.get_mut(*place)?;

@@ -549,7 +549,7 @@ mod tests {
         let second = InKernel::open_with(layout, Maps::Found(&pins), false, |code| code);
         let second = second.expect("it is permitted");
         assert_eq!(second.saved().map(|text| text.len()), Some(7));
-        // What grows in a successor's hands is found by the next one.
+        // The next successor finds an array that a successor has enlarged.
         second.save(&vec![b'y'; 50 << 20]).expect("memory");
         assert_eq!(
             pins.saved().expect("it is there").map(|text| text.len()),

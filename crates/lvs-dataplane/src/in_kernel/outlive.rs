@@ -17,7 +17,8 @@ use crate::lock::lock;
 use crate::outlive::{Area, KEPT_WORDS, Record, text_words};
 use lvs_sys::SharedArray;
 
-/// How long a program may still work on a frame after what it went by is not in force any more.
+/// The longest time for which a program may still handle a frame by data that are not valid any
+/// more.
 const SETTLED: Duration = Duration::from_millis(2);
 
 impl InKernel {
@@ -26,7 +27,7 @@ impl InKernel {
         self.found
     }
 
-    /// How far the clock by which deadlines are is ahead of one that says `now`.
+    /// How far the clock of the deadlines is ahead of a clock that shows `now`.
     pub(crate) fn clock_ahead(&self, now: Instant) -> Duration {
         let base = self.arrays.conf.words()[conf::BASE].load(Relaxed);
         let then = lvs_sys::monotonic().wrapping_sub(base);
@@ -80,7 +81,7 @@ impl InKernel {
         };
         let (array, room) = match self.arrays.saved.with_room(words, fill) {
             Ok(array) => (array, Ok(())),
-            // What was saved before is not complete: a successor is not to find it.
+            // The earlier saved state is incomplete: a successor must not find it.
             Err(error) => (self.arrays.saved.get(), Err(error)),
         };
         match text(&array).save(saved) {
@@ -89,7 +90,7 @@ impl InKernel {
         }
     }
 
-    /// Counts for the servers of this engine what was counted for those of the one before it.
+    /// Adds the counters of the earlier dataplane's servers to those of this dataplane.
     pub(crate) fn take_counts(&self, control: &mut Control, records: &[Record]) {
         let mut taken = lock(&self.taken);
         let mut sums = vec![[0_u64; COUNT_WORDS]; SERVERS as usize];

@@ -65,10 +65,10 @@ impl Pins {
         Self::if_mounted()
     }
 
-    /// The same, where nobody has to be able to leave anything.
+    /// As [`here`](Self::here), without mounting a BPF file system.
     ///
     /// # Errors
-    /// If the namespace is not known.
+    /// If the network namespace cannot be determined.
     pub(super) fn if_mounted() -> io::Result<Self> {
         let inode = fs::metadata("/proc/thread-self/ns/net")?.ino();
         let directory = Path::new(FILE_SYSTEM).join("lvs").join(inode.to_string());
@@ -83,10 +83,10 @@ impl Pins {
         Ok(Self { directory })
     }
 
-    /// Makes the directory, and keeps others from it for as long as what this gives is there: one
-    /// engine at a time forwards in the kernel. Whoever can write there could leave connections
-    /// of his own, so that nobody else may: any user can make directories in a BPF file system
-    /// that was mounted as usual.
+    /// Creates the directory and locks it until the returned file is closed, so that one dataplane
+    /// at a time forwards in the kernel. A user who can write there could leave forged connections,
+    /// so the directory must belong to this user alone: in a BPF file system with the usual mount
+    /// options, any user can create directories.
     ///
     /// # Errors
     /// If there is another engine, or the directory is not this user's alone.
@@ -104,8 +104,8 @@ impl Pins {
         Err(another())
     }
 
-    /// Takes away what engines of other network namespaces have left and no successor would take:
-    /// those namespaces may be gone, and nobody else will.
+    /// Removes the pins of other network namespaces that no successor would take over. These
+    /// namespaces may not exist any more, so that no other process would remove the pins.
     pub(super) fn sweep(&self) {
         let Some(_turn) = self.turn() else { return };
         let all = self.directory.parent().map(fs::read_dir);
@@ -125,9 +125,9 @@ impl Pins {
         }
     }
 
-    /// Waits until nobody else claims a directory or sweeps, and keeps others from both: a sweep
-    /// locks each directory for a moment, which is not to pass for an engine. `None` if it takes
-    /// too long.
+    /// Waits for the lock that excludes other claims and sweeps. A sweep locks each directory for a
+    /// moment, and a claim must not mistake that for a running dataplane. `None` if it takes too
+    /// long.
     fn turn(&self) -> Option<File> {
         let all = File::open(self.directory.parent()?).ok()?;
         let until = Instant::now() + TURN;
@@ -219,7 +219,7 @@ impl Pins {
             .collect()
     }
 
-    /// Whether somebody has left something.
+    /// Whether another dataplane has left pins.
     pub(super) fn are_there(&self) -> bool {
         !self.names().is_empty()
     }
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_has_one_engine_at_a_time() {
+    fn directory_is_claimed_by_one_dataplane_at_a_time() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
         let claim = pins.claim().expect("nobody has it");
@@ -346,7 +346,7 @@ mod tests {
 
     /// A sweep locks all others for a moment.
     #[test]
-    fn a_sweep_does_not_pass_for_an_engine() {
+    fn sweep_does_not_block_a_claim() {
         let root = tempfile::tempdir().expect("a directory");
         let (one, other) = (pins(root.path(), "1"), pins(root.path(), "2"));
         let _claim = one.claim().expect("nobody has it");
@@ -365,7 +365,7 @@ mod tests {
 
     /// A claim is on the directory that exists, even if others remove directories.
     #[test]
-    fn a_directory_that_is_taken_away_is_claimed_anew() {
+    fn removed_directory_is_claimed_again() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
         let claim = || {
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_makes_nothing() {
+    fn sweep_creates_no_directory() {
         let root = tempfile::tempdir().expect("a directory");
         let pins = pins(root.path(), "1");
         assert!(pins.lock().expect("nothing is wrong").is_none());

@@ -1,22 +1,23 @@
-//! How much memory the maps may take: they are allocated whole, and what they take nobody else has.
+//! The memory that the BPF maps may use. The kernel allocates a map whole at its creation, so its
+//! memory is not available to other programs even if the map is empty.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::error::InKernelError;
 
-/// What they take beside the connection table: services, settings, servers, next hops.
+/// The size of the maps next to the connection table: services, settings, servers, next hops.
 const BESIDE: u64 = 16 << 20;
 
 /// How much memory the maps may take.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Room {
-    /// Bytes that are free; `None` for as much as the kernel gives.
+    /// Free memory in bytes; `None` for no limit.
     free: Option<u64>,
 }
 
 impl Room {
-    /// A quarter of what is free on this host, and in this control group.
+    /// A quarter of the memory that is free on this host and in its control group.
     pub(crate) fn of_this_host() -> Self {
         let host = fs::read_to_string("/proc/meminfo").ok();
         let host = host.and_then(|text| available(&text));
@@ -27,7 +28,7 @@ impl Room {
         }
     }
 
-    /// Refuses a connection table of so many bytes, if they are too many.
+    /// Refuses a connection table of `table` bytes if it is too large.
     pub(super) fn takes(self, table: usize) -> Result<(), InKernelError> {
         let needs = BESIDE.saturating_add(table as u64);
         match self.free {
@@ -49,29 +50,29 @@ fn available(text: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// What files of a control group say of its memory.
+/// The names of a control group's files about memory.
 struct Files {
     limit: &'static str,
     used: &'static str,
-    /// Fields of `memory.stat`: of what is used, files that the kernel lets go of for others.
+    /// Fields of `memory.stat`: file cache, which the kernel can reclaim.
     cache: [&'static str; 2],
 }
 
-/// Of the second version.
+/// The files of cgroup version 2.
 const GROUP: Files = Files {
     limit: "memory.max",
     used: "memory.current",
     cache: ["active_file", "inactive_file"],
 };
-/// Of the first. Where there is no limit, its number is larger than any memory.
+/// The files of cgroup version 1. Without a limit, its value exceeds any memory.
 const FIRST: Files = Files {
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
     cache: ["total_active_file", "total_inactive_file"],
 };
 
-/// Bytes that the control groups of this text of `/proc/self/cgroup`, or those above them, may still
-/// take; `None` where none has a limit.
+/// Bytes that the control groups in this text of `/proc/self/cgroup`, or their parents, may still
+/// allocate; `None` if none has a limit.
 fn free_in_groups(root: &Path, text: &str) -> Option<u64> {
     let free = text.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_host_has() {
+    fn available_memory_is_read_from_meminfo() {
         let text =
             "MemTotal:       24689304 kB\nMemFree:          123 kB\nMemAvailable:   2000 kB\n";
         assert_eq!(available(text), Some(2_048_000));
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrowest_group_counts() {
+    fn narrowest_control_group_limits_memory() {
         let root = tempfile::tempdir().expect("a directory");
         let inner = root.path().join("a/b");
         fs::create_dir_all(&inner).expect("made");
@@ -141,7 +142,7 @@ mod tests {
         fs::write(outer.join("memory.max"), "1000\n").expect("written");
         fs::write(outer.join("memory.current"), "400\n").expect("written");
         assert_eq!(free(), Some(600));
-        // Files that were read are no obstacle.
+        // File cache counts as free.
         let stat = "anon 90\nfile 310\ninactive_file 200\nactive_file 100\nshmem 10\n";
         fs::write(outer.join("memory.stat"), stat).expect("written");
         assert_eq!(free(), Some(900));
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_is_enough() {
+    fn table_may_use_a_quarter_of_free_memory() {
         let room = Room {
             free: Some(1 << 30),
         };

@@ -1,5 +1,5 @@
-//! Services as the programs know them: while there is no dataplane, packets that may open a connection
-//! to one are dropped, because the host would reset them.
+//! The map of services for the BPF programs. While there is no dataplane, the programs drop packets
+//! that may open a connection to a service, because the host would reset the connection.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -56,7 +56,7 @@ impl HeldServices {
 }
 
 impl InKernel {
-    /// Sets the services that the programs know.
+    /// Replaces the services in the map.
     pub(crate) fn set_services(&self, new: &HeldServices) {
         let mut known = lock(&self.known_services);
         let mut missing = 0;
@@ -101,8 +101,8 @@ impl InKernel {
     }
 }
 
-/// The words of a rule for each of its ranges of ports. `has` says whether there is a service with a
-/// mark, `link` gives the index of an interface.
+/// The words of a rule for each of its ranges of ports. `has` returns whether there is a service
+/// with a mark, and `link` returns the index of an interface.
 fn rule_words(
     spec: &MarkRule,
     has: impl Fn(Family, u32) -> bool,
@@ -271,7 +271,7 @@ mod tests {
     const HOST: i32 = -1;
 
     #[test]
-    fn program_without_dataplane_holds_what_opens_connections_to_services() {
+    fn program_without_dataplane_holds_packets_that_open_connections() {
         let Some(in_kernel) = open() else { return };
         let services = [
             (Protocol::TCP, "192.0.2.1:80"),
@@ -336,7 +336,13 @@ mod tests {
             .collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         in_kernel.set_services(&held(&[], &texts));
-        for (n, expected) in [(0, DROPPED), (RULES - 1, DROPPED), (RULES, HOST)] {
+        for (n, expected) in [
+            (0, DROPPED),
+            (63, DROPPED),
+            (64, DROPPED),
+            (RULES - 1, DROPPED),
+            (RULES, HOST),
+        ] {
             let to = format!("10.0.{}.{}:80", n / 256, n % 256);
             let frame = frame(Protocol::TCP, "192.0.2.7:1", &to);
             let (verdict, _) = in_kernel.held_alone(&frame).expect("it runs");

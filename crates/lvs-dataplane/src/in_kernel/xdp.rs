@@ -1,9 +1,9 @@
-//! The program that forwards before there is a socket buffer (XDP), at interfaces that are named for
-//! it.
+//! The program that forwards before the kernel allocates a socket buffer (XDP), on interfaces that
+//! the operator has configured for it.
 //!
-//! It has no way to see that the card has taken a VLAN tag out of a frame: whoever names an
-//! interface knows that none such come in there. Frames whose checksums a host beside this one has
-//! left unfinished it knows, and leaves alone.
+//! The program cannot see that the network card has removed a VLAN tag from a frame, so the
+//! operator must configure only interfaces that receive no such frames. It recognises frames with
+//! unfinished checksums from a neighbouring virtual host, and passes them to the kernel.
 
 use std::collections::HashSet;
 use std::fs;
@@ -64,7 +64,8 @@ impl Xdp {
         }
     }
 
-    /// Takes up an interface, or says that another one is in its place.
+    /// Reserves the place of an interface in the array of addresses; fails if another interface has
+    /// the same place.
     fn take_up(&self, ifindex: u32) -> io::Result<()> {
         let mut interfaces = lock(&self.interfaces);
         let place = ifindex % MAC_PLACES;

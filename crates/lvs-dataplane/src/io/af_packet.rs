@@ -13,10 +13,10 @@
 //! refuses aggregates (`ENOBUFS`) that the ordinary path cuts in software, and the host's own rules
 //! for what leaves are passed by.
 //!
-//! The socket sees a *copy* of what the host receives, before the host's own filters; what the host
-//! must not see is the business of the [shield](crate::host::shield). Frames for other stations are
-//! delivered too (a promiscuous device, a macvlan child of the same interface): the caller compares
-//! the destination with the interface's own address.
+//! The socket receives a *copy* of each frame that the host receives, before the host's own
+//! filters. The [shield](crate::host::shield) hides the originals from the host. The kernel also
+//! delivers frames for other stations (a promiscuous device, a macvlan child of the same
+//! interface), so the caller compares the destination with the interface's own address.
 
 mod open;
 mod program;
@@ -37,7 +37,7 @@ use lvs_sys::{MessageBatch, PacketRing, PacketSocket, RingFrame};
 /// How long one call of `send` may wait in all for a full queue.
 const SEND_PATIENCE: Duration = Duration::from_millis(1);
 
-/// What the backend itself has counted since it was opened.
+/// Counters of the backend since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketCounters {
     /// Frames that were not sent because a queue or buffer was full.
@@ -48,18 +48,19 @@ pub struct SocketCounters {
     pub send_down: u64,
     /// Frames that were not sent for another reason.
     pub send_other: u64,
-    /// Frames that came in cut, being longer than a buffer; they are not handed over.
+    /// Frames that were longer than the receive buffer, and were therefore dropped.
     pub receive_cut: u64,
 }
 
 /// A packet socket on one Ethernet interface.
 #[derive(Debug)]
 pub struct AfPacket {
-    /// The path in the kernel takes what the socket's filter refuses: it goes first.
+    /// The attached program of the kernel fast path. It handles the frames that the socket's filter
+    /// refuses, so it is dropped before the sockets.
     _ingress: Option<Attached>,
     interface: String,
     ifindex: u32,
-    /// What sends, too.
+    /// The main socket: it receives all frames that [`Firsts`] does not, and sends.
     inlet: Inlet,
     firsts: Option<Box<Firsts>>,
     receiver: Receiver,
@@ -67,7 +68,8 @@ pub struct AfPacket {
     back: Option<Back>,
     counters: SocketCounters,
     was_down: bool,
-    /// How far the ring had been read, and what was lost, when [`keep`](Self::keep) looked last.
+    /// The position in the ring and the number of lost frames at the last call of
+    /// [`keep`](Self::keep).
     kept: ((u64, usize), u64),
 }
 
@@ -77,7 +79,7 @@ impl AfPacket {
         &self.interface
     }
 
-    /// Has the interface take in frames for a group, or no longer.
+    /// Joins or leaves a multicast group of the interface.
     ///
     /// # Errors
     /// If the interface is gone.
@@ -90,8 +92,9 @@ impl AfPacket {
         self.ifindex
     }
 
-    /// Gives frames back to the host as if they had just come in; returns how many were refused.
-    /// Without a way back ([`Self::open_with`]) all are.
+    /// Reinjects frames into the host as if the interface had just received them; returns how many
+    /// were refused. All are refused if the backend was opened without reinjection
+    /// ([`Self::open_with`]).
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match &self.back {
             Some(back) => {
@@ -104,7 +107,7 @@ impl AfPacket {
         }
     }
 
-    /// What the backend has counted.
+    /// The counters of the backend.
     pub fn counters(&self) -> SocketCounters {
         SocketCounters {
             receive_cut: self.receiver.cut,
@@ -112,13 +115,13 @@ impl AfPacket {
         }
     }
 
-    /// Whether what begins TCP connections has a queue of its own.
+    /// Whether SYNs have their own queue.
     pub const fn has_two_queues(&self) -> bool {
         self.firsts.is_some()
     }
 
-    /// Frames that came in and were lost, since the interface was opened: for want of room in a
-    /// ring or receive buffer, or because they were cut. Asks the kernel.
+    /// Received frames that were lost since the interface was opened: because a ring or receive
+    /// buffer was full, or because they were longer than the buffer. Reads the kernel's counter.
     pub fn drops(&mut self) -> u64 {
         let firsts = self.firsts.as_mut().map_or(0, |firsts| firsts.inlet.lost());
         self.inlet.lost() + firsts + self.receiver.cut
@@ -141,7 +144,8 @@ impl AfPacket {
         if !waits || at != (rounds, next) || lost == before {
             return false;
         }
-        // Its place in the group would change with the ring: it has to leave first.
+        // Its position in the fanout group would change with the ring: it has to leave the group
+        // first.
         self.firsts = None;
         let Some(ring) = self.inlet.ring.take() else {
             return false;
@@ -164,7 +168,7 @@ impl AfPacket {
                          restart the engine"
                     );
                 }
-                // Lent slots come back: the next call tries again.
+                // Some slots are still in use: the next call tries again.
                 self.kept.1 = before;
                 self.inlet.ring = ring;
                 false
@@ -186,12 +190,13 @@ impl AfPacket {
 }
 
 impl AfPacket {
-    /// What becomes of a receive call that found nothing, but an error.
+    /// Converts the error of a receive call without frames: 0 frames for errors that pass, else the
+    /// error for the caller.
     fn nothing_received(&mut self, err: io::Error) -> io::Result<usize> {
         match err.raw_os_error() {
             Some(libc::EAGAIN | libc::EINTR) if !self.was_down => Ok(0),
-            // The kernel tells once that the interface went down (packet_notifier()) and says
-            // nothing when it is unregistered afterwards.
+            // The kernel reports once that the interface went down (packet_notifier()), and does
+            // not report that it is unregistered afterwards.
             Some(libc::EAGAIN | libc::EINTR) => match self.inlet.socket.interface() {
                 Ok(None) => Err(self.down(io::Error::from_raw_os_error(libc::ENODEV))),
                 _ => Ok(0),
@@ -211,8 +216,8 @@ impl AfPacket {
         }
     }
 
-    /// Receives from the rings: everything else first, then what begins connections and came no
-    /// later.
+    /// Receives from the rings: first the frames of the main ring, then the SYNs that arrived no
+    /// later than these.
     fn receive_from_rings(&mut self, frames: &mut [Frame]) -> io::Result<usize> {
         let Self {
             inlet,
@@ -220,7 +225,8 @@ impl AfPacket {
             receiver,
             ..
         } = self;
-        // Before the others are looked at: what came before it is among those.
+        // Read before the main ring, so that the main ring contains all frames that arrived
+        // earlier.
         let waiting = match firsts {
             Some(firsts) => firsts.look(receiver, frames.len() / 2),
             None => 0,
@@ -236,7 +242,7 @@ impl AfPacket {
         if !taken.seen && count == 0 {
             let none = io::Error::from_raw_os_error(libc::EAGAIN);
             if let Some(firsts) = firsts {
-                // The other socket has the same to tell.
+                // The other socket reports the same error.
                 let _ = firsts.inlet.socket.take_error();
             }
             let err = inlet.socket.take_error().err().unwrap_or(none);
@@ -284,17 +290,16 @@ impl Inlet {
     }
 }
 
-/// What begins TCP connections comes by a socket of its own, so that a flood of it takes no room
-/// from anything else. It has its turn when all that came before it has been received: what one
-/// sender has sent is never seen in another order.
+/// The socket that receives SYNs, so that a flood of SYNs does not displace other frames. A SYN is
+/// handled after all frames that arrived before it, so that the frames of one sender stay in order.
 #[derive(Debug)]
 struct Firsts {
     inlet: Inlet,
-    /// Frames that have been taken from the ring, those from `next` to `end`, and room for others.
+    /// Frames from the ring, at the indices from `next` to `end`, and vacant frames.
     room: Vec<Frame>,
     next: usize,
     end: usize,
-    /// When the last of them came.
+    /// The arrival time of the last of them.
     newest: u64,
 }
 
@@ -309,7 +314,7 @@ impl Firsts {
         }
     }
 
-    /// Takes some from the ring, if none is there; how many wait.
+    /// If no frame is waiting, takes some from the ring. Returns how many are waiting.
     fn look(&mut self, receiver: &mut Receiver, limit: usize) -> usize {
         if self.next == self.end {
             let limit = limit.min(self.room.len());
@@ -319,7 +324,7 @@ impl Firsts {
         self.end - self.next
     }
 
-    /// Hands over those that wait, as far as there is room; how many.
+    /// Moves waiting frames to `frames` as far as there is room. Returns how many.
     fn hand_over(&mut self, frames: &mut [Frame]) -> usize {
         let waiting = &mut self.room[self.next..self.end];
         let count = waiting.len().min(frames.len());
@@ -329,9 +334,9 @@ impl Firsts {
     }
 }
 
-/// The caller's frames behind those that are received into. Buffers and vacant frames change places
-/// with them, so that interfaces which share a batch, one with the ring's frames and one with those
-/// of the queue, do not make a buffer for each frame that the other has thrown away.
+/// The caller's frames after those that receive data. Buffers and vacant frames are exchanged with
+/// them. So two interfaces that share a batch, one with frames of a ring and one with frames of a
+/// socket queue, do not allocate a buffer for each frame that the other one has replaced.
 struct Rest<'a> {
     frames: &'a mut [Frame],
     /// From here on no frame is vacant.
@@ -376,26 +381,26 @@ impl<'a> Rest<'a> {
     }
 }
 
-/// What was taken from a ring at once.
+/// The result of one reading of a ring.
 struct Taken {
-    /// How many frames.
+    /// The number of frames.
     count: usize,
-    /// There was something, of which frames may be left.
+    /// The ring contained frames; some may be left.
     seen: bool,
-    /// There is no more.
+    /// The ring is empty now.
     empty: bool,
-    /// When the last one came.
+    /// The arrival time of the last frame.
     newest: u64,
 }
 
-/// What receiving needs beside a socket.
+/// The buffers and counters for receiving, apart from the socket.
 #[derive(Debug)]
 struct Receiver {
     messages: MessageBatch,
-    /// Buffers of the caller's that the ring's have taken the place of, where the caller had no
-    /// other place for them: what comes by the queue needs them.
+    /// Buffers of the caller that frames of the ring have replaced, and that found no other place
+    /// in the batch. Frames from the socket queue use them.
     spare: Vec<Frame>,
-    /// Frames that came in cut, being longer than a buffer; they are not handed over.
+    /// Frames that were longer than the receive buffer, and were therefore dropped.
     cut: u64,
 }
 
@@ -408,20 +413,21 @@ impl Receiver {
         }
     }
 
-    /// Receives from a socket's queue; how many came, and how many of them are handed over.
+    /// Receives from a socket's queue. Returns how many frames arrived, and how many of them are
+    /// complete.
     fn take_messages(&mut self, inlet: &Inlet, frames: &mut [Frame]) -> io::Result<(usize, usize)> {
         let buffers = frames.iter_mut().map(Frame::receive_buffer);
         let count = self.messages.receive(inlet.socket.as_fd(), buffers)?;
         let mut kept = 0;
         for i in 0..count {
             frames.swap(kept, i);
-            // Nothing was received into the other one if it was cut: the order of the kept stays.
+            // A frame that was cut is skipped: the complete frames stay in order.
             kept += usize::from(self.take_message(i, &mut frames[kept]));
         }
         Ok((count, kept))
     }
 
-    /// Completes a frame that message `i` was received into; `false` if it is not to be had whole.
+    /// Completes the frame of message `i`; `false` if the message was cut.
     fn take_message(&mut self, i: usize, frame: &mut Frame) -> bool {
         let (header, len, aux) = self.messages.received(i);
         if u32::try_from(len).is_ok_and(|len| len < aux.len) {
@@ -430,24 +436,26 @@ impl Receiver {
         }
         let offload = vnet::decode(header);
         frame.filled(len, offload);
-        // The kernel has taken it out: so that the frame is what was on the wire.
+        // The kernel has removed the VLAN tag; insert it again, so that the frame is as on the
+        // wire.
         aux.vlan
             .is_none_or(|(ethertype, bits)| vlan::insert(frame, ethertype, bits))
     }
 
-    /// Receives from a ring, and from the queue what the ring says is there.
+    /// Receives from a ring, and receives from the socket queue the frames that the ring announces
+    /// there.
     fn take_from_ring(&mut self, inlet: &mut Inlet, frames: &mut [Frame]) -> Taken {
         let limit = frames.len().min(BATCH);
         let (frames, rest) = frames.split_at_mut(limit);
         let mut rest = Rest::new(rest);
-        // Nobody would give them back if few came from now on, and a round later the ring would
-        // stand still at their slots.
+        // If few frames arrived from now on, these slots would stay in use, and the ring would stop
+        // at them one round later.
         for frame in frames.iter_mut().chain(&mut *rest.frames) {
             if frame.slot().is_some() {
                 drop(frame.take());
             }
         }
-        // Which of the frames are in the queue.
+        // The frames that are in the socket queue.
         let mut queued = [false; BATCH];
         let mut taken = Taken {
             count: 0,
@@ -466,7 +474,7 @@ impl Receiver {
             let frame = &mut frames[taken.count];
             if found.captured < found.len {
                 if !found.queued {
-                    // The queue had no room for it.
+                    // The socket queue was full.
                     inlet.lost += 1;
                     continue;
                 }
@@ -494,8 +502,8 @@ impl Receiver {
         taken
     }
 
-    /// Receives those of the frames that are in the queue; how many there are with them, without
-    /// those that could not be had.
+    /// Receives the frames that are in the socket queue. Returns the number of all frames, without
+    /// those that could not be received.
     fn take_queued(
         &mut self,
         inlet: &Inlet,
@@ -504,7 +512,7 @@ impl Receiver {
     ) -> usize {
         let mut had = [false; BATCH];
         let mut from = 0;
-        // An error of the socket's, which is told once, is in front of what waits.
+        // The socket reports a pending error once, before the waiting frames.
         for _ in 0..3 {
             let wanted = frames.iter_mut().zip(queued).skip(from);
             let wanted = wanted.filter(|(_, queued)| **queued);
@@ -536,7 +544,7 @@ impl Receiver {
     }
 }
 
-/// A frame of the ring's, where it is.
+/// A frame that stays in its slot of the ring.
 fn lent(found: RingFrame) -> Option<Frame> {
     let offload = vnet::decode(found.header()?);
     let place = found.start..found.start.checked_add(found.captured)?;
@@ -545,7 +553,8 @@ fn lent(found: RingFrame) -> Option<Frame> {
     }
     let mut frame = Frame::lent(found.memory, place, offload);
     match found.vlan {
-        // The kernel has taken it out: so that the frame is what was on the wire.
+        // The kernel has removed the VLAN tag; insert it again, so that the frame is as on the
+        // wire.
         Some((ethertype, bits)) => vlan::insert(&mut frame, ethertype, bits).then_some(frame),
         None => Some(frame),
     }

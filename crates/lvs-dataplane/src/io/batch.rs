@@ -1,27 +1,28 @@
-//! What comes in at a time, whoever owns the memory.
+//! A batch of received frames, independent of the owner of their memory.
 
 use std::io;
 
 use super::{BATCH, PacketIo};
 use lvs_packet::frame::Frame;
 
-/// What one call of [`Port::recv`](super::port::Port::recv) has received, and room for what the next one will.
+/// The frames that one call of [`Port::recv`](super::port::Port::recv) has received, and the
+/// buffers for the next call.
 ///
-/// Some backends copy into frames that they are given; others own the memory that frames arrive in
-/// (a ring, a umem), and lend it: such a frame goes back to its backend when it is dropped. The
-/// packet path changes either where it is.
+/// Some backends copy into the caller's frames. Other backends own the memory in which frames
+/// arrive (a ring, a umem) and lend it: dropping such a frame returns it to its backend. The packet
+/// path modifies both kinds in place.
 #[derive(Debug)]
 pub struct Batch {
-    /// Frames of full size, to receive into.
+    /// Buffers of full size that backends copy into.
     room: Vec<Frame>,
-    /// Frames of the backend's own.
+    /// Frames in the memory of a backend.
     lent: Vec<Frame>,
-    /// How much of `room` was received into.
+    /// The number of frames in `room` that contain received data.
     filled: usize,
 }
 
 impl Batch {
-    /// Nothing received, and room for [`BATCH`] frames of each of two queues.
+    /// Creates an empty batch with room for [`BATCH`] frames of each of two queues.
     pub fn new() -> Self {
         Self {
             room: (0..2 * BATCH).map(|_| Frame::new()).collect(),
@@ -30,7 +31,7 @@ impl Batch {
         }
     }
 
-    /// What was received, in order.
+    /// The received frames, in order.
     pub fn frames(&mut self) -> &mut [Frame] {
         if self.lent.is_empty() {
             &mut self.room[..self.filled]
@@ -39,27 +40,28 @@ impl Batch {
         }
     }
 
-    /// Keeps the first of them.
+    /// Keeps the first `len` frames.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.lent.truncate(len);
         self.filled = self.filled.min(len);
     }
 
-    /// Takes frames of a backend's own, or of another worker's.
+    /// Adds frames in the memory of a backend, or from another worker.
     pub(crate) fn lend(&mut self, frames: impl IntoIterator<Item = Frame>) -> usize {
         self.clear();
         self.lent.extend(frames.into_iter().take(BATCH));
         self.lent.len()
     }
 
-    /// Has a backend receive into the room that there is.
+    /// Receives from a backend into the buffers.
     pub(super) fn fill(&mut self, io: &mut impl PacketIo) -> io::Result<usize> {
         self.clear();
         self.filled = io.recv(&mut self.room)?;
         Ok(self.filled)
     }
 
-    /// Gives lent frames back. What the packet path has taken on comes back when it is sent.
+    /// Returns lent frames to their backend. Frames that the packet path keeps return when they are
+    /// sent.
     pub fn clear(&mut self) {
         self.lent.clear();
         self.filled = 0;

@@ -1,16 +1,16 @@
-//! The director as a hop of its host's own routing: packets are routed into a TUN device and come
-//! back out of it.
+//! The TUN backend: the host routes packets into a TUN device, and the dataplane sends them back
+//! through it.
 //!
 //! ```text
 //!  interface ─▶ routing ─▶ device ─▶ director ─▶ device ─▶ routing ─▶ interface
 //!               TTL - 1      TTL + 1   TTL - 1     TTL + 1   TTL - 1
 //! ```
 //!
-//! The host forwards each packet twice where a director of its own would forward it once. So what
-//! comes out of the device gets back the hop that it has lost, and is decided on as it came from
-//! the network; and what the director has forwarded gets it back once more before the host takes
-//! it. What the director gives back as it is gets nothing: if some rule of the host led it into the
-//! device again, it would go round for ever.
+//! With this backend, the host forwards each packet twice, before and after the dataplane, and each
+//! time decrements the TTL. The dataplane therefore increments the TTL of a packet that it receives
+//! from the device, so that it decides about the packet as it arrived from the network, and
+//! increments it again when it sends the packet. It does not increment the TTL of a reinjected
+//! packet: if a rule of the host led that packet into the device again, it would loop for ever.
 
 use std::fs;
 use std::io;
@@ -24,22 +24,24 @@ use lvs_packet::frame::Frame;
 use lvs_packet::wire::{decrement_ttl, increment_ttl};
 use lvs_sys::TunOptions;
 
-/// Packets that may wait for the director; the kernel's 500 are few for a burst of small ones.
+/// Packets that may wait for the dataplane; the kernel's default of 500 is few for a burst of small
+/// packets.
 const QUEUE: u32 = 8192;
 
-/// The device through which all packets of a director pass. It is a [`HostDevice`] that forwards,
-/// takes packets from the host's own addresses (the outer headers of tunnels have them), and may
-/// have several queues.
+/// The device through which all packets of a director pass. It is a [`HostDevice`] with forwarding
+/// switched on. It accepts packets from the host's own addresses, which the outer headers of
+/// tunnels have, and may have several queues.
 #[derive(Debug)]
 pub struct HopDevice {
     host: HostDevice,
 }
 
 impl HopDevice {
-    /// The usual name.
+    /// The default name.
     pub const NAME: &'static str = "lvs-tun0";
 
-    /// Creates the device, or goes on with one that another engine has `left`, and brings it up.
+    /// Creates the device, or continues with the device that another dataplane has `left`, and
+    /// brings it up.
     ///
     /// # Errors
     /// See [`TunError`].
@@ -48,7 +50,7 @@ impl HopDevice {
             multi_queue: true,
             ..TunOptions::default()
         };
-        // Somebody may have deleted it since.
+        // The device may have been deleted since.
         let left = left.and_then(|left| Tun::of(name, left).ok());
         let tun = match left {
             Some(tun) => tun,
@@ -56,7 +58,8 @@ impl HopDevice {
         };
         let host = HostDevice::of(tun, |name| {
             let conf = Path::new("/proc/sys/net/ipv4/conf").join(name);
-            // All that came from outside has passed the host's own look at its source before.
+            // The host has checked the source of each packet before on the interface where it
+            // arrived.
             write_setting(&conf.join("accept_local"), 1)
                 .map_err(failed(name, "accept the host's own addresses"))?;
             write_setting(&conf.join("forwarding"), 1).map_err(failed(name, "switch on forwarding"))
@@ -77,12 +80,12 @@ impl HopDevice {
         self.host.name()
     }
 
-    /// Gives packets back to the host as they came; returns how many were refused.
+    /// Reinjects packets unchanged; returns how many were refused.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         given_back(&mut self.host, frames)
     }
 
-    /// A way to send through the device, for another worker.
+    /// A sender for the device, for another worker.
     ///
     /// # Errors
     /// If there is no descriptor left.
@@ -96,7 +99,7 @@ impl HopDevice {
         transmit_drops(&text, self.name()).unwrap_or(0)
     }
 
-    /// One more queue, for another worker. The kernel spreads connections over the queues.
+    /// Opens another queue for another worker. The kernel spreads connections over the queues.
     ///
     /// # Errors
     /// See [`TunError`].
@@ -123,7 +126,7 @@ impl PacketIo for HopDevice {
     }
 }
 
-/// A way to send through a [`HopDevice`]. What the host sends is received by the device's owner.
+/// Sends through a [`HopDevice`]. The owner of the device receives the packets of the host.
 #[derive(Debug)]
 pub struct HopSender(HostSender);
 
@@ -184,8 +187,8 @@ impl PacketIo for HopQueue {
     }
 }
 
-/// What `/proc/net/dev` says of packets that a device did not take. What the host transmits is what
-/// we receive.
+/// The counter of dropped packets of a device in `/proc/net/dev`. The host transmits the packets
+/// that the dataplane receives, so it is the counter of transmission.
 fn transmit_drops(text: &str, device: &str) -> Option<u64> {
     const TRANSMIT_DROP: usize = 11;
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));
@@ -221,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_table_of_devices() {
+    fn drops_are_read_from_proc_net_dev() {
         let text = "Inter-|   Receive                                                |  Transmit\n \
             face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    \
             lo:     1       2    3    4    5     6          7         8      9      10    11   12    13     14      15         16\n\

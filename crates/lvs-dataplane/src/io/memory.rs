@@ -8,16 +8,16 @@ use super::batch::Batch;
 use super::{BATCH, Capabilities, PacketIo};
 use lvs_packet::frame::Frame;
 
-/// A port whose frames lie in two queues.
+/// A port whose received and sent frames are in queues.
 #[derive(Debug, Default)]
 pub struct MemoryIo {
-    /// What [`PacketIo::recv`] gives out.
+    /// The frames that [`PacketIo::recv`] returns.
     pub input: VecDeque<Frame>,
-    /// What [`PacketIo::send`] took.
+    /// The frames that [`PacketIo::send`] accepted.
     pub output: Vec<Frame>,
-    /// What was given back to the host.
+    /// The frames that were reinjected into the host.
     pub returned: Vec<Frame>,
-    /// Frames that `output` takes; `None` is no limit.
+    /// The most frames in `output`; `None` for no limit.
     pub room: Option<usize>,
     /// Frames are bare IP packets.
     pub bare: bool,
@@ -29,19 +29,19 @@ impl MemoryIo {
         Self::default()
     }
 
-    /// Hands out its own frames, which are never copied.
+    /// Lends frames to the batch without copying them.
     pub fn lend(&mut self, batch: &mut Batch) -> usize {
         let count = self.input.len().min(BATCH);
         batch.lend(self.input.drain(..count))
     }
 
-    /// Takes frames that the host gets back as they came.
+    /// Records frames that are reinjected unchanged.
     pub fn give_back(&mut self, frames: &[Frame]) -> usize {
         self.returned.extend_from_slice(frames);
         0
     }
 
-    /// Takes out what was sent.
+    /// Removes and returns the sent frames.
     pub fn take(&mut self) -> Vec<Frame> {
         std::mem::take(&mut self.output)
     }

@@ -1,4 +1,4 @@
-//! Backends: how frames come in and go out.
+//! Backends, which receive and send frames.
 
 pub mod af_packet;
 mod batch;
@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 
 use lvs_packet::frame::Frame;
 
-/// Frames that a backend receives in one call at most.
+/// The most frames that a backend receives in one call.
 pub const BATCH: usize = 64;
 
 /// One attachment to a network: an interface, a TUN device, a buffer in memory.
@@ -22,32 +22,32 @@ pub const BATCH: usize = 64;
 /// on [`fd`](Self::fd).
 pub trait PacketIo: Send {
     /// Receives frames into the front of `frames` and returns how many came; 0 if none is waiting.
-    /// What a backend with memory of its own has lent earlier and is still in `frames` goes
-    /// back to it; whoever keeps frames keeps them elsewhere, and not for long: a ring waits
-    /// for each of its slots.
+    /// A backend with its own memory takes back the lent frames that are still in `frames`. A
+    /// caller that keeps a frame moves it out of `frames`, and drops it soon: a ring waits for each
+    /// of its slots.
     ///
     /// # Errors
-    /// Only what concerns the attachment as a whole: `NetworkDown` or `NotFound` when the interface
-    /// is down or gone.
+    /// Only errors of the whole attachment: `NetworkDown` if the interface is down, `NotFound` if
+    /// it was removed.
     fn recv(&mut self, frames: &mut [Frame]) -> io::Result<usize>;
 
     /// Sends `frames` in order and returns how many were refused (full queue, too long, interface
     /// down). A refused frame is lost, and the backend has counted it.
     fn send(&mut self, frames: &mut [Frame]) -> usize;
 
-    /// What to poll for input.
+    /// The descriptor to poll for input.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Another one to poll, where what begins TCP connections comes by a queue of its own.
+    /// The second descriptor to poll, if SYNs have their own queue.
     fn other_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// What it can do.
+    /// The features of the backend.
     fn capabilities(&self) -> Capabilities;
 }
 
-/// What a backend can do.
+/// The features of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// The backend's name: `af_packet`.

@@ -1,4 +1,4 @@
-//! A port of whatever backend, and the ports of one packet worker.
+//! A port with any backend, and the ports of one packet worker.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,19 +13,19 @@ use super::{Capabilities, PacketIo};
 use lvs_packet::frame::Frame;
 use lvs_packet::net::PortId;
 
-/// One attachment to a network. The packet path knows no backend but this: one match a batch, no
-/// indirect call a frame.
+/// One attachment to a network. The packet path uses all backends through this type: one match a
+/// batch, no indirect call a frame.
 #[derive(Debug)]
 pub enum Port {
     /// A packet socket on an Ethernet interface.
     AfPacket(Box<AfPacket>),
-    /// The device that leads to the host.
+    /// The device that reinjects packets into the host.
     Host(HostDevice),
-    /// The device that the host routes everything through.
+    /// The device into which the host routes packets (TUN backend).
     Hop(HopDevice),
-    /// A way to send through the first of these, where another worker receives.
+    /// Sends through the [`HostDevice`] of another worker.
     HostSender(HostSender),
-    /// The same of the second.
+    /// Sends through the [`HopDevice`] of another worker.
     HopSender(HopSender),
     /// Memory, for tests and replay.
     Memory(MemoryIo),
@@ -60,8 +60,8 @@ impl Port {
         }
     }
 
-    /// Gives packets back to the host as they came; returns how many were refused. An interface
-    /// gives back frames as it receives them
+    /// Reinjects packets unchanged; returns how many were refused. An interface reinjects frames as
+    /// it receives them
     /// ([`PortInfo::gives_back`](lvs_packet::net::PortInfo::gives_back)), a device packets.
     pub fn give_back(&mut self, frames: &mut [Frame]) -> usize {
         match self {
@@ -74,7 +74,7 @@ impl Port {
         }
     }
 
-    /// A way to send on the same device, for another worker; `None` of what is no device.
+    /// A sender for the same device, for another worker; `None` if the port is not a device.
     ///
     /// # Errors
     /// If there is no descriptor left.
@@ -86,7 +86,7 @@ impl Port {
         }
     }
 
-    /// What to poll for input; memory has nothing.
+    /// The descriptor to poll for input; `None` for frames in memory.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::AfPacket(io) => io.fd(),
@@ -98,7 +98,7 @@ impl Port {
         }
     }
 
-    /// What else to poll for input, of a backend with two queues.
+    /// The second descriptor to poll for input, if the backend has two queues.
     pub fn other_fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::AfPacket(io) => io.other_fd(),
@@ -106,7 +106,7 @@ impl Port {
         }
     }
 
-    /// What the backend can do.
+    /// The features of the backend.
     pub fn capabilities(&self) -> Capabilities {
         match self {
             Self::AfPacket(io) => io.capabilities(),
@@ -118,15 +118,15 @@ impl Port {
         }
     }
 
-    /// Looks after the backend; to be called now and then, while none of its frames is in use.
+    /// Maintains the backend; called now and then, while none of its frames is in use.
     pub fn keep(&mut self) {
         if let Self::AfPacket(io) = self {
             io.keep();
         }
     }
 
-    /// Frames that came faster than they were received, since the port was opened. May ask the
-    /// kernel.
+    /// Frames that were lost since the port was opened, because they arrived faster than the worker
+    /// received them. May read the kernel's counter.
     pub fn drops(&mut self) -> u64 {
         match self {
             Self::AfPacket(io) => io.drops(),
@@ -135,7 +135,7 @@ impl Port {
         }
     }
 
-    /// The interface's index; none of memory.
+    /// The interface's index; `None` for frames in memory.
     pub fn ifindex(&self) -> Option<u32> {
         match self {
             Self::AfPacket(io) => Some(io.ifindex()),
@@ -181,7 +181,7 @@ impl Ports {
     pub(crate) fn close(self) {
         thread::scope(|scope| {
             for port in self.all.into_iter().flatten() {
-                // Without a thread it is closed here.
+                // If no thread can be started, this thread closes the port.
                 let _ = thread::Builder::new().spawn_scoped(scope, move || drop(port));
             }
         });
@@ -207,20 +207,20 @@ impl Ports {
         self.all.get_mut(port.index())?.as_mut()
     }
 
-    /// Receives on a port; 0 on one that is gone.
+    /// Receives on a port; 0 if the port was removed.
     pub(crate) fn recv(&mut self, port: PortId, batch: &mut Batch) -> io::Result<usize> {
         self.get(port).map_or(Ok(0), |io| io.recv(batch))
     }
 
-    /// Gives frames back to the host on the port that they came in by.
+    /// Reinjects frames into the host on the port that received them.
     pub(crate) fn give_back(&mut self, port: PortId, frames: &mut [Frame]) {
         let all = frames.len();
         let refused = self.get(port).map_or(all, |io| io.give_back(frames));
         self.refused += refused as u64;
     }
 
-    /// Sends on a port. What goes to the host where it routes everything is given back through the
-    /// device that it comes from.
+    /// Sends on a port. With the TUN backend, frames for the host are reinjected through the device
+    /// that received them.
     pub(crate) fn send(&mut self, port: PortId, frames: &mut [Frame]) {
         let refused = if let Some(io) = self.get(port) {
             io.send(frames)

@@ -1,9 +1,8 @@
 //! TUN devices: bare IP packets between this process and the host's own stack.
 //!
-//! The first use is the [`HostDevice`], through which packets that the director leaves alone are
-//! given back to the host, as if they had been received: the shield has hidden them from it. The
-//! other is the [`HopDevice`](super::hop::HopDevice) of a director that has no other way to
-//! packets.
+//! There are two uses. Through the [`HostDevice`], the dataplane reinjects packets that the shield
+//! has hidden from the host and that belong to the host. Through the
+//! [`HopDevice`](super::hop::HopDevice), the TUN backend receives and sends all packets.
 
 use std::fs;
 use std::io;
@@ -14,18 +13,18 @@ use super::{Capabilities, PacketIo, vnet};
 use lvs_packet::frame::Frame;
 use lvs_sys::{TunDevice, TunOptions};
 
-/// What keeps a TUN device from being made ready.
+/// The reason why a TUN device cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TunError {
     /// The kernel has no TUN driver, or this container does not show it.
     #[error("/dev/net/tun is missing: load the module tun, or give the container that device")]
     NoDriver,
-    /// The file that all devices are made from may not be opened.
+    /// The process has no permission to open `/dev/net/tun`.
     #[error(
         "no permission to open /dev/net/tun: `chmod 0666 /dev/net/tun` (what Debian has; a capability is needed beside), or run as root"
     )]
     File,
-    /// The process may not create devices.
+    /// The process has no permission to create devices.
     #[error(
         "no permission to create the device {name}: run as root, or give the program CAP_NET_ADMIN"
     )]
@@ -33,7 +32,7 @@ pub enum TunError {
         /// The device.
         name: String,
     },
-    /// There is such a device already.
+    /// A device of this name exists already.
     #[error(
         "the device {name} exists already: another engine runs in this network namespace, or one that was killed has left it \
          (`lvs-dataplane --cleanup`, or `ip link delete {name}`)"
@@ -42,22 +41,22 @@ pub enum TunError {
         /// The device.
         name: String,
     },
-    /// Anything else.
+    /// Another error of a system call.
     #[error("cannot {step} of the device {name}: {source}")]
     Os {
         /// The device.
         name: String,
-        /// What was being done.
+        /// The failed step.
         step: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
 
-/// What the backend itself has counted since it was opened.
+/// Counters of the backend since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounters {
-    /// Packets that the host did not take.
+    /// Packets that the host refused.
     pub send_refused: u64,
 }
 
@@ -72,7 +71,7 @@ pub struct Tun {
 }
 
 impl Tun {
-    /// Creates a device that vanishes with its owner. It is down and has no address.
+    /// Creates a device that the kernel deletes when its owner ends. It is down and has no address.
     ///
     /// # Errors
     /// See [`TunError`].
@@ -99,7 +98,7 @@ impl Tun {
     fn open(name: &str, device: io::Result<TunDevice>) -> Result<Self, TunError> {
         let device = device.map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => TunError::NoDriver,
-            // The file refuses with the one, its driver with the other.
+            // Opening the file fails with EACCES, the driver fails with EPERM.
             io::ErrorKind::PermissionDenied if source.raw_os_error() == Some(libc::EACCES) => {
                 TunError::File
             }
@@ -152,7 +151,7 @@ impl Tun {
         self.ifindex
     }
 
-    /// What the backend has counted.
+    /// The counters of the backend.
     pub fn counters(&self) -> DeviceCounters {
         self.counters
     }
@@ -166,7 +165,7 @@ impl PacketIo for Tun {
                 Ok(len) => frame.filled(len, vnet::decode(&header)),
                 Err(err) if i > 0 || err.kind() == io::ErrorKind::WouldBlock => return Ok(i),
                 Err(err) if err.kind() == io::ErrorKind::Interrupted => return Ok(0),
-                // EBADFD: the device was deleted under us. EIO: it is down.
+                // EBADFD: the device was deleted. EIO: the device is down.
                 Err(err) => {
                     let kind = match err.raw_os_error() {
                         Some(libc::EBADFD) => io::ErrorKind::NotFound,
@@ -205,16 +204,17 @@ impl PacketIo for Tun {
     }
 }
 
-/// The device through which packets are given back to the host, and into which the engine's own
-/// VIPs are routed.
+/// The device through which the dataplane reinjects packets into the host, and into which the
+/// dataplane's own VIPs are routed.
 ///
-/// It has no address, makes no IPv6 ones up, and takes 64 KiB packets. Reverse-path filtering must
-/// not apply to it: a packet given back has the source of some client elsewhere. The kernel uses
-/// the greater one of `net.ipv4.conf.all.rp_filter` and the device's own, so `all` must be 0. Where
-/// it is not, the value is moved into the interfaces (and into `default`, for later ones) first, so
-/// that the filter of every other interface stays what it was at every moment, and after a `kill
-/// -9` too; an orderly end puts everything back (drop it on a thread of the network namespace in
-/// which it was created). Who sets `all` again while the engine runs, filters what is given back.
+/// It has no address, configures no IPv6 address automatically, and accepts packets of 64 KiB.
+/// Reverse-path filtering must not apply to it, because a reinjected packet has the source of a
+/// client elsewhere. The kernel uses the greater value of `net.ipv4.conf.all.rp_filter` and the
+/// device's own, so `all` must be 0. If it is not, the dataplane first moves its value into the
+/// interfaces, and into `default` for later ones. So the filter of every other interface is
+/// unchanged at every moment, also after a `kill -9`. An orderly end restores all values (drop the
+/// device on a thread of the network namespace in which it was created). If an operator sets `all`
+/// again while the dataplane runs, the host filters reinjected packets.
 ///
 /// `accept_local` stays off: a packet from outside with one of the host's own addresses as its
 /// source is forged, and is refused here as it would have been on the interface where it arrived.
@@ -236,7 +236,7 @@ impl HostDevice {
         Self::of(Tun::create(name, TunOptions::default())?, |_| Ok(()))
     }
 
-    /// A device that was created; `prepare` does what else is to be done before it is up.
+    /// Sets up a created device; `prepare` runs before the device is up.
     pub(super) fn of(
         tun: Tun,
         prepare: impl FnOnce(&str) -> Result<(), TunError>,
@@ -267,7 +267,7 @@ impl HostDevice {
         })
     }
 
-    /// A way to send through the device, for another thread.
+    /// A sender for the device, for another thread.
     ///
     /// # Errors
     /// If there is no descriptor left.
@@ -309,7 +309,7 @@ impl PacketIo for HostDevice {
     }
 }
 
-/// A way to send through a [`HostDevice`]. What the host sends is received by the device's owner.
+/// Sends through a [`HostDevice`]. The owner of the device receives the packets of the host.
 #[derive(Debug)]
 pub struct HostSender(pub(super) Tun);
 
@@ -331,7 +331,7 @@ impl PacketIo for HostSender {
     }
 }
 
-/// Makes the refusal of a step an error.
+/// Makes an error of a failed step.
 pub(super) fn failed(name: &str, step: &'static str) -> impl FnOnce(io::Error) -> TunError {
     let name = name.to_owned();
     move |source| TunError::Os { name, step, source }
@@ -373,7 +373,7 @@ impl RpFilter {
                 continue;
             }
             let path = entry.path().join("rp_filter");
-            // An interface may go while we look.
+            // An interface may be removed during the reading.
             let Ok(old) = read_setting(&path) else {
                 continue;
             };
@@ -398,7 +398,7 @@ impl RpFilter {
 impl Drop for RpFilter {
     fn drop(&mut self) {
         for Moved { path, old, new } in &self.moved {
-            // What somebody else has changed meanwhile is theirs.
+            // A value that another program has changed meanwhile stays in place.
             if read_setting(path).is_ok_and(|now| now == *new)
                 && let Err(err) = write_setting(path, *old)
             {
@@ -419,12 +419,12 @@ pub(crate) fn read_setting(path: &Path) -> io::Result<u32> {
     })
 }
 
-/// What makes `/proc/sys` writable in a container.
+/// The fix for a read-only `/proc/sys` in a container.
 const WRITABLE: &str = "run the container with `--security-opt unmask=/proc/sys` (podman), or `--security-opt systempaths=unconfined` (docker)";
 
-/// Writes a setting. It is written even if it has that value already: what is set expressly no
-/// longer follows `default` (devinet_copy_dflt_conf()). In a container `/proc/sys` may be read-only
-/// and right already.
+/// Writes a setting, even if it has the value already: a written setting no longer follows
+/// `default` (devinet_copy_dflt_conf()). In a container, `/proc/sys` may be read-only with the
+/// right value; that is accepted.
 pub(crate) fn write_setting(path: &Path, value: u32) -> io::Result<()> {
     match fs::write(path, value.to_string()) {
         Err(_) if read_setting(path).is_ok_and(|now| now == value) => Ok(()),

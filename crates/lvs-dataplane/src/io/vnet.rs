@@ -21,8 +21,8 @@ const GSO_TCPV6: u8 = 4;
 const GSO_UDP_L4: u8 = 5;
 const GSO_ECN: u8 = 0x80;
 
-/// What a header says. A kind of aggregate that is not known is taken for an ordinary frame: it is
-/// then too long for any device and is counted there.
+/// Reads a header. A GSO type that is not supported yields an ordinary frame, which is too long for
+/// any device; the device refuses and counts it.
 pub(crate) fn decode(header: &[u8; LEN]) -> Offload {
     let field = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let kind = match header[1] & !GSO_ECN {
@@ -47,8 +47,9 @@ pub(crate) fn decode(header: &[u8; LEN]) -> Offload {
     }
 }
 
-/// The header for what is unfinished. That a checksum was verified is not passed on: the receiver
-/// of a virtual link would believe it, and we may have changed the frame.
+/// The header for an unfinished checksum or a super-packet. It does not contain the flag "checksum
+/// verified": the receiver of a virtual link would rely on it, although the dataplane may have
+/// changed the frame.
 pub(crate) fn encode(offload: &Offload) -> [u8; LEN] {
     let mut header = [0; LEN];
     let mut put = |at: usize, value: u16| {
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_unfinished_survives_the_header() {
+    fn vnet_header_keeps_unfinished_checksum_and_segments() {
         let kinds = [
             SegmentKind::Tcp4,
             SegmentKind::Tcp6,
@@ -111,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn a_verified_checksum_is_not_passed_on() {
+    fn verified_checksum_is_not_encoded() {
         let offload = decode(&[DATA_VALID, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert!(offload.verified);
         assert_eq!(encode(&offload), [0; LEN]);
     }
 
     #[test]
-    fn an_unknown_kind_is_an_ordinary_frame() {
+    fn unknown_gso_type_decodes_as_ordinary_frame() {
         assert_eq!(decode(&[0, 77, 1, 1, 1, 1, 0, 0, 0, 0]).segments, None);
     }
 }

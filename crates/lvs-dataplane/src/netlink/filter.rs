@@ -1,7 +1,7 @@
 //! The program at the ingress of interfaces as a filter (clsact), for kernels without tcx.
 //!
-//! A filter holds its program and stays when the engine is killed. It is found again by its
-//! preference and handle, which are fixed, and known by its name.
+//! A filter keeps its program when the dataplane is killed. The next dataplane finds it by its
+//! fixed preference and handle, and identifies it by its name.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,11 +15,12 @@ const PARENT: u32 = 0xffff_fff1;
 const HANDLE: u32 = 0xffff_0000;
 const INGRESS: u32 = 0xffff_fff2;
 const EGRESS: u32 = 0xffff_fff3;
-/// The first place; others may have it as well, for programs of theirs.
+/// The first preference; filters of other programs may have it as well.
 const PREFERENCE: u32 = 1;
-/// "LVS", which nobody has by chance.
+/// "LVS", a handle that no other program has by accident.
 const OURS: u32 = 0x004c_5653;
-/// What tools show; it says who has made the queueing discipline.
+/// The name of the filter in the output of `tc`. The longer one marks a filter whose queueing
+/// discipline the dataplane has created.
 const NAME: &str = "lvs_ingress";
 const NAME_WITH_QDISC: &str = "lvs_ingress+clsact";
 
@@ -32,7 +33,7 @@ const TCA_BPF_NAME: u16 = 7;
 const TCA_BPF_FLAGS: u16 = 8;
 const TCA_BPF_FLAGS_GEN: u16 = 9;
 const TCA_BPF_ID: u16 = 11;
-/// What the program says is done.
+/// Direct action: the program's return value decides about the packet.
 const TCA_BPF_FLAG_ACT_DIRECT: u32 = 1;
 const TCA_CLS_FLAGS_SKIP_HW: u32 = 1;
 /// `tcmsg`: family, 3 bytes unused, interface, handle, parent, preference and protocol.
@@ -96,12 +97,13 @@ impl Filters {
         Ok(Self { requests })
     }
 
-    /// Puts a program at the ingress of an interface, in front of all filters that are there: in
-    /// the place of that of another engine, so that no frame is missed, or anew.
+    /// Attaches a program to the ingress of an interface, before all other filters. It replaces the
+    /// filter of an earlier dataplane in one step, so that no frame is missed.
     ///
     /// # Errors
     /// If there is no such interface, the kernel has no such filters (`CONFIG_NET_SCH_INGRESS`,
-    /// `CONFIG_NET_CLS_BPF`), or somebody has filters of another kind at the first place.
+    /// `CONFIG_NET_CLS_BPF`), or another program has filters of another kind at the first
+    /// preference.
     pub(crate) fn put(&mut self, ifindex: u32, program: i32) -> io::Result<()> {
         let there = self.at(ifindex, INGRESS)?;
         let there = there
@@ -124,8 +126,8 @@ impl Filters {
         put
     }
 
-    /// Takes the filter of an engine away, and what the engine has made for it if nobody else uses
-    /// that. Whether there was one.
+    /// Removes the filter of a dataplane, and the queueing discipline if the dataplane created it
+    /// and no other filter uses it. Returns whether there was a filter.
     ///
     /// # Errors
     /// If the kernel does not answer.
@@ -158,7 +160,7 @@ impl Filters {
         Ok(there.first().map_or(0, |filter| filter.program))
     }
 
-    /// Interfaces where engines have filters.
+    /// Interfaces that have a filter of a dataplane.
     ///
     /// # Errors
     /// If the kernel does not answer.
@@ -187,13 +189,13 @@ impl Filters {
         self.requests
             .dump(libc::RTM_GETTFILTER, &header, |message| {
                 let filter = Filter::read(message);
-                // Each preference begins with one that has no handle.
+                // The dump of each preference begins with an entry without a handle.
                 filters.extend(filter.filter(|filter| filter.handle != 0));
             })?;
         Ok(filters)
     }
 
-    /// Whether it was not there before.
+    /// Creates the queueing discipline; `false` if it existed before.
     fn make_qdisc(&mut self, ifindex: u32) -> io::Result<bool> {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
         let header = header(ifindex, HANDLE, PARENT, 0);

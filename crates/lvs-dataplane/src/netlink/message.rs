@@ -1,7 +1,7 @@
 //! Netlink messages: a builder and a reader for headers and attributes.
 //!
-//! Attributes that are not known are passed over, whatever they hold: a newer kernel must not hide
-//! a link from us. All reading is bounds-checked; what does not parse reads as absent.
+//! Unknown attributes are ignored, so that the dataplane reads the links of a newer kernel. All
+//! reading is bounds-checked; an attribute that does not parse counts as absent.
 
 /// Length of `nlmsghdr`.
 pub(crate) const HEADER: usize = 16;
@@ -183,7 +183,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_built_reads_back() {
+    fn built_message_parses_to_the_same_values() {
         let mut builder = Builder::new(7);
         builder.begin(24, 5, &[1; 12]);
         builder.attr_str(1, "eth0");

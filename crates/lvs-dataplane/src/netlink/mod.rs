@@ -29,15 +29,15 @@ pub use self::state::{
 };
 pub(crate) use self::xdp::XdpFeatures;
 
-/// What went wrong between this process and the kernel's routing tables.
+/// An error of reading or changing the kernel's routing tables.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
     /// The kernel refused a request, or does not answer.
     #[error("cannot {what}: {source}{}", hint(source))]
     Os {
-        /// What was wanted.
+        /// The failed action.
         what: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
@@ -68,7 +68,7 @@ pub struct Netlink {
     events: Socket,
     buf: Vec<u8>,
     rules_seen: bool,
-    /// A reading failed; the next round repeats it.
+    /// A reading failed; the next call of [`Netlink::poll_events`] repeats it.
     stale: bool,
 }
 
@@ -100,7 +100,7 @@ impl Netlink {
             rules_seen: false,
             stale: false,
         };
-        // Events are joined first: what happens during the reading is applied after it.
+        // Subscribe to events first: changes during the reading are applied after it.
         let state = this.read_all().map_err(|source| NetlinkError::Os {
             what: "read the kernel's links and routes".to_owned(),
             source,
@@ -108,13 +108,13 @@ impl Netlink {
         Ok((this, state))
     }
 
-    /// What to poll for events.
+    /// The descriptor to poll for events.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
 
-    /// Applies the events that are waiting to `state`, a bounded number at a time, and tells what
-    /// they changed. If events were lost, everything is read anew.
+    /// Applies a bounded number of waiting events to `state`, and returns the changes. If events
+    /// were lost, it reads all tables again.
     ///
     /// # Errors
     /// If the kernel's tables cannot be read; `state` is then as it was, and the next call tries
@@ -154,7 +154,7 @@ impl Netlink {
                 let known = changes.neighbours.clone();
                 changes = Changes {
                     links: true,
-                    // What happened to them meanwhile is not known.
+                    // The lost events may have concerned any of them.
                     appeared: fresh.running_links().collect(),
                     addresses: true,
                     routes: true,
@@ -190,10 +190,10 @@ impl Netlink {
         Ok(changes)
     }
 
-    /// Has the kernel resolve a neighbour, or confirm what it knows; the answer comes as an event.
-    /// Our own frames do not pass the kernel's neighbour code, so what is to stay fresh has to
-    /// be asked for again. (Entries that the kernel manages by itself, `NTF_EXT_MANAGED`, would
-    /// outlive this process.) What somebody has set by hand stays as it is.
+    /// Has the kernel resolve a neighbour, or confirm its entry; the answer arrives as an event.
+    /// The dataplane's frames do not pass the kernel's neighbour code, so it has to request the
+    /// resolution again and again. (Entries that the kernel keeps fresh, `NTF_EXT_MANAGED`, would
+    /// remain after the end of this process.) Permanent entries of the operator stay unchanged.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -223,9 +223,9 @@ impl Netlink {
             })
     }
 
-    /// Has the kernel ask a neighbour whether it is still where it was, now, though it may have
-    /// been heard of lately. One that does not answer within three seconds counts as failed.
-    /// Nothing happens to one that is not known, or was set by hand.
+    /// Has the kernel probe a neighbour at once, even if its entry is fresh. A neighbour that does
+    /// not answer within three seconds counts as failed. Unresolved neighbours and permanent
+    /// entries of the operator stay unchanged.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -273,7 +273,7 @@ impl Netlink {
     /// # Errors
     /// If the kernel refuses.
     pub fn delete_host_route(&mut self, ip: IpAddr, ifindex: u32) -> Result<(), NetlinkError> {
-        // Of whatever protocol.
+        // A route of any protocol.
         match self.host_route(libc::RTM_DELROUTE, 0, ip, ifindex, 0) {
             Err(err) if err.raw_os_error() == Some(libc::ESRCH) => Ok(()),
             result => result.map_err(|source| NetlinkError::Os {
@@ -283,8 +283,8 @@ impl Netlink {
         }
     }
 
-    /// As [`Self::add_host_route`], with a protocol by which routing daemons know it. `replaces`:
-    /// instead of one that is there, in one step.
+    /// As [`Self::add_host_route`], with a protocol number by which routing daemons select it.
+    /// `replaces`: replaces an existing route in one step.
     ///
     /// # Errors
     /// If the kernel refuses; also if there is such a route, and none is to be replaced.
@@ -366,7 +366,8 @@ impl Netlink {
     }
 }
 
-/// Warns of a policy rule beyond those that every host has and our own; says whether it did.
+/// Warns about a policy rule that is neither a default rule of the kernel nor one of the dataplane;
+/// returns whether it warned.
 fn warn_of_rule(message: &Message<'_>) -> bool {
     if policy::is_own_rule(message) {
         return false;

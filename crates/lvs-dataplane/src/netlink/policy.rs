@@ -1,6 +1,6 @@
-//! What leads packets to a device: policy rules, routes in tables of their own, and proxy
-//! neighbours. All of it carries [`PROTOCOL`], by which it is known again when the process that
-//! made it was killed.
+//! The kernel's policy rules, routes in separate tables, and proxy neighbours, which lead packets
+//! to a device. All of them have the protocol number [`PROTOCOL`], by which the next dataplane
+//! identifies them if the process that added them was killed.
 
 use std::io;
 use std::net::IpAddr;
@@ -14,8 +14,8 @@ use super::{family_of, octets};
 /// (`proto 76`). The registered numbers are in `linux/rtnetlink.h` and iproute2's `rt_protos`.
 pub(crate) const PROTOCOL: u8 = 76;
 
-/// One thing that leads packets. They are in the order in which they are put up; taken down in the
-/// opposite one.
+/// A route, a policy rule or a proxy neighbour. They are ordered as they are added; they are
+/// deleted in the opposite order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Entry {
     Route(PolicyRoute),
@@ -36,11 +36,11 @@ pub(crate) struct PolicyRoute {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PolicyRule {
     pub(crate) ipv6: bool,
-    /// The least is asked first.
+    /// The kernel evaluates rules in ascending order.
     pub(crate) priority: u32,
-    /// The interface that the packet came in on.
+    /// The interface that received the packet.
     pub(crate) interface: Option<String>,
-    /// The host that it comes from.
+    /// The source address of the packet.
     pub(crate) from: Option<IpAddr>,
     pub(crate) protocol: Option<u8>,
     /// Its source ports, first and last, above 0 and below 65535. Fragments have none.
@@ -48,19 +48,19 @@ pub(crate) struct PolicyRule {
     pub(crate) action: Action,
 }
 
-/// What a policy rule does.
+/// The action of a policy rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Action {
-    /// Asks a table, and goes on if that has no answer.
+    /// Looks up a table, and continues with the next rule if the table has no route.
     Lookup(u32),
-    /// Goes on with the rule of this priority.
+    /// Continues with the rule of this priority.
     Goto(u32),
-    /// Goes on.
+    /// Continues with the next rule.
     Nothing,
 }
 
 /// An address for which the host answers ARP or neighbour discovery on an interface, because it
-/// forwards what comes.
+/// forwards the packets to it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Proxy {
     pub(crate) ifindex: u32,
@@ -83,7 +83,7 @@ const FR_ACT_NOP: u8 = 3;
 const NDA_PROTOCOL: u16 = 12;
 
 impl Requests {
-    /// Puts an entry up. One that is there already is no error.
+    /// Adds an entry. An entry that exists already is accepted.
     pub(crate) fn add(&mut self, entry: &Entry) -> io::Result<()> {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
         match self.change(entry, true, flags) {
@@ -92,7 +92,7 @@ impl Requests {
         }
     }
 
-    /// Takes an entry down. One that is gone already is no error.
+    /// Deletes an entry. An entry that does not exist is accepted.
     pub(crate) fn delete(&mut self, entry: &Entry) -> io::Result<()> {
         match self.change(entry, false, 0) {
             Err(err)
@@ -128,11 +128,11 @@ impl Requests {
         }
     }
 
-    /// All entries that carry our protocol, routes only of `tables`; and the proxy neighbours of
-    /// others.
+    /// All entries with our protocol number, routes only of `tables`; and the proxy neighbours of
+    /// other programs.
     pub(crate) fn entries(&mut self, tables: &[u32]) -> io::Result<(Vec<Entry>, Vec<Proxy>)> {
         let (mut ours, mut others) = (Vec::new(), Vec::new());
-        // A kernel without policy routing has no rules to tell.
+        // A kernel without policy routing refuses this dump.
         let _ = self.dump(libc::RTM_GETRULE, &[0; 12], |message| {
             ours.extend(PolicyRule::parse(message).map(Entry::Rule));
         });
@@ -237,8 +237,8 @@ impl PolicyRule {
         }
     }
 
-    /// A rule with our protocol. What it has beside what ours have is passed over: it is taken down
-    /// all the same.
+    /// Reads a rule with our protocol number. Attributes that our rules never have are ignored, so
+    /// that the rule is deleted too.
     fn parse(message: &Message<'_>) -> Option<Self> {
         let header = *message.payload.first_chunk::<12>()?;
         if message.kind != libc::RTM_NEWRULE {
@@ -287,7 +287,7 @@ impl Proxy {
         header
     }
 
-    /// A proxy neighbour, and whether it is ours.
+    /// Reads a proxy neighbour, and whether it has our protocol number.
     fn parse(message: &Message<'_>) -> Option<(Self, bool)> {
         let payload = message.payload;
         if message.kind != libc::RTM_NEWNEIGH || payload.get(10)? & libc::NTF_PROXY == 0 {
@@ -323,7 +323,7 @@ fn unspecified(family: u8) -> Option<IpAddr> {
     }
 }
 
-/// Whether a message of the kernel tells that something of ours was deleted.
+/// Whether a message of the kernel reports the deletion of one of our entries.
 pub(super) fn is_deletion(message: &Message<'_>) -> bool {
     let of = |kind| Message { kind, ..*message };
     match message.kind {
@@ -334,7 +334,7 @@ pub(super) fn is_deletion(message: &Message<'_>) -> bool {
     }
 }
 
-/// Whether a message of the kernel tells of a rule of ours.
+/// Whether a message of the kernel concerns a rule with our protocol number.
 pub(super) fn is_own_rule(message: &Message<'_>) -> bool {
     PolicyRule::parse(message).is_some()
 }
@@ -345,7 +345,7 @@ mod tests {
     use crate::netlink::message::messages;
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn written_entries_parse_to_the_same_values() {
         let rule = PolicyRule {
             ipv6: false,
             priority: 62,
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_made_is_not_ours() {
+    fn entry_of_another_program_is_foreign() {
         let mut builder = Builder::new(1);
         builder.begin(
             libc::RTM_NEWRULE,

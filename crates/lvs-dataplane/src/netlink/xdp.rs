@@ -8,7 +8,7 @@ use netlink_sys::protocols::NETLINK_GENERIC;
 use super::message::{attributes, u32_at};
 use super::requests::Requests;
 
-/// `GENL_ID_CTRL`, and what it is asked for.
+/// `GENL_ID_CTRL` and its command.
 const CONTROL: u16 = 16;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
@@ -21,7 +21,7 @@ const NETDEV_XDP_ACT_NDO_XMIT: u8 = 1 << 2;
 /// `genlmsghdr`: command, version, 2 bytes unused.
 const HEADER: usize = 4;
 
-/// The kernel, as far as it tells about XDP.
+/// Reads the XDP features of interfaces from the kernel.
 #[derive(Debug)]
 pub(crate) struct XdpFeatures {
     requests: Requests,
@@ -29,7 +29,7 @@ pub(crate) struct XdpFeatures {
 }
 
 impl XdpFeatures {
-    /// Finds whom to ask.
+    /// Finds the kernel's netlink family for them.
     ///
     /// # Errors
     /// `Unsupported` before Linux 6.3.
@@ -48,8 +48,8 @@ impl XdpFeatures {
         Ok(Self { requests, family })
     }
 
-    /// Interfaces of this network namespace by which such frames can leave. What cannot send them
-    /// drops them.
+    /// Interfaces of this network namespace that can send frames from XDP. Other interfaces drop
+    /// such frames.
     ///
     /// # Errors
     /// If the kernel does not answer.

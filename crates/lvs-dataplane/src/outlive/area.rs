@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use lvs_core::{Control, Counts, ServiceKey};
 
-/// Counters of a server beside new connections.
+/// Counters of a server, apart from new connections.
 const COUNTED: usize = 4;
-/// Words that are kept of a server's counters: all that was counted for it, and how much of that
-/// was counted elsewhere, by programs in the kernel.
+/// Words that are kept for a server: its counters, and the part of them that the BPF programs have
+/// counted.
 pub(crate) const KEPT_WORDS: usize = 1 + 2 * COUNTED;
 
-/// Where a server's counters are.
+/// The index of a server's counters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
     pub(crate) service: ServiceKey,
@@ -41,8 +41,8 @@ impl Area<'_> {
         self.counts.get(at..at + KEPT_WORDS)
     }
 
-    /// Keeps the counters of servers in these places; of each record, so much of them was
-    /// `elsewhere`.
+    /// Stores the counters of the servers at these indices; `elsewhere` is the part of each record
+    /// that the BPF programs have counted.
     pub(crate) fn keep_counts(
         &self,
         control: &Control,
@@ -69,8 +69,8 @@ impl Area<'_> {
         }
     }
 
-    /// Counts for the servers of this engine what was counted for those of the one before it:
-    /// `elsewhere` there is so much now.
+    /// Adds the counters of the earlier dataplane's servers to those of this dataplane; `elsewhere`
+    /// is the number that the BPF programs have counted so far.
     pub(crate) fn take_counts(
         &self,
         control: &mut Control,
@@ -114,7 +114,7 @@ impl Area<'_> {
     pub(crate) fn save(&self, text: &[u8]) -> bool {
         let (first, halves) = (self.text[0].load(Relaxed), &self.text[1..]);
         let half = halves.len() / 2;
-        // Whoever is killed meanwhile leaves the other half.
+        // A kill during the writing leaves the other half valid.
         let place = 1 - (first >> 63 & 1) as usize;
         if text.len() > half * 8 {
             self.text[0].store(0, Release);
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_kept_or_the_one_before_it() {
+    fn area_keeps_saved_text_or_the_earlier_one() {
         let words = text_words(32);
         let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let area = Area {

@@ -1,7 +1,9 @@
-//! The process that holds what outlives an engine: descriptors and nothing else.
+//! The state keeper: a process that keeps file descriptors for the next dataplane when the current
+//! one is killed.
 //!
-//! It listens at an abstract name, which the kernel frees with it and which every network namespace
-//! has its own of, so that there is one for each engine. Whoever asks has to be of its user.
+//! It listens on an abstract Unix socket. The kernel frees this name when the process ends, and
+//! each network namespace has its own names, so there is one state keeper for each dataplane. It
+//! serves only processes of its own user.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -29,49 +31,50 @@ use lvs_api::Address;
 use lvs_sys::Poller;
 use lvs_sys::peercred::{own_uid, peer_cred};
 
-/// The argument with which an engine's program becomes a holder.
+/// The argument that makes the program of the dataplane a state keeper.
 const ARGUMENT: &str = "--hold";
-/// How long a new holder may take to listen.
+/// The longest time until a new state keeper listens.
 const START: Duration = Duration::from_secs(2);
-/// How long an engine waits for an answer.
+/// The longest time that a dataplane waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long the holder waits for a question, while others wait.
+/// The longest time that the state keeper waits for the request of one client, while other clients
+/// wait.
 const HASTE: Duration = Duration::from_millis(200);
-/// How often a holder looks whether anybody will come.
+/// The interval at which a state keeper checks whether a dataplane can still use its descriptors.
 const LOOK: Duration = Duration::from_secs(1);
-/// For an engine to say what is to be held.
+/// The longest time that a state keeper runs without memory from a dataplane.
 const EMPTY: Duration = Duration::from_secs(60);
-/// Shields at a time: that of an engine that was killed, and its successors'.
+/// The most shields at a time: the shield of a killed dataplane and those of its successors.
 const SHIELDS: usize = 4;
 
-/// What is asked of a holder, a byte each; all but the first with an answer of one byte.
+/// The requests to a state keeper, one byte each.
 mod ask {
-    /// The memory, with the answer's descriptor if there is one.
+    /// Requests the memory; the answer contains its descriptor if there is one.
     pub(super) const GIVE: u8 = b'?';
-    /// This is the memory.
+    /// Passes the memory.
     pub(super) const MEMORY: u8 = b'm';
-    /// This is a shield, to be held beside those before it.
+    /// Passes a shield, to be kept in addition to the earlier ones.
     pub(super) const SHIELD: u8 = b's';
-    /// Shields but the last one can go, and the device.
+    /// Closes all shields but the last one, and the device.
     pub(super) const LAST: u8 = b'l';
-    /// This is the device that packets are routed through; all shields can go.
+    /// Passes the device into which the host routes packets, and closes all shields.
     pub(super) const DEVICE: u8 = b'd';
-    /// The device, with the answer's descriptor if there is one.
+    /// Requests the device; the answer contains its descriptor if there is one.
     pub(super) const GIVE_DEVICE: u8 = b'D';
-    /// Nobody will come.
+    /// Ends the state keeper: no dataplane will request its descriptors.
     pub(super) const END: u8 = b'e';
 }
 
-/// The answer when it is done; anything else says that it is not.
+/// The answer to a request that succeeded; any other byte means a failure.
 const DONE: u8 = b'+';
 
-/// An engine's holder, as the engine sees it.
+/// The dataplane's connection to its state keeper.
 #[derive(Debug)]
 pub struct Holder {
     name: Vec<u8>,
-    /// With a lock that other engines see.
+    /// The shared memory. Its file lock excludes other dataplanes.
     memory: File,
-    /// If this process has started it.
+    /// The state keeper's process, if this process has started it.
     child: Mutex<Option<Child>>,
 }
 
@@ -80,11 +83,11 @@ fn refused(what: impl Into<String>) -> io::Error {
 }
 
 impl Holder {
-    /// The holder for the engine of this name, which is started if there is none. For a process
-    /// that may still start programs.
+    /// Connects to the state keeper for the dataplane of this name, and starts one if there is
+    /// none. To be called while the process may still start programs.
     ///
     /// # Errors
-    /// If none can be started, it belongs to somebody else, or another engine uses it.
+    /// If none can be started, if it belongs to another user, or if another dataplane uses it.
     pub fn of(name: &str) -> io::Result<Self> {
         let name = format!("lvs-outlive:{name}").into_bytes();
         let mut child = None;
@@ -106,13 +109,14 @@ impl Holder {
         })
     }
 
-    /// Goes on with memory of its own, which the holder does not have yet, and gives the other.
+    /// Replaces the memory by a new one, which the state keeper does not have yet, and returns the
+    /// old one.
     pub(super) fn take_other_memory(&mut self) -> io::Result<File> {
         let own = memory_file()?;
         Ok(mem::replace(&mut self.memory, locked(own.as_fd())?))
     }
 
-    /// The holder is to have the memory that the engine has.
+    /// Passes the dataplane's memory to the state keeper.
     pub(super) fn hold_memory(&self) -> io::Result<()> {
         let shared = opened(self.memory.as_fd())?;
         call(&self.name, ask::MEMORY, Some(shared.as_fd())).map(drop)
@@ -122,49 +126,53 @@ impl Holder {
         &self.memory
     }
 
-    /// How long the memory is.
+    /// The length of the memory.
     pub(super) fn len(&self) -> Option<u64> {
         self.memory.metadata().ok().map(|meta| meta.len())
     }
 
-    /// Whether an engine has left something.
+    /// Whether an earlier dataplane has left state in the memory.
     pub(crate) fn is_used(&self) -> bool {
         self.len().is_some_and(|len| len > 0)
     }
 
-    /// Gives empty memory its length, for good: whoever maps it is killed where it has become
-    /// shorter.
+    /// Sets the length of empty memory, and seals it: if the memory became shorter, the kernel
+    /// would kill a process that has mapped it.
     pub(super) fn resize(&self, len: u64) -> io::Result<()> {
         self.memory.set_len(len)?;
         lvs_sys::seal(&self.memory)
     }
 
-    /// Lets what hides packets from the host outlive this engine, too.
+    /// Passes the socket of the shield to the state keeper, so that the shield stays in force after
+    /// a kill of this dataplane.
     ///
     /// # Errors
-    /// If the holder is gone.
+    /// If the state keeper has ended.
     pub(crate) fn hold_shield(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         call(&self.name, ask::SHIELD, Some(socket)).map(drop)
     }
 
-    /// The engine's own shield is in place: those of engines before it can go.
+    /// Has the state keeper close the shields of earlier dataplanes, after this dataplane has
+    /// installed its own.
     pub(crate) fn keep_last_shield(&self) -> io::Result<()> {
         call(&self.name, ask::LAST, None).map(drop)
     }
 
-    /// Lets the device that the host routes packets through outlive this engine.
+    /// Passes the TUN device to the state keeper, so that the device exists after a kill of this
+    /// dataplane.
     pub(crate) fn hold_device(&self, device: BorrowedFd<'_>) -> io::Result<()> {
         call(&self.name, ask::DEVICE, Some(device)).map(drop)
     }
 
-    /// The device that an engine has left; a holder of an earlier version knows of none.
+    /// The device of an earlier dataplane; `None` from a state keeper of an earlier version.
     pub(crate) fn device(&self) -> Option<OwnedFd> {
         call(&self.name, ask::GIVE_DEVICE, None).ok().flatten()
     }
 
-    /// An orderly end: nobody is to find anything.
+    /// Ends the state keeper at an orderly end of the dataplane, so that the next one starts
+    /// without state.
     pub(crate) fn end(&self) {
-        // The memory itself stays as long as it is: whoever touched it would be killed.
+        // The memory keeps its length: the kernel would kill a process that touched a removed page.
         let _ = call(&self.name, ask::END, None);
         let child = lock(&self.child).take();
         if let Some(mut child) = child {
@@ -176,10 +184,10 @@ impl Holder {
         }
     }
 
-    /// Takes away what an engine of this name has left; `false` if there is nothing.
+    /// Removes the state that a dataplane of this name has left; `false` if there is none.
     ///
     /// # Errors
-    /// If it belongs to somebody else, or an engine uses it.
+    /// If it belongs to another user, or a dataplane uses it.
     pub fn clean_up(name: &str) -> io::Result<bool> {
         let abstract_name = format!("lvs-outlive:{name}").into_bytes();
         match connect(&abstract_name).map(drop) {
@@ -193,13 +201,13 @@ impl Holder {
     }
 }
 
-/// Another description of a file of memory.
+/// Opens the memory file again, with its own open file description.
 fn opened(memory: BorrowedFd<'_>) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
     File::options().read(true).write(true).open(path)
 }
 
-/// The same, with a lock that is the engine's then, and not the holder's.
+/// As [`opened`], with a lock that belongs to the dataplane, not to the state keeper.
 fn locked(shared: BorrowedFd<'_>) -> io::Result<File> {
     let memory = opened(shared)?;
     flock(&memory, FlockOperation::NonBlockingLockExclusive)
@@ -207,7 +215,7 @@ fn locked(shared: BorrowedFd<'_>) -> io::Result<File> {
     Ok(memory)
 }
 
-/// An empty file of memory, whose length is not fixed yet.
+/// An empty memory file, whose length is not fixed yet.
 fn memory_file() -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     Ok(memfd_create("lvs-table", flags)?)
@@ -219,7 +227,7 @@ fn new_memory(name: &[u8]) -> io::Result<OwnedFd> {
     Ok(memory)
 }
 
-/// Starts a holder, and waits until it listens.
+/// Starts a state keeper, and waits until it listens.
 fn start(name: &[u8]) -> io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command
@@ -231,7 +239,7 @@ fn start(name: &[u8]) -> io::Result<Child> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        // What a terminal sends to the engine is not for it.
+        // Signals of a terminal for the dataplane shall not reach the state keeper.
         .process_group(0);
     let mut child = command.spawn()?;
     let started = Instant::now();
@@ -259,7 +267,7 @@ fn connect(name: &[u8]) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Asks for one thing; gives the descriptor that comes with the answer. To ask twice does no harm.
+/// Sends one request, and returns the descriptor of the answer. Repeating a request is harmless.
 fn call(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<Option<OwnedFd>> {
     let started = Instant::now();
     loop {
@@ -272,8 +280,9 @@ fn call(name: &[u8], what: u8, with: Option<BorrowedFd<'_>>) -> io::Result<Optio
     }
 }
 
-/// Whether a holder was there that did not hear: it is about to end, and its name to be free, or it
-/// has waited long enough for a question on a busy machine.
+/// Whether a state keeper accepted the connection and closed it without an answer. Either it is
+/// ending and its name will be free soon, or it did not receive the request in time on a busy
+/// machine.
 fn is_hung_up(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
@@ -319,9 +328,9 @@ fn receive(stream: &UnixStream) -> io::Result<(u8, Option<OwnedFd>)> {
     Ok((bytes[0], descriptor))
 }
 
-// --- the holder itself -------------------------------------------------------------------------
+// --- the state keeper itself ---------------------------------------------------------------
 
-/// What is held.
+/// The descriptors of a state keeper.
 #[derive(Debug, Default)]
 struct Held {
     memory: Option<File>,
@@ -330,7 +339,7 @@ struct Held {
 }
 
 impl Held {
-    /// Does what is asked; `None` if nobody will come any more.
+    /// Handles a request; `None` if the state keeper shall end.
     fn answer(&mut self, what: u8, with: Option<OwnedFd>) -> Option<(u8, Option<BorrowedFd<'_>>)> {
         const REFUSED: u8 = b'-';
         match (what, with) {
@@ -362,8 +371,8 @@ impl Held {
         Some((DONE, None))
     }
 
-    /// Whether a dataplane may come for what is held. It is read, not mapped: memory of a dataplane
-    /// that is starting is empty.
+    /// Whether a dataplane can still use the descriptors. The memory is read, not mapped: the
+    /// memory of a starting dataplane is empty.
     fn is_worth_waiting(&self) -> bool {
         let word = |number: usize| {
             let mut bytes = [0; 8];
@@ -376,11 +385,11 @@ impl Held {
     }
 }
 
-/// Holds what the engine of this name gives, until nobody will come for it: the whole program of a
-/// holder.
+/// The whole program of a state keeper: keeps the descriptors of the dataplane of this name until
+/// no dataplane can use them any more.
 ///
 /// # Errors
-/// If the name is taken, or what everybody needs is refused.
+/// If the name is in use, or the kernel refuses a descriptor.
 pub fn hold(name: &str) -> io::Result<()> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
     listener.set_nonblocking(true)?;
@@ -392,12 +401,13 @@ pub fn hold(name: &str) -> io::Result<()> {
             Ok((stream, _)) => match serve(&stream, &mut held) {
                 Ok(true) => {}
                 Ok(false) => {
-                    // The name is free when this is heard: nobody comes for a holder that ends.
+                    // The name is freed before the answer, so that the client does not connect to
+                    // an ending state keeper.
                     drop(listener);
                     let _ = send(&stream, DONE, None);
                     return Ok(());
                 }
-                // Whoever that was is gone.
+                // The client has closed its connection.
                 Err(_) => {}
             },
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -416,7 +426,7 @@ pub fn hold(name: &str) -> io::Result<()> {
     }
 }
 
-/// Answers one question; `false` if there will be no others: that one is to be answered at the end.
+/// Answers one request; `false` if the state keeper shall end. The request to end is answered last.
 fn serve(stream: &UnixStream, held: &mut Held) -> io::Result<bool> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HASTE))?;
@@ -424,7 +434,7 @@ fn serve(stream: &UnixStream, held: &mut Held) -> io::Result<bool> {
     if peer_cred(stream)?.uid != own_uid() {
         return Ok(true);
     }
-    // Somebody may just have looked whether there is a holder.
+    // The client may only have checked whether there is a state keeper.
     let Ok((what, with)) = receive(stream) else {
         return Ok(true);
     };
@@ -441,7 +451,7 @@ mod tests {
     use super::super::Outlive;
     use super::*;
 
-    /// A holder on a thread of this process.
+    /// A state keeper on a thread of this process.
     fn holder(of: &str) -> (String, thread::JoinHandle<io::Result<()>>) {
         let name = format!("test-{of}-{}", std::process::id());
         let full = format!("lvs-outlive:{name}");
@@ -454,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_engine_has_left_is_found_once_and_read_by_others() -> io::Result<()> {
+    fn leftovers_of_dataplane_are_locked_by_one_successor() -> io::Result<()> {
         let (name, running) = holder("found");
         let layout = Layout::new(1000, 7);
         let first = Outlive::open(layout, 1, Holder::of(&name)?)?;
@@ -463,7 +473,7 @@ mod tests {
         let refused = Holder::of(&name).map(drop).expect_err("it is in use");
         assert!(refused.to_string().contains("another engine"), "{refused}");
         drop(first);
-        // Another seed is no other layout: the one that was left counts.
+        // A table with another seed has the same layout: the seed in the memory is used.
         let second = Outlive::open(Layout::new(1000, 8), 1, Holder::of(&name)?)?;
         assert!(second.is_successor() && second.memories_left()?.is_none());
         assert_eq!(second.area().saved().as_deref(), Some(&b"services"[..]));
@@ -494,9 +504,9 @@ mod tests {
         Ok(())
     }
 
-    /// What is not understood is not touched.
+    /// A dataplane does not use memory that it cannot read.
     #[test]
-    fn one_that_finds_something_else_begins_anew() -> io::Result<()> {
+    fn successor_with_unreadable_memory_starts_without_state() -> io::Result<()> {
         let (name, running) = holder("else");
         let layout = Layout::new(1000, 7);
         for (word, value) in [
@@ -516,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_comes_too_late_begins_anew() -> io::Result<()> {
+    fn successor_after_deadline_starts_without_state() -> io::Result<()> {
         let (name, running) = holder("late");
         let layout = Layout::new(1000, 7);
         let first = Outlive::open(layout, 1, Holder::of(&name)?)?;
@@ -529,14 +539,15 @@ mod tests {
         running.join().expect("it ends")
     }
 
-    /// An engine that starts while the holder of the one before it ends gets one of its own.
+    /// A dataplane that starts while the state keeper of its predecessor ends gets a new state
+    /// keeper.
     #[test]
-    fn a_holder_that_hangs_up_is_asked_again() -> io::Result<()> {
+    fn state_keeper_that_hangs_up_is_asked_again() -> io::Result<()> {
         let name = format!("lvs-outlive:test-hangs-up-{}", std::process::id());
         let ending = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name.as_bytes())?)?;
         let holding = name.clone();
         let running = thread::spawn(move || {
-            // One that is heard and gets no answer, one that waits in vain.
+            // One request is received and gets no answer, another is never received.
             drop(ending.accept()?);
             thread::sleep(Duration::from_millis(50));
             drop(ending);
@@ -558,9 +569,9 @@ mod tests {
         running.join().expect("it ends")
     }
 
-    /// Anybody can take a name that is free, and leave those who come for it waiting.
+    /// Any local process can listen on a free name and let clients wait.
     #[test]
-    fn somebody_else_at_the_name_holds_nobody_up_for_long() -> io::Result<()> {
+    fn foreign_process_at_the_name_delays_start_for_bounded_time() -> io::Result<()> {
         let name = format!("test-deaf-{}", std::process::id());
         let full = format!("lvs-outlive:{name}");
         let address = SocketAddr::from_abstract_name(full.as_bytes())?;
@@ -584,7 +595,7 @@ mod tests {
             let answer = held.answer(ask::SHIELD, Some(theirs.into()));
             assert!(matches!(answer, Some((DONE, None))));
         }
-        // The other end of one that is let go says so.
+        // The peer of a shield that is closed reads the end of the stream.
         let open = |shields: &[UnixStream]| {
             let waits = |mut shield: &UnixStream| {
                 let read = io::Read::read(&mut shield, &mut [0]);
@@ -596,7 +607,7 @@ mod tests {
         assert!(held.answer(ask::LAST, None).is_some());
         assert_eq!(open(&shields), 1);
         assert!(matches!(held.answer(b'x', None), Some((answer, None)) if answer != DONE));
-        // An engine is behind a shield or a device.
+        // A dataplane has either a shield or a device.
         let (_ours, device) = UnixStream::pair()?;
         assert!(held.answer(ask::DEVICE, Some(device.into())).is_some());
         assert_eq!(open(&shields), 0);

@@ -1,17 +1,17 @@
-//! What outlives an engine that is killed where no BPF file system keeps it: the connection table
-//! lies in memory that a small process holds, with services, settings, counters and the shield's
-//! socket, until the next engine comes.
+//! Warm restart without a BPF file system: when the dataplane is killed, a small process, the state
+//! keeper, keeps the memory with the connection table, services, settings and counters, and the
+//! socket of the shield, until the next dataplane starts.
 //!
 //! ```text
-//!  engine ─── maps ───▶ memory ◀── holds ─── holder (lvs-dataplane --hold)
-//!    └──────── shield's socket ────────────▶ keeps the host from what nobody handles meanwhile
+//!  dataplane ─── maps ───▶ memory ◀── keeps ─── state keeper (lvs-dataplane --hold)
+//!     └────────── shield's socket ───────────▶ hides the frames of services from the host meanwhile
 //! ```
 //!
-//! No packet is forwarded between two engines: senders repeat what they have sent.
+//! Between the two dataplanes no packet is forwarded: clients and servers retransmit.
 //!
-//! Each packet worker has a table. One that finds a single table of its own size goes on with it;
-//! else connections move into memory of the new engine's, which the holder gets in place of the old
-//! when all are there.
+//! Each packet worker has a connection table. A dataplane with one worker that finds a single table
+//! of its own size continues with this table. In all other cases it moves the connections into new
+//! memory, and passes the new memory to the state keeper when the move is complete.
 
 mod area;
 mod holder;
@@ -33,39 +33,40 @@ pub use self::holder::{Holder, hold};
 use crate::lock::lock;
 use lvs_sys::SharedArray;
 
-/// How long connections wait for another engine.
+/// How long connections are kept for the next dataplane.
 pub(crate) const WITHOUT_ENGINE: Duration = Duration::from_secs(300);
-/// Records of servers whose counters are kept. As with the text, memory is taken where something is
-/// written, not for all of them.
+/// The most servers whose counters are kept. Only the written pages use memory.
 const RECORDS: usize = 1 << 20;
-/// Bytes for services and settings, twice: more than a million servers need.
+/// Bytes for services and settings, twice: more than enough for a million servers.
 const TEXT: usize = 1 << 29;
-/// Why connections are not taken over without services and servers.
+/// The message if the memory has connections, but no complete services and servers.
 pub(crate) const INCOMPLETE: &str =
     "its services and servers could not be kept for a warm restart, as its log says";
 /// "LVSOUTLV".
 const MAGIC: u64 = u64::from_le_bytes(*b"LVSOUTLV");
-/// It changes with the meaning of any word, except those of the connection table.
+/// The version of the memory's format, without the connection table. It changes with the meaning of
+/// any word.
 const VERSION: u64 = 2;
 
 /// Words at the beginning.
 mod head {
     pub(super) const MAGIC: usize = 0;
     pub(super) const VERSION: usize = 1;
-    /// `CLOCK_MONOTONIC` when the engine's clock said zero.
+    /// `CLOCK_MONOTONIC` at the zero of the dataplane's clock.
     pub(super) const BASE: usize = 2;
-    /// Until when by the engine's clock it is worth while to wait for another one.
+    /// The time, by the dataplane's clock, until which a successor may take over.
     pub(super) const ALIVE: usize = 3;
-    /// How many tables there are; 0 for one.
+    /// The number of tables; 0 means one.
     pub(super) const TABLES: usize = 4;
-    /// How many records of servers were kept.
+    /// The number of servers whose counters are kept.
     pub(super) const RECORDS: usize = 5;
     /// The description of each table.
     pub(super) const TABLE: usize = 8;
     pub(super) const WORDS: usize = TABLE + super::Layout::HEADER_WORDS;
 }
 
-/// Where the parts lie in memory with so many tables: offsets in bytes, each at a page, and words.
+/// The parts of memory with `tables` connection tables: for each its offset in bytes, aligned to a
+/// page, and its length in words.
 fn parts(layout: &Layout, tables: usize) -> (Vec<(u64, usize)>, u64) {
     const PAGE: u64 = 4096;
     let table = [
@@ -142,7 +143,7 @@ impl Mapped {
             .collect()
     }
 
-    /// What is the same wherever the tables lie.
+    /// Copies all parts but the connection tables.
     fn copy_from(&self, left: &Self) {
         for word in [head::BASE, head::ALIVE] {
             self.set(word, left.word(word));
@@ -150,7 +151,7 @@ impl Mapped {
         if let Some(text) = left.area().saved() {
             self.area().save(&text);
         }
-        // Memory is taken where something is read, too.
+        // Reading a page allocates it too.
         let records = left.word(head::RECORDS);
         self.set(head::RECORDS, records);
         let words = usize::try_from(records).unwrap_or(usize::MAX);
@@ -162,22 +163,24 @@ impl Mapped {
     }
 }
 
-/// The memory, and whoever holds it.
+/// The memory and its state keeper.
 #[derive(Debug)]
 pub struct Outlive {
     mapped: Mapped,
     found: bool,
-    /// What another engine has left in other memory, which its lock keeps others from.
+    /// The memory of an earlier dataplane, from which the connections move. Its lock excludes other
+    /// dataplanes.
     left: Mutex<Option<(Mapped, File)>>,
     holder: Holder,
 }
 
 impl Outlive {
-    /// Takes up what another engine has left, if this one can read it and it was killed not
-    /// too long ago; else it begins anew, and says why. With so many tables of this layout.
+    /// Takes over the state of an earlier dataplane, if this version can read it and the kill was
+    /// not too long ago. Otherwise it starts without state and logs the reason. `tables` is the
+    /// number of tables with this layout.
     ///
     /// # Errors
-    /// If the memory cannot be had.
+    /// If the memory cannot be allocated or mapped.
     pub fn open(layout: Layout, tables: usize, mut holder: Holder) -> io::Result<Self> {
         let tables = tables.clamp(1, WORKERS_MAX);
         let mut left = None;
@@ -187,7 +190,7 @@ impl Outlive {
                 Err(why) => warn!("connections of the engine before this one have ended: {why}"),
             }
         }
-        // What cannot be read is locked until the holder has the other memory.
+        // Unreadable memory stays locked until the state keeper has the new memory.
         let mut unread = None;
         let is_alike = |left: &Mapped| {
             let keys = left.layout.keys;
@@ -236,7 +239,7 @@ impl Outlive {
         })
     }
 
-    /// Another engine has left its connections.
+    /// Whether this dataplane takes over the connections of an earlier one.
     pub(crate) const fn is_successor(&self) -> bool {
         self.found
     }
@@ -244,25 +247,25 @@ impl Outlive {
     /// Memory for the connection tables.
     ///
     /// # Errors
-    /// None that is known.
+    /// None at present.
     pub fn memories(&self) -> io::Result<Vec<Memory>> {
         self.mapped.memories()
     }
 
-    /// Tables whose connections are to move into those of [`memories`](Self::memories); `None` if
-    /// they lie there.
+    /// The tables of the earlier dataplane whose connections have to move into
+    /// [`memories`](Self::memories); `None` if they are there already.
     ///
     /// # Errors
-    /// None that is known.
+    /// None at present.
     pub(crate) fn memories_left(&self) -> io::Result<Option<Vec<Memory>>> {
         let left = lock(&self.left);
         left.as_ref().map(|(left, _)| left.memories()).transpose()
     }
 
-    /// All connections are where they belong.
+    /// Passes the new memory to the state keeper after all connections have moved.
     ///
     /// # Errors
-    /// If the holder is gone.
+    /// If the state keeper has ended.
     pub(crate) fn has_taken_over(&self) -> io::Result<()> {
         let mut left = lock(&self.left);
         match left.take() {
@@ -271,7 +274,7 @@ impl Outlive {
         }
     }
 
-    /// Where the rest is kept.
+    /// The area for services, settings and counters.
     pub(crate) fn area(&self) -> Area<'_> {
         self.mapped.area()
     }
@@ -279,7 +282,7 @@ impl Outlive {
     /// Saves services and settings.
     ///
     /// # Errors
-    /// They are too long.
+    /// If they are too long.
     pub(crate) fn save(&self, text: &[u8]) -> io::Result<()> {
         match self.area().save(text) {
             true => Ok(()),
@@ -291,8 +294,8 @@ impl Outlive {
         }
     }
 
-    /// Keeps the counters of servers in these places; gives the first place behind them, if there
-    /// are more.
+    /// Stores the counters of the servers at these indices; returns the next index, if there are
+    /// more servers.
     pub(crate) fn keep_counts(&self, control: &Control, places: Range<usize>) -> Option<usize> {
         let all = control.endpoint_places();
         let end = places.end.min(all);
@@ -305,23 +308,24 @@ impl Outlive {
         (end < all).then_some(end)
     }
 
-    /// Deadlines are by a clock that says `now`.
+    /// Sets the clock to which the connections' deadlines refer; it shows `now`.
     pub(crate) fn set_clock(&self, now: Instant) {
         set_clock(&self.mapped, now);
     }
 
-    /// Says that there is an engine.
+    /// Records that the dataplane runs.
     pub(crate) fn is_alive(&self, now: Instant) {
         is_alive(&self.mapped, now);
     }
 
-    /// How far the clock by which deadlines are is ahead of one that says `now`.
+    /// How far the clock of the deadlines is ahead of a clock that shows `now`.
     pub(crate) fn clock_ahead(&self, now: Instant) -> Duration {
         let then = lvs_sys::monotonic().wrapping_sub(self.mapped.word(head::BASE));
         Duration::from_nanos(then.saturating_sub(now.as_nanos()))
     }
 
-    /// An orderly end: nobody is to find anything.
+    /// Ends the state keeper at an orderly end of the dataplane, so that the next one starts
+    /// without state.
     pub(crate) fn end(&self) {
         self.mapped.set(head::ALIVE, 0);
         self.holder.end();
@@ -332,7 +336,7 @@ impl Outlive {
         self.mapped.set(word, value);
     }
 
-    /// Whoever holds all this.
+    /// The state keeper.
     pub(crate) const fn holder(&self) -> &Holder {
         &self.holder
     }
@@ -348,12 +352,12 @@ fn is_alive(mapped: &Mapped, now: Instant) {
     mapped.set(head::ALIVE, (now + WITHOUT_ENGINE).as_nanos());
 }
 
-/// Whether an engine with these words may still have a successor.
+/// Whether a successor may still take over the state of a dataplane with these words.
 fn is_worth_waiting(base: u64, alive: u64) -> bool {
     lvs_sys::monotonic().wrapping_sub(base) < alive
 }
 
-/// What another engine has left, if this one can read it; else why not.
+/// Maps the state of an earlier dataplane; the error is the reason why this version cannot use it.
 fn found(holder: &Holder) -> Result<Mapped, String> {
     let head = SharedArray::of_file(holder.memory(), 0, head::WORDS);
     let head = head.map_err(|error| error.to_string())?;
@@ -373,7 +377,7 @@ fn found(holder: &Holder) -> Result<Mapped, String> {
         return Err(format!("it was killed more than {seconds} s ago"));
     }
     let mapped = Mapped::map(holder.memory(), layout, tables).map_err(|error| error.to_string())?;
-    // Without services, their connections would be reset one by one.
+    // Without services, the dataplane would reset their connections one by one.
     match mapped.area().saved() {
         Some(_) => Ok(mapped),
         None => Err(INCOMPLETE.to_owned()),

@@ -1,5 +1,5 @@
-//! The backup's thread: receives, reads, and gives what it has read to the packet workers in
-//! portions.
+//! The thread of a sync backup: it receives and reads datagrams, and passes their connections to
+//! the packet workers in portions.
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
@@ -16,18 +16,18 @@ use super::{Director, Stop, add_stop};
 use crate::lock::lock;
 use lvs_sys::Poller;
 
-/// Between two looks at the interface.
+/// The interval at which the interface is checked.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Datagrams of one socket before the others have their turn.
+/// The most datagrams of one socket before the next socket is read.
 const DATAGRAMS_PER_TURN: usize = 32;
-/// Connections that a packet worker takes over in one go: some ten microseconds.
+/// Connections that a packet worker takes over at once: some ten microseconds.
 const PORTION: usize = 32;
 /// Portions that wait for packet workers.
 const PORTIONS_MAX: usize = 2;
-/// How long to wait for them before it is looked whether the backup is to stop.
+/// The longest wait for packet workers before the stop flag is checked again.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Receives until it is told to stop.
+/// Receives until `stop` is set.
 pub(super) fn run(
     mut sockets: Sockets,
     director: &dyn Director,
@@ -58,7 +58,7 @@ pub(super) fn run(
     }
 }
 
-/// What a backup makes of datagrams, up to the packet workers.
+/// Reads the connections in datagrams, and passes them to the packet workers.
 #[derive(Debug)]
 struct Reader {
     syncid: u8,
@@ -79,7 +79,7 @@ impl Reader {
         }
     }
 
-    /// Receives what has come, but no more than a few datagrams.
+    /// Receives waiting datagrams, at most [`DATAGRAMS_PER_TURN`].
     fn receive(&mut self, socket: &UdpSocket, director: &dyn Director, stop: &Stop) {
         for _ in 0..DATAGRAMS_PER_TURN {
             match socket.recv(&mut self.buffer) {
@@ -121,7 +121,7 @@ impl Reader {
         }
     }
 
-    /// Gives connections to the packet workers, each portion when there is room for it.
+    /// Passes connections to the packet workers; each portion waits for a free place.
     fn deliver(&self, entries: Vec<Entry>, director: &dyn Director, stop: &Stop) {
         let mut entries = entries.into_iter();
         loop {
@@ -138,7 +138,7 @@ impl Reader {
     }
 }
 
-/// Lets few portions through at a time.
+/// Limits the portions that the packet workers handle at a time.
 #[derive(Debug, Default)]
 struct Gate {
     inside: Mutex<usize>,
@@ -146,7 +146,7 @@ struct Gate {
 }
 
 impl Gate {
-    /// Waits for room; `false` if it is time to stop.
+    /// Waits for a free place; `false` if `stop` is set.
     fn enter(&self, stop: &Stop) -> bool {
         let mut inside = lock(&self.inside);
         while *inside >= PORTIONS_MAX {
@@ -161,8 +161,8 @@ impl Gate {
     }
 }
 
-/// A portion's leave to be on its way, of which each worker that has a part of it has a copy; when
-/// all are dropped, there is room for another.
+/// The place of a portion in the limit. Each worker that handles a part of the portion has a copy;
+/// when the last copy is dropped, the place is free.
 #[derive(Clone, Debug)]
 pub(crate) struct Ticket {
     _place: Arc<Place>,
@@ -170,13 +170,13 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Tells what has become of the portion, or of a part of it.
+    /// Counts the result for the portion, or for a part of it.
     pub(crate) fn done(self, done: TakenOver) {
         self.counts.took_over(done);
     }
 }
 
-/// A portion's place inside a gate.
+/// A portion's place in a [`Gate`].
 #[derive(Debug)]
 struct Place(Arc<Gate>);
 
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
     use lvs_sys::EventFd;
 
-    /// A director that keeps portions until it is told to go on.
+    /// A director that keeps portions until the test releases them.
     #[derive(Default)]
     struct Slow {
         portions: Mutex<Vec<(usize, Ticket)>>,
@@ -253,14 +253,14 @@ mod tests {
         });
         assert_eq!(reader.counts.read().taken, 200);
 
-        // Who is to stop waits for nobody.
+        // A stopped backup does not wait for the packet workers.
         stop.ask();
         reader.deliver((0..200).map(entry).collect(), &slow, &stop);
         assert_eq!(waiting(), PORTIONS_MAX);
     }
 
     proptest::proptest! {
-        /// The way in from a datagram to the portions.
+        /// Reading, from the datagram to the portions.
         #[test]
         fn no_datagram_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..1473), fix: bool, syncid: u8) {
             let mut reader = Reader {

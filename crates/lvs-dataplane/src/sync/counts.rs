@@ -1,4 +1,4 @@
-//! What the daemons have counted.
+//! The counters of the synchronisation daemons.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,14 +10,14 @@ use lvs_core::replication::TakenOver;
 pub(crate) struct Counts {
     pub(super) sent: AtomicU64,
     pub(super) sent_bytes: AtomicU64,
-    /// Found as many waiting as may.
+    /// Messages dropped because their queue was full.
     pub(crate) queue_full: AtomicU64,
-    /// Refused by the interface.
+    /// Messages that the interface refused.
     pub(super) not_sent: AtomicU64,
     pub(super) received: AtomicU64,
     pub(super) received_bytes: AtomicU64,
     pub(super) taken: AtomicU64,
-    /// Lost for want of room in the sockets.
+    /// Datagrams lost because a socket buffer was full.
     pub(super) lost: AtomicU64,
     pub(super) too_long: AtomicU64,
     pub(super) malformed: AtomicU64,
@@ -38,7 +38,7 @@ impl Counts {
         count(&self.no_room, done.no_room);
     }
 
-    /// As they are now.
+    /// The current values.
     pub(crate) fn read(&self) -> SyncCounts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         SyncCounts {

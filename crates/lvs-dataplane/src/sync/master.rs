@@ -1,4 +1,4 @@
-//! The master's thread: sends what the packet workers have to say.
+//! The thread of a sync master: sends the messages of the packet workers.
 
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// How long a master that is to stop waits for room in its sockets, for all that is left.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Sends until it is told to stop, and then what there is left.
+/// Sends until `stop` is set, and then the remaining messages.
 pub(super) fn run(
     mut sockets: Sockets,
     director: &dyn Director,

@@ -1,15 +1,16 @@
-//! The synchronisation daemons: connections go to other directors, and come from them, as UDP
-//! datagrams of a multicast group at one interface. What is sent when, and what becomes of it,
-//! [`lvs_core::sync`] says; here are sockets and threads.
+//! The synchronisation daemons of IPVS: they send connections to other directors, and receive
+//! connections from them, as UDP datagrams of a multicast group on one interface.
+//! [`lvs_core::sync`] decides which connections are sent at which time, and how received ones are
+//! used; this module has the sockets and threads.
 //!
 //! ```text
 //! lvs-worker-N ─ full messages ─▶ Outbox, bounded ─▶ lvs-sync-master ─▶ sockets to port, port + 1 ...
 //! sockets at port, port + 1 ... ─▶ lvs-sync-backup ─ portions, few at a time ─▶ mailbox of lvs-worker-N
 //! ```
 //!
-//! No packet worker waits: what the outbox has no room for is lost and counted, and the backup
-//! gives out the next portion when one before it is done. What comes meanwhile waits in the
-//! sockets' buffers.
+//! A packet worker never waits. If the outbox is full, a message is dropped and counted. The backup
+//! passes the next portion when an earlier one is complete; meanwhile datagrams wait in the buffers
+//! of the sockets.
 
 mod backup;
 mod counts;
@@ -39,15 +40,15 @@ use lvs_sys::EventFd;
 
 /// The director, as the daemons' threads need it.
 pub(crate) trait Director: Send + Sync {
-    /// Messages that are due and come from no packet worker.
+    /// Due messages that do not come from a packet worker.
     fn messages(&self) -> Vec<Message>;
 
-    /// Gives connections to the packet workers that they belong to. The ticket is held until it is
-    /// done.
+    /// Passes connections to the packet workers that own them. The ticket is kept until they are
+    /// taken over.
     fn take_over(&self, entries: Vec<Entry>, ticket: Ticket);
 }
 
-/// The daemons of an engine.
+/// The daemons of a dataplane.
 #[derive(Debug)]
 pub(crate) struct Daemons {
     running: Mutex<Vec<Running>>,
@@ -64,7 +65,7 @@ struct Running {
     thread: JoinHandle<()>,
 }
 
-/// How a daemon's thread is told to end.
+/// The stop flag of a daemon's thread, and the descriptor that wakes it.
 #[derive(Debug)]
 struct Stop {
     asked: AtomicBool,
@@ -82,7 +83,8 @@ impl Stop {
     }
 }
 
-/// A daemon that has all it needs and waits for the word to begin; dropped, it has never been.
+/// A daemon whose sockets and thread are ready, and whose thread waits for the start. Dropping it
+/// ends the daemon without any effect.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     running: Running,
@@ -90,7 +92,7 @@ pub(crate) struct Prepared {
 }
 
 impl Daemons {
-    /// None that runs.
+    /// Creates the set without a running daemon.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             running: Mutex::default(),
@@ -100,7 +102,7 @@ impl Daemons {
         })
     }
 
-    /// Whose daemons they are.
+    /// Sets the director that the daemons serve.
     pub(crate) fn serve(&self, director: Weak<dyn Director>) {
         let _ = self.director.set(director);
     }
@@ -168,11 +170,11 @@ impl Daemons {
         })
     }
 
-    /// Has those run that are `wanted`, which run already or were prepared, and no others. When it
-    /// returns, those that are to stop have.
+    /// Starts the prepared daemons and stops the running ones that are not `wanted`. It returns
+    /// after the threads of stopped daemons have ended.
     pub(crate) fn follow(&self, wanted: &[SyncDaemon], prepared: Vec<Prepared>) {
         let mut running = lock(&self.running);
-        // One that is stopped and started again may have other ports and buffers.
+        // A daemon that is stopped and started again may have other ports and buffers.
         let anew = |role| {
             let mut new = prepared.iter().map(|prepared| &prepared.running.daemon);
             new.any(|daemon| daemon.role == role)
@@ -191,7 +193,7 @@ impl Daemons {
         }
     }
 
-    /// Ends all.
+    /// Stops all daemons.
     pub(crate) fn end(&self) {
         let all = std::mem::take(&mut *lock(&self.running));
         end(all);
@@ -219,12 +221,12 @@ const fn role(role: SyncRole) -> &'static str {
     }
 }
 
-/// The group of a daemon that is complete.
+/// The multicast group of a daemon with complete settings.
 fn group(daemon: &SyncDaemon) -> IpAddr {
     daemon.group.unwrap_or_else(|| lvs_core::sync::GROUP.into())
 }
 
-/// A connection from such a port, for tests.
+/// A connection from the client port `port`, for tests.
 #[cfg(test)]
 pub(crate) fn entry(port: u16) -> Entry {
     Entry {
@@ -242,7 +244,7 @@ pub(crate) fn entry(port: u16) -> Entry {
     }
 }
 
-/// What a thread of a daemon waits for.
+/// Adds the stop descriptor to the poller of a daemon's thread.
 fn add_stop(poller: &mut lvs_sys::Poller, stop: &Stop) {
     poller.add(stop.wake.as_fd());
 }

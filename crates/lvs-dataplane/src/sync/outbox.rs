@@ -9,13 +9,13 @@ use lvs_core::sync::Message;
 use crate::lock::lock;
 use lvs_sys::EventFd;
 
-/// Bytes of messages that may wait, however many `sync_qlen_max` says.
+/// The most bytes of waiting messages, even if `sync_qlen_max` permits more messages.
 const BYTES_MAX: usize = 64 << 20;
-/// Bytes of them that are taken in one go, but for the last one: what is taken waits, too, for an
-/// interface that takes no more.
+/// The master stops taking messages at this many bytes; the last message may exceed it. Taken
+/// messages wait too, if the interface accepts no more.
 const PORTION: usize = 256 << 10;
 
-/// Messages that wait to be sent. Nobody waits for room in it.
+/// Messages that wait to be sent. A full outbox drops messages instead of delaying a packet worker.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     queued: Mutex<Queued>,
@@ -58,7 +58,7 @@ impl Outbox {
         true
     }
 
-    /// Takes out a portion of what waits, in order; nothing only if nothing waits.
+    /// Removes and returns a portion of the messages, in order; empty only if no message waits.
     pub(super) fn take(&self) -> Vec<Message> {
         self.wake.take();
         let (mut portion, mut bytes) = (Vec::new(), 0);
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waits_to_be_sent_is_bounded_by_number_and_bytes() {
+    fn outbox_is_bounded_by_number_and_bytes() {
         let outbox = Outbox::new().expect("a descriptor");
         let message = |len| Message {
             port: 0,
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!((pushed, outbox.take().len()), (4, 4));
         let push = || (0..2000).filter(|_| outbox.push(message(64 << 10), 5000));
         assert_eq!(push().count(), 1024);
-        // What is on its way is a portion: whoever sends it may wait for the interface.
+        // The taken portion may wait for the interface.
         let taken = outbox.take().len();
         assert_eq!(taken, PORTION / (64 << 10));
         assert_eq!(push().count(), taken);

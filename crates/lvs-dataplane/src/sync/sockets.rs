@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::counts::{Counts, count};
 use super::{group, role};
 
-/// Sockets of a daemon at its interface, which may go and come back.
+/// Sockets of a daemon on its interface, which may be removed and added again.
 #[derive(Debug)]
 pub(super) struct Sockets {
     pub(super) daemon: SyncDaemon,
@@ -18,17 +18,17 @@ pub(super) struct Sockets {
     sock_size: i32,
     /// The index of the interface that they are bound to.
     index: u32,
-    /// Where a master sends from, to a group of IPv4.
+    /// The source address of a master with an IPv4 group.
     source: Option<Ipv4Addr>,
     open: Vec<UdpSocket>,
-    /// What they had lost when this was last looked at.
+    /// The number of datagrams that each socket had lost at the last check.
     lost: Vec<u32>,
-    /// The interface is not there.
+    /// The interface does not exist at present.
     away: bool,
 }
 
 impl Sockets {
-    /// Opens them.
+    /// Opens the sockets.
     ///
     /// # Errors
     /// As the kernel refuses to start a daemon.
@@ -60,15 +60,15 @@ impl Sockets {
         this.open = this.all(this.index).map_err(refused)?;
         this.lost = vec![0; this.open.len()];
         if daemon.role == SyncRole::Master {
-            // An interface that is down is found out here, as by the kernel, and not with the first
-            // message.
+            // This fails for an interface that is down, as in the kernel, before the first message
+            // is sent.
             let probe = this.one(this.index, 0).map_err(refused)?;
             probe.connect(this.target(0)).map_err(refused)?;
         }
         Ok(this)
     }
 
-    /// One for each port.
+    /// Opens one socket for each port.
     fn all(&self, index: u32) -> io::Result<Vec<UdpSocket>> {
         (0..self.ports)
             .map(|number| self.one(index, number))
@@ -93,13 +93,13 @@ impl Sockets {
         Ok(socket)
     }
 
-    /// The address that a master of a group of IPv4 sends from: the interface's first.
+    /// The source address of a master with an IPv4 group: the interface's first.
     fn primary(&self) -> Option<Ipv4Addr> {
         let sends = self.daemon.role == SyncRole::Master && group(&self.daemon).is_ipv4();
         sends.then(|| lvs_sys::primary_address(&self.daemon.interface).ok()?)?
     }
 
-    /// Where the messages of port `number` go.
+    /// The destination of messages for port `number`.
     fn target(&self, number: u16) -> SocketAddr {
         let port = port(&self.daemon).saturating_add(number);
         match group(&self.daemon) {
@@ -108,7 +108,7 @@ impl Sockets {
         }
     }
 
-    /// Those that are open; none while the interface is away.
+    /// The open sockets; none while the interface does not exist.
     pub(super) fn iter(&self) -> impl Iterator<Item = &UdpSocket> {
         self.open.iter()
     }
@@ -129,8 +129,9 @@ impl Sockets {
         Ok(())
     }
 
-    /// Follows an interface that goes and comes back: what is bound to the one that is gone hears
-    /// nothing any more. And counts what has been lost. To be called now and then.
+    /// Opens the sockets again if the interface was removed and added again, because a socket that
+    /// is bound to the removed interface receives nothing. Also counts lost datagrams. To be called
+    /// now and then.
     pub(super) fn keep(&mut self, counts: &Counts) {
         for (socket, before) in self.open.iter().zip(&mut self.lost) {
             if self.daemon.role == SyncRole::Backup
@@ -180,7 +181,7 @@ fn port(daemon: &SyncDaemon) -> u16 {
     daemon.port.unwrap_or(sync::PORT)
 }
 
-/// A refusal to start a daemon for want of its sockets.
+/// The failure to start a daemon because its sockets cannot be opened.
 fn refusal(daemon: &SyncDaemon, error: &io::Error) -> Failure {
     let (role, interface) = (role(daemon.role), &daemon.interface);
     let code = match error.raw_os_error() {

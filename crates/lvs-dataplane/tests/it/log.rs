@@ -82,7 +82,7 @@ impl Drop for Engine {
 }
 
 #[test]
-fn a_full_disk() {
+fn dataplane_with_full_log_disk_works_and_ends() {
     let full = OpenOptions::new()
         .write(true)
         .open("/dev/full")
@@ -91,7 +91,7 @@ fn a_full_disk() {
 }
 
 #[test]
-fn a_reader_that_goes_after_the_first_line() {
+fn dataplane_works_after_log_reader_has_gone() {
     let mut engine = Engine::start("head", Stdio::piped(), &[]);
     let mut reader = BufReader::new(engine.process.stderr.take().expect("a pipe"));
     let mut line = String::new();
@@ -102,7 +102,7 @@ fn a_reader_that_goes_after_the_first_line() {
 }
 
 #[test]
-fn a_reader_that_never_reads() {
+fn dataplane_works_with_log_reader_that_never_reads() {
     let (from, to) = std::io::pipe().expect("a pipe");
     let mut filler = to.try_clone().expect("a copy");
     rustix::io::ioctl_fionbio(&filler, true).expect("it need not block");
@@ -114,7 +114,7 @@ fn a_reader_that_never_reads() {
 }
 
 #[test]
-fn the_end_is_logged() {
+fn dataplane_logs_its_end() {
     let (mut from, to) = std::io::pipe().expect("a pipe");
     Engine::start("end", to, &[("LVS_STARTED_BY", "lvsd")]).works_and_ends();
     let mut text = String::new();
@@ -123,7 +123,7 @@ fn the_end_is_logged() {
 }
 
 #[test]
-fn the_journal_is_what_the_environment_names_by_its_inode() {
+fn journal_is_recognised_by_inode_in_environment() {
     use std::os::unix::fs::MetadataExt;
     let path = std::env::temp_dir().join(format!("lvs-journal-{}", std::process::id()));
     for (inode, prefix) in [(0, "2"), (1, "<6> INFO ready at ")] {

@@ -1,5 +1,5 @@
-//! The program under a service manager that watches it: fed while it answers, and not when it
-//! hangs.
+//! The program under a service manager with a watchdog: the program resets the watchdog while its
+//! threads answer, and not when one hangs.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What comes within this time has come at once, on a machine that does much else.
+/// The longest wait for a message; generous, for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn next(manager: &UnixDatagram) -> Option<String> {

@@ -176,7 +176,7 @@ fn pattern(position: usize) -> u8 {
 }
 
 #[test]
-fn an_idle_round_trip() {
+fn idle_round_trip_is_answered() {
     idle_round_trip(open);
     idle_round_trip(open_without_ring);
     idle_round_trip(open_two_queues);
@@ -195,7 +195,7 @@ fn idle_round_trip(open: fn(&str) -> AfPacket) {
     let mut times = left.run(|| {
         let socket = UdpSocket::bind("10.0.0.1:0").unwrap();
         socket
-            .set_read_timeout(Some(Duration::from_secs(5)))
+            .set_read_timeout(Some(Duration::from_secs(120)))
             .unwrap();
         socket.connect("10.0.0.2:7").unwrap();
         let mut times = Vec::new();
@@ -252,7 +252,7 @@ fn frames_in_slots_and_longer_ones_come_in_order_and_none_is_lost() {
         let mut sender = left.run(|| open_without_ring("wl"));
         let mut batch = frames();
         let (mut sent, mut expected) = (0, 0);
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_secs(600);
         while expected < ALL {
             assert!(Instant::now() < end, "{expected} of {ALL} frames came");
             let mut some: Vec<_> = (sent..ALL.min(sent + 64))
@@ -277,7 +277,7 @@ fn frames_in_slots_and_longer_ones_come_in_order_and_none_is_lost() {
                     assert_eq!((number, whole), (expected, true));
                     expected += 1;
                 }
-                // What was sent may be on its way still.
+                // Sent frames may not have arrived yet.
                 if sent == expected || (count == 0 && sent < expected + 2000) {
                     break;
                 }
@@ -289,7 +289,7 @@ fn frames_in_slots_and_longer_ones_come_in_order_and_none_is_lost() {
 }
 
 #[test]
-fn a_full_ring_counts_what_it_loses_and_leaves_lent_frames_alone() {
+fn full_ring_counts_losses_and_keeps_lent_frames() {
     let (left, middle, _right) = hosts();
     let mut receiver = middle.run(move || open("wa"));
     let mut sender = left.run(|| open_without_ring("wl"));
@@ -300,7 +300,7 @@ fn a_full_ring_counts_what_it_loses_and_leaves_lent_frames_alone() {
         }
     };
     let next = |receiver: &mut AfPacket, batch: &mut [Frame]| {
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + Duration::from_secs(120);
         loop {
             let count = receiver.recv(batch).unwrap();
             let found = batch[..count].iter().filter_map(number_of);
@@ -322,7 +322,7 @@ fn a_full_ring_counts_what_it_loses_and_leaves_lent_frames_alone() {
     let mut batch = frames();
     let mut last = u32::try_from(first.len()).unwrap() - 1;
     let mut came = last + 1;
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while came < 8000 {
         assert!(Instant::now() < deadline, "{came} came");
         for (number, _) in next(&mut receiver, &mut batch) {
@@ -361,7 +361,7 @@ fn a_full_ring_counts_what_it_loses_and_leaves_lent_frames_alone() {
     assert_eq!(receiver.drops(), lost);
 }
 
-/// What is longer than a slot of the ring waits in the socket's buffer.
+/// Frames that are longer than a slot of the ring wait in the socket's buffer.
 #[test]
 fn long_frames_wait_as_far_as_the_socket_has_room_and_the_others_are_counted() {
     let (left, middle, _right) = hosts();
@@ -377,7 +377,7 @@ fn long_frames_wait_as_far_as_the_socket_has_room_and_the_others_are_counted() {
     }
     let mut batch = frames();
     let mut came = 0;
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(120);
     while came + receiver.drops() < ALL {
         assert!(Instant::now() < end, "{came} came");
         let count = receiver.recv(&mut batch).unwrap();
@@ -468,7 +468,7 @@ fn interfaces_that_share_a_batch_make_no_buffers_for_one_another() {
             let count = 1 + pattern(round * len) as usize % (BATCH - 1);
             let mut some: Vec<_> = (0..count).map(|_| numbered(7, len)).collect();
             assert_eq!(sender.send(&mut some), 0);
-            let end = Instant::now() + Duration::from_secs(10);
+            let end = Instant::now() + Duration::from_secs(120);
             let mut came = 0;
             while came < count {
                 assert!(Instant::now() < end, "{came} of {count} came");
@@ -493,7 +493,7 @@ fn interfaces_that_share_a_batch_make_no_buffers_for_one_another() {
 }
 
 #[test]
-fn a_flood_of_syns_takes_no_room_from_other_packets() {
+fn syn_flood_displaces_no_other_packets() {
     let (left, middle, _right) = hosts();
     let mut receiver = middle.run(|| open_two_queues("wa"));
     let mut sender = left.run(|| open_without_ring("wl"));
@@ -511,8 +511,8 @@ fn a_flood_of_syns_takes_no_room_from_other_packets() {
     }
     let mut batch = frames();
     let (mut syns, mut others, mut last_syn) = (0, 0, None);
-    let end = Instant::now() + Duration::from_secs(10);
-    // What was sent may be on its way still.
+    let end = Instant::now() + Duration::from_secs(120);
+    // Sent frames may not have arrived yet.
     while others < ALL / 10 {
         assert!(Instant::now() < end, "{others} came");
         let count = receiver.recv(&mut batch).unwrap();
@@ -536,11 +536,11 @@ fn a_flood_of_syns_takes_no_room_from_other_packets() {
 }
 
 #[test]
-fn a_syn_comes_behind_all_that_came_before_it() {
+fn syn_is_received_after_all_earlier_packets() {
     let (left, middle, _right) = hosts();
     let mut receiver = middle.run(|| open_two_queues("wa"));
     let mut sender = left.run(|| open_without_ring("wl"));
-    // What the host itself sends is for neither queue.
+    // Neither queue receives frames that the host itself sends.
     let mut host = middle.run(|| open_without_ring("wa"));
     let sending = thread::spawn(move || {
         for start in (0..50_000).step_by(8) {
@@ -567,7 +567,7 @@ fn a_syn_comes_behind_all_that_came_before_it() {
     let mut batch = frames();
     let mut came = vec![false; 50_000];
     let (mut last_syn, mut last_other, mut count) = (None, None, 0);
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + Duration::from_secs(600);
     while count < 50_000 {
         assert!(Instant::now() < end, "{count} came");
         let received = receiver.recv(&mut batch).unwrap();
@@ -599,7 +599,7 @@ fn a_syn_comes_behind_all_that_came_before_it() {
 /// A guest's datagram that its host is to cut (`VIRTIO_NET_HDR_GSO_UDP`): the kernel has no header
 /// for it in a ring and loses it.
 #[test]
-fn what_the_ring_cannot_take_does_not_stop_it() {
+fn ring_that_stops_at_unsupported_frame_is_replaced() {
     let host = Host::new();
     let guest = host.run(|| {
         let options = lvs_sys::TunOptions {
@@ -611,7 +611,7 @@ fn what_the_ring_cannot_take_does_not_stop_it() {
     host.ip("link set guest up");
     let mut receiver = host.run(|| open("guest"));
     let write = |header: [u8; 10], frame: &Frame| {
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + Duration::from_secs(120);
         while let Err(error) = guest.write(&header, frame.bytes()) {
             assert!(Instant::now() < end, "{error}");
         }
@@ -634,9 +634,9 @@ fn what_the_ring_cannot_take_does_not_stop_it() {
     let mut gave_up = 0;
     for round in 0..20 {
         write(ufo, &Frame::from_bytes(&whole));
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + Duration::from_secs(120);
         'came: loop {
-            // What came before the ring was given up is lost.
+            // The frames in the ring were lost when it was closed.
             write([0; 10], &numbered(round, 60));
             let count = receiver.recv(&mut batch).unwrap();
             for frame in &batch[..count] {
@@ -656,7 +656,7 @@ fn what_the_ring_cannot_take_does_not_stop_it() {
     }
     // A kernel that has mended this keeps its ring.
     assert!(gave_up <= 1 && receiver.drops() >= 20);
-    // And one that is only full is not given up.
+    // A ring that is only full is kept.
     let (left, middle, _right) = hosts();
     let mut receiver = middle.run(|| open("wa"));
     let mut sender = left.run(|| open_without_ring("wl"));
@@ -669,7 +669,7 @@ fn what_the_ring_cannot_take_does_not_stop_it() {
 }
 
 #[test]
-fn a_socket_that_cannot_have_a_ring_receives_without() {
+fn socket_without_ring_receives_by_messages() {
     const PACKET_VNET_HDR: i32 = 15;
     let (left, middle, _right) = hosts();
     let mut sender = left.run(|| open_without_ring("wl"));
@@ -691,7 +691,7 @@ fn a_socket_that_cannot_have_a_ring_receives_without() {
         assert_eq!(sender.send(&mut [numbered(1, 60)]), 0);
         let mut poller = Poller::new();
         poller.add(socket.as_fd());
-        poller.wait(Some(Duration::from_secs(5))).unwrap();
+        poller.wait(Some(Duration::from_secs(120))).unwrap();
         let mut batch = lvs_sys::MessageBatch::new(1);
         let mut buffer = [0; 2048];
         let buffers = [&mut buffer[..]].into_iter();
@@ -700,7 +700,7 @@ fn a_socket_that_cannot_have_a_ring_receives_without() {
 }
 
 #[test]
-fn an_interface_goes_down_and_goes_away() {
+fn interface_down_and_removed_are_reported_as_errors() {
     down_and_away(open);
     down_and_away(open_without_ring);
     down_and_away(open_two_queues);
@@ -711,7 +711,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
     let mut packets = middle.run(move || open("wa"));
     let mut batch = frames();
     let mut until = |packets: &mut AfPacket, kind: ErrorKind| {
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + Duration::from_secs(120);
         loop {
             match packets.recv(&mut batch) {
                 Err(err) if err.kind() == kind => return,
@@ -727,7 +727,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
     assert_eq!(packets.counters().send_down, 1);
     // The same socket goes on when the interface comes up.
     middle.ip("link set wa up");
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + Duration::from_secs(120);
     while packets.send(&mut one) != 0 {
         assert!(Instant::now() < end, "sending works again");
     }
@@ -735,7 +735,7 @@ fn down_and_away(open: fn(&str) -> AfPacket) {
     assert_eq!(packets.send(&mut long), 1);
     assert_eq!(packets.counters().send_too_long, 1);
     left.ip("link delete wl");
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + Duration::from_secs(120);
     loop {
         match packets.recv(&mut frames()) {
             Err(err) if err.kind() == ErrorKind::NotFound => break,
@@ -767,7 +767,7 @@ fn checksum(bytes: &[u8]) -> u16 {
 }
 
 #[test]
-fn the_host_takes_what_is_given_back_and_its_filters_return() {
+fn host_device_reinjects_packets_and_restores_filters() {
     let host = Host::new();
     // Strict filtering everywhere, as some distributions have it, and a client behind another
     // interface.
@@ -794,7 +794,7 @@ fn the_host_takes_what_is_given_back_and_its_filters_return() {
 
     let socket = host.run(|| UdpSocket::bind("10.0.0.1:4000").unwrap());
     socket
-        .set_read_timeout(Some(Duration::from_secs(5)))
+        .set_read_timeout(Some(Duration::from_secs(120)))
         .unwrap();
     let mut packet = vec![
         0x45, 0, 0, 33, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 77, 10, 0, 0, 1, 0x10, 0, 0x0f,
@@ -820,7 +820,7 @@ fn the_host_takes_what_is_given_back_and_its_filters_return() {
     let mut batch = frames();
     let mut poller = Poller::new();
     poller.add(device.fd().unwrap());
-    poller.wait(Some(Duration::from_secs(5))).unwrap();
+    poller.wait(Some(Duration::from_secs(120))).unwrap();
     assert_eq!(device.recv(&mut batch).unwrap(), 1);
     assert!(batch[0].bytes().ends_with(b"to a VIP"));
     assert_eq!(&batch[0].bytes()[16..20], [192, 0, 2, 1]);

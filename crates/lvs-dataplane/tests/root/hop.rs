@@ -1,5 +1,5 @@
-//! The device of a director that is a hop of its host's routing, and what leads packets there,
-//! against a real kernel. Needs root.
+//! The device of the TUN backend and the rules and routes that lead packets into it, against a real
+//! kernel. Needs root.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -81,7 +81,7 @@ fn queues_share_the_flows_and_lost_hops_are_given_back() {
     assert!(!host.sh("ip -br link").contains(DEVICE));
 }
 
-/// What a NAT service of an address steers.
+/// The intercepted packets of a NAT service with one server.
 fn spec(vip: &str, server: &str, port: u16) -> Intercept {
     let endpoint =
         |address: &str, port| Endpoint::new(Protocol::UDP, SocketAddr::new(addr(address), port));
@@ -152,7 +152,7 @@ impl Router {
             .collect()
     }
 
-    /// Which way a packet that came in on an interface takes.
+    /// The kernel's route for a packet that arrived on an interface.
     fn way(&self, packet: &str) -> String {
         self.host.sh(&format!("ip route get {packet}"))
     }
@@ -215,7 +215,7 @@ fn packets_find_the_device_once() {
 }
 
 #[test]
-fn what_is_somebody_elses_stays_and_what_is_lost_comes_back() {
+fn foreign_entries_stay_and_lost_entries_return() {
     let router = Router::new();
     router
         .host

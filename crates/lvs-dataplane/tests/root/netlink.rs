@@ -18,7 +18,7 @@ fn follow(
     mut done: impl FnMut(&NetState, &Changes) -> bool,
 ) -> Changes {
     let mut all = Changes::default();
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(120);
     while !done(state, &all) {
         assert!(
             Instant::now() < end,
@@ -45,7 +45,7 @@ fn links_addresses_and_routes_are_followed() {
     host.sh("ip route add default via 10.0.0.254; ip route add 10.7.0.0/16 via 10.0.0.9 mtu 1400 src 10.0.0.3");
     host.sh("ip route add blackhole 10.8.0.0/16; ip route add 10.9.0.0/16 nexthop via 10.0.0.5 nexthop via 10.0.0.6");
     // The kernel makes the local route of an IPv6 address later (addrconf_dad_work()).
-    host.sh("timeout 10 sh -c 'until ip -6 route show table local | grep -q fd00::1; do sleep 0.05; done'");
+    host.sh("timeout 120 sh -c 'until ip -6 route show table local | grep -q fd00::1; do sleep 0.05; done'");
     let (mut netlink, mut state) = host.run(|| Netlink::open().unwrap());
     let link = state.link_by_name("e0").unwrap().clone();
     assert_eq!(host.run(|| lvs_sys::if_index("e0").unwrap()), link.index);

@@ -50,8 +50,8 @@ pub struct Piece<'a> {
 
 impl<'a> Cutter<'a> {
     /// Cuts the IPv4 packet `ip` into fragments of at most `mtu` bytes. `sizes` are the payload
-    /// sizes to keep, where they all fit. `df` is what the fragments carry. Checksums must be
-    /// finished.
+    /// sizes to keep, if all of them fit. `df` is the flag "don't fragment" of the fragments.
+    /// Checksums must be finished.
     ///
     /// # Errors
     /// [`FrameDrop::MtuTooSmall`] if nothing can be sent behind the headers.
@@ -80,8 +80,8 @@ impl<'a> Cutter<'a> {
     }
 
     /// Cuts the IPv6 packet `ip` into fragments of at most `mtu` bytes, all with `id`. `sizes` are
-    /// those to keep of what follows the unfragmentable headers, if they all fit. Checksums
-    /// must be finished.
+    /// the sizes to keep of the part after the unfragmentable headers, if all of them fit.
+    /// Checksums must be finished.
     ///
     /// # Errors
     /// [`FrameDrop::MtuTooSmall`] if nothing can be sent behind the headers.

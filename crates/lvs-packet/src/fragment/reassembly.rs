@@ -79,8 +79,8 @@ impl<'a> Part<'a> {
         if six && fragment.offset == 0 && !ipv6::has_upper_header(&ip[..packet.len]) {
             return Err(FrameDrop::TinyFragment);
         }
-        // All but the last carry a multiple of 8; what exceeds that is cut off, or is an error of
-        // an IPv6 sender.
+        // All but the last fragment contain a multiple of 8 bytes; the excess is cut off, or is an
+        // error of an IPv6 sender.
         let size = if fragment.more && six && payload.len() % 8 != 0 {
             0
         } else if fragment.more {
@@ -359,9 +359,9 @@ impl Reassembler {
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As the kernel does (`inet_frag_create`), what is new is refused when the room is taken: to
-    /// look for something older to give up would cost an attacker nothing and the director a
-    /// lot.
+    /// Refuses a new datagram if the memory is full, like the kernel (`inet_frag_create`).
+    /// Searching for an older datagram to evict would cost the director much and an attacker
+    /// nothing.
     fn reserve(&self, bytes: usize) -> Result<(), FrameDrop> {
         let grown = |memory: usize| Some(memory + bytes).filter(|&memory| memory <= MEMORY_MAX);
         match self

@@ -29,7 +29,7 @@ impl Endpoint {
     }
 }
 
-/// A set of endpoints that knows its addresses too, and is cheap to copy.
+/// A set of endpoints with a set of their addresses, cheap to copy.
 #[derive(Clone, Debug, Default)]
 pub struct Endpoints {
     all: SharedSet<Endpoint>,

@@ -66,9 +66,9 @@ fn service_endpoint(key: ServiceKey) -> Option<Endpoint> {
     }
 }
 
-/// Every port of an FTP service's address: while it is persistent, it takes data connections to
-/// ports that have no service of their own; the helper for the ports `helped` knows which will
-/// come.
+/// All ports of an FTP service's address, because data connections have other ports than the
+/// service. A persistent service receives them if no other service has their port, and the helper
+/// for the ports `helped` expects each of them.
 fn any_port(key: ServiceKey, helped: &[u16]) -> Option<Endpoint> {
     match key {
         ServiceKey::Address {
@@ -139,11 +139,11 @@ pub struct Intercept {
     /// packets to them, from any sender. So is every transit fragment of ICMP, because only the
     /// reassembled error shows the packet that it is about.
     pub nat_servers: Endpoints,
-    /// Addresses of the host that stand for clients towards servers: what those servers send to
-    /// them is intercepted although it is addressed to the host.
+    /// Addresses of the host that replace clients towards servers (full NAT). Packets from these
+    /// servers to them are intercepted, although they are addressed to the host.
     pub local_addresses: HashSet<IpAddr>,
-    /// Servers on this host itself, whose answers its routes lead into the dataplane. Nothing is
-    /// intercepted for them: what is no answer of a service's leaves as it is.
+    /// Servers on this host itself, whose answers the host's routes lead into the dataplane.
+    /// Nothing is intercepted for them: packets that are not answers of a service leave unchanged.
     pub local_nodes: Endpoints,
     /// Connections of the host's own: their servers' answers are intercepted although they are
     /// addressed to the host. They come and go one by one, not with the rest.
@@ -178,7 +178,7 @@ impl Intercept {
         spec
     }
 
-    /// Intercepts what a service takes; `helped` are the ports of FTP's helper.
+    /// Intercepts the packets of a service; `helped` are the ports of FTP's helper.
     pub fn add_service(&mut self, service: &Service, helped: &[u16]) {
         let persistent = service.config().flags.has(ServiceFlags::PERSISTENT);
         self.add_key(service.key(), helped, persistent);
@@ -195,7 +195,7 @@ impl Intercept {
         }
     }
 
-    /// Intercepts what a server needs that is configured, or still has connections.
+    /// Intercepts the packets of a server that is configured or still has connections.
     pub fn add_endpoint(
         &mut self,
         key: ServiceKey,
@@ -232,7 +232,7 @@ impl Intercept {
         self.local_nodes.extend(answers(key, server, helped));
     }
 
-    /// Intercepts what a service with this key takes, data connections of FTP included.
+    /// Intercepts the packets of a service with this key, data connections of FTP included.
     pub fn add_key(&mut self, key: ServiceKey, helped: &[u16], persistent: bool) {
         let endpoint = service_endpoint(key);
         self.services
@@ -241,8 +241,8 @@ impl Intercept {
         self.services.extend(any_port(key, helped).filter(|_| data));
     }
 
-    /// Intercepts what a firewall mark rule takes. Where it names many ports, all ports are
-    /// intercepted, and those that it does not name are given back.
+    /// Intercepts the packets of a mark rule. If it names many ports, all ports are intercepted,
+    /// and packets to other ports are reinjected.
     pub fn add_marked(&mut self, rule: &MarkRule) {
         let named: Vec<u16> = rule
             .ports
@@ -345,7 +345,7 @@ impl Intercept {
                 self.is_nat_server(about) || self.is_vip(about)
             };
         }
-        // Neither a fragment's ports are known nor, to nf_tables, those behind AH.
+        // Fragments have no ports, and nf_tables does not read the ports after AH.
         if packet.fragment.is_some() || packet.authenticated {
             let covered = self.is_vip(dst)
                 || (!to_host && self.is_vip(src))

@@ -16,8 +16,8 @@ use crate::wire::icmp::ErrorKind;
 use crate::wire::ip_options::{self, Refused};
 use crate::wire::{ipv4, ipv6};
 
-/// The length of what does not fit `mtu` and must not be fragmented: the packet, or the longest of
-/// its segments.
+/// The length of a packet, or of its longest segment, that exceeds `mtu` and must not be
+/// fragmented; `None` if it fits.
 fn longest(frame: &Frame, job: &Job<'_>, mtu: usize) -> Result<Option<usize>, FrameDrop> {
     let packet = &job.packet;
     // A packet that came in fragments of IPv6 fits as it fitted before.
@@ -65,8 +65,8 @@ impl Pipeline {
         matches!(longest(frame, job, mtu), Ok(None))
     }
 
-    /// Looks at the IPv4 options of what the host does not see; what becomes of the packet, if they
-    /// are its end.
+    /// Checks the IPv4 options of a packet that the host does not receive; returns the fate of the
+    /// packet if the options end it.
     pub(super) fn read_options<N: Net>(
         &mut self,
         frame: &Frame,
@@ -94,7 +94,7 @@ impl Pipeline {
         }
     }
 
-    /// Writes what the options of a request ask for: the address that it was sent to.
+    /// Fills in the options of a request with its destination address.
     pub(super) fn fill_options_of_request<N: Net>(
         &self,
         frame: &mut Frame,
@@ -114,8 +114,8 @@ impl Pipeline {
         }
     }
 
-    /// Writes what the options of an answer ask for: a route records the address that it leaves
-    /// from, a time stamp the one on the side where it came in.
+    /// Fills in the options of an answer: a recorded route gets the address of the outgoing
+    /// interface, a time stamp that of the incoming one.
     pub(super) fn fill_options_of_reply<N: Net>(
         &self,
         frame: &mut Frame,
@@ -142,8 +142,7 @@ impl Pipeline {
         u32::try_from(since.as_millis() % DAY_MS).unwrap_or(0)
     }
 
-    /// Lowers the segment size of a packet that opens a TCP connection, where that is wished.
-    /// `mtu`: what its way carries.
+    /// Lowers the segment size of a SYN, if configured. `mtu`: the MTU of its path.
     #[inline]
     pub(super) fn clamp_mss<N: Net>(
         &self,

@@ -124,8 +124,8 @@ impl Pipeline {
         {
             return fate;
         }
-        // Forwarding comes before netfilter's hook: what cannot be forwarded never gets to the
-        // director (`ip_forward`).
+        // The kernel checks forwarding before netfilter's hook: IPVS never receives a packet that
+        // cannot be forwarded (`ip_forward`).
         if job.hook == Hook::Transit
             && let Some(fate) = self.transit_checks(frame, &mut job, cx)
         {
@@ -150,7 +150,7 @@ impl Pipeline {
                         .gate
                         .passes(meta.tuple.src, meta.tuple.dst, number, cx.now)
                 {
-                    // The host has what is its own.
+                    // The host receives its own packets.
                     return self.drop_or_leave(FrameDrop::SynFlood, &job, cx);
                 }
                 match &cx.ahead {

@@ -138,7 +138,7 @@ impl Pipeline {
         }
         match packet.fragment {
             None => self.datagram(frame, job, decide, cx),
-            // Fragments that concern nobody here stay with the host.
+            // The host handles fragments that do not concern services.
             Some(part) if from_host || virtual_dst || self.intercepted(&job, cx) => {
                 self.fragment(frame, job, part, decide, cx)
             }
@@ -191,8 +191,8 @@ impl Pipeline {
         {
             return fate;
         }
-        // A "fragment" that is the whole datagram may be unfinished (RFC 6946); no device finishes
-        // what is put together.
+        // A "fragment" that is the whole datagram may have an unfinished checksum (RFC 6946); no
+        // device finishes the checksum of a reassembled datagram.
         if let Err(reason) = segment::finish_checksum(frame) {
             return Fate::Dropped(reason);
         }
@@ -233,9 +233,9 @@ impl Pipeline {
 }
 
 impl Pipeline {
-    /// A first fragment of IPv6 that ends before its headers do waits for no others
-    /// (`nf_ct_frag6_gather`): by itself it can belong to a known connection, but opens none
-    /// and is not translated.
+    /// Handles a first fragment of IPv6 that ends within its headers. It does not wait for others
+    /// (`nf_ct_frag6_gather`): alone it can belong to an existing connection, but it opens no
+    /// connection and is not translated.
     fn tiny_fragment<N: Net, D: Decide>(
         &mut self,
         frame: &mut Frame,

@@ -1,4 +1,5 @@
-//! The way out: cut to what the link takes, resolve the neighbour, queue.
+//! Output: fragments a packet to the MTU of the link, resolves the neighbour, and queues the
+//! frames.
 
 use super::datagram::Job;
 use super::{Cx, Fate, Output, Pipeline, Request};
@@ -109,7 +110,7 @@ impl Pipeline {
         fate
     }
 
-    /// As [`Self::leave`], for what is no aggregate and does not leave as it is.
+    /// As [`Self::leave`], for a packet that is not a super-packet and has to be changed.
     fn leave_cut<N: Net>(
         &mut self,
         frame: &mut Frame,

@@ -50,7 +50,7 @@ impl Pipeline {
         cx: &mut Cx<'_, N>,
     ) -> Option<Fate> {
         let bytes = frame.bytes();
-        // Most packets are not ICMPv6. What is about groups has options in front.
+        // Most packets are not ICMPv6. Messages about groups have hop-by-hop options before them.
         match bytes.get(ETHERNET_LEN + ipv6::field::NEXT_HEADER) {
             Some(&icmpv6::PROTOCOL) => {}
             Some(0) => {

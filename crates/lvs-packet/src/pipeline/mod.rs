@@ -74,21 +74,22 @@ pub trait Decide {
         0
     }
 
-    /// Where deciding on a datagram between these two will look; `None` if that is not known, or not worth the while.
+    /// The place in the table where the decision about a datagram between these two will search;
+    /// `None` if it is unknown or the prefetch is not worth it.
     fn ahead(&self, _protocol: Protocol, _src: SocketAddrV4, _dst: SocketAddrV4) -> Option<Ahead> {
         None
     }
 
-    /// Looks there; what that leads to will be read next.
+    /// Reads this place, and prepares the prefetch of the next one.
     fn aim(&self, _ahead: &mut Ahead) {}
 
-    /// As [`packet`](Self::packet), of one of which it is known where to look.
+    /// As [`packet`](Self::packet), for a packet whose place in the table is known.
     fn packet_ahead(&mut self, meta: &PacketMeta<'_>, _ahead: &Ahead, now: Instant) -> Verdict {
         self.packet(meta, now)
     }
 
-    /// As [`packet_ahead`](Self::packet_ahead), in passing: `None` says that nothing has happened,
-    /// and that `packet_ahead` decides.
+    /// As [`packet_ahead`](Self::packet_ahead), for the userspace fast path: `None` means that no
+    /// state has changed, and that `packet_ahead` decides.
     fn pass(&mut self, _packet: &Plain, _ahead: &Ahead, _now: Instant) -> Option<Passed> {
         None
     }
@@ -135,8 +136,8 @@ pub struct Env<'a, N> {
     pub net: &'a N,
     /// The traffic that is hidden from the host's network stack.
     pub intercept: &'a Intercept,
-    /// Tunnels copy "don't fragment" to the outer header and complain about what does not fit
-    /// (`pmtu_disc`).
+    /// Tunnels copy "don't fragment" to the outer header, and report packets that do not fit by
+    /// ICMP (`pmtu_disc`).
     pub pmtu_disc: bool,
 }
 
@@ -152,7 +153,7 @@ struct Cx<'a, N> {
     ahead: Option<Ahead>,
 }
 
-/// The packet path of one worker. What belongs to the whole director is in its [`Common`].
+/// The packet path of one worker. The state of the whole director is in its [`Common`].
 #[derive(Debug)]
 pub struct Pipeline {
     /// The fates of the frames so far.
@@ -271,7 +272,7 @@ impl Pipeline {
         frames.len()
     }
 
-    /// Sends what waited for a neighbour.
+    /// Sends the packets that waited for a neighbour.
     pub fn neighbour_resolved<N: Net>(
         &mut self,
         port: PortId,
@@ -295,7 +296,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends what the host's own clients have said, as far as their answers are intercepted by now.
+    /// Sends waiting packets of the host's own clients whose answers are intercepted now.
     pub fn local_clients_intercepted<N: Net>(
         &mut self,
         env: &Env<'_, N>,
@@ -327,7 +328,7 @@ impl Pipeline {
         }
     }
 
-    /// Gives up what has waited for too long. To be called about once a second.
+    /// Drops packets that have waited for too long. To be called about once a second.
     pub fn expire(&mut self, now: Instant) {
         self.held.expire(now);
         self.common.reassembler.expire(now);

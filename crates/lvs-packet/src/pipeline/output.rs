@@ -16,10 +16,10 @@ pub enum Request {
     /// Ask the kernel for a neighbour's link-layer address, and report it by
     /// [`Pipeline::neighbour_resolved`](super::Pipeline::neighbour_resolved).
     Resolve(PortId, IpAddr),
-    /// A client has to repeat itself to whoever is behind this neighbour: have the kernel ask
-    /// whether it is still there.
+    /// A client retransmits to a server behind this neighbour: have the kernel confirm the
+    /// neighbour.
     Confirm(PortId, IpAddr),
-    /// A router asks on a port who listens to which groups.
+    /// A router has sent a multicast listener query on a port.
     ListenerQuery(PortId, mld::Query),
     /// A client on the director itself opens a connection: intercept the server's replies.
     InterceptLocalClient(LocalClient),
@@ -104,7 +104,7 @@ impl Output {
         both.map(Vec::len).sum()
     }
 
-    /// Forgets what was sent and applied; the buffers are used again.
+    /// Clears the sent frames and the applied requests, and reuses their buffers.
     pub fn recycle(&mut self) {
         self.requests.clear();
         self.elsewhere.clear();
@@ -128,8 +128,8 @@ impl Output {
         }
     }
 
-    /// An empty frame for what is made here: it has room for `len` bytes and, where it must be
-    /// made, not much more.
+    /// An empty frame for a packet of the director itself, with room for `len` bytes. A newly
+    /// allocated one has not much more.
     pub(super) fn spare(&mut self, len: usize) -> Frame {
         if len > SMALL {
             self.large

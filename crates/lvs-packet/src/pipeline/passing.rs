@@ -1,5 +1,6 @@
-//! The short way: a whole IPv4 packet of an established connection, of which the director says in
-//! passing where it goes. It leaves as it would on the long way, which everything else takes.
+//! The userspace fast path, for whole IPv4 packets that do not change the state of their
+//! established connection. The result equals that of the slow path, which handles all other
+//! packets.
 
 use std::net::IpAddr;
 
@@ -16,7 +17,8 @@ use crate::rewrite::nat::{self, End};
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, Mac, be16, ethernet, ethernet_header, ipv4};
 
 impl Pipeline {
-    /// Takes a frame the short way. `None` says that nothing has happened.
+    /// Handles a frame on the userspace fast path. `None` means that no state has changed, and that
+    /// the slow path handles the frame.
     #[inline]
     pub(super) fn in_passing<N: Net, D: Decide>(
         &mut self,
@@ -123,7 +125,8 @@ impl Pipeline {
     }
 }
 
-/// The packet in a frame, if it is plain and what the frame says of it is.
+/// The packet in a frame, if the packet and the offload data of the frame are suitable for the
+/// userspace fast path.
 #[inline]
 fn plain(frame: &Frame, info: &PortInfo) -> Option<Plain> {
     let (link, ip) = frame.bytes().split_at_checked(ETHERNET_LEN)?;

@@ -92,10 +92,10 @@ impl FromStr for Echo {
     }
 }
 
-/// To what the maximum segment size in SYNs is lowered.
+/// The limit of the maximum segment size in SYNs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClampMss {
-    /// To what the way of the packet and the way back carry, as far as they are known.
+    /// The MTU of the paths in both directions, as far as they are known.
     Auto,
     /// To so many bytes.
     To(u16),

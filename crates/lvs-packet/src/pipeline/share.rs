@@ -67,8 +67,8 @@ impl Pipeline {
         (home != share.number).then_some(home)
     }
 
-    /// Counts what other workers were given: so many frames, for which nothing else was counted,
-    /// among other things, of all of which some found no room.
+    /// Counts packets that were passed to other workers: `frames` frames without another counter,
+    /// and `lost` packets, of all kinds, for which there was no room.
     pub const fn count_handed_over(&mut self, frames: usize, lost: usize) {
         let (frames, lost) = (frames as u64, lost as u64);
         self.counters.received += frames;
@@ -77,14 +77,14 @@ impl Pipeline {
         self.counters.dropped[FrameDrop::WorkerBusy.index()] += lost;
     }
 
-    /// Counts what other workers have received, and not this one.
+    /// Counts frames that this worker has taken over from the workers that received them.
     pub const fn count_taken(&mut self, frames: usize) {
         self.counters.received -= frames as u64;
         self.counters.taken += frames as u64;
     }
 
-    /// A datagram that was put together here, if it is another worker's: that one gets it. Says
-    /// whether it does.
+    /// Passes a reassembled datagram to the worker that owns it; returns whether that is another
+    /// worker.
     pub(super) fn hand_over<N: Net>(
         &self,
         whole: &mut Frame,

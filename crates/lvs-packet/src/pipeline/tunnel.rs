@@ -175,7 +175,7 @@ impl Pipeline {
         if wire_icmp::error(&mut error, complaint.kind, complaint.original, virt, id)
             && let Ok(made) = parse::ip(error.bytes(), false)
             && let Icmp::Error(about) = made.icmp(error.bytes(), Hook::Output, 0)
-            // Asked as what it is, a packet of the connection to its client, it is counted as one.
+            // The director counts it as a packet of the connection to its client.
             && matches!(decide.icmp_error(&about, cx.now), Verdict::Reply(_))
         {
             // And the complaint itself, as far as it quotes the request.

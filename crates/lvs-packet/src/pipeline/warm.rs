@@ -1,5 +1,5 @@
-//! A look over a batch before the first of its packets is decided on: what they will need is
-//! loaded, so that the processor waits for memory once, not for each packet.
+//! Prefetch for a batch: before the first packet is decided, the memory for all packets is loaded,
+//! so that the processor waits once for memory, not once for each packet.
 
 use std::net::SocketAddrV4;
 
@@ -11,7 +11,7 @@ use crate::frame::Frame;
 use crate::parse::PLAIN;
 use crate::wire::{ETHERNET_LEN, ETHERTYPE_IPV4, be16, ethernet, ipv4, udp};
 
-/// Frames of which what they need is loaded before the first of them is decided on.
+/// Frames whose memory is loaded before the first of them is decided.
 pub(super) const AHEAD: usize = 64;
 
 /// Look-up hints of the frames of a batch.

@@ -81,7 +81,7 @@ pub fn acknowledge(frame: &mut Frame, l4: usize, shift: Shift) {
             (kind, Some(&len)) => (kind, usize::from(len)),
             (_, None) => break,
         };
-        // Not whole: what follows cannot be read.
+        // An incomplete option: the options after it cannot be read.
         if len == 0 || (kind != OPTION_NOP && len < 2) || at + len > end {
             break;
         }
@@ -101,7 +101,7 @@ fn header_len(ip: &[u8], l4: usize) -> usize {
     tcp::header_len(tcp).min(tcp.len())
 }
 
-/// Stores a number at `at` in the TCP header at `l4`, and notes what it does to the checksum.
+/// Stores a number at `at` in the TCP header at `l4`, and adds the change to the checksum's delta.
 fn store(ip: &mut [u8], l4: usize, at: usize, number: u32, delta: &mut Delta) {
     let words = |number: u32| {
         let [a, b, c, d] = number.to_be_bytes();
@@ -133,8 +133,8 @@ fn update(frame: &mut Frame, l4: usize, delta: Delta) {
     }
 }
 
-/// Sets lengths and checksums of a packet whose payload has changed; `len` is what its segment's
-/// length was.
+/// Sets lengths and checksums of a packet whose payload has changed; `len` is the earlier length of
+/// its segment.
 fn finish(frame: &mut Frame, packet: &Packet, len: usize) {
     let l4 = packet.l4;
     let unfinished = is_unfinished(frame, l4);

@@ -37,7 +37,7 @@ pub enum ErrorKind {
     TtlExceeded,
     /// 12/0, with the byte of the header that makes no sense.
     ParameterProblem(u8),
-    /// An error that somebody else made, passed on.
+    /// A forwarded error of another host.
     Relayed {
         /// Its type.
         kind: u8,

@@ -12,7 +12,7 @@ pub const PROTOCOL: u8 = 58;
 /// Echo request.
 pub const ECHO_REQUEST: u8 = 128;
 const ECHO_REPLY: u8 = 129;
-/// Hop limit of what the director sends itself.
+/// Hop limit of the director's own packets.
 const HOP_LIMIT: u8 = 64;
 
 /// Type, code and second word of an error about `offending`.

@@ -1,5 +1,5 @@
-//! Options of an IPv4 header: what a host checks before it looks at the packet, and what a router
-//! writes into them (`__ip_options_compile`, `ip_forward_options`).
+//! Options of an IPv4 header: the checks of a host before it handles the packet, and the values
+//! that a router writes (`__ip_options_compile`, `ip_forward_options`).
 //!
 //! ```text
 //!  record route   7 │ length │ pointer │ address, address, ...
@@ -164,9 +164,8 @@ impl WantedOptions {
         *self == Self::default()
     }
 
-    /// Writes what is asked for into the packet at the start of `ip`, whose options these are:
-    /// `route` into its record, `stamp` and `time` (in milliseconds since midnight, UTC) into
-    /// its time stamps.
+    /// Fills in these options of the packet at the start of `ip`: `route` in its recorded route,
+    /// `stamp` and `time` (in milliseconds since midnight, UTC) in its time stamps.
     pub fn fill(&self, ip: &mut [u8], route: Ipv4Addr, stamp: Ipv4Addr, time: u32) {
         if self.is_nothing() {
             return;
@@ -255,8 +254,8 @@ mod tests {
         }
     }
 
-    /// As the kernel answers with "parameter problem", recorded; and what is dropped without a
-    /// word.
+    /// Options for which the kernel answers with "parameter problem", by recordings, and options
+    /// that it drops silently.
     #[test]
     fn host_refuses_invalid_options() {
         for (options, octet) in [

@@ -84,7 +84,8 @@ pub fn decrement_ttl(ip: &mut [u8]) {
     adjust(ip, Delta::NONE.word(old, new));
 }
 
-/// Takes back what one hop has taken from the TTL, and adjusts the header checksum; 255 stays.
+/// Increments the TTL, to undo the decrement of one hop, and adjusts the header checksum; 255
+/// stays.
 #[inline]
 pub fn increment_ttl(ip: &mut [u8]) {
     let old = be16(ip, field::TTL);

@@ -13,7 +13,7 @@ pub mod field {
     pub const VERSION: usize = 0;
     /// Version, traffic class and the upper bits of the flow label.
     pub const CLASS: Field = 0..2;
-    /// Length of what follows the fixed header.
+    /// Length of the packet after the fixed header.
     pub const PAYLOAD_LEN: Field = 4..6;
     /// The first header that follows.
     pub const NEXT_HEADER: usize = 6;
@@ -121,7 +121,7 @@ pub fn decrement_hop_limit(ip: &mut [u8]) {
     }
 }
 
-/// Takes back what one hop has taken from the hop limit; 255 stays.
+/// Increments the hop limit, to undo the decrement of one hop; 255 stays.
 #[inline]
 pub fn increment_hop_limit(ip: &mut [u8]) {
     if let Some(hops) = ip.get_mut(field::HOP_LIMIT) {
@@ -129,7 +129,7 @@ pub fn increment_hop_limit(ip: &mut [u8]) {
     }
 }
 
-/// Stores the length of what follows the fixed header: all of `ip`.
+/// Stores the length of `ip` without the fixed header.
 #[inline]
 pub fn finish_len(ip: &mut [u8]) {
     let len = ip.len().saturating_sub(HEADER_LEN);
@@ -241,7 +241,8 @@ pub fn walk(ip: &[u8]) -> Option<Chain> {
     None
 }
 
-/// Where the byte is that names the first header of `ip` which a host without IPsec does not know.
+/// The position of the byte that names the first header of `ip` which a host without IPsec does not
+/// support.
 pub fn unknown_at(ip: &[u8]) -> usize {
     let mut named_at = field::NEXT_HEADER;
     let mut at = HEADER_LEN;

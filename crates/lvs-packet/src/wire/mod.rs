@@ -164,7 +164,7 @@ pub fn decrement_ttl(ip: &mut [u8]) {
     }
 }
 
-/// Takes back what one hop has taken from the TTL or hop limit of an IP packet; 255 stays.
+/// Increments the TTL or hop limit of an IP packet, to undo the decrement of one hop; 255 stays.
 #[inline]
 pub fn increment_ttl(ip: &mut [u8]) {
     if is_ipv6(ip) {

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 pub use datagram::{Received, receive};
 pub use detach::{Side, detach};
 pub use filter::{IPVS_OPTIONS, Places};
-pub use namespace::{NamespaceId, of_socket, owners};
+pub use namespace::{NamespaceId, cookie_of_socket, of_socket, owners};
 
 /// The listening end of a filter: the calls of all processes under it arrive here.
 #[derive(Debug)]

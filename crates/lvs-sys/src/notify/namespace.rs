@@ -23,13 +23,17 @@ impl NamespaceId {
 
     /// Of a file in `/proc/PID/ns`.
     pub fn from_metadata(meta: &std::fs::Metadata) -> Self {
-        Self {
-            device: meta.dev(),
-            inode: meta.ino(),
-        }
+        Self::new(meta.dev(), meta.ino())
+    }
+
+    /// By device and inode of that file.
+    pub const fn new(device: u64, inode: u64) -> Self {
+        Self { device, inode }
     }
 }
 
+/// `SO_NETNS_COOKIE` (asm-generic/socket.h), which libc does not have.
+const SO_NETNS_COOKIE: libc::c_int = 71;
 /// `SIOCGSKNS` (linux/sockios.h), which libc does not have.
 const SIOCGSKNS: u32 = 0x894c;
 
@@ -47,6 +51,27 @@ fn related(fd: &impl AsFd, request: u64) -> io::Result<File> {
 /// It is not a socket, or this process has no CAP_NET_ADMIN in that namespace.
 pub fn of_socket(socket: &impl AsFd) -> io::Result<File> {
     related(socket, SIOCGSKNS.into())
+}
+
+/// The number of the network namespace of a socket, which no other one gets until the host restarts.
+///
+/// # Errors
+/// It is not a socket.
+pub fn cookie_of_socket(socket: &impl AsFd) -> io::Result<u64> {
+    let fd = socket.as_fd().as_raw_fd();
+    let (mut cookie, mut length) = (0_u64, super::super::socklen::<u64>());
+    // SAFETY: both pointers are to integers of the types that this option writes, and `length` is the
+    // size of the first.
+    super::super::check(unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    })?;
+    Ok(cookie)
 }
 
 /// The user namespaces whose capabilities count in a namespace: its owner, and all above it that

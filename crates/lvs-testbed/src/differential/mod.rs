@@ -41,6 +41,9 @@ pub struct DifferentialOptions {
     /// How many packet cases
     #[arg(long, value_name = "N", default_value_t = 500)]
     packets: u64,
+    /// How many packet cases of FTP. The kernel needs its helper: `modprobe ip_vs_ftp`
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    ftp: u64,
     /// How many command lines of ipvsadm
     #[arg(long, value_name = "N", default_value_t = 2000)]
     commands: u64,
@@ -160,18 +163,25 @@ pub fn run(options: &DifferentialOptions) -> anyhow::Result<()> {
     fs::create_dir_all(directory)?;
     let kernel = options.kernel.as_deref();
     let mut differ = false;
-    if options.packets > 0 {
-        let cases: Vec<Value> = (0..options.packets)
-            .map(|number| packets::case(options.seed, number))
-            .collect();
-        let recording = directory.join("packets.jsonl");
+    let seed = options.seed;
+    let kinds = [
+        (
+            "packets",
+            options.packets,
+            packets::case as fn(u64, u64) -> Value,
+        ),
+        ("ftp", options.ftp, packets::ftp::case),
+    ];
+    for (kind, count, case) in kinds.into_iter().filter(|&(_, count, _)| count > 0) {
+        let cases: Vec<Value> = (0..count).map(|number| case(seed, number)).collect();
+        let recording = directory.join(format!("{kind}.jsonl"));
         let skipped = ask(kernel, &cases, &recording)?;
         let report = conformance(&[recording], None, 3, Through::Userspace)?;
         for mismatch in report.mismatches.iter().take(options.show) {
             println!("{mismatch}");
         }
         println!(
-            "packets: {} cases as the kernel, {} not; {} that vary, {} of what is different by intent",
+            "{kind}: {} cases as the kernel, {} not; {} that vary, {} of what is different by intent",
             report.passed(),
             report.failed(),
             skipped.unstable,

@@ -1,5 +1,6 @@
 //! Packet cases: one service, and everything that its director may meet.
 
+pub(super) mod ftp;
 mod traffic;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -110,11 +110,48 @@ fn finish(src: SocketAddr, dst: SocketAddr, protocol: Protocol, at: usize, l4: &
     l4[at..at + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
+/// The parts of a TCP header that a segment chooses.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpHeader<'a> {
+    /// The flags.
+    pub flags: u8,
+    /// The number of its first byte.
+    pub sequence: u32,
+    /// The number that it acknowledges.
+    pub acknowledgement: u32,
+    /// The window that it announces.
+    pub window: u16,
+    /// Options, in a multiple of 4 bytes.
+    pub options: &'a [u8],
+}
+
 /// A TCP segment in its packet.
 pub fn tcp(src: SocketAddr, dst: SocketAddr, flags: u8, sequence: u32, payload: &[u8]) -> Vec<u8> {
+    let header = TcpHeader {
+        flags,
+        sequence,
+        acknowledgement: 9,
+        window: 0x2000,
+        options: &[],
+    };
+    segment(src, dst, &header, payload)
+}
+
+/// A TCP segment with this header in its packet.
+pub fn segment(
+    src: SocketAddr,
+    dst: SocketAddr,
+    header: &TcpHeader<'_>,
+    payload: &[u8],
+) -> Vec<u8> {
     let mut l4 = ports(src, dst);
-    l4.extend(sequence.to_be_bytes());
-    l4.extend([0, 0, 0, 9, 0x50, flags, 0x20, 0, 0, 0, 0, 0]);
+    l4.extend(header.sequence.to_be_bytes());
+    l4.extend(header.acknowledgement.to_be_bytes());
+    let words = u8::try_from(5 + header.options.len() / 4).unwrap_or(15);
+    l4.extend([words << 4, header.flags]);
+    l4.extend(header.window.to_be_bytes());
+    l4.extend([0; 4]);
+    l4.extend(header.options);
     l4.extend(payload);
     finish(src, dst, Protocol::TCP, 16, &mut l4);
     ip(src.ip(), dst.ip(), Protocol::TCP.0, TTL, &l4)

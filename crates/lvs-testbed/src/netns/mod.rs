@@ -82,7 +82,7 @@ while read -r kind value; do
         name) names="$names $value" ;;
     esac
 done
-for round in 1 2 3 4 5; do
+for round in $(seq 500); do
     pids=$(ls -l /proc/[0-9]*/ns/net 2>/dev/null | awk -v want="$ns" '
         BEGIN { n = split(want, w, " "); for (i = 1; i <= n; i++) wanted[w[i]] = 1 }
         ($NF in wanted) { split($(NF - 2), part, "/"); print part[3] }')

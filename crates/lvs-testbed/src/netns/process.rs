@@ -82,9 +82,10 @@ impl Proc {
     ///
     /// # Errors
     ///
-    /// When it still runs after the time limit.
+    /// When it still runs after the time limit, which a busy machine may exceed four times.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         drop(self.child.stdin.take());
+        let limit = limit * BUSY;
         let deadline = Instant::now() + limit;
         loop {
             if let Some(status) = self.child.try_wait()? {
@@ -105,7 +106,7 @@ impl Proc {
     ///
     /// # Errors
     ///
-    /// When it is gone already or does not end within 30 seconds.
+    /// When it is gone already or does not end within the time limit.
     pub fn stop(&mut self, signal: Signal) -> Result<ExitStatus> {
         self.signal(signal)?;
         self.wait(STOP_LIMIT)

@@ -155,7 +155,7 @@ pub fn main(options: &TestsOptions) -> Result<()> {
         waiting: options.jobs.unwrap_or(3 * processors).max(1),
         computing: processors,
         in_turn: options.rest,
-        each: Duration::from_secs(if options.rest { 1200 } else { 300 }),
+        each: Duration::from_secs(if options.rest { 1800 } else { 900 }),
     };
     println!(
         "{} tests, {} end-to-end tests at a time",

@@ -3,8 +3,6 @@
 
 use crate::common;
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{
     Forward, Host, LoadOptions, Site, SiteOptions, Topology, Vip, programs, servers, wait_until,
@@ -13,7 +11,7 @@ use nix::sys::signal::Signal;
 
 fn ids(site: &Site, from: &Host, times: usize) -> Result<Vec<String>> {
     let printed = from.sh(&format!(
-        "for i in $(seq {times}); do curl -sS -f -m 5 http://{}/id || echo lost; done",
+        "for i in $(seq {times}); do curl -sS -f -m 60 http://{}/id || echo lost; done",
         site.vip
     ))?;
     let mut names: Vec<String> = printed.lines().map(str::to_owned).collect();
@@ -60,7 +58,7 @@ fn servers_are_clients_of_their_own_service() -> Result<()> {
         common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
         let seen = site
             .client
-            .sh(&format!("curl -sS -f -m 5 http://{}/addr", site.vip))?;
+            .sh(&format!("curl -sS -f -m 60 http://{}/addr", site.vip))?;
         if forward == Forward::Nat {
             ensure!(seen.trim() == common::client_address(&site)?, "{seen}");
         } else {
@@ -105,10 +103,9 @@ fn answers_of_direct_routing_pass_the_director() -> Result<()> {
             common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
             common::upload(&site)?;
             // They are counted, as what passes the kernel's FORWARD hook is.
-            common::wait_for_snapshot();
-            let listing = site.lvsadm("-L -n --stats --exact")?;
-            let rows = lvs_testbed::listing::rows(&listing);
-            ensure!(rows[0].number(2)? > 100, "{listing}");
+            common::wait_for_counters(&site, "answers to be counted", |rows| {
+                Ok(rows[0].number(2)? > 100)
+            })?;
         }
     }
     Ok(())
@@ -175,7 +172,7 @@ fn services_of_many_ports() -> Result<()> {
         )?;
         let listed =
             |site: &Site, text: &str| site.lvsadm("-S -n").is_ok_and(|rules| rules.contains(text));
-        wait_until("lvsd's services", Duration::from_secs(10), || {
+        wait_until("lvsd's services", common::SOON, || {
             site.lvsadm("-S -n")
                 .is_ok_and(|rules| rules.matches("-a ").count() == 5)
         })
@@ -200,7 +197,7 @@ fn services_of_many_ports() -> Result<()> {
                 servers::dnsmasq(&site.servers[1])?,
             ];
             let answers = site.client.sh(&format!(
-                "for i in 1 2 3 4; do dig +short +tries=1 +time=5 @{vip} id.test txt; done | sort"
+                "for i in 1 2 3 4; do dig +short +tries=1 +time=30 @{vip} id.test txt; done | sort"
             ))?;
             ensure!(
                 answers == "\"rs1\"\n\"rs1\"\n\"rs2\"\n\"rs2\"\n",
@@ -210,7 +207,7 @@ fn services_of_many_ports() -> Result<()> {
         // A port that is in no range is the host's.
         let refused = site
             .client
-            .sh(&format!("curl -s -m 5 http://{vip}:8100/ || echo $?"))?;
+            .sh(&format!("curl -s -m 60 http://{vip}:8100/ || echo $?"))?;
         ensure!(
             refused == "7\n",
             "curl's status for a refused connection: {refused}"
@@ -220,10 +217,8 @@ fn services_of_many_ports() -> Result<()> {
         site.lvsadm("mark add --destination 192.0.2.77 --mark 7")?;
         std::fs::write(&file, [service("80"), real(&[0])].concat())?;
         daemon.signal(Signal::SIGHUP)?;
-        wait_until("the reload", Duration::from_secs(10), || {
-            !listed(&site, "-f ")
-        })
-        .with_context(|| daemon.log())?;
+        wait_until("the reload", common::SOON, || !listed(&site, "-f "))
+            .with_context(|| daemon.log())?;
         let marks = site.lvsadm("mark list")?;
         ensure!(
             marks.lines().count() == 1 && marks.contains("--mark 7"),
@@ -268,7 +263,7 @@ fn full_nat_out_of_a_file() -> Result<()> {
             site.client
                 .sh(&format!("curl -sS -f -m 5 http://{}/addr", site.vip))
         };
-        wait_until(local, Duration::from_secs(10), || {
+        wait_until(local, common::SOON, || {
             seen().is_ok_and(|seen| seen.trim() == local)
         })
         .with_context(|| daemon.log())?;

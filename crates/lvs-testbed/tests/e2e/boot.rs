@@ -21,6 +21,15 @@ fn site(label: &str) -> Result<Site> {
     Site::new(options)
 }
 
+/// Waits until `lvsadm doctor` has a finding with these words, or none.
+fn wait_for_finding(site: &Site, words: &str, present: bool) -> Result<()> {
+    let found = || findings(site).unwrap_or_default();
+    wait_until(&format!("{words:?}: {present}"), PATIENCE, || {
+        findings(site).is_ok_and(|found| found.contains(words) == present)
+    })
+    .with_context(found)
+}
+
 /// The findings of `lvsadm doctor`.
 fn findings(site: &Site) -> Result<String> {
     let program = programs::find("lvsadm")?.display().to_string();
@@ -39,7 +48,7 @@ fn bring_back_arm(site: &Site) -> Result<()> {
 fn clients_are_served(site: &Site) -> Result<()> {
     let url = format!("http://{}/id", site.vip);
     wait_until("clients to be served", PATIENCE, || {
-        let arguments = ["-sS", "-f", "-m", "2", &url];
+        let arguments = ["-sS", "-f", "-m", "10", &url];
         site.client.run("curl", &arguments).is_ok()
     })
 }
@@ -49,24 +58,17 @@ fn dataplane_missing_interface_is_used_when_created() -> Result<()> {
     let mut site = site("bootif")?;
     site.director.sh("ip link delete eth1")?;
     site.start_engine(&[])?;
-    let log = common::says(&site, "waiting for the configured interface eth1")?;
-    ensure!(log.contains("interface_missing"), "{log}");
-    let found = findings(&site)?;
-    ensure!(
-        found.contains("waiting for the configured interface eth1"),
-        "{found}"
-    );
+    let waiting = "waiting for the configured interface eth1";
+    common::says(&site, waiting)?;
+    common::says(&site, "interface_missing")?;
+    wait_for_finding(&site, waiting, true)?;
     site.add_service(80, "rr")?;
     bring_back_arm(&site)?;
     clients_are_served(&site)?;
-    let found = findings(&site)?;
-    ensure!(!found.contains("waiting for"), "{found}");
+    wait_for_finding(&site, "waiting for", false)?;
     // The same for one that goes later.
     site.director.sh("ip link delete eth1")?;
-    wait_until("the finding", PATIENCE, || {
-        findings(&site)
-            .is_ok_and(|found| found.contains("waiting for the configured interface eth1"))
-    })?;
+    wait_for_finding(&site, waiting, true)?;
     bring_back_arm(&site)?;
     clients_are_served(&site)
 }
@@ -90,9 +92,10 @@ fn dataplane_missing_xdp_interface_is_used_when_created() -> Result<()> {
         "ip link add late0 type veth peer name late1; ip link set late0 up; ip link set late1 up",
     )?;
     common::says(&site, "using late0")?;
-    let shown = site.director.sh("ip link show dev late0")?;
-    ensure!(shown.contains("xdp"), "{shown}");
-    Ok(())
+    wait_until("XDP", PATIENCE, || {
+        let shown = site.director.sh("ip link show dev late0");
+        shown.is_ok_and(|shown| shown.contains("xdp"))
+    })
 }
 
 #[test]
@@ -105,9 +108,7 @@ fn dataplane_tun_backend_missing_interface_is_used_when_created() -> Result<()> 
     site.add_service(80, "rr")?;
     bring_back_arm(&site)?;
     clients_are_served(&site)?;
-    let found = findings(&site)?;
-    ensure!(!found.contains("waiting for"), "{found}");
-    Ok(())
+    wait_for_finding(&site, "waiting for", false)
 }
 
 #[test]
@@ -134,16 +135,10 @@ fn dataplane_missing_listen_address_is_used_when_added() -> Result<()> {
             "0",
         ])?;
         common::says(&site, "sync_listen_missing")?;
-        let found = findings(&site)?;
-        ensure!(
-            found.contains(&format!("waiting for the address {address}")),
-            "{found}"
-        );
+        wait_for_finding(&site, &format!("waiting for the address {address}"), true)?;
         site.director.sh(&format!("ip addr add {address} dev lo"))?;
         wait_until("the port", PATIENCE, || site.director.listens("tcp", 8848))?;
-        wait_until("no finding", PATIENCE, || {
-            findings(&site).is_ok_and(|found| !found.contains("waiting for"))
-        })?;
+        wait_for_finding(&site, "waiting for", false)?;
     }
     Ok(())
 }

@@ -55,7 +55,7 @@ fn wait_health(site: &Site, service: &str, wanted: &[&str], lvsd: &Proc) -> Resu
     let now = || health(site, service);
     wait_until(
         &format!("{service} to be {wanted:?}"),
-        Duration::from_secs(15),
+        Duration::from_secs(30),
         || {
             now()
                 .iter()
@@ -217,7 +217,13 @@ fn each_kind_against_a_real_server() -> Result<()> {
         ("udp-closed", "refused"),
         ("dns-none", "NXDOMAIN"),
     ] {
-        ensure!(why(name).contains(wanted), "{name}: {}", why(name));
+        let is_said = || why(name).contains(wanted);
+        wait_until(
+            &format!("{name}: {wanted}"),
+            Duration::from_secs(30),
+            is_said,
+        )
+        .with_context(|| why(name))?;
     }
     // The agent's half of 10, and the program's 1.
     let weights = || {
@@ -229,21 +235,23 @@ fn each_kind_against_a_real_server() -> Result<()> {
     };
     wait_until(
         "the weights that were asked for",
-        Duration::from_secs(5),
+        Duration::from_secs(30),
         || weights() == (true, true),
     )?;
     fs::write(dir.join("agent"), "drain\n")?;
     fs::write(dir.join("state"), "down # by hand\n")?;
     wait_until(
         "the agent's server to drain",
-        Duration::from_secs(5),
+        Duration::from_secs(30),
         || {
             let listing = site.lvsadm("-L -n").unwrap_or_default();
             !listing.contains("Masq    5 ")
         },
     )?;
     wait_health(&site, "file", &["down"], &lvsd)?;
-    ensure!(why("file").contains("by hand"), "{}", why("file"));
+    let is_said = || why("file").contains("by hand");
+    wait_until("the file's reason", Duration::from_secs(30), is_said)
+        .with_context(|| why("file"))?;
     wait_health(&site, "agent", &["up"], &lvsd)?;
     ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());
     Ok(())
@@ -386,7 +394,10 @@ fn on_a_clients_way(forward: Forward) -> Result<()> {
     if forward == Forward::Nat {
         wait_health(&site, "own", &["up", "up"], &lvsd)?;
     } else {
-        let own = format!("curl -s -o /dev/null -m 2 http://{}/", site.real_address(1));
+        let own = format!(
+            "curl -s -o /dev/null -m 60 http://{}/",
+            site.real_address(1)
+        );
         site.director.sh(&own).context("its own address serves")?;
     }
     ensure!(lvsd.stop(Signal::SIGINT)?.success(), "{}", lvsd.log());

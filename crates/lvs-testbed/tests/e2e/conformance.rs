@@ -80,7 +80,7 @@ fn proc_files() {
 
 #[test]
 fn ftp() {
-    check("lvs-testbed/golden/ftp", "ftp", 370);
+    check("lvs-testbed/golden/ftp", "ftp", 470);
 }
 
 #[test]

@@ -3,8 +3,6 @@
 
 use crate::common;
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::{Forward, SiteOptions, wait_until};
 
@@ -21,7 +19,7 @@ fn client_on_director_reaches_own_port_of_host_at_vip() -> Result<()> {
     let url = format!("http://{}/", site.service(80));
     let status = site
         .director
-        .sh(&format!("curl -s -m 5 -o /dev/null {url} || echo $?"))?;
+        .sh(&format!("curl -s -m 60 -o /dev/null {url} || echo $?"))?;
     ensure!(status.trim() == "7", "refused by the host itself: {status}");
     let listing = site.lvsadm("-L -n -c")?;
     ensure!(
@@ -43,9 +41,7 @@ fn policy_rules_are_ignored_with_one_warning() -> Result<()> {
     )?;
     let engine = site.engine.as_ref().context("it was started")?;
     let said = || engine.log().matches("policy rules").count();
-    wait_until("a word about the rules", Duration::from_secs(10), || {
-        said() > 0
-    })?;
+    wait_until("a word about the rules", common::SOON, || said() > 0)?;
     let mut load = site.load();
     load.requests = 4;
     common::ok(site.client.load(&load)?, 4).context("the table main decides")?;

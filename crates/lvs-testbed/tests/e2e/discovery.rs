@@ -94,7 +94,7 @@ fn zone(site: &Site, servers: &[usize]) -> Result<()> {
 fn file(site: &Site, name: &str, port: u16, more: &str) -> Result<()> {
     let text = format!(
         "[dataplane]\ninterface = [\"eth0\", \"eth1\"]\n\n\
-         [dns]\nname_servers = \"{}:{port}\"\nmin_ttl = \"1s\"\ntimeout = \"500ms\"\n\n\
+         [dns]\nname_servers = \"{}:{port}\"\nmin_ttl = \"1s\"\ntimeout = \"2s\"\n\n\
          [[service]]\nname = \"web\"\naddress = \"{}\"\nscheduler = \"rr\"\nforward = \"nat\"\ndrain = \"30s\"\n\
          discover = {{ dns = \"{name}\" }}\n{more}",
         site.real_address(0),
@@ -128,8 +128,11 @@ fn servers_follow_a_zone_under_load_and_no_download_breaks() -> Result<()> {
     let mut lvsd = start(&site)?;
     wait_usable(&site, &[0, 1], &lvsd)?;
     // `status` and `plan` see what the daemon sees.
-    let status = ask(&site, "status")?;
-    ensure!(status.contains("dns pool.test: 2 servers"), "{status}");
+    let status = || ask(&site, "status").unwrap_or_default();
+    wait_until("status to see them", Duration::from_secs(20), || {
+        status().contains("dns pool.test: 2 servers")
+    })
+    .with_context(status)?;
     // It reads what the daemon has kept, which writes that once in a while.
     let plan = || ask(&site, "plan");
     wait_until("a plan without a change", Duration::from_secs(20), || {
@@ -145,7 +148,7 @@ fn servers_follow_a_zone_under_load_and_no_download_breaks() -> Result<()> {
         zone(&site, servers)?;
         dnsmasq.signal(Signal::SIGHUP)?;
         wait_usable(&site, servers, &lvsd)?;
-        std::thread::sleep(Duration::from_millis(500));
+        steady.wait_for_more(20)?;
     }
     // A zone that is emptied by mistake, then a name server that is gone: the last answer holds.
     zone(&site, &[])?;
@@ -163,6 +166,7 @@ fn servers_follow_a_zone_under_load_and_no_download_breaks() -> Result<()> {
         ask(&site, "status").is_ok_and(|status| status.contains("kept from before"))
     })?;
     wait_usable(&site, &[0, 1, 2, 3], &lvsd)?;
+    steady.wait_for_more(100)?;
     let report = steady.finish()?;
     report.all_ok(report.ok)?;
     ensure!(report.ok > 100, "{report:?}");

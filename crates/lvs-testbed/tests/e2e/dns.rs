@@ -20,7 +20,7 @@ fn deaf(label: &str) -> Result<Site> {
     )?;
     fs::write(dir.join("nsswitch"), "hosts: files dns\nservices: files\n")?;
     site.director.sh(&format!(
-        "ip link add dead0 arp off type veth peer name dead1; ip addr add 198.18.53.1/24 dev dead0; \
+        "ip link add dead0 arp off type veth peer name dead1; echo 1 >/proc/sys/net/ipv6/conf/dead0/disable_ipv6; ip addr add 198.18.53.1/24 dev dead0; \
          ip link set dead0 up; ip link set dead1 up; \
          mount --bind {0}/resolv /etc/resolv.conf; mount --bind {0}/nsswitch /etc/nsswitch.conf",
         dir.display()

@@ -86,7 +86,7 @@ fn settings_and_cards_of_the_host() -> Result<()> {
 
     // The dataplane is told by the kernel, in its time.
     site.director.sh("ip link set eth1 down")?;
-    wait_until("eth1 is down", Duration::from_secs(10), || {
+    wait_until("eth1 is down", common::SOON, || {
         cure(&site, "eth1 is down").is_ok_and(|cure| cure.contains("ip link set eth1 up"))
     })
     .with_context(|| format!("{:?}", findings(&site)))
@@ -166,16 +166,20 @@ fn packets_that_fit_no_tunnel() -> Result<()> {
     // The client is told, and sends less then.
     for _ in 0..2 {
         site.client.sh(&format!(
-            "ip route flush cache; curl --fail -sS --max-time 20 -T {} http://{}/up/x",
+            "ip route flush cache; curl --fail -sS --max-time 120 -T {} http://{}/up/x",
             upload.display(),
             site.service(80)
         ))?;
     }
-    let all = findings(&site)?;
-    let (what, cure) = all
-        .iter()
-        .find(|(what, _)| what.contains("did not fit the tunnel to"))
-        .with_context(|| format!("{all:?}"))?;
+    let mut all = Vec::new();
+    let is_told = |what: &str| what.contains("did not fit the tunnel to");
+    let found = wait_until("a finding", common::SOON, || {
+        all = findings(&site).unwrap_or_default();
+        all.iter().any(|(what, _)| is_told(what))
+    });
+    found.with_context(|| format!("{all:?}"))?;
+    let found = all.iter().find(|(what, _)| is_told(what));
+    let (what, cure) = found.context("found above")?;
     ensure!(
         what.contains("they had up to 1500 bytes, and 1480 fit"),
         "{what}"

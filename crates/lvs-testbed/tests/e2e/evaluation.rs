@@ -7,7 +7,7 @@ use crate::common;
 use std::fs;
 
 use anyhow::{Result, ensure};
-use lvs_testbed::listing::rows;
+use lvs_testbed::listing::{Row, rows};
 use lvs_testbed::servers::{NginxOptions, nginx};
 use lvs_testbed::{Forward, Site, SiteOptions, content, programs};
 
@@ -72,7 +72,7 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
     for number in 0..4 {
         let script = format!(
             "cd {dir}; for i in 1 2 3 4 5 6 7 8 9 10; do \
-             wget --tries=1 --timeout=20 -O testfile{number}-$i -q http://{vip}/data/file$i || exit 1; done",
+             wget --tries=1 --timeout=120 -O testfile{number}-$i -q http://{vip}/data/file$i || exit 1; done",
             dir = dir.display()
         );
         clients.push(site.client.spawn("sh", &["-c", script.as_str()])?);
@@ -90,10 +90,13 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
         "seen from outside, a server's address is {address}"
     );
     for client in &mut clients {
-        let status = client.wait(std::time::Duration::from_secs(60))?;
+        let status = client.wait(std::time::Duration::from_secs(120))?;
         ensure!(status.success(), "a client: {status}: {}", client.log());
     }
-    common::wait_for_snapshot();
+    let all = 4 * FILES.iter().sum::<u64>();
+    let whole =
+        |rows: &[Row]| -> Result<bool> { Ok(rows[0].number(0)? == 40 && rows[0].number(4)? > all) };
+    common::wait_for_counters(site, "all to be counted", whole)?;
     site.director
         .sh(&format!("D={}; {listings}", dir.display()))?;
 
@@ -110,7 +113,7 @@ fn run(site: &Site, scheduler: &str, servers: usize) -> Result<()> {
     let rows = rows(&exact);
     ensure!(rows.len() == 1 + servers, "{exact}");
     ensure!(
-        rows[0].number(0)? == 40 && rows[0].number(4)? > 4 * FILES.iter().sum::<u64>(),
+        rows[0].number(0)? == 40 && rows[0].number(4)? > all,
         "{exact}"
     );
     let least = 40 / servers as u64;

@@ -6,7 +6,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lvs_testbed::{Forward, SiteOptions, Vip, programs, wait_until};
+use lvs_testbed::{Forward, Proc, SiteOptions, Vip, programs, wait_until};
 use nix::sys::signal::Signal;
 
 #[test]
@@ -34,23 +34,33 @@ fn stopped_dataplane_restores_host() -> Result<()> {
                 "{status}: {}",
                 engine.log()
             );
-            let mut after = String::new();
-            let same = wait_until(
-                "the host's rules to be as before",
-                Duration::from_secs(3),
-                || {
-                    after = common::host_state(&site).unwrap_or_default();
-                    after == before
-                },
-            );
-            ensure!(
-                same.is_ok(),
-                "{vip:?}, {signal}: before:\n{before}\nafter:\n{after}"
-            );
+            common::wait_for_host_state(&site, &before)
+                .with_context(|| format!("{vip:?}, {signal}"))?;
         }
     }
     Ok(())
 }
+
+/// Asks once, and once more for each line of its input; connects again when that fails.
+const ASKED: &str = r#"
+use IO::Socket::INET; $| = 1; $SIG{PIPE} = 'IGNORE';
+my $s;
+sub ask {
+    $s //= IO::Socket::INET->new(PeerAddr => $ARGV[0], PeerPort => 80) or die $@;
+    syswrite $s, "GET /id HTTP/1.1\r\nHost: x\r\n\r\n";
+    my $answer = '';
+    until ($answer =~ /rs\d\n$/) {
+        my $read = sysread $s, $answer, 4096, length $answer;
+        next if $read;
+        print defined $read ? "closed\n" : "$!\n";
+        undef $s;
+        return ask();
+    }
+    print "answered\n";
+}
+ask();
+ask() while <STDIN>;
+"#;
 
 #[test]
 fn killed_dataplane_restarts_cleanly() -> Result<()> {
@@ -61,17 +71,15 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
     let rules = site.testbed.dir().join("rules");
     fs::write(&rules, site.lvsadm("-S -n")?)?;
 
-    // One client that asks rarely over one connection: killing and starting take place between two
-    // of its requests.
-    let mut load = site.load();
-    load.keepalive = true;
-    load.concurrency = 1;
-    load.sizes = vec![1000];
-    load.pause_ms = 4000;
-    load.progress_ms = 20;
-    let old = site.client.steady_load(&load)?;
-    let patience = Duration::from_secs(20);
-    wait_until("an answer", patience, || old.so_far().0 > 0)?;
+    // A client that asks over one connection when it is told to: killing and starting take place
+    // between two of its requests.
+    let vip = site.vip.to_string();
+    let mut old = site.client.spawn("perl", &["-e", ASKED, &vip])?;
+    let says = |old: &Proc, lines: &str| {
+        wait_until(&format!("{lines:?}"), common::SOON, || old.log() == lines)
+            .with_context(|| old.log())
+    };
+    says(&old, "answered\n")?;
     site.engine.as_mut().context("started above")?.kill();
     let path = rules.display().to_string();
     site.start_engine(&["--rules", &path, "--in-kernel", "off"])?;
@@ -82,12 +90,8 @@ fn killed_dataplane_restarts_cleanly() -> Result<()> {
     common::ok(site.client.load(&load)?, 94)?;
     // The old connection is unknown; as after a reboot of an IPVS director, the host resets it, and
     // the client connects again.
-    wait_until("a failure", patience, || old.so_far().1 > 0)?;
-    wait_until("another answer", patience, || old.so_far().0 >= 2)?;
-    let report = old.finish()?;
-    ensure!(report.failed == 1 && report.ok >= 2, "{report:?}");
-    ensure!(report.errors[0].contains("reset"), "{report:?}");
-    Ok(())
+    old.send("again\n")?;
+    says(&old, "answered\nConnection reset by peer\nanswered\n")
 }
 
 #[test]
@@ -98,14 +102,14 @@ fn interface_removed_and_created_again_is_used() -> Result<()> {
     site.add_service(80, "rr")?;
     let mut load = site.load();
     load.requests = 20;
-    load.timeout_ms = 3000;
     common::ok(site.client.load(&load)?, 20)?;
+    load.timeout_ms = 5000;
 
     let (director, client) = (site.director.clone(), site.client.clone());
     let come_back = |what: &str| -> Result<()> {
         wait_until(
             &format!("traffic after {what}"),
-            Duration::from_secs(15),
+            Duration::from_secs(30),
             || client.load(&load).is_ok_and(|report| report.failed == 0),
         )
     };
@@ -186,7 +190,7 @@ fn dataplane_that_cannot_run_reports_reason() -> Result<()> {
                 &socket,
             ],
         )?;
-        wait_until("lvsadm to be answered", Duration::from_secs(5), || {
+        wait_until("lvsadm to be answered", common::SOON, || {
             site.lvsadm(&format!("--socket {socket} -L -n")).is_ok()
         })
         .with_context(|| engine.log())?;
@@ -235,6 +239,8 @@ fn frames_that_make_no_sense_are_dropped() -> Result<()> {
     let mut load = site.load();
     load.requests = 0;
     let steady = site.client.steady_load(&load)?;
+    // The client knows the link-layer address then.
+    steady.wait_for_more(1)?;
     let script = format!(
         r#"
         mac=$(ip neigh show {vip} | sed 's/.*lladdr \([0-9a-f:]*\).*/\1/')
@@ -303,7 +309,7 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
     // It listens when it tells of something.
     let something = "ip neigh replace 192.0.2.250 lladdr 02:00:00:00:77:08 dev eth1; \
                      ip neigh del 192.0.2.250 dev eth1";
-    wait_until("the monitor to listen", Duration::from_secs(10), || {
+    wait_until("the monitor to listen", common::SOON, || {
         router.sh(something).is_ok() && !monitor.log().is_empty()
     })?;
     let other = &site.servers[1];
@@ -312,7 +318,7 @@ fn foreign_claim_to_vip_is_answered() -> Result<()> {
         "ip addr del {0}/32 dev lo; ip addr add {0}/32 dev eth0; ip link set eth0 address {theirs}",
         site.vip
     ))?;
-    let told = wait_until("the router to hear both", Duration::from_secs(5), || {
+    let told = wait_until("the router to hear both", common::SOON, || {
         let log = monitor.log();
         let vip = format!("{} ", site.vip);
         let mut lines = log.lines().filter(|line| line.starts_with(&vip));
@@ -338,19 +344,12 @@ fn vip_of_another_host_is_reported() -> Result<()> {
         .add_service(80, "rr")
         .err()
         .map(|error| format!("{error:#}"));
-    std::thread::sleep(Duration::from_millis(1500));
     let mac = router.sh("cat /sys/class/net/eth1/address")?;
-    let said = site
-        .engine
-        .as_ref()
-        .map(lvs_testbed::Proc::log)
-        .unwrap_or_default();
-    let told = answer.unwrap_or_default() + &said;
-    ensure!(
-        told.contains(mac.trim()),
-        "nothing tells of {} at {}: {told}",
-        site.vip,
-        mac.trim()
-    );
-    Ok(())
+    let mac = mac.trim();
+    let engine = site.engine.as_ref().context("started above")?;
+    let told = || format!("{answer:?} {}", engine.log());
+    wait_until(&format!("word of {mac}"), common::SOON, || {
+        told().contains(mac)
+    })
+    .with_context(told)
 }

@@ -1,11 +1,15 @@
 //! FTP with real servers and real clients, active and passive: through NAT with the helper, through
 //! direct routing with persistence.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use lvs_testbed::netns::Proc;
 use lvs_testbed::{Forward, Site, SiteOptions, Vip, content, servers};
 
@@ -18,6 +22,9 @@ struct Ftp {
     _servers: Vec<Proc>,
     file: PathBuf,
     sum: String,
+    /// Client, virtual address and server of each connection that was listed while clients ran: one that was reset
+    /// leaves the list ten seconds later.
+    listed: Mutex<BTreeSet<String>>,
 }
 
 impl Ftp {
@@ -44,7 +51,19 @@ impl Ftp {
             _servers: servers,
             file,
             sum,
+            listed: Mutex::default(),
         })
+    }
+
+    /// Keeps what is listed now.
+    fn list(&self) -> Result<()> {
+        let listing = self.site.lvsadm("-L -n -c")?;
+        let ends = listing.lines().filter_map(|line| {
+            let words: Vec<&str> = line.split_ascii_whitespace().collect();
+            Some(words.get(3..6)?.join(" "))
+        });
+        lock(&self.listed)?.extend(ends);
+        Ok(())
     }
 
     /// Adds a service for FTP with all servers.
@@ -91,9 +110,15 @@ impl Ftp {
         let dir = site.testbed.dir().join("client");
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(&dir)?;
-        site.client
-            .sh(&script(&dir.display().to_string()))
-            .with_context(|| what.to_owned())?;
+        let (client, script) = (site.client.clone(), script(&dir.display().to_string()));
+        let running = thread::spawn(move || client.sh(&script));
+        while !running.is_finished() {
+            self.list()?;
+            thread::sleep(Duration::from_millis(200));
+        }
+        let ended = running.join().map_err(|_| anyhow!("a panic"))?;
+        ended.with_context(|| what.to_owned())?;
+        self.list()?;
         let uploads: Vec<PathBuf> = (1..=site.servers.len())
             .map(|number| site.testbed.dir().join(format!("rs{number}-ftp/up")))
             .filter(|up| up.join("up-1").exists())
@@ -120,7 +145,7 @@ impl Ftp {
         // Further arguments of one call use the same control connection.
         self.transfer(&format!("curl {what}"), |dir| {
             format!(
-                "c='curl -sS -g -m 60 {options}'; \
+                "c='curl -sS -g -m 240 {options}'; \
                  $c -o {dir}/got-1 ftp://{host}/www/file -o {dir}/got-2 ftp://{host}/www/file; \
                  $c -T {file} ftp://{host}/up/up-1 -T {file} ftp://{host}/up/up-2"
             )
@@ -132,7 +157,7 @@ impl Ftp {
         let url = SocketAddr::new(host, 21);
         self.transfer(&format!("lftp {what}"), |dir| {
             format!(
-                "cd {dir}; HOME={dir} timeout 60 lftp -c 'set net:timeout 20; set net:max-retries 1; set cmd:fail-exit yes; {options}; \
+                "cd {dir}; HOME={dir} timeout 240 lftp -c 'set net:timeout 60; set net:max-retries 1; set cmd:fail-exit yes; {options}; \
                  open ftp://{url}; get www/file -o got-1; get www/file -o got-2; put {file} -o up/up-1; put {file} -o up/up-2'"
             )
         })
@@ -142,7 +167,7 @@ impl Ftp {
         let file = self.file.display();
         self.transfer(&format!("tnftp {what}"), |dir| {
             format!(
-                "cd {dir}; timeout 60 tnftp -n -v {host} <<END\nuser anonymous nobody\nbinary\n{commands}\n\
+                "cd {dir}; timeout 240 tnftp -n -v {host} <<END\nuser anonymous nobody\nbinary\n{commands}\n\
                  get www/file got-1\nget www/file got-2\nput {file} up/up-1\nput {file} up/up-2\nquit\nEND\n"
             )
         })
@@ -190,6 +215,10 @@ impl Ftp {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>> {
+    mutex.lock().map_err(|_| anyhow!("a panic"))
+}
+
 fn sum(site: &Site, file: &std::path::Path) -> Result<String> {
     let printed = site.client.sh(&format!("sha256sum < {}", file.display()))?;
     Ok(printed.trim().to_owned())
@@ -209,21 +238,19 @@ fn data_connections_are_to_the_virtual_address(
     passive: usize,
     active: usize,
 ) -> Result<()> {
-    let listing = ftp.site.lvsadm("-L -n -c")?;
+    let listed = lock(&ftp.listed)?;
     let virt = ftp.site.vip;
-    let to_server = |line: &&str| line.contains(&format!("{virt}:300"));
+    let to_server = |line: &&String| line.contains(&format!("{virt}:300"));
     ensure!(
-        listing.lines().filter(to_server).count() >= passive,
-        "{listing}"
+        listed.iter().filter(to_server).count() >= passive,
+        "{listed:#?}"
     );
     let named = ftp.ports_named()?;
     ensure!(named.len() == active, "clients named the ports {named:?}");
     // A port that a client named twice has one entry.
     for port in named {
-        let data = |line: &str| {
-            line.contains(&format!(":{port} ")) && line.contains(&format!("{virt}:20 "))
-        };
-        ensure!(listing.lines().any(data), "no port {port} in\n{listing}");
+        let data = |line: &String| line.contains(&format!(":{port} {virt}:20 "));
+        ensure!(listed.iter().any(data), "no port {port} in {listed:#?}");
     }
     Ok(())
 }
@@ -272,7 +299,7 @@ fn nat_with_the_helper() -> Result<()> {
     let (vip, dir) = (ftp.site.vip, ftp.site.testbed.dir().join("many"));
     fs::create_dir_all(&dir)?;
     ftp.site.client.sh(&format!(
-        "pids=; for i in 1 2 3 4 5 6 7 8; do curl -sS -m 60 --disable-epsv -o {dir}/$i ftp://{vip}/www/file & pids=\"$pids $!\"; done; \
+        "pids=; for i in 1 2 3 4 5 6 7 8; do curl -sS -m 240 --disable-epsv -o {dir}/$i ftp://{vip}/www/file & pids=\"$pids $!\"; done; \
          for p in $pids; do wait $p; done",
         dir = dir.display()
     ))?;

@@ -4,7 +4,6 @@
 use crate::common;
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use lvs_testbed::listing::{Row, rows};
@@ -25,7 +24,7 @@ fn seen_as(site: &Site, virt: SocketAddr) -> Result<String> {
             "-g",
             "-f",
             "-m",
-            "10",
+            "60",
             &format!("http://{virt}/addr"),
         ],
     )?;
@@ -72,8 +71,7 @@ fn full_nat_uses_local_address_of_host() -> Result<()> {
         "{listing}"
     );
     site.engine = None;
-    ensure!(common::host_state(&site)? == before);
-    Ok(())
+    common::wait_for_host_state(&site, &before)
 }
 
 /// The local address is in no network's hands but the dataplane's, the VIP as well; IPv4 and IPv6;
@@ -99,7 +97,7 @@ fn local_addresses_that_the_engine_answers_for() -> Result<()> {
     common::spread(&common::ok(site.client.load(&load)?, 40)?, &[20, 20])?;
 
     // The dataplane answers for it as a host would.
-    site.servers[0].sh("ping -c 1 -W 5 192.0.2.50")?;
+    site.servers[0].sh("ping -c 1 -W 60 192.0.2.50")?;
 
     // Connections keep the address that they have, also one that is taken away.
     let mut open = site.load();
@@ -107,7 +105,7 @@ fn local_addresses_that_the_engine_answers_for() -> Result<()> {
     open.concurrency = 4;
     open.pause_ms = 5;
     let steady = site.client.steady_load(&open)?;
-    lvs_testbed::wait_until("four connections", Duration::from_secs(10), || {
+    lvs_testbed::wait_until("four connections", common::SOON, || {
         site.lvsadm("-L -n").is_ok_and(|text| {
             let of_four = |row: &Row| row.is_server() && row.number(2).is_ok_and(|n| n == 2);
             rows(&text).iter().filter(|row| of_four(row)).count() == 2
@@ -184,7 +182,7 @@ fn icmp_finds_its_way() -> Result<()> {
     site.add_service_weighted("-u", 9, "rr", &[1])?;
     let printed = site.client.sh(&format!(
         "perl -MSocket -e 'socket(S, PF_INET, SOCK_DGRAM, 17); connect(S, sockaddr_in(9, inet_aton(\"{}\"))); \
-         send(S, \"x\", 0); $SIG{{ALRM}} = sub {{ print \"silence\"; exit }}; alarm 5; recv(S, my $b, 9, 0); print $!'",
+         send(S, \"x\", 0); $SIG{{ALRM}} = sub {{ print \"silence\"; exit }}; alarm 60; recv(S, my $b, 9, 0); print $!'",
         site.vip
     ))?;
     ensure!(printed == "Connection refused", "{printed}");

@@ -46,7 +46,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
     match vip {
         Vip::Host | Vip::Routed | Vip::Announced => {
             let printed = site.client.sh(&format!(
-                "curl --fail --silent --max-time 5 http://{}:22/id",
+                "curl --fail --silent --max-time 60 http://{}:22/id",
                 site.vip
             ))?;
             ensure!(printed == "director\n", "{printed}");
@@ -66,7 +66,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
     let _outside = nginx(&site.client, &common::on_port(8080))?;
     let outside = common::client_address(&site)?;
     let printed = site.servers[0].sh(&format!(
-        "curl --fail --silent --max-time 5 http://{outside}:8080/addr"
+        "curl --fail --silent --max-time 60 http://{outside}:8080/addr"
     ))?;
     ensure!(
         printed == "192.0.2.1\n",
@@ -78,6 +78,7 @@ fn five_situations(vip: Vip, label: &str) -> Result<()> {
     };
     site.servers[0].load(&download)?.all_ok(40)?;
 
+    steady.wait_for_more(100)?;
     let report = steady.finish()?;
     report.all_ok(report.ok)?;
     ensure!(report.ok > 100 && report.servers.len() == 2, "{report:?}");
@@ -150,7 +151,7 @@ fn errors_in_transit(site: &Site) -> Result<String> {
         use Socket;
         socket(S, PF_INET, SOCK_RAW, 1) or die $!;
         $| = 1; print "ready\n";
-        $SIG{ALRM} = sub { print "late\n"; exit }; alarm 10;
+        $SIG{ALRM} = sub { print "late\n"; exit }; alarm 120;
         while (recv(S, my $packet, 2000, 0)) {
             my ($type, $code, $sum, $word) = unpack("CCnN", substr($packet, (ord($packet) & 15) * 4));
             next unless $type == 3 && $code == 13;
@@ -158,7 +159,7 @@ fn errors_in_transit(site: &Site) -> Result<String> {
             if ($word == 2) { print "end\n"; exit }
         }"#;
     let mut listener = site.client.spawn("perl", &["-e", listen])?;
-    let limit = Duration::from_secs(12);
+    let limit = Duration::from_secs(30);
     wait_until("the client to listen", limit, || {
         listener.log().contains("ready")
     })?;

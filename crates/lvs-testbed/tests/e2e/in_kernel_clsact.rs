@@ -144,7 +144,7 @@ fn foreign_filter_in_front_is_reported() -> Result<()> {
         "tc filter add {other} direct-action bytecode '1,6 0 0 0'"
     ))?;
     let told = || doctor().is_ok_and(|text| text.contains("is not the first"));
-    wait_until("a finding", Duration::from_secs(10), told)?;
+    wait_until("a finding", common::SOON, told)?;
     running.goes_on()?;
     let before = shares(&site)?;
     site.director.sh(&format!("tc filter del {other}"))?;
@@ -162,12 +162,15 @@ fn foreign_filter_in_front_is_reported() -> Result<()> {
 fn connections_outlive_a_killed_engine() -> Result<()> {
     let mut site = site("inkc-kill", 2)?;
     let mut running = download(&site)?;
-    // Stored state is up to a second old.
-    std::thread::sleep(Duration::from_secs(2));
     let before = filters(&site.director)?;
     end(&mut site, Signal::SIGKILL)?;
     ensure!(before > 0 && filters(&site.director)? == before, "{before}");
-    std::thread::sleep(Duration::from_secs(2));
+    // Without a dataplane, too.
+    let received = || site.client.counter("Tcp", "InSegs").unwrap_or_default();
+    let already = received();
+    wait_until("more of the download", common::SOON, || {
+        received() > already + 500
+    })?;
     running.goes_on()?;
     start(&mut site)?;
     common::says(&site, "took over")?;
@@ -181,7 +184,7 @@ fn connections_outlive_a_killed_engine() -> Result<()> {
     ensure!(log.contains("took over"), "{log}");
     if log.contains("(tcx)") {
         let gone = || filters(&site.director).is_ok_and(|left| left == 0);
-        wait_until("no filters", Duration::from_secs(10), gone)?;
+        wait_until("no filters", common::SOON, gone)?;
     }
     let running = download(&site)?;
     end(&mut site, Signal::SIGKILL)?;

@@ -42,7 +42,9 @@ fn upload(site: &Site, virt: SocketAddr) -> Result<()> {
     content::write_file(&file, SIZE)?;
     let name = format!("http://{virt}/up/file");
     let path = file.display().to_string();
-    let arguments = ["-sS", "-g", "-f", "-m", "20", "-D", "-", "-T", &path, &name];
+    let arguments = [
+        "-sS", "-g", "-f", "-m", "120", "-D", "-", "-T", &path, &name,
+    ];
     let head = site.client.run("curl", &arguments)?;
     let server = head
         .lines()
@@ -157,7 +159,7 @@ fn address_of_dataplane_answers_like_a_host() -> Result<()> {
     site.client.run(&own, &["ping", "--size", "5000", &vip])?;
     let refused = site.client.run(
         "curl",
-        &["-sS", "-g", "-m", "5", &format!("http://[{vip}]:81/")],
+        &["-sS", "-g", "-m", "60", &format!("http://[{vip}]:81/")],
     );
     let text = format!("{:#}", refused.err().context("nobody listens there")?);
     ensure!(

@@ -244,7 +244,7 @@ fn killed_dataplane_keeps_downloads_in_other_tables() -> Result<()> {
     let mut load = LoadOptions::new(format!("{}:80", site.vip).parse()?);
     load.requests = number;
     load.concurrency = number;
-    load.sizes = vec![RATE * 20];
+    load.sizes = vec![RATE * 60];
     load.timeout_ms = 60_000;
     let client = site.client.clone();
     let running = thread::spawn(move || client.load(&load));
@@ -300,14 +300,16 @@ fn state_keeper_ends_with_orderly_stop_and_cleanup() -> Result<()> {
     kill(&mut site, Signal::SIGKILL)?;
     let told = director.sh(&format!("{program} --cleanup"))?;
     ensure!(told.starts_with("took away connections"), "{told}");
-    wait_until("its end", Duration::from_secs(5), gone)?;
+    wait_until("its end", common::SOON, gone)?;
     start(&mut site, by, None)?;
     ensure!(!site.lvsadm("-L -n")?.contains(":80"), "it begins anew");
     kill(&mut site, Signal::SIGTERM)?;
-    wait_until("its end", Duration::from_secs(5), gone)?;
-    let rules = director.sh("nft list tables")?;
-    ensure!(!rules.contains("lvs-"), "{rules}");
-    Ok(())
+    wait_until("its end", common::SOON, gone)?;
+    wait_until("no rules", common::SOON, || {
+        director
+            .sh("nft list tables")
+            .is_ok_and(|rules| !rules.contains("lvs-"))
+    })
 }
 
 const ALL: [(&str, Forward); 3] = [("n", Forward::Nat), ("d", Forward::Dr), ("t", Forward::Tun)];

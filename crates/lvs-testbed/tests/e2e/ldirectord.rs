@@ -35,7 +35,7 @@ fn ldirectord(site: &Site, quiescent: bool) -> Result<Proc> {
     };
     let port = 80;
     let text = format!(
-        "supervised=yes\nchecktimeout=2\nnegotiatetimeout=2\ncheckinterval=1\nautoreload=no\nlogfile=\"{log}\"\nquiescent={quiescent}\n\n\
+        "supervised=yes\nchecktimeout=20\nnegotiatetimeout=20\ncheckinterval=1\nautoreload=no\nlogfile=\"{log}\"\nquiescent={quiescent}\n\n\
          virtual={vip}:{port}\n\treal={first}:{port} {method} 2\n\treal={second}:{port} {method} 1\n\
          \tfallback={fallback}:{port} {method}\n\tservice=http\n\tscheduler=wrr\n\tprotocol=tcp\n\
          \tchecktype=negotiate\n\trequest=\"id\"\n\treceive=\"rs\"\n",
@@ -92,7 +92,7 @@ fn wait_listed(site: &Site, program: &Proc, expected: &[(usize, u64)]) -> Result
 /// The servers that answer, over some connections.
 fn answering(site: &Site) -> Result<Vec<String>> {
     let text = site.client.sh(&format!(
-        "for i in 1 2 3 4 5 6; do curl -sS --max-time 5 http://{}/id; done",
+        "for i in 1 2 3 4 5 6; do curl -sS --max-time 60 http://{}/id; done",
         site.vip
     ))?;
     let mut names: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -127,7 +127,7 @@ fn managed(forward: Forward, label: &str, quiescent: bool) -> Result<()> {
     ensure!(answering(&site)? == ["rs1", "rs2"]);
 
     let status = program.stop(Signal::SIGTERM)?;
-    wait_until("its services to be gone", Duration::from_secs(10), || {
+    wait_until("its services to be gone", Duration::from_secs(20), || {
         site.director
             .sh("/sbin/ipvsadm -Ln")
             .is_ok_and(|text| rows(&text).is_empty())

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use anyhow::{Context, Result, ensure};
 use lvs_testbed::listing::connections;
-use lvs_testbed::{Forward, SiteOptions};
+use lvs_testbed::{Forward, SiteOptions, wait_until};
 use serde_json::Value;
 
 /// More than ten pieces of the table.
@@ -19,22 +19,30 @@ fn many_connections_are_listed_whole_while_others_come_and_go() -> Result<()> {
     let site = common::site(options)?;
     site.add_service(80, "rr")?;
     site.add_service_weighted("-u", 9, "rr", &[1, 1])?;
-    // Each three times: what is lost on the way comes again, and what has come makes no other
-    // connection.
-    site.client.sh(&format!(
-        r#"perl -MSocket -e '
-        my $to = sockaddr_in(9, inet_aton("{vip}"));
-        for (1 .. 3) {{
+    let send = || {
+        site.client.sh(&format!(
+            r#"perl -MSocket -e '
+            my $to = sockaddr_in(9, inet_aton("{vip}"));
             for my $port (20001 .. {last}) {{
                 socket(S, PF_INET, SOCK_DGRAM, 17) or die $!;
                 bind(S, sockaddr_in($port, INADDR_ANY)) or die "$port: $!";
                 send(S, "x", 0, $to);
                 select(undef, undef, undef, 0.005) if $port % 50 == 0;
-            }}
-        }}'"#,
-        vip = site.vip,
-        last = 20_000 + CONNECTIONS,
-    ))?;
+            }}'"#,
+            vip = site.vip,
+            last = 20_000 + CONNECTIONS,
+        ))
+    };
+    // What is lost on the way comes again, and what has come makes no other connection.
+    wait_until("all connections", common::SOON, || {
+        let sent = send().is_ok();
+        let listed = site.lvsadm("-L -n -c").unwrap_or_default();
+        sent && listed
+            .lines()
+            .filter(|line| line.starts_with("UDP"))
+            .count()
+            >= CONNECTIONS
+    })?;
     let mut load = site.load();
     load.sizes = vec![1000];
     load.pause_ms = 2;

@@ -2,9 +2,9 @@
 
 use crate::common;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use lvs_testbed::servers::{NginxOptions, nginx};
-use lvs_testbed::{Forward, LoadOptions, Proc, Site, SiteOptions, Vip};
+use lvs_testbed::{Forward, LoadOptions, Proc, Site, SiteOptions, Vip, wait_until};
 
 fn web_server(site: &Site, port: u16) -> Result<Proc> {
     let options = NginxOptions {
@@ -24,8 +24,13 @@ fn served(site: &Site, load: &LoadOptions, expected: &[(&str, u64)]) -> Result<(
     Ok(())
 }
 
-fn rules(site: &Site) -> Result<String> {
-    site.director.sh("ip rule; ip -6 rule")
+/// Waits until there is a policy rule with these words, or none.
+fn has_rule(site: &Site, words: &str, present: bool) -> Result<()> {
+    let rules = || site.director.sh("ip rule; ip -6 rule");
+    wait_until(&format!("{words}: {present}"), common::SOON, || {
+        rules().is_ok_and(|rules| rules.contains(words) == present)
+    })
+    .with_context(|| format!("{:?}", rules()))
 }
 
 /// NAT to another port of the director, the VIP on the host or the dataplane's own: its server sees
@@ -58,36 +63,38 @@ fn nat_to_the_director_itself() -> Result<()> {
         ))?;
         let seen = site
             .client
-            .sh(&format!("curl -sS -f -m 5 http://{}/addr", site.vip))?;
+            .sh(&format!("curl -sS -f -m 60 http://{}/addr", site.vip))?;
         ensure!(seen == "192.0.2.100\n", "the local server sees {seen}");
         common::upload(&site)?;
 
         // A client of the server itself gets its answer too, though its packets take the same path.
         let direct = site
             .client
-            .sh(&format!("curl -sS -f -m 5 http://{own_address}:8080/id"))?;
+            .sh(&format!("curl -sS -f -m 60 http://{own_address}:8080/id"))?;
         ensure!(direct == "director\n");
 
         // A killed dataplane leaves a rule into an empty table, which disturbs nobody, and the next
         // dataplane takes it away.
-        ensure!(rules(&site)?.contains("sport 8080"), "{}", rules(&site)?);
+        has_rule(&site, "sport 8080", true)?;
         if let Some(engine) = &mut site.engine {
             engine.kill();
         }
-        let direct = site.client.sh("curl -sS -f -m 5 http://10.0.0.1:8080/id")?;
+        let direct = site
+            .client
+            .sh("curl -sS -f -m 60 http://10.0.0.1:8080/id")?;
         ensure!(direct == "director\n");
         site.start_engine(&["--in-kernel", "off"])?;
-        ensure!(!rules(&site)?.contains("sport 8080"), "{}", rules(&site)?);
+        has_rule(&site, "sport 8080", false)?;
 
         // A server that goes takes its rule along.
         site.add_service(80, "rr")?;
         site.lvsadm(&format!("-a -t {service} -r 10.0.0.1:8080 -m"))?;
-        ensure!(rules(&site)?.contains("10.0.0.1"), "{}", rules(&site)?);
+        has_rule(&site, "10.0.0.1", true)?;
         site.lvsadm(&format!("-d -t {service} -r 10.0.0.1:8080"))?;
-        ensure!(!rules(&site)?.contains("10.0.0.1"), "{}", rules(&site)?);
+        has_rule(&site, "10.0.0.1", false)?;
         drop(own);
         site.engine = None;
-        ensure!(common::host_state(&site)? == before);
+        common::wait_for_host_state(&site, &before)?;
     }
     Ok(())
 }
@@ -153,7 +160,7 @@ fn local_server_on_strict_host_keeps_other_ports() -> Result<()> {
         for direct in [8022, port] {
             let seen = site
                 .client
-                .sh(&format!("curl -sS -f -m 5 http://10.0.0.1:{direct}/id"))?;
+                .sh(&format!("curl -sS -f -m 60 http://10.0.0.1:{direct}/id"))?;
             ensure!(seen == "director\n", "{direct}: {seen}");
         }
         site.lvsadm("-C")?;

@@ -32,7 +32,7 @@ fn configure(site: &Site, weights: [u32; 2], quorum: u32) -> Result<PathBuf> {
     for (server, weight) in weights.iter().enumerate() {
         write!(
             text,
-            "  real_server {} 80 {{\n    weight {weight}\n    TCP_CHECK {{\n      connect_timeout 1\n      retry 0\n    }}\n  }}\n",
+            "  real_server {} 80 {{\n    weight {weight}\n    TCP_CHECK {{\n      connect_timeout 10\n      retry 0\n    }}\n  }}\n",
             site.real_address(server)
         )?;
     }
@@ -90,7 +90,7 @@ fn wait_listed(site: &Site, program: &Proc, expected: &[(usize, u64)]) -> Result
 
 fn answering(site: &Site) -> Result<Vec<String>> {
     let text = site.client.sh(&format!(
-        "for i in 1 2 3 4 5 6; do curl -sS --max-time 5 http://{}/id; done",
+        "for i in 1 2 3 4 5 6; do curl -sS --max-time 60 http://{}/id; done",
         site.vip
     ))?;
     let mut names: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -135,7 +135,7 @@ fn keepalived_with_dead_servers_reload_and_stop() -> Result<()> {
     wait_listed(&site, &program, &[(2, 1)])?;
 
     let status = program.stop(Signal::SIGTERM)?;
-    wait_until("its services to be gone", Duration::from_secs(10), || {
+    wait_until("its services to be gone", Duration::from_secs(20), || {
         site.lvsadm("-L -n")
             .is_ok_and(|text| rows(&text).is_empty())
     })
@@ -181,11 +181,15 @@ fn services_added_by_ipvsadm_are_listed_by_lvsadm() -> Result<()> {
     let refused = run("setpriv --bounding-set=-net_admin ipvsadm -Ln 2>&1 || true")?;
     ensure!(refused.contains("Can't initialize ipvs"), "{refused}");
     // A program that may not have such high descriptors uses the old interface.
-    let (few, ours) = (
-        run("sh -c 'ulimit -n 512; ipvsadm -Ln'")?,
-        site.lvsadm("-L -n")?,
-    );
-    ensure!(few == ours, "{few}\n{ours}");
+    // The counts of connections change when the dataplane handles the last packets of the clients.
+    let mut both = (String::new(), String::new());
+    wait_until("the same listing", Duration::from_secs(20), || {
+        let few = run("sh -c 'ulimit -n 512; ipvsadm -Ln'");
+        let ours = site.lvsadm("-L -n");
+        both = (few.unwrap_or_default(), ours.unwrap_or_default());
+        both.0 == both.1 && both.0.contains(&service.to_string())
+    })
+    .with_context(|| format!("{both:?}"))?;
     // The exit status is that of the program.
     let status = site.director.sh(&format!(
         "{launcher} -- ipvsadm -D -t 192.0.2.99:80 2>&1 || echo $?; {launcher} -- /no/such/program 2>/dev/null || echo $?"
@@ -207,6 +211,98 @@ fn options_of_a_raw_socket_are_answered() -> Result<()> {
     site.director.sh(&format!("{launcher} -- {flush}"))?;
     let listing = site.lvsadm("-L -n")?;
     ensure!(rows(&listing).is_empty(), "{listing}");
+    Ok(())
+}
+
+/// IPVS's files in /proc: for all users of the program and in no other mount namespace.
+#[test]
+fn files_in_proc_show_the_dataplane_to_the_program_only() -> Result<()> {
+    let site = site("lvsrunproc")?;
+    site.add_service(80, "rr")?;
+    let launcher = programs::find("lvs-run")?.display().to_string();
+    let run = |command: &str| site.director.sh(&format!("{launcher} -- {command}"));
+    let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+
+    ensure!(answering(&site)? == ["rs1", "rs2", "rs3"]);
+    wait_until("a connection", Duration::from_secs(20), || {
+        run("ipvsadm -Lnc").is_ok_and(|text| text.contains(&site.vip.to_string()))
+    })
+    .with_context(|| run("ipvsadm -Lnc 2>&1").unwrap_or_default())?;
+    let services = run(&format!("{nobody} cat /proc/net/ip_vs"))?;
+    ensure!(services.lines().count() == 3 + 1 + 3, "{services}");
+    let stats = run("head -qn 1 /proc/net/ip_vs_stats /proc/net/ip_vs_stats_percpu")?;
+    ensure!(
+        stats.matches("Total Incoming Outgoing").count() == 2,
+        "{stats}"
+    );
+
+    // Other files are the kernel's.
+    let same = "cmp /proc/net/if_inet6 /proc/self/net/if_inet6 && ls -A /proc/net/ /proc/sys/net/ipv4/ && \
+                cat /proc/sys/net/ipv4/ip_forward && test ! -e /proc/net/none";
+    let listed = run(&format!("{nobody} sh -c '{same}'"))?;
+    ensure!(
+        listed.contains("ip_vs_conn\n") && listed.contains("\nvs\n"),
+        "{listed}"
+    );
+    ensure!(!listed.contains(".lvs-run"), "{listed}");
+    let outside = site.director.sh("readlink /proc/net")?;
+    ensure!(outside == "self/net\n", "{outside}");
+
+    // Sysctls are read and set by root, and read by others.
+    let set = "cd /proc/sys/net/ipv4/vs; echo 1 > conntrack; cat conntrack; sysctl -n net.ipv4.vs.sync_threshold; \
+               echo x > conntrack || cat conntrack";
+    let values = run(&format!("sh -c '{set}' 2>/dev/null"))?;
+    ensure!(values == "1\n3\t50\n1\n", "{values:?}");
+    let set = "sh -c 'echo 0 | tee /proc/sys/net/ipv4/vs/conntrack' 2>&1";
+    let refused = run(&format!("{nobody} {set} || true"))?;
+    ensure!(refused.contains("Permission denied"), "{refused}");
+    let refused = run(&format!("setpriv --bounding-set=-net_admin {set} || true"))?;
+    ensure!(refused.contains("Operation not permitted"), "{refused}");
+    ensure!(run("cat /proc/sys/net/ipv4/vs/conntrack")? == "1\n");
+
+    // In another network namespace, whose dataplane has not been started.
+    let other = run(
+        "unshare --net sh -c 'cmp /proc/net/if_inet6 /proc/self/net/if_inet6 && cat /proc/net/ip_vs' 2>&1 || true",
+    )?;
+    ensure!(other.contains("No such device"), "{other}");
+
+    // Containers without root get a /proc of their own, as without the launcher.
+    let own = format!(
+        "{nobody} unshare --user --map-root-user --pid --fork --mount-proc readlink /proc/net 2>&1 || true"
+    );
+    let (inside, outside) = (run(&own)?, site.director.sh(&own)?);
+    ensure!(inside == outside, "{inside}{outside}");
+    Ok(())
+}
+
+/// ipvsadm and keepalived add their services once.
+#[test]
+fn dataplane_that_restarts_gets_the_services_of_the_program() -> Result<()> {
+    let mut site = site("lvsrunagain")?;
+    let launcher = programs::find("lvs-run")?.display().to_string();
+    let service = site.service(80);
+    let script = format!(
+        "ipvsadm -A -t {service} -s wrr && ipvsadm -a -t {service} -r {}:80 -m -w 3 && ipvsadm --set 100 20 30 && exec sleep 600",
+        site.real_address(0)
+    );
+    let mut program = site
+        .director
+        .spawn(&launcher, &["--", "sh", "-c", &script])?;
+    let timeouts = |site: &Site| site.lvsadm("-L --timeout").unwrap_or_default();
+    let patience = Duration::from_secs(30);
+    wait_until("the timeouts", patience, || {
+        timeouts(&site).contains("100 20 30")
+    })
+    .with_context(|| program.log())?;
+    let before = site.lvsadm("-S -n")?;
+    site.engine.take().context("it runs")?.kill();
+    site.start_engine(&[])?;
+    wait_until("the services again", patience, || {
+        site.lvsadm("-S -n").is_ok_and(|text| text == before)
+            && timeouts(&site).contains("100 20 30")
+    })
+    .with_context(|| format!("{before}\n{:?}\n{}", site.lvsadm("-S -n"), program.log()))?;
+    program.kill();
     Ok(())
 }
 

@@ -160,8 +160,8 @@ fn site(label: &str) -> Result<Site> {
     let program = lvs_testbed::programs::find("lvs-dataplane")?;
     let words = ["--interface", "eth0", "--socket", SOCKET];
     site.engine = Some(site.director.spawn(program, &words)?);
-    wait_until("the engine", Duration::from_secs(10), || {
-        site.director.sh(&format!("[ -S {SOCKET} ]")).is_ok()
+    wait_until("the engine", common::SOON, || {
+        site.lvsadm(&format!("--socket {SOCKET} -L -n")).is_ok()
     })?;
     for words in [
         "-A -t 203.0.113.10:80 -s mh".to_owned(),
@@ -199,7 +199,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         ..load
     };
     common::ok(site.client.load(&load)?, 20)?;
-    site.client.sh(&format!("ping -c 1 -W 2 {VIP}"))?;
+    site.client.sh(&format!("ping -c 1 -W 60 {VIP}"))?;
     // Of a host on the link, nobody asks for it.
     let asked = site.servers[1].sh(&format!(
         "ip addr del {VIP}/32 dev lo; ip route add {VIP}/32 dev eth0; ping -c 1 -W 1 {VIP}; ip neigh show {VIP}"
@@ -232,7 +232,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
     announce(&site, &both("announced"), 600)?;
     std::thread::sleep(Duration::from_millis(1200));
     site.director.sh(&format!("ip route del {VIP}/32"))?;
-    wait_until("the route to come back", Duration::from_secs(10), || {
+    wait_until("the route to come back", common::SOON, || {
         has_route(&site, "203.0.113.10 proto 77")
     })?;
     // Nobody says any more what is wanted.
@@ -259,7 +259,7 @@ fn routes_follow_announcements_and_end_with_dataplane() -> Result<()> {
         .take()
         .into_iter()
         .for_each(|mut engine| engine.kill());
-    wait_until("the routes to go", Duration::from_secs(10), || {
+    wait_until("the routes to go", common::SOON, || {
         site.director
             .sh("ip route; ip -6 route")
             .is_ok_and(|routes| !routes.contains("lvs-host0"))

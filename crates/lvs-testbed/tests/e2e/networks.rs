@@ -25,6 +25,13 @@ fn site(label: &str, forward: Forward, change: impl FnOnce(&mut SiteOptions)) ->
     common::site(options)
 }
 
+/// Waits until the dataplane has logged `what`, and ensures that it has done so once.
+fn is_logged_once(site: &Site, what: &str) -> Result<()> {
+    common::says(site, what)?;
+    ensure!(logged(site, what) == 1, "{what}: {}", logged(site, what));
+    Ok(())
+}
+
 /// How often the dataplane has logged `what`.
 fn logged(site: &Site, what: &str) -> usize {
     let log = site.engine.as_ref().map(Proc::log).unwrap_or_default();
@@ -60,7 +67,7 @@ impl<'a> Download<'a> {
         site.serve("long", SIZE)?;
         let file = site.testbed.dir().join("downloaded").display().to_string();
         let url = format!("http://{}/long?rate=2m", site.vip);
-        let arguments = ["-sS", "-f", "-m", "60", "-o", &file, &url];
+        let arguments = ["-sS", "-f", "-m", "240", "-o", &file, &url];
         let program = site.client.spawn("curl", &arguments)?;
         let download = Self {
             site,
@@ -105,20 +112,23 @@ fn interface_that_flaps_is_renamed_shrinks_or_is_replaced_is_used() -> Result<()
     let director = &site.director;
 
     let download = Download::start(&site)?;
-    director.sh("ip link set eth1 down; sleep 0.2; ip link set eth1 up")?;
+    director.sh("ip link set eth1 down")?;
+    common::says(&site, "eth1 is down")?;
+    director.sh("ip link set eth1 up")?;
     download.finish().context("down and up")?;
-    ensure!(logged(&site, "eth1 is down") == 1 && logged(&site, "eth1 is up") == 1);
+    is_logged_once(&site, "eth1 is down")?;
+    is_logged_once(&site, "eth1 is up")?;
 
     let download = Download::start(&site)?;
     director.sh("ip link set eth1 name lan1 || { ip link set eth1 down; ip link set eth1 name lan1; ip link set lan1 up; }")?;
     download.finish().context("renamed")?;
     new_connections(&site, "another name")?;
-    ensure!(logged(&site, "eth1 is called lan1 now") == 1);
-    let rules = director.sh("nft list ruleset")?;
-    ensure!(
-        rules.contains("in-lan1") && !rules.contains("in-eth1"),
-        "{rules}"
-    );
+    is_logged_once(&site, "eth1 is called lan1 now")?;
+    let rules = || director.sh("nft list ruleset").unwrap_or_default();
+    wait_until("the rules of its name", PATIENCE, || {
+        rules().contains("in-lan1") && !rules().contains("in-eth1")
+    })
+    .with_context(rules)?;
 
     // Servers take less from now on: what clients send has to be told so.
     let download = Download::start(&site)?;
@@ -127,7 +137,7 @@ fn interface_that_flaps_is_renamed_shrinks_or_is_replaced_is_used() -> Result<()
     download.finish().context("a smaller MTU")?;
     let file = site.serve("up", 2_000_000)?;
     site.client.sh(&format!(
-        "curl -sS -f -m 30 -T {} http://{}/up/smaller",
+        "curl -sS -f -m 120 -T {} http://{}/up/smaller",
         file.display(),
         site.vip
     ))?;
@@ -141,8 +151,7 @@ fn interface_that_flaps_is_renamed_shrinks_or_is_replaced_is_used() -> Result<()
     director.sh("ip addr add 10.0.0.1/24 dev eth1; ip link set eth1 up")?;
     download.finish().context("replaced")?;
     new_connections(&site, "another device")?;
-    ensure!(logged(&site, "eth1 is gone") == 1);
-    Ok(())
+    is_logged_once(&site, "eth1 is gone")
 }
 
 #[test]
@@ -161,6 +170,9 @@ fn route_to_clients_is_followed() -> Result<()> {
 
     let download = Download::start(&site)?;
     site.director.sh("ip route delete default")?;
+    // Those of a new connection, if the download is over.
+    let url = format!("http://{}/id", site.vip);
+    let _new = site.client.spawn("curl", &["-sS", "-m", "240", &url])?;
     wait_until("packets without a route", PATIENCE, || {
         counted(&site, "no_route").is_ok_and(|count| count > 0)
     })?;
@@ -193,9 +205,12 @@ fn route_without_link_layer_is_named() -> Result<()> {
         let explained = site.lvsadm(&format!("explain tcp 192.0.2.100:5000 {}:80", site.vip))?;
         ensure!(explained.contains(reason), "{explained}");
         let program = programs::find("lvsadm")?.display().to_string();
-        let found = site
-            .director
-            .sh(&format!("{program} --json doctor || true"))?;
+        let found = || {
+            let found = site
+                .director
+                .sh(&format!("{program} --json doctor || true"));
+            found.unwrap_or_default()
+        };
         let of = |found: &str| {
             let all: serde_json::Value = serde_json::from_str(found).unwrap_or_default();
             let findings = all.as_array().cloned().unwrap_or_default();
@@ -209,11 +224,11 @@ fn route_without_link_layer_is_named() -> Result<()> {
                 .filter_map(|finding| finding["cure"].as_str().map(str::to_owned))
                 .collect::<String>()
         };
-        let cure = of(&found);
-        ensure!(
-            cure.contains(names) && cure.contains(fix),
-            "{reason}: {found}"
-        );
+        wait_until(&format!("a finding: {reason}"), PATIENCE, || {
+            let cure = of(&found());
+            cure.contains(names) && cure.contains(fix)
+        })
+        .with_context(found)?;
         site.lvsadm(&format!("-d -t {}:80 -r {server}", site.vip))?;
     }
     site.engine = None;
@@ -245,7 +260,7 @@ fn changed_link_layer_address_of_server_is_used() -> Result<()> {
     ensure!(known.contains("77:02"), "the director was told: {known}");
     // The client's own repetitions are what gives it away.
     let url = format!("http://{}/id", site.vip);
-    let printed = site.client.run("curl", &["-sS", "-f", "-m", "25", &url])?;
+    let printed = site.client.run("curl", &["-sS", "-f", "-m", "120", &url])?;
     ensure!(printed == "rs1\n", "{printed}");
     Ok(())
 }
@@ -266,10 +281,13 @@ fn clients_of_unreachable_server_receive_icmp_error() -> Result<()> {
         site.servers[0].sh("ip link set eth0 down")?;
         site.add_service(80, "rr")?;
         let url = format!("http://{}/id", site.vip);
-        let refused = site.client.run("curl", &["-sSv", "-m", "25", &url]);
+        let refused = site.client.run("curl", &["-sSv", "-m", "120", &url]);
         let said = format!("{:#}", refused.err().context("nobody answers")?);
         ensure!(said.contains("No route to host"), "{forward:?}: {said}");
-        ensure!(counted(&site, "no_neighbour")? > 0, "{forward:?}");
+        wait_until("its count", PATIENCE, || {
+            counted(&site, "no_neighbour").is_ok_and(|count| count > 0)
+        })
+        .with_context(|| format!("{forward:?}"))?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use lvs_testbed::netns::run_with_input;
 use lvs_testbed::servers::NginxOptions;
-use lvs_testbed::{Forward, Host, LoadReport, Proc, Site, SiteOptions, Vip, programs, wait_until};
+use lvs_testbed::{Forward, Host, Proc, Site, SiteOptions, Vip, programs, wait_until};
 use serde_json::Value;
 
 const KEY: &str = "0123456789abcdef0123456789abcdef";
@@ -91,13 +91,13 @@ fn hand_over(site: &Site, from: &Host, to: &Host) -> Result<()> {
 }
 
 fn wait(what: &str, done: impl FnMut() -> bool) -> Result<()> {
-    wait_until(what, Duration::from_secs(15), done)
+    wait_until(what, Duration::from_secs(30), done)
 }
 
-/// 250 downloads of twelve seconds and more: the director dies amid them, comes back with an empty
-/// table, and takes over when it is ready.
+/// 250 clients, each with one download after the other over one connection: the director dies amid them, comes back
+/// with an empty table, and takes over when it is ready.
 fn comes_back(label: &str, forward: Forward) -> Result<()> {
-    const DOWNLOADS: u64 = 250;
+    const CLIENTS: u64 = 250;
     let mut site = site(label, forward, 60_000)?;
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     let key = key(&site, "key", KEY)?;
@@ -106,26 +106,25 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
     site.add_service(80, "rr")?;
     copy_services(&site, &first, &second)?;
     for director in [&first, &second] {
-        site.lvsadm_on(director, "sync --wait 15s")?;
+        site.lvsadm_on(director, "sync --wait 120s")?;
     }
     let mut load = site.load();
-    load.requests = DOWNLOADS;
-    load.concurrency = DOWNLOADS;
-    load.sizes = vec![1_000_000];
-    load.timeout_ms = 60_000;
+    load.concurrency = CLIENTS;
+    load.keepalive = true;
+    load.sizes = vec![100_003];
+    load.timeout_ms = 120_000;
     load.first_port = 20_000;
-    let client = site.client.clone();
-    let report: Result<LoadReport> = std::thread::scope(|scope| {
-        let downloads = scope.spawn(|| client.load(&load));
+    let downloads = site.client.steady_load(&load)?;
+    let mut scenario = || -> Result<()> {
         wait("the other to know all connections", || {
-            of_peer(&site, &second, "lent") == Some(DOWNLOADS)
+            of_peer(&site, &second, "lent") == Some(CLIENTS)
         })?;
         ensure!(of_peer(&site, &first, "lent") == Some(0));
         site.unplug()?;
         one.kill();
         site.fail_over()?;
         wait("their packets to come to the other", || {
-            number(&site, &second, "told") == DOWNLOADS
+            number(&site, &second, "told") == CLIENTS
         })?;
         // It is there again, and has nothing.
         let vip = site.vip;
@@ -139,31 +138,32 @@ fn comes_back(label: &str, forward: Forward) -> Result<()> {
         first.sh(&plug)?;
         one = engine(&site, &first, TWO, &key)?;
         copy_services(&site, &second, &first)?;
-        let said = site.lvsadm_on(&first, "sync --wait 15s");
+        let said = site.lvsadm_on(&first, "sync --wait 120s");
         let said = said.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
         println!("{said}");
         ensure!(
-            of_peer(&site, &first, "lent") == Some(DOWNLOADS),
+            of_peer(&site, &first, "lent") == Some(CLIENTS),
             "it is ready and knows them all: {said}"
         );
         hand_over(&site, &second, &first)?;
         wait("their packets to come to it", || {
-            number(&site, &first, "told") == DOWNLOADS
+            number(&site, &first, "told") == CLIENTS
         })?;
         wait("the other to know that", || {
-            of_peer(&site, &second, "lent") == Some(DOWNLOADS)
+            of_peer(&site, &second, "lent") == Some(CLIENTS)
                 && of_peer(&site, &second, "missing") == Some(0)
         })?;
-        downloads
-            .join()
-            .unwrap_or_else(|_| bail!("a thread panicked"))
-    });
-    let report = report.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
+        // The ends of those that were under way, and others.
+        downloads.wait_for_more(2 * CLIENTS)
+    };
+    let played = scenario();
+    played.with_context(|| format!("{}\n{}", one.log(), two.log()))?;
+    let report = downloads.finish()?;
     println!(
         "{forward:?}: {} downloads in {:.1} s",
         report.ok, report.seconds
     );
-    report.all_ok(DOWNLOADS)?;
+    report.all_ok(report.ok)?;
     for director in [&first, &second] {
         for name in ["nonsense", "no_room", "forged", "malformed", "told_anew"] {
             ensure!(number(&site, director, name) == 0, "{name}");
@@ -208,7 +208,7 @@ fn peer_without_key_receives_nothing() -> Result<()> {
         );
         let said = state["waits_for"].as_str().unwrap_or_default();
         ensure!(said.contains("another key"), "{said}");
-        ensure!(log.log().contains("sha256sum"), "{}", log.log());
+        wait("the log to say so", || log.log().contains("sha256sum")).with_context(|| log.log())?;
     }
     // Nobody's address, whatever it says.
     let script = "exec 3<>/dev/tcp/192.0.2.2/8848 && cat <&3 | wc -c";
@@ -226,17 +226,18 @@ fn peer_without_key_receives_nothing() -> Result<()> {
     wait("it to be counted", || {
         number(&site, &second, "refused_key") > before
     })?;
-    let silent = "for i in 1 2 3 4 5 6; do exec {fd}<>/dev/tcp/192.0.2.2/8848; done; sleep 1";
-    first.run("bash", &["-c", silent])?;
+    let silent = "for i in 1 2 3 4 5 6; do exec {fd}<>/dev/tcp/192.0.2.2/8848; done; sleep 600";
+    let mut silent = first.spawn("bash", &["-c", silent])?;
     wait("places to be refused", || {
         number(&site, &second, "refused_places") >= 4
     })?;
+    silent.kill();
     // The right key is taken at once.
     two.kill();
     let _two = engine(&site, &second, ONE, &right)?;
     let _one = engine(&site, &first, TWO, &right)?;
     for director in [&first, &second] {
-        site.lvsadm_on(director, "sync --wait 15s")?;
+        site.lvsadm_on(director, "sync --wait 120s")?;
         let state = state(&site, director)?;
         ensure!(state["peers"][0]["state"] == "in step", "{state}");
     }
@@ -264,7 +265,7 @@ fn single_director_becomes_ready() -> Result<()> {
     for wait in ["0", "1"] {
         engine.kill();
         engine = start(wait)?;
-        site.lvsadm_on(&first, "sync --wait 15s")?;
+        site.lvsadm_on(&first, "sync --wait 120s")?;
     }
     wait("it to be said", || engine.log().contains("ready: ")).with_context(|| engine.log())
 }
@@ -356,7 +357,15 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     let (first, second) = (site.director.clone(), site.standby()?.clone());
     let key = key(&site, "key", KEY)?;
     let start = |director: &Host, peer: &str| {
-        let extra = ["--sync-peer", peer, "--sync-key", &key, "--sync-alarm", "5"];
+        // Longer than the commands that change both directors, one after the other.
+        let extra = [
+            "--sync-peer",
+            peer,
+            "--sync-key",
+            &key,
+            "--sync-alarm",
+            "30",
+        ];
         site.start_engine_on(director, &[], &extra)
     };
     let one = start(&first, TWO)?;
@@ -408,7 +417,7 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     wait_for_tables(&site, "alarm")?;
     wait("it to be said", || {
         let log = one.log();
-        log.contains("has not chosen as this director does for 5 s") && log.contains(&named)
+        log.contains("has not chosen as this director does for 30 s") && log.contains(&named)
     })
     .with_context(|| one.log())?;
     let said = first.sh(&format!(
@@ -419,7 +428,12 @@ fn differing_services_are_shown_and_lasting_difference_alarms() -> Result<()> {
     edit(1)?;
     wait_for_tables(&site, "alike")?;
     shows("both have the same services and servers")?;
-    for log in [one.log(), two.log()] {
+    for engine in [&one, &two] {
+        wait("the log to say so", || {
+            engine.log().contains("director does again")
+        })
+        .with_context(|| engine.log())?;
+        let log = engine.log();
         ensure!(log.matches("has not chosen").count() == 1, "{log}");
         ensure!(log.matches("director does again").count() == 1, "{log}");
     }
@@ -538,7 +552,7 @@ fn fragments_and_icmp_errors_find_their_connection_at_another_director() -> Resu
     site.add_service_weighted("-u", 9, "rr", &[1, 1])?;
     copy_services(&site, &first, &second)?;
     for director in [&first, &second] {
-        site.lvsadm_on(director, "sync --wait 15s")?;
+        site.lvsadm_on(director, "sync --wait 120s")?;
     }
     for server in &site.servers {
         server.sh(COUNT)?;

@@ -75,7 +75,7 @@ fn both_ways(site: &Site, virt: SocketAddr) -> Result<()> {
     let got = site.testbed.dir().join("got");
     let path = got.display().to_string();
     let from = format!("{base}/big");
-    let options = ["-sS", "-g", "-f", "-m", "40"];
+    let options = ["-sS", "-g", "-f", "-m", "120"];
     let run = |rest: [&str; 3]| {
         let arguments: Vec<&str> = options.iter().chain(&rest).copied().collect();
         site.client.run("curl", &arguments)

@@ -15,8 +15,8 @@ const HOSTS: &str = r"
 mount --make-rprivate /
 for directory in /etc/lvsd /run /var/lib/lvsd /root; do mkdir -p $directory; mount -t tmpfs tmpfs $directory; done
 cd /root
-unshare --net sleep 600 & client=$!
-unshare --net sleep 600 & server=$!
+unshare --net sleep 6000 & client=$!
+unshare --net sleep 6000 & server=$!
 until [ $(readlink /proc/$client/ns/net) != $(readlink /proc/self/ns/net) ]; do sleep 0.05; done
 until [ $(readlink /proc/$server/ns/net) != $(readlink /proc/self/ns/net) ]; do sleep 0.05; done
 on() { nsenter --net=/proc/$1/ns/net ${@:2}; }
@@ -86,7 +86,7 @@ fn block_that_starts_a_dataplane_works_in_one_paste() -> Result<()> {
                     "--kill-child",
                     "--mount-proc",
                 ])
-                .args(["timeout", "60", "bash", "-e", "-c", &script])
+                .args(["timeout", "240", "bash", "-e", "-c", &script])
                 .env("PATH", &path)
                 .env_remove("LVS_SOCKET")
                 .output()?;
@@ -126,7 +126,10 @@ fn quick_start_blocks_run_as_printed() -> Result<()> {
         )?;
         if commands.contains("lvsd &") {
             // "Seconds later".
-            writeln!(script, "sleep 4")?;
+            writeln!(
+                script,
+                "until lvsd status 2>/dev/null | grep -q '1 of 1 server usable'; do sleep 0.1; done"
+            )?;
         }
         blocks += 1;
     }
@@ -143,7 +146,7 @@ fn quick_start_blocks_run_as_printed() -> Result<()> {
             "--kill-child",
             "--mount-proc",
             "timeout",
-            "60",
+            "240",
             "bash",
             "-c",
         ])

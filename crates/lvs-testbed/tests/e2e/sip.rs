@@ -36,7 +36,7 @@ fn call(site: &Site, label: &str, options: &str) -> Result<()> {
     site.client
         .sh(&format!(
             "cd {dir}; sipp -sn uac {service} -i {client} {options} -m {CALLS} -r {CALLS} -d 100 -cid_str %u@{label} -nostdin \
-             -timeout 60s -timeout_error -trace_err -error_file {log} >{log}-screen 2>&1 || {{ tail -n 50 {log} {log}-screen; exit 1; }}",
+             -timeout 240s -timeout_error -trace_err -error_file {log} >{log}-screen 2>&1 || {{ tail -n 50 {log} {log}-screen; exit 1; }}",
             dir = site.testbed.dir().display(),
             service = site.service(5060),
             client = common::client_address(site)?,

@@ -6,8 +6,9 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use lvs_testbed::load::SteadyLoad;
 use lvs_testbed::netns::run_with_input;
-use lvs_testbed::{Forward, Host, LoadReport, Proc, Site, SiteOptions, wait_until};
+use lvs_testbed::{Forward, Host, LoadOptions, Proc, Site, SiteOptions, wait_until};
 use lvs_testbed::{programs, servers::NginxOptions};
 
 /// A site with a dataplane on each of two directors, the first with daemons of these arguments, the
@@ -46,14 +47,34 @@ fn reason(site: &Site, director: &Host, name: &str) -> Result<u64> {
     count.with_context(|| format!("no count of {name} in {listing}"))
 }
 
-/// Bytes of a download per second: a download takes twelve seconds and more. The backup may need
-/// [`PATIENCE`] until it knows all connections.
+/// Bytes of a download per second.
 const RATE: u64 = 60_000;
-const PATIENCE: Duration = Duration::from_secs(15);
+/// The backup may need so long until it knows all connections.
+const PATIENCE: Duration = Duration::from_secs(30);
 
-/// 200 downloads; the director dies amid them.
+/// Clients with one download after the other, each over one connection, and so always amid a download.
+fn downloads(site: &Site, clients: u64) -> LoadOptions {
+    LoadOptions {
+        concurrency: clients,
+        keepalive: true,
+        sizes: vec![100_003],
+        timeout_ms: 120_000,
+        first_port: 20_000,
+        ..site.load()
+    }
+}
+
+/// The downloads that were under way end well at the other director, and others do.
+fn finish(downloads: SteadyLoad, clients: u64) -> Result<()> {
+    downloads.wait_for_more(2 * clients)?;
+    let report = downloads.finish()?;
+    println!("{} downloads in {:.1} s", report.ok, report.seconds);
+    report.all_ok(report.ok)
+}
+
+/// 200 clients download; the director dies amid that.
 fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str]) -> Result<()> {
-    const DOWNLOADS: u64 = 200;
+    const CLIENTS: u64 = 200;
     let (mut site, _standby) = directors(forward, RATE)?;
     site.add_service(80, "rr")?;
     copy_services(&site)?;
@@ -66,40 +87,19 @@ fn downloads_go_on(forward: Forward, master: &str, backup: &str, sysctls: &[&str
     site.lvsadm(&format!("--start-daemon master {master}"))?;
     site.lvsadm_on(&standby, &format!("--start-daemon backup {backup}"))?;
 
-    let mut load = site.load();
-    load.requests = DOWNLOADS;
-    load.concurrency = DOWNLOADS;
-    load.sizes = vec![1_000_000];
-    load.timeout_ms = 60_000;
-    load.first_port = 20_000;
-    let client = site.client.clone();
-    let report: Result<LoadReport> = std::thread::scope(|scope| {
-        let downloads = scope.spawn(|| client.load(&load));
-        let mut known = 0;
-        wait_until("the backup to know all connections", PATIENCE, || {
-            known = established(&site, &standby).unwrap_or(0);
-            known == usize::try_from(DOWNLOADS).unwrap_or(0)
-        })
-        .with_context(|| format!("{known} are known"))?;
-        site.unplug()?;
-        if let Some(engine) = &mut site.engine {
-            engine.kill();
-        }
-        site.fail_over()?;
-        downloads
-            .join()
-            .unwrap_or_else(|_| anyhow::bail!("a thread panicked"))
-    });
-    let report = report?;
-    println!(
-        "{forward:?}: {} downloads in {:.1} s",
-        report.ok, report.seconds
-    );
-    report.all_ok(DOWNLOADS)?;
-    ensure!(
-        report.seconds > 12.0,
-        "they were over before the director died: {report:?}"
-    );
+    let running = site.client.steady_load(&downloads(&site, CLIENTS))?;
+    let mut known = 0;
+    wait_until("the backup to know all connections", PATIENCE, || {
+        known = established(&site, &standby).unwrap_or(0);
+        known as u64 == CLIENTS
+    })
+    .with_context(|| format!("{known} are known"))?;
+    site.unplug()?;
+    if let Some(engine) = &mut site.engine {
+        engine.kill();
+    }
+    site.fail_over()?;
+    finish(running, CLIENTS)?;
     for name in [
         "sync_malformed",
         "sync_nonsense",
@@ -135,7 +135,7 @@ fn downloads_go_on_after_kill_9_tun() -> Result<()> {
 /// roles, and reports their counters.
 #[test]
 fn downloads_go_on_between_two_lvsd() -> Result<()> {
-    const DOWNLOADS: u64 = 100;
+    const CLIENTS: u64 = 100;
     let mut options = SiteOptions::new("sync-lvsd", Forward::Nat);
     options.standby = true;
     options.nginx = NginxOptions {
@@ -168,7 +168,7 @@ fn downloads_go_on_between_two_lvsd() -> Result<()> {
         let state = site.testbed.dir().join(name).display().to_string();
         let words = ["--config", &file, "--state", &state];
         let daemon = director.spawn(&program, &words)?;
-        wait_until("both daemons to run", Duration::from_secs(10), || {
+        wait_until("both daemons to run", PATIENCE, || {
             let running = site.lvsadm_on(director, "-L --daemon");
             running.is_ok_and(|said| said.contains("master") && said.contains("backup"))
         })
@@ -176,36 +176,19 @@ fn downloads_go_on_between_two_lvsd() -> Result<()> {
         daemons.push(daemon);
     }
 
-    let mut load = site.load();
-    load.requests = DOWNLOADS;
-    load.concurrency = DOWNLOADS;
-    load.sizes = vec![1_000_000];
-    load.timeout_ms = 60_000;
-    load.first_port = 20_000;
-    let client = site.client.clone();
-    let report: Result<LoadReport> = std::thread::scope(|scope| {
-        let downloads = scope.spawn(|| client.load(&load));
-        wait_until("the backup to know all connections", PATIENCE, || {
-            established(&site, &standby).is_ok_and(|known| known as u64 == DOWNLOADS)
-        })?;
-        site.unplug()?;
-        daemons[0].kill();
-        site.fail_over()?;
-        downloads
-            .join()
-            .unwrap_or_else(|_| anyhow::bail!("a thread panicked"))
-    });
-    let report = report.with_context(|| daemons[1].log())?;
-    report.all_ok(DOWNLOADS)?;
-    ensure!(
-        report.seconds > 12.0,
-        "they were over before the director died: {report:?}"
-    );
-    wait_until("lvsd to tell of it", Duration::from_secs(10), || {
+    let running = site.client.steady_load(&downloads(&site, CLIENTS))?;
+    wait_until("the backup to know all connections", PATIENCE, || {
+        established(&site, &standby).is_ok_and(|known| known as u64 == CLIENTS)
+    })?;
+    site.unplug()?;
+    daemons[0].kill();
+    site.fail_over()?;
+    finish(running, CLIENTS).with_context(|| daemons[1].log())?;
+    wait_until("lvsd to tell of it", PATIENCE, || {
         let status = lvsd(&standby, "status --json").unwrap_or_default();
         let status: serde_json::Value = serde_json::from_str(&status).unwrap_or_default();
         let taken = status["engine"]["sync"]["taken"].as_u64();
-        taken.is_some_and(|taken| taken >= DOWNLOADS)
+        taken.is_some_and(|taken| taken >= CLIENTS)
     })?;
     let told = lvsd(&standby, "status")?;
     ensure!(told.contains("synchronisation: "), "{told}");
@@ -242,7 +225,7 @@ fn daemons_begin_and_end_as_the_kernels() -> Result<()> {
     let rules = site.lvsadm("-S -n")?;
     director.sh("ip link add d1 type veth peer name d2")?;
     let words = "--start-daemon master --mcast-interface d1";
-    wait_until("the engine to know it", Duration::from_secs(10), || {
+    wait_until("the engine to know it", PATIENCE, || {
         says(&director, words).is_ok_and(|(text, _)| text != "No such device")
     })?;
     // As Linux 6.12 answers.
@@ -308,14 +291,21 @@ fn daemons_begin_and_end_as_the_kernels() -> Result<()> {
             "{arguments}: {said:?}"
         );
     }
-    ensure!(backup_sockets(&director)? == 0, "none is left");
+    let has_sockets = |count: usize| {
+        wait_until(&format!("{count} sockets"), PATIENCE, || {
+            backup_sockets(&director).is_ok_and(|sockets| sockets == count)
+        })
+        .with_context(|| format!("{:?}", backup_sockets(&director)))
+    };
+    has_sockets(0)?;
 
     // As many ports as when the first was started.
     site.lvsadm("sysctl sync_ports=4")?;
     site.lvsadm("--start-daemon master --mcast-interface eth0")?;
     site.lvsadm("sysctl sync_ports=2")?;
     site.lvsadm("--start-daemon backup --mcast-interface d1")?;
-    ensure!(backup_sockets(&director)? == 4, "one a port");
+    // One a port.
+    has_sockets(4)?;
     ensure!(site.lvsadm("-S -n")? == rules, "rules are without daemons");
 
     // An interface that goes and comes back.
@@ -329,20 +319,19 @@ fn daemons_begin_and_end_as_the_kernels() -> Result<()> {
         Ok(of_d1.into_iter().any(|line| line.contains("510000E0")))
     };
     director.sh("ip link set d1 up; ip link set d2 up")?;
-    ensure!(joined()?, "it is a member");
+    wait_until("it to be a member", PATIENCE, || joined().unwrap_or(false))?;
     director.sh("ip link del d1")?;
-    std::thread::sleep(Duration::from_millis(1500));
+    wait_until("it to be none", PATIENCE, || {
+        joined().is_ok_and(|joined| !joined)
+    })?;
     director.sh("ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up")?;
-    wait_until(
-        "the backup to find its interface",
-        Duration::from_secs(10),
-        || joined().unwrap_or(false),
-    )?;
+    wait_until("the backup to find its interface", PATIENCE, || {
+        joined().unwrap_or(false)
+    })?;
     // The end of the dataplane is theirs.
     let mut engine = site.engine.take().context("started above")?;
     engine.stop(nix::sys::signal::Signal::SIGTERM)?;
-    ensure!(backup_sockets(&director)? == 0, "{}", engine.log());
-    Ok(())
+    has_sockets(0).with_context(|| engine.log())
 }
 
 /// A datagram to the usual group, from the client.
@@ -360,7 +349,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     site.add_service(80, "rr")?;
     site.lvsadm("--start-daemon backup --mcast-interface eth0 --syncid 5")?;
     // 224.0.0.81
-    wait_until("the group is joined", Duration::from_secs(5), || {
+    wait_until("the group is joined", PATIENCE, || {
         let groups = site.director.sh("cat /proc/net/igmp");
         groups.is_ok_and(|groups| groups.contains("510000E0"))
     })?;
@@ -388,7 +377,7 @@ fn invalid_sync_messages_are_counted() -> Result<()> {
     for (name, bytes) in sent {
         let before = reason(&site, &site.director, name)?;
         send(&site, &bytes)?;
-        wait_until(name, Duration::from_secs(5), || {
+        wait_until(name, PATIENCE, || {
             reason(&site, &site.director, name).is_ok_and(|now| now == before + 1)
         })?;
     }
@@ -424,10 +413,10 @@ fn persistent_clients_keep_their_server() -> Result<()> {
     }
     let url = format!("http://{service}/id");
     let client = site.client.clone();
-    let ask = || client.run("curl", &["-sS", "-m", "10", &url]);
+    let ask = || client.run("curl", &["-sS", "-m", "60", &url]);
     let name = ask()?;
     let number: usize = name.trim().trim_start_matches("rs").parse()?;
-    wait_until("the template at the backup", Duration::from_secs(8), || {
+    wait_until("the template at the backup", PATIENCE, || {
         let listing = site.lvsadm_on(&standby, "-L -c -n");
         listing.is_ok_and(|listing| listing.contains("192.0.2.100:0"))
     })?;
@@ -455,12 +444,12 @@ fn sync_messages_of_own_users_are_ignored() -> Result<()> {
     director.sh("ip route add 224.0.0.0/4 dev eth0")?;
     let said = "printf hello > /dev/udp/224.0.0.81/8848";
     director.run("bash", &["-c", said])?;
-    wait_until("it to be refused", Duration::from_secs(5), || {
+    wait_until("it to be refused", PATIENCE, || {
         reason(&site, director, "sync_lost").is_ok_and(|lost| lost == 1)
     })?;
     ensure!(reason(&site, director, "sync_malformed")? == 0, "read");
     site.client.run("bash", &["-c", said])?;
-    wait_until("others to be heard", Duration::from_secs(5), || {
+    wait_until("others to be heard", PATIENCE, || {
         reason(&site, director, "sync_malformed").is_ok_and(|malformed| malformed == 1)
     })?;
     ensure!(reason(&site, director, "sync_lost")? == 1, "nothing else");
@@ -488,18 +477,20 @@ fn master_sends_from_first_address_of_its_interface() -> Result<()> {
     let director = &site.director;
     director.sh("ip link add d1 type veth peer name d2; ip link set d1 up; ip link set d2 up")?;
     director.sh("ip addr add 192.0.2.201/24 dev d1; ip addr add 192.0.2.202/24 dev d1")?;
-    wait_until("the engine to know it", Duration::from_secs(5), || {
+    wait_until("the engine to know it", PATIENCE, || {
         site.lvsadm("--start-daemon master --mcast-interface d1")
             .is_ok()
     })?;
-    ensure!(sources(director)? == [Ipv4Addr::new(192, 0, 2, 201)]);
+    wait_until("the first one", PATIENCE, || {
+        sources(director).is_ok_and(|all| all == [Ipv4Addr::new(192, 0, 2, 201)])
+    })?;
     // Other addresses, or none.
     director.sh("ip addr flush dev d1; ip addr add 192.0.2.203/24 dev d1")?;
-    wait_until("the next one", Duration::from_secs(5), || {
+    wait_until("the next one", PATIENCE, || {
         sources(director).is_ok_and(|all| all == [Ipv4Addr::new(192, 0, 2, 203)])
     })?;
     director.sh("ip addr flush dev d1")?;
-    wait_until("none", Duration::from_secs(5), || {
+    wait_until("none", PATIENCE, || {
         sources(director).is_ok_and(|all| all.is_empty())
     })?;
     Ok(())

@@ -32,12 +32,12 @@ fn fetch(site: &Site) -> Result<()> {
     let (vip, to) = (site.vip, dir.join("file"));
     let to = to.display();
     let clients = [
-        format!("timeout 30 tftp -m binary {vip} -c get file {to}"),
-        format!("timeout 30 atftp --get --remote-file file --local-file {to} {vip} 69"),
+        format!("timeout 120 tftp -m binary {vip} -c get file {to}"),
+        format!("timeout 120 atftp --get --remote-file file --local-file {to} {vip} 69"),
         format!(
-            "timeout 30 atftp --option 'blksize 1400' --get --remote-file file --local-file {to} {vip} 69"
+            "timeout 120 atftp --option 'blksize 1400' --get --remote-file file --local-file {to} {vip} 69"
         ),
-        format!("curl -sS -m 30 -o {to} tftp://{vip}/file"),
+        format!("curl -sS -m 120 -o {to} tftp://{vip}/file"),
     ];
     for client in &clients {
         for _ in 0..2 {

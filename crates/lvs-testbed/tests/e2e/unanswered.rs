@@ -5,7 +5,7 @@ use crate::common;
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result};
 use lvs_testbed::{Forward, Site, SiteOptions, programs, wait_until};
 
 /// One client's loop: a request every 200 ms, each with time for two repetitions of the SYN.
@@ -29,16 +29,16 @@ fn found_and_healed(forward: Forward, faults: [&str; 2], fix: &str) -> Result<()
     let [fault, cure] = faults.map(|words| words.replace("VIP", &vip));
     site.servers[1].sh(&fault)?;
     let finding = |n| format!("connections to {}:80", site.real_address(n));
-    let found = || doctor(&site).is_ok_and(|text| text.contains(&finding(1)));
-    wait_until("a finding", Duration::from_secs(20), found)?;
-    let text = doctor(&site)?;
-    ensure!(
-        text.contains("got no answer") && text.contains(fix),
-        "{text}"
-    );
-    for good in [0, 2] {
-        ensure!(!text.contains(&finding(good)), "{text}");
-    }
+    // An answer may be late on a busy machine, and is forgotten after a minute.
+    let found = |text: &str| {
+        let of_good = [0, 2].iter().any(|&good| text.contains(&finding(good)));
+        let parts = [&finding(1), "got no answer", fix];
+        parts.iter().all(|part| text.contains(part)) && !of_good
+    };
+    wait_until("a finding", Duration::from_secs(40), || {
+        doctor(&site).is_ok_and(|text| found(&text))
+    })
+    .with_context(|| format!("{:?}", doctor(&site)))?;
     site.servers[1].sh(&cure)?;
     let healed = || doctor(&site).is_ok_and(|text| !text.contains("got no answer"));
     wait_until("the end of the finding", Duration::from_secs(70), healed)

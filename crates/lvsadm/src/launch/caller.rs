@@ -1,13 +1,15 @@
 //! The thread that makes a noticed call: its rights, its descriptors and its request.
 
-use std::fs::{self, File};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use lvs_sys::notify::{Call, Kind, Listener, NamespaceId};
 use nix::libc;
+use rustix::fs::{self, AtFlags, Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::thread::{CapabilitySet, capabilities};
 
 use super::wire::{u32_at, u64_at};
 
@@ -22,61 +24,145 @@ const MESSAGE_CONTROL: usize = 32;
 /// Length of `struct iovec`.
 const PART: usize = 16;
 
-/// A thread. What is read here is of the caller only if the call is still valid afterwards.
-#[derive(Clone, Copy, Debug)]
+/// The thread that makes a call, and its directory in `/proc`. Both stay those of the same thread, even
+/// if its number is given to another one.
+#[derive(Debug)]
 pub(super) struct Caller {
     pub(super) thread: u32,
-    pub(super) process: u32,
+    directory: OwnedFd,
+    /// Of the thread, whose descriptors may not be those of its process. Before Linux 6.9, of its process.
+    pidfd: OwnedFd,
+    /// Its user namespace.
+    user: NamespaceId,
     has_net_admin: bool,
 }
 
 impl Caller {
-    /// Its process and its capabilities; `None` if it cannot be seen.
-    pub(super) fn of(thread: u32) -> Option<Self> {
-        /// Bit of CAP_NET_ADMIN.
-        const NET_ADMIN: u64 = 1 << 12;
-        let text = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
-        let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
-        let effective = u64::from_str_radix(value("CapEff:")?.trim(), 16).ok()?;
+    /// A thread, and its rights now. A worker keeps the `last` one, because a program makes many calls. `None` if it
+    /// cannot be seen. What is read here is of the caller only if the call is still valid afterwards.
+    pub(super) fn of(thread: u32, last: Option<Self>) -> Option<Self> {
+        if let Some(last) = last.filter(|last| last.thread == thread)
+            && let Some((user, has_net_admin)) = rights(&last.directory, thread)
+        {
+            return Some(Self {
+                user,
+                has_net_admin,
+                ..last
+            });
+        }
+        Self::open(thread)
+    }
+
+    fn open(thread: u32) -> Option<Self> {
+        /// `PIDFD_THREAD` (Linux 6.9).
+        const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
+        let pid = |id: u32| Pid::from_raw(i32::try_from(id).ok()?);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = fs::open(format!("/proc/{thread}"), flags, Mode::empty()).ok()?;
+        let pidfd = match pidfd_open(pid(thread)?, THREAD) {
+            Ok(pidfd) => pidfd,
+            Err(_) => pidfd_open(pid(process(&directory)?)?, PidfdFlags::empty()).ok()?,
+        };
+        let (user, has_net_admin) = rights(&directory, thread)?;
         Some(Self {
             thread,
-            process: value("Tgid:")?.trim().parse().ok()?,
-            has_net_admin: effective & NET_ADMIN != 0,
+            directory,
+            pidfd,
+            user,
+            has_net_admin,
         })
     }
 
     /// Whether it has CAP_NET_ADMIN in a namespace with these owners: its capabilities count in its
     /// own user namespace and below.
     pub(super) fn may_administer(&self, owners: &[NamespaceId]) -> bool {
-        self.has_net_admin
-            && fs::metadata(format!("/proc/{}/ns/user", self.thread))
-                .is_ok_and(|meta| owners.contains(&NamespaceId::from_metadata(&meta)))
+        self.has_net_admin && owners.contains(&self.user)
+    }
+
+    /// Its process.
+    pub(super) fn process(&self) -> Option<u32> {
+        process(&self.directory)
     }
 
     /// The network namespace that it is in.
-    pub(super) fn network(&self) -> Option<File> {
-        File::open(format!("/proc/{}/ns/net", self.thread)).ok()
+    pub(super) fn network(&self) -> Option<NamespaceId> {
+        namespace(&self.directory, NETWORK)
+    }
+
+    /// The same, opened.
+    pub(super) fn open_network(&self) -> Option<File> {
+        self.file(NETWORK, OFlags::RDONLY).ok()
     }
 
     /// A copy of its descriptor `number`.
     pub(super) fn descriptor(&self, number: u64) -> Option<OwnedFd> {
-        /// `PIDFD_THREAD` (Linux 6.9): the thread, whose descriptors may not be those of its process.
-        const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
-        let open = |id: u32, flags| {
-            let pid = Pid::from_raw(i32::try_from(id).ok()?)?;
-            pidfd_open(pid, flags).ok()
-        };
-        let pidfd =
-            open(self.thread, THREAD).or_else(|| open(self.process, PidfdFlags::empty()))?;
         // The kernel reads the low half, too.
         let number = (number & 0xffff_ffff) as u32;
-        pidfd_getfd(pidfd, number.cast_signed(), PidfdGetfdFlags::empty()).ok()
+        pidfd_getfd(&self.pidfd, number.cast_signed(), PidfdGetfdFlags::empty()).ok()
     }
 
-    /// Whether it has a descriptor of this number.
-    pub(super) fn has_descriptor(&self, number: u32) -> bool {
-        fs::symlink_metadata(format!("/proc/{}/fd/{number}", self.thread)).is_ok()
+    /// Device and inode of its program.
+    pub(super) fn program(&self) -> Option<(u64, u64)> {
+        let found = fs::statat(&self.directory, "exe", AtFlags::empty()).ok()?;
+        Some((found.st_dev, found.st_ino))
     }
+
+    /// The description of its memory.
+    pub(super) fn maps(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        if let Ok(mut file) = self.file("maps", OFlags::RDONLY) {
+            let _ = file.read_to_end(&mut bytes);
+        }
+        bytes
+    }
+
+    /// Its memory; `None` if it has ended.
+    pub(super) fn memory(&self, call: &Call, listener: &Listener) -> Option<Memory> {
+        let memory = Memory(self.file("mem", OFlags::RDWR).ok()?);
+        // The caller still waits, so the memory was its own when the file was opened.
+        listener.is_valid(call.id).then_some(memory)
+    }
+
+    fn file(&self, name: &str, flags: OFlags) -> io::Result<File> {
+        let opened = fs::openat(
+            &self.directory,
+            name,
+            flags | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        Ok(File::from(opened?))
+    }
+}
+
+/// The user namespace of a thread, and whether it has CAP_NET_ADMIN there; `None` if it has ended.
+fn rights(directory: &OwnedFd, thread: u32) -> Option<(NamespaceId, bool)> {
+    let user = namespace(directory, "ns/user")?;
+    // Without a number, they would be those of this thread.
+    let thread = Pid::from_raw(i32::try_from(thread).ok()?)?;
+    let rights = capabilities(Some(thread)).ok()?;
+    Some((user, rights.effective.contains(CapabilitySet::NET_ADMIN)))
+}
+
+/// The network namespace of a thread, in its directory.
+const NETWORK: &str = "ns/net";
+
+/// A namespace of the thread of a directory in `/proc`.
+fn namespace(directory: &OwnedFd, name: &str) -> Option<NamespaceId> {
+    let found = fs::statat(directory, name, AtFlags::empty()).ok()?;
+    Some(NamespaceId::new(found.st_dev, found.st_ino))
+}
+
+/// The process of the thread of a directory in `/proc`.
+fn process(directory: &OwnedFd) -> Option<u32> {
+    let status = fs::openat(
+        directory,
+        "status",
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    let text = io::read_to_string(File::from(status.ok()?)).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    line?.trim().parse().ok()
 }
 
 /// The memory of a process, which stays that of the same process even if its number is given to another one.
@@ -91,13 +177,6 @@ impl Memory {
     pub(super) fn open(thread: u32) -> io::Result<Self> {
         let path = format!("/proc/{thread}/mem");
         File::options().read(true).write(true).open(path).map(Self)
-    }
-
-    /// The memory of the caller; `None` if the caller has ended.
-    pub(super) fn of(call: &Call, listener: &Listener) -> Option<Self> {
-        let memory = Self::open(call.thread).ok()?;
-        // The caller still waits, so the number was its own when the file was opened.
-        listener.is_valid(call.id).then_some(memory)
     }
 
     /// Fills `bytes` from address `at`.
@@ -332,12 +411,12 @@ mod tests {
 
     #[test]
     fn thread_without_the_capability_may_not_administer() {
-        let owner = fs::metadata("/proc/thread-self/ns/user").expect("readable");
+        let owner = std::fs::metadata("/proc/thread-self/ns/user").expect("readable");
         let owners = [NamespaceId::from_metadata(&owner)];
         let thread = rustix::thread::gettid().as_raw_pid();
         let thread = u32::try_from(thread).expect("positive");
-        let mut caller = Caller::of(thread).expect("readable");
-        assert_eq!(caller.process, std::process::id());
+        let mut caller = Caller::of(thread, None).expect("readable");
+        assert_eq!(caller.process(), Some(std::process::id()));
         caller.has_net_admin = true;
         assert!(caller.may_administer(&owners));
         assert!(
@@ -346,5 +425,24 @@ mod tests {
         );
         caller.has_net_admin = false;
         assert!(!caller.may_administer(&owners));
+    }
+
+    #[test]
+    fn last_caller_that_has_ended_is_not_reused() {
+        let own = || u32::try_from(rustix::thread::gettid().as_raw_pid()).expect("positive");
+        let ended = std::thread::spawn(move || Caller::of(own(), None).expect("readable"));
+        let ended = ended.join().expect("it has ended");
+        // Another thread has got the number of the last one.
+        let last = Caller {
+            thread: own(),
+            ..ended
+        };
+        let now = Caller::of(own(), Some(last)).expect("it lives");
+        assert_eq!(now.process(), Some(std::process::id()));
+        let kept = Caller::of(own(), Some(now)).expect("it lives");
+        assert_eq!(
+            kept.network(),
+            Caller::of(own(), None).expect("it lives").network()
+        );
     }
 }

@@ -6,6 +6,10 @@
 
 mod caller;
 mod family;
+mod files;
+mod fuse;
+mod kept;
+mod mounts;
 mod options;
 mod space;
 mod supervisor;
@@ -16,7 +20,7 @@ mod wire;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -210,7 +214,23 @@ fn launch(socket: Option<&OsStr>) -> Result<(), String> {
         }
         Err(error) => return Err(refusal(&error)),
     };
-    hand_over(own, &listener)?;
+    let why_no_files = |error: io::Error| {
+        complain(&format!(
+            "{error}: the files of IPVS in /proc are missing, so that ipvsadm -Lc fails: they need FUSE and CAP_SYS_ADMIN"
+        ));
+    };
+    match mounts::prepare() {
+        Ok((mounts, device)) => {
+            hand_over(own, &listener, Some(device))?;
+            if let Err(error) = mounts.mount() {
+                why_no_files(error);
+            }
+        }
+        Err(error) => {
+            why_no_files(error);
+            hand_over(own, &listener, None)?;
+        }
+    }
     // Only a warning: the program may use another network namespace.
     if let Err(error) = starting::connect(&address.unwrap_or_default()) {
         complain(&error.to_string());
@@ -229,11 +249,17 @@ fn refusal(error: &io::Error) -> String {
     format!("cannot install the seccomp filter: {error}: {fix}")
 }
 
-/// Sends the listener to the supervisor, and waits until it is ready.
-fn hand_over(mut supervisor: UnixStream, listener: &Listener) -> Result<(), String> {
+/// Sends the listener and the supervisor's end of the file system to the supervisor, and waits until it
+/// is ready.
+fn hand_over(
+    mut supervisor: UnixStream,
+    listener: &Listener,
+    files: Option<OwnedFd>,
+) -> Result<(), String> {
     let lost = |error: io::Error| format!("the supervisor has ended: {error}");
-    let fds = [listener.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut fds = vec![listener.as_fd()];
+    fds.extend(files.as_ref().map(OwnedFd::as_fd));
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&fds));
     let probe = PROBE.as_ptr().addr().to_ne_bytes();
@@ -264,7 +290,7 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) 
         log(&format!("{panic}"));
         std::process::abort();
     }));
-    let (listener, pid) = match take_over(&program) {
+    let (listener, files, pid) = match take_over(&program) {
         Ok(Some(found)) => found,
         // The program has another launcher.
         Ok(None) => return,
@@ -294,7 +320,7 @@ fn supervise(mut program: UnixStream, places: Places, address: Option<Address>) 
     let watcher = watched(pid);
     let _ = program.write_all(READY.as_bytes());
     drop(program);
-    supervisor.run();
+    supervisor.run(files);
     if let Ok(mut watcher) = watcher {
         let _ = watcher.write_all(ENDED);
     }
@@ -310,6 +336,8 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
     if notify::detach(&supervisor)? == Side::Caller {
         return Ok(own);
     }
+    // Only the supervisor has the name of the program.
+    let _ = rustix::thread::set_name(c"lvs-run-watch");
     // All other descriptors are closed here: no object that owns one is used.
     let program = pidfd_open(program, PidfdFlags::empty());
     let mut text = Vec::new();
@@ -323,11 +351,14 @@ fn watched(program: Pid) -> io::Result<UnixStream> {
     std::process::exit(0)
 }
 
+/// The parts that a supervisor receives: the listener, its end of the file system, and the program's process number.
+type TakenOver = (Listener, Option<OwnedFd>, Pid);
+
 /// Receives the listener of a program, and finds its process number; `None` if the program ends or
 /// needs no supervisor.
-fn take_over(program: &UnixStream) -> Result<Option<(Listener, Pid)>, String> {
+fn take_over(program: &UnixStream) -> Result<Option<TakenOver>, String> {
     let mut probe = [0; size_of::<usize>()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [IoSliceMut::new(&mut probe)];
     let flags = RecvFlags::CMSG_CLOEXEC;
@@ -336,11 +367,12 @@ fn take_over(program: &UnixStream) -> Result<Option<(Listener, Pid)>, String> {
     if received.bytes == 0 {
         return Ok(None);
     }
-    let fd = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+    let mut fds = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
     });
-    let fd = fd.ok_or("no filter was received")?;
+    let mut next = || fds.as_mut().and_then(Iterator::next);
+    let (fd, files) = (next().ok_or("no filter was received")?, next());
     let peer = rustix::net::sockopt::socket_peercred(program)
         .map_err(|error| format!("the program is not known: {error}"))?;
     let mut copy = PROBE;
@@ -350,7 +382,7 @@ fn take_over(program: &UnixStream) -> Result<Option<(Listener, Pid)>, String> {
         .map_err(|error| {
             format!("the memory of the program cannot be read: {error}: CAP_SYS_PTRACE is needed")
         })?;
-    Ok(Some((Listener::from(fd), peer.pid)))
+    Ok(Some((Listener::from(fd), files, peer.pid)))
 }
 
 /// Writes an error to the system log. Without one, it is lost: standard error belongs to the program.

@@ -1,12 +1,16 @@
 //! A network namespace of the program, and the connection to its dataplane.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lvs_api::{Address, Client, Error, Steering, place, starting, steer};
-use lvs_core::api::{Call, Done, FailureCode, ServiceId, ServiceInfo, SyncDaemon, Timeouts};
+use lvs_core::api::{
+    CHANGES_MAX, Call, Done, FailureCode, Info, ServiceId, ServiceInfo, SyncDaemon, Timeouts,
+};
+use lvs_sys::notify::{self, NamespaceId};
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, getsockname,
@@ -16,11 +20,12 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use serde::de::DeserializeOwned;
 
 use super::family::Dataplane;
+use super::kept::Kept;
 use super::log;
 
 /// For how long a program may leave its socket full while a dump is sent.
 const PATIENCE_SECONDS: i64 = 5;
-/// For how long the servers of a dump are those that the same process asks for next.
+/// For how long the servers of a dump are those that the same thread asks for next.
 const LISTING: Duration = Duration::from_secs(1);
 /// Dumps that are being sent at a time in a namespace.
 const DUMPS_MAX: usize = 16;
@@ -29,7 +34,13 @@ const DUMPS_MAX: usize = 16;
 #[derive(Debug)]
 pub(super) struct Space {
     /// The dataplane; the usual one if no socket is named.
-    address: Address,
+    pub(super) address: Address,
+    pub(super) id: NamespaceId,
+    pub(super) namespace: File,
+    /// Its number, as sockets tell it.
+    pub(super) cookie: u64,
+    /// The user namespaces whose capabilities count in it.
+    pub(super) owners: Vec<NamespaceId>,
     sender: OwnedFd,
     link: Mutex<Link>,
     /// Ports that a dump is being sent to.
@@ -47,12 +58,51 @@ struct Link {
     /// Its last failure, which is logged once.
     failure: String,
     listing: Option<Listing>,
+    kept: Kept,
+    /// The process of the dataplane, and when it was connected to.
+    known: Option<(u32, Instant)>,
 }
 
-/// All services, as a process has listed them.
+impl Link {
+    /// Configures a dataplane that has restarted without what was configured; one that has kept its
+    /// services (warm restart) stays as it is. Returns what is to be logged.
+    fn restore(&mut self, client: &mut Client) -> Result<String, Error> {
+        let info: Info = client.call(&Call::Info {})?;
+        let now = Instant::now();
+        let has_restarted = self
+            .known
+            .is_some_and(|(pid, since)| pid != info.pid || info.uptime < (now - since).as_secs());
+        let all = Call::ServiceList { service: None };
+        if !has_restarted
+            || self.kept.is_empty()
+            || !client.collect::<ServiceInfo>(&all)?.is_empty()
+        {
+            self.known = Some((info.pid, now));
+            return Ok(String::new());
+        }
+        let mut report =
+            "the dataplane has restarted without services: added those of the program".to_owned();
+        for request in self.kept.requests() {
+            match client.call::<Done>(&request) {
+                Ok(_) => {}
+                Err(Error::Refused(failure)) => {
+                    report = format!(
+                        "the dataplane has restarted, and refuses what the program had configured: {}; restart the program",
+                        failure.message
+                    );
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.known = Some((info.pid, now));
+        Ok(report)
+    }
+}
+
+/// All services, as a thread has listed them.
 #[derive(Debug)]
 struct Listing {
-    process: u32,
+    thread: u32,
     at: Instant,
     services: HashMap<ServiceId, ServiceInfo>,
 }
@@ -62,13 +112,22 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Space {
-    /// Of the namespace that this thread is in.
-    pub(super) fn here(address: Option<Address>) -> std::io::Result<Self> {
+    /// Of the `namespace` that this thread is in.
+    pub(super) fn here(
+        id: NamespaceId,
+        namespace: File,
+        owners: Vec<NamespaceId>,
+        address: Option<Address>,
+    ) -> std::io::Result<Self> {
         let sender = generic_socket(SockType::Raw, SockFlag::SOCK_CLOEXEC)?;
         let patience = TimeVal::seconds(PATIENCE_SECONDS);
         setsockopt(&sender, sockopt::SendTimeout, &patience)?;
         Ok(Self {
             address: address.unwrap_or_default(),
+            id,
+            namespace,
+            cookie: notify::cookie_of_socket(&sender)?,
+            owners,
             sender,
             link: Mutex::default(),
             dumps: Mutex::default(),
@@ -76,12 +135,36 @@ impl Space {
         })
     }
 
-    /// Returns the connection to the dataplane for a process. Other processes wait meanwhile.
-    pub(super) fn dataplane(&self, process: u32) -> Connection<'_> {
+    /// Returns the connection to the dataplane for a thread. Other threads wait meanwhile.
+    pub(super) fn dataplane(&self, thread: u32) -> Connection<'_> {
         Connection {
             address: &self.address,
             link: lock(&self.link),
-            process,
+            thread,
+        }
+    }
+
+    /// Whether the dataplane of what was configured has ended.
+    pub(super) fn has_lost(&self) -> bool {
+        self.link.try_lock().is_ok_and(|link| {
+            let is_open = link.client.as_ref().is_some_and(Client::is_open);
+            !link.kept.is_empty() && !is_open
+        })
+    }
+
+    /// Connects to the dataplane again, and configures it if it has restarted.
+    pub(super) fn reconnect(&self) {
+        let mut link = lock(&self.link);
+        link.client = None;
+        if let Ok(client) = Client::connect(&self.address) {
+            let mut connection = Connection {
+                address: &self.address,
+                link,
+                thread: 0,
+            };
+            if let Ok(client) = connection.joined(client) {
+                connection.link.client = Some(client);
+            }
         }
     }
 
@@ -96,7 +179,7 @@ impl Space {
         }
     }
 
-    /// Frees the listing of a process that has had time to ask for its servers.
+    /// Frees the listing of a thread that has had time to ask for its servers.
     pub(super) fn forget_listing(&self) {
         if let Ok(mut link) = self.link.try_lock() {
             link.listing
@@ -106,7 +189,7 @@ impl Space {
 
     /// The port of the socket that sends answers.
     pub(super) fn port(&self) -> Option<u32> {
-        port_of(&self.sender, std::process::id())
+        port_of(&self.sender, || Some(std::process::id()))
     }
 
     /// Sends as many `datagrams` to `port` as its socket accepts now, and returns the rest.
@@ -200,7 +283,7 @@ pub(super) fn generic_socket(kind: SockType, flags: SockFlag) -> nix::Result<Own
 
 /// The port of a socket. One that has none gets one, as the kernel gives it when it sends: the
 /// number of its process, or another one if that is taken.
-pub(super) fn port_of(socket: &impl AsFd, process: u32) -> Option<u32> {
+pub(super) fn port_of(socket: &impl AsFd, process: impl Fn() -> Option<u32>) -> Option<u32> {
     let fd = socket.as_fd().as_raw_fd();
     let port = || getsockname::<NetlinkAddr>(fd).map(|address| address.pid());
     match port() {
@@ -208,7 +291,7 @@ pub(super) fn port_of(socket: &impl AsFd, process: u32) -> Option<u32> {
         other => return other.ok(),
     }
     let others = (1..4096).map(|index| u32::MAX - 4096 - index);
-    for candidate in std::iter::once(process).chain(others) {
+    for candidate in process().into_iter().chain(others) {
         match bind(fd, &NetlinkAddr::new(candidate, 0)) {
             Ok(()) => return Some(candidate),
             Err(Errno::EADDRINUSE) => {}
@@ -223,7 +306,7 @@ pub(super) fn port_of(socket: &impl AsFd, process: u32) -> Option<u32> {
 pub(super) struct Connection<'a> {
     address: &'a Address,
     link: MutexGuard<'a, Link>,
-    process: u32,
+    thread: u32,
 }
 
 impl Connection<'_> {
@@ -241,7 +324,7 @@ impl Connection<'_> {
         loop {
             let client = match self.link.client.take() {
                 Some(client) => Ok(client),
-                None => starting::connect(self.address),
+                None => starting::connect(self.address).and_then(|client| self.joined(client)),
             };
             let failure = match client {
                 Ok(mut client) => match ask(&mut client) {
@@ -264,6 +347,22 @@ impl Connection<'_> {
             }
             reconnect = false;
         }
+    }
+
+    /// A new connection, to a dataplane that has what was configured.
+    fn joined(&mut self, mut client: Client) -> Result<Client, Error> {
+        if self.link.known.is_some() && !self.link.kept.is_empty() {
+            // The directory with the lock may be a new one, too.
+            self.link.steering = None;
+            if self.steer().is_err() {
+                return Ok(client);
+            }
+        }
+        let report = self.link.restore(&mut client)?;
+        if !report.is_empty() {
+            log(&report);
+        }
+        Ok(client)
     }
 
     fn list<I: DeserializeOwned>(&mut self, call: &Call) -> Result<Vec<I>, Errno> {
@@ -304,13 +403,19 @@ impl Dataplane for Connection<'_> {
     fn change(&mut self, call: Call) -> Result<(), Errno> {
         self.steer()?;
         self.link.listing = None;
-        self.ask(|client| client.call::<Done>(&call)).map(|_| ())
+        self.ask(|client| client.call::<Done>(&call))?;
+        if !self.link.kept.keep(&call) {
+            log(&format!(
+                "the program has configured more than {CHANGES_MAX} services and servers: a dataplane that restarts does                  not get them again; use warm restart"
+            ));
+        }
+        Ok(())
     }
 
     fn services(&mut self, one: Option<ServiceId>) -> Result<Vec<ServiceInfo>, Errno> {
         if let Some(id) = &one
             && let Some(listing) = &self.link.listing
-            && listing.process == self.process
+            && listing.thread == self.thread
             && listing.at.elapsed() < LISTING
             && let Some(info) = listing.services.get(id)
         {
@@ -320,7 +425,7 @@ impl Dataplane for Connection<'_> {
         if one.is_none() {
             let by_id = services.iter().map(|info| (info.service, info.clone()));
             self.link.listing = Some(Listing {
-                process: self.process,
+                thread: self.thread,
                 at: Instant::now(),
                 services: by_id.collect(),
             });
@@ -342,6 +447,14 @@ impl Dataplane for Connection<'_> {
             client.call::<Timeouts>(&Call::TimeoutsGet {})?;
             Ok(client.hello().table_size)
         })
+    }
+}
+
+/// The error number for a failed call.
+pub(super) const fn errno_of(error: &Error) -> Errno {
+    match error {
+        Error::Refused(failure) => errno(failure.code),
+        _ => Errno::ENODEV,
     }
 }
 

@@ -1,27 +1,28 @@
 //! The process that answers the noticed calls of a program and of all that it starts.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lvs_api::Address;
 use lvs_sys::notify::{self, Answer, Call, Kind, Listener, NamespaceId, Places};
 use nix::errno::Errno;
 use nix::libc;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{SockFlag, SockType, getsockopt, setsockopt, sockopt};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::sockopt::{socket_domain, socket_protocol};
 use rustix::net::{AddressFamily, netlink};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::caller::{self, Buffers, Caller, Memory};
+use super::caller::{self, Buffers, Caller};
 use super::space::{Rest, Space, generic_socket, lock, port_of};
-use super::{family, log, options, wire};
+use super::{family, files, log, options, wire};
 
 /// Threads at most. Each one answers a call or sends the end of a dump.
 const THREADS_MAX: usize = 64;
@@ -31,6 +32,9 @@ const SPACES_MAX: usize = 256;
 const IDLE: Duration = Duration::from_secs(60);
 /// Between two looks for namespaces that are not used, and for a lock that has become free.
 const SWEEP: u16 = 1_000;
+/// Milliseconds after which a call takes long: its caller's memory, or the dataplane, makes its thread wait. Another
+/// thread then receives calls.
+const LONG: u16 = 10;
 /// Mark (`SO_MARK`) of the sockets that the supervisor gives to programs that may administer IPVS. To set a mark takes
 /// the same capability, so no other socket has it: a privileged program that is led to write to a socket of an
 /// unprivileged one changes nothing.
@@ -56,18 +60,46 @@ pub(super) struct Supervisor {
     threads: AtomicUsize,
     /// A limit of the supervisor was logged.
     has_complained: AtomicBool,
-    /// Held by the thread that receives calls: the kernel would wake all that wait for one.
-    lead: Mutex<()>,
-    /// Threads that wait for the lead.
-    waiting: AtomicUsize,
+    /// The turn of the thread that receives calls: one at a time, because the kernel would wake all that wait for one.
+    turn: AtomicU64,
+    /// Calls that the threads in turn have received.
+    received: AtomicU64,
+    /// The thread in turn answers the last one.
+    is_answering: AtomicBool,
+    /// The main thread looks every [`LONG`] whether a call takes long.
+    is_watching: AtomicBool,
+    /// Wakes the main thread.
+    wake: EventFd,
+    /// A thread connects to a dataplane again.
+    is_reconnecting: AtomicBool,
 }
 
 /// A thread that answers calls.
-#[derive(Debug)]
-struct Worker<'a> {
+#[derive(Debug, Default)]
+pub(super) struct Worker {
     /// The network namespace that it is in.
     here: Option<NamespaceId>,
-    lead: Option<MutexGuard<'a, ()>>,
+    /// The last caller.
+    last: Option<Caller>,
+}
+
+impl Worker {
+    /// Moves this thread to a network namespace.
+    fn enter(&mut self, id: NamespaceId, namespace: &File) -> Option<()> {
+        if self.here != Some(id) {
+            self.here = None;
+            let kind = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(namespace.as_fd(), kind).ok()?;
+            self.here = Some(id);
+        }
+        Some(())
+    }
+
+    /// Moves this thread to the network namespace of a caller.
+    pub(super) fn follow(&mut self, caller: &Caller) -> Option<()> {
+        let namespace = caller.open_network()?;
+        self.enter(NamespaceId::of(&namespace).ok()?, &namespace)
+    }
 }
 
 /// Answer to a call, and a dump that is sent after it.
@@ -91,28 +123,69 @@ impl Supervisor {
             programs: Mutex::default(),
             threads: AtomicUsize::new(0),
             has_complained: AtomicBool::new(false),
-            lead: Mutex::default(),
-            waiting: AtomicUsize::new(0),
+            turn: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            is_answering: AtomicBool::new(false),
+            is_watching: AtomicBool::new(false),
+            is_reconnecting: AtomicBool::new(false),
+            wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
         })
     }
 
-    /// Answers calls until the last process under the filter has ended.
-    pub(super) fn run(self) {
+    /// Answers calls, and requests for `files`, until the last process under the filter has ended.
+    pub(super) fn run(self, files: Option<OwnedFd>) {
         self.listener.wake_on_this_processor();
         let own = Arc::new(self);
-        own.start_thread();
-        let period = PollTimeout::from(SWEEP);
+        own.start_thread(0);
+        if let Some(device) = files {
+            files::start(own.clone(), device);
+        }
+        let mut swept = Instant::now();
+        let mut seen = 0;
         loop {
+            let is_watching = own.is_watching.load(Ordering::SeqCst);
+            let period = if is_watching { LONG } else { SWEEP };
             // A hang-up is always reported.
-            let mut ends = [PollFd::new(own.listener.as_fd(), PollFlags::empty())];
+            let mut ends = [
+                PollFd::new(own.listener.as_fd(), PollFlags::empty()),
+                PollFd::new(own.wake.as_fd(), PollFlags::POLLIN),
+            ];
             match poll(&mut ends, period) {
-                Ok(0) => own.sweep(),
-                Ok(_) => return,
+                Ok(_) if ends[0].any() == Some(true) => return,
+                Ok(_) => {}
                 Err(Errno::EINTR) => {}
                 Err(error) => {
                     log(&format!("cannot wait for the end of the program: {error}"));
                     return;
                 }
+            }
+            let _ = own.wake.read();
+            if is_watching {
+                own.watch(&mut seen);
+            }
+            if swept.elapsed() >= Duration::from_millis(SWEEP.into()) {
+                own.sweep();
+                swept = Instant::now();
+            }
+        }
+    }
+
+    /// Passes the turn of a thread that answers the same call since the last look; `seen` is the number
+    /// of calls then.
+    fn watch(self: &Arc<Self>, seen: &mut u64) {
+        let turn = self.turn.load(Ordering::SeqCst);
+        let received = self.received.load(Ordering::SeqCst);
+        if received != *seen {
+            *seen = received;
+            return;
+        }
+        if self.is_answering.load(Ordering::SeqCst) {
+            self.start_thread(turn);
+        } else {
+            // The next call wakes this thread. One that came in between has seen that it watches.
+            self.is_watching.store(false, Ordering::SeqCst);
+            if self.received.load(Ordering::SeqCst) != received {
+                self.is_watching.store(true, Ordering::SeqCst);
             }
         }
     }
@@ -125,40 +198,69 @@ impl Supervisor {
     }
 
     /// Leaves namespaces that are not used. In that of the launcher, services stay managed by the
-    /// program, and no lvsd may start.
-    fn sweep(&self) {
-        lock(&self.spaces).retain(|id, space| {
+    /// program, and no lvsd may start. Looks for a dataplane that has restarted.
+    fn sweep(self: &Arc<Self>) {
+        let mut spaces = lock(&self.spaces);
+        spaces.retain(|id, space| {
             space.forget_listing();
             space.retry_lock();
             *id == self.start || lock(&space.used).elapsed() < IDLE
         });
+        let lost = spaces.values().filter(|space| space.has_lost());
+        let lost: Vec<_> = lost.cloned().collect();
+        drop(spaces);
+        if lost.is_empty() || self.is_reconnecting.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let own = self.clone();
+        let name = "lvs-run-again".to_owned();
+        let started = std::thread::Builder::new().name(name).spawn(move || {
+            let mut worker = Worker::default();
+            for space in lost {
+                if worker.enter(space.id, &space.namespace).is_some() {
+                    space.reconnect();
+                }
+            }
+            own.is_reconnecting.store(false, Ordering::SeqCst);
+        });
+        if started.is_err() {
+            self.is_reconnecting.store(false, Ordering::SeqCst);
+        }
     }
 
-    fn start_thread(self: &Arc<Self>) {
-        self.threads.fetch_add(1, Ordering::Relaxed);
+    /// Starts a thread that receives calls instead of that of `turn`, which may have to wait.
+    fn start_thread(self: &Arc<Self>, turn: u64) {
+        if self.threads.fetch_add(1, Ordering::SeqCst) >= THREADS_MAX {
+            self.threads.fetch_sub(1, Ordering::SeqCst);
+            return;
+        }
         let own = self.clone();
         let name = "lvs-run-calls".to_owned();
         let started = std::thread::Builder::new()
             .name(name)
-            .spawn(move || own.serve());
+            .spawn(move || own.serve(turn));
         if let Err(error) = started {
-            self.threads.fetch_sub(1, Ordering::Relaxed);
+            self.threads.fetch_sub(1, Ordering::SeqCst);
             log(&format!("cannot start a thread: {error}"));
         }
     }
 
-    /// Answers one call after another.
-    fn serve(self: Arc<Self>) {
-        let mut worker = Worker {
-            here: Some(self.start),
-            lead: None,
-        };
-        loop {
-            if worker.lead.is_none() {
-                self.waiting.fetch_add(1, Ordering::Relaxed);
-                worker.lead = Some(lock(&self.lead));
-                self.waiting.fetch_sub(1, Ordering::Relaxed);
-            }
+    /// Takes the turn of the thread of `before`, and answers one call after another until it is passed on.
+    fn serve(self: Arc<Self>, before: u64) {
+        let order = Ordering::SeqCst;
+        let turn = before + 1;
+        let taken = self.turn.compare_exchange(before, turn, order, order);
+        if taken.is_ok() {
+            self.is_answering.store(false, order);
+            self.serve_turn(turn);
+        }
+        self.threads.fetch_sub(1, order);
+    }
+
+    fn serve_turn(self: &Arc<Self>, turn: u64) {
+        // It starts in the namespace of another thread.
+        let mut worker = Worker::default();
+        while self.turn.load(Ordering::SeqCst) == turn {
             let call = match self.listener.receive() {
                 Ok(Some(call)) => call,
                 Ok(None) => continue,
@@ -169,67 +271,102 @@ impl Supervisor {
                     continue;
                 }
             };
+            self.is_answering.store(true, Ordering::SeqCst);
+            self.received.fetch_add(1, Ordering::SeqCst);
+            if !self.is_watching.swap(true, Ordering::SeqCst) {
+                let _ = self.wake.write(1);
+            }
             let (answer, rest) = self
                 .answer(&call, &mut worker)
                 .unwrap_or((Answer::Continue, None));
             self.listener.respond(call.id, answer);
             if let Some(rest) = rest {
-                self.give_lead(&mut worker);
+                self.start_thread(turn);
                 rest.send();
+            }
+            if self.turn.load(Ordering::SeqCst) == turn {
+                self.is_answering.store(false, Ordering::SeqCst);
             }
         }
     }
 
-    /// Has another thread receive calls, because this one may have to wait.
-    fn give_lead<'a>(self: &'a Arc<Self>, worker: &mut Worker<'a>) {
-        if worker.lead.is_none() {
-            return;
-        }
-        let has_successor = self.waiting.load(Ordering::Relaxed) > 0;
-        if !has_successor && self.threads.load(Ordering::Relaxed) < THREADS_MAX {
-            self.start_thread();
-        }
-        worker.lead = None;
-    }
-
     /// The answer to a call; `None` if the kernel handles it.
-    fn answer<'a>(self: &'a Arc<Self>, call: &Call, worker: &mut Worker<'a>) -> Option<Answered> {
-        match call.kind {
-            Kind::Socket => self.socket(call, worker),
-            Kind::Sendto | Kind::Sendmsg | Kind::Write | Kind::Writev => self.send(call, worker),
-            Kind::Recvfrom | Kind::Recvmsg => self.receive(call, worker),
-            Kind::Getsockopt | Kind::Setsockopt => self.option(call, worker),
+    fn answer(&self, call: &Call, worker: &mut Worker) -> Option<Answered> {
+        let caller = Caller::of(call.thread, worker.last.take())?;
+        let answered = match call.kind {
+            Kind::Socket => self.socket(call, &caller, worker),
+            Kind::Sendto | Kind::Sendmsg | Kind::Write | Kind::Writev => {
+                self.send(call, &caller, worker)
+            }
+            Kind::Recvfrom | Kind::Recvmsg => self.receive(call, &caller),
+            Kind::Getsockopt | Kind::Setsockopt => self.option(call, &caller, worker),
+        };
+        worker.last = Some(caller);
+        answered
+    }
+
+    /// The network namespace of a socket, entered for a caller that may administer it.
+    fn of_socket(
+        &self,
+        caller: &Caller,
+        socket: &OwnedFd,
+        worker: &mut Worker,
+    ) -> Option<Arc<Space>> {
+        match self.known(notify::cookie_of_socket(socket).ok()?) {
+            Some(space) => self.administered(caller, space, worker),
+            None => {
+                let namespace = notify::of_socket(socket).ok()?;
+                self.opened(caller, namespace, worker)
+            }
         }
     }
 
-    /// Enters a network namespace for a caller that may administer it.
+    /// A network namespace in use, by the number of its sockets.
+    fn known(&self, cookie: u64) -> Option<Arc<Space>> {
+        let spaces = lock(&self.spaces);
+        let found = spaces.values().find(|space| space.cookie == cookie);
+        found.cloned()
+    }
+
+    /// Enters a network namespace that is in use, for a caller that may administer it.
     fn administered(
         &self,
         caller: &Caller,
-        namespace: &File,
-        worker: &mut Worker<'_>,
+        space: Arc<Space>,
+        worker: &mut Worker,
     ) -> Option<Arc<Space>> {
-        let owners = notify::owners(namespace).ok()?;
+        if !caller.may_administer(&space.owners) {
+            return None;
+        }
+        worker.enter(space.id, &space.namespace)?;
+        *lock(&space.used) = Instant::now();
+        Some(space)
+    }
+
+    /// Enters a network namespace for a caller that may administer it.
+    fn opened(&self, caller: &Caller, namespace: File, worker: &mut Worker) -> Option<Arc<Space>> {
+        let id = NamespaceId::of(&namespace).ok()?;
+        let known = lock(&self.spaces).get(&id).cloned();
+        if let Some(space) = known {
+            return self.administered(caller, space, worker);
+        }
+        let owners = notify::owners(&namespace).ok()?;
         if !caller.may_administer(&owners) {
             return None;
         }
-        self.space(namespace, worker)
+        self.open_space(id, namespace, owners, worker)
     }
 
-    /// Enters a network namespace.
-    fn space(&self, namespace: &File, worker: &mut Worker<'_>) -> Option<Arc<Space>> {
-        let id = NamespaceId::of(namespace).ok()?;
-        if worker.here != Some(id) {
-            worker.here = None;
-            let kind = Some(LinkNameSpaceType::Network);
-            move_into_link_name_space(namespace.as_fd(), kind).ok()?;
-            worker.here = Some(id);
-        }
+    /// Enters a network namespace that was not in use.
+    fn open_space(
+        &self,
+        id: NamespaceId,
+        namespace: File,
+        owners: Vec<NamespaceId>,
+        worker: &mut Worker,
+    ) -> Option<Arc<Space>> {
+        worker.enter(id, &namespace)?;
         let mut spaces = lock(&self.spaces);
-        if let Some(space) = spaces.get(&id) {
-            *lock(&space.used) = Instant::now();
-            return Some(space.clone());
-        }
         if spaces.len() >= SPACES_MAX && id != self.start {
             self.complain(&format!(
                 "the program uses more than {SPACES_MAX} network namespaces: IPVS is missing in one of them"
@@ -237,16 +374,45 @@ impl Supervisor {
             return None;
         }
         let address = self.address.clone().filter(|_| id == self.start);
-        let space = Arc::new(Space::here(address).ok()?);
-        spaces.insert(id, space.clone());
-        Some(space)
+        let space = Arc::new(Space::here(id, namespace, owners, address).ok()?);
+        // Another thread may have been faster.
+        let space = spaces.entry(id).or_insert(space);
+        Some(space.clone())
+    }
+
+    /// Enters the network namespace of a caller that reads or changes a file. All may read those of
+    /// namespaces in use, and of the first one.
+    pub(super) fn of_file(
+        &self,
+        caller: &Caller,
+        changes: bool,
+        worker: &mut Worker,
+    ) -> Option<Arc<Space>> {
+        let id = caller.network()?;
+        let known = lock(&self.spaces).get(&id).cloned();
+        match known {
+            Some(space) if changes => self.administered(caller, space, worker),
+            Some(space) => {
+                worker.enter(space.id, &space.namespace)?;
+                Some(space)
+            }
+            None if id == self.start && !changes => {
+                let namespace = caller.open_network()?;
+                let owners = notify::owners(&namespace).ok()?;
+                self.open_space(NamespaceId::of(&namespace).ok()?, namespace, owners, worker)
+            }
+            None => self.opened(caller, caller.open_network()?, worker),
+        }
     }
 
     /// Gives the caller a socket of generic netlink at a place where its calls are noticed.
-    fn socket(&self, call: &Call, worker: &mut Worker<'_>) -> Option<Answered> {
-        let caller = Caller::of(call.thread)?;
+    fn socket(&self, call: &Call, caller: &Caller, worker: &mut Worker) -> Option<Answered> {
         // A program that may not use IPVS gets the kernel's own socket.
-        self.administered(&caller, &caller.network()?, worker)?;
+        let known = lock(&self.spaces).get(&caller.network()?).cloned();
+        match known {
+            Some(space) => self.administered(caller, space, worker)?,
+            None => self.opened(caller, caller.open_network()?, worker)?,
+        };
         let argument = int(call.arguments[1]);
         let kind = match argument & SOCKET_TYPE {
             libc::SOCK_RAW => SockType::Raw,
@@ -256,16 +422,18 @@ impl Supervisor {
         let flags = SockFlag::from_bits(argument & !SOCKET_TYPE)?;
         let socket = generic_socket(kind, flags | SockFlag::SOCK_CLOEXEC).ok()?;
         setsockopt(&socket, sockopt::Mark, &MARK).ok()?;
-        let places = match self.uses_libnl(caller.process) {
+        let places = match self.uses_libnl(caller) {
             true => self.places.plain.clone(),
             false => self.places.strict.clone(),
         };
         let _placing = lock(&self.placing);
-        let free = places.clone().find(|place| !caller.has_descriptor(*place));
+        // The highest one: the program's own descriptors come from below at any time.
+        let is_free = |place: &u32| caller.descriptor((*place).into()).is_none();
+        let free = places.clone().rev().find(is_free);
         let Some(place) = free else {
             log(&format!(
-                "process {} has {} sockets of generic netlink: refused another one",
-                caller.process,
+                "thread {} has {} sockets of generic netlink: refused another one",
+                caller.thread,
                 places.len()
             ));
             return Some((Answer::Errno(Errno::EMFILE as i32), None));
@@ -275,8 +443,8 @@ impl Supervisor {
             Ok(()) => Answer::Sent,
             Err(error) if error.raw_os_error() == Some(libc::EBADF) => {
                 self.complain(&format!(
-                    "process {} may not have descriptor {place}: it finds no IPVS by netlink; raise its limit (ulimit -n)",
-                    caller.process
+                    "thread {} may not have descriptor {place}: it finds no IPVS by netlink; raise its limit (ulimit -n)",
+                    caller.thread
                 ));
                 return None;
             }
@@ -287,15 +455,14 @@ impl Supervisor {
 
     /// Whether a process uses libnl. That library accepts answers from any port; others are given
     /// answers that come from port 0, the kernel's.
-    fn uses_libnl(&self, process: u32) -> bool {
-        let Ok(program) = fs::metadata(format!("/proc/{process}/exe")) else {
+    fn uses_libnl(&self, caller: &Caller) -> bool {
+        let Some(program) = caller.program() else {
             return false;
         };
-        let program = (program.dev(), program.ino());
         if let Some(known) = lock(&self.programs).get(&program) {
             return *known;
         }
-        let maps = fs::read(format!("/proc/{process}/maps")).unwrap_or_default();
+        let maps = caller.maps();
         let library = b"/libnl-genl-3.so";
         let uses = maps.windows(library.len()).any(|bytes| bytes == library);
         let mut programs = lock(&self.programs);
@@ -314,13 +481,10 @@ impl Supervisor {
         (is_netlink && is_generic && is_placed(&socket)).then_some(socket)
     }
 
-    fn send<'a>(self: &'a Arc<Self>, call: &Call, worker: &mut Worker<'a>) -> Option<Answered> {
-        let caller = Caller::of(call.thread)?;
-        let socket = Self::generic(&caller, call.arguments[0])?;
-        let space = self.administered(&caller, &notify::of_socket(&socket).ok()?, worker)?;
-        // The memory of a program may be one that makes its reader wait.
-        self.give_lead(worker);
-        let memory = Memory::of(call, &self.listener)?;
+    fn send(&self, call: &Call, caller: &Caller, worker: &mut Worker) -> Option<Answered> {
+        let socket = Self::generic(caller, call.arguments[0])?;
+        let space = self.of_socket(caller, &socket, worker)?;
+        let memory = caller.memory(call, &self.listener)?;
         let bytes = caller::sent(call, &memory)?;
         if !wire::messages(&bytes).any(|message| family::is_ours(&message)) {
             return None;
@@ -330,12 +494,12 @@ impl Supervisor {
             return Some((Answer::Sent, None));
         }
         let refused = |errno: Errno| Some((Answer::Errno(errno as i32), None));
-        let Some(port) = port_of(&socket, caller.process) else {
+        let Some(port) = port_of(&socket, || caller.process()) else {
             return refused(Errno::EADDRINUSE);
         };
         let mut datagrams = Vec::new();
         {
-            let mut dataplane = space.dataplane(caller.process);
+            let mut dataplane = space.dataplane(caller.thread);
             let mut dumps = 0;
             for message in wire::messages(&bytes) {
                 dumps += usize::from(message.is_dump());
@@ -357,15 +521,12 @@ impl Supervisor {
     }
 
     /// Receives for a program whose library accepts answers from the kernel only.
-    fn receive<'a>(self: &'a Arc<Self>, call: &Call, worker: &mut Worker<'a>) -> Option<Answered> {
-        let caller = Caller::of(call.thread)?;
-        let socket = Self::generic(&caller, call.arguments[0])?;
-        let namespace = NamespaceId::of(&notify::of_socket(&socket).ok()?).ok()?;
+    fn receive(&self, call: &Call, caller: &Caller) -> Option<Answered> {
+        let socket = Self::generic(caller, call.arguments[0])?;
         // The program has sent something, or the kernel answers.
-        let space = lock(&self.spaces).get(&namespace).cloned()?;
-        self.give_lead(worker);
-        let buffers = Buffers::of(call, Memory::of(call, &self.listener)?)?;
-        let port = port_of(&socket, caller.process)?;
+        let space = self.known(notify::cookie_of_socket(&socket).ok()?)?;
+        let buffers = Buffers::of(call, caller.memory(call, &self.listener)?)?;
+        let port = port_of(&socket, || caller.process())?;
         if !self.listener.is_valid(call.id) {
             return Some((Answer::Sent, None));
         }
@@ -375,6 +536,9 @@ impl Supervisor {
             match notify::receive(&socket, &mut bytes, &mut control, buffers.flags) {
                 Ok(received) => break received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if buffers.flags & libc::MSG_DONTWAIT != 0 || is_non_blocking(&socket) {
+                        return Some((Answer::Errno(libc::EAGAIN), None));
+                    }
                     // The kernel waits for datagrams, unless they are on their way.
                     if !space.is_dumping(port) {
                         return None;
@@ -409,18 +573,13 @@ impl Supervisor {
     }
 
     /// Answers `getsockopt` and `setsockopt` of the old interface.
-    fn option<'a>(self: &'a Arc<Self>, call: &Call, worker: &mut Worker<'a>) -> Option<Answered> {
-        let caller = Caller::of(call.thread)?;
+    fn option(&self, call: &Call, caller: &Caller, worker: &mut Worker) -> Option<Answered> {
         let socket = caller.descriptor(call.arguments[0])?;
         if socket_domain(&socket).ok()? != AddressFamily::INET {
             return None;
         }
-        let namespace = notify::of_socket(&socket).ok()?;
-        let answer = match self.administered(&caller, &namespace, worker) {
-            Some(space) => {
-                self.give_lead(worker);
-                self.option_of(call, &space, caller.process)
-            }
+        let answer = match self.of_socket(caller, &socket, worker) {
+            Some(space) => self.option_of(call, caller, &space),
             None => Err(Errno::EPERM),
         };
         let answer = match answer {
@@ -430,8 +589,8 @@ impl Supervisor {
         Some((answer, None))
     }
 
-    fn option_of(&self, call: &Call, space: &Space, process: u32) -> Result<Answer, Errno> {
-        let Some(memory) = Memory::of(call, &self.listener) else {
+    fn option_of(&self, call: &Call, caller: &Caller, space: &Space) -> Result<Answer, Errno> {
+        let Some(memory) = caller.memory(call, &self.listener) else {
             return Ok(Answer::Sent);
         };
         let [_, _, option, at, length, _] = call.arguments;
@@ -455,7 +614,7 @@ impl Supervisor {
         if !self.listener.is_valid(call.id) {
             return Ok(Answer::Sent);
         }
-        let mut dataplane = space.dataplane(process);
+        let mut dataplane = space.dataplane(caller.thread);
         if sets {
             options::set(option, &request, &mut dataplane)?;
             return Ok(Answer::Value(0));
@@ -481,6 +640,11 @@ impl Supervisor {
 /// Whether the supervisor has given this socket to a program.
 pub(super) fn is_placed(socket: &OwnedFd) -> bool {
     getsockopt(socket, sockopt::Mark).is_ok_and(|mark| mark == MARK)
+}
+
+/// Whether a program has set `O_NONBLOCK`.
+fn is_non_blocking(socket: &OwnedFd) -> bool {
+    fcntl_getfl(socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
 }
 
 /// Longest buffer of an option: the kernel reads the length as `int`.

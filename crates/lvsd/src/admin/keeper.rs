@@ -1,8 +1,8 @@
-//! Wishes on disk, written beside the daemon's loop: a disk under load may take seconds, in which
-//! health is to be decided.
+//! Stores overrides on disk, on a thread outside of the daemon's loop: a disk under load may take
+//! seconds, and the loop must decide about health meanwhile.
 //!
-//! One write runs at a time, and what is wanted meanwhile is written after it as it is then: an
-//! older state never takes the place of a newer one, and no more than one waits.
+//! One write runs at a time. If the overrides change meanwhile, the next write stores their latest
+//! state. So an older state never replaces a newer one, and at most one write is waiting.
 
 use std::fmt;
 use std::io;
@@ -55,10 +55,10 @@ impl Kept {
         Self(None)
     }
 
-    /// Waits until they are.
+    /// Waits until the overrides are stored.
     ///
     /// # Errors
-    /// They cannot be kept, in words, with what that means.
+    /// The reason why they cannot be stored, and its consequence, as text.
     pub async fn done(self) -> Result<(), String> {
         match self.0 {
             None => Ok(()),
@@ -99,7 +99,7 @@ impl Keeper {
         let (tell, told) = oneshot::channel();
         let mut state = self.lock();
         state.next = Some(all);
-        // Of those who have gone, none stays.
+        // Remove the requests whose client has closed its connection.
         state.waiting.retain(|waiting| !waiting.is_closed());
         state.waiting.push(tell);
         if !state.writing {
@@ -128,7 +128,7 @@ impl Keeper {
             drop(state);
             let result = self.write_one(&all, unread);
             for tell in waiting {
-                // Whoever waited may have gone.
+                // The waiting client may have closed its connection.
                 let _ = tell.send(result.clone());
             }
         }
@@ -212,9 +212,9 @@ mod tests {
         StoredOverride::new(spec, Now::at(1))
     }
 
-    /// The disk takes its time with the first one; nobody waits but those who ask for it.
+    /// The first write is slow; only clients that request the result wait for it.
     #[tokio::test]
-    async fn what_is_wanted_meanwhile_is_written_after_what_is_being_written() {
+    async fn override_during_write_is_written_after_it() {
         let (begun, begins) = mpsc::channel();
         let (go, goes) = mpsc::channel::<io::Result<()>>();
         let goes = Mutex::new(goes);

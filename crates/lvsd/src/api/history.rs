@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_hour_is_kept_and_gone_services_are_not() {
+    fn history_keeps_an_hour_and_drops_removed_services() {
         let mut history = History::default();
         for n in 0..300 {
             let mut snapshot = snapshot("web");

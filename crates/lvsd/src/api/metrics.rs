@@ -849,7 +849,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_the_engine_has_not_named_yet_counts_from_nothing() {
+    fn service_without_counters_starts_at_zero() {
         let mut snapshot = snapshot("web");
         let found = Arc::make_mut(&mut snapshot.found);
         Arc::make_mut(&mut found.seen).services.clear();
@@ -859,7 +859,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_proxy_refuses_is_counted() {
+    fn connections_refused_by_proxy_are_counted() {
         let mut snapshot = snapshot("web");
         let text = |snapshot| open_metrics(Arc::new(snapshot), tally::Counts::default());
         assert!(!text(snapshot.clone()).contains("lvs_proxy"));
@@ -900,7 +900,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_name_stays_in_its_quotes() {
+    fn hostile_label_value_is_escaped() {
         let text = text("a\"} 1\\{b=\"");
         assert!(
             text.contains(r#"lvs_service_quorum{service="a\"} 1\\{b=\"",protocol="tcp","#),
@@ -909,7 +909,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_format_names_counters_in_full() {
+    fn older_metrics_format_names_counters_in_full() {
         let plain = plain(&text("web"));
         assert!(plain.contains("# HELP lvs_drops_total Packets that were dropped, by the reason\n# TYPE lvs_drops_total counter\nlvs_drops_total{"), "{plain}");
         assert!(plain.contains("# TYPE lvs_engine_up gauge\nlvs_engine_up 1\n"));

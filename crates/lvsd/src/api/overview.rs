@@ -401,7 +401,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_broken_comes_first() {
+    fn overview_lists_broken_services_first() {
         let mut snapshot = snapshot("web");
         let mut second = snapshot.status.services[0].clone();
         second.name = "mail".to_owned();

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn users_who_may_only_look_do_not_take_all_places() {
+    fn read_only_users_cannot_use_all_places() {
         let places = ConnectionLimits::default();
         let one = take_all(&places, Holder::Reader(1));
         assert_eq!(one.len(), READER_MAX);

@@ -294,7 +294,7 @@ mod tests {
     use crate::api::overview::tests::snapshot;
 
     #[test]
-    fn everybody_can_read_the_files_and_they_go_alone() {
+    fn proc_files_are_world_readable_and_are_removed() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("proc");
         let tree = Tree(path.clone());

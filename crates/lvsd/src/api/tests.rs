@@ -232,7 +232,7 @@ fn again<T: serde::Serialize + serde::de::DeserializeOwned>(value: &Value) -> Va
 }
 
 #[test]
-fn every_example_is_what_it_is_an_example_of() {
+fn api_examples_match_their_types() {
     let root = description();
     let json = "/content/application~1json";
     for (path, operations) in root["paths"].as_object().expect("paths") {
@@ -315,7 +315,7 @@ async fn every_answer_is_as_described() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn strangers_change_nothing_and_are_told_what_to_do() {
+async fn unprivileged_client_changes_nothing_and_gets_a_fix() {
     let (api, mut deeds) = api("web");
     let drain = r#"{"target":{"host":"10.0.0.1"},"state":"drain"}"#;
     let none = post(&api, "/v1/admin", Some("0123456789abcdef"), drain).await;
@@ -362,7 +362,7 @@ async fn strangers_change_nothing_and_are_told_what_to_do() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_understood_is_refused_with_a_remedy() {
+async fn invalid_request_is_refused_with_a_fix() {
     let (api, _deeds) = api("web");
     *api.token() = Ok(Some(Token::for_tests("0123456789abcdef")));
     let token = Some("0123456789abcdef");
@@ -405,7 +405,7 @@ async fn what_is_not_understood_is_refused_with_a_remedy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_says_nothing_or_reads_nothing_is_given_up() {
+async fn silent_or_unreading_client_is_disconnected() {
     let (api, _deeds) = api(&"long name ".repeat(2000));
     for said in [
         "",
@@ -420,7 +420,7 @@ async fn who_says_nothing_or_reads_nothing_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_page_says_what_a_browser_may_do_with_it() {
+async fn dashboard_page_has_security_headers() {
     let (api, _deeds) = api("web");
     let request = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
     let (code, head, body) = send(&api, stranger(), request).await;
@@ -452,7 +452,7 @@ async fn a_page_says_what_a_browser_may_do_with_it() {
 
 /// Readers cannot keep the daemon's loop busy, neither over TCP nor over the local socket.
 #[tokio::test(start_paused = true)]
-async fn the_loop_is_asked_how_it_is_twice_a_second_at_most() {
+async fn status_queries_reach_the_loop_twice_a_second_at_most() {
     let (sender, mut requests) = channel();
     let api = Arc::new(Api::new(sender, &Events::default(), Arc::default()));
     let asked = tokio::spawn(async move {
@@ -553,7 +553,7 @@ async fn read_to(client: &mut DuplexStream, wanted: &str) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_has_events_from_now_on_and_shows_that_it_lives() {
+async fn event_stream_has_new_events_and_heartbeats() {
     let (api, _deeds) = api("web");
     let (mut client, task) = connect(&api, stranger());
     client.write_all(STREAM.as_bytes()).await.expect("it fits");
@@ -576,7 +576,7 @@ async fn a_stream_has_events_from_now_on_and_shows_that_it_lives() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_is_not_read_is_given_up() {
+async fn event_stream_without_reader_is_closed() {
     let (api, _deeds) = api("web");
     for peer in [
         stranger(),
@@ -635,7 +635,7 @@ async fn streams_over_tcp_are_bounded_for_each_source() {
 }
 
 #[tokio::test]
-async fn connections_without_a_place_are_told_and_counted() {
+async fn connections_above_the_limit_are_refused_and_counted() {
     let (api, _deeds) = api("web");
     let listener = http::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
     let address = listener.local_addr().expect("it has one");
@@ -669,7 +669,7 @@ async fn connections_without_a_place_are_told_and_counted() {
 
 /// The last thousand, whatever they are about; whoever is more than 4,096 behind misses some.
 #[tokio::test]
-async fn the_last_events_are_kept_and_no_more() {
+async fn event_log_keeps_a_bounded_number_of_last_events() {
     let (api, _deeds) = api("web");
     let mut events = Events::default();
     let mut slow = events.listen();

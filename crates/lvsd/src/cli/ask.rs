@@ -29,7 +29,7 @@ pub(super) fn reload(engine: &Address, force: bool) -> Result<Option<Reloaded>, 
     client.reload(force).map(Some)
 }
 
-/// How the daemon that runs is, if one runs and tells.
+/// The status of the running daemon; `None` if none answers.
 pub(super) fn running(engine: &Address) -> Option<Status> {
     Client::connect(engine).ok().flatten()?.status().ok()
 }
@@ -166,7 +166,7 @@ fn lasted(seconds: u64) -> String {
     }
 }
 
-/// Everything, what is wrong first.
+/// The whole status as text, problems first.
 fn tell(status: &Status, now: u64) -> String {
     let mut text = format!(
         "lvsd {} (pid {}), up {}; {}\n",
@@ -235,7 +235,7 @@ fn tell(status: &Status, now: u64) -> String {
             sync.sent, sync.received, sync.taken
         );
     }
-    // Of an engine that is gone, nobody knows.
+    // The state of a disconnected dataplane is unknown.
     if status.engine.connected {
         for Waiting { what, fix, .. } in &status.engine.waiting {
             let _ = writeln!(text, "WAITING: {what}. To do: {fix}");
@@ -298,7 +298,7 @@ fn tell_source(text: &mut String, source: &SourceStatus, now: u64) {
     };
 }
 
-/// How far another director's connections are known here, and whether it chooses as this one does.
+/// The replication state of a peer, and whether its services equal those of this director.
 fn tell_peer(text: &mut String, peer: &PeerStanding, tables: Option<&TablesInfo>) {
     let _ = write!(text, "peer {}: ", peer.peer.ip());
     let _ = match peer.state.as_str() {
@@ -484,7 +484,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_is_seen() {
+    fn status_exit_code_reports_problems() {
         let service = ServiceId::Tcp {
             address: ([192, 0, 2, 10], 80).into(),
         };

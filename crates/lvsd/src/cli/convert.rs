@@ -29,7 +29,7 @@ pub(super) enum From {
     LvsConf,
 }
 
-/// Its kind and what becomes of it; or why it cannot be converted.
+/// The kind of a file and its conversion, or the reason why it cannot be converted.
 fn converted(
     file: &Path,
     from: Option<From>,

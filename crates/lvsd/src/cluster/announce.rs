@@ -1,9 +1,10 @@
-//! Virtual addresses that are announced by routes: what this director is able to is told to the
-//! engine, again and again, by a thread that does nothing else. A routing daemon passes it on.
+//! Virtual addresses that are announced by routes. A separate thread sends the announced addresses
+//! and their preference to the dataplane again and again; the dataplane sets routes, and a routing
+//! daemon announces them.
 //!
-//! The thread asks ten times a second whether the engine is ready. It says nothing more when the
-//! daemon's loop has stopped: what nobody looks after is not to be announced for ever, and the
-//! engine sees to that.
+//! The thread asks ten times a second whether the dataplane is ready. It stops sending when the
+//! daemon's loop has stopped: the dataplane then withdraws the addresses after a time, so that they
+//! are not announced for ever without supervision.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,7 +22,7 @@ use crate::watchdog::{Pulse, TURN_LIMIT};
 
 /// Between two questions whether the engine is ready.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Between two times that the engine is told what it knows already.
+/// The interval at which an unchanged announcement is sent again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The ability of a director to serve an address, by one of its services.
@@ -102,7 +103,7 @@ pub(super) struct Announced {
     /// `None` before the first answer.
     pub(super) readiness: Option<Readiness>,
     pub(super) vips: Vec<AnnouncedVip>,
-    /// Why the engine does not say.
+    /// The reason why the dataplane does not answer.
     pub(super) trouble: Option<String>,
 }
 
@@ -119,7 +120,7 @@ impl Door {
     }
 }
 
-/// The thread that tells the engine.
+/// The thread that sends the announcements to the dataplane.
 #[derive(Debug)]
 pub(super) struct Announcer {
     door: Arc<Door>,
@@ -134,7 +135,8 @@ impl Drop for Announcer {
 }
 
 impl Announcer {
-    /// Begins to tell the engine at `address`, as long as the loop goes on.
+    /// Starts to send announcements to the dataplane at `address`; the thread stops sending if the
+    /// loop stops.
     pub(super) fn start(address: Address, turns: Pulse, wish: WantedAnnouncements) -> Self {
         let (sender, announced) = watch::channel(Announced::default());
         let door = Arc::new(Door::default());
@@ -167,7 +169,7 @@ fn tell(address: &Address, turns: &Pulse, door: &Door, sender: &watch::Sender<An
     while let Some(wanted) = wish {
         let readiness = readiness::ask(address, &mut asks);
         let spec = wanted.at(Now::read().boot, readiness.ready);
-        // An engine that is there again knows nothing.
+        // A restarted dataplane has no announcements.
         let lost = found.readiness.as_ref() != Some(&readiness);
         let again = told
             .as_ref()
@@ -223,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_stands_as_its_services_do() {
+    fn announced_address_has_the_state_of_its_services() {
         use Ability::{None as Nobody, Quorum, Sorry, Unknown};
         for (services, expected) in [
             (vec![Quorum], Some(Standing::Announced)),
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_drained_is_less_preferred_and_then_withdrawn() {
+    fn drained_director_is_deprioritised_then_withdrawn() {
         let address: IpAddr = "192.0.2.10".parse().unwrap();
         let other: IpAddr = "192.0.2.11".parse().unwrap();
         let mut wish = WantedAnnouncements {

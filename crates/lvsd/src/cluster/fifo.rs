@@ -60,13 +60,13 @@ impl State {
 /// The messages received so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Heard {
-    /// The last state, if keepalived has said one.
+    /// The last state that keepalived has reported, if any.
     pub(super) state: Option<State>,
-    /// States that it has said.
+    /// The number of states that it has reported.
     pub(super) changes: u64,
     /// Lines that were not understood, or too long.
     pub(super) ignored: u64,
-    /// Why nothing is heard.
+    /// The reason why the FIFO cannot be read.
     pub(super) trouble: Option<String>,
 }
 
@@ -90,7 +90,7 @@ fn parse(line: &[u8]) -> Said {
                 "BACKUP" => Said::State(State::Backup),
                 "FAULT" => Said::State(State::Fault),
                 "STOP" | "DELETED" => Said::State(State::Stopped),
-                // Priorities, and who else was heard.
+                // Priorities, and messages about other instances.
                 _ => Said::Other,
             }
         }
@@ -142,7 +142,7 @@ pub(super) fn listen(path: PathBuf) -> (watch::Receiver<Heard>, JoinHandle<()>) 
 
 async fn hear(path: PathBuf, sender: watch::Sender<Heard>) {
     let mut named: Option<Fifo> = None;
-    // One that somebody still writes to, though the name is another's.
+    // The old FIFO, which a writer still has open after its name was replaced.
     let mut lost: Option<Source> = None;
     loop {
         let gone = lost.is_some().then(|| {
@@ -198,7 +198,7 @@ struct Source {
     lines: Lines,
 }
 
-/// Hears what comes next, if there is somebody to hear; whether nothing more will come.
+/// Reads the next messages of a source, if there is one; returns whether it has ended.
 async fn next(source: Option<&mut Source>, sender: &watch::Sender<Heard>) -> bool {
     let Some(source) = source else {
         return std::future::pending().await;
@@ -216,7 +216,7 @@ async fn next(source: Option<&mut Source>, sender: &watch::Sender<Heard>) -> boo
         }),
         Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
     };
-    // Whoever floods it does not keep others waiting.
+    // A flood of messages must not delay other tasks.
     tokio::task::yield_now().await;
     false
 }
@@ -225,7 +225,7 @@ async fn next(source: Option<&mut Source>, sender: &watch::Sender<Heard>) -> boo
 #[derive(Debug)]
 struct Fifo {
     source: Source,
-    /// With a writer of its own it does not end. Without, it ends when nobody else has one.
+    /// An open writer of this process, so that the FIFO does not end when other writers close it.
     _writer: File,
     number: (u64, u64),
 }
@@ -237,8 +237,8 @@ impl Fifo {
     }
 }
 
-/// Opens the FIFO, and makes it if it is not there. Who else could write to it could move the
-/// addresses.
+/// Opens the FIFO, and creates it if it does not exist. Only root may write to it, because a writer
+/// can move the addresses.
 fn open(path: &Path) -> Result<Fifo, String> {
     let shown = path.display();
     let failed = |error: io::Error| {
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_comes_is_bounded_and_counted() {
+    fn fifo_input_is_bounded_and_counted() {
         let (mut lines, mut heard) = (Lines::default(), Heard::default());
         for _ in 0..1000 {
             lines.feed(&[b'x'; 4096], &mut heard);
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fifo_that_others_write_to_or_that_is_none_is_refused() {
+    async fn world_writable_fifo_or_other_file_is_refused() {
         use std::os::unix::fs::PermissionsExt;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run/fifo");
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_fifo_under_the_same_name_is_heard() {
+    async fn replaced_fifo_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fifo");
         let (mut heard, task) = listen(path.clone());
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fifo_that_was_removed_is_heard_as_long_as_it_is_written_to() {
+    async fn removed_fifo_is_read_until_its_writers_close() {
         use std::io::Write;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fifo");
@@ -399,7 +399,7 @@ mod tests {
             .wait_for(|heard| heard.state == Some(State::Backup))
             .await
             .unwrap();
-        // Once more: the one that lvsd has made meanwhile, and nobody writes to.
+        // Again, with the FIFO that lvsd has created meanwhile, which has no other writer.
         std::fs::remove_file(&path).unwrap();
         while !path.exists() {
             tokio::time::sleep(Duration::from_millis(20)).await;

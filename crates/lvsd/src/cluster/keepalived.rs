@@ -1,4 +1,4 @@
-//! keepalived's configuration for what the file says: `lvsd keepalived-config`.
+//! The configuration of keepalived for the settings of the file: `lvsd keepalived-config`.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ const PLACEHOLDER: &str = "169.254.0.51/32 dev lo scope host";
 /// The configuration.
 ///
 /// # Errors
-/// The file says nothing about VRRP.
+/// The file has no `[vrrp]`.
 pub fn text(config: &Config, services: &[Service]) -> Result<String, String> {
     let Some(vrrp) = &config.vrrp else {
         return Err(format!(
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn has_what_the_host_is_to_have() {
+    fn keepalived_config_contains_host_addresses() {
         let text = made(
             "host_addresses = [\"10.0.0.254/24 dev eth1\", \"fd00::fe/64 dev eth1\"]",
             "host",

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_is_one_line_of_a_bounded_length() {
+    fn maintenance_reason_is_one_line_of_bounded_length() {
         let said = |why: String| {
             check(Some(&Maintenance {
                 why: Some(why),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_file_keeps_the_director_out() {
+    fn broken_maintenance_file_keeps_director_in_maintenance() {
         let directory = tempfile::tempdir().unwrap();
         let path = path(&directory.path().join("x.admin.json"));
         assert!(path.ends_with("x.maintenance.json"));

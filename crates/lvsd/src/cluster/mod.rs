@@ -1,4 +1,5 @@
-//! One director among several: who has the virtual addresses, and who is taken out of service.
+//! One director among several: whether it owns the virtual addresses, and whether it is in
+//! maintenance.
 //!
 //! ```text
 //!  engine: ready? ──┐                        ┌──▶ track file ──▶ keepalived ──▶ VRRP
@@ -9,8 +10,8 @@
 //!  the same, for each address ──▶ [`announce`] ──▶ routes of the engine ──▶ BIRD, FRR, ExaBGP
 //! ```
 //!
-//! Nothing here waits: what keepalived says and how the engine stands come by channels that hold
-//! the latest value only.
+//! Nothing here waits: the messages of keepalived and the state of the dataplane arrive on channels
+//! that contain only the latest value.
 
 mod announce;
 mod fifo;
@@ -44,7 +45,7 @@ use track::Fitness;
 /// How often it is seen whether the track file is as it was written.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The name of the instance in keepalived's configuration, and in what it says.
+/// The name of the instance in keepalived's configuration and messages.
 pub const INSTANCE: &str = "lvs";
 
 /// The paths and connections of a director with peers.
@@ -150,7 +151,7 @@ impl Cluster {
             began.map_or(Began::Earlier, Began::At)
         });
         match (&self.announcer, &self.places) {
-            // Also when there are none any more: the engine is told that, too.
+            // An empty list is sent too, so that the dataplane withdraws all addresses.
             (Some(announcer), _) => announcer.wish(self.announces.clone()),
             (None, Some(places)) if !self.announces.addresses.is_empty() => {
                 let wish = self.announces.clone();
@@ -168,7 +169,7 @@ impl Cluster {
         };
         let announced = announcer.announced.borrow_and_update().clone();
         if announced.trouble.is_some() {
-            // The event that the engine is lost says enough.
+            // The event about the lost dataplane is enough.
             return Vec::new();
         }
         let before = std::mem::replace(&mut self.told, announced.vips);
@@ -314,7 +315,7 @@ impl Cluster {
             return;
         };
         let Some(readiness) = running.readiness.borrow().clone() else {
-            // Nobody has looked yet: whatever a daemon before this one has found holds.
+            // The first reading is still missing: the state of the earlier daemon stays in force.
             return;
         };
         let value = Fitness {
@@ -405,13 +406,15 @@ impl Running {
         }
     }
 
-    /// Where nobody has looked at the engine yet, one that is active stays so.
+    /// Whether this director may own the addresses. Before the first answer of the dataplane, an
+    /// active director stays active.
     fn may_own(&self) -> bool {
         let readiness = self.readiness.borrow();
         self.state == State::Master && readiness.as_ref().is_none_or(|engine| engine.ready)
     }
 
-    /// Keeps what keepalived said for a daemon after this one: it does not say it again.
+    /// Stores the last state of keepalived for the next daemon, because keepalived does not repeat
+    /// it.
     fn keep(&self) {
         let path = state_path(&self.settings.fifo);
         make_directory_of(&path);
@@ -423,8 +426,8 @@ impl Running {
         }
     }
 
-    /// Sees whether the track file still says what was written. Where it is missing, keepalived
-    /// makes one of its own when it starts, and is not active (`init_file`).
+    /// Checks whether the track file still has the written content. If it is missing, keepalived
+    /// creates one at its start and is not active (`init_file`).
     fn look(&mut self) {
         let Some(value) = self.written else { return };
         let path = &self.settings.track_file;
@@ -459,8 +462,7 @@ fn state_path(fifo: &Path) -> PathBuf {
     name.into()
 }
 
-/// The directory of a file is made, if it can be. What cannot be made shows itself when the file is
-/// written.
+/// Creates the directory of a file, if possible. A failure is reported when the file is written.
 fn make_directory_of(path: &Path) {
     if let Some(directory) = path.parent() {
         let _ = std::fs::create_dir_all(directory);
@@ -479,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn maintenance_outlives_the_daemon_and_what_cannot_be_kept_does_not_hold() {
+    fn maintenance_survives_restart_and_fails_if_not_stored() {
         let directory = tempfile::tempdir().unwrap();
         let places = ClusterPaths {
             engine: Address::new("@nobody"),
@@ -516,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_of_a_file_is_made() {
+    fn missing_directory_of_track_file_is_created() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lvs/track");
         make_directory_of(&path);
@@ -532,7 +534,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_track_file_that_others_remove_or_change_is_written_again() {
+    async fn removed_or_changed_track_file_is_written_again() {
         let directory = tempfile::tempdir().unwrap();
         let places = ClusterPaths {
             engine: Address::new("@nobody"),

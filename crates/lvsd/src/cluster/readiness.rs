@@ -1,5 +1,5 @@
-//! Whether the engine knows the connections of other directors, asked ten times a second: when it
-//! is gone, keepalived is to know at once.
+//! Whether the dataplane has the connections of its peers. lvsd asks ten times a second, so that
+//! keepalived learns at once when the dataplane has ended.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 /// Between two questions.
 const PERIOD: Duration = Duration::from_millis(100);
-/// An engine that says nothing for so long forwards nothing either.
+/// A dataplane that does not answer for this time is assumed not to forward packets.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How the engine stands.

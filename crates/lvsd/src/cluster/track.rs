@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_says_its_number_or_another_or_nothing() {
+    fn track_file_is_compared_with_its_number() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("track");
         assert!(!says(&path, 0));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_better_has_more() {
+    fn fitter_director_has_higher_weight() {
         let standing = |ready, quorum, maintenance| {
             Fitness {
                 ready,

@@ -26,7 +26,7 @@ pub(crate) struct Taken<P> {
 pub(crate) struct Clash<P> {
     pub(crate) title: String,
     pub(crate) help: &'static str,
-    /// Where the other service stands, and what to say there.
+    /// The position of the other service, and the message for it.
     pub(crate) first: (P, &'static str),
     /// It is about `vip`, and not about the address.
     pub(crate) about_vip: bool,
@@ -82,7 +82,7 @@ impl<P: Clone> Taken<P> {
     fn overlap(&self, service: &Service) -> Option<Clash<P>> {
         let many = service.ports.as_ref()?;
         let beside = self.many.get(&(many.protocol, many.ip));
-        // Two services of the same ports are the same service, which is told as that.
+        // Two services with the same ports are a duplicate, which is reported separately.
         let mut beside = beside.into_iter().flatten().filter(|(one, _)| one != many);
         let (title, help, first) = match beside.find(|(one, _)| one.overlaps(many)) {
             Some((_, first)) => (

@@ -74,7 +74,7 @@ impl Facts {
         self.addresses.has(ip)
     }
 
-    /// Whether an address is everybody's in one of the host's networks.
+    /// Whether an address is the broadcast address of one of the host's networks.
     pub(super) fn is_broadcast(&self, ip: IpAddr) -> bool {
         self.addresses.is_broadcast(ip)
     }
@@ -90,7 +90,7 @@ impl Facts {
         if let Some(all) = &self.interfaces {
             return all.contains(name);
         }
-        // Where the kernel cannot be asked, nothing is said.
+        // If the kernel cannot be asked, there is no finding.
         socket(AddressFamily::UNIX, SocketType::DGRAM, None)
             .is_ok_and(|socket| name_to_index(&socket, name) != Err(rustix::io::Errno::NODEV))
     }

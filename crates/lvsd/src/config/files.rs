@@ -18,7 +18,7 @@ struct Joined {
 }
 
 impl Joined {
-    /// Puts a part behind what is there; its first byte comes back.
+    /// Appends a part; returns the position of its first byte.
     fn push(&mut self, path: String, part: &str) -> usize {
         if !self.text.ends_with('\n') && !self.text.is_empty() {
             self.text.push('\n');
@@ -62,8 +62,8 @@ pub(super) fn read(path: &Path) -> Result<Whole, LoadError> {
     })
 }
 
-/// The files of `conf.d` beside the main one. Only where there is no such directory there are none:
-/// what cannot be read must not take its services away.
+/// The files of `conf.d` next to the main file; none if the directory does not exist. An unreadable
+/// directory is an error, so that its services are not removed.
 fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     let directory = path
         .parent()
@@ -75,7 +75,8 @@ fn beside(path: &Path) -> Result<Vec<PathBuf>, LoadError> {
     };
     let entries = match std::fs::read_dir(&directory) {
         Ok(entries) => entries,
-        // A link to what is not there (not mounted?) is no missing directory.
+        // A dangling link (perhaps to a file system that is not mounted) is an error, not a missing
+        // directory.
         Err(error) if error.kind() == ErrorKind::NotFound && !directory.is_symlink() => {
             return Ok(Vec::new());
         }
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_shown_in_its_file() {
+    fn error_in_included_file_is_shown_there() {
         for (part, words) in [
             ("[[service]]\nadress = 1\n", "b.toml:2:1"),
             ("[[service]\n", "not valid TOML"),
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_end_is_not_read_to_its_end() {
+    fn endless_file_is_refused_at_the_size_limit() {
         let error = super::read_bounded("/dev/zero".as_ref()).unwrap_err();
         assert_eq!(error.to_string(), "it is longer than 64 MiB");
         let error = Config::load("/dev/zero".as_ref()).unwrap_err().to_string();

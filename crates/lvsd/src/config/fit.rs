@@ -29,7 +29,8 @@ impl Unfit {
     }
 }
 
-/// Why no packet can be sent to `ip`, the address of a `what` (`ip_vs_new_dest`), and what to do.
+/// The reason why no packet can be sent to `ip`, the address of a `what` (`ip_vs_new_dest`), and
+/// the fix.
 pub(crate) fn unusable(ip: IpAddr, what: &str) -> Option<(String, &'static str)> {
     let bad = match ip {
         // 0.0.0.0/8 and 240.0.0.0/4 are no addresses of hosts (RFC 1122, 3.2.1.3; RFC 1112, 4).

@@ -1,5 +1,4 @@
-//! The configuration: TOML in, a checked [`Config`] or a [`Report`] of everything that is wrong
-//! out.
+//! The configuration: reads TOML, and returns a checked [`Config`] or a [`Report`] of all errors.
 //!
 //! ```text
 //! text ── syntax ──▶ tree ── shape (raw.rs) ──▶ RawConfig ── meaning (check.rs) ──▶ Config
@@ -7,8 +6,8 @@
 //!           └───────────────────┴── findings with their place ──┘
 //! ```
 //!
-//! Each step reports all that it finds. A file with one error gives no [`Config`] at all. What DNS,
-//! etcd and Kubernetes say is no part of it: [`expand`](crate::expand) adds that.
+//! Each step reports all of its findings. A file with one error gives no [`Config`] at all.
+//! [`expand`](crate::expand) adds the servers and services of DNS, etcd and Kubernetes later.
 
 mod check;
 pub(crate) mod clash;
@@ -61,7 +60,7 @@ pub struct Config {
     pub dataplane: Dataplane,
     /// The synchronisation daemons of the engine; `None` leaves those that it has.
     pub sync: Option<Vec<SyncDaemon>>,
-    /// The virtual addresses are the engine's only while keepalived says so.
+    /// If set, the dataplane owns the virtual addresses only while keepalived is active.
     pub vrrp: Option<Vrrp>,
     /// How names of servers are looked up.
     pub lookups: Lookups,
@@ -108,11 +107,11 @@ pub struct Daemon {
     /// Percentage of all servers that a reload may take away unless it is forced; `None` for
     /// [`Self::MAX_REMOVE`].
     pub max_remove: Option<u8>,
-    /// Whether the daemon gives up what it does not need: `off` or `auto`.
+    /// Whether the daemon drops rights that it does not need: `off` or `auto`.
     pub confine: Option<String>,
     /// The reaction to manual changes.
     pub on_drift: OnDrift,
-    /// A program that is told of events, and its arguments; none if it is empty.
+    /// The notification program with its arguments; empty for none.
     pub notify: Vec<String>,
     /// The user and the group that it runs as.
     pub notify_user: Option<(u32, u32)>,
@@ -139,24 +138,24 @@ pub struct Api {
 }
 
 impl Api {
-    /// Connections that are listed, where the file does not say it.
+    /// The default number of listed connections.
     pub const PROCFS_CONNECTIONS: usize = 100_000;
 }
 
 /// The reaction to manual changes of services of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDrift {
-    /// They are told, and put right.
+    /// Reported and reverted.
     #[default]
     Repair,
-    /// They are told, and left until the file is loaded again.
+    /// Reported, and kept until the file is loaded again.
     Report,
 }
 
 impl Daemon {
     /// The default of `max_removed_percent`.
     pub const MAX_REMOVE: u8 = 50;
-    /// How long a program that is told of an event may take, where the file does not say it.
+    /// The default time limit of the notification program.
     pub const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
     /// So few servers may always go.
     const FEW: usize = 10;
@@ -184,7 +183,7 @@ pub struct Dataplane {
     pub group: Option<String>,
     /// Group whose members may look.
     pub readers: Option<String>,
-    /// How long the engine may say nothing until it is ended and replaced.
+    /// The time without an answer after which the dataplane is killed and replaced.
     pub hang_limit: Option<Duration>,
     /// `kernel` or `modern`.
     pub profile: Option<String>,
@@ -233,7 +232,7 @@ pub struct Dataplane {
 /// The settings for keepalived, and the files shared with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vrrp {
-    /// Where directors hear each other.
+    /// The interface for VRRP advertisements.
     pub interface: String,
     /// Which of them belong together.
     pub router_id: u8,
@@ -241,7 +240,7 @@ pub struct Vrrp {
     pub priority: u8,
     /// Between two advertisements.
     pub advert: Duration,
-    /// The others, if they do not hear each other by multicast.
+    /// The addresses of the other directors, if VRRP does not use multicast.
     pub peers: Vec<IpAddr>,
     /// The addresses that the host has while it is active.
     pub addresses: Vec<HostAddress>,
@@ -252,11 +251,11 @@ pub struct Vrrp {
 }
 
 impl Vrrp {
-    /// Where the track file is, if the file does not say it.
+    /// The default path of the track file.
     pub const TRACK_FILE: &'static str = "/run/lvs/vrrp.track";
-    /// Where keepalived's messages come, if the file does not say it.
+    /// The default path of the FIFO for keepalived's messages.
     pub const FIFO: &'static str = "/run/lvs/vrrp.fifo";
-    /// Time between advertisements, if the file does not say it.
+    /// The default time between advertisements.
     pub const ADVERT: Duration = Duration::from_millis(300);
     /// The priority, if the file does not set it.
     pub const PRIORITY: u8 = 200;
@@ -273,7 +272,7 @@ impl Vrrp {
 pub struct Announce {
     /// How long other directors are preferred before an address is withdrawn, in maintenance.
     pub drain: Duration,
-    /// How long an engine that nobody tells anything goes on announcing.
+    /// How long the dataplane continues to announce without messages from lvsd.
     pub hold: Duration,
 }
 
@@ -297,7 +296,7 @@ pub struct HostAddress {
     pub device: Option<String>,
 }
 
-/// Directors that tell each other their connections.
+/// The peers that replicate connections with this director.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peers {
     /// Where they are.
@@ -431,8 +430,8 @@ pub enum VipMode {
     Own,
     /// The host's, or routed here; the engine does not answer for it.
     Host,
-    /// The engine's, and of other directors at the same time: routers are told of it, and nobody
-    /// is told a link-layer address.
+    /// Several dataplanes own it at the same time: each announces a route to it, and none answers
+    /// ARP or neighbour discovery for it.
     Announce,
 }
 
@@ -487,8 +486,8 @@ pub struct Service {
     pub sorry: Option<Server>,
     /// Where further servers come from.
     pub discovery: Option<Discovery>,
-    /// It is not known which servers these are: servers that the engine has may be among them.
-    /// Never so in the file alone.
+    /// The list of servers is incomplete: the dataplane may have servers that belong to it. Always
+    /// false for the file alone.
     pub incomplete: bool,
     /// Their source has never answered. Never so in the file alone.
     pub unheard: bool,
@@ -581,8 +580,8 @@ impl Config {
         Self::load_on(path, None)
     }
 
-    /// The same, for a host of which `facts` tell what it has: where the engine would not start
-    /// with what the file names, that is wrong too.
+    /// As [`load`](Self::load), for a host that `facts` describe: settings with which the dataplane
+    /// would not start on this host are errors too.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -611,8 +610,8 @@ impl Config {
         check::remote(self, text)
     }
 
-    /// Whether the files at `path` may name the engine's socket; false is certain, and known
-    /// without reading them as TOML.
+    /// Whether the files at `path` may name the dataplane's socket. It searches the text without
+    /// parsing TOML; false is certain.
     pub fn may_name_socket(path: &Path) -> bool {
         // A key can be written with escapes.
         let names = |text: &str| text.contains("socket") || text.contains('\\');

@@ -1,10 +1,10 @@
 //! Services of many ports: `address = "192.0.2.10:8000-8999"`, `"192.0.2.10:80,443"`,
 //! `"192.0.2.10:*"`.
 //!
-//! IPVS knows a service by one port, or by a mark. So each of these is a service of a mark out of a
-//! range that is kept for them, and rules of the engine's give that mark to its packets. A service
-//! of one port of the same address is asked first, as it is in IPVS beside one of port 0: its port
-//! is left out of the rule.
+//! In IPVS, a service has one port or a mark. So each of these is a service with a mark from a
+//! reserved range, and mark rules of the dataplane set this mark on its packets. A service with one
+//! port of the same address has precedence, as in IPVS over a service with port 0: the rule
+//! excludes its port.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -42,8 +42,7 @@ impl ManyPorts {
         Self::parse(raw.address.as_ref()?.get_ref(), protocol)
     }
 
-    /// Reads what is written in place of an address and a port; `None` if it names one port or
-    /// none.
+    /// Reads an address with several ports; `None` if the text has one port or none.
     ///
     /// # Errors
     /// The reason why the ports are wrong.
@@ -238,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_of_one_port_keeps_it() {
+    fn service_of_one_port_keeps_its_port() {
         let rule = |text: &str, apart: &[u16]| many(text).rule(apart).map(|rule| rule.to_string());
         let mark = many("192.0.2.10:80-90").mark();
         let expected =

@@ -17,7 +17,7 @@ use super::raw::{Addresses, DEFAULTS, RawConfig, RawService, RawTarget};
 use super::syntax;
 use crate::text::{Diagnostic, Findings, unknown_key};
 
-/// The place of what stands in another text.
+/// The position of a value from another text.
 pub(super) const NOWHERE: Range<usize> = usize::MAX..usize::MAX;
 
 /// Services of a file. Each takes some kilobytes, however few bytes it has in the file.
@@ -300,12 +300,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A value as `T`, without what is wrong in it; `None` if nothing is left.
+    /// A value as `T`, without its invalid parts; `None` if nothing is left.
     fn read<T: Deserialize<'a>>(&mut self, mut value: Spanned<DeValue<'a>>) -> Option<T> {
         self.read_in(&mut value)
     }
 
-    /// The same; `value` has then only what is right.
+    /// As [`read`](Self::read); removes the invalid parts from `value`.
     fn read_in<T: Deserialize<'a>>(&mut self, value: &mut Spanned<DeValue<'a>>) -> Option<T> {
         // Every round removes something, and there are no more of them than keys that `T` has.
         loop {
@@ -322,8 +322,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Cuts out what `message` complains about at `span`, and what is wrong beside it in the same
-    /// way; false if it is not there.
+    /// Removes the part at `span` that `message` reports, and its siblings with the same error;
+    /// false if there is no such part.
     fn cut(&mut self, value: &mut DeValue<'a>, span: &Range<usize>, message: &str) -> bool {
         match value {
             DeValue::Table(table) => self.cut_entry(table, span, message),

@@ -3,6 +3,7 @@
 //! Each check is parsed by `lvsd`'s own parser. Keys that it refuses are left out, with the reason.
 
 use super::keepalived::{Item, is_on};
+use super::pcre;
 use super::service::{Keys, duration, port, quote, table};
 use crate::config::Config;
 
@@ -73,7 +74,7 @@ pub(super) struct Context<'a> {
     pub(super) around: [&'a Item; 2],
     /// The server's port, or 0.
     pub(super) port: u16,
-    /// The user that scripts run as if the check does not say it.
+    /// The default user of check scripts.
     pub(super) script_user: Option<&'a str>,
 }
 
@@ -305,51 +306,6 @@ fn changes_meaning(url: &Item) -> Option<String> {
     Some(format!("regex_options {other}"))
 }
 
-/// A regular expression of PCRE or Perl for the crate `regex`, in which `$` and `\Z` do not match before a newline at the
-/// very end of the text.
-pub(super) fn with_pcre_ends(regex: &str) -> String {
-    const END: &str = r"(?:\n?\z)";
-    if regex.contains("(?m") {
-        return regex.to_owned();
-    }
-    let mut out = String::new();
-    // Characters since the `[` of the class that is open.
-    let mut class: Option<usize> = None;
-    let mut chars = regex.chars();
-    while let Some(c) = chars.next() {
-        match (c, class) {
-            ('\\', _) => match chars.next() {
-                Some('Z') if class.is_none() => out.push_str(END),
-                next => {
-                    out.push(c);
-                    out.extend(next);
-                }
-            },
-            ('$', None) => out.push_str(END),
-            // A class of POSIX, as in `[[:alpha:]$]`.
-            ('[', Some(_)) if chars.as_str().starts_with(':') => {
-                out.push(c);
-                for c in chars.by_ref() {
-                    out.push(c);
-                    if c == ']' {
-                        break;
-                    }
-                }
-            }
-            _ => out.push(c),
-        }
-        class = match (c, class) {
-            ('[', None) => Some(0),
-            // Directly behind `[` or `[^` it is a member.
-            (']', Some(1..)) => None,
-            ('^', Some(0)) => Some(0),
-            (_, Some(n)) => Some(n + 1),
-            (_, None) => None,
-        };
-    }
-    out
-}
-
 /// Pages of a web server.
 fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String>) {
     let name = item.name();
@@ -377,16 +333,13 @@ fn pages(item: &Item, around: &[&Item], check: &mut Check, lost: &mut Vec<String
                     ),
                     None => {
                         let regex = item.escaped().into_iter().next().unwrap_or_default();
-                        if !regex.is_empty() {
-                            let flags = if url.find("regex_options").is_some() {
-                                "(?i)"
-                            } else {
-                                ""
-                            };
-                            page.insert(
-                                "regex",
-                                quote(&format!("{flags}{}", with_pcre_ends(&regex))),
-                            );
+                        let caseless = url.find("regex_options").is_some();
+                        match pcre::converted(&regex, caseless) {
+                            _ if regex.is_empty() => {}
+                            Ok(regex) => {
+                                page.insert("regex", quote(&regex));
+                            }
+                            Err(why) => lost.push(item.lost_of(name, &why)),
                         }
                     }
                 },
@@ -668,31 +621,6 @@ pub(super) fn words(line: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn regex_with_an_end_matches_before_the_last_newline_like_pcre() {
-        for (pcre, matches, no_match) in [
-            ("^OK$", "OK\n", "OK\n\n"),
-            ("^OK\\Z", "OK\n", "OK!"),
-            ("[]$]a", "$a", "a"),
-            ("[^]$]a", "xa", "$a"),
-            ("a\\$", "a$", "a"),
-            ("[[:alpha:]$]!", "$!", "!"),
-        ] {
-            let regex = with_pcre_ends(pcre);
-            let compiled =
-                regex::bytes::Regex::new(&regex).unwrap_or_else(|e| panic!("{regex}: {e}"));
-            assert!(
-                compiled.is_match(matches.as_bytes()),
-                "{regex}: {matches:?}"
-            );
-            assert!(
-                !compiled.is_match(no_match.as_bytes()),
-                "{regex}: {no_match:?}"
-            );
-        }
-        assert_eq!(with_pcre_ends("(?m)^a$"), "(?m)^a$");
-    }
 
     #[test]
     fn command_lines_are_parted_as_by_a_shell() {

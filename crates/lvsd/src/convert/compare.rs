@@ -1,4 +1,4 @@
-//! `lvsd convert --check`: whether a converted file says what keepalived reads.
+//! `lvsd convert --check`: whether a converted file has the services that keepalived reads.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ pub struct Compared {
 /// Compares a converted file with what keepalived has printed.
 ///
 /// # Errors
-/// The file is not valid, or keepalived has printed nothing to compare it with.
+/// The file is not valid, or keepalived has printed no services.
 pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
     let (config, _) = Config::from_toml("", toml).map_err(|report| report.to_string())?;
     let dump = dump::read(printed);
@@ -41,7 +41,7 @@ pub fn compare(toml: &str, printed: &str) -> Result<Compared, String> {
     for service in &config.services {
         let name = name(&service.id);
         let theirs = dump.services.get_key_value(&name).or_else(|| {
-            // Messages do not say the family of a mark.
+            // The messages do not contain the address family of a mark.
             let (mark, _) = name.rsplit_once(' ')?;
             dump.services.get_key_value(mark).filter(|_| !dump.whole)
         });

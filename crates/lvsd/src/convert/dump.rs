@@ -1,4 +1,4 @@
-//! keepalived's own reading of its file: what `keepalived --dump-conf` prints.
+//! Reads the output of `keepalived --dump-conf`: keepalived's own reading of its file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};

@@ -151,7 +151,7 @@ pub(super) fn glob(directory: &Path, pattern: &str) -> Result<Vec<PathBuf>, Stri
 /// their lengths.
 fn fits(pattern: &[char], name: &[char]) -> bool {
     let (mut p, mut n) = (0, 0);
-    // Where the last `*` is, and what it has been tried for.
+    // The position of the last `*`, and the text that it has matched so far.
     let mut star = None::<(usize, usize)>;
     loop {
         let step = match pattern.get(p) {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn included_names_what_is_not_a_file() {
+    fn include_without_file_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         std::fs::write(at("b.conf"), "b").unwrap();

@@ -1,5 +1,6 @@
 //! ldirectord's file: global lines, and below each `virtual=` the indented lines of a service.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::checks::Check;
@@ -43,7 +44,8 @@ struct Settings {
 impl Settings {
     /// Takes a line; false if it is none of these.
     fn take(&mut self, key: &str, value: &str, said: &Said, lost: &mut Vec<String>) -> bool {
-        let number = leading(value).filter(|n| *n > 0.0);
+        let number = digits(value).parse::<f64>().ok();
+        let number = number.filter(|n| *n > 0.0 && n.is_finite());
         let numbers = [
             "checkinterval",
             "checktimeout",
@@ -80,7 +82,11 @@ pub(super) fn read(text: &str) -> Read {
     let mut room = ADDRESSES_MAX;
     for (number, line) in (1..).zip(text.lines()) {
         let indented = line.starts_with([' ', '\t']);
-        let bare = without_comment(line).trim();
+        let line = match indented && within {
+            true => below_virtual(line),
+            false => Cow::Borrowed(without_comment(line)),
+        };
+        let bare = line.trim();
         if bare.is_empty() || bare.starts_with('#') {
             continue;
         }
@@ -130,6 +136,16 @@ pub(super) fn read(text: &str) -> Read {
     }
 }
 
+/// A line below `virtual` as ldirectord reads it: `#` begins a comment within quotes as well, and a
+/// tab is four blanks.
+fn below_virtual(line: &str) -> Cow<'_, str> {
+    let end = line.find('#').unwrap_or(line.len());
+    match line[..end].contains('\t') {
+        true => Cow::Owned(line[..end].replace('\t', "    ")),
+        false => Cow::Borrowed(&line[..end]),
+    }
+}
+
 /// A line without the comment that stands behind a value.
 fn without_comment(line: &str) -> &str {
     let (mut quoted, mut blank) = (false, true);
@@ -148,16 +164,27 @@ fn yes(value: &str) -> bool {
     value.eq_ignore_ascii_case("yes") || value.eq_ignore_ascii_case("on")
 }
 
-fn unquoted(value: &str) -> &str {
-    value.trim_matches('"')
+/// The first part of a value that consists of such characters; empty if there is none.
+pub(super) fn first(value: &str, is_part: fn(char) -> bool) -> &str {
+    let rest = value.find(is_part).map_or("", |start| &value[start..]);
+    let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+    &rest[..end]
 }
 
-/// The number that a value begins with.
-fn leading(value: &str) -> Option<f64> {
-    let end = value
-        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
-        .unwrap_or(value.len());
-    value[..end].parse::<f64>().ok().filter(|n| n.is_finite())
+/// The first word of a value, whatever stands around it.
+pub(super) fn word(value: &str) -> &str {
+    first(value, |c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// The first digits of a value, whatever stands around them.
+fn digits(value: &str) -> &str {
+    first(value, |c| c.is_ascii_digit())
+}
+
+/// The text between the first and the last of double quotes; backslashes mean nothing.
+pub(super) fn quoted(value: &str) -> Option<&str> {
+    let inner = value.strip_prefix('"')?;
+    inner.rfind('"').map(|end| &inner[..end])
 }
 
 /// Why e-mail is lost.
@@ -261,7 +288,7 @@ impl Building {
         let why = match key {
             "real" | "real6" => return self.real(value, said, room),
             "scheduler" => {
-                match scheduler(value) {
+                match scheduler(first(value, |c| c.is_ascii_lowercase())) {
                     Ok(name) => self.service.string("scheduler", name),
                     Err(why) => self.service.lose(format!("line {}: {why}", said.line)),
                 }
@@ -286,7 +313,7 @@ impl Building {
                 }
                 "not flags of a scheduler"
             }
-            "persistent" => match value.parse::<u64>() {
+            "persistent" => match digits(value).parse::<u64>() {
                 Ok(seconds) => {
                     self.persistent = Some(seconds);
                     return;
@@ -298,14 +325,20 @@ impl Building {
                 return;
             }
             "protocol" => {
-                self.protocol = Some(value.to_owned());
+                self.protocol = Some(word(value).to_owned());
                 return;
             }
             "checktype" => {
-                self.check = value.to_owned();
+                self.check = match digits(value) {
+                    "" => first(value, |c| {
+                        c.is_ascii_alphanumeric() || matches!(c, '_' | '-')
+                    }),
+                    number => number,
+                }
+                .to_owned();
                 return;
             }
-            "checkport" => match value.parse::<u16>() {
+            "checkport" => match digits(value).parse::<u16>() {
                 Ok(port) if port > 0 => {
                     self.check_port = Some(port);
                     return;
@@ -316,8 +349,8 @@ impl Building {
                 self.one_packet = yes(value).then(|| said.clone());
                 return;
             }
-            "name" | "servicename" => {
-                self.service.string("name", unquoted(value));
+            "servicename" => {
+                self.service.string("name", quoted(value).unwrap_or(value));
                 return;
             }
             "login" | "passwd" | "database" | "secret" => "no check of lvsd's logs in to a server",
@@ -325,8 +358,11 @@ impl Building {
             "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
             "emailalert" | "emailalertfreq" | "emailalertstatus" | "smtp" | "comment" => MAIL,
             "monitorfile" => "`lvsd events` has what happens",
-            _ if self.negotiation.take(key, value) => return,
-            _ => "ldirectord has no such word",
+            _ => match self.negotiation.take(key, value) {
+                Some(Ok(())) => return,
+                Some(Err(why)) => why,
+                None => "ldirectord has no such word",
+            },
         };
         self.service.lose(said.lost(why));
     }
@@ -581,6 +617,13 @@ impl Building {
                         let why =
                             "checkcommand runs as nobody, not as root; set `user` of the check";
                         lose(&mut self.service, why);
+                        let command = self.negotiation.command.as_deref().unwrap_or_default();
+                        if command.contains(char::is_whitespace) {
+                            let why = format!(
+                                "checkcommand={command}: ldirectord takes all of it for the name of a program, and uses no server; here it is the program with its arguments"
+                            );
+                            lose(&mut self.service, &why);
+                        }
                         check
                     }
                     Err(why) => {
@@ -693,8 +736,8 @@ impl Building {
 /// Request and answer of a server that has its own.
 type Own = Option<(String, String)>;
 
-/// The flags behind a server's method, `5 "request", "receive" l:10 u:20`; what cannot be read is
-/// left.
+/// The flags after a server's method, `5 "request", "receive" l:10 u:20`; returns the unread rest
+/// too.
 fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, String) {
     let mut rest = text.trim();
     let word = rest.split_whitespace().next().unwrap_or_default();
@@ -702,21 +745,9 @@ fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, String) {
         keys.insert("weight", weight.to_string());
         rest = rest[word.len()..].trim_start();
     }
-    let mut asked = None;
-    let quoted = |text: &str| {
-        let (inner, after) = text.strip_prefix('"')?.split_once('"')?;
-        Some((inner.to_owned(), after.to_owned()))
-    };
-    let pair = quoted(rest).and_then(|(request, after)| {
-        let (receive, after) = quoted(after.trim_start_matches([',', ' ', '\t']))?;
-        Some((request, receive, after))
-    });
-    let rest = match pair {
-        Some((request, receive, after)) => {
-            asked = Some((request, receive));
-            after
-        }
-        None => rest.to_owned(),
+    let (asked, rest) = match pair(rest) {
+        Some((asked, after)) => (Some(asked), after),
+        None => (None, rest),
     };
     let mut left = Vec::new();
     let (mut lower, mut upper) = (None, None);
@@ -741,6 +772,22 @@ fn flags_of_server(text: &str, keys: &mut Keys) -> (Own, String) {
     (asked, left.join(" "))
 }
 
+/// `"request", "receive"` and the text behind them. Each ends at the last quote that makes a pair of
+/// them.
+fn pair(text: &str) -> Option<((String, String), &str)> {
+    let inner = text.strip_prefix('"')?;
+    let ends = inner.rmatch_indices('"').map(|(end, _)| end);
+    ends.filter_map(|end| {
+        let between = inner[end + 1..].trim_start_matches([' ', '\t']);
+        let between = between.strip_prefix(',').unwrap_or(between);
+        let receive = between.trim_start().strip_prefix('"')?;
+        let last = receive.rfind('"')?;
+        let asked = (inner[..end].to_owned(), receive[..last].to_owned());
+        Some((asked, &receive[last + 1..]))
+    })
+    .next()
+}
+
 /// `192.0.2.1:80`, `[2001:db8::1]:http`, `192.0.2.1`.
 fn address(text: &str) -> Option<(IpAddr, Option<u16>)> {
     if let Ok(ip) = text.trim_matches(['[', ']']).parse() {
@@ -751,7 +798,7 @@ fn address(text: &str) -> Option<(IpAddr, Option<u16>)> {
     Some((ip, Some(port(word)?)))
 }
 
-/// `10.0.0.1->10.0.0.9:80`; takes what it stands for from `room`.
+/// Expands `10.0.0.1->10.0.0.9:80`, and subtracts the number of addresses from `room`.
 fn range(text: &str, room: &mut usize) -> Result<(Vec<IpAddr>, Option<u16>), String> {
     let names = || "names are not resolved; write addresses".to_owned();
     let Some((first, last)) = text.split_once("->") else {

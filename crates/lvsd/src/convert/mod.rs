@@ -12,6 +12,7 @@ mod keepalived;
 mod ldirectord;
 mod lvs_conf;
 mod negotiation;
+mod pcre;
 mod service;
 #[cfg(test)]
 mod tests;
@@ -74,7 +75,7 @@ pub fn kind(name: &str, text: &str) -> Option<SourceFormat> {
     }
 }
 
-/// The longest file: what is longer is none of these.
+/// The longest file; a longer one is refused.
 pub const LENGTH_MAX: u64 = 16 << 20;
 /// Files that may be included, and how deep.
 const INCLUDES_MAX: usize = 256;
@@ -87,7 +88,7 @@ pub type Include<'a> = &'a dyn Fn(&Path, &str) -> Result<Vec<(String, String)>, 
 
 /// How a file is read.
 pub struct Options<'a> {
-    /// Reads what keepalived's file includes.
+    /// Reads included files of keepalived.
     pub include: Include<'a>,
     /// The host whose lines (`@ID`) are read, as `keepalived --config-id` names it.
     pub config_id: Option<&'a str>,

@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::checks::{Check, list, refused, repaired, with_pcre_ends, words};
+use super::checks::{Check, list, refused, repaired};
+use super::ldirectord::{quoted, word};
+use super::pcre;
 use super::service::quote;
 
 /// Redirects that ldirectord's HTTP client follows.
@@ -19,7 +21,7 @@ pub(super) struct Negotiation {
     pub(super) command: Option<String>,
 }
 
-/// A check, and what of it was lost.
+/// A converted check, and its parts that could not be converted.
 pub(super) struct Negotiated {
     pub(super) check: Check,
     pub(super) lost: Vec<String>,
@@ -48,20 +50,47 @@ const PORTS: [(&str, u16); 19] = [
     ("pgsql", 5432),
 ];
 
+/// A value that ldirectord reads in double quotes.
+fn text(value: &str) -> Result<&str, &'static str> {
+    let is_bare = || !value.contains(['"', '\'']);
+    quoted(value)
+        // ldirectord does not read such a file, but it has only one meaning.
+        .or_else(|| is_bare().then_some(value))
+        .ok_or(
+            "ldirectord reads it from a double quote to the last one of the line, which `#` ends, and does not read the file",
+        )
+}
+
 impl Negotiation {
-    /// Takes a line; false if it is none of these.
-    pub(super) fn take(&mut self, key: &str, value: &str) -> bool {
-        let place = match key {
-            "service" => &mut self.service,
-            "request" => &mut self.request,
-            "receive" => &mut self.receive,
-            "virtualhost" => &mut self.host,
-            "httpmethod" => &mut self.method,
-            "checkcommand" => &mut self.command,
-            _ => return false,
+    /// Takes a line as ldirectord does; `None` if it is none of these.
+    ///
+    /// # Errors
+    /// ldirectord reads no file with this value, in words.
+    pub(super) fn take(&mut self, key: &str, value: &str) -> Option<Result<(), &'static str>> {
+        let (place, value) = match key {
+            "service" => (&mut self.service, Ok(word(value))),
+            "httpmethod" => (&mut self.method, Ok(word(value))),
+            "request" => (&mut self.request, text(value)),
+            "receive" => (&mut self.receive, text(value)),
+            "virtualhost" => {
+                let inner = value.strip_prefix('"').unwrap_or(value);
+                let end = inner.find('"').unwrap_or(inner.len());
+                (&mut self.host, Ok(&inner[..end]))
+            }
+            "checkcommand" => (&mut self.command, Ok(quoted(value).unwrap_or(value))),
+            _ => return None,
         };
-        *place = Some(value.trim_matches('"').to_owned()).filter(|value| !value.is_empty());
-        true
+        Some(match value {
+            Ok("") if key == "virtualhost" => {
+                Err("ldirectord sends an empty `Host`; lvsd does not")
+            }
+            Ok("") => Err("it is empty, and ldirectord does not read the file"),
+            Ok(value) => {
+                *place = Some(value.to_owned());
+                Ok(())
+            }
+            Err(why) => Err(why),
+        })
     }
 
     /// The service that is asked at a virtual server of this port; marks have 0.
@@ -80,10 +109,10 @@ impl Negotiation {
         found.map(|(_, port)| *port)
     }
 
-    /// Adds what is asked by this protocol to `check`, which has a rhythm.
+    /// Adds the request of this protocol to `check`, which has its intervals already.
     ///
     /// # Errors
-    /// There is no counterpart, in words.
+    /// If there is no counterpart, as text.
     pub(super) fn negotiate(
         &self,
         mut check: Check,
@@ -135,7 +164,12 @@ impl Negotiation {
         check.insert("path", quote(&format!("{slash}{path}")));
         check.insert("redirects", REDIRECTS.to_owned());
         if let Some(receive) = &self.receive {
-            check.insert("regex", quote(&with_pcre_ends(receive)));
+            match pcre::converted(receive, false) {
+                Ok(regex) => {
+                    check.insert("regex", quote(&regex));
+                }
+                Err(why) => lost.push(format!("receive={receive}: {why}")),
+            }
         }
         if let Some(host) = &self.host {
             check.insert("host", quote(host));
@@ -188,14 +222,20 @@ impl Negotiation {
     /// The check by a program, which gets the virtual and the real address and port.
     ///
     /// # Errors
-    /// There is no counterpart, in words.
+    /// If there is no counterpart, as text.
     pub(super) fn external(
         &self,
         mut check: Check,
         address: &str,
         port: &str,
     ) -> Result<Check, String> {
-        let mut command = words(self.command.as_deref().unwrap_or("/bin/true"));
+        let command = self.command.as_deref().unwrap_or("/bin/true");
+        if command.contains(['"', '\'']) {
+            return Err(format!(
+                "checkcommand: ldirectord takes {command} with its quotes for the name of a program"
+            ));
+        }
+        let mut command: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
         if !command
             .first()
             .is_some_and(|program| program.starts_with('/'))

@@ -57,7 +57,7 @@ pub(super) struct Server {
     pub(super) keys: Keys,
     /// Its own check; empty for the service's.
     pub(super) check: Keys,
-    /// It stays with weight 0 while its check fails, and where the file says so.
+    /// The server stays with weight 0 while its check fails; the position of this setting.
     pub(super) inhibit: Option<String>,
     pub(super) lost: Vec<String>,
 }
@@ -226,7 +226,7 @@ impl Service {
         // Only NAT changes ports.
         let port = sorry.port.filter(|_| nat && self.fwmark.is_none());
         let port = port.or(self.only_port());
-        // The host itself serves what direct routing sends to it.
+        // With direct routing, the host itself serves connections to its own address.
         if sorry.ip.is_loopback() && own.is_some_and(|word| word != "\"dr\"") {
             self.lose(format!("{}: {LOOPBACK}", sorry.said));
             return;
@@ -447,7 +447,7 @@ pub(super) fn duration(seconds: f64) -> String {
     }
 }
 
-/// A scheduler of ours, or what to say.
+/// The scheduler of this name, or an error message.
 pub(super) fn scheduler(word: &str) -> Result<&'static str, String> {
     let about = BUILT_IN.iter().find(|about| about.name == word);
     about

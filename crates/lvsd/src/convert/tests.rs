@@ -59,7 +59,7 @@ virtual_server fwmark 7
 
 /// ldirectord checks the port that it does not forward to.
 #[test]
-fn a_port_that_direct_routing_ignores_is_still_checked() {
+fn port_ignored_by_direct_routing_is_checked() {
     let text = "virtual=192.0.2.1:80\n\treal=10.0.0.2:8080 gate\n\treal=10.0.0.3:80 gate\n\tservice=http\n";
     let done = convert(SourceFormat::Ldirectord, "x", text, &OPTIONS).unwrap();
     let (config, _) = Config::from_toml("x", &done.toml).unwrap();
@@ -71,7 +71,7 @@ fn a_port_that_direct_routing_ignores_is_still_checked() {
 }
 
 #[test]
-fn macros_stand_for_their_values_whatever_the_order() {
+fn macros_are_expanded_in_any_order() {
     // Often enough that no order of a map is right by chance.
     for _ in 0..32 {
         let (_, config) = converted(
@@ -111,7 +111,7 @@ fn macros_may_stand_for_several_words_and_blocks() {
 }
 
 #[test]
-fn the_groups_of_a_file_have_a_bound_together() {
+fn groups_of_a_file_have_a_common_bound() {
     let group = "virtual_server_group g {\n 2001:db8::1-ffff 80\n fwmark 7\n}\n";
     let server = "virtual_server group g {\n protocol TCP\n real_server 2001:db8:1::1 80 {\n }\n}\n\
                       virtual_server group g {\n protocol UDP\n real_server 2001:db8:1::1 80 {\n }\n}\n";
@@ -169,7 +169,7 @@ fn macros_have_bounds() {
 }
 
 #[test]
-fn the_ranges_of_a_file_have_a_bound_together() {
+fn ranges_of_a_file_have_a_common_bound() {
     let service = |n: u32| {
         format!(
             "virtual=192.0.2.{n}:80\n real=10.{n}.0.0->10.{n}.127.255:80 gate\n real=10.{n}.200.1:80 gate\n"
@@ -431,7 +431,7 @@ fn twins_are_joined_and_loops_left_out() {
 
 /// `keepalived -t` of keepalived 2.2.7 says the same of each.
 #[test]
-fn what_keepalived_takes_for_granted() {
+fn keepalived_defaults_are_converted() {
     let servers = |config: &Config| -> Vec<String> {
         let all = config.services.iter().flat_map(|one| &one.servers);
         all.map(|server| server.address.to_string()).collect()
@@ -520,7 +520,7 @@ fn settings_of_outer_blocks_are_the_defaults_of_checks() {
 }
 
 #[test]
-fn of_several_checks_the_one_that_tells_most_is_left() {
+fn most_specific_of_several_checks_is_kept() {
     let (done, config) = converted(
         SourceFormat::Keepalived,
         "virtual_server 192.0.2.1 80 {\n protocol TCP\n real_server 10.0.0.1 80 {\n PING_CHECK {\n }\n \
@@ -595,7 +595,7 @@ fn groups_have_ranges_and_networks() {
 }
 
 #[test]
-fn what_ldirectord_takes_for_granted() {
+fn ldirectord_defaults_are_converted() {
     let (done, config) = converted(
         SourceFormat::Ldirectord,
         "virtual=192.0.2.1:53\n real=10.0.0.1:5353 gate\n real=10.0.0.1:53 gate\n real=10.0.0.2:5353 masq\n \
@@ -638,7 +638,7 @@ fn loops_by_way_of_a_mark_are_left_out() {
 }
 
 #[test]
-fn what_leaves_nothing_says_why() {
+fn empty_conversion_reports_the_reason() {
     let refused = |text: &str| convert(SourceFormat::Keepalived, "x", text, &OPTIONS).unwrap_err();
     assert_eq!(
         refused("vrrp_instance a {\n}\n"),
@@ -719,7 +719,7 @@ fn quorum_of_servers_has_as_much_weight() {
 }
 
 #[test]
-fn kinds_are_told_apart() {
+fn file_kinds_are_distinguished() {
     assert_eq!(
         kind("/etc/keepalived/keepalived.conf", ""),
         Some(SourceFormat::Keepalived)

@@ -111,8 +111,8 @@ impl<P: Prober> Inputs<P> {
         services.find(|service| service.id == *id)
     }
 
-    /// Whether the state of a service is known well enough to announce it: a server is up, or all
-    /// servers are known, or their first checks have timed out.
+    /// Whether the state of a service is certain enough to announce its address: a server is up, or
+    /// all servers have been checked, or their first checks have timed out.
     pub(super) fn is_settled(&self, service: &Service) -> bool {
         !self.serves_unheard(service)
             && (service.servers.iter().any(|one| self.is_up(service, one))
@@ -158,8 +158,8 @@ impl<P: Prober> Inputs<P> {
         })
     }
 
-    /// The services whose source has never answered, and the effect of that on them as far as the
-    /// state of the engine is known.
+    /// The services whose source has never answered, and the effect on them according to the last
+    /// state of the dataplane.
     fn unheard(&self) -> Vec<(ServiceId, bool, bool)> {
         let services = self.expanded.services.iter();
         let unheard = services.filter(|service| service.unheard);

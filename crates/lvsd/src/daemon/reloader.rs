@@ -61,7 +61,7 @@ pub(super) struct Reloader {
     clients: Vec<oneshot::Sender<Answer>>,
     /// The answers of DNS and etcd that are in force.
     pub(super) gathered: Gathered,
-    /// The number of servers of each service when it was last known.
+    /// The last certain number of servers of each service.
     standing: HashMap<ServiceId, usize>,
     /// The reason why the answers of DNS and etcd were refused as a whole.
     pub(super) held_back: Option<String>,
@@ -377,9 +377,9 @@ fn summary(report: &Report) -> String {
     }
 }
 
-/// Whether a configuration removes more servers than a reload may. If so, returns what is left, and
-/// what the operator can do. `before` has the number of servers of each service. Services whose
-/// source has not answered do not count. `forced`: any number of servers may go.
+/// Whether a configuration removes more servers than a reload may. If so, returns the message with
+/// the remaining servers and the fix. `before` has the number of servers of each service. Services
+/// whose source has not answered do not count. `forced`: a reload may remove any number of servers.
 pub fn too_much_away(
     before: impl Iterator<Item = (ServiceId, usize)>,
     (config, expanded): (&Config, &Expanded),

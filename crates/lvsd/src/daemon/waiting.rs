@@ -11,7 +11,7 @@ use crate::engine::{Links, Stopped};
 /// How long a stopping engine is waited for.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
-/// What to do about an engine that does not answer.
+/// The fix for a dataplane that does not answer.
 const UNSTICK: &str = "if it was stopped (state T in `ps`), continue it with `kill -CONT`; if it hangs, end it with `kill -9`";
 
 /// The daemon's signals; one that arrives while the engine is at a request is kept.

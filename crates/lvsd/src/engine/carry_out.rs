@@ -1,5 +1,5 @@
-//! Having an engine make a list of changes: all at once where it can, the rest without what it
-//! refuses.
+//! Applies a list of changes to the dataplane: in one request if it accepts all of them, else
+//! without the refused ones.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -13,11 +13,11 @@ use super::describe::{Names, Tense};
 use super::drift::Base;
 use super::given::Weights;
 
-/// Changes of one request. Far fewer than the protocol takes: between two requests, what has become
-/// of a server's health gets its turn.
+/// The most changes of one request, far fewer than the protocol permits: between two requests, lvsd
+/// applies results of health checks.
 const PIECE: usize = lvs_core::api::CHANGES_MAX / 8;
 
-/// The work, and what came of it.
+/// The remaining changes and the results so far.
 pub(super) struct CarryOut<'a> {
     control: &'a mut dyn EngineControl,
     names: &'a Names<'a>,
@@ -64,8 +64,8 @@ impl<'a> CarryOut<'a> {
             if !waits && self.attempt(piece)?.is_none() {
                 continue;
             }
-            // One that is refused must not hold up the other services, and what comes after a
-            // service (its servers, the VIPs) must not come before it.
+            // A refused change must not delay other services, and the servers and VIPs of a service
+            // must follow the service.
             let together = |a: &Call, b: &Call| subject(a).is_some() && subject(a) == subject(b);
             for group in piece.chunk_by(together) {
                 self.without_refused(group)?;
@@ -89,7 +89,7 @@ impl<'a> CarryOut<'a> {
                 continue;
             };
             match failure.change.filter(|at| (1..limit).contains(at)) {
-                // What stands before it can be made without it.
+                // The changes before the refused one can be applied without it.
                 Some(at) => limit = at,
                 // The list as a whole, such as for one change that this engine cannot read.
                 None if failure.change.is_none() && limit > 1 => limit = 1,
@@ -255,14 +255,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_right_goes_in_one_request() {
+    fn accepted_changes_need_one_request() {
         let changes = [sysctl("1"), service(1, "rr"), server(1, 1), server(1, 2)];
         assert_eq!(run(&changes), (vec![], 1, vec![(1, vec![1, 2])]));
         assert_eq!(run(&[]).1, 0);
     }
 
     #[test]
-    fn what_is_refused_is_named_and_holds_up_nothing_else() {
+    fn refused_change_is_named_and_others_are_applied() {
         let (refusals, _, held) = run(&[
             sysctl("7"),
             service(1, "no-such"),
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_refused_as_a_whole_is_made_one_by_one() {
+    fn wholly_refused_list_is_applied_one_by_one() {
         let world = World::default();
         world.start_foreign();
         world.read_no_lists();
@@ -316,7 +316,8 @@ mod tests {
         assert!(requests <= 2 * changes.len(), "{requests}");
     }
 
-    /// Whatever is refused, the number of requests follows the number of changes.
+    /// The number of requests is in proportion to the number of changes, even if the dataplane
+    /// refuses many of them.
     #[test]
     fn many_refusals_do_not_multiply() {
         let mut changes = Vec::new();

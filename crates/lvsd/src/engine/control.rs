@@ -8,7 +8,7 @@ use lvs_core::api::{
     Call, Done, Failure, Info, LocalPool, ReasonCount, ServiceId, ServiceInfo, SyncDaemon, Sysctl,
 };
 
-/// Why an engine did not do what it was asked.
+/// The reason why a request to the dataplane failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// It answered that it will not; nothing has changed.
@@ -17,7 +17,7 @@ pub enum ControlError {
     /// The connection to it has ended.
     #[error("the engine does not answer: {0}")]
     Lost(String),
-    /// It is there, and says nothing.
+    /// The dataplane is connected and does not answer.
     #[error("the engine hangs: {0}")]
     Silent(String),
 }
@@ -30,7 +30,7 @@ pub trait EngineControl: Send {
     /// See [`ControlError`]; so for all of these.
     fn info(&mut self) -> Result<Info, ControlError>;
 
-    /// All services with their servers, whoever owns them.
+    /// All services of all owners, with their servers.
     ///
     /// # Errors
     /// See [`ControlError`].
@@ -85,7 +85,7 @@ pub trait EngineControl: Send {
     /// See [`ControlError`]; a refusal names the first change that cannot be made.
     fn apply(&mut self, changes: &[Call]) -> Result<Done, ControlError>;
 
-    /// From now on the engine hangs when it says nothing for this long.
+    /// Sets the time without an answer after which the dataplane counts as hung.
     fn set_patience(&mut self, patience: Duration);
 
     /// Stops the engine.

@@ -11,7 +11,7 @@ use crate::config::{Files, label};
 use crate::reconcile::{Desired, DesiredService};
 use crate::words::counted;
 
-/// How a change is told.
+/// The grammatical form in which a change is described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tense {
     /// `add server ...`, with its place in the file.
@@ -116,7 +116,7 @@ impl<'a> Names<'a> {
                     Call::ServerAdd(_) => (verb("add", "added"), "to"),
                     _ => (verb("change", "changed"), "of"),
                 };
-                // IPIP is what everybody expects of a tunnel.
+                // IPIP is the default type of a tunnel.
                 let tunnel = match (spec.config.forwarding, spec.config.tunnel) {
                     (Forwarding::Tunnel, tunnel) if tunnel != Tunnel::Ipip => {
                         format!(", {}", tunnel.about().title)

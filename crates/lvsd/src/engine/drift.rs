@@ -118,7 +118,7 @@ pub(super) struct Drift {
 }
 
 impl Drift {
-    /// Another engine: nothing is known of it.
+    /// Forgets all manual changes, because the dataplane was replaced.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }
@@ -128,15 +128,15 @@ impl Drift {
         self.base = Some(base);
     }
 
-    /// Looks for what others have done; says it in words, each once. Where the file has it left
-    /// alone, it becomes what is desired.
+    /// Finds manual changes, and describes each once. If the file has `manual_changes = "report"`,
+    /// they become part of the desired state.
     pub(super) fn respect(
         &mut self,
         desired: &mut Desired,
         actual: &Actual,
         by_hand: impl Fn(ServiceId, SocketAddr) -> bool,
     ) -> Vec<String> {
-        // Another file says anew what there should be.
+        // A newly loaded file replaces the manual changes.
         if self.file != desired.generation {
             self.file = desired.generation;
             self.left.clear();
@@ -230,13 +230,14 @@ impl Drift {
                 }
             }
         }
-        // What is left as it is, whatever that is, was not done to us.
+        // Items that wait for their source are kept as they are, so that their changes are not
+        // manual changes.
         deeds.retain(|(place, _)| !is_awaited(desired, place));
         deeds.sort_by(|(one, _), (other, _)| one.cmp(other));
         deeds
     }
 
-    /// Has what is left be what is desired.
+    /// Makes the kept manual changes part of the desired state.
     fn leave(&self, desired: &mut Desired) {
         if self.left.is_empty() {
             return;
@@ -272,7 +273,7 @@ impl Drift {
     }
 }
 
-/// Whether it is not known yet what there should be.
+/// Whether the desired state of an item waits for its source.
 fn is_awaited(desired: &Desired, place: &ChangedItem) -> bool {
     let (ChangedItem::Service(ServiceKey(id)) | ChangedItem::Server(ServiceKey(id), _)) = place
     else {
@@ -291,7 +292,7 @@ fn is_awaited(desired: &Desired, place: &ChangedItem) -> bool {
     }
 }
 
-/// Has what is left of a service be what is desired.
+/// Makes a kept manual change of a service part of its desired state.
 fn leave_in(service: &mut DesiredService, place: &ChangedItem, deed: &ManualChange) {
     match (place, deed) {
         (ChangedItem::Service(_), ManualChange::Service(config)) => service.config = config.clone(),

@@ -152,9 +152,9 @@ struct State {
     hangs: bool,
     /// One does not get an answer.
     hung: bool,
-    /// Says nothing, until it is ended.
+    /// Does not answer, until it is killed.
     silent: bool,
-    /// Says that it stops, and goes on.
+    /// Answers that it stops, and continues.
     stays: bool,
     /// Process ids of engines that were ended.
     ended: Vec<u32>,
@@ -176,7 +176,7 @@ struct State {
 pub(crate) enum Fault {
     /// Refuses it for one of its changes, by chance.
     Refuses(usize),
-    /// Refuses it, and does not say for which.
+    /// Refuses the list without naming the refused change.
     RefusesAll,
     /// Makes the changes, and the connection ends before it answers.
     Made,
@@ -190,7 +190,7 @@ impl World {
         self.state().faults = faults.to_vec();
     }
 
-    /// Where a daemon here keeps what people want.
+    /// The path of the file with operator overrides.
     pub(crate) fn admin(&self) -> std::path::PathBuf {
         let mut state = self.state();
         let directory = state

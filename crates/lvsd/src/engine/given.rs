@@ -57,9 +57,10 @@ impl Given {
         &self.drained
     }
 
-    /// Leaves weight 0 to servers that others have given it, `last` being the weights that the
-    /// engine had before. What has changed: servers, and whether they are drained now. They are
-    /// until somebody gives them another weight by hand, or they leave the file.
+    /// Keeps the weight 0 that an operator has set in the dataplane; `last` contains the earlier
+    /// weights. Such a server is drained until an operator sets another weight, or the server is
+    /// removed from the file. Returns the servers whose state has changed, and whether they are
+    /// drained now.
     pub(super) fn respect(
         &mut self,
         desired: &mut Desired,
@@ -69,7 +70,7 @@ impl Given {
     ) -> Vec<DrainChange> {
         let now = weights(actual);
         let mut drained: HashSet<_> = std::mem::take(&mut self.drained).into_iter().collect();
-        // Somebody has told us that they are to have connections again.
+        // The operator has ended the drain of these servers.
         drained.retain(|key| !readied.contains(key));
         let mut changes = Vec::new();
         for service in &mut desired.services {
@@ -99,8 +100,9 @@ impl Given {
         changes
     }
 
-    /// Adds to what is desired that what has left the file goes back to what it was, and takes
-    /// note of what is about to be set. True if something has changed that should be kept.
+    /// Adds to the desired state the original values of settings that were removed from the file,
+    /// and records the values that are about to be set. True if the record has changed and should
+    /// be stored.
     pub(super) fn withdraw(&mut self, desired: &mut Desired, actual: &Actual) -> bool {
         let before = self.clone();
         let now: BTreeMap<&str, &str> = actual

@@ -95,7 +95,7 @@ impl Links {
             }
         }
         self.needed = goal.needs_engine();
-        // One that was needed before has to let go of what it was given.
+        // A dataplane that is not needed any more has to release its services and addresses.
         if let (false, Some((found, again))) = (self.needed, &proxied)
             && !self.engine.is_there(changed, now)
         {

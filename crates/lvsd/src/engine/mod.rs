@@ -199,7 +199,8 @@ pub struct Found {
     pub drained: HashSet<(ServiceId, SocketAddr)>,
     /// Manual changes that are left as they are, in words.
     pub drift: Vec<String>,
-    /// The number of lvsd's services that neither file nor sources name; they stay until etcd and Kubernetes are known.
+    /// The number of lvsd's services that neither file nor sources name; they stay until etcd and
+    /// Kubernetes have answered.
     pub unnamed: usize,
     /// The VIPs that it owns for lvsd.
     pub vips: BTreeSet<IpAddr>,
@@ -242,7 +243,7 @@ pub struct ObservedServer {
 pub enum Stopped {
     /// It was asked, or there is no engine.
     Asked,
-    /// It had ended before; its end, if known.
+    /// The dataplane had ended already; contains its exit status, if available.
     Already(String),
     /// It did not answer and was killed; the reason.
     Killed(String),
@@ -460,7 +461,8 @@ impl Link {
             self.starts.not_before = now;
         }
         if !self.ours {
-            // Who started it will start it again; two engines must not race for the socket.
+            // The service manager that started it will start it again; two dataplanes must not race
+            // for the socket.
             self.starts.not_before = self.starts.not_before.max(now + FOREIGN_GRACE);
         }
     }
@@ -506,7 +508,7 @@ impl Link {
             return Err(Step::Waiting(POLL));
         }
         if now < self.starts.not_before {
-            // Somebody else may start one in the meantime.
+            // Another program may start one in the meantime.
             return Err(Step::Waiting((self.starts.not_before - now).min(POLL)));
         }
         self.starts.not_before = now + self.starts.backoff;
@@ -804,7 +806,7 @@ impl Link {
         }
     }
 
-    /// Logs what is new among the refusals, and forgets what no longer holds.
+    /// Logs new refusals, and forgets those that have ended.
     fn remember(&mut self, refusals: Vec<String>) -> usize {
         let count = refusals.len();
         for refusal in &refusals {
@@ -848,7 +850,7 @@ impl Link {
                 ),
             };
         }
-        // An empty goal that adopts nothing deletes what is ours.
+        // An empty goal that adopts nothing deletes our services.
         match self.sync(&Goal::default(), now) {
             Ok(_) => Stopped::Asked,
             Err(Loss { why, .. }) => self.gone().map_or_else(
@@ -915,7 +917,7 @@ impl Link {
         }
     }
 
-    /// The engine in words, with its process id, if known.
+    /// The description of the dataplane for messages, with its process id, if available.
     pub fn engine(&self) -> String {
         match self.pid {
             Some(pid) => format!("the engine (pid {pid})"),

@@ -1,4 +1,4 @@
-//! A plan in words, for whoever wants to know before it is made.
+//! The description of a plan for operators, before it is applied.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -20,8 +20,7 @@ use crate::engine::{ConnectError, Given, Host};
 use crate::host_addresses::Addresses;
 use crate::replace::replace;
 
-/// Tells an engine of ours from others: it stands in the environment of those that a daemon has
-/// started.
+/// The environment variable of dataplanes that lvsd has started; it distinguishes them from others.
 const MARK: (&str, &str) = ("LVS_STARTED_BY", "lvsd");
 
 /// The suffix of the file with the settings of a dataplane, after the name of its socket.
@@ -53,7 +52,7 @@ impl Machine {
 /// # Errors
 /// There is another one, in words.
 pub fn lock(address: &Address) -> Result<Steering, String> {
-    // Whoever asks whether a daemon runs (`lvsd reload`) is the only one for a moment.
+    // A command that checks whether a daemon runs (`lvsd reload`) has the lock for a moment.
     let mut tries = 0..10;
     let steering = loop {
         match steer(address) {
@@ -96,8 +95,8 @@ impl Host for Machine {
             .env_remove("WATCHDOG_USEC")
             .env_remove("WATCHDOG_PID")
             .stdin(Stdio::null())
-            // Its own process group: what a terminal sends to us does not reach it, and it outlives
-            // us.
+            // A separate process group: signals of lvsd's terminal do not reach it, and it
+            // continues after the end of lvsd.
             .process_group(0);
         match command.spawn() {
             Ok(child) => {
@@ -138,7 +137,8 @@ impl Host for Machine {
             .ok_or(Errno::SRCH)
             .and_then(|id| pidfd_open(id, PidfdFlags::empty()))
             .map_err(|error| format!("process {pid} cannot be reached: {error}"))?;
-        // Only now: while the descriptor is open, the id is this process's or nobody's.
+        // Check after opening: while the descriptor is open, the kernel does not give the id to
+        // another process.
         if !self.started_by_us(pid) {
             return Err(format!("process {pid} is none that an lvsd has started"));
         }
@@ -204,7 +204,8 @@ impl Host for Machine {
 }
 
 impl Machine {
-    /// Where is kept what was set in the engine: beside its socket, which lives as long.
+    /// The file with the values that lvsd has set in the dataplane. It is next to the socket of the
+    /// dataplane, and has the same lifetime.
     fn memory(&self) -> Option<PathBuf> {
         self.address.state_file(GIVEN)
     }

@@ -14,7 +14,8 @@ use serde::de::IgnoredAny;
 use crate::engine::ConnectError;
 use crate::engine::control::{ControlError, EngineControl};
 
-/// Connects to the engine at `address`, which hangs if it says nothing for `patience`.
+/// Connects to the dataplane at `address`, which counts as hung if it does not answer within
+/// `patience`.
 ///
 /// # Errors
 /// See [`ConnectError`].

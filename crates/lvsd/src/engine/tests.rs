@@ -1,5 +1,5 @@
-//! Whatever happens on the way, the end is what a cold start makes of the same file and the same
-//! observations.
+//! After any sequence of events, the state equals the result of a cold start with the same file and
+//! the same observations.
 
 use std::collections::BTreeMap;
 

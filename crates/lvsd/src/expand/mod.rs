@@ -1,5 +1,5 @@
-//! The services of the checked file with what DNS, etcd and Kubernetes add: [`expand`], a pure
-//! function.
+//! Adds the servers and services of DNS, etcd and Kubernetes to those of the checked file:
+//! [`expand`], a pure function.
 //!
 //! ```text
 //! Config ────┐                                            services of the file, as they are
@@ -9,8 +9,8 @@
 //!                               └──────── left_out ─────▶ what cannot be used, and why
 //! ```
 //!
-//! The file wins. Each key of etcd is checked alone and left out alone: in its place stands what it
-//! had when that was last right.
+//! The file has precedence. Each key of etcd is checked separately, and an invalid value is
+//! replaced by the last valid value of its key.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -45,7 +45,7 @@ pub struct Expanded {
     pub revision: Revision,
     /// The services of Kubernetes that are in force, and those that are refused.
     pub kubernetes: Made,
-    /// Nothing is known of etcd or Kubernetes yet: there may be more services.
+    /// etcd or Kubernetes has not answered yet, so the list of services may be incomplete.
     pub awaits_services: bool,
 }
 
@@ -54,15 +54,15 @@ pub struct Expanded {
 pub struct Revision {
     /// The revision of the last change.
     pub number: i64,
-    /// The same of everything that says the same.
+    /// A digest of the content: equal content has an equal digest.
     pub digest: u32,
 }
 
-/// The services of `config` with what DNS, etcd and Kubernetes have said.
+/// The services of `config` with the answers of DNS, etcd and Kubernetes.
 pub fn expand(config: &Config, gathered: &Gathered) -> Expanded {
     let cluster = config.cluster.as_ref();
     let etcd = gathered.etcd.as_ref();
-    // What was said under another prefix is of another cluster.
+    // Keys under another prefix belong to another cluster.
     let etcd = etcd.filter(|etcd| cluster.is_some_and(|cluster| cluster.prefix == etcd.prefix));
     let kubernetes = gathered.kubernetes.as_ref().filter(|known| {
         let settings = config.kubernetes.as_ref();
@@ -167,7 +167,7 @@ impl Expanded {
                 }
             };
             service.incomplete = records.is_none();
-            // A pool that nobody is in is known to be empty.
+            // A pool without servers is empty for certain if etcd has answered.
             let heard = matches!(discovery.source, Source::Etcd(_)) && etcd.is_some();
             service.unheard = service.incomplete && !heard;
             let servers = service.servers.iter().map(|server| server.address);
@@ -206,8 +206,8 @@ impl Expanded {
         self.services.iter().map(|s| s.servers.len()).sum()
     }
 
-    /// Whether the engine's service `id`, or servers of it, stay as they are until it is known
-    /// whether that is right.
+    /// Whether the dataplane's service `id`, or some of its servers, stay unchanged until their
+    /// source has answered.
     pub fn awaits(&self, id: ServiceId) -> bool {
         let mut services = self.services.iter();
         match services.find(|service| service.id == id) {
@@ -224,7 +224,8 @@ impl Expanded {
             .collect()
     }
 
-    /// Whether a service is the engine's, or none is anybody's.
+    /// Whether the dataplane is needed: some service is forwarded by it, or there is no service at
+    /// all.
     pub fn needs_engine(&self) -> bool {
         self.services.is_empty() || self.services.iter().any(|service| service.proxy.is_none())
     }
@@ -255,8 +256,8 @@ impl Expanded {
     }
 }
 
-/// The services of a key beside those that are `present`, and their text: the key's, or what it was
-/// when it was last right. Behind it stands why the key's own text is not used.
+/// The services of a key that do not conflict with those in `present`, and their text: the text of
+/// the key, or its last valid text together with the reason why the current text is not used.
 fn choose<'a>(
     config: &Config,
     present: &Present,
@@ -311,7 +312,7 @@ fn server(
     })
 }
 
-/// The services that there are, by what others must not have.
+/// The present services, by the addresses and ports that other services must not have.
 #[derive(Default)]
 struct Present {
     count: usize,

@@ -39,7 +39,7 @@ fn servers(expanded: &Expanded) -> Vec<(String, i32)> {
 }
 
 #[test]
-fn servers_of_dns_come_behind_those_of_the_file() {
+fn dns_servers_follow_servers_of_the_file() {
     let expanded = with(
         FILE,
         "_http._tcp.example.org",
@@ -84,7 +84,7 @@ fn servers_of_dns_that_cannot_serve_are_left_out() {
 }
 
 #[test]
-fn servers_of_dns_without_port_and_weight_have_those_of_the_file() {
+fn dns_servers_without_port_and_weight_use_values_of_the_file() {
     let text = FILE.replace(
         "dns = \"_http._TCP.example.org.\"",
         "dns = \"pool.example.org\", port = 8080, weight = 5",
@@ -144,7 +144,7 @@ fn vips(expanded: &Expanded) -> Vec<String> {
 }
 
 #[test]
-fn services_of_etcd_come_behind_those_of_the_file() {
+fn etcd_services_follow_services_of_the_file() {
     let (own, same, name) = (
         remote("192.0.2.2:80", "10.0.0.2:80"),
         remote("192.0.2.1:80", "10.0.0.3:80"),
@@ -305,7 +305,7 @@ fn services_of_etcd_that_exclude_each_other_leave_the_first_key() {
 }
 
 #[test]
-fn services_of_etcd_are_checked_beside_the_settings_of_the_file() {
+fn etcd_services_are_checked_with_settings_of_the_file() {
     let good = remote("192.0.2.2:80", "10.0.0.2:80");
     let tunnel = "[[service]]\naddress = \"192.0.2.2:80\"\nforward = \"tun\"\n\
          [[service.server]]\naddress = \"[2001:db8::1]:80\"\n";
@@ -353,7 +353,7 @@ fn services_of_etcd_are_checked_beside_the_settings_of_the_file() {
 }
 
 #[test]
-fn a_service_of_etcd_with_several_addresses_is_taken_as_a_whole() {
+fn etcd_service_with_several_addresses_is_accepted_as_a_whole() {
     let several = |last: &str| {
         let addresses = format!("[\"192.0.2.2:80\", \"192.0.2.3:80\", \"{last}\"]");
         let text = remote("ADDRESSES", "10.0.0.2:80");
@@ -370,7 +370,7 @@ fn a_service_of_etcd_with_several_addresses_is_taken_as_a_whole() {
 }
 
 #[test]
-fn a_pool_in_a_service_of_etcd_is_taken_as_one_of_the_file() {
+fn pool_in_etcd_service_is_equal_to_pool_in_file() {
     let key = "\n[[service]]\naddress = \"192.0.2.2:80\"\ndiscover = { etcd = \"web\", port = 8080 }\n\
          check = { type = \"tcp\" }\nsorry = \"10.0.0.8:8080\"\n";
     let gathered = etcd(

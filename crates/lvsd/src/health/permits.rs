@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_needs_several_descriptors_waits_for_several() {
+    async fn check_with_several_descriptors_waits_for_several_permits() {
         let permits = Permits::with(8);
         let _many = permits.get(host(1), TargetHealth::Good, 5).await;
         let _few = permits.get(host(2), TargetHealth::Good, 3).await;

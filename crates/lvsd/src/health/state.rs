@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn one_failed_check_does_not_condemn_who_serves() {
+    fn single_failed_check_keeps_serving_server_up() {
         assert_eq!(flips(&mut State::new(2, 3, None), "-+", true), ".U");
         assert_eq!(flips(&mut State::new(2, 3, None), "---++", true), "..D.U");
     }

@@ -46,7 +46,7 @@ fn health(checks: &Checks<Well>, config: &Config) -> Vec<Health> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_known_goes_with_the_whole_identity_of_a_check() {
+async fn check_state_is_kept_only_for_identical_check() {
     use Health::{Unknown, Up};
     let (mut checks, mut reports) = Checks::new(Well::default(), None);
     let tcp = "type = \"tcp\"";
@@ -133,7 +133,7 @@ async fn intervals_vary_as_far_as_they_may() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_failed_check_is_not_the_truth_about_who_serves() {
+async fn first_failed_check_of_serving_server_is_repeated() {
     let check = "type = \"tcp\", interval = \"5s\", timeout = \"1s\", fall = 3, jitter = 0";
     for (serving, soon) in [(true, false), (false, true)] {
         let well = Well::default();
@@ -161,7 +161,7 @@ async fn one_failed_check_is_not_the_truth_about_who_serves() {
 
 /// Clients alone condemn nobody: whoever wants to can have any number of attempts fail.
 #[tokio::test(start_paused = true)]
-async fn what_clients_get_no_answer_to_has_the_server_asked_at_once() {
+async fn unanswered_clients_trigger_a_check_at_once() {
     let well = Well::default();
     let (mut checks, mut reports) = Checks::new(well.clone(), None);
     let config = config(&[(

@@ -1,19 +1,25 @@
-//! From what the engine holds to what it should hold: [`diff`], a pure function, gives the changes
-//! in the order in which no connection suffers. Start-up, reload and health changes all end here.
+//! Reconciliation: the pure function [`diff`] returns the changes from the actual to the desired
+//! state of the dataplane, in an order that breaks no connection. Start, reload and changes of
+//! health all use it.
 //!
-//! * A server that stays is edited, never deleted and added again: its connections, counters and
+//! * A server in both states is edited, never deleted and added again: its connections, counters
+//! and
 //!   place in the scheduler's list remain.
-//! * In a service, servers come before others go, so that it is never without one because of a
-//!   change. Where the new ones have still to be checked, the old ones stay until one of them
-//!   serves, or all have failed.
-//! * A server that goes gets no new connections first, and goes when its last one has ended, or its
-//!   time is up.
-//! * What concerns health comes before all other changes.
-//! * A VIP is owned only after its services are there, and given up before they go: clients in
-//!   between would be refused instead of being sent to another director.
-//! * A service that is not ours is never touched.
-//! * Where it is not known yet which services there should be, those that nobody names stay as they
-//!   are, with their VIPs and marks.
+//! * In a service, servers are added before others are removed, so that a change never leaves it
+//! without
+//!   a server. If the new servers still have to be checked, the old ones stay until a new one is
+//! up, or
+//!   all new ones have failed.
+//! * A removed server is drained first: it gets no new connections, and is deleted after its last
+//!   connection has ended or the drain has timed out.
+//! * Changes of health come before all other changes.
+//! * The dataplane takes over a VIP after its services are added, and releases it before they are
+//! deleted:
+//!   otherwise it would refuse clients that another director could serve.
+//! * A service of another owner is never changed.
+//! * While a source has not answered, services that no source names stay unchanged, with their VIPs
+//! and
+//!   marks.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -50,17 +56,18 @@ pub struct Desired {
     pub marks: Option<Vec<String>>,
     /// Rules that give services of many ports their marks. They come behind the others.
     pub port_marks: Vec<String>,
-    /// Whose new connections all services take; `None` leaves what is there.
+    /// The source filter of all services; `None` keeps the present one.
     pub filter: Option<SourceFilter>,
     /// Addresses that stand for clients with full NAT; `None` leaves those that are there.
     pub local: Option<LocalPool>,
-    /// There may be more services: those that the engine has stay until that is known.
+    /// If set, the list of services may be incomplete: services of the dataplane stay until all
+    /// sources have answered.
     pub unnamed: Option<Unnamed>,
-    /// Services of nobody are ours as well.
+    /// Adopt services without an owner.
     pub adopt: bool,
     /// The reaction to manual changes.
     pub on_drift: OnDrift,
-    /// Tells one file that was loaded from the next.
+    /// The number of the loaded file.
     pub generation: u64,
 }
 
@@ -91,7 +98,8 @@ pub struct DesiredService {
     pub drain: Duration,
     /// Its servers.
     pub servers: Vec<DesiredServer>,
-    /// There may be more: those that the engine has stay until that is known.
+    /// The list of servers may be incomplete: servers of the dataplane stay until the source has
+    /// answered.
     pub incomplete: bool,
     /// The sorry server, as long as nothing is decided: if the engine has it, it stays.
     pub undecided: Option<SocketAddr>,
@@ -120,7 +128,7 @@ pub struct DesiredServer {
 /// The actual state of an engine.
 #[derive(Clone, Debug, Default)]
 pub struct Actual {
-    /// All services, whoever owns them.
+    /// All services of all owners.
     pub services: Vec<ServiceInfo>,
     /// VIPs that it owns for us.
     pub vips: BTreeSet<IpAddr>,
@@ -138,18 +146,18 @@ pub struct Actual {
     pub overdue: HashSet<(ServiceId, SocketAddr)>,
 }
 
-/// The changes, and the services that could not be made ours because somebody else's stand there.
+/// The changes, and the services that conflict with services of another owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The changes, in order.
     pub changes: Vec<Call>,
-    /// Wanted services that exist and belong to somebody else; they are left as they are.
+    /// Desired services that exist and have another owner; they stay unchanged.
     pub conflicts: Vec<ServiceId>,
     /// Servers that are no longer wanted and keep the connections that they have, for a while.
     pub draining: Vec<(ServiceId, SocketAddr, Duration)>,
     /// Servers that are no longer wanted and stay until those in their place have been checked.
     pub held: Vec<(ServiceId, SocketAddr)>,
-    /// Services that nobody names and that stay until it is known whether that is right.
+    /// Services that no source names, and that stay until all sources have answered.
     pub unnamed: Vec<ServiceId>,
     /// The first so many changes are about servers whose health has changed.
     pub urgent: usize,
@@ -262,9 +270,8 @@ fn follow_daemons(desired: &Desired, actual: &Actual, changes: &mut Vec<Call>) {
     }
 }
 
-/// Whether a daemon that runs is the one that is wanted. How long messages may be that nobody has
-/// chosen a length for depends, for a backup, on the interface: they are never shorter than on
-/// Ethernet.
+/// Whether a running sync daemon has the desired settings. Without a configured length of messages,
+/// the length of a backup depends on its interface, and is at least that of Ethernet.
 fn is_as_wanted(wanted: &SyncDaemon, there: &SyncDaemon) -> bool {
     let mut complete = wanted.completed(1500);
     if wanted.maxlen.is_none() && wanted.role == SyncRole::Backup && there.maxlen >= complete.maxlen
@@ -274,7 +281,7 @@ fn is_as_wanted(wanted: &SyncDaemon, there: &SyncDaemon) -> bool {
     complete == *there
 }
 
-/// Makes the filter of a service, or of all, what it should be.
+/// Sets the source filter of a service, or of all services, to the desired one.
 fn follow_filter(
     service: Option<ServiceId>,
     wanted: &SourceFilter,

@@ -117,7 +117,7 @@ impl<'a> OneService<'a> {
         let there = there.iter().map(|server| server.server);
         let stay = there.filter(|address| !deleted.contains(address));
         let mut after: Vec<SocketAddr> = added.into_iter().rev().chain(stay).collect();
-        // What was added last comes first.
+        // The server that was added last comes first.
         let stays = self
             .desired
             .servers
@@ -136,8 +136,8 @@ impl<'a> OneService<'a> {
         }
     }
 
-    /// A server that the service should have. What brings a server comes before what takes one
-    /// away, so that the service is never without one that is good before and after.
+    /// Adds the changes for a desired server. Changes that add a server come before changes that
+    /// remove one, so that the service always has a server that is up.
     fn wanted(&mut self, server: &DesiredServer, now: Option<ServerConfig>) {
         let spec = |config| ServerSpec {
             service: self.desired.id,

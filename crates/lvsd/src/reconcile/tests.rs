@@ -127,7 +127,7 @@ fn actual(engine: &Engine) -> Actual {
 }
 
 #[test]
-fn rules_of_others_stay_and_those_for_ports_come_and_go() {
+fn foreign_mark_rules_stay_and_port_rules_follow_services() {
     let (theirs, ours) = (
         "--destination 192.0.2.1 --mark 1",
         "--destination 192.0.2.1 --mark 1275068417",
@@ -159,7 +159,7 @@ fn rules_of_others_stay_and_those_for_ports_come_and_go() {
 }
 
 #[test]
-fn what_nobody_names_stays_with_its_vip_and_marks_until_all_is_known() {
+fn unnamed_service_keeps_vip_and_marks_until_all_sources_answered() {
     let (named, vip) = ([192, 0, 2, 1].into(), IpAddr::from([192, 0, 2, 2]));
     let rule = "--destination 192.0.2.2 --mark 1275068417".to_owned();
     let many = ServiceId::Fwmark {
@@ -318,7 +318,7 @@ proptest! {
     /// A server that is there before and after is never deleted, and no service is deleted and
     /// added again.
     #[test]
-    fn never_disturbs_what_stays(desired in desired(), history in history()) {
+    fn reconciliation_leaves_unchanged_servers_alone(desired in desired(), history in history()) {
         let plan = diff(&desired, &actual(&engine(&history)));
         for change in &plan.changes {
             match change {
@@ -396,7 +396,7 @@ fn order_is_kind_to_connections() {
 
 /// Two directors whose checks fail and succeed in different orders.
 #[test]
-fn directors_choose_alike_whatever_they_have_seen() {
+fn directors_with_different_check_histories_choose_the_same_servers() {
     let wish = |states: [Health; 4], scheduler: &str, order: [u8; 4]| {
         let servers = order.into_iter().map(|n| DesiredServer {
             address: address(n),
@@ -606,7 +606,7 @@ fn replaced_servers_stay_until_a_new_one_serves_or_all_have_failed() {
 }
 
 #[test]
-fn a_server_that_goes_is_drained() {
+fn removed_server_is_drained() {
     let minute = Duration::from_secs(60);
     let plan = |weight, active, drain, overdue: &[u8]| {
         replaced(
@@ -627,7 +627,7 @@ fn a_server_that_goes_is_drained() {
 }
 
 #[test]
-fn daemons_are_those_of_the_file() {
+fn sync_daemons_match_the_file() {
     let daemon = |role, syncid| SyncDaemon {
         role,
         interface: "eth0".to_owned(),

@@ -52,14 +52,14 @@ pub(super) fn read(path: &Path) -> Gathered {
 
 pub(super) fn write(path: &Path, gathered: &Gathered) -> io::Result<()> {
     if let Some(directory) = path.parent() {
-        // What cannot be made shows itself below.
+        // A failure is reported when the file is written.
         let _ = std::fs::create_dir_all(directory);
     }
     let text = serde_json::to_vec(gathered).map_err(io::Error::other)?;
     replace_for_good(path, &text, 0o600)
 }
 
-/// Keeps what changes, as long as it is not aborted.
+/// Stores changed answers until the task is aborted.
 pub(super) async fn keep(path: Option<PathBuf>, shared: Arc<Shared>) {
     let Some(path) = path else { return };
     let mut complained = false;

@@ -1,4 +1,4 @@
-//! Where desired state comes from besides the file: DNS, etcd and Kubernetes.
+//! The sources of desired state besides the file: DNS, etcd and Kubernetes.
 //!
 //! ```text
 //! name servers ◀──▶ dns/ ──┐
@@ -7,9 +7,9 @@
 //! state directory ─────────┘
 //! ```
 //!
-//! Sources live on a thread of their own and never wait for the daemon, nor it for them: it takes
-//! the latest of what they have said. What a source has said holds until it says something else,
-//! also in the next daemon: it is kept in the state directory.
+//! Sources run on a separate thread. They never wait for the daemon, and the daemon never waits for
+//! them: it uses their latest answers. An answer applies until the source gives another one, also
+//! after a restart of the daemon: it is stored in the state directory.
 
 pub(crate) mod dns;
 pub mod etcd;
@@ -62,10 +62,10 @@ pub struct Gathered {
 pub struct Record {
     /// Its address.
     pub ip: IpAddr,
-    /// Its port, where the source says it.
+    /// Its port, if the source sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
-    /// Its weight, where the source says it.
+    /// Its weight, if the source sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
 }
@@ -104,7 +104,7 @@ struct SourceState {
 }
 
 impl SourceState {
-    /// Takes an answer, or why there is none; `known`: something that was said before holds.
+    /// Records an answer, or the reason why there is none; `known`: an earlier answer applies.
     fn take<T>(&mut self, what: &str, known: bool, result: &Result<T, String>) {
         match result {
             Ok(_) => {
@@ -137,7 +137,7 @@ struct Shared {
     news: Notify,
     /// It is to be kept.
     keep: Notify,
-    /// The daemon has something to tell other directors.
+    /// Notified when the daemon has news for other directors.
     tell: Notify,
 }
 
@@ -363,7 +363,8 @@ impl Drop for Sources {
 }
 
 impl Sources {
-    /// None yet. What was kept in the file at `path` holds until there is something else.
+    /// Starts with the answers that are stored in the file at `path`; they apply until there are
+    /// new ones.
     pub(crate) fn recall(path: Option<PathBuf>) -> Self {
         let shared = Arc::new(Shared::default());
         if let Some(path) = &path {
@@ -501,7 +502,7 @@ impl Sources {
         }
     }
 
-    /// Tells other directors about this one.
+    /// Publishes the state of this director in etcd.
     pub(crate) fn tell(&self, told: Director) {
         if self.etcd.is_none() {
             return;
@@ -594,12 +595,12 @@ impl Sources {
         all
     }
 
-    /// The directors that etcd knows.
+    /// The directors in etcd.
     pub(crate) fn directors(&self) -> BTreeMap<String, Director> {
         self.shared.lock().view.directors.clone()
     }
 
-    /// Keys of etcd and objects of Kubernetes that are not understood, and what else is wrong there.
+    /// Invalid keys of etcd, refused objects of Kubernetes, and other problems with them.
     pub(crate) fn left_out(&self) -> Vec<String> {
         let state = self.shared.lock();
         let lines = state.view.left_out.iter().chain(&state.view.untold);
@@ -622,7 +623,7 @@ fn start() -> Result<Handle, String> {
     Ok(handle)
 }
 
-/// Where it is kept what the sources of the daemon with the file at `config` say.
+/// The path of the stored answers for the daemon with the file at `config`.
 pub(crate) fn path(directory: &Path, config: &Path) -> PathBuf {
     kept::path(directory, config)
 }
@@ -685,7 +686,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_answer_holds_and_is_kept() {
+    fn last_answer_applies_and_is_stored() {
         let record = |n: u8| Record {
             ip: [10, 0, 0, n].into(),
             port: None,

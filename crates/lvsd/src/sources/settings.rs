@@ -15,16 +15,16 @@ pub struct Cluster {
     pub prefix: String,
     /// The name of this director.
     pub director: String,
-    /// After this a director that says nothing is gone.
+    /// The time without a renewal after which a director counts as gone.
     pub lease: Duration,
 }
 
 impl Cluster {
     /// The default prefix of keys.
     pub const PREFIX: &'static str = "/lvs/";
-    /// How long a director may say nothing, if the file does not say it.
+    /// The default of [`Cluster::lease`].
     pub const LEASE: Duration = Duration::from_secs(10);
-    /// How long a request may take, if the file does not say it.
+    /// The default time limit of a request.
     pub const TIMEOUT: Duration = Duration::from_secs(3);
     /// How long a lease may last.
     pub const LEASES: RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
@@ -43,7 +43,7 @@ impl Cluster {
 pub struct Lookups {
     /// Name servers; empty for those of `/etc/resolv.conf`.
     pub name_servers: Vec<SocketAddr>,
-    /// How long one may say nothing.
+    /// The longest wait for an answer.
     pub timeout: Duration,
     /// Shortest time between two look-ups of a name.
     pub min: Duration,

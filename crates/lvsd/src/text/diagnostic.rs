@@ -46,7 +46,7 @@ pub struct Diagnostic {
     pub severity: Severity,
     /// The error in one line.
     pub title: String,
-    /// The place, as bytes of the text, and what to say there.
+    /// The position, in bytes of the text, and the message there.
     pub primary: (Range<usize>, String),
     /// Other places that matter.
     pub context: Vec<(Range<usize>, String)>,
@@ -74,7 +74,7 @@ impl Diagnostic {
         }
     }
 
-    /// Says `text` at the place.
+    /// Sets the message at the position.
     #[must_use]
     pub fn label(mut self, text: impl Into<String>) -> Self {
         self.primary.1 = text.into();
@@ -88,7 +88,7 @@ impl Diagnostic {
         self
     }
 
-    /// Says what to do.
+    /// Sets the fix.
     #[must_use]
     pub fn help(mut self, text: impl Into<String>) -> Self {
         self.help = Some(text.into());

@@ -59,8 +59,7 @@ impl Files {
         });
     }
 
-    /// Puts another text behind the files, of which only lines are told; the lines before it come
-    /// back.
+    /// Appends another text; positions in it are lines. Returns the number of lines before it.
     pub(crate) fn push(&mut self, path: String, text: &str) -> usize {
         let before = self.lines;
         self.parts.push(Part {

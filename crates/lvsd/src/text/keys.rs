@@ -24,7 +24,7 @@ pub(crate) struct Keys<'a> {
     pub(crate) table: Range<usize>,
     pub(crate) entries: &'a [(Spanned<String>, Spanned<Value>)],
     pub(crate) text: &'a str,
-    /// The service that the table belongs to, where that is known.
+    /// The service that the table belongs to, if any.
     pub(crate) service: Option<&'a ServiceId>,
     pub(crate) findings: Findings,
 }

@@ -1,5 +1,5 @@
-//! Findings with their place in a text, and reading the keys of a table: what the configuration and
-//! the kinds of checks share.
+//! Findings with their position in a text, and reading the keys of a table; used by the
+//! configuration and by all types of checks.
 
 mod diagnostic;
 mod files;

@@ -1,4 +1,4 @@
-//! Keys that a table does not have, and what the operator may have meant.
+//! Unknown keys of a table, and suggestions for them.
 
 use std::ops::Range;
 
@@ -6,8 +6,7 @@ use lvs_api::words::meant;
 
 use super::Diagnostic;
 
-/// Keys with another name or place than they had once: each with a key that its table has now, and
-/// what to write instead.
+/// Renamed and moved keys: each with a key that its table has now, and the new spelling.
 const RENAMED: [(&str, &str, &str); 25] = [
     (
         "adopt",
@@ -58,7 +57,7 @@ const RENAMED: [(&str, &str, &str); 25] = [
 
 const IPVS: &str = "write it below [sync.ipvs]";
 
-/// Keys that earlier versions had, and what to do instead.
+/// Keys of earlier versions, and their replacements.
 const REMOVED: [(&str, &str); 6] = [
     (
         "agree",

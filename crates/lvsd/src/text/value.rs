@@ -1,5 +1,5 @@
-//! Any value of the file, with the places of all its parts: what a table holds whose keys are known
-//! only when one of them has been read.
+//! Any value of the file, with the positions of all its parts: the content of a table whose keys
+//! depend on the value of one of them.
 
 use std::fmt;
 

@@ -65,7 +65,7 @@ fn published_files() {
 
 /// Numbers of services and servers of some files, so that "valid" does not mean "empty".
 #[test]
-fn published_files_say_what_they_said() {
+fn published_files_convert_to_expected_numbers() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     let counts = |name: &str| {
         let (_, config) = checked(&directory.join(name));
@@ -130,7 +130,7 @@ fn samples_of_debian_packages() {
 
 /// Each file of `convert/cases` says in lines that begin with `#=` what becomes of it.
 #[test]
-fn case_converts_as_it_says() {
+fn cases_convert_as_annotated() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert/cases");
     let all: Vec<PathBuf> = files(&directory)
         .into_iter()
@@ -203,7 +203,7 @@ fn case(path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn the_program_says_what_is_lost_by_its_exit_code() {
+fn convert_reports_losses_by_exit_code() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     let run = |name: &str| {
         let output = Command::new(env!("CARGO_BIN_EXE_lvsd"))
@@ -228,7 +228,7 @@ fn the_program_says_what_is_lost_by_its_exit_code() {
 }
 
 #[test]
-fn convert_check_says_why_nothing_is_compared() {
+fn convert_check_reports_why_it_cannot_compare() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/convert");
     for (name, why) in [
         (

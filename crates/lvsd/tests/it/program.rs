@@ -14,7 +14,7 @@ fn errors(output: &Output) -> String {
 }
 
 #[test]
-fn a_full_disk_is_a_failure() {
+fn full_disk_makes_commands_fail() {
     let directory = tempfile::tempdir().expect("a directory");
     let keepalived = directory.path().join("keepalived.conf");
     std::fs::write(&keepalived, "virtual_server 192.0.2.1 80 {\n delay 5\n}\n").expect("a file");
@@ -44,7 +44,7 @@ fn a_full_disk_is_a_failure() {
 }
 
 #[test]
-fn a_file_by_itself_is_told_what_it_wants() {
+fn file_argument_without_option_suggests_config_option() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("lvsd.toml");
     std::fs::write(&path, "").expect("a file");
@@ -56,7 +56,7 @@ fn a_file_by_itself_is_told_what_it_wants() {
 }
 
 #[test]
-fn what_is_converted_has_no_control_characters() {
+fn converted_text_has_no_control_characters() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("keepalived.conf");
     let text = "include keepalived.conf\n\

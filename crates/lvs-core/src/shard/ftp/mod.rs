@@ -7,9 +7,8 @@
 //! address by the virtual one. So the text changes, sometimes its length, and then every later
 //! sequence number of the stream: see [`Shift`].
 //!
-//! The kernel leaves that to its connection tracking. Two other effects of connection tracking are
-//! visible and replicated here: a client's segment that acknowledges bytes that no server has sent
-//! is dropped, and so is one that comes before the server's answer to the SYN.
+//! The kernel leaves that to its connection tracking, which changes no segment that it does not
+//! know. [`track`] replicates it.
 
 mod announce;
 mod track;
@@ -19,10 +18,10 @@ use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
 
 use self::announce::FtpCommand;
-use self::track::{From, Track};
+use self::track::{From, Kind, Offer, Relation, Track};
 use super::{Shard, tcp};
 use crate::conn::{Draft, Key, State, flag};
-use crate::verdict::{Edit, Replacement, Shift};
+use crate::verdict::{Edit, Replacement, Shift, is_after};
 use crate::{
     DropReason, Error, Family, Forwarding, Instant, PacketMeta, Protocol, TcpFlags, Transport,
 };
@@ -110,27 +109,17 @@ pub(crate) struct Session {
     shift: Shift,
     /// The last changed reply: its number and mode. It may have to be sent again.
     changed: Option<(u32, Mode)>,
-    track: Track,
+    track: Option<Track>,
 }
 
 impl Session {
-    /// Follows a segment from the client. `true` if it belongs to the stream.
-    fn follow_client(&mut self, tcp: &Tcp<'_>) -> bool {
-        if self.track.begins_again(tcp) {
-            *self = Self {
-                mode: self.mode,
-                ..Self::default()
-            };
+    /// Follows a segment.
+    fn follow(&mut self, from: From, tcp: &Tcp<'_>) -> Relation {
+        let relation = track::follow(&mut self.track, from, tcp, self.shift);
+        if relation == Relation::New {
+            (self.shift, self.changed) = (Shift::default(), None);
         }
-        let acknowledged = tcp.acknowledges().then_some(tcp.acknowledgement);
-        let acknowledged = acknowledged.map(|number| self.shift.acknowledgement(number));
-        self.track.follow(From::Client, tcp, acknowledged)
-    }
-
-    /// The same of a segment from the server.
-    fn follow_server(&mut self, tcp: &Tcp<'_>) -> bool {
-        let acknowledged = tcp.acknowledges().then_some(tcp.acknowledgement);
-        self.track.follow(From::Server, tcp, acknowledged)
+        relation
     }
 }
 
@@ -140,9 +129,12 @@ struct Tcp<'a> {
     acknowledgement: u32,
     flags: TcpFlags,
     window: u16,
-    /// The window scale that a SYN offers.
-    scale: Option<u8>,
+    /// What a SYN offers in its options, if it has any.
+    offer: Option<Offer>,
+    options: &'a [u8],
     payload: &'a [u8],
+    /// Its header is there, with a possible length.
+    whole: bool,
 }
 
 impl<'a> Tcp<'a> {
@@ -153,27 +145,23 @@ impl<'a> Tcp<'a> {
             return None;
         };
         let len = tcp::data_offset(header)?;
+        let options = bytes.get(tcp::HEADER_LEN..len);
+        let offers = flags.has(TcpFlags::SYN) && options.is_some_and(|options| !options.is_empty());
+        let options = options.unwrap_or_default();
         Some(Self {
             sequence: tcp::number(header, tcp::SEQUENCE)?,
             acknowledgement: tcp::number(header, tcp::ACKNOWLEDGEMENT)?,
             flags,
             window: u16::from_be_bytes([header[tcp::WINDOW.start], header[tcp::WINDOW.start + 1]]),
-            scale: flags
-                .has(TcpFlags::SYN)
-                .then(|| tcp::window_scale(bytes.get(tcp::HEADER_LEN..len)?))
-                .flatten(),
+            offer: offers.then(|| Offer::read(options)),
+            options,
             // A header that claims to be shorter than it can be has nothing behind it.
             payload: bytes
                 .get(len..)
                 .filter(|_| len >= tcp::HEADER_LEN)
                 .unwrap_or_default(),
+            whole: (tcp::HEADER_LEN..=bytes.len()).contains(&len),
         })
-    }
-
-    /// A reset need not acknowledge what was sent.
-    const fn acknowledges(&self) -> bool {
-        let acks = self.flags.has(TcpFlags::ACK);
-        acks && !(self.flags.has(TcpFlags::RST) && self.acknowledgement == 0)
     }
 
     fn end(&self) -> u32 {
@@ -184,9 +172,24 @@ impl<'a> Tcp<'a> {
             .wrapping_add(u32::try_from(len).unwrap_or(u32::MAX))
     }
 
-    /// Opens, ends or breaks off a connection.
-    const fn controls(&self) -> bool {
-        self.flags.0 & (TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST) != 0
+    /// The highest number that its selective acknowledgements (RFC 2018 section 3) name, if that
+    /// comes after `acknowledged`.
+    fn highest_sack(&self, acknowledged: u32) -> u32 {
+        const SACK: u8 = 5;
+        const BLOCK: usize = 8;
+        let blocks = tcp::options(self.options)
+            .find(|(kind, data)| *kind == SACK && !data.is_empty() && data.len() % BLOCK == 0)
+            .map_or(&[][..], |(_, data)| data);
+        blocks
+            .chunks_exact(BLOCK)
+            .filter_map(|block| tcp::number(block, BLOCK / 2..BLOCK))
+            .fold(acknowledged, |highest, edge| {
+                if is_after(edge, highest) {
+                    edge
+                } else {
+                    highest
+                }
+            })
     }
 }
 
@@ -194,7 +197,10 @@ impl Shard {
     /// Whether a client's SYN belongs to control connection `index` as it is tracked, rather than
     /// to a new one on the same addresses and ports.
     pub(super) fn is_same_control(&self, index: u32, meta: &PacketMeta<'_>) -> bool {
-        Tcp::read(meta).is_some_and(|tcp| !self.session(index).track.begins_again(&tcp))
+        let mut session = self.session(index);
+        meta.segment.is_intact(&meta.tuple)
+            && Tcp::read(meta)
+                .is_some_and(|tcp| session.follow(From::Client, &tcp) == Relation::Known)
     }
 
     /// Inspects a segment from the client of control connection `index`, whose state it has changed
@@ -230,7 +236,7 @@ impl Shard {
                 None => {}
             }
         }
-        let possible = session.follow_client(&tcp);
+        let relation = session.follow(From::Client, &tcp);
         let shift = session.shift;
         self.sessions.insert(index, session);
         if let Some((client, virt, server)) = expected {
@@ -243,12 +249,14 @@ impl Shard {
             let known = self.table.find_in(&key);
             self.expect(index, known, &key, server, 0, meta.mark, now)?;
         }
-        if possible {
-            Ok((!shift.is_none()).then_some(shift))
-        } else if tcp.controls() {
-            Ok(None)
-        } else {
-            Err(DropReason::HelperSequence)
+        match relation {
+            Relation::Known | Relation::New => Ok((!shift.is_none()).then_some(shift)),
+            // On its way to the server the kernel takes it for the first one of a connection, which
+            // the tracked one has the place of.
+            Relation::Foreign if Kind::of(&tcp) == Some(Kind::Ack) => {
+                Err(DropReason::HelperSequence)
+            }
+            Relation::Foreign => Ok(None),
         }
     }
 
@@ -274,21 +282,21 @@ impl Shard {
         if self.table.get(index).state() == State::TCP_ESTABLISHED {
             replacement = self.announced(index, &mut session, &tcp, meta.mark, now)?;
         }
-        let possible = session.follow_server(&tcp);
+        let relation = session.follow(From::Server, &tcp);
         if let Some(replacement) = replacement
-            && possible
+            && relation == Relation::Known
         {
             session.shift.replaced(tcp.sequence, replacement.growth());
         }
         let replacement = replacement.or_else(|| self.announced_again(index, &session, &tcp));
         let shift = session.shift;
         self.sessions.insert(index, session);
-        match (possible, replacement) {
-            (true, None) if shift.is_none() => Ok(None),
-            (true, replacement) => Ok(Some(Edit { shift, replacement })),
-            (false, None) => Ok(None),
+        match (relation, replacement) {
             // The kernel cannot change what its connection tracking does not know.
-            (false, Some(_)) => Err(DropReason::HelperSequence),
+            (Relation::Foreign, Some(_)) => Err(DropReason::HelperSequence),
+            (Relation::Foreign, None) => Ok(None),
+            (_, None) if shift.is_none() => Ok(None),
+            (_, replacement) => Ok(Some(Edit { shift, replacement })),
         }
     }
 

@@ -1,14 +1,16 @@
-//! The tracked TCP state of an FTP control connection, like that of netfilter's connection tracking
-//! for `ip_vs_ftp`: the sent and acknowledged numbers of each side, and the segments that it
-//! ignores.
+//! The tracked TCP state of an FTP control connection, as netfilter's connection tracking keeps it
+//! for `ip_vs_ftp`.
+//!
+//! It decides which segments belong to the connection. The kernel changes sequence numbers of those
+//! only, and a client's other acknowledgements do not reach the server.
 
+use super::super::tcp;
 use super::Tcp;
 use crate::TcpFlags;
-use crate::verdict::is_after;
+use crate::verdict::{Shift, is_after};
 
-/// How far a stream may be ahead of what has been acknowledged of it: the largest window there is
-/// (RFC 7323 section 2.3).
-const WINDOW_MAX: u32 = 1 << 30;
+/// Acknowledgements that are no further behind the stream than this are late, rather than wrong.
+const LATE_MIN: u32 = 66_000;
 
 /// The largest window scale (RFC 7323 section 2.3).
 const SCALE_MAX: u8 = 14;
@@ -20,44 +22,58 @@ pub(super) enum From {
     Server,
 }
 
+/// How a segment relates to the tracked connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Relation {
+    /// It belongs to the connection.
+    Known,
+    /// The tracking begins with it.
+    New,
+    /// It belongs to no connection.
+    Foreign,
+}
+
 /// The flag of a segment that counts for the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Syn,
     SynAck,
     Fin,
     Ack,
     Reset,
-    None,
 }
 
 impl Kind {
-    const fn of(flags: TcpFlags) -> Self {
-        if flags.has(TcpFlags::RST) {
-            Self::Reset
-        } else if flags.has(TcpFlags::SYN) {
-            if flags.has(TcpFlags::ACK) {
-                Self::SynAck
-            } else {
-                Self::Syn
-            }
-        } else if flags.has(TcpFlags::FIN) {
-            Self::Fin
-        } else if flags.has(TcpFlags::ACK) {
-            Self::Ack
-        } else {
-            Self::None
+    /// The kind of a segment; `None` if its flags or its header are impossible.
+    pub(super) const fn of(tcp: &Tcp<'_>) -> Option<Self> {
+        const SYN: u8 = TcpFlags::SYN;
+        const ACK: u8 = TcpFlags::ACK;
+        const FIN: u8 = TcpFlags::FIN;
+        const RST: u8 = TcpFlags::RST;
+        const URG: u8 = TcpFlags::URG;
+        const FIN_ACK: u8 = FIN | ACK;
+        const SYN_ACK: u8 = SYN | ACK;
+        const RST_ACK: u8 = RST | ACK;
+        if !tcp.whole {
+            return None;
+        }
+        match tcp.flags.0 & (SYN | ACK | FIN | RST | URG) {
+            flags if flags == SYN || flags == SYN | URG => Some(Self::Syn),
+            SYN_ACK => Some(Self::SynAck),
+            flags if flags == FIN_ACK || flags == FIN_ACK | URG => Some(Self::Fin),
+            flags if flags == ACK || flags == ACK | URG => Some(Self::Ack),
+            RST | RST_ACK => Some(Self::Reset),
+            _ => None,
         }
     }
 }
 
 /// The states of connection tracking.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// No segment has been seen.
-    #[default]
-    New,
     SynSent,
+    /// Both sides have sent a SYN.
+    SynSentByBoth,
     SynReceived,
     Established,
     FinWait,
@@ -77,195 +93,541 @@ enum Step {
 }
 
 impl State {
-    fn step(self, from: From, kind: Kind) -> Step {
+    /// `reply`: the segment comes from the side that did not open the connection.
+    const fn step(self, reply: bool, kind: Kind) -> Step {
         use State::{
-            Close, CloseWait, Established, FinWait, LastAck, New, SynReceived, SynSent, TimeWait,
+            Close, CloseWait, Established, FinWait, LastAck, SynReceived, SynSent, SynSentByBoth,
+            TimeWait,
         };
         let next = match (kind, self) {
-            (Kind::Reset, _) => Close,
-            (Kind::None, New) => Established,
-            (Kind::None, _) => return Step::Invalid,
-            (Kind::Syn, New | SynSent | TimeWait | Close) if from == From::Client => SynSent,
-            (Kind::Syn, _) if from == From::Client => return Step::Ignore,
-            (Kind::Syn, _) => return Step::Invalid,
-            (Kind::SynAck, New | SynSent) if from == From::Server => SynReceived,
-            (Kind::SynAck, _) if from == From::Server => return Step::Ignore,
+            (Kind::Reset, _) | (Kind::Fin | Kind::Ack, Close) => Close,
+            (Kind::Syn, SynSentByBoth) => SynSentByBoth,
+            (Kind::Syn, SynSent) if reply => SynSentByBoth,
+            (Kind::Syn, SynSent | TimeWait) => SynSent,
+            (Kind::Syn, _) if reply => return Step::Invalid,
+            (Kind::Syn, Close) => SynSent,
+            (Kind::Syn, _) => return Step::Ignore,
+            (Kind::SynAck, SynSentByBoth) => SynReceived,
+            (Kind::SynAck, SynSent) if reply => SynReceived,
+            (Kind::SynAck, _) if reply => return Step::Ignore,
             (Kind::SynAck, SynReceived) => SynReceived,
-            (Kind::SynAck, _) => return Step::Invalid,
-            (Kind::Ack, SynSent) if from == From::Server => return Step::Ignore,
-            (Kind::Ack, SynReceived) if from == From::Server => SynReceived,
-            (Kind::Fin | Kind::Ack, SynSent) => return Step::Invalid,
-            (Kind::Fin, New | SynReceived | Established) => FinWait,
+            (Kind::SynAck, _) | (Kind::Fin, SynSent | SynSentByBoth) => return Step::Invalid,
+            (Kind::Ack, SynSent | SynSentByBoth) if reply => return Step::Ignore,
+            (Kind::Ack, SynSent | SynSentByBoth) => return Step::Invalid,
+            (Kind::Fin, SynReceived | Established) => FinWait,
             (Kind::Fin, FinWait | CloseWait | LastAck) => LastAck,
-            (Kind::Ack, New | SynReceived | Established) => Established,
+            (Kind::Ack, SynReceived) if reply => SynReceived,
+            (Kind::Ack, SynReceived | Established) => Established,
             (Kind::Ack, FinWait | CloseWait) => CloseWait,
             (Kind::Ack, LastAck | TimeWait) | (Kind::Fin, TimeWait) => TimeWait,
-            (Kind::Fin | Kind::Ack, Close) => Close,
         };
         Step::To(next)
     }
+
+    /// Whether the connection is ending, so that a reset is taken whatever its numbers are.
+    const fn is_ending(self) -> bool {
+        matches!(
+            self,
+            Self::FinWait | Self::CloseWait | Self::LastAck | Self::TimeWait | Self::Close
+        )
+    }
 }
 
-/// One side's stream.
+/// The options of a SYN that count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Stream {
-    /// Past the last byte that was sent, once something was sent.
-    end: Option<u32>,
-    /// The other side has acknowledged the stream up to here.
-    acknowledged: Option<u32>,
-    /// How far the other side's window reaches, once its SYN has been seen.
-    limit: Option<u32>,
-    /// The window scale that its SYN offers.
-    scale: Option<u8>,
+pub(super) struct Offer {
+    /// The window scale.
+    pub(super) scale: Option<u8>,
+    /// Selective acknowledgements are permitted.
+    pub(super) sack: bool,
 }
 
-impl Stream {
-    /// The stream that a SYN with this end and this offer begins.
-    const fn begin(end: u32, scale: Option<u8>) -> Self {
-        Self {
-            end: Some(end),
-            acknowledged: None,
-            limit: Some(end),
-            scale,
-        }
-    }
-
-    /// The other side acknowledges this much, and has room for `window` bytes more.
-    fn acknowledge(&mut self, to: u32, window: u32) {
-        extend(&mut self.acknowledged, to, None);
-        if self.limit.is_some() {
-            extend(&mut self.limit, to.wrapping_add(window), None);
-        }
-    }
-}
-
-/// The last segment that passed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Last {
-    from: From,
-    kind: Kind,
-    end: u32,
-    scale: Option<u8>,
-}
-
-/// The tracked state of a control connection, in the server's own numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Track {
-    state: State,
-    client: Stream,
-    server: Stream,
-    last: Option<Last>,
-    /// A FIN has begun its end.
-    fin: bool,
-}
-
-impl Track {
-    /// Whether a client's segment begins a new connection on the addresses and ports of one that has
-    /// ended.
-    pub(super) fn begins_again(&self, tcp: &Tcp<'_>) -> bool {
-        let reset = |last: Last| last.from == From::Client && last.kind == Kind::Reset;
-        Kind::of(tcp.flags) == Kind::Syn
-            && match self.state {
-                State::New => true,
-                State::TimeWait | State::Close => self.fin || self.last.is_some_and(reset),
-                _ => false,
-            }
-    }
-
-    /// Follows a segment that acknowledges `acknowledged`, if it acknowledges. `true` if it belongs
-    /// to the connection.
-    pub(super) fn follow(&mut self, from: From, tcp: &Tcp<'_>, acknowledged: Option<u32>) -> bool {
-        let kind = Kind::of(tcp.flags);
-        let (last, end) = (self.last, tcp.end());
-        let here = Last {
-            from,
-            kind,
-            end,
-            scale: tcp.scale,
-        };
-        let mut step = self.state.step(from, kind);
-        if let Step::To(State::SynSent) = step
-            && matches!(self.state, State::TimeWait | State::Close)
-        {
-            step = Step::Ignore;
-        }
-        let next = match step {
-            Step::To(next) => next,
-            Step::Ignore => {
-                self.last = Some(here);
-                // Client and server agree on a connection that begins again: so does the director.
-                if kind == Kind::SynAck
-                    && let Some(last) = last
-                    && (last.from, last.kind) == (From::Client, Kind::Syn)
-                    && acknowledged == Some(last.end)
-                {
-                    self.state = State::SynReceived;
-                    self.client = Stream::begin(last.end, last.scale);
-                    self.server = Stream::begin(end, tcp.scale);
-                    self.client.acknowledge(last.end, tcp.window.into());
-                }
-                return true;
-            }
-            Step::Invalid => self.state,
-        };
-        let (sent, received) = match from {
-            From::Client => (&mut self.client, &mut self.server),
-            From::Server => (&mut self.server, &mut self.client),
-        };
-        let known = match (acknowledged, received.end) {
-            (None, _) => true,
-            (Some(acknowledged), Some(end)) => !is_after(acknowledged, end),
-            (Some(_), None) => from == From::Server || self.state != State::SynSent,
-        };
-        let begins = matches!(kind, Kind::Syn | Kind::SynAck);
-        let fits = |limit| begins || !is_after(tcp.sequence, limit);
-        let possible = known && sent.limit.is_none_or(fits);
-        if !possible || matches!(step, Step::Invalid) {
-            return possible;
-        }
-        if kind == Kind::Reset {
-            let train = last.is_some_and(|last| {
-                (last.from, last.kind, last.end) == (from, Kind::Ack, tcp.sequence)
-            });
-            match sent.acknowledged {
-                Some(_) if tcp.sequence == 0 && self.state != State::Established => {}
-                Some(acknowledged) if is_after(acknowledged, tcp.sequence) => return true,
-                Some(acknowledged)
-                    if self.state == State::Established
-                        && tcp.sequence != acknowledged
-                        && !train =>
-                {
-                    self.last = Some(here);
-                    return true;
-                }
+impl Offer {
+    /// Reads the options of a SYN (RFC 7323 section 2.2, RFC 2018 section 2).
+    pub(super) fn read(options: &[u8]) -> Self {
+        const WINDOW_SCALE: u8 = 3;
+        const SACK_PERMITTED: u8 = 4;
+        let mut offer = Self::default();
+        for option in tcp::options(options) {
+            match option {
+                (WINDOW_SCALE, &[scale]) => offer.scale = Some(scale),
+                (SACK_PERMITTED, &[]) => offer.sack = true,
                 _ => {}
             }
         }
-        let grows = sent.end.is_none_or(|known| is_after(end, known));
-        if begins && grows {
-            *sent = Stream::begin(end, tcp.scale);
-        }
-        extend(&mut sent.end, end, sent.acknowledged);
-        if let Some(acknowledged) = acknowledged {
-            let scale = match (sent.scale, received.scale) {
-                (Some(scale), Some(_)) if !begins => scale.min(SCALE_MAX),
-                _ => 0,
-            };
-            received.acknowledge(acknowledged, u32::from(tcp.window) << scale);
-        }
-        self.fin |= next == State::FinWait;
-        self.state = next;
-        self.last = Some(here);
-        true
+        offer
     }
 }
 
-/// Moves a mark forward, but no further ahead of what is `acknowledged` than a window reaches: else
-/// a few forged segments would carry it around the circle of numbers.
-fn extend(end: &mut Option<u32>, to: u32, acknowledged: Option<u32>) {
-    let reaches = acknowledged.is_none_or(|from| to.wrapping_sub(from) <= WINDOW_MAX);
-    if reaches && end.is_none_or(|end| is_after(to, end)) {
-        *end = Some(to);
+/// The stream of one side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Stream {
+    /// Past the last byte that was sent.
+    end: u32,
+    /// How far the window of the other side has reached.
+    limit: u32,
+    /// The largest window that this side has announced; 0 until it has sent something.
+    window: u32,
+    /// The scale of its window.
+    scale: u8,
+    /// How far it has acknowledged the other stream.
+    acknowledged: Option<u32>,
+    /// What its SYN offers.
+    offer: Offer,
+    /// It has begun the end of the connection.
+    closes: bool,
+    /// The beginning was not seen, so that numbers out of the window count as well.
+    liberal: bool,
+}
+
+impl Stream {
+    /// Begins with a SYN.
+    fn begin(&mut self, end: u32, window: u16, offer: Option<Offer>) {
+        (self.end, self.limit) = (end, end);
+        self.window = u32::from(window).max(1);
+        // Without any options, those of an earlier SYN stay.
+        if let Some(offer) = offer {
+            self.acknowledged = None;
+            self.closes = false;
+            self.offer = offer;
+            self.scale = offer.scale.unwrap_or(0).min(SCALE_MAX);
+        }
+    }
+}
+
+/// The last segment. Not every segment sets all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Last {
+    from: From,
+    /// `None` as long as only the first segment has been seen.
+    kind: Option<Kind>,
+    end: u32,
+    acknowledged: u32,
+    window: u16,
+    /// What an ignored SYN offers.
+    offer: Offer,
+    /// An ignored SYN may cause a challenge (RFC 5961).
+    challenge: bool,
+    /// Both sides have sent a SYN.
+    both: bool,
+}
+
+impl Last {
+    fn is(&self, from: From, kind: Kind) -> bool {
+        (self.from, self.kind) == (from, Some(kind))
+    }
+}
+
+/// Whether the numbers of a segment are possible.
+enum Fit {
+    Accept,
+    Ignore,
+    Invalid,
+}
+
+/// The tracked state of a control connection, in the server's own numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Track {
+    state: State,
+    /// The side whose segment was the first.
+    opener: From,
+    client: Stream,
+    server: Stream,
+    last: Last,
+    /// The other side has answered.
+    replied: bool,
+    /// A connection in both directions has been seen.
+    assured: bool,
+}
+
+/// Follows a segment. `shift` is that of the server's stream.
+pub(super) fn follow(
+    track: &mut Option<Track>,
+    from: From,
+    tcp: &Tcp<'_>,
+    shift: Shift,
+) -> Relation {
+    let Some(kind) = Kind::of(tcp) else {
+        return Relation::Foreign;
+    };
+    if track.is_some_and(|track| track.ends_before(from, kind)) {
+        *track = None;
+    }
+    let Some(known) = track else {
+        *track = Track::begin(from, kind, tcp);
+        return match track {
+            Some(_) => Relation::New,
+            None => Relation::Foreign,
+        };
+    };
+    let mut goes_on = true;
+    let belongs = known.follow(from, kind, tcp, shift, &mut goes_on);
+    known.replied |= belongs && from != known.opener;
+    if !goes_on {
+        *track = None;
+    }
+    if belongs {
+        Relation::Known
+    } else {
+        Relation::Foreign
+    }
+}
+
+impl Track {
+    /// The tracking that begins with a segment; `None` if it begins none.
+    fn begin(from: From, kind: Kind, tcp: &Tcp<'_>) -> Option<Self> {
+        let mut track = Self {
+            state: State::SynSent,
+            opener: from,
+            client: Stream::default(),
+            server: Stream::default(),
+            last: Last {
+                from,
+                kind: None,
+                end: 0,
+                acknowledged: 0,
+                window: 0,
+                offer: Offer::default(),
+                challenge: false,
+                both: false,
+            },
+            replied: false,
+            assured: false,
+        };
+        let (sent, received) = track.streams(from);
+        sent.begin(tcp.end(), tcp.window, tcp.offer);
+        match kind {
+            Kind::Syn => {}
+            Kind::Ack => {
+                sent.limit = sent.end.wrapping_add(sent.window);
+                for stream in [sent, received] {
+                    stream.liberal = true;
+                    stream.offer.sack = true;
+                }
+                track.state = State::Established;
+            }
+            _ => return None,
+        }
+        track.fit(from, kind, tcp, Shift::default(), None);
+        track.last.kind = Some(kind);
+        Some(track)
+    }
+
+    /// Whether a SYN begins a new connection on the addresses and ports of this one, which has ended.
+    fn ends_before(&self, from: From, kind: Kind) -> bool {
+        let ended = match self.state {
+            State::TimeWait => true,
+            State::Close => from == self.opener,
+            _ => false,
+        };
+        kind == Kind::Syn
+            && ended
+            && (self.client.closes || self.server.closes || self.last.is(from, Kind::Reset))
+    }
+
+    const fn streams(&mut self, from: From) -> (&mut Stream, &mut Stream) {
+        match from {
+            From::Client => (&mut self.client, &mut self.server),
+            From::Server => (&mut self.server, &mut self.client),
+        }
+    }
+
+    /// Follows a segment; `true` if it belongs to the connection. `goes_on` becomes `false` if it
+    /// ends the tracking.
+    fn follow(
+        &mut self,
+        from: From,
+        kind: Kind,
+        tcp: &Tcp<'_>,
+        shift: Shift,
+        goes_on: &mut bool,
+    ) -> bool {
+        let reply = from != self.opener;
+        let mut old = self.state;
+        let mut step = old.step(reply, kind);
+        if matches!(step, Step::To(State::SynSent)) && matches!(old, State::TimeWait | State::Close)
+        {
+            step = Step::Ignore;
+        }
+        let mut fits = None;
+        let next = match step {
+            Step::Invalid => return false,
+            Step::Ignore if self.is_answer(from, kind, tcp) => {
+                self.begin_again(from);
+                old = State::SynSent;
+                State::SynReceived
+            }
+            Step::Ignore => {
+                self.ignore(from, kind, tcp);
+                return true;
+            }
+            Step::To(State::TimeWait)
+                if old == State::LastAck
+                    && kind == Kind::Ack
+                    && self.last.challenge
+                    && self.last.is(other(from), Kind::Syn) =>
+            {
+                self.last.challenge = false;
+                return true;
+            }
+            Step::To(State::SynSentByBoth) => {
+                self.last.both = true;
+                State::SynSentByBoth
+            }
+            Step::To(State::SynReceived) if reply && kind == Kind::Ack && self.last.both => {
+                State::Established
+            }
+            Step::To(State::Close) if kind == Kind::Reset => match self.reset(from, tcp) {
+                Reset::Foreign => return false,
+                Reset::Ends => {
+                    fits = Some(Fit::Accept);
+                    State::Close
+                }
+                Reset::IfItFits => State::Close,
+                Reset::Challenged => old,
+            },
+            Step::To(next) => next,
+        };
+        match fits.unwrap_or_else(|| self.fit(from, kind, tcp, shift, Some(self.state))) {
+            Fit::Accept => {}
+            Fit::Ignore => return true,
+            Fit::Invalid => {
+                let ends = |kind| matches!(kind, Some(Kind::Reset | Kind::Fin));
+                let answers = self.last.from != from && ends(self.last.kind);
+                if self.assured && ends(Some(kind)) && !answers {
+                    (self.last.from, self.last.kind) = (from, Some(kind));
+                }
+                return false;
+            }
+        }
+        (self.last.from, self.last.kind) = (from, Some(kind));
+        self.state = next;
+        if next == State::FinWait && old != next {
+            self.streams(from).0.closes = true;
+        }
+        if !self.replied {
+            *goes_on = kind != Kind::Reset;
+        } else if next == State::Established
+            && matches!(old, State::SynReceived | State::Established)
+        {
+            self.assured = true;
+        }
+        true
+    }
+
+    /// Whether a SYN+ACK acknowledges a SYN that was ignored: client and server agree on a
+    /// connection that begins again.
+    fn is_answer(&self, from: From, kind: Kind, tcp: &Tcp<'_>) -> bool {
+        kind == Kind::SynAck
+            && self.last.is(other(from), Kind::Syn)
+            && tcp.acknowledgement == self.last.end
+    }
+
+    /// The connection begins with the ignored SYN, and the answer of `from` to it.
+    fn begin_again(&mut self, from: From) {
+        self.last.challenge = false;
+        let last = self.last;
+        let (sent, received) = self.streams(from);
+        *received = Stream {
+            end: last.end,
+            limit: last.end,
+            window: u32::from(last.window).max(1),
+            scale: last.offer.scale.unwrap_or(0).min(SCALE_MAX),
+            acknowledged: None,
+            offer: last.offer,
+            closes: false,
+            liberal: false,
+        };
+        *sent = Stream {
+            liberal: sent.liberal,
+            ..Stream::default()
+        };
+    }
+
+    /// Remembers a segment that passes and is not followed.
+    fn ignore(&mut self, from: From, kind: Kind, tcp: &Tcp<'_>) {
+        let last = &mut self.last;
+        (last.from, last.kind) = (from, Some(kind));
+        last.end = tcp.end();
+        last.window = tcp.window;
+        if kind == Kind::Syn && from == self.opener {
+            last.offer = tcp.offer.unwrap_or_default();
+            last.both = false;
+            last.challenge = self.state == State::LastAck;
+        }
+        if kind == Kind::Ack && from != self.opener && self.state == State::SynSent {
+            last.acknowledged = tcp.acknowledgement;
+        }
+    }
+
+    /// What a reset does.
+    fn reset(&self, from: From, tcp: &Tcp<'_>) -> Reset {
+        if self.state.is_ending() {
+            return Reset::Ends;
+        }
+        let other_side = match from {
+            From::Client => &self.server,
+            From::Server => &self.client,
+        };
+        let last = self.last.kind;
+        if let Some(acknowledged) = other_side.acknowledged
+            && last != Some(Kind::Syn)
+        {
+            let established = self.state == State::Established && self.assured;
+            if tcp.sequence == 0 && !established {
+                return Reset::IfItFits;
+            }
+            if is_after(acknowledged, tcp.sequence) {
+                return Reset::Foreign;
+            }
+            let train = self.last.is(from, Kind::Ack) && tcp.sequence == self.last.end;
+            if !established || tcp.sequence == acknowledged || train {
+                return Reset::IfItFits;
+            }
+            return Reset::Challenged;
+        }
+        // It answers a SYN or an acknowledgement that was not followed.
+        let of_ignored = (self.replied && self.last.is(other(from), Kind::Syn)
+            || !self.assured && last == Some(Kind::Ack))
+            && tcp.acknowledgement == self.last.end;
+        let of_challenge = self.state == State::SynSent
+            && self.last.is(other(self.opener), Kind::Ack)
+            && tcp.sequence == self.last.acknowledged;
+        if of_ignored || of_challenge {
+            Reset::Ends
+        } else {
+            Reset::IfItFits
+        }
+    }
+
+    /// Compares the numbers of a segment with the windows, and moves those. `state`: before the
+    /// segment; `None` for the first one.
+    fn fit(
+        &mut self,
+        from: From,
+        kind: Kind,
+        tcp: &Tcp<'_>,
+        shift: Shift,
+        state: Option<State>,
+    ) -> Fit {
+        let reply = from != self.opener;
+        let syn = tcp.flags.has(TcpFlags::SYN);
+        let acknowledges = tcp.flags.has(TcpFlags::ACK);
+        let (mut sequence, mut end) = (tcp.sequence, tcp.end());
+        let mut window = u32::from(tcp.window);
+        let (sent, received) = self.streams(from);
+        let (mut number, mut highest) = (tcp.acknowledgement, tcp.acknowledgement);
+        if received.offer.sack {
+            highest = tcp.highest_sack(highest);
+        }
+        if from == From::Client {
+            let offset = shift.offset(number.wrapping_sub(1)).cast_unsigned();
+            number = number.wrapping_sub(offset);
+            highest = highest.wrapping_sub(offset);
+        }
+        let again = syn
+            && is_after(end, sent.end)
+            && matches!(state, Some(State::SynSent | State::SynReceived));
+        if sent.window == 0 && !syn {
+            // The beginning was not seen.
+            sent.end = end;
+            sent.window = (window << sent.scale).max(1);
+            sent.limit = end.wrapping_add(sent.window);
+            if received.window == 0 {
+                (received.end, received.limit) = (highest, highest);
+            } else if highest == received.end.wrapping_add(1) {
+                received.end = highest;
+            }
+        } else if sent.window == 0 || again {
+            let first = sent.window == 0;
+            sent.begin(end, tcp.window, tcp.offer);
+            if reply && !(sent.offer.scale.is_some() && received.offer.scale.is_some()) {
+                (sent.scale, received.scale) = (0, 0);
+            }
+            if !acknowledges && (first || reply) {
+                return Fit::Accept;
+            }
+        }
+        if !acknowledges || kind == Kind::Reset && number == 0 {
+            (number, highest) = (received.end, received.end);
+        }
+        if kind == Kind::Reset && sequence == 0 && state == Some(State::SynSent) {
+            (sequence, end) = (sent.end, sent.end);
+        }
+        let liberal = sent.liberal;
+        let otherwise = |fit| if liberal { Fit::Accept } else { fit };
+        let late = received
+            .end
+            .wrapping_sub(sent.window.max(LATE_MIN))
+            .wrapping_sub(1);
+        let behind = sent.end.wrapping_sub(received.window).wrapping_sub(1);
+        let (timely, recent) = (is_after(highest, late), is_after(end, behind));
+        let sent_before = !is_after(highest, received.end);
+        if is_after(sequence, sent.limit) {
+            let beyond = end.wrapping_sub(sent.limit).wrapping_add(1);
+            if received.window != 0 && recent && timely && beyond <= received.window && sent_before
+            {
+                let fit = otherwise(Fit::Ignore);
+                sent.end = end;
+                return fit;
+            }
+            return otherwise(Fit::Invalid);
+        }
+        if !sent_before {
+            return otherwise(Fit::Invalid);
+        }
+        if received.window != 0 && !recent || !timely {
+            return otherwise(Fit::Ignore);
+        }
+        if !syn {
+            window <<= sent.scale;
+        }
+        let reach = highest.wrapping_sub(number).wrapping_add(window);
+        sent.window = sent.window.max(reach);
+        if is_after(end, sent.end) {
+            sent.end = end;
+        }
+        if acknowledges
+            && sent
+                .acknowledged
+                .is_none_or(|before| is_after(number, before))
+        {
+            sent.acknowledged = Some(number);
+        }
+        if received.window != 0 && is_after(end, sent.limit) {
+            received.window = received.window.wrapping_add(end.wrapping_sub(sent.limit));
+        }
+        let limit = highest.wrapping_add(window);
+        if is_after(limit, received.limit.wrapping_sub(1)) {
+            received.limit = limit.wrapping_add(u32::from(window == 0));
+        }
+        if kind == Kind::Ack {
+            let last = &mut self.last;
+            last.from = from;
+            last.end = end;
+            last.acknowledged = number;
+            last.window = tcp.window;
+        }
+        Fit::Accept
+    }
+}
+
+/// The effect of a reset.
+enum Reset {
+    /// It is older than what has been acknowledged.
+    Foreign,
+    /// The connection ends, whatever the numbers are.
+    Ends,
+    /// The connection ends if the numbers are possible.
+    IfItFits,
+    /// The connection stays, because the receiver will ask for confirmation (RFC 5961).
+    Challenged,
+}
+
+const fn other(from: From) -> From {
+    match from {
+        From::Client => From::Server,
+        From::Server => From::Client,
     }
 }
 
@@ -273,93 +635,177 @@ fn extend(end: &mut Option<u32>, to: u32, acknowledged: Option<u32>) {
 mod tests {
     use super::*;
 
-    fn tcp(flags: u8, sequence: u32, acknowledgement: u32) -> Tcp<'static> {
+    fn segment(flags: u8, sequence: u32, acknowledgement: u32) -> Tcp<'static> {
         Tcp {
             sequence,
             acknowledgement,
             flags: TcpFlags(flags),
             window: 8192,
-            scale: None,
+            offer: None,
+            options: &[],
             payload: &[],
+            whole: true,
         }
     }
 
-    fn follow(track: &mut Track, from: From, flags: u8, sequence: u32, ack: u32) -> bool {
-        let tcp = tcp(flags, sequence, ack);
-        let acknowledged = tcp.acknowledges().then_some(ack);
-        track.follow(from, &tcp, acknowledged)
+    /// Whether the segment belongs to the connection.
+    fn send(track: &mut Option<Track>, from: From, tcp: &Tcp<'_>) -> bool {
+        follow(track, from, tcp, Shift::default()) != Relation::Foreign
+    }
+
+    fn bare(track: &mut Option<Track>, from: From, flags: u8, sequence: u32, ack: u32) -> bool {
+        send(track, from, &segment(flags, sequence, ack))
     }
 
     const SYN: u8 = TcpFlags::SYN;
     const ACK: u8 = TcpFlags::ACK;
+    const RST: u8 = TcpFlags::RST;
+    const FIN: u8 = TcpFlags::FIN;
 
-    fn opened() -> Track {
-        let mut track = Track::default();
-        assert!(follow(&mut track, From::Client, SYN, 1000, 0));
-        assert!(follow(&mut track, From::Server, SYN | ACK, 5000, 1001));
-        assert!(follow(&mut track, From::Client, ACK, 1001, 5001));
+    fn opened() -> Option<Track> {
+        let mut track = None;
+        assert!(bare(&mut track, From::Client, SYN, 1000, 0));
+        assert!(bare(&mut track, From::Server, SYN | ACK, 5000, 1001));
+        assert!(bare(&mut track, From::Client, ACK, 1001, 5001));
         track
+    }
+
+    fn state(track: Option<Track>) -> Option<State> {
+        track.map(|track| track.state)
     }
 
     #[test]
     fn track_forged_segments_do_not_carry_a_stream_around_the_circle() {
-        let mut track = Track::default();
-        assert!(follow(&mut track, From::Client, ACK, 1001, 5001));
-        assert!(follow(&mut track, From::Server, ACK, 5001, 1001));
+        const WINDOW_MAX: u32 = 1 << 30;
+        let mut track = None;
+        assert!(bare(&mut track, From::Client, ACK, 1001, 5001));
+        assert!(bare(&mut track, From::Server, ACK, 5001, 1001));
         for jump in 1..=4u32 {
             let far = 1001u32.wrapping_add(jump.wrapping_mul(0x3fff_ffff));
-            follow(&mut track, From::Client, ACK, far, 5001);
+            bare(&mut track, From::Client, ACK, far, 5001);
         }
         assert!(
-            follow(&mut track, From::Server, ACK, 5001, 1011),
+            bare(&mut track, From::Server, ACK, 5001, 1011),
             "the server's own go on"
         );
-        let ahead = track.client.end.map(|end| end.wrapping_sub(1001));
+        let ahead = track.map(|track| track.client.end.wrapping_sub(1001));
         assert!(ahead.is_some_and(|ahead| ahead <= WINDOW_MAX), "{ahead:?}");
     }
 
     #[test]
     fn track_numbers_beyond_the_window_are_impossible() {
         for (offers, window) in [([None, None], 8192), ([Some(2), Some(3)], 8192 << 3)] {
-            let mut track = Track::default();
+            let mut track = None;
             let mut send = |from, flags, sequence, ack: u32, scale| {
-                let mut tcp = tcp(flags, sequence, ack);
-                tcp.scale = scale;
-                track.follow(from, &tcp, (ack != 0).then_some(ack))
+                let offer = Some(Offer { scale, sack: false });
+                let offer = offer.filter(|_| flags & SYN != 0);
+                let tcp = Tcp {
+                    offer,
+                    ..segment(flags, sequence, ack)
+                };
+                follow(&mut track, from, &tcp, Shift::default())
             };
-            assert!(send(From::Client, SYN, 1000, 0, offers[0]));
-            assert!(send(From::Server, SYN | ACK, 5000, 1001, offers[1]));
-            assert!(send(From::Client, ACK, 1001, 5001, None));
-            assert!(send(From::Server, ACK, 5001, 1001, None));
-            assert!(!send(From::Client, ACK, 1002 + window, 5001, None));
-            assert!(send(From::Client, ACK, 1001 + window, 5001, None));
+            send(From::Client, SYN, 1000, 0, offers[0]);
+            send(From::Server, SYN | ACK, 5000, 1001, offers[1]);
+            send(From::Client, ACK, 1001, 5001, None);
+            send(From::Server, ACK, 5001, 1001, None);
+            let far = send(From::Client, ACK, 1002 + 2 * window, 5001, None);
+            assert_eq!(far, Relation::Foreign);
+            let edge = send(From::Client, ACK, 1001 + window, 5001, None);
+            assert_eq!(edge, Relation::Known);
         }
+    }
+
+    #[test]
+    fn track_segment_less_than_a_window_too_far_belongs_to_the_connection() {
+        let mut track = opened();
+        assert!(bare(&mut track, From::Server, ACK, 5001, 1001));
+        assert!(bare(
+            &mut track,
+            From::Client,
+            ACK,
+            1001 + 8192 + 8191,
+            5001
+        ));
+        let acknowledged = 1001 + 8192 + 8191;
+        assert!(bare(&mut track, From::Server, ACK, 5001, acknowledged));
     }
 
     #[test]
     fn track_syn_on_open_connection_sets_numbers_when_acknowledged() {
         let mut track = opened();
-        let before = track;
-        assert!(follow(&mut track, From::Client, SYN, 900_000, 0));
-        assert_eq!((track.client, track.server), (before.client, before.server));
-        assert!(follow(&mut track, From::Server, SYN | ACK, 70_000, 900_001));
-        assert!(follow(&mut track, From::Client, ACK, 900_001, 70_001));
-        assert!(!follow(&mut track, From::Client, ACK, 900_001, 70_002));
+        let before = track.expect("a connection");
+        assert!(bare(&mut track, From::Client, SYN, 900_000, 0));
+        let now = track.expect("a connection");
+        assert_eq!((now.client, now.server), (before.client, before.server));
+        assert!(bare(&mut track, From::Server, SYN | ACK, 70_000, 900_001));
+        assert!(bare(&mut track, From::Client, ACK, 900_001, 70_001));
+        assert!(!bare(&mut track, From::Client, ACK, 900_001, 70_002));
     }
 
     #[test]
     fn track_syn_ack_of_another_syn_sets_nothing() {
         for between in [false, true] {
             let mut track = opened();
-            assert!(follow(&mut track, From::Client, SYN, 900_000, 0));
+            assert!(bare(&mut track, From::Client, SYN, 900_000, 0));
             if between {
                 // A challenge: the server has the old connection.
-                assert!(follow(&mut track, From::Server, ACK, 5001, 1001));
+                assert!(bare(&mut track, From::Server, ACK, 5001, 1001));
             }
             let ack = 900_001 + u32::from(!between);
-            assert!(follow(&mut track, From::Server, SYN | ACK, 70_000, ack));
-            assert!(!follow(&mut track, From::Client, ACK, 900_001, 70_001));
-            assert!(follow(&mut track, From::Client, ACK, 1001, 5001));
+            assert!(bare(&mut track, From::Server, SYN | ACK, 70_000, ack));
+            assert!(!bare(&mut track, From::Client, ACK, 900_001, 70_001));
+            assert!(bare(&mut track, From::Client, ACK, 1001, 5001));
         }
+    }
+
+    #[test]
+    fn track_reset_of_another_number_keeps_open_connection() {
+        let mut track = opened();
+        assert!(bare(&mut track, From::Server, ACK, 5001, 1001));
+        assert!(bare(&mut track, From::Server, RST, 5011, 0));
+        assert_eq!(state(track), Some(State::Established));
+        assert!(!bare(&mut track, From::Server, RST, 4000, 0), "too old");
+        assert!(bare(&mut track, From::Server, RST, 5001, 0));
+        assert_eq!(state(track), Some(State::Close));
+    }
+
+    #[test]
+    fn track_reset_before_any_answer_ends_the_tracking() {
+        let mut track = None;
+        assert!(bare(&mut track, From::Client, SYN, 1000, 0));
+        assert!(bare(&mut track, From::Server, RST | ACK, 0, 1001));
+        assert_eq!(track, None);
+    }
+
+    #[test]
+    fn track_syn_after_end_begins_again() {
+        let mut track = opened();
+        assert!(bare(&mut track, From::Client, FIN | ACK, 1001, 5001));
+        assert!(bare(&mut track, From::Server, FIN | ACK, 5001, 1002));
+        assert!(bare(&mut track, From::Client, ACK, 1002, 5002));
+        assert_eq!(state(track), Some(State::TimeWait));
+        let again = follow(
+            &mut track,
+            From::Client,
+            &segment(SYN, 70, 0),
+            Shift::default(),
+        );
+        assert_eq!(again, Relation::New);
+    }
+
+    #[test]
+    fn track_impossible_flags_belong_to_no_connection() {
+        let mut track = opened();
+        for flags in [0, FIN, SYN | FIN, SYN | RST, TcpFlags::URG, SYN | ACK | FIN] {
+            assert!(!bare(&mut track, From::Client, flags, 1001, 5001));
+        }
+        assert!(bare(
+            &mut track,
+            From::Client,
+            ACK | TcpFlags::URG,
+            1001,
+            5001
+        ));
     }
 }

@@ -39,8 +39,8 @@ impl Handle {
         let _changing = self.context.changing();
         let daemons = self.prepare_daemons(changes);
         let applied = {
-            // What the kernel has counted belongs to what is there now; and it forwards nothing by
-            // what is half made.
+            // The kernel's counters belong to the services before the change, and the kernel fast
+            // path must not use a half-made change.
             let _held = self.context.in_kernel().map(InKernel::hold);
             self.context.fold();
             self.make(changes, &daemons)?
@@ -55,8 +55,8 @@ impl Handle {
         Ok(followed.unwrap_or_else(|failure| vec![failure.message]))
     }
 
-    /// Makes changes, or none; a long list, a flush and what a service leaves in pieces, between
-    /// which packets that need the control half have their turn.
+    /// Applies all changes or none. A long list, a flush and the removal of a service's connections
+    /// are applied in pieces, between which workers can lock the control half for packets.
     fn make(&self, calls: &[Call], daemons: &[Attempt]) -> Result<Applied, Refused> {
         let view = self.context.view();
         let host = WithDaemons {
@@ -100,7 +100,7 @@ impl Handle {
         for call in changes {
             match call {
                 Call::SysctlSet(Sysctl { name, value }) => {
-                    // What it does not take is refused later.
+                    // A refused value is reported later.
                     let _ = sysctls.set(name, value);
                 }
                 Call::DaemonStop { role, .. } => {
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_done_and_not_followed_is_a_success_with_a_warning() {
+    fn change_without_keeper_succeeds_with_warning() {
         let control = Control::new(Options::default());
         let handle = Handle::without_host(control);
         handle.threads.keeper().close();
@@ -254,7 +254,7 @@ mod tests {
             port: None,
             ttl: None,
         });
-        // Nothing is opened for what stands behind a change that is refused.
+        // No socket is opened for a call after a refused one.
         let list = [Call::ServiceFlush {}, add.clone(), add.clone(), start];
         assert_eq!(handle.possible(&list, &View::default()), 2);
 

@@ -1,4 +1,4 @@
-//! Directors that connect, to listen.
+//! Accepts peers that connect in order to receive connections.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
@@ -16,19 +16,20 @@ use crate::random::random;
 use lvs_process::deadline;
 use lvs_sys::Poller;
 
-/// How long a peer may take to prove itself.
+/// The longest time until a peer has sent its proof.
 const PROOF: Duration = Duration::from_secs(3);
-/// Connections from one address that have not proved themselves yet.
+/// The most connections from one address without a proof.
 const GREETINGS_MAX: usize = 2;
-/// How long what a peer has lent before may take to be adopted.
+/// The longest wait until this director owns the connections borrowed from an earlier run of a
+/// peer.
 const SETTLE: Duration = Duration::from_secs(10);
-/// Between two complaints about strangers.
+/// The shortest time between two log lines about clients that are not peers.
 const COMPLAIN: Duration = Duration::from_secs(60);
 
-/// Between two attempts to listen at an address that the host does not have.
+/// The time between two attempts to listen on an address that the host does not have.
 const BIND_AGAIN: Duration = Duration::from_millis(500);
 
-/// Takes connections until the engine ends. Without a socket, waits for the address first.
+/// Accepts connections until the dataplane ends. Without a socket, it first waits for the address.
 pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
     let Some(socket) = socket.or_else(|| listen_in_time(peers)) else {
         return;
@@ -48,7 +49,7 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => {
-                    // No descriptors: later there may be some.
+                    // No descriptor is free: try again later.
                     peers.pause(Duration::from_millis(100));
                     break;
                 }
@@ -90,7 +91,7 @@ pub(super) fn run(peers: &Arc<Peers>, socket: Option<TcpListener>) {
     }
 }
 
-/// Waits until the host has the address to listen at; `None` if the engine ends first.
+/// Waits until the host has the listening address; `None` if the dataplane ends first.
 fn listen_in_time(peers: &Peers) -> Option<TcpListener> {
     let listen = peers.listen;
     let mut said = String::new();
@@ -118,12 +119,12 @@ fn listen_in_time(peers: &Peers) -> Option<TcpListener> {
     None
 }
 
-/// An address of IPv4 as such.
+/// Converts an IPv4-mapped address to IPv4.
 fn plain(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// Both sides prove that they have the key, in three seconds.
+/// The handshake, in which both sides prove within three seconds that they have the key.
 fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
     let met = try_greet(peers, peer, stream);
     match met {
@@ -143,7 +144,8 @@ fn greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> Option<Handshake> {
             None
         }
         Err(_) => {
-            // It says nothing, or has gone: it may have seen our proof.
+            // The client sends no proof, or has closed the connection, perhaps because of our
+            // proof.
             peers.count(|counts| &counts.refused_key);
             None
         }
@@ -171,12 +173,12 @@ fn try_greet(peers: &Peers, peer: &Peer, stream: &TcpStream) -> io::Result<Optio
     if !handshake.is_listener(&proof) {
         return Ok(None);
     }
-    // What it lent as it was before is ours first, and told.
+    // First this director takes over the connections of the peer's earlier run.
     peer.settle(theirs.identity, SETTLE);
     Ok(Some(handshake))
 }
 
-/// Reads all of it by then.
+/// Fills the buffer before the deadline.
 pub(super) fn read_until(
     stream: &TcpStream,
     mut bytes: &mut [u8],
@@ -191,7 +193,7 @@ pub(super) fn read_until(
     Ok(())
 }
 
-/// Tells a peer everything, in place of an older connection of its.
+/// Sends all connections to a peer, and closes an older connection of this peer.
 fn serve(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &Handshake) {
     let Ok(tells) = stream.try_clone() else {
         return;

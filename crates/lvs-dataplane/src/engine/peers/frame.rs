@@ -1,22 +1,24 @@
-//! How two directors know that they are talking to each other, and what their messages look like.
+//! The handshake of two peers and the format of their messages. In this protocol, the *teller* is
+//! the sender of connections, and the *listener* is the receiver.
 //!
 //! ```text
 //! listener ─ magic 8 | identity 16 | nonce 32 ──────────────────────────────▶ teller
 //!          ◀─ magic 8 | identity 16 | nonce 32 | proof 32 ──────────────────
 //!          ─ proof 32 ──────────────────────────────────────────────────────▶
 //!
-//! nonce    random 24 | marker 6 | what it understands 2
+//! nonce    random 24 | marker 6 | supported features 2
 //! frame    length 4 | kind 1 | payload | code 16
 //! ```
 //!
-//! What a director does not understand ends a connection, so that it is only sent what it says it
-//! understands. An older director says nothing: all of its nonce is random, and has the marker once
-//! in 2^48 connections, which then end and begin again.
+//! A frame that a peer does not support ends the session, so a peer sends only frames of the
+//! features that the other peer has announced. A peer of an older version announces nothing: its
+//! whole nonce is random, and equals the marker once in 2^48 sessions. Such a session ends, and the
+//! peers open another one.
 //!
-//! A proof is an HMAC-SHA-256 with the shared key over all that was said, with another label for
-//! each side. Each direction of a connection has a key of its own, derived from the same; the code
-//! of a frame is over its number, too, so that none can be changed, repeated, left out or moved to
-//! another connection. Nothing is encrypted.
+//! A proof is an HMAC-SHA-256 with the shared key over both introductions, with a different label
+//! for each side. Each direction of a session has its own key, which is derived from the shared
+//! key. The code of a frame covers its sequence number too, so an attacker cannot change, repeat,
+//! omit or move a frame to another session. Frames are not encrypted.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -29,19 +31,19 @@ use sha2::Sha256;
 
 use lvs_api::directors;
 
-/// What a connection begins with.
+/// The first bytes of each session, in both directions.
 const MAGIC: [u8; 8] = *b"LVSPEER1";
 /// Length of an [`Introduction`].
 pub(super) const INTRODUCTION_LEN: usize = 56;
 /// Length of a proof.
 pub(super) const PROOF_LEN: usize = 32;
 
-/// Bytes of a payload at most: a digest, with those of all services.
+/// The longest payload in bytes: a digest of connections with the digests of all services.
 pub(super) const PAYLOAD_MAX: usize = 8 + DIGEST_LEN + SERVICES_MAX * SERVICE_LEN;
 const HEADER_LEN: usize = 5;
 const CODE_LEN: usize = 16;
 
-/// The key that directors share.
+/// The key that the peers share.
 #[derive(Clone)]
 pub(super) struct Key(Vec<u8>);
 
@@ -52,7 +54,7 @@ impl fmt::Debug for Key {
 }
 
 impl Key {
-    /// Reads it from a file, see [`directors::read_key`].
+    /// Reads the key from a file, see [`directors::read_key`].
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         directors::read_key(path).map(Self)
     }
@@ -76,22 +78,22 @@ fn new_mac(key: &[u8]) -> Hmac<Sha256> {
     Hmac::new_from_slice(key).expect("HMAC takes keys of any length")
 }
 
-/// In a nonce: what follows says what the director understands.
+/// Marks a nonce whose last two bytes announce the supported features.
 const MARKER: [u8; 6] = *b"\xf1lvsp\xf1";
-/// Understands digests of services in [`Kind::Digest`].
+/// The feature "digests of services in [`Kind::Digest`]".
 const SERVICES: u16 = 4;
 
-/// What a director says first.
+/// The first message of each peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Introduction {
-    /// Made anew when an engine starts.
+    /// Random; chosen at each start of the dataplane.
     pub(super) identity: [u8; 16],
-    /// Made anew for each connection.
+    /// Chosen for each session.
     pub(super) nonce: [u8; 32],
 }
 
 impl Introduction {
-    /// This director's, with random bytes.
+    /// The introduction of this director, with random bytes for its nonce.
     pub(super) fn new(identity: [u8; 16], random: [u8; 24]) -> Self {
         let mut nonce = [0; 32];
         nonce[..24].copy_from_slice(&random);
@@ -100,7 +102,7 @@ impl Introduction {
         Self { identity, nonce }
     }
 
-    /// Whether it understands digests of services.
+    /// Whether this peer supports digests of services.
     fn compares_services(&self) -> bool {
         let [.., high, low] = self.nonce;
         self.nonce[24..30] == MARKER && u16::from_be_bytes([high, low]) & SERVICES != 0
@@ -114,7 +116,7 @@ impl Introduction {
         bytes
     }
 
-    /// `None` if it is not one.
+    /// Reads an introduction; `None` if the magic number is wrong.
     pub(super) fn parse(bytes: &[u8; INTRODUCTION_LEN]) -> Option<Self> {
         let rest = bytes.strip_prefix(&MAGIC)?;
         let (identity, nonce) = rest.split_first_chunk()?;
@@ -131,7 +133,7 @@ pub(super) struct Handshake {
     key: Key,
     listener: [u8; INTRODUCTION_LEN],
     teller: [u8; INTRODUCTION_LEN],
-    /// Both understand digests of services.
+    /// Both peers support digests of services.
     services: bool,
 }
 
@@ -150,7 +152,7 @@ impl Handshake {
         }
     }
 
-    /// Whether services are compared over this connection.
+    /// Whether the peers compare their services in this session.
     pub(super) fn compares_services(&self) -> bool {
         self.services
     }
@@ -167,12 +169,12 @@ impl Handshake {
         self.code(LISTENER)
     }
 
-    /// Whether a teller's proof is right, in a time that does not depend on it.
+    /// Whether the proof of a teller is right, compared in constant time.
     pub(super) fn is_teller(&self, proof: &[u8; PROOF_LEN]) -> bool {
         self.verify(TELLER, proof)
     }
 
-    /// Whether a listener's is.
+    /// Whether the proof of a listener is right, compared in constant time.
     pub(super) fn is_listener(&self, proof: &[u8; PROOF_LEN]) -> bool {
         self.verify(LISTENER, proof)
     }
@@ -185,32 +187,32 @@ impl Handshake {
         mac.verify_slice(proof).is_ok()
     }
 
-    /// What the teller's frames are sealed with.
+    /// The authentication state of frames from the teller.
     pub(super) fn told(&self) -> Sequence {
         Sequence::new(self.code(TOLD))
     }
 
-    /// What the listener's are.
+    /// The authentication state of frames from the listener.
     pub(super) fn asked(&self) -> Sequence {
         Sequence::new(self.code(ASKED))
     }
 }
 
-/// What a frame is about.
+/// The type of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Teller: the keys of its digests, 16 bytes.
+    /// From the teller: the keys of its digests, 16 bytes.
     Keys = 1,
-    /// Teller: items.
+    /// From the teller: items.
     Items = 2,
-    /// Teller: a serial number of 8 bytes, the digest after everything before it, and the digests of
-    /// its services.
+    /// From the teller: a serial number of 8 bytes, the digest of all connections after the frames
+    /// before this one, and the digests of its services.
     Digest = 3,
-    /// Teller: everything was told once.
+    /// From the teller: the full sync is complete.
     Whole = 4,
-    /// Listener: ranges to be told again, of 2 bytes.
+    /// From the listener: the ranges that the teller shall replicate again, 2 bytes each.
     Want = 5,
-    /// Listener: the serial number of a digest that it has compared.
+    /// From the listener: the serial number of a digest that it has compared.
     Seen = 6,
 }
 
@@ -229,22 +231,23 @@ impl Kind {
     }
 }
 
-/// The keys of a teller's digests, as they stand in a frame.
+/// The keys of a teller's digests, in the format of a frame.
 pub(super) fn keys(bytes: [u8; 16]) -> [u64; 2] {
     let (words, _) = bytes.as_chunks();
     [words[0], words[1]].map(u64::from_be_bytes)
 }
 
-/// Why nothing more of a connection is read.
+/// The reason why a session ends while frames are read.
 #[derive(Debug)]
 pub(super) enum FrameError {
-    /// It is over.
+    /// The connection has ended or failed.
     Io(io::Error),
-    /// A frame is longer than any is.
+    /// A frame exceeds the longest payload.
     TooLong,
-    /// A frame is not from whom it should be, or not where it should be.
+    /// The code of a frame is wrong: another sender wrote it, or it was changed, repeated or
+    /// reordered.
     Forged,
-    /// What is in it is not what a director says.
+    /// The code is right, but the payload does not follow the protocol.
     Malformed,
 }
 
@@ -273,7 +276,7 @@ impl From<io::Error> for FrameError {
     }
 }
 
-/// The frames of one direction, one after the other.
+/// The authentication state of one direction: the key and the number of the next frame.
 #[derive(Clone)]
 pub(super) struct Sequence {
     mac: Hmac<Sha256>,
@@ -356,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_is_of_one_side_one_key_and_one_connection() {
+    fn proof_is_valid_for_one_side_one_key_and_one_session() {
         let ours = handshake(b"one", 1);
         assert!(ours.is_teller(&ours.teller_proof()) && ours.is_listener(&ours.listener_proof()));
         assert!(!ours.is_teller(&ours.listener_proof()), "not sent back");
@@ -373,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_director_understands_is_in_its_nonce() {
+    fn nonce_contains_features_of_the_director() {
         let new = Introduction::new([3; 16], [4; 24]);
         let old = Introduction {
             identity: [5; 16],
@@ -385,7 +388,7 @@ mod tests {
             Handshake::new(&Key::of(b"one"), listener, teller).compares_services()
         };
         assert!(both(new, new) && !both(new, old) && !both(old, new));
-        // The proofs cover it: who takes it away on the way is found out.
+        // The proofs cover the marker: removing it on the way makes the proofs wrong.
         let mut without = new;
         without.nonce[31] = 0;
         assert!(!without.compares_services());
@@ -416,7 +419,7 @@ mod tests {
         assert_eq!(read.read(&mut from).unwrap(), (Kind::Whole, Vec::new()));
         assert!(matches!(read.read(&mut from), Err(FrameError::Io(_))));
 
-        // Again, out of order, of the other direction, changed.
+        // A frame that is repeated, out of order, of the other direction, or changed.
         let forged = |mut read: Sequence, mut bytes: &[u8]| {
             matches!(read.read(&mut bytes), Err(FrameError::Forged))
         };

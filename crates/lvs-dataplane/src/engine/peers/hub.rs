@@ -1,4 +1,5 @@
-//! What waits to be told to listeners, each of which takes it at its own pace.
+//! The outgoing queue of each peer that receives connections from this director. Each peer reads at
+//! its own speed.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,14 +9,15 @@ use lvs_core::sync::bulk::{DIGEST_LEN, Digest};
 
 use crate::lock::lock;
 
-/// Bytes that may wait for one listener; then it is told everything anew.
+/// Bytes that may wait for one peer. If they exceed it, the peer receives a full sync.
 const WAITING_MAX: usize = 16 << 20;
-/// Bytes of it that are taken in one go, but for the last of what is said.
+/// A session stops taking messages from its queue when it has this many bytes; the last message may
+/// exceed it.
 const PORTION: usize = 256 << 10;
-/// Ranges that one may want.
+/// The most ranges that a peer may request again.
 const WANTED_MAX: usize = lvs_core::sync::bulk::RANGES;
 
-/// The listeners.
+/// The queues of all connected peers.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Hub(Mutex<Vec<Arc<Outgoing>>>);
 
@@ -24,28 +26,29 @@ impl Hub {
         lock(&self.0)
     }
 
-    /// Another one; `true` if it is the first.
+    /// Adds the queue of a peer; `true` if it is the first.
     pub(super) fn add(&self, outgoing: Arc<Outgoing>) -> bool {
         let mut all = self.all();
         all.push(outgoing);
         all.len() == 1
     }
 
-    /// One is gone; `true` if it was the last.
+    /// Removes the queue of a peer; `true` if it was the last.
     pub(super) fn remove(&self, outgoing: &Arc<Outgoing>) -> bool {
         let mut all = self.all();
         all.retain(|other| !Arc::ptr_eq(other, outgoing));
         all.is_empty()
     }
 
-    /// Nothing more comes.
+    /// Ends all sessions.
     pub(super) fn close(&self) {
         for outgoing in self.all().iter() {
             outgoing.close();
         }
     }
 
-    /// Tells all what has changed; if some of that is lost, everything anew.
+    /// Queues changed connections for all peers. If some changes are lost, each peer receives a
+    /// full sync.
     pub(in crate::engine) fn tell(&self, items: &Arc<[u8]>, lost: bool) {
         for outgoing in self.all().iter() {
             outgoing.push(Said::Items(items.clone()));
@@ -56,7 +59,7 @@ impl Hub {
     }
 }
 
-/// Something to be said.
+/// A message for a peer.
 #[derive(Clone, Debug)]
 pub(super) enum Said {
     Items(Arc<[u8]>),
@@ -74,7 +77,7 @@ impl Said {
     }
 }
 
-/// What waits for one listener, and what it has asked for.
+/// The outgoing queue of one peer, and the ranges that this peer has requested again.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     queue: Mutex<Queue>,
@@ -90,11 +93,11 @@ struct Queue {
     wanted: Vec<u16>,
 }
 
-/// What a session has to do.
+/// The next messages and requests for a session to handle.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     pub(super) said: VecDeque<Said>,
-    /// Something found no room.
+    /// A message was lost because the queue was full.
     pub(super) lost: bool,
     pub(super) closed: bool,
     pub(super) wanted: Vec<u16>,
@@ -122,13 +125,13 @@ impl Outgoing {
         }
     }
 
-    /// What was to be told is lost.
+    /// Records that messages are lost, so that the peer receives a full sync.
     fn lose(&self) {
         self.queue().lost = true;
         self.changed.notify_one();
     }
 
-    /// The listener wants these ranges told again.
+    /// Records that the peer requests these ranges again.
     pub(super) fn want(&self, ranges: impl IntoIterator<Item = u16>) {
         let mut queue = self.queue();
         for range in ranges {
@@ -139,19 +142,19 @@ impl Outgoing {
         self.changed.notify_one();
     }
 
-    /// The session is over.
+    /// Ends the session.
     pub(super) fn close(&self) {
         self.queue().closed = true;
         self.changed.notify_one();
     }
 
-    /// Bytes that wait.
+    /// Bytes in the queue.
     pub(super) fn waiting(&self) -> usize {
         self.queue().bytes
     }
 
-    /// Takes what there is to do, at most a portion of what is to be said, and waits for it until
-    /// then.
+    /// Takes the requests and a portion of the queued messages; waits for the first of them until
+    /// `until`.
     pub(super) fn take(&self, until: Instant) -> Work {
         let mut queue = self.queue();
         loop {
@@ -180,11 +183,11 @@ impl Outgoing {
         }
     }
 
-    /// Waits for more, so that it is sent together.
+    /// Waits for more messages, so that the session sends them together.
     pub(super) fn linger(&self, time: Duration) {
         let queue = self.queue();
         if !queue.closed {
-            // A notice means that there is something to do, which is so already.
+            // A notification means that there is work, and the queue contains some already.
             drop(queue);
             std::thread::sleep(time);
         }
@@ -196,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_that_does_not_read_is_told_everything_anew() {
+    fn queue_of_slow_listener_requests_full_sync() {
         let (hub, slow) = (Hub::default(), Arc::new(Outgoing::default()));
         assert!(hub.add(slow.clone()));
         let items: Arc<[u8]> = vec![0; 1 << 20].into();
@@ -221,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_taken_in_portions_and_in_order() {
+    fn queue_is_taken_in_portions_and_in_order() {
         let outgoing = Outgoing::default();
         for n in 0..100_u8 {
             outgoing.push(Said::Items(vec![n; 50 << 10].into()));

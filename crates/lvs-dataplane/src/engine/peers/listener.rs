@@ -1,4 +1,5 @@
-//! Listening to a peer: what it tells is taken over, and compared with its sums.
+//! Receiving from a peer: the dataplane takes over its connections, and compares them with its
+//! digests.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -17,25 +18,25 @@ use super::tables::Said;
 use super::{Peer, Peers, Step, Trouble, frame};
 use crate::random::random;
 
-/// How long a peer may take to accept a connection, and to prove itself.
+/// The longest time until a peer accepts a connection, and until it has sent its proof.
 const CONNECT: Duration = Duration::from_secs(2);
-/// How long it may say nothing: it sends a digest every two seconds.
+/// The longest time without a frame: a peer sends a digest every two seconds.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Between two attempts.
+/// The time between two attempts to connect.
 const AGAIN: Duration = Duration::from_millis(500);
-/// As long as it refuses us.
+/// The time between two attempts while the peer refuses the handshake.
 const AGAIN_REFUSED: Duration = Duration::from_secs(5);
-/// Connections that a packet worker takes over in one go: less than 100 microseconds.
+/// Connections that a packet worker takes over at once: less than 100 microseconds.
 const PORTION: usize = 64;
-/// Portions that wait for it.
+/// Portions that wait for the packet worker.
 const PORTIONS_MAX: usize = 2;
-/// Slots that it looks at in one go.
+/// Slots that the packet worker examines at once.
 const PIECE: usize = 8192;
-/// Digests in a row that ask for repairs; after that, one in so many.
+/// Consecutive digests that may each request repairs. After these, only one in this many does.
 const REPAIRS_IN_A_ROW: u32 = 3;
 const REPAIRS_LATER: u32 = 15;
 
-/// Listens to a peer until the engine ends.
+/// Receives from a peer until the dataplane ends.
 pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
     let mut said = String::new();
     while !peers.is_stopping() {
@@ -51,11 +52,11 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>) {
         }
         peer.lost(trouble, &text);
         if lent {
-            // Until it is back, its connections are ours.
+            // Until the peer returns, this director owns its connections.
             adopt(peers, peer, None);
         }
         peer.is_free();
-        // Once for each reason.
+        // Log each reason once.
         if said != text {
             match trouble {
                 Trouble::Away => info!("{} tells nothing: {text}", peer.address),
@@ -82,7 +83,7 @@ fn refused(text: impl Into<String>) -> Ended {
     (Trouble::Refused, text.into())
 }
 
-/// Connects and listens; it ends with an error, unless the engine ends.
+/// Connects and receives until the session fails or the dataplane ends.
 fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), Ended> {
     let mut stream = TcpStream::connect_timeout(&peer.address, CONNECT).map_err(away)?;
     let (identity, handshake) = introduce(peers, &mut stream).inspect_err(|ended| {
@@ -113,7 +114,7 @@ fn listen(peers: &Arc<Peers>, peer: &Arc<Peer>, lent: &mut bool) -> Result<(), E
     }
 }
 
-/// Both sides prove that they have the key.
+/// The handshake, in which both sides prove that they have the key.
 fn introduce(peers: &Peers, stream: &mut TcpStream) -> Result<([u8; 16], Handshake), Ended> {
     let until = Instant::now() + CONNECT;
     stream.set_write_timeout(Some(CONNECT)).map_err(away)?;
@@ -157,7 +158,7 @@ struct Portions<'a> {
 }
 
 impl Portions<'_> {
-    /// Gives items to the packet worker, each portion when there is room for it; `false` if the
+    /// Passes items to the packet worker; each portion waits for a free place. `false` if the
     /// worker has ended.
     fn deliver(&mut self, items: Vec<Item>) -> bool {
         let mut items = items.into_iter();
@@ -177,7 +178,7 @@ impl Portions<'_> {
         }
     }
 
-    /// Waits for one.
+    /// Waits until the packet worker has handled a portion.
     fn wait(&mut self) -> bool {
         let Ok(heard) = self.answers.recv_timeout(SILENCE) else {
             return false;
@@ -267,7 +268,8 @@ fn hear(
                 let asks = repairs % REPAIRS_LATER;
                 if repairs > 0 && (repairs <= REPAIRS_IN_A_ROW || asks == 0) {
                     if repairs >= REPAIRS_IN_A_ROW {
-                        // What it does not tell, though it has lent it, is ours.
+                        // This director takes over the borrowed connections that the peer does not
+                        // send again.
                         let ranges = Ranges::new(differ.ranges.iter().copied());
                         adopt(peers, peer, Some(&ranges));
                     }
@@ -298,7 +300,8 @@ fn compare_services(peers: &Peers, peer: &Peer, theirs: &ServiceDigests) {
     say(peer, said);
 }
 
-/// Tells from now on what a peer has lent.
+/// Makes this director the owner of connections that it borrowed from a peer; it replicates them
+/// from now on.
 fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
     let mut next = Some(0);
     while let Some(from) = next {
@@ -312,7 +315,7 @@ fn adopt(peers: &Peers, peer: &Peer, ranges: Option<&Ranges>) {
     }
 }
 
-/// Writes into the log what became of a comparison.
+/// Logs the result of a comparison.
 fn say(peer: &Peer, said: Option<Said>) {
     match said {
         Some(Said::Differ(text)) => warn!("{} {text}", peer.address),
@@ -341,9 +344,9 @@ mod tests {
         }
     }
 
-    /// However much a peer tells, a worker that is busy has two portions of it to do afterwards.
+    /// After any number of items from a peer, at most two portions wait for a busy worker.
     #[test]
-    fn what_a_peer_tells_waits_for_the_packet_worker_in_two_portions() {
+    fn items_of_peer_wait_for_packet_worker_in_two_portions() {
         const ALL: u16 = 1000;
         let control = Control::new(Options::default());
         let parts = parts(control);

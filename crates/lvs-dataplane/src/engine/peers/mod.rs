@@ -1,13 +1,17 @@
-//! Other directors of this kind: each tells the others its connections over TCP, all at first and
-//! then what changes, so that one which comes back with an empty table knows them before it takes
-//! packets. What is told, [`lvs_core::sync::bulk`] says; here are keys, connections and threads.
+//! Replication between peers over TCP: each director sends its connections to its peers, all of
+//! them at first (full sync) and then the changes (updates). So a director that returns with an
+//! empty table has the connections of its peers before it receives packets.
+//! [`lvs_core::sync::bulk`] decides which connections are sent; this module has keys, sessions and
+//! threads. In its names, the *teller* of a session is the sender of connections, and the
+//! *listener* is the receiver.
 //!
 //! ```text
-//! lvs-worker-N ─ what has changed, pieces of a walk, sums ─▶ Outgoing, bounded ─▶ lvs-peer-tells ─▶ peer
+//! lvs-worker-N ─ changes, pieces of a walk, digests ─▶ Outgoing, bounded ─▶ lvs-peer-tells ─▶ peer
 //! peer ─▶ lvs-peer-hears ─ portions, few at a time ─▶ mailbox of lvs-worker-N
 //! ```
 //!
-//! There is a connection for each direction: a director connects to each of its peers, and listens.
+//! There is a TCP connection for each direction: a director connects to each of its peers, and
+//! receives over this connection.
 
 mod accept;
 mod frame;
@@ -43,31 +47,31 @@ use crate::lock::lock;
 use crate::random::random;
 use lvs_sys::EventFd;
 
-/// How long a packet worker may take to answer.
+/// The longest time that a packet worker may take to answer.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A peer is silent that has compared nothing for so long; it does so every 2 seconds.
+/// A peer is silent if it has sent no digest for this time; it sends one every 2 seconds.
 const SILENT: Duration = Duration::from_secs(4);
-/// How long one that ends gives its peers to take its last words.
+/// The time in which the peers of an ending director can receive its last messages.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// How long a thread has to find that its connection was ended.
+/// The time in which a thread has to notice that its connection was closed.
 const SHORT: Duration = Duration::from_millis(100);
 
-/// The peers of an engine.
+/// The peers of a dataplane.
 #[derive(Debug)]
 pub(in crate::engine) struct Peers {
     context: Weak<Context>,
     workers: Weak<Threads<Worker>>,
     key: Key,
-    /// Of this run of the engine.
+    /// Identifies this run of the dataplane.
     identity: [u8; 16],
-    /// Of the digests.
+    /// The keys of the digests.
     keys: [u64; 2],
     listen: SocketAddr,
-    /// Whether others can connect there: the host may not have the address yet.
+    /// Whether the socket accepts peers. It does not while the host does not have the address.
     listens: AtomicBool,
     wait: Duration,
-    /// How long tables may differ.
+    /// The time for which services may differ before it is an alarm.
     alarm: Duration,
     tables: Mutex<tables::Own>,
     started: Instant,
@@ -100,10 +104,10 @@ struct Counts {
     malformed: AtomicU64,
 }
 
-/// Another director.
+/// One peer.
 #[derive(Debug)]
 struct Peer {
-    /// Its place among the peers.
+    /// Its index among the peers.
     number: usize,
     address: SocketAddr,
     state: Mutex<State>,
@@ -114,30 +118,30 @@ struct Peer {
 #[derive(Debug, Default)]
 struct State {
     step: Step,
-    /// The run of the peer that we receive from.
+    /// The identity of the peer's run from which this director receives.
     identity: Option<[u8; 16]>,
     stream: Option<TcpStream>,
-    /// It has lent connections that nobody has adopted.
+    /// This director has borrowed connections of the peer that it does not own yet.
     lends: bool,
     trouble: Option<(Trouble, String)>,
     /// The connections received in the full sync so far.
     received: u64,
     bulk: Option<(u64, Duration, Instant)>,
-    /// It was compared with its digest.
+    /// The received connections were compared with a digest of the peer.
     compared: bool,
-    /// Repairs did not help.
+    /// The difference remained after several repairs.
     given_up: bool,
     told: u64,
     missing: u64,
     heard: Option<Instant>,
-    /// When it was last found in step.
+    /// The last time at which the peer was in sync.
     in_step: Option<Instant>,
-    /// The log was told that it is out of step.
+    /// The warning that the peer is not in sync was logged.
     warned: bool,
-    /// The stream that we tell it by, and how many there have been.
+    /// The stream to the peer, and the number of streams so far.
     tells: Option<TcpStream>,
     telling: u64,
-    /// When the log was last told of somebody there who has not proved to have the key.
+    /// The time of the last log line about a client at the peer's address without the right key.
     complained: Option<Instant>,
     greeting: usize,
     sent: Option<(u64, Instant)>,
@@ -146,26 +150,26 @@ struct State {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Step {
-    /// There is no connection.
+    /// The peer is disconnected.
     #[default]
     Away,
-    /// It tells everything.
+    /// The peer sends the full sync.
     Bulk,
-    /// It tells what changes.
+    /// The peer sends updates.
     Follows,
 }
 
-/// Why a peer tells nothing.
+/// The reason why a peer sends nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
-    /// It cannot be reached, or is gone.
+    /// The peer cannot be reached, or has closed the connection.
     Away,
-    /// It is there, and we do not understand each other.
+    /// The peer answers, but the handshake or the protocol fails.
     Refused,
 }
 
 impl Peers {
-    /// Begins to talk to other directors.
+    /// Starts the sessions with the peers.
     ///
     /// # Errors
     /// The reason and the fix, as text.
@@ -263,10 +267,10 @@ impl Peers {
         Ok(())
     }
 
-    /// Ends all connections and waits for the threads. Whoever listens is told what waits, as far
-    /// as it takes that at once, and knows that we are gone. Threads that wait for somebody who is
-    /// away, or has not proved to be a director, are left to themselves: they find that the engine
-    /// has ended.
+    /// Ends all sessions and waits for the threads. A receiving peer gets the queued messages, as
+    /// far as it reads them at once, and then the end of the stream. Threads that wait for an
+    /// unreachable peer, or for the proof of a client, are not awaited: they notice the end of the
+    /// dataplane themselves.
     pub(super) fn end(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake.notify();
@@ -281,7 +285,7 @@ impl Peers {
         loop {
             let thread = lock(&self.threads).pop();
             let Some(thread) = thread else { return };
-            // It may have begun a connection meanwhile.
+            // The thread may have opened a connection meanwhile.
             while !thread.is_finished() && Instant::now() < until() {
                 for peer in &self.peers {
                     peer.hang_up(Instant::now() >= last);
@@ -298,7 +302,7 @@ impl Peers {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Waits, but not when the engine ends.
+    /// Waits for `time`, or until the dataplane ends.
     fn pause(&self, time: Duration) {
         let guard = lock(&self.sleeping.0);
         let until = |_: &mut ()| !self.is_stopping();
@@ -310,7 +314,7 @@ impl Peers {
         context.map_or(lvs_core::Instant::ZERO, |context| context.now())
     }
 
-    /// Posts a job to the packet worker, which sends its changes first.
+    /// Posts a job to the packet worker, which queues its changes before it runs the job.
     fn on_worker(&self, job: impl FnOnce(&mut Decider) + Send + 'static) {
         // There is one worker.
         let threads = self.workers.upgrade();
@@ -361,7 +365,7 @@ impl Peers {
         own.digests()
     }
 
-    /// The address to listen at, if the host does not have it yet.
+    /// The configured listening address, if the host does not have it yet.
     pub(super) fn waiting(&self) -> Option<Waiting> {
         let listen = self.listen;
         (!self.listens.load(Ordering::Acquire)).then(|| Waiting {
@@ -378,13 +382,13 @@ impl Peers {
         })
     }
 
-    /// How far the connections of the others are known here.
+    /// The state of the replication from each peer.
     pub(super) fn standings(&self) -> Vec<PeerStanding> {
         let peers = self.peers.iter();
         peers.map(|peer| peer.standing(self.started)).collect()
     }
 
-    /// Says in the log that a peer has been out of step for too long, and that it is not any more.
+    /// Logs that a peer has not been in sync for too long, and later that it is in sync again.
     fn look_after(&self, peer: &Peer) {
         let standing = peer.standing(self.started);
         let warned = &mut peer.state().warned;
@@ -401,7 +405,7 @@ impl Peers {
         }
     }
 
-    /// How the tables of the others compare with this one's.
+    /// The results of comparing each peer's services with those of this director.
     pub(super) fn tables_info(&self) -> Vec<TablesInfo> {
         let peers = self.peers.iter();
         peers.map(|peer| peer.tables_info()).collect()
@@ -415,7 +419,7 @@ impl Peers {
         self.add(counter, 1);
     }
 
-    /// A connection has ended over what somebody sent.
+    /// Counts a session that ended because of an invalid frame.
     fn count_ended(&self, error: &FrameError) {
         match error {
             FrameError::Forged | FrameError::TooLong => self.count(|counts| &counts.forged),
@@ -433,7 +437,8 @@ impl Peers {
         self.add(|counts| &counts.kept, heard.kept);
     }
 
-    /// Whether this director knows what the others know: then it is ready, and stays so.
+    /// Checks whether this director has the connections of all peers: it is ready then, and stays
+    /// ready.
     fn look_whether_ready(&self) -> Option<String> {
         if self.ready.load(Ordering::Acquire) {
             return None;
@@ -447,7 +452,8 @@ impl Peers {
                 Step::Follows if !state.compared => "it was not compared yet".to_owned(),
                 Step::Follows => format!("{} of its connections are missing", state.missing),
                 Step::Bulk => format!("it has told {} connections so far", state.received),
-                // Who is there and refuses us is waited for: somebody has to do something.
+                // A peer that answers and refuses the handshake is awaited: the operator has to
+                // correct the cause.
                 Step::Away => match &state.trouble {
                     Some((Trouble::Refused, text)) => text.clone(),
                     Some((Trouble::Away, text)) if patient => text.clone(),
@@ -463,7 +469,7 @@ impl Peers {
         waits
     }
 
-    /// How things are.
+    /// The state of all peers, for listings.
     pub(super) fn report(&self) -> SyncState {
         let waits = self.look_whether_ready();
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -518,14 +524,15 @@ impl Peers {
     }
 }
 
-/// A socket to accept connections of other directors.
+/// Opens the socket that accepts connections of peers.
 fn bind(listen: SocketAddr) -> io::Result<TcpListener> {
     let socket = TcpListener::bind(listen)?;
     socket.set_nonblocking(true)?;
     Ok(socket)
 }
 
-/// Whether the host does not have the address, or the interface of its scope: it may come.
+/// Whether the host does not have the address, or the interface of its scope. Both may appear
+/// later.
 fn is_missing(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(libc::ENODEV)
 }
@@ -549,7 +556,8 @@ impl State {
         text.unwrap_or_default()
     }
 
-    /// It has compared nothing for as long as two comparisons take: nobody knows what it has.
+    /// Whether no digest has arrived for the time of two comparisons: the state of the peer is then
+    /// unknown.
     fn is_silent(&self) -> bool {
         self.compared && self.heard.is_some_and(|at| at.elapsed() >= SILENT)
     }
@@ -568,7 +576,7 @@ impl Peer {
         lock(&self.tables)
     }
 
-    /// How far its connections are known here; the engine began at `started`.
+    /// The state of the replication from this peer; the dataplane started at `started`.
     fn standing(&self, started: Instant) -> PeerStanding {
         let state = self.state();
         let mut standing = PeerStanding {
@@ -588,7 +596,7 @@ impl Peer {
         self.tables().info(self.address, Instant::now())
     }
 
-    // --- listening to it -------------------------------------------------------------------------
+    // --- receiving from the peer -----------------------------------------------------------------
 
     fn linked(&self, identity: [u8; 16], stream: TcpStream) {
         let mut state = self.state();
@@ -634,7 +642,7 @@ impl Peer {
         (state.told, state.missing) = (0, 0);
     }
 
-    /// Nothing is left of what it has lent.
+    /// Records that no borrowed connection of the peer is left.
     fn is_free(&self) {
         let mut state = self.state();
         state.lends = false;
@@ -642,7 +650,8 @@ impl Peer {
         self.changed.notify_all();
     }
 
-    /// It is there again with another identity: what it had lent before is adopted first.
+    /// The peer has started again with another identity: waits until this director owns the
+    /// connections that it borrowed from the earlier run.
     fn settle(&self, identity: [u8; 16], patience: Duration) {
         let state = self.state();
         let old = |state: &mut State| {
@@ -656,13 +665,13 @@ impl Peer {
         drop(self.changed.wait_timeout_while(state, patience, old));
     }
 
-    /// There is a connection to it, or from it.
+    /// Whether there is a connection to the peer, or from it.
     fn talks(&self) -> bool {
         let state = self.state();
         state.stream.is_some() || state.tells.is_some()
     }
 
-    /// Listens no more, and tells no more if so.
+    /// Closes the receiving connection, and with `tells` also the sending one.
     fn hang_up(&self, tells: bool) {
         let state = self.state();
         let tells = state.tells.as_ref().filter(|_| tells);
@@ -671,7 +680,7 @@ impl Peer {
         }
     }
 
-    // --- telling it ------------------------------------------------------------------------------
+    // --- sending to the peer ---------------------------------------------------------------------
 
     fn sent(&self, serial: u64) {
         self.state().sent = Some((serial, Instant::now()));

@@ -1,4 +1,4 @@
-//! Whether a peer chooses as this director does: the digests of both directors' services.
+//! Whether a peer schedules like this director: compares the digests of both directors' services.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -12,11 +12,11 @@ use lvs_core::sync::services::{Differs, ServiceDigests};
 
 use crate::engine::context::Context;
 
-/// Servers that are looked at while packets wait.
+/// Servers that are read while packets wait.
 const PIECE: usize = 256;
-/// Between two looks at services that change all the time.
+/// The shortest time between two digests of services that change all the time.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Services that are named of those that differ.
+/// The most differing services that are named.
 const NAMED_MAX: usize = 16;
 
 /// The digests of this director's services.
@@ -24,7 +24,7 @@ const NAMED_MAX: usize = 16;
 pub(super) struct Own {
     digests: Arc<ServiceDigests>,
     beyond: usize,
-    /// The generation of what they were made from.
+    /// The generation of the services from which the digests were made.
     made: Option<(u32, Instant)>,
 }
 
@@ -70,9 +70,9 @@ pub(super) enum Said {
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
     identity: Option<[u8; 16]>,
-    /// There is a connection, over which the peer sends no digests of services.
+    /// There is a session in which the peer sends no digests of services.
     older: bool,
-    /// The peer has sent digests over this connection.
+    /// The peer has sent digests in this session.
     compared: bool,
     differ: Vec<Difference>,
     alarm: bool,
@@ -85,7 +85,7 @@ struct Difference {
 }
 
 impl Comparison {
-    /// There is a connection; `told`: the peer sends digests over it. Gives what is to be said.
+    /// Begins a session; `told`: the peer sends digests. Returns the log line, if there is one.
     pub(super) fn begin(&mut self, identity: [u8; 16], told: bool) -> Option<Said> {
         let mut said = None;
         // A peer that was started again has no services at first.
@@ -99,13 +99,12 @@ impl Comparison {
         said
     }
 
-    /// The connection is over. A service that differed before, and still does over the next
-    /// connection, has differed all the time.
+    /// Ends a session. A service that differs before and after counts as different in between.
     pub(super) fn end(&mut self) {
         (self.older, self.compared) = (false, false);
     }
 
-    /// Compares the digests that a peer has sent with `ours`; gives what is to be said.
+    /// Compares the digests of a peer with `ours`; returns the log line, if there is one.
     pub(super) fn compare(
         &mut self,
         ours: &ServiceDigests,
@@ -166,7 +165,7 @@ impl Comparison {
         }
     }
 
-    /// How they compare.
+    /// The result of the last comparison.
     pub(super) fn info(&self, peer: SocketAddr, now: Instant) -> TablesInfo {
         let differ = self.differ.iter().filter(|_| self.compared);
         let first = differ.clone().map(|one| one.since).min();
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_that_lasts_is_an_alarm_once() {
+    fn lasting_difference_raises_one_alarm() {
         let ours = digests(1);
         let begun = Instant::now();
         let at = |second| begun + Duration::from_secs(second);
@@ -234,14 +233,14 @@ mod tests {
         assert_eq!(hear(&mut it, 1, 0), None);
         assert_eq!(state(&it, at(0)), (TablesState::Alike, 0, 0));
 
-        // What differs shortly, and again, is no alarm.
+        // Short differences raise no alarm, even if they are repeated.
         for second in [10, 30, 50] {
             assert_eq!(hear(&mut it, 2, second), None);
             assert_eq!(hear(&mut it, 2, second + 15), None);
             assert_eq!(state(&it, at(second + 15)), (TablesState::Differ, 1, 15));
             assert_eq!(hear(&mut it, 1, second + 16), None);
         }
-        // It is as old as it is, also when it becomes another difference.
+        // A difference keeps its age when it becomes another difference.
         assert_eq!(hear(&mut it, 2, 100), None);
         assert_eq!(hear(&mut it, 3, 104), None);
         let shown = it.differences(at(110));
@@ -260,8 +259,8 @@ mod tests {
         assert_eq!(hear(&mut it, 3, 132), None, "it was said");
         assert_eq!(state(&it, at(132)), (TablesState::Alarm, 1, 32));
 
-        // While the peer sends nothing, nothing is known; what still differs then has differed all
-        // along.
+        // While the peer sends nothing, the result is unknown. Services that still differ
+        // afterwards count as different in between.
         it.end();
         assert_eq!(state(&it, at(133)), (TablesState::Unknown, 0, 0));
         assert!(it.differences(at(133)).is_empty());

@@ -1,4 +1,5 @@
-//! Telling a listener: everything once, then what changes, what had packets, and sums.
+//! Sending to a peer: all connections once, then changed connections, connections that had packets,
+//! and digests.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,27 +16,27 @@ use super::hub::{Outgoing, Said, Work};
 use super::{Peer, Peers};
 use lvs_process::deadline::write_within;
 
-/// Slots that a packet worker looks at in one go, as in a listing: 512 connections.
+/// Slots that a packet worker examines at once, as in a listing: 512 connections.
 const PIECE: usize = 8192;
-/// Bytes that wait before the walk over the table goes on.
+/// The walk over the table pauses while more bytes than this are queued.
 const AHEAD: usize = 256 << 10;
 /// Bytes of items in a frame, at most.
 const ITEMS_MAX: usize = 64 << 10;
-/// Bytes of items that go into a frame together, so that it gets nearly full.
+/// Queued items are combined up to this many bytes, so that a frame becomes nearly full.
 const PORTION: usize = ITEMS_MAX / 4;
-/// Between two digests.
+/// The time between two digests.
 const DIGEST_PERIOD: Duration = Duration::from_secs(2);
-/// Between two walks that tell of connections which had packets.
+/// The time between two walks that send connections with packets since the last one.
 const REFRESH_PERIOD: Duration = Duration::from_secs(30);
-/// How long changes are waited for, to be sent together.
+/// The wait for more changes, so that they are sent together.
 const LINGER: Duration = Duration::from_millis(10);
-/// How long a listener may take for a portion of what waits, some 256 KiB.
+/// The longest time that a peer may take to read a portion of its queue, some 256 KiB.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A walk over the table.
 struct Walk {
     pass: Pass,
-    /// The slot to go on from; `None` when templates are next.
+    /// The slot at which the walk continues; `None` if the templates are next.
     from: Option<usize>,
     templates: Option<usize>,
     begun: lvs_core::Instant,
@@ -53,7 +54,7 @@ impl Walk {
     }
 }
 
-/// Tells one listener until it is gone.
+/// Sends to one peer until its session ends.
 pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, handshake: &Handshake) {
     let outgoing = Arc::new(Outgoing::default());
     let ended = thread::scope(|scope| {
@@ -94,14 +95,14 @@ pub(super) fn run(peers: &Arc<Peers>, peer: &Arc<Peer>, stream: &TcpStream, hand
     }
 }
 
-/// Reads what a listener asks.
+/// Reads the requests of the receiving peer.
 fn read(
     asked: &mut Sequence,
     mut stream: &TcpStream,
     outgoing: &Outgoing,
     peer: &Peer,
 ) -> Result<(), FrameError> {
-    // It answers each digest.
+    // The peer answers each digest.
     stream.set_read_timeout(Some(PATIENCE + DIGEST_PERIOD))?;
     loop {
         match asked.read(&mut stream)? {
@@ -157,7 +158,7 @@ fn tell(
             }
             None => until = refresh.min(digest),
         }
-        // While everything is told, sums say nothing.
+        // Digests are useless before the full sync is complete.
         let whole = matches!(&walk, Some(going) if matches!(going.pass, Pass::All));
         if !whole && Instant::now() >= digest {
             digest = Instant::now() + DIGEST_PERIOD;
@@ -177,7 +178,7 @@ fn tell(
             walk = Some(Walk::new(peers, Pass::All));
         } else if !wanted.is_empty() {
             peers.count(|counts| &counts.repairs);
-            // A walk that tells of more goes on.
+            // A walk that covers more connections continues.
             if walk.is_none() {
                 walk = Some(Walk::new(peers, Pass::Ranges(Ranges::new(wanted))));
             }
@@ -193,7 +194,7 @@ fn tell(
             outgoing.linger(LINGER);
         }
     }
-    // The last words of an engine that ends.
+    // The last messages of an ending dataplane.
     loop {
         let said = outgoing.take(Instant::now()).said;
         if said.is_empty() {
@@ -203,7 +204,7 @@ fn tell(
     }
 }
 
-/// Writes what was said, as few frames as it takes.
+/// Writes queued messages, in as few frames as possible.
 fn write(
     peers: &Peers,
     peer: &Peer,
@@ -255,19 +256,19 @@ fn write(
     Ok(())
 }
 
-/// Tells the next piece of a walk; `false` when it is over.
+/// Queues the connections of the next piece of a walk; `false` at its end.
 fn step(peers: &Peers, walk: &mut Walk, outgoing: &Arc<Outgoing>) -> bool {
     if let Some(from) = walk.from {
         let (to, pass) = (outgoing.clone(), walk.pass.clone());
         let next = peers.ask_worker(move |decider, now| {
             let (items, next) = decider.shard.told_piece(from, PIECE, &pass, now);
-            // What has changed before goes first.
+            // Earlier changes are sent first.
             if !items.is_empty() {
                 to.push(Said::Items(items.into()));
             }
             next
         });
-        // A worker that does not answer ends.
+        // A worker that does not answer is ending.
         walk.from = next.flatten();
         return true;
     }
@@ -294,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_that_takes_a_byte_now_and_then_is_given_up() -> io::Result<()> {
+    fn listener_that_reads_too_slowly_is_disconnected() -> io::Result<()> {
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         let stream = TcpStream::connect(listener.local_addr()?)?;
         let (mut slow, _) = listener.accept()?;
@@ -304,7 +305,7 @@ mod tests {
                 thread::sleep(Duration::from_millis(10));
             }
         });
-        // More than all buffers hold.
+        // More than the size of all buffers.
         let bytes = vec![0; 64 << 20];
         let given_up = write_within(&stream, &bytes, Duration::from_millis(200));
         let kind = given_up.expect_err("it takes too long").kind();

@@ -1,4 +1,4 @@
-//! Peers that say what they should not, or do not listen, over connections of this host.
+//! Peers that send invalid frames or do not read, over connections of this host.
 
 use std::io::{Read, Write};
 use std::num::NonZeroUsize;
@@ -101,7 +101,7 @@ fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// One that listens, with its end of the connection.
+/// A receiving peer with its end of the connection.
 struct Listens {
     peers: Arc<Peers>,
     stream: TcpStream,
@@ -110,7 +110,7 @@ struct Listens {
     teller: JoinHandle<()>,
 }
 
-/// One of an older version, to an engine whose packet worker is gone.
+/// A receiving peer of an older version, connected to a dataplane whose packet worker has ended.
 fn listens() -> Listens {
     listens_to(None, introduction(2))
 }
@@ -135,7 +135,7 @@ fn listens_to(parts: Option<&Parts>, introduced: Introduction) -> Listens {
 }
 
 impl Listens {
-    /// Reads until everything was told; how many bytes of items.
+    /// Reads until the end of the full sync; returns the bytes of items.
     fn read_whole(&mut self) -> usize {
         let mut bytes = 0;
         loop {
@@ -149,11 +149,11 @@ impl Listens {
 }
 
 #[test]
-fn whoever_does_not_read_is_told_everything_anew_once() {
+fn listener_that_does_not_read_gets_one_full_sync() {
     let mut it = listens();
     assert_eq!(it.read_whole(), 0);
     assert_eq!(it.peers.report().told_anew, 0);
-    // More than sockets hold and may wait; it is the same memory all the time.
+    // More than the socket buffers and the queue together; all items share one memory.
     let items: Arc<[u8]> = vec![0; ITEMS].into();
     for _ in 0..256 {
         it.peers.hub.tell(&items, false);
@@ -173,42 +173,42 @@ fn sealed(by: &mut Sequence, kind: Kind, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// As somebody on the way has changed it.
+/// A frame that an attacker has changed.
 fn changed(mut frame: Vec<u8>) -> Vec<u8> {
     frame[5] ^= 1;
     frame
 }
 
-/// As somebody on the way has it of another kind, which nobody knows.
+/// A frame whose kind an attacker has changed to an unknown one.
 fn unknown(mut frame: Vec<u8>) -> Vec<u8> {
     frame[4] = 255;
     frame
 }
 
-/// As somebody on the way sends it twice.
+/// A frame that an attacker sends twice.
 fn repeated(frame: &[u8]) -> Vec<u8> {
     frame.repeat(2)
 }
 
-/// Another connection between the same two directors, of which somebody has kept what was said.
+/// An earlier session between the same two directors, which an attacker has recorded.
 fn recorded() -> Handshake {
     let of = |identity| Introduction::new([identity; 16], [9; 24]);
     Handshake::new(&Key::of(KEY), of(2), of(1))
 }
 
 #[test]
-fn what_a_listener_should_not_send_ends_its_connection_and_is_counted() {
+fn invalid_frame_of_listener_closes_session_and_is_counted() {
     type Make = fn(&mut Sequence) -> Vec<u8>;
     let cases: [(Make, (u64, u64)); 8] = [
-        // As long as a frame may be.
+        // A frame of the greatest length.
         (|asked| sealed(asked, Kind::Want, &[0; PAYLOAD_MAX]), (0, 0)),
         (|_| too_long(), (1, 0)),
         (|asked| changed(sealed(asked, Kind::Want, &[0; 2])), (1, 0)),
         (|asked| sealed(asked, Kind::Seen, &[0; 7]), (0, 1)),
-        // What only a teller says, and what was made another kind on the way.
+        // A frame that only a teller sends, and frames whose kind was changed on the way.
         (|asked| sealed(asked, Kind::Items, &[]), (0, 1)),
         (|asked| unknown(sealed(asked, Kind::Seen, &[0; 8])), (1, 0)),
-        // Twice, and what was said at another time.
+        // A repeated frame, and a frame of another session.
         (
             |asked| repeated(&sealed(asked, Kind::Seen, &[0; 8])),
             (1, 0),
@@ -223,7 +223,7 @@ fn what_a_listener_should_not_send_ends_its_connection_and_is_counted() {
         let bytes = make(&mut it.asked);
         it.stream.write_all(&bytes).expect("it fits");
         if expected == (0, 0) {
-            // Nothing ends, until we do.
+            // The session continues until this side ends it.
             it.stream.shutdown(Shutdown::Write).expect("it is open");
         }
         let mut rest = Vec::new();
@@ -242,7 +242,7 @@ fn too_long() -> Vec<u8> {
 }
 
 #[test]
-fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
+fn invalid_frame_of_teller_closes_session_and_is_counted() {
     type Make<'a> = &'a dyn Fn(&mut Sequence) -> Vec<u8>;
     let keys = |told: &mut Sequence| sealed(told, Kind::Keys, &[0; 16]);
     // Digests without a service, of one, and of a part of one.
@@ -264,7 +264,8 @@ fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
         (&|_| too_long(), (1, 0)),
         (&|told| changed(sealed(told, Kind::Keys, &[0; 16])), (1, 0)),
         (&|told| sealed(told, Kind::Keys, &[0; PAYLOAD_MAX]), (0, 1)),
-        // Items of nothing, what only a listener says, and what was made another kind on the way.
+        // Empty items, a frame that only a listener sends, and frames whose kind was changed on the
+        // way.
         (
             &|told| [keys(told), sealed(told, Kind::Items, &[0; 99])].concat(),
             (0, 1),
@@ -277,7 +278,7 @@ fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
             &|told| [keys(told), unknown(sealed(told, Kind::Whole, &[]))].concat(),
             (1, 0),
         ),
-        // Twice.
+        // A repeated frame.
         (&|told| repeated(&keys(told)), (1, 0)),
     ];
     for (make, expected) in cases {
@@ -300,10 +301,10 @@ fn what_a_teller_should_not_send_ends_the_connection_and_is_counted() {
         let bytes = make(&mut handshake.told());
         stream.write_all(&bytes).expect("it fits");
         if expected == (0, 0) {
-            // Nothing ends, until we do.
+            // The session continues until this side ends it.
             stream.shutdown(Shutdown::Write).expect("it is open");
         }
-        // It has hung up.
+        // The director has closed the connection.
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
         drop(socket);
@@ -342,11 +343,11 @@ fn first_digest(parts: &Parts, worker: &mut Worker, introduced: Introduction) ->
     digest
 }
 
-/// As many services as are compared, and one more. A director that does not say that it understands
-/// digests of services is sent none: an older one would end the connection. When all differ, no more
-/// services are named than a few.
+/// As many services as are compared, and one more. A peer that has not announced the feature gets
+/// no digests of services: an older version would end the session. If all services differ, only a
+/// few are named.
 #[test]
-fn digests_of_as_many_services_as_are_compared_are_told_to_directors_that_understand_them() {
+fn digests_of_most_services_are_sent_to_peers_with_that_feature() {
     use lvs_core::{Control, Family, Options, ServiceConfig, ServiceKey};
     let mut control = Control::new(Options::default());
     let family = Family::V4;
@@ -397,8 +398,8 @@ fn digests_of_as_many_services_as_are_compared_are_told_to_directors_that_unders
     assert!(text.len() < 500, "{text}");
 }
 
-/// A peer is out of step until it was compared with nothing missing, and counts as such for no
-/// longer than it has been.
+/// A peer is in sync after a comparison without a difference, and the time that it was not in sync
+/// is exact.
 #[test]
 fn how_a_peer_stands() {
     let peers = peers(([192, 0, 2, 2], 8848).into());
@@ -432,7 +433,7 @@ fn how_a_peer_stands() {
 }
 
 #[test]
-fn no_more_peers_are_taken_than_an_engine_can_tell() {
+fn peers_above_the_limit_are_refused() {
     let control = lvs_core::Control::new(lvs_core::Options::default());
     let parts = parts(control);
     for (count, words) in [(8, "cannot read the key"), (9, "9 peers: 8 at most")] {

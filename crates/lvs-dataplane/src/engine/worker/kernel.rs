@@ -16,9 +16,9 @@ use lvs_packet::ways::Ways;
 /// How long packets that have come in may always be waiting before connections are published all
 /// the same.
 const BUSY: Duration = Duration::from_millis(50);
-/// Local ports that wait to be told to the programs at most.
+/// The most local ports that wait to be written for the BPF programs.
 const LOCALS_WAITING: usize = 1 << 16;
-/// So many are told at a time: each takes two calls.
+/// The local ports that are written at a time: each takes two system calls.
 const LOCALS_AT_ONCE: usize = 512;
 /// Slots whose connections are withdrawn in one round of housekeeping, when all are to be.
 const WITHDRAW_BUDGET: usize = 1 << 20;
@@ -49,9 +49,9 @@ impl Worker {
         }
     }
 
-    /// Publishes the connections that are ripe for it, if what has come in before is on its way
-    /// (`quiet`), so that nothing overtakes it. An engine that does not get there for long
-    /// cannot keep up and loses packets: then it does not wait.
+    /// Offloads the offloadable connections, if all packets received before have been sent
+    /// (`quiet`), so that no later packet overtakes them. A dataplane that is not `quiet` for a
+    /// long time is overloaded and loses packets; it then offloads without waiting.
     pub(super) fn publish_ripe(&mut self, quiet: bool) {
         let now = self.context.now();
         if quiet {
@@ -62,7 +62,7 @@ impl Worker {
         let ripe = std::mem::take(&mut self.decider.ripe);
         if let Some(kernel) = self.kernel.path.clone() {
             let _ = self.tell_locals();
-            // The epoch first: what is learned after it is of this one or a later one.
+            // Read the epoch first: the data read after it belong to this epoch or a later one.
             let epoch = kernel.epoch();
             self.take_view();
             if self.decider.shard.is_behind() {
@@ -106,7 +106,7 @@ impl Worker {
                 None => WithEngine::Change,
             });
         }
-        // Some of what comes out of tunnels is none of the director's business.
+        // The dataplane ignores some packets from tunnels.
         let judges = self.network.view().ignore_tunneled;
         judges.then_some(WithEngine::IgnoreTunneled)
     }
@@ -201,8 +201,8 @@ impl Worker {
         published.then_some(())
     }
 
-    /// Tells the programs, and whoever takes over from this engine, which local ports connections
-    /// have; true if there are more to tell.
+    /// Writes the local ports of connections for the BPF programs and for a successor; true if more
+    /// are waiting.
     pub(super) fn tell_locals(&mut self) -> bool {
         let shard = &mut self.decider.shard;
         let waiting = shard.local_changes_len();

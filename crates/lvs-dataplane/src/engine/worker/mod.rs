@@ -1,5 +1,6 @@
-//! A packet worker: one thread with a shard of the connections and its own sockets. Everything that
-//! concerns the host is the [keeper](crate::host::keeper)'s; what it knows comes here as views.
+//! A packet worker: one thread with a shard of the connections and its own sockets. The
+//! [keeper](crate::host::keeper) manages everything that concerns the host, and publishes snapshots
+//! for the workers.
 //!
 //! ```text
 //! wait ─▶ each port: take the latest view, receive a batch ─▶ pipeline ─▶ requests, send ─▶ jobs ─▶ timers ─▶ wait
@@ -114,9 +115,9 @@ impl Equipment {
 struct Others {
     /// The processor that this one runs on, while they run on others.
     cpu: Option<usize>,
-    /// For each of them, what is to be handed over.
+    /// For each other worker, the parcels to pass.
     outboxes: Vec<Vec<Parcel>>,
-    /// Room for what they hand over.
+    /// Room for parcels from other workers.
     taken: Vec<Parcel>,
 }
 
@@ -125,7 +126,7 @@ struct Others {
 struct Tally {
     /// Resets sent since the first of the servers went down whose connections are being ended.
     resets: usize,
-    /// Packets refused for a full table when the keeper was last told.
+    /// Packets refused because the table was full, at the last report to the keeper.
     full: u64,
 }
 
@@ -187,8 +188,9 @@ impl Worker {
         }
     }
 
-    /// Processes packets until the engine is told to stop, in real time where that is asked for and
-    /// permitted. Its ports are the keeper's after that: they go after what depends on them.
+    /// Processes packets until the dataplane stops, with real-time scheduling if requested and
+    /// permitted. Afterwards the keeper owns its ports, and closes them after everything that
+    /// depends on them.
     pub(super) fn run(mut self, real_time: bool) {
         let (context, threads) = (self.context.clone(), self.threads.clone());
         let _ended = threads.worker_runs(self.number);
@@ -254,8 +256,8 @@ impl Worker {
         self.threads.worker(self.number)
     }
 
-    /// Processes what other workers have handed over, does what others have posted if it was woken,
-    /// and what is due; true if there may be more packets, or there is more to be told.
+    /// Processes parcels from other workers, posted jobs if it was woken, and due timers; true if
+    /// there may be more packets, or more local ports to write.
     fn do_for_others(&mut self, woken: bool) -> bool {
         if woken {
             // First: whatever comes while the rest is done wakes again.
@@ -276,7 +278,7 @@ impl Worker {
         more
     }
 
-    /// Takes the latest view, and does what others have posted.
+    /// Takes the latest snapshot, and runs posted jobs.
     pub(super) fn do_jobs(&mut self) {
         self.take_view();
         for job in self.link().mailbox.take() {
@@ -329,7 +331,8 @@ impl Worker {
         self.network.take(view);
         if config {
             self.decider.sweep();
-            // A master that is to stop waits until this view was taken, and sends what it then has.
+            // A stopping sync master waits until this snapshot was taken, and sends the messages
+            // that it then has.
             self.send_sync();
         }
         if self.pipeline.held.has_local_clients() {
@@ -344,14 +347,14 @@ impl Worker {
 
     // --- packets ---------------------------------------------------------------------------------
 
-    /// Processes what waits on a port, but for a few batches at most; whether there may be more.
+    /// Processes a few batches of waiting frames of a port; true if there may be more.
     pub(super) fn receive(&mut self, port: PortId) -> bool {
         for _ in 0..BATCHES_PER_TURN {
             // The epoch first: what is learned after it is of this one or a later one.
             self.decider.epoch = self.kernel.path.as_ref().map_or(0, |kernel| kernel.epoch());
             self.take_view();
             let started = SystemInstant::now();
-            // Whether the interface is down or gone is told by the kernel's events.
+            // Events of the kernel report that the interface is down or was removed.
             let Ok(count) = self.ports.recv(port, &mut self.batch) else {
                 return false;
             };
@@ -368,7 +371,7 @@ impl Worker {
         true
     }
 
-    /// Processes what has come in on a port, or was handed over by who has received it there.
+    /// Processes frames that this worker or another one has received on a port.
     fn process_batch(&mut self, port: PortId, now: Instant, started: SystemInstant) {
         self.comes_from(port);
         let count = self.batch.frames().len();
@@ -424,7 +427,7 @@ impl Worker {
         sent
     }
 
-    /// Processes a batch frame by frame, and shows each to those who want to see it.
+    /// Processes a batch frame by frame, and passes each frame to the captures.
     fn process_shown(&mut self, port: PortId, now: Instant) {
         let mut captures = std::mem::take(&mut self.captures);
         self.decider.tells = true;
@@ -472,7 +475,7 @@ impl Worker {
         self.captures = captures;
     }
 
-    /// Asks for what the packet path has asked for, and sends what it has made.
+    /// Passes the requests of the packet path to the keeper, and sends its frames.
     fn flush(&mut self) {
         self.heed_lessons();
         if !self.output.requests.is_empty() {
@@ -517,8 +520,8 @@ impl Worker {
 
     // --- several workers -------------------------------------------------------------------------
 
-    /// Hands over what is others' of the `count` frames that have come in, and leaves the rest in
-    /// the batch.
+    /// Passes the frames that belong to other workers to these, and leaves the others of the
+    /// `count` frames in the batch.
     fn hand_over(&mut self, port: PortId, count: usize) {
         if self.pipeline.share.is_none() {
             return;
@@ -538,7 +541,7 @@ impl Worker {
                 kept += 1;
                 continue;
             };
-            // A copy: what a backend lends is its own again as soon as may be.
+            // A copy, so that the lent frame returns to its backend soon.
             let mut copy = Frame::from_bytes(frames[at].bytes());
             copy.offload = frames[at].offload;
             self.others.outboxes[home].push(Parcel::Frame(port, copy));
@@ -547,7 +550,7 @@ impl Worker {
         self.post_parcels();
     }
 
-    /// Gives others what is theirs.
+    /// Passes the queued parcels to the other workers.
     fn post_parcels(&mut self) {
         let links = self.threads.workers().iter();
         for (link, parcels) in links.zip(&mut self.others.outboxes) {
@@ -567,8 +570,8 @@ impl Worker {
         }
     }
 
-    /// Processes what other workers have handed over, as much at a time as one port has its turn;
-    /// true if there may be more.
+    /// Processes parcels from other workers, at most as many at a time as frames of one port; true
+    /// if there may be more.
     pub(super) fn take_parcels(&mut self) -> bool {
         let mut parcels = std::mem::take(&mut self.others.taken);
         let more = self
@@ -622,7 +625,7 @@ impl Worker {
 
     // --- synchronisation -------------------------------------------------------------------------
 
-    /// Gives the master what there is to send.
+    /// Passes messages to the sync master.
     fn send_sync(&mut self) {
         if let Some(at) = self.decider.shard.next_sync_message() {
             let now = self.context.now();
@@ -681,7 +684,7 @@ impl Worker {
         ticket.done(self.decider.take_over(entries, self.context.now()));
     }
 
-    // --- what the keeper says --------------------------------------------------------------------
+    // --- reports of the keeper -------------------------------------------------------------------
 
     pub(super) fn attach(&mut self, port: PortId, io: Port) {
         self.ports.attach(port, io);
@@ -694,7 +697,7 @@ impl Worker {
         }
     }
 
-    /// Sends what waits for neighbours, or gives it up.
+    /// Sends the packets that wait for neighbours, or drops them if a neighbour has failed.
     pub(super) fn hear_of_neighbours(&mut self, neighbours: &[NeighbourNews]) {
         if self.pipeline.held.is_empty() {
             return;
@@ -780,16 +783,17 @@ impl Worker {
         );
     }
 
-    // --- what the control socket asks -------------------------------------------------------------
+    // --- requests of the control socket
+    // -----------------------------------------------------------
 
-    /// The director, and what it has decided.
+    /// The director and its decisions.
     pub(super) const fn decider(&self) -> &Decider {
         &self.decider
     }
 
     /// Explains the fate of a packet and changes nothing.
     pub(super) fn explain(&mut self, question: &Question) -> Explanation {
-        // As whoever publishes does.
+        // As before each offload.
         if self.decider.shard.is_behind() {
             self.decider.sweep();
         }

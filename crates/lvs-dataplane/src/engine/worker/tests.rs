@@ -135,7 +135,7 @@ fn to_server() -> (Vec<u8>, Vec<u8>, u16) {
 }
 
 #[test]
-fn who_asks_is_told_why_packets_stay_with_the_engine() {
+fn query_about_connection_reports_why_it_is_not_offloaded() {
     let mut bed = bed(None);
     let worker = &mut bed.workers[0];
     worker.do_jobs();
@@ -200,7 +200,7 @@ fn two_workers_on_one_control() {
 }
 /// A packet that comes to any worker is decided on by its own worker, in order, and once.
 #[test]
-fn what_comes_to_another_worker_is_handed_over() {
+fn packet_at_wrong_worker_is_passed_to_its_owner() {
     let count = NonZeroUsize::new(WORKERS).expect("two");
     let steering = Arc::new(Steering::new(count, 7, false));
     let Bed {
@@ -250,7 +250,7 @@ fn what_comes_to_another_worker_is_handed_over() {
 
 /// A SYN with FIN or ACK opens a connection, as in the kernel, so it is one.
 #[test]
-fn whatever_opens_a_connection_is_a_syn_in_a_flood() {
+fn syn_flood_counts_all_packets_that_open_connections() {
     const ALONE: u8 = 0;
     const FIN: u8 = 1;
     const ACK: u8 = 2;
@@ -295,7 +295,7 @@ fn whatever_opens_a_connection_is_a_syn_in_a_flood() {
         assert!(passed < 100, "SYN and {flags}: {passed}");
         let counted = refused(worker);
         assert_eq!(counted - before, 200 - passed as u64, "SYN and {flags}");
-        // What belongs to a connection opens none.
+        // A packet of a connection opens no other connection.
         receive(worker, vec![segment(client, 4000, ACK)]);
         assert_eq!(sent(worker).len(), 1, "SYN and {flags}");
         assert_eq!(refused(worker), counted, "SYN and {flags}");
@@ -304,7 +304,7 @@ fn whatever_opens_a_connection_is_a_syn_in_a_flood() {
 
 /// Frames that are handed over while other frames are processed do not wait for the next timer.
 #[test]
-fn what_is_handed_over_meanwhile_wakes_again() {
+fn parcel_during_round_wakes_worker_again() {
     struct Late(Arc<Threads<Worker>>, Option<Frame>);
     impl PacketHook for Late {
         fn packet(&mut self, _: &lvs_core::PacketMeta<'_>) -> HookAction {
@@ -346,7 +346,7 @@ fn what_is_handed_over_meanwhile_wakes_again() {
 
 /// A round is as long as all that waits takes; real time ends within it.
 #[test]
-fn a_long_round_leaves_real_time_between_any_two_pieces() {
+fn long_round_is_demoted_between_any_two_pieces() {
     use super::super::priority::Pretended;
 
     let Bed { mut workers, .. } = bed(None);
@@ -398,9 +398,10 @@ fn a_long_round_leaves_real_time_between_any_two_pieces() {
     assert_eq!(worker.report().workers[0].demoted, 1);
 }
 
-/// A flood for one worker takes no room from what others have for it, and holds nobody up.
+/// A flood for one worker does not displace the packets of other workers for it, and delays no
+/// worker.
 #[test]
-fn a_worker_that_does_not_look_costs_its_own_packets_only() {
+fn stuck_worker_loses_only_its_own_packets() {
     let count = NonZeroUsize::new(WORKERS).expect("two");
     let steering = Arc::new(Steering::new(count, 7, false));
     let Bed { mut workers, .. } = bed(Some(steering.clone()));

@@ -1,10 +1,11 @@
-//! The shield: what the host's own stack must not see, because the director handles it.
+//! The shield: nf_tables rules that hide the frames of services from the host's own stack, because
+//! the dataplane handles them.
 //!
 //! A packet socket receives a *copy* of each frame; the host would answer the original with a RST,
 //! or forward it a second time. The shield is an nf_tables table of the family `netdev`, whose
 //! chains drop such frames at the ingress of the interfaces, behind the packet sockets and before
 //! everything else. The table is *owned* by our netlink socket: the kernel removes it with the
-//! process, however that ends, and nobody else can change it (`nft flush ruleset` leaves
+//! process, even after a kill, and no other process can change it (`nft flush ruleset` leaves
 //! it in place).
 //!
 //! ```text
@@ -33,7 +34,7 @@
 //!   chain hide6 { the same } }
 //! ```
 //!
-//! What a director then leaves alone it has to give back to the host
+//! If the dataplane does not handle a hidden frame, it has to reinject it into the host
 //! ([`HostDevice`](crate::io::tun::HostDevice)).
 
 mod nft;
@@ -55,25 +56,25 @@ use lvs_packet::wire::vlan;
 /// Before connection tracking, NAT and everything else that the host may have at its ingress.
 const PRIORITY: i32 = -300;
 
-/// Connections of the director's own that can be hidden at a time.
+/// The most connections of the director's own host whose answers can be hidden at a time.
 const LOCAL_CLIENTS_MAX: u32 = 65_536;
 
-/// What went wrong with the shield.
+/// An error of the shield.
 #[derive(Debug, thiserror::Error)]
 pub enum ShieldError {
-    /// The process may not change nf_tables.
+    /// The process has no permission to change nf_tables.
     #[error(
         "no permission to keep the host's own stack from handled packets: run as root, or give the program CAP_NET_ADMIN"
     )]
     Permission,
-    /// The kernel lacks what is needed.
+    /// The kernel lacks a feature.
     #[error(
         "the kernel cannot keep its own stack from handled packets ({source}): it needs nf_tables with the family netdev, \
          owned tables (Linux 5.12) and the fib expression (CONFIG_NF_TABLES, CONFIG_NF_TABLES_NETDEV, \
          CONFIG_NFT_FIB_NETDEV; modules nf_tables and nft_fib_netdev)"
     )]
     Unsupported {
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// There is no such interface.
@@ -82,21 +83,21 @@ pub enum ShieldError {
         /// The interface.
         interface: String,
     },
-    /// Anything else.
+    /// Another error of a system call.
     #[error("cannot {what} in the table {table}: {source}{words}")]
     Os {
-        /// What was wanted.
+        /// The failed action.
         what: String,
         /// The table.
         table: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
-        /// The kernel's own words, in brackets, if it gave any.
+        /// The message of the kernel, in brackets, if there is one.
         words: String,
     },
 }
 
-/// The shield. It ends with this value, or with the process.
+/// The shield. The kernel removes it when this value is dropped or the process ends.
 #[derive(Debug)]
 pub struct Shield {
     socket: Socket,
@@ -109,7 +110,8 @@ pub struct Shield {
 }
 
 impl Shield {
-    /// The socket that owns the table: as long as somebody holds it, frames are hidden.
+    /// The socket that owns the table. The table exists until all processes have closed this
+    /// socket.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -284,12 +286,12 @@ impl Shield {
         }
     }
 
-    /// Hides exactly what `spec` says: sends the difference to what is hidden now, all of it or
-    /// nothing, and returns how many elements were added or deleted. Packets see the old state
-    /// or the new one.
+    /// Hides the packets that `spec` describes, and no others. It sends the difference to the
+    /// current state in one transaction, and returns how many elements were added or deleted. Each
+    /// packet meets either the old state or the new one.
     ///
     /// # Errors
-    /// If the kernel refuses; what was hidden before is hidden still.
+    /// If the kernel refuses; the shield is then unchanged.
     pub fn update(&mut self, spec: &Intercept) -> Result<usize, ShieldError> {
         let wanted = elements(spec);
         let table = self.table.clone();
@@ -317,11 +319,12 @@ impl Shield {
         Ok(changed)
     }
 
-    /// Hides more, without looking at the rest: for a director with thousands of services, one of
-    /// which has changed. Returns how many elements were added.
+    /// Additionally hides the packets that `spec` describes, without comparing the whole state: for
+    /// a director with thousands of services when one of them changes. Returns how many elements
+    /// were added.
     ///
     /// # Errors
-    /// If the kernel refuses; what was hidden before is hidden still.
+    /// If the kernel refuses; the shield is then unchanged.
     pub fn extend(&mut self, spec: &Intercept) -> Result<usize, ShieldError> {
         let mut added = elements(spec);
         for (set, keys) in &mut added {
@@ -442,7 +445,7 @@ impl Shield {
     }
 }
 
-/// What the kernel has against a batch.
+/// The kernel's refusal of a batch.
 #[derive(Debug)]
 struct Failure {
     source: io::Error,

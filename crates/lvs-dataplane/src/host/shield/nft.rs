@@ -1,4 +1,4 @@
-//! The part of nf_tables' netlink language that the shield speaks.
+//! The messages of nf_tables' netlink protocol that the shield uses.
 //!
 //! Rules are lists of expressions that load 32-bit registers and compare them;
 //! `linux/netfilter/nf_tables.h` names the numbers. Numbers are in network byte order.
@@ -49,17 +49,18 @@ pub(super) enum Base {
     Transport = 2,
 }
 
-/// What a set holds.
+/// The declaration of a set: its name, key and limits.
 pub(super) struct SetSpec<'a> {
     pub(super) name: &'a str,
     pub(super) id: u32,
     pub(super) key_types: &'a [u32],
     pub(super) key_len: u32,
-    /// Elements end by themselves, and there are at most so many.
+    /// The most elements of a set whose elements time out; `None` for a set without timeouts and
+    /// without a limit.
     pub(super) limit: Option<u32>,
 }
 
-/// Commands that the kernel applies all or none.
+/// A transaction: the kernel applies all of its commands or none.
 pub(super) struct Batch<'a> {
     table: &'a str,
     builder: Builder,
@@ -82,9 +83,9 @@ impl<'a> Batch<'a> {
         self.commands == 0
     }
 
-    /// The finished batch, and the sequence number whose acknowledgement says that it was applied.
+    /// The finished batch, and the sequence number whose acknowledgement confirms it.
     pub(super) fn finish(mut self) -> (Vec<u8>, u32, u32) {
-        // Errors are always told; an acknowledgement is wanted of the last command only.
+        // The kernel always reports errors; only the last command requests an acknowledgement.
         self.builder.add_flags(NLM_F_ACK);
         let acknowledged = self.builder.seq;
         self.builder
@@ -106,7 +107,7 @@ impl<'a> Batch<'a> {
         self.builder.end();
     }
 
-    /// Creates the table; it goes with the socket that sends this.
+    /// Creates the table. The kernel removes it when the sending socket is closed.
     pub(super) fn add_table(&mut self) {
         const NFT_TABLE_F_OWNER: u32 = 2;
         self.command(NEWTABLE, NLM_F_CREATE | NLM_F_EXCL, |b, table| {
@@ -115,7 +116,7 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Creates a chain to which others jump.
+    /// Creates a chain without a hook, as the target of jumps.
     pub(super) fn add_chain(&mut self, name: &str) {
         self.command(NEWCHAIN, NLM_F_CREATE | NLM_F_EXCL, |b, table| {
             b.attr_str(1, table);
@@ -166,8 +167,8 @@ impl<'a> Batch<'a> {
 
     /// Adds elements.
     pub(super) fn add_elements(&mut self, set: &str, keys: &[Vec<u8>]) {
-        // With NLM_F_EXCL, so that what the kernel has and what we think it has cannot drift apart
-        // unseen.
+        // NLM_F_EXCL makes the kernel report an element that exists already, that is, any
+        // difference between its state and ours.
         self.elements(NEWSETELEM, NLM_F_CREATE | NLM_F_EXCL, set, keys);
     }
 
@@ -246,7 +247,7 @@ impl RuleBody<'_> {
         self.meta(META_MARK, register)
     }
 
-    /// Takes the mark off the packet.
+    /// Sets the packet's mark to 0.
     pub(super) fn clear_mark(&mut self, register: u32) -> &mut Self {
         self.expression("immediate", |b| {
             b.attr_be32(1, register);
@@ -283,7 +284,7 @@ impl RuleBody<'_> {
         self.compare(1, register, value)
     }
 
-    /// Goes on if the number in network order is less.
+    /// Continues with the next expression if the number in network order is less.
     pub(super) fn less(&mut self, register: u32, value: &[u8]) -> &mut Self {
         self.compare(2, register, value)
     }
@@ -296,7 +297,8 @@ impl RuleBody<'_> {
         })
     }
 
-    /// Goes on if the registers from the first one hold an element of the set.
+    /// Continues with the next expression if the registers from the first one contain an element of
+    /// the set.
     pub(super) fn in_set(&mut self, set: &str) -> &mut Self {
         self.expression("lookup", |b| {
             b.attr_str(1, set);
@@ -304,7 +306,7 @@ impl RuleBody<'_> {
         })
     }
 
-    /// Goes on if the destination is not an address of this host.
+    /// Continues with the next expression if the destination is not an address of this host.
     pub(super) fn not_for_host(&mut self) -> &mut Self {
         const NFT_FIB_RESULT_ADDRTYPE: u32 = 3;
         const NFTA_FIB_F_DADDR: u32 = 2;
@@ -317,7 +319,7 @@ impl RuleBody<'_> {
         self.not_equal(REG, &u32::from(libc::RTN_LOCAL).to_ne_bytes())
     }
 
-    /// Goes on if the IPv6 packet has a fragment header.
+    /// Continues with the next expression if the IPv6 packet has a fragment header.
     pub(super) fn has_fragment_header(&mut self) -> &mut Self {
         const IPPROTO_FRAGMENT: u8 = 44;
         const NFT_EXTHDR_F_PRESENT: u32 = 1;
@@ -331,7 +333,7 @@ impl RuleBody<'_> {
         self.equal(REG, &[1])
     }
 
-    /// Loads the byte of an IPv6 fragment header that says what comes behind it.
+    /// Loads the "next header" byte of an IPv6 fragment header.
     pub(super) fn load_next_header_of_fragment(&mut self, register: u32) -> &mut Self {
         const IPPROTO_FRAGMENT: u8 = 44;
         self.expression("exthdr", |b| {
@@ -343,7 +345,7 @@ impl RuleBody<'_> {
         self
     }
 
-    /// Counts and drops what came so far.
+    /// Counts and drops the packets that match all expressions before this one.
     pub(super) fn drop(&mut self) {
         const NF_DROP: u32 = 0;
         self.expression("counter", |_| {});

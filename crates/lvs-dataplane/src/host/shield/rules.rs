@@ -10,7 +10,7 @@ use super::sets::{
 use lvs_packet::parse::HEADERS;
 
 impl IpVersion {
-    /// The chain that decides what is hidden.
+    /// Adds the rules of the chain that drops hidden packets.
     pub(super) fn add_rules(self, batch: &mut Batch<'_>) {
         let hide = self.name(HIDE);
         let len = self.address_len;
@@ -143,8 +143,8 @@ impl IpVersion {
         }
         batch.add_rule(&hide, |rule| {
             self.icmp_error(rule);
-            // Where the packet inside was going, behind the 8 bytes of the message: whoever
-            // complains about it.
+            // The destination of the inner packet, after the 8 bytes of the message; the sender of
+            // the error does not matter.
             rule.load(Base::Transport, 8 + self.destination, len, REG)
                 .in_set(&self.name(addresses));
             concerns(rule);
@@ -205,7 +205,7 @@ impl IpVersion {
         };
     }
 
-    /// Loads what a fragment says that it is a part of.
+    /// Loads the protocol of the datagram that a fragment belongs to.
     fn load_fragmented_protocol(self, rule: &mut RuleBody<'_>) {
         match self.suffix {
             '4' => rule.load_protocol(REG),
@@ -219,7 +219,7 @@ impl IpVersion {
             .load(Base::Transport, 0, 1, REG);
         match self.suffix {
             '4' => rule.in_set(ICMP_ERRORS),
-            // The high bit tells informational messages from errors (RFC 4443, 2.1).
+            // The high bit distinguishes informational messages from errors (RFC 4443, 2.1).
             _ => rule.mask(REG, &[0x80]).equal(REG, &[0]),
         };
     }

@@ -1,4 +1,4 @@
-//! What is hidden: the names of sets, their keys and their elements.
+//! The nf_tables sets of hidden traffic: their names, keys and elements.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,8 +17,8 @@ pub(super) const SERVER_HOSTS: &str = "server_hosts";
 pub(super) const SERVER_ADDRESSES: &str = "server_addresses";
 pub(super) const LOCAL_ADDRESSES: &str = "local_addresses";
 pub(super) const LOCAL_CLIENTS: &str = "local_clients";
-/// What fragments say that may be ICMP, if its fragments that pass through are hidden; and its
-/// number, if all of it is.
+/// The protocol numbers of fragments that may be ICMP, if ICMP fragments in transit are hidden; and
+/// the protocol number of ICMP, if all ICMP in transit is hidden.
 pub(super) const ICMP_FRAGMENTS: &str = "icmp_fragments";
 pub(super) const ICMP_IN_TRANSIT: &str = "icmp_in_transit";
 pub(super) const HIDE: &str = "hide";
@@ -27,7 +27,7 @@ pub(super) const SHORT: &str = "short";
 /// connections.
 pub(super) const ICMP_ERRORS: &str = "icmp_errors4";
 
-/// What differs between the two versions of IP.
+/// The differences between the rules for IPv4 and IPv6.
 #[derive(Clone, Copy)]
 pub(super) struct IpVersion {
     pub(super) suffix: char,
@@ -59,7 +59,7 @@ pub(super) const V6: IpVersion = IpVersion {
     icmp: 58,
 };
 
-/// A set, as it is declared.
+/// The key of a set.
 pub(super) struct SetKey {
     pub(super) name: &'static str,
     pub(super) key_types: Vec<u32>,
@@ -127,7 +127,7 @@ pub(super) fn elements(spec: &Intercept) -> BTreeMap<String, BTreeSet<Vec<u8>>> 
     for ip in any {
         if spec.takes_icmp_fragments(ip) {
             put(ip, ICMP_FRAGMENTS, vec![IpVersion::of(ip).icmp]);
-            // It may stand behind other headers.
+            // The transport header may follow extension headers.
             for extension in ipv6::EXTENSIONS.into_iter().filter(|_| ip.is_ipv6()) {
                 put(ip, ICMP_FRAGMENTS, vec![extension]);
             }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_hides_its_port_and_the_fragments_of_its_address() {
+    fn service_hides_its_port_and_fragments_of_its_address() {
         let spec = Intercept {
             services: [
                 endpoint("192.0.2.1", 6, 80),

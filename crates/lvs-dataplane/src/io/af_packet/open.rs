@@ -22,17 +22,17 @@ pub const SLOT: usize = 27 * 64;
 /// Slots of the ring, at least: 14 MiB of memory for each interface.
 const SLOTS: usize = 8192;
 
-/// Bytes of a slot for what begins connections: without data, it is shorter.
+/// Bytes of a slot for a SYN, which has no data as a rule.
 const FIRST_SLOT: usize = 5 * 64;
 
-/// Slots for these, at least: what 400,000 SYNs a second bring while the worker does not run for 40
+/// The fewest slots for SYNs: enough for 400,000 SYNs a second while the worker does not run for 40
 /// ms. 5 MiB.
 const FIRST_SLOTS: usize = 16_384;
 
-/// Of several workers, each has its share of the slots, but no fewer than one in so many.
+/// Several workers share the slots; each has at least 1/`SHARE_LEAST` of them.
 const SHARE_LEAST: usize = 4;
 
-/// Receive buffer for those with data (TCP Fast Open).
+/// Receive buffer for SYNs with data (TCP Fast Open).
 const FIRST_BUFFER: i32 = 1 << 20;
 
 /// Bytes in front of a frame in its slot beside the usual: the virtio header and those of the
@@ -42,10 +42,10 @@ const RESERVE: u32 = 62;
 /// `PACKET_IGNORE_OUTGOING` of `linux/if_packet.h` (Linux 4.20).
 const PACKET_IGNORE_OUTGOING: i32 = 23;
 
-/// What keeps an interface from being opened.
+/// The reason why an interface cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The process may not open packet sockets.
+    /// The process has no permission to open packet sockets.
     #[error(
         "no permission to open a packet socket on {interface}: run as root, or give the program CAP_NET_RAW and \
          CAP_NET_ADMIN"
@@ -59,23 +59,23 @@ pub enum OpenError {
     NoInterface {
         /// The interface.
         interface: String,
-        /// The index that was asked for.
+        /// The index of the missing interface.
         ifindex: u32,
     },
-    /// Anything else.
+    /// Another error of a system call.
     #[error("cannot {step} for {interface}: {source}")]
     Os {
         /// The interface.
         interface: String,
-        /// What was being done.
+        /// The failed step.
         step: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
 
-/// A way back for frames that the host should have seen: sent with a mark, they come in again on
-/// the interface.
+/// Reinjects frames that belong to the host: the dataplane sends them with a mark, and they arrive
+/// on the interface again.
 ///
 /// ```text
 ///  send, marked ─▶ egress: program turns it round ─▶ ingress: our packet socket does not take it (the mark)
@@ -83,11 +83,12 @@ pub enum OpenError {
 ///                                                            the host sees it as it came
 /// ```
 ///
-/// What leaves in spite of that is nobody's on the wire ([`lvs_sys::turned`]).
+/// If such a frame leaves the interface nevertheless, no station accepts it ([`lvs_sys::turned`]).
 #[derive(Debug)]
 pub(super) struct Back {
     pub(super) socket: PacketSocket,
-    /// None of a further worker's: one program turns round what any of them sends.
+    /// The program of the first worker, which reinjects the frames of all workers; `None` for the
+    /// other workers.
     _turned: Option<TurnedBack>,
 }
 
@@ -96,7 +97,7 @@ impl Back {
         let socket = PacketSocket::new()?;
         socket.set_packet_option(libc::PACKET_VNET_HDR, 1)?;
         lvs_sys::set_send_buffer(&socket, BUFFER)?;
-        // Nothing may leave with the mark before the program is there.
+        // The program is attached before any frame is sent with the mark.
         let turned = first.then(|| turn.attach(ifindex)).transpose()?;
         socket.bind_to_send(ifindex, turn.mark())?;
         Ok(Self {
@@ -123,10 +124,10 @@ impl AfPacket {
         Opening::new(ifindex, name, By::Messages).open()
     }
 
-    /// As [`Self::open`], with a queue of its own for what begins TCP connections, a way back for
-    /// what the host should have seen ([`Self::give_back`]), and without the frames that the
-    /// path in the kernel takes, where that is possible; with `xdp`, it begins before there is a
-    /// socket buffer.
+    /// As [`Self::open`], with three additions as far as the host permits them: a separate queue
+    /// for SYNs, reinjection of frames into the host ([`Self::give_back`]), and the kernel fast
+    /// path, whose frames the socket does not receive. With `xdp`, the kernel fast path runs before
+    /// the kernel allocates a socket buffer.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -146,9 +147,9 @@ impl AfPacket {
         opening.open()
     }
 
-    /// As [`Self::open_with`], for several packet workers, which divide what comes in by `plan`: a
-    /// backend for each, and how to divide it otherwise later. Where the kernel cannot divide it,
-    /// all of it comes to the first.
+    /// As [`Self::open_with`], for several packet workers. Returns a backend for each, and the
+    /// group that divides received frames among them by `plan`. If the kernel cannot divide frames,
+    /// the first worker receives all of them.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -178,7 +179,7 @@ impl AfPacket {
             for io in &all[1..] {
                 io.inlet.socket.join_group(group)?;
             }
-            // As long as no program says otherwise, everything is the first one's.
+            // Without a program, the first worker receives all frames.
             for io in &all[1..] {
                 let opened = further.filter(&io.inlet.socket);
                 opened.map_err(|error| io::Error::other(error.to_string()))?;
@@ -215,21 +216,21 @@ impl AfPacket {
 
 /// The sockets of several packet workers on one interface.
 ///
-/// Their members are in the order in which the sockets were made, as the kernel puts them in that
-/// order when the interface comes up again: one of each worker, then one of each for what begins
-/// TCP connections.
+/// The members of the fanout group are in the order in which the sockets were created: one of each
+/// worker, then one of each worker for SYNs. The kernel restores this order when the interface
+/// comes up again.
 #[derive(Debug)]
 pub struct Group {
-    /// Of the first of them.
+    /// The socket of the first worker.
     socket: PacketSocket,
     firsts: bool,
 }
 
 impl Group {
-    /// Divides what comes in like this from now on.
+    /// Divides received frames among the workers by `plan` from now on.
     ///
     /// # Errors
-    /// What the kernel has against it; then it stays as it was.
+    /// If the kernel refuses; the earlier plan then stays in force.
     pub fn divide(&self, plan: &Plan) -> io::Result<()> {
         self.socket.divide_by(&program(plan, self.firsts))
     }
@@ -239,7 +240,7 @@ impl Group {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Ring,
-    /// What begins TCP connections by another one.
+    /// By a ring; SYNs by another ring.
     RingAndFirsts,
     Messages,
 }
@@ -252,11 +253,11 @@ struct Opening<'a> {
     by: By,
     turn: Option<&'a TurnBack>,
     in_kernel: Option<&'a Arc<InKernel>>,
-    /// That begins before there is a socket buffer.
+    /// Attach the kernel fast path as XDP, that is, before the kernel allocates a socket buffer.
     xdp: bool,
     /// Workers that share the interface.
     workers: usize,
-    /// It is to receive nothing yet.
+    /// The socket shall not receive yet.
     waits: bool,
 }
 
@@ -274,12 +275,12 @@ impl<'a> Opening<'a> {
         }
     }
 
-    /// Slots of one worker's ring, of so many for all of them.
+    /// The slots of one worker's ring; `slots` is the number for all workers.
     fn share(&self, slots: usize) -> usize {
         (slots / self.workers).max(slots / SHARE_LEAST)
     }
 
-    /// What has become of a step that failed.
+    /// Makes an error of a failed step.
     fn fail(&self, step: &'static str) -> impl FnOnce(io::Error) -> OpenError {
         let (ifindex, interface) = (self.ifindex, self.name.to_owned());
         move |source| match source.raw_os_error() {
@@ -378,10 +379,11 @@ impl<'a> Opening<'a> {
         Ok(socket)
     }
 
-    /// Has a socket receive what it is to receive, and no more.
+    /// Attaches the socket's filter, which refuses reinjected frames and the frames of the kernel
+    /// fast path.
     fn filter(&self, socket: &PacketSocket) -> Result<(), OpenError> {
         if let Some(in_kernel) = self.in_kernel {
-            // It minds the mark as well.
+            // This filter also refuses frames with the mark.
             let filtered = in_kernel.filter(socket);
             return filtered.map_err(self.fail("filter for the path in the kernel"));
         }
@@ -389,20 +391,20 @@ impl<'a> Opening<'a> {
         filtered.map_err(self.fail("filter for what comes in"))
     }
 
-    /// A socket for what begins TCP connections, which `others` does not receive any more. Without
-    /// one, it does.
+    /// Opens the socket for SYNs, and excludes them from `others`. If it cannot be opened, `others`
+    /// receives them.
     fn firsts(&self, others: &PacketSocket) -> Option<Box<Firsts>> {
         let opened = self.first_inlet(|socket| others.share_with(socket));
         self.told(opened).map(|inlet| Box::new(Firsts::new(inlet)))
     }
 
-    /// For each of several workers, a socket for what begins TCP connections; or none for any.
+    /// Opens a socket for SYNs for each of several workers, or for none of them.
     fn firsts_of_group(&self, workers: &[AfPacket], group: u16) -> Option<Vec<Firsts>> {
         let opened = workers.iter().map(|_| {
             let inlet = self.first_inlet(|socket| socket.join_group(group))?;
             Ok(Firsts::new(inlet))
         });
-        // Closed, those that there were leave everything to the others.
+        // The sockets that were opened are closed; the main sockets receive SYNs.
         self.told(opened.collect())
     }
 
@@ -417,7 +419,7 @@ impl<'a> Opening<'a> {
             .ok()
     }
 
-    /// A socket for what begins TCP connections, that `join` makes one of several.
+    /// Opens a socket for SYNs, which `join` adds to a fanout group.
     fn first_inlet(
         &self,
         join: impl FnOnce(&PacketSocket) -> io::Result<()>,
@@ -427,15 +429,15 @@ impl<'a> Opening<'a> {
             .only_nothing()
             .and_then(|()| PacketRing::new(&socket, self.share(FIRST_SLOTS), FIRST_SLOT, RESERVE))
             .and_then(|ring| {
-                // Longer ones, by its queue.
+                // SYNs that are longer than a slot use the socket queue.
                 lvs_sys::set_receive_buffer(&socket, FIRST_BUFFER)?;
-                // It receives nothing until it shares what the other one receives.
+                // The socket receives nothing until it joins the group.
                 socket.bind(self.ifindex)?;
                 join(&socket)?;
                 Ok(ring)
             });
         let ring = joined.map_err(self.fail("share what comes in"))?;
-        // Refused and closed, it leaves everything to the other one again.
+        // If this fails, the socket is closed, and the main socket receives SYNs again.
         self.filter(&socket)?;
         Ok(Inlet::new(socket, Some(ring)))
     }

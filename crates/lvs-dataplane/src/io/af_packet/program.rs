@@ -1,6 +1,6 @@
-//! The program of the classic packet filter that divides what comes in on an interface among packet
-//! workers: [`Steering::home`](lvs_packet::steer::Steering::home), as far as the kernel can tell
-//! at a glance.
+//! The classic BPF program that divides the frames of an interface among packet workers. It
+//! computes [`Steering::home`](lvs_packet::steer::Steering::home) as far as the first headers of a
+//! frame permit.
 //!
 //! ```text
 //!  EtherType ─▶ ports, SYN? ─▶ destination: among the ranges? ─┬─ virtual: hash of the source ──────┐
@@ -8,8 +8,9 @@
 //!                                                              └─ local:   destination port ────────┘   begins a TCP connection)
 //! ```
 //!
-//! Fragments, ICMP, extension headers of IPv6 and whatever has no ports go by address. Nested tags
-//! and what is not IP are the first worker's; a VLAN tag is out of the frame by then.
+//! Addresses alone select the worker of fragments, ICMP, packets with IPv6 extension headers and
+//! other packets without ports. The first worker receives frames with nested VLAN tags and frames
+//! that are not IP. The kernel has removed a single VLAN tag before the program runs.
 
 use lvs_packet::steer::{Kind, Plan, Range};
 use lvs_sys::classic::{
@@ -19,7 +20,7 @@ use lvs_sys::classic::{
     ancillary, network, op,
 };
 
-/// Places of the program's memory.
+/// Addresses of the program's scratch memory.
 const FROM: u32 = 0;
 const TO: u32 = 1;
 const QUEUE: u32 = 2;
@@ -30,7 +31,7 @@ const PORT: u32 = 4;
 #[cfg(test)]
 const MAX: usize = 4096;
 
-/// Where a program goes on.
+/// A target of jumps.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Label {
     Four,
@@ -46,7 +47,7 @@ enum Label {
 #[derive(Default)]
 struct Assembler {
     ops: Vec<Op>,
-    /// Jumps whose length is not known yet.
+    /// Jumps whose length is not determined yet.
     jumps: Vec<(usize, Label)>,
     places: Vec<(Label, usize)>,
 }
@@ -78,8 +79,7 @@ impl Assembler {
         self.ops
     }
 
-    /// Keeps the ports that stand at a place behind X, and whether the packet begins a TCP
-    /// connection.
+    /// Stores the ports at an offset from X, and whether the packet is a SYN.
     fn ports(&mut self, protocol_at: u32, load: (u16, u16), at: u32, plan: &Plan, firsts: bool) {
         self.add(load.0, at);
         self.add(STORE, FROM);
@@ -97,7 +97,7 @@ impl Assembler {
         }
     }
 
-    /// Goes on at `look` if what was loaded is no protocol with ports.
+    /// Jumps to `look` if the loaded protocol has no ports.
     fn with_ports(&mut self, look: Label) {
         self.test(IF_EQUAL, 6, 3, 0);
         self.test(IF_EQUAL, 17, 2, 0);
@@ -118,7 +118,7 @@ impl Assembler {
         }
     }
 
-    /// Looks for what was loaded among ranges.
+    /// Searches the loaded address in the ranges.
     fn look(&mut self, ranges: &[Range], six: bool) {
         match ranges {
             [] => self.jump(Label::Other(six)),
@@ -144,7 +144,7 @@ impl Assembler {
         }
     }
 
-    /// Loads the port of the client's side, which lies in memory.
+    /// Loads the port of the client's side from scratch memory.
     fn port(&mut self, place: u32, plan: &Plan) {
         if plan.by_address {
             self.add(LOAD_X_K, 0);
@@ -154,14 +154,14 @@ impl Assembler {
         self.jump(Label::Hash);
     }
 
-    /// Mixes the upper bits of what was computed into the lower ones.
+    /// Mixes the upper bits of the accumulator into the lower ones.
     fn mix(&mut self, bits: u32) {
         self.add(TO_X, 0);
         self.add(SHIFT_RIGHT, bits);
         self.add(XOR_X, 0);
     }
 
-    /// Returns the worker, or its queue for what begins connections.
+    /// Returns the number of the worker, or of its queue for SYNs.
     fn give(&mut self, plan: &Plan) {
         self.add(MODULO, plan.workers);
         self.add(LOAD_X_MEMORY, QUEUE);
@@ -170,8 +170,8 @@ impl Assembler {
     }
 }
 
-/// The program; `firsts`: what begins TCP connections has a member for each worker, behind those for
-/// everything else.
+/// The program. With `firsts`, each worker has another socket for SYNs; these have the numbers
+/// after the main sockets.
 pub(super) fn program(plan: &Plan, firsts: bool) -> Vec<Op> {
     let mut asm = Assembler::default();
     asm.add(LOAD_K, 0);
@@ -258,7 +258,7 @@ mod tests {
 
     const WORKERS: usize = 3;
 
-    /// What the kernel would return for the packet behind a frame's Ethernet header.
+    /// Interprets the program like the kernel, for the packet after a frame's Ethernet header.
     fn run(program: &[Op], ethertype: u16, ip: &[u8]) -> u32 {
         let (mut a, mut x, mut memory) = (0_u32, 0_u32, [0_u32; 16]);
         let load = |at: u32, len: usize| -> Option<u32> {
@@ -311,7 +311,7 @@ mod tests {
                     continue;
                 }
             };
-            // What lies beyond the packet ends the program.
+            // Loading beyond the end of the packet ends the program.
             let Some(loaded) = loaded else { return 0 };
             a = loaded;
         }
@@ -336,7 +336,7 @@ mod tests {
             l4[2..4].copy_from_slice(&dst.1.to_be_bytes());
         }
         if let Shape::Tcp { syn } = shape {
-            // With FIN it begins one too; with ACK it is an answer, with RST nothing.
+            // SYN and FIN counts as a SYN; SYN and ACK is an answer, and RST excludes a SYN.
             let flags = match syn {
                 true => [0x02, 0x03, 0xc2, 0x42],
                 false => [0x10, 0x12, 0x06, 0x11],
@@ -456,7 +456,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_kernel_and_the_workers_agree(
+        fn kernel_and_workers_choose_the_same_worker(
             (src, dst) in ends(),
             ports: (u16, u16),
             shape in shape(),
@@ -561,7 +561,7 @@ mod tests {
         assert!(program(&plan, true).len() <= MAX);
         let block = steering.plan((0..10_000).map(|n| IpAddr::V4(Ipv4Addr::from_bits(n + 77))));
         assert_eq!(block.four.len(), 2, "a block, and the address for full NAT");
-        // As many as there may be are told apart.
+        // The greatest number of ranges is distinguished.
         let apart: Vec<IpAddr> = scattered.take(RANGES_MAX - 1).collect();
         let full = steering.plan(apart.iter().copied());
         assert_eq!(full.four.len(), RANGES_MAX);

@@ -1,4 +1,4 @@
-//! What is told of: links, addresses, routes, neighbours.
+//! The objects of the kernel's network state: links, addresses, routes and neighbours.
 
 use std::net::IpAddr;
 
@@ -66,7 +66,7 @@ impl Address {
     }
 }
 
-/// What a route does with packets.
+/// The type of a route: the kernel's action for its packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RouteKind {
     /// Sends them on.
@@ -109,9 +109,9 @@ impl RouteKind {
 /// Where packets to a destination go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouteHit {
-    /// What becomes of them.
+    /// The type of the route.
     pub kind: RouteKind,
-    /// The interface (0 where there is none: blackhole and the like).
+    /// The interface; 0 if the type has none, such as blackhole.
     pub oif: u32,
     /// The router; without one the destination is a neighbour.
     pub gateway: Option<IpAddr>,
@@ -124,7 +124,7 @@ pub struct RouteHit {
 /// A neighbour's address on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Its Ethernet address, if it is known.
+    /// Its Ethernet address, if it is resolved.
     pub mac: Option<LinkAddress>,
     /// `NUD_*`.
     pub state: u16,
@@ -142,25 +142,25 @@ impl Neighbour {
         self.mac.filter(|_| self.state & VALID != 0)
     }
 
-    /// Whether the kernel has asked in vain.
+    /// Whether the neighbour has not answered the kernel.
     pub fn is_failed(&self) -> bool {
         self.state & libc::NUD_FAILED != 0
     }
 
-    /// Whether somebody has set it by hand.
+    /// Whether the operator has set a permanent entry.
     pub fn is_static(&self) -> bool {
         self.state & (libc::NUD_PERMANENT | libc::NUD_NOARP) != 0
     }
 }
 
-/// What a round of events has changed.
+/// The changes that a series of events has caused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Links.
     pub links: bool,
-    /// Interfaces behind which neighbours have to learn again where addresses of this host are: they
-    /// are new, have come up, have another link-layer address or another master, or the kernel asks
-    /// for it (`NETDEV_NOTIFY_PEERS`: a virtual machine has moved, a bond has failed over).
+    /// Interfaces on which this host's addresses have to be announced again. They are new, have
+    /// come up, have another link-layer address or another master, or the kernel requests it
+    /// (`NETDEV_NOTIFY_PEERS`: a virtual machine has moved, a bond has failed over).
     pub appeared: Vec<u32>,
     /// Addresses.
     pub addresses: bool,
@@ -170,9 +170,9 @@ pub struct Changes {
     pub neighbours: Vec<(u32, IpAddr)>,
     /// One of them has another link-layer address, or has none any more.
     pub moved: bool,
-    /// Something of what leads packets to a TUN device was deleted, by whomever.
+    /// A rule, route or proxy neighbour of the TUN backend was deleted.
     pub steering: bool,
-    /// Events were lost, and everything was read anew.
+    /// Events were lost, and all tables were read again.
     pub resynchronised: bool,
 }
 

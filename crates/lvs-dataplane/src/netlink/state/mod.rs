@@ -1,5 +1,5 @@
-//! What the kernel has told of links, addresses, routes and neighbours: a snapshot that is asked
-//! without system calls.
+//! A snapshot of the kernel's links, addresses, routes and neighbours, which is read without system
+//! calls.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -16,11 +16,11 @@ use lvs_packet::shared_map::SharedMap;
 mod facts;
 mod routes;
 
-/// Why the kernel tells of a link that may not have changed (`linux/if_link.h`).
+/// The reason for a message about a link that may not have changed (`linux/if_link.h`).
 const IFLA_EVENT: u16 = 44;
 const IFLA_EVENT_NOTIFY_PEERS: u32 = 4;
 
-/// The snapshot. A copy shares what does not change after it.
+/// The snapshot. A copy shares the unchanged parts with the original.
 #[derive(Clone, Default)]
 pub struct NetState {
     links: Arc<HashMap<u32, Link>>,
@@ -63,9 +63,8 @@ impl NetState {
         hit.is_some_and(|hit| matches!(hit.kind, RouteKind::Local | RouteKind::Anycast))
     }
 
-    /// Where packets to `dst` go by the tables `local`, `main` and `default`, in this order. Policy
-    /// rules and types of service are not followed. Routes over links that are down do not
-    /// count.
+    /// The route of packets to `dst` by the tables `local`, `main` and `default`, in this order.
+    /// Policy rules, types of service and routes over links that are down are ignored.
     pub fn lookup(&self, dst: IpAddr) -> Option<RouteHit> {
         let family = self.family(dst);
         let alive =
@@ -77,7 +76,7 @@ impl NetState {
             .copied()
     }
 
-    /// All prefixes of a family that decide on anything: of routes, and of the host's own networks.
+    /// All prefixes of a family: those of routes and of the host's own networks.
     pub(crate) fn prefixes(&self, ipv4: bool) -> impl Iterator<Item = Prefix> {
         let family = if ipv4 { &self.v4 } else { &self.v6 };
         let tables = [&family.local, &family.main, &family.default];
@@ -108,7 +107,7 @@ impl NetState {
         links.into_iter()
     }
 
-    /// What is known of a neighbour.
+    /// The neighbour entry of an address.
     pub fn neighbour(&self, ifindex: u32, ip: IpAddr) -> Option<Neighbour> {
         self.neighbours.get(&(ifindex, ip)).copied()
     }
@@ -168,8 +167,9 @@ impl NetState {
         changed.chain(gone).map(|(key, _)| *key).collect()
     }
 
-    /// Applies one message of the kernel, from a dump or an event. Says whether routes must be read
-    /// anew: the kernel tells nothing of IPv4 routes that went with a link or an address
+    /// Applies one message of the kernel, from a dump or an event. Returns whether routes must be
+    /// read
+    /// again: the kernel sends no event about IPv4 routes that it removes with a link or an address
     /// (fib_sync_down_dev()).
     pub(super) fn apply(&mut self, message: &Message<'_>, changes: &mut Changes) -> bool {
         match message.kind {
@@ -193,8 +193,8 @@ impl NetState {
     }
 
     fn new_link(&mut self, payload: &[u8], changes: &mut Changes) -> Option<bool> {
-        // A bridge tells of its ports under its own family; the link itself is told as AF_UNSPEC
-        // too.
+        // A bridge reports its ports with its own family; the kernel also reports each link with
+        // AF_UNSPEC.
         if i32::from(*payload.first()?) != libc::AF_UNSPEC {
             return None;
         }

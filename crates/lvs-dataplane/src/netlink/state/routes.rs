@@ -40,8 +40,8 @@ impl Table {
             return false;
         }
         if replace {
-            // `ip route replace` replaces the first of the same metric and TOS, and no deletion is
-            // told.
+            // `ip route replace` replaces the first route of the same metric and TOS, and the
+            // kernel reports no deletion.
             let same = |r: &Route| r.metric == route.metric && r.tos == route.tos;
             if let Some(old) = routes.iter_mut().find(|r| same(r)) {
                 *old = route;

@@ -1,4 +1,4 @@
-//! Messages of the kernel, and what is known after them.
+//! Messages of the kernel, and the state after them.
 
 use super::*;
 use crate::netlink::message::{Builder, messages};
@@ -43,7 +43,7 @@ const LOCAL: u8 = libc::RT_TABLE_LOCAL;
 const REPLACE: u16 = 0x100;
 
 #[test]
-fn the_longest_prefix_then_the_least_metric_wins() {
+fn route_lookup_prefers_longest_prefix_then_least_metric() {
     let mut state = NetState::default();
     let mut b = Builder::new(1);
     route_message(
@@ -154,7 +154,7 @@ fn gateways_of_default_routes_come_first() {
 }
 
 #[test]
-fn an_unchanged_route_is_no_change() {
+fn unchanged_route_reports_no_change() {
     let mut state = NetState::default();
     let mut b = Builder::new(1);
     route_message(

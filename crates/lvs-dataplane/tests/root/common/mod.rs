@@ -66,10 +66,10 @@ impl Host {
     }
 }
 
-/// A command that waits up to ten seconds for a link to run.
+/// A command that waits up to two minutes for a link to run.
 fn running(link: &str) -> String {
     format!(
-        "for n in $(seq 100); do ip -br link show dev {link} | grep -qw UP && exit; sleep 0.1; done; \
+        "for n in $(seq 1200); do ip -br link show dev {link} | grep -qw UP && exit; sleep 0.1; done; \
          echo {link} does not come up; exit 1"
     )
 }

@@ -20,9 +20,28 @@ const ACK: u8 = 0x10;
 
 /// Where a frame comes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
+pub(super) enum Side {
     Clients,
     Servers,
+}
+
+/// A frame that arrives at `side`, as a step of a case.
+pub(super) fn step(note: &str, side: Side, ip: &[u8]) -> Value {
+    let (dev, dst, src) = match side {
+        Side::Clients => ("cl", DIRECTOR[0], GATEWAY),
+        Side::Servers => {
+            let mut mac = [2, 0x52, 0, 0, 0, 0];
+            let at = if ip.first().is_some_and(|b| b >> 4 == 6) {
+                20
+            } else {
+                12
+            };
+            mac[2..].copy_from_slice(&ip[at..at + 4]);
+            ("sv", DIRECTOR[1], mac)
+        }
+    };
+    let frame = packet::ethernet_ip(dst, src, ip);
+    json!({"note": note, "dev": dev, "frame": hex(&frame), "out": []})
 }
 
 /// Makes one step after the other.
@@ -81,36 +100,18 @@ impl Traffic {
             return self
                 .fragments(&ip, note.starts_with("request"))
                 .iter()
-                .map(|piece| Self::step(&note, side, piece))
+                .map(|piece| step(&note, side, piece))
                 .collect();
         }
         if self.entropy.one_in(14) {
             self.cut(&mut ip, note);
         }
-        vec![Self::step(note, side, &ip)]
+        vec![step(note, side, &ip)]
     }
 
     /// An error about what is not translated is not counted here if it comes in fragments.
     fn is_uncounted(&self, note: &str) -> bool {
         note.starts_with("error of a server") && !self.scene.is_nat()
-    }
-
-    fn step(note: &str, side: Side, ip: &[u8]) -> Value {
-        let (dev, dst, src) = match side {
-            Side::Clients => ("cl", DIRECTOR[0], GATEWAY),
-            Side::Servers => {
-                let mut mac = [2, 0x52, 0, 0, 0, 0];
-                let at = if ip.first().is_some_and(|b| b >> 4 == 6) {
-                    20
-                } else {
-                    12
-                };
-                mac[2..].copy_from_slice(&ip[at..at + 4]);
-                ("sv", DIRECTOR[1], mac)
-            }
-        };
-        let frame = packet::ethernet_ip(dst, src, ip);
-        json!({"note": note, "dev": dev, "frame": hex(&frame), "out": []})
     }
 
     fn client(&mut self) -> SocketAddr {
@@ -432,7 +433,7 @@ impl Traffic {
             inner[6] = if self.entropy.one_in(3) { 0 } else { 0x40 };
             packet::repair(&mut inner);
         }
-        let mut steps = vec![Self::step("request", Side::Clients, &inner)];
+        let mut steps = vec![step("request", Side::Clients, &inner)];
         let protocol = if vip.is_ipv4() { 4 } else { 41 };
         let (between, outer) = self.tunnel_header(protocol, inner.len());
         let director: IpAddr = if server.is_ipv4() {
@@ -453,7 +454,7 @@ impl Traffic {
         while server.is_ipv6() && error[40] == 2 {
             error = self.error(self.scene.router, director, &tunnelled);
         }
-        steps.push(Self::step("a complaint", Side::Servers, &error));
+        steps.push(step("a complaint", Side::Servers, &error));
         let request = self.request();
         steps.extend(self.send("request", Side::Clients, request));
         steps

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use lvs_testbed::listing::{Row, connections, rows};
 use lvs_testbed::servers::NginxOptions;
 use lvs_testbed::{
@@ -26,11 +26,55 @@ pub(crate) const READY: &str = "ready at";
 /// the log, so that the dataplane may answer before.
 pub(crate) fn says(site: &Site, what: &str) -> Result<String> {
     let engine = site.engine.as_ref().context("it runs")?;
-    lvs_testbed::wait_until(&format!("{what:?}"), Duration::from_secs(10), || {
-        engine.log().contains(what)
-    })
-    .with_context(|| engine.log())?;
+    lvs_testbed::wait_until(&format!("{what:?}"), SOON, || engine.log().contains(what))
+        .with_context(|| engine.log())?;
     Ok(engine.log())
+}
+
+/// Limit for what happens soon, which [`wait_until`](lvs_testbed::wait_until) lets a busy machine exceed.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// Waits until the director is as it was before the dataplane: the kernel may remove something only after the end of
+/// the process that has made it.
+pub(crate) fn wait_for_host_state(site: &Site, before: &str) -> Result<()> {
+    let now = || host_state(site).unwrap_or_default();
+    lvs_testbed::wait_until("the host to be as before", SOON, || now() == before)
+        .with_context(|| format!("before:\n{before}\nnow:\n{}", now()))
+}
+
+/// Waits until the listing with counters of the director is right: the counters that it shows are those of a snapshot,
+/// which is up to two seconds old.
+pub(crate) fn wait_for_counters(
+    site: &Site,
+    what: &str,
+    is_right: impl Fn(&[Row]) -> Result<bool>,
+) -> Result<()> {
+    let mut listing = String::new();
+    lvs_testbed::wait_until(what, SOON, || {
+        listing = site
+            .lvsadm("-L -n --stats --exact")
+            .unwrap_or_else(|error| format!("{error:#}"));
+        let rows = rows(&listing);
+        !rows.is_empty() && is_right(&rows).unwrap_or(false)
+    })
+    .with_context(|| listing.clone())
+}
+
+/// Measurements until one is good. On a busy machine a dataplane that waits for a processor loses packets; a fault of
+/// its own loses them each time.
+const MEASUREMENTS: usize = 8;
+
+/// Measures until the result is good; `once` gives what is wrong with it. An error is no result.
+pub(crate) fn measured(mut once: impl FnMut() -> Result<Option<String>>) -> Result<()> {
+    let mut all = Vec::new();
+    for _ in 0..MEASUREMENTS {
+        let Some(wrong) = once()? else {
+            return Ok(());
+        };
+        println!("once more: {wrong}");
+        all.push(wrong);
+    }
+    bail!("{all:#?}")
 }
 
 /// A download of some 6 MB/s, which would last for a minute and more: no test outlasts it, and none
@@ -50,7 +94,7 @@ impl Download {
         }
         // Its reader holds it back.
         let script = format!(
-            "set -o pipefail; curl -sS -f -m 300 http://{}/long | \
+            "set -o pipefail; curl -sS -f -m 800 http://{}/long | \
              perl -e 'while (sysread STDIN, $_, 65536) {{ -e $ARGV[0] or select undef, undef, undef, 0.01 }}' {}",
             site.vip,
             hurry.display()
@@ -69,7 +113,7 @@ impl Download {
     pub(crate) fn finish(mut self) -> Result<()> {
         self.goes_on()?;
         std::fs::write(&self.hurry, "")?;
-        let status = self.client.wait(Duration::from_secs(120))?;
+        let status = self.client.wait(Duration::from_secs(60))?;
         ensure!(status.success(), "{status}: {}", self.client.log());
         Ok(())
     }
@@ -90,7 +134,7 @@ pub(crate) fn usable(site: &Site) -> Vec<usize> {
 }
 
 /// Waits for the counters' next two-second snapshot.
-pub(crate) fn wait_for_snapshot() {
+fn wait_for_snapshot() {
     std::thread::sleep(Duration::from_millis(2500));
 }
 
@@ -99,19 +143,15 @@ fn wait_for_whole_snapshot(site: &Site) -> Result<()> {
     // Packets on their way, and the dataplane's usual period.
     wait_for_snapshot();
     let is_whole = |one: &Value| one["stats"]["shown"] == one["stats"]["live"];
-    lvs_testbed::wait_until(
-        "the snapshot of all packets",
-        Duration::from_secs(10),
-        || {
-            let listing = site.lvsadm("--json -L -n").unwrap_or_default();
-            let services: Vec<Value> = serde_json::from_str(&listing).unwrap_or_default();
-            let servers = |one: &Value| one["servers"].as_array().cloned().unwrap_or_default();
-            !services.is_empty()
-                && services
-                    .iter()
-                    .all(|one| is_whole(one) && servers(one).iter().all(is_whole))
-        },
-    )
+    lvs_testbed::wait_until("the snapshot of all packets", SOON, || {
+        let listing = site.lvsadm("--json -L -n").unwrap_or_default();
+        let services: Vec<Value> = serde_json::from_str(&listing).unwrap_or_default();
+        let servers = |one: &Value| one["servers"].as_array().cloned().unwrap_or_default();
+        !services.is_empty()
+            && services
+                .iter()
+                .all(|one| is_whole(one) && servers(one).iter().all(is_whole))
+    })
 }
 
 /// The requests must have gone to the first servers in these numbers.
@@ -134,7 +174,7 @@ pub(crate) fn spread(report: &LoadReport, expected: &[u64]) -> Result<()> {
 /// Resets that the client and the servers have sent. On a busy machine a host repeats its FIN, and
 /// the other one, which has closed already, resets: the connection is in state CLOSE then, and leaves
 /// the list after 10 s, as in the kernel.
-fn resets(site: &Site) -> Result<u64> {
+pub(crate) fn resets(site: &Site) -> Result<u64> {
     let hosts = site.servers.iter().chain([&site.client]);
     hosts.map(|host| host.counter("Tcp", "OutRsts")).sum()
 }
@@ -247,6 +287,11 @@ pub(crate) fn bulk(site: &Site) -> Result<()> {
 
 /// Like [`bulk`], with at most `percent` of the segments retransmitted.
 pub(crate) fn bulk_with(site: &Site, percent: u64) -> Result<()> {
+    measured(|| bulk_once(site, percent))
+}
+
+/// What is wrong with the number of retransmitted segments. All other differences are errors.
+fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
     let file = site.serve("bulk", suite::size(content::BULK, content::FULL_BULK))?;
     let path = file.display();
     let vip = site.vip;
@@ -262,12 +307,12 @@ pub(crate) fn bulk_with(site: &Site, percent: u64) -> Result<()> {
     let before = senders()?;
     site.client
         .sh(&format!(
-            "curl --fail --silent --show-error --max-time 120 http://{vip}/bulk | cmp - {path}"
+            "curl --fail --silent --show-error --max-time 400 http://{vip}/bulk | cmp - {path}"
         ))
         .context("the download differs")?;
     let between = senders()?;
     site.client.sh(&format!(
-        "curl --fail --silent --show-error --max-time 120 -T {path} http://{vip}/up/bulk"
+        "curl --fail --silent --show-error --max-time 400 -T {path} http://{vip}/up/bulk"
     ))?;
     let after = senders()?;
     let uploaded: Vec<_> = (1..=site.servers.len())
@@ -281,25 +326,27 @@ pub(crate) fn bulk_with(site: &Site, percent: u64) -> Result<()> {
     site.client
         .sh(&format!("cmp {} {path}", uploaded[0].display()))
         .context("the upload differs")?;
+    std::fs::remove_file(&uploaded[0])?;
     for (what, from, to) in [("download", before, between), ("upload", between, after)] {
         let (sent, again) = (to.0 - from.0, to.1 - from.1);
         println!("{what}: {sent} segments, {again} sent again");
-        ensure!(
-            again * 100 <= sent * percent,
-            "{what}: {again} of {sent} segments were sent again"
-        );
+        if again * 100 > sent * percent {
+            return Ok(Some(format!(
+                "{what}: {again} of {sent} segments were sent again"
+            )));
+        }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// iperf3's report of one second. Its server may still be busy with the end of the previous test.
 pub(crate) fn iperf(site: &Site, options: &str) -> Result<Value> {
     let command = format!(
-        "timeout 20 iperf3 -c {} -t 1 -J {options} || true",
+        "timeout 60 iperf3 -c {} -t 1 -J {options} || true",
         site.vip
     );
     let mut report = Value::Null;
-    lvs_testbed::wait_until("iperf3's server", Duration::from_secs(20), || {
+    lvs_testbed::wait_until("iperf3's server", SOON, || {
         let printed = site.client.sh(&command).unwrap_or_default();
         report = serde_json::from_str(&printed).unwrap_or_default();
         let busy = report["error"]
@@ -329,7 +376,7 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
         let counter = |host: &Host| host.counter("Udp", "RcvbufErrors");
         Ok(counter(&site.client)? + counter(&site.servers[0])?)
     };
-    for option in options {
+    let measure = |option: &str| -> Result<Option<String>> {
         let before = no_room()?;
         let report = iperf(site, option)?;
         let end = &report["end"];
@@ -341,18 +388,18 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
             let (packets, lost) = (number("packets")?, number("lost_packets")?);
             let lost = lost.saturating_sub(no_room()? - before);
             println!("iperf3 {option}: {lost} of {packets} lost");
-            ensure!(
-                packets > 1000 && lost * 20 < packets,
-                "iperf3 {option}: {lost} lost: {}",
-                end["sum"]
-            );
+            let good = packets > 1000 && lost * 20 < packets;
+            Ok((!good).then(|| format!("iperf3 {option}: {lost} lost: {}", end["sum"])))
         } else {
             let received = end["sum_received"]["bits_per_second"]
                 .as_f64()
                 .context("bits_per_second")?;
             println!("iperf3 {option}: {:.0} Mbit/s", received / 1e6);
-            ensure!(received > 1e6, "iperf3 {option}: {end}");
+            Ok((received <= 1e6).then(|| format!("iperf3 {option}: {end}")))
         }
+    };
+    for option in options {
+        measured(|| measure(option))?;
     }
 
     let _dns = [
@@ -361,7 +408,7 @@ pub(crate) fn iperf_and_dns(site: &Site) -> Result<()> {
     ];
     site.add_service_weighted("-u", 53, "rr", &[1, 1])?;
     let script = format!(
-        "for i in 1 2 3 4 5 6 7 8; do dig +short +tries=1 +time=5 @{} id.test txt; done",
+        "for i in 1 2 3 4 5 6 7 8; do dig +short +tries=1 +time=30 @{} id.test txt; done",
         site.vip
     );
     let answers = site.client.sh(&script)?;
@@ -397,7 +444,7 @@ pub(crate) fn administration(site: &Site) -> Result<()> {
     open.concurrency = 3;
     open.pause_ms = 5;
     let under_way = site.client.steady_load(&open)?;
-    lvs_testbed::wait_until("three connections", Duration::from_secs(10), || {
+    lvs_testbed::wait_until("three connections", SOON, || {
         site.lvsadm("-L -n").is_ok_and(|text| {
             rows(&text)
                 .iter()
@@ -440,6 +487,7 @@ pub(crate) fn schedulers(site: &Site) -> Result<()> {
     let mut load = site.load();
     load.sizes = vec![1000];
     load.requests = 100;
+    let before = resets(site)?;
     site.add_service_weighted("-t", 80, "wrr", &[4, 3, 2, 1])?;
     spread(&ok(site.client.load(&load)?, 100)?, &[40, 30, 20, 10])?;
     site.lvsadm("-C")?;
@@ -450,11 +498,13 @@ pub(crate) fn schedulers(site: &Site) -> Result<()> {
     for (scheduler, shares) in [("lc", [10, 20, 30, 40]), ("wlc", [25; 4])] {
         site.add_service(80, scheduler)?;
         let report = ok(site.client.load(&load)?, 100)?;
+        let resets = resets(site)? - before;
         for ((server, count), share) in report.servers.iter().zip(shares) {
-            // The end of one connection and the beginning of the next may overtake each other.
+            // The end of one connection and the beginning of the next may overtake each other, and one that was reset
+            // is forgotten early.
             ensure!(
-                count.abs_diff(share) <= 3,
-                "{scheduler}: {server}: {:?}",
+                count.abs_diff(share) <= 3 + resets,
+                "{scheduler}: {server}, {resets} resets: {:?}",
                 report.servers
             );
         }
@@ -500,7 +550,7 @@ pub(crate) fn upload(site: &Site) -> Result<()> {
     let upload = site.serve("upload", 5_000_000)?;
     site.client
         .sh(&format!(
-            "curl --fail --silent --show-error --max-time 20 -T {} http://{}/up/x",
+            "curl --fail --silent --show-error --max-time 120 -T {} http://{}/up/x",
             upload.display(),
             site.vip
         ))
@@ -534,7 +584,7 @@ pub(crate) fn stray_ack_is_reset(site: &Site, port: u16) -> Result<bool> {
         substr($tcp, 16, 2) = pack("n", sum($from . $to . pack("nn", 6, length $tcp) . $tcp));
         send(S, $tcp, 0, sockaddr_in(0, $to)) or die $!;
         $SIG{{ALRM}} = sub {{ print "silence"; exit }};
-        alarm 3;
+        alarm 30;
         while (recv(S, my $packet, 2000, 0)) {{
             my ($sport, $dport, $seq, $ack, $off, $flags) = unpack("nnNNCC", substr($packet, (ord($packet) & 15) * 4));
             next unless substr($packet, 12, 4) eq $to && $sport == {port} && $dport == 999;

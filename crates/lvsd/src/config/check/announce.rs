@@ -11,7 +11,7 @@ use crate::text::Diagnostic;
 
 /// How long other directors may be preferred before an address is withdrawn.
 const DRAIN_MAX: Duration = Duration::from_secs(3600);
-/// How long addresses may be announced that nobody looks after.
+/// The permitted times for announcements without supervision by lvsd.
 const HOLD: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(15)..=Duration::from_secs(7 * 24 * 3600);
 
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_said() {
+    fn contradictory_announce_settings_are_reported() {
         for (text, words) in [
             (SERVICE.to_owned(), "share no connections"),
             (

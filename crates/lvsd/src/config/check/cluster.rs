@@ -312,7 +312,7 @@ impl Checker<'_> {
         Some(name.clone())
     }
 
-    /// Nobody asks for the servers of a pool where no etcd is named.
+    /// Reports pools in a file without etcd, whose servers would never be read.
     pub(super) fn pools_without_etcd(&mut self, raw: &RawConfig) {
         if raw.cluster.is_some() {
             return;

@@ -62,11 +62,11 @@ impl Checker<'_> {
                 .help("`getent passwd` lists them"),
             );
         }
-        // What every host takes for nobody.
+        // The conventional ids of the user `nobody`.
         Some(user.unwrap_or((65_534, 65_534)))
     }
 
-    /// The program that is told of events.
+    /// The notification program.
     fn notify(&mut self, raw: &RawDaemon) -> Vec<String> {
         if let Some(time) = &raw.notify_timeout
             && !(Duration::from_millis(100)..=Duration::from_secs(600)).contains(&time.get_ref().0)

@@ -104,7 +104,7 @@ impl Checker<'_> {
             .unwrap_or(0)
     }
 
-    /// The sorry server: a server as any other, of weight 1 where nothing else is said.
+    /// The sorry server: an ordinary server, with weight 1 by default.
     pub(super) fn sorry(
         &mut self,
         raw: &RawService,
@@ -133,7 +133,7 @@ impl Checker<'_> {
             address: checked.address,
             place,
         });
-        // Nobody asks it: there is no other to take its place.
+        // It has no check, because no other server could replace it.
         checked.check = None;
         Some(checked)
     }

@@ -100,7 +100,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Where further servers of a service come from, and what they are like.
+    /// The source of discovered servers of a service, and their settings.
     pub(super) fn discovery(
         &mut self,
         service: &RawService,

@@ -241,7 +241,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Several workers, and other directors that are told: an engine refuses both together.
+    /// Reports several workers together with peers, which the dataplane refuses.
     pub(super) fn workers_beside_peers(&mut self, raw: &RawConfig) {
         let value = raw.dataplane.workers.as_ref();
         let peers = raw.sync.peers.is_some();

@@ -1,4 +1,4 @@
-//! How packets get to the real servers: the forwarding method, and what is wrapped around them.
+//! The forwarding method, and the headers of tunnels.
 
 use std::ops::Range;
 
@@ -43,7 +43,7 @@ fn types() -> impl Iterator<Item = &'static TunnelType> {
 
 impl Checker<'_> {
     pub(super) fn forward(&mut self, raw: Option<&Spanned<String>>) -> Option<Forwarding> {
-        // The words of ipvsadm's and keepalived's users are known, so that the remedy is exact.
+        // Recognise the words of ipvsadm and keepalived, so that the fix is exact.
         if let Some(value) = raw {
             let known = match value.get_ref().to_ascii_lowercase().as_str() {
                 "masq" | "masquerading" | "-m" => Some("nat"),
@@ -205,7 +205,7 @@ impl Checker<'_> {
         let Some(at) = table.checksum.as_ref().map(Spanned::span) else {
             return Some(());
         };
-        // What is no checksum at all was reported as that.
+        // An invalid checksum was reported already.
         let fits = checksum.is_none_or(|checksum| kind.checksums.contains(&checksum));
         let (title, help) = if kind.checksums.is_empty() {
             let types = names(types().filter(|kind| !kind.checksums.is_empty()));

@@ -43,8 +43,8 @@ const SLOW_START_MAX: u64 = 86_400;
 /// The kernel's bound of a weight, and ipvsadm's.
 const WEIGHT_MAX: i64 = i32::MAX as i64;
 
-/// Checks everything. `complete` is false if parts of the file were left out because they could not
-/// be read; what is missing is then not complained about.
+/// Checks the whole configuration. `complete` is false if parts of the file could not be read;
+/// missing keys are then not reported.
 pub(in crate::config) fn check(
     raw: &RawConfig,
     text: &str,
@@ -165,9 +165,9 @@ struct Checker<'a> {
     findings: &'a mut Findings,
     /// All servers so far.
     servers: Vec<ServerPlace>,
-    /// Place and title of what was reported once for all servers of a service.
+    /// Position and title of findings that are reported once for all servers of a service.
     once: HashSet<(usize, String)>,
-    /// Where the file says that the host routes packets to the engine.
+    /// The position of the setting by which the host routes packets to the dataplane (TUN backend).
     routed: Option<Range<usize>>,
     /// Addresses for full NAT, where the file names them.
     local: Option<Vec<IpAddr>>,

@@ -1,4 +1,4 @@
-//! How a service chooses: scheduler, flags, persistence, and what goes beyond the kernel's IPVS.
+//! Scheduling of a service: scheduler, flags, persistence, and settings beyond the kernel's IPVS.
 
 use std::net::Ipv4Addr;
 use std::ops::Range;

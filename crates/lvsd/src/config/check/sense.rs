@@ -53,7 +53,7 @@ impl Checker<'_> {
             .collect();
         let facts = self.facts;
         let has = |ip| facts.is_some_and(|facts| facts.has_address(ip));
-        // The host itself serves what direct routing sends to it.
+        // With direct routing, the host itself serves connections to its own address.
         let translates = |server: &Server| server.config.forwarding != Forwarding::Route;
         let loopback: HashSet<(ServiceId, SocketAddr)> = services
             .iter()

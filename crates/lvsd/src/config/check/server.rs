@@ -155,7 +155,7 @@ impl Checker<'_> {
         own.or(defaults.tunnel).unwrap_or_default()
     }
 
-    /// Whether servers of full NAT can have what that needs.
+    /// Whether the servers of a service can use full NAT.
     pub(super) fn fits_full_nat(
         &mut self,
         at: &Range<usize>,
@@ -270,7 +270,7 @@ impl Checker<'_> {
             self.report(Diagnostic::error(span, title).help(help));
             return None;
         }
-        // As the kernel (`ip_vs_new_dest`); a network's first address is anybody's to it.
+        // As the kernel (`ip_vs_new_dest`), which accepts the first address of a network.
         if what != "VIP" && self.facts.is_some_and(|facts| facts.is_broadcast(ip)) {
             self.report(
                 Diagnostic::error(
@@ -285,7 +285,7 @@ impl Checker<'_> {
     }
 }
 
-/// Why `word` is not an address with a port, and what to do.
+/// The reason why `word` is not an address with a port, and the fix.
 pub(super) fn no_address(word: &str) -> (String, &'static str) {
     let general = || format!("`{word}` is not an address and a port");
     let (host, port) = match word.rsplit_once(':') {
@@ -340,7 +340,7 @@ mod tests {
     use crate::config::{Config, Facts, Files};
 
     #[test]
-    fn a_broadcast_address_of_this_host_is_no_server() {
+    fn broadcast_address_of_this_host_is_refused_as_server() {
         let facts = Facts::with_broadcast(IpAddr::from([10, 0, 0, 255]));
         let check = |server: &str, facts: Option<&Facts>| {
             let text = format!(

@@ -1,4 +1,4 @@
-//! A service: what it is, and what it takes.
+//! Checks of a service: its address, its keys and its servers.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -171,7 +171,7 @@ impl Checker<'_> {
         })
     }
 
-    /// Warns of servers without a health check, unless the file says that there is none.
+    /// Warns about servers without a health check, unless the file sets `check = "none"`.
     fn unchecked(&mut self, raw: &RawService, span: &Range<usize>) {
         let mut servers = raw.server.iter();
         let any = servers.any(|server| server.get_ref().check.is_none()) || raw.discover.is_some();
@@ -228,7 +228,7 @@ impl Checker<'_> {
         let mut seen: HashMap<SocketAddr, Range<usize>> = HashMap::new();
         for server in &raw.server {
             let Some(id) = &id else {
-                // Without the service's address no more can be said of its servers than this.
+                // Without the service's address, no other check of its servers is possible.
                 let server = server.get_ref();
                 self.number(server.weight.as_ref(), "weight", 0..=WEIGHT_MAX);
                 if let Some(check) = &server.check {
@@ -268,7 +268,7 @@ impl Checker<'_> {
         };
         let default = defaults.forward == Some(Forwarding::Tunnel);
         let one = |server: &Server| server.config.forwarding == Forwarding::Tunnel;
-        // One that is wrong in another way has been told already.
+        // Other errors of a server were reported already.
         let all_read = servers.len() == raw.server.len() && self.complete;
         if !default && all_read && !servers.iter().any(one) {
             self.tunnel_without_tun(tunnel, raw.forward.as_ref());
@@ -375,7 +375,7 @@ impl Checker<'_> {
     }
 }
 
-/// Whether what stands where the port should is one number.
+/// Whether the text at the position of the port is one number.
 fn is_one_number(address: &str) -> bool {
     let port = address.trim().rsplit_once(':').map_or("", |(_, port)| port);
     !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())

@@ -276,7 +276,7 @@ mod tests {
 
     /// An engine would not start with it.
     #[test]
-    fn a_key_that_an_engine_does_not_take_is_refused() {
+    fn sync_key_unusable_by_dataplane_is_refused() {
         let directory = tempfile::tempdir().expect("a directory");
         let with = |name: &str| {
             let path = directory.path().join(name);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_of_another_family_are_refused_beside_synchronisation() {
+    fn servers_of_another_family_are_refused_with_synchronisation() {
         let file = |sync: &str, server: &str| {
             let text = format!(
                 "{sync}[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"tun\"\n\

@@ -308,7 +308,7 @@ mod tests {
                            [[service.server]]\naddress = \"10.0.0.11:80\"\n";
 
     #[test]
-    fn what_is_left_out_has_a_value() {
+    fn vrrp_defaults_fill_omitted_keys() {
         let text = format!(
             "[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\nhost_addresses = \"10.0.0.254/24 dev eth1\"\n{SERVICE}"
         );
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_address_that_the_engine_answers_for_is_not_keepaliveds() {
+    fn own_vip_is_refused_as_keepalived_address() {
         for (vip, warned) in [("own", true), ("auto", true), ("host", false)] {
             let service = SERVICE.replace("forward", &format!("vip = \"{vip}\"\nforward"));
             let text = format!(
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_do_what_it_looks_like_is_said() {
+    fn misleading_vrrp_settings_are_reported() {
         let said = |keys: &str, service: &str, words: &str| {
             let text = format!("[vrrp]\ninterface = \"eth0\"\nrouter_id = 51\n{keys}\n{service}");
             let (_, report) = Config::from_toml("x", &text).expect("valid");
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keepalived_would_refuse_or_misread_is_found() {
+    fn vrrp_values_invalid_for_keepalived_are_refused() {
         for (keys, words) in [
             ("router_id = 1", "has no interface"),
             ("interface = \"eth0\"", "has no router_id"),

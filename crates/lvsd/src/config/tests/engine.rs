@@ -54,7 +54,7 @@ fn helpers_and_their_ports() {
 }
 
 #[test]
-fn what_the_engine_does_not_have_is_refused_with_its_place() {
+fn unsupported_dataplane_key_is_refused_with_its_position() {
     for (line, place, title, help) in [
         (
             "no_interfaces = true",

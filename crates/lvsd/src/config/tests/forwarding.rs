@@ -49,7 +49,7 @@ address = "2001:db8::11"
 }
 
 #[test]
-fn what_many_ports_and_full_nat_cannot_have() {
+fn many_ports_and_full_nat_exclude_some_settings() {
     let server = "\n[[service.server]]\naddress = \"10.0.0.11:80\"\n";
     let service =
         |text: &str| format!("[[service]]\naddress = \"192.0.2.10:80-90\"\n{text}{server}");
@@ -169,7 +169,7 @@ fn tunnels_of_every_type() {
 }
 
 #[test]
-fn a_tunnel_that_does_not_fit_is_refused_with_its_place() {
+fn unsuitable_tunnel_is_refused_with_its_position() {
     for (words, place, title, help) in [
         (
             "\"vxlan\"",
@@ -276,7 +276,7 @@ fn a_tunnel_that_does_not_fit_is_refused_with_its_place() {
 }
 
 #[test]
-fn a_proxied_service_is_of_this_host() {
+fn proxied_service_requires_address_of_this_host() {
     let proxied = |keys: &str, server: &str| {
         format!(
             "[[service]]\n{keys}\nforward = \"proxy\"\n[[service.server]]\naddress = \"127.0.0.1:8081\"\n{server}\n"
@@ -352,7 +352,7 @@ fn a_proxied_service_is_of_this_host() {
 /// A proxy that listens everywhere and connects to itself would do so until it has no descriptor
 /// left.
 #[test]
-fn a_proxied_service_is_not_its_own_server() {
+fn proxied_service_is_refused_as_its_own_server() {
     let text = |listen: &str, server: &str, more: &str| {
         format!(
             "[[service]]\naddress = \"{listen}\"\nforward = \"proxy\"\n{more}\

@@ -244,7 +244,7 @@ fn every_example_loads_without_a_warning() {
 
 /// Puts a line after the header of every table and a key into every inline table of every example.
 #[test]
-fn an_unknown_key_is_refused_everywhere() {
+fn unknown_key_is_refused_in_each_table() {
     let mut tried = 0;
     for (name, text) in EXAMPLES {
         let lines: Vec<&str> = text.lines().collect();
@@ -323,7 +323,7 @@ fn tunnelled(service: &str, server: &str) -> String {
 
 /// A client of a running daemon does not read a long file for the name of its socket.
 #[test]
-fn a_file_is_read_for_its_socket_only_where_it_may_name_one() {
+fn socket_is_read_from_file_only_if_it_may_name_one() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("lvsd.toml");
     let named = "[dataplane]\nsocket = \"@other\"\n";

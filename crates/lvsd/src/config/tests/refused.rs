@@ -4,7 +4,7 @@ use super::*;
 
 /// Errors of services and servers, with the titles of the findings.
 #[test]
-fn what_does_not_fit_is_refused() {
+fn inconsistent_settings_are_refused() {
     let cases = [
         ("", "address = \"192.0.2.10:80\"", "a loop"),
         (
@@ -226,7 +226,7 @@ fn numbers_that_are_too_large_are_out_of_the_range_of_their_key() {
 }
 
 #[test]
-fn what_the_start_or_the_engine_would_refuse_is_refused() {
+fn settings_invalid_for_start_or_dataplane_are_refused() {
     let service = |keys: &str| {
         format!(
             "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n"
@@ -328,7 +328,7 @@ fn what_the_start_or_the_engine_would_refuse_is_refused() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_warned_about() {
+fn implausible_settings_cause_warnings() {
     let service = |keys: &str, weights: [&str; 2]| {
         format!(
             "[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\ncheck = \"none\"\n{keys}\n[[service.server]]\naddress = \"10.0.0.1:80\"\n{}\n[[service.server]]\naddress = \"10.0.0.2:80\"\n{}\n",
@@ -361,7 +361,7 @@ fn what_cannot_be_meant_is_warned_about() {
 }
 
 #[test]
-fn what_only_the_host_can_have_is_looked_for() {
+fn settings_that_depend_on_the_host_are_checked_there() {
     let facts = Facts::with("root:x:0:\nlvs:x:999:\n", &["eth0", "eth0.100"]);
     let read = |text: &str| Config::read("test.toml", text, Files::from("test.toml"), Some(&facts));
     for good in [
@@ -396,7 +396,7 @@ fn what_only_the_host_can_have_is_looked_for() {
 }
 
 #[test]
-fn a_removed_key_names_its_replacement() {
+fn removed_key_error_names_its_replacement() {
     for (text, key, help) in [
         ("[api]\ncompat = \"node_ipvs\"\n", "compat", "`procfs`"),
         ("[api]\nserver_series = 1\n", "server_series", "5000"),

@@ -77,7 +77,7 @@ fn warnings_do_not_refuse() {
 }
 
 #[test]
-fn a_missing_file_is_an_error() {
+fn missing_configuration_file_is_an_error() {
     let error = Config::load(Path::new("/nonexistent/lvsd.toml")).unwrap_err();
     assert!(
         error
@@ -88,7 +88,7 @@ fn a_missing_file_is_an_error() {
 }
 
 proptest::proptest! {
-    /// Whatever the text is, the answer is a configuration or a report that can be shown.
+    /// Any text yields either a configuration or a printable report.
     #[test]
     fn never_panics(at in 0..FULL.len(), length in 0usize..20, new in "[\\[\\]{}=\"\\n a-z0-9é.]{0,8}") {
         let mut text = FULL.to_owned();
@@ -101,7 +101,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_says_why_and_what_to_do() {
+fn unreadable_file_reports_reason_and_fix() {
     let said = |path: &Path| Config::load(path).expect_err("no file").to_string();
     let directory = tempfile::tempdir().unwrap();
     let here = said(directory.path());
@@ -131,7 +131,7 @@ fn a_file_that_cannot_be_read_says_why_and_what_to_do() {
 /// A typo in each of 37,205 servers, and one in each of as many keys of one table: time and words
 /// stay in proportion.
 #[test]
-fn any_number_of_typos_is_told_at_once() {
+fn all_typos_are_reported_together() {
     const N: usize = 37_205;
     let mut servers = String::from("[[service]]\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n");
     let mut keys = String::from("[lvsd]\n");

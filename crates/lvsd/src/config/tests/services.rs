@@ -61,7 +61,7 @@ fn defaults_of_failures_are_fixed_and_bad_combinations_warn() {
 }
 
 #[test]
-fn service_without_a_check_is_warned_about_unless_it_says_none() {
+fn service_without_check_causes_warning_unless_none() {
     let words = "servers have no health check";
     let text = checked("check = \"none\"", "");
     assert_eq!(report(&text).to_string(), "");
@@ -76,7 +76,7 @@ fn service_without_a_check_is_warned_about_unless_it_says_none() {
 }
 
 #[test]
-fn a_vip_that_exists_twice_shows_both_places() {
+fn duplicate_vip_reports_both_positions() {
     let found = errors(
         r#"[[service]]
 address = "192.0.2.10:80"
@@ -108,7 +108,7 @@ address = "10.0.0.12:80"
 }
 
 #[test]
-fn a_vip_has_one_owner() {
+fn vip_with_two_owners_is_refused() {
     let service = |port: u16, vip: &str| {
         format!(
             "[[service]]\naddress = \"192.0.2.10:{port}\"\nforward = \"nat\"\nvip = \"{vip}\"\n[[service.server]]\naddress = \"10.0.0.1\"\n"
@@ -127,7 +127,7 @@ fn port_zero_needs_persistence() {
 }
 
 #[test]
-fn what_goes_beyond_the_kernel() {
+fn settings_beyond_the_kernel_are_read() {
     let file = |service: &str| {
         format!(
             "[[service]]\naddress = \"192.0.2.10:80\"\n{service}\n[[service.server]]\naddress = \"10.0.0.11:80\"\n"
@@ -196,7 +196,7 @@ fn what_goes_beyond_the_kernel() {
 }
 
 #[test]
-fn a_file_without_a_service_is_warned_about() {
+fn file_without_service_causes_warning() {
     for text in ["", "[sysctl]\nconn_reuse_mode = 1\n"] {
         let (config, warnings) = Config::from_toml("test.toml", text).expect("it is allowed");
         assert!(config.services.is_empty());

@@ -11,7 +11,7 @@ const FILE: &str = "[[service]]\nname = \"web\"\naddress = \"192.0.2.1:80\"\nfor
      [[service.server]]\naddress = \"10.0.0.9:80\"\n";
 
 #[test]
-fn what_is_wrong_with_a_source() {
+fn invalid_source_is_refused() {
     for (servers, words) in [
         ("{}", "names no source"),
         ("{ dns = \"a b\" }", "is not a name"),
@@ -55,7 +55,7 @@ fn what_is_wrong_with_a_source() {
 }
 
 #[test]
-fn the_examples_are_right_and_are_what_the_pages_print() {
+fn source_examples_are_valid_and_match_the_pages() {
     for (example, page, services) in [
         (
             include_str!("../../../../../examples/dns.toml"),
@@ -95,7 +95,7 @@ fn no_more_names_than_are_looked_up() {
 }
 
 #[test]
-fn what_is_wrong_with_a_cluster() {
+fn invalid_cluster_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let empty = directory.path().join("empty");
     std::fs::write(&empty, "\n").unwrap();

@@ -10,7 +10,7 @@ use crate::convert::service::port;
 #[derive(Debug, Default)]
 pub(super) struct Group {
     pub(super) addresses: Vec<(IpAddr, u16)>,
-    /// Marks, and whether they are of IPv6 if the group says so.
+    /// Marks, and their address family if the group sets it.
     pub(super) marks: Vec<(u32, Option<bool>)>,
     pub(super) lost: Vec<String>,
 }
@@ -100,7 +100,7 @@ pub(in crate::convert) fn range(text: &str) -> Option<(IpAddr, usize)> {
     Some((first, amount(more.checked_add(1)?)))
 }
 
-/// A number of addresses; what is no number here is more than there is room for, too.
+/// A number of addresses; a number that does not fit counts as more than the limit.
 fn amount(count: u128) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }

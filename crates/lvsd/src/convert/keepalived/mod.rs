@@ -19,7 +19,7 @@ use super::{ADDRESSES_MAX, Options, Read};
 /// How deep blocks and includes may be.
 const DEPTH_MAX: usize = 32;
 
-/// A statement: its words, and what is in its block.
+/// A statement: its words and the statements of its block.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Item {
     words: Vec<Word>,
@@ -99,7 +99,7 @@ impl Item {
     }
 }
 
-/// Whether a statement that may say `no` says something else, or nothing.
+/// Whether a statement that can be switched off with `no` is on.
 pub(super) fn is_on(item: &Item) -> bool {
     !matches!(item.word(1), "no" | "off" | "false")
 }

@@ -101,9 +101,9 @@ pub(super) struct Reader<'a> {
     macros: HashMap<String, String>,
     /// Macros that are defined by lines for some hosts, and where.
     conditional: HashMap<String, SourcePlace>,
-    /// Bytes of files, and of what macros have made.
+    /// Bytes of files and of expanded macros.
     written: u64,
-    /// How many blocks are open, and what the outermost is.
+    /// The number of open blocks, and the outermost one.
     depth: usize,
     top: String,
     told: HashSet<&'static str>,
@@ -335,7 +335,7 @@ impl<'a> Reader<'a> {
         } else if rest.starts_with('$') || rest.starts_with('~') {
             return refused("the line is for some hosts only");
         }
-        // Other lines stay in what keepalived keeps.
+        // Other lines stay in the file for keepalived.
         Ok(false)
     }
 
@@ -666,7 +666,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sequence_defaults_are_those_of_keepalived() {
+    fn sequence_defaults_match_keepalived() {
         let numbers = |text| sequence(text).map(|(_, first, step, last)| (first, step, last));
         assert_eq!(numbers("A, 4, 5"), Some((4, 1, 5)));
         assert_eq!(numbers("A, 5, 4"), Some((5, -1, 4)));

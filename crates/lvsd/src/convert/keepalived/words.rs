@@ -220,7 +220,7 @@ mod tests {
 
     /// keepalived 2.2.7 reads each of these so.
     #[test]
-    fn escapes_are_those_of_keepalived() {
+    fn escapes_match_keepalived() {
         for (text, expected) in [
             (
                 "\"a\\.b\\d+ \\\\. \\\"x\\\" 'q'\"",

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn what_somebody_changes_is_set_right() {
+async fn manual_change_is_reverted() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
     daemon.weights(&both).await;
@@ -17,7 +17,7 @@ async fn what_somebody_changes_is_set_right() {
 
 /// Neither the next comparison, nor a reload, nor a restart undoes `lvsadm drain`.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_drained_by_hand_stays_so() {
+async fn manually_drained_server_stays_drained() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     let weights = |weight| [("10.0.0.1:80", 1), ("10.0.0.2:80", weight)];
     daemon.weights(&weights(3)).await;
@@ -61,7 +61,7 @@ async fn a_server_that_is_drained_by_hand_stays_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_people_want_outlives_reload_restart_and_engine() {
+async fn override_survives_reload_restart_and_dataplane() {
     let mut daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
@@ -154,7 +154,7 @@ async fn what_people_want_outlives_reload_restart_and_engine() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_by_hand_is_shown_and_ended() {
+async fn manual_drain_is_shown_and_ended() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
@@ -191,7 +191,7 @@ fn by_hand(world: &World, weight: i32) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_by_hand_beside_services_are_told_too() {
+async fn manual_changes_outside_services_are_reported() {
     for report in [false, true] {
         let line = if report {
             "[lvsd]\nmanual_changes = \"report\"\n"
@@ -290,7 +290,7 @@ async fn changes_by_hand_are_put_right_or_left() {
 
 /// A server in maintenance keeps its connections for as long as `drain` says, and no longer.
 #[tokio::test(start_paused = true)]
-async fn a_drain_has_a_deadline() {
+async fn drain_with_deadline_ends_then() {
     let text = FILE.replace("forward = \"nat\"", "forward = \"nat\"\ndrain = \"60s\"");
     let daemon = Running::start(World::default(), Dead::default(), &text);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_server_gets_nothing_from_the_start() {
+async fn dead_server_gets_no_connections_from_the_start() {
     let dead = Dead::default();
     dead.set("10.0.0.2:80", true);
     let daemon = Running::start(World::default(), dead, FILE);
@@ -57,7 +57,7 @@ async fn on_check_failure_remove_takes_the_server_out() {
 
 /// One check without an answer holds back its own service, and nothing else.
 #[tokio::test(start_paused = true)]
-async fn a_slow_first_check_holds_back_its_own_address_only() {
+async fn slow_first_check_delays_only_its_own_address() {
     let log = Log::default();
     let _listening = log.listen();
     let slow = Slow::default();
@@ -79,7 +79,7 @@ async fn a_slow_first_check_holds_back_its_own_address_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sorry_server_serves_below_the_quorum_and_the_vip_goes() {
+async fn sorry_server_serves_below_quorum_and_vip_is_removed() {
     let text = FILE.replace(
         "forward = \"nat\"",
         "forward = \"nat\"\nquorum = { up = 2, down = 1 }\nsorry = \"10.0.0.99:80\"\nbelow_quorum = \"give-up\"\ndrain = \"0s\"",

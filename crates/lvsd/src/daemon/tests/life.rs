@@ -23,7 +23,7 @@ async fn starts_an_engine_fills_it_and_stops_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_has_just_died_had_ended_already() {
+async fn stop_after_dataplane_exit_reports_its_status() {
     let log = Log::default();
     let _listening = log.listen();
     let daemon = Running::start(World::default(), Dead::default(), FILE);
@@ -37,7 +37,7 @@ async fn an_engine_that_has_just_died_had_ended_already() {
 }
 
 #[tokio::test]
-async fn what_a_stop_waits_for_is_said_at_once() {
+async fn stop_logs_at_once_why_it_waits() {
     for at_a_request in [false, true] {
         let log = Log::default();
         let _listening = log.listen();
@@ -67,7 +67,7 @@ async fn what_a_stop_waits_for_is_said_at_once() {
 }
 
 #[tokio::test]
-async fn an_engine_that_says_it_stops_and_does_not_is_killed() {
+async fn dataplane_that_does_not_stop_is_killed() {
     let log = Log::default();
     let _listening = log.listen();
     let daemon = Running::start(World::default(), Dead::default(), FILE);
@@ -101,7 +101,7 @@ async fn killed_and_restarted_it_disturbs_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_dies_is_replaced() {
+async fn dead_dataplane_is_replaced() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
@@ -116,7 +116,7 @@ async fn an_engine_that_dies_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_of_ours_that_hangs_is_ended_and_replaced() {
+async fn own_hung_dataplane_is_ended_and_replaced() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
     daemon.weights(&both).await;
@@ -142,7 +142,7 @@ async fn an_engine_of_ours_that_hangs_is_ended_and_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn somebody_elses_engine_that_hangs_is_left_to_him() {
+async fn foreign_hung_dataplane_is_left_running() {
     let world = World::default();
     world.start_foreign();
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -157,7 +157,7 @@ async fn somebody_elses_engine_that_hangs_is_left_to_him() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn somebody_elses_engine_stays_without_our_services() {
+async fn foreign_dataplane_stays_without_our_services() {
     let world = World::default();
     world.start_foreign();
     let spec = lvs_core::api::ServiceSpec {
@@ -190,7 +190,7 @@ async fn somebody_elses_engine_stays_without_our_services() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn somebody_elses_engine_may_come_back() {
+async fn foreign_dataplane_may_return() {
     let world = World::default();
     world.start_foreign();
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -210,7 +210,7 @@ async fn somebody_elses_engine_may_come_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_never_starts_is_fatal() {
+async fn dataplane_that_never_starts_is_fatal() {
     let world = World::default();
     world.refuse_to_start();
     let daemon = Running::start(world, Dead::default(), FILE);
@@ -220,7 +220,7 @@ async fn an_engine_that_never_starts_is_fatal() {
 
 /// The engine has dropped the connection, and is there: it is asked.
 #[tokio::test(start_paused = true)]
-async fn an_engine_without_contact_is_asked_to_stop() {
+async fn dataplane_without_contact_is_asked_to_stop() {
     let world = World::default();
     let daemon = Running::start(world, Dead::default(), FILE);
     let both = [("10.0.0.1:80", 1), ("10.0.0.2:80", 3)];
@@ -232,7 +232,7 @@ async fn an_engine_without_contact_is_asked_to_stop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_is_waited_for_and_not_started() {
+async fn dataplane_is_awaited_but_not_started() {
     let world = World::default();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), FILE).unwrap();

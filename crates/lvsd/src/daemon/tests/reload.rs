@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn reload_changes_only_what_changed() {
+async fn reload_changes_only_changed_entries() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
@@ -47,7 +47,7 @@ async fn reload_changes_only_what_changed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_without_services_takes_them_later() {
+async fn start_without_services_accepts_them_later() {
     let daemon = Running::start(World::default(), Dead::default(), "");
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(daemon.world.running());
@@ -64,7 +64,7 @@ async fn a_start_without_services_takes_them_later() {
 
 /// All that a reload changes goes to the engine in one request.
 #[tokio::test]
-async fn a_reload_is_one_request() {
+async fn reload_sends_one_request() {
     let log = Log::default();
     let _listening = log.listen();
     let file = || {
@@ -98,7 +98,7 @@ async fn a_reload_is_one_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reload_that_replaces_servers_waits_for_the_new_ones() {
+async fn reload_that_replaces_servers_waits_for_new_ones() {
     let slow = Slow::default();
     let daemon = slow.start(FILE);
     daemon
@@ -126,7 +126,7 @@ async fn a_reload_that_replaces_servers_waits_for_the_new_ones() {
 /// Rules and sysctls that have left the file go, whether lvsd was told by a reload or finds it at
 /// its start.
 #[tokio::test(start_paused = true)]
-async fn what_has_left_the_file_is_withdrawn_by_a_reload_and_a_restart() {
+async fn service_removed_from_file_is_removed_by_reload_and_restart() {
     let more = format!(
         "{}\n[[mark]]\ndestination = \"192.0.2.99\"\nmark = 7\n[filter]\ndeny = \"198.51.100.0/24\"\n",
         FILE.replace(
@@ -169,7 +169,7 @@ async fn what_has_left_the_file_is_withdrawn_by_a_reload_and_a_restart() {
 
 /// A plan says what a reload then does, and does nothing.
 #[tokio::test(start_paused = true)]
-async fn a_plan_says_what_a_reload_would_do() {
+async fn plan_lists_changes_of_a_reload() {
     let daemon = Running::start(World::default(), Dead::default(), FILE);
     daemon
         .weights(&[("10.0.0.1:80", 1), ("10.0.0.2:80", 3)])
@@ -198,7 +198,7 @@ async fn a_plan_says_what_a_reload_would_do() {
 
 /// Half a file is not taken for a wish, and a wish can be told from it.
 #[tokio::test(start_paused = true)]
-async fn a_reload_that_takes_most_servers_away_needs_force() {
+async fn reload_that_removes_most_servers_needs_force() {
     let file = |servers: u8, more: &str| {
         let mut text = format!(
             "{more}[[service]]\naddress = \"192.0.2.10:80\"\nforward = \"nat\"\ndrain = \"0s\"\n"

@@ -67,7 +67,7 @@ async fn services_and_servers_of_the_engine_stay_until_etcd_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_file_whose_services_are_all_in_etcd_is_taken_and_takes_nothing_away() {
+async fn file_with_services_in_unread_etcd_removes_no_service() {
     let daemon = Running::start(left_behind().await, Dead::default(), TWO);
     tokio::time::sleep(Duration::from_secs(5)).await;
     let before = daemon.world.changes().len();
@@ -87,7 +87,7 @@ async fn a_file_whose_services_are_all_in_etcd_is_taken_and_takes_nothing_away()
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_for_etcd_is_not_forgotten_by_max_remove() {
+async fn max_remove_counts_servers_that_wait_for_etcd() {
     let mut text = String::new();
     for n in 1..=30 {
         text.push_str(&format!(
@@ -118,7 +118,7 @@ async fn what_waits_for_etcd_is_not_forgotten_by_max_remove() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pool_that_is_not_known_and_without_servers_in_the_engine_is_below_its_quorum() {
+async fn unread_pool_without_servers_in_dataplane_is_below_quorum() {
     for from in ["etcd = \"web\"", "dns = \"web.invalid\""] {
         let file = format!(
             "{CLUSTER}[dns]\nname_servers = [\"127.0.0.1:1\"]\n\

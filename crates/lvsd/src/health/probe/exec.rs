@@ -175,7 +175,7 @@ mod tests {
     use super::*;
     use crate::health::Network;
     use crate::health::Prober;
-    use crate::health::probe::hostile::{check, probe};
+    use crate::health::probe::hostile::{PATIENCE, check, probe};
 
     fn shell(script: &str, more: &str) -> String {
         format!("{{ type = \"exec\", command = [\"/bin/sh\", \"-c\", '{script}']{more} }}")
@@ -232,9 +232,10 @@ mod tests {
             (format!("{child}; wait"), Some("did not answer")),
         ] {
             let mut check = check(&shell(&script, &user), server);
-            if wanted == Some("did not answer") {
-                check.timeout = Duration::from_millis(300);
-            }
+            check.timeout = match wanted {
+                Some("did not answer") => Duration::from_millis(300),
+                _ => PATIENCE,
+            };
             let result = Network::default().probe(&check).await;
             match (wanted, &result) {
                 (None, Ok(advice)) => assert_eq!(*advice, Advice::NONE),
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_it_has_started_ends_with_it() {
+    async fn exec_probe_kills_its_child_processes() {
         let directory = tempfile::tempdir().expect("a directory");
         let mark = directory.path().join("mark");
         std::fs::write(&mark, "").expect("written");

@@ -181,7 +181,7 @@ mod tests {
     use crate::health::probe::hostile::probe;
 
     #[tokio::test]
-    async fn what_it_says_and_that_it_is_not_there() {
+    async fn file_probe_reads_state_and_missing_file() {
         let directory = tempfile::tempdir().expect("a directory");
         let server: SocketAddr = "127.0.0.1:81".parse().unwrap();
         let path = directory.path().join("127.0.0.1-81");
@@ -212,7 +212,7 @@ mod tests {
     /// A disk that does not answer keeps as many threads as it may, and costs files elsewhere
     /// nothing.
     #[tokio::test]
-    async fn a_disk_that_hangs_keeps_a_few_threads() {
+    async fn hung_disk_blocks_a_bounded_number_of_threads() {
         static READS: LazyLock<Reads> = LazyLock::new(Reads::default);
         let (release, held) = std::sync::mpsc::channel::<()>();
         let held = std::sync::Arc::new(Mutex::new(held));

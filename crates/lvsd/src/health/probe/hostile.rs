@@ -26,9 +26,16 @@ pub(crate) fn check(text: &str, server: SocketAddr) -> Check {
     server.check.clone().expect("a check")
 }
 
-/// Asks once.
+/// Time for an answer on a machine that does much else.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Asks once. An answer may take as long as it takes, unless the check has a time of its own.
 pub(crate) async fn probe(text: &str, server: SocketAddr) -> Result<Advice, ProbeError> {
-    Network::default().probe(&check(text, server)).await
+    let mut check = check(text, server);
+    if !text.contains("timeout = ") {
+        check.timeout = PATIENCE;
+    }
+    Network::default().probe(&check).await
 }
 
 /// A server that does something with each connection.
@@ -113,8 +120,8 @@ pub(crate) async fn stalling(words: &'static [u8]) -> SocketAddr {
     .await
 }
 
-/// Whatever a server does wrong, a probe ends by itself or with its time, and says that the server
-/// is down.
+/// A probe of a misbehaving server ends, at the latest with its timeout, and reports that the
+/// server is down.
 pub(crate) async fn survives(check: &str, words: &'static [u8]) {
     let quick = check.replace(" }", ", timeout = \"250ms\", interval = \"1s\" }");
     let random: &'static [u8] = &[

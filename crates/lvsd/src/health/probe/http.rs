@@ -623,7 +623,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whatever_it_gets() {
+    async fn probe_survives_any_answer() {
         survives("{ type = \"http\", body = \"well\" }", OK).await;
         survives("{ type = \"http\", regex = 'well$' }", OK).await;
         // A head and a body without an end, and heads that are none.

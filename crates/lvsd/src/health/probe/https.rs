@@ -78,7 +78,7 @@ mod tests {
     ];
 
     #[tokio::test]
-    async fn whatever_it_gets() {
+    async fn probe_survives_any_answer() {
         survives("{ type = \"https\" }", HELLO).await;
         let quick = "{ type = \"https\", timeout = \"250ms\", interval = \"1s\" }";
         for (first, then) in [

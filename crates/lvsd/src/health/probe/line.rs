@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn lines_and_what_is_none() {
+    async fn lines_end_at_newline_and_have_a_limit() {
         let text: &[u8] = b"one\r\ntwo\n\nrest";
         let mut lines = Lines::new(text, 10);
         for line in ["one", "two", ""] {

@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn probe_own_shortage_blames_nobody() {
+    fn probe_without_own_resources_marks_no_server_down() {
         for errno in [
             Errno::MFILE,
             Errno::NFILE,

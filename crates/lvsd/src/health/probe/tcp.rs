@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_without_a_port_needs_one_in_the_check() {
+    fn server_without_port_requires_port_in_check() {
         let server = "10.0.0.1:0".parse().unwrap();
         assert!(Tcp::default().bind(server).is_err());
         let bound = Tcp {

@@ -187,11 +187,14 @@ mod tests {
                 }
             }
         });
-        let ask = async |more: &str| {
+        let ask_for = async |limit: &str, more: &str| {
             let check =
-                format!("{{ type = \"udp\", timeout = \"300ms\", interval = \"1s\", {more} }}");
+                format!("{{ type = \"udp\", timeout = \"{limit}\", interval = \"1s\", {more} }}");
             probe(&check, address).await
         };
+        let ask = async |more: &str| ask_for("30s", more).await;
+        // All of its time is waited for.
+        let silent = async |more: &str| ask_for("300ms", more).await;
         assert!(ask("payload = \"hello\"").await.is_ok());
         assert!(ask("payload = \"hello\", reply = \"hel\"").await.is_ok());
         assert!(
@@ -200,9 +203,9 @@ mod tests {
                 .is_ok()
         );
         assert!(ask("payload = \"hello\", reply = \"bye\"").await.is_err());
-        assert!(ask("payload = \"hush\"").await.is_err());
-        assert!(ask("payload = \"hush\", silence = \"up\"").await.is_ok());
-        let _ = ask("payload = \"end\", silence = \"up\"").await;
+        assert!(silent("payload = \"hush\"").await.is_err());
+        assert!(silent("payload = \"hush\", silence = \"up\"").await.is_ok());
+        let _ = silent("payload = \"end\", silence = \"up\"").await;
         answer.await.unwrap();
         let refused = ask("payload = \"hello\", silence = \"up\"").await;
         assert!(

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_words_of_agents() {
+    fn agent_words_are_read_as_advice() {
         let drains = |drains| Advice {
             weight: None,
             drains: Some(drains),

@@ -1,4 +1,4 @@
-//! Questions and answers of DNS, by simple-dns: what of an answer is an answer to the question.
+//! Queries and answers of DNS, by simple-dns: selects the records that answer the query.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -49,7 +49,7 @@ pub(super) enum Data {
 /// The content of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// The records, and the shortest of the times that they and what leads to them hold.
+    /// The records, and the shortest TTL of the records and of the aliases that lead to them.
     pub(super) records: Vec<Data>,
     pub(super) ttl: u32,
 }
@@ -61,9 +61,9 @@ pub(super) enum Came {
     Answer(Answer),
     /// It does not fit: it has to be asked for over TCP.
     Cut,
-    /// Somebody else's answer, or to another question.
+    /// An answer to another query, or from another sender.
     Strange,
-    /// The name server does not know, or does not want to say.
+    /// The name server has no answer, or refuses the query.
     Refused(&'static str),
 }
 
@@ -85,9 +85,9 @@ pub(super) fn question(id: u16, name: &str, kind: RecordKind) -> Result<Vec<u8>,
     packet.build_bytes_vec().map_err(wrong)
 }
 
-/// Reads what came for the question with `id`, `name` and `kind`.
+/// Reads an answer to the query with `id`, `name` and `kind`.
 pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: RecordKind) -> Came {
-    // An answer that was cut may end anywhere: its header says so.
+    // A truncated answer may end anywhere: its header has the flag TC.
     let cut = bytes.get(2).is_some_and(|flags| flags & 0x02 != 0);
     if bytes.get(..2) != Some(&id.to_be_bytes()[..]) {
         return Came::Strange;
@@ -107,7 +107,7 @@ pub(super) fn read(bytes: &[u8], id: u16, name: &str, kind: RecordKind) -> Came 
     };
     match packet.questions.as_slice() {
         [question] if asked(question) => {}
-        // Some say nothing of the question when they refuse it.
+        // Some name servers omit the question when they refuse it.
         [] if packet.rcode() != RCODE::NoError => {}
         _ => return Came::Strange,
     }
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_the_name_and_of_what_it_stands_for() {
+    fn answer_contains_records_of_name_and_its_alias() {
         let cname = RData::CNAME(CNAME(Name::new("WWW2.example.org").unwrap().into_owned()));
         let bytes = reply(&[
             ("WWW.Example.org", 30, cname),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_to_the_question_is_none() {
+    fn unrelated_dns_answer_is_refused() {
         let good = reply(&[("www.example.org", 60, a(1))]);
         assert!(matches!(www(&good), Came::Answer(_)));
         assert_eq!(
@@ -272,7 +272,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes is read or refused; what is read has no more records than bytes.
+        /// Any bytes are accepted or refused; an accepted message has no more records than bytes.
         #[test]
         fn anything_may_come(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), at in any::<bool>()) {
             if at && bytes.len() > 2 {

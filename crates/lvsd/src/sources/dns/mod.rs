@@ -1,4 +1,4 @@
-//! Servers by DNS: each name is looked up as often as its TTL says, and the last answer holds until
+//! Servers by DNS: lvsd looks each name up again after its TTL, and the last answer applies until
 //! there is another one.
 
 mod message;
@@ -25,7 +25,7 @@ pub(crate) fn name_of(text: &str) -> Option<String> {
     (name.len() <= 253 && name.split('.').all(label)).then_some(name)
 }
 
-/// Whether a name has SRV records, as its first label says.
+/// Whether a name has SRV records, according to its first label.
 pub(crate) fn is_srv(name: &str) -> bool {
     name.starts_with('_')
 }
@@ -52,7 +52,7 @@ pub(super) fn follow(name: String, lookups: Lookups, shared: Arc<Shared>) -> Joi
     })
 }
 
-/// Whatever comes, for fuzzing: it is read, or refused.
+/// Reads any bytes as an answer, for fuzzing.
 #[doc(hidden)]
 pub fn fuzz(bytes: &[u8]) {
     let id = bytes

@@ -26,11 +26,11 @@ const TARGETS_MAX: usize = 256;
 /// Servers that a name stands for.
 pub(crate) const RECORDS_MAX: usize = 1024;
 
-/// Looks a name up: its servers in an order that stays, and for how many seconds they hold.
+/// Looks a name up: returns its servers in a stable order, and their TTL in seconds.
 ///
 /// # Errors
-/// Nobody knows, in words. A name without any record is such a case: a zone that was emptied by
-/// mistake must not empty a service.
+/// If no name server has an answer, as text. A name without any record is an error too: a zone that
+/// was emptied by mistake must not empty a service.
 pub(super) async fn look_up(name: &str, lookups: &Lookups) -> Result<(Vec<Record>, u32), String> {
     let servers = match lookups.name_servers.is_empty() {
         false => lookups.name_servers.clone(),
@@ -167,7 +167,7 @@ impl Asker {
     }
 }
 
-/// An identification that nobody guesses.
+/// A random identification.
 fn fresh_id() -> Result<u16, String> {
     let mut bytes = [0; 2];
     match getrandom(&mut bytes, GetRandomFlags::empty()) {
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hosts_name_servers() {
+    fn name_servers_are_read_from_resolv_conf() {
         let text = "# x\nsearch example.org\nnameserver 192.0.2.1\n nameserver\t2001:db8::1 # y\nnameserver nonsense\n";
         let all: Vec<String> = name_servers(text).iter().map(ToString::to_string).collect();
         assert_eq!(all, ["192.0.2.1:53", "[2001:db8::1]:53"]);
@@ -257,7 +257,7 @@ mod tests {
     fn lookups(servers: &[SocketAddr]) -> Lookups {
         Lookups {
             name_servers: servers.to_vec(),
-            timeout: Duration::from_millis(300),
+            timeout: Duration::from_secs(3),
             ..Lookups::default()
         }
     }
@@ -299,8 +299,8 @@ mod tests {
         reply.build_bytes_vec().unwrap()
     }
 
-    /// A port for UDP and TCP. One that is free for UDP may be that of somebody's connection, so
-    /// that another is asked for.
+    /// A port for UDP and TCP. A port that is free for UDP may be in use for TCP; then another one
+    /// is tried.
     async fn one_port() -> (UdpSocket, TcpListener) {
         for _ in 0..100 {
             let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -312,14 +312,14 @@ mod tests {
         panic!("no port is free for UDP and TCP");
     }
 
-    /// A name server that says over UDP, of each question, that its answer does not fit.
+    /// A name server that truncates each answer over UDP.
     async fn name_server(cut: bool) -> SocketAddr {
         let (udp, tcp) = one_port().await;
         let at = udp.local_addr().unwrap();
         tokio::spawn(async move {
             let mut bytes = [0; 2048];
             while let Ok((n, from)) = udp.recv_from(&mut bytes).await {
-                // Somebody who guesses comes first.
+                // A forged answer arrives first.
                 let mut forged = answer(&bytes[..n], false);
                 forged[0] ^= 1;
                 let _ = udp.send_to(&forged, from).await;
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_server_that_is_silent_is_passed_over() {
+    async fn silent_name_server_is_skipped() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let servers = [silent.local_addr().unwrap(), name_server(false).await];
         let (found, _) = look_up("www.example.org", &lookups(&servers))
@@ -400,7 +400,7 @@ mod tests {
         assert!(none.is_err());
     }
 
-    /// A name server that says over TCP whatever it is given, with the id of the question.
+    /// A name server that sends `records` over TCP, with the id of the query.
     async fn says(records: Vec<RData<'static>>) -> SocketAddr {
         let (udp, tcp) = one_port().await;
         let at = udp.local_addr().unwrap();
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_too_much_or_nothing_is_refused_as_a_whole() {
+    async fn empty_or_too_large_dns_answer_is_refused() {
         let hosts = |n: u32| {
             (0..n).map(|n| {
                 RData::A(A {

@@ -20,14 +20,14 @@ use super::message::{
 use crate::health::probe::Tls;
 use crate::sources::http::{self, Connection, Endpoint, Lines, collect, failed, plain};
 
-/// gRPC's number for what is not there, such as a lease.
+/// gRPC's code for a missing object, such as a lease.
 const NOT_FOUND: u32 = 5;
-/// gRPC's number for who may not do it.
+/// gRPC's code for a user without the permission.
 const PERMISSION_DENIED: u32 = 7;
-/// The same for whom etcd does not know.
+/// gRPC's code for an unknown user.
 const UNAUTHENTICATED: u32 = 16;
 
-/// A password, which nobody is shown.
+/// A password, which is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Password(pub(crate) String);
 
@@ -53,7 +53,7 @@ pub struct Access {
 /// Why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Error {
-    /// Nobody answers, or nothing that can be understood; in words.
+    /// No answer, or an invalid one; the reason as text.
     Failed(String),
     /// The answer is longer than is read.
     TooLong,
@@ -163,7 +163,7 @@ impl Client {
         message::read(&answer?).map_err(Error::Failed)
     }
 
-    /// Says who we are, unless the member knows.
+    /// Authenticates at the member, unless there is a token already.
     async fn log_in(&mut self) -> Result<(), Error> {
         let Some((name, password)) = self.access.login.clone() else {
             return Ok(());
@@ -181,7 +181,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a request; what comes back is the answer's body.
+    /// Sends a request, and returns the body of the answer.
     async fn post(&mut self, path: &str, request: &impl Serialize) -> Result<Incoming, Error> {
         let ready = match &mut self.connection {
             Some(connection) => connection.is_ready().await,
@@ -227,7 +227,7 @@ impl Client {
         loop {
             match self.call::<Ranged>("/v3/kv/range", &range).await {
                 Err(Error::TooLong) if range.limit.0 > 1 => range.limit.0 /= 2,
-                // Whatever that is, it does not say that there are no keys.
+                // An answer without a revision does not mean that there are no keys.
                 Ok(ranged) if ranged.header.revision.0 < 1 => {
                     let why = "answers without a revision".to_owned();
                     return Err(Error::Failed(why));
@@ -269,7 +269,7 @@ impl Client {
         }
     }
 
-    /// Ends a lease, and what was written under it.
+    /// Ends a lease, and deletes its keys.
     pub(crate) async fn revoke(&mut self, id: i64) -> Result<(), Error> {
         let id = Number(id);
         let revoked = self.call("/v3/lease/revoke", &Lease { id }).await;
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_that_has_run_out_is_replaced() {
+    async fn expired_etcd_token_is_replaced() {
         let given = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let member = serving(move |mut stream| {
             let given = Arc::clone(&given);
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lease_that_is_no_more_is_told_from_one_that_is() {
+    async fn expired_lease_is_distinguished_from_live_lease() {
         for (body, kept) in [
             ("{\"result\":{\"ID\":\"7\",\"TTL\":\"5\"}}", Ok(true)),
             ("{\"result\":{\"ID\":\"7\"}}", Ok(false)),
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_watched_comes_line_by_line() {
+    async fn watch_events_are_read_line_by_line() {
         let body = "{\"result\":{\"created\":true,\"header\":{\"revision\":\"4\"}}}\n\
                     {\"result\":{\"header\":{\"revision\":\"5\"},\"events\":[{\"kv\":{\"key\":\"L2E=\",\"mod_revision\":\"5\"}}]}}\n\
                     {\"result\":{\"canceled\":true,\"compact_revision\":\"9\"}}\nrest";

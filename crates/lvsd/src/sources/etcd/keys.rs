@@ -27,13 +27,13 @@ const SERVICES_BYTES_MAX: usize = 8 << 20;
 const SERVERS_MAX: usize = 16_384;
 /// Directors.
 const DIRECTORS_MAX: usize = 64;
-/// Bytes of what a server or a director says of itself.
+/// The most bytes of the record of a server or a director.
 const RECORD_MAX: usize = 4 << 10;
 /// Bytes of a name.
 const NAME_MAX: usize = 128;
 /// Characters of why a key is refused.
 const WHY_MAX: usize = 200;
-/// Refused keys that are told.
+/// The most refused keys that are reported.
 const REFUSED_MAX: usize = 64;
 
 /// The services and servers in etcd.
@@ -42,7 +42,7 @@ const REFUSED_MAX: usize = 64;
 pub struct Etcd {
     /// The prefix of the keys.
     pub prefix: String,
-    /// The cluster that said it.
+    /// The identity of the etcd cluster.
     pub cluster: i64,
     /// The last change.
     pub revision: i64,
@@ -64,7 +64,7 @@ pub struct Text {
 }
 
 impl Etcd {
-    /// The same of everything that says the same, whenever it was written.
+    /// A digest of the content: equal content has an equal digest, at any revision.
     pub fn digest(&self) -> u32 {
         let services = self.services.iter().map(|(name, text)| (name, &text.text));
         let said = serde_json::to_vec(&(services.collect::<Vec<_>>(), &self.pools));
@@ -120,7 +120,7 @@ pub(crate) struct Director {
     pub(crate) servers: usize,
     pub(crate) ready: bool,
     pub(crate) maintenance: bool,
-    /// Something that sources say is not in force.
+    /// Some values of sources are not in use.
     pub(crate) left_out: bool,
 }
 
@@ -145,7 +145,7 @@ pub(super) struct Concerns {
 }
 
 impl Model {
-    /// Nothing, of what begins with `prefix`.
+    /// An empty model of the keys that begin with `prefix`.
     pub(super) fn new(prefix: &str) -> Self {
         Self {
             etcd: Etcd {
@@ -159,7 +159,7 @@ impl Model {
     /// The state after a listing; `before` is the state before it.
     ///
     /// # Errors
-    /// It is too much.
+    /// If a limit is exceeded.
     pub(super) fn listed(
         before: &Etcd,
         cluster: i64,
@@ -168,7 +168,7 @@ impl Model {
     ) -> Result<Self, String> {
         let mut model = Self::new(&before.prefix);
         model.etcd.cluster = cluster;
-        // What was right once goes on where what is there now is wrong.
+        // The last valid value stays in use while the current one is invalid.
         let prefix = before.prefix.clone();
         for kv in all {
             let name = String::from_utf8_lossy(&kv.key.0).into_owned();
@@ -203,17 +203,17 @@ impl Model {
                         .keys()
                         .any(|id| now.is_none_or(|now| !now.contains_key(id)))
                 });
-            // Nobody says when something went: by now at the latest.
+            // The revision of a deletion is unknown: it is at most the current one.
             let known = if gone { revision } else { before.revision };
             model.etcd.revision = model.etcd.revision.max(known);
         }
         Ok(model)
     }
 
-    /// Takes what has happened.
+    /// Applies an event of the watch.
     ///
     /// # Errors
-    /// It is too much.
+    /// If a limit is exceeded.
     pub(super) fn take(&mut self, event: &Event) -> Result<Concerns, String> {
         match event.kind.as_str() {
             "DELETE" => Ok(self.delete(&event.kv)),
@@ -263,10 +263,10 @@ impl Model {
         (known && parts.next().is_none()).then(|| rest.to_owned())
     }
 
-    /// Takes a value; or says why it is not one. What was there stays then.
+    /// Stores a value, or returns the reason why it is invalid and keeps the earlier one.
     ///
     /// # Errors
-    /// It is too much.
+    /// If a limit is exceeded.
     fn understand(&mut self, rest: &str, value: &[u8]) -> Result<Result<(), String>, String> {
         let (kind, name) = rest.split_once('/').unwrap_or_default();
         let longest = match kind {
@@ -367,7 +367,7 @@ impl Model {
             }
         }
         for (name, text) in &mut etcd.services {
-            // Only the daemon knows what is right.
+            // Only the daemon can check services.
             let before = before.services.get(name);
             text.good = before.and_then(|text| text.good.clone());
         }
@@ -435,7 +435,7 @@ mod tests {
         assert_eq!(model.etcd.pools["web"]["b"].port, None);
         assert_eq!(model.directors["d1"].revision, 3);
         assert_eq!((model.keys.len(), model.refused.len()), (7, 0));
-        // What directors say is no change of what they run.
+        // The record of a director does not change the services.
         model.put(&kv("/lvs/directors/d1", "{}", 9)).unwrap();
         assert_eq!(model.etcd.revision, 5);
         let digest = model.etcd.digest();
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_leaves_what_was_there() {
+    fn invalid_etcd_value_keeps_the_earlier_value() {
         let mut model = Model::new("/lvs/");
         model.put(&kv("/lvs/servers/web/a", SERVER, 2)).unwrap();
         for wrong in [
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_refused_as_a_whole() {
+    fn too_many_etcd_keys_are_refused_as_a_whole() {
         let mut model = Model::new("/");
         let server = |n: usize| kv(&format!("/servers/p/{n}"), SERVER, 1);
         for n in 0..SERVERS_MAX {
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_lost_everybody_keeps_them() {
+    fn pool_that_lost_all_servers_keeps_them() {
         let mut model = Model::new("/lvs/");
         for id in ["a", "b"] {
             let key = format!("/lvs/servers/web/{id}");
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_list_knows_what_was_right_and_that_something_went() {
+    fn new_list_keeps_valid_values_and_reports_removals() {
         let mut before = Etcd {
             prefix: "/lvs/".to_owned(),
             cluster: 7,

@@ -111,7 +111,7 @@ impl<'de> Deserialize<'de> for Number {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Number, E> {
-                // What identifies a cluster or a member uses all bits.
+                // Identities of clusters and members use all 64 bits.
                 let signed = text.parse::<i64>().ok();
                 let number = signed.or_else(|| text.parse::<u64>().ok().map(u64::cast_signed));
                 number
@@ -219,7 +219,7 @@ pub(super) struct Granted {
     pub(super) error: String,
 }
 
-/// The gateway puts what is streamed into an object.
+/// The object in which the gateway wraps each message of a stream.
 #[derive(Debug, Deserialize)]
 pub(super) struct Streamed<T> {
     pub(super) result: Option<T>,
@@ -387,7 +387,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_written_is_read(bytes: Vec<u8>) {
+        fn written_etcd_message_parses_to_the_same_values(bytes: Vec<u8>) {
             prop_assert_eq!(decode(&encode(&bytes)), Some(bytes));
         }
 

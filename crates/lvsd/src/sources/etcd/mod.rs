@@ -1,6 +1,6 @@
-//! Services and servers in etcd, by its JSON gateway: all keys under a prefix are listed once, and
-//! then watched at the same member. Where that fails in any way, the next member is listed anew;
-//! what was known holds until then.
+//! Services and servers in etcd, by its JSON gateway. lvsd lists all keys under a prefix once, and
+//! then watches them at the same member. After any failure it lists them at the next member; the
+//! earlier keys apply until then.
 //!
 //! ```text
 //! list ──▶ Model ◀── watch       every few seconds: a read that a majority has to agree to, which
@@ -45,13 +45,13 @@ const DIFFER_MAX: u32 = 3;
 const GATHER: Duration = Duration::from_millis(200);
 /// A session of this length counts as one that went well.
 const WELL: Duration = Duration::from_secs(10);
-/// Between two attempts at what is not permitted.
+/// The time between two attempts of a request that is not permitted.
 const FORBIDDEN: Duration = Duration::from_secs(60);
 
 /// The state of etcd besides services and servers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
-    /// Keys that are not understood, and pools without anybody, in words.
+    /// Messages about invalid keys and empty pools.
     pub(super) left_out: Vec<String>,
     /// The directors that live.
     pub(super) directors: BTreeMap<String, Director>,
@@ -59,7 +59,7 @@ pub(super) struct View {
     pub(super) untold: Option<String>,
 }
 
-/// Follows what etcd says until it is aborted.
+/// Follows etcd until the task is aborted.
 pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let access = Arc::new(settings.access.clone());
@@ -91,7 +91,7 @@ pub(super) fn follow(settings: Cluster, shared: Arc<Shared>) -> JoinHandle<()> {
             failures += 1;
             next += 1;
             shared.fail_etcd(&settings.prefix, format!("{endpoint} {error}"));
-            // Everybody is asked once before there is a pause.
+            // Each member is tried once before a pause.
             let rounds = failures / u32::try_from(members).unwrap_or(1);
             let whole = failures.is_multiple_of(u32::try_from(members).unwrap_or(1));
             let mut pause = match whole {
@@ -122,18 +122,18 @@ async fn timer(at: Option<Instant>) {
 /// ones.
 #[derive(Debug)]
 struct Owed {
-    /// Nothing up to this revision is owed, but for what went.
+    /// The watch has delivered all changes up to this revision, except deletions.
     told: i64,
     /// The last change that the probe before found.
     latest: i64,
-    /// The keys, by their hashes, of which that probe found a later revision than was told.
+    /// The hashes of keys for which the probe found a later revision than the watch has delivered.
     behind: HashMap<u64, i64>,
     /// Probes in a row that found another number of keys.
     differ: u32,
 }
 
 impl Owed {
-    /// Nothing, as all is known up to that revision.
+    /// No overdue change: all changes up to `revision` are delivered.
     fn of(revision: i64) -> Self {
         Self {
             told: revision,
@@ -143,8 +143,8 @@ impl Owed {
         }
     }
 
-    /// Takes what a probe has found, where keys are known up to these revisions; or why it is owed
-    /// for too long.
+    /// Records the result of a probe; `known` contains the delivered revisions of keys. Returns the
+    /// reason if the watch is overdue for too long.
     fn look(&mut self, page: Ranged, known: &HashMap<u64, i64>) -> Option<&'static str> {
         let lacks = |key: u64, revision: i64| known.get(&key).is_none_or(|known| *known < revision);
         let found = page.kvs.iter().map(|kv| (hash(kv), kv.mod_revision.0));
@@ -159,7 +159,7 @@ impl Owed {
             self.told = page.header.revision.0;
         }
         self.behind = behind;
-        // What went is on its way at times.
+        // A deletion may not have been delivered yet.
         let differs = usize::try_from(page.count.0) != Ok(known.len());
         self.differ = if differs { self.differ + 1 } else { 0 };
         (self.differ >= DIFFER_MAX).then_some("it has another number of keys than it told of")
@@ -172,16 +172,16 @@ struct Session<'a> {
     shared: &'a Shared,
     client: Client,
     model: Model,
-    /// The revision up to which everything is known.
+    /// The revision up to which all changes are delivered.
     seen: i64,
-    /// When a majority was last heard.
+    /// The time of the last answer that a majority has confirmed.
     heard: Instant,
     lease: Option<i64>,
     /// The last entry written under it.
     written: Option<Director>,
     /// When the lease is to be kept, or asked for.
     keep_at: Instant,
-    /// When somebody else last wrote what this director tells of itself.
+    /// The last time at which another process wrote the record of this director.
     twin: Option<Instant>,
 }
 
@@ -249,12 +249,12 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Gives what is known to the daemon.
+    /// Passes the current keys to the daemon.
     fn hand_over(&self) {
         self.shared.take_etcd(&self.model);
     }
 
-    /// Follows what happens, until it has to be listed anew.
+    /// Applies events of the watch until the keys have to be listed again.
     async fn follow(&mut self, watching: &mut Watching) -> Result<(), Error> {
         let mut probe_at = Instant::now() + PROBE;
         let mut hand_over_at = None;
@@ -277,7 +277,7 @@ impl Session<'_> {
                         return Err(Error::Failed(why));
                     }
                     for event in &watched.events {
-                        // That of the answer is of what may follow in others.
+                        // The revision of the answer may belong to events in later answers.
                         self.seen = self.seen.max(event.kv.mod_revision.0);
                         if self.of_twin(event) {
                             tell_at.get_or_insert(Instant::now() + GATHER);
@@ -357,7 +357,7 @@ impl Session<'_> {
             let Some(seen) = self.twin else {
                 return Ok(());
             };
-            // As long as there is another one, both write so often, whoever was last.
+            // While there is a twin, both processes write the record at this interval.
             if seen.elapsed() > self.settings.lease {
                 self.twin = None;
             }
@@ -375,7 +375,7 @@ impl Session<'_> {
         self.tell().await
     }
 
-    /// etcd knows nothing of the lease any more, nor of what was written under it.
+    /// Forgets the lease: etcd has ended it and deleted its keys.
     fn lose_lease(&mut self) {
         tracing::warn!(
             event = "lease_lost",
@@ -386,8 +386,8 @@ impl Session<'_> {
         self.keep_at = Instant::now() + GATHER;
     }
 
-    /// Looks whether an event is about what this director tells of itself, and not by itself; then
-    /// it is to tell that again, so that the other one notices too.
+    /// Whether an event is a foreign change of this director's record. If so, the record is written
+    /// again, so that the other process notices too.
     fn of_twin(&mut self, event: &message::Event) -> bool {
         let (prefix, name) = (&self.settings.prefix, &self.settings.director);
         let own = format!("{prefix}directors/{name}");
@@ -413,7 +413,7 @@ impl Session<'_> {
         gone || noticed
     }
 
-    /// Other directors are not told of this one.
+    /// Records that the state of this director could not be published.
     fn untold(&mut self, error: &Error) {
         self.keep_at = Instant::now() + FORBIDDEN;
         self.lease = None;
@@ -424,7 +424,7 @@ impl Session<'_> {
         )));
     }
 
-    /// Writes what this director tells of itself, as far as that is new.
+    /// Publishes the record of this director if it has changed.
     async fn tell(&mut self) -> Result<(), Error> {
         let (Some(lease), Some(told)) = (self.lease, self.shared.told()) else {
             return Ok(());
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_watch_keeps_back_is_noticed() {
+    fn stalled_watch_is_detected() {
         let mut owed = Owed::of(10);
         let mut look = |revision, there: &[(&str, i64)], told: &[(&str, i64)]| {
             let page = page(&owed, revision, there);
@@ -501,16 +501,16 @@ mod tests {
         let after = [("a", 12), ("b", 10)];
         assert_eq!(look(13, &after, &before), (None, 11, 12));
         assert_eq!(look(13, &after, &after), (None, 13, 12));
-        // Changed at each look, and told each time.
+        // The key changes before each probe, and the watch delivers each change.
         assert_eq!(look(15, &[("a", 14), ("b", 10)], &after).0, None);
         let told = [("a", 14), ("b", 10)];
         assert_eq!(look(17, &[("a", 16), ("b", 10)], &told).0, None);
-        // It went meanwhile: nobody owes what it had.
+        // The key was deleted meanwhile, so its change is not overdue.
         assert_eq!(
             look(18, &[("b", 10), ("c", 18)], &[("b", 10), ("d", 2)]).0,
             None
         );
-        // What came after it is told, and it is not.
+        // A later change was delivered, and this one was not.
         let told = [("b", 19), ("d", 2)];
         let why = look(19, &[("b", 19), ("c", 18)], &told).0;
         assert_eq!(why, Some("what its keys have now was not told"));

@@ -1,0 +1,628 @@
+//! IPVS's files in `/proc`, for the program and all that it starts: a file system that the supervisor
+//! serves, with what the dataplane has when a file is opened.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use lvs_api::{Client, Error, starting};
+use lvs_core::api::{Call, ConnInfo, Info, ServiceInfo, Sysctl};
+use lvs_core::{Sysctls, proc};
+use nix::errno::Errno;
+
+use super::caller::Caller;
+use super::family::Dataplane;
+use super::fuse::{self, Request};
+use super::log;
+use super::space::{Space, errno_of, lock};
+use super::supervisor::{Supervisor, Worker};
+
+/// The directory with what the other directories are made of. It is not listed.
+pub(super) const INSIDE: &str = ".lvs-run";
+/// In it: the real `/proc`.
+pub(super) const PROC: &str = "proc";
+/// In it: the link that replaces `/proc/net`.
+pub(super) const LINK: &str = "link";
+/// In it: the directory that `/proc/net` leads to.
+const NET: &str = "net";
+/// The directory with that of sysctls.
+const IPV4: &str = "ipv4";
+/// The directory of sysctls.
+const VS: &str = "vs";
+
+/// IPVS's files in `/proc/net`.
+const FILES: [&str; 6] = [
+    "ip_vs",
+    "ip_vs_app",
+    "ip_vs_conn",
+    "ip_vs_conn_sync",
+    "ip_vs_stats",
+    "ip_vs_stats_percpu",
+];
+
+/// Files that are open at most.
+const OPEN_MAX: usize = 256;
+/// Bytes of all open files at most.
+const BYTES_MAX: usize = 256 << 20;
+/// Bytes that a growing file takes at a time.
+const BYTES_STEP: usize = 1 << 20;
+/// Threads at most that wait for a dataplane.
+const THREADS_MAX: usize = 16;
+/// Names of other files at most that are remembered.
+const LINKS_MAX: usize = 4096;
+
+/// Numbers of the first file, sysctl and link. Those before them are of directories.
+const FIRST_FILE: u64 = 16;
+const FIRST_SYSCTL: u64 = 64;
+const FIRST_LINK: u64 = 4096;
+
+const DIRECTORY_MODE: u32 = 0o040_555;
+const LINK_MODE: u32 = 0o120_777;
+const FILE_MODE: u32 = 0o100_444;
+const SYSCTL_MODE: u32 = 0o100_644;
+
+/// A directory in which all names but IPVS's own are links to the real ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Overlay {
+    /// `/proc/sys/net`, the root: what is mounted in a directory below it is missing in other network
+    /// namespaces.
+    Sys,
+    /// `/proc/sys/net/ipv4`.
+    Ipv4,
+    /// `/proc/net`.
+    Net,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Node {
+    Overlay(Overlay),
+    Sysctls,
+    Inside,
+    /// The place of the real `/proc`.
+    Proc,
+    /// The one that replaces `/proc/net`.
+    Link,
+    File(&'static str),
+    Sysctl(&'static str),
+    Other(Overlay, String),
+}
+
+impl Node {
+    const fn mode(&self) -> u32 {
+        match self {
+            Self::Overlay(_) | Self::Sysctls | Self::Inside | Self::Proc => DIRECTORY_MODE,
+            Self::Link | Self::Other(..) => LINK_MODE,
+            Self::File(_) => FILE_MODE,
+            Self::Sysctl(_) => SYSCTL_MODE,
+        }
+    }
+
+    /// Where a link leads to, from its own directory.
+    fn target(&self) -> Option<String> {
+        match self {
+            Self::Link => Some(format!("sys/net/{INSIDE}/{NET}")),
+            Self::Other(Overlay::Sys, name) => Some(format!("{INSIDE}/{PROC}/sys/net/{name}")),
+            Self::Other(Overlay::Ipv4, name) => {
+                Some(format!("../{INSIDE}/{PROC}/sys/net/{IPV4}/{name}"))
+            }
+            Self::Other(Overlay::Net, name) => Some(format!("../{PROC}/self/net/{name}")),
+            _ => None,
+        }
+    }
+
+    fn length(&self) -> usize {
+        self.target().map_or(0, |target| target.len())
+    }
+}
+
+/// The links that the kernel knows, by their numbers.
+#[derive(Debug, Default)]
+struct Links {
+    all: Vec<(Overlay, String)>,
+    numbers: HashMap<(Overlay, String), u64>,
+}
+
+impl Links {
+    /// The number of a link; an error if there are too many.
+    fn number(&mut self, key: (Overlay, String)) -> Result<u64, Errno> {
+        if let Some(known) = self.numbers.get(&key) {
+            return Ok(*known);
+        }
+        if self.all.len() >= LINKS_MAX {
+            return Err(Errno::ENOMEM);
+        }
+        let number = FIRST_LINK + self.all.len() as u64;
+        self.all.push(key.clone());
+        self.numbers.insert(key, number);
+        Ok(number)
+    }
+}
+
+/// The content of an open file, and its part of all bytes.
+#[derive(Debug)]
+struct Content {
+    text: String,
+    /// Bytes of all open files.
+    all: Arc<AtomicUsize>,
+    taken: usize,
+}
+
+impl Content {
+    /// Takes room for the text, unless open files have too many bytes.
+    fn fit(&mut self) -> Result<(), Errno> {
+        while self.taken < self.text.len() {
+            self.taken += BYTES_STEP;
+            if self.all.fetch_add(BYTES_STEP, Ordering::Relaxed) >= BYTES_MAX {
+                return Err(Errno::ENOMEM);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Content {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.taken, Ordering::Relaxed);
+    }
+}
+
+/// The file system.
+#[derive(Debug)]
+pub(super) struct Files {
+    own: Arc<Supervisor>,
+    device: File,
+    links: Mutex<Links>,
+    open: Mutex<HashMap<u64, Arc<Content>>>,
+    bytes: Arc<AtomicUsize>,
+    threads: AtomicUsize,
+}
+
+/// Serves the file system until the mount namespace of the program has ended.
+pub(super) fn start(own: Arc<Supervisor>, device: OwnedFd) {
+    let files = Arc::new(Files {
+        own,
+        device: device.into(),
+        links: Mutex::default(),
+        open: Mutex::default(),
+        bytes: Arc::default(),
+        threads: AtomicUsize::new(0),
+    });
+    let name = "lvs-run-files".to_owned();
+    let started = std::thread::Builder::new()
+        .name(name)
+        .spawn(move || files.serve());
+    if let Err(error) = started {
+        log(&format!("cannot start a thread for IPVS's files: {error}"));
+    }
+}
+
+/// A node as its number.
+type Found = Result<(u64, Node), Errno>;
+
+impl Files {
+    fn serve(self: Arc<Self>) {
+        let mut worker = Worker::default();
+        let mut bytes = vec![0; fuse::REQUEST_MAX];
+        loop {
+            let length = match (&self.device).read(&mut bytes) {
+                Ok(length) => length,
+                Err(error) if error.raw_os_error() == Some(Errno::ENODEV as i32) => return,
+                // A request that was interrupted, or a signal.
+                Err(_) => {
+                    std::thread::yield_now();
+                    continue;
+                }
+            };
+            let Some(request) = Request::of(&bytes[..length]) else {
+                continue;
+            };
+            if request.is_notice() {
+                continue;
+            }
+            // The dataplane itself may look at other files, and waits for this thread then.
+            let asks_dataplane = matches!(request.operation, fuse::OPEN | fuse::WRITE);
+            if !asks_dataplane {
+                self.reply(request.unique, self.answer(&request, &mut worker));
+            } else if let Err(errno) = self.clone().answer_later(&bytes[..length]) {
+                self.reply(request.unique, Err(errno));
+            }
+        }
+    }
+
+    fn reply(&self, unique: u64, result: Result<Vec<u8>, Errno>) {
+        if (&self.device).write(&fuse::answer(unique, result)).is_err() {
+            // The caller has ended, and closes no file that this request has opened.
+            lock(&self.open).remove(&unique);
+        }
+    }
+
+    /// Answers a request on another thread.
+    fn answer_later(self: Arc<Self>, bytes: &[u8]) -> Result<(), Errno> {
+        if self.threads.fetch_add(1, Ordering::Relaxed) >= THREADS_MAX {
+            self.threads.fetch_sub(1, Ordering::Relaxed);
+            return Err(Errno::EBUSY);
+        }
+        let bytes = bytes.to_vec();
+        let own = self.clone();
+        let name = "lvs-run-file".to_owned();
+        let started = std::thread::Builder::new().name(name).spawn(move || {
+            if let Some(request) = Request::of(&bytes) {
+                let answer = own.answer(&request, &mut Worker::default());
+                own.reply(request.unique, answer);
+            }
+            own.threads.fetch_sub(1, Ordering::Relaxed);
+        });
+        started.map(|_| ()).map_err(|_| {
+            self.threads.fetch_sub(1, Ordering::Relaxed);
+            Errno::ENOMEM
+        })
+    }
+
+    fn answer(&self, request: &Request<'_>, worker: &mut Worker) -> Result<Vec<u8>, Errno> {
+        let node = || self.node(request.node);
+        match request.operation {
+            fuse::INIT => fuse::init(request.body),
+            fuse::LOOKUP => {
+                let name = request.name().ok_or(Errno::ENOENT)?;
+                let (number, node) = self.find(&node()?, name, request.thread, worker)?;
+                Ok(fuse::entry(number, node.mode(), node.length()))
+            }
+            fuse::GETATTR | fuse::SETATTR => {
+                let node = node()?;
+                Ok(fuse::attribute(request.node, node.mode(), node.length()))
+            }
+            fuse::READLINK => {
+                let target = node()?.target().ok_or(Errno::EINVAL)?;
+                Ok(target.into_bytes())
+            }
+            fuse::OPEN => self.open(&node()?, request, worker),
+            fuse::READ => {
+                let (at, length) = request.extent()?;
+                let content = lock(&self.open).get(&request.file()?).cloned();
+                let content = content.ok_or(Errno::EBADF)?;
+                let rest = content.text.as_bytes().get(at..).unwrap_or_default();
+                Ok(rest[..rest.len().min(length)].to_vec())
+            }
+            fuse::WRITE => self.write(&node()?, request, worker),
+            fuse::RELEASE => {
+                lock(&self.open).remove(&request.file()?);
+                Ok(Vec::new())
+            }
+            fuse::OPENDIR => Ok(fuse::opened(0)),
+            fuse::READDIR => {
+                let (at, length) = request.extent()?;
+                let all = self.list(&node()?, request.thread, worker);
+                Ok(fuse::entries(&all, at, length))
+            }
+            fuse::FLUSH | fuse::RELEASEDIR => Ok(Vec::new()),
+            fuse::STATFS => Ok(fuse::empty()),
+            // The kernel does without what does not exist.
+            _ => Err(Errno::ENOSYS),
+        }
+    }
+
+    fn node(&self, number: u64) -> Result<Node, Errno> {
+        let nth = |first: u64| usize::try_from(number - first).ok();
+        let found = match number {
+            1 => Some(Node::Overlay(Overlay::Sys)),
+            2 => Some(Node::Overlay(Overlay::Net)),
+            3 => Some(Node::Sysctls),
+            4 => Some(Node::Inside),
+            5 => Some(Node::Proc),
+            6 => Some(Node::Link),
+            7 => Some(Node::Overlay(Overlay::Ipv4)),
+            FIRST_LINK.. => {
+                let links = lock(&self.links);
+                let found = nth(FIRST_LINK).and_then(|index| links.all.get(index).cloned());
+                found.map(|(overlay, name)| Node::Other(overlay, name))
+            }
+            FIRST_SYSCTL.. => {
+                let name = nth(FIRST_SYSCTL).and_then(|index| Sysctls::NAMES.get(index));
+                name.map(|name| Node::Sysctl(name))
+            }
+            FIRST_FILE.. => {
+                let name = nth(FIRST_FILE).and_then(|index| FILES.get(index));
+                name.map(|name| Node::File(name))
+            }
+            _ => None,
+        };
+        found.ok_or(Errno::ESTALE)
+    }
+
+    /// The node of a name in a directory.
+    fn find(&self, directory: &Node, name: &str, thread: u32, worker: &mut Worker) -> Found {
+        let number = match (directory, name) {
+            (Node::Overlay(Overlay::Ipv4), VS) => 3,
+            (Node::Overlay(Overlay::Sys), IPV4) => 7,
+            (Node::Overlay(Overlay::Sys), INSIDE) => 4,
+            (Node::Inside, NET) => 2,
+            (Node::Inside, PROC) => 5,
+            (Node::Inside, LINK) => 6,
+            (Node::Sysctls, _) => number(FIRST_SYSCTL, Sysctls::NAMES, name)?,
+            (Node::Overlay(overlay), _) => match number(FIRST_FILE, &FILES, name) {
+                Ok(number) if *overlay == Overlay::Net => number,
+                _ => {
+                    // A name that does not exist is not remembered: there is no end of them.
+                    let real = self.real(*overlay, thread, worker)?;
+                    fs::symlink_metadata(format!("{real}/{name}")).map_err(|_| Errno::ENOENT)?;
+                    lock(&self.links).number((*overlay, name.to_owned()))?
+                }
+            },
+            _ => return Err(Errno::ENOENT),
+        };
+        Ok((number, self.node(number)?))
+    }
+
+    /// The real directory, for a thread.
+    fn real(&self, overlay: Overlay, thread: u32, worker: &mut Worker) -> Result<String, Errno> {
+        match overlay {
+            Overlay::Net => Ok(format!("/proc/{thread}/net")),
+            Overlay::Sys | Overlay::Ipv4 => {
+                let caller = Caller::of(thread, None).ok_or(Errno::ENOENT)?;
+                worker.follow(&caller).ok_or(Errno::ENOENT)?;
+                Ok(match overlay {
+                    Overlay::Ipv4 => "/proc/sys/net/ipv4".to_owned(),
+                    _ => "/proc/sys/net".to_owned(),
+                })
+            }
+        }
+    }
+
+    /// Types and names of all entries of a directory.
+    fn list(&self, directory: &Node, thread: u32, worker: &mut Worker) -> Vec<(u32, String)> {
+        let own = |mode: u32, names: &[&str]| -> Vec<(u32, String)> {
+            let names = names.iter().map(|name| (mode, (*name).to_owned()));
+            names.collect()
+        };
+        let (overlay, mut all) = match directory {
+            Node::Overlay(Overlay::Sys) => (Overlay::Sys, own(DIRECTORY_MODE, &[IPV4])),
+            Node::Overlay(Overlay::Ipv4) => (Overlay::Ipv4, own(DIRECTORY_MODE, &[VS])),
+            Node::Overlay(Overlay::Net) => (Overlay::Net, own(FILE_MODE, &FILES)),
+            Node::Sysctls => return own(SYSCTL_MODE, Sysctls::NAMES),
+            _ => return Vec::new(),
+        };
+        let entries = self
+            .real(overlay, thread, worker)
+            .ok()
+            .and_then(|real| fs::read_dir(real).ok());
+        let names: BTreeSet<String> = entries
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter(|name| !all.iter().any(|(_, own)| own == name))
+            .collect();
+        all.extend(names.into_iter().map(|name| (LINK_MODE, name)));
+        all
+    }
+
+    /// The namespace of the thread that asks.
+    fn space(
+        &self,
+        request: &Request<'_>,
+        changes: bool,
+        worker: &mut Worker,
+    ) -> Result<Arc<Space>, Errno> {
+        let caller = Caller::of(request.thread, None);
+        caller
+            .and_then(|caller| self.own.of_file(&caller, changes, worker))
+            .ok_or(if changes { Errno::EPERM } else { Errno::ENOENT })
+    }
+
+    fn open(
+        &self,
+        node: &Node,
+        request: &Request<'_>,
+        worker: &mut Worker,
+    ) -> Result<Vec<u8>, Errno> {
+        if lock(&self.open).len() >= OPEN_MAX {
+            return Err(Errno::ENFILE);
+        }
+        let space = self.space(request, false, worker)?;
+        let mut client = starting::connect(&space.address).map_err(|error| errno_of(&error))?;
+        let mut content = Content {
+            text: String::new(),
+            all: self.bytes.clone(),
+            taken: 0,
+        };
+        match node {
+            Node::File(name) => write_file(name, &mut client, &mut content)?,
+            Node::Sysctl(name) => {
+                let name = Some((*name).to_owned());
+                let all: Vec<Sysctl> = client
+                    .collect(&Call::SysctlGet { name })
+                    .map_err(|error| errno_of(&error))?;
+                for sysctl in all {
+                    // The kernel has tabs between numbers.
+                    content.text = format!("{}\n", sysctl.value.replace(' ', "\t"));
+                }
+            }
+            _ => return Err(Errno::EISDIR),
+        }
+        content.fit()?;
+        // No two requests that wait have the same number; a file keeps that of its request.
+        lock(&self.open).insert(request.unique, Arc::new(content));
+        Ok(fuse::opened(request.unique))
+    }
+
+    fn write(
+        &self,
+        node: &Node,
+        request: &Request<'_>,
+        worker: &mut Worker,
+    ) -> Result<Vec<u8>, Errno> {
+        let Node::Sysctl(name) = node else {
+            return Err(Errno::EPERM);
+        };
+        let data = request.data()?;
+        let text = std::str::from_utf8(data).map_err(|_| Errno::EINVAL)?;
+        let value = text.trim_end_matches('\0').split_whitespace();
+        let value = value.collect::<Vec<_>>().join(" ");
+        let space = self.space(request, true, worker)?;
+        let name = (*name).to_owned();
+        space
+            .dataplane(request.thread)
+            .change(Call::SysctlSet(Sysctl { name, value }))?;
+        Ok(fuse::written(data.len()))
+    }
+}
+
+/// The number of a name in a list.
+fn number(first: u64, names: &[&str], name: &str) -> Result<u64, Errno> {
+    let index = names.iter().position(|known| *known == name);
+    index.map(|index| first + index as u64).ok_or(Errno::ENOENT)
+}
+
+/// Writes one of [`FILES`].
+fn write_file(name: &str, client: &mut Client, content: &mut Content) -> Result<(), Errno> {
+    let errno = |error: Error| errno_of(&error);
+    // A string takes everything.
+    let text = &mut content.text;
+    match name {
+        "ip_vs" => {
+            let services: Vec<ServiceInfo> = client
+                .collect(&Call::ServiceList { service: None })
+                .map_err(errno)?;
+            let _ = proc::listed(text, &services, client.hello().table_size);
+        }
+        "ip_vs_conn" | "ip_vs_conn_sync" => {
+            let is_sync = name == "ip_vs_conn_sync";
+            text.push_str(match is_sync {
+                true => proc::CONN_SYNC_HEADER,
+                false => proc::CONN_HEADER,
+            });
+            let mut fits = Ok(());
+            let mut other = String::new();
+            let listed = client.list_while(&Call::ConnList {}, |info: ConnInfo| {
+                other.clear();
+                let _ = match is_sync {
+                    true => proc::listed_connection(&mut other, &mut content.text, &info),
+                    false => proc::listed_connection(&mut content.text, &mut other, &info),
+                };
+                fits = content.fit();
+                fits.is_ok()
+            });
+            fits?;
+            listed.map_err(errno)?;
+        }
+        _ => {
+            let info: Info = client.call(&Call::Info {}).map_err(errno)?;
+            let of_workers = info.workers.iter().map(|worker| worker.counts);
+            let _ = match name {
+                "ip_vs_app" => proc::helpers(text, &info.ftp_ports),
+                "ip_vs_stats" => proc::totals(text, &info.total),
+                _ => proc::parts(text, of_workers, &info.total),
+            };
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use lvs_sys::notify::{Listener, Places};
+
+    use super::*;
+
+    fn null() -> OwnedFd {
+        File::open("/dev/null").expect("readable").into()
+    }
+
+    /// A file system without a program.
+    fn files() -> Arc<Files> {
+        let places = Places::below(1024).expect("enough");
+        let own = Supervisor::new(Listener::from(null()), places, None).expect("/proc");
+        Arc::new(Files {
+            own: Arc::new(own),
+            device: null().into(),
+            links: Mutex::default(),
+            open: Mutex::default(),
+            bytes: Arc::default(),
+            threads: AtomicUsize::new(0),
+        })
+    }
+
+    fn own_thread() -> u32 {
+        u32::try_from(rustix::thread::gettid().as_raw_pid()).expect("positive")
+    }
+
+    #[test]
+    fn name_of_kernel_is_a_link_and_name_of_ipvs_a_file() {
+        let files = files();
+        let mut worker = Worker::default();
+        let mut find = |directory: &Node, name: &str| {
+            let found = files.find(directory, name, own_thread(), &mut worker);
+            found.map(|(_, node)| node)
+        };
+        let (net, ipv4) = (Node::Overlay(Overlay::Net), Node::Overlay(Overlay::Ipv4));
+        assert_eq!(find(&net, "ip_vs_conn"), Ok(Node::File("ip_vs_conn")));
+        assert_eq!(find(&net, "no_such_file"), Err(Errno::ENOENT));
+        assert_eq!(find(&net, VS), Err(Errno::ENOENT));
+        let real = find(&net, "protocols").expect("every kernel has it");
+        assert_eq!(real.target().as_deref(), Some("../proc/self/net/protocols"));
+        assert_eq!(find(&ipv4, VS), Ok(Node::Sysctls));
+        let sys = Node::Overlay(Overlay::Sys);
+        assert_eq!(find(&sys, IPV4), Ok(Node::Overlay(Overlay::Ipv4)));
+        assert_eq!(find(&sys, VS), Err(Errno::ENOENT));
+        assert_eq!(find(&ipv4, "ip_vs_conn"), Err(Errno::ENOENT));
+        let conntrack = find(&Node::Sysctls, "conntrack");
+        assert_eq!(conntrack, Ok(Node::Sysctl("conntrack")));
+        assert_eq!(find(&Node::Sysctls, "no_such_sysctl"), Err(Errno::ENOENT));
+        assert_eq!(find(&Node::Inside, LINK), Ok(Node::Link));
+        let listed = files.list(&net, own_thread(), &mut Worker::default());
+        for name in FILES {
+            let all = listed.iter().filter(|(_, listed)| listed == name);
+            assert_eq!(all.count(), 1, "{name}");
+        }
+        assert!(files.node(0).is_err() && files.node(8).is_err() && files.node(63).is_err());
+        assert!(files.node(FIRST_LINK + 1).is_err() && files.node(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn names_that_are_remembered_are_bounded() {
+        let mut links = Links::default();
+        for number in 0..LINKS_MAX {
+            let name = (Overlay::Net, number.to_string());
+            assert!(links.number(name).is_ok());
+        }
+        let more = (Overlay::Net, "more".to_owned());
+        assert_eq!(links.number(more), Err(Errno::ENOMEM));
+        let known = (Overlay::Net, "3".to_owned());
+        assert_eq!(links.number(known), Ok(FIRST_LINK + 3));
+    }
+
+    #[test]
+    fn files_and_their_bytes_are_bounded() {
+        let files = files();
+        let content = || Content {
+            text: "text".to_owned(),
+            all: files.bytes.clone(),
+            taken: 0,
+        };
+        files.bytes.store(BYTES_MAX - 1, Ordering::Relaxed);
+        let mut last = content();
+        assert_eq!(last.fit(), Ok(()));
+        assert_eq!(content().fit(), Err(Errno::ENOMEM));
+        drop(last);
+        assert_eq!(files.bytes.load(Ordering::Relaxed), BYTES_MAX - 1);
+        assert_eq!(content().fit(), Ok(()));
+
+        for number in 0..OPEN_MAX as u64 {
+            lock(&files.open).insert(number, Arc::new(content()));
+        }
+        let bytes = [0; 64];
+        let request = Request::of(&bytes).expect("long enough");
+        let opened = files.open(&Node::File("ip_vs"), &request, &mut Worker::default());
+        assert_eq!(opened, Err(Errno::ENFILE));
+    }
+
+    #[test]
+    fn requests_that_wait_are_bounded() {
+        let files = files();
+        files.threads.store(THREADS_MAX, Ordering::Relaxed);
+        assert_eq!(files.clone().answer_later(&[0; 64]), Err(Errno::EBUSY));
+        assert_eq!(files.threads.load(Ordering::Relaxed), THREADS_MAX);
+    }
+}
