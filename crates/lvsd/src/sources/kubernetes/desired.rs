@@ -432,7 +432,10 @@ mod tests {
         let desired = of(service, &[], &[node("n1", "10.0.0.1", "")]);
         let texts: Vec<String> = desired.texts.into_values().collect();
         assert_eq!(texts.len(), 1, "{:?}", desired.refused);
-        let file = format!("[defaults]\nforward = \"nat\"\n{}", texts[0]);
+        let file = format!(
+            "[dataplane]\nlocal_addresses = \"10.0.0.200\"\n[defaults]\nforward = \"nat\"\n{}",
+            texts[0]
+        );
         Config::from_toml("x", &file).unwrap_or_else(|report| panic!("{report}"));
         texts.concat()
     }
