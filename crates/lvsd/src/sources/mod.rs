@@ -525,7 +525,7 @@ impl Sources {
                     self.runtime = Some(runtime);
                 }
                 Err(why) => {
-                    tracing::error!("no servers by DNS, nothing by etcd and Kubernetes: {why}")
+                    tracing::error!("no servers by DNS, nothing by etcd and Kubernetes: {why}");
                 }
             }
         }
