@@ -123,11 +123,7 @@ fn interface_removed_and_created_again_is_used() -> Result<()> {
     client.sh(&format!("ip link set eth1 netns {}", director.pid()))?;
     director.sh("ip addr add 10.0.0.1/24 dev eth1; ip link set eth1 up")?;
     come_back("gone and back")?;
-    ensure!(
-        site.engine
-            .as_mut()
-            .is_some_and(lvs_testbed::Proc::is_running)
-    );
+    ensure!(site.engine.as_mut().is_some_and(Proc::is_running));
     Ok(())
 }
 

@@ -185,7 +185,7 @@ for my $id (grep { $_ } unpack('L64', $links)) {
 print $ended;
 "#;
 
-/// What the dataplane says then.
+/// The log line of the dataplane when this happens.
 const GONE: &str = "lvs_back is gone from the egress of eth0";
 
 /// Frames that the dataplane has handled.

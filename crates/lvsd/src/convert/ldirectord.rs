@@ -57,6 +57,11 @@ impl Settings {
             lost.push(said.lost("not a number above 0"));
             return true;
         }
+        let switch = ["quiescent", "cleanstop"].contains(&key);
+        if switch && !yes(value) && !no(value) {
+            lost.push(said.lost("neither yes nor no, and ldirectord does not read the file"));
+            return true;
+        }
         match key {
             "checkinterval" => self.interval = number,
             "checktimeout" => self.check_timeout = number,
@@ -162,6 +167,10 @@ fn without_comment(line: &str) -> &str {
 
 fn yes(value: &str) -> bool {
     value.eq_ignore_ascii_case("yes") || value.eq_ignore_ascii_case("on")
+}
+
+fn no(value: &str) -> bool {
+    value.eq_ignore_ascii_case("no") || value.eq_ignore_ascii_case("off")
 }
 
 /// The first part of a value that consists of such characters; empty if there is none.
@@ -345,10 +354,11 @@ impl Building {
                 }
                 _ => "not a port",
             },
-            "ops" => {
+            "ops" if yes(value) || no(value) => {
                 self.one_packet = yes(value).then(|| said.clone());
                 return;
             }
+            "ops" => "neither yes nor no, and ldirectord does not read the file",
             "servicename" => {
                 self.service.string("name", quoted(value).unwrap_or(value));
                 return;
@@ -356,7 +366,8 @@ impl Building {
             "login" | "passwd" | "database" | "secret" => "no check of lvsd's logs in to a server",
             "load" | "ignorecase" => "there is no counterpart",
             "fallbackcommand" => "see `notify` in [lvsd], for all events of all services",
-            "emailalert" | "emailalertfreq" | "emailalertstatus" | "smtp" | "comment" => MAIL,
+            "emailalert" | "emailalertfreq" | "emailalertstatus" | "smtp" => MAIL,
+            "comment" => "it is for e-mail, which lvsd does not send",
             "monitorfile" => "`lvsd events` has what happens",
             _ => match self.negotiation.take(key, value) {
                 Some(Ok(())) => return,

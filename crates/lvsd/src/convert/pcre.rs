@@ -223,7 +223,7 @@ impl Reader<'_> {
         })
     }
 
-    /// What follows `(`. `first`: it begins the expression.
+    /// Translates the text after `(`. `first`: it begins the expression.
     fn group(&mut self, first: bool) -> Result<(), Why> {
         self.out.push('(');
         match self.rest.peek() {
@@ -273,7 +273,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What follows `[`.
+    /// Translates the text after `[`.
     fn class(&mut self) -> Result<(), Why> {
         let mut class = String::from("[");
         if self.rest.next_if_eq(&'^').is_some() {

@@ -129,7 +129,7 @@ struct Tcp<'a> {
     acknowledgement: u32,
     flags: TcpFlags,
     window: u16,
-    /// What a SYN offers in its options, if it has any.
+    /// The offers in the options of a SYN; `None` for other segments.
     offer: Option<Offer>,
     options: &'a [u8],
     payload: &'a [u8],

@@ -172,7 +172,7 @@ struct Stream {
     scale: u8,
     /// How far it has acknowledged the other stream.
     acknowledged: Option<u32>,
-    /// What its SYN offers.
+    /// The offers of its SYN.
     offer: Offer,
     /// It has begun the end of the connection.
     closes: bool,
@@ -204,7 +204,7 @@ struct Last {
     end: u32,
     acknowledged: u32,
     window: u16,
-    /// What an ignored SYN offers.
+    /// The offers of an ignored SYN.
     offer: Offer,
     /// An ignored SYN may cause a challenge (RFC 5961).
     challenge: bool,
@@ -460,7 +460,7 @@ impl Track {
         }
     }
 
-    /// What a reset does.
+    /// The effect of a reset.
     fn reset(&self, from: From, tcp: &Tcp<'_>) -> Reset {
         if self.state.is_ending() {
             return Reset::Ends;

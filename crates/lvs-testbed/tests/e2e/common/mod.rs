@@ -290,7 +290,7 @@ pub(crate) fn bulk_with(site: &Site, percent: u64) -> Result<()> {
     measured(|| bulk_once(site, percent))
 }
 
-/// What is wrong with the number of retransmitted segments. All other differences are errors.
+/// The problem with the number of retransmitted segments, if any. All other differences are errors.
 fn bulk_once(site: &Site, percent: u64) -> Result<Option<String>> {
     let file = site.serve("bulk", suite::size(content::BULK, content::FULL_BULK))?;
     let path = file.display();
