@@ -28,7 +28,7 @@ pub(super) struct Claim {
     written: Option<String>,
     /// Until when this director may write.
     until: Option<Instant>,
-    /// Who holds it.
+    /// The director that holds it.
     pub(super) holder: Option<String>,
     /// Another director has the name of this one.
     pub(super) twin: bool,

@@ -398,7 +398,7 @@ async fn session_new_service_gets_an_address_and_changes_are_followed() {
 }
 
 #[tokio::test]
-async fn session_wrong_annotation_is_told_by_one_event() {
+async fn session_wrong_annotation_writes_one_event() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &json!({ "lvsd/chek": "none" })));
     let director = Followed::start(address, |_| {});
@@ -435,7 +435,7 @@ async fn session_wrong_annotation_is_told_by_one_event() {
 }
 
 #[tokio::test]
-async fn session_compacted_history_has_everything_read_anew() {
+async fn session_compacted_history_is_listed_again() {
     let (fake, address) = fake().await;
     fake.put("services", &service("web", &Value::Null));
     let director = Followed::start(address, |_| {});
@@ -483,7 +483,7 @@ async fn session_token_is_read_again_when_it_is_replaced() {
 }
 
 #[tokio::test]
-async fn session_server_that_is_gone_leaves_what_it_said() {
+async fn session_lost_server_leaves_its_last_state() {
     let (fake, address) = fake().await;
     let mut web: Value = serde_json::from_str(&service("web", &Value::Null)).unwrap();
     web["status"] = json!({ "loadBalancer": { "ingress": [{ "ip": "192.0.2.11" }] } });
@@ -605,7 +605,7 @@ fn recorded_lists_become_services() {
 }
 
 #[tokio::test]
-async fn recorded_watch_tells_of_a_change_a_deletion_and_the_end_of_history() {
+async fn recorded_watch_with_change_deletion_and_expiry_is_followed() {
     let (fake, address) = fake().await;
     let director = Followed::start(address, |_| {});
     director.wait_services(&[]).await;
