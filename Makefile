@@ -24,7 +24,7 @@ TARGET := $${CARGO_TARGET_DIR:-$(CURDIR)/target}
 RUN_TESTS = "$(TARGET)/debug/lvs-testbed" tests $(if $(ONLY),--only $(ONLY)) "$(TARGET)/tests.json"
 
 .PHONY: help demo demo-cluster test test-all test-rest test-release programs check lint prose docs book deny unit e2e no-cc alone no-std bpf bpf-check \
-	msrv fuzz sync-with-kernel report report-agrees package image crates sbom artefacts release repository test-packages build setup clean
+	msrv fuzz sync-with-kernel test-kubernetes report report-agrees package image crates sbom artefacts release repository test-packages build setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -172,6 +172,14 @@ sync-with-kernel: programs ## 500 downloads go from the kernel's IPVS to this di
 	@test -n "$(LVS_UML)" || { echo "make sync-with-kernel: LVS_UML names no command that boots a kernel with IPVS: crates/lvs-testbed/tests/e2e/sync_with_kernel.rs" >&2; exit 2; }
 	LVS_UML="$(LVS_UML)" LVS_BIN_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}/release" \
 		$(CARGO) test --locked --workspace --test e2e sync_with_kernel -- --ignored --nocapture
+
+KUBE = $(TARGET)/kubernetes
+test-kubernetes: ## a director serves a Service of a real Kubernetes API server, which is built once with Go (15 minutes)
+	@command -v etcd go curl openssl >/dev/null || { echo "make test-kubernetes: install Go 1.24 or newer, etcd-server, curl and openssl" >&2; exit 2; }
+	@mkdir -p "$(KUBE)" && cp tools/kubernetes/go.mod tools/kubernetes/go.sum "$(KUBE)"
+	test -x "$(KUBE)/kube-apiserver" || (cd "$(KUBE)" && go build -mod=mod -o kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver)
+	@$(call build_tests,--exclude lvs-bench)
+	LVS_KUBE_APISERVER="$(KUBE)/kube-apiserver" $(CARGO) test --locked -p lvs-testbed --test e2e kubernetes -- --ignored --nocapture
 
 report: ## repeat published LVS experiments on this machine, into target/report (needs root; REPORT_OPTIONS=--quick)
 	tools/setup bench

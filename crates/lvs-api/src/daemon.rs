@@ -378,16 +378,16 @@ pub struct DirectorSeen {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SourceStatus {
-    /// `dns` or `etcd`.
+    /// `dns`, `etcd` or `kubernetes`.
     pub kind: String,
-    /// The name in DNS; the prefix in etcd.
+    /// The name in DNS; the prefix in etcd; the API server of Kubernetes.
     pub name: String,
     /// The time of its last answer, in seconds since 1970; `None` without one since the daemon started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answered: Option<u64>,
     /// It has answered this daemon or an earlier one; that answer is in force.
     pub known: bool,
-    /// The number of its servers; of etcd, the number of keys.
+    /// The number of its servers; of etcd, the number of keys; of Kubernetes, the number of services.
     pub items: usize,
     /// The number of answers.
     pub answers: u64,
@@ -399,8 +399,14 @@ pub struct SourceStatus {
     /// The revision of etcd that is in force.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<u64>,
-    /// The number of the engine's services that stay until etcd answers.
+    /// The number of the engine's services that stay until etcd or Kubernetes answers.
     pub held: usize,
+    /// The number of objects in Kubernetes that are refused.
+    #[serde(default)]
+    pub refused: usize,
+    /// The director that writes the addresses of Services in Kubernetes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leader: Option<String>,
 }
 
 /// The state of the proxy.

@@ -56,7 +56,7 @@ pub fn desired(
         port_marks: discovered.port_marks.clone(),
         filter: config.filter.clone(),
         local: config.dataplane.local.clone(),
-        unnamed: discovered.awaits_etcd.then(|| Unnamed {
+        unnamed: discovered.awaits_services.then(|| Unnamed {
             beside: overrides.vips.map(|_| {
                 let named = discovered.services.iter();
                 named.filter_map(Service::virtual_ip).collect()
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn desired_director_that_may_own_no_vip_has_none() {
         let mut case = Case::new("");
-        case.discovered.awaits_etcd = true;
+        case.discovered.awaits_services = true;
         let beside = |case: &Case| case.desired().unnamed.expect("etcd is unknown").beside;
         assert_eq!(beside(&case).map(|vips| vips.len()), Some(1));
         case.may_own = false;

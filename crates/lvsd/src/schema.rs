@@ -219,6 +219,8 @@ mod tests {
             ("RawVrrp", "[vrrp]"),
             ("RawDns", "[dns]"),
             ("RawCluster", "[cluster]"),
+            ("RawKubernetes", "[kubernetes]"),
+            ("RawPool", "[[kubernetes.pool]]"),
             ("RawAnnounce", "[announce]"),
         ] {
             // The reader of the configuration names the keys that it accepts.

@@ -683,7 +683,7 @@ mod tests {
         fn local_ports_are_never_shared(
             steps in proptest::collection::vec((0u8..4, 0u8..3, proptest::prelude::any::<bool>(), 0u64..40), 1..300)
         ) {
-            let mut bed = Bed::new(1031, 0, 1);
+            let mut bed = Bed::small(1031);
             let (mut now, mut open) = (Instant::ZERO, Vec::new());
             for (what, server, wide, wait) in steps {
                 now = now + Duration::from_secs(wait);

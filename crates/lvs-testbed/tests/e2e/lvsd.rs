@@ -733,8 +733,7 @@ fn large_file_is_loaded_and_one_change_is_applied() -> Result<()> {
     for n in 0..SERVICES {
         write!(
             text,
-            // Nobody has these servers' addresses, which the checks are not to notice during the test.
-            "[[service]]\naddress = \"198.51.{}.{}:{}\"\nforward = \"nat\"\nvip = \"host\"\ncheck = {{ type = \"tcp\", fall = 1000 }}\n",
+            "[[service]]\naddress = \"198.51.{}.{}:{}\"\nforward = \"nat\"\nvip = \"host\"\n",
             n % 100,
             n / 100 + 1,
             80
@@ -820,8 +819,7 @@ fn thousand_reloads_break_no_connection() -> Result<()> {
     for _ in 0..1000 {
         let scheduler = ["rr", "wlc", "sh", "mh"][usize::try_from(next(4))?];
         let mut text = format!(
-            "{base}\n[[service]]\naddress = \"{other}\"\nscheduler = \"{scheduler}\"\nforward = \"nat\"\ndrain = \"0s\"\n\
-             check = {{ type = \"tcp\", fall = 1000 }}\n"
+            "{base}\n[[service]]\naddress = \"{other}\"\nscheduler = \"{scheduler}\"\nforward = \"nat\"\ndrain = \"0s\"\n"
         );
         for host in 0..next(20) {
             write!(

@@ -36,6 +36,7 @@ mod in_kernel_twins;
 mod in_kernel_xdp;
 mod ipv6;
 mod killed;
+mod kubernetes;
 mod ldirectord;
 mod listing;
 mod local_node;

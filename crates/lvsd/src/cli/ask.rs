@@ -272,6 +272,7 @@ fn tell_source(text: &mut String, source: &SourceStatus, now: u64) {
                 Some(revision) => {
                     format!("{}, revision {revision}", counted(source.items, "key"))
                 }
+                None if source.kind == "kubernetes" => counted(source.items, "service"),
                 None => counted(source.items, "server"),
             };
             match at {
@@ -280,6 +281,13 @@ fn tell_source(text: &mut String, source: &SourceStatus, now: u64) {
             }
         }
     };
+    if source.refused > 0 {
+        let refused = counted(source.refused, "object");
+        let _ = write!(text, "; {refused} REFUSED");
+    }
+    if let Some(leader) = &source.leader {
+        let _ = write!(text, "; {leader} writes addresses");
+    }
     if source.held > 0 {
         let held = counted(source.held, "service");
         let _ = write!(text, "; {held} of the engine left as they are");

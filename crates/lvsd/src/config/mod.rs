@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Each step reports all of its findings. A file with one error gives no [`Config`] at all.
-//! [`expand`](crate::expand) adds the servers and services of DNS and etcd later.
+//! [`expand`](crate::expand) adds the servers and services of DNS, etcd and Kubernetes later.
 
 mod check;
 pub(crate) mod clash;
@@ -42,7 +42,7 @@ pub(crate) use crate::text::bounded;
 pub use crate::text::{Diagnostic, Files, Report, Severity};
 
 use crate::health::Check;
-use crate::sources::{Cluster, Lookups, Source};
+use crate::sources::{Cluster, Lookups, Source, kubernetes};
 use lvs_proxy as proxy;
 
 /// A file that has been checked.
@@ -66,6 +66,8 @@ pub struct Config {
     pub lookups: Lookups,
     /// The connection to etcd, which directors share.
     pub cluster: Option<Cluster>,
+    /// The connection to Kubernetes.
+    pub kubernetes: Option<kubernetes::Settings>,
     /// How addresses are announced by routes.
     pub announce: Announce,
     /// Sysctls to set, name and value.
@@ -599,12 +601,12 @@ impl Config {
             .map_err(|report| LoadError::Refused(Box::new(report)))
     }
 
-    /// The services of a key of etcd that has `text`, checked by themselves. `[defaults]` holds for
+    /// The services of a key of etcd, or of a Service in Kubernetes, that has `text`, checked by themselves. `[defaults]` holds for
     /// them.
     ///
     /// # Errors
     /// The first error in it, in words.
-    pub(crate) fn services_of_etcd(&self, text: &str) -> Result<Vec<Service>, String> {
+    pub(crate) fn remote_services(&self, text: &str) -> Result<Vec<Service>, String> {
         check::remote(self, text)
     }
 
@@ -639,7 +641,11 @@ impl Config {
                 files: files.clone().of(text),
                 ..check::check(&raw, text, facts, complete, &mut findings)
             });
-            if complete && raw.service.is_empty() && raw.cluster.is_none() {
+            if complete
+                && raw.service.is_empty()
+                && raw.cluster.is_none()
+                && raw.kubernetes.is_none()
+            {
                 findings.push(
                     Diagnostic::warning(0..0, "there is no [[service]]: nothing is balanced")
                         .help("add [[service]] tables; a running lvsd refuses to reload a file without any"),

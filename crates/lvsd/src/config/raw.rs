@@ -30,6 +30,8 @@ pub(super) struct RawConfig {
     pub(super) dns: Option<Spanned<RawDns>>,
     /// The services and servers that directors share in etcd.
     pub(super) cluster: Option<Spanned<RawCluster>>,
+    /// The Services of Kubernetes that directors serve.
+    pub(super) kubernetes: Option<Spanned<RawKubernetes>>,
     /// How addresses of services with `vip = "announce"` are announced by routes.
     pub(super) announce: Option<Spanned<RawAnnounce>>,
     /// Sysctls under the kernel's names (`/proc/sys/net/ipv4/vs/`).
@@ -271,6 +273,48 @@ pub(super) struct RawCluster {
     /// Time after which a member that does not answer counts as gone, and the next one is asked.
     /// Default: 3s.
     pub(super) timeout: Option<Spanned<RawDuration>>,
+}
+
+/// `[kubernetes]`: Services of type `LoadBalancer`, which directors outside the cluster serve.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawKubernetes {
+    /// API server: `https://10.0.0.5:6443`. Required.
+    pub(super) server: Option<Spanned<String>>,
+    /// File with the certificates of the authorities that sign the API server's. Required with `https`.
+    pub(super) ca: Option<Spanned<String>>,
+    /// File with the token of a ServiceAccount, read again for each request. Default: none.
+    pub(super) token_file: Option<Spanned<String>>,
+    /// File with the certificate that lvsd shows. Default: none.
+    pub(super) cert: Option<Spanned<String>>,
+    /// File with the private key of that certificate. Required with `cert`.
+    pub(super) key: Option<Spanned<String>>,
+    /// Namespace of the Services. Default: all namespaces.
+    pub(super) namespace: Option<Spanned<String>>,
+    /// `spec.loadBalancerClass` of the Services. Default: `lvsd`.
+    pub(super) class: Option<Spanned<String>>,
+    /// Serve Services without a class, too. Default: false.
+    pub(super) default_class: Option<bool>,
+    /// Namespace and name of the Lease of the director that writes addresses. Default: `lvsd/lvsd`.
+    pub(super) lease: Option<Spanned<String>>,
+    /// Name of this director among the others. Default: that of the host.
+    pub(super) director: Option<Spanned<String>>,
+    /// Time after which the API server counts as gone if it does not answer. Default: 5s.
+    pub(super) timeout: Option<Spanned<RawDuration>>,
+    /// Addresses that Services get.
+    pub(super) pool: Vec<Spanned<RawPool>>,
+}
+
+/// `[[kubernetes.pool]]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawPool {
+    /// Name of the pool, which Services can ask for. Required.
+    pub(super) name: Option<Spanned<String>>,
+    /// Networks, ranges (`198.51.100.10-198.51.100.20`) and addresses. Required.
+    pub(super) addresses: Option<Spanned<OneOrMore>>,
+    /// Services that name no pool get its addresses. Default: true.
+    pub(super) auto_assign: Option<bool>,
 }
 
 /// `discover = { ... }`: the source of further servers of a service.

@@ -73,7 +73,7 @@ impl<P: Prober> Inputs<P> {
         if found.unnamed != self.engine.found.unnamed && found.unnamed > 0 {
             tracing::warn!(
                 event = "unnamed",
-                "{} of the engine not in the file: left as they are until it is known what etcd has",
+                "{} of the engine not in the file: left as they are until it is known what etcd and Kubernetes have",
                 counted(found.unnamed, "service")
             );
         }
@@ -235,7 +235,9 @@ impl<P: Prober> Inputs<P> {
         }
         if found.unnamed > 0 {
             let left = counted(found.unnamed, "service");
-            line.push_str(&format!(", {left} left as they are until etcd is known"));
+            line.push_str(&format!(
+                ", {left} left as they are until etcd and Kubernetes are known"
+            ));
         }
         if refused > 0 {
             let changes = counted(refused, "change");

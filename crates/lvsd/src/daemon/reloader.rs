@@ -18,7 +18,7 @@ use crate::expand::{Expanded, expand};
 use crate::health::Prober;
 use crate::last_good;
 use crate::requests::{Answer, answer};
-use crate::sources::Gathered;
+use crate::sources::{Gathered, Wanted};
 use crate::words::counted;
 
 /// The object of a reading.
@@ -328,12 +328,15 @@ impl<P: Prober> Daemon<P> {
         inputs.loaded = Instant::now();
         inputs.generation += 1;
         inputs.cluster.set(config.vrrp.as_ref());
-        inputs.sources.set(
-            &config.lookups,
-            config.cluster.as_ref(),
-            &expanded.dns_names(),
-            &expanded.in_force,
-        );
+        let wanted = Wanted {
+            lookups: &config.lookups,
+            cluster: config.cluster.as_ref(),
+            kubernetes: config.kubernetes.as_ref(),
+            names: &expanded.dns_names(),
+        };
+        inputs
+            .sources
+            .set(&wanted, &expanded.in_force, &expanded.kubernetes);
         inputs.config = config;
         inputs.expanded = expanded;
     }
@@ -386,7 +389,7 @@ pub fn too_much_away(
     let (services, servers) = before.fold((0, 0), |(services, all), (_, servers)| {
         (services + 1, all + servers)
     });
-    if expanded.services.is_empty() && services > 0 {
+    if expanded.services.is_empty() && services > 0 && config.kubernetes.is_none() {
         // An empty file is as likely a write in progress as an intention, and means an outage.
         return Some((
             "no [[service]]".to_owned(),

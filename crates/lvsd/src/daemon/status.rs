@@ -80,10 +80,10 @@ impl<P: Prober> Daemon<P> {
         }
     }
 
-    /// The states of DNS and etcd, and the number of services that wait for etcd.
+    /// The states of all sources, and the number of services that wait for them.
     fn sources_status(&self) -> Vec<SourceStatus> {
         let mut all = self.inputs.sources.status();
-        for source in all.iter_mut().filter(|source| source.kind == "etcd") {
+        for source in all.iter_mut().filter(|source| source.kind != "dns") {
             source.held = self.inputs.engine.found.unnamed;
         }
         all

@@ -200,8 +200,8 @@ pub struct Found {
     pub drained: HashSet<(ServiceId, SocketAddr)>,
     /// Manual changes that are left as they are, in words.
     pub drift: Vec<String>,
-    /// The number of lvsd's services that neither file nor etcd names; they stay until etcd has
-    /// answered.
+    /// The number of lvsd's services that neither file nor sources name; they stay until etcd and
+    /// Kubernetes have answered.
     pub unnamed: usize,
     /// The VIPs that it owns for lvsd.
     pub vips: BTreeSet<IpAddr>,

@@ -35,7 +35,7 @@ pub(super) fn tell(desired: &Desired, actual: &Actual) -> String {
         let service = names.service_in_words(id);
         let _ = writeln!(
             text,
-            "leave {service} as it is: etcd is not known yet, which may have it"
+            "leave {service} as it is: Kubernetes or etcd is not known yet, which may have it"
         );
     }
     for id in &plan.conflicts {

@@ -1,9 +1,10 @@
-//! Adds the servers and services of DNS and etcd to those of the checked file: [`expand`], a pure
-//! function.
+//! Adds the servers and services of DNS, etcd and Kubernetes to those of the checked file:
+//! [`expand`], a pure function.
 //!
 //! ```text
 //! Config ────┐                                            services of the file, as they are
 //!            ├──▶ expand ──▶ Expanded ── services ──────▶ services of etcd behind them
+//!            │                  │                         services of Kubernetes behind those
 //! Gathered ──┘                  │                         servers of DNS and etcd behind each one's own
 //!                               └──────── left_out ─────▶ what cannot be used, and why
 //! ```
@@ -11,7 +12,7 @@
 //! The file has precedence. Each key of etcd is checked separately, and an invalid value is
 //! replaced by the last valid value of its key.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use lvs_core::api::ServiceId;
@@ -24,7 +25,7 @@ use crate::config::{
 };
 use crate::sources::dns::NAMES_MAX;
 use crate::sources::etcd::{Etcd, Text};
-use crate::sources::{Gathered, Record, Source};
+use crate::sources::{Gathered, Made, Record, Source};
 use lvs_proxy as proxy;
 
 /// The services that there should be.
@@ -42,8 +43,10 @@ pub struct Expanded {
     pub in_force: Vec<(String, String)>,
     /// The revision of etcd that it contains.
     pub revision: Revision,
-    /// etcd has not answered yet, so the list of services may be incomplete.
-    pub awaits_etcd: bool,
+    /// The services of Kubernetes that are in force, and those that are refused.
+    pub kubernetes: Made,
+    /// etcd or Kubernetes has not answered yet, so the list of services may be incomplete.
+    pub awaits_services: bool,
 }
 
 /// A state of etcd.
@@ -55,20 +58,26 @@ pub struct Revision {
     pub digest: u32,
 }
 
-/// The services of `config` with the answers of DNS and etcd.
+/// The services of `config` with the answers of DNS, etcd and Kubernetes.
 pub fn expand(config: &Config, gathered: &Gathered) -> Expanded {
     let cluster = config.cluster.as_ref();
     let etcd = gathered.etcd.as_ref();
     // Keys under another prefix belong to another cluster.
     let etcd = etcd.filter(|etcd| cluster.is_some_and(|cluster| cluster.prefix == etcd.prefix));
+    let kubernetes = gathered.kubernetes.as_ref().filter(|known| {
+        let settings = config.kubernetes.as_ref();
+        settings.is_some_and(|settings| settings.name() == known.name)
+    });
     let mut expanded = Expanded {
         services: config.services.clone(),
         files: config.files.clone(),
-        awaits_etcd: cluster.is_some() && etcd.is_none(),
+        awaits_services: cluster.is_some() && etcd.is_none()
+            || config.kubernetes.is_some() && kubernetes.is_none(),
         ..Expanded::default()
     };
     let mut services = expanded.services.iter();
-    if etcd.is_some() || services.any(|service| service.discovery.is_some()) {
+    if etcd.is_some() || kubernetes.is_some() || services.any(|service| service.discovery.is_some())
+    {
         let mut present = Present::default();
         expanded.services.iter().for_each(|one| present.add(one));
         if let Some(etcd) = etcd {
@@ -76,7 +85,25 @@ pub fn expand(config: &Config, gathered: &Gathered) -> Expanded {
                 number: etcd.revision,
                 digest: etcd.digest(),
             };
-            expanded.take_services(config, etcd, &mut present);
+            let before = format!("{}services/", etcd.prefix);
+            let origin = |name: &str| {
+                (
+                    format!("etcd key {before}{name}"),
+                    format!("etcd:{before}{name}"),
+                )
+            };
+            let made = expanded.take_services(config, &etcd.services, &origin, &mut present);
+            expanded.in_force = made.in_force;
+        }
+        if let Some(kubernetes) = kubernetes {
+            let origin = |name: &str| {
+                (
+                    format!("Kubernetes Service {name}"),
+                    format!("kubernetes:{name}"),
+                )
+            };
+            expanded.kubernetes =
+                expanded.take_services(config, &kubernetes.services, &origin, &mut present);
         }
         expanded.take_servers(gathered, etcd, &present);
     }
@@ -91,30 +118,39 @@ impl Expanded {
         self.services.iter().filter_map(dns_name).collect()
     }
 
-    /// Takes the services of etcd.
-    fn take_services(&mut self, config: &Config, etcd: &Etcd, present: &mut Present) {
-        for (name, key) in &etcd.services {
-            let path = format!("{}services/{name}", etcd.prefix);
+    /// Takes the services of a source, by their keys. `origin` names a key in messages, and its text
+    /// among the files.
+    fn take_services(
+        &mut self,
+        config: &Config,
+        keys: &BTreeMap<String, Text>,
+        origin: &dyn Fn(&str) -> (String, String),
+        present: &mut Present,
+    ) -> Made {
+        let mut made = Made::default();
+        for (name, key) in keys {
+            let (place, file) = origin(name);
             let (used, why) = choose(config, present, key);
             if let Some(why) = why {
                 let instead = match used {
                     Some(_) => "; what it was before stays",
                     None => "",
                 };
-                self.left_out
-                    .push(format!("etcd key {path}: {why}{instead}"));
+                self.left_out.push(format!("{place}: {why}{instead}"));
+                made.refused.insert(name.clone(), why);
             }
             let Some((services, text)) = used else {
                 continue;
             };
-            let before = self.files.push(format!("etcd:{path}"), text);
+            let before = self.files.push(file, text);
             for mut service in services {
                 service.move_lines(before);
                 present.add(&service);
                 self.services.push(service);
             }
-            self.in_force.push((name.clone(), text.to_owned()));
+            made.in_force.push((name.clone(), text.to_owned()));
         }
+        made
     }
 
     /// Takes the servers that DNS and etcd name.
@@ -161,7 +197,8 @@ impl Expanded {
             && self.files == other.files
             && self.left_out == other.left_out
             && self.in_force == other.in_force
-            && self.awaits_etcd == other.awaits_etcd
+            && self.kubernetes == other.kubernetes
+            && self.awaits_services == other.awaits_services
     }
 
     /// How many servers all services have.
@@ -175,7 +212,7 @@ impl Expanded {
         let mut services = self.services.iter();
         match services.find(|service| service.id == id) {
             Some(service) => service.unheard,
-            None => self.awaits_etcd,
+            None => self.awaits_services,
         }
     }
 
@@ -227,7 +264,7 @@ fn choose<'a>(
     key: &'a Text,
 ) -> (Option<(Vec<Service>, &'a str)>, Option<String>) {
     let read = |text: &'a str| {
-        let services = config.services_of_etcd(text)?;
+        let services = config.remote_services(text)?;
         match present.clash(&services) {
             None => Ok((services, text)),
             Some(why) => Err(why),

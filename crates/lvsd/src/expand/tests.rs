@@ -1,6 +1,7 @@
 //! The additions of DNS and etcd to a file.
 
 use super::*;
+use crate::sources::kubernetes::Kubernetes;
 
 const FILE: &str = "[[service]]\nname = \"web\"\naddress = \"192.0.2.1:80\"\nforward = \"nat\"\n\
      discover = { dns = \"_http._TCP.example.org.\" }\n\
@@ -25,7 +26,7 @@ fn read(text: &str) -> Config {
 fn with(text: &str, name: &str, records: &[Record]) -> Expanded {
     let gathered = Gathered {
         dns: [(name.to_owned(), records.to_vec())].into(),
-        etcd: None,
+        ..Gathered::default()
     };
     expand(&read(text), &gathered)
 }
@@ -177,7 +178,7 @@ fn etcd_services_follow_services_of_the_file() {
     assert_eq!(expanded.revision.number, 7);
     let place = expanded.files.place(expanded.services[1].line);
     assert_eq!(place, "etcd:/lvs/services/a:1");
-    assert!(!expanded.awaits_etcd && !expanded.services[0].incomplete);
+    assert!(!expanded.awaits_services && !expanded.services[0].incomplete);
     // Of another prefix it is nobody's.
     let other = Gathered {
         etcd: gathered.etcd.map(|etcd| Etcd {
@@ -188,7 +189,7 @@ fn etcd_services_follow_services_of_the_file() {
     };
     let other = merged(&other);
     assert_eq!((vips(&other).len(), servers(&other).len()), (1, 1));
-    assert!(other.awaits_etcd && other.services[0].unheard);
+    assert!(other.awaits_services && other.services[0].unheard);
     // A pool that nobody has ever been in is known, and may have had servers.
     let expanded = merged(&Gathered {
         etcd: Some(Etcd {
@@ -198,7 +199,7 @@ fn etcd_services_follow_services_of_the_file() {
         ..Gathered::default()
     });
     let web = &expanded.services[0];
-    assert!(!expanded.awaits_etcd && !web.unheard && web.incomplete);
+    assert!(!expanded.awaits_services && !web.unheard && web.incomplete);
 }
 
 #[test]
@@ -422,4 +423,67 @@ fn services_of_etcd_with_more_names_in_dns_than_are_looked_up_are_left_out() {
         told.contains("/1024: the services have 1025 names in DNS"),
         "{told}"
     );
+}
+
+const KUBERNETES: &str = "[kubernetes]\nserver = \"http://192.0.2.5:6443\"\ndirector = \"d1\"\n\
+     [[kubernetes.pool]]\nname = \"public\"\naddresses = \"192.0.2.0/24\"\n\
+     [defaults]\nforward = \"nat\"\n\
+     [[service]]\nname = \"web\"\naddress = \"192.0.2.1:80\"\n\
+     [[service.server]]\naddress = \"10.0.0.1:80\"\n";
+
+/// The services of Kubernetes, with their last valid texts.
+fn kubernetes(name: &str, services: &[(&str, &str, Option<&str>)]) -> Gathered {
+    let services = services.iter().map(|(key, text, good)| {
+        let text = Text {
+            text: (*text).to_owned(),
+            good: good.map(ToOwned::to_owned),
+        };
+        ((*key).to_owned(), text)
+    });
+    Gathered {
+        kubernetes: Some(Kubernetes {
+            name: name.to_owned(),
+            services: services.collect(),
+        }),
+        ..Gathered::default()
+    }
+}
+
+#[test]
+fn expand_services_of_kubernetes_come_behind_the_file_and_wrong_ones_are_left_out_alone() {
+    let own = remote("192.0.2.2:80", "10.0.0.2:30080");
+    let same = remote("192.0.2.1:80", "10.0.0.3:30080");
+    let wrong = own.replace("address = \"192", "protocol = \"x\"\naddress = \"192");
+    let name = "http://192.0.2.5:6443";
+    let config = read(KUBERNETES);
+    let all = [
+        ("shop/a/tcp/80", own.as_str(), None),
+        ("shop/b/tcp/80", same.as_str(), None),
+        ("shop/c/tcp/80", wrong.as_str(), None),
+    ];
+    let expanded = expand(&config, &kubernetes(name, &all));
+    assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
+    assert!(!expanded.awaits_services && expanded.in_force.is_empty());
+    assert_eq!(expanded.kubernetes.in_force.len(), 1);
+    let refused: Vec<&String> = expanded.kubernetes.refused.keys().collect();
+    assert_eq!(refused, ["shop/b/tcp/80", "shop/c/tcp/80"]);
+    assert!(expanded.left_out[0].starts_with("Kubernetes Service shop/b/tcp/80: "));
+    let place = expanded.files.place(expanded.services[1].line);
+    assert_eq!(place, "kubernetes:shop/a/tcp/80:1");
+    // The last valid text stays.
+    let expanded = expand(
+        &config,
+        &kubernetes(name, &[("shop/c/tcp/80", &wrong, Some(&own))]),
+    );
+    assert_eq!(vips(&expanded), ["192.0.2.1:80", "192.0.2.2:80"]);
+    assert!(expanded.left_out[0].ends_with("what it was before stays"));
+    // Of another cluster, or before the first answer, services of the engine stay.
+    for gathered in [kubernetes("other", &all), Gathered::default()] {
+        let expanded = expand(&config, &gathered);
+        assert_eq!(vips(&expanded), ["192.0.2.1:80"]);
+        assert!(expanded.awaits_services);
+    }
+    // A file without the table takes none of them.
+    let plain = expand(&read(MAIN), &kubernetes(name, &all));
+    assert_eq!(vips(&plain), ["192.0.2.1:80"]);
 }

@@ -3,23 +3,18 @@
 //! health all use it.
 //!
 //! * A server in both states is edited, never deleted and added again: its connections, counters
-//! and
-//!   place in the scheduler's list remain.
+//!   and place in the scheduler's list remain.
 //! * In a service, servers are added before others are removed, so that a change never leaves it
-//! without
-//!   a server. If the new servers still have to be checked, the old ones stay until a new one is
-//! up, or
-//!   all new ones have failed.
+//!   without a server. If the new servers still have to be checked, the old ones stay until a new
+//!   one is up, or all new ones have failed.
 //! * A removed server is drained first: it gets no new connections, and is deleted after its last
 //!   connection has ended or the drain has timed out.
 //! * Changes of health come before all other changes.
 //! * The dataplane takes over a VIP after its services are added, and releases it before they are
-//! deleted:
-//!   otherwise it would refuse clients that another director could serve.
+//!   deleted: otherwise it would refuse clients that another director could serve.
 //! * A service of another owner is never changed.
 //! * While a source has not answered, services that no source names stay unchanged, with their VIPs
-//! and
-//!   marks.
+//!   and marks.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -71,7 +66,7 @@ pub struct Desired {
     pub generation: u64,
 }
 
-/// Services of lvsd in the engine that neither file nor etcd names, while etcd is unknown.
+/// Services of lvsd in the engine that neither file nor sources name, while etcd or Kubernetes is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unnamed {
     /// The VIPs of those that are named: of all others, those stay that the engine owns. `None`:

@@ -1,9 +1,10 @@
-//! The sources of desired state besides the file: DNS and etcd.
+//! The sources of desired state besides the file: DNS, etcd and Kubernetes.
 //!
 //! ```text
 //! name servers ◀──▶ dns/ ──┐
 //! etcd ◀─────────▶ etcd/ ──┼──▶ Shared ──▶ [`Gathered`] ──▶ the daemon merges it with the file
-//! state directory ─────────┘       └─────▶ state directory
+//! Kubernetes ◀▶ kubernetes/┤       └─────▶ state directory
+//! state directory ─────────┘
 //! ```
 //!
 //! Sources run on a separate thread. They never wait for the daemon, and the daemon never waits for
@@ -12,7 +13,9 @@
 
 pub(crate) mod dns;
 pub mod etcd;
+mod http;
 mod kept;
+pub mod kubernetes;
 mod settings;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -28,9 +31,11 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::clock::unix_time;
+pub(crate) use http::Endpoint;
 pub use settings::{Cluster, Lookups, Source};
 
 use etcd::{Director, Etcd};
+use kubernetes::Kubernetes;
 
 #[doc(hidden)]
 pub use dns::fuzz as fuzz_dns;
@@ -47,6 +52,9 @@ pub struct Gathered {
     /// Services and servers in etcd, if it has ever answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd: Option<Etcd>,
+    /// Services in Kubernetes, if it has ever answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kubernetes: Option<Kubernetes>,
 }
 
 /// A server that a source names.
@@ -140,6 +148,26 @@ struct State {
     etcd: SourceState,
     view: etcd::View,
     told: Option<Director>,
+    kubernetes: SourceState,
+    kubernetes_view: kubernetes::View,
+    /// The Services in Kubernetes that the daemon refuses, and why.
+    refused_by_daemon: BTreeMap<String, String>,
+}
+
+impl State {
+    fn view_kubernetes(&mut self, view: kubernetes::View) {
+        let known = &self.kubernetes_view.left_out;
+        for line in view.left_out.iter().filter(|line| !known.contains(line)) {
+            tracing::warn!(event = "left_out", "left out: {line}");
+        }
+        self.kubernetes_view = view;
+    }
+}
+
+/// Whether a key of services is of that Service.
+fn is_of(key: &str, service: &str) -> bool {
+    let rest = key.strip_prefix(service);
+    rest.is_some_and(|rest| rest.starts_with('/'))
 }
 
 impl Shared {
@@ -222,6 +250,55 @@ impl Shared {
         state.etcd.take(&format!("etcd, {prefix}"), known, &result);
     }
 
+    /// The services of Kubernetes. The texts of the Services `held` stay as they were before.
+    fn take_kubernetes(&self, mut now: Kubernetes, held: &[String], view: kubernetes::View) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let name = &now.name;
+        state
+            .kubernetes
+            .take(&format!("Kubernetes, {name}"), true, &Ok(()));
+        let before = state.gathered.kubernetes.take().unwrap_or_default();
+        for (key, text) in &before.services {
+            if let Some(known) = now.services.get_mut(key) {
+                // Only the daemon knows what is right.
+                known.good.clone_from(&text.good);
+                continue;
+            }
+            let mut held = held.iter();
+            if held.any(|service| is_of(key, service)) {
+                now.services.insert(key.clone(), text.clone());
+            }
+        }
+        if before != now {
+            self.keep.notify_one();
+            self.news.notify_one();
+        }
+        state.gathered.kubernetes = Some(now);
+        state.view_kubernetes(view);
+    }
+
+    fn view_kubernetes(&self, view: kubernetes::View) {
+        self.lock().view_kubernetes(view);
+    }
+
+    fn hear_kubernetes(&self) {
+        self.lock().kubernetes.answered = Some(unix_time());
+    }
+
+    fn fail_kubernetes(&self, name: &str, why: String) {
+        let result: Result<(), String> = Err(why);
+        let mut state = self.lock();
+        let known = state.gathered.kubernetes.is_some();
+        let what = format!("Kubernetes, {name}");
+        state.kubernetes.take(&what, known, &result);
+    }
+
+    /// The Services in Kubernetes that the daemon refuses, and why.
+    fn refused_by_daemon(&self) -> BTreeMap<String, String> {
+        self.lock().refused_by_daemon.clone()
+    }
+
     /// Their liveness is unknown.
     fn forget_directors(&self) {
         self.lock().view.directors.clear();
@@ -254,12 +331,33 @@ pub(crate) struct Sources {
     lookups: Lookups,
     names: HashMap<String, JoinHandle<()>>,
     etcd: Option<(Cluster, JoinHandle<()>)>,
+    kubernetes: Option<(kubernetes::Settings, JoinHandle<()>)>,
+}
+
+/// The settings of all sources.
+pub(crate) struct Wanted<'a> {
+    pub(crate) lookups: &'a Lookups,
+    pub(crate) cluster: Option<&'a Cluster>,
+    pub(crate) kubernetes: Option<&'a kubernetes::Settings>,
+    /// Names in DNS.
+    pub(crate) names: &'a BTreeSet<&'a String>,
+}
+
+/// The daemon's judgement of the services of a source.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Made {
+    /// The services that are right: their keys and texts.
+    pub in_force: Vec<(String, String)>,
+    /// The keys whose text is not in force, and why.
+    pub refused: BTreeMap<String, String>,
 }
 
 impl Drop for Sources {
     fn drop(&mut self) {
         let etcd = self.etcd.iter().map(|(_, task)| task);
-        let tasks = self.names.values().chain(&self.keeper).chain(etcd);
+        let kubernetes = self.kubernetes.iter().map(|(_, task)| task);
+        let tasks = self.names.values().chain(&self.keeper);
+        let tasks = tasks.chain(etcd).chain(kubernetes);
         tasks.for_each(JoinHandle::abort);
     }
 }
@@ -280,19 +378,21 @@ impl Sources {
             lookups: Lookups::default(),
             names: HashMap::new(),
             etcd: None,
+            kubernetes: None,
         }
     }
 
-    /// Follows these names in DNS and this etcd, and nothing else. `in_force` are the texts of its
-    /// services that are right.
-    pub(crate) fn set(
-        &mut self,
-        lookups: &Lookups,
-        cluster: Option<&Cluster>,
-        names: &BTreeSet<&String>,
-        in_force: &[(String, String)],
-    ) {
-        if names.is_empty() && cluster.is_none() && self.runtime.is_none() {
+    /// Follows these names in DNS, this etcd and this Kubernetes, and nothing else. `in_force` are the
+    /// texts of etcd's services that are right.
+    pub(crate) fn set(&mut self, wanted: &Wanted<'_>, in_force: &[(String, String)], made: &Made) {
+        let &Wanted {
+            lookups,
+            cluster,
+            kubernetes,
+            names,
+        } = wanted;
+        let none = names.is_empty() && cluster.is_none() && kubernetes.is_none();
+        if none && self.runtime.is_none() {
             return;
         }
         let Some(runtime) = self.runtime() else {
@@ -300,6 +400,7 @@ impl Sources {
         };
         let _inside = runtime.enter();
         self.set_etcd(cluster, in_force);
+        self.set_kubernetes(kubernetes, made);
         if self.lookups != *lookups {
             self.lookups = lookups.clone();
             self.names.drain().for_each(|(_, task)| task.abort());
@@ -365,6 +466,42 @@ impl Sources {
         }
     }
 
+    /// Follows a Kubernetes, and notes what the daemon has made of its services.
+    fn set_kubernetes(&mut self, settings: Option<&kubernetes::Settings>, made: &Made) {
+        let stays = self.kubernetes.as_ref().map(|(now, _)| now) == settings;
+        if !stays && let Some((_, task)) = self.kubernetes.take() {
+            task.abort();
+        }
+        let mut state = self.shared.lock();
+        let state = &mut *state;
+        if !stays {
+            state.kubernetes = SourceState::default();
+            state.kubernetes_view = kubernetes::View::default();
+            let name = settings.map(kubernetes::Settings::name);
+            if let Some(known) = &state.gathered.kubernetes
+                && Some(&known.name) != name.as_ref()
+            {
+                state.gathered.kubernetes = None;
+                self.shared.keep.notify_one();
+            }
+        }
+        if let Some(known) = &mut state.gathered.kubernetes {
+            for (key, text) in &made.in_force {
+                if let Some(known) = known.services.get_mut(key)
+                    && known.good.as_deref() != Some(text)
+                {
+                    known.good = Some(text.clone());
+                    self.shared.keep.notify_one();
+                }
+            }
+        }
+        state.refused_by_daemon = kubernetes::by_service(&made.refused);
+        if let (Some(settings), None) = (settings, &self.kubernetes) {
+            let task = kubernetes::follow(settings.clone(), Arc::clone(&self.shared));
+            self.kubernetes = Some((settings.clone(), task));
+        }
+    }
+
     /// Publishes the state of this director in etcd.
     pub(crate) fn tell(&self, told: Director) {
         if self.etcd.is_none() {
@@ -387,7 +524,9 @@ impl Sources {
                     self.keeper = Some(runtime.spawn(keeper));
                     self.runtime = Some(runtime);
                 }
-                Err(why) => tracing::error!("no servers by DNS, nothing by etcd: {why}"),
+                Err(why) => {
+                    tracing::error!("no servers by DNS, nothing by etcd and Kubernetes: {why}");
+                }
             }
         }
         self.runtime.clone()
@@ -437,6 +576,22 @@ impl Sources {
                 ..SourceStatus::default()
             });
         }
+        if let Some((settings, _)) = &self.kubernetes {
+            let (standing, known) = (&state.kubernetes, &state.gathered.kubernetes);
+            all.push(SourceStatus {
+                kind: "kubernetes".to_owned(),
+                name: settings.name(),
+                answered: standing.answered,
+                known: known.is_some(),
+                items: known.as_ref().map_or(0, |known| known.services.len()),
+                answers: standing.answers,
+                failures: standing.failures,
+                trouble: standing.trouble.clone(),
+                refused: state.kubernetes_view.refused + state.refused_by_daemon.len(),
+                leader: state.kubernetes_view.leader.clone(),
+                ..SourceStatus::default()
+            });
+        }
         all
     }
 
@@ -445,10 +600,11 @@ impl Sources {
         self.shared.lock().view.directors.clone()
     }
 
-    /// Invalid keys of etcd, and other problems with it.
+    /// Invalid keys of etcd, refused objects of Kubernetes, and other problems with them.
     pub(crate) fn left_out(&self) -> Vec<String> {
         let state = self.shared.lock();
         let lines = state.view.left_out.iter().chain(&state.view.untold);
+        let lines = lines.chain(&state.kubernetes_view.left_out);
         lines.cloned().collect()
     }
 }
@@ -490,6 +646,43 @@ mod tests {
             }
         }
         assert_ne!(retry(9, second), retry(9, second));
+    }
+
+    #[test]
+    fn take_kubernetes_refused_service_keeps_its_texts_and_others_go() {
+        let shared = Shared::default();
+        let now = |texts: &[(&str, &str)]| Kubernetes {
+            name: "k".to_owned(),
+            services: texts
+                .iter()
+                .map(|(key, text)| {
+                    let text = etcd::Text {
+                        text: (*text).to_owned(),
+                        good: None,
+                    };
+                    ((*key).to_owned(), text)
+                })
+                .collect(),
+        };
+        let view = kubernetes::View::default;
+        let first = now(&[
+            ("a/b/tcp/80", "1"),
+            ("a/bc/tcp/80", "2"),
+            ("a/d/tcp/80", "3"),
+        ]);
+        shared.take_kubernetes(first, &[], view());
+        let second = now(&[("a/d/tcp/80", "4")]);
+        shared.take_kubernetes(second, &["a/b".to_owned()], view());
+        let known = shared.lock().gathered.kubernetes.clone();
+        let wanted = now(&[("a/b/tcp/80", "1"), ("a/d/tcp/80", "4")]);
+        assert_eq!(known, Some(wanted));
+        shared.fail_kubernetes("k", "connection refused".to_owned());
+        let state = shared.lock();
+        assert_eq!(state.gathered.kubernetes, known);
+        assert_eq!(
+            (state.kubernetes.answers, state.kubernetes.failures),
+            (2, 1)
+        );
     }
 
     #[test]

@@ -196,7 +196,7 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     };
     out.gauges(
         "lvs_source_up",
-        "A name in DNS, or etcd, has answered when it was last asked",
+        "A name in DNS, etcd or Kubernetes has answered when it was last asked",
         |out| {
             all().try_for_each(|(labels, source)| {
                 let up = source.trouble.is_none() && source.answered.is_some();
@@ -217,7 +217,7 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
     )?;
     out.gauges(
         "lvs_source_items",
-        "Servers that a name in DNS has, or keys of services and servers in etcd",
+        "Servers that a name in DNS has, keys of services and servers in etcd, or services of Kubernetes",
         |out| all().try_for_each(|(labels, source)| out.gauge(labels, source.items as u64)),
     )?;
     out.counters(
@@ -230,6 +230,17 @@ pub(super) fn sources(out: &mut Out<'_>, status: &Status) -> fmt::Result {
         "Times that a source has not answered, or nothing that could be used",
         |out| all().try_for_each(|(labels, source)| out.counter(labels, source.failures)),
     )?;
+    let kubernetes = || all().filter(|(_, source)| source.kind == "kubernetes");
+    if kubernetes().next().is_some() {
+        out.gauges(
+            "lvs_source_refused",
+            "Objects in Kubernetes that are refused",
+            |out| {
+                kubernetes()
+                    .try_for_each(|(labels, source)| out.gauge(labels, source.refused as u64))
+            },
+        )?;
+    }
     out.gauge(
         "lvs_left_out",
         "Lines of `lvsd status` about what sources say and is not in force",
@@ -319,7 +330,14 @@ mod tests {
             digest: name.to_owned(),
             ..DirectorSeen::default()
         };
-        snapshot.status.sources = vec![source("dns", None), source("etcd", Some(unix_time()))];
+        snapshot.status.sources = vec![
+            source("dns", None),
+            source("etcd", Some(unix_time())),
+            SourceStatus {
+                refused: 3,
+                ..source("kubernetes", Some(unix_time()))
+            },
+        ];
         snapshot.status.directors = vec![director("d1", true), director("d2", false)];
         let text = open_metrics(Arc::new(snapshot), tally::Counts::default());
         for line in [
@@ -327,6 +345,7 @@ mod tests {
             "lvs_source_up{kind=\"etcd\",name=\"x\"} 1\n",
             "lvs_source_age_seconds{kind=\"etcd\",name=\"x\"} ",
             "lvs_source_failures_total{kind=\"dns\",name=\"x\"} 7\n",
+            "lvs_source_refused{kind=\"kubernetes\",name=\"x\"} 3\n",
             "lvs_left_out 0\n",
             "lvs_director_revision{director=\"d2\"} 12\n",
             "lvs_director_differs{director=\"d1\"} 0\n",

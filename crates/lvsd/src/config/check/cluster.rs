@@ -1,6 +1,6 @@
 //! `[cluster]`: services in etcd, and pools of servers that register themselves.
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
@@ -10,26 +10,35 @@ use super::Checker;
 use crate::config::raw::{RawCluster, RawConfig, RawDuration};
 use crate::health::probe::Tls;
 use crate::sources::Cluster;
-use crate::sources::etcd::{Access, Endpoint, Password};
+use crate::sources::Endpoint;
+use crate::sources::etcd::{self, Access, Password};
 use crate::text::Diagnostic;
 use crate::text::read_file;
 
 /// Members that are asked.
 const MEMBERS_MAX: usize = 16;
-const TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(30);
+/// Files of certificates: of the authority, and certificate and key of this client.
+pub(super) type Certificates<'a> = (
+    Option<&'a Spanned<String>>,
+    Option<&'a Spanned<String>>,
+    Option<&'a Spanned<String>>,
+);
+
+pub(super) const TIMEOUT: RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(30);
 
 impl Checker<'_> {
     pub(super) fn cluster(&mut self, spanned: &Spanned<RawCluster>) -> Option<Cluster> {
         let raw = spanned.get_ref();
         let access = self.access(spanned);
         let prefix = self.prefix(raw.prefix.as_ref());
-        let lease = self.etcd_time(
+        let lease = self.source_time(
             raw.lease.as_ref(),
             "lease",
             &Cluster::LEASES,
             Cluster::LEASE,
         );
-        let timeout = self.etcd_time(raw.timeout.as_ref(), "timeout", &TIMEOUT, Cluster::TIMEOUT);
+        let timeout = self.source_time(raw.timeout.as_ref(), "timeout", &TIMEOUT, Cluster::TIMEOUT);
         if timeout >= lease {
             let place = raw.timeout.as_ref().or(raw.lease.as_ref());
             let span = place.map_or_else(|| spanned.span(), Spanned::span);
@@ -46,28 +55,7 @@ impl Checker<'_> {
                     .help("write \"10s\": etcd counts seconds"),
             );
         }
-        let director = match &raw.director {
-            Some(name) => {
-                if !Cluster::is_name(name.get_ref()) {
-                    let title = format!("{:?} is not the name of a director", name.get_ref());
-                    self.report(Diagnostic::error(name.span(), title).help(
-                        "write 1 to 128 characters without blanks and slashes, another name on each director",
-                    ));
-                }
-                name.get_ref().clone()
-            }
-            None => {
-                let uname = rustix::system::uname();
-                let name = uname.nodename().to_string_lossy().into_owned();
-                if !Cluster::is_name(&name) {
-                    self.report(
-                        Diagnostic::error(spanned.span(), "the host has no name for this director")
-                            .help("add director = \"...\", another name on each director"),
-                    );
-                }
-                name
-            }
-        };
+        let director = self.director(raw.director.as_ref(), &spanned.span());
         let mut access = access?;
         access.timeout = timeout;
         Some(Cluster {
@@ -76,6 +64,32 @@ impl Checker<'_> {
             director,
             lease,
         })
+    }
+
+    /// The name of this director: what the file says, or that of the host.
+    pub(super) fn director(
+        &mut self,
+        written: Option<&Spanned<String>>,
+        table: &Range<usize>,
+    ) -> String {
+        if let Some(name) = written {
+            if !Cluster::is_name(name.get_ref()) {
+                let title = format!("{:?} is not the name of a director", name.get_ref());
+                self.report(Diagnostic::error(name.span(), title).help(
+                    "write 1 to 128 characters without blanks and slashes, another name on each director",
+                ));
+            }
+            return name.get_ref().clone();
+        }
+        let uname = rustix::system::uname();
+        let name = uname.nodename().to_string_lossy().into_owned();
+        if !Cluster::is_name(&name) {
+            self.report(
+                Diagnostic::error(table.clone(), "the host has no name for this director")
+                    .help("add director = \"...\", another name on each director"),
+            );
+        }
+        name
     }
 
     fn prefix(&mut self, written: Option<&Spanned<String>>) -> String {
@@ -94,7 +108,7 @@ impl Checker<'_> {
         prefix.clone()
     }
 
-    fn etcd_time(
+    pub(super) fn source_time(
         &mut self,
         value: Option<&Spanned<RawDuration>>,
         key: &str,
@@ -126,7 +140,7 @@ impl Checker<'_> {
         };
         let mut endpoints = Vec::new();
         for text in &members.get_ref().0 {
-            match Endpoint::parse(text) {
+            match Endpoint::parse(text, etcd::PORT) {
                 Some(endpoint) if endpoints.contains(&endpoint) => self.report(
                     Diagnostic::error(members.span(), format!("{text:?} is named twice"))
                         .help("name each member once"),
@@ -144,14 +158,7 @@ impl Checker<'_> {
                 Diagnostic::error(members.span(), title).help(format!("name 1 to {MEMBERS_MAX}")),
             );
         }
-        for (one, other, key) in [(&raw.cert, &raw.key, "key"), (&raw.key, &raw.cert, "cert")] {
-            if let (Some(one), None) = (one, other) {
-                self.report(
-                    Diagnostic::error(one.span(), format!("`{key}` is missing beside it"))
-                        .help("a certificate and its key belong together: give both, or neither"),
-                );
-            }
-        }
+        self.certificate_with_key((raw.ca.as_ref(), raw.cert.as_ref(), raw.key.as_ref()));
         let tls = endpoints.iter().any(|one| one.secure);
         let files = [&raw.ca, &raw.cert, &raw.key];
         if let Some(file) = files.into_iter().flatten().next()
@@ -163,7 +170,15 @@ impl Checker<'_> {
                     .help("write https:// for the members, or leave it out"),
             );
         }
-        let tls = tls.then(|| self.etcd_tls(spanned)).flatten();
+        let tls = tls.then(|| {
+            let files = (raw.ca.as_ref(), raw.cert.as_ref(), raw.key.as_ref());
+            self.source_tls(
+                &spanned.span(),
+                files,
+                "name the file with the certificate of the authority that has signed the members' certificates",
+            )
+        });
+        let tls = tls.flatten();
         let login = self.login(raw);
         if let (Some(user), Some(_)) = (&raw.user, endpoints.iter().find(|one| !one.secure)) {
             self.report(
@@ -182,7 +197,7 @@ impl Checker<'_> {
         })
     }
 
-    fn etcd_file(&mut self, path: Option<&Spanned<String>>) -> Option<Vec<u8>> {
+    pub(super) fn source_file(&mut self, path: Option<&Spanned<String>>) -> Option<Vec<u8>> {
         let path = path?;
         match read_file(path.get_ref()) {
             Ok(bytes) => Some(bytes),
@@ -196,34 +211,45 @@ impl Checker<'_> {
         }
     }
 
-    fn etcd_tls(&mut self, spanned: &Spanned<RawCluster>) -> Option<Tls> {
-        let raw = spanned.get_ref();
-        if raw.ca.is_none() {
-            self.missing(
-                &spanned.span(),
-                "`ca`",
-                "name the file with the certificate of the authority that has signed the members' certificates",
-            );
+    /// The certificates for connections to a source: of the authority, and those of this client.
+    pub(super) fn source_tls(
+        &mut self,
+        table: &Range<usize>,
+        (ca, cert, key): Certificates<'_>,
+        without_ca: &str,
+    ) -> Option<Tls> {
+        if ca.is_none() {
+            self.missing(table, "`ca`", without_ca);
         }
-        let cert = self.etcd_file(raw.cert.as_ref());
-        let key = self.etcd_file(raw.key.as_ref());
-        let ca = self.etcd_file(raw.ca.as_ref())?;
-        let unread = raw.cert.is_some() != cert.is_some() || raw.key.is_some() != key.is_some();
-        if unread {
+        let (read_cert, read_key) = (self.source_file(cert), self.source_file(key));
+        let authority = self.source_file(ca)?;
+        if cert.is_some() != read_cert.is_some() || key.is_some() != read_key.is_some() {
             return None;
         }
-        match Tls::authenticated(ca, cert, key) {
+        match Tls::authenticated(authority, read_cert, read_key) {
             Ok(tls) => Some(tls),
-            Err((key, why, help)) => {
-                let place = match key {
-                    "ca" => raw.ca.as_ref(),
-                    "cert" => raw.cert.as_ref(),
-                    "key" => raw.key.as_ref(),
+            Err((name, why, help)) => {
+                let place = match name {
+                    "ca" => ca,
+                    "cert" => cert,
+                    "key" => key,
                     _ => None,
                 };
-                let span = place.map_or_else(|| spanned.span(), Spanned::span);
+                let span = place.map_or_else(|| table.clone(), Spanned::span);
                 self.report(Diagnostic::error(span, why).help(help));
                 None
+            }
+        }
+    }
+
+    /// A certificate and its key stand together, or not at all.
+    pub(super) fn certificate_with_key(&mut self, (_, cert, key): Certificates<'_>) {
+        for (one, other, missing) in [(cert, key, "key"), (key, cert, "cert")] {
+            if let (Some(one), None) = (one, other) {
+                self.report(
+                    Diagnostic::error(one.span(), format!("`{missing}` is missing beside it"))
+                        .help("a certificate and its key belong together: give both, or neither"),
+                );
             }
         }
     }
@@ -248,7 +274,7 @@ impl Checker<'_> {
             }
         };
         self.printable(user, "the user");
-        let password = self.etcd_file(Some(file))?;
+        let password = self.source_file(Some(file))?;
         if std::fs::metadata(file.get_ref()).is_ok_and(|meta| meta.mode() & 0o007 != 0) {
             self.report(
                 Diagnostic::warning(file.span(), "everybody on this host may read the password")

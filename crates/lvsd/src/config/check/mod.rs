@@ -10,6 +10,7 @@ mod engine;
 mod filter;
 mod forward;
 mod health;
+mod kubernetes;
 mod proxy;
 mod scheduling;
 mod sense;
@@ -78,6 +79,8 @@ pub(in crate::config) fn check(
     let cluster = raw.cluster.as_ref();
     let cluster = cluster.and_then(|cluster| checker.cluster(cluster));
     checker.pools_without_etcd(raw);
+    let kubernetes = raw.kubernetes.as_ref();
+    let kubernetes = kubernetes.and_then(|table| checker.kubernetes(table));
     let daemon = checker.daemon(&raw.lvsd);
     let api = checker.api(&raw.api);
     Config {
@@ -90,6 +93,7 @@ pub(in crate::config) fn check(
         vrrp,
         lookups,
         cluster,
+        kubernetes,
         announce,
         sysctls,
         filter,
@@ -99,7 +103,7 @@ pub(in crate::config) fn check(
     }
 }
 
-/// Checks a service of etcd by itself, beside a file that is right. It gives several services if
+/// Checks a service of etcd or Kubernetes by itself, beside a file that is right. It gives several services if
 /// it has several addresses.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! `discover`, `[dns]` and `[cluster]`.
+//! `discover`, `[dns]`, `[cluster]` and `[kubernetes]`.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -208,4 +208,115 @@ fn invalid_cluster_is_refused() {
         ["http://10.0.0.5:2379", "http://[2001:db8::5]:2379"]
     );
     assert!(!format!("{cluster:?}").contains("s3cret"), "{cluster:?}");
+}
+
+const POOL: &str = "[[kubernetes.pool]]\nname = \"public\"\naddresses = [\"198.51.100.0/28\"]\n";
+
+#[test]
+fn kubernetes_wrong_keys_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let empty = directory.path().join("empty");
+    std::fs::write(&empty, "\n").unwrap();
+    let empty = empty.display();
+    let server = "server = \"http://10.0.0.5:6443\"\n";
+    for (keys, words) in [
+        (POOL, "`server` is missing"),
+        (server, "`[[kubernetes.pool]]` is missing"),
+        (
+            &format!("server = \"10.0.0.5\"\n{POOL}"),
+            "is not an API server",
+        ),
+        (
+            &format!("server = \"https://10.0.0.5/x\"\n{POOL}"),
+            "is not an API server",
+        ),
+        (
+            &format!("server = \"https://10.0.0.5\"\n{POOL}"),
+            "`ca` is missing",
+        ),
+        (
+            &format!("server = \"https://e\"\nca = \"{empty}\"\n{POOL}"),
+            "no certificate",
+        ),
+        (
+            &format!("{server}cert = \"{empty}\"\n{POOL}"),
+            "`key` is missing",
+        ),
+        (
+            &format!("{server}token_file = \"/nowhere\"\n{POOL}"),
+            "cannot read",
+        ),
+        (
+            &format!("{server}namespace = \"A/b\"\n{POOL}"),
+            "is not a namespace",
+        ),
+        (&format!("{server}class = \"\"\n{POOL}"), "is not a class"),
+        (
+            &format!("{server}lease = \"lvsd\"\n{POOL}"),
+            "is not a Lease",
+        ),
+        (
+            &format!("{server}director = \"a b\"\n{POOL}"),
+            "is not the name of a director",
+        ),
+        (
+            &format!("{server}timeout = \"1h\"\n{POOL}"),
+            "`timeout` is out of range",
+        ),
+        (
+            &format!("{server}kubeconfig = \"x\"\n{POOL}"),
+            "unknown key `kubeconfig`",
+        ),
+        (&format!("{server}{POOL}{POOL}"), "two pools have this name"),
+        (
+            &format!("{server}{POOL}{}", POOL.replace("public", "other")),
+            "has addresses of another range",
+        ),
+        (
+            &format!("{server}[[kubernetes.pool]]\n"),
+            "`name` is missing",
+        ),
+        (
+            &format!("{server}{}", POOL.replace("198.51.100.0/28", "x")),
+            "`x` is not an address",
+        ),
+        (
+            &format!("{server}{}", POOL.replace("[\"198.51.100.0/28\"]", "[]")),
+            "there are 0 ranges",
+        ),
+    ] {
+        let text = format!("[kubernetes]\n{keys}");
+        let report = Config::from_toml("test.toml", &text).expect_err(words);
+        assert!(report.to_string().contains(words), "{keys}: {report}");
+    }
+}
+
+#[test]
+fn kubernetes_right_keys_are_taken() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("token");
+    std::fs::write(&file, "s3cret\n").unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o604)).unwrap();
+    let text = format!(
+        "[kubernetes]\nserver = \"http://api.example.org\"\nnamespace = \"shop\"\ntoken_file = \"{}\"\n\
+         default_class = true\nlease = \"kube-system/x\"\ndirector = \"d1\"\n{POOL}",
+        file.display()
+    );
+    let (config, report) = Config::from_toml("test.toml", &text).unwrap_or_else(|e| panic!("{e}"));
+    for words in ["in the clear", "everybody on this host may read the token"] {
+        assert!(report.to_string().contains(words), "{report}");
+    }
+    // The services come from the API server.
+    assert!(
+        !report.to_string().contains("nothing is balanced"),
+        "{report}"
+    );
+    let settings = config.kubernetes.expect("there");
+    assert_eq!(settings.name(), "http://api.example.org:443 shop");
+    assert_eq!(
+        (settings.class.as_str(), settings.default_class),
+        ("lvsd", true)
+    );
+    assert_eq!(settings.lease, ("kube-system".to_owned(), "x".to_owned()));
+    assert_eq!(settings.pools.len(), 1);
 }

@@ -2,21 +2,15 @@
 //! is watched on another.
 
 use std::fmt;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Full};
+use http_body_util::Full;
 use hyper::body::{Bytes as Body, Incoming};
-use hyper::client::conn::http1;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
 use hyper::{Request, StatusCode};
-use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::message::{
@@ -24,14 +18,7 @@ use super::message::{
     Token, Watch, Watched, Wrong,
 };
 use crate::health::probe::Tls;
-
-/// Bytes of an answer, and of a line of a watch. A key of etcd has 1.5 MiB at most, which is 2 MiB
-/// in base64.
-const ANSWER_MAX: usize = 8 << 20;
-/// Bytes of an answer's head.
-const HEAD_MAX: usize = 16 << 10;
-/// Characters of why something is refused.
-const REFUSAL_MAX: usize = 300;
+use crate::sources::http::{self, Connection, Endpoint, Lines, collect, failed, plain};
 
 /// gRPC's code for a missing object, such as a lease.
 const NOT_FOUND: u32 = 5;
@@ -39,55 +26,6 @@ const NOT_FOUND: u32 = 5;
 const PERMISSION_DENIED: u32 = 7;
 /// gRPC's code for an unknown user.
 const UNAUTHENTICATED: u32 = 16;
-
-/// Where a member is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    /// It talks TLS.
-    pub secure: bool,
-    /// Its address or name.
-    pub host: String,
-    /// Its port.
-    pub port: u16,
-}
-
-impl Endpoint {
-    /// `https://10.0.0.5:2379`
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        let uri: hyper::Uri = text.parse().ok()?;
-        let secure = match uri.scheme_str()? {
-            "https" => true,
-            "http" => false,
-            _ => return None,
-        };
-        let authority = uri.authority()?;
-        let bare = !authority.as_str().contains('@')
-            && uri.path_and_query().is_none_or(|rest| rest == "/");
-        let host = authority.host().trim_matches(['[', ']']).to_owned();
-        let port = authority.port_u16();
-        let named = authority.as_str().len() > authority.host().len();
-        (bare && !host.is_empty() && port != Some(0) && (port.is_some() || !named)).then(|| Self {
-            secure,
-            host,
-            port: port.unwrap_or(2379),
-        })
-    }
-
-    /// `10.0.0.5:2379`, `[2001:db8::5]:2379`
-    fn authority(&self) -> String {
-        match self.host.contains(':') {
-            true => format!("[{}]:{}", self.host, self.port),
-            false => format!("{}:{}", self.host, self.port),
-        }
-    }
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = if self.secure { "https" } else { "http" };
-        write!(f, "{scheme}://{}", self.authority())
-    }
-}
 
 /// A password, which is never printed.
 #[derive(Clone, PartialEq, Eq)]
@@ -149,31 +87,22 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Failed(why) => f.write_str(why),
-            Self::TooLong => write!(f, "answers with more than {} MiB", ANSWER_MAX >> 20),
-            Self::Refused(_, why) => write!(f, "refuses it: {why}"),
+impl From<http::Error> for Error {
+    fn from(error: http::Error) -> Self {
+        match error {
+            http::Error::Failed(why) => Self::Failed(why),
+            http::Error::TooLong => Self::TooLong,
         }
     }
 }
 
-/// A stranger's words as they may be shown.
-fn plain(words: &str) -> String {
-    let plain = words.chars().filter(|c| !c.is_control());
-    plain.take(REFUSAL_MAX).collect()
-}
-
-/// A connection, which ends with this.
-struct Connection {
-    sender: http1::SendRequest<Full<Body>>,
-    driver: JoinHandle<()>,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.driver.abort();
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(why) => f.write_str(why),
+            Self::TooLong => http::Error::TooLong.fmt(f),
+            Self::Refused(_, why) => write!(f, "refuses it: {why}"),
+        }
     }
 }
 
@@ -221,7 +150,7 @@ impl Client {
         let answer = timeout(limit, async {
             self.log_in().await?;
             let body = self.post(path, request).await?;
-            collect(body).await
+            collect(body).await.map_err(Error::from)
         });
         let answer = answer.await.unwrap_or_else(|_| {
             let why = format!("does not answer within {limit:?}");
@@ -255,13 +184,14 @@ impl Client {
     /// Sends a request, and returns the body of the answer.
     async fn post(&mut self, path: &str, request: &impl Serialize) -> Result<Incoming, Error> {
         let ready = match &mut self.connection {
-            Some(connection) => connection.sender.ready().await.is_ok(),
+            Some(connection) => connection.is_ready().await,
             None => false,
         };
         if !ready {
-            self.connection = Some(self.connect().await?);
+            let opened = Connection::open(&self.endpoint, self.access.tls.as_ref()).await?;
+            self.connection = Some(opened);
         }
-        let body = serde_json::to_vec(request).map_err(|error| failed(&error))?;
+        let body = serde_json::to_vec(request).map_err(|error| Error::from(failed(&error)))?;
         let mut head = Request::post(path)
             .header(HOST, self.endpoint.authority())
             .header(USER_AGENT, concat!("lvsd/", env!("CARGO_PKG_VERSION")))
@@ -271,12 +201,11 @@ impl Client {
         }
         let request = head
             .body(Full::new(Body::from(body)))
-            .map_err(|error| failed(&error))?;
+            .map_err(|error| Error::from(failed(&error)))?;
         let Some(connection) = &mut self.connection else {
             return Err(Error::Failed("is not connected".to_owned()));
         };
-        let answer = connection.sender.send_request(request).await;
-        let answer = answer.map_err(|error| in_words(&error))?;
+        let answer = connection.send(request).await?;
         let status = answer.status();
         if status == StatusCode::OK {
             return Ok(answer.into_body());
@@ -290,26 +219,6 @@ impl Client {
                 Error::Failed(format!("answers {status}: {words}"))
             }
         })
-    }
-
-    async fn connect(&self) -> Result<Connection, Error> {
-        let Endpoint { host, port, secure } = &self.endpoint;
-        let stream = TcpStream::connect((host.as_str(), *port)).await;
-        let stream = stream.map_err(|error| {
-            let words = error.to_string();
-            let words = words.split(" (os error").next().unwrap_or_default();
-            Error::Failed(words.to_lowercase())
-        })?;
-        // Small requests, each of which is waited for.
-        let _ = stream.set_nodelay(true);
-        match (&self.access.tls, secure) {
-            (Some(tls), true) => {
-                let met = tls.meet_as(stream, host).await;
-                shake(met.map_err(|why| Error::Failed(format!("TLS: {why}")))?).await
-            }
-            (None, true) => Err(Error::Failed("TLS without an authority".to_owned())),
-            (_, false) => shake(stream).await,
-        }
     }
 
     /// Keys in their order, from `range.key` on, as many as fit into an answer: fewer are asked
@@ -383,106 +292,39 @@ impl Client {
         let body = timeout(limit, own.post("/v3/watch", &watch)).await;
         let late = || Err(Error::Failed(format!("watches nothing within {limit:?}")));
         let body = body.unwrap_or_else(|_| late())?;
-        Ok(Watching {
-            body,
-            text: Vec::new(),
-            seen: 0,
-            _connection: own.connection.take(),
-        })
+        Ok(Watching(Lines::new(body, own.connection.take())))
     }
 }
 
 /// A watch.
-pub(super) struct Watching {
-    body: Incoming,
-    text: Vec<u8>,
-    /// No end of a line is in so many bytes of it.
-    seen: usize,
-    _connection: Option<Connection>,
-}
+pub(super) struct Watching(Lines);
 
 impl Watching {
     /// The next that has happened. Nothing is lost if it is dropped before.
     pub(super) async fn next(&mut self) -> Result<Watched, Error> {
-        loop {
-            let end = self.text[self.seen..].iter().position(|b| *b == b'\n');
-            if let Some(end) = end {
-                let rest = self.text.split_off(self.seen + end + 1);
-                let line = std::mem::replace(&mut self.text, rest);
-                self.seen = 0;
-                let streamed: Streamed<Watched> = message::read(&line).map_err(Error::Failed)?;
-                return match (streamed.result, streamed.error) {
-                    (_, Some(wrong)) => Err(Error::refused(wrong)),
-                    (Some(watched), None) => Ok(watched),
-                    (None, None) => Err(Error::Failed("watches nothing".to_owned())),
-                };
-            }
-            self.seen = self.text.len();
-            let frame = self.body.frame().await;
-            let frame = frame.ok_or_else(|| Error::Failed("has ended the watch".to_owned()))?;
-            let frame = frame.map_err(|error| in_words(&error))?;
-            if let Some(data) = frame.data_ref() {
-                if self.text.len() + data.len() > ANSWER_MAX {
-                    return Err(Error::TooLong);
-                }
-                self.text.extend_from_slice(data);
-            }
+        let line = self.0.next().await?;
+        let line = line.ok_or_else(|| Error::Failed("has ended the watch".to_owned()))?;
+        let streamed: Streamed<Watched> = message::read(&line).map_err(Error::Failed)?;
+        match (streamed.result, streamed.error) {
+            (_, Some(wrong)) => Err(Error::refused(wrong)),
+            (Some(watched), None) => Ok(watched),
+            (None, None) => Err(Error::Failed("watches nothing".to_owned())),
         }
     }
-}
-
-async fn shake<S>(stream: S) -> Result<Connection, Error>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (sender, connection) = http1::Builder::new()
-        .max_buf_size(HEAD_MAX)
-        .handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| in_words(&error))?;
-    let driver = tokio::spawn(async move {
-        // The task that waits for the answer gets the error.
-        let _ = connection.await;
-    });
-    Ok(Connection { sender, driver })
-}
-
-async fn collect(body: Incoming) -> Result<Vec<u8>, Error> {
-    let mut body = pin!(body);
-    let mut all = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| in_words(&error))?;
-        if let Some(data) = frame.data_ref() {
-            if all.len() + data.len() > ANSWER_MAX {
-                return Err(Error::TooLong);
-            }
-            all.extend_from_slice(data);
-        }
-    }
-    Ok(all)
-}
-
-fn failed(error: &impl fmt::Display) -> Error {
-    Error::Failed(error.to_string())
-}
-
-/// An error of HTTP, with its cause.
-fn in_words(error: &hyper::Error) -> Error {
-    let cause = std::error::Error::source(error);
-    let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
-    Error::Failed(format!("{error}{cause}"))
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
 
+    use tokio::net::TcpStream;
+
     use super::*;
     use crate::health::probe::hostile::{endless_reply, replying, serving};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     fn client(member: SocketAddr, login: bool) -> Client {
-        let endpoint = Endpoint::parse(&format!("http://{member}")).expect("a member");
+        let endpoint = Endpoint::parse(&format!("http://{member}"), 2379).expect("a member");
         let login = login.then(|| ("lvs".to_owned(), Password("s3cret".to_owned())));
         let access = Access {
             endpoints: vec![endpoint.clone()],
@@ -531,7 +373,7 @@ mod tests {
             ("http://[2001:db8::5]:1/", "http://[2001:db8::5]:1"),
             ("https://etcd.example.org", "https://etcd.example.org:2379"),
         ] {
-            assert_eq!(Endpoint::parse(text).expect(text).to_string(), shown);
+            assert_eq!(Endpoint::parse(text, 2379).expect(text).to_string(), shown);
         }
         for wrong in [
             "",
@@ -544,7 +386,7 @@ mod tests {
             "http://e/x",
             "http://a:b@e",
         ] {
-            assert_eq!(Endpoint::parse(wrong), None, "{wrong}");
+            assert_eq!(Endpoint::parse(wrong, 2379), None, "{wrong}");
         }
     }
 

@@ -21,7 +21,10 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
-pub(crate) use client::{Access, Client, Endpoint, Password};
+pub(crate) use client::{Access, Client, Password};
+
+/// The port of etcd.
+pub(crate) const PORT: u16 = 2379;
 pub(crate) use keys::{Director, Registration};
 pub use keys::{Etcd, Text};
 

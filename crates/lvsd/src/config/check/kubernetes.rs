@@ -1,0 +1,236 @@
+//! `[kubernetes]`: Services of type `LoadBalancer`, and the addresses that they get.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use toml::Spanned;
+
+use super::Checker;
+use super::cluster::TIMEOUT;
+use crate::config::raw::{RawKubernetes, RawPool};
+use crate::sources::Endpoint;
+use crate::sources::kubernetes::{Pool, Range, Settings, is_name};
+use crate::text::Diagnostic;
+
+/// The port of an API server that is named without one.
+const HTTPS: u16 = 443;
+/// Pools.
+const POOLS_MAX: usize = 64;
+/// Ranges of a pool.
+const RANGES_MAX: usize = 256;
+/// Bytes of a class, as Kubernetes permits.
+const CLASS_MAX: usize = 316;
+
+impl Checker<'_> {
+    pub(super) fn kubernetes(&mut self, spanned: &Spanned<RawKubernetes>) -> Option<Settings> {
+        let (span, raw) = (spanned.span(), spanned.get_ref());
+        let server = self.api_server(spanned);
+        let files = (raw.ca.as_ref(), raw.cert.as_ref(), raw.key.as_ref());
+        self.certificate_with_key(files);
+        let secure = server.as_ref().is_some_and(|server| server.secure);
+        let tls = secure.then(|| {
+            self.source_tls(
+                &span,
+                files,
+                "name the file with the certificate of the authority of the cluster, which is `certificate-authority-data` of a kubeconfig, or /etc/kubernetes/pki/ca.crt",
+            )
+        });
+        if let Some(file) = &raw.token_file {
+            self.token_file(file);
+        }
+        if server.is_some() && !secure && raw.token_file.is_some() {
+            self.report(
+                Diagnostic::warning(span.clone(), "the token goes over the network in the clear")
+                    .help("write https:// for the API server"),
+            );
+        }
+        let namespace = self.namespace(raw.namespace.as_ref());
+        let class = self.class(raw.class.as_ref());
+        let lease = self.lease(raw.lease.as_ref());
+        let director = self.director(raw.director.as_ref(), &span);
+        let timeout =
+            self.source_time(raw.timeout.as_ref(), "timeout", &TIMEOUT, Settings::TIMEOUT);
+        let pools = self.pools(spanned);
+        Some(Settings {
+            server: server?,
+            tls: tls.flatten(),
+            token_file: raw
+                .token_file
+                .as_ref()
+                .map(|file| PathBuf::from(file.get_ref())),
+            namespace,
+            class,
+            default_class: raw.default_class.unwrap_or(false),
+            lease,
+            director,
+            timeout,
+            pools,
+        })
+    }
+
+    fn token_file(&mut self, file: &Spanned<String>) {
+        let finding = match std::fs::metadata(file.get_ref()) {
+            Err(error) => {
+                let title = format!("cannot read {:?}: {error}", file.get_ref());
+                Diagnostic::error(file.span(), title).help("name a file that lvsd can read")
+            }
+            Ok(meta) if meta.mode() & 0o007 != 0 => {
+                let help = format!("take it away from others: chmod o= {}", file.get_ref());
+                Diagnostic::warning(file.span(), "everybody on this host may read the token")
+                    .help(help)
+            }
+            Ok(_) => return,
+        };
+        self.report(finding);
+    }
+
+    fn api_server(&mut self, spanned: &Spanned<RawKubernetes>) -> Option<Endpoint> {
+        let Some(written) = &spanned.get_ref().server else {
+            self.missing(
+                &spanned.span(),
+                "`server`",
+                "add server = \"https://10.0.0.5:6443\": the API server, or a balanced address of several",
+            );
+            return None;
+        };
+        let server = Endpoint::parse(written.get_ref(), HTTPS);
+        if server.is_none() {
+            let title = format!("{:?} is not an API server", written.get_ref());
+            self.report(Diagnostic::error(written.span(), title).help(
+                "write https://, its address or name, and its port: \"https://10.0.0.5:6443\"",
+            ));
+        }
+        server
+    }
+
+    fn namespace(&mut self, written: Option<&Spanned<String>>) -> Option<String> {
+        let written = written?;
+        if !is_name(written.get_ref()) {
+            let title = format!("{:?} is not a namespace", written.get_ref());
+            self.report(
+                Diagnostic::error(written.span(), title)
+                    .help("write the name of one namespace, or leave it out for all"),
+            );
+        }
+        Some(written.get_ref().clone())
+    }
+
+    fn class(&mut self, written: Option<&Spanned<String>>) -> String {
+        let Some(written) = written else {
+            return Settings::CLASS.to_owned();
+        };
+        let class = written.get_ref();
+        let right = |b: u8| b.is_ascii_alphanumeric() || b"-._/".contains(&b);
+        if !(1..=CLASS_MAX).contains(&class.len()) || !class.bytes().all(right) {
+            let title = format!("{class:?} is not a class of load balancers");
+            self.report(Diagnostic::error(written.span(), title).help(
+                "write what Services have in spec.loadBalancerClass: \"example.org/external\"",
+            ));
+        }
+        class.clone()
+    }
+
+    /// Namespace and name of the Lease.
+    fn lease(&mut self, written: Option<&Spanned<String>>) -> (String, String) {
+        let text = written.map_or(Settings::LEASE, |written| written.get_ref());
+        let parts = text.split_once('/');
+        let parts = parts.filter(|(namespace, name)| is_name(namespace) && is_name(name));
+        if let (None, Some(written)) = (parts, written) {
+            let title = format!("{text:?} is not a Lease");
+            self.report(
+                Diagnostic::error(written.span(), title)
+                    .help("write namespace and name, the same on all directors: \"lvsd/lvsd\""),
+            );
+        }
+        let (namespace, name) = parts.unwrap_or_default();
+        (namespace.to_owned(), name.to_owned())
+    }
+
+    fn pools(&mut self, spanned: &Spanned<RawKubernetes>) -> Vec<Pool> {
+        let raw = &spanned.get_ref().pool;
+        if raw.is_empty() {
+            self.missing(
+                &spanned.span(),
+                "`[[kubernetes.pool]]`",
+                "add [[kubernetes.pool]] with name = \"public\" and addresses = [\"198.51.100.0/28\"]",
+            );
+        }
+        if let Some(pool) = raw.get(POOLS_MAX) {
+            let title = format!("there are more than {POOLS_MAX} pools");
+            self.report(
+                Diagnostic::error(pool.span(), title).help("a pool may have several ranges"),
+            );
+        }
+        let mut pools: Vec<Pool> = Vec::new();
+        for pool in raw.iter().take(POOLS_MAX) {
+            let made = self.address_pool(pool, &pools);
+            pools.push(made);
+        }
+        pools
+    }
+
+    fn address_pool(&mut self, spanned: &Spanned<RawPool>, others: &[Pool]) -> Pool {
+        let (span, raw) = (spanned.span(), spanned.get_ref());
+        let name = match &raw.name {
+            Some(name) => {
+                let title = match others.iter().any(|other| other.name == *name.get_ref()) {
+                    true => Some("two pools have this name"),
+                    false => (!is_name(name.get_ref())).then_some("it is not the name of a pool"),
+                };
+                if let Some(title) = title {
+                    self.report(Diagnostic::error(name.span(), title).help(
+                        "write lower-case letters, digits and `-`, another name for each pool",
+                    ));
+                }
+                name.get_ref().clone()
+            }
+            None => {
+                self.missing(
+                    &span,
+                    "`name`",
+                    "add name = \"public\", which Services can ask for",
+                );
+                String::new()
+            }
+        };
+        let mut ranges: Vec<Range> = Vec::new();
+        match &raw.addresses {
+            None => self.missing(
+                &span,
+                "`addresses`",
+                "add addresses = [\"198.51.100.0/28\", \"198.51.100.32-198.51.100.40\"]",
+            ),
+            Some(written) => {
+                let texts = &written.get_ref().0;
+                if !(1..=RANGES_MAX).contains(&texts.len()) {
+                    let title = format!("there are {} ranges", texts.len());
+                    let help = format!("give 1 to {RANGES_MAX}");
+                    self.report(Diagnostic::error(written.span(), title).help(help));
+                }
+                for text in texts.iter().take(RANGES_MAX) {
+                    match text.parse::<Range>() {
+                        Ok(range) => {
+                            let known = others.iter().flat_map(|pool| &pool.ranges);
+                            if known.chain(&ranges).any(|other| other.overlaps(&range)) {
+                                let title = format!("{text} has addresses of another range");
+                                self.report(
+                                    Diagnostic::error(written.span(), title)
+                                        .help("give each address to one pool, once"),
+                                );
+                            }
+                            ranges.push(range);
+                        }
+                        Err(why) => self.report(Diagnostic::error(written.span(), why).help(
+                            "write a network, the first and the last address, or one address",
+                        )),
+                    }
+                }
+            }
+        }
+        Pool {
+            name,
+            ranges,
+            auto_assign: raw.auto_assign.unwrap_or(true),
+        }
+    }
+}

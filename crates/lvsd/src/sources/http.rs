@@ -1,0 +1,235 @@
+//! HTTP towards etcd and API servers of Kubernetes: connections with and without TLS, and answers of
+//! bounded length.
+
+use std::fmt;
+use std::pin::pin;
+
+use http_body_util::{BodyExt, Full};
+use hyper::Response;
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+
+use crate::health::probe::Tls;
+
+/// Bytes of an answer, and of a line of a watch. An object of etcd has 1.5 MiB at most, which is 2 MiB
+/// in base64.
+pub(super) const ANSWER_MAX: usize = 8 << 20;
+/// Bytes of an answer's head.
+const HEAD_MAX: usize = 16 << 10;
+/// Characters of why something is refused.
+const REFUSAL_MAX: usize = 300;
+
+/// A server of HTTP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// It talks TLS.
+    pub secure: bool,
+    /// Its address or name.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+}
+
+impl Endpoint {
+    /// `https://10.0.0.5:2379`; without a port, `usual` is its port.
+    pub(crate) fn parse(text: &str, usual: u16) -> Option<Self> {
+        let uri: hyper::Uri = text.parse().ok()?;
+        let secure = match uri.scheme_str()? {
+            "https" => true,
+            "http" => false,
+            _ => return None,
+        };
+        let authority = uri.authority()?;
+        let bare = !authority.as_str().contains('@')
+            && uri.path_and_query().is_none_or(|rest| rest == "/");
+        let host = authority.host().trim_matches(['[', ']']).to_owned();
+        let port = authority.port_u16();
+        let named = authority.as_str().len() > authority.host().len();
+        (bare && !host.is_empty() && port != Some(0) && (port.is_some() || !named)).then(|| Self {
+            secure,
+            host,
+            port: port.unwrap_or(usual),
+        })
+    }
+
+    /// `10.0.0.5:2379`, `[2001:db8::5]:2379`
+    pub(super) fn authority(&self) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]:{}", self.host, self.port),
+            false => format!("{}:{}", self.host, self.port),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.secure { "https" } else { "http" };
+        write!(f, "{scheme}://{}", self.authority())
+    }
+}
+
+/// Why a request has no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Error {
+    /// Nobody answers, or nothing that can be understood; in words.
+    Failed(String),
+    /// The answer is longer than is read.
+    TooLong,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(why) => f.write_str(why),
+            Self::TooLong => write!(f, "answers with more than {} MiB", ANSWER_MAX >> 20),
+        }
+    }
+}
+
+/// A stranger's words as they may be shown.
+pub(super) fn plain(words: &str) -> String {
+    let plain = words.chars().filter(|c| !c.is_control());
+    plain.take(REFUSAL_MAX).collect()
+}
+
+/// A connection, which ends with this.
+pub(super) struct Connection {
+    sender: http1::SendRequest<Full<Bytes>>,
+    driver: JoinHandle<()>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+impl Connection {
+    /// Connects to `endpoint`. `tls` has the certificates of both sides.
+    pub(super) async fn open(endpoint: &Endpoint, tls: Option<&Tls>) -> Result<Self, Error> {
+        let Endpoint { host, port, secure } = endpoint;
+        let stream = TcpStream::connect((host.as_str(), *port)).await;
+        let stream = stream.map_err(|error| {
+            let words = error.to_string();
+            let words = words.split(" (os error").next().unwrap_or_default();
+            Error::Failed(words.to_lowercase())
+        })?;
+        // Small requests, each of which is waited for.
+        let _ = stream.set_nodelay(true);
+        match (tls, secure) {
+            (Some(tls), true) => {
+                let met = tls.meet_as(stream, host).await;
+                shake(met.map_err(|why| Error::Failed(format!("TLS: {why}")))?).await
+            }
+            (None, true) => Err(Error::Failed("TLS without an authority".to_owned())),
+            (_, false) => shake(stream).await,
+        }
+    }
+
+    /// Whether it takes another request.
+    pub(super) async fn is_ready(&mut self) -> bool {
+        self.sender.ready().await.is_ok()
+    }
+
+    /// Sends a request, and reads the head of its answer.
+    pub(super) async fn send(
+        &mut self,
+        request: hyper::Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, Error> {
+        let answer = self.sender.send_request(request).await;
+        answer.map_err(|error| in_words(&error))
+    }
+}
+
+/// The lines of a body without an end.
+pub(super) struct Lines {
+    body: Incoming,
+    text: Vec<u8>,
+    /// No end of a line is in so many bytes of it.
+    seen: usize,
+    _connection: Option<Connection>,
+}
+
+impl Lines {
+    /// The lines of `body`, which comes over `connection`.
+    pub(super) fn new(body: Incoming, connection: Option<Connection>) -> Self {
+        Self {
+            body,
+            text: Vec::new(),
+            seen: 0,
+            _connection: connection,
+        }
+    }
+
+    /// The next line; `None` at the end of the body. Nothing is lost if it is dropped before.
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
+        loop {
+            let end = self.text[self.seen..].iter().position(|b| *b == b'\n');
+            if let Some(end) = end {
+                let rest = self.text.split_off(self.seen + end + 1);
+                let line = std::mem::replace(&mut self.text, rest);
+                self.seen = 0;
+                return Ok(Some(line));
+            }
+            self.seen = self.text.len();
+            let Some(frame) = self.body.frame().await else {
+                return Ok(None);
+            };
+            let frame = frame.map_err(|error| in_words(&error))?;
+            if let Some(data) = frame.data_ref() {
+                if self.text.len() + data.len() > ANSWER_MAX {
+                    return Err(Error::TooLong);
+                }
+                self.text.extend_from_slice(data);
+            }
+        }
+    }
+}
+
+async fn shake<S>(stream: S) -> Result<Connection, Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = http1::Builder::new()
+        .max_buf_size(HEAD_MAX)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| in_words(&error))?;
+    let driver = tokio::spawn(async move {
+        // Whoever waits for an answer is told.
+        let _ = connection.await;
+    });
+    Ok(Connection { sender, driver })
+}
+
+/// Reads a whole body.
+pub(super) async fn collect(body: Incoming) -> Result<Vec<u8>, Error> {
+    let mut body = pin!(body);
+    let mut all = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| in_words(&error))?;
+        if let Some(data) = frame.data_ref() {
+            if all.len() + data.len() > ANSWER_MAX {
+                return Err(Error::TooLong);
+            }
+            all.extend_from_slice(data);
+        }
+    }
+    Ok(all)
+}
+
+/// An error in words.
+pub(super) fn failed(error: &impl fmt::Display) -> Error {
+    Error::Failed(error.to_string())
+}
+
+/// An error of HTTP, with its cause.
+fn in_words(error: &hyper::Error) -> Error {
+    let cause = std::error::Error::source(error);
+    let cause = cause.map(|cause| format!(": {cause}")).unwrap_or_default();
+    Error::Failed(format!("{error}{cause}"))
+}

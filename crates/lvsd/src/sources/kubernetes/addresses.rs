@@ -1,0 +1,526 @@
+//! The addresses of Services (pure): ranges of a pool, and which Service has which address.
+//!
+//! `status.loadBalancer.ingress` is the only record. An address that it has stays as long as the
+//! Service; a Service without one gets the first free address of a pool.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use lvs_core::{Family, Prefix};
+
+use super::Settings;
+use super::model::{Model, PREFIX};
+use super::objects::Service;
+
+/// Addresses of one family, from the first to the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    family: Family,
+    first: u128,
+    last: u128,
+}
+
+/// An address as a number.
+fn number(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(ip) => ip.to_bits().into(),
+        IpAddr::V6(ip) => ip.to_bits(),
+    }
+}
+
+impl Range {
+    /// Whether it has an address.
+    pub(crate) fn contains(&self, ip: IpAddr) -> bool {
+        Family::of(&ip) == self.family && (self.first..=self.last).contains(&number(ip))
+    }
+
+    /// Whether both have an address in common.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        self.family == other.family && self.first <= other.last && other.first <= self.last
+    }
+
+    /// The first address that is not `taken`.
+    fn free(&self, taken: &BTreeMap<IpAddr, &str>) -> Option<IpAddr> {
+        let address = |number: u128| match self.family {
+            Family::V4 => u32::try_from(number)
+                .ok()
+                .map(|bits| IpAddr::V4(bits.into())),
+            Family::V6 => Some(IpAddr::V6(number.into())),
+        };
+        let mut next = self.first;
+        // One step for each address that is taken.
+        while next <= self.last {
+            let ip = address(next)?;
+            if !taken.contains_key(&ip) {
+                return Some(ip);
+            }
+            next = next.checked_add(1)?;
+        }
+        None
+    }
+}
+
+impl FromStr for Range {
+    type Err = String;
+
+    /// `192.0.2.0/24`, `192.0.2.10-192.0.2.20` or one address.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let address = |text: &str| {
+            let text = text.trim();
+            text.parse::<IpAddr>()
+                .map_err(|_| format!("`{text}` is not an address"))
+        };
+        let (first, last) = match text.split_once('-') {
+            Some((first, last)) => (address(first)?, address(last)?),
+            None if text.contains('/') => {
+                let prefix: Prefix = text.trim().parse()?;
+                let first = prefix.addr();
+                let host = Family::of(&first).bits() - prefix.bits();
+                let rest = u128::MAX.checked_shr(128 - u32::from(host)).unwrap_or(0);
+                return Ok(Self {
+                    family: prefix.family(),
+                    first: number(first),
+                    last: number(first) | rest,
+                });
+            }
+            None => (address(text)?, address(text)?),
+        };
+        let family = Family::of(&first);
+        if family != Family::of(&last) || number(first) > number(last) {
+            return Err(format!(
+                "`{text}` does not go from a lower to a higher address"
+            ));
+        }
+        Ok(Self {
+            family,
+            first: number(first),
+            last: number(last),
+        })
+    }
+}
+
+/// `[[kubernetes.pool]]`: addresses for Services.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// Its addresses.
+    pub ranges: Vec<Range>,
+    /// Services get its addresses without naming it.
+    pub auto_assign: bool,
+}
+
+impl Pool {
+    fn contains(&self, ip: IpAddr) -> bool {
+        self.ranges.iter().any(|range| range.contains(ip))
+    }
+}
+
+/// The addresses of all Services of our class.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Assigned {
+    /// The addresses that a Service has in its status, and may serve.
+    pub(super) given: BTreeMap<String, Vec<IpAddr>>,
+    /// The addresses that its status should have instead.
+    pub(super) wanted: BTreeMap<String, Vec<IpAddr>>,
+    /// Why a Service does not have the addresses that it should have.
+    pub(super) refused: BTreeMap<String, String>,
+    /// The Services that go on with what they had, because their status has an address of no pool.
+    pub(super) held: BTreeSet<String>,
+}
+
+/// The families of a Service.
+pub(super) fn families(service: &Service) -> Vec<Family> {
+    let families = service.spec.ip_families.iter();
+    let families: Vec<Family> = families
+        .filter_map(|family| match family.as_str() {
+            "IPv4" => Some(Family::V4),
+            "IPv6" => Some(Family::V6),
+            _ => None,
+        })
+        .collect();
+    match families.is_empty() {
+        true => vec![Family::V4],
+        false => families,
+    }
+}
+
+/// Decides which Service has which address. Older Services come first.
+pub(super) fn assign(model: &Model, settings: &Settings) -> Assigned {
+    let mut by_age: Vec<(&String, &Service)> = model.services.iter().collect();
+    by_age.sort_by_key(|(key, service)| (&service.metadata.creation_timestamp, *key));
+    // Addresses of other classes and of Services that are being deleted are taken, too.
+    let mut taken: BTreeMap<IpAddr, &str> = BTreeMap::new();
+    for (key, service) in &by_age {
+        for ip in Model::ingress(service) {
+            taken.entry(ip).or_insert(key);
+        }
+    }
+    let mut assigned = Assigned::default();
+    for (key, service) in by_age {
+        if settings.is_ours(service) {
+            assigned.one(key, service, settings, &mut taken);
+        }
+    }
+    assigned
+}
+
+impl Assigned {
+    fn one<'a>(
+        &mut self,
+        key: &'a str,
+        service: &Service,
+        settings: &Settings,
+        taken: &mut BTreeMap<IpAddr, &'a str>,
+    ) {
+        let mut refused: Option<String> = None;
+        let mut refuse = |why: String| {
+            refused.get_or_insert(why);
+        };
+        let in_status: Vec<IpAddr> = Model::ingress(service).collect();
+        let families = families(service);
+        let mut given: Vec<IpAddr> = Vec::new();
+        let mut foreign = false;
+        for &ip in &in_status {
+            if taken.get(&ip) != Some(&key) {
+                let other = taken.get(&ip).copied().unwrap_or_default();
+                refuse(format!("{ip} is the address of {other}"));
+            } else if !settings.pools.iter().any(|pool| pool.contains(ip)) {
+                foreign = true;
+                self.held.insert(key.to_owned());
+                refuse(format!(
+                    "its status has {ip}, which is in no [[kubernetes.pool]]: add it to a pool, or clear the status"
+                ));
+            } else if !given.contains(&ip) && families.contains(&Family::of(&ip)) {
+                given.push(ip);
+            }
+        }
+        let request = Request::of(service, settings).map_err(&mut refuse).ok();
+        let mut target = Vec::new();
+        for &family in &families {
+            // Without a request that can be read, it keeps what it has.
+            let Some(request) = &request else { break };
+            let have = given.iter().copied().find(|ip| Family::of(ip) == family);
+            let asked = request
+                .addresses
+                .iter()
+                .copied()
+                .find(|ip| Family::of(ip) == family);
+            let fits = |ip: &IpAddr| request.pool.is_none_or(|pool| pool.contains(*ip));
+            let found = match (asked, have) {
+                (Some(ip), _) => match taken.get(&ip) {
+                    Some(&other) if other != key => {
+                        refuse(format!("{ip} is the address of {other}"));
+                        have
+                    }
+                    _ => Some(ip),
+                },
+                (None, Some(ip)) if fits(&ip) => Some(ip),
+                (None, _) => {
+                    let free = request.free(family, settings, taken);
+                    if free.is_none() && settings.has(family) {
+                        refuse(request.exhausted(family));
+                    }
+                    free.or(have)
+                }
+            };
+            if let Some(ip) = found {
+                taken.insert(ip, key);
+                target.push(ip);
+            }
+        }
+        if target.is_empty() && refused.is_none() {
+            refused = Some("no [[kubernetes.pool]] has addresses of its family".to_owned());
+        }
+        // A status that has an address of no pool is somebody else's to change.
+        if !foreign && !target.is_empty() && target != in_status {
+            self.wanted.insert(key.to_owned(), target);
+        }
+        if !given.is_empty() {
+            self.given.insert(key.to_owned(), given);
+        }
+        if let Some(why) = refused {
+            self.refused.insert(key.to_owned(), why);
+        }
+    }
+}
+
+/// The addresses that a Service asks for.
+#[derive(Default)]
+struct Request<'a> {
+    addresses: BTreeSet<IpAddr>,
+    pool: Option<&'a Pool>,
+}
+
+impl<'a> Request<'a> {
+    /// # Errors
+    /// It asks for what no director can give.
+    fn of(service: &Service, settings: &'a Settings) -> Result<Self, String> {
+        let annotation = |name: &str| {
+            let name = format!("{PREFIX}{name}");
+            service.metadata.annotations.get(&name).map(String::as_str)
+        };
+        let mut request = Self::default();
+        if let Some(name) = annotation("pool") {
+            let pool = settings.pools.iter().find(|pool| pool.name == name);
+            request.pool =
+                Some(pool.ok_or_else(|| {
+                    format!("annotation {PREFIX}pool: there is no pool `{name}`")
+                })?);
+        }
+        let field = service.spec.load_balancer_ip.as_deref();
+        let field = field.filter(|ip| !ip.is_empty());
+        let asked = annotation("address").map(|text| ("annotation lvsd/address", text));
+        let Some((place, text)) = asked.or(field.map(|text| ("spec.loadBalancerIP", text))) else {
+            return Ok(request);
+        };
+        for word in text.split(',').map(str::trim) {
+            let Ok(ip) = word.parse::<IpAddr>() else {
+                return Err(format!("{place}: `{word}` is not an address"));
+            };
+            let mut pools = settings.pools.iter();
+            if !pools.any(|pool| pool.contains(ip)) {
+                return Err(format!("{place}: {ip} is in no [[kubernetes.pool]]"));
+            }
+            if !families(service).contains(&Family::of(&ip)) {
+                return Err(format!(
+                    "{place}: {ip} is not of a family in spec.ipFamilies"
+                ));
+            }
+            request.addresses.insert(ip);
+        }
+        Ok(request)
+    }
+
+    fn free(
+        &self,
+        family: Family,
+        settings: &Settings,
+        taken: &BTreeMap<IpAddr, &str>,
+    ) -> Option<IpAddr> {
+        let pools = settings.pools.iter();
+        let mut ranges = pools
+            .filter(|pool| match self.pool {
+                Some(own) => own.name == pool.name,
+                None => pool.auto_assign,
+            })
+            .flat_map(|pool| &pool.ranges)
+            .filter(|range| range.family == family);
+        ranges.find_map(|range| range.free(taken))
+    }
+
+    fn exhausted(&self, family: Family) -> String {
+        let family = match family {
+            Family::V4 => "IPv4",
+            Family::V6 => "IPv6",
+        };
+        match self.pool {
+            Some(pool) => format!("the pool `{}` has no free {family} address", pool.name),
+            None => format!("no [[kubernetes.pool]] has a free {family} address"),
+        }
+    }
+}
+
+impl Settings {
+    /// Whether a pool has addresses of the family.
+    fn has(&self, family: Family) -> bool {
+        let mut ranges = self.pools.iter().flat_map(|pool| &pool.ranges);
+        ranges.any(|range| range.family == family)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{model, settings};
+    use super::*;
+
+    fn ips(texts: &[&str]) -> Vec<IpAddr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    /// A Service of our class, with addresses in its status and further fields.
+    fn service(name: &str, created: u32, status: &[&str], more: &str) -> String {
+        let ingress: Vec<String> = status
+            .iter()
+            .map(|ip| format!(r#"{{"ip":"{ip}"}}"#))
+            .collect();
+        format!(
+            r#"{{"metadata":{{"namespace":"shop","name":"{name}","creationTimestamp":"2026-01-{created:02}T00:00:00Z"{more}}},
+            "spec":{{"type":"LoadBalancer","loadBalancerClass":"lvsd"}},
+            "status":{{"loadBalancer":{{"ingress":[{}]}}}}}}"#,
+            ingress.join(",")
+        )
+    }
+
+    fn assigned(services: &[String]) -> Assigned {
+        assign(
+            &model(services, &[], &[]),
+            &settings("192.0.2.10-192.0.2.12"),
+        )
+    }
+
+    fn annotation(name: &str, value: &str) -> String {
+        format!(r#","annotations":{{"lvsd/{name}":"{value}"}}"#)
+    }
+
+    #[test]
+    fn range_parse_takes_networks_ranges_and_addresses() {
+        for (text, first, last, outside) in [
+            ("192.0.2.0/24", "192.0.2.0", "192.0.2.255", "192.0.3.0"),
+            (
+                "192.0.2.9-192.0.2.11",
+                "192.0.2.9",
+                "192.0.2.11",
+                "192.0.2.12",
+            ),
+            ("192.0.2.9", "192.0.2.9", "192.0.2.9", "192.0.2.8"),
+            (
+                "2001:db8::/64",
+                "2001:db8::",
+                "2001:db8::ffff:ffff:ffff:ffff",
+                "2001:db8:0:1::",
+            ),
+            ("0.0.0.0/0", "0.0.0.0", "255.255.255.255", "::"),
+            (
+                "::/0",
+                "::",
+                "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+                "1.1.1.1",
+            ),
+        ] {
+            let range: Range = text.parse().expect(text);
+            for ip in ips(&[first, last]) {
+                assert!(range.contains(ip), "{text}: {ip}");
+            }
+            assert!(!range.contains(ips(&[outside])[0]), "{text}: {outside}");
+        }
+        for wrong in [
+            "",
+            "x",
+            "192.0.2.9-192.0.2.8",
+            "192.0.2.1-::1",
+            "192.0.2.0/33",
+            "1-2-3",
+        ] {
+            assert!(wrong.parse::<Range>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn assign_new_services_get_free_addresses_oldest_first() {
+        let all = [
+            service("b", 1, &[], ""),
+            service("a", 2, &[], ""),
+            service("c", 3, &["192.0.2.10"], ""),
+        ];
+        let assigned = assigned(&all);
+        assert_eq!(
+            assigned.given,
+            [("shop/c".to_owned(), ips(&["192.0.2.10"]))].into()
+        );
+        let wanted = [("shop/b", "192.0.2.11"), ("shop/a", "192.0.2.12")];
+        let wanted = wanted.map(|(key, ip)| (key.to_owned(), ips(&[ip])));
+        assert_eq!(assigned.wanted, wanted.into());
+        assert!(assigned.refused.is_empty());
+    }
+
+    #[test]
+    fn assign_exhausted_pool_refuses_the_youngest() {
+        let all: Vec<String> = (1..=4)
+            .map(|n| service(&format!("s{n}"), n, &[], ""))
+            .collect();
+        let assigned = assigned(&all);
+        assert_eq!(assigned.wanted.len(), 3);
+        let why = &assigned.refused["shop/s4"];
+        assert_eq!(why, "no [[kubernetes.pool]] has a free IPv4 address");
+    }
+
+    #[test]
+    fn assign_address_in_two_statuses_stays_with_the_older() {
+        let all = [
+            service("old", 1, &["192.0.2.11"], ""),
+            service("new", 2, &["192.0.2.11"], ""),
+        ];
+        let assigned = assigned(&all);
+        assert_eq!(assigned.given.keys().collect::<Vec<_>>(), ["shop/old"]);
+        assert_eq!(assigned.wanted["shop/new"], ips(&["192.0.2.10"]));
+        assert_eq!(
+            assigned.refused["shop/new"],
+            "192.0.2.11 is the address of shop/old"
+        );
+    }
+
+    #[test]
+    fn assign_requested_address_is_given_if_it_is_free_and_in_a_pool() {
+        let all = [
+            service("first", 1, &["192.0.2.10"], ""),
+            service(
+                "right",
+                2,
+                &["192.0.2.11"],
+                &annotation("address", "192.0.2.12"),
+            ),
+            service("taken", 3, &[], &annotation("address", "192.0.2.10")),
+            service("outside", 4, &[], &annotation("address", "203.0.113.1")),
+            service("nonsense", 5, &[], &annotation("address", "x")),
+        ];
+        let assigned = assigned(&all);
+        // It serves what it has until the status is written.
+        assert_eq!(assigned.given["shop/right"], ips(&["192.0.2.11"]));
+        assert_eq!(assigned.wanted["shop/right"], ips(&["192.0.2.12"]));
+        assert_eq!(
+            assigned.refused["shop/taken"],
+            "192.0.2.10 is the address of shop/first"
+        );
+        assert!(assigned.refused["shop/outside"].contains("203.0.113.1 is in no"));
+        assert!(assigned.refused["shop/nonsense"].contains("`x` is not an address"));
+    }
+
+    #[test]
+    fn assign_status_outside_the_pools_is_left_alone() {
+        let assigned = assigned(&[service("web", 1, &["203.0.113.1"], "")]);
+        assert!(assigned.given.is_empty() && assigned.wanted.is_empty());
+        assert!(assigned.refused["shop/web"].contains("in no [[kubernetes.pool]]"));
+        assert!(assigned.held.contains("shop/web"));
+    }
+
+    #[test]
+    fn assign_both_families_get_an_address_each() {
+        let dual = service("web", 1, &[], "")
+            .replace(r#""type":"#, r#""ipFamilies":["IPv6","IPv4"],"type":"#);
+        let mut settings = settings("192.0.2.10");
+        let range = "2001:db8::10-2001:db8::20".parse().unwrap();
+        settings.pools[0].ranges.push(range);
+        let assigned = assign(&model(&[dual], &[], &[]), &settings);
+        assert_eq!(
+            assigned.wanted["shop/web"],
+            ips(&["2001:db8::10", "192.0.2.10"])
+        );
+    }
+
+    #[test]
+    fn assign_named_pool_gives_its_addresses_only() {
+        let mut settings = settings("192.0.2.10");
+        settings.pools.push(Pool {
+            name: "special".to_owned(),
+            ranges: vec!["192.0.2.99".parse().unwrap()],
+            auto_assign: false,
+        });
+        let all = [
+            service("a", 1, &[], ""),
+            service("b", 2, &[], ""),
+            service("c", 3, &[], &annotation("pool", "special")),
+            service("d", 4, &[], &annotation("pool", "special")),
+            service("e", 5, &[], &annotation("pool", "none")),
+        ];
+        let assigned = assign(&model(&all, &[], &[]), &settings);
+        assert_eq!(assigned.wanted["shop/c"], ips(&["192.0.2.99"]));
+        assert!(!assigned.wanted.contains_key("shop/b"));
+        assert_eq!(
+            assigned.refused["shop/d"],
+            "the pool `special` has no free IPv4 address"
+        );
+        assert!(assigned.refused["shop/e"].contains("no pool `none`"));
+    }
+}

@@ -1,0 +1,247 @@
+//! An API server over HTTP: one request after the other on a connection that is kept, and each watch on
+//! a connection of its own.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
+use hyper::{Method, Request};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::Settings;
+use super::objects::Status;
+use crate::sources::http::{self, Connection, Lines, collect, failed, plain};
+
+/// Bytes of a token.
+const TOKEN_MAX: u64 = 64 << 10;
+
+/// Why a request has no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Error {
+    /// Nobody answers, or nothing that can be understood; in words.
+    Failed(String),
+    /// The answer is longer than is read.
+    TooLong,
+    /// It is refused: the number of HTTP, and why.
+    Refused(u16, String),
+}
+
+impl Error {
+    /// The requested version is too old: read everything again.
+    pub(super) const fn is_expired(&self) -> bool {
+        matches!(self, Self::Refused(410, _))
+    }
+
+    /// It is not there.
+    pub(super) const fn is_missing(&self) -> bool {
+        matches!(self, Self::Refused(404, _))
+    }
+
+    /// Somebody else has changed it in the meantime.
+    pub(super) const fn is_conflict(&self) -> bool {
+        matches!(self, Self::Refused(409, _))
+    }
+
+    /// The request is wrong or not permitted, whatever the state of the connection.
+    pub(super) const fn is_refused(&self) -> bool {
+        matches!(self, Self::Refused(..))
+    }
+}
+
+impl From<http::Error> for Error {
+    fn from(error: http::Error) -> Self {
+        match error {
+            http::Error::Failed(why) => Self::Failed(why),
+            http::Error::TooLong => Self::TooLong,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(why) => f.write_str(why),
+            Self::TooLong => http::Error::TooLong.fmt(f),
+            Self::Refused(401, why) => write!(
+                f,
+                "does not accept the credentials (401 {why}): write a valid token to `token_file`"
+            ),
+            Self::Refused(403, why) => write!(
+                f,
+                "does not permit it (403 {why}): apply the rights of contrib/kubernetes/rbac.yaml"
+            ),
+            Self::Refused(code, why) => write!(f, "refuses it ({code} {why})"),
+        }
+    }
+}
+
+/// The error of an answer that is no success.
+fn refused(code: u16, body: &[u8]) -> Error {
+    let status: Status = serde_json::from_slice(body).unwrap_or_default();
+    let why = match status.message.is_empty() {
+        true => String::from_utf8_lossy(body).trim().to_owned(),
+        false => status.message,
+    };
+    Error::Refused(code, plain(&why))
+}
+
+/// The token in a file, for a header.
+fn token(path: &Path) -> Result<HeaderValue, Error> {
+    let wrong = |why: &dyn fmt::Display| {
+        Error::Failed(format!(
+            "cannot read the token in {}: {why}",
+            path.display()
+        ))
+    };
+    let meta = std::fs::metadata(path).map_err(|error| wrong(&error))?;
+    if meta.len() > TOKEN_MAX {
+        return Err(wrong(&format!("it has more than {} KiB", TOKEN_MAX >> 10)));
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+    if text.trim().is_empty() {
+        return Err(wrong(&"it is empty"));
+    }
+    let value = HeaderValue::from_str(&format!("Bearer {}", text.trim()));
+    let mut value = value.map_err(|_| wrong(&"it has characters that no token has"))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// An API server.
+pub(super) struct Client {
+    settings: Arc<Settings>,
+    connection: Option<Connection>,
+}
+
+impl Client {
+    pub(super) fn new(settings: Arc<Settings>) -> Self {
+        Self {
+            settings,
+            connection: None,
+        }
+    }
+
+    fn limit(&self) -> Duration {
+        self.settings.timeout
+    }
+
+    fn late(&self) -> Error {
+        Error::Failed(format!("does not answer within {:?}", self.limit()))
+    }
+
+    pub(super) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
+        self.call(Method::GET, path, None).await
+    }
+
+    pub(super) async fn post(&mut self, path: &str, body: &Value) -> Result<Value, Error> {
+        self.call(Method::POST, path, Some(body)).await
+    }
+
+    pub(super) async fn put(&mut self, path: &str, body: &Value) -> Result<Value, Error> {
+        self.call(Method::PUT, path, Some(body)).await
+    }
+
+    /// Merges `body` into an object.
+    pub(super) async fn patch(&mut self, path: &str, body: &Value) -> Result<Value, Error> {
+        self.call(Method::PATCH, path, Some(body)).await
+    }
+
+    /// Sends a request, and reads its answer.
+    async fn call<T: DeserializeOwned>(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<T, Error> {
+        let answer = timeout(self.limit(), async {
+            let body = self.send(method, path, body).await?;
+            collect(body).await.map_err(Error::from)
+        });
+        let answer = answer.await;
+        let answer = answer.unwrap_or_else(|_| Err(self.late()));
+        if answer.is_err() {
+            // Whatever is still to come on it, it is no answer to the next.
+            self.connection = None;
+        }
+        serde_json::from_slice(&answer?)
+            .map_err(|error| Error::Failed(format!("answers with what is not understood: {error}")))
+    }
+
+    /// Sends a request; what comes back is the body of a success.
+    async fn send(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Incoming, Error> {
+        let ready = match &mut self.connection {
+            Some(connection) => connection.is_ready().await,
+            None => false,
+        };
+        let settings = &self.settings;
+        if !ready {
+            let opened = Connection::open(&settings.server, settings.tls.as_ref()).await?;
+            self.connection = Some(opened);
+        }
+        let kind = match method {
+            Method::PATCH => "application/merge-patch+json",
+            _ => "application/json",
+        };
+        let mut head = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, settings.server.authority())
+            .header(USER_AGENT, concat!("lvsd/", env!("CARGO_PKG_VERSION")))
+            .header(ACCEPT, "application/json")
+            .header(CONTENT_TYPE, kind);
+        // Tokens are replaced while a director runs: the file always has the current one.
+        if let Some(path) = &settings.token_file {
+            head = head.header(AUTHORIZATION, token(path)?);
+        }
+        let body = match body {
+            Some(body) => serde_json::to_vec(body).map_err(|error| failed(&error))?,
+            None => Vec::new(),
+        };
+        let request = head
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|error| failed(&error))?;
+        let Some(connection) = &mut self.connection else {
+            return Err(Error::Failed("is not connected".to_owned()));
+        };
+        let answer = connection.send(request).await?;
+        let status = answer.status();
+        if status.is_success() {
+            return Ok(answer.into_body());
+        }
+        let body = collect(answer.into_body()).await?;
+        Err(refused(status.as_u16(), &body))
+    }
+
+    /// The lines of a watch, over a connection of its own.
+    pub(super) async fn watch(&self, path: &str) -> Result<Lines, Error> {
+        let mut own = Self::new(Arc::clone(&self.settings));
+        let body = timeout(self.limit(), own.send(Method::GET, path, None)).await;
+        let body = body.unwrap_or_else(|_| Err(self.late()))?;
+        Ok(Lines::new(body, own.connection.take()))
+    }
+}
+
+/// A text as a value in the query of an address.
+pub(super) fn quoted(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                quoted.push(char::from(byte));
+            }
+            _ => quoted.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    quoted
+}

@@ -1,0 +1,702 @@
+//! From objects to services (pure): each port of a Service at each of its addresses becomes the text of
+//! one `[[service]]`, as a key of etcd has it. The daemon checks each text alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+
+use lvs_core::{Family, Prefix, sched::BUILT_IN};
+
+use super::Settings;
+use super::addresses::Assigned;
+use super::model::{EXCLUDED, Model, PREFIX};
+use super::objects::{Node, Service, ServicePort, Use};
+
+/// Services that come of all Services.
+const TEXTS_MAX: usize = 4096;
+/// Servers of a service.
+const SERVERS_MAX: usize = 1024;
+/// Servers of all services.
+const ALL_SERVERS_MAX: usize = 65_536;
+/// The annotations, without their prefix.
+const ANNOTATIONS: [&str; 6] = [
+    "address",
+    "check",
+    "forward",
+    "pool",
+    "scheduler",
+    "servers",
+];
+/// Kubernetes' own default for `sessionAffinity: ClientIP`, in seconds.
+const AFFINITY: u32 = 10_800;
+
+/// The services of all Services.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Desired {
+    /// The text of each service, by `NAMESPACE/NAME/PROTOCOL/PORT` and, for IPv6, `/ipv6`.
+    pub(super) texts: BTreeMap<String, String>,
+    /// The Services that are not translated, and why.
+    pub(super) refused: BTreeMap<String, String>,
+}
+
+/// Where connections go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Servers {
+    Nodes,
+    Endpoints,
+}
+
+/// The annotations of a Service, checked.
+struct Options<'a> {
+    scheduler: Option<&'a str>,
+    forward: Option<&'a str>,
+    check: Option<&'a str>,
+    servers: Servers,
+}
+
+impl<'a> Options<'a> {
+    /// # Errors
+    /// An annotation is wrong.
+    fn of(service: &'a Service) -> Result<Self, String> {
+        let mut options = Self {
+            scheduler: None,
+            forward: None,
+            check: None,
+            servers: Servers::Nodes,
+        };
+        for (name, value) in &service.metadata.annotations {
+            let Some(key) = name.strip_prefix(PREFIX) else {
+                continue;
+            };
+            let value = value.as_str();
+            let one_of = |all: &[&str]| match all.contains(&value) {
+                true => Ok(Some(value)),
+                false => Err(format!(
+                    "annotation {name}: `{value}` is none of {}",
+                    all.join(", ")
+                )),
+            };
+            match key {
+                "scheduler" => {
+                    let mut names: Vec<&str> = BUILT_IN.iter().map(|one| one.name).collect();
+                    names.sort_unstable();
+                    options.scheduler = one_of(&names)?;
+                }
+                "forward" => options.forward = one_of(&["nat", "fullnat", "proxy"])?,
+                "check" => options.check = one_of(&["none", "tcp", "healthz"])?,
+                "servers" if one_of(&["nodes", "endpoints"])? == Some("endpoints") => {
+                    options.servers = Servers::Endpoints;
+                }
+                known if ANNOTATIONS.contains(&known) => {}
+                _ => {
+                    let all = ANNOTATIONS.map(|key| format!("{PREFIX}{key}")).join(", ");
+                    return Err(format!("annotation {name} is unknown; there are {all}"));
+                }
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// The services of all Services that have an address.
+///
+/// # Errors
+/// There are too many.
+pub(super) fn desired(
+    model: &Model,
+    assigned: &Assigned,
+    settings: &Settings,
+) -> Result<Desired, String> {
+    let mut desired = Desired::default();
+    let nodes = Nodes::of(model);
+    let mut servers = 0;
+    for (key, service) in &model.services {
+        let Some(addresses) = assigned
+            .given
+            .get(key)
+            .filter(|_| settings.is_ours(service))
+        else {
+            continue;
+        };
+        match texts(model, &nodes, key, service, addresses) {
+            Ok((texts, count)) => {
+                servers += count;
+                desired.texts.extend(texts);
+            }
+            Err(why) => drop(desired.refused.insert(key.clone(), why)),
+        }
+        if desired.texts.len() > TEXTS_MAX {
+            return Err(format!(
+                "has Services with more than {TEXTS_MAX} ports at all addresses"
+            ));
+        }
+        if servers > ALL_SERVERS_MAX {
+            return Err(format!(
+                "has Services with more than {ALL_SERVERS_MAX} servers in all"
+            ));
+        }
+    }
+    Ok(desired)
+}
+
+/// The texts of a Service, and how many servers they have.
+///
+/// # Errors
+/// Why there are none.
+fn texts(
+    model: &Model,
+    nodes: &Nodes<'_>,
+    key: &str,
+    service: &Service,
+    addresses: &[IpAddr],
+) -> Result<(Vec<(String, String)>, usize), String> {
+    let options = Options::of(service)?;
+    let mut all = Vec::new();
+    let mut count = 0;
+    for &ip in addresses {
+        for port in &service.spec.ports {
+            let protocol = port
+                .protocol
+                .as_deref()
+                .unwrap_or("TCP")
+                .to_ascii_lowercase();
+            if !matches!(protocol.as_str(), "tcp" | "udp" | "sctp") {
+                return Err(format!(
+                    "port {}: the protocol {protocol} is unknown",
+                    port.port
+                ));
+            }
+            let servers = match options.servers {
+                Servers::Nodes => nodes.servers(model, key, service, port, Family::of(&ip))?,
+                Servers::Endpoints => endpoints(model, key, port, Family::of(&ip)),
+            };
+            if servers.len() > SERVERS_MAX {
+                return Err(format!(
+                    "port {} has {} servers, and {SERVERS_MAX} at most are used",
+                    port.port,
+                    servers.len()
+                ));
+            }
+            count += servers.len();
+            let family = if ip.is_ipv6() { "/ipv6" } else { "" };
+            let name = format!("{key}/{protocol}/{}{family}", port.port);
+            let address = SocketAddr::new(ip, port.port);
+            let text = text(&name, service, &options, (&protocol, address), &servers)?;
+            all.push((name, text));
+        }
+    }
+    Ok((all, count))
+}
+
+/// The text of one service. All that stands in it has been read as a name, a number or an address.
+fn text(
+    name: &str,
+    service: &Service,
+    options: &Options<'_>,
+    (protocol, address): (&str, SocketAddr),
+    servers: &BTreeMap<SocketAddr, u16>,
+) -> Result<String, String> {
+    let mut text = format!(
+        "[[service]]\nname = \"{name}\"\naddress = \"{address}\"\nprotocol = \"{protocol}\"\n"
+    );
+    for (key, value) in [
+        ("scheduler", options.scheduler),
+        ("forward", options.forward),
+    ] {
+        if let Some(value) = value {
+            let _ = writeln!(text, "{key} = \"{value}\"");
+        }
+    }
+    if let Some(check) = check(service, options, protocol)? {
+        let _ = writeln!(text, "check = {check}");
+    }
+    let spec = &service.spec;
+    if spec.session_affinity.as_deref() == Some("ClientIP") {
+        let config = spec.session_affinity_config.as_ref();
+        let client = config.and_then(|config| config.client_ip.as_ref());
+        let seconds = client
+            .and_then(|client| client.timeout_seconds)
+            .unwrap_or(AFFINITY);
+        let _ = writeln!(text, "persistence = {{ timeout = \"{seconds}s\" }}");
+    }
+    if !spec.load_balancer_source_ranges.is_empty() {
+        let mut networks = Vec::new();
+        for range in &spec.load_balancer_source_ranges {
+            let network: Prefix = range.trim().parse().map_err(|_| {
+                format!("spec.loadBalancerSourceRanges: `{range}` is not a network")
+            })?;
+            networks.push(format!("\"{network}\""));
+        }
+        let _ = writeln!(text, "filter = {{ allow = [{}] }}", networks.join(", "));
+    }
+    text.push_str("servers = [\n");
+    for (server, weight) in servers {
+        let _ = writeln!(text, "  {{ address = \"{server}\", weight = {weight} }},");
+    }
+    text.push_str("]\n");
+    Ok(text)
+}
+
+/// The check of a service's servers, if it is not that of `[defaults]`.
+fn check(
+    service: &Service,
+    options: &Options<'_>,
+    protocol: &str,
+) -> Result<Option<String>, String> {
+    let healthz = || {
+        let port = service
+            .spec
+            .health_check_node_port
+            .filter(|port| *port != 0);
+        let port = port.filter(|_| options.servers == Servers::Nodes && is_local(service));
+        port.map(|port| format!("{{ type = \"http\", port = {port}, path = \"/healthz\" }}"))
+    };
+    match options.check {
+        Some("none") => Ok(Some("\"none\"".to_owned())),
+        Some("healthz") => healthz().map(Some).ok_or_else(|| {
+            format!(
+                "annotation {PREFIX}check: `healthz` needs nodes as servers, and externalTrafficPolicy: Local"
+            )
+        }),
+        Some("tcp") if protocol == "tcp" => Ok(Some("{ type = \"tcp\" }".to_owned())),
+        Some("tcp") => Err(format!(
+            "annotation {PREFIX}check: `tcp` checks ports of TCP, and this port is of {protocol}"
+        )),
+        _ if protocol == "tcp" => Ok(None),
+        // Nothing is known of how the server answers datagrams.
+        _ => Ok(Some(healthz().unwrap_or_else(|| "\"none\"".to_owned()))),
+    }
+}
+
+fn is_local(service: &Service) -> bool {
+    service.spec.external_traffic_policy.as_deref() == Some("Local")
+}
+
+/// Nodes that take connections.
+struct Nodes<'a> {
+    /// Each with its name, and whether it takes new connections.
+    all: Vec<(&'a str, &'a Node, bool)>,
+}
+
+impl<'a> Nodes<'a> {
+    fn of(model: &'a Model) -> Self {
+        let is_ready = |node: &Node| {
+            let mut conditions = node.status.conditions.iter();
+            conditions.any(|condition| condition.kind == "Ready" && condition.status == "True")
+        };
+        // If no node at all is ready, the API server rather than every node is at fault.
+        let believed = model.nodes.values().any(is_ready);
+        let all = model.nodes.iter();
+        let all = all.filter(|(_, node)| !node.metadata.labels.contains_key(EXCLUDED));
+        Self {
+            all: all
+                .map(|(name, node)| {
+                    let stays = !node.spec.unschedulable
+                        && node.metadata.deletion_timestamp.is_none()
+                        && (is_ready(node) || !believed);
+                    (name.as_str(), node, stays)
+                })
+                .collect(),
+        }
+    }
+
+    /// The node ports of a Service, with their weights.
+    ///
+    /// # Errors
+    /// It has no node port.
+    fn servers(
+        &self,
+        model: &Model,
+        key: &str,
+        service: &Service,
+        port: &ServicePort,
+        family: Family,
+    ) -> Result<BTreeMap<SocketAddr, u16>, String> {
+        let Some(node_port) = port.node_port.filter(|port| *port != 0) else {
+            return Err(format!(
+                "port {} has no nodePort: set allocateLoadBalancerNodePorts, or annotation {PREFIX}servers to `endpoints`",
+                port.port
+            ));
+        };
+        let local = is_local(service).then(|| by_node(model, key, family));
+        let mut servers = BTreeMap::new();
+        for (name, node, stays) in &self.all {
+            let mut addresses = node.status.addresses.iter();
+            let address = addresses.find_map(|one| {
+                let ip = one.address.parse::<IpAddr>().ok()?;
+                (one.kind == "InternalIP" && Family::of(&ip) == family).then_some(ip)
+            });
+            let weight = match &local {
+                None => Some(1),
+                Some(local) => local.get(name).copied(),
+            };
+            if let (Some(ip), Some(weight)) = (address, weight) {
+                let weight = if *stays { weight } else { 0 };
+                servers.insert(SocketAddr::new(ip, node_port), weight);
+            }
+        }
+        Ok(servers)
+    }
+}
+
+/// How many ready endpoints of a Service each node has; 0 if its endpoints only finish what they have.
+fn by_node<'a>(model: &'a Model, key: &str, family: Family) -> BTreeMap<&'a str, u16> {
+    let mut nodes: BTreeMap<&str, u16> = BTreeMap::new();
+    // An endpoint may be in two slices while it moves from one to the other.
+    let mut seen = BTreeSet::new();
+    let slices = model.slices.get(key).into_iter().flat_map(BTreeMap::values);
+    for slice in slices.filter(|slice| slice.ipv6 == (family == Family::V6)) {
+        for endpoint in &slice.endpoints {
+            let Some(node) = endpoint.node_name.as_deref() else {
+                continue;
+            };
+            let usage = endpoint.conditions.usage();
+            if usage == Use::Gone {
+                continue;
+            }
+            let ready = nodes.entry(node).or_default();
+            let address = endpoint.addresses.first();
+            if usage == Use::Ready && seen.insert(address) {
+                *ready = ready.saturating_add(1);
+            }
+        }
+    }
+    nodes
+}
+
+/// The endpoints of a port, with their weights.
+fn endpoints(
+    model: &Model,
+    key: &str,
+    port: &ServicePort,
+    family: Family,
+) -> BTreeMap<SocketAddr, u16> {
+    let mut servers: BTreeMap<SocketAddr, u16> = BTreeMap::new();
+    let slices = model.slices.get(key).into_iter().flat_map(BTreeMap::values);
+    for slice in slices.filter(|slice| slice.ipv6 == (family == Family::V6)) {
+        let same = |one: Option<&str>, other: Option<&str>, usual: &str| {
+            one.unwrap_or(usual) == other.unwrap_or(usual)
+        };
+        let mut ports = slice.ports.iter();
+        let target = ports.find(|one| {
+            same(one.name.as_deref(), port.name.as_deref(), "")
+                && same(one.protocol.as_deref(), port.protocol.as_deref(), "TCP")
+        });
+        let Some(target) = target.and_then(|one| one.port) else {
+            continue;
+        };
+        for endpoint in &slice.endpoints {
+            let weight = match endpoint.conditions.usage() {
+                Use::Gone => continue,
+                Use::Drain => 0,
+                Use::Ready => 1,
+            };
+            // All addresses of an endpoint are the same pod.
+            let Some(ip) = endpoint.addresses.first().and_then(|ip| ip.parse().ok()) else {
+                continue;
+            };
+            let known = servers.entry(SocketAddr::new(ip, target)).or_default();
+            *known = weight.max(*known);
+        }
+    }
+    servers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::addresses::assign;
+    use super::super::tests::{model, node, settings, slice};
+    use super::*;
+    use crate::config::Config;
+
+    const WEB: &str = r#"{"metadata":{"namespace":"shop","name":"web"},
+        "spec":{"type":"LoadBalancer","loadBalancerClass":"lvsd","ports":[{"name":"http","protocol":"TCP","port":80,"nodePort":30080}]},
+        "status":{"loadBalancer":{"ingress":[{"ip":"192.0.2.10"}]}}}"#;
+
+    fn annotated(name: &str, value: &str) -> String {
+        let with = format!(r#""name":"web","annotations":{{"lvsd/{name}":"{value}"}}"#);
+        WEB.replacen(r#""name":"web""#, &with, 1)
+    }
+
+    fn with_spec(more: &str) -> String {
+        WEB.replace(r#""type":"#, &format!("{more},\"type\":"))
+    }
+
+    fn of(service: &str, slices: &[String], nodes: &[String]) -> Desired {
+        let settings = settings("192.0.2.0/24");
+        let model = model(&[service.to_owned()], slices, nodes);
+        desired(&model, &assign(&model, &settings), &settings).unwrap()
+    }
+
+    fn text(service: &str) -> String {
+        let desired = of(service, &[], &[node("n1", "10.0.0.1", "")]);
+        let texts: Vec<String> = desired.texts.into_values().collect();
+        assert_eq!(texts.len(), 1, "{:?}", desired.refused);
+        let file = format!(
+            "[dataplane]\nlocal_addresses = \"10.0.0.200\"\n[defaults]\nforward = \"nat\"\n{}",
+            texts[0]
+        );
+        Config::from_toml("x", &file).unwrap_or_else(|report| panic!("{report}"));
+        texts.concat()
+    }
+
+    fn refusal(service: &str) -> String {
+        let mut desired = of(service, &[], &[]);
+        assert!(desired.texts.is_empty(), "{desired:?}");
+        desired.refused.remove("shop/web").expect("it is refused")
+    }
+
+    /// The servers of the only service.
+    fn servers(desired: &Desired) -> Vec<(String, u16)> {
+        let text = desired.texts.values().next().expect("a service");
+        let lines = text
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("{ address = \""));
+        lines
+            .map(|line| {
+                let (address, rest) = line.split_once("\", weight = ").unwrap();
+                let weight = rest.trim_end_matches(" },").parse().unwrap();
+                (address.to_owned(), weight)
+            })
+            .collect()
+    }
+
+    fn weights(desired: &Desired) -> Vec<(String, u16)> {
+        let all = servers(desired).into_iter();
+        all.map(|(address, weight)| (address.split(':').next().unwrap().to_owned(), weight))
+            .collect()
+    }
+
+    fn named<const N: usize>(all: [(&str, u16); N]) -> Vec<(String, u16)> {
+        all.map(|(name, weight)| (name.to_owned(), weight)).into()
+    }
+
+    #[test]
+    fn desired_plain_service_goes_to_all_nodes() {
+        let nodes = [node("n1", "10.0.0.1", ""), node("n2", "10.0.0.2", "")];
+        let desired = of(WEB, &[], &nodes);
+        assert_eq!(
+            desired.texts["shop/web/tcp/80"],
+            "[[service]]\nname = \"shop/web/tcp/80\"\naddress = \"192.0.2.10:80\"\nprotocol = \"tcp\"\nservers = [\n  \
+             { address = \"10.0.0.1:30080\", weight = 1 },\n  { address = \"10.0.0.2:30080\", weight = 1 },\n]\n"
+        );
+    }
+
+    #[test]
+    fn desired_other_class_is_left_alone() {
+        for (class, ours) in [(r#""other""#, false), ("null", false), (r#""lvsd""#, true)] {
+            let service = WEB.replace(r#""lvsd""#, class);
+            assert_eq!(!of(&service, &[], &[]).texts.is_empty(), ours, "{class}");
+        }
+        let mut settings = settings("192.0.2.0/24");
+        settings.default_class = true;
+        let model = model(&[WEB.replace(r#""lvsd""#, "null")], &[], &[]);
+        let desired = desired(&model, &assign(&model, &settings), &settings).unwrap();
+        assert_eq!(desired.texts.len(), 1);
+    }
+
+    #[test]
+    fn desired_service_that_is_deleted_is_no_service() {
+        let deleted = WEB.replacen(
+            r#""name":"web""#,
+            r#""name":"web","deletionTimestamp":"2026-01-01T00:00:00Z""#,
+            1,
+        );
+        assert!(of(&deleted, &[], &[]).texts.is_empty());
+    }
+
+    #[test]
+    fn desired_node_that_is_cordoned_not_ready_or_deleted_drains() {
+        let nodes = [
+            node("n1", "10.0.0.1", ""),
+            node("n2", "10.0.0.2", "cordoned"),
+            node("n3", "10.0.0.3", "not ready"),
+            node("n4", "10.0.0.4", "deleted"),
+            node("n5", "10.0.0.5", "excluded"),
+        ];
+        let wanted = [
+            ("10.0.0.1", 1),
+            ("10.0.0.2", 0),
+            ("10.0.0.3", 0),
+            ("10.0.0.4", 0),
+        ];
+        assert_eq!(weights(&of(WEB, &[], &nodes)), named(wanted));
+    }
+
+    #[test]
+    fn desired_no_ready_node_at_all_is_not_believed() {
+        let nodes = [
+            node("n1", "10.0.0.1", "not ready"),
+            node("n2", "10.0.0.2", "not ready"),
+        ];
+        let wanted = [("10.0.0.1", 1), ("10.0.0.2", 1)];
+        assert_eq!(weights(&of(WEB, &[], &nodes)), named(wanted));
+    }
+
+    #[test]
+    fn desired_local_policy_takes_nodes_by_their_endpoints() {
+        let local = with_spec(r#""externalTrafficPolicy":"Local","healthCheckNodePort":31000"#);
+        let nodes =
+            ["1", "2", "3", "4"].map(|n| node(&format!("n{n}"), &format!("10.0.0.{n}"), ""));
+        let slices = [slice(
+            "web-1",
+            &[
+                ("10.1.0.1", "n1", "ready"),
+                ("10.1.0.2", "n1", "ready"),
+                ("10.1.0.3", "n2", "draining"),
+                ("10.1.0.4", "n3", "gone"),
+            ],
+        )];
+        let desired = of(&local, &slices, &nodes);
+        assert_eq!(weights(&desired), named([("10.0.0.1", 2), ("10.0.0.2", 0)]));
+        assert!(!desired.texts["shop/web/tcp/80"].contains("check"));
+    }
+
+    #[test]
+    fn desired_endpoints_follow_their_conditions() {
+        let service = annotated("servers", "endpoints");
+        let slices = [
+            slice(
+                "web-1",
+                &[
+                    ("10.1.0.1", "n1", "ready"),
+                    ("10.1.0.2", "n1", "draining"),
+                    ("10.1.0.3", "n1", "not ready"),
+                    ("10.1.0.4", "n1", "gone"),
+                    ("10.1.0.5", "n1", "not ready"),
+                ],
+            ),
+            // It moves from one slice to the other.
+            slice(
+                "web-2",
+                &[("10.1.0.5", "n1", "ready"), ("10.1.0.6", "n1", "unknown")],
+            ),
+        ];
+        let wanted = [
+            ("10.1.0.1:8080", 1),
+            ("10.1.0.2:8080", 0),
+            ("10.1.0.3:8080", 0),
+            ("10.1.0.5:8080", 1),
+            ("10.1.0.6:8080", 1),
+        ];
+        assert_eq!(servers(&of(&service, &slices, &[])), named(wanted));
+        // A port of another name has none.
+        let other = service.replace(r#""name":"http""#, r#""name":"x""#);
+        assert_eq!(servers(&of(&other, &slices, &[])), []);
+    }
+
+    #[test]
+    fn desired_fields_and_annotations_become_keys() {
+        for (service, line) in [
+            (annotated("scheduler", "mh"), "scheduler = \"mh\""),
+            (annotated("forward", "fullnat"), "forward = \"fullnat\""),
+            (annotated("check", "none"), "check = \"none\""),
+            (annotated("check", "tcp"), "check = { type = \"tcp\" }"),
+            (
+                with_spec(r#""sessionAffinity":"ClientIP""#),
+                "persistence = { timeout = \"10800s\" }",
+            ),
+            (
+                with_spec(
+                    r#""sessionAffinity":"ClientIP","sessionAffinityConfig":{"clientIP":{"timeoutSeconds":60}}"#,
+                ),
+                "persistence = { timeout = \"60s\" }",
+            ),
+            (
+                with_spec(r#""loadBalancerSourceRanges":["198.51.100.0/24"," 2001:db8::/32"]"#),
+                "filter = { allow = [\"198.51.100.0/24\", \"2001:db8::/32\"] }",
+            ),
+            (WEB.replace("\"TCP\"", "\"UDP\""), "check = \"none\""),
+            (WEB.replace("\"TCP\"", "\"SCTP\""), "protocol = \"sctp\""),
+            (
+                with_spec(r#""externalTrafficPolicy":"Local","healthCheckNodePort":31000"#)
+                    .replace("\"TCP\"", "\"UDP\""),
+                "check = { type = \"http\", port = 31000, path = \"/healthz\" }",
+            ),
+        ] {
+            let text = text(&service);
+            assert!(text.lines().any(|one| one == line), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn desired_wrong_service_is_refused_with_a_reason() {
+        for (service, words) in [
+            (annotated("scheduler", "nonsense"), "`nonsense` is none of "),
+            (
+                annotated("forward", "dr"),
+                "`dr` is none of nat, fullnat, proxy",
+            ),
+            (
+                annotated("servers", "pods"),
+                "`pods` is none of nodes, endpoints",
+            ),
+            (
+                annotated("chek", "tcp"),
+                "lvsd/chek is unknown; there are lvsd/address, ",
+            ),
+            (annotated("check", "healthz"), "needs nodes as servers"),
+            (
+                annotated("check", "tcp").replace("\"TCP\"", "\"UDP\""),
+                "ports of TCP",
+            ),
+            (
+                with_spec(r#""loadBalancerSourceRanges":["x\n"]"#),
+                "is not a network",
+            ),
+            (
+                WEB.replace("\"TCP\"", "\"QUIC\""),
+                "protocol quic is unknown",
+            ),
+            (
+                WEB.replace(",\"nodePort\":30080", ""),
+                "port 80 has no nodePort",
+            ),
+        ] {
+            let why = refusal(&service);
+            assert!(why.contains(words), "{words}: {why}");
+        }
+    }
+
+    #[test]
+    fn desired_address_of_ipv6_takes_servers_of_ipv6() {
+        let service = with_spec(r#""ipFamilies":["IPv4","IPv6"]"#).replace(
+            r#"{"ip":"192.0.2.10"}"#,
+            r#"{"ip":"192.0.2.10"},{"ip":"2001:db8::10"}"#,
+        );
+        let mut settings = settings("192.0.2.0/24");
+        settings.pools[0]
+            .ranges
+            .push("2001:db8::/64".parse().unwrap());
+        let nodes = [node("n1", "10.0.0.1", ""), node("n2", "fd00::2", "")];
+        let model = model(&[service], &[], &nodes);
+        let desired = desired(&model, &assign(&model, &settings), &settings).unwrap();
+        let text = &desired.texts["shop/web/tcp/80/ipv6"];
+        assert!(text.contains("\"[2001:db8::10]:80\"") && text.contains("\"[fd00::2]:30080\""));
+        assert!(!text.contains("10.0.0.1"));
+    }
+
+    #[test]
+    fn desired_service_without_endpoints_is_a_service_without_servers() {
+        let desired = of(&annotated("servers", "endpoints"), &[], &[]);
+        let text = &desired.texts["shop/web/tcp/80"];
+        let file = format!("[defaults]\nforward = \"nat\"\n{text}");
+        Config::from_toml("x", &file).unwrap_or_else(|report| panic!("{report}"));
+    }
+
+    #[test]
+    fn desired_too_many_servers_are_refused() {
+        let count = SERVERS_MAX + 1;
+        let nodes: Vec<String> = (0..count)
+            .map(|n| {
+                node(
+                    &format!("n{n}"),
+                    &format!("10.0.{}.{}", n / 256, n % 256),
+                    "",
+                )
+            })
+            .collect();
+        let desired = of(WEB, &[], &nodes);
+        assert!(desired.refused["shop/web"].contains("1025 servers"));
+    }
+}

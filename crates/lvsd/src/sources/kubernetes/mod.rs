@@ -1,0 +1,665 @@
+//! Services of type `LoadBalancer` in Kubernetes: Services, EndpointSlices and Nodes are listed once
+//! and then watched. Where that fails in any way, they are listed anew; what was known holds until
+//! then.
+//!
+//! ```text
+//! list ──▶ Model ◀── watch
+//!            │
+//!            ├──▶ addresses (pure) ──▶ status of Services, by the director that holds the Lease
+//!            └──▶ desired (pure) ────▶ the text of a [[service]] for each port ──▶ Shared
+//! ```
+//!
+//! All directors read the addresses from the status of Services, so that all agree.
+
+mod addresses;
+mod client;
+mod desired;
+mod lease;
+mod model;
+mod objects;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use self::addresses::{Assigned, assign};
+pub use self::addresses::{Pool, Range};
+use self::client::{Client, Error, quoted};
+use self::desired::desired;
+use self::lease::{Claim, PERIOD, Step};
+pub(crate) use self::model::is_name;
+use self::model::{Kind, Model};
+use self::objects::{Lease, List, Service, Status, WatchEvent};
+use super::etcd::Text;
+use super::http::{Endpoint, Lines, plain};
+use super::{Shared, retry};
+use crate::health::probe::Tls;
+
+/// Objects that are asked for at once.
+const PAGE: usize = 500;
+/// Objects of a list.
+const LISTED_MAX: usize = 100_000;
+/// How long a watch lasts, in seconds. The API server ends it then, and it is started again.
+const WATCH: u64 = 300;
+/// Time after which a watch that the API server should have ended counts as dead.
+const WATCH_MAX: Duration = Duration::from_secs(WATCH + 30);
+/// Changes that arrive within this time go to the daemon together.
+const GATHER: Duration = Duration::from_millis(200);
+/// A session of this length counts as one that went well.
+const WELL: Duration = Duration::from_secs(10);
+/// Statuses and Events that are written before the watches are read again.
+const WRITES: usize = 32;
+/// Characters of the message of an Event; Kubernetes permits 1,024.
+const MESSAGE_MAX: usize = 900;
+
+/// `[kubernetes]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The API server.
+    pub server: Endpoint,
+    /// The certificates of both sides.
+    pub(crate) tls: Option<Tls>,
+    /// The file with the token of this client.
+    pub token_file: Option<PathBuf>,
+    /// The namespace of the Services; `None` for all.
+    pub namespace: Option<String>,
+    /// The class of the Services.
+    pub class: String,
+    /// Services without a class count, too.
+    pub default_class: bool,
+    /// Namespace and name of the Lease.
+    pub lease: (String, String),
+    /// The name of this director.
+    pub director: String,
+    /// How long a request may take.
+    pub timeout: Duration,
+    /// The addresses that Services get.
+    pub pools: Vec<Pool>,
+}
+
+impl Settings {
+    /// The class of Services, if the file does not say it.
+    pub const CLASS: &'static str = "lvsd";
+    /// The namespace and name of the Lease, if the file does not say them.
+    pub const LEASE: &'static str = "lvsd/lvsd";
+    /// How long a request may take, if the file does not say it.
+    pub const TIMEOUT: Duration = Duration::from_secs(5);
+
+    /// The cluster, in `lvsd status` and in the state directory.
+    pub fn name(&self) -> String {
+        match &self.namespace {
+            Some(namespace) => format!("{} {namespace}", self.server),
+            None => self.server.to_string(),
+        }
+    }
+
+    /// Whether a Service is of our class, and not being deleted.
+    fn is_ours(&self, service: &Service) -> bool {
+        let class = service.spec.load_balancer_class.as_deref();
+        let ours = class.map_or(self.default_class, |class| class == self.class);
+        ours && service.metadata.deletion_timestamp.is_none()
+    }
+}
+
+/// The services of Kubernetes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Kubernetes {
+    /// The cluster.
+    pub name: String,
+    /// The text of each service, by Service and port.
+    pub services: BTreeMap<String, Text>,
+}
+
+/// The state of Kubernetes besides the services.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct View {
+    /// Objects that are refused, in words.
+    pub(super) left_out: Vec<String>,
+    /// The objects that are refused.
+    pub(super) refused: usize,
+    /// The director that writes addresses.
+    pub(super) leader: Option<String>,
+}
+
+/// The Services that the keys in `refused` are of, each with the first reason.
+pub(super) fn by_service(refused: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let mut services = BTreeMap::new();
+    for (key, why) in refused {
+        let end = key
+            .match_indices('/')
+            .nth(1)
+            .map_or(key.len(), |(at, _)| at);
+        let service = services.entry(key[..end].to_owned());
+        service.or_insert_with(|| why.clone());
+    }
+    services
+}
+
+/// Follows an API server until it is aborted.
+pub(super) fn follow(settings: Settings, shared: Arc<Shared>) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        let settings = Arc::new(settings);
+        let name = settings.name();
+        let mut session = Session::new(Arc::clone(&settings), &shared);
+        let mut failures = 0_u32;
+        loop {
+            let began = Instant::now();
+            let Err(error) = session.run().await;
+            if began.elapsed() >= WELL {
+                failures = 0;
+            }
+            failures += 1;
+            shared.fail_kubernetes(&name, error.to_string());
+            sleep(retry(failures, Duration::from_secs(1))).await;
+        }
+    })
+}
+
+/// At that time, if there is one.
+async fn timer(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The time since 1970.
+fn unix() -> Duration {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or_default()
+}
+
+/// A watch of one kind.
+struct Watch {
+    kind: Kind,
+    lines: Lines,
+    /// The version up to which everything is known.
+    version: String,
+    /// When it counts as dead.
+    dead: Instant,
+}
+
+/// The meaning of a line of a watch.
+enum Brought {
+    /// An object is new, has changed or has gone.
+    Change,
+    /// Nothing but a version.
+    Bookmark,
+    /// Its end, which is no fault.
+    End,
+    /// Its history is gone: all objects have to be listed again.
+    Expired(String),
+}
+
+/// With one API server.
+struct Session<'a> {
+    settings: Arc<Settings>,
+    shared: &'a Shared,
+    client: Client,
+    model: Model,
+    claim: Claim,
+    /// The addresses of all Services.
+    assigned: Assigned,
+    /// Why Services are refused, by the texts that Events have told.
+    told: BTreeMap<String, String>,
+    /// Why this director cannot take the Lease.
+    no_lease: Option<String>,
+    /// Why this director cannot write something else.
+    unwritten: Option<String>,
+}
+
+impl<'a> Session<'a> {
+    fn new(settings: Arc<Settings>, shared: &'a Shared) -> Self {
+        Self {
+            client: Client::new(Arc::clone(&settings)),
+            settings,
+            shared,
+            model: Model::default(),
+            claim: Claim::default(),
+            assigned: Assigned::default(),
+            told: BTreeMap::new(),
+            no_lease: None,
+            unwritten: None,
+        }
+    }
+
+    /// Until something goes wrong.
+    async fn run(&mut self) -> Result<Infallible, Error> {
+        loop {
+            let mut watches = Vec::new();
+            for kind in Kind::ALL {
+                let version = self.list(kind).await?;
+                watches.push((kind, version));
+            }
+            self.hand_over()?;
+            let mut open = Vec::new();
+            for (kind, version) in watches {
+                open.push(self.watch(kind, version).await?);
+            }
+            if let Ok([services, slices, nodes]) = <[Watch; 3]>::try_from(open) {
+                self.follow(services, slices, nodes).await?;
+            }
+        }
+    }
+
+    /// Reads all objects of a kind, as they are at one moment, and returns the version of that moment.
+    async fn list(&mut self, kind: Kind) -> Result<String, Error> {
+        let path = kind.path(self.settings.namespace.as_deref());
+        let mut objects = Vec::new();
+        let mut limit = PAGE;
+        let mut more: Option<String> = None;
+        loop {
+            let after = more
+                .as_deref()
+                .map(|more| format!("&continue={}", quoted(more)));
+            let page = format!("{path}?limit={limit}{}", after.unwrap_or_default());
+            let page: List = match self.client.get(&page).await {
+                // Large objects are asked for in smaller numbers.
+                Err(Error::TooLong) if limit > 1 => {
+                    limit /= 2;
+                    continue;
+                }
+                other => other?,
+            };
+            if page.metadata.resource_version.is_empty() {
+                let why = "answers without a resourceVersion".to_owned();
+                return Err(Error::Failed(why));
+            }
+            objects.extend(page.items);
+            if objects.len() > LISTED_MAX {
+                let why = format!("has more than {LISTED_MAX} objects at {path}");
+                return Err(Error::Failed(why));
+            }
+            more = page.metadata.more.filter(|more| !more.is_empty());
+            if more.is_none() {
+                self.model.replace(kind, objects).map_err(Error::Failed)?;
+                return Ok(page.metadata.resource_version);
+            }
+        }
+    }
+
+    /// Watches a kind, from a version on.
+    async fn watch(&self, kind: Kind, version: String) -> Result<Watch, Error> {
+        let path = kind.path(self.settings.namespace.as_deref());
+        let path = format!(
+            "{path}?watch=1&allowWatchBookmarks=true&timeoutSeconds={WATCH}&resourceVersion={}",
+            quoted(&version)
+        );
+        Ok(Watch {
+            kind,
+            lines: self.client.watch(&path).await?,
+            version,
+            dead: Instant::now() + WATCH_MAX,
+        })
+    }
+
+    /// Follows what happens, until all has to be listed anew.
+    async fn follow(
+        &mut self,
+        mut services: Watch,
+        mut slices: Watch,
+        mut nodes: Watch,
+    ) -> Result<(), Error> {
+        let mut hand_over_at = None;
+        let mut keep_at = Instant::now();
+        let mut write_at = None;
+        loop {
+            let (watch, line) = tokio::select! {
+                line = services.next() => (&mut services, line?),
+                line = slices.next() => (&mut slices, line?),
+                line = nodes.next() => (&mut nodes, line?),
+                () = timer(hand_over_at) => {
+                    hand_over_at = None;
+                    self.hand_over()?;
+                    write_at = Some(Instant::now());
+                    continue;
+                }
+                () = timer(write_at) => {
+                    write_at = None;
+                    if self.write().await? {
+                        // More is to be written, or has just changed.
+                        write_at = Some(Instant::now());
+                        hand_over_at.get_or_insert(Instant::now() + GATHER);
+                    }
+                    continue;
+                }
+                () = sleep_until(keep_at) => {
+                    keep_at = Instant::now() + PERIOD;
+                    self.keep().await?;
+                    write_at = Some(Instant::now());
+                    continue;
+                }
+            };
+            match self.take(watch, line)? {
+                Brought::Change => {
+                    hand_over_at.get_or_insert(Instant::now() + GATHER);
+                }
+                Brought::Bookmark => {}
+                Brought::End => {
+                    let again = self.watch(watch.kind, watch.version.clone()).await;
+                    match again {
+                        Err(error) if error.is_expired() => {
+                            self.read_anew(&error.to_string());
+                            return Ok(());
+                        }
+                        again => *watch = again?,
+                    }
+                }
+                Brought::Expired(why) => {
+                    self.read_anew(&why);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Logs why everything is read again.
+    fn read_anew(&self, why: &str) {
+        tracing::warn!(
+            event = "read_anew",
+            "Kubernetes, {}: a watch cannot continue ({why}); all objects are read anew",
+            self.settings.name()
+        );
+    }
+
+    /// Takes a line of a watch; `None`: it has ended.
+    fn take(&mut self, watch: &mut Watch, line: Option<Vec<u8>>) -> Result<Brought, Error> {
+        let Some(line) = line else {
+            return Ok(Brought::End);
+        };
+        let event: WatchEvent = serde_json::from_slice(&line)
+            .map_err(|error| Error::Failed(format!("watches what is not understood: {error}")))?;
+        self.shared.hear_kubernetes();
+        if event.kind == "ERROR" {
+            let status: Status = serde_json::from_value(event.object).unwrap_or_default();
+            let why = plain(&status.message);
+            return match status.code {
+                410 => Ok(Brought::Expired(why)),
+                code => Err(Error::Refused(code, why)),
+            };
+        }
+        if let Some(version) = event.object["metadata"]["resourceVersion"].as_str() {
+            version.clone_into(&mut watch.version);
+        }
+        match event.kind.as_str() {
+            "BOOKMARK" => return Ok(Brought::Bookmark),
+            "DELETED" => self.model.delete(watch.kind, &event.object),
+            _ => self
+                .model
+                .put(watch.kind, event.object)
+                .map_err(Error::Failed)?,
+        }
+        Ok(Brought::Change)
+    }
+
+    /// Gives what is known to the daemon.
+    fn hand_over(&mut self) -> Result<(), Error> {
+        self.assigned = assign(&self.model, &self.settings);
+        let desired = desired(&self.model, &self.assigned, &self.settings);
+        let desired = desired.map_err(Error::Failed)?;
+        let refused = self.assigned.refused.iter().chain(&desired.refused);
+        // They quote what anybody may have written.
+        let refused = refused.map(|(key, why)| (key.clone(), plain(why)));
+        let refused = refused.collect();
+        let kubernetes = Kubernetes {
+            name: self.settings.name(),
+            services: desired
+                .texts
+                .into_iter()
+                .map(|(key, text)| (key, Text { text, good: None }))
+                .collect(),
+        };
+        let held = desired
+            .refused
+            .into_keys()
+            .chain(self.assigned.held.iter().cloned());
+        let held: Vec<String> = held.collect();
+        self.assigned.refused = refused;
+        self.shared.take_kubernetes(kubernetes, &held, self.view());
+        Ok(())
+    }
+
+    fn view(&self) -> View {
+        let services = self.assigned.refused.iter();
+        let services = services.map(|(key, why)| format!("Kubernetes Service {key}: {why}"));
+        let objects = self.model.refused.iter();
+        let objects = objects
+            .map(|(object, why)| format!("Kubernetes {object}: {why}; what it was before stays"));
+        let twin = self.claim.twin.then(|| {
+            format!(
+                "another director is called {}, too: both write addresses in Kubernetes; give each a name of its own (`director` in [kubernetes])",
+                self.settings.director
+            )
+        });
+        let lines = objects
+            .chain(services)
+            .chain(twin)
+            .chain(self.no_lease.clone())
+            .chain(self.unwritten.clone());
+        View {
+            left_out: crate::text::bounded(lines.collect()),
+            refused: self.assigned.refused.len() + self.model.refused.len(),
+            leader: self.claim.holder.clone(),
+        }
+    }
+
+    /// Looks at the Lease, and renews or takes it.
+    async fn keep(&mut self) -> Result<(), Error> {
+        let settings = Arc::clone(&self.settings);
+        let (namespace, name) = (&settings.lease.0, &settings.lease.1);
+        let all = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
+        let one = format!("{all}/{name}");
+        let lease: Option<Lease> = match self.client.get(&one).await {
+            Ok(lease) => Some(lease),
+            Err(error) if error.is_missing() => None,
+            Err(error) => return self.not_kept(error),
+        };
+        self.shared.hear_kubernetes();
+        let sent = Instant::now();
+        let place = (namespace.as_str(), name.as_str());
+        let step = self
+            .claim
+            .step(lease.as_ref(), place, &settings.director, (sent, unix()));
+        if let Step::Write(body) = step {
+            let written = match lease {
+                Some(_) => self.client.put(&one, &body).await,
+                None => self.client.post(&all, &body).await,
+            };
+            match written {
+                Ok(lease) => {
+                    let version = lease["metadata"]["resourceVersion"].as_str();
+                    let was = self.claim.may_write(sent);
+                    self.claim
+                        .won(version.unwrap_or_default(), &settings.director, sent);
+                    if !was {
+                        tracing::info!(
+                            event = "lease_held",
+                            "this director ({}) writes the addresses of Services in Kubernetes",
+                            settings.director
+                        );
+                    }
+                }
+                Err(error) if error.is_conflict() => self.claim.lost(),
+                Err(error) => {
+                    self.claim.lost();
+                    return self.not_kept(error);
+                }
+            }
+        }
+        self.no_lease = None;
+        self.shared.view_kubernetes(self.view());
+        Ok(())
+    }
+
+    /// The Lease cannot be read or written. That is a fault of the session unless it is refused: then
+    /// this director serves without writing.
+    fn not_kept(&mut self, error: Error) -> Result<(), Error> {
+        if !error.is_refused() {
+            return Err(error);
+        }
+        let (namespace, name) = &self.settings.lease;
+        let why = format!(
+            "this director writes no addresses of Services: the API server, asked for the Lease {namespace}/{name}, {error}"
+        );
+        log_new(self.no_lease.as_ref(), &why);
+        self.no_lease = Some(why);
+        self.shared.view_kubernetes(self.view());
+        Ok(())
+    }
+
+    /// Notes, and logs once, what this director cannot write.
+    fn cannot(&mut self, why: String) {
+        log_new(self.unwritten.as_ref(), &why);
+        self.unwritten = Some(why);
+    }
+
+    /// Writes statuses and Events that are due, if this director holds the Lease; true if more is due.
+    async fn write(&mut self) -> Result<bool, Error> {
+        let mut left = WRITES;
+        let wanted: Vec<_> = self.assigned.wanted.clone().into_iter().collect();
+        for (key, addresses) in wanted {
+            if left == 0 || !self.claim.may_write(Instant::now()) {
+                return Ok(left == 0);
+            }
+            left -= 1;
+            self.assigned.wanted.remove(&key);
+            let Some(service) = self.model.services.get(&key) else {
+                continue;
+            };
+            let ingress = addresses
+                .iter()
+                .map(|ip| json!({ "ip": ip, "ipMode": "VIP" }));
+            let ingress: Vec<Value> = ingress.collect();
+            let body = json!({
+                "metadata": { "resourceVersion": service.metadata.resource_version },
+                "status": { "loadBalancer": { "ingress": ingress } },
+            });
+            let path = path_of(&key, "services", "/status");
+            match self.client.patch(&path, &body).await {
+                Ok(service) => {
+                    self.unwritten = None;
+                    self.model
+                        .put(Kind::Service, service)
+                        .map_err(Error::Failed)?;
+                    let addresses: Vec<String> =
+                        addresses.iter().map(ToString::to_string).collect();
+                    let message = format!("assigned {}", addresses.join(", "));
+                    tracing::info!(
+                        event = "address_assigned",
+                        "Kubernetes Service {key}: {message}"
+                    );
+                    self.event(&key, "Normal", "AddressAssigned", &message)
+                        .await?;
+                }
+                // The watch tells what it is now.
+                Err(error) if error.is_conflict() || error.is_missing() => {}
+                Err(error) if error.is_refused() => {
+                    self.cannot(format!(
+                        "the status of Service {key} is not written: the API server {error}"
+                    ));
+                }
+                Err(error) => return Err(error),
+            }
+            if self.assigned.wanted.is_empty() {
+                return Ok(true);
+            }
+        }
+        self.complain(left).await
+    }
+
+    /// Writes an Event for each Service that is refused for another reason than before.
+    async fn complain(&mut self, mut left: usize) -> Result<bool, Error> {
+        let mut refused = self.shared.refused_by_daemon();
+        refused.retain(|key, _| self.model.services.contains_key(key));
+        refused.extend(self.assigned.refused.clone());
+        self.told.retain(|key, _| refused.contains_key(key));
+        for (key, why) in refused {
+            if self.told.get(&key) == Some(&why) {
+                continue;
+            }
+            if left == 0 || !self.claim.may_write(Instant::now()) {
+                return Ok(left == 0);
+            }
+            left -= 1;
+            self.event(&key, "Warning", "Refused", &why).await?;
+            self.told.insert(key, why);
+        }
+        Ok(false)
+    }
+
+    /// Writes an Event about a Service.
+    async fn event(
+        &mut self,
+        key: &str,
+        kind: &str,
+        reason: &str,
+        message: &str,
+    ) -> Result<(), Error> {
+        let Some(service) = self.model.services.get(key) else {
+            return Ok(());
+        };
+        let meta = &service.metadata;
+        let now = lease::time(unix());
+        let message: String = message.chars().take(MESSAGE_MAX).collect();
+        let body = json!({
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": { "generateName": "lvsd-", "namespace": meta.namespace },
+            "involvedObject": {
+                "apiVersion": "v1", "kind": "Service",
+                "namespace": meta.namespace, "name": meta.name, "uid": meta.uid,
+                "resourceVersion": meta.resource_version,
+            },
+            "type": kind, "reason": reason, "message": message,
+            "source": { "component": "lvsd", "host": self.settings.director },
+            "firstTimestamp": now, "lastTimestamp": now, "count": 1,
+        });
+        let path = format!("/api/v1/namespaces/{}/events", meta.namespace);
+        match self.client.post(&path, &body).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_refused() => {
+                self.cannot(format!(
+                    "no Event is written about Service {key}: the API server {error}"
+                ));
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Logs what cannot be written, unless that is known.
+fn log_new(known: Option<&String>, why: &str) {
+    if known.map(String::as_str) != Some(why) {
+        tracing::warn!(event = "unwritten", "{why}");
+    }
+}
+
+/// The path of an object with that key.
+fn path_of(key: &str, plural: &str, part: &str) -> String {
+    let (namespace, name) = key.split_once('/').unwrap_or_default();
+    format!("/api/v1/namespaces/{namespace}/{plural}/{name}{part}")
+}
+
+impl Watch {
+    /// The next line; `None` at its end. Nothing is lost if it is dropped before.
+    async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
+        let limit = self.dead.saturating_duration_since(Instant::now());
+        match timeout(limit, self.lines.next()).await {
+            Ok(line) => Ok(line?),
+            Err(_) => Err(Error::Failed(format!(
+                "has not ended a watch after {WATCH_MAX:?}"
+            ))),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The parts of Kubernetes' objects that are read. Everything else in them is skipped.
+//!
+//! An API server may leave out any field, and may write `null` for it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer};
+
+/// Reads a value, and takes `null` for the default of its type.
+fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+/// `metadata` of an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Meta {
+    pub(super) name: String,
+    pub(super) namespace: String,
+    pub(super) uid: String,
+    pub(super) resource_version: String,
+    pub(super) creation_timestamp: Option<String>,
+    pub(super) deletion_timestamp: Option<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) annotations: BTreeMap<String, String>,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) labels: BTreeMap<String, String>,
+}
+
+/// A Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct Service {
+    pub(super) metadata: Meta,
+    pub(super) spec: ServiceSpec,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) status: ServiceStatus,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct ServiceSpec {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    pub(super) load_balancer_class: Option<String>,
+    #[serde(rename = "loadBalancerIP")]
+    pub(super) load_balancer_ip: Option<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) load_balancer_source_ranges: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) ip_families: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) ports: Vec<ServicePort>,
+    pub(super) external_traffic_policy: Option<String>,
+    pub(super) health_check_node_port: Option<u16>,
+    pub(super) session_affinity: Option<String>,
+    pub(super) session_affinity_config: Option<AffinityConfig>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct ServicePort {
+    pub(super) name: Option<String>,
+    pub(super) protocol: Option<String>,
+    pub(super) port: u16,
+    pub(super) node_port: Option<u16>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct AffinityConfig {
+    #[serde(rename = "clientIP")]
+    pub(super) client_ip: Option<ClientIp>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct ClientIp {
+    pub(super) timeout_seconds: Option<u32>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct ServiceStatus {
+    #[serde(deserialize_with = "or_default")]
+    pub(super) load_balancer: LoadBalancer,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct LoadBalancer {
+    #[serde(deserialize_with = "or_default")]
+    pub(super) ingress: Vec<Ingress>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Ingress {
+    pub(super) ip: Option<String>,
+}
+
+/// An EndpointSlice.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct EndpointSlice {
+    pub(super) metadata: Meta,
+    pub(super) address_type: String,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) endpoints: Vec<Endpoint>,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) ports: Vec<EndpointPort>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Endpoint {
+    #[serde(deserialize_with = "or_default")]
+    pub(super) addresses: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) conditions: Conditions,
+    pub(super) node_name: Option<String>,
+}
+
+/// An unknown `ready` counts as true, an unknown `serving` as `ready`, as Kubernetes says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct Conditions {
+    pub(super) ready: Option<bool>,
+    pub(super) serving: Option<bool>,
+    pub(super) terminating: Option<bool>,
+}
+
+/// The share of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Use {
+    /// Nothing: it ends, and no longer answers.
+    Gone,
+    /// No new connections.
+    Drain,
+    /// New connections.
+    Ready,
+}
+
+impl Conditions {
+    pub(super) fn usage(self) -> Use {
+        let ready = self.ready.unwrap_or(true);
+        match (ready, self.terminating.unwrap_or(false)) {
+            (true, _) => Use::Ready,
+            (false, true) if !self.serving.unwrap_or(ready) => Use::Gone,
+            (false, _) => Use::Drain,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct EndpointPort {
+    pub(super) name: Option<String>,
+    pub(super) protocol: Option<String>,
+    pub(super) port: Option<u16>,
+}
+
+/// A Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct Node {
+    pub(super) metadata: Meta,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) spec: NodeSpec,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) status: NodeStatus,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct NodeSpec {
+    #[serde(deserialize_with = "or_default")]
+    pub(super) unschedulable: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct NodeStatus {
+    #[serde(deserialize_with = "or_default")]
+    pub(super) conditions: Vec<NodeCondition>,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) addresses: Vec<NodeAddress>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct NodeCondition {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    pub(super) status: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct NodeAddress {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    pub(super) address: String,
+}
+
+/// A Lease of `coordination.k8s.io`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct Lease {
+    pub(super) metadata: Meta,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) spec: LeaseSpec,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct LeaseSpec {
+    pub(super) holder_identity: Option<String>,
+    pub(super) lease_duration_seconds: Option<u32>,
+    pub(super) acquire_time: Option<String>,
+    pub(super) renew_time: Option<String>,
+    pub(super) lease_transitions: Option<u32>,
+}
+
+/// A page of a list. Its items are read one by one, so that one that cannot be read is left out alone.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct List {
+    pub(super) metadata: ListMeta,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) items: Vec<serde_json::Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct ListMeta {
+    pub(super) resource_version: String,
+    #[serde(rename = "continue")]
+    pub(super) more: Option<String>,
+}
+
+/// A line of a watch.
+#[derive(Debug, Deserialize)]
+pub(super) struct WatchEvent {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    pub(super) object: serde_json::Value,
+}
+
+/// The error of an API server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct Status {
+    pub(super) code: u16,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) message: String,
+}
