@@ -6,13 +6,12 @@
 use core::ops::{Add, Sub};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// TCP connections that clients opened to a server, and behind NAT its clients of UDP.
+/// TCP connections that clients opened to a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "api", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "api", serde(default))]
 pub struct Attempts {
-    /// Connections that began with a SYN. Of UDP: clients that have got an answer, or got none until they expired. A
-    /// client that sends more than three packets without an answer expects none, and is not counted.
+    /// Connections that began with a SYN.
     pub opened: u64,
     /// Connections without an answer. With NAT: the client has repeated its SYN twice, or the connection has expired,
     /// and the server has sent nothing. With direct routing and tunnels, where answers do not pass the director: the

@@ -47,8 +47,6 @@ pub struct Server {
     on_down: AtomicU8,
     /// Flags that its connections begin with.
     watches: AtomicU32,
-    /// It serves a service of UDP.
-    udp: AtomicBool,
     latency: Latency,
     /// Attempts to connect in a row without a good answer.
     unanswered: AtomicU32,
@@ -89,7 +87,6 @@ impl Server {
             held: AtomicI32::new(0),
             on_down: AtomicU8::new(0),
             watches: AtomicU32::new(0),
-            udp: AtomicBool::new(false),
             latency: Latency::default(),
             unanswered: AtomicU32::new(0),
             attempts: AttemptCounters::default(),
@@ -199,9 +196,8 @@ impl Server {
         self.last_weight.store(scaled, Relaxed);
     }
 
-    /// Applies the service's settings beyond the kernel's IPVS. `timed`: its answers are measured; `udp`: the service is
-    /// one of UDP.
-    pub(crate) fn follow_extras(&self, extras: &Extras, timed: bool, udp: bool) {
+    /// Applies the service's settings beyond the kernel's IPVS. `timed`: its answers are measured.
+    pub(crate) fn follow_extras(&self, extras: &Extras, timed: bool) {
         self.on_down.store(extras.on_server_down as u8, Relaxed);
         let mut watches = 0;
         if extras.on_server_down.resets() {
@@ -211,32 +207,18 @@ impl Server {
             watches |= flag::TIMED;
         }
         self.watches.store(watches, Relaxed);
-        self.udp.store(udp, Relaxed);
     }
 
     /// The flags of this crate's own that a connection to it begins with. Attempts to open a TCP connection are always
-    /// counted, and clients of UDP if their answers pass the director.
+    /// counted.
     #[inline]
     pub(crate) fn watches(&self, protocol: Protocol) -> u32 {
         let watches = self.watches.load(Relaxed);
-        match protocol {
-            Protocol::TCP => watches | flag::TIMED,
-            Protocol::UDP if self.counts_udp() && self.forwarding().translates() => {
-                watches & !flag::TRACKED | flag::TIMED
-            }
-            _ => watches & !flag::TRACKED,
+        if protocol == Protocol::TCP {
+            watches | flag::TIMED
+        } else {
+            watches & !flag::TRACKED
         }
-    }
-
-    /// Whether its clients of UDP are counted: a mark may select flows of any kind, which are not.
-    #[inline]
-    pub(crate) fn counts_udp(&self) -> bool {
-        self.udp.load(Relaxed)
-    }
-
-    /// Whether the service needs the time of each answer, besides the counts of all TCP connections.
-    pub(crate) fn times_answers(&self) -> bool {
-        self.watches.load(Relaxed) & flag::TIMED != 0
     }
 
     /// The kernel's flags that a connection to it begins with (`ip_vs_bind_dest`).

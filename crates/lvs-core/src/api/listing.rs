@@ -3,7 +3,7 @@
 use alloc::borrow::ToOwned;
 use alloc::vec::Vec;
 
-use super::types::{ConnInfo, ServerInfo, ServiceId, ServiceInfo};
+use super::types::{ConnInfo, ServerInfo, ServiceInfo};
 use crate::attempts::Attempts;
 use crate::{Connection, Control, Instant, Server, Service};
 
@@ -31,18 +31,7 @@ impl ServiceInfo {
         }
         let attempts = self.servers.iter().map(|one| one.attempts.last_minute);
         let all = attempts.fold(Attempts::default(), |all, one| all + one);
-        own.is_suspicious(all - own) && self.expects_answers()
-    }
-
-    /// Whether clients get answers at all: those of TCP do, and those of a service of UDP if a tenth of them have.
-    fn expects_answers(&self) -> bool {
-        if !matches!(self.service, ServiceId::Udp { .. }) {
-            return true;
-        }
-        let attempts = self.servers.iter().map(|one| one.attempts.total);
-        let all = attempts.fold(Attempts::default(), |all, one| all + one);
-        let answered = all.opened.saturating_sub(all.unanswered);
-        answered > 0 && answered >= all.opened / 10
+        own.is_suspicious(all - own)
     }
 }
 

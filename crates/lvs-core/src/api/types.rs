@@ -703,7 +703,7 @@ pub struct ServerInfo {
     /// measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<u32>,
-    /// TCP connections that clients opened to it, and behind NAT clients of UDP; absent if there were none.
+    /// TCP connections that clients opened to it; absent if there were none.
     #[serde(default, skip_serializing_if = "RecentAttempts::is_empty")]
     pub attempts: RecentAttempts,
     /// Its counters.

@@ -10,7 +10,7 @@ use super::check;
 use super::records::Trash;
 use crate::attempts::RecentAttempts;
 use crate::stats::Stats;
-use crate::{Error, Instant, Protocol, Server, ServerConfig, ServerId, ServiceKey};
+use crate::{Error, Instant, Server, ServerConfig, ServerId, ServiceKey};
 
 /// Time between two looks into the trash (`IP_VS_DEST_TRASH_PERIOD`).
 const TRASH_PERIOD: Duration = Duration::from_secs(60);
@@ -41,8 +41,7 @@ impl Control {
         server.configure(config);
         server.reset_last_weight();
         let service = self.services.get_mut(&number).ok_or(Error::NoService)?;
-        let udp = service.key.protocol() == Some(Protocol::UDP);
-        server.follow_extras(&service.config.extras, service.pool.needs_replies(), udp);
+        server.follow_extras(&service.config.extras, service.pool.needs_replies());
         service.pool.add(server);
         self.recount(number, addr, None, Some(config.forwarding));
         self.apply_slow_start(number, now);

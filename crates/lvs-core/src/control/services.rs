@@ -93,9 +93,8 @@ impl Control {
         let before = core::mem::replace(&mut service.config, config);
         service.owner = owner;
         let timed = service.pool.needs_replies();
-        let udp = key.protocol() == Some(Protocol::UDP);
         for server in service.pool.servers() {
-            server.follow_extras(&service.config.extras, timed, udp);
+            server.follow_extras(&service.config.extras, timed);
         }
         self.engines = self.engines - usize::from(before.engine.is_some()) + engine;
         self.apply_slow_start(number, self.clock.unwrap_or_default());

@@ -25,9 +25,6 @@ use core::time::Duration;
 /// Packets of a connection whose client has repeated its SYN once.
 const SYN_AND_REPEAT: u32 = 2;
 
-/// Packets of a client of UDP without an answer, more than which show that it expects none: it sends a log, or a stream.
-const QUESTIONS: u32 = 3;
-
 /// How long packets of connections that end silently are dropped at most.
 const SILENCE: u32 = 120;
 
@@ -373,17 +370,10 @@ impl Shard {
             slot.clear(flag::TIMED);
             let took = now.saturating_since(slot.last_restart());
             if let Some(link) = self.link(index) {
-                let server = &link.server;
-                let is_udp = slot.protocol() == Protocol::UDP;
-                if is_udp && server.counts_udp() {
-                    server.attempts().count_opened();
-                }
-                if !is_udp || server.times_answers() {
-                    server.latency().observe(took, now);
-                    let refused =
-                        matches!(meta.transport, Transport::Tcp(flags) if flags.has(TcpFlags::RST));
-                    server.note_answer(!refused);
-                }
+                link.server.latency().observe(took, now);
+                let refused =
+                    matches!(meta.transport, Transport::Tcp(flags) if flags.has(TcpFlags::RST));
+                link.server.note_answer(!refused);
             }
         }
         if self.table.get(index).has(flag::GONE) {
@@ -421,7 +411,7 @@ impl Shard {
                 SYN_AND_REPEAT if is_tcp => server.attempts().count_unanswered(),
                 _ => {}
             }
-        } else if is_tcp && before > 0 || before >= QUESTIONS && !server.times_answers() {
+        } else if is_tcp && before > 0 {
             slot.clear(flag::TIMED);
         }
     }
@@ -429,22 +419,15 @@ impl Shard {
     /// The timer of connection `index` has fired, and its server's first answer is still awaited.
     pub(crate) fn note_expired_attempt(&self, index: u32) {
         let slot = self.table.get(index);
-        let Some(link) = self.link(index) else { return };
-        let server = &link.server;
-        if slot.protocol() == Protocol::UDP {
-            let asked = (1..=QUESTIONS).contains(&slot.in_packets());
-            if asked && slot.method().translates() && server.counts_udp() {
-                server.attempts().count_opened();
-                server.attempts().count_unanswered();
-            }
-            return;
-        }
         // A second repetition was counted when it came. Without any, a client of direct routing or a tunnel may have
         // gone after the answer, or be a flood's invention.
         let repeated = slot.in_packets() == SYN_AND_REPEAT;
         let unanswered = repeated || slot.in_packets() == 1 && slot.method().translates();
-        if slot.state() == State::TCP_SYN_RECV && unanswered {
-            server.attempts().count_unanswered();
+        if slot.state() == State::TCP_SYN_RECV
+            && unanswered
+            && let Some(link) = self.link(index)
+        {
+            link.server.attempts().count_unanswered();
         }
     }
 }

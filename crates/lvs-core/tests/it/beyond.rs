@@ -856,39 +856,6 @@ fn attempt_is_answered_by_the_servers_reply_or_the_clients_next_packet() {
     }
 }
 
-/// Clients of UDP that each send so many packets; the server answers the first `answered` of them.
-fn udp_clients(method: Forwarding, packets: &[u32], answered: usize) -> Director {
-    let key = ServiceKey::udp(addr(VIP));
-    let mut director = director(key, service("rr", Extras::default()), method, 1);
-    for (n, &packets) in packets.iter().enumerate() {
-        let client = SocketAddr::from(([192, 0, 2, 1], 2000 + u16::try_from(n).unwrap()));
-        for _ in 0..packets {
-            let question = packet(client, addr(VIP), Transport::Udp(b""));
-            let _ = director.handle_packet(&question, Instant::from_secs(1));
-        }
-        if n < answered {
-            let answer = packet(server(1), client, Transport::Udp(b""));
-            let _ = director.handle_packet(&answer, Instant::from_secs(1));
-        }
-    }
-    director.advance(Instant::from_secs(2_000));
-    director
-}
-
-#[test]
-fn client_of_udp_behind_nat_without_reply_is_unanswered_once_it_expires() {
-    let nat = udp_clients(Forwarding::Nat, &[1, 1, 3, 3], 2);
-    assert_eq!(attempts(&nat), (4, 2));
-    let direct = udp_clients(Forwarding::Route, &[1, 1, 3, 3], 0);
-    assert_eq!(attempts(&direct), (0, 0), "answers do not pass");
-}
-
-#[test]
-fn client_of_udp_that_expects_no_reply_is_not_counted() {
-    let director = udp_clients(Forwarding::Nat, &[4, 100], 0);
-    assert_eq!(attempts(&director), (0, 0));
-}
-
 #[test]
 fn attempts_of_a_server_that_returns_are_not_recent() {
     let key = ServiceKey::tcp(addr(VIP));

@@ -448,7 +448,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn suspicious_servers_follow_those_that_are_down() {
+    fn suspicious_servers_follow_down_servers() {
         let mut snapshot = snapshot("web");
         let mut second = snapshot.status.services[0].clone();
         second.name = "mail".to_owned();

@@ -26,11 +26,11 @@ pub struct Check {
     pub rise: u32,
     /// Failed checks in a row that take it out.
     pub fall: u32,
-    /// What clients without an answer cause.
+    /// The effect of clients without an answer.
     pub passive: Option<Passive>,
 }
 
-/// What clients without an answer cause.
+/// The effect of clients without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Passive {
     /// After so many failed attempts to connect in a row, the server is asked at once.

@@ -156,7 +156,7 @@ struct Task {
     not_made: Option<NotMade>,
     /// The engine's counters when the server was last good, for each service.
     unanswered: HashMap<Key, u32>,
-    /// What clients without an answer cause.
+    /// The effect of clients without an answer.
     prompts: mpsc::Sender<Prompt>,
     abort: AbortHandle,
 }

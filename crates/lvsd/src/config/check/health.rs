@@ -180,17 +180,12 @@ impl Checker<'_> {
             ServiceId::Tcp { .. } | ServiceId::Fwmark { .. } => true,
             ServiceId::Udp { .. } | ServiceId::Sctp { .. } => false,
         };
-        let udp = matches!(service, ServiceId::Udp { .. });
         let nat = method.translates();
         let (title, help) = match passive {
-            Passive::TakesOut if tcp || udp && nat => return Some(()),
+            Passive::TakesOut if tcp => return Some(()),
             Passive::Asks(_) if tcp && nat => return Some(()),
-            Passive::TakesOut if udp => (
-                "`passive` of a UDP service needs servers that are reached by NAT",
-                "remove it, or set forward = \"nat\": the answers of others do not pass through the director",
-            ),
             Passive::TakesOut => (
-                "`passive` is for TCP and UDP services",
+                "`passive` is for TCP services",
                 "remove it: connections of other protocols are not counted",
             ),
             Passive::Asks(_) if !tcp => (

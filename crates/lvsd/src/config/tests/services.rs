@@ -339,7 +339,7 @@ fn inline_servers_are_the_same_as_tables() {
 }
 
 #[test]
-fn passive_true_fits_what_is_counted_and_a_number_needs_nat() {
+fn passive_true_needs_tcp_and_number_needs_nat() {
     let text = |protocol: &str, forward: &str, passive: &str| {
         format!(
             "[[service]]\naddress = \"192.0.2.1:80\"\nprotocol = \"{protocol}\"\nforward = \"{forward}\"\ncheck = {{ type = \"tcp\", passive = {passive} }}\nservers = [\"10.0.0.1\"]\n"
@@ -351,7 +351,6 @@ fn passive_true_fits_what_is_counted_and_a_number_needs_nat() {
         (tcp, "dr", "true"),
         (tcp, "tun", "true"),
         (tcp, "nat", "5"),
-        (udp, "nat", "true"),
         (sctp, "nat", "false"),
     ] {
         let file = text(protocol, forward, passive);
@@ -373,13 +372,8 @@ fn passive_true_fits_what_is_counted_and_a_number_needs_nat() {
             "5",
             "`passive` with a number is for TCP services",
         ),
-        (
-            udp,
-            "dr",
-            "true",
-            "`passive` of a UDP service needs servers that are reached by NAT",
-        ),
-        (sctp, "nat", "true", "`passive` is for TCP and UDP services"),
+        (udp, "nat", "true", "`passive` is for TCP services"),
+        (sctp, "nat", "true", "`passive` is for TCP services"),
         (tcp, "nat", "0", "`passive` 0 is out of range"),
         (tcp, "nat", "\"yes\"", "true, false, or a whole number"),
     ] {
