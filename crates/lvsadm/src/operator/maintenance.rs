@@ -127,7 +127,6 @@ pub(super) fn spec(target: Target, state: AdminState, words: &Words) -> Result<A
         who: who(),
         why,
         until,
-        force: words.has("--force"),
     })
 }
 

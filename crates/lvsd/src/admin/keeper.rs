@@ -208,7 +208,6 @@ mod tests {
             who: None,
             why: None,
             until: None,
-            force: false,
         };
         StoredOverride::new(spec, Now::at(1))
     }

@@ -113,7 +113,6 @@ proptest::proptest! {
                         who: None,
                         why: None,
                         until: None,
-                        force: true,
                     }))
                 };
                 match *turn {
